@@ -79,6 +79,7 @@ bench-scale: install ## several processes, journals and stores beside one proces
 
 bench-evaluate: install ## evaluate: a model trained for it, quantized in many ways; memory next to plain transformers
 	$(BIN)/python tests/bench/evaluate.py
+	$(BIN)/python tests/bench/rounding.py
 	$(BIN)/python tests/bench/evaluate_memory.py
 
 docs: install ## the site, in site/: guide, references, a gallery of real reports (a minute)

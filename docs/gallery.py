@@ -1,4 +1,4 @@
-"""The gallery: a real model quantized and judged by commands, and a page that shows them with what they wrote."""
+"""The gallery of the site: commands run on a real model, shown with their output."""
 
 import shlex
 import subprocess
@@ -14,13 +14,13 @@ import demo  # noqa: E402 - beside the scripts that it calls
 INTRODUCTION = """\
 # Gallery
 
-Pages that quanterr wrote, as it wrote them: each is one file, open it and try it. The model is
-all-MiniLM-L6-v2 (87 MiB), once in FP8 with one scale a tensor, once in INT8 with one scale a block of 128 × 128.
+Pages exactly as quanterr wrote them: each is one file, which you can open and try. The model is
+all-MiniLM-L6-v2 (87 MiB), once in FP8 with one scale per tensor, once in INT8 with one scale per block of 128 × 128.
 """
 
 
 class Exhibit(NamedTuple):
-    """A command, and what there is to see of it: a page that it writes, or else what it prints."""
+    """A command, with the page that it writes or else the text that it prints."""
 
     title: str
     text: str
@@ -31,13 +31,13 @@ class Exhibit(NamedTuple):
 EXHIBITS = (
     Exhibit(
         "Report",
-        "The verdict and its reasons, a map of blocks and modules, the distribution, what to keep, every tensor.",
+        "The verdict and its reasons, a map of blocks and modules, the distribution, layers to keep, every tensor.",
         "quanterr compare original int8.safetensors -o int8.html -o int8.json",
         "int8.html",
     ),
     Exhibit(
         "Difference",
-        "Two reports of one original: which layers got better, and which worse.",
+        "Two reports of the same original: which layers got better, and which got worse.",
         "quanterr diff fp8.json int8.json -o diff.html",
         "diff.html",
     ),
@@ -49,31 +49,31 @@ EXHIBITS = (
     ),
     Exhibit(
         "Sweep",
-        "Recipes that nothing was written of yet: the original is quantized on the fly.",
+        "Recipes before any file is written: the original is quantized on the fly.",
         "quanterr sweep original --to fp8_row,int8_row,int4_g32,nvfp4,nf4 -o sweep.html",
         "sweep.html",
     ),
     Exhibit(
         "Evaluation",
-        "The original's own model with the weights of each side, on a text: embeddings, hidden states, output errors.",
+        "The original's own model, run with the weights of each side: embeddings, hidden states, output errors.",
         "quanterr evaluate original fp8.safetensors int8.safetensors --text text.md --context 256 -o evaluation.html",
         "evaluation.html",
     ),
     Exhibit(
         "Plan",
-        "The recipe of each layer within a budget, and how far that is from the best.",
+        "The recipe of each layer within a budget, and how far the plan is from the optimum.",
         "quanterr plan original --bits 6 --to int4_g32,fp8_row,int8_row -o plan.json",
     ),
     Exhibit(
         "Inspection",
-        "What a checkpoint stores, from its headers alone.",
+        "The contents of a checkpoint, from its headers alone.",
         "quanterr inspect int8.safetensors",
     ),
 )
 
 
 def make(folder: Path) -> str:
-    """Run the commands in a folder, and make the page that shows them.
+    """Run the commands in a folder and return the page that shows them.
 
     Raises:
         SystemExit: the model cannot be installed, or a command fails.
@@ -90,18 +90,20 @@ def make(folder: Path) -> str:
         script = str(ROOT / "examples/quantize.py")
         command = [sys.executable, script, str(model), f"{name}.safetensors", "--to", recipe]
         subprocess.run(command, cwd=folder, check=True)
-    printed(folder, "quanterr compare original fp8.safetensors -q -o fp8.json")
-    return "\n\n".join([INTRODUCTION, *(shown(exhibit, printed(folder, exhibit.command)) for exhibit in EXHIBITS)])
+    run_command(folder, "quanterr compare original fp8.safetensors -q -o fp8.json")
+    return "\n\n".join(
+        [INTRODUCTION, *(format_exhibit(exhibit, run_command(folder, exhibit.command)) for exhibit in EXHIBITS)]
+    )
 
 
-def printed(folder: Path, command: str) -> str:
+def run_command(folder: Path, command: str) -> str:
     """Run a command in a folder and return its output."""
     words = [sys.executable, "-m", "quanterr", *shlex.split(command)[1:]]
     return subprocess.run(words, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def shown(exhibit: Exhibit, output: str) -> str:
-    """The section of an exhibit: its page at half its size, which opens with a click, or else its output."""
+def format_exhibit(exhibit: Exhibit, output: str) -> str:
+    """Return the section of an exhibit: its page at half size, which opens on a click, or else its output."""
     head = f"## {exhibit.title}\n\n{exhibit.text}"
     if not exhibit.page:
         return f"{head}\n\n```console\n$ {exhibit.command}\n{output.rstrip()}\n```"

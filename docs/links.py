@@ -1,4 +1,4 @@
-"""The links of a built site: what they name is there, file and anchor, and nothing is loaded from elsewhere."""
+"""Check of a built site: every link leads to an existing file and anchor, and nothing is loaded from elsewhere."""
 
 import sys
 from html.parser import HTMLParser
@@ -9,10 +9,10 @@ LOADED = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src")
 
 
 class Page(HTMLParser):
-    """The links, the loaded resources and the anchors of a page."""
+    """Links, loaded resources and anchors of a page."""
 
     def __init__(self, text: str) -> None:
-        """Read the page."""
+        """Parse the page."""
         super().__init__()
         self.links: list[str] = []
         self.loaded: list[str] = []
@@ -20,7 +20,10 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what an element names. A link to another form of the page, such as its canonical one, loads nothing."""
+        """Record what an element refers to.
+
+        A link to another form of the page, such as the canonical one, loads nothing.
+        """
         found = {name: value for name, value in attrs if value is not None}
         self.anchors |= {found[name] for name in ("id", "name") if name in found}
         if tag == "a" and "href" in found:
@@ -31,8 +34,8 @@ class Page(HTMLParser):
             self.loaded += [value for name, value in found.items() if (tag, name) in LOADED]
 
 
-def problems(site: Path) -> tuple[list[str], set[str]]:
-    """Check the links of a site: the broken ones, and the external addresses, which are not fetched."""
+def find_problems(site: Path) -> tuple[list[str], set[str]]:
+    """Return the broken links of a site, and the external addresses, which are not fetched."""
     pages = {path: Page(path.read_text("utf-8")) for path in site.rglob("*.html")}
     wrong, outside = [], set()
     for path, page in pages.items():
@@ -40,7 +43,7 @@ def problems(site: Path) -> tuple[list[str], set[str]]:
         for link in [*page.links, *page.loaded]:
             parts = urlsplit(link)
             if not parts.scheme and not parts.netloc:
-                wrong += [f"{where}: {missing} for {link}" for missing in missing_of(parts, path, pages)]
+                wrong += [f"{where}: {missing} for {link}" for missing in find_missing(parts, path, pages)]
             elif link in page.loaded and parts.scheme != "data":
                 wrong.append(f"{where}: loads {link}")
             elif parts.scheme in ("http", "https"):
@@ -48,8 +51,8 @@ def problems(site: Path) -> tuple[list[str], set[str]]:
     return wrong, outside
 
 
-def missing_of(link: SplitResult, path: Path, pages: dict[Path, Page]) -> list[str]:
-    """List what the site lacks of a link's target. A fragment such as ``#layer=…`` is a view of a report."""
+def find_missing(link: SplitResult, path: Path, pages: dict[Path, Page]) -> list[str]:
+    """Return what the target of a link lacks; a fragment such as ``#layer=…`` is a view of a report."""
     target = (path.parent / unquote(link.path)).resolve() if link.path else path
     if target.is_dir():
         target /= "index.html"
@@ -60,8 +63,8 @@ def missing_of(link: SplitResult, path: Path, pages: dict[Path, Page]) -> list[s
 
 
 def check(site: Path) -> None:
-    """Print the addresses outside the site; end with status 1 if a link of the site leads nowhere."""
-    wrong, outside = problems(site.resolve())
-    print(f"{len(outside)} addresses outside the site, not looked up:", *sorted(outside), sep="\n  ")
+    """Print the external addresses; exit with status 1 if a link within the site is broken."""
+    wrong, outside = find_problems(site.resolve())
+    print(f"{len(outside)} external addresses, not checked:", *sorted(outside), sep="\n  ")
     if wrong:
         sys.exit("\n".join(sorted(wrong)))

@@ -1,9 +1,9 @@
-"""Builds the site (`make docs`): collects its pages, renders them and checks the links.
+"""Build the site (`make docs`): collect its pages, render them and check the links.
 
     python docs/make_site.py
 
-The pages of the guide, README, CONTRIBUTING and CHANGELOG are the source: links between them are turned into links
-between pages. The references come from the program, the gallery from real runs.
+The sources are the guide, README, CONTRIBUTING and CHANGELOG; links between files become links between pages. The
+references come from the program, the gallery from real runs.
 """
 
 import html
@@ -26,7 +26,7 @@ PAGES = ROOT / "build" / "docs"
 RUNS = ROOT / "build" / "gallery"
 SITE = ROOT / "site"
 KINDS = ("report", "ranking", "evaluation", "plan")
-# Where the site has what the repository has at a path.
+# Path in the repository → path of the page on the site.
 PLACES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -46,21 +46,21 @@ TAG = re.compile(r"<[^>]+>")
 
 
 def main() -> None:
-    """Put the pages together, build the site, check it."""
+    """Collect the pages, build the site and check it."""
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.rmtree(SITE, ignore_errors=True)
     for source, place in PLACES.items():
         if source.endswith(".md"):
-            write(place, relinked((ROOT / source).read_text("utf-8"), source))
-    write("guide/index.md", guide_index())
-    write("ci.md", ci())
+            write(place, adapt_links((ROOT / source).read_text("utf-8"), source))
+    write("guide/index.md", make_guide_index())
+    write("ci.md", make_ci_page())
     write("licence.md", f"# Licence\n\n```\n{(ROOT / 'LICENSE').read_text('utf-8')}```\n")
     write("reference/library.md", (DOCS / "library.md").read_text("utf-8"))
-    write("reference/commands.md", commands())
+    write("reference/commands.md", make_commands_page())
     for kind in KINDS:
         schema = run("-m", "quanterr", "schema", kind)
         write(f"reference/{kind}.schema.json", schema)
-        write(f"reference/{kind}.md", schemas.page(kind, json.loads(schema)))
+        write(f"reference/{kind}.md", schemas.make_page(kind, json.loads(schema)))
     write("gallery/index.md", gallery.make(RUNS))
     for exhibit in gallery.EXHIBITS:
         if exhibit.page:
@@ -69,7 +69,7 @@ def main() -> None:
     shutil.copy(ROOT / "examples/report.png", PAGES / "examples")
     shutil.copy(DOCS / "site.css", PAGES)
     subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, check=True)
-    (SITE / "404.html").unlink()  # its links would hold only for a site at the root of its host
+    (SITE / "404.html").unlink()  # its links work only on a site at the root of its host
     links.check(SITE)
 
 
@@ -81,46 +81,48 @@ def write(place: str, text: str) -> None:
 
 
 def run(*words: str) -> str:
-    """What Python prints when it runs these words."""
+    """Run Python with these arguments and return its output."""
     return subprocess.run([sys.executable, *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def relinked(text: str, source: str) -> str:
-    """A page of the repository as one of the site: without markers of generated parts, its links between pages.
+def adapt_links(text: str, source: str) -> str:
+    """Return a page of the repository as a page of the site.
+
+    Markers of generated parts are removed, and links lead to pages of the site.
 
     Raises:
-        SystemExit: a link to what the site lacks.
+        SystemExit: the site has no page for a link.
     """
 
     def link(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
         if target not in PLACES:
-            raise SystemExit(f"{source}: the site has no page for {found[1]}; PLACES lists those that it has")
+            raise SystemExit(f"{source}: the site has no page for {found[1]}; PLACES lists its pages")
         return f"]({posixpath.relpath(PLACES[target], posixpath.dirname(PLACES[source]))}{found[2] or ''})"
 
     pieces = FENCED.split(guide.MARKER.sub("", text))
     return "".join(piece if piece.startswith("```") else LINK.sub(link, piece) for piece in pieces)
 
 
-def guide_index() -> str:
-    """The list of the pages, with the first sentence of each."""
+def make_guide_index() -> str:
+    """Return the list of pages with the first sentence of each."""
     lines = ["# Guide", "", "`quanterr guide` shows these pages in a terminal.", ""]
     for topic in guide.TOPICS:
-        title, _, first = guide.page(topic).splitlines()[:3]
+        title, _, first = guide.read_page(topic).splitlines()[:3]
         lines.append(f"- [{title.removeprefix('# ')}]({topic}.md): {first}")
     return "\n".join(lines)
 
 
-def ci() -> str:
-    """The files of examples/ci, each in full."""
-    text = "# Continuous integration\n\nFiles to copy. What they do is explained in [gates](guide/gates.md).\n"
+def make_ci_page() -> str:
+    """Return a page with the files of examples/ci, each in full."""
+    text = "# Continuous integration\n\nFiles to copy. [Gates](guide/gates.md) explains what they do.\n"
     for path in sorted((ROOT / "examples/ci").iterdir()):
         text += f"\n## {path.name}\n\n```{LANGUAGES[path.suffix]}\n{path.read_text('utf-8')}```\n"
     return text
 
 
-def commands() -> str:
-    """What `--help` says of each command, as typer writes it; but examples are code, and cut sentences left out."""
+def make_commands_page() -> str:
+    """Return the help of all commands as typer writes it, with examples as code and without truncated sentences."""
     text = run("-m", "typer", "quanterr.cli", "utils", "docs", "--name", "quanterr", "--title", "Commands")
     text = LISTED.sub("", text)
     return BOLD.sub(lambda found: f"```sh\n{html.unescape(TAG.sub('', found[0]))}```\n", text)

@@ -1,29 +1,31 @@
-"""A page of tables from a JSON Schema, as pydantic writes it."""
+"""A page of tables made from a JSON Schema, as pydantic writes it."""
 
 from typing import Any
 
 Schema = dict[str, Any]
 
 
-def page(kind: str, schema: Schema) -> str:
-    """A section for the document and for each definition in it, with a row per field."""
+def make_page(kind: str, schema: Schema) -> str:
+    """Return a page with a section for the document and for each definition, with a row per field."""
     head = (
         f"# The {kind} as JSON\n\n`quanterr schema {kind}` prints this as JSON Schema: [{kind}.schema.json]"
         f"({kind}.schema.json). An undefined number is `null`."
     )
-    sections = [section(name, part) for name, part in {schema["title"]: schema, **schema["$defs"]}.items()]
+    sections = [make_section(name, part) for name, part in {schema["title"]: schema, **schema["$defs"]}.items()]
     return "\n\n".join([head, *sections]) + "\n"
 
 
-def section(name: str, part: Schema) -> str:
-    """What a definition is, and its fields."""
+def make_section(name: str, part: Schema) -> str:
+    """Return the description of a definition and a table of its fields."""
     head = [f"## {name}", "", part.get("description", ""), "", "| field | type | meaning |", "|---|---|---|"]
-    rows = [f"| `{field}` | {type_of(value)} | {meaning(value)} |" for field, value in part["properties"].items()]
+    rows = [
+        f"| `{field}` | {type_of(value)} | {format_meaning(value)} |" for field, value in part["properties"].items()
+    ]
     return "\n".join([*head, *rows])
 
 
 def type_of(value: Schema) -> str:
-    """The type of a field, in words."""
+    """Return the type of a field, in words."""
     if "$ref" in value:
         name = value["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -39,6 +41,6 @@ def type_of(value: Schema) -> str:
     return str(value.get("type", "anything"))
 
 
-def meaning(value: Schema) -> str:
-    """What is said of a field, as a cell."""
+def format_meaning(value: Schema) -> str:
+    """Return the description of a field, as a table cell."""
     return " ".join(value.get("description", "").split()).replace("|", "\\|")

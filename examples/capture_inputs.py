@@ -6,7 +6,11 @@
                 pipe("a fox", generator=torch.Generator().manual_seed(seed))
     recorder.save("calls.safetensors")
 
-Each call takes some megabytes, and few runs need those of all steps: ``every=4`` keeps every fourth.
+With ``scheduler=pipe.scheduler`` a call has the sigma of its step, which ``quanterr evaluate --rollout`` needs; with
+``guidance_scale=4.0`` the two calls of a step are the branches of guidance, as the pipelines of Wan and Qwen-Image make
+them: the conditional one first.
+
+Each call takes several megabytes, and few evaluations need every step: ``every=4`` keeps every fourth.
 """
 
 import inspect
@@ -20,14 +24,20 @@ from safetensors.torch import save_file
 
 
 class Recorder:
-    """Keeps what the forward of a model is called with; groups are what is drawn at random: a prompt and a seed."""
+    """Recorder of the arguments of a model's forward calls.
 
-    def __init__(self, model: torch.nn.Module, every: int = 1) -> None:
-        """Nothing is kept yet."""
+    A group holds the calls of one random draw: one prompt and seed.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, every: int = 1, scheduler: Any = None, guidance_scale: float | None = None
+    ) -> None:
+        """Prepare to record every ``every``-th step of ``model``."""
         self._model, self._every, self._names = model, every, list(inspect.signature(model.forward).parameters)
+        self._scheduler, self._scale = scheduler, guidance_scale
         self._tensors: dict[str, torch.Tensor] = {}
         self._calls: dict[str, dict[str, Any]] = {}
-        self._group, self._step = "all", 0
+        self._group, self._n_calls = "all", 0
 
     def __enter__(self) -> Self:
         self._hook = self._model.register_forward_pre_hook(self._record, with_kwargs=True)
@@ -38,25 +48,39 @@ class Recorder:
 
     @contextmanager
     def group(self, name: str) -> Iterator[None]:
-        """Calls of one prompt and seed."""
-        self._group, self._step = name, 0
+        """Assign the calls in this context to the group ``name``."""
+        self._group, self._n_calls = name, 0
         yield
 
     def _record(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        step, self._step = self._step, self._step + 1
+        step, place = divmod(self._n_calls, 1 if self._scale is None else 2)
+        self._n_calls += 1
         if step % self._every:
             return
         given = dict(zip(self._names, args, strict=False)) | kwargs
         call = f"{len(self._calls):04}"
-        plain = {
-            key: value for key, value in given.items() if not isinstance(value, torch.Tensor) and value is not None
-        }
+        flat = {name: value for key, argument in given.items() for name, value in _items(key, argument)}
+        plain = {key: value for key, value in flat.items() if not isinstance(value, torch.Tensor) and value is not None}
         self._calls[call] = {"group": self._group, "step": step, "arguments": plain}
-        for key, value in given.items():
+        if self._scale is not None:
+            branch = "unconditional" if place else "conditional"
+            self._calls[call] |= {"branch": branch, "guidance_scale": self._scale}
+        if self._scheduler is not None:
+            self._calls[call]["sigma"] = float(self._scheduler.sigmas[step])
+        for key, value in flat.items():
             if isinstance(value, torch.Tensor):
                 self._tensors[f"{call}/{key}"] = value.detach().cpu().clone().contiguous()
 
     def save(self, path: str) -> None:
-        """Write them."""
-        said = {"version": 1, "class": type(self._model).__name__, "calls": self._calls}
-        save_file(self._tensors, path, {"quanterr.inputs": json.dumps(said)})
+        """Write the recorded calls to a safetensors file."""
+        description = {"version": 1, "class": type(self._model).__name__, "calls": self._calls}
+        save_file(self._tensors, path, {"quanterr.inputs": json.dumps(description)})
+
+
+def _items(name: str, argument: Any) -> list[tuple[str, Any]]:
+    """An argument by its name; items of dictionaries and lists that hold tensors as NAME.KEY and NAME.0."""
+    if isinstance(argument, dict):
+        return [(f"{name}.{key}", value) for key, value in argument.items()]
+    if isinstance(argument, list) and any(isinstance(value, torch.Tensor) for value in argument):
+        return [(f"{name}.{number}", value) for number, value in enumerate(argument)]
+    return [(name, argument)]

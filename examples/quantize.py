@@ -3,11 +3,12 @@
     python examples/quantize.py model.safetensors model-fp8.safetensors --to fp8_row
     python examples/quantize.py model.safetensors model-int4/model.safetensors --to int4_g128:asym -l attn,mlp
 
-`quanterr formats --recipes` lists the recipes; those of ggml need a GGUF file, which this does not write. These are the
-plainest of all ways to quantize, what a cleverer one has to beat. `quanterr sweep` measures them without a file.
+`quanterr formats --recipes` lists the recipes. Recipes of ggml need a GGUF file, which this script does not write.
+Rounding to nearest is the simplest way to quantize and the baseline for better ones. `quanterr sweep` measures the
+recipes without writing a file.
 
-The header of the output follows from that of the input, so it is written first, and then one piece of a tensor at a
-time: a model may be larger than the memory.
+The header of the output follows from the header of the input, so it is written first, and then one piece of a tensor at
+a time: a model may be larger than the memory.
 """
 
 import argparse
@@ -20,18 +21,20 @@ from pathlib import Path
 from quanterr.checkpoints import Entry, open_checkpoint
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.errors import QuanterrError, UsageError
-from quanterr.recipes import recipe_named
-from quanterr.recipes.candidate import choose, mixed
-from quanterr.selection import Selection
+from quanterr.recipes import parse_recipe
+from quanterr.recipes.quantized_file import choose_weights, mix_recipes
+from quanterr.selection import LayerSelection
 
-PIECE = 1 << 24  # bytes that are written at once
+PIECE = 1 << 24  # bytes written at once
 
 
-def layout(entries: Mapping[str, Entry]) -> tuple[bytes, list[Entry]]:
-    """The head of a safetensors file, and its tensors in their order: the widest elements first, so all are aligned.
+def make_layout(entries: Mapping[str, Entry]) -> tuple[bytes, list[Entry]]:
+    """Return the header of a safetensors file and its tensors in order.
+
+    The widest elements come first, so that all are aligned.
 
     Raises:
-        UsageError: a dtype that such a file cannot hold.
+        UsageError: a safetensors file cannot hold the dtype of a tensor.
     """
     foreign = next((entry for entry in entries.values() if entry.dtype not in DTYPE_BITS), None)
     if foreign is not None:
@@ -48,23 +51,23 @@ def layout(entries: Mapping[str, Entry]) -> tuple[bytes, list[Entry]]:
 
 
 def write_quantized(source: Path, target: Path, recipe: str, layers: Iterable[str] = ()) -> list[str]:
-    """Write the quantized version of a file, whole or not at all; returns which weights were quantized.
+    """Write the quantized version of a file, whole or not at all, and return the names of the quantized weights.
 
     Raises:
-        QuanterrError: an input that cannot be read or quantized, or that is the output; not a recipe.
-        OSError: a file that cannot be written.
+        QuanterrError: the input cannot be read or quantized, or is also the output; the recipe is unknown.
+        OSError: a file cannot be written.
     """
     if target.exists() and target.samefile(source):
         raise UsageError(f"{target}: is the input")
     temporary = target.with_name(f".{target.name}.tmp")
-    made_by = recipe_named(recipe)
+    made_by = parse_recipe(recipe)
     with open_checkpoint(source) as original:
-        chosen, _ = choose(original, Selection(layers))
-        made, left = mixed(original, dict.fromkeys(chosen, made_by), recipe)
+        chosen, _ = choose_weights(original, LayerSelection(layers))
+        made, left = mix_recipes(original, dict.fromkeys(chosen, made_by), recipe)
         done = [name for name in chosen if name not in {one.name for one in left}]
         if not done:
             raise UsageError(f"{source}: nothing to quantize (matrices of floats called *.weight)")
-        head, ordered = layout(made.entries)
+        head, ordered = make_layout(made.entries)
         try:
             with temporary.open("wb") as file:
                 file.write(head)
@@ -91,7 +94,7 @@ def main() -> None:
         sys.exit(f"quantize.py: {error}")
     before, after = (path.stat().st_size / 2**20 for path in (given.source, given.target))
     print(f"{given.target}: {given.to}, {len(done)} quantized, {before:.1f} MiB -> {after:.1f} MiB")
-    if config := recipe_named(given.to).scheme.config:
+    if config := parse_recipe(given.to).scheme.config:
         print(
             'note: put beside it a config.json with {"quantization_config": ' + json.dumps(dict(config)) + "}",
             file=sys.stderr,

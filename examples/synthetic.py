@@ -1,11 +1,11 @@
-"""Make a small model of which the error is known, compare it, and check every number.
+"""Make a small model with a known error, compare it, and check every number.
 
     python examples/synthetic.py [FOLDER]
 
-A BF16 model of five layers is quantized twice, to FP8 with one scale a tensor and to INT8 with one scale
-a block. The SNR of each layer that quanterr reports stands beside the one computed here, in float64 and
-from the stored codes and scales. The deeper the layer, the longer the tails of its weights: that costs
-INT8, whose steps are all equal, and not FP8. Exit status 1 if a number is off.
+A BF16 model of five layers is quantized twice, to FP8 with one scale per tensor and to INT8 with one scale per block.
+The SNR that quanterr reports for each layer is printed next to the SNR computed here, in float64 from the stored codes
+and scales. Deeper layers have weights with longer tails, which costs INT8 with its uniform steps, but not FP8. The exit
+status is 1 if a number is wrong.
 """
 
 import argparse
@@ -20,20 +20,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import quanterr
-from quanterr.report.as_table import show
 from quanterr.report.model import Report
-from quanterr.report.terminal import console
+from quanterr.report.terminal import console, show
 
 LAYERS = 5
 HIDDEN = 320  # not a multiple of the block: the last blocks are partial
 INNER = 864
 BLOCK = 128
-TOLERANCE = 1e-6  # relative, of the dB
+TOLERANCE = 1e-6  # relative difference of the dB values
 FORMATS = ("fp8_tensor", "int8_block")
 
 
 def make_model() -> dict[str, Tensor]:
-    """A model of five layers, always the same."""
+    """Return a model of five layers, always the same."""
     random = torch.Generator().manual_seed(0)
     model = {"model.embed_tokens.weight": _weight((1000, HIDDEN), 0, random)}
     for layer in range(LAYERS):
@@ -50,24 +49,27 @@ def make_model() -> dict[str, Tensor]:
 
 
 def _weight(shape: tuple[int, int], depth: int, random: torch.Generator) -> Tensor:
-    """Normal at depth 0, and with longer tails the deeper. In float64: processors disagree on exp() in float32."""
+    """Draw normal values, with longer tails at larger depths.
+
+    They are computed in float64, because processors disagree on exp() in float32.
+    """
     spread, drawn = (torch.randn(shape, generator=random, dtype=torch.float64) for _ in range(2))
     return 0.02 * torch.exp(0.25 * depth * spread) * drawn
 
 
-def known_snr_db(original: Path, quantized: Path) -> dict[str, float]:
-    """SNR of each quantized weight, from the definition."""
+def compute_snr_db(original: Path, quantized: Path) -> dict[str, float]:
+    """Compute the SNR of each quantized weight from the definition."""
     before, after = load_file(original), load_file(quantized)
     return {
-        name: _snr_db(x.double(), _dequantized(after[name], after[f"{name}_scale"]))
+        name: _snr_db(x.double(), _dequantize(after[name], after[f"{name}_scale"]))
         for name, x in before.items()
         if f"{name}_scale" in after
     }
 
 
-def _dequantized(codes: Tensor, scale: Tensor) -> Tensor:
+def _dequantize(codes: Tensor, scale: Tensor) -> Tensor:
     values = codes.to(torch.float64)
-    if scale.dim():  # a block: its scale for each of its rows and columns
+    if scale.dim():  # repeat the scale of each block over its rows and columns
         rows, cols = codes.shape
         scale = scale.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :cols]
     return values * scale.double()
@@ -78,21 +80,21 @@ def _snr_db(x: Tensor, y: Tensor) -> float:
 
 
 def check(report: Report, known: dict[str, float]) -> bool:
-    """Print the reported beside the known SNR; whether they are the same for every quantized weight."""
+    """Print the reported next to the known SNR; return True if they agree for every quantized weight."""
     reported = {layer.layer_name: layer.snr_db for layer in report.layers}
     good = report.verdict == "pass" and reported.keys() == known.keys()
     print(f"{'layer':40} {'reported dB':>14} {'known dB':>14}")
     for name, expected in known.items():
         found = reported.get(name)
         same = found is not None and abs(found - expected) <= TOLERANCE * abs(expected)
-        told = "missing" if found is None else f"{found:.9f}"
-        print(f"{name:40} {told:>14} {expected:14.9f}{'' if same else '  DIFFERS'}")
+        shown = "missing" if found is None else f"{found:.9f}"
+        print(f"{name:40} {shown:>14} {expected:14.9f}{'' if same else '  DIFFERS'}")
         good &= same
     return good
 
 
 def run(folder: Path) -> bool:
-    """Make the model and its versions in a folder, and check each; whether all are good."""
+    """Make the model and its versions in a folder, check each, and return True if all numbers are right."""
     original = folder / "original.safetensors"
     model = make_model()
     save_file(model, original, {"format": "pt"})
@@ -103,16 +105,16 @@ def run(folder: Path) -> bool:
         write_quantized(original, quantized, f"{to}{BLOCK}" if to.endswith("block") else to)
         report = quanterr.compare(original, quantized)
         print(f"\n{quantized}\n")
-        good &= check(report, known_snr_db(original, quantized))
+        good &= check(report, compute_snr_db(original, quantized))
         print()
-        show(report, console(sys.stdout), top=5, sort_by="snr")
+        show(report.view(5), console(sys.stdout))
     print(f"\n{'every number is as known' if good else 'NOT every number is as known'}")
     return good
 
 
 def main() -> int:
-    """Work in the folder given, or in a temporary one; the exit status."""
-    parser = argparse.ArgumentParser(description="Check quanterr on a model of which the error is known.")
+    """Work in the given folder, or in a temporary one, and return the exit status."""
+    parser = argparse.ArgumentParser(description="Check quanterr on a model with a known error.")
     parser.add_argument("folder", type=Path, nargs="?", help="where to keep the files (default: nowhere)")
     folder = parser.parse_args().folder
     if folder is None:

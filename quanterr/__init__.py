@@ -1,12 +1,12 @@
-"""How far is a quantized checkpoint from its original, layer by layer?
+"""Measure how far a quantized checkpoint is from its original, layer by layer.
 
 >>> import quanterr
 >>> report = quanterr.compare("orig.safetensors", "quant.safetensors")  # doctest: +SKIP
 >>> report.aggregate.overall_snr_db  # doctest: +SKIP
 31.48
 
-Importing this module loads nothing else: the public names are found when they are first asked for,
-so that ``quanterr --help`` does not wait for torch.
+Importing this module loads nothing else: public names are imported when first used, so that ``quanterr --help`` does
+not wait for torch.
 """
 
 from importlib import import_module
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from quanterr.comparison import compare
     from quanterr.comparison.measure import measure
     from quanterr.comparison.ranking import rank, sweep
-    from quanterr.errors import QuanterrError
+    from quanterr.errors import CheckpointError, QuanterrError, UsageError
     from quanterr.evaluation import evaluate
     from quanterr.formats import FORMATS
     from quanterr.gates import judge
     from quanterr.inspection import inspect
     from quanterr.metrics import METRICS, theoretical_sqnr
-    from quanterr.options import CompareOptions
+    from quanterr.options import CompareOptions, EvaluateOptions
     from quanterr.planning import plan
     from quanterr.recipes.tensors import (
         calibrate,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         theoretical_max_error,
     )
     from quanterr.report.diff.making import diff
+    from quanterr.report.documents import read_document
     from quanterr.report.model import Report
     from quanterr.report.reading import read_report
 
@@ -61,15 +62,22 @@ _HOMES = {
     "Report": "quanterr.report.model",
     "FORMATS": "quanterr.formats",
     "METRICS": "quanterr.metrics",
+    "CheckpointError": "quanterr.errors",
     "QuanterrError": "quanterr.errors",
+    "UsageError": "quanterr.errors",
+    "EvaluateOptions": "quanterr.options",
+    "read_document": "quanterr.report.documents",
 }
 
 __all__ = [
     "FORMATS",
     "METRICS",
+    "CheckpointError",
     "CompareOptions",
+    "EvaluateOptions",
     "QuanterrError",
     "Report",
+    "UsageError",
     "calibrate",
     "compare",
     "diff",
@@ -83,6 +91,7 @@ __all__ = [
     "plan",
     "quantize_tensor",
     "rank",
+    "read_document",
     "read_report",
     "sweep",
     "theoretical_max_error",
@@ -95,7 +104,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Find a public name where it lives, at its first use."""
+    """Import a public name from its module at first use."""
     if name not in _HOMES:
         raise AttributeError(f"module 'quanterr' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

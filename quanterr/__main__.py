@@ -1,4 +1,4 @@
-"""``python -m quanterr``."""
+"""Entry point of ``python -m quanterr``."""
 
 from quanterr.cli import main
 

@@ -1,20 +1,21 @@
-"""What can go wrong, and the exit status that says so.
+"""Exceptions and the exit status of each.
 
 QuanterrError
-├── UsageError          2   a wrong argument, or a pattern that matches nothing
+├── UsageError          2   an invalid argument, or a pattern that matches nothing
 ├── CheckpointError     3   an input cannot be read or is invalid
 ├── ReportError         3   a stored report cannot be read or is invalid
 ├── ResourceError       5   memory, device, disk, an output that cannot be written
-└── ElsewhereError          one of several ranks ends: rank 0 reports
+├── Interrupted       130   the run was stopped before it had a result
+└── ElsewhereError          a rank other than 0 ends: rank 0 reports the result or the error
 
-FormatMismatch                      not an error of the run: why one stored weight does not fit one format
+FormatMismatch              why a stored weight does not fit a format: not an error of the run
 """
 
 from enum import IntEnum
 
 
 class Status(IntEnum):
-    """Exit status of the command. When several hold, the unreliable result outranks the failed gate."""
+    """Exit status of a command. When several apply, INCONCLUSIVE outranks GATE_FAILED."""
 
     OK = 0
     GATE_FAILED = 1
@@ -43,31 +44,31 @@ MEANINGS = {
 
 
 class QuanterrError(Exception):
-    """Something the user can correct; the message names it and says how."""
+    """An error that the user can correct; the message says what is wrong and what to do."""
 
     status = Status.BUG
 
 
 class UsageError(QuanterrError):
-    """A wrong argument or configuration."""
+    """An invalid argument or configuration."""
 
     status = Status.USAGE
 
 
 class CheckpointError(QuanterrError):
-    """An input that cannot be read or is invalid."""
+    """A checkpoint, or another input, that is unreadable or invalid."""
 
     status = Status.UNREADABLE
 
 
 class ReportError(QuanterrError):
-    """A stored report that cannot be read or is invalid."""
+    """A stored report that is unreadable or invalid."""
 
     status = Status.UNREADABLE
 
 
 class ResourceError(QuanterrError):
-    """The machine does not give what is needed."""
+    """A lack of memory, disk, device or network, or an output that cannot be written."""
 
     status = Status.ENVIRONMENT
 
@@ -79,18 +80,18 @@ class Interrupted(QuanterrError):
 
 
 class ElsewhereError(QuanterrError):
-    """Why one of several ranks ends: rank 0 has the result, or reports what went wrong."""
+    """The end of a rank other than 0: rank 0 has the result, or reports the error."""
 
     def __init__(self, status: Status) -> None:
-        """With the status of the run."""
+        """Keep the exit status of the run."""
         super().__init__("rank 0 reports it")
         self.status = status
 
 
-# What is said where memory, or room for one more thread, is missing: by Python, the C library, C++, torch.
+# Parts of the messages by which Python, the C library, C++ and torch report a lack of memory or threads.
 NO_MEMORY = (
     "can't allocate memory",
-    "not enough memory",  # of Windows
+    "not enough memory",  # Windows
     "Cannot allocate memory",
     "can't start new thread",
     "bad_alloc",
@@ -98,9 +99,9 @@ NO_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the host has no memory left, by whatever kind of exception that was raised."""
+    """Return whether an exception of any kind means that the host is out of memory."""
     return isinstance(error, MemoryError) or any(description in str(error) for description in NO_MEMORY)
 
 
 class FormatMismatch(Exception):
-    """Why a stored weight does not fit a format; becomes the reason in the report."""
+    """The reason why a stored weight does not fit a format, as the report shows it."""

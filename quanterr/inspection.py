@@ -1,4 +1,4 @@
-"""What one checkpoint stores: formats, sizes, bits per weight, problems. Reads headers and labels only."""
+"""Inspection of one checkpoint: formats, sizes, bits per weight, problems. Reads headers and labels only."""
 
 import os
 from collections import Counter
@@ -7,54 +7,65 @@ from math import prod
 
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.errors import FormatMismatch
-from quanterr.findings import finding
-from quanterr.findings.files import of_config, of_notes, of_unread
+from quanterr.findings import make_finding
+from quanterr.findings.activations import report_uncalibrated
+from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
-from quanterr.pairing.inputs import declared_cache, inputs_of
-from quanterr.pairing.side import Side
+from quanterr.pairing.inputs import Inputs, find_declared_cache, find_uncalibrated_attention, inputs_of
+from quanterr.pairing.side import CheckpointSide
 from quanterr.report.base import Finding, Tool
 from quanterr.report.hardware import bandwidth_of
-from quanterr.report.inspection import DecodeBound, Inspection, StoredWeight, Tally
+from quanterr.report.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.report.model import StoredFile
 from quanterr.roles import block_of, role_of
-from quanterr.util.text import count, display, listed, unicode
+from quanterr.tensors.clock import Clock
+from quanterr.util.text import count, display, escape_surrogates, listed
 from quanterr.version import __version__
 
-UNKNOWN = "unknown"  # a scheme of inputs that is none of recipes/inputs.py
-UNREAD = "unread"  # what no format claims
+UNKNOWN = "unknown"  # an activation scheme that recipes/inputs.py does not emulate
+UNREAD = "unread"  # weights that no format recognizes
 PLAIN = ("dense", "verbatim")
-USED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")  # of config.json
+USED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")  # keys in config.json
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def inspect(
-    checkpoint: str | os.PathLike[str] | Checkpoint, lenient: bool = False, hardware: str | None = None
+    checkpoint: str | os.PathLike[str] | Checkpoint,
+    lenient: bool = False,
+    hardware: str | None = None,
+    command: Iterable[str] = (),
 ) -> Inspection:
-    """What a checkpoint stores: a file, a folder, an index, a cached ``org/name``, or an open checkpoint.
+    """Inspect a checkpoint: a file, a folder, an index, a cached ``org/name``, or an open checkpoint.
 
-    ``lenient`` is that of :func:`quanterr.open_checkpoint`. ``hardware``: a machine such as ``"H100"``, or GB/s, whose
-    memory bandwidth bounds the tokens a second of a model like this.
+    ``lenient`` is passed to :func:`quanterr.open_checkpoint`. ``hardware``, a machine such as ``"H100"`` or a bandwidth
+    in GB/s, adds an upper bound on tokens per second, as far as memory bandwidth limits it. ``command`` is the command
+    line, which ``run`` records.
 
     Raises:
-        CheckpointError: it is missing or damaged, or so is a label in it.
-        UsageError: unknown hardware.
+        CheckpointError: the checkpoint is missing or damaged, or a label in it is damaged.
+        UsageError: the hardware is unknown.
     """
     machine = None if hardware is None else bandwidth_of(hardware)
     if isinstance(checkpoint, Checkpoint):
-        return _inspected(checkpoint, machine)
+        return _inspect(checkpoint, machine, command)
     with open_checkpoint(checkpoint, lenient) as opened:
-        return _inspected(opened, machine)
+        return _inspect(opened, machine, command)
 
 
-def _inspected(checkpoint: Checkpoint, machine: tuple[str, float] | None) -> Inspection:
-    side = Side("checkpoint", checkpoint)
+def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command: Iterable[str]) -> Inspection:
+    clock = Clock()
+    side = CheckpointSide("checkpoint", checkpoint)
     side.attach_siblings()
     weights, warnings = [], []
+    absent: dict[str, str] = {}
     for name in side.codes:
-        weight, reason = _recognized(side, name)
+        weight, reason = _recognize(side, name)
         if weight is None and is_auxiliary(name):
             continue
-        weights.append(_stored(side, name, weight, reason))
+        inputs = inputs_of(weight, side.labels, checkpoint.entries) if weight else None
+        if inputs is not None and inputs.absent:
+            absent[name] = inputs.absent
+        weights.append(_make_row(side, name, weight, reason, inputs))
         warnings += [(name, warning) for warning in (weight.warnings if weight else ())]
     formats: dict[str, list[StoredWeight]] = {}
     groups: dict[str, dict[str, list[StoredWeight]]] = {}
@@ -63,9 +74,9 @@ def _inspected(checkpoint: Checkpoint, machine: tuple[str, float] | None) -> Ins
         groups.setdefault(stored.role, {}).setdefault(stored.format or UNREAD, []).append(stored)
     return Inspection.model_construct(
         tool=Tool(name="quanterr", version=__version__),
-        path=unicode(checkpoint.path),
+        path=escape_surrogates(checkpoint.path),
         kind=checkpoint.kind,
-        files=[StoredFile(name=unicode(file.path.name), bytes=file.size) for file in checkpoint.files],
+        files=[StoredFile(name=escape_surrogates(file.path.name), bytes=file.size) for file in checkpoint.files],
         tensors=len(checkpoint.entries),
         bytes=checkpoint.nbytes,
         architecture=_architecture(checkpoint),
@@ -74,15 +85,22 @@ def _inspected(checkpoint: Checkpoint, machine: tuple[str, float] | None) -> Ins
         formats=_tallies(formats),
         groups={role: _tallies(groups[role]) for role in sorted(groups)},
         activations=dict(Counter(weight.activations for weight in weights if weight.activations)),
-        kv="fp8" if declared_cache(side.labels.config, checkpoint.entries)[0] else None,
-        decode=None if machine is None else _decode(*machine, weights, checkpoint),
-        findings=[*_of_layers(weights, warnings), *_on_the_whole(side, weights)],
+        kv="fp8" if find_declared_cache(side.labels.config, checkpoint.entries)[0] else None,
+        decode=None if machine is None else _bound_decoding(*machine, weights, checkpoint),
+        findings=[
+            *_find_in_layers(weights, warnings),
+            *_find_in_checkpoint(side, weights),
+            *report_uncalibrated(absent, find_uncalibrated_attention(side.labels.config, checkpoint.entries)),
+        ],
         weights=weights,
+        run=clock.describe_run(command, "cpu", 1, 0),
     )
 
 
-def _decode(hardware: str, bandwidth: float, weights: list[StoredWeight], checkpoint: Checkpoint) -> DecodeBound:
-    """What the bandwidth allows: without embeddings, but for one that is the head as well."""
+def _bound_decoding(
+    hardware: str, bandwidth: float, weights: list[StoredWeight], checkpoint: Checkpoint
+) -> DecodeBound:
+    """Return the bound that bandwidth sets on decoding; embeddings are not read, except one that is also the head."""
     has_head = any(weight.role == "head" for weight in weights)
     experts = sum(weight.bytes for weight in weights if _is_expert(weight.name))
     share, why = _active_experts(checkpoint) if experts else (1.0, None)
@@ -96,22 +114,22 @@ def _decode(hardware: str, bandwidth: float, weights: list[StoredWeight], checkp
 
 
 def _is_expert(name: str) -> bool:
-    """Whether a weight is one of those that a router chooses; shared ones always run."""
+    """Return whether a weight belongs to a routed expert; shared experts always run."""
     return role_of(name) == "experts" and "shared" not in name and "shexp" not in name
 
 
 def _active_experts(checkpoint: Checkpoint) -> tuple[float, str]:
-    """Which share of the experts a token takes."""
+    """Return the share of the experts that one token uses, and the explanation for the report."""
     config = checkpoint.config.get("config.json")
     fields = config.get("text_config", config) if isinstance(config, dict) else {}
     used = next((fields[key] for key in USED if isinstance(fields.get(key), int)), None)
     total = next((fields[key] for key in EXPERTS if isinstance(fields.get(key), int)), None)
     if checkpoint.gguf:
         prefix = checkpoint.gguf.architecture
-        used, total = (checkpoint.gguf.whole(f"{prefix}.{key}") for key in ("expert_used_count", "expert_count"))
+        used, total = (checkpoint.gguf.get_int(f"{prefix}.{key}") for key in ("expert_used_count", "expert_count"))
     if not used or not total:
-        return 1.0, "nothing says how many experts a token takes: all count"
-    return min(used / total, 1.0), f"{used} of {total} experts a token"
+        return 1.0, "the number of experts per token is not declared: all are counted"
+    return min(used / total, 1.0), f"{used} of {total} experts per token"
 
 
 def _architecture(checkpoint: Checkpoint) -> str | None:
@@ -122,19 +140,20 @@ def _architecture(checkpoint: Checkpoint) -> str | None:
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 
-def _recognized(side: Side, name: str) -> tuple[Weight | None, str | None]:
+def _recognize(side: CheckpointSide, name: str) -> tuple[Weight | None, str | None]:
     try:
-        weight = side.recognized(name)
+        weight = side.recognize(name)
     except FormatMismatch as mismatch:
         return None, str(mismatch)
     return weight, None
 
 
-def _stored(side: Side, name: str, weight: Weight | None, reason: str | None) -> StoredWeight:
+def _make_row(
+    side: CheckpointSide, name: str, weight: Weight | None, reason: str | None, inputs: Inputs | None
+) -> StoredWeight:
     codes = side.codes[name]
     entries = [codes, *side.siblings.get(name, ())]
     shape = weight.shape if weight else codes.shape
-    inputs = inputs_of(weight, side.labels, side.checkpoint.entries) if weight else None
     n, n_bytes = prod(shape), sum(entry.nbytes for entry in entries)
     return StoredWeight(
         name=name,
@@ -166,35 +185,35 @@ def _tally(weights: Iterable[StoredWeight]) -> Tally:
 
 
 def _tallies(groups: dict[str, list[StoredWeight]]) -> dict[str, Tally]:
-    """The largest first."""
+    """Return the tally of each group, the most bytes first."""
     tallies = {name: _tally(weights) for name, weights in groups.items()}
     return dict(sorted(tallies.items(), key=lambda item: -item[1].bytes))
 
 
-def _of_layers(weights: list[StoredWeight], warnings: list[tuple[str, str]]) -> Iterator[Finding]:
+def _find_in_layers(weights: list[StoredWeight], warnings: list[tuple[str, str]]) -> Iterator[Finding]:
     for weight in weights:
         if weight.reason:
             message = f"{weight.display_name}: not read: {weight.reason}"
-            yield finding("not_read", "error", weight.name, message)
+            yield make_finding("not_read", "error", weight.name, message)
     for name, warning in warnings:
-        yield finding("ambiguous_layout", "warning", name, f"{display(name)}: {warning}")
+        yield make_finding("ambiguous_layout", "warning", name, f"{display(name)}: {warning}")
 
 
-def _on_the_whole(side: Side, weights: list[StoredWeight]) -> Iterator[Finding]:
+def _find_in_checkpoint(side: CheckpointSide, weights: list[StoredWeight]) -> Iterator[Finding]:
     labels = side.labels
     if labels.orphans:
         message = f"the header labels layers that are not stored: {listed(list(labels.orphans))}"
-        yield finding("label_without_layer", "warning", None, message)
+        yield make_finding("label_without_layer", "warning", None, message)
     casts = [weight.name for weight in weights if weight.format == "fp8_cast"]
     if casts:
         message = f"FP8 without a scale, read as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
-        yield finding("fp8_without_scale", "info", None, message)
+        yield make_finding("fp8_without_scale", "info", None, message)
     if labels.method and all(weight.format in PLAIN for weight in weights):
         message = f"config.json declares quant_method {display(labels.method)}, but no weight is stored quantized"
-        yield finding("config_without_codes", "warning", None, message)
+        yield make_finding("config_without_codes", "warning", None, message)
     bare = [w.name for w in weights if w.format == "verbatim" and w.dtype in CODE_DTYPES]
     if bare:
-        yield finding("codes_without_scale", "warning", None, f"codes without a scale: {listed(bare)}")
-    yield from of_config(labels.config, (weight.code_bits for weight in weights))
-    yield from of_notes(side.checkpoint)
-    yield from of_unread(side.checkpoint)
+        yield make_finding("codes_without_scale", "warning", None, f"codes without a scale: {listed(bare)}")
+    yield from check_declared_bits(labels.config, (weight.code_bits for weight in weights))
+    yield from report_notes(side.checkpoint)
+    yield from report_unread(side.checkpoint)

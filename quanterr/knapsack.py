@@ -1,13 +1,13 @@
-"""A multiple-choice knapsack: one choice in each group, the least cost within a budget of bytes.
+"""The multiple-choice knapsack: one item from each group, at the least total cost within a budget of bytes.
 
-    1  the lower convex hull of each group's choices; all steps on all hulls by their gain per byte
-    2  steps are taken while they fit: without the last, broken step this is optimal for the bytes that it uses. Where
-       that step would be taken in part, is the bound that no solution can beat (the linear relaxation)
-    3  with the price of a byte there, a choice has a reduced cost: what it costs beyond the best of its group. Choices
-       that cost more than lies between bound and solution are in no better solution; combinations of all others are
-       searched, the cheapest first, where one that is worse in bytes and cost is dropped
+    1  Find the lower convex hull of each group's items, and sort the steps on all hulls by their gain per byte.
+    2  Take steps while they fit. The result is optimal for the bytes that it uses. Taking the first step that does not
+       fit (the broken step) in part gives the linear relaxation: a bound that no solution can beat.
+    3  The broken step sets a price per byte, and so a reduced cost of each item: its cost beyond the best item of its
+       group at that price. An item whose reduced cost exceeds the gap between bound and solution is in no better
+       solution. Search the combinations of the others, and drop those that are worse in both bytes and cost.
 
-So small instances are solved exactly, large ones within the bound that is returned.
+Small instances are solved exactly, large ones to within the returned bound.
 
 Reference: Kellerer, Pferschy, Pisinger: Knapsack Problems (2004), chapter 11.
 """
@@ -17,19 +17,19 @@ from itertools import pairwise
 from math import fsum
 from typing import NamedTuple
 
-STATES = 2_000  # partial solutions that are kept
-WORK = 500_000  # partial solutions that are made in all
+STATES = 2_000  # partial solutions kept at a time
+WORK = 500_000  # partial solutions examined in total
 
 
-class Choice(NamedTuple):
-    """What a group may be."""
+class KnapsackItem(NamedTuple):
+    """One item of a group: its size in bytes and its cost."""
 
     nbytes: float
     cost: float
 
 
 class Solution(NamedTuple):
-    """A choice for each group, by its place."""
+    """One item for each group: ``picks`` are indices into the groups."""
 
     picks: list[int]
     nbytes: float
@@ -37,66 +37,68 @@ class Solution(NamedTuple):
     bound: float  # no solution costs less
 
 
-class _Step(NamedTuple):
-    """From one choice on a hull to the next."""
+class _HullStep(NamedTuple):
+    """A step from one item on a group's hull to the next, which is larger and costs less."""
 
-    price: float  # bytes for each unit of cost that goes away
+    price: float  # bytes per unit of cost saved
     group: int
     to: int
     nbytes: float
 
 
-def solve(groups: Sequence[Sequence[Choice]], budget: float) -> Solution | None:
-    """The least cost within ``budget``; None where even the smallest choices exceed it."""
-    hulls = [_hull(choices) for choices in groups]
+def solve(groups: Sequence[Sequence[KnapsackItem]], budget: float) -> Solution | None:
+    """Return the cheapest selection found within ``budget`` bytes; None if even the smallest items do not fit."""
+    hulls = [_find_hull(choices) for choices in groups]
     picks = [hull[0] for hull in hulls]
     room = budget - fsum(groups[n][pick].nbytes for n, pick in enumerate(picks))
     if room < 0:
         return None
-    broken = _take(groups, picks, sorted(_steps(groups, hulls)), room)
-    cost, used = _sums(groups, picks)
+    broken = _take(groups, picks, sorted(_list_steps(groups, hulls)), room)
+    cost, used = _sum_up(groups, picks)
     if broken is None:
         return Solution(picks, used, cost, cost)
-    price = 1 / broken.price if broken.price else 0.0  # cost of a byte
+    price = 1 / broken.price if broken.price else 0.0  # cost per byte
     reduced = [[cost + price * nbytes for nbytes, cost in choices] for choices in groups]
-    bound = fsum(map(min, reduced)) - price * budget  # bytes beyond the budget bought, those left sold, at this price
+    bound = fsum(map(min, reduced)) - price * budget  # extra bytes are bought and unused bytes sold at this price
     _fill(groups, picks, budget - used)
     best, is_all = _search(groups, reduced, picks, price, bound, budget)
-    cost, used = _sums(groups, best)
+    cost, used = _sum_up(groups, best)
     return Solution(best, used, cost, cost if is_all else min(bound, cost))
 
 
-def _hull(choices: Sequence[Choice]) -> list[int]:
-    """Places of the choices on the lower convex hull, the smallest first."""
+def _find_hull(choices: Sequence[KnapsackItem]) -> list[int]:
+    """Return the indices of the items on the lower convex hull, the smallest item first."""
     found: list[int] = []
     for place in sorted(range(len(choices)), key=choices.__getitem__):
         own = choices[place]
         if found and own.cost >= choices[found[-1]].cost:
             continue
-        while len(found) > 1 and _above(choices[found[-2]], choices[found[-1]], own):
+        while len(found) > 1 and _is_above(choices[found[-2]], choices[found[-1]], own):
             found.pop()
         found.append(place)
     return found
 
 
-def _above(first: Choice, middle: Choice, last: Choice) -> bool:
-    """Whether the middle one is not below the line from the first to the last."""
+def _is_above(first: KnapsackItem, middle: KnapsackItem, last: KnapsackItem) -> bool:
+    """Return whether the middle item is on or above the line from the first to the last."""
     rise = (first.cost - middle.cost) * (last.nbytes - first.nbytes)
     return rise <= (first.cost - last.cost) * (middle.nbytes - first.nbytes)
 
 
-def _steps(groups: Sequence[Sequence[Choice]], hulls: Sequence[Sequence[int]]) -> list[_Step]:
+def _list_steps(groups: Sequence[Sequence[KnapsackItem]], hulls: Sequence[Sequence[int]]) -> list[_HullStep]:
     found = []
     for group, hull in enumerate(hulls):
         choices = groups[group]
         for place, to in pairwise(hull):
             nbytes = choices[to].nbytes - choices[place].nbytes
-            found.append(_Step(nbytes / (choices[place].cost - choices[to].cost), group, to, nbytes))
+            found.append(_HullStep(nbytes / (choices[place].cost - choices[to].cost), group, to, nbytes))
     return found
 
 
-def _take(groups: Sequence[Sequence[Choice]], picks: list[int], steps: Sequence[_Step], room: float) -> _Step | None:
-    """Take steps while they fit; the first that does not."""
+def _take(
+    groups: Sequence[Sequence[KnapsackItem]], picks: list[int], steps: Sequence[_HullStep], room: float
+) -> _HullStep | None:
+    """Take steps in order while they fit, updating ``picks``; return the first that does not fit, if any."""
     for step in steps:
         if step.nbytes > room:
             return step
@@ -105,13 +107,13 @@ def _take(groups: Sequence[Sequence[Choice]], picks: list[int], steps: Sequence[
     return None
 
 
-def _sums(groups: Sequence[Sequence[Choice]], picks: Sequence[int]) -> tuple[float, float]:
+def _sum_up(groups: Sequence[Sequence[KnapsackItem]], picks: Sequence[int]) -> tuple[float, float]:
     chosen = [groups[n][pick] for n, pick in enumerate(picks)]
     return fsum(choice.cost for choice in chosen), fsum(choice.nbytes for choice in chosen)
 
 
-def _fill(groups: Sequence[Sequence[Choice]], picks: list[int], room: float) -> None:
-    """Use the room that is left: in each group, the largest gain first, the best choice that fits."""
+def _fill(groups: Sequence[Sequence[KnapsackItem]], picks: list[int], room: float) -> None:
+    """Use the remaining bytes: upgrade groups to the cheapest item that fits, the largest gain first."""
     gains = []
     for group, choices in enumerate(groups):
         own, most = choices[picks[group]], choices[picks[group]].nbytes + room
@@ -125,24 +127,24 @@ def _fill(groups: Sequence[Sequence[Choice]], picks: list[int], room: float) -> 
 
 
 class _State(NamedTuple):
-    """Choices that differ from those of least reduced cost, as a list from the last to the first."""
+    """A partial solution: its differences from the items of least reduced cost, as a linked list, the last first."""
 
     nbytes: float
     reduced: float
-    changes: "tuple[int, int, object] | None"  # group, place, those before
+    changes: "tuple[int, int, object] | None"  # group, index of the item, earlier changes
 
 
 def _search(
-    groups: Sequence[Sequence[Choice]],
+    groups: Sequence[Sequence[KnapsackItem]],
     reduced: Sequence[Sequence[float]],
     picks: list[int],
     price: float,
     bound: float,
     budget: float,
 ) -> tuple[list[int], bool]:
-    """The best combination of choices of little reduced cost, or ``picks``; and whether there can be no better one."""
+    """Return the best combination of items of small reduced cost, else ``picks``; and whether it is proven optimal."""
     least = [costs.index(min(costs)) for costs in reduced]
-    cost, _ = _sums(groups, picks)
+    cost, _ = _sum_up(groups, picks)
     gap = cost - bound
     others: list[tuple[float, int, list[tuple[int, float, float]]]] = []
     for group, costs in enumerate(reduced):
@@ -155,7 +157,7 @@ def _search(
         ]
         if near:
             others.append((min(change[2] for change in near), group, near))
-    _, used = _sums(groups, least)
+    _, used = _sum_up(groups, least)
     states, work, is_all = [_State(0.0, 0.0, None)], 0, True
     for _, group, near in sorted(others, key=lambda item: item[:2]):
         work += len(states) * (len(near) + 1)
@@ -168,7 +170,7 @@ def _search(
             for place, nbytes, reduced in near
             if state.reduced + reduced < gap
         ]
-        states = _undominated([*states, *made], price)
+        states = _drop_dominated([*states, *made], price)
         if len(states) > STATES:
             states, is_all = sorted(states, key=lambda state: state.reduced)[:STATES], False
     room = budget - used
@@ -181,11 +183,11 @@ def _search(
     while changes is not None:
         found[changes[0]] = changes[1]
         changes = changes[2]  # type: ignore[assignment] # a tuple like this, or None
-    return found if _sums(groups, found) < (cost, 0.0) else picks, is_all
+    return found if _sum_up(groups, found) < (cost, 0.0) else picks, is_all
 
 
-def _undominated(states: list[_State], price: float) -> list[_State]:
-    """Those that no other beats in bytes and cost."""
+def _drop_dominated(states: list[_State], price: float) -> list[_State]:
+    """Return the states that no other state beats in both bytes and cost."""
     found: list[_State] = []
     least = float("inf")
     for state in sorted(states, key=lambda one: (one.nbytes, one.reduced - price * one.nbytes)):
@@ -196,15 +198,15 @@ def _undominated(states: list[_State], price: float) -> list[_State]:
     return found
 
 
-def path(groups: Sequence[Sequence[Choice]]) -> list[Choice]:
-    """Bytes and cost from the smallest choices on, step by step: each has the least cost for its bytes."""
-    hulls = [_hull(choices) for choices in groups]
+def trace_path(groups: Sequence[Sequence[KnapsackItem]]) -> list[KnapsackItem]:
+    """Return total bytes and cost after each hull step, from the smallest items on: the least cost for these bytes."""
+    hulls = [_find_hull(choices) for choices in groups]
     picks = [hull[0] for hull in hulls]
-    cost, nbytes = _sums(groups, picks)
-    found = [Choice(nbytes, cost)]
-    for step in sorted(_steps(groups, hulls)):
+    cost, nbytes = _sum_up(groups, picks)
+    found = [KnapsackItem(nbytes, cost)]
+    for step in sorted(_list_steps(groups, hulls)):
         cost -= groups[step.group][picks[step.group]].cost - groups[step.group][step.to].cost
         nbytes += step.nbytes
         picks[step.group] = step.to
-        found.append(Choice(nbytes, max(cost, 0.0)))
+        found.append(KnapsackItem(nbytes, max(cost, 0.0)))
     return found

@@ -1,3 +1,3 @@
-"""``quanterr.lm_eval.StreamedModel``: see evaluation/harness.py."""
+"""Public import path of ``StreamedModel``, the model class for lm-evaluation-harness."""
 
 from quanterr.evaluation.harness import StreamedModel as StreamedModel

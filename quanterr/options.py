@@ -1,7 +1,7 @@
-"""What each command can be asked: declared once, for the command line, the library and settings files.
+"""Options of each command, declared once for the command line, the library and settings files.
 
-A field with an :class:`Option` is an option of the command line as well; ``cli/options.py`` makes it one. The keywords
-that the library takes are the same, as ``TypedDict`` at the end: for checkers and editors.
+``cli/options.py`` makes a command line option of each field with an :class:`Option`. The ``TypedDict`` classes at the
+end declare the same fields as keywords of the library, for type checkers and editors.
 """
 
 import os
@@ -17,64 +17,64 @@ SameIn = Literal["fused", "block", "role"]
 
 INPUTS, SELECTION, METRICS, RECIPES = "Inputs", "Selection", "Metrics", "Recipes"
 GATES, TEXT, GOAL, OUTPUT, PERFORMANCE = "Gates", "Text", "Goal (one of them)", "Output", "Performance"
-RUNTIME = "What runs"
-# Options that several commands have in these words.
-READ_TEXT = "A text, UTF-8, read through the original's tokenizer.json."
-CONTEXT, CHUNKS = "Tokens of a chunk; predictions of its second half are scored.", "Number of chunks at most."
-PANELS = (INPUTS, TEXT, RUNTIME, RECIPES, GOAL, SELECTION, METRICS, GATES, OUTPUT, PERFORMANCE)  # as help shows them
+RUNTIME = "Runtime"
+# Help texts that several commands share.
+READ_TEXT = "A UTF-8 text file, tokenized with the original's tokenizer.json."
+CONTEXT, CHUNKS = "Tokens per chunk; the predictions of its second half are scored.", "Maximum number of chunks."
+PANELS = (INPUTS, TEXT, RUNTIME, RECIPES, GOAL, SELECTION, METRICS, GATES, OUTPUT, PERFORMANCE)  # in display order
 
 
 class Option(NamedTuple):
-    """How a field is an option of the command line."""
+    """The command line option of a field."""
 
     help: str
     panel: str
-    metavar: str | None = None  # FILE and FOLDER: a settings file says it as seen from its own folder
-    flags: str = ""  # "--json"; empty: the name of the field
-    least: float | None = None  # allowed
-    words: str | None = None  # the function of cli/completion.py that completes it
+    metavar: str | None = None  # FILE and FOLDER: paths in a settings file are relative to its folder
+    flags: str = ""  # such as "--json"; empty: made from the field's name
+    least: float | None = None  # the smallest allowed value
+    words: str | None = None  # the function of cli/completion.py that completes the value
 
 
 class _Options:
-    """A string where several are meant is one of them, as on the command line."""
+    """Base class: a single string or path given for a field of several values becomes a tuple of one."""
 
     def __post_init__(self) -> None:
-        for name in several(type(self)):
+        for name in list_multiple_fields(type(self)):
             value = getattr(self, name)
             if isinstance(value, str | os.PathLike):
                 object.__setattr__(self, name, (value,))
 
 
-def several(kind: type) -> list[str]:
-    """Its fields that take any number of words."""
+def list_multiple_fields(kind: type) -> list[str]:
+    """Return the names of the dataclass fields that take any number of values."""
     hints = get_type_hints(kind)
     return [field.name for field in fields(kind) if getattr(hints[field.name], "__origin__", None) is Iterable]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(_Options):
-    """How checkpoints are read.
+    """Options that control how checkpoints are read.
 
     Attributes:
         lenient: accept non-standard files that can be read in one way only, see :func:`quanterr.open_checkpoint`.
-        cache: a folder that keeps what is read from stores for the next run.
+        cache: a folder that keeps data read from remote stores for the next run.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-        stop: when it is set, the run ends after what it is doing.
-        command: the command line, for ``run`` in the result.
+        stop: an event that ends the run, once set, after the work in progress.
+        command: the command line, recorded as ``run`` in the result.
     """
 
     lenient: Annotated[
         bool,
         Option(
-            "Accept non-standard files that can be read in one way only, and warn: bytes at the end, a header padded "
-            "with other than spaces.",
+            "Accept non-standard files that can be read in one way only, and warn: trailing bytes, a header not padded "
+            "with spaces.",
             INPUTS,
         ),
     ] = False
     cache: Annotated[
         Path | None,
         Option(
-            "Keep what is read from stores (https://, hf://, s3:// …) there, for the next run; without it nothing is.",
+            "Cache data read from remote stores (https://, hf://, s3:// …) here for the next run. Default: no cache.",
             INPUTS,
             "FOLDER",
         ),
@@ -86,24 +86,24 @@ class ReadOptions(_Options):
 
 @dataclass(frozen=True, kw_only=True)
 class GateOptions(_Options):
-    """By which rules a result is judged; see ``quanterr guide gates``.
+    """Rules that judge a result; see ``quanterr guide gates``.
 
     Attributes:
         thresholds: a file of rules, or the name of a preset.
         require: conditions that must hold, such as ``snr_db >= 28``.
-        fail_if: conditions that must not hold; an undefined value fails them too.
-        baseline: an older result, for ``delta``, ``rel_delta`` and ``ratio``.
-        strict_warnings: whether rules of severity warn decide.
+        fail_if: conditions that must not hold; an undefined value fails, too.
+        baseline: an older result that ``delta``, ``rel_delta`` and ``ratio`` refer to.
+        strict_warnings: treat rules of severity ``warn`` as errors.
     """
 
     thresholds: Annotated[
         Path | None,
-        Option("Rules: a TOML file, or a preset (fp8, int8, …) to start from.", GATES, "FILE", words="presets"),
+        Option("Rules to apply: a TOML file or a preset (fp8, int8, …).", GATES, "FILE", words="presets"),
     ] = None
     require: Annotated[
         Iterable[str],
         Option(
-            "A condition that must hold, such as 'snr_db >= 28', of evaluate 'upper(kld_mean) <= 0.01'. Repeatable.",
+            "A condition that must hold: 'snr_db >= 28', for evaluate 'upper(kld_mean) <= 0.01'. Repeatable.",
             GATES,
             "CONDITION",
         ),
@@ -111,7 +111,7 @@ class GateOptions(_Options):
     fail_if: Annotated[
         Iterable[str],
         Option(
-            "A condition that must not hold, such as 'snr_db < 28'; an undefined value fails too. Repeatable.",
+            "A condition that must not hold, such as 'snr_db < 28'; an undefined value fails, too. Repeatable.",
             GATES,
             "CONDITION",
         ),
@@ -119,8 +119,8 @@ class GateOptions(_Options):
     baseline: Annotated[
         Path | None,
         Option(
-            "An older JSON of its kind, for delta, rel_delta and ratio; without such a rule it asks for "
-            "'delta(snr_db) >= -0.5', of evaluate 'ratio(kld_mean) <= 1.1'.",
+            "An older result of the same command (JSON) for delta, rel_delta and ratio. Without a rule that uses it, "
+            "'delta(snr_db) >= -0.5' must hold, for evaluate 'ratio(kld_mean) <= 1.1'.",
             GATES,
             "FILE",
         ),
@@ -130,24 +130,24 @@ class GateOptions(_Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonOptions(ReadOptions):
-    """What a comparison does; the same for one candidate and for several.
+    """Options of a comparison, of one candidate or several.
 
     Attributes:
-        layers: patterns as for ``--layers-to-compare``; without any, all.
-        exclude: patterns of what is left out: ``exclude="norm"`` is ``layers="!norm"``.
-        outlier_threshold: an element with a larger ``|e|`` is an outlier.
-        importance: an importance matrix of llama.cpp; gives weighted_nmse and weighted_snr_db.
-        sensitivity: a file of ``evaluate --sensitivity``; gives predicted_kld.
-        resume: a journal of finished weights, taken over and written on; see comparison/journal.py.
-        on_progress: called ten times per second with the progress.
-        on_layer: called with each layer that differs as soon as it is compared, by a thread of the run.
+        layers: patterns as for ``--layers-to-compare``; all layers if empty.
+        exclude: patterns of layers to leave out: ``exclude="norm"`` equals ``layers="!norm"``.
+        outlier_threshold: an element with a larger ``|e|`` counts as an outlier.
+        importance: an importance matrix of llama.cpp; yields weighted_nmse and weighted_snr_db.
+        sensitivity: a file written by ``evaluate --sensitivity``; yields predicted_kld.
+        resume: a journal of finished weights, read first and then extended; see comparison/journal.py.
+        on_progress: called with the progress ten times per second.
+        on_layer: called from a thread of the run with each layer that differs, as soon as it is compared.
     """
 
     layers: Annotated[
         Iterable[str],
         Option(
-            "attn, mlp, experts, norm, embed, head …; a part of a name; a glob; re:REGEX; !PATTERN leaves out. "
-            "Separated by commas, repeatable.",
+            "Layers to compare: attn, mlp, experts, norm, embed, head …; part of a name; a glob; re:REGEX; !PATTERN "
+            "excludes. Separated by commas, repeatable.",
             SELECTION,
             "PATTERN",
             "--layers-to-compare -l",
@@ -155,7 +155,7 @@ class ComparisonOptions(ReadOptions):
     ] = ()
     exclude: Annotated[
         Iterable[str],
-        Option("Leave these out: the same patterns without !, which shells would read.", SELECTION, "PATTERN"),
+        Option("Layers to leave out: the same patterns, without the ! that shells expand.", SELECTION, "PATTERN"),
     ] = ()
     outlier_threshold: Annotated[
         float, Option("An element with a larger |e| counts as an outlier.", METRICS, "NUMBER", least=0)
@@ -163,7 +163,7 @@ class ComparisonOptions(ReadOptions):
     importance: Annotated[
         Path | None,
         Option(
-            "An importance matrix of llama.cpp (.gguf or .dat): errors weighted by how much an input matters.",
+            "An importance matrix of llama.cpp (.gguf or .dat): weights errors by the importance of each input.",
             METRICS,
             "FILE",
         ),
@@ -171,7 +171,7 @@ class ComparisonOptions(ReadOptions):
     sensitivity: Annotated[
         Path | None,
         Option(
-            "What evaluate --sensitivity wrote: predict the divergence that the errors cost.",
+            "A file written by evaluate --sensitivity: predicts the KL divergence that the errors cause.",
             METRICS,
             "FILE",
         ),
@@ -179,7 +179,7 @@ class ComparisonOptions(ReadOptions):
     resume: Annotated[
         Path | None,
         Option(
-            "Keep finished weights in this journal, and reuse those already in it: for a run that may be killed.",
+            "A journal: stores finished weights and reuses those already in it, for runs that may be killed.",
             PERFORMANCE,
             "FILE",
         ),
@@ -190,22 +190,23 @@ class ComparisonOptions(ReadOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(ComparisonOptions, GateOptions):
-    """What :func:`quanterr.compare` does, and by which rules it judges."""
+    """Options of :func:`quanterr.compare`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeepOptions(_Options):
-    """Which layers to leave unquantized.
+    """The option that proposes layers to leave unquantized.
 
     Attributes:
-        keep_original: as ``500MiB`` or ``3dB``: propose for each candidate layers to leave unquantized, so that they
-            add no more bytes, or give so much more SNR.
+        keep_original: ``500MiB`` proposes layers that add at most that many bytes, ``3dB`` layers that raise the SNR
+            by that much, for each candidate.
     """
 
     keep_original: Annotated[
         str | None,
         Option(
-            "Propose which layers to leave unquantized: they add at most 500MiB, none that gains little, or gain 3dB.",
+            "Propose layers to leave unquantized: 500MiB, at most that many bytes, without layers that gain little; "
+            "3dB, enough to gain that much SNR.",
             METRICS,
             "BYTES|dB",
         ),
@@ -214,65 +215,65 @@ class KeepOptions(_Options):
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions(CompareOptions, KeepOptions):
-    """What :func:`quanterr.rank` does.
+    """Options of :func:`quanterr.rank`.
 
     Attributes:
-        against: recipes such as ``fp8_row``, by which the original is quantized on the fly.
+        against: recipes, such as ``fp8_row``, to quantize the original with on the fly.
     """
 
     against: Annotated[
         Iterable[str],
-        Option("Recipes as candidates: fp8_row,int4_g128. The original is quantized on the fly.", INPUTS, "RECIPES"),
+        Option("Recipes as further candidates: fp8_row,int4_g128 quantize the original on the fly.", INPUTS, "RECIPES"),
     ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(_Options):
-    """What the original is quantized to, on the fly.
+    """Recipes that quantize the original on the fly.
 
     Attributes:
-        to: recipes, such as ``fp8_row`` or ``int4_g{32,64}``; without any, a preset.
-        scales: calibrators, such as ``absmax,mse``: every recipe is made with each of them.
+        to: recipes, such as ``fp8_row`` or ``int4_g{32,64}``; a preset if empty.
+        scales: calibrators, such as ``absmax,mse``; each recipe runs with each calibrator.
     """
 
     to: Annotated[
         Iterable[str],
         Option(
-            "What to quantize to, separated by commas; int4_g{32,64} is two. Without it, a preset. Repeatable.",
+            "Recipes, separated by commas; int4_g{32,64} stands for two. Default: a preset list. Repeatable.",
             RECIPES,
             "RECIPES",
         ),
     ] = ()
     scales: Annotated[
-        str | None, Option("Make each recipe with each of these: absmax, mse, p99.9, ema.", RECIPES, "CALIBRATORS")
+        str | None, Option("Run each recipe with each calibrator: absmax, mse, p99.9, ema.", RECIPES, "CALIBRATORS")
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(CompareOptions, RecipeOptions, KeepOptions):
-    """What :func:`quanterr.sweep` does.
+    """Options of :func:`quanterr.sweep`.
 
     Attributes:
-        sample: as ``10%``: read only so many of the rows of each weight, and say how near the numbers are.
-        study: measure what outliers cost each recipe, and how much its error depends on its scales.
-        hardware: as ``H100`` or ``900GB/s``: how many tokens a second its memory bandwidth allows.
+        sample: the share of each weight's rows to read, such as ``10%``; numbers then have margins of error.
+        study: measure what outliers cost each recipe, and how much the error depends on the scales.
+        hardware: a machine or its memory bandwidth, such as ``H100`` or ``900GB/s``, to bound tokens per second.
     """
 
     sample: Annotated[
         str | None,
         Option(
-            "Read a part of the rows of each weight, such as 10%; numbers are estimates with their margins.",
+            "Read only this share of each weight's rows, such as 10%; numbers become estimates with margins of error.",
             RECIPES,
             "SHARE",
         ),
     ] = None
     study: Annotated[
-        bool, Option("Measure what outliers cost each recipe, and how much its error depends on its scales.", RECIPES)
+        bool, Option("Measure what outliers cost each recipe, and how much the error depends on the scales.", RECIPES)
     ] = False
     hardware: Annotated[
         str | None,
         Option(
-            "How many tokens a second the memory bandwidth of a machine allows: H100, 4090, M3-max, 900GB/s.",
+            "Show how many tokens per second this memory bandwidth allows: H100, 4090, M3-max, 900GB/s.",
             METRICS,
             "NAME|GB/s",
         ),
@@ -281,19 +282,19 @@ class SweepOptions(CompareOptions, RecipeOptions, KeepOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(ComparisonOptions, RecipeOptions):
-    """What :func:`quanterr.plan` does; exactly one of the four goals is given.
+    """Options of :func:`quanterr.plan`; exactly one of ``size``, ``bits``, ``max_kld`` and ``min_snr`` is required.
 
     Attributes:
-        same_in: layers of which group have one recipe: those that runtimes fuse, a block, a role.
-        size: of the whole checkpoint at most, in bytes or as ``6GiB``.
-        bits: per weight of the planned layers at most, scales included.
-        max_kld: the smallest size whose predicted KLD is no larger; needs ``sensitivity`` [nat].
-        min_snr: the smallest size whose SNR over the planned layers is no lower [dB].
-        verify: measure the plan on ``text``, quantized on the fly; with ``max_kld`` it is then the measured divergence
-            that is no larger. Needs transformers.
-        text: a text file, read through the original's tokenizer.json.
-        context: tokens of a chunk of it; predictions of its second half are scored.
-        chunks: how many chunks at most; all of them where it is None.
+        same_in: the groups of layers that share a recipe: ``fused`` (by runtimes), ``block`` or ``role``.
+        size: maximum size of the whole checkpoint, in bytes or as ``6GiB``.
+        bits: maximum bits per weight of the planned layers, scales included.
+        max_kld: find the smallest size whose predicted KLD [nat] is at most this; needs ``sensitivity``.
+        min_snr: find the smallest size whose SNR over the planned layers [dB] is at least this.
+        verify: measure the plan on ``text``, quantized on the fly; ``max_kld`` then bounds the measured divergence.
+            Needs transformers.
+        text: a UTF-8 text file, tokenized with the original's tokenizer.json.
+        context: tokens per chunk of the text; the predictions of its second half are scored.
+        chunks: maximum number of chunks; None for all.
     """
 
     same_in: Annotated[SameIn, Option("Layers that must share a recipe.", RECIPES)] = "fused"
@@ -302,14 +303,12 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
         float | None, Option("Maximum bits per weight of the planned layers, scales included.", GOAL, "NUMBER")
     ] = None
     max_kld: Annotated[
-        float | None, Option("The smallest size whose predicted KLD is no larger; needs --sensitivity.", GOAL, "NAT")
+        float | None, Option("Smallest size with at most this predicted KLD; needs --sensitivity.", GOAL, "NAT")
     ] = None
     min_snr: Annotated[
-        float | None, Option("The smallest size whose SNR over the planned layers is no lower.", GOAL, "dB")
+        float | None, Option("Smallest size with at least this SNR over the planned layers.", GOAL, "dB")
     ] = None
-    verify: Annotated[
-        bool, Option("Measure the plan on --text; with --max-kld the measured KLD is no larger.", TEXT)
-    ] = False
+    verify: Annotated[bool, Option("Measure the plan on --text; --max-kld then bounds the measured KLD.", TEXT)] = False
     text: Annotated[Path | None, Option(READ_TEXT, TEXT, "FILE")] = None
     context: Annotated[int, Option(CONTEXT, TEXT, "N", least=2)] = 512
     chunks: Annotated[int | None, Option(CHUNKS, TEXT, "N", least=1)] = None
@@ -317,28 +316,32 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(ReadOptions, GateOptions):
-    """What :func:`quanterr.evaluate` does.
+    """Options of :func:`quanterr.evaluate`.
 
     Attributes:
-        text: text files, read through the original's tokenizer.json, each with a name if given as ``prose=a.txt``; and
+        text: UTF-8 text files, tokenized with the original's tokenizer.json, each with a name if given as
+            ``prose=a.txt``; and
         chat: files of conversations, through its chat template; see evaluation/conversations.py; or
         tokens: a safetensors file with one tensor of token ids; or
-        inputs: recorded calls of a model of diffusers; see evaluation/calls.py.
-        tasks: files of questions with choices; see evaluation/tasks.py.
-        context: tokens of a chunk; predictions of its second half are scored.
-        chunks: how many chunks at most; all of them where it is None.
-        sensitivity: where to write how much each weight matters; predictions for the candidates go into the result.
-        sensitivity_chunks: how many chunks that is measured on, all of them in memory.
-        importance_out: where to write the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
-        saliency_out: where to write which columns and elements of each weight are the most salient (JSON).
-        saliency: how many of them, in per cent.
+        inputs: recorded calls of a model's forward, of diffusers or transformers; see evaluation/calls.py.
+        config: a folder with the config.json of a denoiser in a single file; by default the model is recognized.
+        rollout: also let each side of a denoiser follow its own Euler path, and compare the final latents.
+        tasks: files of multiple-choice questions; see evaluation/tasks.py.
+        context: tokens per chunk; the predictions of its second half are scored.
+        chunks: maximum number of chunks; None for all.
+        sensitivity: the file to write each weight's sensitivity to; the result then has predictions for the candidates.
+        sensitivity_chunks: number of chunks to measure the sensitivity on, all kept in memory.
+        importance_out: the file for the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
+        saliency_out: the file for the most salient columns and elements of each weight (JSON).
+        saliency: percentage of columns and elements that go into ``saliency_out``.
         save_reference: a folder in which to keep all that is needed of the original to evaluate candidates without it.
         reference: such a folder in the place of the original; then every path is a candidate.
-        activations: how inputs of quantized weights are rounded: as declared, none, or a scheme of recipes/inputs.py.
-        kv: how keys and values are rounded: as declared, none, or fp8.
-        split: evaluate the weights alone as well, of each candidate whose inputs are rounded.
-        dtype: of the computation on both sides: float32, bfloat16 or float64.
-        batch: chunks that run through a unit together.
+        activations: rounding of the inputs of quantized weights: ``declared``, ``none`` or a scheme of
+            recipes/inputs.py.
+        kv: rounding of keys and values: ``declared``, ``none`` or ``fp8``.
+        split: for candidates with rounded inputs, evaluate the weights alone as well.
+        dtype: compute dtype of both sides: float32, bfloat16 or float64.
+        batch: number of chunks that run through a unit together.
         on_progress: called with (units done, units, micro-batches done, micro-batches).
     """
 
@@ -357,20 +360,36 @@ class EvaluateOptions(ReadOptions, GateOptions):
     ] = ()
     tokens: Annotated[
         Path | None,
-        Option("Token ids instead: a safetensors file with one tensor of integers.", TEXT, "FILE"),
+        Option("Token ids instead of a text: a safetensors file with one integer tensor.", TEXT, "FILE"),
     ] = None
     inputs: Annotated[
         Path | None,
         Option(
-            "Recorded calls of a denoiser of diffusers instead: a safetensors file with tensors CALL/ARGUMENT.",
+            "Recorded calls of the model instead (denoisers, vision towers): safetensors with tensors CALL/ARGUMENT.",
             TEXT,
             "FILE",
         ),
     ] = None
+    config: Annotated[
+        Path | None,
+        Option(
+            "Folder with the config.json of a denoiser in a single file; most families are recognized without.",
+            TEXT,
+            "FOLDER",
+        ),
+    ] = None
+    rollout: Annotated[
+        bool,
+        Option(
+            "Let each side follow its own path of flow matching, too, and compare the final latents (with --inputs).",
+            TEXT,
+        ),
+    ] = False
     tasks: Annotated[
         Iterable[Path],
         Option(
-            "Questions with choices, a JSON line each: question, choices, answer (its number). Repeatable.",
+            "Multiple-choice questions, one JSON object per line: question, choices, answer (an index from 0). "
+            "Repeatable.",
             TEXT,
             "FILE",
             "--task",
@@ -381,7 +400,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
     sensitivity: Annotated[
         Path | None,
         Option(
-            "Write how much each weight matters (JSON), and predict the divergence of the candidates.",
+            "Write each weight's sensitivity (JSON), and predict the divergence of the candidates.",
             OUTPUT,
             "FILE",
         ),
@@ -389,7 +408,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
     sensitivity_chunks: Annotated[
         int,
         Option(
-            "Number of chunks that the sensitivity is measured on; their activations are kept in memory.",
+            "Number of chunks to measure the sensitivity on; their activations are kept in memory.",
             TEXT,
             "N",
             least=1,
@@ -401,9 +420,11 @@ class EvaluateOptions(ReadOptions, GateOptions):
     ] = None
     saliency_out: Annotated[
         Path | None,
-        Option("Write the most salient columns and elements of each weight (JSON): Var(x) · w².", OUTPUT, "FILE"),
+        Option("Write the columns and elements of each weight with the largest Var(x) · w² (JSON).", OUTPUT, "FILE"),
     ] = None
-    saliency: Annotated[float, Option("Percentage of columns and elements to write.", OUTPUT, "PERCENT")] = 1.0
+    saliency: Annotated[
+        float, Option("Percentage of columns and elements that --saliency-out writes.", OUTPUT, "PERCENT")
+    ] = 1.0
     save_reference: Annotated[
         Path | None,
         Option("Keep what is needed of the original to evaluate candidates without it.", OUTPUT, "FOLDER"),
@@ -419,25 +440,25 @@ class EvaluateOptions(ReadOptions, GateOptions):
     activations: Annotated[
         str,
         Option(
-            "Round the inputs of quantized weights: declared (as the files say), none, or a scheme such as fp8_token, "
-            "int8_token, nvfp4.",
+            "Rounding of the inputs of quantized weights: declared (by the files), none, or a scheme such as "
+            "fp8_token, int8_token, nvfp4.",
             RUNTIME,
             "NAME",
         ),
     ] = "declared"
-    kv: Annotated[str, Option("Round keys and values: declared, none, or fp8.", RUNTIME, "NAME")] = "declared"
+    kv: Annotated[str, Option("Rounding of keys and values: declared, none, or fp8.", RUNTIME, "NAME")] = "declared"
     split: Annotated[
-        bool, Option("Evaluate the weights alone as well, where inputs or keys and values are rounded.", RUNTIME)
+        bool, Option("Where inputs, keys or values are rounded, evaluate the weights alone as well.", RUNTIME)
     ] = False
     dtype: Annotated[str, Option("Compute dtype of both sides: float32, bfloat16 or float64.", PERFORMANCE, "NAME")] = (
         "float32"
     )
-    batch: Annotated[int, Option("Chunks that run through a block together.", PERFORMANCE, "N", least=1)] = 2
+    batch: Annotated[int, Option("Number of chunks that run through a block together.", PERFORMANCE, "N", least=1)] = 2
     on_progress: Callable[[int, int, int, int], None] | None = None
 
     @property
     def with_moments(self) -> bool:
-        """Whether second moments of inputs are asked for."""
+        """True if an output needs the second moments of inputs."""
         return self.importance_out is not None or self.saliency_out is not None
 
 
@@ -486,7 +507,7 @@ class RankKeywords(CompareKeywords, total=False):
 
 
 class SweepKeywords(CompareKeywords, total=False):
-    """The fields of :class:`SweepOptions` but the recipes."""
+    """The fields of :class:`SweepOptions` except ``to``."""
 
     scales: str | None
     keep_original: str | None
@@ -518,6 +539,8 @@ class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
     chat: Iterable[Path]
     tokens: Path | None
     inputs: Path | None
+    config: Path | None
+    rollout: bool
     tasks: Iterable[Path]
     context: int
     chunks: int | None

@@ -1,6 +1,6 @@
-"""What a weight does in its model, inferred from its name: for groups in the report and for selecting layers.
+"""The role of a weight in its model, inferred from its name: it groups layers in the report and selects layers.
 
-The first row with a matching component decides. Components are what dots separate.
+The first row of :data:`ROLES` that matches a component decides. Components are the parts of a name between dots.
 """
 
 import re
@@ -8,12 +8,12 @@ import sys
 from functools import lru_cache
 from typing import NamedTuple
 
-# role, and the pattern that a component of the name must match in full
+# Role, and the pattern that a whole component of the name must match.
 ROLES: tuple[tuple[str, str], ...] = (
     ("vae", r"vae|first_stage_model"),
     ("text_encoder", r"text_encoders?(_\d)?|cond_stage_model|conditioner|t5xxl|clip_[lg]"),
     ("experts", r"experts?|.*_experts?|block_sparse_moe|ffn_\w+_(exps|shexp)"),
-    # of diffusion models: what the time and the pooled text become, and what they do to each block
+    # Diffusion models: modulation of each block by time and pooled text; then the embedders of both.
     ("modulation", r".*modulation|((img|txt|x|context)_)?mod|adaln_.*|scale_shift_table|time_projection"),
     (
         "conditioning",
@@ -29,14 +29,14 @@ ROLES: tuple[tuple[str, str], ...] = (
         "attention",
         r".*attn\d?.*|.*attention|[qkv]_proj|o_proj|qkv|to_[qkv]|to_out|qkv_proj|wqkv|selfattention|encdecattention",
     ),
-    ("single_block", r"(?!)"),  # attention and MLP in one: see role_of
+    ("single_block", r"(?!)"),  # attention and MLP in one weight: role_of finds these
     ("convolution", r"conv(_in|_out|_shortcut|\d)?|(in|out)_layers|skip_connection|resnets|(down|up)samplers?"),
     ("head", r"lm_head|head|output|classifier|score|final_layer|proj_out"),
     ("embedding", r".*embe?d.*|wte|wpe|shared|.*embedder|patch_in|img_in|txt_in"),
 )
 OTHER = "other"
 
-# words that --layers-to-compare knows besides the roles
+# Words that --layers-to-compare accepts besides the roles.
 ALIASES = {
     "attn": "attention",
     "embed": "embedding",
@@ -45,7 +45,7 @@ ALIASES = {
     "te": "text_encoder",
 }
 
-MAX_DIGITS = 9  # of a block's number
+MAX_DIGITS = 9  # digits of a block number
 
 _COMPILED = tuple((role, re.compile(pattern, re.IGNORECASE)) for role, pattern in ROLES)
 _SINGLE = re.compile(r"(^|\.)single_blocks\.\d+\.linear[12]\.")
@@ -59,45 +59,45 @@ def _roles_of_component(component: str) -> frozenset[str]:
 
 
 def role_of(name: str) -> str:
-    """Role of a weight: one of :data:`ROLES`, or ``other``."""
-    words = (part for part in name.split(".") if not part.isdecimal())  # the number of an expert says nothing
+    """Return the role of a weight: one of :data:`ROLES`, or ``other``."""
+    words = (part for part in name.split(".") if not part.isdecimal())  # an expert's number does not matter
     found = frozenset[str]().union(*map(_roles_of_component, words))
     role = next((role for role, _ in ROLES if role in found), OTHER)
     if role == OTHER and _SINGLE.search(name):
         return "single_block"
-    if role == "norm" and _ADAPTIVE.search(name):  # the layer of an adaptive norm, as diffusers calls it
+    if role == "norm" and _ADAPTIVE.search(name):  # diffusers' name for the linear layer of an adaptive norm
         return "modulation"
-    # A block's own output (BERT's output.dense, Flux's proj_out) is the second half of its MLP.
+    # A block's output layer (BERT's output.dense, Flux's proj_out) is the second half of its MLP.
     return "mlp" if role == "head" and block_of(name) else role
 
 
 def without_numbers(name: str) -> str:
-    """What names of all blocks, and of all experts, have in common: their components that are no numbers."""
+    """Return a name without its numeric components, so that it is the same in all blocks and experts."""
     return ".".join(part for part in name.split(".") if not part.isdigit())
 
 
 def block_of(name: str) -> str | None:
-    """The block a weight is in, ``layers.12`` or ``double_blocks.3``; None outside of any."""
+    """Return the block of a weight, such as ``layers.12`` or ``double_blocks.3``; None outside all blocks."""
     match = _INDEXED.search(name)
-    return sys.intern(f"{match[1]}.{match[2]}") if match else None  # one object for many weights
+    return sys.intern(f"{match[1]}.{match[2]}") if match else None  # one string for all weights of a block
 
 
-class Place(NamedTuple):
-    """Where in a model a weight is: ``model.layers``, 12, ``self_attn.q_proj``."""
+class Position(NamedTuple):
+    """The position of a weight in its model: stack ``model.layers``, block 12, module ``self_attn.q_proj``."""
 
     stack: str
     block: int
     module: str
 
 
-def place_of(name: str) -> Place | None:
-    """Stack of blocks, number of the block, and which module of it; None outside of any block.
+def place_of(name: str) -> Position | None:
+    """Return the stack, block number and module of a weight; None outside all blocks.
 
-    The modules of all blocks have the same names: numbers within, as in ``experts.17.up_proj``, become ``*``.
+    Numbers within the module, as in ``experts.17.up_proj``, become ``*``.
     """
     match = _INDEXED.search(name)
     if match is None or len(match[2]) > MAX_DIGITS:
         return None
     *around, last = (name[match.end(2) + 1 :].removesuffix(".weight") or "weight").split(".")
     module = ".".join(["*" if part.isdigit() else part for part in around] + [last])
-    return Place(name[: match.end(1)], int(match[2]), module)
+    return Position(name[: match.end(1)], int(match[2]), module)

@@ -1,11 +1,11 @@
-"""Which layers are compared, the words of ``--layers-to-compare``.
+"""Selection of the layers to compare, by the patterns of ``--layers-to-compare``.
 
-    attn            a role (see roles.py) or one of its aliases; any other word: a part of the name
+    attn            a role (see roles.py) or its alias; any other word matches names that contain it
     *.mlp.*         with * ? or [ : a glob on the full name
     re:blocks\\.1    a regular expression, searched in the full name
-    !norm           any of these with ! in front: leaves out
+    !norm           any of these with ! in front: excludes what it matches
 
-Without a word that takes in, all layers are taken in.
+Without a pattern that includes, all layers are included.
 """
 
 import fnmatch
@@ -20,77 +20,76 @@ from quanterr.util.text import display, listed
 NAMED = {role for role, _ in ROLES} | {OTHER}
 
 
-class Selection:
-    """The layers that patterns take in."""
+class LayerSelection:
+    """A set of patterns that include or exclude layers by name."""
 
     def __init__(self, patterns: Iterable[str] = (), exclude: Iterable[str] = ()) -> None:
-        """Compile the patterns, and those in ``exclude`` as if ``!`` stood before each.
+        """Compile the patterns; those in ``exclude`` count as if ``!`` stood before each.
 
-        A string may hold several, separated by commas (a ``re:`` may not).
+        A string may hold several patterns, separated by commas, unless it begins with ``re:``.
 
         Raises:
-            UsageError: an empty pattern or a regular expression that does not compile; ``!`` in ``exclude``.
+            UsageError: a pattern is empty or an invalid regular expression, or one in ``exclude`` begins with ``!``.
         """
         excluded = _split(exclude)
         if twice := [word for word in excluded if word.startswith("!")]:
             raise UsageError(f'"{display(twice[0])}" in --exclude: leave out the !, or use --layers-to-compare')
         self.patterns = (*_split(patterns), *(f"!{word}" for word in excluded))
-        self._taken = [(word, _matcher(word)) for word in self.patterns if not word.startswith("!")]
-        self._left = [(word, _matcher(word[1:])) for word in self.patterns if word.startswith("!")]
+        self._taken = [(word, _make_matcher(word)) for word in self.patterns if not word.startswith("!")]
+        self._left = [(word, _make_matcher(word[1:])) for word in self.patterns if word.startswith("!")]
 
     def takes(self, name: str) -> bool:
-        """Whether the weight of this name is compared."""
+        """Return whether the weight of this name is to be compared."""
         taken = not self._taken or any(matches(name) for _, matches in self._taken)
         return taken and not any(matches(name) for _, matches in self._left)
 
     def names(self, name: str) -> bool:
-        """Whether a pattern takes in the weight of this name, so that it was asked for: without patterns none was."""
+        """Return whether a pattern explicitly includes the weight of this name: False if no pattern includes."""
         return bool(self._taken) and self.takes(name)
 
     def check(self, names: Iterable[str]) -> None:
-        """Refuse what would compare nothing.
+        """Check that each including pattern matches a name, and that any name is left to compare.
 
         Raises:
-            UsageError: a pattern that takes in no name, as a misspelt one: the nearest are reported; patterns that
-                leave no name.
+            UsageError: a pattern matches no name (the message suggests the nearest), or no name is left.
         """
         names = list(names)
         for word, matches in self._taken:
             if not any(matches(name) for name in names):
-                raise UsageError(_matches_none(word, names))
+                raise UsageError(_describe_no_match(word, names))
         if self.patterns and not any(map(self.takes, names)):
             shown = display(",".join(self.patterns))
             raise UsageError(f'"{shown}" selects no layer: it excludes everything it includes')
 
     def check_all(self, names: Iterable[str]) -> None:
-        """The same, and refuse patterns that leave out nothing.
+        """Check as :meth:`check` does, and also that each excluding pattern matches a name.
 
         Raises:
-            UsageError: as :meth:`check`, and such a pattern.
+            UsageError: as :meth:`check`, or an excluding pattern matches no name.
         """
         names = list(names)
-        if idle := self.idle(names):
+        if idle := self.describe_idle(names):
             raise UsageError(idle[0])
         self.check(names)
 
-    def idle(self, names: Iterable[str]) -> list[str]:
-        """What to say of patterns that leave out none of these names."""
+    def describe_idle(self, names: Iterable[str]) -> list[str]:
+        """Return a message for each excluding pattern that matches none of these names."""
         names = list(names)
-        return [_matches_none(word, names) for word, matches in self._left if not any(map(matches, names))]
+        return [_describe_no_match(word, names) for word, matches in self._left if not any(map(matches, names))]
 
 
 def _split(patterns: Iterable[str]) -> list[str]:
     given = (patterns,) if isinstance(patterns, str) else patterns
-    return [word for pattern in given for word in _words(pattern)]
+    return [word for pattern in given for word in _split_pattern(pattern)]
 
 
-def _words(pattern: str) -> list[str]:
+def _split_pattern(pattern: str) -> list[str]:
     if pattern.removeprefix("!").startswith("re:"):
         return [pattern]
     return [word.strip() for word in pattern.split(",")]
 
 
-def _matcher(word: str) -> Callable[[str], bool]:
+def _make_matcher(word: str) -> Callable[[str], bool]:
     if not word:
         raise UsageError("an empty pattern: one comma too many?")
     if word.startswith("re:"):
@@ -106,14 +105,14 @@ def _matcher(word: str) -> Callable[[str], bool]:
     return lambda name: word in name
 
 
-def _matches_none(word: str, names: list[str]) -> str:
-    return f'no layer matches "{display(word)}"{_nearest(word, names)}'
+def _describe_no_match(word: str, names: list[str]) -> str:
+    return f'no layer matches "{display(word)}"{_suggest(word, names)}'
 
 
-def _nearest(word: str, names: list[str]) -> str:
+def _suggest(word: str, names: list[str]) -> str:
     components = {part for name in names for part in name.split(".") if not part.isdigit()}
     near = get_close_matches(word.lstrip("!"), sorted(NAMED | ALIASES.keys() | components), n=9, cutoff=0.5)
-    near = [other for other in near if any(map(_matcher(other), names))][:3]
+    near = [other for other in near if any(map(_make_matcher(other), names))][:3]
     if near:
         return f"; did you mean {', '.join(display(name) for name in near)}?"
     return f"; the layers are called {listed(names, 3)}"

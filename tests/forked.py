@@ -42,9 +42,10 @@ USED = (
     "cli",
     "comparison",
     "gates.github",
-    "gates.explaining",
+    "gates.explanation",
     "cli.progress",
-    "report.as_table",
+    "report.view",
+    "report.terminal",
     "report.reading",
     "evaluation",
 )

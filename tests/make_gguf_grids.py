@@ -1,6 +1,6 @@
-"""Makes quanterr/formats/shared/ggml_grids.py from the tables of the gguf package.
+"""Generate quanterr/formats/shared/ggml_grids.py from the tables of the gguf package.
 
-python tests/make_gguf_grids.py        tests/test_gguf_grids.py holds the file against the package
+python tests/make_gguf_grids.py        tests/test_gguf_grids.py checks the file against the package
 """
 
 import base64
@@ -10,7 +10,7 @@ from pathlib import Path
 from gguf import quants
 
 FILE = Path(__file__).resolve().parent.parent / "quanterr" / "formats" / "shared" / "ggml_grids.py"
-WIDTH = 100  # characters of a line
+WIDTH = 100  # characters per line
 NAMES = ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 
 HEAD = '''"""The grids of the IQ types of ggml: which groups of magnitudes a stored index stands for.
@@ -27,13 +27,13 @@ GRIDS = {{
 
 
 def packed(name: str) -> str:
-    """A grid of the package, in base85."""
+    """Return a grid of the package in base85."""
     raw = bytes.fromhex(getattr(quants, name).grid_hex.decode())
     return base64.b85encode(raw).decode()
 
 
 def module() -> str:
-    """The text of the file."""
+    """Return the content of the generated file."""
     lines = [HEAD.format(version=version("gguf"))]
     for name in NAMES:
         lines.append(f'    "{name}": (\n')

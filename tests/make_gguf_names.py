@@ -1,6 +1,6 @@
-"""Makes quanterr/pairing/gguf_names.json from the tables of the gguf package.
+"""Generate quanterr/pairing/gguf_names.json from the tables of the gguf package.
 
-python tests/make_gguf_names.py        tests/test_gguf_names.py holds the file against the package
+python tests/make_gguf_names.py        tests/test_gguf_names.py checks the file against the package
 """
 
 import json
@@ -15,11 +15,11 @@ SOURCE = "gguf {}: tensor_mapping.py and constants.py of ggml-org/llama.cpp gguf
 
 
 def document() -> str:
-    """The text of the file: a tensor or an architecture a line."""
+    """Return the content of the generated file, a tensor or an architecture per line."""
     rows: list[list[str]] = []
     architectures = {}
     for architecture, name in MODEL_ARCH_NAMES.items():
-        # Where two tensors have one name in the original the later wins, and an architecture's own rule stays in place.
+        # If two tensors share a name in the original, the later one wins; an architecture's own rule is kept.
         of_blocks = TensorNameMap.block_mappings_cfg | TensorNameMap.arch_block_mappings_cfg.get(architecture, {})
         rules = [*TensorNameMap.mappings_cfg.items(), *of_blocks.items()]
         wanted = [row(tensor, names) for tensor, names in rules if tensor in MODEL_TENSORS[architecture]]
@@ -32,7 +32,7 @@ def document() -> str:
 
 
 def row(tensor: MODEL_TENSOR, names: tuple[str, ...]) -> list[str]:
-    """A tensor's name in GGUF, then its names in originals."""
+    """Return a tensor's GGUF name, followed by its names in originals."""
     return [TENSOR_NAMES[tensor], *dict.fromkeys(names)]
 
 

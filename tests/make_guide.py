@@ -1,4 +1,4 @@
-"""Makes the parts of README.md and the guide that come from the program, and puts them in place.
+"""Generate the parts of README.md and of the guide that the program defines, and put them in place.
 
 python tests/make_guide.py        tests/test_guide.py checks the files against them
 """
@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 @cache
 def sessions() -> dict[str, str]:
-    """Real runs on the synthetic model of examples/, by what they show."""
+    """Return sessions recorded on the synthetic model of examples/, by title."""
     from quantize import write_quantized
     from safetensors.torch import save_file
     from synthetic import make_model
@@ -50,15 +50,15 @@ def sessions() -> dict[str, str]:
 
 
 def first_session() -> str:
-    """The first and the last lines of a comparison, and its worst layers."""
+    """Return the first and last lines of a comparison, and its worst layers."""
     lines = sessions()["session"].splitlines()
     worst = next(n for n, line in enumerate(lines) if "worst layers" in line)
-    end = next(n for n, line in enumerate(lines) if "distance: " in line)
+    end = next(n for n, line in enumerate(lines) if "bars of errors" in line)
     return "\n".join([*lines[:3], "…", *lines[worst:end], "…", *lines[-3:]])
 
 
 def run(line: str, folder: Path) -> str:
-    """Run a command and return its output, with standard error where verdicts are printed."""
+    """Run a command and return its output, including stderr where verdicts are printed."""
     done = call(*shlex.split(line)[1:], cwd=folder, merged="gate" in line)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{line}: {done.stdout}{done.stderr}")
@@ -66,7 +66,7 @@ def run(line: str, folder: Path) -> str:
 
 
 def functions() -> str:
-    """One row for each row of FUNCTIONS."""
+    """Return a table of FUNCTIONS."""
     from quanterr.gates.expression import FUNCTIONS
 
     rows = ["| function | of |", "|---|---|"]
@@ -74,7 +74,7 @@ def functions() -> str:
 
 
 def report_metrics() -> str:
-    """One row for each row of REPORT_METRICS."""
+    """Return a table of REPORT_METRICS."""
     from quanterr.report.values import REPORT_METRICS
 
     rows = ["| of the report | definition |", "|---|---|"]
@@ -82,12 +82,12 @@ def report_metrics() -> str:
 
 
 def thresholds() -> str:
-    """The example that is explained line by line."""
+    """Return the annotated example of thresholds."""
     return f"```toml\n{(ROOT / 'examples/ci/thresholds.toml').read_text()}```"
 
 
 def presets() -> str:
-    """One row for each preset: its limits."""
+    """Return a table of presets and their limits."""
     from quanterr.gates.rules import PRESETS, read_rules
 
     rows = ["| preset | for | each layer | the model | codes of each layer |", "|---|---|---|---|---|"]
@@ -99,7 +99,7 @@ def presets() -> str:
 
 
 def formats() -> str:
-    """One row for each row of FORMATS, and the names of REFUSALS."""
+    """Return a table of FORMATS, and the names of REFUSALS."""
     from quanterr.formats import FORMATS
     from quanterr.formats.base import names_for
     from quanterr.formats.shared.unsupported import REFUSALS
@@ -118,7 +118,7 @@ def formats() -> str:
 
 
 def findings() -> str:
-    """One section for each row of CODES."""
+    """Return a section for each row of CODES."""
     from quanterr.report.finding_codes import CODES
 
     sections = []
@@ -129,7 +129,7 @@ def findings() -> str:
 
 
 def findings_index() -> str:
-    """One row for each row of CODES, with a link to its section."""
+    """Return a table of CODES with links to their sections."""
     from quanterr.report.finding_codes import CODES
 
     rows = ["| finding | severity | what it says |", "|---|---|---|"]
@@ -140,15 +140,27 @@ def findings_index() -> str:
 
 
 def recipes() -> str:
-    """One row for each recipe."""
-    from quanterr.recipes import listing
+    """Return a table of recipes."""
+    from quanterr.recipes import list_recipes
 
     rows = ["| recipe | what it is |", "|---|---|"]
-    return "\n".join([*rows, *(f"| `{name}` | {summary} |" for name, summary in listing().items())])
+    return "\n".join([*rows, *(f"| `{name}` | {summary} |" for name, summary in list_recipes().items())])
+
+
+def scores() -> str:
+    """One row for each number that readers see of rankings, evaluations, plans and inspections."""
+    from quanterr.report.documents import KINDS
+
+    rows = ["| number | of | what it is | unit | better |", "|---|---|---|---|---|"]
+    for kind in KINDS.values():
+        for name, score in kind.values.VOCABULARY.scores.items():
+            unit = "share" if score.unit == "%" else score.unit
+            rows.append(f"| `{name}` | {kind.name.lower()} | {_cell(score.title)} | {unit} | {score.better} |")
+    return "\n".join(rows)
 
 
 def outputs() -> str:
-    """One row for each row of OUTPUTS."""
+    """Return a table of OUTPUTS."""
     from quanterr.report import OUTPUTS
 
     rows = ["| `--to` | suffix of `-o` | what it is |", "|---|---|---|"]
@@ -156,23 +168,24 @@ def outputs() -> str:
 
 
 def block_map() -> str:
-    """What a terminal shows of a synthetic model."""
+    """Return the terminal's block map of a synthetic model."""
     import io
 
     from rich.console import Console
     from sample_reports import report_of, small
 
-    from quanterr.report.block_map import block_maps
+    from quanterr.report.block_map import draw_block_maps
+    from quanterr.report.view import map_cells
 
     console = Console(file=io.StringIO(), width=90, color_system=None)
-    for picture in block_maps(report_of(small()), console.width, unicode=True):
+    for picture in draw_block_maps(map_cells(report_of(small())), console.width, unicode=True):
         console.print(picture)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     return "\n".join(["```", *(line for line in lines if line), "```"])
 
 
 def metrics() -> str:
-    """One row for each row of METRICS, then of AGGREGATES."""
+    """Return a table of METRICS, then of AGGREGATES."""
     from quanterr.metrics import AGGREGATES, METRICS
 
     tables = []
@@ -184,7 +197,7 @@ def metrics() -> str:
 
 
 def exit_statuses() -> str:
-    """One row for each status."""
+    """Return a table of exit statuses."""
     from quanterr.errors import MEANINGS
 
     rows = ["| status | meaning |", "|---|---|"]
@@ -196,7 +209,7 @@ def _cell(text: str) -> str:
 
 
 def steps() -> str:
-    """The ten steps of the guide."""
+    """Return the ten steps of the guide."""
     text = (ROOT / "quanterr/guide/adding-a-format.md").read_text()
     return text[text.index("1. **") :].strip()
 
@@ -211,6 +224,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "rank-session": lambda: sessions()["rank-session"],
     "sweep-session": lambda: sessions()["sweep-session"],
     "recipes": recipes,
+    "scores": scores,
     "functions": functions,
     "report-metrics": report_metrics,
     "thresholds": thresholds,
@@ -225,12 +239,12 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def parts_of(page: Path) -> list[str]:
-    """The parts that a page has."""
+    """Return the names of the generated parts of a page."""
     return re.findall(r"<!-- ([a-z-]+): made by tests/make_guide.py -->", page.read_text())
 
 
 def between(text: str, part: str) -> str:
-    """What is between the markers of a part."""
+    """Return the text between the markers of a part."""
     return (
         text.split(f"<!-- {part}: made by tests/make_guide.py -->\n", 1)[1]
         .split(f"<!-- /{part} -->", 1)[0]
@@ -239,7 +253,7 @@ def between(text: str, part: str) -> str:
 
 
 def main() -> None:
-    """Put every part in place."""
+    """Generate every part."""
     for page in PAGES:
         text = page.read_text()
         for part in parts_of(page):

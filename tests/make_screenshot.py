@@ -1,4 +1,4 @@
-"""Takes the pictures of the HTML report that README.md shows: synthetic models, one of them with a bad layer.
+"""Take the screenshots of the HTML report for README.md, from synthetic models, one with a bad layer.
 
 python tests/make_screenshot.py        writes examples/report*.png; needs Chromium and its driver
 """
@@ -11,11 +11,11 @@ from pathlib import Path
 from browsing import started
 from sample_reports import Model, mixed, report_of, small
 
-from quanterr.report import as_html
+from quanterr.report import page as html
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PICTURES = (
-    # name, model, theme, what is at the top, height
+    # name, model, theme, element at the top, height
     ("report.png", small(), "light", "body", 800),
     ("report-map.png", mixed(), "dark", "#places", 596),
 )
@@ -23,9 +23,9 @@ WIDTH = 1200
 
 
 def take(browser: object, folder: Path, model: Model, theme: str, top: str, height: int) -> bytes:
-    """A picture as PNG."""
+    """Return a screenshot as PNG."""
     page = io.StringIO()
-    as_html.write(report_of(model), page)
+    html.write(report_of(model), page)
     path = folder / "report.html"
     path.write_text(page.getvalue(), encoding="utf-8")
     size = {"width": WIDTH, "height": height, "deviceScaleFactor": 1, "mobile": False}
@@ -39,7 +39,7 @@ def take(browser: object, folder: Path, model: Model, theme: str, top: str, heig
 
 
 def main() -> None:
-    """Take them."""
+    """Take all screenshots."""
     with tempfile.TemporaryDirectory() as folder, started() as browser:
         for name, model, theme, top, height in PICTURES:
             (EXAMPLES / name).write_bytes(take(browser, Path(folder), model, theme, top, height))

@@ -1,6 +1,6 @@
-"""Writes what the outputs make of small documents, for people to look at before they accept a change.
+"""Write the outputs of small documents as snapshots, to review before a change is accepted.
 
-python tests/make_snapshots.py        tests/test_outputs.py holds the outputs against tests/snapshots
+python tests/make_snapshots.py        tests/test_outputs.py compares the outputs with tests/snapshots
 """
 
 import io
@@ -13,8 +13,8 @@ import sample_documents
 from rich.console import Console
 from sample_reports import report_of, tiny
 
-from quanterr.report import OUTPUTS, diff, evaluation, plan, ranking
-from quanterr.report.as_table import show
+from quanterr.report import OUTPUTS
+from quanterr.report.diff.base import Difference
 from quanterr.report.terminal import console
 from quanterr.report.terminal import show as print_view
 
@@ -24,24 +24,24 @@ NARROW, WIDE = 80, 140
 
 
 class Terminal(io.StringIO):
-    """A file that says that it is a terminal."""
+    """A file that claims to be a terminal."""
 
     encoding = "utf-8"
 
     def isatty(self) -> bool:
-        """Whether it is one."""
+        """Return True."""
         return True
 
 
 def rendered(document: Callable[[], object], outputs: tuple, name: str) -> str:
-    """One of the outputs; of a page the text that is there without scripts."""
+    """Return one output of a document; for a page, the text visible without scripts."""
     file = io.StringIO()
     next(output for output in outputs if output.name == name).write(document(), file)
     return text_of(file.getvalue()) if name == "html" else file.getvalue()
 
 
 def text_of(page: str) -> str:
-    """The texts of a page's body, an element per line."""
+    """Return the texts in a page's body, one element per line."""
     body = re.sub(r"<(style|script)([^>]*)>.*?</\1>", "", page.partition("<body")[2], flags=re.DOTALL)
     body = body.partition(">")[2].replace("<wbr>", "")
     lines = (line.strip() for line in re.sub(r"<[^>]*>", "\n", body).splitlines())
@@ -49,7 +49,7 @@ def text_of(page: str) -> str:
 
 
 def page() -> str:
-    """The report's page without style, script and data, which are tested elsewhere."""
+    """Return the report's page without style, script and data, which have their own tests."""
     file = io.StringIO()
     next(output for output in OUTPUTS if output.name == "html").write(report_of(tiny()), file)
     text = re.sub(r"<(style|script)([^>]*)>.*?</\1>", r"<\1\2>…</\1>", file.getvalue(), flags=re.DOTALL)
@@ -57,7 +57,7 @@ def page() -> str:
 
 
 def terminal(print_to: Callable[[Console], None], width: int = WIDTH, color: str = "never") -> str:
-    """What a terminal of that width shows."""
+    """Return the output of a terminal with the given width."""
     file = Terminal()
     to = console(file, color)
     to.width = width
@@ -66,7 +66,7 @@ def terminal(print_to: Callable[[Console], None], width: int = WIDTH, color: str
 
 
 def of_document(kind: str, document: Callable[[], object], outputs: tuple, show: Callable) -> dict[str, Callable]:
-    """Snapshots of each output of a document, and of two terminals."""
+    """Return the snapshots of a document: each output, and two terminals."""
 
     def of_terminal(width: int, color: str) -> str:
         return terminal(lambda to: show(document(), to), width, color)
@@ -80,12 +80,12 @@ def of_document(kind: str, document: Callable[[], object], outputs: tuple, show:
 
 
 def show_view(document: object, to: Console) -> None:
-    """What a terminal shows of any document."""
+    """Print a document as a terminal shows it."""
     print_view(document.view(10), to)
 
 
 def of_report(name: str) -> Callable[[], str]:
-    """An output of the report."""
+    """Return a function that renders an output of the report."""
     return partial(rendered, lambda: report_of(tiny()), OUTPUTS, name)
 
 
@@ -95,20 +95,22 @@ SNAPSHOTS: dict[str, Callable[[], str]] = {
     "tiny.md": of_report("md"),
     "tiny.xml": of_report("junit"),
     "tiny.html": page,
-    "terminal.txt": lambda: terminal(lambda to: show(report_of(tiny()), to)),
-    **of_document("ranking", sample_documents.ranking, ranking.OUTPUTS, show_view),
-    **of_document("evaluation", sample_documents.evaluation, evaluation.OUTPUTS, show_view),
-    **of_document("encoder", sample_documents.encoder, evaluation.OUTPUTS, show_view),
-    **of_document("plan", sample_documents.plan, plan.OUTPUTS, show_view),
-    **of_document("diff", sample_documents.report_diff, diff.OUTPUTS, show_view),
-    **of_document("evaluation_diff", sample_documents.evaluation_diff, diff.OUTPUTS, show_view),
-    **of_document("ranking_diff", sample_documents.ranking_diff, diff.OUTPUTS, show_view),
-    **of_document("plan_diff", sample_documents.plan_diff, diff.OUTPUTS, show_view),
+    "terminal.txt": lambda: terminal(lambda to: show_view(report_of(tiny()), to)),
+    **of_document("ranking", sample_documents.ranking, OUTPUTS, show_view),
+    **of_document("evaluation", sample_documents.evaluation, OUTPUTS, show_view),
+    **of_document("encoder", sample_documents.encoder, OUTPUTS, show_view),
+    **of_document("plan", sample_documents.plan, OUTPUTS, show_view),
+    **of_document("inspection", sample_documents.inspection, OUTPUTS, show_view),
+    **of_document("diff", sample_documents.report_diff, Difference.OUTPUTS, show_view),
+    **of_document("evaluation_diff", sample_documents.evaluation_diff, Difference.OUTPUTS, show_view),
+    **of_document("ranking_diff", sample_documents.ranking_diff, Difference.OUTPUTS, show_view),
+    **of_document("plan_diff", sample_documents.plan_diff, Difference.OUTPUTS, show_view),
+    **of_document("inspection_diff", sample_documents.inspection_diff, Difference.OUTPUTS, show_view),
 }
 
 
 def main() -> None:
-    """Write them all."""
+    """Write all snapshots."""
     FOLDER.mkdir(exist_ok=True)
     for name, make in SNAPSHOTS.items():
         (FOLDER / name).write_text(make(), encoding="utf-8")

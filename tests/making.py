@@ -23,9 +23,9 @@ from quanterr.metrics.sums import Sums
 from quanterr.native import Kernel
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
-from quanterr.pairing.plan import Pair, Plan
+from quanterr.pairing.model import Pair, Pairing
 from quanterr.report.model import Report
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut, as_matrix
 from quanterr.tensors.workspace import Workspace
 
@@ -96,10 +96,10 @@ def quantized_int8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def planned(original: Path, quantized: Path, layers: Iterable[str] = ()) -> Iterator[Plan]:
+def planned(original: Path, quantized: Path, layers: Iterable[str] = ()) -> Iterator[Pairing]:
     """The plan of a comparison, while its files are open."""
     with open_checkpoint(original) as x, open_checkpoint(quantized) as y:
-        yield choose_alternatives(pair(x, y, Selection(layers)))
+        yield choose_alternatives(pair(x, y, LayerSelection(layers)))
 
 
 def compared(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from sample_reports import Model, report_of, tiny
 
-from quanterr.findings import finding
+from quanterr.findings import make_finding
 from quanterr.gates import judge
 from quanterr.report.base import RunInfo, Tool
 from quanterr.report.diff.candidates import CandidateDiff
@@ -21,9 +21,10 @@ from quanterr.report.evaluation.model import (
     Tokens,
     WeightError,
 )
-from quanterr.report.model import Selection
+from quanterr.report.inspection.model import Inspection, StoredWeight, Tally
+from quanterr.report.model import Selection, StoredFile
 from quanterr.report.plan.model import Plan, PlannedLayer, Point, Uniform
-from quanterr.report.ranking.making import ranked
+from quanterr.report.ranking.making import make_ranking
 from quanterr.report.ranking.model import Changed, Ranking, Study
 
 TOOL = Tool(name="quanterr", version="1.0")
@@ -63,7 +64,7 @@ def ranking() -> Ranking:
     """Two candidates and one that is not ranked."""
     int8 = model("int8", 2.0, weights=[(n, s, "int8_row", level + 4) for n, s, _, level in model("").weights])
     models = {"fp8": model("fp8"), "int8": int8, "damaged": tiny()}
-    found = ranked(list(models), [report_of(each) for each in models.values()])
+    found = make_ranking(list(models), [report_of(each) for each in models.values()])
     studies = [
         Study(name, [Changed(0.1, 1.25), Changed(1.0, 2.5)], [Changed(-5.0, -0.25), Changed(5.0, None)])
         for name in ("fp8", "int8")
@@ -136,7 +137,7 @@ def candidate(name: str, scale: float = 1.0) -> Evaluated:
         weights=weights,
         missing=[Missing("lm_head.weight", "lm_head.weight", "tied: the embedding stands for it")],
         gates=[],
-        findings=[finding("config_mismatch", "warning", None, "rope_theta is 10000, the original's 500000")],
+        findings=[make_finding("config_mismatch", "warning", None, "rope_theta is 10000, the original's 500000")],
     )
 
 
@@ -244,3 +245,68 @@ def plan_diff() -> CandidateDiff:
     cheap = replace(new.layers[0], recipe="int4_g128", bytes=new.layers[0].bytes // 2, cost=new.layers[0].cost * 4)
     layers = [cheap, *new.layers[1:]]
     return diff(plan(), new.model_copy(update={"layers": layers, "bytes": new.bytes - 100_000, "cost": 0.03}))
+
+
+def inspection(path: str = "tiny-8bit/model.safetensors", width: int = 8) -> Inspection:
+    """Two weights of one block, and a norm; codes of so many bits."""
+    layers = {"self_attn.q_proj": "attention", "mlp.up_proj": "mlp"}
+    weights = [
+        StoredWeight(
+            name=f"model.layers.0.{name}.weight",
+            display_name=f"model.layers.0.{name}.weight",
+            role=role,
+            block="layers.0",
+            format=f"int{width}_row",
+            dtype="I8",
+            shape=[256, 512],
+            elements=131072,
+            bytes=131072 * width // 8 + 512,
+            bits_per_weight=width + 0.03125,
+            code_bits=width,
+            block_size=[1, 512],
+            scales=256,
+            comfy_format=None,
+            evidence=["codes and a scale for each row"],
+            reason=None,
+            activations="int8_token",
+        )
+        for name, role in layers.items()
+    ]
+    norm = {"format": "dense", "dtype": "BF16", "shape": [512], "elements": 512, "bytes": 1024, "bits_per_weight": 16.0}
+    norm |= {
+        "name": "model.norm.weight",
+        "display_name": "model.norm.weight",
+        "role": "norm",
+        "block": None,
+        "scales": 0,
+    }
+    norm |= {"code_bits": None, "block_size": None, "activations": None, "evidence": []}
+    weights.append(replace(weights[0], **norm))
+    quantized, nbytes = sum(one.bytes for one in weights[:2]), sum(one.bytes for one in weights)
+    coded, rest = Tally(2, 262144, quantized, width + 0.03125, 512), Tally(1, 512, 1024, 16.0, 0)
+    return Inspection(
+        tool=TOOL,
+        path=path,
+        kind="file",
+        files=[StoredFile(name="model.safetensors", bytes=nbytes + 400)],
+        tensors=5,
+        bytes=nbytes,
+        architecture="LlamaForCausalLM",
+        quant_method=None,
+        total=Tally(3, 262656, nbytes, 8 * nbytes / 262656, 512),
+        formats={f"int{width}_row": coded, "dense": rest},
+        groups={
+            "attention": {f"int{width}_row": Tally(1, 131072, quantized // 2, width + 0.03125, 256)},
+            "mlp": {f"int{width}_row": Tally(1, 131072, quantized // 2, width + 0.03125, 256)},
+            "norm": {"dense": rest},
+        },
+        activations={"int8_token": 2},
+        findings=[make_finding("unread_weights", "warning", None, "a finding for the snapshot")],
+        weights=weights,
+        run=RUN,
+    )
+
+
+def inspection_diff() -> CandidateDiff:
+    """The same with codes of four bits."""
+    return diff(inspection(), inspection("tiny-4bit/model.safetensors", 4))

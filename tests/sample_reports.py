@@ -17,12 +17,12 @@ from types import SimpleNamespace
 import torch
 from hostile_names import HOSTILE
 
-from quanterr.comparison.assembly import Group, _described, _fraction
-from quanterr.findings import finding
-from quanterr.metrics import METRICS, Measured, evaluate
+from quanterr.comparison.assembly import LayerGroup, _compute_compared_fraction, _describe_bucket
+from quanterr.findings import make_finding
+from quanterr.metrics import METRICS, Measurement, compute_metrics
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import RowSums, Sums, exact
-from quanterr.pairing.plan import Bucket
+from quanterr.pairing.model import Bucket
 from quanterr.report.base import RunInfo, Tool
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.model import (
@@ -38,7 +38,7 @@ from quanterr.report.model import (
     Side,
     StoredFile,
     WorstElement,
-    from_values,
+    convert_values,
 )
 from quanterr.roles import block_of, role_of
 from quanterr.util.text import count, display
@@ -229,8 +229,8 @@ def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) ->
     bits = 8 if format_name in DTYPES else 16
     scales = shape[0] if bits == 8 else 0
     uniform = 8 if format_name.startswith("int8") else None
-    measured = Measured(sums, sums.n * bits + 32 * scales, sums.n * 16, uniform, counts_saturated=bits == 8)
-    values, nonfinite = evaluate(METRICS, measured)
+    measured = Measurement(sums, sums.n * bits + 32 * scales, sums.n * 16, uniform, counts_saturated=bits == 8)
+    values, nonfinite = compute_metrics(METRICS, measured)
     return Layer(
         **header(name, shape, format_name),
         block_size=(1, shape[-1]) if scales else None,
@@ -245,14 +245,14 @@ def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) ->
         worst_element=WorstElement((sums.n % shape[0], 17), 0.1, 0.1 + sums.e_max),
         evidence=(f"codes {format_name}, scale {display(name)}_scale",) if scales else (),
         nonfinite=nonfinite,
-        **from_values(METRICS, values),
+        **convert_values(METRICS, values),
     )
 
 
 def report_of(model: Model) -> Report:
     """The report of a synthetic model."""
     random, groups = Random(0), {"role": {}, "format": {}, "block": {}}
-    layers, whole = [], Group()
+    layers, whole = [], LayerGroup()
     for name, shape, format_name, level in model.weights:
         sums = sums_of(shape, level, random)
         layer = layer_of(name, shape, format_name, sums)
@@ -264,7 +264,7 @@ def report_of(model: Model) -> Report:
         whole.add(sums, pair, layer)
         for kind, key in (("role", layer.role), ("format", layer.format), ("block", layer.block)):
             if key and key not in groups[kind]:
-                groups[kind][key] = Group()
+                groups[kind][key] = LayerGroup()
             if key:
                 groups[kind][key].add(sums, pair, layer)
     other = [layer_of(name, shape, "dense", sums_of(shape, 55, random)) for name, shape in model.changed]
@@ -272,7 +272,8 @@ def report_of(model: Model) -> Report:
     not_compared = [missing(*item) for item in model.missing]
     findings = [*implausible_error(layers), *changes(other)]
     reasons = [
-        f"1 tensor {_described(Bucket(item.bucket))}: {item.display_name} ({item.reason})" for item in not_compared
+        f"1 tensor {_describe_bucket(Bucket(item.bucket))}: {item.display_name} ({item.reason})"
+        for item in not_compared
     ]
     reasons += [found.message for found in findings if found.severity == "error"]
     buckets = coverage(layers + other, lossless, not_compared)
@@ -314,10 +315,10 @@ def report_of(model: Model) -> Report:
 @cache
 def large_page() -> str:
     """The page of the large one, which takes a while to make."""
-    from quanterr.report import as_html
+    from quanterr.report import page
 
     file = io.StringIO()
-    as_html.write(report_of(large()), file)
+    page.write(report_of(large()), file)
     return file.getvalue()
 
 
@@ -337,7 +338,7 @@ def implausible_error(layers: list[Layer]) -> Iterator[object]:
                 "cannot represent"
             )
             remedy = "compare the scale and the rows of this layer with what the quantizer wrote"
-            yield finding("implausible_error", "error", layer.layer_name, message, remedy, snr_db=layer.snr_db)
+            yield make_finding("implausible_error", "error", layer.layer_name, message, remedy, snr_db=layer.snr_db)
 
 
 def gates_of(layers: list[Layer], floor: float) -> Iterator[Gate]:
@@ -370,7 +371,7 @@ def changes(other: list[Layer]) -> Iterator[object]:
     if other:
         what = count(len(other), "norm, bias or other 1-D tensor", "norms, biases or other 1-D tensors")
         message = f"{what} changed: {other[0].display_name}; see other_changes"
-        yield finding("other_changes", "info", None, message, tensors=len(other))
+        yield make_finding("other_changes", "info", None, message, tensors=len(other))
 
 
 def coverage(compared: list[Layer], lossless: list[LosslessLayer], not_compared: list[NotCompared]) -> Coverage:
@@ -389,8 +390,8 @@ def coverage(compared: list[Layer], lossless: list[LosslessLayer], not_compared:
     return Coverage(
         original=sizes,
         quantized=quantized,
-        original_compared_fraction=_fraction(sizes),
-        quantized_compared_fraction=_fraction(quantized),
+        original_compared_fraction=_compute_compared_fraction(sizes),
+        quantized_compared_fraction=_compute_compared_fraction(quantized),
     )
 
 
@@ -434,7 +435,7 @@ def hostile() -> Report:
         "selection": Selection(patterns=list(HOSTILE)),
         "formats": _by_text(report.formats),
         "findings": [
-            finding(text, "error", name, text, text) for text, name in zip(HOSTILE, cycle(names), strict=False)
+            make_finding(text, "error", name, text, text) for text, name in zip(HOSTILE, cycle(names), strict=False)
         ],
         "groups": {kind: _by_text(found) for kind, found in report.groups.items()},
         "not_compared": [lost.model_copy(update={"layer_name": text, "reason": text}) for text in HOSTILE],
@@ -451,10 +452,10 @@ def _by_text(values: dict[str, object]) -> dict[str, object]:
 
 def main() -> None:
     """Write one of them."""
-    from quanterr.report.files import targets, write
+    from quanterr.report.files import check_targets, write
 
     report = report_of(MODELS[sys.argv[1]]())
-    for target in targets(sys.argv[2:], []):
+    for target in check_targets(sys.argv[2:], []):
         write(target, lambda file, target=target: target.output.write(report, file))
 
 

@@ -10,8 +10,8 @@ from mutation import unusual
 from safetensors.torch import save_file
 
 import quanterr
-from quanterr.comparison.attainable import RUN, RUNS, WIDEST, sampled
-from quanterr.findings import finding
+from quanterr.comparison.attainable import RUN, RUNS, WIDEST, sample_chunks
+from quanterr.findings import make_finding
 from quanterr.findings.merging import merge_excess
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -93,7 +93,7 @@ class TestOneWeight:
         expected = 100 * float(((x / unit > 127.5) | (x / unit < -128.5)).double().mean())
 
         assert report.layers[0].clipped_pct == pytest.approx(expected)
-        assert "what is larger is clipped" in told(report)["scale_loss"].message
+        assert "larger values are clipped" in told(report)["scale_loss"].message
         assert 0.0 == report.layers[0].excess_db
 
     def test_eight_bits_at_thirteen_decibels_are_an_error_in_every_layer(self, tmp_path, x):
@@ -111,7 +111,7 @@ class TestOneWeight:
 
         assert "warning" == found.severity
         assert found.evidence["excess_db"] == pytest.approx(6, abs=0.3)
-        assert "one of the two around its value: truncated" in found.message
+        assert "one of the two next to its value: truncated" in found.message
 
     def test_digits_do_not_depend_on_threads(self, tmp_path, monkeypatch):
         wide = numbers(2048, 512, seed=5).float()
@@ -163,7 +163,7 @@ class TestParts:
     def test_a_bad_row_that_is_not_sampled(self, tmp_path):
         large = numbers(1024, 256, seed=4).float()
         codes, unit = by_row(large)
-        row = next(n for n in range(300, 1024) if not any(c.row <= n < c.stop_row for c in sampled((1024, 256))))
+        row = next(n for n in range(300, 1024) if not any(c.row <= n < c.stop_row for c in sample_chunks((1024, 256))))
         codes[row] += 5
         found = told(report_of(tmp_path, large, codes, unit))["excess_rows"]
 
@@ -233,7 +233,7 @@ class TestCleared:
     def test_a_low_weight_is_not_cleared_by_a_sample_that_is_better(self, tmp_path):
         large = numbers(4096, 64, seed=4).float()
         codes, unit = by_row(large)
-        inside = {n for c in sampled((4096, 64)) for n in range(c.row, c.stop_row)}
+        inside = {n for c in sample_chunks((4096, 64)) for n in range(c.row, c.stop_row)}
         for row in range(4096):
             if row not in inside:
                 codes[row] = codes[row].flip(0)
@@ -243,13 +243,13 @@ class TestCleared:
 
 
 def test_the_sample_is_chosen_by_index():
-    chunks = sampled((4096, 512))
+    chunks = sample_chunks((4096, 512))
 
     assert RUNS == len(chunks)
     assert {RUN} == {chunk.stop_row - chunk.row for chunk in chunks}
     assert (0, 4096) == (chunks[0].row, chunks[-1].stop_row)
-    assert 1 == len(sampled((64, 256)))
-    assert [] == sampled((0, 8))
+    assert 1 == len(sample_chunks((64, 256)))
+    assert [] == sample_chunks((0, 8))
 
 
 def test_a_report_tells_the_new_numbers_in_every_layer(tmp_path, x):
@@ -259,7 +259,7 @@ def test_a_report_tells_the_new_numbers_in_every_layer(tmp_path, x):
 
 
 def test_many_findings_of_one_kind_are_one():
-    many = [finding("clipped", "warning", f"w{n}", f"w{n}: clipped", clipped_pct=n) for n in range(9)]
+    many = [make_finding("clipped", "warning", f"w{n}", f"w{n}: clipped", clipped_pct=n) for n in range(9)]
     (found,) = merge_excess(many)
 
     assert ("clipped", None, 9) == (found.code, found.layer, len(found.evidence["layers"]))
@@ -268,9 +268,9 @@ def test_many_findings_of_one_kind_are_one():
 @pytest.mark.parametrize("code", ["excess_error", "excess_rows"])
 def test_what_is_infinite_is_the_worst_of_many(code):
     numbers = [1.0, None, 3.0, 2.0]
-    many = [finding(code, "info", f"w{n}", f"w{n}", excess_db=v, worst_snr_db=v) for n, v in enumerate(numbers)]
+    many = [make_finding(code, "info", f"w{n}", f"w{n}", excess_db=v, worst_snr_db=v) for n, v in enumerate(numbers)]
 
-    assert "4 weights, the worst is w1" == merge_excess(many)[0].message
+    assert "4 weights; the worst: w1" == merge_excess(many)[0].message
 
 
 class TestTooGood:
@@ -342,7 +342,7 @@ class TestExperts:
 
 def test_a_row_wider_than_a_sample_is_taken_in_pieces(tmp_path):
     wide = numbers(64, WIDEST * 3 // 2, seed=5).float()
-    chunks = sampled(tuple(wide.shape))
+    chunks = sample_chunks(tuple(wide.shape))
 
     assert {(0, WIDEST), (WIDEST, wide.shape[1])} == {(chunk.col, chunk.stop_col) for chunk in chunks}
     codes, unit = by_row(wide)

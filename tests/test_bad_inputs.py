@@ -629,7 +629,7 @@ BESIDE = [
                         .parent),
         INCONCLUSIVE, "config.json declares quant_method fp8"),
     Row(59, "config.json declares 4 bits, the codes have 8", configured(b'{"quantization_config": {"bits": 4}}'), OK,
-        "config.json declares codes of 4 bits, the tensors hold codes of 8 bits: read as stored"),
+        "config.json declares codes of 4 bits, but the tensors hold codes of 8 bits: read as stored"),
     Row(60, "code names in config.json", configured(CODE), OK, "3 of 3 original"),
 ]  # fmt: skip
 
@@ -704,7 +704,9 @@ NO_MEMORY = (
     "import torch\nfrom quanterr.comparison.worker import Worker\n"
     "def fail(*_): return torch.empty(1 << 60, dtype=torch.uint8)\nWorker.compare = fail\n"
 )
-NO_MEMORY_FOR_HEADERS = "from quanterr import comparison\ndef fail(*_): raise MemoryError\ncomparison.entered = fail\n"
+NO_MEMORY_FOR_HEADERS = (
+    "from quanterr import comparison\ndef fail(*_): raise MemoryError\ncomparison.enter_checkpoint = fail\n"
+)
 FULL = "/dev/full: No space left on device"
 
 
@@ -762,7 +764,7 @@ MACHINE = [
     Row(73, "no memory for the headers", whole(), ENVIRONMENT, "quanterr: out of memory", NO_MEMORY_FOR_HEADERS),
     Row(74, "a folder that is missing", whole("-o", "{folder}/reports/r.json"), ENVIRONMENT, "no such folder: "),
     Row(74, "a full disk", whole("-o", "/dev/full"), ENVIRONMENT, ("COMPARED (exit 0): ", FULL)),
-    Row(74, "an output that is an input", output_is_an_input, USAGE, "quantized.json: is an input"),
+    Row(74, "an output that is an input", output_is_an_input, USAGE, "quantized.json: this is an input"),
     Row(74, "an output that is there", output_is_there, ENVIRONMENT, "r.json: exists, and --no-clobber"),
     Row(74, "an unknown suffix", whole("-o", "{folder}/r.pdf"), USAGE, "unknown suffix; choose one of .json"),
     Row(75, "an unknown metric", whole("--require", "snr >= 30"), USAGE, "named snr; did you mean snr_db?"),
@@ -780,7 +782,7 @@ MACHINE = [
     Row(76, "an edited report", edited_report, UNREADABLE, "report.json: "),
     Row(76, "a newer report", stored_report(HEAD + '"2.0"}'), UNREADABLE, "report schema 2.0, this version reads 1.x"),
     Row(76, "a cut report", stored_report(HEAD), UNREADABLE, "report.json: is not valid UTF-8 JSON at byte"),
-    Row(76, "no report", stored_report("[]"), UNREADABLE, "is not a report of quanterr"),
+    Row(76, "no report", stored_report("[]"), UNREADABLE, "not a report of quanterr"),
 ]  # fmt: skip
 
 TABLE = [*PATHS, *IMPOSTORS, *HEADERS, *GGUF, *ACCEPTED, *MEANWHILE, *BESIDE, *WEIGHTS, *MACHINE]

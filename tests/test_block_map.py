@@ -8,14 +8,15 @@ from rich.console import Console
 from sample_reports import Model, hostile, mixed, report_of, small
 
 from quanterr.report import block_map
-from quanterr.report.block_map import COLOURS, CURVE, MAX_MODULES, MAX_STACKS, block_maps
+from quanterr.report.block_map import COLOURS, CURVE, MAX_MODULES, MAX_STACKS, draw_block_maps
+from quanterr.report.view import map_cells
 
 
 def shown(report, width=100, unicode=True, **options):
     console = Console(
         file=io.StringIO(), width=width, markup=False, highlight=False, emoji=False, **{"color_system": None} | options
     )
-    for picture in block_maps(report, width, unicode):
+    for picture in draw_block_maps(map_cells(report), width, unicode):
         console.print(picture)
     return console.file.getvalue()
 
@@ -52,7 +53,7 @@ class TestCells:
         dark, bright, third = (";".join(map(str, bytes.fromhex(COLOURS[n][1:]))) for n in (9, 0, 7))
 
         assert [dark, dark, bright, third] == found
-        assert "colours: dark as the scales allow, bright 13.5 dB beyond" in text
+        assert "colours: dark no avoidable error, bright 13.5 dB avoidable" in text
 
     def test_the_curve_is_low_where_the_snr_is(self):
         curve = line(shown(report_of(small())), "mlp.down_proj")[2]
@@ -145,7 +146,7 @@ class TestColours:
 
 
 def test_a_map_spans_at_least_12_decibels_so_that_equals_look_alike():
-    scale = block_map._scale([31.3, 31.5, 32.4])
+    scale = block_map._fit_scale([31.3, 31.5, 32.4])
 
     assert scale.step * block_map.DIGITS >= 12
     assert 1 == len({scale.digit(level) for level in (31.3, 31.5, 31.9)})

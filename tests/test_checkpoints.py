@@ -14,7 +14,7 @@ from making import NEW_LIBRARY
 from stored import as_header, entry, original, raw_header, shards, write, write_index
 
 from quanterr.checkpoints import open_checkpoint
-from quanterr.checkpoints.base import DTYPE_BITS, StoredFile
+from quanterr.checkpoints.base import DTYPE_BITS, CheckpointFile
 from quanterr.checkpoints.hub_cache import cache_folder
 from quanterr.errors import CheckpointError, UsageError
 
@@ -45,7 +45,7 @@ def stored(tmp_path):
     """An open file of ten bytes."""
     path = tmp_path / "digits"
     path.write_bytes(b"0123456789")
-    file = StoredFile(path)
+    file = CheckpointFile(path)
     yield file
     file.close()
 

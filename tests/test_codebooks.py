@@ -16,7 +16,7 @@ from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats import exl3, quip_sharp
 from quanterr.formats.shared import hadamard
 from quanterr.formats.shared.config_checks import matches
-from quanterr.pairing.plan import Bucket
+from quanterr.pairing.model import Bucket
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
@@ -83,7 +83,7 @@ class TestHadamardMatrices:
 
     @pytest.mark.parametrize("size", TABLES)
     def test_are_those_of_the_library(self, size):
-        table = hadamard.table(size)
+        table = hadamard.make_table(size)
 
         assert TABLES[size] == digest((table > 0).to(torch.uint8))
         assert torch.equal(size * torch.eye(size).double(), table @ table.t())
@@ -91,8 +91,8 @@ class TestHadamardMatrices:
     @pytest.mark.parametrize("n", [1, 2, 8, 16, 64, 256, 12, 24, 320, 28 * 32])
     def test_are_the_product_of_their_factors(self, n):
         size = next((size for size in sorted(TABLES, reverse=True) if n % size == 0), 1)
-        table = hadamard.table(size) if size > 1 else torch.ones(1, 1).double()
-        whole = torch.kron(table, hadamard.sylvester(n // size))
+        table = hadamard.make_table(size) if size > 1 else torch.ones(1, 1).double()
+        whole = torch.kron(table, hadamard.make_sylvester(n // size))
         rows, columns = torch.eye(n).double(), torch.eye(n).double()
         left, _ = hadamard.multiply(rows, torch.empty_like(rows), n, n)
         right, _ = hadamard.multiply(columns, torch.empty_like(columns), n, 1)
@@ -114,11 +114,11 @@ class TestCodebooks:
         [("3inst", "7ecd67cf3673f439"), ("mcg", "8bcc8c8c4722f4bc"), ("mul1", "a8603f3f8e3e27b6")],
     )
     def test_of_exl3_are_those_of_the_library(self, name, expected):
-        assert expected == digest(exl3.codebook(name, CPU))
+        assert expected == digest(exl3.make_codebook(name, CPU))
 
     def test_of_quip_sharp_are_those_of_the_library(self):
-        assert "69038254fded6881" == digest(quip_sharp.e8p_vectors(CPU))
-        assert "316d863757a0fe95" == digest(quip_sharp.e81b_vectors(CPU))
+        assert "69038254fded6881" == digest(quip_sharp.make_e8p_vectors(CPU))
+        assert "316d863757a0fe95" == digest(quip_sharp.make_e81b_vectors(CPU))
 
 
 def changed(name, change):
@@ -169,17 +169,17 @@ REFUSED = {
     "exl2: seven bits": (
         "exl2/handmade",
         changed("a.q_groups", lambda t: torch.tensor([7, *t[1:]], dtype=t.dtype)),
-        "a.q_groups (I16 [6]): a group of 7 bits in rows 0 to 2 of a.q_weight (I32 [11, 8])",
+        "a.q_groups (I16 [6]) declares an impossible group: 7 bits in rows 0 to 2 of a.q_weight (I32 [11, 8])",
     ),
     "exl2: groups that do not rise": (
         "exl2/handmade",
         changed("a.q_groups", lambda t: torch.tensor([*t[:3], 9, *t[4:]], dtype=t.dtype)),
-        "a.q_groups (I16 [6]): a group of 6 bits in rows 9 to 8",
+        "a.q_groups (I16 [6]) declares an impossible group: 6 bits in rows 9 to 8",
     ),
     "exl2: rows before the first group": (
         "exl2/handmade",
         changed("a.q_groups", lambda t: torch.tensor([t[0], 1, *t[2:]], dtype=t.dtype)),
-        "a.q_groups (I16 [6]): no group begins in the first row of a.q_weight (I32 [11, 8])",
+        "a.q_groups (I16 [6]): no group starts at the first row of a.q_weight (I32 [11, 8])",
     ),
     "exl2: half a group": (
         "exl2/handmade",
@@ -194,7 +194,7 @@ REFUSED = {
     "exl2: columns without place": (
         "exl2/handmade",
         changed("a.q_invperm", lambda t: t[:80]),
-        "a.q_invperm (I16 [80]) should have one for each of the 88 columns in the groups of a.q_groups",
+        "a.q_invperm (I16 [80]) should have one number for each of the 88 columns in the groups of a.q_groups",
     ),
     "exl2: scales of fewer groups": (
         "exl2/handmade",
@@ -204,7 +204,7 @@ REFUSED = {
     "exl2: fewer largest scales": (
         "exl2/handmade",
         changed("a.q_scale_max", lambda t: t[:2]),
-        "a.q_scale_max (F16 [2]) should have one for each of 3 groups",
+        "a.q_scale_max (F16 [2]) should have one number for each of 3 groups",
     ),
     "aqlm: a codebook too many": (
         "aqlm/handmade",
@@ -214,12 +214,12 @@ REFUSED = {
     "aqlm: a size that no bits count": (
         "aqlm/handmade",
         changed("a.codebooks", lambda t: t[:, :31].contiguous()),
-        "a.codebooks (F16 [3, 31, 2, 4]) should have a power of two of vectors",
+        "a.codebooks (F16 [3, 31, 2, 4]) should hold a power of two of vectors",
     ),
     "aqlm: more vectors than codes": (
         "aqlm/handmade",
         changed("a.codebooks", lambda t: t.repeat(1, 16, 1, 1)),
-        "no more than a.codes (I8 [7, 9, 3]) can count",
+        "no more than a.codes (I8 [7, 9, 3]) can index",
     ),
     "aqlm: scales of other groups": (
         "aqlm/handmade",
@@ -234,17 +234,17 @@ REFUSED = {
     "vptq: a scale without bias": (
         "vptq/handmade",
         changed("a.weight_scale", lambda _: torch.ones(40)),
-        "a.weight_scale (F32 [40]) has no bias beside it",
+        "a.weight_scale (F32 [40]) is stored without bias",
     ),
     "vptq: outliers without codebook": (
         "vptq/handmade",
         changed("a.outlier_indices", lambda _: torch.zeros(1, 6, 2, dtype=torch.int16)),
-        "a.outlier_indices (I16 [1, 6, 2]) has no outlier_centroids beside it",
+        "a.outlier_indices (I16 [1, 6, 2]) is stored without outlier_centroids",
     ),
     "vptq: residual indices beside packed ones": (
         "vptq/handmade",
         changed("a.res_indices", lambda _: torch.zeros(1, 6, 40, dtype=torch.int16)),
-        "residual indices are stored alone if the others are, as I16, and else with them",
+        "residual indices should be a tensor of their own beside I16 indices",
     ),
     "vptq: indices of more bits": (
         "vptq/handmade",
@@ -269,7 +269,7 @@ REFUSED = {
     "quip_sharp: two global scales": (
         "quip_sharp/handmade_rvq4",
         changed("a.Wscale", lambda _: torch.ones(2)),
-        "its global scale a.Wscale (F32 [2]) should be one",
+        "its global scale a.Wscale (F32 [2]) should be one number",
     ),
     "spqr: words of another shape": (
         "spqr/handmade",
@@ -279,7 +279,7 @@ REFUSED = {
     "spqr: offsets of other rows": (
         "spqr/handmade",
         changed("a.row_offsets", lambda t: t[:40]),
-        "a.row_offsets (I32 [40]) should have 49, or 4, for 48 rows",
+        "a.row_offsets (I32 [40]) should have 49 or 4 numbers for 48 rows",
     ),
     "spqr: offsets beyond the outliers": (
         "spqr/handmade",
@@ -294,7 +294,7 @@ REFUSED = {
     "spqr: an order of other columns": (
         "spqr/handmade",
         changed("a.in_perm", lambda t: t[:8]),
-        "a.in_perm (I32 [8]) should have half as many as the 24 columns",
+        "a.in_perm (I32 [8]) should have half as many numbers as there are columns, 24",
     ),
     "eetq: columns that kernels do not read": (
         "eetq/handmade",
@@ -304,12 +304,12 @@ REFUSED = {
     "eetq: scales of other rows": (
         "eetq/handmade",
         changed("a.weight_scales", lambda t: t.repeat(2)),
-        "its scale a.weight_scales (F16 [4]) should be one for each of the 2 rows of a.weight (I8 [64, 2])",
+        "its scale a.weight_scales (F16 [4]) should have one number for each of the 2 rows of a.weight (I8 [64, 2])",
     ),
     "bitnet: other rows": (
         "bitnet/handmade",
         changed("a.weight", lambda t: t.repeat(2, 1)),
-        "a.weight (U8 [4, 40]) with one scale is BitNet's, of 16 × 40 weights, not [7, 40]",
+        "a.weight (U8 [4, 40]) with one scale is a BitNet weight of 16 × 40, not [7, 40]",
     ),
     "gemma_embedding: other columns": (
         "gemma_embedding/handmade",
@@ -332,7 +332,7 @@ class TestRefused:
         stored, values = golden(case)
         stored["a.comfy_quant"] = label(format="float8_e4m3fn")
 
-        assert "comfy_quant tensor says float8_e4m3fn, but its tensors are those of" in refusal(
+        assert "comfy_quant tensor says float8_e4m3fn, but its tensors have the layout of" in refusal(
             tmp_path, stored, values
         )
 
@@ -373,7 +373,7 @@ class TestConfiguration:
         weight, read = weight_of(tmp_path, stored, values, {"quant_method": "gptq"})
         method = case.partition("/")[0]
 
-        assert f"config.json declares quant_method gptq, but its tensors are those of {method}" in weight.warnings
+        assert f"config.json declares quant_method gptq, but its tensors have the layout of {method}" in weight.warnings
         assert bool(((read - values).abs() <= 1e-6 * values.abs().max()).all())
 
     def test_of_aqlm_that_the_shapes_contradict_is_a_doubt(self, tmp_path):
@@ -381,7 +381,7 @@ class TestConfiguration:
         weight, _ = weight_of(tmp_path, *golden("aqlm/handmade"), config)
 
         assert weight.warnings == (
-            "config.json declares nbits_per_codebook 8 for 5, in_group_size 8 for 4, which the shapes give",
+            "config.json declares nbits_per_codebook 8 for 5, in_group_size 8 for 4, but the shapes decide",
         )
 
     @pytest.mark.parametrize("linear_class", ["bitlinear", "autobitlinear"])
@@ -505,12 +505,12 @@ WITHOUT_ORIGINAL = {
     "exl3/handmade": [128, 128],
     "exl2/handmade": [8, 88],
     "aqlm/handmade": [14, 36],
-    "vptq/handmade": "without an original config.json must say out_features and in_features",
+    "vptq/handmade": "without an original, config.json must declare out_features and in_features",
     "quip_sharp/handmade_rvq4": [16, 128],
     "spqr/handmade": [48, 24],
     "eetq/handmade": [2, 64],
     "bitnet/handmade": [8, 40],
-    "gemma_embedding/handmade": "and config.json does not say their bits",
+    "gemma_embedding/handmade": "and config.json does not declare the bits",
 }
 
 
@@ -544,7 +544,7 @@ class TestDamaged:
         stored = {name.replace("c.", "a."): t for name, t in stored.items()}
         stored["a.indices"][0, 0, 0] = 32
 
-        with pytest.raises(CheckpointError, match=r"an index of 32 into the 32 of a\.centroids\.weight"):
+        with pytest.raises(CheckpointError, match=r"an index is 32, but a\.centroids\.weight .* has 32 vectors"):
             weight_of(tmp_path, stored, values)
 
     def test_outliers_beyond_the_columns_are_an_error(self, tmp_path):
@@ -591,18 +591,18 @@ class TestWorkspaces:
         with open_checkpoint(path) as checkpoint:
             one, other = Workspace(CPU), Workspace(CPU)
             a, b = checkpoint.entries["a"], checkpoint.entries["b"]
-            first = one.shared("key", a, make)
+            first = one.share("key", a, make)
 
-            assert other.shared("key", a, make) is first
-            assert one.shared("key", a, make) is first
+            assert other.share("key", a, make) is first
+            assert one.share("key", a, make) is first
             assert len(made) == 1
             alive = weakref.ref(first)
             del first
             made.clear()
-            one.shared("key", b, make)
+            one.share("key", b, make)
             gc.collect()
             assert alive() is not None
-            other.shared("key", b, make)
+            other.share("key", b, make)
             gc.collect()
             assert alive() is None
             assert len(made) == 1

@@ -8,7 +8,7 @@ from making import numbers, store
 
 import quanterr
 from quanterr.checkpoints import GgufMetadata
-from quanterr.findings.configs import of_configs
+from quanterr.findings.configs import compare_configs
 
 LLAMA = {
     "num_hidden_layers": 2,
@@ -50,7 +50,7 @@ def of_gguf(values, entries=ROPE):
 
 
 def found(original, quantized):
-    return list(of_configs(original, quantized))
+    return list(compare_configs(original, quantized))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ class TestGguf:
         assert "stores no rope_freqs.weight" in one.message
         assert [] == found(of_config(LLAMA | {"rope_scaling": None}), of_gguf(METADATA, {}))
         (one,) = found(of_config(LLAMA | {"rope_scaling": None}), of_gguf(METADATA))
-        assert "declares no rope_scaling, the quantized checkpoint stores rope_freqs.weight" in one.message
+        assert "declares no rope_scaling, but the quantized checkpoint stores rope_freqs.weight" in one.message
 
     def test_what_the_converter_writes_otherwise_is_no_difference(self):
         latent = LLAMA | {"kv_lora_rank": 512, "num_key_value_heads": 4, "num_experts": 8, "intermediate_size": 999}

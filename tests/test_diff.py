@@ -19,10 +19,11 @@ from stored import pair
 
 import quanterr
 from quanterr.errors import Status, UsageError
-from quanterr.report.diff import OUTPUTS
+from quanterr.report.diff.base import Difference
 from quanterr.report.diff.reports import SAME_DB
-from quanterr.report.diff.reports import difference_of as diff
-from quanterr.report.markdown import prose
+from quanterr.report.diff.reports import diff_reports as diff
+from quanterr.report.markdown import format_prose
+from quanterr.report.sections import TERMINAL
 from quanterr.report.terminal import console, show
 
 PATHS = ("old.json", "new.json")
@@ -71,8 +72,8 @@ class TestLayers:
     def test_that_became_the_same_on_both_sides_got_better(self):
         same, differs = made(lossless=["a"]), made({"a": 90.0})
 
-        assert ["is the same as the original"] == [item.reason for item in of(differs, same).better]
-        assert ["was the same as the original"] == [item.reason for item in of(same, differs).worse]
+        assert ["is identical to the original"] == [item.reason for item in of(differs, same).better]
+        assert ["was identical to the original"] == [item.reason for item in of(same, differs).worse]
         assert 1 == of(same, same).unchanged
 
     def test_without_a_number_in_either_are_undefined(self):
@@ -178,7 +179,7 @@ class TestView:
         old = made({f"layer{n}": 30.0 for n in range(5)})
         new = made({f"layer{n}": 20.0 for n in range(5)}, quantized={"bytes": 75}, verdict="fail")
         view = of(old, new).view(top=2)
-        totals, worse = (part for section in view.sections for part in section.parts)
+        totals, worse = (part for section in view.sections if TERMINAL in section.media for part in section.parts)
 
         assert "5 layers worse, 0 better; 28.50 -> 28.50 dB over all; 150 B -> 75 B (-50.00 %); pass -> fail" == (
             view.conclusion
@@ -211,8 +212,8 @@ class TestView:
     @pytest.mark.parametrize("kind", ["report", "evaluation", "ranking", "plan"])
     def test_says_in_every_output_what_changed(self, kind):
         found = getattr(sample_documents, f"{kind}_diff")()
-        outputs = {output.name: io.StringIO() for output in OUTPUTS}
-        for output in OUTPUTS:
+        outputs = {output.name: io.StringIO() for output in Difference.OUTPUTS}
+        for output in Difference.OUTPUTS:
             output.write(found, outputs[output.name])
         fields = json.loads(outputs["json"].getvalue())
         changed = fields if kind == "report" else fields["candidates"][0]
@@ -221,7 +222,7 @@ class TestView:
         assert f"quanterr.{kind}_diff".replace("report_", "") == fields["schema"]
         for name in ("csv", "html", "md"):
             assert layer in outputs[name].getvalue().replace("<wbr>", ""), name
-        assert prose(found.view(0).conclusion) in outputs["md"].getvalue()
+        assert format_prose(found.view(0).conclusion) in outputs["md"].getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -145,12 +145,12 @@ REFUSED = {
     "convrot_w4a4, a scale per block": (
         w4a4(**{"a.weight_scale": torch.ones(4, 2)}),
         (4, 64),
-        "its scale a.weight_scale (F32 [4, 2]) should be one for each row of a.weight (I8 [4, 32])",
+        "its scale a.weight_scale (F32 [4, 2]) should have one number for each row of a.weight (I8 [4, 32])",
     ),
     "convrot_w4a4, groups that do not divide a row": (
         w4a4(**{"a.comfy_quant": label(format="convrot_w4a4")}),
         (4, 64),
-        "rotated in groups of 256, which must be a power of two and divide 64",
+        "rotated in groups of 256, which is not a power of two that divides 64 columns",
     ),
     "convrot_w4a4, another shape than the label's": (
         w4a4(**{"a.comfy_quant": label(format="convrot_w4a4", convrot_groupsize=64, orig_shape=[4, 48])}),
@@ -171,7 +171,7 @@ REFUSED = {
     "asym_w4a8_int8 with a scale of other rows": (
         w4a8(**{"a.weight_s_channel": torch.ones(5)}),
         (4, 64),
-        "its scales a.weight_s_rel (F32 [4, 4]) and a.weight_s_channel (F32 [5]) should be a row of groups, and one",
+        "its scales a.weight_s_rel (F32 [4, 4]) and a.weight_s_channel (F32 [5]) should have a row of groups, and one",
     ),
     "asym_w4a8_int8 of neither 4 nor 6 bits": (
         w4a8(**{"a.weight": int8_codes(4, 40)}),
@@ -266,7 +266,7 @@ REFUSED = {
     "Nunchaku's scale of a tensor beside integers": (
         w4a4_of_nunchaku(wtscale=bf16(1)),
         (128, 128),
-        "a.wtscale (BF16 [1]) is unknown with int4 codes",
+        "a.wtscale (BF16 [1]) is not expected with int4 codes",
     ),
     "Nunchaku's codes without their scales": (
         w4a4_of_nunchaku(wscales=None),
@@ -466,7 +466,7 @@ class TestFoldedSmoothing:
         tensors = w4a4_of_nunchaku("t.qkv_proj", 384) | w4a4_of_nunchaku("t.out_proj", cols=384, **one_and_orig(384))
         reason = recognized(tmp_path, tensors, (384, 128), "t.qkv_proj.weight")
 
-        assert "t.out_proj.smooth_orig (BF16 [384]) is folded into rows that cannot be identified: 384 rows" in reason
+        assert "t.out_proj.smooth_orig (BF16 [384]) is folded into V rows that cannot be located in 384 rows" in reason
 
     @pytest.mark.parametrize("named", ["smooth_orig", None])
     def test_is_none_where_the_smoothing_is_used_or_one(self, tmp_path, named):

@@ -212,7 +212,7 @@ class TestOutputErrors:
         module = torch.nn.ModuleDict({name: torch.nn.Linear(16, 64, bias=False) for name in "ab"}).double()
         unit = Unit("u", module)
         errors = {slot.name: 0.01 * numbers(64, 16, seed=n).double() for n, slot in enumerate(unit.slots)}
-        others = [{slot.name: slot.there.detach() + errors[slot.name] for slot in unit.slots}]
+        others = [{slot.name: slot.tensor.detach() + errors[slot.name] for slot in unit.slots}]
         others.append({name: weight.t().contiguous().t() for name, weight in others[0].items()})  # in another layout
         batches = [(numbers(256, 16, seed=n).double(), numbers(256, 16, seed=10 + n).double()) for n in (2, 3)]
         found, blocks = [], []
@@ -346,7 +346,7 @@ class TestGates:
         gate, other = found.candidates[0].gates
 
         assert ("inconclusive", "fail", "pass") == (found.verdict, gate.status, other.status)
-        assert "cannot be judged: upper() needs 8 chunks of text at least, there are " in found.reasons[0]
+        assert "cannot be judged: upper() needs at least 8 chunks of text, found " in found.reasons[0]
 
     def test_hold_or_not_by_value_and_by_the_end_of_the_interval(self, llama, evaluation):
         kld, error = (evaluation.candidates[0].value(name) for name in ("kld_mean", "kld_mean_chunk_se"))

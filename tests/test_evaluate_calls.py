@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -175,7 +176,7 @@ def test_shapes_that_do_not_fit_are_wrong_usage(tmp_path):
     tensors = {f"a/{key}": value.contiguous() for key, value in own.items()} | {"a/hidden_states": torch.ones(1, 16, 5)}
     save_file(tensors, tmp_path / "inputs.safetensors")
 
-    with pytest.raises(UsageError, match="--inputs: FluxTransformer2DModel cannot take a call: "):
+    with pytest.raises(UsageError, match="inputs: FluxTransformer2DModel cannot take a call: "):
         quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], inputs=tmp_path / "inputs.safetensors")
 
 
@@ -183,7 +184,7 @@ def test_a_text_is_no_input_of_a_denoiser(tmp_path):
     saved("FluxTransformer2DModel", tmp_path / "original")
     (tmp_path / "text").write_text("words")
 
-    with pytest.raises(UsageError, match="reads no text: give recorded calls of it with --inputs"):
+    with pytest.raises(UsageError, match="reads no text: give recorded calls of it with inputs"):
         quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], text=tmp_path / "text")
 
 
@@ -239,3 +240,141 @@ def test_what_the_example_records_is_what_the_model_was_called_with(tmp_path):
 
     assert (4, 2, [0, 2]) == (outputs.calls, outputs.groups, [step.step for step in outputs.steps])
     assert 0 < outputs.output_error < 0.1
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+OTHERS = {
+    "CLIPVisionModel": (SMALL | {"image_size": 16, "patch_size": 8}, {"pixel_values": (2, 3, 16, 16)}),
+    "BertForSequenceClassification": (SMALL | {"vocab_size": 50, "num_labels": 1}, {"inputs_embeds": (2, 6, 32)}),
+    "ASTModel": (
+        SMALL | {"max_length": 32, "num_mel_bins": 16, "patch_size": 8, "time_stride": 8, "frequency_stride": 8},
+        {"input_values": (2, 32, 16)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_models_of_transformers_take_calls(name, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    fields, shapes = OTHERS[name]
+    kind = getattr(transformers, name)
+    torch.manual_seed(3)
+    model = kind(kind.config_class(**fields)).eval()
+    model.save_pretrained(tmp_path / "original")
+    stored = load_file(tmp_path / "original" / "model.safetensors")
+    written, values = dict(stored), dict(stored)
+    for key, tensor in stored.items():
+        if tensor.dim() == 2 and "layer" in key and key.endswith(".weight"):
+            scale = tensor.abs().amax(1, keepdim=True) / 127
+            codes = (tensor / scale).round()
+            written[key], written[key.replace(".weight", ".weight_scale")] = codes.to(torch.int8), scale
+            values[key] = codes * scale
+    save_file(written, tmp_path / "int8.safetensors")
+    inputs = [{key: torch.randn(shape) for key, shape in shapes.items()} for _ in range(2)]
+    calls = {f"{n}/{key}": value for n, own in enumerate(inputs) for key, value in own.items()}
+    save_file(calls, tmp_path / "calls.safetensors", {"quanterr.inputs": json.dumps({"version": 1, "class": name})})
+
+    def run(folder):
+        own = kind.from_pretrained(folder).eval()
+        with torch.no_grad():
+            return [own(**each)[0].double() for each in inputs]
+
+    (tmp_path / "values").mkdir()
+    shutil.copy(tmp_path / "original" / "config.json", tmp_path / "values")
+    save_file(values, tmp_path / "values" / "model.safetensors", {"format": "pt"})
+    x_and_y = zip(run(tmp_path / "original"), run(tmp_path / "values"), strict=True)
+    expected = [float((y - x).square().sum() / x.square().sum()) for x, y in x_and_y]
+    found = quanterr.evaluate(
+        tmp_path / "original", [tmp_path / "int8.safetensors"], inputs=tmp_path / "calls.safetensors"
+    )
+
+    # Products in float32 that are cut alike: some thousand roundings of 2^-24, beside an error of about 2^-8.
+    assert sum(expected) / 2 == pytest.approx(found.candidates[0].outputs.output_error, rel=1e-3)
+    assert 0 < sum(expected)
+    assert ("calls", name, "pass") == (found.kind, found.model, found.verdict)
+
+
+def test_a_language_model_takes_calls_or_a_text(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers.BertModel(transformers.BertConfig(**SMALL | {"vocab_size": 50})).save_pretrained(tmp_path / "original")
+    save_file({"0/pixel_values": torch.ones(1)}, tmp_path / "calls.safetensors")
+
+    with pytest.raises(UsageError, match="call 0 has pixel_values, which BertModel does not take"):
+        quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], inputs=tmp_path / "calls.safetensors")
+
+
+def test_timesteps_stay_exact_in_the_floor():
+    from quanterr.evaluation.floor import _ExactScalars
+
+    guidance, hidden, weight = torch.tensor([3.5]), torch.ones(1, 2, 2), torch.ones(2, 2).bfloat16()
+    with _ExactScalars():
+        scaled = guidance.to(torch.bfloat16) * 1000
+        product = torch.nn.functional.linear(hidden, weight)
+
+    assert [3500.0] == scaled.tolist()  # in bfloat16 it would be 3504
+    assert torch.bfloat16 == product.dtype
+    assert torch.bfloat16 == hidden.to(torch.bfloat16).dtype
+
+
+class TestTheFloor:
+    @staticmethod
+    def evaluated(tmp_path, stored, name="SD3Transformer2DModel", **options):
+        model = saved(name, tmp_path / "float32").to(stored)
+        model.save_pretrained(tmp_path / "original")
+        inputs = recorded(name, tmp_path / "inputs.safetensors", 3)
+        return model, quanterr.evaluate(tmp_path / "original", against=["int8_row"], inputs=inputs, **options)
+
+    @pytest.mark.parametrize("name", ["SD3Transformer2DModel", "FluxTransformer2DModel"])
+    def test_is_the_original_in_its_own_dtype_against_float32(self, name, tmp_path):
+        model, found = self.evaluated(tmp_path, torch.bfloat16, name)
+        expected = []
+        for number in range(3):
+            own, plain = inputs_of(name, number)
+            half = {
+                key: value.bfloat16() if value.is_floating_point() and not key.endswith("_ids") else value
+                for key, value in own.items()
+            }  # FLUX's timestep 0.7 is 1000 · 0.7 = 700 in bfloat16 as well
+            with torch.no_grad():
+                y = model.bfloat16()(**half, **plain).sample.double()
+                x = model.float()(**own, **plain).sample.double()
+            expected.append(float((y - x).square().sum() / x.square().sum()))
+
+        # The float32 side has some thousand roundings of 2^-24 beside 2^-9; the other is the same code in bfloat16.
+        assert sum(expected) / 3 == pytest.approx(found.floor.outputs.output_error, rel=1e-3)
+        assert ("bfloat16", None, 3) == (found.floor.dtype, found.floor.reason, found.floor.outputs.calls)
+
+    def test_is_in_every_table_and_names_who_is_below_it(self, tmp_path):
+        _, found = self.evaluated(tmp_path, torch.bfloat16)
+        found.candidates[0].outputs.output_error = found.floor.outputs.output_error / 2
+        found.save(tmp_path / "e.md")
+        text = (tmp_path / "e.md").read_text().replace("\\", "")
+
+        assert "floor: the original in bfloat16" in text
+        assert "below the floor: int8_row: bfloat16 alone rounds more than that" in text
+        assert "Output error by step" in text
+
+    @pytest.mark.parametrize(
+        ("dtype", "options", "says"),
+        [
+            (torch.float32, {}, "the original is stored in no float of 16 bits"),
+            (torch.bfloat16, {"dtype": "bfloat16"}, "both sides compute in 16 bits: --dtype float32 measures it"),
+        ],
+    )
+    def test_says_why_there_is_none(self, tmp_path, dtype, options, says):
+        _, found = self.evaluated(tmp_path, dtype, **options)
+        found.save(tmp_path / "e.md")
+
+        assert (None, says) == (found.floor.outputs, found.floor.reason)
+        assert f"no floor: {says}" in (tmp_path / "e.md").read_text().replace("\\", "")
+
+    def test_that_fails_ends_nothing_else(self, tmp_path):
+        _, found = self.evaluated(tmp_path, torch.float16)
+        model = saved("SD3Transformer2DModel", tmp_path / "large")
+        model.proj_out.weight.data.mul_(1e6).clamp_(-6e4, 6e4)
+        model.half().save_pretrained(tmp_path / "large")
+        inputs = tmp_path / "inputs.safetensors"
+        large = quanterr.evaluate(tmp_path / "large", against=["int8_row"], inputs=inputs)
+
+        assert found.floor.outputs.output_error > 0
+        assert "the original's output is not finite in float16" == large.floor.reason
+        assert large.candidates[0].outputs.output_error > 0

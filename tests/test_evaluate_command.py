@@ -19,7 +19,7 @@ from small_models import ids, quantized_by, saved, stored
 
 import quanterr
 from quanterr.errors import ReportError, Status, UsageError
-from quanterr.report.evaluation.logprobs import perplexity, ratio, read_logprobs
+from quanterr.report.evaluation.logprobs import compute_perplexity, compute_ratio, read_logprobs
 from quanterr.report.evaluation.reading import read_evaluation
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
@@ -85,8 +85,12 @@ class TestCommand:
     def test_an_output_that_cannot_be_written_costs_no_run(self, folder, tmp_path):
         for words, status, told in (
             (("--sensitivity", "missing/s.json"), Status.ENVIRONMENT, "--sensitivity missing/s.json: no such folder"),
-            (("--importance-out", "ids.safetensors"), Status.USAGE, "--importance-out ids.safetensors: is an input"),
-            (("-o", "original/e.json"), Status.USAGE, "--output-report original/e.json: lies in the folder"),
+            (
+                ("--importance-out", "ids.safetensors"),
+                Status.USAGE,
+                "ids.safetensors: this is an input",
+            ),
+            (("-o", "original/e.json"), Status.USAGE, "--output-report original/e.json: is in the folder"),
         ):
             refused = evaluate(folder, "quantized", *words)
             assert (status, "") == (refused.returncode, refused.stdout)
@@ -121,7 +125,7 @@ class TestCommand:
         done = evaluate(folder, "quantized", "--batch", 1, before=before)
 
         assert (Status.TERMINATED, "") == (done.returncode, done.stdout)
-        assert "quanterr: interrupted; ending (again to leave at once)" in done.stderr
+        assert "quanterr: interrupted; stopping (interrupt again to quit at once)" in done.stderr
 
     def test_help_loads_neither_torch_nor_transformers(self):
         code = (
@@ -320,8 +324,8 @@ class TestMerge:
         nothing = call("render", report, "--evaluation", folder / "e.json", "-o", tmp_path / "report.csv")
 
         assert (Status.USAGE, Status.USAGE) == (other.returncode, nothing.returncode)
-        assert "--evaluation: is not of " in other.stderr
-        assert "--evaluation goes into a page: give -o report.html" in nothing.stderr
+        assert "--evaluation: not of " in other.stderr
+        assert "--evaluation: only a page can include one; give -o report.html" in nothing.stderr
         assert not (tmp_path / "page.html").exists()
 
 
@@ -380,8 +384,9 @@ class TestOutputs:
     def test_a_notebook_shows_a_line_and_a_table(self, folder):
         found = read_evaluation(str(folder / "e.json"))
 
-        assert repr(found).startswith("<quanterr.Evaluation pass: quantized; ")
-        assert "kld_mean" in found._repr_html_()
+        assert repr(found).startswith("<quanterr.Evaluation pass: ")
+        assert "<th>candidate</th>" in found._repr_html_()
+        assert ">KLD</th>" in found._repr_html_()
 
 
 class TestFindings:
@@ -435,26 +440,26 @@ class TestPpl:
         assert [[-1.0, -2.0]] * 5 == read_logprobs(self.written(tmp_path / "a.jsonl", *self.FORMS))
 
     def test_is_the_exponential_of_the_mean_with_its_error(self, tmp_path):
-        found = perplexity("x", [[-1.0, -2.0], [-3.0]])
+        found = compute_perplexity("x", [[-1.0, -2.0], [-3.0]])
 
         assert pytest.approx(math.exp(2)) == found.ppl
         assert pytest.approx(math.exp(2) * math.sqrt(2 / 3 / 2)) == found.ppl_se
         assert (3, 2) == (found.tokens, found.chunks)
 
     def test_a_ratio_counts_that_tokens_are_the_same(self):
-        found = ratio([[-1.5, -2.5], [-3.5]], [[-1.0, -2.0], [-3.0]])
+        found = compute_ratio([[-1.5, -2.5], [-3.5]], [[-1.0, -2.0], [-3.0]])
 
         assert pytest.approx((0.5, 0.0, math.exp(0.5))) == tuple(found)
-        with pytest.raises(UsageError, match="both must be of the same tokens"):
-            ratio([[-1.0]], [[-1.0, -2.0]])
+        with pytest.raises(UsageError, match="both must be about the same tokens"):
+            compute_ratio([[-1.0]], [[-1.0, -2.0]])
 
     @pytest.mark.parametrize(
         ("line", "told"),
         [
             ("{", "line 1: not JSON"),
             ('{"a": 1}', "no list of log-probabilities"),
-            ("[0.5]", "0.5 is no natural logarithm"),
-            ('["x"]', "is no log-probability"),
+            ("[0.5]", "0.5 is not a natural logarithm"),
+            ('["x"]', "is not a log-probability"),
             ("[-1]", "at least 2 are needed"),
             ('{"choices": [{"text": "x"}]}', "ask the server for logprobs"),
         ],

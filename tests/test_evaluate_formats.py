@@ -58,9 +58,8 @@ def same_as_plain(folder, quantized):
     """Hold the evaluation of a candidate against plain transformers with its values."""
     tokens = ids(folder, 2 * CONTEXT)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
-    found = quanterr.evaluate(
-        folder / "original", [quantized], tokens=tokens, context=CONTEXT, dtype="float64", batch=2
-    )
+    how = {"tokens": tokens, "context": CONTEXT, "dtype": "float64", "batch": 2, "activations": "none"}
+    found = quanterr.evaluate(folder / "original", [quantized], **how)
     scores = found.candidates[0].scores
     want = expected("llama", *(plain("llama", folder / side, chunks) for side in ("original", "plain")), chunks)
 

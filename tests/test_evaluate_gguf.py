@@ -13,7 +13,7 @@ import pytest
 import torch
 from gguf_stored import F32, U32, Stored, architecture, key, write_gguf
 from safetensors.torch import load_file, save_file
-from small_models import ids, saved, stored
+from small_models import auto_of, ids, saved, stored
 from test_evaluate import CONTEXT, EXACTLY, FLOAT64, expected, plain
 from test_pairing_gguf import paired
 
@@ -93,7 +93,8 @@ def test_a_gguf_file_predicts_what_its_values_predict(kind, name, blocks, tmp_pa
     (tmp_path / "plain/config.json").write_text((original / "config.json").read_text())
     tokens = ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
-    found = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY)
+    weights = {"activations": "none"}
+    found = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY, **weights)
     scores = found.candidates[0].scores
     want = expected(name, *(plain(name, folder, chunks) for folder in (original, tmp_path / "plain")), chunks)
 
@@ -101,6 +102,33 @@ def test_a_gguf_file_predicts_what_its_values_predict(kind, name, blocks, tmp_pa
     assert pytest.approx(want, rel=FLOAT64) == (scores.ppl_original, scores.ppl, scores.kld_mean)
     assert 0 < scores.kld_mean < 0.01
     assert all(weight.output_error < 1e-3 for weight in found.candidates[0].weights)
+
+
+def round_q8_0(x):
+    """As llama.cpp does on x86: 127 / amax in float32, amax / 127 in float16."""
+    blocks = x.float().reshape(*x.shape[:-1], -1, 32)
+    largest = blocks.abs().amax(-1, keepdim=True)
+    codes = (blocks * (torch.tensor(127.0) / largest)).round()
+    return (codes * (largest / 127).half().float()).reshape(x.shape).to(x.dtype)
+
+
+def test_inputs_of_a_gguf_files_weights_are_rounded_as_llama_cpp_does(tmp_path):
+    original = saved("llama", tmp_path / "original")
+    path, values = written("llama", original, LLAMA, tmp_path / "model.gguf")
+    tokens = ids(tmp_path)
+    chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
+    found = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY).candidates[0]
+    model = auto_of("llama").from_pretrained(original, dtype=torch.float64).eval()
+    model.load_state_dict(values)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module.in_features % 32 == 0:  # others are stored as F32
+            module.register_forward_pre_hook(lambda _, args: (round_q8_0(args[0]),))
+    with torch.inference_mode():
+        own = model(input_ids=chunks, use_cache=False).logits
+    *_, kld = expected("llama", plain("llama", original, chunks), own, chunks)
+
+    assert ({"q8_0": 13}, "pass") == (found.activations, found.verdict), found.reasons
+    assert kld == pytest.approx(found.scores.kld_mean, rel=1e-6)
 
 
 def test_transformers_own_reader_of_gguf_gives_the_same(tmp_path):
@@ -116,7 +144,9 @@ def test_transformers_own_reader_of_gguf_gives_the_same(tmp_path):
     path, _ = written("llama", original, LLAMA, tmp_path / "model.gguf", keys)
     tokens = ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
-    scores = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY).candidates[0].scores
+    weights = {"activations": "none"}
+    found = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY, **weights)
+    scores = found.candidates[0].scores
     with torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float64).eval()
         own = model(input_ids=chunks, use_cache=False).logits
@@ -134,7 +164,11 @@ NEAR = {"abs": 1e-5, "rel": 1e-6}  # digits are printed so far, and the original
 @pytest.fixture(scope="module")
 def scores():
     found = quanterr.evaluate(
-        PERPLEXITY / "original", [PERPLEXITY / "q4_0.gguf"], tokens=PERPLEXITY / "ids.safetensors", context=64
+        PERPLEXITY / "original",
+        [PERPLEXITY / "q4_0.gguf"],
+        tokens=PERPLEXITY / "ids.safetensors",
+        context=64,
+        activations="none",
     )
     return found.candidates[0].scores
 

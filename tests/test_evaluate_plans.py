@@ -100,7 +100,7 @@ class TestCalibration:
         original, _, path, _ = studied
         plan = quanterr.plan(original, bits=6, to=RECIPES, sensitivity=path, device="cpu")
 
-        assert "calibrated by what was measured" in plan.notes[0]
+        assert "calibrated by recipes measured" in plan.notes[0]
 
 
 class TestVerify:
@@ -141,7 +141,7 @@ class TestVerify:
 
     def test_what_is_measured_has_no_importance_matrix(self, studied):
         original, text, path, _ = studied
-        with pytest.raises(UsageError, match="leave --importance out"):
+        with pytest.raises(UsageError, match="omit importance"):
             quanterr.plan(original, bits=6, sensitivity=path, verify=True, text=text, importance="imatrix.gguf")
 
     def test_a_text_that_says_nothing_measures_nothing(self, studied, tmp_path):

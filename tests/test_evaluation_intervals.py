@@ -8,8 +8,8 @@ from small_models import ids, saved
 
 import quanterr
 from quanterr.evaluation import scores
-from quanterr.report.evaluation.pairs import difference, neighbours, two_sided_p
-from quanterr.report.evaluation.wording import conclusion, in_words, nearer, precision
+from quanterr.report.evaluation.pairs import compare_neighbours, compare_paired, compute_p_value
+from quanterr.report.evaluation.wording import conclusion, describe_nearer, describe_precision, format_metric
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
@@ -29,13 +29,13 @@ def evaluation(tmp_path_factory):
 )
 def test_p_is_that_of_students_t(freedom, t):
     steepest = 0.12  # 2 · density at these quantiles: p changes by so much for 1
-    assert two_sided_p(t, freedom) == pytest.approx(0.05, abs=0.0005 * steepest)  # t has three decimals
-    assert two_sided_p(0.0, freedom) == 1
+    assert compute_p_value(t, freedom) == pytest.approx(0.05, abs=0.0005 * steepest)  # t has three decimals
+    assert compute_p_value(0.0, freedom) == 1
 
 
 def test_a_difference_is_of_the_same_chunks():
     first, second = [1.0, 2.0, 3.0, 4.0], [1.5, 2.4, 3.6, 4.5]
-    found = difference(first, second)
+    found = compare_paired(first, second)
 
     assert found.mean == pytest.approx(0.5)
     assert found.error == pytest.approx(sqrt(0.02 / 3 / 4))  # of 0.5, 0.4, 0.6, 0.5
@@ -43,8 +43,8 @@ def test_a_difference_is_of_the_same_chunks():
 
 
 def test_one_chunk_and_the_same_numbers_say_nothing():
-    assert difference([1.0], [2.0]) is None
-    assert difference([1.0, 2.0], [1.0, 2.0]) is None
+    assert compare_paired([1.0], [2.0]) is None
+    assert compare_paired([1.0, 2.0], [1.0, 2.0]) is None
 
 
 def test_chunks_are_in_the_result_and_their_mean_is_the_mean(evaluation):
@@ -56,20 +56,20 @@ def test_chunks_are_in_the_result_and_their_mean_is_the_mean(evaluation):
 
 
 def test_neighbours_are_in_the_order_of_their_divergence_and_said(evaluation):
-    found = neighbours(evaluation)
+    found = compare_neighbours(evaluation)
 
     assert ["int8_row", "int6_g32"] == [near.name for near, _, _ in found]
-    assert "int8_row is nearer than int6_g32: by " in nearer(*found[0])
+    assert "int8_row is nearer than int6_g32: by " in describe_nearer(*found[0])
     assert "; int6_g32 is next (p" in conclusion(evaluation)
 
 
 def test_a_candidate_that_may_be_as_near_is_not_called_nearer(evaluation):
-    near, far, _ = neighbours(evaluation)[0]
+    near, far, _ = compare_neighbours(evaluation)[0]
     chunks = near.scores.kld_chunks
-    apart = difference(chunks, [value * (1.1 if n % 2 else 0.92) for n, value in enumerate(chunks)])
+    apart = compare_paired(chunks, [value * (1.1 if n % 2 else 0.92) for n, value in enumerate(chunks)])
 
     assert apart.p > 0.05
-    assert "int8_row is not surely nearer than int6_g32" in nearer(near, far, apart)
+    assert "int8_row is not significantly nearer than int6_g32" in describe_nearer(near, far, apart)
 
 
 def test_errors_that_are_shown_are_those_that_gates_use(evaluation):
@@ -77,7 +77,7 @@ def test_errors_that_are_shown_are_those_that_gates_use(evaluation):
     error = max(one.scores.kld_mean_se, one.scores.kld_mean_chunk_se)
 
     assert one.error("kld_mean") == error
-    assert f"± {error:.1g}"[:3] in in_words(one, "kld_mean")
+    assert f"± {error:.1g}"[:3] in format_metric(one, "kld_mean")
     assert one.error("ppl_ratio") == pytest.approx(
         one.scores.ppl_ratio * max(one.scores.ln_ppl_ratio_se, one.scores.ln_ppl_ratio_chunk_se)
     )
@@ -89,7 +89,7 @@ def test_more_chunks_are_asked_for_where_the_error_is_large(evaluation):
     share = best.scores.kld_error / best.scores.kld_mean
 
     assert share > 0.03
-    assert precision(evaluation).startswith("10 chunks: KLD ± ")
+    assert describe_precision(evaluation).startswith("10 chunks: KLD ± ")
 
 
 def test_the_error_of_a_quantile_is_that_of_chunks_drawn_again():

@@ -8,10 +8,9 @@ from making import compared, in_memory, numbers, quantized_fp8, summed, summed_b
 from test_kernel import FEW
 
 from quanterr.metrics.sums import Sums, as_float
-from quanterr.report.as_table import show
 from quanterr.report.items import values
-from quanterr.report.layers import worst_expert, worst_layers
-from quanterr.report.terminal import console
+from quanterr.report.layers import find_worst_expert, pick_worst_layers
+from quanterr.report.terminal import console, show
 
 PLACE = "model.layers.0.mlp.experts"
 
@@ -40,7 +39,7 @@ class TestOfAStack:
     @pytest.mark.parametrize("size", [16, 64, 1000, 48 * 64, 5000, 1 << 19])
     def test_have_the_energies_that_float64_gives(self, size, wide):
         x, y = stack(2)
-        for sums in (summed(x, y, size, wide), Sums.merged(summed_by_chunk(x, y, size, wide))):
+        for sums in (summed(x, y, size, wide), Sums.merge(summed_by_chunk(x, y, size, wide))):
             assert list(range(4)) == sorted(sums.matrices)
             for expert in range(4):
                 found = sums.matrices[expert]
@@ -62,25 +61,30 @@ class TestOfAStack:
         (layer,) = report.layers
 
         assert [0, 1, 2, 3] == [expert.expert for expert in layer.experts]
-        assert 1 == worst_expert(layer.experts).expert
+        assert 1 == find_worst_expert(layer.experts).expert
         assert dict(values(layer))["worst_expert"] == 1
-        ((name, _),) = worst_layers(report.layers, 10)
-        assert name == f"{PLACE}.up_proj (of 4 experts the worst is 1: {layer.experts[1].snr_db:.2f} dB)"
+        (worst,) = pick_worst_layers(report.layers, 10)
+        assert worst == (layer, f"4 experts, the worst 1: {layer.experts[1].snr_db:.2f} dB")
 
 
 class TestApart:
     def test_the_worst_stands_for_all(self, apart):
-        names = [name for name, _ in worst_layers(apart.layers, 10)]
+        found = [(one.layer.layer_name, one.stands_for) for one in pick_worst_layers(apart.layers, 10)]
 
         assert 5 == len(apart.layers)
-        assert [f"{PLACE}.2.up_proj.weight (the worst of 4 experts)", "model.layers.0.self_attn.q_proj.weight"] == names
+        assert [
+            (f"{PLACE}.2.up_proj.weight", "4 experts, the worst"),
+            ("model.layers.0.self_attn.q_proj.weight", ""),
+        ] == found
 
     def test_the_table_names_it(self, apart):
         to = io.StringIO()
-        show(apart, console(to))
+        show(apart.view(10), console(to))
 
-        assert f"| {PLACE.removeprefix('model.layers.')}.2.up_proj (the worst of 4 experts)" in to.getvalue()
+        (row,) = [line for line in to.getvalue().splitlines() if "up_proj " in line]
+        assert row.startswith(f"| {PLACE.removeprefix('model.layers.')}.2.up_proj ")
+        assert "| 4 experts, the worst " in row
         assert f"| {PLACE.removeprefix('model.layers.')}.1.up_proj" not in to.getvalue()
 
     def test_as_many_rows_as_asked_for(self, apart):
-        assert 1 == len(worst_layers(apart.layers, 1))
+        assert 1 == len(pick_worst_layers(apart.layers, 1))

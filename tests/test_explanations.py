@@ -7,7 +7,7 @@ import torch
 from making import compared, numbers
 from mutation import unusual
 
-from quanterr.findings import explanations, finding
+from quanterr.findings import explanations, make_finding
 from quanterr.findings.explanations import EXPLANATIONS, SEVERITIES, drop_explained
 from quanterr.report.finding_codes import CODES
 
@@ -141,7 +141,7 @@ def test_no_row_explains_what_an_earlier_one_takes_for_a_cause(earlier, later):
 
 
 def a_finding(code, severity, layer, **evidence):
-    return finding(code, severity, layer, "x", **evidence)
+    return make_finding(code, severity, layer, "x", **evidence)
 
 
 @pytest.mark.parametrize("row", EXPLANATIONS, ids=lambda row: " ".join(key(row)))

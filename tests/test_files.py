@@ -12,7 +12,7 @@ from stored import as_nobody
 
 from quanterr.errors import ResourceError, UsageError
 from quanterr.report import OUTPUTS
-from quanterr.report.files import Target, output_named, targets, update, write
+from quanterr.report.files import Target, check_targets, find_output, update_section, write
 
 JSON = OUTPUTS[0]
 
@@ -57,24 +57,24 @@ def mode_of(path):
 
 @pytest.mark.parametrize("name", ["report.json", "report.JSON", ".hidden.json", "größe.json", "a b.json"])
 def test_the_suffix_chooses_the_output(tmp_path, name):
-    assert [Target(JSON, tmp_path / name)] == targets([str(tmp_path / name)], [])
+    assert [Target(JSON, tmp_path / name)] == check_targets([str(tmp_path / name)], [])
 
 
 def test_a_dash_is_json_on_standard_output():
-    assert [Target(JSON, None)] == targets(["-"], [])
+    assert [Target(JSON, None)] == check_targets(["-"], [])
 
 
 def test_a_file_is_not_replaced_if_it_is_asked_to_stay(tmp_path):
     there, new = tmp_path / "there.json", tmp_path / "new.json"
     there.write_text('{"schema": "quanterr.report"}')
 
-    assert [new, None] == [target.path for target in targets([str(new), "-"], [], no_clobber=True)]
-    with pytest.raises(ResourceError, match=r"there\.json: exists, and --no-clobber is given"):
-        targets([str(new), str(there)], [], no_clobber=True)
+    assert [new, None] == [target.path for target in check_targets([str(new), "-"], [], no_clobber=True)]
+    with pytest.raises(ResourceError, match=r"there\.json: already exists \(--no-clobber\)"):
+        check_targets([str(new), str(there)], [], no_clobber=True)
 
 
 def test_several_outputs_keep_their_order(tmp_path):
-    found = targets([str(tmp_path / "b.json"), "-", str(tmp_path / "a.json")], [])
+    found = check_targets([str(tmp_path / "b.json"), "-", str(tmp_path / "a.json")], [])
 
     assert [tmp_path / "b.json", None, tmp_path / "a.json"] == [target.path for target in found]
 
@@ -83,25 +83,27 @@ def test_several_outputs_keep_their_order(tmp_path):
 def test_each_suffix_has_its_output_and_each_output_its_name(tmp_path, output):
     path = tmp_path / f"report{output.suffix}"
 
-    assert [Target(output, path)] == targets([str(path)], [])
-    assert output == output_named(output.name, OUTPUTS)
+    assert [Target(output, path)] == check_targets([str(path)], [])
+    assert output == find_output(output.name)
 
 
 def test_an_output_may_be_chosen_whatever_the_suffix(tmp_path):
-    html = output_named("html", OUTPUTS)
+    html = find_output("html")
 
-    assert [Target(html, tmp_path / "page"), Target(html, None)] == targets([str(tmp_path / "page"), "-"], [], html)
+    assert [Target(html, tmp_path / "page"), Target(html, None)] == check_targets(
+        [str(tmp_path / "page"), "-"], [], html
+    )
 
 
 def test_an_unknown_output_is_refused_with_those_that_are_known():
     with pytest.raises(UsageError, match="choose one of json, jsonl, csv, html, md, junit"):
-        output_named("pdf", OUTPUTS)
+        find_output("pdf")
 
 
 @pytest.mark.parametrize("name", ["report.pdf", "report", "json", "report.json.", "report.jso\x1b"])
 def test_an_unknown_suffix_is_refused_with_those_that_are_known(tmp_path, name):
     with pytest.raises(UsageError, match=r"unknown suffix; choose one of \.json, .* or - for stdout") as raised:
-        targets([str(tmp_path / name)], [])
+        check_targets([str(tmp_path / name)], [])
 
     assert 2 == raised.value.status
     assert "\x1b" not in str(raised.value)
@@ -117,7 +119,7 @@ def test_an_input_is_never_overwritten(tmp_path, link):
         link(model, output)
 
     with pytest.raises(UsageError, match="is an input") as raised:
-        targets([str(output)], ["elsewhere.safetensors", str(model)])
+        check_targets([str(output)], ["elsewhere.safetensors", str(model)])
 
     assert 2 == raised.value.status
 
@@ -129,25 +131,25 @@ def test_nothing_is_written_into_the_folder_of_a_checkpoint(tmp_path, report, ea
     if earlier:
         write(Target(JSON, folder / "report.json"), lambda file: JSON.write(report, file))
 
-    with pytest.raises(UsageError, match="lies in the folder of a checkpoint that is compared"):
-        targets([str(folder / "report.json")], ["elsewhere.safetensors", str(folder)])
+    with pytest.raises(UsageError, match="is in the folder of an input checkpoint"):
+        check_targets([str(folder / "report.json")], ["elsewhere.safetensors", str(folder)])
     inside = folder / "reports" / "report.json"
-    assert [Target(JSON, inside)] == targets([str(inside)], [str(folder)])
+    assert [Target(JSON, inside)] == check_targets([str(inside)], [str(folder)])
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)
 def test_an_earlier_output_or_an_empty_file_may_be_replaced_and_no_document_of_somebody(tmp_path, report, output):
     path = tmp_path / "mine.md"
     path.write_text("")
-    assert [Target(output, path)] == targets([str(path)], [], output)
+    assert [Target(output, path)] == check_targets([str(path)], [], output)
     for other in OUTPUTS:
         write(Target(output, path), lambda file, other=other: other.write(report, file))
-        assert [Target(output, path)] == targets([str(path)], [], output)
+        assert [Target(output, path)] == check_targets([str(path)], [], output)
 
     for text in ("mine", "\n", "# quanterr\n", '{"tool": "quanterr"}'):
         path.write_text(text)
-        with pytest.raises(UsageError, match="exists and is not a report; ") as raised:
-            targets([str(path)], [], output)
+        with pytest.raises(UsageError, match="already exists, and quanterr did not write it; ") as raised:
+            check_targets([str(path)], [], output)
         assert 2 == raised.value.status
 
 
@@ -155,38 +157,38 @@ def test_what_is_no_document_is_replaced_as_any_output_is(tmp_path):
     path = tmp_path / "report.json"
     path.write_text("old")
 
-    assert [Target(JSON, path)] == targets([str(path)], [])
+    assert [Target(JSON, path)] == check_targets([str(path)], [])
 
 
 def test_a_document_that_begins_with_a_section_is_somebodys(tmp_path, report):
     path = tmp_path / "README.md"
-    write(Target(output_named("md", OUTPUTS), path), lambda file: output_named("md", OUTPUTS).write(report, file))
-    assert [Target(output_named("md", OUTPUTS), path)] == targets([str(path)], [])
+    write(Target(find_output("md"), path), lambda file: find_output("md").write(report, file))
+    assert [Target(find_output("md"), path)] == check_targets([str(path)], [])
     path.write_text(path.read_text() + "my own words\n")
 
     for output in OUTPUTS:
-        with pytest.raises(UsageError, match=r"exists and is not a report; "):
-            targets([str(path)], [], output)
+        with pytest.raises(UsageError, match=r"already exists, and quanterr did not write it; "):
+            check_targets([str(path)], [], output)
     with pytest.raises(UsageError, match=r"quanterr render REPORT --update .*README\.md"):
-        targets([str(path)], [])
+        check_targets([str(path)], [])
 
 
 def test_standard_output_carries_one_document():
     for given in (["-", "-"], ["-", "/dev/stdout"]):
-        with pytest.raises(UsageError, match="standard output holds one document"):
-            targets(given, [])
+        with pytest.raises(UsageError, match="standard output can hold only one document"):
+            check_targets(given, [])
 
 
 def test_a_folder_is_no_output(tmp_path):
     (tmp_path / "report.json").mkdir()
 
     with pytest.raises(UsageError, match="is a folder"):
-        targets([str(tmp_path / "report.json")], [])
+        check_targets([str(tmp_path / "report.json")], [])
 
 
 def test_a_missing_folder_is_told_before_the_work(tmp_path):
     with pytest.raises(ResourceError, match=r"no such folder: .*reports") as raised:
-        targets([str(tmp_path / "reports" / "report.json")], [])
+        check_targets([str(tmp_path / "reports" / "report.json")], [])
 
     assert 5 == raised.value.status
 
@@ -195,20 +197,20 @@ def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(ResourceError, match="no such folder"):
-        targets([str(tmp_path / "file" / "report.json")], [])
+        check_targets([str(tmp_path / "file" / "report.json")], [])
 
 
 def test_a_read_only_folder_is_told_before_the_work():
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o555)
-        with as_nobody(), pytest.raises(ResourceError, match="cannot be written there") as raised:
-            targets([f"{folder}/report.json"], [])
+        with as_nobody(), pytest.raises(ResourceError, match="no permission to write there") as raised:
+            check_targets([f"{folder}/report.json"], [])
 
     assert 5 == raised.value.status
 
 
 def test_checking_creates_nothing(tmp_path):
-    targets([str(tmp_path / "report.json")], [])
+    check_targets([str(tmp_path / "report.json")], [])
 
     assert [] == os.listdir(tmp_path)
 
@@ -270,7 +272,7 @@ def test_a_symbolic_link_stays_one(tmp_path, exists):
         real.write_text('{"schema": "quanterr.report"}')
     path.symlink_to(real)
 
-    write(*targets([str(path)], []), render)
+    write(*check_targets([str(path)], []), render)
 
     assert path.is_symlink()
     assert "new\n" == real.read_text()
@@ -283,7 +285,7 @@ def test_a_document_gets_the_section_between_its_comments(tmp_path, report):
     path.chmod(0o640)
     link.symlink_to(path)
 
-    update(str(link), report, output_named("md", OUTPUTS))
+    update_section(str(link), report, find_output("md"))
 
     assert path.read_bytes().startswith("# Größe\r\n<!-- quanterr:begin -->\r\n## Weight fidelity\r\n".encode())
     assert path.read_bytes().endswith(b"<!-- quanterr:end -->\r\nafter")
@@ -297,7 +299,7 @@ def test_a_document_without_room_for_it_stays_untouched(tmp_path, report, text):
         path.write_bytes(text)
 
     with pytest.raises(UsageError, match=r"--update .*README\.md: "):
-        update(str(path), report, output_named("md", OUTPUTS))
+        update_section(str(path), report, find_output("md"))
 
     assert text is None or text == path.read_bytes()
 
@@ -308,7 +310,7 @@ def test_a_full_disk_leaves_the_document_untouched(tmp_path, report):
     before = path.read_text()
 
     with largest_file(100), pytest.raises(ResourceError):
-        update(str(path), report, output_named("md", OUTPUTS))
+        update_section(str(path), report, find_output("md"))
 
     assert before == path.read_text()
     assert ["README.md"] == os.listdir(tmp_path)
@@ -332,7 +334,7 @@ def test_a_full_disk_leaves_the_earlier_report_untouched(tmp_path):
 @needs_full_device
 def test_a_full_device_is_an_error_of_the_environment():
     with pytest.raises(ResourceError, match="/dev/full: No space left on device") as raised:
-        write(*targets(["/dev/full"], []), render)
+        write(*check_targets(["/dev/full"], []), render)
 
     assert 5 == raised.value.status
 
@@ -362,7 +364,7 @@ def test_a_pipe_is_written_through_and_stays(tmp_path):
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        write(*targets([str(path)], []), render)
+        write(*check_targets([str(path)], []), render)
 
         assert b"new\n" == os.read(reader, 100)
     finally:
@@ -372,7 +374,7 @@ def test_a_pipe_is_written_through_and_stays(tmp_path):
 
 
 def test_a_device_is_written_through_and_stays():
-    write(*targets([os.devnull], []), render)
+    write(*check_targets([os.devnull], []), render)
 
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
 

@@ -10,10 +10,10 @@ from making import compared, numbers, quantized_fp8, quantized_int8
 
 import quanterr
 from quanterr.comparison.worker import Worker
-from quanterr.findings import finding
-from quanterr.findings.factors import meaning, pattern
-from quanterr.findings.repairs import Sample, order_of, simplest
-from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.findings import make_finding
+from quanterr.findings.factors import explain_factor, explain_factors
+from quanterr.findings.repairs import Sample, describe_order, find_simplest_repair
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.report.base import Finding
 from quanterr.report.finding_codes import CODES, FORMER_NAMES
 
@@ -67,7 +67,9 @@ def codes_as(function):
 
 class TestCodes:
     def test_evidence_is_what_json_can_hold(self):
-        made = finding("implausible_error", "error", None, "x", snr_db=-math.inf, cosine_similarity=math.nan, rows=[1])
+        made = make_finding(
+            "implausible_error", "error", None, "x", snr_db=-math.inf, cosine_similarity=math.nan, rows=[1]
+        )
 
         assert {"snr_db": None, "cosine_similarity": None, "rows": [1]} == made.evidence
 
@@ -158,7 +160,7 @@ class TestScales:
         found = told(compared(tmp_path, x, y))
 
         assert "one factor per row corrects it" in found["scale_factor"].message
-        assert "each scale belongs 1 earlier" in found["scale_factor"].message
+        assert "each scale belongs 1 place earlier" in found["scale_factor"].message
 
     def test_scales_of_other_blocks_are_told(self, tmp_path):
         x = model(shape=(128, 128))
@@ -195,7 +197,7 @@ class TestScales:
             return (weight.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
 
         if not judged:  # as of codebooks, whose scales are not judged
-            monkeypatch.setattr(Worker, "_attainable", lambda *_: None)
+            monkeypatch.setattr(Worker, "_measure_attainable", lambda *_: None)
         x = model()
         found = told(compared(tmp_path, x, stored(x, clipped)))
 
@@ -244,7 +246,7 @@ class TestScalesOfActivations:
     ("factor", "scale", "words"),
     [
         (-1.0, 0.5, "sign is inverted"),
-        (3.0, 1.0, "the real one was dropped"),
+        (3.0, 1.0, "the real scale was dropped"),
         (0.02, 0.0004, "applied twice"),
         (0.0004, 0.02, "inverse"),
         (0.02, 0.02, "already include them"),
@@ -255,28 +257,28 @@ class TestScalesOfActivations:
     ],
 )
 def test_what_a_factor_suggests(factor, scale, words):
-    scales = Scales(1, 0, 0, 0, scale, scale, scale)
+    scales = ScaleStatistics(1, 0, 0, 0, scale, scale, scale)
 
-    assert words in meaning(factor, scales)
-    assert bool(words) == bool(meaning(factor, scales))
+    assert words in explain_factor(factor, scales)
+    assert bool(words) == bool(explain_factor(factor, scales))
 
 
 @pytest.mark.parametrize(
     ("stored", "factors", "words"),
     [
-        (lambda s: s * 0 + 1, lambda s: 1 / s, "every stored scale is 1; the real ones were dropped"),
+        (lambda s: s * 0 + 1, lambda s: 1 / s, "every stored scale is 1; the real scales were dropped"),
         (lambda s: s * s, lambda s: s, "applied twice, or stored squared"),
         (lambda s: 1 / s, lambda s: s**-2, "inverse"),
         (lambda s: s, lambda s: s, "already include them"),
-        (lambda s: s.roll(1), lambda s: s.roll(1) / s, "belongs 1 earlier"),
-        (lambda s: s.roll(16), lambda s: s.roll(16) / s, "belongs 16 later"),
+        (lambda s: s.roll(1), lambda s: s.roll(1) / s, "belongs 1 place earlier"),
+        (lambda s: s.roll(16), lambda s: s.roll(16) / s, "belongs 16 places later"),
         (lambda s: s, lambda s: s.flip(0) / s, ""),
         (lambda s: -s, lambda s: s, ""),
     ],
 )
 def test_what_the_factors_of_rows_suggest_of_their_scales(stored, factors, words):
     scales = torch.rand(32, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.01
-    told = pattern(factors(scales), stored(scales))
+    told = explain_factors(factors(scales), stored(scales))
 
     assert words in told
     assert bool(words) == bool(told)
@@ -287,13 +289,13 @@ class TestOrder:
         found, name = faulty(tmp_path, codes_as(lambda codes: codes.roll(1, 0)))
 
         assert ("error", name) == (found["permuted"].severity, found["permuted"].layer)
-        assert "its rows are in another order (shifted by 1)" in found["permuted"].message
+        assert "its rows are in a different order (shifted by 1)" in found["permuted"].message
         assert found["permuted"].evidence["snr_db_repaired"] > 30
 
     def test_columns_whose_neighbours_are_exchanged(self, tmp_path):
         found, _ = faulty(tmp_path, codes_as(lambda codes: codes.reshape(64, 64, 2).flip(2).reshape(64, 128)))
 
-        assert "its columns are in another order (neighbours are swapped" in found["permuted"].message
+        assert "its columns are in a different order (neighbours are swapped" in found["permuted"].message
 
     def test_no_simple_rule(self, tmp_path):
         order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
@@ -322,7 +324,7 @@ class TestOrder:
     def test_an_order_in_words(self, there, words):
         own = list(range(64))
 
-        assert words in order_of(own, [there(i) for i in own], 64)
+        assert words in describe_order(own, [there(i) for i in own], 64)
 
     def test_the_weight_of_another_layer_is_named(self, tmp_path):
         x = model(3)
@@ -400,7 +402,7 @@ class TestRows:
 
 
 def test_far_below_the_usual_level_of_its_format(tmp_path, monkeypatch):
-    monkeypatch.setattr(Worker, "_attainable", lambda *_: None)  # as of codebooks, which have no nearest code
+    monkeypatch.setattr(Worker, "_measure_attainable", lambda *_: None)  # as of codebooks, which have no nearest code
     x = model()
     found = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
 
@@ -425,14 +427,14 @@ class TestVectors:
             (NORM, lambda x: x[NORM] * (torch.arange(128) % 3 == 0), "implausible_error", "of its 128 values are zero"),
             (NORM, lambda x: -x[NORM], "scale_factor", "times -1: the sign is inverted"),
             (NORM, lambda x: x[NORM] * 1000, "scale_factor", "times 1000"),
-            (NORM, lambda x: x[NORM].flip(0), "permuted", "permuted"),
-            (NORM, lambda x: x[NORM].roll(1), "permuted", "permuted"),
+            (NORM, lambda x: x[NORM].flip(0), "permuted", "a permutation of the original"),
+            (NORM, lambda x: x[NORM].roll(1), "permuted", "a permutation of the original"),
             (NORM, lambda x: 50 * numbers(128, seed=9), "implausible_error", "another tensor, or damaged"),
             (NORM, lambda x: x[NORM] * 20 + 0.3 * numbers(128, seed=9), "scale_factor", "times 20"),
             (BIAS, lambda x: x[BIAS] * 0, "implausible_error", "all its values are zero"),
             (BIAS, lambda x: x[BIAS] * 10, "scale_factor", "times 10"),
-            (BIAS, lambda x: x[BIAS][torch.randperm(64)], "permuted", "permuted"),
-            (BIAS, lambda x: x[OTHER_BIAS], "swapped_weight", f"those of {OTHER_BIAS} of the original"),
+            (BIAS, lambda x: x[BIAS][torch.randperm(64)], "permuted", "a permutation of the original"),
+            (BIAS, lambda x: x[OTHER_BIAS], "swapped_weight", f"match {OTHER_BIAS} of the original"),
             (BIAS, lambda x: numbers(64, seed=9), "implausible_error", "another tensor, or damaged"),
         ],
     )
@@ -593,7 +595,7 @@ class TestNumbersThatTellNothing:
 
 class TestAllWeights:
     def test_one_far_below_its_group(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(Worker, "_attainable", lambda *_: None)  # else its excess says it
+        monkeypatch.setattr(Worker, "_measure_attainable", lambda *_: None)  # else its excess says it
         x = model(8)
         y = stored(x, by_row)
         name = UP.format(3)
@@ -622,7 +624,7 @@ class TestAllWeights:
         assert all("1 sampled row (7)" in one.message for one in found)
 
     def test_bad_rows_of_many_without_nearest_codes_are_no_warning(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(Worker, "_attainable", lambda *_: None)
+        monkeypatch.setattr(Worker, "_measure_attainable", lambda *_: None)
         x = model(8)
         y = stored(x, by_row)
         for name in list(x)[:4]:
@@ -703,12 +705,12 @@ class TestRepairsAreJudgedOnWhatTheyWereNotFittedTo:
     def test_factors_that_merely_shrink_noise_are_none(self, shape):
         x, noise = (torch.randn(shape, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (1, 2))
 
-        assert simplest(Sample(x, x + 1.2 * noise), 2) is None
+        assert find_simplest_repair(Sample(x, x + 1.2 * noise), 2) is None
 
     def test_a_factor_for_each_column_is_found_on_the_other_rows(self):
         x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         factors = torch.linspace(0.2, 3, 64, dtype=torch.float64)
-        repair, corrected = simplest(Sample(x, x * factors), 8)
+        repair, corrected = find_simplest_repair(Sample(x, x * factors), 8)
 
         assert ("scale_factor", True) == (repair.code, corrected.snr_db > 200)
         assert "per column" in repair.message
@@ -717,5 +719,5 @@ class TestRepairsAreJudgedOnWhatTheyWereNotFittedTo:
         x, noise = (torch.randn(64, 64, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
         sample = Sample(x.double(), (2 * x + 0.2 * noise).double())
 
-        assert simplest(sample, 8, attainable_db=15.0) is not None
-        assert simplest(sample, 8, attainable_db=40.0) is None
+        assert find_simplest_repair(sample, 8, attainable_db=15.0) is not None
+        assert find_simplest_repair(sample, 8, attainable_db=40.0) is None

@@ -28,7 +28,7 @@ from safetensors.torch import safe_open
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.formats import FORMATS
-from quanterr.pairing.plan import Bucket
+from quanterr.pairing.model import Bucket
 from quanterr.tensors.chunks import Chunk, Cut
 from quanterr.tensors.workspace import Workspace
 
@@ -481,7 +481,7 @@ class TestBlocks:
         with planned(original, store(tmp_path / "quantized", tensors, config=config)) as plan:
             (doubt,) = plan.pairs[0].quantized.warnings
 
-        assert "config.json declares blocks of 64 × 64, read as 128 × 128, as the scale's shape has it" == doubt
+        assert "config.json declares blocks of 64 × 64, but the scale's shape implies 128 × 128, which is used" == doubt
 
     @pytest.mark.parametrize("edge", [14, 16])
     def test_of_groups_whose_last_may_be_partial_are_those_that_bear_out_the_original(self, tmp_path, edge):
@@ -598,7 +598,7 @@ class TestLabelsThatContradictTensors:
         report = compared(tmp_path, {"a.weight": codes.float() * ONE}, tensors, said)
         own = "int8" if codes.dtype == torch.int8 else "float8"
         stored = {torch.int8: "I8", FP8: "F8_E4M3"}[codes.dtype]
-        told = f"a.weight: {where} says {format}, but the codes are {stored} [4, 40]: read as what is stored"
+        told = f"a.weight: {where} says {format}, but the codes are {stored} [4, 40]: read as stored"
 
         assert [layer.layer_name for layer in report.lossless] == ["a.weight"]
         assert ([] if format.startswith(own) else [told]) == doubts_of(report)
@@ -749,10 +749,10 @@ def test_a_part_that_is_held_is_read_again_once_its_buffer_has_held_something_el
     workspace = Workspace(CPU)
     with open_checkpoint(path) as checkpoint:
         a, b = checkpoint.entries["a"], checkpoint.entries["b"]
-        workspace.whole("part", a)
+        workspace.read_whole("part", a)
         workspace.read("part", b, 0, (4,))
 
-        assert workspace.whole("part", a).tolist() == [0, 1, 2, 3]
+        assert workspace.read_whole("part", a).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("dtype", [FP8, torch.float8_e5m2])

@@ -4,8 +4,8 @@ import pytest
 import torch
 from making import compared, dequantized, label, numbers, planned, quantized_fp8, store
 
-from quanterr.pairing.names import atoms_of, canonical
-from quanterr.pairing.plan import Bucket
+from quanterr.pairing.model import Bucket
+from quanterr.pairing.names import atoms_of, canonicalize
 
 
 def fp8(name, weight):
@@ -238,7 +238,7 @@ class TestNames:
         ],
     )
     def test_of_one_weight_are_one(self, one, other):
-        assert canonical(one) == canonical(other)
+        assert canonicalize(one) == canonicalize(other)
 
     @pytest.mark.parametrize(
         ("one", "other"),
@@ -249,7 +249,7 @@ class TestNames:
         ],
     )
     def test_of_two_weights_are_two(self, one, other):
-        assert canonical(one) != canonical(other)
+        assert canonicalize(one) != canonicalize(other)
 
     def test_of_stacked_experts_are_those_of_each(self):
         names = atoms_of("l.3.mlp.experts.gate_up_proj", (2, 8, 4)).names
@@ -395,7 +395,7 @@ MISTRAL = {
 
 class TestMistral:
     def test_names_are_the_same_paths(self):
-        assert all(canonical(native) == canonical(usual) for native, usual in MISTRAL.items())
+        assert all(canonicalize(native) == canonicalize(usual) for native, usual in MISTRAL.items())
 
     def test_rows_of_heads_are_put_back_on_either_side(self, tmp_path):
         usual = {f"model.layers.0.self_attn.{n}_proj.weight": numbers(24, 64, seed=ord(n)) for n in "qkv"}

@@ -152,14 +152,14 @@ def test_a_lost_item_that_goes_unnoticed_is_found(monkeypatch):
 
 
 def test_a_tensor_that_is_forgotten_is_found(monkeypatch):
-    whole = quanterr.comparison.assembly.ReportBuilder._coverage
+    whole = quanterr.comparison.assembly.ReportBuilder._make_coverage
 
     def without_parts(*arguments):
         coverage = whole(*arguments)
         coverage.quantized.pop("consumed", None)
         return coverage
 
-    monkeypatch.setattr("quanterr.comparison.assembly.ReportBuilder._coverage", without_parts)
+    monkeypatch.setattr("quanterr.comparison.assembly.ReportBuilder._make_coverage", without_parts)
 
     assert isinstance(first_defect("compare", 40), Defect)
 

@@ -15,10 +15,10 @@ from stored import original, pair, quantized, write
 
 import quanterr
 from quanterr.errors import Status
-from quanterr.gates.github import MAX_SUMMARY, annotations, summary
-from quanterr.gates.judging import Verdict
+from quanterr.gates.github import MAX_SUMMARY, format_summary, make_annotations
+from quanterr.gates.verdicts import Verdict
 from quanterr.report.gate_results import Gate, Violation
-from quanterr.util.text import decisive
+from quanterr.util.text import format_decisive
 
 UP, Q = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"
 HOSTILE = [
@@ -180,8 +180,8 @@ class TestWhatIsTold:
         both = gate(stored, "--require", "snr_db >= 99").stderr
 
         assert f"gate snr_db >= {limit!r} does not hold" in one
-        assert f"{decisive(lower, limit)} (margin {decisive(lower - limit, 0)})" in one
-        assert float(decisive(lower, limit)) < limit
+        assert f"{format_decisive(lower, limit)} (margin {format_decisive(lower - limit, 0)})" in one
+        assert float(format_decisive(lower, limit)) < limit
         assert f"{higher:.5g}, limit 99, margin {higher - 99:.5g}" in both
 
     def test_is_the_reason_of_the_rule_and_at_most_five_layers(self, tmp_path, hostile):
@@ -260,7 +260,7 @@ class TestWhatIsWritten:
 
         done = gate(worse, *rule, "--update-baseline")
         assert Status.GATE_FAILED == done.returncode
-        assert done.stderr.endswith(f"baseline {baseline} is unchanged: fail\n")
+        assert done.stderr.endswith(f"baseline {baseline}: not updated: fail\n")
         assert stored.read_text() == baseline.read_text()
 
         done = gate(worse, "--require", "delta(snr_db) >= -5", "--baseline", baseline)
@@ -268,7 +268,7 @@ class TestWhatIsWritten:
         assert stored.read_text() == baseline.read_text()
 
         done = gate(worse, "--require", "delta(snr_db) >= -5", "--baseline", baseline, "--update-baseline")
-        assert done.stderr.endswith(f"baseline {baseline} is now this report\n")
+        assert done.stderr.endswith(f"baseline {baseline}: updated to this report\n")
         assert json.loads(worse.read_text())["layers"] == json.loads(baseline.read_text())["layers"]
 
         assert Status.GATE_FAILED == gate(worse, "--require", "delta(snr_db) > 0", "--baseline", baseline).returncode
@@ -280,7 +280,7 @@ class TestWhatIsWritten:
         done = gate(worse, "--thresholds", path, "--baseline", baseline, "--update-baseline")
 
         assert Status.OK == done.returncode
-        assert done.stderr.endswith(f"baseline {baseline} is unchanged: warning: gate x does not hold\n")
+        assert done.stderr.endswith(f"baseline {baseline}: not updated: warning: gate x does not hold\n")
         assert stored.read_text() == baseline.read_text()
 
     def test_a_baseline_of_another_original_is_not_updated_even_if_no_rule_compares(self, stored, worse):
@@ -457,7 +457,7 @@ class TestGitHub:
         assert "| gate | holds |" in text
         assert "Since the baseline: 0 layers worse, 0 better" in text
         assert "| SNR, pooled |" in text
-        assert "Worst layers:" in text
+        assert "layers, the worst first, by SNR:" in text
 
     def test_a_summary_that_cannot_be_written_is_told_and_changes_nothing(self, stored, tmp_path):
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path)}
@@ -491,7 +491,8 @@ class TestGitHub:
         of_gates, numbers = text.split("\n## Weight fidelity\n")
         assert all(line[0] in "#|`-<" for line in of_gates.splitlines() if line)
         assert {line.count("|") for line in of_gates.splitlines() if line[:1] == "|"} == {7}
-        assert all(line[0] in "*-|WM" or line == "and 1 more" for line in numbers.splitlines() if line)
+        titles = ("Not compared: ", "By format:", "By role:", "The 5 worst layers", "Made by ")
+        assert all(line[0] in "*-|" or line.startswith(titles) for line in numbers.splitlines() if line)
 
     def test_a_reason_is_no_command_either(self, hostile, tmp_path):
         fields = json.loads(hostile.read_text())
@@ -538,35 +539,35 @@ def failed(n, severity="error", violations=()):
 class TestLimitsOfGitHub:
     @pytest.mark.parametrize(("n", "shown"), [(1, 1), (10, 10), (11, 10), (50, 10)])
     def test_at_most_ten_annotations_of_which_the_last_counts_the_rest(self, n, shown):
-        lines = annotations(Verdict("fail", [], [failed(k) for k in range(n)]))
+        lines = make_annotations(Verdict("fail", [], [failed(k) for k in range(n)]))
 
         assert shown == len(lines)
         assert (f"and {n - 9} more gates do not hold" in lines[-1]) == (n > 10)
 
     def test_errors_come_before_warnings_and_what_is_left_out_is_as_bad_as_its_worst(self):
         gates = [failed(n, "warn") for n in range(12)] + [failed(99)]
-        lines = annotations(Verdict("fail", [], gates))
+        lines = make_annotations(Verdict("fail", [], gates))
 
         assert lines[0].startswith("::error ")
         assert "gate99" in lines[0]
         assert {"::warning"} == {line.split()[0] for line in lines[1:]}
 
     def test_a_warning_is_one_and_an_unreliable_result_comes_first(self):
-        lines = annotations(Verdict("inconclusive", ["100 % why\r"], [failed(1, "warn")]))
+        lines = make_annotations(Verdict("inconclusive", ["100 % why\r"], [failed(1, "warn")]))
 
         assert ["::error title=quanterr::inconclusive: 100 %25 why\\x0d", "::warning title=quanterr::gate1"] == lines
 
     def test_a_summary_is_never_too_large_and_says_so(self):
         violations = [Violation(f"{n}" + "ä" * 150, 0.1, -0.9, None) for n in range(20)]
-        text = summary(Verdict("fail", [], [failed(n, violations=violations) for n in range(500)]))
+        text = format_summary(Verdict("fail", [], [failed(n, violations=violations) for n in range(500)]))
 
         assert MAX_SUMMARY - 1000 < len(text.encode()) <= MAX_SUMMARY
         assert "The rest is omitted" in text[-200:]
-        assert "" == summary(Verdict("fail", [], [failed(1)]), limit=10)
+        assert "" == format_summary(Verdict("fail", [], [failed(1)]), limit=10)
 
     def test_of_the_layers_of_a_gate_the_20_worst_are_named(self):
         violations = [Violation(f"layer{n}", 0.1, -0.9, None) for n in range(6000)]
-        text = summary(Verdict("fail", [], [failed(1, violations=violations)]))
+        text = format_summary(Verdict("fail", [], [failed(1, violations=violations)]))
 
         assert 20 == sum(line.startswith("- `layer") for line in text.splitlines())
         assert "- and 5,980 more" in text

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from reports import finding, made, row
 
 from quanterr.errors import Status, UsageError
-from quanterr.gates.explaining import explain
+from quanterr.gates.explanation import explain_layer
 from quanterr.gates.expression import FUNCTIONS, OF_INTERVAL, OPERATORS, parse
-from quanterr.gates.judging import judge_subject
 from quanterr.gates.rules import Rule
+from quanterr.gates.verdicts import judge_subject
 from quanterr.report.gate_results import exit_status
 from quanterr.report.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, REPORT_METRICS, ReportValues
-from quanterr.util.text import decisive
+from quanterr.util.text import format_decisive
 
 
 def judge(report, *rules, baseline=None):
@@ -106,8 +106,8 @@ class TestEveryFunction:
 
         assert (lowest, limit, lowest - limit) == (found.observed, found.limit, found.margin)
         assert found.margin < 0
-        assert decisive(lowest, limit) in found.message
-        assert float(decisive(lowest, limit)) < limit
+        assert format_decisive(lowest, limit) in found.message
+        assert float(format_decisive(lowest, limit)) < limit
 
     @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
     @pytest.mark.parametrize("sign", OPERATORS)
@@ -116,7 +116,7 @@ class TestEveryFunction:
         report = made({"a": 20.0, "b": undefined, "c": 40.0}, overall=None, aggregate={"nonfinite": {}})
         condition = parse(f"{value} {sign} 30")
         before = ReportValues(BEFORE) if compares(value) else None
-        rules = [Rule("this", condition), Rule("opposite", condition.negated())]
+        rules = [Rule("this", condition), Rule("opposite", condition.negate())]
 
         assert ["fail", "fail"] == [g.status for g in judge_subject(ReportValues(report), rules, before).gates]
 
@@ -127,7 +127,7 @@ class TestEveryFunction:
         found = gate(report, f"{value} >= -100", before, undefined="skip")
 
         assert ("pass", 3, 1) == (found.status, found.judged, found.skipped)
-        assert "3 layers, 1 of them skipped" in found.message
+        assert "3 layers, 1 skipped" in found.message
 
     @pytest.mark.parametrize("value", OF_LAYERS)
     def test_does_not_hold_where_all_that_differ_are_left_out(self, value):
@@ -136,7 +136,7 @@ class TestEveryFunction:
         found = gate(report, f"{value} >= -100", before, undefined="skip")
 
         assert ("fail", 3, 2) == (found.status, found.judged, found.skipped)
-        assert "that differs has snr_db over 3 layers (1 identical), 2 of them skipped" in found.message
+        assert "that differs has snr_db over 3 layers (1 identical), 2 skipped" in found.message
 
     @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
     @pytest.mark.parametrize("undefined", ["fail", "skip"])
@@ -206,7 +206,7 @@ class TestIdenticalLayers:
         report["lossless"][0]["bits_per_weight"] = None
         found = gate(report, "bits_per_weight <= 16", undefined="skip")
 
-        assert found.message.endswith("holds: 2 layers, 1 of them skipped, the same on both sides")
+        assert found.message.endswith("holds: 2 layers, 1 skipped, the same on both sides")
 
     @pytest.mark.parametrize("metric", [name for name, r in LAYER_METRICS.items() if r.better == "lower"])
     def test_satisfy_every_bound_of_an_error(self, metric):
@@ -318,7 +318,7 @@ class TestSelection:
 
     def test_a_pattern_of_layers_that_the_report_leaves_out_is_told_as_such(self):
         report = made(LAYERS, selection={"patterns": ["attn", "!*.bias"]})
-        with pytest.raises(UsageError, match=r'no layer matches "!mlp".* \(the report is of attn !\*\.bias alone\)'):
+        with pytest.raises(UsageError, match=r'no layer matches "!mlp".* \(the report covers only attn !\*\.bias\)'):
             gate(report, "snr_db >= 20", layers=("!mlp",))
 
     def test_a_layer_that_is_missing_elsewhere_is_no_reason(self):
@@ -343,7 +343,7 @@ class TestSelection:
     def test_a_rule_that_decides_for_no_layer_does_not_hold(self):
         first = judge(made({"a": 30.0}), Rule("id", parse("snr_db >= 1")), Rule("id", parse("snr_db >= 2"), ("a",)))
 
-        assert "later rules of the same id decide for all its layers" in first.gates[0].message
+        assert "later rules with the same id decide for all layers that it selects" in first.gates[0].message
 
 
 class TestBaseline:
@@ -461,7 +461,9 @@ class TestBaseline:
         before, after = (made(LAYERS, settings=weighted_by(path)) for path in (there, here))
         names = [re.split(r"[/\\]", path or "none")[-1] for path in (there, here)]
         for rule in ("delta(weighted_snr_db) >= -1", "rel_delta(weighted_nmse) <= 1"):
-            with pytest.raises(UsageError, match="it has another importance matrix: {} there, {} here".format(*names)):
+            with pytest.raises(
+                UsageError, match="it has another importance matrix: {} in the baseline, {} in this".format(*names)
+            ):
                 judge(after, "snr_db >= 1", rule, baseline=before)
 
         assert "pass" == judge(after, "delta(snr_db) >= -1", "weighted_nmse <= 1", baseline=before).verdict
@@ -496,13 +498,13 @@ class TestVerdict:
         found = judge(made(LAYERS), Rule("id", parse("snr_db >= 25"), severity="warn"), "min(snr_db) >= 1")
 
         assert ("pass", Status.OK, "fail") == (found.verdict, exit_status(found), found.gates[0].status)
-        assert "the gate holds; 1 gate with a warning does not hold" in found.reasons[0]
+        assert "the gate holds; failed with a warning: 1 gate" in found.reasons[0]
 
     @pytest.mark.parametrize(
         ("report", "reason"),
         [
             (made(LAYERS, verdict="inconclusive", reasons=["why"]), "why"),
-            (made(LAYERS, verdict="inconclusive"), "the report says inconclusive without a reason"),
+            (made(LAYERS, verdict="inconclusive"), "the report is inconclusive without a reason"),
             (made(LAYERS, complete=False), "the run was interrupted"),
             (made(LAYERS, missing=["d"]), "d: not compared: has no counterpart"),
             (made(LAYERS, findings=[finding("a")]), "a: broken"),
@@ -587,11 +589,11 @@ class TestExplain:
     REPORT = made({"a1": 20.0, "b": 30.0}, rows=[row("a2", 16.0, saturated_pct=None)])
 
     def test_names_the_rule_that_decides(self):
-        lines = explain(ReportValues(self.REPORT), self.RULES, "a2")
+        lines = explain_layer(ReportValues(self.REPORT), self.RULES, "a2")
 
         assert [
             "layer a2, in layers",
-            "  rule attn: snr_db >= 30: selects it; a later rule of the same id decides",
+            "  rule attn: snr_db >= 30: selects it; a later rule with the same id decides",
             "  rule attn: snr_db >= 15: holds: 16 (margin 1)",
             "  rule all: mean(snr_db) >= 15: includes it with 16",
             "  rule model: global(nmse) <= 1: applies to the whole model",
@@ -599,21 +601,21 @@ class TestExplain:
         ] == lines
 
     def test_says_what_stands_against_a_layer(self):
-        assert "does not hold: 20 (margin -10)" in explain(ReportValues(self.REPORT), self.RULES, "a1")[1]
-        assert "does not select it" in explain(ReportValues(self.REPORT), self.RULES, "b")[1]
+        assert "does not hold: 20 (margin -10)" in explain_layer(ReportValues(self.REPORT), self.RULES, "a1")[1]
+        assert "does not select it" in explain_layer(ReportValues(self.REPORT), self.RULES, "b")[1]
         broken = ReportValues(made({"a1": 20.0}, findings=[finding("a1")]))
-        assert "does not hold: broken" in explain(broken, self.RULES, "a1")[1]
+        assert "does not hold: broken" in explain_layer(broken, self.RULES, "a1")[1]
 
     def test_says_that_a_layer_is_new(self):
         rules = [Rule("new", parse("delta(snr_db) >= 0"), undefined="skip")]
-        lines = explain(ReportValues(self.REPORT), rules, "a1", ReportValues(made({"b": 30.0})))
+        lines = explain_layer(ReportValues(self.REPORT), rules, "a1", ReportValues(made({"b": 30.0})))
 
         assert "  rule new: delta(snr_db) >= 0: skips it: is not in the baseline" == lines[1]
 
     def test_names_the_nearest_layer(self):
         report = ReportValues(made({"model.layers.0.mlp.weight": 1.0}))
         with pytest.raises(UsageError, match=r"no layer named .*did you mean model\.layers\.0\.mlp\.weight"):
-            explain(report, self.RULES, "layers.0.mlp.weight")
+            explain_layer(report, self.RULES, "layers.0.mlp.weight")
 
 
 COMPARE = {
@@ -686,7 +688,7 @@ def test_a_rule_and_its_opposite_never_hold_both(made_up, function, sign, limit)
     metric = "overall_snr_db" if function == "global" else "snr_db > 3" if function == "share" else "snr_db"
     condition = parse(f"{function}({metric}) {sign} {limit!r}")
     baseline = ReportValues(made(dict.fromkeys(states or ["gone"], 20.0))) if "delta" in function else None
-    rules = [Rule("this", condition), Rule("opposite", condition.negated())]
+    rules = [Rule("this", condition), Rule("opposite", condition.negate())]
 
     assert ["pass", "pass"] != [found.status for found in judge_subject(ReportValues(report), rules, baseline).gates]
 

@@ -214,7 +214,7 @@ class TestCommand:
         done = gate(stored, "--baseline", tmp_path / "plan.json")
 
         assert Status.USAGE == done.returncode
-        assert "plan.json: is of another kind (plan) than what is judged (evaluation)" in done.stderr
+        assert "plan.json: the kind of the baseline (plan) differs from the document's (evaluation)" in done.stderr
 
 
 def test_every_kind_of_document_has_its_vocabulary():

@@ -112,8 +112,8 @@ class TestMetadata:
         found = self.of(tmp_path, *LLAMA)
 
         assert ("llama", 4, 2) == (found.architecture, found.heads(0), found.kv_heads(7))
-        assert 4 == found.of_model("attention.head_count")
-        assert 4 == found.whole("llama.attention.head_count")
+        assert 4 == found.get_model_int("attention.head_count")
+        assert 4 == found.get_int("llama.attention.head_count")
 
     def test_tells_the_heads_of_each_block_where_they_differ(self, tmp_path):
         heads = array("x.attention.head_count", I32, [8, 4, 16])
@@ -121,7 +121,7 @@ class TestMetadata:
 
         assert [8, 4, 16, None] == [found.heads(block) for block in range(4)]
         assert [8, 4, 16, None] == [found.kv_heads(block) for block in range(4)]
-        assert found.of_model("attention.head_count") is None
+        assert found.get_model_int("attention.head_count") is None
 
     def test_says_nothing_where_there_is_nothing(self, tmp_path):
         found = self.of(tmp_path)
@@ -130,7 +130,7 @@ class TestMetadata:
             found.architecture,
             found.heads(0),
             found.kv_heads(0),
-            found.whole("general.file_type"),
+            found.get_int("general.file_type"),
         )
 
     def test_is_not_taken_for_a_number_if_it_is_none(self, tmp_path):
@@ -141,7 +141,7 @@ class TestMetadata:
             key("None.attention.head_count", BOOL, True),
         )
 
-        assert (None, None, None) == (found.architecture, found.whole("general.file_type"), found.heads(0))
+        assert (None, None, None) == (found.architecture, found.get_int("general.file_type"), found.heads(0))
 
     def test_has_values_of_every_type(self, tmp_path):
         kinds = {0: 200, 1: -3, 2: 60_000, 3: -300, 4: 2**31, 5: -(2**31), 6: 0.5, 7: True, 10: 2**63, 11: -1, 12: 0.1}

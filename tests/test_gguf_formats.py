@@ -14,7 +14,7 @@ import quanterr
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import CheckpointError, Status
 from quanterr.formats import CODE_DTYPES, FORMATS
-from quanterr.pairing.plan import Bucket
+from quanterr.pairing.model import Bucket
 from quanterr.report.gate_results import exit_status
 from quanterr.tensors.chunks import CPU_CHUNK
 

@@ -26,12 +26,12 @@ def test_a_grid_is_that_of_the_package(quants, name):
     kind = getattr(quants, name)
     kind.init_grid()
 
-    assert np.array_equal(kind.grid[0, 0], gguf_iq._levels(name, LEVELS[name]).numpy())
+    assert np.array_equal(kind.grid[0, 0], gguf_iq._decode_levels(name, LEVELS[name]).numpy())
 
 
 def test_the_signs_of_seven_bits_are_those_of_the_package(quants):
     bits = np.unpackbits(np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8)[:, None], axis=1, bitorder="little")
-    signs = gguf_iq._parity_signs(torch.device("cpu")).view(torch.int8).view(128, 8)
+    signs = gguf_iq._make_parity_signs(torch.device("cpu")).view(torch.int8).view(128, 8)
 
     assert np.array_equal(1 - 2 * bits.astype(np.int8), signs.numpy())
 

@@ -8,8 +8,8 @@ from making import numbers
 from safetensors.torch import save_file
 
 import quanterr
-from quanterr.comparison.attainable import sampled
-from quanterr.tensors.good_scales import Groups, groups_of, in_order, losses
+from quanterr.comparison.attainable import sample_chunks
+from quanterr.tensors.good_scales import ScaleGroups, find_groups, measure_losses, order_columns
 from quanterr.tensors.levels import E4M3, INT8, Levels, Scaling, uniform
 
 NAME = "layers.0.mlp.up_proj.weight"
@@ -104,7 +104,7 @@ class TestLevels:
         x = weight()
         report = compared(tmp_path, x, write(x, 0.3)[0])
 
-        assert "what is larger is clipped" in told(report)["scale_loss"].message
+        assert "larger values are clipped" in told(report)["scale_loss"].message
         assert "clipped" not in told(report)
 
     def test_the_bits_that_are_used_are_told(self, tmp_path):
@@ -145,7 +145,7 @@ class TestParts:
 
     def test_a_row_that_is_not_sampled(self, tmp_path):
         x = numbers(1024, 256, seed=4).float()
-        row = next(n for n in range(300, 1024) if not any(c.row <= n < c.stop_row for c in sampled((1024, 256))))
+        row = next(n for n in range(300, 1024) if not any(c.row <= n < c.stop_row for c in sample_chunks((1024, 256))))
         stored, _ = by_row(x, 1.0)
         stored[f"{NAME}_scale"][row] *= 16
         stored[NAME][row] = (x[row] / stored[f"{NAME}_scale"][row]).round().to(torch.int8)
@@ -158,21 +158,21 @@ class TestGroups:
     def test_factors_of_columns_are_no_other_groups(self):
         unit = torch.rand(8, 4).repeat_interleave(16, 1) * torch.rand(64)
 
-        assert Groups(1, 16) == groups_of((1, 16), unit)
+        assert ScaleGroups(1, 16) == find_groups((1, 16), unit)
 
     def test_columns_in_another_order_are_brought_together(self):
         order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
         unit = torch.rand(8, 4).repeat_interleave(16, 1)[:, order]
 
-        assert groups_of((1, 16), unit) is None
-        assert Groups(1, 16) == groups_of((1, 16), unit[:, in_order(16, unit)])
-        assert in_order(16, torch.rand(8, 64)) is None
+        assert find_groups((1, 16), unit) is None
+        assert ScaleGroups(1, 16) == find_groups((1, 16), unit[:, order_columns(16, unit)])
+        assert order_columns(16, torch.rand(8, 64)) is None
 
     def test_zero_points_that_differ_make_a_range(self):
         x = torch.rand(8, 32, generator=torch.Generator().manual_seed(1)) + torch.arange(8)[:, None] / 8 - 0.5
         levels, low = uniform(4), x.amin(1, keepdim=True).clamp(max=0)
         unit = (x.amax(1, keepdim=True) - low) / 15
-        found = losses(levels, x, None, Scaling(2 * unit, low), Groups(1, 32))
+        found = measure_losses(levels, x, None, Scaling(2 * unit, low), ScaleGroups(1, 32))
 
         assert found.needed.flatten().tolist() == pytest.approx([0.5] * 8)
 
@@ -183,7 +183,7 @@ class TestGroups:
         x[:, 0] = 4 * x.abs().amax(1)
         unit = x.abs().amax(1, keepdim=True) / top
         levels = Levels(0, 0, -top - 1.0, float(top))
-        found = losses(levels, x, None, Scaling(unit), Groups(1, 256))
+        found = measure_losses(levels, x, None, Scaling(unit), ScaleGroups(1, 256))
         candidates = torch.tensor([1.0, 0.7, 0.775, 0.85, 0.925, 1.075, 1.15, 1.225, 1.3])
         best = torch.stack(
             [((x / (f * unit)).round().clamp(-top - 1, top) * f * unit - x).square().sum(1) for f in candidates]
@@ -195,20 +195,20 @@ class TestGroups:
     def test_elements_without_a_code_count_for_nothing(self):
         x, pruned = numbers(8, 32, seed=5).float(), torch.arange(32) % 4 < 2
         unit = x.masked_fill(pruned, 0).abs().amax(1, keepdim=True).expand(8, 32) / 127
-        found = losses(INT8, x, None, Scaling(unit.masked_fill(pruned, 0.0)), Groups(1, 32))
+        found = measure_losses(INT8, x, None, Scaling(unit.masked_fill(pruned, 0.0)), ScaleGroups(1, 32))
 
         assert found.needed.flatten().tolist() == pytest.approx([1.0] * 8, rel=1 / 127)  # a code more below zero
 
     def test_powers_of_two_are_held_against_powers_of_two(self):
         x = numbers(8, 32, seed=6).float()
         unit = 2.0 ** (x.abs().amax(1, keepdim=True) / 448).log2().ceil()
-        found = losses(E4M3, x, None, Scaling(unit), Groups(1, 32))
+        found = measure_losses(E4M3, x, None, Scaling(unit), ScaleGroups(1, 32))
 
         assert bool((found.stored_sq <= found.good_sq.amax(0) * (1 + 1e-6)).all())
 
     def test_signed_codes_of_one_bit_may_have_powers_of_two(self):
         x = -numbers(8, 32, seed=6).float().abs()
-        found = losses(Levels(0, 1, -1.0, 0.0), x, None, Scaling(torch.ones(8, 1)), Groups(1, 32))
+        found = measure_losses(Levels(0, 1, -1.0, 0.0), x, None, Scaling(torch.ones(8, 1)), ScaleGroups(1, 32))
 
         assert found.needed.flatten().tolist() == pytest.approx(x.abs().amax(1).tolist())
         assert bool((found.good_sq <= found.x_sq).all())

@@ -11,9 +11,9 @@ from html.parser import HTMLParser
 import pytest
 from sample_reports import hostile, large_page, mixed, report_of, tiny
 
-from quanterr.report import as_html, html_data
-from quanterr.report import page as view_page
-from quanterr.report.markup import FOLDER
+from quanterr.report import html_data, view
+from quanterr.report import page as pages
+from quanterr.report.markup import FOLDER, LAYER_SCRIPTS
 from quanterr.report.model import Report
 from quanterr.util.text import display
 
@@ -23,7 +23,7 @@ SOURCES = "\n".join(path.read_text() for path in sorted(FOLDER.glob("*.js")))
 
 def page(report):
     file = io.StringIO()
-    as_html.write(report, file)
+    pages.write(report, file)
     return file.getvalue()
 
 
@@ -113,9 +113,9 @@ class TestWhatItMayDo:
         assert word not in SOURCES
 
     def test_every_script_is_part_of_a_page(self):
-        pages = {*as_html.SCRIPTS, *view_page.SCRIPTS}
+        used = {*LAYER_SCRIPTS, *pages.MAP_SCRIPTS, *view.SCRIPTS}
 
-        assert pages == {path.stem for path in FOLDER.glob("*.js")}
+        assert used == {path.stem for path in FOLDER.glob("*.js")}
 
 
 class TestHostileNames:
@@ -164,7 +164,7 @@ class TestData:
         [(0.0, 0.0), (1e-300, 1e-300), (0.123456, 0.1235), (-123456.0, -123500.0), (None, None)],
     )
     def test_numbers_are_rounded_and_0_is_only_0(self, value, shown):
-        assert shown == html_data.rounded(value, 4)
+        assert shown == html_data.round_digits(value, 4)
 
     def test_everything_is_told_of_the_worst_layers_and_those_with_findings(self, report, monkeypatch):
         monkeypatch.setattr(html_data, "DETAILED", 2)
@@ -188,8 +188,8 @@ class TestData:
         info, error = (report.findings[0].model_copy(update={"severity": s}) for s in ("info", "error"))
         many = report.model_copy(update={"findings": [info] * 600 + [error]})
 
-        assert "error" == html_data.shown_findings(many)[0].severity
-        assert "and 401 more findings, in the JSON report" in page(many)
+        assert "error" == html_data.pick_findings(many)[0].severity
+        assert "and 401 more findings, in the JSON" in page(many)
 
 
 @pytest.mark.slow

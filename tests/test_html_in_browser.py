@@ -9,7 +9,7 @@ from making import numbers, quantized_fp8, quantized_int8, store
 from sample_reports import hostile, large_page, mixed, report_of, small
 
 import quanterr
-from quanterr.report import as_html
+from quanterr.report import page as html
 
 pytestmark = pytest.mark.skipif(
     not (BROWSER and DRIVER), reason="no Chromium with its driver here (Debian: apt install chromium chromium-driver)"
@@ -85,7 +85,7 @@ def opened(browser, path, **ready):
 def written(folder, report):
     path = folder / "report.html"
     with path.open("w", encoding="utf-8") as file:
-        as_html.write(report, file)
+        html.write(report, file)
     return path
 
 
@@ -530,13 +530,13 @@ class TestThemesAndSizes:
 
         assert grounds[0] != grounds[1]
 
-    def test_sections_fold_and_the_map_is_second(self, page):
+    def test_sections_fold_and_the_answer_comes_before_the_map(self, page):
         order = page.run(
             "return [...document.querySelectorAll('main > section, main > details')].map((e) => e.id || e.className)"
         )
         page.click("#findings > summary")
 
-        assert ["verdict inconclusive", "places", "figures", "gates", "findings", "coverage", "keep"] == order[:7]
+        assert ["verdict inconclusive", "summary", "gates", "findings", "keep", "places", "coverage"] == order[:7]
         assert not page.run("return document.getElementById('findings').open")
         links = "return [...document.querySelectorAll('nav a')].map((e) => document.querySelector(e.hash) !== null)"
         assert {True} == set(page.run(links))

@@ -15,7 +15,7 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.comparison.worker import Worker
 from quanterr.metrics.sums import ONE, Sums, as_float
 from quanterr.pairing import pair
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 
 ONE_CODE, HALF_CODE, TWO_CODE = b"\x38", b"\x30", b"\x40"  # of E4M3
@@ -50,8 +50,8 @@ class TestHuge:
         begins = partial(bisect_right, cut, key=lambda chunk: chunk.row * cols + chunk.col)
         chunks = [cut[number] for number in sorted({begins(at) - 1 for at in marks})]
         with open_checkpoint(files[0]) as x, open_checkpoint(files[1]) as y, torch.inference_mode():
-            weights = pair(x, y, Selection()).pairs[0]
-            sums = Sums.merged(worker.compare([weights], [chunk])[0] for chunk in chunks)
+            weights = pair(x, y, LayerSelection()).pairs[0]
+            sums = Sums.merge(worker.compare([weights], [chunk])[0] for chunk in chunks)
             done = worker.finish(0, weights, sums)
 
         assert n == weights.original.n
@@ -62,4 +62,4 @@ class TestHuge:
     def test_sums_and_counts_beyond_sixty_four_bits_are_whole(self):
         part = Sums(elements=2**62, n=2**62, e_sq=2**62 * ONE)
 
-        assert (2**65, 2.0**65) == ((total := Sums.merged([part] * 8)).n, as_float(total.e_sq))
+        assert (2**65, 2.0**65) == ((total := Sums.merge([part] * 8)).n, as_float(total.e_sq))

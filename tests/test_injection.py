@@ -19,19 +19,18 @@ from stored import quantized, raw_header, write
 from quanterr.cli import progress
 from quanterr.cli.progress import Bar, Heartbeat
 from quanterr.comparison.scheduler import Progress
-from quanterr.gates.as_text import gate_lines
-from quanterr.gates.github import LEFT_OUT, annotations, summary
-from quanterr.gates.judging import Verdict
+from quanterr.gates.as_text import format_gates
+from quanterr.gates.github import LEFT_OUT, format_summary, make_annotations
 from quanterr.gates.rules import read_rules
+from quanterr.gates.verdicts import Verdict
 from quanterr.report import OUTPUTS
-from quanterr.report.as_table import show
 from quanterr.report.base import dumps
-from quanterr.report.files import targets
+from quanterr.report.files import check_targets
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.model import Report
-from quanterr.report.terminal import console
+from quanterr.report.terminal import console, show
 from quanterr.util import strict_json
-from quanterr.util.text import display, harmless
+from quanterr.util.text import display, escape_text
 
 COMMAND = re.compile(r"^\s*::|##\w*\[", re.IGNORECASE)
 FORMULA = tuple("=+-@\t\r＝＋－＠")
@@ -199,7 +198,7 @@ def test_a_name_is_only_text_in_an_output(name, output):
 @every_name
 def test_a_name_is_only_text_in_a_terminal(name):
     file = io.StringIO()
-    show(named(name), console(file, "never"), 30, verbose=True)
+    show(named(name).view(30), console(file, "never"), verbose=True)
 
     check_lines(file.getvalue() + named(name).brief())
 
@@ -223,9 +222,9 @@ def gate_of(name):
 def test_a_gate_is_only_text(name):
     judged = Verdict("inconclusive", [name], [gate_of(name)])
 
-    check_lines("\n".join(gate_lines(judged.gates)))
-    check_lines("\n".join(annotations(judged)), ["::error title=quanterr::"])
-    check_markdown(summary(judged))
+    check_lines("\n".join(format_gates(judged.gates)))
+    check_lines("\n".join(make_annotations(judged)), ["::error title=quanterr::"])
+    check_markdown(format_summary(judged))
 
 
 @every_name
@@ -251,7 +250,7 @@ def test_a_name_in_the_bar_is_only_text(name, monkeypatch, capsys):
 
 @every_name
 def test_a_name_in_an_error_is_only_text(name):
-    check_lines(harmless(f"quanterr: {display(name)}: x\nTraceback: {name}"))
+    check_lines(escape_text(f"quanterr: {display(name)}: x\nTraceback: {name}"))
 
 
 def toml(text):
@@ -289,7 +288,7 @@ def test_a_path_in_an_error_is_only_text(tmp_path, name):
     with pytest.raises(QuanterrError) as near:
         open_checkpoint(path.replace(".safetensors", ".safetensor"))
     with pytest.raises(QuanterrError) as written:
-        targets([path], [])
+        check_targets([path], [])
 
     for error in (missing, broken, near, written):
         check_lines(f"quanterr: {error.value}")

@@ -122,7 +122,7 @@ class TestCommand:
         done = self.run(store(tmp_path / "m.safetensors", MODEL), "--json")
         document = json.loads(done.stdout, parse_constant=pytest.fail)
 
-        assert ("quanterr.inspection", "1.2") == (document["schema"], document["schema_version"])
+        assert ("quanterr.inspection", "1.3") == (document["schema"], document["schema_version"])
         assert 4 == len(document["weights"]) == document["total"]["weights"]
 
     def test_of_a_file_whose_name_is_no_unicode_is_unicode(self, tmp_path):
@@ -172,7 +172,7 @@ class TestHardware:
 
         assert 2 * 16 * (100 + 16 + 8 + 32) == decode.active_bytes
         assert pytest.approx(1e12 / decode.active_bytes) == decode.tokens_per_second
-        assert "1 of 4 experts a token" == decode.experts
+        assert "1 of 4 experts per token" == decode.experts
 
     def test_without_a_head_the_embedding_is_one_and_unknown_experts_all_count(self, folder, tmp_path):
         (folder / "config.json").unlink()
@@ -181,11 +181,62 @@ class TestHardware:
         decode = quanterr.inspect(folder, hardware="H100").decode
 
         assert (2 * 16 * 132, 3350.0) == (decode.active_bytes, decode.gigabytes_per_second)
-        assert "all count" in decode.experts
+        assert "all are counted" in decode.experts
 
     def test_the_command_says_that_it_is_a_bound_and_what_is_unknown(self, folder):
         done = CliRunner().invoke(app, ["inspect", str(folder), "--hardware", "4090"])
         assert "4090, 1008 GB/s: at most " in done.stdout
-        assert "A bound of memory bandwidth alone." in done.stdout
+        assert "This is a bound by memory bandwidth alone." in done.stdout
         with pytest.raises(UsageError, match="did you mean H100"):
             quanterr.inspect(folder, hardware="H10")
+
+
+class TestDocument:
+    """An inspection is a document as others are: stored, rendered, judged, compared."""
+
+    @pytest.fixture
+    def stored(self, tmp_path):
+        path = store(tmp_path / "m.safetensors", MODEL)
+        found = quanterr.inspect(path)
+        found.save(tmp_path / "i.json")
+        return found, tmp_path / "i.json"
+
+    def test_is_read_again_as_it_was(self, stored):
+        found, path = stored
+
+        assert found.to_json() == quanterr.read_document(str(path)).to_json()
+
+    @pytest.mark.parametrize("suffix", ["html", "md", "csv", "jsonl", "xml"])
+    def test_has_every_output(self, stored, tmp_path, suffix):
+        found, _ = stored
+        found.save(tmp_path / f"i.{suffix}")
+
+        assert "fp8_tensor" in (tmp_path / f"i.{suffix}").read_text()
+
+    def test_is_judged(self, stored):
+        _, path = stored
+        status = [
+            CliRunner().invoke(app, ["gate", str(path), "--require", f"bits_per_weight <= {bits}"]).exit_code
+            for bits in (32, 1)
+        ]
+
+        assert [Status.OK, Status.GATE_FAILED] == status
+
+    def test_with_what_is_not_read_no_rule_holds(self, tmp_path):
+        codes = {"a.weight": torch.zeros(4, 32, dtype=torch.uint32), "a.scales": torch.ones(4, 4)}
+        found = quanterr.inspect(store(tmp_path / "m.safetensors", MODEL | codes | {"a.biases": torch.ones(4, 4)}))
+        found.save(tmp_path / "i.json")
+        done = CliRunner().invoke(app, ["gate", str(tmp_path / "i.json"), "--require", "bits_per_weight <= 32"])
+
+        assert 1 == found.unread
+        assert Status.INCONCLUSIVE == done.exit_code
+
+    def test_differs_where_a_weight_is_stored_otherwise(self, stored, tmp_path):
+        found, _ = stored
+        (name, *_) = [weight.name for weight in found.weights if weight.format == "fp8_tensor"]
+        plain = {key: value for key, value in MODEL.items() if not key.startswith(name)} | {name: X}
+        (change,) = quanterr.diff(found, quanterr.inspect(store(tmp_path / "n.safetensors", plain))).candidates
+
+        assert [(name, "fp8_tensor", "dense")] == [
+            (one.layer, one.old_format, one.new_format) for one in (*change.worse, *change.better)
+        ]

@@ -731,7 +731,7 @@ REFUSED = {
     ),
     "an order that names a block that is not there": (
         GPTQ | {"a.g_idx": np.full(96, 3, np.int32)},
-        "a.g_idx (I32 [96]) names block 3, but there are 3, from 0 on",
+        "a.g_idx (I32 [96]) names block 3, but blocks are 0 to 2",
     ),
     "an order that names a negative block": (
         GPTQ | {"a.g_idx": np.arange(96, dtype=np.int32) - 1},
@@ -739,7 +739,7 @@ REFUSED = {
     ),
     "an order in a row of its own": (
         GPTQ | {"a.g_idx": np.zeros((1, 96), np.int32)},
-        "a.g_idx (I32 [1, 96]) should have one for each of 96 columns",
+        "a.g_idx (I32 [1, 96]) should have one number for each of 96 columns",
     ),
     "an order of other columns": (
         GPTQ | {"a.g_idx": np.zeros(200, np.int32)},
@@ -763,7 +763,7 @@ REFUSED = {
     ),
     "blocks of no size": (
         GEMM | {"a.scales": np.ones((77, 40), np.float16), "a.qzeros": np.zeros((77, 5), np.int32)},
-        "77 blocks of columns fit no size in 96 columns",
+        "77 blocks of columns fit no block size in 96 columns",
     ),
     "scales of gemv_fast that are not its columns": (
         FAST | {"a.scales": np.ones((8, 48), np.float16)},
@@ -771,15 +771,15 @@ REFUSED = {
     ),
     "more scales of gemv_fast than blocks": (
         FAST | {"a.scales": np.ones((64, 40), np.float16), "a.qzeros": np.zeros((64, 40), np.float16)},
-        "a.scales (F16 [64, 40]) fits no size of blocks in 128 columns",
+        "a.scales (F16 [64, 40]) fits no block size in 128 columns",
     ),
     "a missing shape": (without(CT, "a.weight_shape"), "a layout that this version does not support"),
     "another shape": (
         CT | {"a.weight_shape": np.array([41, 96])},
-        "a.weight_shape (I64 [2]) says [41, 96], but the codes",
+        "a.weight_shape (I64 [2]) declares [41, 96], but the codes",
     ),
-    "a negative shape": (CT | {"a.weight_shape": np.array([40, -96])}, "a.weight_shape (I64 [2]) says [40, -96]"),
-    "a shape of four": (CT | {"a.weight_shape": np.array([1, 1, 40, 96])}, "a.weight_shape (I64 [4]) says []"),
+    "a negative shape": (CT | {"a.weight_shape": np.array([40, -96])}, "a.weight_shape (I64 [2]) declares [40, -96]"),
+    "a shape of four": (CT | {"a.weight_shape": np.array([1, 1, 40, 96])}, "a.weight_shape (I64 [4]) declares []"),
     "words of no packing": (
         CT | {"a.weight_packed": CT["a.weight_packed"][:, :11]},
         "a.weight_packed (I32 [40, 11]) with a.weight_zero_point (I32 [5, 3]) fits no packing of 1 to 8 bits",
@@ -802,11 +802,11 @@ REFUSED = {
     ),
     "zero points of int8 in blocks of rows": (
         INT | {"a.weight_scale": np.ones((2, 3), np.float16), "a.weight_zero_point": np.ones((2, 3), np.int8)},
-        "its scale a.weight_scale (F16 [2, 3]) should be one, or one or more for each row",
+        "its scale a.weight_scale (F16 [2, 3]) should be one number, or one or more for each row",
     ),
     "a mask of other columns": (
         MASKED | {"a.bitmask": np.zeros((40, 11), np.uint8)},
-        "a.shape (I64 [2]) says [40, 96], which does not fit a.bitmask (U8 [40, 11])",
+        "a.shape (I64 [2]) declares [40, 96], which does not fit a.bitmask (U8 [40, 11])",
     ),
     "other than half of a row": (
         MASKED | {"a.compressed": np.ones((40, 47), np.float16)},
@@ -818,7 +818,7 @@ REFUSED = {
     ),
     "sparse numbers with a scale": (
         MASKED | {"a.weight_scale": np.ones((40, 1), np.float16)},
-        "but beside it a.weight_scale (F16 [40, 1])",
+        "but it has a scale a.weight_scale (F16 [40, 1])",
     ),
     "meta of other rows": (
         MARLIN_24 | {"a.meta": np.zeros((3, 64), np.int16)},

@@ -7,10 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quanterr.errors import UsageError
-from quanterr.report.keeping import Budget, Kept, budget, by_worth, few, original_bytes, within
+from quanterr.report.kept_layers import (
+    Budget,
+    KeptLayer,
+    choose_few,
+    choose_within,
+    order_by_worth,
+    original_bytes,
+    parse_budget,
+)
 
 LAYERS = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=7).map(
-    lambda pairs: [Kept(f"layer{n}", added, float(error)) for n, (added, error) in enumerate(pairs)]
+    lambda pairs: [KeptLayer(f"layer{n}", added, float(error)) for n, (added, error) in enumerate(pairs)]
 )
 
 
@@ -25,18 +33,18 @@ class TestBudget:
         ],
     )
     def test_is_bytes_or_a_gain(self, text, found):
-        assert found == budget(text)
+        assert found == parse_budget(text)
 
     @pytest.mark.parametrize("text", ["", "x", "0", "-3dB", "3 dBm", "1e9", "nan", "5%", "1" * 400])
     def test_anything_else_is_wrong_usage(self, text):
         with pytest.raises(UsageError, match=r"--keep-original .*give bytes, such as 500MiB, or a gain"):
-            budget(text)
+            parse_budget(text)
 
 
 class TestChoice:
     @given(LAYERS)
     def test_no_choice_of_as_many_bytes_removes_more_than_a_beginning(self, layers):
-        ordered = by_worth(layers)
+        ordered = order_by_worth(layers)
         for n in range(len(ordered) + 1):
             room, gone = (sum(layer[key] for layer in ordered[:n]) for key in (1, 2))
             others = (c for k in range(len(layers) + 1) for c in combinations(layers, k))
@@ -45,7 +53,7 @@ class TestChoice:
 
     @given(LAYERS, st.integers(0, 200))
     def test_a_budget_of_bytes_removes_as_much_error_as_any_choice(self, layers, room):
-        kept = within(by_worth(layers), Budget(room), 1e9)
+        kept = choose_within(order_by_worth(layers), Budget(room), 1e9)
         every = (c for k in range(len(layers) + 1) for c in combinations(layers, k))
         best = max(sum(x.error for x in c) for c in every if sum(x.added for x in c) <= room)
 
@@ -55,7 +63,7 @@ class TestChoice:
     @given(LAYERS, st.sampled_from([0.5, 1.0, 3.0, 6.0]))
     def test_a_gain_costs_as_few_bytes_as_any_choice(self, layers, gain):
         error = sum(layer.error for layer in layers) * 1.2
-        kept = within(by_worth(layers), Budget(gain, True), error)
+        kept = choose_within(order_by_worth(layers), Budget(gain, True), error)
         every = (c for k in range(len(layers) + 1) for c in combinations(layers, k))
         enough = error * (1 - 10 ** (-gain / 10)) - 1e-9
         costs = [sum(x.added for x in c) for c in every if sum(x.error for x in c) >= enough]
@@ -63,24 +71,29 @@ class TestChoice:
         assert sum(layer.added for layer in kept) == (min(costs) if costs else sum(x.added for x in layers))
 
     def test_a_gain_is_reached_by_no_more_layers_than_it_needs(self):
-        layers = [Kept("a", 10, 50.0), Kept("b", 10, 25.0), Kept("c", 10, 12.0), Kept("d", 10, 13.0)]
+        layers = [
+            KeptLayer("a", 10, 50.0),
+            KeptLayer("b", 10, 25.0),
+            KeptLayer("c", 10, 12.0),
+            KeptLayer("d", 10, 13.0),
+        ]
 
-        assert ["a"] == [layer.name for layer in within(by_worth(layers), Budget(3, True), 100.0)]
-        assert ["a", "b"] == [layer.name for layer in within(by_worth(layers), Budget(6, True), 100.0)]
-        assert 4 == len(within(by_worth(layers), Budget(60, True), 100.0))
+        assert ["a"] == [layer.name for layer in choose_within(order_by_worth(layers), Budget(3, True), 100.0)]
+        assert ["a", "b"] == [layer.name for layer in choose_within(order_by_worth(layers), Budget(6, True), 100.0)]
+        assert 4 == len(choose_within(order_by_worth(layers), Budget(60, True), 100.0))
 
     def test_what_has_no_error_is_not_kept(self):
-        assert [] == by_worth([Kept("a", 10, 0.0)])
+        assert [] == order_by_worth([KeptLayer("a", 10, 0.0)])
 
     def test_what_is_no_larger_in_the_original_comes_first(self):
-        assert ["b", "a"] == [layer.name for layer in by_worth([Kept("a", 1, 9.0), Kept("b", -4, 1.0)])]
+        assert ["b", "a"] == [layer.name for layer in order_by_worth([KeptLayer("a", 1, 9.0), KeptLayer("b", -4, 1.0)])]
 
     def test_a_few_are_proposed_if_they_make_most_of_the_error_and_cost_little(self):
-        worst, *rest = (Kept(f"l{n}", 10, 60.0 if n == 0 else 1.0) for n in range(30))
+        worst, *rest = (KeptLayer(f"l{n}", 10, 60.0 if n == 0 else 1.0) for n in range(30))
 
-        assert [worst] == few([worst, *rest], 89.0, nbytes=1000)
-        assert [] == few([worst, *rest], 89.0, nbytes=100)
-        assert [] == few(rest, 29.0, nbytes=1000)
+        assert [worst] == choose_few([worst, *rest], 89.0, nbytes=1000)
+        assert [] == choose_few([worst, *rest], 89.0, nbytes=100)
+        assert [] == choose_few(rest, 29.0, nbytes=1000)
 
     def test_bytes_are_those_of_the_originals_dtype(self):
         assert (400, 200, 200) == tuple(

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from making import CPU, compared, fp8_codes, int8_codes, pair_of, summed, summed_by_chunk
 
 from quanterr.comparison import worker
-from quanterr.comparison.kernel import LEAST_ROWS, _probe, fast_sums
+from quanterr.comparison.kernel import LEAST_ROWS, _make_probe, fast_sums
 from quanterr.comparison.worker import Worker
-from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, Measured, percentiles
+from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, Measurement, percentiles
 from quanterr.metrics.sums import KEPT_ROWS, ONE, Sums, as_float, worst_rows
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import Workspace
@@ -216,7 +216,7 @@ class TestFast:
         x = normal(64, 4096)
         y = quantized(x)
         exact, used = torch.bmm, []
-        _probe()  # what is right is known by a product that rounds nothing
+        _make_probe()  # what is right is known by a product that rounds nothing
 
         def rounded(a, b, out=None):
             used.append(out)
@@ -627,7 +627,7 @@ class TestPiecesOfRows:
         y = x.clone()
         y[1, 7000:] = 2
         expected = [(1, 10_000, 3000, 1.0)]
-        at_once, one_by_one = summed(x, y, size, wide=wide), Sums.merged(summed_by_chunk(x, y, size, wide))
+        at_once, one_by_one = summed(x, y, size, wide=wide), Sums.merge(summed_by_chunk(x, y, size, wide))
 
         for sums in (at_once, one_by_one):
             rows = worst_rows(sums.rows.items())
@@ -689,13 +689,13 @@ class TestPercentiles:
     def test_are_those_of_numpy_within_half_a_percent(self, make, n):
         e = make(n)
         expected = {key: nearest_rank(e.abs().double().numpy(), q) for key, q in PERCENTILES.items()}
-        found = percentiles(Measured(summed(torch.zeros(n), e)))
+        found = percentiles(Measurement(summed(torch.zeros(n), e)))
 
         assert expected == pytest.approx(found, rel=0.005, abs=0)
 
     def test_leave_out_what_is_not_finite(self):
         e = torch.tensor([1.0, 2.0, 3.0, float("nan"), inf])
-        found = percentiles(Measured(summed(torch.zeros(5), e)))
+        found = percentiles(Measurement(summed(torch.zeros(5), e)))
 
         assert (found["p50"], found["p99_9"]) == (2.0, 3.0)
 

@@ -6,14 +6,14 @@ from random import Random
 
 import pytest
 
-from quanterr.knapsack import Choice, path, solve
+from quanterr.knapsack import KnapsackItem, solve, trace_path
 
 
 def small(random):
     """A few groups with a few choices, some of them with equal costs or sizes."""
     return [
         [
-            Choice(random.randint(1, 60), random.choice([random.random(), float(random.randint(0, 20))]))
+            KnapsackItem(random.randint(1, 60), random.choice([random.random(), float(random.randint(0, 20))]))
             for _ in range(random.randint(1, 4))
         ]
         for _ in range(random.randint(1, 6))
@@ -42,7 +42,7 @@ def large(n):
     for _ in range(n):
         size, error = random.choice([2**18, 2**20, 2**22]), exp(random.gauss(0, 1.5))
         bits = (2.5, 3.5, 4.25, 4.5, 5.5, 6.5, 8.5, 16)
-        groups.append([Choice(size * b / 8, error * 4**-b * random.uniform(0.7, 1.4)) for b in bits])
+        groups.append([KnapsackItem(size * b / 8, error * 4**-b * random.uniform(0.7, 1.4)) for b in bits])
     return groups
 
 
@@ -58,7 +58,7 @@ def test_large_ones_are_within_a_narrow_bound(bits):
 
 def test_the_path_goes_from_the_smallest_to_the_best_and_each_point_is_optimal():
     groups = small(Random(3))
-    points = path(groups)
+    points = trace_path(groups)
 
     assert sum(min(choice.nbytes for choice in group) for group in groups) == points[0].nbytes
     assert pytest.approx(sum(min(choice.cost for choice in group) for group in groups)) == points[-1].cost

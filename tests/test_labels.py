@@ -92,7 +92,7 @@ class TestTensor:
             (b"[" * 60_000, "nested too deep"),
             (
                 b'{"format": "' + b"x" * (1 << 16) + b'"}',
-                "a.comfy_quant (U8 [65550]): a .comfy_quant label is a short row",
+                "a.comfy_quant (U8 [65550]): a .comfy_quant label must be a short row",
             ),
         ],
         ids=lambda value: None if isinstance(value, str) else repr(value[:30]),
@@ -117,7 +117,7 @@ class TestTensor:
         ids=["I32", "I8", "2-D", "0-D"],
     )
     def test_of_another_dtype_or_shape_is_an_error(self, tmp_path, tensor):
-        with pytest.raises(CheckpointError, match=r"a \.comfy_quant label is a short row of U8"):
+        with pytest.raises(CheckpointError, match=r"a \.comfy_quant label must be a short row of U8"):
             labels_of(tmp_path, {"a.comfy_quant": tensor})
 
 

@@ -14,9 +14,9 @@ from quanterr.tensors.levels import (
     INT8,
     OF_DTYPE,
     Scaling,
-    nearest,
+    find_nearest,
+    measure_rounding,
     nibbles,
-    rounding,
     signed_bytes,
     uniform,
 )
@@ -69,7 +69,7 @@ class TestEveryGoldenCaseWithNearestCodes:
     def test_what_is_stored_is_the_nearest_to_itself(self, case):
         for weight, y, scales in coded(case):
             fine = usable(y, scales)
-            found = nearest(weight.levels, y, y, scales)
+            found = find_nearest(weight.levels, y, y, scales)
 
             assert torch.equal(found.values[fine], y[fine])
             assert not found.outside[fine].any()
@@ -80,7 +80,7 @@ class TestEveryGoldenCaseWithNearestCodes:
             fine = usable(y, scales)
             noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
             x = y + noise * scales.unit.abs()
-            found = nearest(weight.levels, x, y, scales)
+            found = find_nearest(weight.levels, x, y, scales)
             room = 1e-6 * y.abs()[fine].amax() + 1e-5 * scales.unit.abs()[fine]
 
             assert ((found.values - x).abs()[fine] <= (y - x).abs()[fine] + room).all()
@@ -95,7 +95,7 @@ def test_the_levels_are_those_that_its_producer_reads(case):
     for weight, y, scales in coded(case):
         fine = usable(y, scales) & (scales.unit != 0)
         other = torch.full_like(y, torch.nan)  # nothing is given as it is stored
-        found = nearest(weight.levels, y, other, scales)
+        found = find_nearest(weight.levels, y, other, scales)
         far = (found.values - y).abs()[fine] > 1e-5 * scales.unit.abs()[fine] + 4e-7 * y.abs()[fine].amax()
 
         assert not far.any()
@@ -154,7 +154,7 @@ class TestLevels:
         x = torch.tensor([data.draw(st.lists(numbers, min_size=8, max_size=8))])
         y = values[torch.tensor([data.draw(st.lists(st.integers(0, len(values) - 1), min_size=8, max_size=8))])]
         scales = Scaling(torch.ones(1, 1))
-        if rounding(levels, x, y - x, scales, Workspace(CPU)) is not None:
+        if measure_rounding(levels, x, y - x, scales, Workspace(CPU)) is not None:
             least = (x[..., None] - values).abs().amin(-1)
 
             assert ((y - x).abs() <= least * 1.0001).all()
@@ -165,14 +165,14 @@ def test_the_short_test_knows_plain_rounding():
     unit = x.abs().amax(1, keepdim=True) / 448
     y = (x / unit).to(torch.float8_e4m3fn).float() * unit
 
-    assert rounding(E4M3, x, y - x, Scaling(unit), Workspace(CPU)) == pytest.approx(1 / 12, rel=0.1)
+    assert measure_rounding(E4M3, x, y - x, Scaling(unit), Workspace(CPU)) == pytest.approx(1 / 12, rel=0.1)
     y[3, 5] += 64 * unit[3, 0]
-    assert rounding(E4M3, x, y - x, Scaling(unit), Workspace(CPU)) is None
+    assert measure_rounding(E4M3, x, y - x, Scaling(unit), Workspace(CPU)) is None
 
 
 def test_a_scale_of_zero_leaves_what_is_stored_and_is_out_of_range():
     x, y = torch.tensor([[1.0, 0.0]]), torch.zeros(1, 2)
-    found = nearest(INT8, x, y, Scaling(torch.zeros(1, 1)))
+    found = find_nearest(INT8, x, y, Scaling(torch.zeros(1, 1)))
 
     assert found.values.tolist() == [[0.0, 0.0]]
     assert found.outside.tolist() == [[True, False]]

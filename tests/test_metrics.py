@@ -14,8 +14,8 @@ from quanterr.metrics import (
     OUTLIER,
     PERCENTILES,
     RELATIVE_OUTLIER,
-    Measured,
-    evaluate,
+    Measurement,
+    compute_metrics,
 )
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import KEPT_ROWS, Sums
@@ -28,7 +28,7 @@ EVERY_PERCENTILE = tuple(PERCENTILES)
 
 def measured(x, y, wide=False, **known):
     """All metrics of two tensors, and what is named as undefined among them."""
-    return evaluate(METRICS, Measured(summed(torch.as_tensor(x), torch.as_tensor(y), wide=wide), **known))
+    return compute_metrics(METRICS, Measurement(summed(torch.as_tensor(x), torch.as_tensor(y), wide=wide), **known))
 
 
 @pytest.mark.parametrize("rows", [METRICS, AGGREGATES], ids=["METRICS", "AGGREGATES"])
@@ -120,7 +120,9 @@ def hand_worked():
     sums.saturated = 1
     attainable = Attainable(4, x_sq=21.0, e_sq=1.3125, best_sq=0.21, clipped_sq=0.1, off=1, clipped=1)
     attainable = attainable._replace(stored_sq=0.3, good_sq=0.1)
-    return evaluate(METRICS, Measured(sums, 40, 64, 8, counts_saturated=True, attainable=attainable, alpha=8.0))
+    return compute_metrics(
+        METRICS, Measurement(sums, 40, 64, 8, counts_saturated=True, attainable=attainable, alpha=8.0)
+    )
 
 
 class TestByHand:
@@ -157,7 +159,7 @@ class TestByHand:
     def test_outliers_are_above_the_threshold_that_was_asked_for(self):
         x = torch.zeros(1, 4)
         sums = summed(x, torch.tensor([[0.5, 0.25, -0.75, 0.125]]), outlier=0.25)
-        values, _ = evaluate(METRICS, Measured(sums))
+        values, _ = compute_metrics(METRICS, Measurement(sums))
 
         assert values["outlier_pct"] == 50.0
 
@@ -444,7 +446,7 @@ class TestUndefined:
             assert nonfinite == {"pearson_correlation": "nan"}
 
     def test_aggregates_of_no_layer_are_null_and_named(self):
-        values, nonfinite = evaluate(AGGREGATES, Measured(Sums()))
+        values, nonfinite = compute_metrics(AGGREGATES, Measurement(Sums()))
         percentiles = {"relative_error_percentiles", "absolute_error_percentiles"}
         weighted = {"weighted_nmse", "weighted_snr_db", "predicted_kld"}  # null without the files that these need
         of_scales = {"attainable_snr_db", "excess_db", "worst_layer_excess_db"}  # and without nearest codes

@@ -25,14 +25,14 @@ from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.metrics import OUTLIER, RELATIVE_OUTLIER
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, as_float, worst_rows
-from quanterr.recipes.microscaled import _e2m1
-from quanterr.recipes.tables import _lookup
+from quanterr.recipes.microscaled import _make_e2m1_lookup
+from quanterr.recipes.tables import _make_lookup
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.decoder import decoder_of
 from quanterr.tensors.workspace import Workspace
 
-BUILT = native.best().kernel
-needs_kernel = pytest.mark.skipif(BUILT is None, reason=f"no compiled kernel here: {native.best().reason}")
+BUILT = native.find_best().kernel
+needs_kernel = pytest.mark.skipif(BUILT is None, reason=f"no compiled kernel here: {native.find_best().reason}")
 WIDEST = native.INSTRUCTION_SETS.index(BUILT.instructions) if BUILT else -1
 HERE = [native.load(name).kernel for name in native.INSTRUCTION_SETS[: WIDEST + 1]]
 every_kernel = pytest.mark.parametrize("kernel", HERE, ids=lambda kernel: kernel.instructions)
@@ -65,7 +65,10 @@ class TestValues:
             for pair in plan.pairs:
                 for weight in (pair.original, pair.quantized):
                     decoder = decoder_of(weight.dequantize)
-                    if decoder and weight.matrix[1] % decoder.together[0] == decoder.cols % decoder.together[0] == 0:
+                    if (
+                        decoder
+                        and weight.matrix[1] % decoder.storage_unit[0] == decoder.cols % decoder.storage_unit[0] == 0
+                    ):
                         assert same_bits(dequantized(weight), decoded(weight)), weight.name
 
     @pytest.mark.parametrize("name", ["bf16", "e4m3", "gptq", "awq_gemm", "ct_pack", "gguf_q4_k", "nvfp4"])
@@ -269,22 +272,22 @@ class TestChoice:
     def test_a_misspelt_kernel_is_an_error(self, monkeypatch):
         monkeypatch.setenv(native.VARIABLE, "nativ")
         with pytest.raises(UsageError, match="QUANTERR_KERNEL=nativ: choose torch or native"):
-            native.chosen()
+            native.choose_kernel()
 
     def test_torch_is_taken_where_it_is_asked_for(self, monkeypatch):
         monkeypatch.setenv(native.VARIABLE, "torch")
 
-        assert str(native.chosen()) == "torch"
+        assert str(native.choose_kernel()) == "torch"
 
     def test_native_where_none_was_compiled_is_an_error_that_says_what_to_do(self, monkeypatch):
         monkeypatch.setenv(native.VARIABLE, "native")
-        monkeypatch.setattr(native, "best", lambda: native.Choice(None, "no kernel was compiled"))
+        monkeypatch.setattr(native, "find_best", lambda: native.KernelChoice(None, "no kernel was compiled"))
         with pytest.raises(UsageError, match="no kernel was compiled; install a C compiler, then quanterr again"):
-            native.chosen()
+            native.choose_kernel()
 
     def test_without_one_torch_computes(self, monkeypatch, tmp_path):
         monkeypatch.delenv(native.VARIABLE, raising=False)
-        monkeypatch.setattr(native, "best", lambda: native.Choice(None, "no kernel was compiled"))
+        monkeypatch.setattr(native, "find_best", lambda: native.KernelChoice(None, "no kernel was compiled"))
         report = quanterr.compare(*stored_as(tmp_path, "e4m3"), device="cpu")
 
         assert report.run.kernel == "torch"
@@ -302,7 +305,9 @@ class TestChoice:
 
     @needs_kernel
     @pytest.mark.parametrize(
-        ("struct", "fields"), [("Side", ("scale_step", "zero_step")), ("Run", ("e_max", "e_min"))], ids=["side", "run"]
+        ("struct", "fields"),
+        [("SideStruct", ("scale_step", "zero_step")), ("RunStruct", ("e_max", "e_min"))],
+        ids=["side", "run"],
     )
     def test_one_with_two_fields_of_a_size_swapped_is_not_used(self, monkeypatch, struct, fields):
         known = dict(getattr(native, struct)._fields_)
@@ -356,9 +361,9 @@ class TestBuild:
     def test_sides_and_runs_have_the_fields_of_the_c_file(self):
         """By name and in order; the kernel itself tells where they are."""
         source = (Path(native.__file__).parent / "kernel.c").read_text()
-        for struct in (native.Side, native.Run):
+        for name_in_c, struct in (("Side", native.SideStruct), ("Run", native.RunStruct)):
             names = [name for name, _ in struct._fields_]
-            body = source[: source.index("} " + struct.__name__ + ";")].rpartition("typedef struct {")[2]
+            body = source[: source.index("} " + name_in_c + ";")].rpartition("typedef struct {")[2]
             body = "\n".join(line.partition("/*")[0] for line in body.splitlines())
             found = [name.strip(" *").partition("[")[0] for part in body.split(";") for name in words(part)]
 
@@ -380,13 +385,13 @@ class TestBuild:
 @pytest.mark.parametrize("name", ["e2m1", "nf4", "fp4"])
 def test_the_nearest_of_a_table_are_those_of_torch(kernel, name):
     """Bounds, what is next to them, zeros, what is beyond the table; a number of elements that fills no vector."""
-    table = _e2m1() if name == "e2m1" else _lookup(name)
+    table = _make_e2m1_lookup() if name == "e2m1" else _make_lookup(name)
     bounds = table._bounds
     ends = torch.tensor([0.0, -0.0, 1e-45, 1e30, -1e30, torch.inf, -torch.inf])
     near = [torch.nextafter(bounds, torch.full_like(bounds, way)) for way in (torch.inf, -torch.inf)]
     x = torch.cat([bounds, *near, ends, torch.linspace(-7, 7, 10_007), torch.linspace(-1, 1, 10_007)])
 
-    assert torch.equal(table._in_torch(x.clone()), table._by_kernel(x, kernel))
+    assert torch.equal(table._find_in_torch(x.clone()), table._find_by_kernel(x, kernel))
 
 
 def words(declaration):

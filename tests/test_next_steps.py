@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from quanterr.cli.next_steps import after_compare, after_rank
+from quanterr.cli.next_steps import suggest_after_compare, suggest_after_rank
 
 COMMAND = ("quanterr", "compare", "a b", "q")
 
@@ -22,7 +22,7 @@ def test_a_model_is_evaluated_next_by_what_it_takes(config, asked, tmp_path):
     original.mkdir()
     (original / "config.json").write_text(config)
 
-    found = after_compare(str(original), "q", COMMAND, [])
+    found = suggest_after_compare(str(original), "q", COMMAND, [])
     assert ["quanterr", "evaluate", str(original), "q", *asked] == shlex.split(found)
 
 
@@ -31,8 +31,8 @@ def test_without_a_model_the_page_is_next_unless_files_were_written(config, tmp_
     if config is not None:
         (tmp_path / "config.json").write_text(config)
 
-    assert [*COMMAND, "-o", "report.html"] == shlex.split(after_compare(str(tmp_path), "q", COMMAND, []))
-    assert "" == after_compare(str(tmp_path), "q", COMMAND, ["report.html"])
+    assert [*COMMAND, "-o", "report.html"] == shlex.split(suggest_after_compare(str(tmp_path), "q", COMMAND, []))
+    assert "" == suggest_after_compare(str(tmp_path), "q", COMMAND, ["report.html"])
 
 
 def candidate(path, rank, bits):
@@ -42,20 +42,20 @@ def candidate(path, rank, bits):
 def test_the_best_file_is_compared_next():
     ranking = SimpleNamespace(candidates=[candidate("int8", None, 8), candidate("b b", 1, 8), candidate("c", 2, 4)])
 
-    found = after_rank(ranking, ["original", "int8", "c", "b b"])
+    found = suggest_after_rank(ranking, ["original", "int8", "c", "b b"])
     assert ["quanterr", "compare", "original", "b b", "-o", "report.html"] == shlex.split(found)
 
 
 def test_recipes_are_planned_next_between_the_sizes_that_they_have():
     ranking = SimpleNamespace(candidates=[candidate("int8_row", 1, 8.5), candidate("int4_g64", 2, 4.25)])
 
-    found = after_rank(ranking, ["original"])
+    found = suggest_after_rank(ranking, ["original"])
     assert ["quanterr", "plan", "original", "--bits", "6.38", "--to", "int8_row,int4_g64"] == shlex.split(found)
-    assert "" == after_rank(SimpleNamespace(candidates=ranking.candidates[:1]), ["original"])
+    assert "" == suggest_after_rank(SimpleNamespace(candidates=ranking.candidates[:1]), ["original"])
 
 
 def test_credentials_are_not_repeated(tmp_path):
-    found = after_compare("https://user:secret@host/x", "q", ["quanterr", "compare", "https://host/x", "q"], [])
+    found = suggest_after_compare("https://user:secret@host/x", "q", ["quanterr", "compare", "https://host/x", "q"], [])
     assert "secret" not in found
     ranking = SimpleNamespace(candidates=[candidate("https://u:secret@host/q", 1, 8), candidate("c", 2, 4)])
-    assert "secret" not in after_rank(ranking, ["https://u:secret@host/x", "https://u:secret@host/q", "c"])
+    assert "secret" not in suggest_after_rank(ranking, ["https://u:secret@host/x", "https://u:secret@host/q", "c"])

@@ -24,7 +24,7 @@ def ranking(tmp_path_factory):
 
 
 def test_a_report_is_one_line(report):
-    assert "<quanterr.Report inconclusive: 6 layers, " in repr(report) == str(report)
+    assert "<quanterr.Report inconclusive: 1 not compared>" == repr(report) == str(report)
     assert "\n" not in repr(report)
     assert len(repr(report)) < 200
 
@@ -40,8 +40,10 @@ def test_a_report_is_a_table_of_its_worst_layers(report):
     worst = min(report.layers, key=lambda layer: layer.snr_db)
 
     assert shown.startswith(f"<p><b>{report.verdict}</b>: ")
-    assert f"<tbody><tr><td>{worst.layer_name}</td>" in shown
-    assert len(report.layers) + 1 == shown.count("<tr>")
+    *groups, layers = shown.split("<table>")[1:]
+    assert ["By format", "By role"] == [table.removeprefix("<caption>").partition("<")[0] for table in groups]
+    assert f"<tbody><tr><td>{worst.layer_name}</td>" in layers
+    assert len(report.layers) + 1 == layers.count("<tr>")
 
 
 def test_no_name_is_markup():
@@ -52,7 +54,10 @@ def test_no_name_is_markup():
 
 
 def test_a_ranking_is_a_table_of_its_candidates(ranking):
-    assert len(ranking.candidates) + 1 == ranking._repr_html_().count("<tr>")
+    candidates = ranking._repr_html_().split("<table>")[1]
+
+    assert candidates.startswith("<caption>Candidates")
+    assert len(ranking.candidates) + 1 == candidates.count("<tr>")
 
 
 def test_without_pandas_it_is_named(report, monkeypatch):
@@ -101,7 +106,7 @@ def both(tmp_path_factory):
 def test_a_diff_is_one_line_and_takes_reports_and_paths(both):
     found = quanterr.diff(*both)
 
-    assert repr(found).startswith("<quanterr.Diff 0 worse, 0 better, ")
+    assert repr(found).startswith("<quanterr.Diff 0 layers worse, 0 better, ")
     assert "\n" not in repr(found)
     assert found.unchanged == len(found.layers) == quanterr.diff(both[1], both[0]).unchanged
 

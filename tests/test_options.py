@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import quanterr
 from quanterr import options
-from quanterr.cli.options import But, Only, with_options
+from quanterr.cli.options import AllBut, Only, with_options
 from quanterr.errors import UsageError
 from quanterr.options import CompareOptions, EvaluateOptions, PlanOptions, RankOptions, SweepOptions
 
@@ -82,7 +82,7 @@ class TestCommand:
         )
 
     def test_leaves_out_what_it_does_not_take(self):
-        assert "No such option" in self.seen(Annotated[CompareOptions, But(("layers",))], "-l", "attn")
+        assert "No such option" in self.seen(Annotated[CompareOptions, AllBut(("layers",))], "-l", "attn")
         assert "No such option" in self.seen(Annotated[CompareOptions, Only(("layers",))], "--device", "cpu")
 
     def test_refuses_a_word_that_is_none_of_a_literal(self):

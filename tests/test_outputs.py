@@ -14,11 +14,10 @@ from markdown_it import MarkdownIt
 from sample_reports import HOSTILE, hostile, report_of, tiny
 
 from quanterr.errors import UsageError
-from quanterr.report import OUTPUTS, as_csv, as_md, card, items, markdown
-from quanterr.report.as_table import show
+from quanterr.report import OUTPUTS, as_csv, card, items, markdown
 from quanterr.report.model import Report
-from quanterr.report.terminal import console
-from quanterr.util.text import decisive, display
+from quanterr.report.terminal import console, show
+from quanterr.util.text import display, format_decisive
 
 NAMES = [output.name for output in OUTPUTS]
 
@@ -191,7 +190,7 @@ class TestCsv:
         ],
     )
     def test_no_text_is_a_formula(self, value, shown):
-        assert shown == as_csv.cell(value)
+        assert shown == as_csv.format_cell(value)
 
     def test_no_cell_of_a_hostile_report_is_a_formula(self, evil):
         cells = [cell for row in self.rows(evil) for cell in row.values()]
@@ -256,18 +255,18 @@ class TestMarkdown:
 
     @pytest.mark.parametrize("name", [name for name in HOSTILE if name.strip()], ids=ascii_id)
     def test_a_name_stays_what_it_is_and_in_its_cell(self, name):
-        table = f"| a | b |\n|---|---|\n| {markdown.code(name)} | `x` |\n"
+        table = f"| a | b |\n|---|---|\n| {markdown.format_code(name)} | `x` |\n"
 
         assert [display(name), "x"] == self.html(table).code
 
     @pytest.mark.parametrize("text", [text for text in HOSTILE if text.strip()], ids=ascii_id)
     def test_a_sentence_is_no_markup(self, text):
-        document = self.html(f"- {markdown.prose(text)}\n")
+        document = self.html(f"- {markdown.format_prose(text)}\n")
 
         assert {"ul", "li"} == document.tags
 
     def test_mentions_issues_and_links_are_split(self):
-        told = markdown.prose("@everyone #1 https://evil.example www.evil.example a@b.example")
+        told = markdown.format_prose("@everyone #1 https://evil.example www.evil.example a@b.example")
 
         for found in ("@e", "#1", "://", "www.", "@b"):
             assert found not in told
@@ -277,20 +276,20 @@ class TestMarkdown:
 
         assert f"{gate.margin:.5g}" in rendered(report, "md")
         assert ("31.545", "29.999999", "30.000001") == (
-            decisive(31.545435637647685),
-            decisive(29.999999, 30),
-            decisive(30.000001, 30),
+            format_decisive(31.545435637647685),
+            format_decisive(29.999999, 30),
+            format_decisive(30.000001, 30),
         )
 
 
 class TestUpdating:
     def update(self, text):
-        return card.updated(text, as_md.section(flawless()), "README.md")
+        return card.replace_section(text, card.section(flawless()), "README.md")
 
     def test_only_what_is_between_the_comments_changes(self):
         made = self.update(f"# Model\n\n{card.BEGIN}\nold\n{card.END}\nafter\n")
 
-        assert made == f"# Model\n\n{as_md.section(flawless())}after\n"
+        assert made == f"# Model\n\n{card.section(flawless())}after\n"
 
     def test_twice_is_the_same_as_once(self):
         once = self.update(f"{card.BEGIN}\n{card.END}\n")
@@ -298,9 +297,9 @@ class TestUpdating:
         assert once == self.update(once)
 
     def test_of_a_hostile_report_can_be_updated_again(self, evil):
-        text = card.updated(f"{card.BEGIN}\n{card.END}\n", as_md.section(evil), "README.md")
+        text = card.replace_section(f"{card.BEGIN}\n{card.END}\n", card.section(evil), "README.md")
 
-        assert as_md.section(flawless()) == self.update(text)
+        assert card.section(flawless()) == self.update(text)
 
     def test_line_endings_a_byte_order_mark_and_a_missing_last_newline_stay(self):
         made = self.update(f"\ufeff{card.BEGIN}\r\n{card.END}")
@@ -334,18 +333,18 @@ class TestUpdating:
         ],
     )
     def test_a_document_without_comments_gets_them_at_its_end_where_that_is_asked_for(self, text, before):
-        once = card.updated(text, as_md.section(flawless()), "README.md", append=True)
+        once = card.replace_section(text, card.section(flawless()), "README.md", append=True)
 
         assert once.startswith(before + card.BEGIN)
-        assert once == card.updated(once, as_md.section(flawless()), "README.md", append=True)
+        assert once == card.replace_section(once, card.section(flawless()), "README.md", append=True)
         assert ("\r\n" in text) == (once.count("\r\n") == once.count("\n"))
 
     def test_appending_repairs_no_broken_comments(self):
         with pytest.raises(UsageError, match=r"README\.md: needs .*quanterr:begin"):
-            card.updated(f"{card.BEGIN}\n", as_md.section(flawless()), "README.md", append=True)
+            card.replace_section(f"{card.BEGIN}\n", card.section(flawless()), "README.md", append=True)
 
     def test_comments_within_a_line_are_text(self):
-        with pytest.raises(UsageError, match="has no place for the report"):
+        with pytest.raises(UsageError, match="no comments mark the place of the report"):
             self.update(f"put {card.BEGIN} and {card.END} here")
 
 
@@ -417,6 +416,6 @@ class TestJunit:
 
 def test_the_terminal_shows_hostile_names_as_text(evil):
     file = make_snapshots.Terminal()
-    show(evil, console(file, "never"), 30, verbose=True)
+    show(evil.view(30), console(file, "never"), verbose=True)
 
     assert not [c for c in file.getvalue() if not c.isprintable() and c != "\n"]

@@ -12,7 +12,7 @@ import quanterr
 from quanterr.formats import bnb_4bit
 from quanterr.formats.shared import bit_stream, element_types
 from quanterr.inspection import inspect
-from quanterr.pairing.plan import Bucket
+from quanterr.pairing.model import Bucket
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
@@ -208,7 +208,7 @@ def test_a_table_of_bitsandbytes_that_runtimes_do_not_have_is_doubted(tmp_path, 
     parts = nf4() | {"a.weight.quant_map": torch.tensor(bnb_4bit.TABLES[kind])}
     weight = weight_of(tmp_path, (6, 40), parts)
 
-    assert ["is not that of nf4" in doubt for doubt in weight.warnings] == [True] * doubted
+    assert ["is not the nf4 table" in doubt for doubt in weight.warnings] == [True] * doubted
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
@@ -307,7 +307,7 @@ REFUSED = {
     "bnb with too few scales": (
         nf4() | {"a.weight.absmax": torch.ones(3)},
         None,
-        "a.weight.absmax (F32 [3]) should have 4 numbers, one for each 64 of 240 elements, not 3",
+        "a.weight.absmax (F32 [3]) should have 4 numbers, one per 64 of 240 elements, not 3",
     ),
     "bnb with a short table": (
         nf4() | {"a.weight.quant_map": torch.ones(8)},
@@ -327,7 +327,7 @@ REFUSED = {
             "a.weight.nested_quant_map": torch.ones(256),
         },
         None,
-        "a.weight.nested_absmax (F32 [1]) should have 2 numbers, one for each 2, not 1",
+        "a.weight.nested_absmax (F32 [1]) should have 2 numbers, one per 2, not 1",
     ),
     "bnb whose state is no JSON": (
         nf4() | {"a.weight.quant_state.bitsandbytes__nf4": ascii_bytes("{nonsense")},
@@ -379,12 +379,12 @@ REFUSED = {
     "quanto of another size": (
         QUANTO,
         None,
-        "hold 256 elements in groups of 32, but the shape should be [6, 40], as the original has it",
+        "hold 256 elements in groups of 32, but the original has the shape [6, 40]",
     ),
     "quanto with codes of no bits": (
         QUANTO | {"a.weight._data._data": random_bytes(8, 32)},
         None,
-        "a.weight._data._data (U8 [8, 32]) should have a half or a quarter of 8 rows",
+        "a.weight._data._data (U8 [8, 32]) should have half or a quarter as many rows as",
     ),
     "quanto with too few shifts": (
         QUANTO | {"a.weight._shift": torch.ones(4, 1)},
@@ -395,13 +395,13 @@ REFUSED = {
     "hqq in an unknown packing": (
         hqq(packing=ascii_bytes("9bit_u8")),
         None,
-        "its packing 9bit_u8 is none of 8bit_u8, 4bit_u8, 3bit_32, 2bit_u8, 1bit_u8",
+        "its packing 9bit_u8 is not one of 8bit_u8, 4bit_u8, 3bit_32, 2bit_u8, 1bit_u8",
     ),
     "hqq of another dtype": (hqq(packing=ascii_bytes("3bit_32")), None, "should be I32, or floating"),
     "hqq of another size": (
         hqq(packing=ascii_bytes("2bit_u8")),
         None,
-        "a.W_q (U8 [4, 32]) holds 512 codes of 2 bits, not those of [4, 64]",
+        "a.W_q (U8 [4, 32]) holds 512 codes of 2 bits, which is not a weight of [4, 64]",
     ),
     "hqq with too few scales": (
         hqq(scale=torch.ones(4, 1)),
@@ -411,7 +411,7 @@ REFUSED = {
     "hqq of more bits than it packs": (
         hqq(nbits=torch.tensor(float("nan"))),
         None,
-        "a.nbits (F32 []) says nan bits, but its packing is 4bit_u8",
+        "a.nbits (F32 []) declares nan bits, but its packing is 4bit_u8",
     ),
     "hqq along an axis that is none": (
         hqq(axis=torch.tensor(7, dtype=torch.int32)),
@@ -463,12 +463,12 @@ REFUSED = {
     "torchao of another block": (
         int8(),
         torchao("Int8Tensor", block_size=[1, 32]),
-        "a._weight_scale (F32 [4, 1]) should have 8 numbers: one for each 32 of the columns",
+        "a._weight_scale (F32 [4, 1]) should have 8 numbers: one per 32 columns",
     ),
     "torchao of a strange block": (
         int8(),
         torchao("Int8Tensor", block_size=[2, 64]),
-        "block_size [2, 64] of a._weight_qdata (I8 [4, 64]): neither groups of columns nor all",
+        "block_size [2, 64] for a._weight_qdata (I8 [4, 64]): neither groups of columns nor the whole tensor",
     ),
     "torchao without a block": (int8(), torchao("Int8Tensor"), "the header declares block_size None"),
     "torchao of other codes": (
@@ -484,7 +484,7 @@ REFUSED = {
     "torchao with scales that are no tiles": (
         {"a._weight_qdata": random_bytes(4, 32), "a._weight_scale": torch.ones(4, 4).to(F8)},
         torchao("NVFP4Tensor", block_size=16, is_swizzled_scales=True),
-        "should have 512 numbers, in tiles: one for each 16 columns",
+        "should have 512 numbers, in tiles: one per 16 columns",
     ),
     "torchao int4 with scales in rows": (
         {"a._weight_qdata": INT8, "a._weight_scale": torch.ones(4, 2), "a._weight_zero_point": torch.ones(4, 2)},

@@ -21,7 +21,7 @@ from making import (
 
 from quanterr.checkpoints.labels import PREFIXES
 from quanterr.errors import Status, UsageError
-from quanterr.pairing.plan import Bucket
+from quanterr.pairing.model import Bucket
 from quanterr.report.gate_results import exit_status
 
 ONE, SCALE = torch.tensor(1.0), torch.tensor(0.01)

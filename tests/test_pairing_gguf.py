@@ -5,7 +5,7 @@ from making import dequantized, numbers, planned, store
 
 import quanterr
 from quanterr.errors import Status
-from quanterr.pairing.plan import Bucket
+from quanterr.pairing.model import Bucket
 from quanterr.report.gate_results import exit_status
 
 HEADS, KV_HEADS, DIM = 4, 2, 64  # as LLAMA says

@@ -16,11 +16,11 @@ from test_importance import gguf as importance_file
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import ReportError, UsageError
-from quanterr.gates.planned import judged_by_plan, read_plan
+from quanterr.gates.plan_check import check_against_plan, read_plan
 from quanterr.planning import plan
-from quanterr.planning.exports import CONSUMERS, consumers_of, exported, usage
-from quanterr.recipes import recipe_named
-from quanterr.recipes.candidate import mixed
+from quanterr.planning.exports import CONSUMERS, consumers_of, export_command, export_plan
+from quanterr.recipes import parse_recipe
+from quanterr.recipes.quantized_file import mix_recipes
 from quanterr.recipes.tensors import fake_quantize
 from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.report.plan.view import conclusion
@@ -96,7 +96,7 @@ class TestChoice:
         assert "predicted KLD" == found.measure
         assert LAYERS[5] not in recipes
         assert recipes[LAYERS[2]] in (ORIGINAL, "int8_channel")
-        assert f"does not name 1 layer, which stay: {LAYERS[5]}" in found.notes[0]
+        assert f"does not name 1 layer, left unquantized: {LAYERS[5]}" in found.notes[0]
 
     @pytest.mark.slow
     def test_limits_give_the_smallest_size_that_meets_them(self, original, tmp_path):
@@ -132,9 +132,9 @@ class TestChoice:
         [
             ({}, "give one goal"),
             ({"bits": 4, "size": 1e6}, "give one goal"),
-            ({"bits": 3}, "--bits 3: cannot be met; the least possible is 5.031 bits per weight"),
+            ({"bits": 3}, "bits 3: cannot be met; the least possible is 5.031 bits per weight"),
             ({"size": 1000}, "cannot be met; the least possible is "),
-            ({"max_kld": 0.1}, "--max-kld needs --sensitivity"),
+            ({"max_kld": 0.1}, "max_kld needs sensitivity"),
         ],
     )
     def test_what_cannot_be_planned_is_a_sentence(self, original, options, told):
@@ -180,13 +180,13 @@ class TestImportance:
         assert quantized[0] != quantized[1]
 
     def test_a_limit_of_squared_error_is_refused(self, original, importance):
-        with pytest.raises(UsageError, match="--min-snr is a limit of squared error"):
+        with pytest.raises(UsageError, match="min_snr limits the squared error"):
             plan(original, min_snr=30, to=TO, importance=importance[1], device="cpu")
 
 
 class TestExports:
     def test_llama_quantize_gets_a_pattern_for_each_tensor(self, original):
-        found = exported(plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu"), "llama-quantize")
+        found = export_plan(plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu"), "llama-quantize")
 
         program, *words = shlex.split(found.replace("\\\n", ""))
         *options, source, made, base = words
@@ -204,7 +204,7 @@ class TestExports:
     def test_the_command_that_hands_a_plan_over_takes_any_name_for_a_name(self, original, name):
         found = plan(original, bits=9, to=["int8_row"], device="cpu").model_copy(update={"original": name})
         for consumer, row in CONSUMERS.items():
-            words = shlex.split(usage(found, consumer))
+            words = shlex.split(export_command(found, consumer))
             if row.python:
                 tree = ast.parse(words[2])
                 constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
@@ -220,7 +220,7 @@ class TestExports:
 
     def test_transformers_takes_the_one_for_bitsandbytes(self, original):
         transformers = pytest.importorskip("transformers", reason='pip install "quanterr[evaluate]"')
-        fields = json.loads(exported(plan(original, bits=14, to=["nf4:double"], device="cpu"), "bitsandbytes"))
+        fields = json.loads(export_plan(plan(original, bits=14, to=["nf4:double"], device="cpu"), "bitsandbytes"))
         config = transformers.BitsAndBytesConfig(**fields)
 
         assert (True, "nf4", True) == (
@@ -232,14 +232,16 @@ class TestExports:
 
     def test_every_layer_is_in_it_once(self, original):
         found = plan(original, bits=6, to=TO, device="cpu")
-        groups = json.loads(exported(found, "llmcompressor"))["quant_stage"]["quant_modifiers"]["QuantizationModifier"]
+        groups = json.loads(export_plan(found, "llmcompressor"))["quant_stage"]["quant_modifiers"][
+            "QuantizationModifier"
+        ]
         targets = [target for group in groups["config_groups"].values() for target in group["targets"]]
-        configs = json.loads(exported(found, "torchao"))["_data"]["fqn_to_config"]
+        configs = json.loads(export_plan(found, "torchao"))["_data"]["fqn_to_config"]
         modules = {name.removesuffix(".weight") for name in LAYERS}
 
         assert len(LAYERS) == len(targets) + len(groups["ignore"]) - 1
         assert modules == configs.keys()
-        mlx = json.loads(exported(plan(original, bits=7, to=["mlx_q{4,8}_g64"], device="cpu"), "mlx"))
+        mlx = json.loads(export_plan(plan(original, bits=7, to=["mlx_q{4,8}_g64"], device="cpu"), "mlx"))
         assert modules == mlx.keys()
         assert {64} == {how["group_size"] for how in mlx.values() if how}
 
@@ -249,7 +251,7 @@ class TestExports:
         recipes = ("fp8_row", "nvfp4", "int4_g32", "int8_channel")
         for layer, recipe in zip(found.layers, recipes, strict=False):
             layer.recipe = recipe
-        first, deny, *lines = exported(found, "modelopt").splitlines()
+        first, deny, *lines = export_plan(found, "modelopt").splitlines()
         own = found.layers[1].layer_name.removesuffix(".weight")
 
         assert ("quant_cfg:", '- {quantizer_name: "*", enable: false}', "algorithm: max") == (first, deny, lines.pop())
@@ -260,7 +262,7 @@ class TestExports:
     def test_convert_to_quant_gets_a_pattern_for_each_weight(self, original):
         """As its load_layer_config checks and get_layer_settings finds them: by re.search, the rest by _default."""
         found = plan(original, bits=8.2, to=["fp8_row,fp8_block128,int8_row"], device="cpu")
-        config = json.loads(exported(found, "convert_to_quant"))
+        config = json.loads(export_plan(found, "convert_to_quant"))
         formats = {"fp8_row": "float8_e4m3fn_rowwise", "fp8_block128": "float8_e4m3fn_blockwise", ORIGINAL: None}
         formats["int8_row"] = "int8_tensorwise"
 
@@ -274,10 +276,10 @@ class TestExports:
     @pytest.mark.parametrize(
         ("consumer", "to", "told"),
         [
-            ("convert_to_quant", "nvfp4", "it does not write nvfp4"),
-            ("llama-quantize", "int4_g32", "it does not write int4_g32"),
-            ("mlx", "int4_g64", "it does not write int4_g64"),
-            ("bitsandbytes", "nf4,fp4", "it writes one format"),
+            ("convert_to_quant", "nvfp4", "convert_to_quant does not write nvfp4"),
+            ("llama-quantize", "int4_g32", "llama-quantize does not write int4_g32"),
+            ("mlx", "int4_g64", "mlx does not write int4_g64"),
+            ("bitsandbytes", "nf4,fp4", "bitsandbytes writes one format"),
             ("gptq", "int4_g32", "choose one of llama-quantize"),
         ],
     )
@@ -286,7 +288,7 @@ class TestExports:
         if consumer == "bitsandbytes":
             found.layers[0].recipe, found.layers[2].recipe = "nf4", "fp4"
         with pytest.raises(UsageError, match=told):
-            exported(found, consumer)
+            export_plan(found, consumer)
 
 
 class TestCompare:
@@ -295,13 +297,13 @@ class TestCompare:
     def made(cls, original):
         """A plan, and the checkpoint that it describes."""
         found = plan(original, bits=6, to=TO, device="cpu")
-        recipes = {layer.layer_name: recipe_named(layer.recipe) for layer in found.layers if layer.recipe != ORIGINAL}
+        recipes = {layer.layer_name: parse_recipe(layer.recipe) for layer in found.layers if layer.recipe != ORIGINAL}
         return found, recipes
 
     def test_what_was_planned_holds(self, original, made):
         found, recipes = made
-        produced, _ = mixed(original, recipes, "produced")
-        report = judged_by_plan(quanterr.compare(original, produced, device="cpu"), found)
+        produced, _ = mix_recipes(original, recipes, "produced")
+        report = check_against_plan(quanterr.compare(original, produced, device="cpu"), found)
 
         assert ("pass", "pass") == (report.verdict, report.gates[0].status), report.reasons
         assert 6 == report.gates[0].judged
@@ -309,15 +311,15 @@ class TestCompare:
     def test_another_recipe_or_less_snr_is_named(self, original, made):
         found, recipes = made
         name = LAYERS[2]
-        other, _ = mixed(original, recipes | {name: recipe_named("fp8_tensor")}, "produced")
-        report = judged_by_plan(quanterr.compare(original, other, device="cpu"), found)
+        other, _ = mix_recipes(original, recipes | {name: parse_recipe("fp8_tensor")}, "produced")
+        report = check_against_plan(quanterr.compare(original, other, device="cpu"), found)
         assert ("fail", name) == (report.verdict, report.gates[0].worst_layer)
         assert "is fp8_tensor, planned " in report.reasons[0]
 
-        worse = recipe_named("int4_g32:scales=p70")
+        worse = parse_recipe("int4_g32:scales=p70")
         least = next(layer.layer_name for layer in found.layers if layer.recipe == "int4_g32")
-        other, _ = mixed(original, recipes | {least: worse}, "produced")
-        gate = judged_by_plan(quanterr.compare(original, other, device="cpu"), found).gates[0]
+        other, _ = mix_recipes(original, recipes | {least: worse}, "produced")
+        gate = check_against_plan(quanterr.compare(original, other, device="cpu"), found).gates[0]
         assert "fail" == gate.status
         assert "dB, planned" in gate.violations[0].reason
 
@@ -331,7 +333,7 @@ class TestCompare:
         def changed(name, weight):
             where = tmp_path / "y.safetensors"
             save_file(tensors | {name: weight}, where)
-            gate = judged_by_plan(quanterr.compare(original, where, device="cpu"), some).gates[0]
+            gate = check_against_plan(quanterr.compare(original, where, device="cpu"), some).gates[0]
             return [violation.layer for violation in gate.violations if "not in the plan" in violation.reason]
 
         weight = tensors[left]
@@ -344,21 +346,21 @@ class TestCompare:
 
     def test_all_its_layers_must_be_there(self, original, made):
         found, recipes = made
-        produced, _ = mixed(original, recipes, "produced")
+        produced, _ = mix_recipes(original, recipes, "produced")
         report = quanterr.compare(original, produced, layers=["model.layers.0.*"], device="cpu")
-        judged = judged_by_plan(report, found)
+        judged = check_against_plan(report, found)
 
         assert ("fail", 6) == (judged.verdict, judged.gates[0].judged)
         assert set(LAYERS[3:]) == {violation.layer for violation in judged.gates[0].violations}
-        assert "was planned, but not compared" in judged.reasons[0]
+        assert "was planned but not compared" in judged.reasons[0]
 
     @pytest.mark.parametrize("change", [torch.neg, lambda weight: weight.roll(1, 0), lambda weight: weight * 2])
     def test_that_of_another_original_of_the_same_names_is_refused(self, original, made, tmp_path, change):
         tensors = load_file(original.path)
         tensors[LAYERS[1]] = change(tensors[LAYERS[1]])
         other = store(tmp_path / "other.safetensors", tensors)
-        with pytest.raises(UsageError, match=rf"it is of another original: .*{LAYERS[1]}"):
-            judged_by_plan(quanterr.compare(other, other, device="cpu"), made[0])
+        with pytest.raises(UsageError, match=rf"the plan was made for another original: .*{LAYERS[1]}"):
+            check_against_plan(quanterr.compare(other, other, device="cpu"), made[0])
 
     def test_an_edited_one_is_told(self, made, tmp_path, capsys):
         where = tmp_path / "p.json"
@@ -383,7 +385,7 @@ class TestCompare:
         done = call("plan", original.path, "--bits", "6", "--to", TO[0], "-o", where)
         assert 0 == done.returncode, done.stderr
         assert "\nwithout --sensitivity every squared error counts the same: a guess" in done.stdout
-        assert "the best plan there is. Wrote " in done.stdout
+        assert "no plan is better. Wrote " in done.stdout
 
         judged = call("compare", original.path, original.path, "--plan", where)
         assert 1 == judged.returncode
@@ -398,4 +400,4 @@ class TestCompare:
         save_file({"other.weight": torch.ones(4, 4)}, tmp_path / "o.safetensors")
         report = quanterr.compare(tmp_path / "o.safetensors", tmp_path / "o.safetensors")
         with pytest.raises(UsageError, match="names none of the compared layers"):
-            judged_by_plan(report, made[0])
+            check_against_plan(report, made[0])

@@ -80,7 +80,7 @@ def test_names_of_any_kind_are_drawn_as_text():
 
 def test_what_has_nothing_to_draw_says_so():
     report = report_of(tiny())
-    with pytest.raises(UsageError, match="no layer has an SNR"):
+    with pytest.raises(UsageError, match="no layer differs"):
         report.model_copy(update={"layers": []}).plot()
 
 

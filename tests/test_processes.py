@@ -1,7 +1,7 @@
 import pytest
 
 from quanterr.errors import UsageError
-from quanterr.util.processes import Process, tasks_apart, this_process
+from quanterr.util.processes import Process, count_unconnected_tasks, this_process
 
 SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
 
@@ -31,7 +31,7 @@ def test_what_the_starter_says(environment, expected):
     ],
 )
 def test_tasks_that_do_not_meet_are_counted_by_the_first(environment, expected):
-    assert expected == tasks_apart(environment)
+    assert expected == count_unconnected_tasks(environment)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ class TestTable:
         assert "─" in out.decode()
 
     def test_shows_as_many_layers_as_asked_for(self, folder):
-        assert "2 of 3 layers" in rank(folder, "fp8", "int8", "--top-layers", "2").stdout
+        assert "2 layers that differ most, of 3 layers" in rank(folder, "fp8", "int8", "--top-layers", "2").stdout
         assert "of 3 layers" not in rank(folder, "fp8", "int8", "--top-layers", "0").stdout
 
     def test_shows_noise_for_zeros_as_undefined_and_not_as_identical(self, folder, tmp_path):
@@ -163,7 +163,7 @@ class TestOutputs:
 
         assert "" == done.stdout
         assert first.startswith("quanterr: not ranked: less: inconclusive; ")
-        assert last.startswith("quanterr: inconclusive: on the front of size and error: ")
+        assert last.startswith("quanterr: inconclusive: Pareto-optimal in size and error: ")
 
     def test_a_ranking_is_not_written_into_the_folder_of_a_candidate(self, folder, tmp_path):
         recipe = store(tmp_path / "recipe", stored_by(quantized_int8), config={})
@@ -215,7 +215,7 @@ class TestKeepOriginal:
         done = rank(folder, "fp8", "int8", "--keep-original", "2100")
 
         assert "fp8 with 1 layer as in the original: " in done.stdout
-        assert "; kept in BF16, 1 of its layers gives " in done.stdout.splitlines()[-1]
+        assert "; 1 of its layers kept in BF16 gives " in done.stdout.splitlines()[-1]
 
     def test_a_budget_that_is_none_is_wrong_usage(self, folder):
         done = rank(folder, "fp8", "int8", "--keep-original", "much")

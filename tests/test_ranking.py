@@ -12,11 +12,11 @@ from making import numbers, quantized_fp8, quantized_int8, store
 import quanterr
 from quanterr.comparison import compare_each
 from quanterr.errors import ReportError, UsageError
-from quanterr.gates import judged
+from quanterr.gates import apply_rules
 from quanterr.gates.expression import parse
 from quanterr.gates.rules import Rule
 from quanterr.options import CompareOptions
-from quanterr.report.ranking.making import names_of, ranked
+from quanterr.report.ranking.making import make_ranking, name_candidates
 from quanterr.report.ranking.view import conclusion
 
 A, B, C = "layers.0.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight", "layers.2.mlp.up_proj.weight"
@@ -170,7 +170,7 @@ class TestInconclusive:
         paths = [store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, original())) for n in range(2)]
         first, second = compare_each(x, paths, CompareOptions(device="cpu"))
         undefined = [replace(second.layers[0], error_norm=None), *second.layers[1:]]
-        found = ranked(["a", "b"], [first, second.model_copy(update={"layers": undefined})])
+        found = make_ranking(["a", "b"], [first, second.model_copy(update={"layers": undefined})])
 
         assert ("inconclusive", ["a"]) == (found.verdict, found.front)
         assert f"the error of {A} is undefined" == found.candidates[1].not_ranked
@@ -264,7 +264,7 @@ class TestKept:
 
         assert ("bad", names[0], None, "BF16") == (kept.candidate, layer.layer_name, layer.take_from, layer.format)
         assert kept.bytes == by_name(found)["bad"].bytes + layer.bytes_change
-        assert "; kept in BF16, 1 of its layers gives" in conclusion(found)
+        assert "; 1 of its layers kept in BF16 gives" in conclusion(found)
 
     def test_a_budget_is_of_each_candidate(self, tmp_path, x):
         paths = [
@@ -331,7 +331,7 @@ class TestSensitivity:
         assert known[0].predicted_kld == report.aggregate.predicted_kld
         assert str(tmp_path / "s.json") == report.settings.sensitivity
         assert "sensitivity_missing" in [found.code for found in report.findings]
-        assert "pass" == judged(report, [Rule("g", parse("global(predicted_kld) <= 1"))]).verdict
+        assert "pass" == apply_rules(report, [Rule("g", parse("global(predicted_kld) <= 1"))]).verdict
         assert quanterr.compare(x, y, device="cpu").aggregate.predicted_kld is None
 
     def test_of_another_model_is_inconclusive(self, tmp_path, x):
@@ -354,23 +354,23 @@ class TestSensitivity:
 
 class TestNames:
     def test_are_the_ends_of_the_paths_without_what_all_share(self):
-        assert ["q4", "q5"] == names_of(["a/q4.gguf", "b/q5.gguf"])
-        assert ["q4.gguf", "q4.sft"] == names_of(["a/q4.gguf", "b/q4.sft"])
+        assert ["q4", "q5"] == name_candidates(["a/q4.gguf", "b/q5.gguf"])
+        assert ["q4.gguf", "q4.sft"] == name_candidates(["a/q4.gguf", "b/q4.sft"])
 
     def test_of_equal_file_names_have_their_folders(self):
         paths = ["a/x/model.safetensors", "b/x/model.safetensors", "c/other.safetensors"]
 
-        assert ["a/x/model", "b/x/model", "other"] == names_of(paths)
-        assert ["model", "q8"] == names_of(["org/model/", "recipes/q8/"])
-        assert ["/a/q4", "b/a/q4"] == names_of(["/a/q4.sft", "/b/a/q4.sft"])
+        assert ["a/x/model", "b/x/model", "other"] == name_candidates(paths)
+        assert ["model", "q8"] == name_candidates(["org/model/", "recipes/q8/"])
+        assert ["/a/q4", "b/a/q4"] == name_candidates(["/a/q4.sft", "/b/a/q4.sft"])
 
     @pytest.mark.parametrize("paths", [[], ["a"], ["a", "a"], ["a/b", "./a//b"]])
     def test_must_be_two_that_differ(self, paths):
         with pytest.raises(UsageError, match=r"at least two|given twice"):
-            names_of(paths)
+            name_candidates(paths)
 
     def test_of_no_unicode_are_told_in_ascii(self):
-        names = names_of(["a\udcff.sft", "b.sft"])
+        names = name_candidates(["a\udcff.sft", "b.sft"])
 
         assert ["a\\udcff", "b"] == names
 

@@ -153,7 +153,7 @@ def test_a_report_that_lost_all_its_layers_and_their_counts_is_refused(stored, t
     fields["aggregate"]["total_layers"] = 0
     stored.write_text(json.dumps(fields))
 
-    with pytest.raises(ReportError, match="lists no layer, but its coverage says that weights were compared"):
+    with pytest.raises(ReportError, match="lists no layers, but its coverage counts compared weights"):
         read(stored)
 
 
@@ -192,7 +192,9 @@ def test_a_verdict_that_the_rest_contradicts_is_refused_and_the_right_one_is_not
     edit(fields)
     for verdict in ("pass", also):
         stored.write_text(json.dumps(fields | {"verdict": verdict}))
-        with pytest.raises(ReportError, match=f"its verdict is {verdict}, but it says: {told}; it was edited"):
+        with pytest.raises(
+            ReportError, match=f"its verdict is {verdict}, which its content contradicts: {told}; it was edited"
+        ):
             read(stored)
 
     assert also == read_extract(stored)["verdict"]  # for gates, which form their own
@@ -244,8 +246,8 @@ BAD = {
     "blank": (lambda text: " \n", "empty file"),
     "not JSON": (lambda text: "<html>", "is not valid UTF-8 JSON at byte 0"),
     "truncated": (lambda text: text[:-20], "is not valid UTF-8 JSON at byte"),
-    "a list": (lambda text: "[]", "is not a report of quanterr"),
-    "another document": (lambda text: '{"schema": "other"}', "is not a report of quanterr"),
+    "a list": (lambda text: "[]", "not a report of quanterr"),
+    "another document": (lambda text: '{"schema": "other"}', "not a report of quanterr"),
     "a newer schema": (edited(schema_version="2.0"), "report schema 2.0, this version reads 1.x"),
     "a newer schema in its own layout": (
         lambda text: re.sub(r'("schema_version": )"1\.\d+"', r'\1"2.0"', text),
@@ -320,7 +322,7 @@ def test_evidence_that_could_not_be_written_again_is_refused(stored, text, numbe
 def test_a_compressed_report_is_told_as_such(stored, text):
     stored.write_bytes(gzip.compress(text.encode()))
 
-    with pytest.raises(ReportError, match="is compressed; unpack it first"):
+    with pytest.raises(ReportError, match="this is a compressed file; unpack it first"):
         read_extract(stored)
 
 
@@ -372,12 +374,12 @@ class TestColumns:
 
     def test_they_are_read_in_place_of_the_layers(self, stored):
         raw = stored.read_bytes()
-        layer = reading._parts(["snr_db"], ())["layers"][0]
-        columns = reading._of_columns(raw, layer)
+        layer = reading._describe_parts(["snr_db"], ())["layers"][0]
+        columns = reading._read_columns(raw, layer)
 
         assert columns.layers == read_extract(stored, ["snr_db"])["layers"]
         assert json.loads(columns.elsewhere)["layers"] == []
-        assert reading._of_columns(raw, layer | {"nmse": layer["snr_db"]}) is None
+        assert reading._read_columns(raw, layer | {"nmse": layer["snr_db"]}) is None
 
     def test_the_schema_describes_them(self, stored):
         jsonschema.validate(json.loads(stored.read_text()), json_schema())
@@ -387,5 +389,5 @@ class TestColumns:
         value["layer_columns"]["snr_db"][0] = 99.0
         stored.write_text(json.dumps(value))
 
-        with pytest.raises(ReportError, match="its layer_columns are not those of its layers: it was edited"):
+        with pytest.raises(ReportError, match="its layer_columns contradict its layers: it was edited"):
             read_report(stored)

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.recipes import Source, listing, recipe_named, recipes_named
-from quanterr.recipes.candidate import PIECE, choose, mixed
-from quanterr.recipes.matrices import rows_of
+from quanterr.recipes import Source, list_recipes, parse_recipe, parse_recipes
+from quanterr.recipes.matrices import open_rows
+from quanterr.recipes.quantized_file import PIECE, choose_weights, mix_recipes
 from quanterr.recipes.tensors import (
     calibrate,
     error_within_bounds,
@@ -25,14 +25,14 @@ from quanterr.recipes.tensors import (
     quantize_tensor,
     theoretical_max_error,
 )
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 from quanterr.tensors.workspace import Workspace
 
 GOLDEN = Path(__file__).parent / "golden_recipes"
 WEIGHTS = load_file(GOLDEN / "weights.safetensors")
 VALUES = json.loads((GOLDEN / "values.json").read_text())
 EVERY = [
-    *listing(),
+    *list_recipes(),
     "int4_g64:asym",
     "int3_g32",
     "int6_g32:asym",
@@ -45,7 +45,7 @@ EVERY = [
 
 
 def candidate(original, recipe, chosen):
-    return mixed(original, dict.fromkeys(chosen, recipe), recipe.name)
+    return mix_recipes(original, dict.fromkeys(chosen, recipe), recipe.name)
 
 
 def digest(values):
@@ -111,7 +111,7 @@ def test_with_importance_most_values_are_those_of_the_real_writer(kind):
     """The first rows of a weight as llama-quantize writes them with --imatrix; sums are in another order here."""
     golden = load_file(GOLDEN / "with_importance.safetensors")
     x, theirs, own = golden["x"].float(), golden[kind], gguf.GGMLQuantizationType[kind.upper()]
-    raw = recipe_named(f"gguf_{kind}").scheme.encode(x, 0, (), golden["importance"])
+    raw = parse_recipe(f"gguf_{kind}").scheme.encode(x, 0, (), golden["importance"])
     ours = torch.from_numpy(gguf.quants.dequantize(raw.numpy(), own)).view(x.shape)
 
     assert (ours == theirs).float().mean() > 0.95
@@ -122,7 +122,7 @@ def test_with_importance_most_values_are_those_of_the_real_writer(kind):
 def test_rows_are_measured_and_encoded_without_being_changed(name):
     """Other recipes have the same rows."""
     x = torch.randn(128, 256, generator=torch.Generator().manual_seed(1))
-    rows, scheme, source = x.clone(), recipe_named(name).scheme, Source(128, 256, "F32")
+    rows, scheme, source = x.clone(), parse_recipe(name).scheme, Source(128, 256, "F32")
     scheme.encode(rows, 0, scheme.settle(scheme.measure(rows, torch.ones(256)), source))
 
     assert torch.equal(x, rows)
@@ -132,7 +132,7 @@ def test_whoever_asks_for_a_weight_that_holds_nan_is_told_so(tmp_path):
     x = torch.ones(64, 64)
     x[63, 63] = torch.nan
     with open_checkpoint(store(tmp_path / "x.safetensors", {"a.weight": x})) as checkpoint:
-        virtual, _ = mixed(checkpoint, {"a.weight": recipe_named("int8_row")}, "int8_row")
+        virtual, _ = mix_recipes(checkpoint, {"a.weight": parse_recipe("int8_row")}, "int8_row")
         for _ in range(2):
             with pytest.raises(CheckpointError, match="holds NaN or infinity"):
                 virtual.entries["a.weight"].read()
@@ -145,13 +145,13 @@ def test_rows_that_could_not_be_read_are_read_again(tmp_path, monkeypatch):
     path = store(tmp_path / "x.safetensors", {"a.weight": torch.full((8, 64), 3.0), "b.weight": torch.ones(8, 64)})
     with open_checkpoint(path) as checkpoint:
         a, b = (checkpoint.entries[name] for name in ("a.weight", "b.weight"))
-        rows_of(b)(0, 8)
+        open_rows(b)(0, 8)
         with monkeypatch.context() as patched:
             patched.setattr(Workspace, "read", cut)
             with pytest.raises(CheckpointError):
-                rows_of(a)(0, 8)
+                open_rows(a)(0, 8)
 
-        assert torch.equal(torch.full((8, 64), 3.0), rows_of(a)(0, 8))
+        assert torch.equal(torch.full((8, 64), 3.0), open_rows(a)(0, 8))
 
 
 def test_rows_that_are_no_whole_blocks_have_the_blocks_of_the_recipe():
@@ -183,8 +183,8 @@ class TestCandidate:
     )
     def test_its_report_is_that_of_the_same_on_disk(self, original, tmp_path, name):
         checkpoint, tensors = original
-        chosen, _ = choose(checkpoint, Selection())
-        virtual, left = candidate(checkpoint, recipe_named(name), chosen)
+        chosen, _ = choose_weights(checkpoint, LayerSelection())
+        virtual, left = candidate(checkpoint, parse_recipe(name), chosen)
         report = quanterr.compare(checkpoint, virtual, device="cpu")
 
         assert ([], "pass") == (left, report.verdict), report.reasons
@@ -203,7 +203,7 @@ class TestCandidate:
             written |= {key.removesuffix("weight") + part: tensor.clone() for part, tensor in parts.items()}
         save_file(written, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(
-            json.dumps({"quantization_config": dict(recipe_named(name).scheme.config)})
+            json.dumps({"quantization_config": dict(parse_recipe(name).scheme.config)})
         )
         assert plain(report) == plain(quanterr.compare(checkpoint, tmp_path, device="cpu"))
 
@@ -211,7 +211,7 @@ class TestCandidate:
     def test_its_bytes_are_the_same_in_any_cut(self, original):
         checkpoint, _ = original
         for name in ("fp8_block128", "int4_g32:asym", "nf4:double", "gguf_q4_k"):
-            virtual, _ = candidate(checkpoint, recipe_named(name), ["model.layers.0.mlp.up_proj.weight"])
+            virtual, _ = candidate(checkpoint, parse_recipe(name), ["model.layers.0.mlp.up_proj.weight"])
             for entry in virtual.entries.values():
                 whole = entry.read()
                 for begin, n in ((0, 1), (len(whole) // 3, 1000), (len(whole) - 7, 7)):
@@ -221,7 +221,7 @@ class TestCandidate:
     def test_what_a_recipe_cannot_store_stays(self, tmp_path):
         path = store(tmp_path / "x.safetensors", {"a.weight": numbers(8, 40), "b.weight": numbers(8, 64, seed=1)})
         with open_checkpoint(path) as checkpoint:
-            virtual, left = candidate(checkpoint, recipe_named("int4_g32"), ["a.weight", "b.weight"])
+            virtual, left = candidate(checkpoint, parse_recipe("int4_g32"), ["a.weight", "b.weight"])
 
             assert [("a.weight", "int4_g32: its 40 columns are not a multiple of 32")] == left
             assert virtual.entries["a.weight"] is checkpoint.entries["a.weight"]
@@ -235,7 +235,7 @@ class TestCandidate:
             "c.weight": numbers(4, 8, seed=3),
         }
         with open_checkpoint(store(tmp_path / "x.safetensors", tensors)) as checkpoint:
-            chosen, left = choose(checkpoint, Selection())
+            chosen, left = choose_weights(checkpoint, LayerSelection())
 
         assert ["c.weight"] == chosen
         assert {"lm_head.weight", "a.conv1d.weight", "b.weight"} == {one.name for one in left}
@@ -255,13 +255,13 @@ class TestCandidate:
         names = ["model.embed_tokens.weight", "lm_head.weight", "c.weight", "mlp.router.weight", "final_norm.weight"]
         tensors = {name: numbers(4, 8, seed=n) for n, name in enumerate(names)}
         with open_checkpoint(store(tmp_path / "x.safetensors", tensors)) as checkpoint:
-            assert sorted(choose(checkpoint, Selection(patterns))[0]) == chosen
+            assert sorted(choose_weights(checkpoint, LayerSelection(patterns))[0]) == chosen
 
     def test_nan_is_named(self, tmp_path):
         x = numbers(8, 64).float()
         x[3, 5] = torch.nan
         with open_checkpoint(store(tmp_path / "x.safetensors", {"a.weight": x})) as checkpoint:
-            virtual, _ = candidate(checkpoint, recipe_named("fp8_row"), ["a.weight"])
+            virtual, _ = candidate(checkpoint, parse_recipe("fp8_row"), ["a.weight"])
             with pytest.raises(CheckpointError, match=r"a\.weight: holds NaN or infinity"):
                 quanterr.compare(checkpoint, virtual, device="cpu")
 
@@ -328,7 +328,7 @@ class TestCalibration:
 
 class TestNames:
     def test_braces_and_scales_multiply(self):
-        names = [recipe.name for recipe in recipes_named(["int4_g{32,64},fp8_row"], "absmax,mse")]
+        names = [recipe.name for recipe in parse_recipes(["int4_g{32,64},fp8_row"], "absmax,mse")]
 
         assert [
             "int4_g32:scales=absmax", "int4_g32:scales=mse", "int4_g64:scales=absmax", "int4_g64:scales=mse",
@@ -352,7 +352,7 @@ class TestNames:
     )
     def test_what_is_none_is_told(self, name, told):
         with pytest.raises(UsageError, match=told):
-            recipes_named([name])
+            parse_recipes([name])
 
 
 class TestTensors:
@@ -446,7 +446,7 @@ class TestSweep:
         with pytest.raises(UsageError, match="96 columns do not fill its blocks; gguf_q5_0 stores them"):
             fake_quantize(numbers(8, 96), "gguf_q4_k")
         with pytest.raises(UsageError, match="unknown option :strict; it has none"):
-            recipe_named("gguf_q5_0:strict")
+            parse_recipe("gguf_q5_0:strict")
 
     def test_a_plan_names_what_stores_a_layer(self, tmp_path):
         x = {"a.up_proj.weight": numbers(8, 256), "b.up_proj.weight": numbers(8, 96, seed=1)}
@@ -465,10 +465,10 @@ class TestSweep:
         listed = call("formats", "--recipes")
 
         assert (0, 0) == (done.returncode, listed.returncode), done.stderr
-        assert "What each choice buys" in done.stdout
+        assert "Gain of each choice" in done.stdout
         assert "PASS (exit 0): int4_g32 is best" in done.stdout
         assert ["int4_g32", "int4_g64"] == [
             c["name"] for c in json.loads((tmp_path / "s.json").read_text())["candidates"]
         ]
-        assert all(name in listed.stdout for name in listing())
+        assert all(name in listed.stdout for name in list_recipes())
         assert 2 == call("sweep", checkpoint.path, "--to", "int4_g{32").returncode

@@ -183,7 +183,7 @@ class TestCache:
 
     def test_a_folder_that_cannot_be_written_to_is_told(self, own, tmp_path):
         (tmp_path / "cache").write_text("a file")
-        with pytest.raises(ResourceError, match=r"cache: .*; what is read cannot be kept there: make room, choose"):
+        with pytest.raises(ResourceError, match=r"cache: .*; the cache cannot be written: free space, choose"):
             self.compared(own, tmp_path / "cache")
 
 
@@ -316,7 +316,7 @@ class TestCredentials:
 
         assert Status.OK == done.returncode, done.stderr
         assert not any(word in written for word in ("secret", "token", "sssh", "c2Vj"))
-        assert done.stderr.startswith("quanterr: reads from 127.0.0.1:")
+        assert done.stderr.startswith("quanterr: reading from 127.0.0.1:")
         assert any("X-Signature=sssh" in path for path, _, _ in server.requests)
 
     def test_are_not_sent_to_another_host(self, server, folder):
@@ -364,14 +364,14 @@ class TestWaits:
         server.faults.append(busy)
         before = (
             "import os, signal\nfrom quanterr.checkpoints import remote\nfrom quanterr.util import waiting\n"
-            "remote.BLOCK, busy = 1 << 16, waiting.busy\n"
+            "remote.BLOCK, busy = 1 << 16, waiting.handle_busy_host\n"
             f"once = iter([signal.{number}])\n"
             "def interrupted(*words):\n"
             "    found = busy(*words)\n"
             "    [os.kill(os.getpid(), number) for number in once]\n"
             "    return found\n"
             "from quanterr.checkpoints import http_client\n"
-            "http_client.busy = interrupted"
+            "http_client.handle_busy_host = interrupted"
         )
         report = tmp_path / "r.json"
         done = call("compare", folder, f"{server.url}/fp8.safetensors", "--device", "cpu", "-o", report, before=before)

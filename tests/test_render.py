@@ -66,7 +66,7 @@ class TestOutputs:
         refused = call("render", stored, "--update", document)
 
         assert Status.USAGE == refused.returncode
-        assert "give --append to put it at the end" in refused.stderr
+        assert "use --append to add it at the end" in refused.stderr
         assert Status.OK == call("render", stored, "--update", document, "--append").returncode
         assert document.read_text().startswith("# Model\n\n<!-- quanterr:begin -->\n")
         assert Status.USAGE == call("render", stored, "--append", "-o", tmp_path / "r.html").returncode
@@ -136,7 +136,7 @@ class TestErrors:
             (lambda text: text.replace('"verdict":', '"verdict": "pass", "verdict":', 1), "duplicate key"),
             (lambda text: text.replace('"total_layers": 6', '"total_layers": 5', 1), "was edited"),
             (lambda text: text.replace('"verdict": "inconclusive"', '"verdict": "pass"', 1), "its verdict is pass"),
-            (lambda text: "{}", "is not a report"),
+            (lambda text: "{}", "not a report"),
             (lambda text: "", "empty file"),
         ],
     )

@@ -19,10 +19,10 @@ from forked import call
 from making import numbers, quantized_fp8, store
 
 import quanterr
-from quanterr.checkpoints.base import StoredFile
+from quanterr.checkpoints.base import CheckpointFile
 from quanterr.comparison import compare_each
 from quanterr.comparison.journal import Journal
-from quanterr.comparison.records import packed, unpacked
+from quanterr.comparison.records import pack, unpack
 from quanterr.errors import ResourceError, Status, UsageError
 from quanterr.options import CompareOptions
 
@@ -79,7 +79,7 @@ def test_a_record_is_the_weight_again(pair):
 
     assert 9 == len(kept)
     for done in kept:
-        again = unpacked(done.number, packed(done))
+        again = unpack(done.number, pack(done))
         assert done.sums == again.sums
         assert repr(done._replace(sums=None)) == repr(again._replace(sums=None))
 
@@ -87,7 +87,7 @@ def test_a_record_is_the_weight_again(pair):
 @pytest.mark.parametrize("text", ["{}", "[]", "1", '{"sums": {"x": "zz"}}', '{"sums": 1, "floats": []}'])
 def test_what_is_no_record_is_a_value_error(text):
     with pytest.raises(ValueError, match="not a record of a weight"):
-        unpacked(0, text)
+        unpack(0, text)
 
 
 class TestReport:
@@ -141,7 +141,7 @@ def replaced(path):
 
 class TestRefused:
     def test_a_file_of_other_contents_is_whatever_its_times_say(self, pair, tmp_path, monkeypatch):
-        monkeypatch.setattr(StoredFile, "written", ())
+        monkeypatch.setattr(CheckpointFile, "written", ())
         copies = [Path(shutil.copy(path, tmp_path)) for path in pair]
         journal_of(copies, tmp_path / "j")
         replaced(copies[1])

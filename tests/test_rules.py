@@ -11,8 +11,8 @@ from reports import made
 
 from quanterr.errors import Status, UsageError
 from quanterr.gates.expression import OPERATORS, parse
-from quanterr.gates.judging import judge_subject
 from quanterr.gates.rules import PRESETS, check_baseline_use, read_rules
+from quanterr.gates.verdicts import judge_subject
 from quanterr.report.values import ReportValues
 
 GOOD = {
@@ -98,11 +98,11 @@ class TestExpression:
 
     @pytest.mark.parametrize("text", GOOD)
     def test_has_an_opposite_that_reads_as_it_means(self, text):
-        found = parse(text).negated()
+        found = parse(text).negate()
 
         assert found == parse(found.text)
         assert OPERATORS[parse(text).operator].opposite == found.operator
-        assert parse(text) == found.negated()
+        assert parse(text) == found.negate()
 
     @given(st.text(max_size=40))
     def test_of_any_text_is_read_or_refused(self, text):
@@ -140,7 +140,7 @@ FILES = {
     "no require": ('schema = 1\n[[rule]]\nid = "x"\n', 'thresholds.toml:2: a rule needs require = "…"'),
     "a number to require": ('schema = 1\n[[rule]]\nid = "x"\nrequire = 30\n', 'a rule needs require = "…"'),
     "a misspelt key": (f'schema = 1\n{RULE}layer = ["a"]\n', 'rule "x": unknown key layer; did you mean layers?'),
-    "an unknown key of a rule": (f"schema = 1\n{RULE}colour = 1\n", "there are id, require, layers, severity"),
+    "an unknown key of a rule": (f"schema = 1\n{RULE}colour = 1\n", "known keys: id, require, layers, severity"),
     "layers as a text": (f'schema = 1\n{RULE}layers = "a"\n', "layers must be a list such as"),
     "layers as numbers": (f"schema = 1\n{RULE}layers = [1]\n", "layers must be a list such as"),
     "an empty pattern": (f'schema = 1\n{RULE}layers = [""]\n', "layers: an empty pattern"),

@@ -11,7 +11,7 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, Status, UsageError
 from quanterr.recipes.matrices import matrices_of
-from quanterr.recipes.sampling import LEAST_RUNS, RUN_BYTES, drawn, share_of
+from quanterr.recipes.sampling import LEAST_RUNS, RUN_BYTES, draw_runs, parse_share
 
 RECIPES = ["int8_row", "int8_tensor", "fp8_block128", "int4_g32", "nf4", "nf4:double", "nvfp4", "gguf_q4_0"]
 
@@ -77,7 +77,7 @@ def test_a_scale_of_the_tensor_is_that_of_all_rows(tmp_path):
     path = store(tmp_path / "x.safetensors", {"a.up_proj.weight": x})
     with open_checkpoint(path) as checkpoint:
         [matrix] = matrices_of("a.up_proj.weight", checkpoint.entries)
-        assert not any(first <= 7 < stop for first, stop in drawn(matrix, 0.1, 1).spans())
+        assert not any(first <= 7 < stop for first, stop in draw_runs(matrix, 0.1, 1).spans())
     (full,), (sampled,) = (
         quanterr.sweep(path, ["int8_tensor"], **more).candidates for more in ({"device": "cpu"}, {"sample": "10%"})
     )
@@ -90,10 +90,10 @@ def test_a_scale_of_the_tensor_is_that_of_all_rows(tmp_path):
 def test_runs_are_a_share_of_the_rows_spread_over_all(tmp_path, rows, cols, together):
     entries = open_checkpoint(store(tmp_path / "x.safetensors", {"x": torch.zeros(rows, cols).bfloat16()})).entries
     [matrix] = matrices_of("x", entries)
-    runs = drawn(matrix, 0.1, together)
+    runs = draw_runs(matrix, 0.1, together)
     spans = runs.spans()
 
-    assert runs == drawn(matrix, 0.1, together)
+    assert runs == draw_runs(matrix, 0.1, together)
     assert all(first % together == 0 and first < stop <= rows for first, stop in spans)
     assert sorted(spans) == spans
     assert len(set(spans)) == len(spans) == max(round(0.1 * runs.total), min(LEAST_RUNS, runs.total))
@@ -102,9 +102,9 @@ def test_runs_are_a_share_of_the_rows_spread_over_all(tmp_path, rows, cols, toge
 
 @pytest.mark.parametrize("text", ["10", "0%", "100%", "-5%", "%", "ten%", "nan%"])
 def test_a_share_is_a_part_of_the_rows(text):
-    assert (0.1, 0.025) == (share_of("10%"), share_of("2.5 %"))
+    assert (0.1, 0.025) == (parse_share("10%"), parse_share("2.5 %"))
     with pytest.raises(UsageError, match="between 0 and 100 %, such as 10%"):
-        share_of(text)
+        parse_share(text)
 
 
 def test_nan_is_an_error(tmp_path):
@@ -127,7 +127,7 @@ def test_the_command_shows_margins_and_says_that_it_is_an_estimate(original, tmp
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--require", "snr_db >= 3"), "--require: needs all rows"),
+        (("--require", "snr_db >= 3"), "--sample cannot be combined with rules, which need all rows"),
         (("--resume", "j"), "--resume: needs all rows"),
         (("--device", "cuda"), "a sample is measured on the CPU"),
     ],

@@ -21,8 +21,8 @@ from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, ResourceError, UsageError
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing import pair
-from quanterr.selection import Selection
-from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut, divided
+from quanterr.selection import LayerSelection
+from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut, split_chunk
 from quanterr.tensors.devices import CPU, pick_device
 
 
@@ -69,7 +69,7 @@ class TestDigits:
         x, y = stored(tmp_path, a=(70, 100))
         layer = quanterr.compare(x, y, device="cpu").layers[0]
         with open_checkpoint(x) as original, open_checkpoint(y) as quantized:
-            weights = pair(original, quantized, Selection()).pairs[0]
+            weights = pair(original, quantized, LayerSelection()).pairs[0]
             worker = Worker(CPU, CPU_CHUNK, 0.01)
             whole = Chunk(0, 70, 0, 100)
             found = quanterr.measure(
@@ -111,16 +111,16 @@ class TestMemory:
         reads, workers = [], []
         files = stored(tmp_path, a=shape)
         monkeypatch.setattr(scheduler, "CPU_CHUNK", 1 << 15)
-        read = quanterr.checkpoints.StoredFile.read_into
+        read = quanterr.checkpoints.CheckpointFile.read_into
         monkeypatch.setattr(
-            quanterr.checkpoints.StoredFile,
+            quanterr.checkpoints.CheckpointFile,
             "read_into",
             lambda self, view, offset: reads.append(len(view)) or read(self, view, offset),
         )
         make = Worker.__init__
         monkeypatch.setattr(Worker, "__init__", lambda self, *a: workers.append(self) or make(self, *a))
         with open_checkpoint(files[0]) as x, open_checkpoint(files[1]) as y:
-            tasks = group_by_original([pair(x, y, Selection()).pairs] * candidates)
+            tasks = group_by_original([pair(x, y, LayerSelection()).pairs] * candidates)
             Scheduler(tasks, CPU, lambda candidate, done: None, 0.01, threading.Event()).run(lambda p: None)
 
         assert max(reads) <= 2 * (1 << 15)
@@ -129,7 +129,7 @@ class TestMemory:
     @pytest.mark.parametrize("size", [1, 3, 5, 8, 100])
     def test_a_chunk_may_be_divided_into_smaller_ones(self, size):
         for chunk in (Chunk(2, 6, 0, 5), Chunk(3, 4, 10, 25), Chunk(0, 0, 0, 5)):
-            pieces = divided(chunk, size)
+            pieces = split_chunk(chunk, size)
             seen = [(r, c) for k in pieces for r in range(k.row, k.stop_row) for c in range(k.col, k.stop_col)]
 
             assert [(r, c) for r in range(chunk.row, chunk.stop_row) for c in range(chunk.col, chunk.stop_col)] == seen
@@ -215,7 +215,7 @@ class TestRoom:
 
         monkeypatch.setattr(Worker, method, limited)
         with open_checkpoint(files[0]) as x, open_checkpoint(files[1]) as y:
-            tasks = group_by_original([pair(x, y, Selection()).pairs])
+            tasks = group_by_original([pair(x, y, LayerSelection()).pairs])
             run = Scheduler(tasks, DEVICE, lambda _, d: done.append(d), 0.01, threading.Event(), may_move)
             run.size, run.threads = 1 << 14, 1
             run.run(lambda progress: None)
@@ -273,7 +273,7 @@ class TestRoom:
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
 
-        assert "; cpu too, for want of memory at " in report.run.device
+        assert "; also cpu, as memory ran out at " in report.run.device
         for x, y in zip(expected.layers, report.layers, strict=True):
             assert math.isclose(x.mean_squared_error, y.mean_squared_error, rel_tol=1e-7)
             assert x.max_absolute_error == y.max_absolute_error
@@ -314,7 +314,7 @@ def test_the_worst_element_is_found_where_the_last_chunk_of_a_weight_is_small():
     y[3, 7] = 9.0
     pair, worker = pair_of(x, y), Worker(torch.device("cpu"), 64, 0.01)
     with torch.inference_mode():
-        sums = Sums.merged(worker.compare([pair], [chunk])[0] for chunk in Cut(33, 64, 64))
+        sums = Sums.merge(worker.compare([pair], [chunk])[0] for chunk in Cut(33, 64, 64))
         worst = worker.finish(0, pair, sums).worst
 
     assert (3, 7, 9.0) == (worst.row, worst.col, worst.y)

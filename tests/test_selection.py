@@ -2,7 +2,7 @@ import pytest
 
 from quanterr.errors import UsageError
 from quanterr.roles import ALIASES, OTHER, ROLES, block_of, place_of, role_of
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 
 NAMES = [
     "model.embed_tokens.weight",
@@ -223,24 +223,24 @@ def test_every_alias_stands_for_a_role():
     ],
 )
 def test_patterns_choose_what_is_compared(patterns, taken):
-    selection = Selection(patterns)
+    selection = LayerSelection(patterns)
     selection.check(NAMES)
 
     assert taken == [name for name in NAMES if selection.takes(name)]
 
 
 def test_the_patterns_are_kept_one_by_one_for_the_report():
-    assert ("attn", "!norm", "re:a,b") == Selection(["attn, !norm", "re:a,b"]).patterns
+    assert ("attn", "!norm", "re:a,b") == LayerSelection(["attn, !norm", "re:a,b"]).patterns
 
 
 def test_what_is_excluded_is_left_out_as_by_an_exclamation_mark():
-    assert ("mlp", "!norm", "!re:a,b") == Selection(["mlp"], ["norm", "re:a,b"]).patterns
-    assert Selection("!norm,!head").patterns == Selection((), "norm,head").patterns
+    assert ("mlp", "!norm", "!re:a,b") == LayerSelection(["mlp"], ["norm", "re:a,b"]).patterns
+    assert LayerSelection("!norm,!head").patterns == LayerSelection((), "norm,head").patterns
 
 
 def test_an_exclamation_mark_in_what_is_excluded_is_refused():
     with pytest.raises(UsageError, match='"!norm" in --exclude: leave out the !'):
-        Selection((), ["head,!norm"])
+        LayerSelection((), ["head,!norm"])
 
 
 @pytest.mark.parametrize(
@@ -258,29 +258,29 @@ def test_an_exclamation_mark_in_what_is_excluded_is_refused():
 )
 def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_names(pattern, says):
     with pytest.raises(UsageError) as raised:
-        Selection([pattern]).check_all(NAMES)
+        LayerSelection([pattern]).check_all(NAMES)
 
     assert 2 == raised.value.status
     assert says in str(raised.value)
 
 
 def test_a_pattern_that_leaves_out_nothing_is_no_error_where_one_fits_many_files():
-    selection = Selection(["!vae,!norm"])
+    selection = LayerSelection(["!vae,!norm"])
     selection.check(NAMES)
 
-    assert ['no layer matches "!vae"'] == [message.partition(";")[0] for message in selection.idle(NAMES)]
+    assert ['no layer matches "!vae"'] == [message.partition(";")[0] for message in selection.describe_idle(NAMES)]
 
 
 @pytest.mark.parametrize("word", ["head", "!head", "lm_head", "haed"])
 def test_no_name_is_proposed_that_matches_nothing_either(word):
     with pytest.raises(UsageError, match="; the layers are called model"):
-        Selection([word]).check_all(NAMES[:-1])
+        LayerSelection([word]).check_all(NAMES[:-1])
 
 
 @pytest.mark.parametrize("patterns", [["attn,!attn"], ["!*"], ["lm_head", "!head"], ["mlp,re:up_proj", "!re:."]])
 def test_patterns_that_leave_nothing_are_refused(patterns):
     with pytest.raises(UsageError, match=r"selects no layer: it excludes everything it includes") as raised:
-        Selection(patterns).check(NAMES)
+        LayerSelection(patterns).check(NAMES)
 
     assert ",".join(patterns) in str(raised.value)
 
@@ -298,6 +298,6 @@ def test_patterns_that_leave_nothing_are_refused(patterns):
 )
 def test_a_pattern_that_means_nothing_is_refused(pattern, says):
     with pytest.raises(UsageError) as raised:
-        Selection([pattern])
+        LayerSelection([pattern])
 
     assert says in str(raised.value)

@@ -14,7 +14,7 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation import models
 from quanterr.evaluation.folder import model_folder
-from quanterr.evaluation.names import Names
+from quanterr.evaluation.names import ConversionNames
 from quanterr.evaluation.sensitivity import SEED, WHOLE, Curvature, profile
 from quanterr.evaluation.sides import Sides
 from quanterr.evaluation.stepping import Stream
@@ -30,7 +30,7 @@ def streamed(folder, chunks):
         sides = Sides(checkpoint)
         model = models.Architecture(models.read_config(found), torch.float64).build()
         inputs = [{"input_ids": chunk[None], "use_cache": False} for chunk in chunks]
-        stream = Stream(model, Names(model, sides.weights), sides.get, inputs, CPU, graph=True)
+        stream = Stream(model, ConversionNames(model, sides.weights), sides.get, inputs, CPU, graph=True)
         try:
             return profile(stream, len(inputs), CONTEXT // 2)
         finally:

@@ -8,7 +8,7 @@ from forked import call
 from stored import pair
 
 from quanterr.errors import Status
-from quanterr.guide import page
+from quanterr.guide import read_page
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ class TestFile:
         (folder / "model.gguf").touch()
         finished = compare(checkpoints, cwd=folder)
 
-        assert "is not read: it is stored with weights" in finished.stderr
+        assert "is ignored: it is stored next to weights" in finished.stderr
         assert "settings from" not in finished.stderr
 
     def test_settings_that_are_no_file_are_wrong_usage(self, checkpoints, tmp_path):
@@ -103,7 +103,7 @@ class TestFile:
         finished = compare(checkpoints, cwd=tmp_path)
 
         assert (Status.USAGE, "") == (finished.returncode, finished.stdout)
-        assert f"{tmp_path / 'quanterr.toml'}: is not a file, so it holds no settings; rename it" in finished.stderr
+        assert f"{tmp_path / 'quanterr.toml'}: not a regular file; rename it" in finished.stderr
 
     def test_of_a_project_the_table_is_named_as_it_has_to_stand_there(self, checkpoints, project):
         finished = compare(checkpoints, cwd=project("[tool.quanterr]\nrequire = 'snr_db >= 1'", "pyproject.toml"))
@@ -160,7 +160,7 @@ class TestEnvironment:
         finished = compare(checkpoints, cwd=tmp_path, env={f"QUANTERR_{name}": " "})
 
         assert Status.USAGE == finished.returncode
-        assert f"in the environment QUANTERR_{name} is empty; give it a value, or unset it" in finished.stderr
+        assert f"environment: QUANTERR_{name} is empty; give it a value, or unset it" in finished.stderr
 
     @pytest.mark.parametrize(("value", "quiet"), [("1", True), ("false", False)])
     def test_a_switch_is_a_word(self, checkpoints, tmp_path, value, quiet):
@@ -170,7 +170,7 @@ class TestEnvironment:
 
 
 def test_the_example_of_the_guide_is_right(checkpoints, project):
-    (example,) = re.findall(r"```toml\n(.*?)```", page("settings"), re.S)
+    (example,) = re.findall(r"```toml\n(.*?)```", read_page("settings"), re.S)
     finished = call("compare", "--help", cwd=project(example))
 
     assert Status.OK == finished.returncode

@@ -200,7 +200,7 @@ class TestPowersOfTwo:
         w = weights(64, 256)
         found = told(report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 4)))
 
-        assert "what is larger is clipped" in found["scale_loss"].message
+        assert "larger values are clipped" in found["scale_loss"].message
 
 
 class TestZeros:

@@ -15,9 +15,9 @@ import pytest
 from serving import serving, serving_hub
 
 from quanterr.checkpoints import http_client, http_store
-from quanterr.checkpoints.http_client import lasts, may_know, seconds_to_wait
+from quanterr.checkpoints.http_client import may_know, seconds_left, seconds_to_wait
 from quanterr.checkpoints.http_store import Http
-from quanterr.checkpoints.store import Kind, RemotePath, Version
+from quanterr.checkpoints.store import RemotePath, TagKind, Version
 from quanterr.errors import CheckpointError, Interrupted, ResourceError
 from quanterr.util import waiting
 
@@ -87,11 +87,11 @@ def right(n_ranges=1):
 
 class TestVersions:
     KINDS = (
-        (("ETag",), Kind.STRONG, "If-Match"),
-        (("ETag", "Last-Modified"), Kind.STRONG, "If-Match"),
-        (("weak ETag",), Kind.WEAK, None),
-        (("Last-Modified",), Kind.DATE, "If-Unmodified-Since"),
-        ((), Kind.OTHER, None),
+        (("ETag",), TagKind.STRONG, "If-Match"),
+        (("ETag", "Last-Modified"), TagKind.STRONG, "If-Match"),
+        (("weak ETag",), TagKind.WEAK, None),
+        (("Last-Modified",), TagKind.DATE, "If-Unmodified-Since"),
+        ((), TagKind.OTHER, None),
     )
 
     @pytest.mark.parametrize(("stated", "kind", "condition"), KINDS)
@@ -136,12 +136,12 @@ class TestVersions:
         server.versions = ("Last-Modified",)
         soon = time.time() + 1  # whatever second it is when the server looks
         os.utime(folder / "w", (soon, soon))
-        with pytest.raises(ResourceError, match=r"/w: 6 attempts failed, the last: it is being written to"):
+        with pytest.raises(ResourceError, match=r"/w: 6 attempts failed, the last: the file is being written"):
             at(server).version()
 
     def test_an_etag_without_quotes_is_compared_by_the_reader_alone(self, server):
         server.version = lambda path: {"ETag": "abc"}
-        assert (Version(len(BYTES), "abc", Kind.WEAK), right()) == once_known(at(server))
+        assert (Version(len(BYTES), "abc", TagKind.WEAK), right()) == once_known(at(server))
 
     @pytest.mark.parametrize("name", ["empty", "w"])
     def test_an_empty_file_has_no_first_byte(self, server, name):
@@ -206,7 +206,7 @@ class TestWrongAnswers:
     @pytest.mark.parametrize(
         ("answer", "told"),
         [
-            (cut, "800 of 900 bytes came|799 of 900 bytes came"),
+            (cut, "received 800 of 900 bytes|received 799 of 900 bytes"),
             (lying(5), "Content-Length is 905, of a range of 900 bytes"),
             (lying(-5), "Content-Length is 895, of a range of 900 bytes"),
             (ignoring, "asked for bytes 0-899, was sent status 200"),
@@ -232,7 +232,7 @@ class TestWrongAnswers:
 
     def test_encoded_ones_are_told_at_once(self, server):
         server.faults.append(always(compressed))
-        with pytest.raises(CheckpointError, match=r"/w: the server sends it encoded \(gzip\), though asked not to"):
+        with pytest.raises(CheckpointError, match=r"/w: the server encodes the file \(gzip\), although asked not to"):
             once_known(at(server))
         assert 2 == len(server.requests)
 
@@ -354,7 +354,7 @@ class TestRedirections:
         assert {"Bearer secret"} == {authorization for _, _, authorization in server.requests}
 
     def test_a_circle_is_told(self, server):
-        with pytest.raises(CheckpointError, match=r"/old: leads from one address to the next, more than 10 times"):
+        with pytest.raises(CheckpointError, match=r"/old: more than 10 redirects"):
             self.led(server, "old").version()
         assert 11 == len(server.requests)
 
@@ -362,7 +362,7 @@ class TestRedirections:
         "target", ["file:///etc/passwd", "ftp://host/w", "http://[::1", "http://a:b/", "http://me:secret@a:b/?secret"]
     )
     def test_what_is_no_address_of_http_is_told(self, server, target):
-        with pytest.raises(CheckpointError, match=r"/old: leads to .*, which is no address of http") as error:
+        with pytest.raises(CheckpointError, match=r"/old: redirects to .*, which is not an HTTP address") as error:
             self.led(server, target).version()
         assert "secret" not in str(error.value)
 
@@ -447,7 +447,7 @@ class TestSignedAddresses:
         ],
     )
     def test_say_how_long_they_last_by_the_clock_of_the_server(self, query, seconds):
-        assert seconds == lasts(f"https://host/w?{query}", {"Date": "Tue, 14 Nov 2023 22:13:20 GMT"})
+        assert seconds == seconds_left(f"https://host/w?{query}", {"Date": "Tue, 14 Nov 2023 22:13:20 GMT"})
 
 
 class TestWaits:
@@ -501,25 +501,25 @@ class TestWaits:
         assert notice.startswith(f"{server.url[7:]}: HTTP 429: waits 30")
 
     def test_of_another_host_hold_up_nobody(self, server, clock):
-        waiting.busy("another:80", 300, "HTTP 429")
+        waiting.handle_busy_host("another:80", 300, "HTTP 429")
         once_known(at(server))
         assert 0 == clock.slept
 
     def test_that_are_too_long_are_told_at_once(self, server):
         server.faults.append(lambda h, *_: h.refuse(429, Retry_After="7200") or True)
-        with pytest.raises(ResourceError, match=r"HTTP 429: asks to wait 7200 s, and no longer than 600 s are waited"):
+        with pytest.raises(ResourceError, match=r"HTTP 429: asks to wait 7200 s, longer than the limit of 600 s"):
             at(server).version()
         assert 1 == len(server.requests)
 
     def test_end_when_all_who_may_need_it_were_stopped(self, clock):
         stopped = threading.Event()
-        waiting.busy("stopped:80", 300, "HTTP 429")
-        with waiting.stoppable(stopped.is_set):
-            with waiting.stoppable(lambda: True):
+        waiting.handle_busy_host("stopped:80", 300, "HTTP 429")
+        with waiting.allow_stop(stopped.is_set):
+            with waiting.allow_stop(lambda: True):
                 waiting.wait_for("stopped:80")
             assert 300 == pytest.approx(clock.slept)
             stopped.set()
-            waiting.busy("stopped:80", 300, "HTTP 429")
+            waiting.handle_busy_host("stopped:80", 300, "HTTP 429")
             with pytest.raises(Interrupted, match="interrupted while waiting for stopped:80"):
                 waiting.wait_for("stopped:80")
 

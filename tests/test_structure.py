@@ -68,11 +68,11 @@ def test_a_config_that_fits_says_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"num_hidden_layers": 3}, "config.json declares 3 blocks, the tensors are of 2"),
-        ({"num_hidden_layers": 1}, "config.json declares 1 block, the tensors are of 2"),
-        ({"hidden_size": 128}, "config.json declares a width of 128, model.embed_tokens.weight has 64"),
+        ({"num_hidden_layers": 3}, "config.json declares 3 blocks, but the tensors belong to 2"),
+        ({"num_hidden_layers": 1}, "config.json declares 1 block, but the tensors belong to 2"),
+        ({"hidden_size": 128}, "config.json declares a width of 128, but model.embed_tokens.weight has 64"),
         ({"num_attention_heads": 5}, "config.json declares 5 heads (num_attention_heads), which do not divide"),
-        ({"text_config": {"num_hidden_layers": 4}}, "config.json declares 4 blocks, the tensors are of 2"),
+        ({"text_config": {"num_hidden_layers": 4}}, "config.json declares 4 blocks, but the tensors belong to 2"),
     ],
 )
 def test_sizes_that_do_not_fit(tmp_path, changed, message):
@@ -92,7 +92,7 @@ def test_a_layer_that_is_said_to_be_left_and_is_quantized(tmp_path, entry):
     config = CONFIG | {"quantization_config": {"quant_method": "compressed-tensors", "ignore": [entry]}}
     (found,) = mismatches(report_of(tmp_path, coded(model()), config))
 
-    assert "not quantized, but codes are stored: " in found
+    assert "from quantization, but codes are stored: " in found
     assert "model.layers.1.mlp.up_proj.weight" in found
 
 
@@ -101,7 +101,7 @@ def test_a_layer_that_is_said_to_be_quantized_and_is_not(tmp_path, ignored, n):
     config = CONFIG | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ignored}}
     found = mismatches(report_of(tmp_path, coded(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
 
-    assert n == sum("does not except model.layers.1.mlp.down_proj.weight, which is stored" in one for one in found)
+    assert n == sum("does not exclude model.layers.1.mlp.down_proj.weight, which is stored" in one for one in found)
 
 
 @pytest.mark.parametrize(("tied", "n"), [(True, 1), (False, 0)])
@@ -109,7 +109,7 @@ def test_a_head_that_is_quantized_although_the_embedding_stands_for_it(tmp_path,
     x = model() | {"lm_head.weight": numbers(32, 64, seed=8).float()}
     found = mismatches(report_of(tmp_path, coded(x), CONFIG | {"tie_word_embeddings": tied}, x))
 
-    assert n == sum("tie_word_embeddings, but lm_head.weight is quantized for itself" in one for one in found)
+    assert n == sum("tie_word_embeddings, but lm_head.weight is quantized separately" in one for one in found)
 
 
 def of_golden(folder, case, quantization_config):
@@ -146,8 +146,8 @@ def test_gguf_metadata_that_does_not_fit(tmp_path):
     save_file(x, tmp_path / "x.safetensors")
     found = mismatches(quanterr.compare(tmp_path / "x.safetensors", path, device="cpu"))
 
-    assert "the GGUF metadata declares 3 blocks, the tensors are of 1" in found
-    assert "the GGUF metadata declares a width of 32, token_embd.weight has 64" in found
+    assert "the GGUF metadata declares 3 blocks, but the tensors belong to 1" in found
+    assert "the GGUF metadata declares a width of 32, but token_embd.weight has 64" in found
 
 
 class TestIndex:
@@ -202,7 +202,9 @@ class TestUnread:
         (one,) = self.found(tmp_path, "consolidated.safetensors", own, index=index)
 
         assert ("info", ["consolidated.safetensors"]) == (one.severity, one.evidence["files"])
-        assert f"{tmp_path / 'y'}: not read, and in the same folder: consolidated.safetensors" == one.message
+        assert (
+            f"{tmp_path / 'y'}: weight files in the same folder were not read: consolidated.safetensors" == one.message
+        )
 
     @pytest.mark.parametrize("side", ["x", "y"])
     @pytest.mark.parametrize(
@@ -213,7 +215,7 @@ class TestUnread:
         (one,) = self.found(tmp_path, "consolidated.safetensors", own, side)
 
         assert ("warning", ["consolidated.safetensors"]) == (one.severity, one.evidence["files"])
-        assert "stores 1 tensor of the same name in another shape or size: model.layers.0.mlp.up_proj.weight" in (
+        assert "stores 1 tensor of the same name with another shape or size: model.layers.0.mlp.up_proj.weight" in (
             one.message
         )
 
@@ -339,7 +341,7 @@ class TestNeighbours:
         own = coded_by_tensor(self.x())[self.NAME.replace("input_scale", "weight_scale")]
         (one,) = self.found(tmp_path, {self.NAME: own})
 
-        assert "the same as the scale of the weight in 1 tensor, unlike in others" in one.message
+        assert "equal to the scale of the weight in 1 tensor, unlike in others" in one.message
 
     def test_copies_of_all_scales_of_weights_are_a_convention(self, tmp_path):
         y = coded_by_tensor(self.x())
@@ -351,7 +353,7 @@ class TestNeighbours:
     def test_one_that_is_missing_is_told(self, tmp_path, name):
         (one,) = self.found(tmp_path, {}, [name])
 
-        assert f"missing of 1 layer, others like them have one: {name}" in one.message
+        assert f"missing for 1 layer, unlike for the same layers of other blocks: {name}" in one.message
 
     def test_modules_of_which_half_have_none_are_calibrated_otherwise(self, tmp_path):
         assert [] == self.found(
@@ -389,8 +391,8 @@ class TestScheme:
     @pytest.mark.parametrize(
         ("changed", "told"),
         [
-            ({"group_size": 64}, "declares group_size 64, groups of 32 columns are stored, of 1 weight"),
-            ({"symmetric": True}, "declares symmetric codes, zero points are stored, of 1 weight"),
+            ({"group_size": 64}, "declares group_size 64, but groups of 32 columns are stored for 1 weight"),
+            ({"symmetric": True}, "declares symmetric codes, but zero points are stored for 1 weight"),
         ],
     )
     def test_of_compressed_tensors_that_is_not(self, tmp_path, changed, told):
@@ -403,7 +405,7 @@ class TestScheme:
         found = mismatches(report_of(tmp_path, coded(model()), CONFIG | {"quantization_config": config}))
 
         assert any(
-            "declares codes of type float, codes of I8 are stored, of 12 weights" in message for message in found
+            "declares codes of type float, but codes of I8 are stored for 12 weights" in message for message in found
         )
 
     def test_of_two_files_that_contradict_each_other(self, tmp_path):
@@ -413,7 +415,10 @@ class TestScheme:
         found = mismatches(report_of(tmp_path, coded(model()), config))
 
         (one,) = found
-        assert "declares quant_algo FP8, hf_quant_config.json beside it NVFP4: runtimes read one or the other" in one
+        assert (
+            "declares quant_algo FP8, but hf_quant_config.json declares NVFP4: some runtimes read one, some the other"
+            in one
+        )
 
     @pytest.mark.parametrize("where", ["config.json", "hf_quant_config.json"])
     @pytest.mark.parametrize(("algorithm", "told"), [("FP8", False), ("NVFP4", True), ("W4A8_NVFP4_FP8", True)])
@@ -427,7 +432,7 @@ class TestScheme:
         found = mismatches(report_of(tmp_path, coded_by_tensor(model()), config))
 
         assert told == any(
-            f"{where} declares quant_algo {algorithm}, fp8_tensor are stored, of 13 weights" in one for one in found
+            f"{where} declares quant_algo {algorithm}, but fp8_tensor are stored for 13 weights" in one for one in found
         )
 
     @pytest.mark.parametrize(("more", "n"), [({}, 1), ({"dynamic": {"-:.*": {}}}, 0)])
@@ -436,4 +441,4 @@ class TestScheme:
         config = CONFIG | {"quantization_config": {"quant_method": "gptq"} | more}
         found = mismatches(report_of(tmp_path, coded(model(), names[1:]), config))
 
-        assert n == sum("and does not except" in message for message in found)
+        assert n == sum("and does not exclude" in message for message in found)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import summed, summed_by_chunk
 
-from quanterr.metrics import METRICS, Measured, evaluate
+from quanterr.metrics import METRICS, Measurement, compute_metrics
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, ONE, Sums, as_float, exact, worst_rows
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -26,7 +26,7 @@ def facts(sums):
     """
     told = {field.name: getattr(sums, field.name) for field in fields(Sums)}
     told["rows"] = worst_rows(sums.rows.items())
-    return told, evaluate(METRICS, Measured(sums, 8, 16, 8, True))
+    return told, compute_metrics(METRICS, Measurement(sums, 8, 16, 8, True))
 
 
 @st.composite
@@ -50,8 +50,8 @@ def grouped(parts, random):
     shuffled = random.sample(parts, len(parts))
     cut = random.randint(0, len(parts))
     if cut in (0, len(parts)):
-        return Sums.merged([Sums(), *shuffled, Sums()])
-    return Sums.merged([grouped(shuffled[:cut], random), Sums(), grouped(shuffled[cut:], random)])
+        return Sums.merge([Sums(), *shuffled, Sums()])
+    return Sums.merge([grouped(shuffled[:cut], random), Sums(), grouped(shuffled[cut:], random)])
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ class TestMerging:
     @given(chunks_of_a_weight(), st.randoms(use_true_random=False))
     @settings(deadline=None, max_examples=150)
     def test_is_exact_in_any_order_and_grouping(self, parts, random):
-        in_order = Sums.merged(parts)
+        in_order = Sums.merge(parts)
 
         assert facts(in_order) == facts(grouped(parts, random))
 
@@ -67,7 +67,7 @@ class TestMerging:
     @settings(deadline=None, max_examples=50)
     def test_leaves_the_parts_as_they_were(self, parts):
         before = deepcopy([facts(part) for part in parts])
-        Sums.merged([*parts, *parts])
+        Sums.merge([*parts, *parts])
 
         assert before == [facts(part) for part in parts]
 
@@ -75,10 +75,10 @@ class TestMerging:
     @settings(deadline=None, max_examples=50)
     def test_with_nothing_changes_nothing(self, parts):
         for part in parts:
-            assert facts(part) == facts(Sums.merged([Sums(), part, Sums()]))
+            assert facts(part) == facts(Sums.merge([Sums(), part, Sums()]))
 
     def test_of_nothing_is_the_sums_of_no_element(self):
-        assert facts(Sums()) == facts(Sums.merged([]))
+        assert facts(Sums()) == facts(Sums.merge([]))
         assert Sums().exact
         assert not Sums().nonfinite
 
@@ -89,15 +89,15 @@ class TestMerging:
         whole = summed(x, y, wide=True)
 
         assert [row for row, _ in worst_rows(whole.rows.items())] == [
-            row for row, _ in worst_rows(Sums.merged(parts).rows.items())
+            row for row, _ in worst_rows(Sums.merge(parts).rows.items())
         ]
-        assert len(Sums.merged(parts).rows) <= 4 * KEPT_ROWS
+        assert len(Sums.merge(parts).rows) <= 4 * KEPT_ROWS
 
     def test_of_other_weights_leaves_out_what_means_something_in_one_weight_alone(self):
         first, second = summed(torch.ones(3, 4), torch.zeros(3, 4)), summed(torch.ones(2, 2), torch.ones(2, 2))
         total = Sums()
         for sums in (first, second):
-            total.add_other_weight(sums)
+            total.merge_other_weight(sums)
 
         assert (
             total.worst,
@@ -120,14 +120,14 @@ class TestFields:
 
     @pytest.mark.parametrize("name", ADDED)
     def test_that_are_added_are_added(self, name):
-        total = Sums.merged([Sums(**{name: 3}), Sums(**{name: -(1 << 200)}), Sums(**{name: 4})])
+        total = Sums.merge([Sums(**{name: 3}), Sums(**{name: -(1 << 200)}), Sums(**{name: 4})])
 
         assert Sums(**{name: 7 - (1 << 200)}) == total
 
     @pytest.mark.parametrize(("name", "pick"), EXTREMES.items())
     @pytest.mark.parametrize("values", [(0.25, 3.0), (3.0, 0.25), (1.0, 1.0)])
     def test_that_are_extremes_are_picked(self, name, pick, values):
-        total = Sums.merged([Sums(**{name: value}) for value in values])
+        total = Sums.merge([Sums(**{name: value}) for value in values])
 
         assert Sums(**{name: pick(values)}) == total
 

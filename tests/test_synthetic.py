@@ -7,7 +7,7 @@ import torch
 from forked import call
 
 from quanterr.errors import Status
-from quanterr.recipes import recipes_named
+from quanterr.recipes import parse_recipes
 from quanterr.recipes.synthetic import WEIGHTS, bench_formats
 
 
@@ -32,7 +32,7 @@ def test_weights_are_what_their_names_say():
 
 
 def test_scales_of_rows_help_rows_and_not_columns():
-    rows = bench_formats(recipes_named(["int8_tensor,int8_row"]), 256, 512)
+    rows = bench_formats(parse_recipes(["int8_tensor,int8_row"]), 256, 512)
     snr = {(row.recipe, row.weights): row.snr_db for row in rows}
 
     assert snr["int8_row", "channels"] > snr["int8_tensor", "channels"] + 10

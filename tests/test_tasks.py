@@ -8,14 +8,14 @@ from making import numbers, quantized_fp8, quantized_int8, store
 
 import quanterr
 from quanterr import comparison
-from quanterr.checkpoints import StoredFile, open_checkpoint
+from quanterr.checkpoints import CheckpointFile, open_checkpoint
 from quanterr.comparison import compare_each
 from quanterr.comparison.tasks import group_by_original
 from quanterr.comparison.worker import Worker
 from quanterr.native import VARIABLE
 from quanterr.options import CompareOptions
 from quanterr.pairing import pair
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 
 SHAPES = {"layers.0.mlp.up_proj.weight": (700, 1000), "layers.0.mlp.down_proj.weight": (300, 2000), "small": (9, 7)}
 WILD = "layers.1.mlp.up_proj.weight"  # only the exact sums can tell
@@ -54,9 +54,9 @@ def reads(monkeypatch):
     """(name of the file, offset, bytes) of whatever is read."""
     monkeypatch.setenv(VARIABLE, "torch")  # whose reads Python sees
     seen = []
-    read = StoredFile.read_into
+    read = CheckpointFile.read_into
     monkeypatch.setattr(
-        StoredFile,
+        CheckpointFile,
         "read_into",
         lambda self, view, offset: seen.append((self.path.name, offset, len(view))) or read(self, view, offset),
     )
@@ -79,11 +79,11 @@ class TestPass:
     def test_each_byte_of_the_original_is_read_once_but_for_samples_and_worst_rows(self, files, reads):
         x, candidates = files
         with open_checkpoint(x) as checkpoint, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Worker, "_worst", lambda *_: None)  # reads a row again
-            patch.setattr(Worker, "_attainable", lambda *_: None)  # reads a sample again
-            patch.setattr("quanterr.comparison.worker._fingerprint", lambda *_: None)  # reads a few bytes again
+            patch.setattr(Worker, "_find_worst", lambda *_: None)  # reads a row again
+            patch.setattr(Worker, "_measure_attainable", lambda *_: None)  # reads a sample again
+            patch.setattr("quanterr.comparison.worker._compute_fingerprint", lambda *_: None)  # reads a few bytes again
             patch.setattr(comparison, "choose_alternatives", lambda plan: plan)  # looks at samples beforehand
-            patch.setattr("quanterr.findings.diagnoses", lambda *_: ())  # and at those of doubtful weights afterwards
+            patch.setattr("quanterr.findings.diagnose", lambda *_: ())  # and at those of doubtful weights afterwards
             reads.clear()
             compare_each(checkpoint, candidates, CompareOptions(device="cpu"))
             weights = sorted((entry.offset, entry.nbytes) for entry in checkpoint.entries.values())
@@ -117,7 +117,7 @@ class TestTogether:
             plans, recognized = [], {}
             for path in candidates:
                 with open_checkpoint(path) as y:
-                    plans.append(pair(x, y, Selection(), recognized).pairs)
+                    plans.append(pair(x, y, LayerSelection(), recognized).pairs)
             return group_by_original(plans)
 
     def test_pairs_of_one_weight_of_the_original_are_one_task(self, files):
@@ -148,7 +148,7 @@ class TestTogether:
     def test_what_is_not_known_to_be_the_same_stands_alone(self, files):
         x, candidates = files
         with open_checkpoint(x) as checkpoint, open_checkpoint(candidates[0]) as y:
-            first = pair(checkpoint, y, Selection()).pairs[0]
+            first = pair(checkpoint, y, LayerSelection()).pairs[0]
         one = replace(first, original=replace(first.original, dequantize=lambda *_: torch.zeros(1)))
         other = replace(first, original=replace(first.original, dequantize=lambda *_: torch.zeros(1)))
 

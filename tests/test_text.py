@@ -1,6 +1,6 @@
 import pytest
 
-from quanterr.util.text import count, display, listed, size, whole
+from quanterr.util.text import count, display, listed, parse_digits, size
 
 
 @pytest.mark.parametrize(
@@ -141,4 +141,4 @@ def test_counts_have_their_plural(n, words, shown):
     ],
 )
 def test_a_whole_number_is_of_a_few_ascii_digits(word, number):
-    assert number == whole(word)
+    assert number == parse_digits(word)

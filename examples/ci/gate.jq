@@ -2,10 +2,9 @@
 #
 # True, and so exit status 0, only for one complete report in which every layer has 28 dB or more.
 #
-# Closed where in doubt. An undefined number is null in the report, and jq holds null to be less than any
-# number but a string to be more: so an SNR must be a number first. A report without layers judges nothing.
-# Of an empty file jq 1.6 would say 0 without -s, and of several reports it would tell the last one's: -s
-# makes one list of what the file holds.
+# It fails closed. An undefined number is null in the report, and jq orders null below any number and strings
+# above, so an SNR must be a number first. A report without layers fails. Without -s, jq 1.6 would exit with 0
+# for an empty file, and with the status of the last for several reports: -s reads the whole file into one list.
 
 def good: (.snr_db | type) == "number" and .snr_db >= 28;
 

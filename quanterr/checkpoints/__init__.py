@@ -1,4 +1,4 @@
-"""Checkpoints: what is stored where; headers first, bytes when asked."""
+"""Opening of checkpoints: headers are read first, tensor bytes only on request."""
 
 import os
 import re
@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quanterr.checkpoints import foreign_files, gguf_file, hub_cache, safetensors_file
-from quanterr.checkpoints.base import Checkpoint, Entry, StoredFile, Unread, cannot_open, close_all
+from quanterr.checkpoints.base import Checkpoint, CheckpointFile, Entry, Unread, close_all, make_open_error
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
-from quanterr.checkpoints.places import Place, is_folder, missing_in, names_in, opened, read_whole
+from quanterr.checkpoints.places import Place, find_missing, is_folder, list_names, open_file, read_small_file
 from quanterr.checkpoints.stores import remote_path
-from quanterr.checkpoints.unread import WEIGHTS, unread_beside
+from quanterr.checkpoints.unread import WEIGHTS, find_unread
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util import strict_json
-from quanterr.util.addresses import is_address, without_credentials
+from quanterr.util.addresses import is_address, strip_credentials
 from quanterr.util.platform import with_slashes
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed
 
-__all__ = ["Checkpoint", "Entry", "GgufMetadata", "StoredFile", "entered", "open_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointFile", "Entry", "GgufMetadata", "enter_checkpoint", "open_checkpoint"]
 
 GGUF = ".gguf"
 SUFFIXES = (*WEIGHTS, GGUF)
@@ -35,7 +35,7 @@ CONFIGS = (
     "quantization_config.json",
     "params.json",
 )
-WHOLE = "model.safetensors"  # of a model: beside an index some loaders read it in place of the shards
+WHOLE = "model.safetensors"  # a whole model: some loaders prefer it to the shards of an index beside it
 MAX_INDEX = 256 * 2**20
 MAX_CONFIG = 16 * 2**20
 
@@ -43,57 +43,57 @@ MAX_CONFIG = 16 * 2**20
 def open_checkpoint(
     path: str | os.PathLike[str], lenient: bool = False, cache: str | os.PathLike[str] | None = None
 ) -> Checkpoint:
-    """Read the headers of a checkpoint; no weight is read.
+    """Open a checkpoint and read its headers; no weight is read.
 
-    ``path`` is a ``.safetensors``, ``.sft`` or ``.gguf`` file, a folder with an index or with the shards of
-    one model, an index itself, or ``org/name`` (``hf://org/name@revision/inside``) in the local cache. A
-    shard of a split GGUF stands for all of them.
+    ``path`` is a ``.safetensors``, ``.sft`` or ``.gguf`` file, a folder with an index or with the shards of one model,
+    an index, ``org/name`` in the local Hugging Face cache, or an address (``hf://org/name@revision/file``,
+    ``https://…``, ``s3://…``). One shard of a split GGUF opens all of them.
 
-    ``lenient`` accepts what is non-standard and yet means one thing only: bytes behind the last tensor, padding of the
-    header with other than spaces, space in front of it, names of more than 4096 characters. It is noted.
+    ``lenient`` accepts, and notes, non-standard but unambiguous files: bytes after the last tensor, a header padded
+    with characters other than spaces or preceded by white space, names of more than 4096 characters.
 
-    ``cache``: a folder that keeps what is read from a store for the next run.
+    ``cache`` is a folder that keeps the bytes read from a store for the next run.
 
     Raises:
-        CheckpointError: missing, unreadable, damaged or not a checkpoint.
-        UsageError: a folder that holds several.
+        CheckpointError: the checkpoint is missing, unreadable or damaged, or the path is not a checkpoint.
+        UsageError: the folder holds several checkpoints, or the library that reads the address is not installed.
     """
     given = os.fspath(path)
     where: Place = Path(given)
     revision = None
     try:
-        if is_address(given) and not given.startswith("hf://"):  # which may be in the local cache
+        if is_address(given) and not given.startswith("hf://"):  # hf:// may be in the local cache
             where, revision = remote_path(given, cache)
         elif given.startswith("hf://") or (hub_cache.is_model_id(given) and not os.path.lexists(given)):
-            where, revision = _of_hub(given, cache)
+            where, revision = _find_on_hub(given, cache)
         if is_folder(where):
-            kind, paths, index = _in_folder(where)
+            kind, paths, index = _resolve_folder(where)
         elif where.name.endswith(".index.json"):
-            kind, (paths, index) = "index", _in_index(where)
+            kind, (paths, index) = "index", _read_index(where)
         else:
-            kind, paths, index = "file", _with_other_shards(where), None
-        return _open_files(with_slashes(without_credentials(given)), kind, paths, index, revision, lenient)
+            kind, paths, index = "file", _add_other_shards(where), None
+        return _open_files(with_slashes(strip_credentials(given)), kind, paths, index, revision, lenient)
     except OSError as error:
-        raise cannot_open(Path(str(where)), error) from error
+        raise make_open_error(Path(str(where)), error) from error
     except ValueError as error:
         raise CheckpointError(f"{display(given)}: not a file name") from error
 
 
-def entered(
+def enter_checkpoint(
     stack: ExitStack,
     side: str | os.PathLike[str] | Checkpoint,
     lenient: bool = False,
     cache: str | os.PathLike[str] | None = None,
 ) -> Checkpoint:
-    """The checkpoint itself, or that of a path, which is closed with the stack; errors as of open_checkpoint."""
+    """Return an open checkpoint as it is, or open a path and close it with the stack; errors as open_checkpoint."""
     return side if isinstance(side, Checkpoint) else stack.enter_context(open_checkpoint(side, lenient, cache))
 
 
-def _of_hub(given: str, cache: str | os.PathLike[str] | None) -> tuple[Place, str | None]:
-    """A model in the local cache; hf:// that is not there is read from the hub.
+def _find_on_hub(given: str, cache: str | os.PathLike[str] | None) -> tuple[Place, str | None]:
+    """Find a model in the local cache, or on the hub if the address is ``hf://``; also return its commit.
 
     Raises:
-        CheckpointError: it is in neither.
+        CheckpointError: the model is in neither.
     """
     try:
         return hub_cache.find_snapshot(given)
@@ -107,28 +107,28 @@ def _of_hub(given: str, cache: str | os.PathLike[str] | None) -> tuple[Place, st
 
 
 class _Index(NamedTuple):
-    """What an index says."""
+    """The content of a safetensors index."""
 
-    shards: dict[str, str]  # of each tensor
+    shards: dict[str, str]  # tensor → file name of its shard
     total_size: object
 
 
-def _in_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]:
-    names = names_in(folder)
+def _resolve_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]:
+    names = list_names(folder)
     indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if "model" + INDEX_SUFFIX in indexes:
         indexes = ["model" + INDEX_SUFFIX]
     if len(indexes) == 1:
-        return "folder", *_in_index(folder / indexes[0])
+        return "folder", *_read_index(folder / indexes[0])
     found = indexes or [name for name in names if name.endswith(SUFFIXES)]
     if any(not name.startswith("consolidated") for name in found):
-        # Mistral ships the same weights twice; the other names are the ones that match.
+        # Mistral ships the same weights twice; the names in the other files are the usual ones.
         found = [name for name in found if not name.startswith("consolidated")]
     if not found:
         seen = f"it holds {listed(names)}" if names else "it is empty"
         kinds = f"*{INDEX_SUFFIX}, *.safetensors, *.sft and *.gguf"
         raise CheckpointError(
-            f"{display(str(folder))}: no checkpoint found (looked for {kinds}; {seen}){foreign_files.advice(names)}"
+            f"{display(str(folder))}: no checkpoint found (looked for {kinds}; {seen}){foreign_files.advise(names)}"
         )
     shards = [SHARD.fullmatch(name) for name in found]
     if len(found) == 1 and not shards[0]:
@@ -136,32 +136,32 @@ def _in_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]:
     series = {(match["stem"], match["total"], match["suffix"]) for match in shards if match}
     if None in shards or len(series) != 1 or len(found) > int(next(iter(series))[1]):
         raise UsageError(f"{display(str(folder))}: ambiguous, choose one of {listed(found, 20)}")
-    return "folder", _series(folder, *series.pop()), None
+    return "folder", _list_series(folder, *series.pop()), None
 
 
-def _series(folder: Place, stem: str, total: str, suffix: str) -> Sequence[Place]:
-    """All shards of a series, which must be there."""
+def _list_series(folder: Place, stem: str, total: str, suffix: str) -> Sequence[Place]:
+    """Return the paths of all shards of a series; raise CheckpointError if one is missing."""
     expected = [f"{stem}-{number:05}-of-{total}{suffix}" for number in range(1, int(total) + 1)]
     _require_shards(folder, expected)
     return [folder / name for name in expected]
 
 
-def _with_other_shards(path: Place) -> Sequence[Place]:
-    """The file, or all shards of a split GGUF: none of them says alone which tensors there are."""
+def _add_other_shards(path: Place) -> Sequence[Place]:
+    """Return the file, or all shards of a split GGUF: a single shard does not list all tensors."""
     match = SHARD.fullmatch(path.name)
     if not match or match["suffix"] != GGUF or not 1 <= int(match["number"]) <= int(match["total"]):
         return [path]
-    return _series(path.parent, match["stem"], match["total"], GGUF)
+    return _list_series(path.parent, match["stem"], match["total"], GGUF)
 
 
-def _in_index(path: Place) -> tuple[Sequence[Place], _Index]:
-    """The shards an index names, in order, and what it says of them."""
-    file = opened(path)
+def _read_index(path: Place) -> tuple[Sequence[Place], _Index]:
+    """Read an index; return the paths of its shards, sorted, and its content."""
+    file = open_file(path)
     try:
         if file.size > MAX_INDEX:
             raise CheckpointError(f"{file}: index of {file.size} bytes; the limit is {MAX_INDEX}")
         index = strict_json.loads(file.read(0, file.size))
-    except strict_json.Invalid as error:
+    except strict_json.InvalidJson as error:
         raise CheckpointError(f"{file}: index {display(str(error))}") from error
     finally:
         file.close()
@@ -169,7 +169,7 @@ def _in_index(path: Place) -> tuple[Sequence[Place], _Index]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f'{file}: index has no "weight_map"')
     for shard in weight_map.values():
-        if not _plain_file_name(shard):
+        if not _is_plain_file_name(shard):
             raise CheckpointError(f"{file}: index: shard name {display(repr(shard))} is not a plain file name")
     names = sorted(set(weight_map.values()))
     _require_shards(path.parent, names)
@@ -178,14 +178,14 @@ def _in_index(path: Place) -> tuple[Sequence[Place], _Index]:
     return [path.parent / name for name in names], _Index(weight_map, total_size)
 
 
-def _plain_file_name(name: object) -> bool:
+def _is_plain_file_name(name: object) -> bool:
     return (
         isinstance(name, str) and name not in ("", ".", "..") and not any(character in name for character in "/\\:\0")
     )
 
 
 def _require_shards(folder: Place, names: list[str]) -> None:
-    missing = missing_in(folder, names)
+    missing = find_missing(folder, names)
     if missing:
         raise CheckpointError(
             f"{display(str(folder))}: {len(missing)} of {len(names)} shards missing: {listed(missing, 20)}"
@@ -200,7 +200,7 @@ def _open_files(
     revision: str | None,
     lenient: bool,
 ) -> Checkpoint:
-    files: list[StoredFile] = []
+    files: list[CheckpointFile] = []
     entries: dict[str, Entry] = {}
     metadata: list[dict[str, str]] = []
     ggufs: list[GgufMetadata] = []
@@ -208,10 +208,10 @@ def _open_files(
     folder = paths[0].parent
     unnamed: list[str] = []
     whole = kind == "folder" and isinstance(folder, Path)
-    stored = names_in(folder) if whole or index is not None else []  # a store is not asked for more
+    stored = list_names(folder) if whole or index is not None else []  # a store is asked only if there is an index
     try:
         for path in paths:
-            files.append(opened(path))
+            files.append(open_file(path))
             found, header, odd = _read_header(files[-1], lenient)
             if isinstance(header, GgufMetadata):
                 ggufs.append(header)
@@ -220,25 +220,25 @@ def _open_files(
             notes += odd
             for entry in found:
                 if entry.name in entries:
-                    raise _shard_conflict(entries[entry.name], entry)
+                    raise _make_shard_conflict(entries[entry.name], entry)
                 entries[entry.name] = entry
         if index is not None:
             notes += _check_index(index.shards, entries, display(given))
-            unnamed = _unnamed(paths, stored)
+            unnamed = _find_unnamed(paths, stored)
             if unnamed:
                 notes.append(
                     f"{display(given)}: index does not name {listed(unnamed)}, which is in the same folder; ignored"
                 )
             notes += _check_size(index.total_size, entries, display(given))
-        notes += _twins(entries, display(given))
+        notes += _note_twins(entries, display(given))
         unread: tuple[Unread, ...] = ()
-        if kind == "folder":  # who names a file, or an index, means that one
-            unread = tuple(unread_beside(folder, stored, [*(path.name for path in paths), *unnamed], entries))
+        if kind == "folder":  # a user who names a file or an index means only that
+            unread = tuple(find_unread(folder, stored, [*(path.name for path in paths), *unnamed], entries))
         config: JsonObject = {}
-        if ggufs:  # a GGUF file describes itself: what is stored with it belongs to another checkpoint
+        if ggufs:  # a GGUF file describes itself: config files beside it belong to another checkpoint
             _check_split(files, ggufs, len(entries))
         else:
-            config, odd = _config(folder)
+            config, odd = _read_configs(folder)
             notes += odd
     except BaseException:
         close_all(files)
@@ -249,8 +249,8 @@ def _open_files(
     )
 
 
-def _read_header(file: StoredFile, lenient: bool) -> tuple[list[Entry], dict[str, str] | GgufMetadata, list[str]]:
-    """Entries, what the header declares besides, and notes; the first bytes decide on the format, not the name."""
+def _read_header(file: CheckpointFile, lenient: bool) -> tuple[list[Entry], dict[str, str] | GgufMetadata, list[str]]:
+    """Read the entries, metadata and notes of a file, whose first bytes decide on the format, not its name."""
     if not gguf_file.is_gguf(file):
         found = safetensors_file.read_header(file, lenient)
         if file.path.suffix == GGUF:
@@ -262,31 +262,31 @@ def _read_header(file: StoredFile, lenient: bool) -> tuple[list[Entry], dict[str
     return header
 
 
-def _check_split(files: list[StoredFile], found: list[GgufMetadata], n_tensors: int) -> None:
-    """The shards must be what they say under split.*, all of them and in order."""
+def _check_split(files: list[CheckpointFile], found: list[GgufMetadata], n_tensors: int) -> None:
+    """Check that the shards of a split GGUF match their split.* keys: all are present and in order."""
     if len(found) < len(files):
         raise CheckpointError(f"{files[0]}: of {len(files)} shards {len(found)} are GGUF files, the others not")
     for number, (file, metadata) in enumerate(zip(files, found, strict=True)):
-        total, own = metadata.whole("split.count") or 1, metadata.whole("split.no") or 0
+        total, own = metadata.get_int("split.count") or 1, metadata.get_int("split.no") or 0
         if total != len(files) or own != number:
             hint = f"its name should end in -{own + 1:05}-of-{total:05}{GGUF}, in the same folder as the others"
             raise CheckpointError(
                 f"{file}: shard {own + 1} of {total} (split.no, split.count), but opened as {number + 1} of "
                 f"{len(files)}; {hint}"
             )
-        tensors = metadata.whole("split.tensors.count")
+        tensors = metadata.get_int("split.tensors.count")
         if total > 1 and tensors is not None and tensors != n_tensors:
             expected = count(tensors, "tensor")
             raise CheckpointError(f"{file}: split.tensors.count says {expected}, the shards hold {n_tensors}")
 
 
-def _shard_conflict(first: Entry, second: Entry) -> CheckpointError:
-    """The error of one tensor in two shards."""
+def _make_shard_conflict(first: Entry, second: Entry) -> CheckpointError:
+    """Return the error for a tensor that is in two shards."""
     return CheckpointError(f"{listed([first.name])} is in {first.file} and in {second.file}")
 
 
 def _check_index(index: dict[str, str], entries: dict[str, Entry], given: str) -> list[str]:
-    """Headers are the truth: what the index promises must be there; what it leaves out is noted."""
+    """Check that all tensors of the index are stored as it says; return a note on stored tensors that it omits."""
     for name, shard in index.items():
         if name not in entries or entries[name].file.path.name != shard:
             raise CheckpointError(f"{given}: index: {display(name)} is not in {display(shard)}")
@@ -295,15 +295,15 @@ def _check_index(index: dict[str, str], entries: dict[str, Entry], given: str) -
 
 
 def _check_size(total: object, entries: dict[str, Entry], given: str) -> list[str]:
-    """A note where the index says another number of bytes than the tensors have."""
+    """Return a note if total_size in the index differs from the bytes of the tensors."""
     stored = sum(entry.nbytes for entry in entries.values())
     if not isinstance(total, int | float) or not total or total == stored:
         return []
-    return [f"{given}: index says {total:,} bytes (total_size), its tensors have {stored:,}: of another checkpoint?"]
+    return [f"{given}: index says {total:,} bytes (total_size), its tensors have {stored:,}: from another checkpoint?"]
 
 
-def _unnamed(paths: Sequence[Place], stored: Sequence[str]) -> list[str]:
-    """Shards of the same series, or whole models, that are stored with those that the index names."""
+def _find_unnamed(paths: Sequence[Place], stored: Sequence[str]) -> list[str]:
+    """Return shards of the same series, or a whole model, in the same folder that the index does not name."""
     series = {
         (match["stem"], match["total"], match["suffix"]) for path in paths if (match := SHARD.fullmatch(path.name))
     }
@@ -313,8 +313,8 @@ def _unnamed(paths: Sequence[Place], stored: Sequence[str]) -> list[str]:
     return [name for name in names if paths[0].parent / name not in paths]
 
 
-def _twins(names: Iterable[str], given: str) -> list[str]:
-    """A note on names that look the same to people, who may have meant one tensor."""
+def _note_twins(names: Iterable[str], given: str) -> list[str]:
+    """Return a note on names that look the same to people, and may be meant as one tensor."""
     first: dict[str, str] = {}
     found = []
     for name in names:
@@ -325,17 +325,17 @@ def _twins(names: Iterable[str], given: str) -> list[str]:
     return [f"{given}: names that differ only by case or in how accents are stored: {listed(found)}"] if found else []
 
 
-def _config(folder: Place) -> tuple[JsonObject, list[str]]:
-    """What is stored with the weights as configuration, one key a file, and notes on what of it cannot be read.
+def _read_configs(folder: Place) -> tuple[JsonObject, list[str]]:
+    """Read the config files beside the weights, one key per file; return them and notes on unreadable ones.
 
-    These are hints: the tensors decide what they are, and where they do not, no format is guessed.
+    Configs are only hints: the tensors decide on their format, and if they do not, no format is guessed.
     """
     found: JsonObject = {}
     notes = []
     for name in CONFIGS:
         path = folder / name
         try:
-            found[name] = strict_json.loads(read_whole(path, MAX_CONFIG), lenient=True)
+            found[name] = strict_json.loads(read_small_file(path, MAX_CONFIG), lenient=True)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, CheckpointError) as error:

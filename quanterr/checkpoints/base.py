@@ -1,4 +1,4 @@
-"""What a checkpoint is: named entries with a dtype and a shape, and the bytes of each on request."""
+"""Checkpoints as data: named entries with dtype and shape, and the bytes of each on request."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from quanterr.util import platform
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display
 
-# Bits of one element, by the dtype's name in a safetensors header.
+# Dtype name in a safetensors header → bits per element.
 DTYPE_BITS = {
     "BOOL": 8,
     "F4": 4,
@@ -44,33 +44,34 @@ DTYPE_BITS = {
     "U64": 64,
 }
 
-# Beyond these a header is damaged or hostile.
+# A header that exceeds these is damaged or hostile.
 MAX_TENSORS = 1_000_000
 MAX_DIMENSIONS = 32
 MAX_DIMENSION = 2**40
 MAX_NAME = 4096  # characters
 
-BEGINNING, SAMPLES, SAMPLED = 1 << 16, 16, 1 << 12  # bytes, blocks and bytes of a block that tell a file from another
-RETRIES = 3  # a network file system may fail once and then recover
+# Digest of a file: its first BEGINNING bytes, and SAMPLES blocks of SAMPLED bytes.
+BEGINNING, SAMPLES, SAMPLED = 1 << 16, 16, 1 << 12
+RETRIES = 3  # a network file system may fail temporarily
 
 
-class StoredFile:
-    """One file, read by position. It must not change while it is open: see :meth:`check_unchanged`."""
+class CheckpointFile:
+    """An open file that is read by position and must not change meanwhile: see :meth:`check_unchanged`."""
 
-    is_certain = False  # that weights are what their names and shapes suggest: no sample is read to find that out
+    is_certain = False  # True: names and shapes identify the weights surely, so no sample is read to confirm it
 
     def __init__(self, path: Path) -> None:
-        """Open a regular file; a FIFO is refused instead of waited for.
+        """Open a regular file; a FIFO is refused at once, as reading it could block.
 
         Raises:
-            CheckpointError: missing, not a regular file, not readable; names nearby files.
-            ResourceError: too many open files.
+            CheckpointError: the file is missing (the message suggests similar names), unreadable or not regular.
+            ResourceError: too many files are open.
         """
         self.path = path
         try:
-            self._fd = _opened(path)
+            self._fd = _open(path)
         except OSError as error:
-            raise cannot_open(path, error) from error
+            raise make_open_error(path, error) from error
         except ValueError as error:
             raise CheckpointError(f"{display(str(path))}: not a file name") from error
         status = os.fstat(self._fd)
@@ -87,7 +88,7 @@ class StoredFile:
         """Fill ``view`` with the bytes from ``offset`` on.
 
         Raises:
-            CheckpointError: the file ends before, or cannot be read.
+            CheckpointError: the file ends too early, or reading fails.
         """
         done = 0
         while done < len(view):
@@ -109,21 +110,21 @@ class StoredFile:
         raise AssertionError("unreachable")
 
     def read(self, offset: int, n: int) -> bytes:
-        """``n`` bytes from ``offset``: for headers and other small things."""
+        """Return ``n`` bytes from ``offset`` on, for headers and other small data."""
         buffer = bytearray(n)
         self.read_into(memoryview(buffer), offset)
         return bytes(buffer)
 
     def will_need(self, offset: int, n: int) -> None:
-        """Tell the kernel to fetch these bytes now; a hint, and no more."""
+        """Hint to the kernel that these bytes will be read soon."""
         platform.will_need(self._fd, offset, n)
 
     def check_unchanged(self) -> None:
-        """Raise CheckpointError when the file is no longer the one that was opened, byte for byte."""
+        """Raise CheckpointError if the file's inode, size or modification time has changed since it was opened."""
         try:
             now = os.fstat(self._fd)
-        except OSError as error:  # a stale handle of a network file system
-            raise cannot_open(self.path, error) from error
+        except OSError as error:  # a stale handle on a network file system
+            raise make_open_error(self.path, error) from error
         if _identity(now) != self._identity:
             raise CheckpointError(
                 f"{self}: changed while being read (size {self.size} → {now.st_size}); results discarded. "
@@ -132,12 +133,12 @@ class StoredFile:
 
     @property
     def written(self) -> tuple[int, ...]:
-        """Which file it is on its disk, when it was written and when that was last set, in nanoseconds."""
+        """The file's inode, its modification time and its status change time, in nanoseconds."""
         _, inode, _, modified = self._identity
         return inode, modified, self._changed
 
     def digest(self) -> str | None:
-        """SHA-256 of its beginning and of a few blocks in it; None of a file that would have to be fetched."""
+        """Return the SHA-256 of the file's beginning and a few blocks; None for a remote file."""
         found = sha256(self.read(0, min(BEGINNING, self.size)))
         n = min(SAMPLED, self.size)
         for k in range(SAMPLES):
@@ -146,19 +147,19 @@ class StoredFile:
 
     @property
     def tag(self) -> str | None:
-        """What a store tells its version by; None of a file on this machine."""
+        """The tag by which a store identifies the file's version; None for a local file."""
         return None
 
     @property
     def descriptor(self) -> int:
-        """The descriptor, for who reads the bytes without Python."""
+        """The file descriptor, for the compiled kernel; -1 for a remote file."""
         return self._fd
 
     def utf8_path(self) -> str:
-        """A path of this file for libraries that know only names in UTF-8: where it has none, its descriptor's.
+        """Return a UTF-8 path of this file for libraries that need one: the path itself, else the descriptor's path.
 
         Raises:
-            CheckpointError: it has neither.
+            CheckpointError: the file has neither.
         """
         try:
             str(self.path).encode()
@@ -169,11 +170,11 @@ class StoredFile:
         return str(self.path)
 
     def probe(self) -> None:
-        """Raise ResourceError when no more files can be opened: the reason why a library could not."""
+        """Raise ResourceError if no more files can be opened, which explains the failure of a library."""
         try:
-            os.close(_opened(self.path))
+            os.close(_open(self.path))
         except OSError as error:
-            raise cannot_open(self.path, error) from error
+            raise make_open_error(self.path, error) from error
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -182,8 +183,8 @@ class StoredFile:
             self._fd = -1
 
 
-def _opened(path: Path) -> int:
-    descriptor = platform.opened(path)
+def _open(path: Path) -> int:
+    descriptor = platform.open_for_reading(path)
     platform.raise_limit_of_files(descriptor)
     return descriptor
 
@@ -192,12 +193,12 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def cannot_open(path: Path, error: OSError) -> CheckpointError | ResourceError:
-    """The error of a file or folder that cannot be opened: says why, and which names are near."""
+def make_open_error(path: Path, error: OSError) -> CheckpointError | ResourceError:
+    """Return the error for a file or folder that cannot be opened, with the reason and similar names."""
     name = display(str(path))
     match error.errno:
         case errno.ENOENT | errno.ENOTDIR:
-            return CheckpointError(f"{name}: no such file{_nearby(path)}")
+            return CheckpointError(f"{name}: no such file{_suggest_names(path)}")
         case errno.EACCES | errno.EPERM:
             return CheckpointError(f"{name}: permission denied")
         case errno.ELOOP:
@@ -209,8 +210,8 @@ def cannot_open(path: Path, error: OSError) -> CheckpointError | ResourceError:
     return CheckpointError(f"{name}: {(error.strerror or str(error)).lower()}")
 
 
-def _nearby(path: Path) -> str:
-    """The nearest names in the same folder, as the end of a sentence."""
+def _suggest_names(path: Path) -> str:
+    """Return the end of an error message that suggests similar names in the same folder; empty without any."""
     from difflib import get_close_matches
 
     try:
@@ -223,16 +224,16 @@ def _nearby(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A stored tensor's header: ``nbytes`` bytes at ``offset`` of ``file``, C order, little endian.
+    """The header of a stored tensor: ``nbytes`` bytes at ``offset`` of ``file``, in C order, little endian.
 
-    ``dtype`` is the name in a safetensors header, or that of a type of ggml that stores blocks of elements
-    (ggml_types.BLOCKS). Where it is neither, ``unknown`` says so, and the elements cannot be read.
+    ``dtype`` is the name in a safetensors header, or the name of a ggml type that stores blocks of elements
+    (ggml_types.BLOCKS). For any other type, ``unknown`` says so, and the elements cannot be read.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    file: StoredFile = field(repr=False)
+    file: CheckpointFile = field(repr=False)
     offset: int
     nbytes: int
     unknown: str | None = None
@@ -244,11 +245,11 @@ class Entry:
 
     @property
     def bits(self) -> int:
-        """Bits of one element, of a dtype without blocks."""
+        """Bits per element; raises KeyError for ggml blocks and unknown dtypes."""
         return DTYPE_BITS[self.dtype]
 
     def read(self) -> bytes:
-        """All its bytes: for small tensors."""
+        """Return all bytes of the tensor, for small tensors."""
         return self.file.read(self.offset, self.nbytes)
 
     def __str__(self) -> str:
@@ -256,25 +257,25 @@ class Entry:
 
 
 class Unread(NamedTuple):
-    """A file of weights in the folder of a checkpoint that is none of its files."""
+    """A file of weights in the checkpoint's folder that is not part of the checkpoint."""
 
     name: str
-    differing: tuple[str, ...] = ()  # its tensors that the checkpoint stores in another shape, or in another size
+    differing: tuple[str, ...] = ()  # tensors that the checkpoint stores in another shape or size
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Named entries in one or several files, found from headers alone.
+    """An open checkpoint: named entries in one or several files, from headers alone.
 
-    ``metadata`` is the files' ``__metadata__``, one dict a file; ``config`` what is stored with the
-    weights as ``config.json`` and the like: hints, which are checked against the tensors. ``gguf`` is
-    what a GGUF file says of its model. ``folder`` is where the files are; None of what is made on the fly.
-    ``unread`` are files of weights in it that do not belong to the checkpoint.
+    ``metadata`` has the ``__metadata__`` of each file. ``config`` maps names of config files, such as ``config.json``,
+    to their content: hints, which are checked against the tensors. ``gguf`` is the metadata of a GGUF file. ``folder``
+    is the folder of the files; None for a checkpoint made on the fly. ``unread`` are files of weights in the folder
+    that do not belong to the checkpoint.
     """
 
     path: str
     kind: str
-    files: tuple[StoredFile, ...]
+    files: tuple[CheckpointFile, ...]
     entries: dict[str, Entry]
     metadata: tuple[dict[str, str], ...] = ()
     config: JsonObject = field(default_factory=dict)
@@ -286,12 +287,12 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Total bytes of all tensors."""
         return sum(entry.nbytes for entry in self.entries.values())
 
     @property
     def identity(self) -> JsonObject:
-        """What copies of it have in common, and nothing else has: files and tensors."""
+        """File names, sizes and tags, and a hash of all tensor headers: equal for copies of the same checkpoint."""
         entries = (f"{e.name} {e.dtype} {e.shape} {e.offset} {e.nbytes}" for e in self.entries.values())
         return {
             "files": [[file.path.name, file.size, file.tag] for file in self.files],
@@ -299,12 +300,12 @@ class Checkpoint:
         }
 
     def check_unchanged(self) -> None:
-        """Raise CheckpointError if a file changed since it was opened."""
+        """Raise CheckpointError if a file has changed since it was opened."""
         for file in self.files:
             file.check_unchanged()
 
     def close(self) -> None:
-        """Close the files."""
+        """Close all files."""
         close_all(self.files)
 
     def __enter__(self) -> "Checkpoint":
@@ -314,29 +315,29 @@ class Checkpoint:
         self.close()
 
 
-def close_all(files: Iterable[StoredFile]) -> None:
+def close_all(files: Iterable[CheckpointFile]) -> None:
     """Close every file."""
     for file in files:
         file.close()
 
 
 def refuse(message: str, lenient: bool, notes: list[str]) -> None:
-    """Raise CheckpointError about what other readers may accept; where ``lenient``, note it and go on."""
+    """Raise CheckpointError for a non-standard file, or add the message to the notes if ``lenient``."""
     if not lenient:
         raise CheckpointError(f"{message}. --lenient accepts it")
     notes.append(message)
 
 
 def check_lengths(entries: Iterable[Entry], lenient: bool, notes: list[str]) -> None:
-    """Refuse names that no model has."""
+    """Refuse names of more than :data:`MAX_NAME` characters, unless ``lenient``."""
     for entry in entries:
         if len(entry.name) > MAX_NAME:
             description = f"name of {len(entry.name)} characters; the limit is {MAX_NAME}"
             refuse(f"{entry.file}: {display(entry.name)}: {description}", lenient, notes)
 
 
-def truncated(file: StoredFile, entries: Iterable[Entry], affected: str) -> CheckpointError:
-    """The error of a file that is shorter than its tensors; ``affected`` is the first of them that is not whole."""
+def make_truncation_error(file: CheckpointFile, entries: Iterable[Entry], affected: str) -> CheckpointError:
+    """Return the error for a file that ends before its tensors do; ``affected`` is the first incomplete tensor."""
     needed = max(entry.offset + entry.nbytes for entry in entries)
     missing = f"{count(needed - file.size, 'byte')} missing (have {file.size:,}, need {needed:,})"
     return CheckpointError(f"{file}: truncated: {missing}; first affected: {affected}")

@@ -1,7 +1,7 @@
-"""Ranges of a store's files that are kept on disk for the next run (``--cache``).
+"""A cache on disk for ranges of a store's files (``--cache``), for the next run.
 
-Each has a file of its own: the bytes, then a digest of them, as a machine that stops may leave damaged files. They are
-found by the address and the version of what they belong to, so a file that was replaced is fetched again.
+Each range is one file: the bytes and their digest, as a crash may leave damaged files. Its key is the address and the
+version of the remote file, so a file that was replaced is fetched again.
 """
 
 import os
@@ -10,52 +10,52 @@ from pathlib import Path
 
 from quanterr.checkpoints.store import Store, Version
 from quanterr.errors import ResourceError
-from quanterr.util.replacing import replacing
+from quanterr.util.atomic_file import replace_atomically
 from quanterr.util.text import display
 
-DIGEST = 16  # bytes
+DIGEST = 16  # bytes of a digest
 
 
-class Cached:
-    """A store whose ranges are looked for in a folder first."""
+class CachedStore:
+    """A store that looks for ranges in a cache folder first."""
 
     def __init__(self, store: Store, folder: str | os.PathLike[str]) -> None:
-        """The folder is made when there is something to keep."""
+        """Wrap a store; the folder is created when the first range is kept."""
         self._store, self._folder = store, Path(folder)
 
-    def names(self, folder: str) -> list[str] | None:
-        """Those of the store."""
-        return self._store.names(folder)
+    def list_names(self, folder: str) -> list[str] | None:
+        """Return the names in a folder of the store."""
+        return self._store.list_names(folder)
 
     def version(self, path: str) -> Version:
-        """That of the store, now: what is kept is never taken without asking."""
+        """Ask the store for the file's current version: cached bytes are never used without that."""
         return self._store.version(path)
 
-    def shown(self, path: str) -> str:
-        """As the store shows it."""
-        return self._store.shown(path)
+    def show_address(self, path: str) -> str:
+        """Return the address as the store shows it."""
+        return self._store.show_address(path)
 
     def fetch(self, path: str, begin: int, end: int, version: Version) -> bytes:
-        """The bytes, which are kept; those of a file without a version are not.
+        """Return a range from the cache or the store; ranges of files without a version tag are not cached.
 
         Raises:
-            ResourceError: the folder cannot be written to.
+            ResourceError: the cache folder cannot be written.
         """
         if version.tag is None:
             return self._store.fetch(path, begin, end, version)
         key = blake2b(
-            repr((self._store.shown(path), version.size, version.tag)).encode(), digest_size=DIGEST
+            repr((self._store.show_address(path), version.size, version.tag)).encode(), digest_size=DIGEST
         ).hexdigest()
         place = self._folder / key / f"{begin}-{end}"
-        found = _kept(place)
+        found = _read_kept(place)
         if found is None:
             found = self._store.fetch(path, begin, end, version)
             try:
                 _keep(place, found)
             except OSError as error:
                 raise ResourceError(
-                    f"{display(str(self._folder))}: {error.strerror}; what is read cannot be kept there: make room, "
-                    "choose another --cache, or leave it out"
+                    f"{display(str(self._folder))}: {error.strerror}; the cache cannot be written: free space, "
+                    "choose another --cache, or omit it"
                 ) from error
         return found
 
@@ -64,8 +64,8 @@ def _digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=DIGEST).digest()
 
 
-def _kept(place: Path) -> bytes | None:
-    """What is kept there; None if nothing is, or if it is damaged."""
+def _read_kept(place: Path) -> bytes | None:
+    """Return the cached bytes; None if there are none or they are damaged."""
     try:
         stored = place.read_bytes()
     except OSError:
@@ -75,8 +75,8 @@ def _kept(place: Path) -> bytes | None:
 
 
 def _keep(place: Path, content: bytes) -> None:
-    """Whole or not at all: others may look for it meanwhile."""
+    """Write the bytes and their digest atomically, as other processes may read the cache meanwhile."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(place) as file:
+    with replace_atomically(place) as file:
         file.write(content)
         file.write(_digest(content))

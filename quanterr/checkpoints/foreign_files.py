@@ -1,4 +1,4 @@
-"""What a file is that is not a checkpoint, inferred from its first bytes, and what to do about it."""
+"""Explanations of files that are not checkpoints, from their first bytes, and what to do about them."""
 
 from collections.abc import Iterable
 
@@ -19,8 +19,8 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 HQQ = "qmodel.pt"
 
 
-def advice(names: Iterable[str]) -> str:
-    """What to do with a folder whose weights are pickles, as a sentence; nothing of any other. ``names`` are in it."""
+def advise(names: Iterable[str]) -> str:
+    """Return advice for a folder with pickled weights among its file ``names``; empty for other folders."""
     pickles = [name for name in names if name.endswith(PICKLES)]
     if not pickles:
         return ""
@@ -31,7 +31,7 @@ def advice(names: Iterable[str]) -> str:
 
 
 def describe(start: bytes) -> str | None:
-    """The end of a sentence about the file that starts with these bytes; None where nothing is known of it."""
+    """Describe the file that starts with these bytes, as the end of a sentence; None if its type is unknown."""
     for magic, description in STORIES:
         if start.startswith(magic):
             return description

@@ -1,4 +1,4 @@
-"""Stores that fsspec reads: ``s3://``, ``gs://``, ``abfs://`` …"""
+"""Stores read by fsspec: ``s3://``, ``gs://``, ``abfs://`` …"""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -6,22 +6,22 @@ from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import Any
 
-from quanterr.checkpoints.store import NotThereError, Version, changed
+from quanterr.checkpoints.store import NotThereError, Version, make_changed_error
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util.text import display, listed
-from quanterr.util.waiting import Again
+from quanterr.util.waiting import RetryableError
 
-TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime")  # by which stores tell versions apart
+TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime")  # fields that identify a version, by preference
 
 
 class Filesystem:
-    """A store of fsspec: s3, gs, abfs …"""
+    """A store that fsspec reads: s3, gs, abfs …"""
 
     def __init__(self, url: str) -> None:
-        """Find the program that reads it.
+        """Find the fsspec library for the address's scheme.
 
         Raises:
-            UsageError: it is not installed, or there is none.
+            UsageError: the library is not installed, or the scheme is unknown.
         """
         scheme = url.partition("://")[0]
         try:
@@ -33,26 +33,26 @@ class Filesystem:
             raise UsageError(f'{scheme}://: {reason}; pip install "quanterr[remote]" brings s3 and hf') from error
         self._scheme = scheme
 
-    def shown(self, path: str) -> str:
-        """The scheme and the path."""
+    def show_address(self, path: str) -> str:
+        """Return the address: scheme and path."""
         return f"{self._scheme}://{path}"
 
-    def names(self, folder: str) -> list[str] | None:
-        """Names in a folder."""
-        found = self._told(folder, lambda: self._fs.ls(folder, detail=False))
+    def list_names(self, folder: str) -> list[str] | None:
+        """Return the names in a folder, sorted."""
+        found = self._translate_errors(folder, lambda: self._fs.ls(folder, detail=False))
         names = {PurePosixPath(one).name for one in found if PurePosixPath(one) != PurePosixPath(folder)}
         return sorted(names)
 
     def version(self, path: str) -> Version:
-        """Size and ETag, or what else changes with the content."""
-        info = self._told(path, lambda: self._fs.info(path))
+        """Return the file's size and ETag, or another tag that changes with the content."""
+        info = self._translate_errors(path, lambda: self._fs.info(path))
         if info.get("type") == "directory" or info.get("size") is None:
-            raise CheckpointError(f"{display(self.shown(path))}: no such file")
+            raise CheckpointError(f"{display(self.show_address(path))}: no such file")
         tag = next((str(info[key]) for key in TAGS if info.get(key)), None)
         return Version(int(info["size"]), tag)
 
     def fetch(self, path: str, begin: int, end: int, version: Version) -> bytes:
-        """A range; of S3 only if the file still has that ETag."""
+        """Fetch a range; on S3 only if the file still has the version's ETag."""
         if begin == end:
             return b""
 
@@ -62,9 +62,9 @@ class Filesystem:
             found: bytes = self._fs.cat_file(path, start=begin, end=end)
             return found
 
-        found: bytes = self._told(path, ask, version)
+        found: bytes = self._translate_errors(path, ask, version)
         if len(found) != end - begin:
-            raise Again(f"{len(found):,} of {end - begin:,} bytes came")
+            raise RetryableError(f"received {len(found):,} of {end - begin:,} bytes")
         return found
 
     def _s3_range(self, path: str, begin: int, end: int, tag: str) -> bytes:
@@ -81,29 +81,29 @@ class Filesystem:
         found: bytes = sync(self._fs.loop, get)
         return found
 
-    def _told(self, path: str, ask: Callable[[], Any], version: Version | None = None) -> Any:
-        where = display(self.shown(path))
+    def _translate_errors(self, path: str, ask: Callable[[], Any], version: Version | None = None) -> Any:
+        where = display(self.show_address(path))
         try:
             return ask()
         except FileNotFoundError as error:
-            raise NotThereError(f"{where}: no such file{_near(self, path)}") from error
+            raise NotThereError(f"{where}: no such file{_suggest_names(self, path)}") from error
         except PermissionError as error:
             raise CheckpointError(f"{where}: not permitted; are the credentials of {self._scheme} set?") from error
         except CheckpointError:
             raise
-        except Exception as error:  # each store has its own
+        except Exception as error:  # each store raises its own errors
             text = display(str(error), 300)
             if version is not None and ("PreconditionFailed" in text or "pre-conditions" in text or "412" in text):
-                raise changed(where, version) from error
+                raise make_changed_error(where, version) from error
             if "NoCredentials" in type(error).__name__ or "credentials" in text.lower():
                 raise CheckpointError(f"{where}: {text}; are the credentials of {self._scheme} set?") from error
-            raise Again(f"{type(error).__name__}: {text}") from error
+            raise RetryableError(f"{type(error).__name__}: {text}") from error
 
 
-def _near(store: Filesystem, path: str) -> str:
-    """The nearest names in the same folder, as the end of a sentence."""
+def _suggest_names(store: Filesystem, path: str) -> str:
+    """Return the end of an error message that suggests similar names in the folder; empty without any."""
     own = PurePosixPath(path)
     with suppress(Exception):
-        near = get_close_matches(own.name, store.names(str(own.parent)) or [], n=3, cutoff=0.6)
+        near = get_close_matches(own.name, store.list_names(str(own.parent)) or [], n=3, cutoff=0.6)
         return f"; did you mean {listed(near)}?" if near else ""
     return ""

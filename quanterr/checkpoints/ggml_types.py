@@ -1,9 +1,9 @@
-"""The tensor types of ggml: their ids in a GGUF file, and the blocks in which they store elements.
+"""The tensor types of ggml: their ids in a GGUF file, and the layout of their blocks.
 
-Reference: ggml-org/llama.cpp ggml/include/ggml.h (enum ggml_type) and ggml/src/ggml-common.h (the blocks).
+Reference: ggml-org/llama.cpp ggml/include/ggml.h (enum ggml_type) and ggml/src/ggml-common.h (block layouts).
 """
 
-# Id → name. The plain ones have the names they have in a safetensors header.
+# Id → name. Types without blocks have their name in a safetensors header.
 TYPES = {
     0: "F32",
     1: "F16",
@@ -40,7 +40,7 @@ TYPES = {
     42: "Q2_0",
 }
 
-# Ids that no file may hold, and why.
+# Ids that a file must not contain → (name, reason).
 REFUSED = {
     **{
         number: (name, "which llama.cpp has removed; convert the model again")
@@ -59,7 +59,7 @@ REFUSED = {
     15: ("Q8_K", "which is only for activations"),
 }
 
-# Name → elements and bytes of a block. A row is whole blocks, and blocks follow each other without padding.
+# Name → (elements, bytes) of a block. A row consists of whole blocks, without padding between them.
 BLOCKS = {
     "Q4_0": (32, 18),
     "Q4_1": (32, 20),
@@ -87,3 +87,8 @@ BLOCKS = {
     "Q1_0": (128, 18),
     "Q2_0": (64, 18),
 }
+
+# Name → the scheme by which llama.cpp's CPU backend rounds what such a weight is multiplied by: its vec_dot_type. Q8_1,
+# of Q4_1 and Q5_1, is Q8_0 with the sum of a block beside it, which is rounded to float16 once more: up to 2^-11 of it.
+# Reference: ggml-org/llama.cpp ggml/src/ggml-cpu/ggml-cpu.c, type_traits_cpu.
+INPUT_SCHEMES = {name: "q8_k" if size == 256 else "q8_0" for name, (size, _) in BLOCKS.items()}

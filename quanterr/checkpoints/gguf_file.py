@@ -1,21 +1,21 @@
-"""A GGUF file: the strict reading of its header, versions 2 and 3, little endian.
+"""Strict reader of the header of a GGUF file, versions 2 and 3, little endian.
 
     4 bytes     "GGUF"
     u32         version
     u64, u64    number of tensors, number of keys
-    keys        text, u32 type of the value, value
-    tensors     text, u32 number of dimensions (at most 4), u64 each, the innermost first, u32 type, u64 offset
+    keys        for each: text, u32 type of the value, value
+    tensors     for each: text, u32 number of dimensions (at most 4), u64 sizes, innermost first, u32 type, u64 offset
     padding     up to the next multiple of general.alignment (32 if the file does not say)
     data        the tensors, each padded to a multiple of the alignment; offsets count from here
 
-A text is a u64 length and as many bytes of UTF-8. An array is the u32 type of its elements, a u64 number of them
-and the elements. A model may be split into files name-00001-of-00003.gguf, which say so under split.no (from
-0), split.count and split.tensors.count; only the first has the other keys.
+A text is a u64 length and that many bytes of UTF-8. An array is the u32 type of its elements, their u64 number, and
+the elements. A model may be split into files name-00001-of-00003.gguf with the keys split.no (from 0), split.count and
+split.tensors.count; only the first file has the other keys.
 
-ComfyUI-GGUF stores tensors whose rows are not whole blocks in another shape; the true one is the array of
-integers under comfy.gguf.orig_shape.<tensor>.
+ComfyUI-GGUF stores tensors whose rows are not whole blocks in another shape; the key comfy.gguf.orig_shape.<tensor>
+has the true shape as an array of integers.
 
-Nothing is believed: each length and number is held against the rest of the file before anything is read.
+No number is trusted: each length and count is checked against the rest of the file before anything is read.
 
 Reference: ggml-org/ggml docs/gguf.md; ggml-org/llama.cpp ggml/src/gguf.cpp; city96/ComfyUI-GGUF loader.py.
 """
@@ -31,11 +31,11 @@ from quanterr.checkpoints.base import (
     MAX_DIMENSION,
     MAX_DIMENSIONS,
     MAX_TENSORS,
+    CheckpointFile,
     Entry,
-    StoredFile,
     check_lengths,
+    make_truncation_error,
     refuse,
-    truncated,
 )
 from quanterr.checkpoints.ggml_types import BLOCKS, REFUSED, TYPES
 from quanterr.checkpoints.gguf_metadata import GgufMetadata, Scalar, Value
@@ -45,9 +45,9 @@ from quanterr.version import __version__
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-ALIGNMENT = 32  # where the file names none
+ALIGNMENT = 32  # if the file declares none
 ALIGNMENT_KEY = "general.alignment"
-ALIGNMENT_TYPE = 4  # the one type that it may have: llama.cpp and the gguf package stop at any other
+ALIGNMENT_TYPE = 4  # required type (u32) of the key: llama.cpp and the gguf package reject any other
 ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
 TOKENIZER = "tokenizer."
 NEEDED = (ORIGINAL_SHAPE, ALIGNMENT_KEY, "split.")
@@ -55,15 +55,15 @@ NEEDED = (ORIGINAL_SHAPE, ALIGNMENT_KEY, "split.")
 MAX_KEYS = 1 << 17
 MAX_KEY = 65_535  # bytes, the format's own limit
 MAX_TENSOR_DIMENSIONS = 4
-MAX_BYTES = 1 << 63  # of a tensor
+MAX_BYTES = 1 << 63  # bytes of a tensor
 MAX_ALIGNMENT = 1 << 30
-MAX_KEPT_TEXT = 4096  # bytes; longer ones are templates for chats
-MAX_KEPT_ARRAY = 1024  # elements; longer ones are vocabularies
-MAX_TEXTS = 1 << 24  # in an array: they have to be walked through
-LEAST_KEY = 13  # bytes of a key without name and the shortest value
-LEAST_TENSOR = 24  # bytes of a tensor without name and dimensions
+MAX_KEPT_TEXT = 4096  # bytes; longer texts are chat templates
+MAX_KEPT_ARRAY = 1024  # elements; longer arrays are vocabularies
+MAX_TEXTS = 1 << 24  # texts in an array, which must be walked one by one
+LEAST_KEY = 13  # least bytes of a key: an empty name and the shortest value
+LEAST_TENSOR = 24  # least bytes of a tensor: no name and no dimensions
 
-WINDOW = 1 << 20  # bytes of the header that are read at a time
+WINDOW = 1 << 20  # bytes of the header read at a time
 
 U32, U64 = Struct("<I"), Struct("<Q")
 SCALARS = {
@@ -83,7 +83,7 @@ TEXT, ARRAY = 8, 9
 
 
 class GgufHeader(NamedTuple):
-    """What a GGUF file holds: entries in file order."""
+    """The header of a GGUF file: entries in file order, metadata, and notes on oddities."""
 
     entries: list[Entry]
     metadata: GgufMetadata
@@ -91,19 +91,19 @@ class GgufHeader(NamedTuple):
 
 
 class _Cursor:
-    """Reads a header front to back. What is not in the file is never asked for."""
+    """A position in the header, read from front to back; never reads beyond the end of the file."""
 
-    def __init__(self, file: StoredFile) -> None:
+    def __init__(self, file: CheckpointFile) -> None:
         self.file, self.at = file, 0
         self._window, self._start = b"", 0
 
     @property
     def left(self) -> int:
-        """Bytes up to the end of the file."""
+        """Bytes from here to the end of the file."""
         return self.file.size - self.at
 
     def take(self, n: int, what: str) -> bytes:
-        """The next ``n`` bytes."""
+        """Read the next ``n`` bytes; errors call them ``what``."""
         self._require(n, what)
         begin = self.at - self._start
         if begin + n > len(self._window):
@@ -113,36 +113,36 @@ class _Cursor:
         return self._window[begin : begin + n]
 
     def skip(self, n: int, what: str) -> None:
-        """Go on behind the next ``n`` bytes."""
+        """Skip the next ``n`` bytes."""
         self._require(n, what)
         self.at += n
 
     def skip_texts(self, n: int, what: str) -> None:
-        """Go on behind ``n`` texts."""
+        """Skip the next ``n`` texts."""
         if n > MAX_TEXTS:
             raise CheckpointError(f"{self.file}: {what} has {n} elements; the limit is {MAX_TEXTS}")
         if 8 * n > self.left:
-            raise self._beyond(8 * n, what)
+            raise self._make_truncation_error(8 * n, what)
         size = self.file.size
         for _ in range(n):
             begin = self.at - self._start
-            if begin + 8 > len(self._window):  # take() once more fills the window
+            if begin + 8 > len(self._window):  # take() refills the window
                 self.take(8, what)
                 self.at -= 8
                 begin = 0
             length = U64.unpack_from(self._window, begin)[0]
             if length > size - self.at - 8:
-                raise self._beyond(length, what)
+                raise self._make_truncation_error(length, what)
             self.at += 8 + length
 
-    def number(self, kind: Struct, what: str) -> int:
-        """The next number."""
+    def read_number(self, kind: Struct, what: str) -> int:
+        """Read the next number."""
         found: int = kind.unpack(self.take(kind.size, what))[0]
         return found
 
-    def text(self, limit: int, what: str) -> str:
-        """The next text: a name or a key."""
-        n = self.number(U64, what)
+    def read_text(self, limit: int, what: str) -> str:
+        """Read the next text of at most ``limit`` bytes: a name or a key."""
+        n = self.read_number(U64, what)
         if n > limit:
             raise CheckpointError(f"{self.file}: {what} has {n} bytes; the limit is {limit}")
         raw = self.take(n, what)
@@ -153,42 +153,42 @@ class _Cursor:
 
     def _require(self, n: int, what: str) -> None:
         if n > self.left:
-            raise self._beyond(n, what)
+            raise self._make_truncation_error(n, what)
 
-    def _beyond(self, n: int, what: str) -> CheckpointError:
+    def _make_truncation_error(self, n: int, what: str) -> CheckpointError:
         return CheckpointError(
             f"{self.file}: truncated in the header: {what} should have {n} bytes at byte {self.at}, "
             f"but the file ends at {self.file.size}"
         )
 
 
-def is_gguf(file: StoredFile) -> bool:
-    """Whether a file is read as GGUF: by its first bytes, and by its name where they say nothing."""
+def is_gguf(file: CheckpointFile) -> bool:
+    """Return whether to read a file as GGUF: by its first bytes, or by its name if these are inconclusive."""
     start = file.read(0, min(file.size, 9))
     return start.startswith(MAGIC) or (file.path.suffix == ".gguf" and start[8:] != b"{")
 
 
-def read_header(file: StoredFile, lenient: bool = False) -> GgufHeader:
-    """Entries, metadata and notes on what is non-standard but harmless.
+def read_header(file: CheckpointFile, lenient: bool = False) -> GgufHeader:
+    """Read entries, metadata, and notes on what is non-standard but harmless.
 
     Raises:
-        CheckpointError: the file is not a whole, valid GGUF file; names file, key or tensor.
+        CheckpointError: the file is not a complete, valid GGUF file; the message names the file, key or tensor.
     """
     cursor = _Cursor(file)
     _check_version(cursor)
-    n_tensors = _number_of(cursor, "tensors", MAX_TENSORS)
-    n_keys = _number_of(cursor, "keys", MAX_KEYS)
+    n_tensors = _read_count(cursor, "tensors", MAX_TENSORS)
+    n_keys = _read_count(cursor, "keys", MAX_KEYS)
     for n, least, what in ((n_keys, LEAST_KEY, "keys"), (n_tensors, LEAST_TENSOR, "tensors")):
         if n * least > cursor.left:
             raise CheckpointError(f"{file}: truncated in the header: {n} {what} do not fit in {file.size} bytes")
-    metadata = _metadata(cursor, n_keys)
-    alignment = _alignment(file, metadata)
-    tensors = [_tensor(cursor, number) for number in range(n_tensors)]
+    metadata = _read_metadata(cursor, n_keys)
+    alignment = _find_alignment(file, metadata)
+    tensors = [_read_tensor(cursor, number) for number in range(n_tensors)]
     data_start = -(-cursor.at // alignment) * alignment
     ends = sorted({*(tensor.offset for tensor in tensors), max(file.size - data_start, 0)})
-    entries = [_entry(file, tensor, metadata, data_start, ends) for tensor in tensors]
+    entries = [_make_entry(file, tensor, metadata, data_start, ends) for tensor in tensors]
     notes = [f"{file}: {display(entry.name)}: {entry.unknown}" for entry in entries if entry.unknown]
-    notes += _orphans(file, entries, metadata)
+    notes += _note_orphans(file, entries, metadata)
     _check_names(file, entries)
     check_lengths(entries, lenient, notes)
     extra = file.size - _check_tiling(file, entries, data_start, alignment)
@@ -228,28 +228,28 @@ def _check_version(cursor: _Cursor) -> None:
     )
 
 
-def _number_of(cursor: _Cursor, what: str, limit: int) -> int:
-    n = cursor.number(U64, f"the number of {what}")
+def _read_count(cursor: _Cursor, what: str, limit: int) -> int:
+    n = cursor.read_number(U64, f"the number of {what}")
     if n > limit:
         raise CheckpointError(f"{cursor.file}: {n} {what} exceed the limit of {limit}")
     return n
 
 
-def _metadata(cursor: _Cursor, n: int) -> GgufMetadata:
+def _read_metadata(cursor: _Cursor, n: int) -> GgufMetadata:
     values: dict[str, Value] = {}
     seen: set[str] = set()
     for number in range(n):
-        key = cursor.text(MAX_KEY, f"key number {number}")
+        key = cursor.read_text(MAX_KEY, f"key number {number}")
         what = f"key {display(key)}"
         if not key:
             raise CheckpointError(f"{cursor.file}: key number {number} has no name")
         if key in seen:
             raise CheckpointError(f"{cursor.file}: {what} appears twice")
         seen.add(key)
-        kind = cursor.number(U32, what)
+        kind = cursor.read_number(U32, what)
         if key == ALIGNMENT_KEY and kind != ALIGNMENT_TYPE:
             raise CheckpointError(f"{cursor.file}: {what} has type {kind}; it must be of type {ALIGNMENT_TYPE} (u32)")
-        value = _value(cursor, kind, what, keep=not key.startswith(TOKENIZER))
+        value = _read_value(cursor, kind, what, keep=not key.startswith(TOKENIZER))
         if key.startswith(NEEDED) and not isinstance(value, int | tuple):
             raise CheckpointError(f"{cursor.file}: {what} should be a whole number or a shape")
         if value is not None:
@@ -257,12 +257,12 @@ def _metadata(cursor: _Cursor, n: int) -> GgufMetadata:
     return GgufMetadata(values)
 
 
-def _value(cursor: _Cursor, kind: int, what: str, keep: bool) -> Value | None:
-    """The next value; None if it is long or not to be kept."""
+def _read_value(cursor: _Cursor, kind: int, what: str, keep: bool) -> Value | None:
+    """Read the next value; return None if it is long or not to be kept."""
     if kind == ARRAY:
-        return _array(cursor, what, keep)
+        return _read_array(cursor, what, keep)
     if kind == TEXT:
-        n = cursor.number(U64, what)
+        n = cursor.read_number(U64, what)
         if keep and n <= MAX_KEPT_TEXT:
             return cursor.take(n, what).decode(errors="replace")
         cursor.skip(n, what)
@@ -273,8 +273,8 @@ def _value(cursor: _Cursor, kind: int, what: str, keep: bool) -> Value | None:
     return found if keep else None
 
 
-def _array(cursor: _Cursor, what: str, keep: bool) -> Value | None:
-    kind, n = cursor.number(U32, what), cursor.number(U64, what)
+def _read_array(cursor: _Cursor, what: str, keep: bool) -> Value | None:
+    kind, n = cursor.read_number(U32, what), cursor.read_number(U64, what)
     if kind == ARRAY:
         raise CheckpointError(f"{cursor.file}: {what} is an array of arrays, which no known program writes")
     if kind == TEXT:
@@ -289,7 +289,7 @@ def _array(cursor: _Cursor, what: str, keep: bool) -> Value | None:
     return tuple(found for (found,) in SCALARS[kind].iter_unpack(cursor.take(n * size, what)))
 
 
-def _alignment(file: StoredFile, metadata: GgufMetadata) -> int:
+def _find_alignment(file: CheckpointFile, metadata: GgufMetadata) -> int:
     alignment = metadata.values.get(ALIGNMENT_KEY, ALIGNMENT)
     if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise CheckpointError(f"{file}: general.alignment is {display(str(alignment))}; it must be a power of two")
@@ -297,7 +297,7 @@ def _alignment(file: StoredFile, metadata: GgufMetadata) -> int:
 
 
 class _Tensor(NamedTuple):
-    """A tensor as the header declares it; the innermost dimension first."""
+    """A tensor as the header declares it, the innermost dimension first."""
 
     name: str
     dimensions: tuple[int, ...]
@@ -305,28 +305,30 @@ class _Tensor(NamedTuple):
     offset: int
 
 
-def _tensor(cursor: _Cursor, number: int) -> _Tensor:
-    name = cursor.text(MAX_KEY, f"the name of tensor number {number}")
+def _read_tensor(cursor: _Cursor, number: int) -> _Tensor:
+    name = cursor.read_text(MAX_KEY, f"the name of tensor number {number}")
     what = display(name)
-    n = cursor.number(U32, what)
+    n = cursor.read_number(U32, what)
     if n > MAX_TENSOR_DIMENSIONS:
         raise CheckpointError(f"{cursor.file}: {what}: {n} dimensions; the limit is {MAX_TENSOR_DIMENSIONS}")
-    dimensions = tuple(cursor.number(U64, what) for _ in range(n))
+    dimensions = tuple(cursor.read_number(U64, what) for _ in range(n))
     if any(size > MAX_DIMENSION for size in dimensions):
         raise CheckpointError(f"{cursor.file}: {what}: dimension exceeds 2^40: {list(dimensions)}")
-    return _Tensor(name, dimensions, cursor.number(U32, what), cursor.number(U64, what))
+    return _Tensor(name, dimensions, cursor.read_number(U32, what), cursor.read_number(U64, what))
 
 
-def _entry(file: StoredFile, tensor: _Tensor, metadata: GgufMetadata, data_start: int, ends: list[int]) -> Entry:
-    """The entry of a tensor; where its type is unknown, it ends where the next of ``ends`` is."""
+def _make_entry(
+    file: CheckpointFile, tensor: _Tensor, metadata: GgufMetadata, data_start: int, ends: list[int]
+) -> Entry:
+    """Make the entry of a tensor; one of unknown type ends at the next of the sorted offsets ``ends``."""
     where = f"{file}: {display(tensor.name)}"
     shape = tuple(reversed(tensor.dimensions))
-    sizes = [size or 1 for size in shape]  # other readers multiply them in any order, a 0 at the end as well
-    true_shape = _true_shape(where, tensor, shape, metadata)
+    sizes = [size or 1 for size in shape]  # other readers may overflow before they multiply by a 0
+    true_shape = _find_true_shape(where, tensor, shape, metadata)
     if tensor.type_id not in TYPES:
         if prod(sizes) >= MAX_BYTES:
             raise CheckpointError(f"{where}: shape {list(shape)} is too large: 2^63 elements or more")
-        dtype, unknown = _unknown_type(tensor.type_id)
+        dtype, unknown = _describe_unknown_type(tensor.type_id)
         following = bisect_right(ends, tensor.offset)
         n_bytes = ends[following] - tensor.offset if following < len(ends) else 0
         return Entry(tensor.name, dtype, true_shape, file, data_start + tensor.offset, n_bytes, unknown)
@@ -343,17 +345,17 @@ def _entry(file: StoredFile, tensor: _Tensor, metadata: GgufMetadata, data_start
     return Entry(tensor.name, dtype, true_shape, file, data_start + tensor.offset, n_bytes)
 
 
-def _unknown_type(type_id: int) -> tuple[str, str]:
-    """A name of the type, and why it is not read."""
+def _describe_unknown_type(type_id: int) -> tuple[str, str]:
+    """Return a name for the type, and why it is not read."""
     if type_id in REFUSED:
         name, why = REFUSED[type_id]
         return name, f"type {name} (id {type_id}), {why}"
-    newer = f"the file may be newer than quanterr {__version__}, or of a fork of llama.cpp"
+    newer = f"the file may be newer than quanterr {__version__}, or from a fork of llama.cpp"
     return f"type {type_id}", f"unknown type id {type_id} ({newer})"
 
 
-def _true_shape(where: str, tensor: _Tensor, stored: tuple[int, ...], metadata: GgufMetadata) -> tuple[int, ...]:
-    """The shape of the weight: as stored, but for tensors that ComfyUI-GGUF has put into another one."""
+def _find_true_shape(where: str, tensor: _Tensor, stored: tuple[int, ...], metadata: GgufMetadata) -> tuple[int, ...]:
+    """Return the shape of the weight: as stored, unless ComfyUI-GGUF has reshaped the tensor."""
     description = metadata.values.get(ORIGINAL_SHAPE + tensor.name)
     if description is None:
         return stored
@@ -366,7 +368,7 @@ def _true_shape(where: str, tensor: _Tensor, stored: tuple[int, ...], metadata: 
     return shape
 
 
-def _check_names(file: StoredFile, entries: list[Entry]) -> None:
+def _check_names(file: CheckpointFile, entries: list[Entry]) -> None:
     seen: set[str] = set()
     for entry in entries:
         if entry.name in seen:
@@ -374,8 +376,8 @@ def _check_names(file: StoredFile, entries: list[Entry]) -> None:
         seen.add(entry.name)
 
 
-def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int, alignment: int) -> int:
-    """The tensors must cover the data with nothing but padding between; returns where the last one's ends."""
+def _check_tiling(file: CheckpointFile, entries: list[Entry], data_start: int, alignment: int) -> int:
+    """Check that the tensors cover the data with only padding between them; return where the last padding ends."""
     for entry in entries:
         begin = entry.offset - data_start
         if begin % alignment:
@@ -394,12 +396,12 @@ def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int, align
             hole = f"{expected - data_start}–{begin - data_start}"
             raise CheckpointError(f"{file}: bytes {hole} belong to no tensor (between {before} and {name})")
         if begin + entry.nbytes > file.size:
-            raise truncated(file, entries, name)
+            raise make_truncation_error(file, entries, name)
         end, before = begin + entry.nbytes, name
     return -(-end // alignment) * alignment
 
 
-def _orphans(file: StoredFile, entries: list[Entry], metadata: GgufMetadata) -> list[str]:
+def _note_orphans(file: CheckpointFile, entries: list[Entry], metadata: GgufMetadata) -> list[str]:
     names = {entry.name for entry in entries}
     description = [key.removeprefix(ORIGINAL_SHAPE) for key in metadata.values if key.startswith(ORIGINAL_SHAPE)]
     return [

@@ -1,4 +1,4 @@
-"""What a GGUF file says of the model it holds."""
+"""The metadata of a GGUF file: what it says about its model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,42 +9,42 @@ Value = Scalar | tuple[Scalar, ...]
 
 @dataclass(frozen=True, slots=True)
 class GgufMetadata:
-    """Keys and values of a GGUF file; the tokenizer, long texts and long arrays are left out.
+    """Keys and values of a GGUF file, without the tokenizer, long texts and long arrays.
 
-    Keys are those of ggml-org/ggml docs/gguf.md: ``general.file_type``, ``llama.attention.head_count`` …
+    Keys, as in ggml-org/ggml docs/gguf.md, are ``general.file_type``, ``llama.attention.head_count`` …
     """
 
     values: Mapping[str, Value]
 
     @property
     def architecture(self) -> str | None:
-        """``general.architecture``: llama, qwen3, flux …"""
+        """The value of ``general.architecture``: llama, qwen3, flux …; None if it is missing."""
         name = self.values.get("general.architecture")
         return name if isinstance(name, str) else None
 
-    def whole(self, key: str) -> int | None:
-        """The whole number under a key; None where there is none."""
-        return _whole(self.values.get(key))
+    def get_int(self, key: str) -> int | None:
+        """Return the integer under a key; None if there is none."""
+        return _as_int(self.values.get(key))
 
-    def of_model(self, key: str, block: int | None = None) -> int | None:
-        """The whole number under ``<architecture>.<key>``; None where there is none.
+    def get_model_int(self, key: str, block: int | None = None) -> int | None:
+        """Return the integer under ``<architecture>.<key>``; None if there is none.
 
-        Some models have one for each block (``attention.head_count`` is then an array): it is that of ``block``.
+        If the value is an array with one element per block, as ``attention.head_count`` may be, ``block`` selects one.
         """
         value = self.values.get(f"{self.architecture}.{key}")
         if isinstance(value, tuple):
             value = value[block] if block is not None and 0 <= block < len(value) else None
-        return _whole(value)
+        return _as_int(value)
 
     def heads(self, block: int) -> int | None:
-        """Attention heads of a block: as many has its q."""
-        return self.of_model("attention.head_count", block)
+        """Return the number of attention (query) heads of a block; None if unknown."""
+        return self.get_model_int("attention.head_count", block)
 
     def kv_heads(self, block: int) -> int | None:
-        """Heads of k and v of a block: those of q where nothing else is said."""
-        found = self.of_model("attention.head_count_kv", block)
+        """Return the number of key and value heads of a block, by default the number of query heads."""
+        found = self.get_model_int("attention.head_count_kv", block)
         return self.heads(block) if found is None else found
 
 
-def _whole(value: Value | None) -> int | None:
+def _as_int(value: Value | None) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None

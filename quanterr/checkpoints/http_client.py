@@ -1,9 +1,8 @@
-"""HTTP for those who read ranges of files: what Python's http.client leaves out.
+"""An HTTP client for reading ranges of files, on top of Python's http.client.
 
-Connections are kept open and used again; one that the server closed meanwhile is replaced without a word. Redirections
-are followed, and private headers go to the host alone that they are for. Proxies are those of the environment
-(HTTPS_PROXY, HTTP_PROXY, NO_PROXY), certificates those of the system or of SSL_CERT_FILE. A server that sends nothing,
-or next to nothing, is given up after TIMEOUT.
+Connections are kept open and reused; one that the server has closed is silently replaced. Redirects are followed, and
+private headers are sent only to their own host. Proxies come from the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY),
+certificates from the system or SSL_CERT_FILE. A server that sends almost nothing for TIMEOUT seconds is given up.
 """
 
 import atexit
@@ -25,27 +24,27 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urljoin, urlspl
 from urllib.request import getproxies, proxy_bypass
 
 from quanterr.errors import CheckpointError, ResourceError
-from quanterr.util.addresses import without_credentials
+from quanterr.util.addresses import strip_credentials
 from quanterr.util.text import display
-from quanterr.util.waiting import Again, busy, wait_for
+from quanterr.util.waiting import RetryableError, handle_busy_host, wait_for
 from quanterr.version import __version__
 
-TIMEOUT = 30.0  # seconds: to connect, for an answer to begin or go on
-SLOWEST = 1 << 16  # bytes that have to come in so many seconds
-MOST_IDLE = 32  # connections that are kept
+TIMEOUT = 30.0  # seconds to connect, and to wait for an answer to begin or continue
+SLOWEST = 1 << 16  # least bytes within TIMEOUT seconds
+MOST_IDLE = 32  # idle connections kept open
 MOST_REDIRECTIONS = 10
 REDIRECTIONS = (301, 302, 303, 307, 308)
 TOO_MANY = (429, 503)
-PIECE = 1 << 20  # bytes that are read at a time
-DRAINED = 1 << 16  # bytes of an answer that nobody wants: with more of them the connection is closed
-EPOCH = 10**9  # a time to wait until, and not seconds to wait
-STAMP = "%Y%m%dT%H%M%SZ"  # of signed addresses
+PIECE = 1 << 20  # bytes read at a time
+DRAINED = 1 << 16  # bytes of an unwanted answer that are read to reuse its connection; with more, it is closed
+EPOCH = 10**9  # a larger reset value is a time, not a number of seconds
+STAMP = "%Y%m%dT%H%M%SZ"  # date format of signed addresses
 
 Headers = Message | Mapping[str, str]
 
 
 class _Place(NamedTuple):
-    """Where connections lead to."""
+    """The end point of a connection."""
 
     scheme: str
     host: str
@@ -54,14 +53,14 @@ class _Place(NamedTuple):
 
 
 class _Idle:
-    """Connections that nobody uses at the moment."""
+    """Open connections that are not in use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: list[tuple[_Place, http.client.HTTPConnection]] = []
 
     def take(self, place: _Place) -> http.client.HTTPConnection | None:
-        """The one to that place that was used last."""
+        """Remove and return the most recently used connection to a place; None if there is none."""
         with self._lock:
             for n in reversed(range(len(self._known))):
                 if self._known[n][0] == place:
@@ -69,7 +68,7 @@ class _Idle:
         return None
 
     def keep(self, place: _Place, connection: http.client.HTTPConnection) -> None:
-        """For whoever comes next."""
+        """Keep a connection for reuse; close the oldest if there are too many."""
         with self._lock:
             self._known.append((place, connection))
             oldest = self._known.pop(0)[1] if len(self._known) > MOST_IDLE else None
@@ -77,7 +76,7 @@ class _Idle:
             oldest.close()
 
     def close(self) -> None:
-        """End them all."""
+        """Close all idle connections."""
         with self._lock:
             while self._known:
                 self._known.pop()[1].close()
@@ -98,38 +97,38 @@ def _tls() -> ssl.SSLContext:
 
 
 class Answer:
-    """What a server sent; the connection is free for others when it is left as a context manager."""
+    """The answer of a server, as a context manager that frees the connection at its end."""
 
     def __init__(
         self, url: str, place: _Place, connection: http.client.HTTPConnection, response: http.client.HTTPResponse
     ) -> None:
-        """Of that address."""
+        """Wrap a response to a request for ``url``."""
         self.url, self.status, self.headers = url, response.status, response.headers
         self._place, self._connection, self._response = place, connection, response
         self._is_sound = True
 
-    def content(self, n: int) -> bytes:
-        """Its body, which has ``n`` bytes.
+    def read_body(self, n: int) -> bytes:
+        """Read the body, which must have ``n`` bytes.
 
         Raises:
-            Again: it has not, or hardly anything comes.
+            RetryableError: the length differs, or the connection fails or is too slow.
         """
         self._is_sound = False
         stated = self.headers.get("Content-Length", str(n))
         if stated != str(n):
-            raise Again(f"Content-Length is {display(stated)}, of a range of {n:,} bytes")
-        found, seen, since = BytesIO(), 0, time.monotonic()  # which hands out its bytes without another copy
+            raise RetryableError(f"Content-Length is {display(stated)}, of a range of {n:,} bytes")
+        found, seen, since = BytesIO(), 0, time.monotonic()  # BytesIO returns its bytes without a copy
         while (done := found.tell()) < n:
             try:
                 piece = self._response.read1(min(n - done, PIECE))
             except (http.client.HTTPException, OSError) as error:
-                raise Again(_reason(error)) from error
+                raise RetryableError(_describe_error(error)) from error
             if not piece:
-                raise Again(f"{done:,} of {n:,} bytes came")
+                raise RetryableError(f"received {done:,} of {n:,} bytes")
             done += found.write(piece)
             if done < n and (now := time.monotonic()) > since + TIMEOUT:
                 if done - seen < SLOWEST:
-                    raise Again(f"{done - seen:,} bytes in {now - since:.0f} s")
+                    raise RetryableError(f"{done - seen:,} bytes in {now - since:.0f} s")
                 seen, since = done, now
         self._is_sound = True
         return found.getvalue()
@@ -138,14 +137,14 @@ class Answer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._whole():
+        if self._is_reusable():
             _idle().keep(self._place, self._connection)
         else:
             self._response.close()
             self._connection.close()
 
-    def _whole(self) -> bool:
-        """Whether all of it is read, and the server goes on listening."""
+    def _is_reusable(self) -> bool:
+        """Return whether the answer is read to its end and the connection stays open."""
         response = self._response
         if not self._is_sound or response.will_close or (response.length or 0) > DRAINED:
             return False
@@ -157,44 +156,46 @@ class Answer:
 
 
 class Client:
-    """Asks for addresses; ``private`` headers are sent to the host of ``own`` alone."""
+    """A client that sends ``private`` headers only to the host of the address ``own``."""
 
     def __init__(self, own: str, private: Mapping[str, str]) -> None:
-        """Asks nothing yet."""
+        """Keep the address and the headers; nothing is requested yet."""
         self._own, self._private = own, {name.title(): value for name, value in private.items()}
 
     def get(self, url: str, headers: Mapping[str, str], where: str) -> Answer:
-        """The answer, whatever its status, from where it leads to; ``where`` is what errors name.
+        """Request an address and follow redirects; return the final answer, whatever its status.
+
+        Errors name ``where``.
 
         Raises:
-            Again: nobody answers, or not now.
-            CheckpointError: it leads nowhere.
-            ResourceError: the server is not to be trusted, or wants a long time.
+            RetryableError: the server does not answer, or limits the rate of requests.
+            CheckpointError: a redirect is invalid, or there are too many.
+            ResourceError: the server's certificate is not trusted, or it asks for too long a wait.
         """
         for _ in range(MOST_REDIRECTIONS + 1):
             asked = {"User-Agent": f"quanterr/{__version__}", "Accept-Encoding": "identity", **headers}
-            answer = _asked(url, asked | (self._private if may_know(self._own, url) else {}), where)
+            answer = _request(url, asked | (self._private if may_know(self._own, url) else {}), where)
             target = answer.headers.get("Location")
             if answer.status not in REDIRECTIONS or not target:
                 return answer
             with answer:
-                url = _joined(url, target, where)
-        raise CheckpointError(f"{where}: leads from one address to the next, more than {MOST_REDIRECTIONS} times")
+                url = _resolve_redirect(url, target, where)
+        raise CheckpointError(f"{where}: more than {MOST_REDIRECTIONS} redirects")
 
 
 def may_know(own: str, url: str) -> bool:
-    """Whether headers for one address may go to the other: of the same host and port, or to https in place of http."""
+    """Return whether private headers of ``own`` may go to ``url``: same host and port, or https instead of http."""
     first, second = _origin(urlsplit(own)), _origin(urlsplit(url))
     return first == second or (first == ("http", first[1], 80) and second == ("https", first[1], 443))
 
 
 def host_and_port(url: str) -> str:
-    """Without user and password."""
+    """Return host and port of an address, without user and password."""
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
 def seconds_to_wait(headers: Headers) -> float | None:
-    """What a server asks for that was asked too often: by Retry-After, or by when its limits are reset.
+    """Return the seconds that a rate-limiting server asks to wait, from Retry-After or the reset of its limits.
 
     References: RFC 9110 10.2.3; draft-ietf-httpapi-ratelimit-headers (``RateLimit: "api";r=0;t=55``, of the hub), whose
     earlier versions have RateLimit-Reset; X-RateLimit-Reset of others, in seconds or as a time.
@@ -209,7 +210,7 @@ def seconds_to_wait(headers: Headers) -> float | None:
         for one in headers.get("RateLimit", "").split(",")
     ]
     if resets := [int(t[1]) for r, t in limits if t and (r is None or r[1] == "0")]:
-        return max(resets) + 1.0  # a whole number: the rest of the last second is missing
+        return max(resets) + 1.0  # whole seconds: add the fraction that is cut off
     for name in ("RateLimit-Reset", "X-RateLimit-Reset", "X-Rate-Limit-Reset"):
         if (reset := headers.get(name, "").strip()).isdecimal():
             seconds = int(reset) - (_now(headers) if int(reset) > EPOCH else 0)
@@ -217,8 +218,8 @@ def seconds_to_wait(headers: Headers) -> float | None:
     return None
 
 
-def lasts(url: str, headers: Headers) -> float:
-    """Seconds for which a signed address is taken, by the clock of who sent the headers; inf of others."""
+def seconds_left(url: str, headers: Headers) -> float:
+    """Return the seconds for which a signed address stays valid, by the server's clock; inf for other addresses."""
     query = {name.lower(): value for name, value in parse_qsl(urlsplit(url).query)}
     try:
         if "expires" in query:
@@ -228,12 +229,12 @@ def lasts(url: str, headers: Headers) -> float:
                 signed = datetime.strptime(query[f"{signer}date"], STAMP).replace(tzinfo=UTC)
                 return signed.timestamp() + int(query[f"{signer}expires"]) - _now(headers)
     except (KeyError, ValueError):
-        pass  # of another meaning
+        pass  # the parameters mean something else
     return float("inf")
 
 
 def seconds_between(earlier: str, headers: Headers) -> float:
-    """From a date in a header to when the answer was sent; inf where there is none."""
+    """Return the seconds from a date in a header to the sending of the answer; inf without a valid date."""
     then = _date(earlier)
     return float("inf") if then is None else _now(headers) - then
 
@@ -246,13 +247,13 @@ def _date(stated: str) -> float | None:
 
 
 def _now(headers: Headers) -> float:
-    """When it was sent, by the sender's own clock: ours may be wrong."""
+    """Return when the answer was sent, by the server's clock, as the local clock may be wrong."""
     sent = _date(headers.get("Date", ""))
     return time.time() if sent is None else sent
 
 
-def _asked(url: str, headers: Mapping[str, str], where: str) -> Answer:
-    """The answer of that address itself."""
+def _request(url: str, headers: Mapping[str, str], where: str) -> Answer:
+    """Request one address, without following redirects."""
     parts, host = urlsplit(url), host_and_port(url)
     place = _Place(*_origin(parts), _proxy(parts.scheme, host))
     wait_for(host)
@@ -265,21 +266,21 @@ def _asked(url: str, headers: Mapping[str, str], where: str) -> Answer:
     except ssl.SSLCertVerificationError as error:
         raise ResourceError(
             f"{where}: the certificate of {display(place.host)} is not trusted: {display(error.verify_message)}; "
-            "SSL_CERT_FILE names a file of certificates that are"
+            "set SSL_CERT_FILE to a file with trusted certificates"
         ) from error
     except (http.client.HTTPException, OSError) as error:
-        raise Again(_reason(error)) from error
+        raise RetryableError(_describe_error(error)) from error
     answer = Answer(url, place, connection, response)
     if answer.status in TOO_MANY:
         with answer:
-            raise busy(host, seconds_to_wait(answer.headers), f"HTTP {answer.status}")
+            raise handle_busy_host(host, seconds_to_wait(answer.headers), f"HTTP {answer.status}")
     return answer
 
 
 def _exchange(
     place: _Place, target: str, headers: Mapping[str, str]
 ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """A request and the beginning of its answer, on a connection that is there, or else on a new one."""
+    """Send a request and read the head of its answer, on an idle connection or else on a new one."""
     kept = _idle().take(place)
     if kept is not None:
         try:
@@ -288,7 +289,7 @@ def _exchange(
         except TimeoutError:
             kept.close()
             raise
-        except (http.client.HTTPException, OSError):  # it was closed meanwhile, or left with what nobody asked for
+        except (http.client.HTTPException, OSError):  # closed by the server meanwhile, or in a bad state
             kept.close()
     made = _connection(place)
     try:
@@ -299,11 +300,11 @@ def _exchange(
         raise
 
 
-def _joined(url: str, target: str, where: str) -> str:
-    """Where a redirection leads to.
+def _resolve_redirect(url: str, target: str, where: str) -> str:
+    """Return the target of a redirect as an absolute address.
 
     Raises:
-        CheckpointError: to nothing that can be read.
+        CheckpointError: the target is not an HTTP address.
     """
     try:
         url = urljoin(url, quote(target, string.punctuation, "iso-8859-1"))
@@ -311,8 +312,8 @@ def _joined(url: str, target: str, where: str) -> str:
     except ValueError:
         scheme = host = ""
     if scheme not in ("http", "https") or not host:
-        shown = display(without_credentials(target).partition("?")[0])
-        raise CheckpointError(f"{where}: leads to {shown}, which is no address of http")
+        shown = display(strip_credentials(target).partition("?")[0])
+        raise CheckpointError(f"{where}: redirects to {shown}, which is not an HTTP address")
     return url
 
 
@@ -340,14 +341,14 @@ def _connection(place: _Place) -> http.client.HTTPConnection:
 
 def _proxy_headers(proxy: str) -> dict[str, str]:
     parts = urlsplit(proxy)
-    return {"Proxy-Authorization": basic(parts)} if parts.username else {}
+    return {"Proxy-Authorization": make_basic_header(parts)} if parts.username else {}
 
 
-def basic(parts: SplitResult) -> str:
-    """The header for user and password of an address."""
+def make_basic_header(parts: SplitResult) -> str:
+    """Return the Basic authorization header for the user and password of an address."""
     pair = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
     return "Basic " + b64encode(pair.encode()).decode()
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return display(str(error) or type(error).__name__, 200)

@@ -1,4 +1,4 @@
-"""``org/name`` in the local Hugging Face cache; nothing is ever downloaded into it.
+"""Lookup of ``org/name`` in the local Hugging Face cache; nothing is ever downloaded into the cache.
 
     $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub
         models--org--name/refs/<revision>           the commit
@@ -15,12 +15,12 @@ from quanterr.errors import CheckpointError
 from quanterr.util.small_file import read_small
 from quanterr.util.text import display
 
-MAX_REF = 1000  # bytes
+MAX_REF = 1000  # bytes of a file in refs/
 MODEL_ID = re.compile(r"(?:hf://)?(?P<org>[\w.-]+)/(?P<name>[\w.-]+?)(?:@(?P<revision>[\w.-]+))?(?:/(?P<inside>.+))?")
 
 
 def cache_folder() -> Path:
-    """Where the Hugging Face libraries keep what they downloaded."""
+    """Return the folder in which the Hugging Face libraries keep downloads."""
     if folder := os.environ.get("HF_HUB_CACHE"):
         return Path(folder).expanduser()
     if home := os.environ.get("HF_HOME"):
@@ -29,7 +29,7 @@ def cache_folder() -> Path:
 
 
 def is_model_id(given: str) -> bool:
-    """Whether a path that does not exist may be meant as ``org/name`` or ``org/name@revision``."""
+    """Return whether a path that does not exist may be meant as ``org/name`` or ``org/name@revision``."""
     folder = given.split("/")[0]
     return bool(re.fullmatch(r"[\w.-]+/[\w.@-]+", given)) and not (
         given.endswith((".safetensors", ".sft", ".gguf", ".json")) or os.path.isdir(folder)
@@ -37,20 +37,20 @@ def is_model_id(given: str) -> bool:
 
 
 def names_a_model(given: str) -> bool:
-    """Whether it is ``org/name``, ``hf://org/name@revision/inside`` or the like."""
+    """Return whether ``given`` is a model id: ``org/name``, ``hf://org/name@revision/inside`` or similar."""
     return bool(MODEL_ID.fullmatch(given)) and not any(part in ("..", ".") for part in given.split("/"))
 
 
 def may_ask_the_hub() -> bool:
-    """Whether the network may be asked, by huggingface_hub's own variable."""
+    """Return whether the hub may be contacted: huggingface_hub's HF_HUB_OFFLINE is not set."""
     return os.environ.get("HF_HUB_OFFLINE", "").lower() not in ("1", "on", "yes", "true")
 
 
 def find_snapshot(given: str) -> tuple[Path, str]:
-    """Folder (or file inside it) of a cached model, and its commit.
+    """Return the folder of a cached model, or the file inside it that is named, and its commit.
 
     Raises:
-        CheckpointError: not a model id, or not in the cache; says which command downloads it.
+        CheckpointError: not a model id, or not in the cache; the message gives the command that downloads it.
     """
     match = MODEL_ID.fullmatch(given)
     if not match or not names_a_model(given):

@@ -1,7 +1,7 @@
-"""Models of the hub (``hf://``), at the commit that they have at the start.
+"""Models on the Hugging Face hub (``hf://``), fixed at the commit that is current at the start.
 
-Its interface is asked by huggingface_hub, the files are read as those of any web server. The hub counts requests: 3,000
-in five minutes without an account, of those that find out where a file is stored.
+huggingface_hub finds the commit; files are read as from any web server. The hub limits requests that resolve a file's
+location: 3,000 in five minutes without an account.
 
 Reference: huggingface.co/docs/hub/rate-limits.
 """
@@ -12,17 +12,17 @@ from quanterr.checkpoints.http_client import TIMEOUT, TOO_MANY, host_and_port, s
 from quanterr.checkpoints.http_store import Http
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util.text import display
-from quanterr.util.waiting import Again, busy, retried, wait_for
+from quanterr.util.waiting import RetryableError, handle_busy_host, retry, wait_for
 
 
 class Hub(Http):
-    """A model of the hub at one commit."""
+    """A model on the hub at one commit."""
 
     def __init__(self, model: str, revision: str | None) -> None:
-        """Find the commit.
+        """Find the commit of a revision.
 
         Raises:
-            CheckpointError: there is no such model, or it may not be read.
+            CheckpointError: the model does not exist, or access is denied.
             UsageError: huggingface_hub is not installed.
         """
         try:
@@ -47,26 +47,26 @@ class Hub(Http):
                         "`hf auth login`, or set HF_TOKEN"
                     ) from error
                 if status in TOO_MANY:
-                    raise busy(host, seconds_to_wait(error.response.headers), f"HTTP {status}") from error
-                raise Again(f"HTTP {status}") from error
+                    raise handle_busy_host(host, seconds_to_wait(error.response.headers), f"HTTP {status}") from error
+                raise RetryableError(f"HTTP {status}") from error
             except ValueError as error:
                 raise CheckpointError(f"{display(where)}: {display(str(error), 200)}") from error
-            except Exception as error:  # its client has errors of its own
-                raise Again(display(str(error) or type(error).__name__, 200)) from error
+            except Exception as error:  # the HTTP client of huggingface_hub raises its own errors
+                raise RetryableError(display(str(error) or type(error).__name__, 200)) from error
 
-        info = retried(where, ask)
+        info = retry(where, ask)
         self.commit: str = info.sha
         self._files = sorted(sibling.rfilename for sibling in info.siblings)
         self._model = model
         base = hf_hub_url(model, "x", revision=info.sha).removesuffix("/x")
         super().__init__(base, {k: v for k, v in build_hf_headers().items() if isinstance(v, str)})
 
-    def names(self, folder: str) -> list[str] | None:
-        """Of the files at the commit."""
+    def list_names(self, folder: str) -> list[str] | None:
+        """Return the names of files in a folder at the commit."""
         prefix = f"{folder}/" if folder else ""
         inside = (name.removeprefix(prefix) for name in self._files if name.startswith(prefix))
         return [name for name in inside if "/" not in name]
 
-    def shown(self, path: str) -> str:
-        """``hf://org/model@commit/path``."""
+    def show_address(self, path: str) -> str:
+        """Return the address ``hf://org/model@commit/path``."""
         return f"hf://{self._model}@{self.commit}" + (f"/{path}" if path else "")

@@ -1,10 +1,10 @@
-"""What a file says about its own layers: evidence that is checked against the tensors, never believed.
+"""Labels: what a file says about its own layers. They are evidence to check against the tensors, never trusted.
 
     X.comfy_quant                U8, UTF-8 JSON: {"format": …, "group_size": …, "convrot": …}
     __metadata__["_quantization_metadata"]
-                                 JSON: {"layers": {X: the same}}; X with or without the file's prefix
+                                 JSON: {"layers": {X: the same fields}}; X with or without the file's prefix
     scaled_fp8, prefix.scaled_fp8
-                                 marker of the old scaled fp8 files; its contents are never read
+                                 marker of old scaled fp8 files; its content is never read
     config.json, quantization_config, quip_params
                                  weight_block_size, config_groups[*].weights.block_structure
 
@@ -19,16 +19,16 @@ from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.errors import CheckpointError
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
-from quanterr.util.text import display, whole
+from quanterr.util.text import display, parse_digits
 
 COMFY_SUFFIX = ".comfy_quant"
-TENSOR, HEADER = "comfy_quant tensor", "header"  # where a label stands
+TENSOR, HEADER = "comfy_quant tensor", "header"  # sources of a label
 MARKER = "scaled_fp8"
-MARKER_SIZE = 2  # elements, at most: a tensor of more is none
+MARKER_SIZE = 2  # a larger tensor is not a marker
 HEADER_KEY = "_quantization_metadata"
 MAX_LABEL = 1 << 16  # bytes of one .comfy_quant tensor
 
-# Prefixes that programs put before the names of a diffusion model or of a language model.
+# Prefixes that programs add to the names of a diffusion model or language model.
 PREFIXES = (
     "model.diffusion_model.",
     "diffusion_model.",
@@ -44,29 +44,29 @@ PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What one place says about one layer; ``fields`` is its JSON."""
+    """The label of one layer from one source; ``fields`` is its JSON."""
 
     source: str  # TENSOR or HEADER
     fields: JsonFields = field(default_factory=dict, hash=False)
 
     @property
     def format(self) -> str | None:
-        """The name of the format."""
-        return _text(self.fields.get("format"))
+        """The declared name of the format."""
+        return _as_text(self.fields.get("format"))
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """(rows, cols) of a square block."""
+        """(rows, cols) of the square block that group_size declares."""
         size = self.number("group_size")
         return (size, size) if size else None
 
     @property
     def rotated(self) -> bool:
-        """Whether the codes are those of rotated columns."""
+        """True if the codes represent rotated columns."""
         return bool(self.fields.get("convrot"))
 
     def number(self, key: str) -> int | None:
-        """A positive integer; None for whatever else stands there."""
+        """Return the positive integer under a key; None for any other value."""
         value = self.fields.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
@@ -76,20 +76,20 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """All labels of one checkpoint."""
+    """All labels of one checkpoint, and its declared quantization."""
 
     by_module: dict[str, tuple[Label, ...]]
     consumed: frozenset[str]  # entries that are labels themselves
-    marker: str | None  # name of a scaled_fp8 marker
-    block: tuple[int, int] | None  # of config.json
-    method: str | None  # quant_method of config.json
-    divides: bool  # config.json declares the scale is a divisor
-    config: JsonFields  # quantization_config, wherever it stands
-    metadata: Mapping[str, str]  # of all files
-    orphans: tuple[str, ...]  # modules named in the header that are not stored
+    marker: str | None  # name of the scaled_fp8 marker
+    block: tuple[int, int] | None  # block size that config.json declares
+    method: str | None  # quant_method in config.json
+    divides: bool  # config.json declares that scales are divisors
+    config: JsonFields  # quantization_config, from any config file
+    metadata: Mapping[str, str]  # __metadata__ of all files
+    orphans: tuple[str, ...]  # layers labelled in the header that are not stored
 
     def of(self, weight: str) -> tuple[Label, ...]:
-        """Labels of a weight, the most trustworthy first."""
+        """Return the labels of a weight, the most trustworthy first."""
         return self.by_module.get(weight.removesuffix(".weight"), ())
 
 
@@ -97,7 +97,7 @@ def read_labels(checkpoint: Checkpoint) -> Labels:
     """Find and parse all labels; reads the small ``.comfy_quant`` tensors and nothing else.
 
     Raises:
-        CheckpointError: a label that is not JSON.
+        CheckpointError: a label is not valid JSON.
     """
     found: dict[str, list[Label]] = {}
     consumed = set()
@@ -105,24 +105,24 @@ def read_labels(checkpoint: Checkpoint) -> Labels:
     for name, entry in checkpoint.entries.items():
         if name.endswith(COMFY_SUFFIX):
             consumed.add(name)
-            found.setdefault(name.removesuffix(COMFY_SUFFIX), []).append(_of_tensor(entry))
+            found.setdefault(name.removesuffix(COMFY_SUFFIX), []).append(_read_label(entry))
         elif (name == MARKER or name.endswith("." + MARKER)) and entry.n <= MARKER_SIZE:
             consumed.add(name)
             marker = name
     orphans = []
-    for layer, fields in _header_layers(checkpoint):
-        module = _stored_module(layer, checkpoint.entries)
+    for layer, fields in _read_header_layers(checkpoint):
+        module = _find_module(layer, checkpoint.entries)
         if module is None:
             orphans.append(layer)
         else:
-            found.setdefault(module, []).append(_label(HEADER, fields))
-    config = _quantization_config(checkpoint.config)
+            found.setdefault(module, []).append(_make_label(HEADER, fields))
+    config = _find_quantization_config(checkpoint.config)
     return Labels(
         {module: tuple(labels) for module, labels in found.items()},
         frozenset(consumed),
         marker,
-        _config_block(config),
-        _text(config.get("quant_method")) or _text(config.get("quant_algo")),
+        _find_block_size(config),
+        _as_text(config.get("quant_method")) or _as_text(config.get("quant_algo")),
         config.get("weight_scale_semantics") == "inverse",
         config,
         {key: text for metadata in checkpoint.metadata for key, text in metadata.items()},
@@ -130,32 +130,32 @@ def read_labels(checkpoint: Checkpoint) -> Labels:
     )
 
 
-def _of_tensor(entry: Entry) -> Label:
+def _read_label(entry: Entry) -> Label:
     if entry.dtype != "U8" or len(entry.shape) != 1 or entry.nbytes > MAX_LABEL:
-        raise CheckpointError(f"{entry.file}: {entry}: a .comfy_quant label is a short row of U8")
+        raise CheckpointError(f"{entry.file}: {entry}: a .comfy_quant label must be a short row of U8")
     try:
         fields = strict_json.loads(entry.read())
-    except strict_json.Invalid as error:
+    except strict_json.InvalidJson as error:
         raise CheckpointError(f"{entry.file}: {display(entry.name)}: label {error}") from error
     if not isinstance(fields, dict):
         raise CheckpointError(f"{entry.file}: {display(entry.name)}: label is not a JSON object")
-    return _label(TENSOR, fields)
+    return _make_label(TENSOR, fields)
 
 
-def _label(source: str, fields: JsonObject) -> Label:
+def _make_label(source: str, fields: JsonObject) -> Label:
     params = fields.get("params")
-    if isinstance(params, dict):  # old writers nest the same keys; the top level wins
+    if isinstance(params, dict):  # old writers nest the keys; top-level keys win
         fields = params | fields
     return Label(source, fields)
 
 
-def _header_layers(checkpoint: Checkpoint) -> Iterator[tuple[str, JsonObject]]:
+def _read_header_layers(checkpoint: Checkpoint) -> Iterator[tuple[str, JsonObject]]:
     for file, metadata in zip(checkpoint.files, checkpoint.metadata, strict=True):
         if HEADER_KEY not in metadata:
             continue
         try:
             fields = strict_json.loads(metadata[HEADER_KEY].encode())
-        except strict_json.Invalid as error:
+        except strict_json.InvalidJson as error:
             raise CheckpointError(f"{file}: {HEADER_KEY} in the header {error}") from error
         layers = fields.get("layers") if isinstance(fields, dict) else None
         if not isinstance(layers, dict):
@@ -165,16 +165,16 @@ def _header_layers(checkpoint: Checkpoint) -> Iterator[tuple[str, JsonObject]]:
                 yield layer, declared
 
 
-def _stored_module(layer: str, entries: dict[str, Entry]) -> str | None:
-    """The module a header means: its own name, or that with a prefix more or less."""
+def _find_module(layer: str, entries: dict[str, Entry]) -> str | None:
+    """Return the stored module for a layer in the header: the same name, or with a prefix added or removed."""
     candidates = [layer, *(prefix + layer for prefix in PREFIXES)]
     candidates += [layer.removeprefix(prefix) for prefix in PREFIXES if layer.startswith(prefix)]
     return next((module for module in candidates if module + ".weight" in entries), None)
 
 
-def _quantization_config(config: JsonObject) -> JsonObject:
+def _find_quantization_config(config: JsonObject) -> JsonObject:
     main = as_object(config.get("config.json"))
-    quip = as_object(main.get("quip_params"))  # where QuIP# has its settings
+    quip = as_object(main.get("quip_params"))  # settings of QuIP#
     for place in (main, as_object(main.get("text_config")), as_object(main.get("llm_config"))):
         for key in ("quantization_config", "compression_config", "quantization"):
             if found := as_object(place.get(key)):
@@ -185,21 +185,21 @@ def _quantization_config(config: JsonObject) -> JsonObject:
     return next((found for name in names if (found := as_object(config.get(name)))), quip)
 
 
-def _config_block(config: JsonObject) -> tuple[int, int] | None:
-    blocks = {_pair(config.get("weight_block_size"))}
+def _find_block_size(config: JsonObject) -> tuple[int, int] | None:
+    blocks = {_parse_pair(config.get("weight_block_size"))}
     for group in as_object(config.get("config_groups")).values():
-        blocks.add(_pair(as_object(as_object(group).get("weights")).get("block_structure")))
+        blocks.add(_parse_pair(as_object(as_object(group).get("weights")).get("block_structure")))
     blocks.discard(None)
     return blocks.pop() if len(blocks) == 1 else None
 
 
-def _pair(value: object) -> tuple[int, int] | None:
+def _parse_pair(value: object) -> tuple[int, int] | None:
     if isinstance(value, str):  # older compressed-tensors wrote "128x128"
-        value = [whole(word) for word in value.split("x")]
+        value = [parse_digits(word) for word in value.split("x")]
     if isinstance(value, list) and len(value) == 2 and all(isinstance(v, int) and v > 0 for v in value):
         return value[0], value[1]
     return None
 
 
-def _text(value: object) -> str | None:
+def _as_text(value: object) -> str | None:
     return value if isinstance(value, str) else None

@@ -1,11 +1,11 @@
-"""Files that are not on this machine, read by ranges; the stores that they are in: stores.py.
+"""Remote files, read by ranges from a store (see stores.py).
 
-Headers and weights are read by ranges, in blocks that are fetched a few at a time and ahead of those who need them. A
-few blocks are kept in memory, and on disk where block_cache.py is asked to. What the store says of a file's version
-(its ETag, a commit of the hub) goes with every range, so that a file that changes while it is read is an error.
-Ranges that a server answers with other bytes than were asked for are errors too, or are asked for again.
+Headers and weights are read in blocks that are fetched in parallel and ahead of use. A few blocks are kept in memory,
+and on disk with ``--cache`` (block_cache.py). Every request carries the file's version (its ETag, or a commit of the
+hub), so a file that changes while it is read is an error. An answer with other bytes than requested is an error too,
+or is requested again.
 
-Retried: 429, 5xx, timeouts, connections that are refused or cut, short answers. Never: 401, 403, 404, 412.
+Retried: 429, 5xx, timeouts, refused or broken connections, short answers. Never retried: 401, 403, 404, 412.
 """
 
 import threading
@@ -14,24 +14,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from quanterr.checkpoints.base import StoredFile
-from quanterr.checkpoints.store import Kind, RemotePath, Version, changed
+from quanterr.checkpoints.base import CheckpointFile
+from quanterr.checkpoints.store import RemotePath, TagKind, Version, make_changed_error
 from quanterr.errors import CheckpointError
 from quanterr.util.text import display
 
-BLOCK = 8 << 20  # bytes of a range
-MOST_KEPT = 64  # blocks: samples of a weight are read again when it is done
-FETCHERS = 8  # ranges in flight
+BLOCK = 8 << 20  # bytes of a block
+MOST_KEPT = 64  # blocks kept in memory, as samples of a weight are read again at its end
+FETCHERS = 8  # blocks fetched at the same time
 
 
-class RemoteFile(StoredFile):
-    """A file of a store, read by position."""
+class RemoteFile(CheckpointFile):
+    """A file in a store, read by position."""
 
     def __init__(self, path: RemotePath) -> None:
-        """Find out its version.
+        """Ask the store for the file's version.
 
         Raises:
-            CheckpointError: it is not there, or may not be read.
+            CheckpointError: the file does not exist, or access is denied.
             ResourceError: the store does not answer.
         """
         self.remote = path
@@ -46,7 +46,7 @@ class RemoteFile(StoredFile):
         """Fill ``view`` with the bytes from ``offset`` on.
 
         Raises:
-            CheckpointError: the file ends before, changes, or may not be read.
+            CheckpointError: the file ends too early, has changed, or access is denied.
             ResourceError: the store does not answer.
         """
         if offset + len(view) > self.size:
@@ -59,48 +59,48 @@ class RemoteFile(StoredFile):
             done += len(piece)
 
     def fetch(self, number: int) -> bytes:
-        """A block."""
+        """Fetch block ``number`` from the store."""
         begin = number * BLOCK
         return self.remote.fetch(begin, min(begin + BLOCK, self.size), self._version)
 
     def will_need(self, offset: int, n: int) -> None:
-        """Fetch these bytes soon."""
+        """Start to fetch these bytes in the background."""
         for number in range(offset // BLOCK, -(-(offset + n) // BLOCK)):
             _blocks().ask(self, number)
 
     def check_unchanged(self) -> None:
-        """Raise CheckpointError when the store has another version now, unless each range was stated to be of ours."""
-        if self._version.kind is not Kind.OTHER:
+        """Raise CheckpointError if the store has another version now, unless every range already states its version."""
+        if self._version.kind is not TagKind.OTHER:
             return
         now = self.remote.version()
         if now != self._version:
-            raise changed(str(self), self._version, now)
+            raise make_changed_error(str(self), self._version, now)
 
     @property
     def descriptor(self) -> int:
-        """-1: there is no file here."""
+        """Always -1: there is no local file."""
         return -1
 
     @property
     def written(self) -> tuple[int, ...]:
-        """Nothing: its tag counts."""
+        """Empty: the tag identifies the version."""
         return ()
 
     def digest(self) -> None:
-        """Nothing: its tag counts."""
+        """Return None: the tag identifies the version."""
 
     @property
     def tag(self) -> str | None:
-        """What tells this version from others; None where the store has nothing that does."""
+        """The tag that identifies this version; None if the store has none."""
         return self._version.tag
 
     def close(self) -> None:
-        """Forget its blocks."""
+        """Drop the file's blocks."""
         _blocks().forget(self)
 
 
 class _Blocks:
-    """The blocks of all files that are in memory or on their way: a few, the oldest go first."""
+    """The blocks of all files that are in memory or being fetched; the oldest are dropped first."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(FETCHERS, thread_name_prefix="quanterr-fetch")
@@ -108,7 +108,7 @@ class _Blocks:
         self._known: OrderedDict[tuple[RemoteFile, int], Future[bytes]] = OrderedDict()
 
     def ask(self, file: RemoteFile, number: int) -> "Future[bytes]":
-        """The block, soon."""
+        """Return a future of the block, fetching it in the background if necessary."""
         key = file, number
         with self._lock:
             found = self._known.pop(key, None)
@@ -122,11 +122,11 @@ class _Blocks:
         return found
 
     def get(self, file: RemoteFile, number: int) -> memoryview:
-        """The block, now."""
+        """Return the block, waiting until it is fetched."""
         return memoryview(self.ask(file, number).result())
 
     def forget(self, file: RemoteFile) -> None:
-        """Drop the blocks of a file."""
+        """Drop and cancel all blocks of a file."""
         with self._lock:
             for key in [key for key in self._known if key[0] is file]:
                 self._known.pop(key).cancel()

@@ -1,13 +1,13 @@
-"""A safetensors file: the strict reading of its header.
+"""Strict reader of the header of a safetensors file.
 
     8 bytes     u64, little endian: length of the header
     header      JSON object: name → {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": str → str;
                 starts with "{", may be padded with spaces
-    data        the tensors, without a hole and without overlap
+    data        the tensors, without gaps or overlaps
 
-Where the safetensors library is lax (duplicate names, unknown padding, any number of tensors and
-dimensions), this is strict; then the library checks the file as well. What is odd and yet means one thing
-only (a space in front, other padding, bytes at the end, very long names) a lenient reading accepts.
+This reader is strict where the safetensors library is lax (duplicate names, unknown padding, any number of tensors and
+dimensions); then the library checks the file as well. With ``lenient``, oddities that are unambiguous (white space in
+front, other padding, bytes at the end, very long names) are accepted.
 
 Reference: huggingface/safetensors, README.md and safetensors/src/tensor.rs.
 """
@@ -26,16 +26,16 @@ from quanterr.checkpoints.base import (
     MAX_DIMENSION,
     MAX_DIMENSIONS,
     MAX_TENSORS,
+    CheckpointFile,
     Entry,
-    StoredFile,
-    cannot_open,
     check_lengths,
+    make_open_error,
+    make_truncation_error,
     refuse,
-    truncated,
 )
 from quanterr.errors import CheckpointError, is_out_of_memory
 from quanterr.util.platform import give_back_memory
-from quanterr.util.strict_json import DuplicateKey, Invalid, JsonObject, loads
+from quanterr.util.strict_json import DuplicateKey, InvalidJson, JsonObject, loads
 from quanterr.util.text import count, display
 from quanterr.version import __version__
 
@@ -46,17 +46,17 @@ MAX_OFFSET = 2**63
 WHITESPACE = b" \t\r\n"
 
 
-def read_header(file: StoredFile, lenient: bool = False) -> tuple[list[Entry], dict[str, str], list[str]]:
-    """Entries in file order, the ``__metadata__`` and notes on what is non-standard but harmless.
+def read_header(file: CheckpointFile, lenient: bool = False) -> tuple[list[Entry], dict[str, str], list[str]]:
+    """Read entries in file order, the ``__metadata__``, and notes on what is non-standard but harmless.
 
     Raises:
-        CheckpointError: the file is not a whole, valid safetensors file; names file and tensor.
+        CheckpointError: the file is not a complete, valid safetensors file; the message names the file and tensor.
     """
-    odd: list[str] = []  # what only a lenient reading accepts
-    fields, data_start = _fields(file, lenient, odd)
-    metadata = _metadata(file, fields.pop("__metadata__", {}))
+    odd: list[str] = []  # notes on what only ``lenient`` accepts
+    fields, data_start = _read_fields(file, lenient, odd)
+    metadata = _check_metadata(file, fields.pop("__metadata__", {}))
     notes: list[str] = []
-    entries = [_entry(file, name, fields.pop(name), data_start, notes) for name in list(fields)]
+    entries = [_make_entry(file, name, fields.pop(name), data_start, notes) for name in list(fields)]
     check_lengths(entries, lenient, odd)
     end = _check_tiling(file, entries, data_start)
     if end < file.size:
@@ -65,20 +65,20 @@ def read_header(file: StoredFile, lenient: bool = False) -> tuple[list[Entry], d
         )
         refuse(f"{description}others refuse. Save the file again", lenient, odd)
     is_here = file.descriptor >= 0
-    if is_here and not odd and not any(entry.unknown for entry in entries):  # both of which the library refuses
+    if is_here and not odd and not any(entry.unknown for entry in entries):  # the library refuses both
         _check_with_library(file)
-        give_back_memory()  # what the library took for the header, some 0.5 kB a tensor
+        give_back_memory()  # the library uses about 0.5 kB per tensor for the header
     return entries, metadata, odd + notes
 
 
-def _fields(file: StoredFile, lenient: bool, odd: list[str]) -> tuple[JsonObject, int]:
-    """What the header declares, and where the data starts; the header's own text is not kept."""
-    header, data_start = _raw_header(file, lenient, odd)
+def _read_fields(file: CheckpointFile, lenient: bool, odd: list[str]) -> tuple[JsonObject, int]:
+    """Return the parsed header, and the offset at which the data starts; the header's text is not kept."""
+    header, data_start = _read_raw_header(file, lenient, odd)
     try:
         fields = loads(header)
     except DuplicateKey as error:
-        raise CheckpointError(f"{file}: {_twice(error.key)}") from error
-    except Invalid as error:
+        raise CheckpointError(f"{file}: {_describe_duplicate(error.key)}") from error
+    except InvalidJson as error:
         raise CheckpointError(f"{file}: header {error}") from error
     if not isinstance(fields, dict):
         raise CheckpointError(f"{file}: header is not a JSON object")
@@ -87,7 +87,7 @@ def _fields(file: StoredFile, lenient: bool, odd: list[str]) -> tuple[JsonObject
     return fields, data_start
 
 
-def _raw_header(file: StoredFile, lenient: bool, odd: list[str]) -> tuple[bytes, int]:
+def _read_raw_header(file: CheckpointFile, lenient: bool, odd: list[str]) -> tuple[bytes, int]:
     if file.size == 0:
         raise CheckpointError(f"{file}: empty file (0 bytes)")
     start = file.read(0, min(file.size, 256))
@@ -118,13 +118,13 @@ def _raw_header(file: StoredFile, lenient: bool, odd: list[str]) -> tuple[bytes,
     return header, 8 + length
 
 
-def _twice(key: str) -> str:
+def _describe_duplicate(key: str) -> str:
     if key in ("dtype", "shape", "data_offsets"):
         return f'duplicate key "{key}" in a tensor\'s entry'
     return f'tensor name or key "{display(key)}" appears twice'
 
 
-def _metadata(file: StoredFile, value: object) -> dict[str, str]:
+def _check_metadata(file: CheckpointFile, value: object) -> dict[str, str]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{file}: __metadata__ must be an object of strings")
     for key, text in value.items():
@@ -133,7 +133,7 @@ def _metadata(file: StoredFile, value: object) -> dict[str, str]:
     return value
 
 
-def _entry(file: StoredFile, name: str, value: object, data_start: int, notes: list[str]) -> Entry:
+def _make_entry(file: CheckpointFile, name: str, value: object, data_start: int, notes: list[str]) -> Entry:
     where = f"{file}: {display(name)}"
     try:
         name.encode("utf-8")
@@ -149,14 +149,14 @@ def _entry(file: StoredFile, name: str, value: object, data_start: int, notes: l
     dtype = value["dtype"]
     if not isinstance(dtype, str):
         raise CheckpointError(f"{where}: dtype must be a string, found {display(str(dtype))}")
-    dtype = sys.intern(dtype)  # of many entries
-    shape = _shape(where, value["shape"])
-    begin, end = _offsets(where, value["data_offsets"])
-    if dtype not in DTYPE_BITS:  # an error where the tensor is selected
-        reason = _unknown_dtype(dtype)
+    dtype = sys.intern(dtype)  # one object for all entries
+    shape = _check_shape(where, value["shape"])
+    begin, end = _check_offsets(where, value["data_offsets"])
+    if dtype not in DTYPE_BITS:  # becomes an error if the tensor is selected
+        reason = _describe_unknown_dtype(dtype)
         notes.append(f"{where}: {reason}")
         return Entry(name, dtype, shape, file, data_start + begin, end - begin, reason)
-    entry = Entry(name, dtype, shape, file, data_start + begin, _shared(end - begin))
+    entry = Entry(name, dtype, shape, file, data_start + begin, _intern(end - begin))
     bits = entry.n * entry.bits
     if bits % 8:
         raise CheckpointError(f"{where}: {bits} bits is not a whole number of bytes")
@@ -167,35 +167,35 @@ def _entry(file: StoredFile, name: str, value: object, data_start: int, notes: l
     return entry
 
 
-def _unknown_dtype(dtype: str) -> str:
+def _describe_unknown_dtype(dtype: str) -> str:
     if dtype.upper() in DTYPE_BITS:
         return f"unknown dtype {display(dtype)} (did you mean {dtype.upper()}?)"
     return f"unknown dtype {display(dtype)} (the file may be newer than quanterr {__version__})"
 
 
-def _whole(value: object) -> bool:
+def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_OFFSET
 
 
-def _shape(where: str, value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(_whole(size) for size in value):
+def _check_shape(where: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(_is_size(size) for size in value):
         raise CheckpointError(f"{where}: shape must be a list of integers in 0…2^63")
     if len(value) > MAX_DIMENSIONS:
         raise CheckpointError(f"{where}: {len(value)} dimensions; the limit is {MAX_DIMENSIONS}")
     if any(size > MAX_DIMENSION for size in value):
         raise CheckpointError(f"{where}: dimension exceeds 2^40: {value}")
-    shape: tuple[int, ...] = _shared(tuple(value))
+    shape: tuple[int, ...] = _intern(tuple(value))
     return shape
 
 
 @lru_cache(maxsize=1 << 10)
-def _shared(value: Shared) -> Shared:
-    """The same shape or number of bytes, one object for many entries."""
+def _intern(value: Shared) -> Shared:
+    """Return an equal shape or size that entries share as one object, to save memory."""
     return value
 
 
-def _offsets(where: str, value: object) -> tuple[int, int]:
-    if not isinstance(value, list) or len(value) != 2 or not all(_whole(offset) for offset in value):
+def _check_offsets(where: str, value: object) -> tuple[int, int]:
+    if not isinstance(value, list) or len(value) != 2 or not all(_is_size(offset) for offset in value):
         raise CheckpointError(f"{where}: data_offsets must be two integers in 0…2^63")
     begin, end = value
     if end < begin:
@@ -203,8 +203,8 @@ def _offsets(where: str, value: object) -> tuple[int, int]:
     return begin, end
 
 
-def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int) -> int:
-    """The tensors must cover the data without a hole and without overlap; returns where the last one ends."""
+def _check_tiling(file: CheckpointFile, entries: list[Entry], data_start: int) -> int:
+    """Check that the tensors cover the data without gaps or overlaps; return where the last one ends."""
     position, before = data_start, "the start of the data"
     for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
         begin, end = entry.offset, entry.offset + entry.nbytes
@@ -219,22 +219,22 @@ def _check_tiling(file: StoredFile, entries: list[Entry], data_start: int) -> in
                 f" {begin - data_start}–{min(position, end) - data_start}"
             )
         if end > file.size:
-            raise truncated(file, entries, display(entry.name))
+            raise make_truncation_error(file, entries, display(entry.name))
         position, before = end, display(entry.name)
     return position
 
 
-def _check_with_library(file: StoredFile) -> None:
+def _check_with_library(file: CheckpointFile) -> None:
     try:
         with safe_open(file.utf8_path(), framework="pt"):
             pass
     except (OSError, SafetensorError) as error:
         file.probe()
-        if f"os error {errno.ENOMEM}" in str(error):  # it maps the whole file, which we never need
+        if f"os error {errno.ENOMEM}" in str(error):  # mapping the whole file failed, which we never need
             return
         raise CheckpointError(f"{file}: the safetensors library refuses it: {display(str(error))}") from error
     except (MemoryError, RuntimeError) as error:
         if os.strerror(errno.EMFILE) in str(error):
-            raise cannot_open(file.path, OSError(errno.EMFILE, str(error))) from error
-        if not is_out_of_memory(error):  # it maps the whole file, which we never need
+            raise make_open_error(file.path, OSError(errno.EMFILE, str(error))) from error
+        if not is_out_of_memory(error):  # as above
             raise

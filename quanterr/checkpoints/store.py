@@ -1,4 +1,4 @@
-"""What a store is, and paths in it: files that are not on this machine."""
+"""The interface of a store of remote files, and paths in a store."""
 
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -6,78 +6,78 @@ from typing import NamedTuple, Protocol
 
 from quanterr.errors import CheckpointError
 from quanterr.util.text import display
-from quanterr.util.waiting import retried
+from quanterr.util.waiting import retry
 
 
 class NotThereError(CheckpointError):
-    """There is no such file in the store."""
+    """The error for a file that does not exist in the store."""
 
 
-class Kind(StrEnum):
-    """What the tag of a version is, and so who can compare it."""
+class TagKind(StrEnum):
+    """The kind of a version's tag, which determines who can compare it."""
 
-    STRONG = "strong ETag"  # the server: If-Match
-    WEAK = "weak ETag"  # only who reads: If-Match never holds for it
-    DATE = "Last-Modified"  # the server: If-Unmodified-Since
-    OTHER = "other"  # who knows: of another kind of store, or there is none
+    STRONG = "strong ETag"  # the server can compare it, with If-Match
+    WEAK = "weak ETag"  # only the client can compare it: If-Match never matches
+    DATE = "Last-Modified"  # the server can compare it, with If-Unmodified-Since
+    OTHER = "other"  # a tag of another kind of store, or no tag
 
 
 class Version(NamedTuple):
-    """What identifies the content of a file."""
+    """The version of a remote file, which identifies its content."""
 
     size: int
-    tag: str | None  # an ETag, a date, a version; None where the store has none
-    kind: Kind = Kind.OTHER
+    tag: str | None  # an ETag, a date or a version; None if the store has none
+    kind: TagKind = TagKind.OTHER
 
 
 class Store(Protocol):
-    """Where files are; paths are relative to it."""
+    """A place that holds remote files; paths are relative to it."""
 
-    def names(self, folder: str) -> list[str] | None:
-        """Names in a folder; None where the store cannot list."""
+    def list_names(self, folder: str) -> list[str] | None:
+        """Return the names in a folder; None if the store cannot list."""
 
     def version(self, path: str) -> Version:
-        """Of a file, now."""
+        """Return the current version of a file."""
 
     def fetch(self, path: str, begin: int, end: int, version: Version) -> bytes:
-        """The bytes ``begin:end`` of that version of a file."""
+        """Return the bytes ``begin:end`` of this version of a file."""
 
-    def shown(self, path: str) -> str:
-        """Its address without credentials."""
+    def show_address(self, path: str) -> str:
+        """Return the address of a path, without credentials."""
 
 
 class RemotePath:
-    """A file or folder in a store; behaves like a path as far as opening checkpoints needs it."""
+    """A file or folder in a store, with the parts of pathlib's interface that opening checkpoints needs."""
 
     def __init__(self, store: Store, inner: str) -> None:
-        """``inner`` is relative to the store; of its top empty."""
+        """Make a path; ``inner`` is relative to the store, and empty for its root."""
         self.store, self._path = store, PurePosixPath(inner)
 
     @property
     def inner(self) -> str:
-        """Relative to the store; of its top empty."""
+        """The path relative to the store; empty for its root."""
         return "" if str(self._path) == "." else str(self._path)
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last component."""
         return self._path.name
 
     @property
     def suffix(self) -> str:
-        """Of the name."""
+        """The suffix of the name, with its dot."""
         return self._path.suffix
 
     @property
     def parent(self) -> "RemotePath":
-        """The folder that it is in."""
+        """The folder that contains the path."""
         return RemotePath(self.store, str(self._path.parent))
 
     def __truediv__(self, name: str) -> "RemotePath":
         return RemotePath(self.store, str(self._path / name))
 
     def __str__(self) -> str:
-        return self.store.shown(self.inner)
+        return self.store.show_address(self.inner)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemotePath) and str(self) == str(other)
@@ -85,36 +85,36 @@ class RemotePath:
     def __hash__(self) -> int:
         return hash(str(self))
 
-    def names(self) -> list[str] | None:
-        """Names in this folder; None where the store cannot list."""
-        return retried(str(self), lambda: self.store.names(self.inner))
+    def list_names(self) -> list[str] | None:
+        """Return the names in this folder; None if the store cannot list."""
+        return retry(str(self), lambda: self.store.list_names(self.inner))
 
     def version(self) -> Version:
-        """Of the file, now.
+        """Return the current version of the file.
 
         Raises:
-            CheckpointError: it is not there, or may not be read.
+            CheckpointError: the file does not exist, or access is denied.
             ResourceError: the store does not answer.
         """
-        return retried(str(self), lambda: self.store.version(self.inner))
+        return retry(str(self), lambda: self.store.version(self.inner))
 
     def fetch(self, begin: int, end: int, version: Version) -> bytes:
-        """The bytes ``begin:end`` of that version.
+        """Return the bytes ``begin:end`` of this version.
 
         Raises:
-            CheckpointError: it is another version now, or may not be read.
+            CheckpointError: the file has another version now, or access is denied.
             ResourceError: the store does not answer.
         """
-        return retried(str(self), lambda: self.store.fetch(self.inner, begin, end, version))
+        return retry(str(self), lambda: self.store.fetch(self.inner, begin, end, version))
 
     def read_whole(self, limit: int) -> bytes:
-        """A small file.
+        """Read a whole small file.
 
         Raises:
-            FileNotFoundError: it is not there.
-            CheckpointError: it may not be read.
+            FileNotFoundError: the file does not exist.
+            CheckpointError: access is denied.
             ResourceError: the store does not answer.
-            ValueError: it is larger than ``limit``.
+            ValueError: the file is larger than ``limit`` bytes.
         """
         try:
             version = self.version()
@@ -125,8 +125,8 @@ class RemotePath:
         return self.fetch(0, version.size, version)
 
 
-def changed(where: str, before: Version, now: Version | None = None) -> CheckpointError:
-    """The error of a file that is replaced while it is read."""
+def make_changed_error(where: str, before: Version, now: Version | None = None) -> CheckpointError:
+    """Return the error for a file that was replaced while it was read."""
     differs = ""
     if now is not None and now.size != before.size:
         differs = f" (size {before.size} → {now.size})"

@@ -1,12 +1,12 @@
-"""The store that an address is in: ``https://``, ``hf://``, and ``s3://``, ``gs://`` and others of fsspec."""
+"""Selection of the store for an address: ``https://``, ``hf://``, and ``s3://``, ``gs://`` and others by fsspec."""
 
 import os
 import re
 import urllib.parse
 
-from quanterr.checkpoints.block_cache import Cached
+from quanterr.checkpoints.block_cache import CachedStore
 from quanterr.checkpoints.fsspec_store import Filesystem
-from quanterr.checkpoints.http_client import basic
+from quanterr.checkpoints.http_client import make_basic_header
 from quanterr.checkpoints.http_store import Http
 from quanterr.checkpoints.hub_store import Hub
 from quanterr.checkpoints.store import RemotePath, Store
@@ -17,18 +17,18 @@ HUB = re.compile(r"hf://(?P<model>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w.-]+))?(?
 
 
 def remote_path(given: str, cache: str | os.PathLike[str] | None = None) -> tuple[RemotePath, str | None]:
-    """The path of an address, and its commit; ``cache``: the folder in which its ranges are kept.
+    """Return the path for an address, and its commit if it is on the hub; ``cache`` is a folder that keeps ranges.
 
     Raises:
-        UsageError: what reads it is not installed.
-        CheckpointError: it is not there.
+        UsageError: the library that reads the address is not installed.
+        CheckpointError: the address is invalid, or the model does not exist.
     """
-    store, inner, commit = _store_of(given)
-    return RemotePath(store if cache is None else Cached(store, cache), inner), commit
+    store, inner, commit = _open_store(given)
+    return RemotePath(store if cache is None else CachedStore(store, cache), inner), commit
 
 
-def _store_of(given: str) -> tuple[Store, str, str | None]:
-    """The store of an address, what is meant in it, and its commit."""
+def _open_store(given: str) -> tuple[Store, str, str | None]:
+    """Return the store of an address, the path inside the store, and the commit if there is one."""
     scheme = given.partition("://")[0]
     if scheme == "hf":
         match = HUB.fullmatch(given)
@@ -42,7 +42,7 @@ def _store_of(given: str) -> tuple[Store, str, str | None]:
         base = urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], folder, "", ""))
         headers = {}
         if parts.username:
-            headers["Authorization"] = basic(parts)
+            headers["Authorization"] = make_basic_header(parts)
         return Http(base, headers, parts.query), urllib.parse.unquote(name), None
     store = Filesystem(given)
     return store, store.root, None

@@ -1,13 +1,13 @@
-"""Weights that are stored beside a checkpoint and are none of it: copies for other runtimes, what was left there.
+"""Files of weights beside a checkpoint that are not part of it: copies for other runtimes, leftovers.
 
-Not those that loaders take only where they are asked to: adapters, and variants (``model.fp16.safetensors``).
+Files that loaders use only on request do not count: adapters, and variants (``model.fp16.safetensors``).
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from quanterr.checkpoints.base import Entry, StoredFile, Unread
+from quanterr.checkpoints.base import CheckpointFile, Entry, Unread
 from quanterr.checkpoints.places import Place
 from quanterr.checkpoints.safetensors_file import read_header
 from quanterr.errors import QuanterrError
@@ -17,24 +17,24 @@ ADAPTER = re.compile(r"adapters?[._].*")
 SHARD = re.compile(r"-\d{5}-of-\d{5}")
 
 
-def unread_beside(
+def find_unread(
     folder: Place, stored: Sequence[str], read: Sequence[str], entries: Mapping[str, Entry]
 ) -> Iterator[Unread]:
-    """Those of the names ``stored`` in a folder that are not ``read``; in a store no header is fetched."""
+    """Yield the files of weights among ``stored`` that are not in ``read``; no header is fetched from a store."""
     variants = tuple(f"{_stem(name)}." for name in read)
     for name in stored:
         if name in read or not name.endswith(WEIGHTS) or ADAPTER.match(name) or _stem(name).startswith(variants):
             continue
-        yield Unread(name, _differing(folder / name, entries) if isinstance(folder, Path) else ())
+        yield Unread(name, _find_differing(folder / name, entries) if isinstance(folder, Path) else ())
 
 
 def _stem(name: str) -> str:
     return SHARD.sub("", name).rpartition(".")[0]
 
 
-def _differing(path: Path, entries: Mapping[str, Entry]) -> tuple[str, ...]:
+def _find_differing(path: Path, entries: Mapping[str, Entry]) -> tuple[str, ...]:
     try:
-        file = StoredFile(path)
+        file = CheckpointFile(path)
     except QuanterrError:
         return ()
     try:

@@ -1,4 +1,4 @@
-"""The command line: arguments in, exit status out. What is slow to import is imported in the command."""
+"""The command line: arguments in, exit status out. Each command imports slow modules itself."""
 
 import errno
 import gc
@@ -18,56 +18,53 @@ import typer
 
 from quanterr.cli import bench_formats, completion, diff, evaluate, gate, guide, plan, ppl, rank, settings, sweep
 from quanterr.cli.common import (
-    OF_TABLES,
+    TABLE_OPTIONS,
     Command,
     Display,
-    Group,
     Interrupt,
-    SchemaOf,
+    ProgramGroup,
+    SchemaKind,
     announce,
     command_line,
     deliver,
-    ended_by,
-    help_of,
+    exit_on_interrupt,
+    guard_stdout,
     is_other_rank,
-    printing,
     require_memory,
+    show_progress,
     warn,
-    watching,
+    wrap_help,
 )
-from quanterr.cli.next_steps import after_compare
-from quanterr.cli.options import Only, with_options
+from quanterr.cli.next_steps import suggest_after_compare
+from quanterr.cli.options import AllBut, Only, with_options
 from quanterr.errors import ElsewhereError, QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.options import GATES, CompareOptions, ReadOptions
 from quanterr.util import strict_json
-from quanterr.util.colors import painted, wanted
+from quanterr.util.colors import paint, use_color
 from quanterr.util.platform import is_closed_pipe
-from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import display, harmless
+from quanterr.util.text import display, escape_text
 from quanterr.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rich.console import Console
-
     from quanterr.formats.base import Format
-    from quanterr.gates import Prepared
+    from quanterr.gates import PreparedRules
     from quanterr.report.document import Document
-    from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.files import Target
     from quanterr.report.model import Report
+    from quanterr.report.sections import View
 
-# What typer raises for a wrong command line: click's, or that of its own copy of click.
+# The exception that typer raises for a wrong command line: from click, or from typer's own copy of click.
 USAGE_ERROR: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 app = typer.Typer(
-    cls=Group,
+    cls=ProgramGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help=help_of("""Measures how far a quantized model checkpoint (.safetensors, .gguf, folders of shards) is from its
+    help=wrap_help("""Measure how far a quantized model checkpoint (.safetensors, .gguf, folders of shards) is from its
 original, layer by layer.
 
 \b
@@ -77,7 +74,7 @@ original, layer by layer.
 """),
 )
 
-COMPARE_HELP = help_of("""Compare a quantized checkpoint with its original.
+COMPARE_HELP = wrap_help("""Compare a quantized checkpoint with its original.
 
 \b
 [bold]quanterr compare orig.safetensors quant.safetensors[/bold]
@@ -92,19 +89,19 @@ Exit status: 0 compared completely; 1 a gate does not hold; 2 wrong usage; 3 an 
 """)
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if not wanted:
         return
     typer.echo(f"quanterr {__version__}")
-    if {"-v", "--verbose"} & set(sys.argv):  # whichever of the two options comes first
+    if {"-v", "--verbose"} & set(sys.argv):  # typer has not parsed -v yet if it comes after --version
         import platform
         from importlib.metadata import PackageNotFoundError, version
 
-        from quanterr.native import chosen, record
+        from quanterr.native import choose_kernel, read_record
 
-        choice = chosen()
+        choice = choose_kernel()
         typer.echo(f"kernel: {choice}{f' ({choice.reason})' if choice.reason else ''}")
-        for line in record().splitlines():
+        for line in read_record().splitlines():
             typer.echo(f"  {line}")
         typer.echo(f"Python {platform.python_version()}, {platform.platform()}")
         for name in ("torch", "safetensors", "pydantic", "typer", "transformers"):
@@ -113,25 +110,26 @@ def _version(wanted: bool) -> None:
     raise typer.Exit
 
 
-# Commands by the question that they answer.
+# Headings of the list of commands.
 FILES, ORIGINAL, RUNS = "You have both files", "You have only the original", "Does it still work?"
 STORED, HELP, ADVANCED = "You have stored results", "Explanations", "Advanced"
 
 
 @app.callback()
-def _root(
+def _set_defaults(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
     verbose: Annotated[
         bool,
         typer.Option(
-            "--verbose", "-v", help="With --version: the kernel, how it was compiled, and what else is installed."
+            "--verbose", "-v", help="With --version: show the kernel, how it was compiled, and library versions."
         ),
     ] = False,
 ) -> None:
-    context.default_map = settings.defaults(context)
+    context.default_map = settings.read_defaults(context)
 
 
 @app.command(cls=Command, help=COMPARE_HELP, rich_help_panel=FILES)
@@ -143,7 +141,7 @@ def compare(
         str | None, typer.Argument(metavar="ORIGINAL", help="The checkpoint before quantization.", show_default=False)
     ] = None,
     quantized: Annotated[
-        str | None, typer.Argument(metavar="QUANTIZED", help="The checkpoint to judge.", show_default=False)
+        str | None, typer.Argument(metavar="QUANTIZED", help="The quantized checkpoint.", show_default=False)
     ] = None,
     original_option: Annotated[
         str | None,
@@ -171,7 +169,7 @@ def compare(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="A plan.json of quanterr plan: every layer must be as planned, in format, bits and SNR (0.5 dB).",
+            help="A plan.json of quanterr plan: each layer must match it in format, bits and SNR (within 0.5 dB).",
             rich_help_panel=GATES,
             show_default=False,
         ),
@@ -179,38 +177,41 @@ def compare(
 ) -> None:
     """Compare two checkpoints."""
     from quanterr.gates import prepare
-    from quanterr.gates.fail_fast import first_violation
-    from quanterr.report import OUTPUTS
-    from quanterr.report.formatting import doubts
+    from quanterr.gates.fail_fast import make_violation_check
+    from quanterr.report.formatting import list_doubts
 
     if not isfinite(options.outlier_threshold):
         raise UsageError(f"--outlier-threshold {options.outlier_threshold}: must be a finite number")
-    sides = _sides(original, quantized, original_option, quantized_option)
-    to = show.targets([*sides, options.baseline, options.importance, options.sensitivity, planned], OUTPUTS)
+    sides = _resolve_sides(original, quantized, original_option, quantized_option)
+    to = show.targets([*sides, options.baseline, options.importance, options.sensitivity, planned])
     rules = prepare(options)
-    violated = first_violation(rules.rules, next(iter(rules.before), None)) if fail_fast else None
-    judge = _judge(rules, planned)
+    violated = make_violation_check(rules.rules, next(iter(rules.before), None)) if fail_fast else None
+    judge = _make_judge(rules, planned)
     announce(sides, show.quiet)
-    with Interrupt() as interrupt, ended_by(interrupt):
-        on_layer = interrupt.at(violated) if violated else None
+    with Interrupt() as interrupt, exit_on_interrupt(interrupt):
+        on_layer = interrupt.stop_at(violated) if violated else None
         asked = replace(options, on_layer=on_layer, stop=interrupt.stop, command=tuple(command_line()))
-        report = _compared(sides, asked, show.quiet)
+        report = _compare_pair(sides, asked, show.quiet)
         warn(report.findings)
         try:
             report = judge(report)
-        except UsageError as error:  # a baseline of something else; the comparison is not lost
-            _deliver(gate.not_judged(report, error), to, show, Status.USAGE, "")
+        except UsageError as error:  # such as a baseline of another original: keep the comparison
+            _deliver(gate.mark_unjudged(report, error), to, show, Status.USAGE, "")
             raise
-        status = _status(report, show.allow_partial, interrupt)
-        sure = report.verdict != "inconclusive" and not doubts(report.verdict, report.findings)
-        _deliver(report, to, show, status, after_compare(*sides, command_line(), to) if sure else "")
+        status = _decide_status(report, show.allow_partial, interrupt)
+        sure = report.verdict != "inconclusive" and not list_doubts(report.verdict, report.findings)
+        _deliver(report, to, show, status, suggest_after_compare(*sides, command_line(), to) if sure else "")
         gate.report_verdict(report)
         gate.summarize(report, options.baseline)
     raise typer.Exit(status)
 
 
-def _sides(*given: str | None) -> tuple[str, str]:
-    """Original and quantized, each given either as an argument or as an option."""
+def _resolve_sides(*given: str | None) -> tuple[str, str]:
+    """Return the paths of original and quantized, each given as an argument or an option.
+
+    Raises:
+        UsageError: a side is missing or given twice.
+    """
     *arguments, original, quantized = given
     left = [argument for argument in arguments if argument is not None]
     sides = [option if option is not None else left.pop(0) if left else None for option in (original, quantized)]
@@ -221,41 +222,37 @@ def _sides(*given: str | None) -> tuple[str, str]:
     return sides[0], sides[1]
 
 
-def _judge(rules: "Prepared", planned: str | None) -> "Callable[[Report], Report]":
-    """Read the plan, if one is given, and return what judges a report by the rules and by it."""
+def _make_judge(rules: "PreparedRules", planned: str | None) -> "Callable[[Report], Report]":
+    """Return a function that judges a report by the rules and, if one is given, by the plan."""
     if planned is None:
         return rules.judge
-    from quanterr.gates.planned import judged_by_plan, read_plan
+    from quanterr.gates.plan_check import check_against_plan, read_plan
 
     plan = read_plan(planned)
-    return lambda report: judged_by_plan(rules.judge(report), plan)
+    return lambda report: check_against_plan(rules.judge(report), plan)
 
 
-def _compared(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "Report":
+def _compare_pair(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "Report":
     require_memory()
-    with watching(quiet) as on_progress:
+    with show_progress(quiet) as on_progress:
         from quanterr.comparison import compare_each
 
         return compare_each(sides[0], [sides[1]], replace(options, on_progress=on_progress))[0]
 
 
-def _deliver(report: "Report", to: "list[Target]", display: Display, status: Status, next_step: str) -> None:
-    from quanterr.report.as_table import answer, show
+def _deliver(report: "Report", to: "list[Target]", show: Display, status: Status, next_step: str) -> None:
+    from quanterr.report.view import view
 
-    def table(console: "Console", wrote: list[str]) -> None:
-        ending = answer(report, status, wrote)
-        plot = not display.no_plot
-        show(report, console, display.top_layers, display.sort_by, display.verbose, plot, ending, next_step)
-
-    deliver(report, to, display, status, table)
+    shown = None if show.quiet or show.as_json else view(report, show.top_layers, show.sort_by)
+    deliver(report, to, show, status, next_step, shown)
 
 
-def _status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Status:
+def _decide_status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Status:
     from quanterr.report.gate_results import exit_status
 
     if interrupt.signal is not None and not report.complete:
         return Status(128 + interrupt.signal)
-    if interrupt.violation is not None and not report.complete:  # final, whatever was still to come
+    if interrupt.violation is not None and not report.complete:  # later layers cannot undo a violation
         return Status.GATE_FAILED
     return exit_status(report, allow_partial)
 
@@ -266,7 +263,7 @@ app.command(cls=Command, help=plan.HELP, rich_help_panel=ORIGINAL)(plan.plan)
 app.command(cls=Command, help=evaluate.HELP, rich_help_panel=RUNS)(evaluate.evaluate)
 
 
-RENDER_HELP = help_of("""Write other outputs of a stored report, ranking, evaluation or plan, without the models.
+RENDER_HELP = wrap_help("""Write other outputs of a stored report, ranking, evaluation or plan, without the models.
 
 \b
 [bold]quanterr render report.json -o report.html -o report.csv[/bold]
@@ -274,21 +271,21 @@ RENDER_HELP = help_of("""Write other outputs of a stored report, ranking, evalua
 [bold]quanterr render report.json --update README.md --append[/bold]
 [bold]quanterr render plan.json -o plan.html[/bold]
 
-Exits with 0 when they are written, whatever the verdict, which goes to stderr: quanterr gate judges.
+Prints the stored verdict on stderr and exits with 0 whatever it is. To fail on it, use quanterr gate.
 """)
 
 
 @app.command(cls=Command, help=RENDER_HELP, rich_help_panel=STORED)
 @with_options
 def render(
-    stored: Annotated[str, typer.Argument(metavar="REPORT", help="What -o FILE.json wrote.")],
+    stored: Annotated[str, typer.Argument(metavar="REPORT", help="A JSON result written by -o FILE.json.")],
     show: Annotated[Display, Only(("outputs", "no_clobber"))],
     to: Annotated[
         str | None,
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="json, jsonl, csv, html, md or junit; without it the suffix of -o chooses.",
+            help="json, jsonl, csv, html, md or junit. Default: chosen by the suffix of -o.",
             show_default=False,
         ),
     ] = None,
@@ -297,7 +294,7 @@ def render(
         typer.Option(
             "--update",
             metavar="FILE",
-            help="Put the Markdown section into this document, between the comments "
+            help="Write the Markdown section into this document, between the comments "
             "<!-- quanterr:begin --> and <!-- quanterr:end -->.",
             show_default=False,
         ),
@@ -307,17 +304,17 @@ def render(
         typer.Option(
             "--evaluation",
             metavar="FILE",
-            help="What evaluate -o wrote of the same pair: its numbers go into the page (.html) as well.",
+            help="An evaluation (JSON) of the same pair, to include in the page (-o report.html).",
             show_default=False,
         ),
     ] = None,
     append: Annotated[
-        bool, typer.Option("--append", help="With --update: at the end, if the document has no such comments.")
+        bool, typer.Option("--append", help="With --update: append to a document that lacks these comments.")
     ] = False,
 ) -> None:
     """Write other outputs of a stored document."""
-    from quanterr.report.documents import kind_of, read_document
-    from quanterr.report.files import STDOUT, output_named, targets, update, write_output
+    from quanterr.report.documents import read_document
+    from quanterr.report.files import STDOUT, check_targets, find_output, update_section, write_output
 
     outputs = list(show.outputs)
     if not to and not outputs and not document:
@@ -327,34 +324,36 @@ def render(
     if to and len(outputs) > 1:
         raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
     given = outputs or ([STDOUT] if to else [])
-    known = kind_of(stored).outputs
-    targeted = targets(given, [stored], output_named(to, known) if to else None, show.no_clobber, known)
+    targeted = check_targets(given, [stored], find_output(to) if to else None, show.no_clobber)
     found = read_document(stored)
-    evaluated = None if evaluation is None else _evaluation_of(evaluation, found, targeted)
-    with printing():
+    page = None if evaluation is None else _view_with_evaluation(evaluation, found, targeted)
+    with guard_stdout():
         if document:
-            update(document, found, output_named("md", known), append)
+            update_section(document, found, find_output("md"), append)
         for target in targeted:
-            more: JsonObject = (
-                {"evaluation": evaluated} if evaluated is not None and target.output.name == "html" else {}
-            )
-            write_output(found, target, **more)
+            if page is not None and target.output.name == "html":
+                write_output(found, target, view=page)
+            else:
+                write_output(found, target)
         print(found.brief(), file=sys.stderr)
 
 
-def _evaluation_of(path: str, report: "Document", to: "list[Target]") -> "Evaluation":
-    """The evaluation that goes into a page, checked before anything is written."""
-    from quanterr.report.as_html import of_same_pair
+def _view_with_evaluation(evaluation: str, report: "Document", to: "list[Target]") -> "View":
+    """Return the view of a report that includes an evaluation of the same pair.
+
+    Raises:
+        UsageError: the document is no report, or no output is a page.
+    """
     from quanterr.report.evaluation.reading import read_evaluation
     from quanterr.report.model import Report
+    from quanterr.report.page import TOP
+    from quanterr.report.view import view
 
     if not isinstance(report, Report):
-        raise UsageError("--evaluation goes into the page of a report of compare")
+        raise UsageError("--evaluation: only pages of a report of compare can include one")
     if not any(target.output.name == "html" for target in to):
-        raise UsageError("--evaluation goes into a page: give -o report.html")
-    evaluation = read_evaluation(path)
-    of_same_pair(report, evaluation)
-    return evaluation
+        raise UsageError("--evaluation: only a page can include one; give -o report.html")
+    return view(report, TOP, evaluation=read_evaluation(evaluation))
 
 
 @app.command(cls=Command, rich_help_panel=FILES)
@@ -362,56 +361,50 @@ def _evaluation_of(path: str, report: "Document", to: "list[Target]") -> "Evalua
 def inspect(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A file, a folder, an index or org/name.")],
     options: Annotated[ReadOptions, Only(("lenient",))],
-    show: Annotated[Display, Only(("as_json", "verbose", "color", "no_color"))],
+    show: Annotated[Display, AllBut(("sort_by", "no_plot", "allow_partial", "top_layers"))],
     hardware: Annotated[
         str | None,
         typer.Option(
             "--hardware",
             metavar="NAME|GB/s",
-            help="How many tokens a second its memory bandwidth allows: H100, 4090, M3-max …, or a number.",
+            help="Show how many tokens per second this memory bandwidth allows: H100, 4090, M3-max, 900GB/s.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Show what a checkpoint stores: formats, sizes, bits per weight, problems. Reads headers only."""
+    """List a checkpoint's formats, sizes, bits per weight and problems. Reads headers only."""
     require_memory()
     from quanterr.inspection import inspect as run
-    from quanterr.report.inspection_table import show as show_table
-    from quanterr.report.terminal import console
 
-    announce([checkpoint], quiet=show.as_json)
-    inspection = run(checkpoint, options.lenient, hardware)
+    to = show.targets([checkpoint])
+    announce([checkpoint], quiet=show.quiet or show.as_json)
+    inspection = run(checkpoint, options.lenient, hardware, command_line())
     warn(inspection.findings)
-    with printing():
-        if show.as_json:
-            print(inspection.to_json(), end="")
-        else:
-            show_table(inspection, console(sys.stdout, show.colors), show.verbose)
-        sys.stdout.flush()
-    if any(weight.reason for weight in inspection.weights):
+    deliver(inspection, to, show)
+    if inspection.unread:
         raise typer.Exit(Status.INCONCLUSIVE)
 
 
 @app.command(cls=Command, rich_help_panel=HELP)
 @with_options
 def formats(
-    show: Annotated[Display, OF_TABLES],
+    show: Annotated[Display, TABLE_OPTIONS],
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A format: prints its specification.", show_default=False, autocompletion=completion.formats
+            help="The format whose specification to print.", show_default=False, autocompletion=completion.formats
         ),
     ] = None,
-    recipes: Annotated[bool, typer.Option("--recipes", help="List what sweep and rank --against quantize to.")] = False,
+    recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes of sweep, plan and --against.")] = False,
 ) -> None:
-    """List the formats that are read, or print the specification of one."""
+    """List the supported formats, or print the specification of one."""
     require_memory()
     if recipes:
         _list_recipes(show.as_json)
         return
     from quanterr.formats import FORMATS
 
-    colored = wanted(sys.stdout, show.colors)
+    colored = use_color(sys.stdout, show.colors)
     if name is None:
         _list_formats(FORMATS, show.as_json, colored)
         return
@@ -423,35 +416,35 @@ def formats(
         description = f"did you mean {', '.join(near)}?" if name and near else f"formats are {', '.join(names)}"
         raise UsageError(f"no format named {display(name)}; {description}")
     if show.as_json:
-        print(strict_json.dumps({**_of_format(found), "specification": found.specification.strip()}, indent=1))
+        print(strict_json.dumps({**_format_fields(found), "specification": found.specification.strip()}, indent=1))
         return
-    title = painted(found.name, "strong", colored)
+    title = paint(found.name, "strong", colored)
     print(f"{title}: {found.summary}\nneeds {found.stated_needs}\n\n{found.specification.strip()}")
 
 
 def _list_recipes(as_json: bool) -> None:
-    from quanterr.recipes import listing
+    from quanterr.recipes import list_recipes
 
-    found = listing()
+    found = list_recipes()
     if as_json:
         print(strict_json.dumps(found, indent=1))
         return
     for name, summary in found.items():
         print(f"{name:<16}{summary}")
-    print("\nNumbers in names may be others. Options: :scales=absmax|mse|p99.9|ema, :asym, :double.")
+    print("\nOther numbers in names work, too. Options: :scales=absmax|mse|p99.9|ema, :asym, :double.")
 
 
 def _list_formats(formats: "Sequence[Format]", as_json: bool, colored: bool) -> None:
     if as_json:
-        print(strict_json.dumps([_of_format(row) for row in formats], indent=1))
+        print(strict_json.dumps([_format_fields(row) for row in formats], indent=1))
         return
     width = max(len(row.name) for row in formats)
     for row in formats:
-        needs = painted(row.stated_needs, "faint", colored)
-        print(f"{painted(f'{row.name:{width}}', 'strong', colored)}  {row.summary}\n{'':{width}}    {needs}")
+        needs = paint(row.stated_needs, "faint", colored)
+        print(f"{paint(f'{row.name:{width}}', 'strong', colored)}  {row.summary}\n{'':{width}}    {needs}")
 
 
-def _of_format(row: "Format") -> dict[str, str]:
+def _format_fields(row: "Format") -> dict[str, str]:
     return {"name": row.name, "summary": row.summary, "needs": row.stated_needs}
 
 
@@ -467,14 +460,14 @@ app.command("bench-formats", cls=Command, help=bench_formats.HELP, rich_help_pan
 
 @app.command(cls=Command, rich_help_panel=HELP)
 def schema(
-    kind: Annotated[SchemaOf, typer.Argument(help="Of what compare, rank, evaluate or plan writes.")] = SchemaOf.REPORT,
+    kind: Annotated[SchemaKind, typer.Argument(help="The kind of document.")] = SchemaKind.REPORT,
 ) -> None:
     """Print the JSON Schema of a report, a ranking, an evaluation or a plan."""
     import json
 
     from quanterr.report.model import json_schema
 
-    if kind is SchemaOf.REPORT:
+    if kind is SchemaKind.REPORT:
         found = json_schema()
     else:
         model: type[Document] = getattr(import_module(f"quanterr.report.{kind.value}.model"), kind.value.capitalize())
@@ -483,7 +476,7 @@ def schema(
 
 
 class _Stderr(io.TextIOWrapper):
-    """Standard error that is abandoned where nothing can be written: the exit status says what matters."""
+    """Standard error that goes to the null device once a write fails; the exit status still reports the result."""
 
     def write(self, text: str) -> int:
         try:
@@ -494,7 +487,7 @@ class _Stderr(io.TextIOWrapper):
 
 
 def _prepare_streams() -> None:
-    """What an encoding does not have becomes ``\\uNNNN``; a stream that the caller closed leads nowhere."""
+    """Escape characters that the encoding lacks as ``\\uNNNN``; replace closed streams by the null device."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end of the program
     if sys.stderr is None:
@@ -506,11 +499,11 @@ def _prepare_streams() -> None:
 
 
 def main() -> None:
-    """Run the command and leave at once: to take torch down in good order would take another 0.4 s."""
+    """Run the command and exit at once: an orderly shutdown of torch would take another 0.4 s."""
     _prepare_streams()
-    gc.disable()  # a command keeps what it makes to its end, and many small objects make each collection slow
-    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch's, where numpy is not installed
-    status = _run()
+    gc.disable()  # a command frees little before its end, and its many small objects make each collection slow
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # from torch without numpy
+    status = _run_app()
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -519,43 +512,43 @@ def main() -> None:
     os._exit(status)
 
 
-def _run() -> int:
-    """The exit status; the one place that turns errors into statuses."""
+def _run_app() -> int:
+    """Run the app and return the exit status; the one place that turns errors into statuses."""
     try:
         status = app(prog_name="quanterr", standalone_mode=False)
         return status if isinstance(status, int) else Status.OK
     except USAGE_ERROR as error:
-        return _wrong_usage(error)
+        return _print_usage_error(error)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # of typer and rich, which exit with 1
+        if isinstance(end.__context__, BrokenPipeError):  # typer and rich exit with 1 then
             return Status.BROKEN_PIPE
         return end.code if isinstance(end.code, int) else Status.OK if end.code is None else Status.GATE_FAILED
-    except KeyboardInterrupt:  # before the work, or after it
+    except KeyboardInterrupt:  # outside Interrupt, before or after the work
         return Status.INTERRUPTED
     except QuanterrError as error:
-        # Of several ranks one reports: what all of them notice at once is rank 0's to say.
+        # All ranks raise the same usage errors; only rank 0 prints them.
         if not isinstance(error, ElsewhereError) and not (isinstance(error, UsageError) and is_other_rank()):
-            print(f"quanterr: {harmless(str(error))}", file=sys.stderr)
+            print(f"quanterr: {escape_text(str(error))}", file=sys.stderr)
         return error.status
     except Exception as error:  # an exit status of 1 would read as "a gate failed"
         if is_out_of_memory(error):
-            why = f" ({harmless(str(error))})" if str(error) else ""
-            print(f"quanterr: out of memory{why}; more memory is needed than is available or allowed", file=sys.stderr)
+            why = f" ({escape_text(str(error))})" if str(error) else ""
+            print(f"quanterr: out of memory{why}: the run needs more than is available or allowed", file=sys.stderr)
             return Status.ENVIRONMENT
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             print(f"quanterr: {error.strerror}", file=sys.stderr)
             return Status.ENVIRONMENT
-        print(harmless(traceback.format_exc()), file=sys.stderr)
+        print(escape_text(traceback.format_exc()), file=sys.stderr)
         print("quanterr: this is a bug in quanterr; please report it with the lines above", file=sys.stderr)
         return Status.BUG
 
 
-def _wrong_usage(error: Any) -> int:
-    """One line, as of every other error; or the help, which typer has as an error where nothing is asked for."""
+def _print_usage_error(error: Any) -> int:
+    """Print the error in one line; without arguments, typer raises its help as an error: print that."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return Status.USAGE
     what = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
     command = getattr(getattr(error, "ctx", None), "command_path", "quanterr")
-    print(f"quanterr: {harmless(what)} (see {command} --help)", file=sys.stderr)
+    print(f"quanterr: {escape_text(what)} (see {command} --help)", file=sys.stderr)
     return Status.USAGE

@@ -1,27 +1,28 @@
-"""``quanterr bench-formats``: recipes on synthetic weights."""
+"""``quanterr bench-formats``: compare recipes on synthetic weights."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr.cli.common import OF_TABLES, Color, Display, help_of, printing, require_memory
+from quanterr.cli.common import TABLE_OPTIONS, Color, Display, guard_stdout, require_memory, wrap_help
 from quanterr.cli.options import with_options
 from quanterr.options import RecipeOptions
 from quanterr.util import strict_json
 
 if TYPE_CHECKING:
-    from quanterr.recipes.synthetic import Measured
+    from quanterr.recipes.synthetic import BenchResult
 
-HELP = help_of("""Quantize synthetic weights by several recipes: what the shape of the numbers alone costs each of them.
+HELP = wrap_help("""Quantize synthetic weights by several recipes: show how each error depends on the distribution.
 
 \b
 [bold]quanterr bench-formats[/bold]
 [bold]quanterr bench-formats --to 'int4_g{32,64,128},nf4,nvfp4' --scales absmax,mse[/bold]
 [bold]quanterr bench-formats --to fp8_row --seed 7 --json | jq '.rows[] | select(.weights == "outlier columns")'[/bold]
 
-Weights are Gaussian, uniform, with heavy tails (Student's t, 4 degrees of freedom), with 1 % of columns 20 times as
-large, and with rows of log-normal sizes. The same seed gives the same weights. For your own weights: quanterr sweep.
+Weights are Gaussian, uniform, heavy-tailed (Student's t, 4 degrees of freedom), with 1 % of columns 20 times as
+large, and with rows of log-normal scale. The same seed gives the same weights. For your own weights, use quanterr
+sweep.
 """)
 SCHEMA, SCHEMA_VERSION = "quanterr.bench_formats", "1.0"
 
@@ -29,18 +30,18 @@ SCHEMA, SCHEMA_VERSION = "quanterr.bench_formats", "1.0"
 @with_options
 def bench_formats(
     recipes: RecipeOptions,
-    show: Annotated[Display, OF_TABLES],
-    rows: Annotated[int, typer.Option("--rows", metavar="N", help="Of each weight.", min=1)] = 1024,
-    columns: Annotated[int, typer.Option("--columns", metavar="N", help="Of each weight.", min=1)] = 4096,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the random numbers.", min=0)] = 0,
+    show: Annotated[Display, TABLE_OPTIONS],
+    rows: Annotated[int, typer.Option("--rows", metavar="N", help="Rows of each weight.", min=1)] = 1024,
+    columns: Annotated[int, typer.Option("--columns", metavar="N", help="Columns of each weight.", min=1)] = 4096,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the random numbers.", min=0)] = 0,
 ) -> None:
-    """Recipes on synthetic weights."""
+    """Compare recipes on synthetic weights."""
     require_memory()
-    from quanterr.recipes import PRESETS, recipes_named
+    from quanterr.recipes import PRESETS, parse_recipes
     from quanterr.recipes.synthetic import bench_formats as measured
 
-    found = measured(recipes_named(recipes.to or PRESETS, recipes.scales), rows, columns, seed)
-    with printing():
+    found = measured(parse_recipes(recipes.to or PRESETS, recipes.scales), rows, columns, seed)
+    with guard_stdout():
         if show.as_json:
             fields = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "seed": seed, "shape": [rows, columns]}
             print(strict_json.dumps({**fields, "rows": [row._asdict() for row in found]}), flush=True)
@@ -48,9 +49,9 @@ def bench_formats(
             _show(found, show.colors)
 
 
-def _show(found: "list[Measured]", color: Color) -> None:
+def _show(found: "list[BenchResult]", color: Color) -> None:
     from quanterr.report.sections import Column
-    from quanterr.report.terminal import console, fitted
+    from quanterr.report.terminal import console, fit_table
 
     to = console(sys.stdout, color.value)
     kinds = list(dict.fromkeys(row.weights for row in found))
@@ -62,4 +63,4 @@ def _show(found: "list[Measured]", color: Color) -> None:
         cells = ["exact" if row.snr_db is None else f"{row.snr_db:.2f}" for row in own]
         rows.append((name, [f"{own[0].bits_per_weight:.4g}", *cells]))
     columns = [Column("bits/w", 0), *(Column(kind, n + 1) for n, kind in enumerate(kinds))]
-    to.print(fitted("SNR dB on synthetic weights", "recipe", columns, rows, plain=not to.is_terminal, to=to))
+    to.print(fit_table("SNR in dB on synthetic weights", "recipe", columns, rows, plain=not to.is_terminal, to=to))

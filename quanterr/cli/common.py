@@ -1,4 +1,4 @@
-"""What the commands that read checkpoints share: signals, progress, standard output."""
+"""Helpers that commands share: display options, signals, progress, standard output."""
 
 import importlib
 import logging
@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from quanterr.cli.options import But, Only
+from quanterr.cli.options import AllBut, Only
 from quanterr.errors import Interrupted, ResourceError, Status, UsageError
 from quanterr.options import OUTPUT, SELECTION, Option
-from quanterr.util.addresses import host_of, without_credentials
+from quanterr.util.addresses import host_of, strip_credentials
 from quanterr.util.platform import is_closed_pipe, limit_of_memory
-from quanterr.util.processes import tasks_apart, this_process
-from quanterr.util.text import size, unicode
-from quanterr.util.waiting import notices, stoppable
+from quanterr.util.processes import count_unconnected_tasks, this_process
+from quanterr.util.text import escape_surrogates, size
+from quanterr.util.waiting import allow_stop, notices
 
 if TYPE_CHECKING:
     from types import FrameType
-
-    from rich.console import Console
 
     from quanterr.cli.progress import Bar, Heartbeat, Steps
     from quanterr.report import Output
@@ -38,19 +36,20 @@ if TYPE_CHECKING:
     from quanterr.report.document import Document
     from quanterr.report.files import Target
     from quanterr.report.model import Layer
+    from quanterr.report.sections import View
 
 
-ROOM = 256 * 2**20  # bytes: what a small comparison takes above torch
-LOADING = 60  # seconds of processor time that loading torch may take; it takes 2 to 4
+ROOM = 256 * 2**20  # bytes that a small comparison needs besides torch
+LOADING = 60  # limit for loading torch, in seconds of processor time; it usually takes 2 to 4
 
 
-def help_of(text: str) -> str:
-    """Help whose paragraphs are wrapped to the terminal; those that begin with ``\\b`` keep their lines."""
+def wrap_help(text: str) -> str:
+    """Join the lines of each paragraph, for typer to wrap; paragraphs that begin with ``\\b`` keep their lines."""
     return "\n\n".join(p if p.startswith("\b") else " ".join(p.split()) for p in text.strip().split("\n\n"))
 
 
-def _named(params: list[Any]) -> list[Any]:
-    """Options with what they take: nothing, for a switch, where typer writes <bool>."""
+def _clear_switch_metavars(params: list[Any]) -> list[Any]:
+    """Clear the metavar of switches, where typer would print <bool>; return the parameters."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
@@ -58,40 +57,41 @@ def _named(params: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """A command whose help names what options take."""
+    """A command whose help shows switches without a metavar."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its options and arguments, with -h."""
-        return _named(super().get_params(ctx))
+        """Return the command's options and arguments."""
+        return _clear_switch_metavars(super().get_params(ctx))
 
 
-class Group(TyperGroup):
-    """The same of the whole program."""
+class ProgramGroup(TyperGroup):
+    """The whole program, whose help shows switches without a metavar."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its options."""
-        return _named(super().get_params(ctx))
+        """Return the program's options."""
+        return _clear_switch_metavars(super().get_params(ctx))
 
 
 class Color(StrEnum):
-    """When to use colours."""
+    """The values of ``--color``."""
 
     AUTO = "auto"
     ALWAYS = "always"
     NEVER = "never"
 
 
-class SchemaOf(StrEnum):
-    """What has a JSON Schema."""
+class SchemaKind(StrEnum):
+    """The kinds of documents that have a JSON Schema."""
 
     REPORT = "report"
     RANKING = "ranking"
     EVALUATION = "evaluation"
     PLAN = "plan"
+    INSPECTION = "inspection"
 
 
 class SortBy(StrEnum):
-    """What the worst layers are sorted by."""
+    """The metrics that can sort the worst layers."""
 
     SNR = "snr"
     MAE = "mae"
@@ -101,55 +101,58 @@ class SortBy(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Display:
-    """Where a result goes, and how it is shown."""
+    """Output options: where a result goes, and how it is shown."""
 
     as_json: Annotated[bool, Option("JSON on stdout instead of tables.", OUTPUT, flags="--json")] = False
     outputs: Annotated[
         Iterable[str],
         Option(
-            "Write the result; the suffix chooses the format (.json .jsonl .csv .html .md .xml); - is JSON on stdout. "
-            "Repeatable.",
+            "Write the result here, in the format of the suffix (.json .jsonl .csv .html .md .xml); - is JSON on "
+            "stdout. Repeatable.",
             OUTPUT,
             "FILE",
             "--output-report -o",
         ),
     ] = ()
-    no_clobber: Annotated[bool, Option("Do not replace a file that exists.", OUTPUT)] = False
+    no_clobber: Annotated[bool, Option("Do not overwrite existing files.", OUTPUT)] = False
     top_layers: Annotated[int, Option("Number of layers to show.", OUTPUT, "N", least=0)] = 10
-    sort_by: Annotated[SortBy, Option("The metric that ranks the worst layers.", OUTPUT)] = SortBy.SNR
+    sort_by: Annotated[SortBy, Option("Metric that ranks the worst layers.", OUTPUT)] = SortBy.SNR
     no_plot: Annotated[bool, Option("Do not draw maps and curves.", OUTPUT)] = False
-    color: Annotated[Color, Option("Colours.", OUTPUT)] = Color.AUTO
+    color: Annotated[Color, Option("When to use colours.", OUTPUT)] = Color.AUTO
     no_color: Annotated[bool, Option("The same as --color never.", OUTPUT)] = False
-    quiet: Annotated[bool, Option("No table and no progress; the verdict on stderr.", OUTPUT, flags="--quiet -q")] = (
-        False
-    )
+    quiet: Annotated[
+        bool, Option("Print only the verdict, on stderr; no tables, no progress.", OUTPUT, flags="--quiet -q")
+    ] = False
     verbose: Annotated[
-        bool, Option("Show all findings, and what decided each format.", OUTPUT, flags="--verbose -v")
+        bool, Option("Show all findings, and how each format was recognized.", OUTPUT, flags="--verbose -v")
     ] = False
     allow_partial: Annotated[
         bool,
-        Option("Exit 0 even if something was not compared; the result still says inconclusive.", SELECTION),
+        Option("Exit 0 even if something was not compared; the verdict stays inconclusive.", SELECTION),
     ] = False
 
     @property
     def colors(self) -> Color:
-        """What both options of colours say."""
+        """The choice of ``--color`` and ``--no-color`` combined."""
         return Color.NEVER if self.no_color else self.color
 
-    def targets(self, inputs: Iterable[str | PathLike[str] | None], outputs: "Sequence[Output]") -> "list[Target]":
-        """Where it goes, checked before any work: no output replaces one of the inputs, None among them left out.
+    def targets(
+        self, inputs: Iterable[str | PathLike[str] | None], outputs: "Sequence[Output] | None" = None
+    ) -> "list[Target]":
+        """Return the places to write to, checked before any work. An input may be None.
 
         Raises:
-            UsageError: a suffix that is no output's, one place twice, a folder that is not there, an input.
+            UsageError: an unknown suffix, a place given twice, a missing folder, or an output that is an input.
         """
-        from quanterr.report.files import targets
+        from quanterr.report import OUTPUTS
+        from quanterr.report.files import check_targets
 
         given = [fspath(path) for path in inputs if path is not None]
-        return targets(list(self.outputs), given, no_clobber=self.no_clobber, outputs=outputs)
+        return check_targets(list(self.outputs), given, no_clobber=self.no_clobber, outputs=outputs or OUTPUTS)
 
 
-OF_TABLES = Only(("as_json", "color", "no_color"))
-OF_RESULTS = But(("sort_by", "no_plot", "verbose"))  # of rankings, plans and evaluations
+TABLE_OPTIONS = Only(("as_json", "color", "no_color"))
+RESULT_OPTIONS = AllBut(("sort_by", "no_plot", "verbose"))  # for rankings, plans and evaluations
 
 Original = Annotated[
     str, typer.Argument(metavar="ORIGINAL", help="The checkpoint before quantization.", show_default=False)
@@ -157,52 +160,54 @@ Original = Annotated[
 
 
 class Interrupt:
-    """Ctrl-C and SIGTERM: the first ends the run with what there is, the second ends the program.
+    """Handler of Ctrl-C and SIGTERM: the first ends the run early with a partial result, the second the program.
 
-    So does a layer that violates a rule, where that is asked for.
+    With :meth:`stop_at`, a layer that violates a rule also ends the run early.
     """
 
     def __init__(self, keeps: bool = True) -> None:
-        """Nothing has happened yet; ``keeps``: what was done by then is a result."""
-        self._told = "writing what there is" if keeps else "ending"
+        """Initialize without a signal received; ``keeps``: an interrupted run still has a result."""
+        self._consequence = "writing the partial result" if keeps else "stopping"
         self.stop = threading.Event()
         self.signal: int | None = None
         self.violation: str | None = None
 
-    def at(self, violated: "Callable[[Layer], str | None]") -> "Callable[[Layer], None]":
-        """Ends the run at the first layer for which ``violated`` returns a reason."""
+    def stop_at(self, violated: "Callable[[Layer], str | None]") -> "Callable[[Layer], None]":
+        """Return a callback that ends the run at the first layer for which ``violated`` returns a reason."""
 
-        def look(layer: "Layer") -> None:
+        def check(layer: "Layer") -> None:
             if self.violation is None and (description := violated(layer)) is not None:
                 self.violation = description
                 self.stop.set()
                 print(f"quanterr: stopped by --fail-fast: {description}", file=sys.stderr)
 
-        return look
+        return check
 
     def __enter__(self) -> "Interrupt":
-        self._before = {number: signal.signal(number, self._caught) for number in (signal.SIGINT, signal.SIGTERM)}
-        self._waits = stoppable(self.stop.is_set)
-        self._waits.__enter__()
+        self._old_handlers = {
+            number: signal.signal(number, self._handle_signal) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        self._stoppable = allow_stop(self.stop.is_set)
+        self._stoppable.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._waits.__exit__(None, None, None)
-        for number, handler in self._before.items():
+        self._stoppable.__exit__(None, None, None)
+        for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
 
-    def _caught(self, number: int, _: "FrameType | None") -> None:
+    def _handle_signal(self, number: int, _: "FrameType | None") -> None:
         if self.signal is not None:
             os._exit(128 + number)
         self.signal = number
         self.stop.set()
-        with suppress(OSError):  # nobody hears it
-            os.write(2, f"\nquanterr: interrupted; {self._told} (again to leave at once)\n".encode())
+        with suppress(OSError):  # stderr is closed
+            os.write(2, f"\nquanterr: interrupted; {self._consequence} (interrupt again to quit at once)\n".encode())
 
 
 @contextmanager
-def ended_by(interrupt: Interrupt) -> Iterator[None]:
-    """Around a run that has no result when it is interrupted: ends the command with the signal's own status."""
+def exit_on_interrupt(interrupt: Interrupt) -> Iterator[None]:
+    """Exit with the signal's status, 128 plus its number, if a run is interrupted before it has a result."""
     try:
         yield
     except Interrupted as error:
@@ -211,12 +216,12 @@ def ended_by(interrupt: Interrupt) -> Iterator[None]:
 
 
 def require_memory() -> None:
-    """Load torch in another process first, where the address space is limited (``ulimit -v``).
+    """Try to load torch in a child process if the address space is limited (``ulimit -v``).
 
-    A library that gets too little ends its process, with any status; 1 would read as "a gate failed".
+    A library that runs out of memory ends its process with any status; 1 would read as "a gate failed".
 
     Raises:
-        ResourceError: it is too little.
+        ResourceError: the limit is too low to load torch.
     """
     limit = limit_of_memory()
     if limit is None or "torch" in sys.modules:
@@ -230,9 +235,9 @@ def require_memory() -> None:
 
 
 def _load_torch_and_leave() -> NoReturn:
-    """End this process: with 0 if torch can be loaded and leaves room to work in.
+    """End this process, with status 0 if torch can be loaded and leaves ``ROOM`` bytes.
 
-    Its processor time is limited: an import that runs out of memory has been seen to go round in circles.
+    Processor time is limited because an import without enough memory can loop forever.
     """
     try:
         import resource
@@ -241,18 +246,18 @@ def _load_torch_and_leave() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         importlib.import_module("torch")
         mmap.mmap(-1, ROOM).close()
-    except BaseException:  # whatever it is, the process must not return into the program
+    except BaseException:  # the child must never return into the program
         os._exit(1)
     os._exit(0)
 
 
 def command_line() -> list[str]:
-    """What the user called, for the report."""
-    return ["quanterr", *(unicode(without_credentials(word)) for word in sys.argv[1:])]
+    """Return the words of the command line without credentials, for the report."""
+    return ["quanterr", *(escape_surrogates(strip_credentials(word)) for word in sys.argv[1:])]
 
 
 def warn(findings: "Iterable[Finding]") -> None:
-    """Print what is non-standard about the files on stderr: a report alone might go unread."""
+    """Print findings about non-standard files on stderr, as nobody may read the report."""
     from quanterr.findings.files import NOTE
     from quanterr.report.formatting import sentence
 
@@ -261,28 +266,31 @@ def warn(findings: "Iterable[Finding]") -> None:
 
 
 def is_other_rank() -> bool:
-    """Whether this is one of several processes of a run, and not the one that prints and writes."""
-    with suppress(UsageError):  # which the run itself raises
+    """Return True in each process of a distributed run but rank 0, which alone prints and writes."""
+    with suppress(UsageError):  # the run itself raises it
         return this_process().rank > 0
     return False
 
 
 class _Notices(logging.Handler):
-    """Prints what happens on the way, above the bar if there is one."""
+    """Handler that prints log records on stderr, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line."""
+        """Print a line."""
         from tqdm import tqdm
 
         tqdm.write(f"quanterr: {record.getMessage()}", file=sys.stderr)
 
 
 def announce(paths: Iterable[str], quiet: bool) -> None:
-    """Say on stderr which hosts are read from, when they let wait, and that tasks of srun do the same work again."""
-    if tasks := tasks_apart():
+    """Print the hosts to read from on stderr, warn of srun tasks that repeat the work, and set up notices.
+
+    ``quiet`` leaves out the hosts and limits notices, such as retries, to errors.
+    """
+    if tasks := count_unconnected_tasks():
         print(
-            f"quanterr: srun started {tasks} tasks, and each does all the work and writes all outputs: export "
-            "MASTER_ADDR and MASTER_PORT, and they share it (quanterr guide scale)",
+            f"quanterr: srun started {tasks} tasks, and each does all the work and writes all outputs; export "
+            "MASTER_ADDR and MASTER_PORT to share the work (see quanterr guide scale)",
             file=sys.stderr,
         )
     hosts = sorted({host for path in paths if (host := host_of(path)) is not None})
@@ -290,12 +298,12 @@ def announce(paths: Iterable[str], quiet: bool) -> None:
     notices.handlers = [_Notices()]
     notices.setLevel(logging.ERROR if quiet else logging.WARNING)
     if hosts and not quiet:
-        print(f"quanterr: reads from {', '.join(hosts)}", file=sys.stderr)
+        print(f"quanterr: reading from {', '.join(hosts)}", file=sys.stderr)
 
 
 @contextmanager
-def watching(quiet: bool) -> "Iterator[Bar | Heartbeat | None]":
-    """Progress on stderr, unless it is to be quiet there."""
+def show_progress(quiet: bool) -> "Iterator[Bar | Heartbeat | None]":
+    """Show the progress of a comparison on stderr; yields its callback, None if ``quiet`` or on other ranks."""
     from quanterr.cli.progress import Bar, Heartbeat
 
     on_progress = None if quiet or is_other_rank() else Bar() if sys.stderr.isatty() else Heartbeat()
@@ -307,8 +315,8 @@ def watching(quiet: bool) -> "Iterator[Bar | Heartbeat | None]":
 
 
 @contextmanager
-def stepping(quiet: bool) -> "Iterator[Steps | None]":
-    """Progress of an evaluation on stderr, unless it is to be quiet there."""
+def show_steps(quiet: bool) -> "Iterator[Steps | None]":
+    """Show the progress of an evaluation on stderr; yields its callback, None if ``quiet``."""
     from quanterr.cli.progress import Steps
 
     steps = None if quiet else Steps(sys.stderr.isatty())
@@ -320,11 +328,11 @@ def stepping(quiet: bool) -> "Iterator[Steps | None]":
 
 
 @contextmanager
-def printing() -> Iterator[None]:
-    """Around whatever writes to standard output: a closed pipe and a full disk end the command.
+def guard_stdout() -> Iterator[None]:
+    """Exit with ``Status.BROKEN_PIPE`` if the pipe of standard output is closed.
 
     Raises:
-        ResourceError: standard output cannot be written.
+        ResourceError: standard output cannot be written, such as on a full disk.
     """
     try:
         yield
@@ -336,7 +344,7 @@ def printing() -> Iterator[None]:
 
 
 def _abandon_stdout() -> None:
-    """Nothing more can be written there, nor flushed at exit."""
+    """Redirect standard output to the null device, so that no flush fails at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -345,29 +353,34 @@ def deliver(
     to: "Sequence[Target]",
     display: Display,
     status: int | None = None,
-    show: "Callable[[Console, list[str]], None] | None" = None,
     next_step: str = "",
+    view: "View | None" = None,
 ) -> None:
-    """A document to where it was asked for: files, tables that end with the exit ``status``, standard output.
+    """Write a document to its files, print its tables, then write it to standard output if a target or --json says so.
 
-    ``show(console, files that were written)`` prints it in another way than its view; ``next_step`` is the command
-    that is proposed.
+    Args:
+        found: the document.
+        to: the outputs to write.
+        display: how to print it; with ``quiet``, one line on stderr.
+        status: the exit status, shown below the tables.
+        next_step: the command to propose below the tables.
+        view: printed instead of the document's default view.
 
-    Files first: no reader that leaves the table early costs a result, and no full disk costs the table. Standard output
-    carries one thing: the document, if one is to go there.
+    Files come first, so that a closed pager costs no result; tables are printed even if a file cannot be written.
+    Tables go to stderr if the document goes to standard output.
     """
     from quanterr.report.files import write_output
 
     documents = [target for target in to if target.path is None]
     wrote: list[str] = []
-    with printing():
+    with guard_stdout():
         try:
             for target in to:
                 if target.path is not None:
                     write_output(found, target)
                     wrote.append(str(target.path))
         finally:
-            _tell(found, display, status, bool(documents), wrote, show, next_step)
+            _print_result(found, display, bool(documents), (status, wrote, next_step), view)
         for target in documents:
             write_output(found, target)
         if display.as_json and not documents:
@@ -375,14 +388,12 @@ def deliver(
             sys.stdout.flush()
 
 
-def _tell(
+def _print_result(
     found: "Document | Difference",
     display: Display,
-    status: int | None,
     to_stderr: bool,
-    wrote: list[str],
-    show: "Callable[[Console, list[str]], None] | None",
-    next_step: str,
+    answer: tuple[int | None, list[str], str],
+    view: "View | None",
 ) -> None:
     from quanterr.report import terminal
 
@@ -390,9 +401,7 @@ def _tell(
         print(found.brief(), file=sys.stderr)
     elif not display.as_json:
         stream = sys.stderr if to_stderr else sys.stdout
+        shown = view or found.view(display.top_layers)
         console = terminal.console(stream, display.colors)
-        if show is None:
-            terminal.show(found.view(display.top_layers), console, status, wrote, next_step)
-        else:
-            show(console, wrote)
+        terminal.show(shown, console, terminal.Outcome(*answer), display.verbose, not display.no_plot)
         stream.flush()

@@ -1,4 +1,4 @@
-"""What the shell offers after Tab: names from tables and from the guide, so that nothing imports torch."""
+"""Shell completion: names from tables and the guide, so that completing imports no torch."""
 
 import re
 from collections.abc import Iterable
@@ -8,33 +8,33 @@ FORMAT = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)  # a row of the guide's tab
 
 
 def presets(incomplete: str) -> list[str]:
-    """Presets of thresholds, and TOML files."""
+    """Return the presets of thresholds and the TOML files that begin with ``incomplete``."""
     from quanterr.gates.rules import PRESETS
 
-    return [*_beginning(PRESETS, incomplete), *sorted(glob(f"{escape(incomplete)}*.toml"))]
+    return [*_filter_prefix(PRESETS, incomplete), *sorted(glob(f"{escape(incomplete)}*.toml"))]
 
 
 def topics(incomplete: str) -> list[str]:
-    """Pages of the guide."""
+    """Return the pages of the guide that begin with ``incomplete``."""
     from quanterr.guide import TOPICS
 
-    return _beginning(TOPICS, incomplete)
+    return _filter_prefix(TOPICS, incomplete)
 
 
 def names(incomplete: str) -> list[str]:
-    """What explain knows."""
+    """Return the names that explain knows and that begin with ``incomplete``."""
     from quanterr.guide import KINDS
 
     known = (entry.name for kind in KINDS for entry in kind())
-    return [*_beginning(dict.fromkeys(known), incomplete), *formats(incomplete)]
+    return [*_filter_prefix(dict.fromkeys(known), incomplete), *formats(incomplete)]
 
 
 def formats(incomplete: str) -> list[str]:
-    """Formats that are read."""
-    from quanterr.guide import page
+    """Return the supported formats that begin with ``incomplete``."""
+    from quanterr.guide import read_page
 
-    return _beginning(FORMAT.findall(page("formats")), incomplete)
+    return _filter_prefix(FORMAT.findall(read_page("formats")), incomplete)
 
 
-def _beginning(known: Iterable[str], incomplete: str) -> list[str]:
+def _filter_prefix(known: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in known if name.startswith(incomplete)]

@@ -1,13 +1,13 @@
-"""``quanterr diff``: two stored results next to each other, without the models."""
+"""``quanterr diff``: compare two stored results, without the models."""
 
 from typing import Annotated
 
 import typer
 
-from quanterr.cli.common import Display, deliver, help_of
-from quanterr.cli.options import But, with_options
+from quanterr.cli.common import Display, deliver, wrap_help
+from quanterr.cli.options import AllBut, with_options
 
-HELP = help_of("""Compare two stored results of the same original: which layers got better, worse, new or lost.
+HELP = wrap_help("""Compare two stored results of the same original: list layers that are better, worse, new or missing.
 
 \b
 [bold]quanterr diff last-release.json report.json[/bold]
@@ -15,11 +15,11 @@ HELP = help_of("""Compare two stored results of the same original: which layers 
 [bold]quanterr diff old.json new.json -o diff.html[/bold]
 [bold]quanterr diff old-evaluation.json new-evaluation.json[/bold]
 
-Two reports, rankings, evaluations or plans. Of evaluations of the same text it says which numbers changed by more
-than chance.
+Both must be reports, rankings, evaluations or plans. For evaluations on the same text, changes are marked that exceed
+chance.
 
-Exit status: 0 whatever changed (quanterr gate --baseline judges); 2 wrong usage, or results that do not
-compare; 3 one is unreadable.
+Exit status: 0 whatever changed (to fail on a change, use quanterr gate --baseline); 2 wrong usage, or results that
+cannot be compared; 3 one is unreadable.
 """)
 
 
@@ -29,16 +29,15 @@ def diff(
         str,
         typer.Argument(metavar="OLD", help="JSON of compare, rank, sweep, evaluate or plan.", show_default=False),
     ],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="A newer one.", show_default=False)],
-    show: Annotated[Display, But(("sort_by", "no_plot", "verbose", "allow_partial"))],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="A newer result of the same kind.", show_default=False)],
+    show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "allow_partial"))],
     force: Annotated[
-        bool, typer.Option("--force", help="Compare results of different originals, selections or settings.")
+        bool, typer.Option("--force", help="Compare even if originals, selections or settings differ.")
     ] = False,
 ) -> None:
     """Compare two stored results."""
-    from quanterr.report.diff import OUTPUTS
+    from quanterr.report.diff.base import Difference
     from quanterr.report.diff.making import diff as compared
-    from quanterr.report.files import targets
 
-    to = targets(show.outputs, [old, new], no_clobber=show.no_clobber, outputs=OUTPUTS)
+    to = show.targets([old, new], Difference.OUTPUTS)
     deliver(compared(old, new, force), to, show)

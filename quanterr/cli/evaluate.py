@@ -1,4 +1,4 @@
-"""``quanterr evaluate``: is the model still good, on a text."""
+"""``quanterr evaluate``: measure how well the quantized model still performs."""
 
 import sys
 from dataclasses import replace
@@ -8,23 +8,23 @@ from typing import Annotated
 import typer
 
 from quanterr.cli.common import (
-    OF_RESULTS,
+    RESULT_OPTIONS,
     Display,
     Interrupt,
     announce,
     command_line,
     deliver,
-    ended_by,
-    help_of,
+    exit_on_interrupt,
     require_memory,
-    stepping,
+    show_steps,
+    wrap_help,
 )
-from quanterr.cli.gate import annotate, summarize
+from quanterr.cli.gate import report_verdict, summarize
 from quanterr.cli.options import Only, with_options
 from quanterr.options import EvaluateOptions, RankOptions
 from quanterr.util.text import display, named_path
 
-HELP = help_of("""Run the original's model with the weights of each side on a text: perplexity, divergence, agreement.
+HELP = wrap_help("""Run the original's model with the weights of each side on a text: perplexity, divergence, agreement.
 
 \b
 [bold]quanterr evaluate original/ quantized/ --text wiki.test.raw[/bold]
@@ -36,36 +36,37 @@ HELP = help_of("""Run the original's model with the weights of each side on a te
 [bold]quanterr evaluate a.gguf --reference reference/ --text wiki.test.raw[/bold]
 [bold]quanterr evaluate original/ quantized/ --tokens ids.safetensors --require 'upper(kld_mean) <= 0.01'[/bold]
 
-ORIGINAL is a folder with config.json, here or in a store (hf://org/name). Any format that compare reads runs through
-transformers' model of it, one block of each side in memory. Needs pip install "quanterr\\[evaluate]"; no model code is
-downloaded or run.
+ORIGINAL is a folder with config.json, local or in a remote store (hf://org/name). Any format that compare reads runs
+through the original's model in transformers, with one block of each side in memory. Needs
+pip install "quanterr\\[evaluate]"; no model code is downloaded or run.
 
-Exit status: 0 all gates hold; 1 one does not; 2 wrong usage; 3 an input is unreadable; 4 a candidate lacks tensors, or
-is not finite; 5 memory or disk; 70 a bug.
+Exit status: 0 all gates hold; 1 a gate does not hold; 2 wrong usage; 3 an input is unreadable; 4 a candidate lacks
+tensors, or has values that are not finite; 5 memory or disk; 70 a bug.
 """)
 
 
 @with_options
 def evaluate(
     original: Annotated[
-        str, typer.Argument(metavar="ORIGINAL", help="The model's folder, here or in a store.", show_default=False)
+        str,
+        typer.Argument(metavar="ORIGINAL", help="The model's folder, local or in a remote store.", show_default=False),
     ],
     recipes: Annotated[RankOptions, Only(("against",))],
     options: EvaluateOptions,
-    show: Annotated[Display, OF_RESULTS],
+    show: Annotated[Display, RESULT_OPTIONS],
     candidates: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="QUANTIZED ...",
-            help="Quantized checkpoints of it; without any, --sensitivity, --save-reference and other files alone.",
+            help="Quantized checkpoints. Optional with --sensitivity, --save-reference and other files to write.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Is the model still good?"""
+    """Evaluate candidates, or study the original alone."""
     from quanterr.gates import prepare
     from quanterr.report.documents import KINDS
-    from quanterr.report.evaluation import OUTPUTS, SCHEMA
+    from quanterr.report.evaluation import SCHEMA
     from quanterr.report.files import check_place
     from quanterr.report.gate_results import exit_status
 
@@ -78,7 +79,7 @@ def evaluate(
         *options.tasks,
         options.baseline,
     ]
-    to = show.targets(inputs, OUTPUTS)
+    to = show.targets(inputs)
     rules = prepare(options, KINDS[SCHEMA])
     by_products = {
         "--sensitivity": options.sensitivity,
@@ -95,7 +96,7 @@ def evaluate(
         require_memory()
         from quanterr.evaluation import evaluate_candidates, study_original
 
-        with stepping(show.quiet) as on_progress, ended_by(interrupt):
+        with show_steps(show.quiet) as on_progress, exit_on_interrupt(interrupt):
             asked = replace(options, on_progress=on_progress, stop=interrupt.stop, command=tuple(command_line()))
             if not candidates and not recipes.against and options.reference is None:
                 study_original(original, asked)
@@ -105,6 +106,6 @@ def evaluate(
         status = exit_status(evaluation, show.allow_partial)
         deliver(evaluation, to, show, status)
         for candidate in evaluation.candidates:
-            annotate(candidate, candidate.name)
+            report_verdict(candidate, candidate.name)
         summarize(evaluation, options.baseline)
     raise typer.Exit(status)

@@ -1,4 +1,4 @@
-"""``quanterr gate``: judge a stored document again, without the models; and what other commands say of gates."""
+"""``quanterr gate``: judge a stored document without the models; also prints the gates of other commands."""
 
 import io
 import os
@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr.cli.common import Display, help_of, printing
-from quanterr.cli.options import But, with_options
+from quanterr.cli.common import Display, guard_stdout, wrap_help
+from quanterr.cli.options import AllBut, with_options
 from quanterr.errors import UsageError
 from quanterr.options import GATES, GateOptions
 from quanterr.util import strict_json
-from quanterr.util.colors import painted, wanted
-from quanterr.util.text import display, no_command
+from quanterr.util.colors import paint, use_color
+from quanterr.util.text import display, escape_commands
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quanterr.report.document import Document
     from quanterr.report.files import Target
-    from quanterr.report.gate_results import Judged, Verdict
+    from quanterr.report.gate_results import HasGates, Verdict
     from quanterr.report.model import Report
     from quanterr.report.subjects import Subject
 
-HELP = help_of("""Judge a stored report, ranking, evaluation or plan by rules, without the models.
+HELP = wrap_help("""Judge a stored report, ranking, evaluation or plan by rules, without the models.
 
 \b
 [bold]quanterr gate report.json --require 'snr_db >= 28'[/bold]
@@ -35,11 +35,11 @@ HELP = help_of("""Judge a stored report, ranking, evaluation or plan by rules, w
 [bold]quanterr gate evaluation.json --fail-if 'upper(kld_mean) > 0.01'[/bold]
 [bold]quanterr gate report.json --thresholds fp8 --explain model.layers.0.mlp.up_proj.weight[/bold]
 
-A rule is a condition that must hold. An undefined, missing or misspelt value never holds. See quanterr guide gates
-for the metrics and functions.
+A rule is a condition that must hold. It does not hold if a value is undefined or missing; an unknown name is an error.
+See quanterr guide gates for the metrics and functions.
 
-Exit status: 0 all gates hold; 1 one does not; 2 wrong usage or thresholds; 3 a report is unreadable;
-4 the report says that the comparison was incomplete or meaningless.
+Exit status: 0 all gates hold; 1 a gate does not hold; 2 wrong usage or thresholds; 3 a report is unreadable;
+4 the comparison was incomplete or meaningless.
 """)
 
 TONES = {"pass": "pass", "fail": "fail", "inconclusive": "warning"}
@@ -54,13 +54,12 @@ def gate(
         ),
     ],
     gates: GateOptions,
-    show: Annotated[Display, But(("sort_by", "no_plot", "verbose", "top_layers"))],
+    show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "top_layers"))],
     update_baseline: Annotated[
         bool,
         typer.Option(
             "--update-baseline",
-            help="If all gates hold, warnings included, make this report the baseline: overwrite the file of "
-            "--baseline.",
+            help="Overwrite the file of --baseline with this report if all gates hold, warnings included.",
             rich_help_panel=GATES,
         ),
     ] = False,
@@ -74,46 +73,51 @@ def gate(
     """Judge a stored document."""
 
     from quanterr.gates import github, read_subjects, verdicts_of, with_verdicts
-    from quanterr.gates.explaining import explain as explained
+    from quanterr.gates.explanation import explain_layer as explained
     from quanterr.gates.rules import check_baseline_use, read_rules
-    from quanterr.report.documents import kind_of, read_document
+    from quanterr.report.documents import find_kind, read_document
     from quanterr.report.gate_results import Verdict, exit_status
-    from quanterr.report.subjects import counterpart, overall
+    from quanterr.report.subjects import combine_verdicts, find_counterpart
 
-    colored, baseline = wanted(sys.stderr, show.colors), None if gates.baseline is None else os.fspath(gates.baseline)
+    colored, baseline = (
+        use_color(sys.stderr, show.colors),
+        None if gates.baseline is None else os.fspath(gates.baseline),
+    )
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline overwrites the file of --baseline: give one")
-    kind, given = kind_of(report), baseline is not None
+    kind, given = find_kind(report), baseline is not None
     rules = read_rules(
         gates.thresholds, gates.require, gates.fail_if, gates.strict_warnings, given, kind.values.VOCABULARY
     )
     check_baseline_use(rules, given, update_baseline)
     if baseline is not None and _same_file(report, baseline):
         raise UsageError(f"--baseline {display(baseline)}: is the report itself; give an older report")
-    to = show.targets([report, baseline], kind.outputs)
+    to = show.targets([report, baseline])
     before = [] if baseline is None else read_subjects(baseline, rules, kind)
     subjects = read_subjects(report, rules, kind)
     verdicts = verdicts_of(subjects, rules, before)
     if explain is not None:
-        lines = [line for one in subjects for line in explained(one, rules, explain, counterpart(one, before))]
+        lines = [line for one in subjects for line in explained(one, rules, explain, find_counterpart(one, before))]
         stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
-        print("\n".join(map(no_command, lines)), file=stream)
+        print("\n".join(map(escape_commands, lines)), file=stream)
     for subject, verdict in zip(subjects, verdicts, strict=True):
         report_verdict(verdict, subject.name, quiet=show.quiet, colored=colored)
     by_name = {subject.name: verdict for subject, verdict in zip(subjects, verdicts, strict=True) if subject.name}
-    word, reasons = overall(by_name) if by_name else verdicts[0][:2]
+    word, reasons = combine_verdicts(by_name) if by_name else verdicts[0][:2]
     whole = Verdict(word, reasons, [gate for verdict in verdicts for gate in verdict.gates])
-    _tell_verdict(whole, show.quiet, colored)
+    _print_verdict(whole, show.quiet, colored)
     if github.has_summary():
         summarize(with_verdicts(read_document(report), subjects, verdicts), baseline)
     if show.as_json:
-        _print_json(_fields(whole, subjects, verdicts))
+        _print_json(_list_fields(whole, subjects, verdicts))
     if to or update_baseline:
-        _write(report, subjects, verdicts, to, baseline if update_baseline else None, _against_update(whole))
+        _write_document(
+            report, subjects, verdicts, to, baseline if update_baseline else None, _find_reason_against_update(whole)
+        )
     raise typer.Exit(exit_status(whole, show.allow_partial))
 
 
-def _fields(whole: "Verdict", subjects: "Sequence[Subject]", verdicts: "Sequence[Verdict]") -> dict[str, object]:
+def _list_fields(whole: "Verdict", subjects: "Sequence[Subject]", verdicts: "Sequence[Verdict]") -> dict[str, object]:
     if subjects[0].name is None:
         return whole._asdict()
     pairs = zip(subjects, verdicts, strict=True)
@@ -121,82 +125,82 @@ def _fields(whole: "Verdict", subjects: "Sequence[Subject]", verdicts: "Sequence
     return {"verdict": whole.verdict, "reasons": whole.reasons, "candidates": candidates}
 
 
-def _tell_verdict(found: "Verdict", quiet: bool, colored: bool) -> None:
+def _print_verdict(found: "Verdict", quiet: bool, colored: bool) -> None:
     from quanterr.report.formatting import sentence
 
-    print(f"verdict: {painted(found.verdict, TONES[found.verdict], colored)}", file=sys.stderr)
+    print(f"verdict: {paint(found.verdict, TONES[found.verdict], colored)}", file=sys.stderr)
     if quiet or found.verdict != "inconclusive":
         return
     of_gates = {gate.message for gate in found.gates}
     for reason in found.reasons:
         if reason not in of_gates:
-            print(f"  - {no_command(sentence(reason))}", file=sys.stderr)
+            print(f"  - {escape_commands(sentence(reason))}", file=sys.stderr)
 
 
 def _print_json(fields: dict[str, object]) -> None:
-    with printing():
+    with guard_stdout():
         print(strict_json.dumps({"schema": "quanterr.gate", **fields}, asdict), flush=True)
 
 
 def _same_file(report: str, baseline: str) -> bool:
-    """Whether both are one file: nothing would have changed, whatever it says."""
+    """Return True if both paths name one file, whose comparison with itself could show no change."""
     try:
         return os.path.samefile(report, baseline)
-    except (OSError, ValueError):  # reading them says which, and why
+    except (OSError, ValueError):  # reading the file raises the proper error
         return False
 
 
-def not_judged(report: "Report", error: UsageError) -> "Report":
-    """The report of a comparison that could not be judged as it was asked to."""
+def mark_unjudged(report: "Report", error: UsageError) -> "Report":
+    """Return a copy of the report with verdict "inconclusive" and the reason why the rules cannot judge it."""
     from quanterr.report.values import NOT_JUDGED
 
     before = report.reasons if report.verdict == "inconclusive" else []
     return report.model_copy(update={"verdict": "inconclusive", "reasons": [f"{NOT_JUDGED}{error}", *before]})
 
 
-def report_verdict(judged: "Judged", candidate: str | None = None, quiet: bool = False, colored: bool = False) -> None:
-    """The gates on standard error; on GitHub the verdict in the job's summary and as annotations as well."""
-    from quanterr.gates.as_text import gate_lines
+def report_verdict(
+    judged: "HasGates", candidate: str | None = None, quiet: bool = False, colored: bool = False
+) -> None:
+    """Print the gates on stderr; on GitHub, also write the verdict into the job summary and annotations."""
+    from quanterr.gates.as_text import format_gates
 
     if judged.gates and not quiet:
-        of = [] if candidate is None else [no_command(f"{display(candidate)}:")]
-        print("\n".join([*of, *gate_lines(judged.gates, colored)]), file=sys.stderr)
+        of = [] if candidate is None else [escape_commands(f"{display(candidate)}:")]
+        print("\n".join([*of, *format_gates(judged.gates, colored)]), file=sys.stderr)
     annotate(judged, candidate)
 
 
-def annotate(judged: "Judged", candidate: str | None = None) -> None:
-    """On GitHub: the verdict in the job's summary and as annotations."""
+def annotate(judged: "HasGates", candidate: str | None = None) -> None:
+    """On GitHub, write the verdict into the job summary and annotations; elsewhere do nothing."""
     from quanterr.gates import github
 
-    if not github.here():
+    if not github.is_on_github():
         return
-    for line in github.annotations(judged, candidate):
+    for line in github.make_annotations(judged, candidate):
         print(line, file=sys.stderr)
     if problem := github.write_summary(judged, candidate):
         print(f"quanterr: {problem}", file=sys.stderr)
 
 
 def summarize(document: "Document", baseline: str | os.PathLike[str] | None = None) -> None:
-    """On GitHub: its numbers in the job's summary, below the verdict, and what changed since the ``baseline``."""
+    """On GitHub, add the document's numbers and the change since the baseline to the job summary."""
     from quanterr.gates import github
 
     if not github.has_summary():
         return
     from quanterr.report.diff.making import diff
-    from quanterr.report.documents import KINDS
-    from quanterr.report.files import output_named
+    from quanterr.report.files import find_output
 
-    kind = next(kind for kind in KINDS.values() if kind.name == type(document).__name__)
     section, change = io.StringIO(), ""
-    output_named("md", kind.outputs).write(document, section)
-    with suppress(UsageError):  # of something else, which the gates have said
+    find_output("md").write(document, section)
+    with suppress(UsageError):  # an unrelated baseline: the gates have reported it
         if baseline is not None:
             change = f"Since the baseline: {diff(os.fspath(baseline), document).view(0).conclusion}"
     if problem := github.write_numbers(section.getvalue(), change):
         print(f"quanterr: {problem}", file=sys.stderr)
 
 
-def _write(
+def _write_document(
     path: str,
     subjects: "Sequence[Subject]",
     verdicts: "Sequence[Verdict]",
@@ -204,7 +208,7 @@ def _write(
     baseline: str | None,
     against: str | None,
 ) -> None:
-    """The whole document with its verdict, to where it was asked for and, with nothing against it, to the baseline."""
+    """Write the document with its verdicts to the targets and, unless ``against`` says why not, to the baseline."""
     from quanterr.gates import with_verdicts
     from quanterr.report import OUTPUTS
     from quanterr.report.documents import read_document
@@ -216,12 +220,12 @@ def _write(
     for target in to:
         write_output(document, target)
     if baseline is not None:
-        done = "is now this report" if against is None else f"is unchanged: {against}"
-        print(f"baseline {display(baseline)} {done}", file=sys.stderr)
+        done = "updated to this report" if against is None else f"not updated: {against}"
+        print(f"baseline {display(baseline)}: {done}", file=sys.stderr)
 
 
-def _against_update(judged: "Verdict") -> str | None:
-    """Why the report does not become the baseline: a gate that only warns would be lowered by it as well."""
+def _find_reason_against_update(judged: "Verdict") -> str | None:
+    """Return why the report must not become the baseline, or None. Failed warnings count: they would be hidden."""
     if judged.verdict != "pass":
         return judged.verdict
     failed = [gate.id for gate in judged.gates if gate.status == "fail"]

@@ -1,27 +1,27 @@
-"""``quanterr guide`` and ``quanterr explain``: the documentation in the terminal."""
+"""``quanterr guide`` and ``quanterr explain``: documentation in the terminal."""
 
 import sys
 from typing import Annotated
 
 import typer
 
-from quanterr.cli.common import printing
+from quanterr.cli.common import guard_stdout
 from quanterr.cli.completion import names, topics
 
 
 def guide(
     topic: Annotated[
         str | None,
-        typer.Argument(help="A page; without it, the list of pages.", show_default=False, autocompletion=topics),
+        typer.Argument(help="The page. Default: list all pages.", show_default=False, autocompletion=topics),
     ] = None,
 ) -> None:
     """Show a page of the guide: formats, findings, metrics, gates, outputs, settings, …"""
     from quanterr import guide as pages
 
     if topic is None:
-        _print(pages.contents())
+        _print(pages.list_pages())
     else:
-        _show(pages.page(topic), paged=True)
+        _show(pages.read_page(topic), paged=True)
 
 
 def explain(
@@ -40,7 +40,7 @@ def explain(
 
 
 def _show(text: str, paged: bool) -> None:
-    """Markdown drawn by rich in a terminal; as it is in a pipe, where other programs read it."""
+    """Print Markdown: drawn by rich in a terminal, unchanged in a pipe."""
     if not sys.stdout.isatty():
         _print(text)
         return
@@ -48,7 +48,7 @@ def _show(text: str, paged: bool) -> None:
     from rich.markdown import Markdown
 
     console = Console()
-    with printing():
+    with guard_stdout():
         if not paged:
             console.print(Markdown(text))
             return
@@ -57,5 +57,5 @@ def _show(text: str, paged: bool) -> None:
 
 
 def _print(text: str) -> None:
-    with printing():
+    with guard_stdout():
         print(text.rstrip(), flush=True)

@@ -1,4 +1,4 @@
-"""What is worth asking next, as a command that can be pasted."""
+"""The command proposed below a result, ready to paste."""
 
 import json
 import os
@@ -7,46 +7,46 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from quanterr.util.addresses import without_credentials
-from quanterr.util.text import unicode
+from quanterr.util.addresses import strip_credentials
+from quanterr.util.text import escape_surrogates
 
 if TYPE_CHECKING:
     from quanterr.report.plan.model import Plan
     from quanterr.report.ranking.model import Ranking
 
 
-def after_compare(original: str, quantized: str, command: Sequence[str], wrote: Sequence[object]) -> str:
-    """Does the model still work; of files without a model, the page."""
-    asked = _inputs_of(original)
+def suggest_after_compare(original: str, quantized: str, command: Sequence[str], wrote: Sequence[object]) -> str:
+    """Propose evaluate; for files that evaluate cannot run, the report's page unless an output was written."""
+    asked = _list_inputs(original)
     if asked:
-        return _line(["quanterr", "evaluate", original, quantized, *asked])
-    return "" if wrote else _line([*command, "-o", "report.html"])
+        return _join_command(["quanterr", "evaluate", original, quantized, *asked])
+    return "" if wrote else _join_command([*command, "-o", "report.html"])
 
 
-def after_rank(ranking: "Ranking", paths: Sequence[str]) -> str:
-    """The best candidate by itself; where all were quantized on the fly, a plan that mixes their recipes."""
+def suggest_after_rank(ranking: "Ranking", paths: Sequence[str]) -> str:
+    """Propose compare for the best stored candidate; if all were quantized on the fly, a plan with their recipes."""
     original, *files = paths
     ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
     stored = [candidate.path for candidate in ranked if candidate.path in files]
     if stored:
-        return _line(["quanterr", "compare", original, stored[0], "-o", "report.html"])
+        return _join_command(["quanterr", "compare", original, stored[0], "-o", "report.html"])
     bits = [candidate.bits_per_weight for candidate in ranked if candidate.bits_per_weight is not None]
     if files or len(bits) < 2:
         return ""
     recipes = ",".join(candidate.name for candidate in ranked)
-    return _line(["quanterr", "plan", original, "--bits", f"{median(bits):.3g}", "--to", recipes])
+    return _join_command(["quanterr", "plan", original, "--bits", f"{median(bits):.3g}", "--to", recipes])
 
 
-def after_plan(plan: "Plan", command: Sequence[str]) -> str:
-    """The plan for a program that writes all its recipes."""
+def suggest_after_plan(plan: "Plan", command: Sequence[str]) -> str:
+    """Propose to export the plan for the first program that can write all its recipes."""
     from quanterr.planning.exports import consumers_of
 
     programs = consumers_of(plan)
-    return _line([*command, "--export", programs[0]]) if programs else ""
+    return _join_command([*command, "--export", programs[0]]) if programs else ""
 
 
-def _inputs_of(original: str) -> list[str]:
-    """What evaluate needs for the model of a folder; nothing where it builds none."""
+def _list_inputs(original: str) -> list[str]:
+    """Return the input options that evaluate needs for a folder's model; empty without a readable config.json."""
     try:
         with open(os.path.join(original, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
@@ -57,5 +57,5 @@ def _inputs_of(original: str) -> list[str]:
     return ["--inputs", "calls.safetensors"] if "_class_name" in config else ["--text", "text.txt"]
 
 
-def _line(words: Sequence[str]) -> str:
-    return shlex.join(unicode(without_credentials(word)) for word in words)
+def _join_command(words: Sequence[str]) -> str:
+    return shlex.join(escape_surrogates(strip_credentials(word)) for word in words)

@@ -1,4 +1,4 @@
-"""Makes options of the command line from the fields of dataclasses."""
+"""Command line options made from the fields of dataclasses."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -15,63 +15,65 @@ from quanterr.cli import completion
 from quanterr.options import PANELS, Option
 
 
-class But(NamedTuple):
-    """Beside a parameter of a command: fields of its dataclass that are no options there."""
+class AllBut(NamedTuple):
+    """Annotation of a command's parameter: the fields of its dataclass that are no options of this command."""
 
     names: tuple[str, ...]
 
 
 class Only(NamedTuple):
-    """Beside a parameter of a command: the fields of its dataclass that are options there."""
+    """Annotation of a command's parameter: the only fields of its dataclass that are options of this command."""
 
     names: tuple[str, ...]
 
 
-class _Choice(str, Enum):  # noqa: UP042 - without members: one is made for each Literal
-    """The words of a ``Literal``."""
+class _Choice(str, Enum):  # noqa: UP042 - memberless base: each Literal gets its own enumeration
+    """Base of the enumerations that stand for a ``Literal``."""
 
 
-class _Group(NamedTuple):
-    """A parameter of a command that is a dataclass, and its fields that are options."""
+class _OptionGroup(NamedTuple):
+    """A dataclass parameter of a command: its type and the fields that are options."""
 
     kind: Callable[..., object]
     names: tuple[str, ...]
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, called with an option for each field of its parameters that are dataclasses.
+    """Return the command with its dataclass parameters replaced by one option for each of their fields.
 
-    ``options: Annotated[CompareOptions, But(("resume",))]`` gives it all fields of CompareOptions that have an
-    :class:`quanterr.options.Option`, except ``resume``.
+    ``options: Annotated[CompareOptions, AllBut(("resume",))]`` becomes an option for each field of CompareOptions that
+    has an :class:`quanterr.options.Option`, except ``resume``.
     """
     parameters: list[inspect.Parameter] = []
-    groups: dict[str, _Group] = {}
+    groups: dict[str, _OptionGroup] = {}
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         annotation = parameter.annotation
         kind, *notes = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
         if not hasattr(kind, "__dataclass_fields__"):
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
-        made = [option for option in _options(kind) if _is_wanted(option.name, notes)]
-        groups[name] = _Group(kind, tuple(option.name for option in made))
+        made = [option for option in _make_parameters(kind) if _is_wanted(option.name, notes)]
+        groups[name] = _OptionGroup(kind, tuple(option.name for option in made))
         parameters += made
 
     @wraps(command)
-    def called(**given: object) -> None:
+    def wrapper(**given: object) -> None:
         for name, group in groups.items():
             own = {field: given.pop(field) for field in group.names}
-            given[name] = group.kind(**{field: _plain(value) for field, value in own.items() if value is not None})
+            given[name] = group.kind(
+                **{field: _unwrap_choice(value) for field, value in own.items() if value is not None}
+            )
         command(**given)
 
-    parameters.sort(key=_place)
-    del called.__wrapped__  # typer would look through it
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return called
+    parameters.sort(key=_sort_key)
+    del wrapper.__wrapped__  # typer would read the signature of the wrapped function
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapper
 
 
-def _place(parameter: inspect.Parameter) -> int:
-    """Arguments first, then options by their panels."""
+def _sort_key(parameter: inspect.Parameter) -> int:
+    """Return a sort key: arguments first, then options in the order of their panels."""
     notes = getattr(parameter.annotation, "__metadata__", ())
     panel = next((note.rich_help_panel for note in notes if isinstance(note, OptionInfo)), "")
     return PANELS.index(panel) if panel in PANELS else -1
@@ -86,7 +88,7 @@ class _Row(NamedTuple):
     default: object
 
 
-def _rows(kind: type) -> list[_Row]:
+def _option_rows(kind: type) -> list[_Row]:
     hints = get_type_hints(kind, include_extras=True)
     return [
         _Row(field.name, get_args(hints[field.name])[0], note, field.default)
@@ -96,21 +98,21 @@ def _rows(kind: type) -> list[_Row]:
     ]
 
 
-def _options(kind: type) -> list[inspect.Parameter]:
-    return [_parameter(row) for row in _rows(kind)]
+def _make_parameters(kind: type) -> list[inspect.Parameter]:
+    return [_make_parameter(row) for row in _option_rows(kind)]
 
 
 def _is_wanted(name: str, notes: Iterable[object]) -> bool:
     for note in notes:
-        if (isinstance(note, But) and name in note.names) or (isinstance(note, Only) and name not in note.names):
+        if (isinstance(note, AllBut) and name in note.names) or (isinstance(note, Only) and name not in note.names):
             return False
     return True
 
 
-def _parameter(row: _Row) -> inspect.Parameter:
-    kind, default = _kind(row.kind), None if row.default in ((), MISSING) else row.default
+def _make_parameter(row: _Row) -> inspect.Parameter:
+    kind, default = _typer_type(row.kind), None if row.default in ((), MISSING) else row.default
     info = typer.Option(
-        *_flags(row),
+        *_list_flags(row),
         metavar=row.option.metavar,
         help=row.option.help,
         min=row.option.least,
@@ -123,12 +125,12 @@ def _parameter(row: _Row) -> inspect.Parameter:
     )
 
 
-def _flags(row: _Row) -> list[str]:
+def _list_flags(row: _Row) -> list[str]:
     return row.option.flags.split() or [f"--{row.name.replace('_', '-')}"]
 
 
-def _kind(kind: object) -> object:
-    """The type as typer takes it: paths are strings, any number of words a list, a literal an enumeration."""
+def _typer_type(kind: object) -> object:
+    """Return the type for typer: str for paths, a list for iterables, an enumeration for a Literal."""
     if get_origin(kind) is Iterable:
         return list[str] | None
     if get_origin(kind) is Literal:
@@ -139,5 +141,5 @@ def _kind(kind: object) -> object:
     return kind
 
 
-def _plain(value: object) -> object:
+def _unwrap_choice(value: object) -> object:
     return value.value if isinstance(value, _Choice) else value

@@ -1,4 +1,4 @@
-"""``quanterr plan``: which recipe each layer should have under a budget."""
+"""``quanterr plan``: choose a recipe for each layer under a budget."""
 
 import sys
 from dataclasses import replace
@@ -13,17 +13,17 @@ from quanterr.cli.common import (
     announce,
     command_line,
     deliver,
-    help_of,
-    printing,
+    guard_stdout,
     require_memory,
-    watching,
+    show_progress,
+    wrap_help,
 )
-from quanterr.cli.next_steps import after_plan
-from quanterr.cli.options import But, with_options
+from quanterr.cli.next_steps import suggest_after_plan
+from quanterr.cli.options import AllBut, with_options
 from quanterr.options import OUTPUT, PlanOptions
 from quanterr.util.text import display
 
-HELP = help_of("""Choose a recipe for each layer: the least error within a budget, measured on the real weights.
+HELP = wrap_help("""Choose a recipe for each layer: the least error within a budget, measured on the real weights.
 
 \b
 [bold]quanterr plan original/ --size 6GiB --sensitivity s.json[/bold]
@@ -31,9 +31,9 @@ HELP = help_of("""Choose a recipe for each layer: the least error within a budge
 [bold]quanterr plan original/ --max-kld 0.01 --sensitivity s.json --verify --text heldout.txt -o plan.json[/bold]
 [bold]quanterr compare original/ produced/ --plan plan.json[/bold]
 
-Layers that runtimes fuse (q k v; gate up; the experts of a block) have one recipe. The answer says by how much another
-plan could be better. Without --sensitivity, which quanterr evaluate --sensitivity writes, all squared errors count
-the same: a guess. --verify measures on a text what the plan does to the model; then --max-kld is kept by that.
+Layers that runtimes fuse (q k v; gate up; the experts of a block) share a recipe. The result bounds how much better any
+other plan could be. Without --sensitivity (from quanterr evaluate --sensitivity), all squared errors count alike, which
+is a guess. --verify measures the plan's divergence on a text; --max-kld then bounds the measured value.
 
 Exit status: 0 planned; 2 wrong usage, or a budget that cannot be met; 3 an input is unreadable; 5 memory or device.
 """)
@@ -42,45 +42,44 @@ Exit status: 0 planned; 2 wrong usage, or a budget that cannot be met; 3 an inpu
 @with_options
 def plan(
     original: Original,
-    options: Annotated[PlanOptions, But(("outlier_threshold",))],
-    show: Annotated[Display, But(("sort_by", "no_plot", "verbose", "allow_partial"))],
+    options: Annotated[PlanOptions, AllBut(("outlier_threshold",))],
+    show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "allow_partial"))],
     export: Annotated[
         str | None,
         typer.Option(
             "--export",
             metavar="PROGRAM",
-            help="On stdout, not tables: for llama-quantize, llmcompressor, torchao, modelopt, bitsandbytes, "
-            "convert_to_quant or mlx.",
+            help="Print the plan for this program instead of tables: llama-quantize, llmcompressor, torchao, modelopt, "
+            "bitsandbytes, convert_to_quant or mlx.",
             rich_help_panel=OUTPUT,
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Which recipe should each layer have?"""
+    """Choose a recipe for each layer."""
     from quanterr.report.files import write_output
     from quanterr.report.formatting import LONG
-    from quanterr.report.plan import OUTPUTS
 
-    to = show.targets([original, options.importance, options.sensitivity], OUTPUTS)
+    to = show.targets([original, options.importance, options.sensitivity])
     announce([original], show.quiet)
     with Interrupt(keeps=False) as interrupt:
         require_memory()
         from quanterr.planning import plan_layers
-        from quanterr.planning.exports import CONSUMERS, check_consumer, exported, usage
+        from quanterr.planning.exports import CONSUMERS, check_consumer, export_command, export_plan
 
         check_consumer(export)
-        with watching(show.quiet or export is not None) as on_progress:
+        with show_progress(show.quiet or export is not None) as on_progress:
             command = tuple(command_line())
             found = plan_layers(
                 original, replace(options, on_progress=on_progress, stop=interrupt.stop, command=command)
             )
         if export is not None:
-            text = exported(found, export)
+            text = export_plan(found, export)
             for target in to:
                 write_output(found, target)
-            with printing():
+            with guard_stdout():
                 print(text, end="", flush=True)
-            if not show.quiet and (how := usage(found, export)):
-                print(f"quanterr: as {CONSUMERS[export].file}, for: {display(how, LONG)}", file=sys.stderr)
+            if not show.quiet and (how := export_command(found, export)):
+                print(f"quanterr: save as {CONSUMERS[export].file} and run: {display(how, LONG)}", file=sys.stderr)
             return
-        deliver(found, to, show, next_step=after_plan(found, command))
+        deliver(found, to, show, next_step=suggest_after_plan(found, command))

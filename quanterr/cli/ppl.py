@@ -1,47 +1,52 @@
-"""``quanterr ppl``: perplexity from log-probabilities that a server gave."""
+"""``quanterr ppl``: perplexity from the log-probabilities of a server."""
 
 from typing import Annotated
 
 import typer
 
-from quanterr.cli.common import Display, help_of, printing
+from quanterr.cli.common import Display, guard_stdout, wrap_help
 from quanterr.cli.options import Only, with_options
 from quanterr.util import strict_json
 from quanterr.util.text import count, display
 
-HELP = help_of("""Perplexity, with its standard error, from log-probabilities that a server gave.
+HELP = wrap_help("""Compute perplexity and its standard error from the log-probabilities of a server.
 
 \b
 [bold]quanterr ppl quantized.jsonl --baseline original.jsonl[/bold]
 
-A line of JSON for each chunk or request: a list of natural logarithms, {"logprobs": [...]}, or the answer of an
+Each line is the JSON of one chunk or request: a list of natural logarithms, {"logprobs": [...]}, or the response of an
 OpenAI-compatible server with logprobs.
 """)
 
 
 @with_options
 def ppl(
-    logprobs: Annotated[str, typer.Argument(metavar="LOGPROBS", help="Log-probabilities, JSONL.", show_default=False)],
+    logprobs: Annotated[
+        str, typer.Argument(metavar="LOGPROBS", help="A JSONL file of log-probabilities.", show_default=False)
+    ],
     show: Annotated[Display, Only(("as_json",))],
     baseline: Annotated[
         str | None,
         typer.Option(
-            "--baseline", metavar="FILE", help="Those of the original, on the same tokens.", show_default=False
+            "--baseline",
+            metavar="FILE",
+            help="Log-probabilities of the original on the same tokens.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Perplexity from log-probabilities."""
-    from quanterr.report.evaluation.logprobs import perplexity, ratio, read_logprobs
+    """Compute perplexity from log-probabilities."""
+    from quanterr.report.evaluation.logprobs import compute_perplexity, compute_ratio, read_logprobs
 
     lines = read_logprobs(logprobs)
-    own = perplexity(logprobs, lines)
+    own = compute_perplexity(logprobs, lines)
     found = {"schema": "quanterr.ppl", **own._asdict()}
-    told = [f"{display(logprobs)}: PPL {own.ppl:.5g} ± {own.ppl_se:.2g} over {count(own.tokens, 'token')}"]
+    texts = [f"{display(logprobs)}: PPL {own.ppl:.5g} ± {own.ppl_se:.2g} over {count(own.tokens, 'token')}"]
     if baseline is not None:
         others = read_logprobs(baseline)
-        base, change = perplexity(baseline, others), ratio(lines, others)
+        base, change = compute_perplexity(baseline, others), compute_ratio(lines, others)
         found |= {"baseline": base._asdict(), **change._asdict()}
-        told.append(f"{display(baseline)}: PPL {base.ppl:.5g} ± {base.ppl_se:.2g}")
-        told.append(f"ratio {change.ratio:.5g}; ln ratio {change.ln_ratio:.4g} ± {change.ln_ratio_se:.2g}")
-    with printing():
-        print(strict_json.dumps(found) if show.as_json else "\n".join(told), flush=True)
+        texts.append(f"{display(baseline)}: PPL {base.ppl:.5g} ± {base.ppl_se:.2g}")
+        texts.append(f"ratio {change.ratio:.5g}; ln ratio {change.ln_ratio:.4g} ± {change.ln_ratio_se:.2g}")
+    with guard_stdout():
+        print(strict_json.dumps(found) if show.as_json else "\n".join(texts), flush=True)

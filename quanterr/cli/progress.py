@@ -1,4 +1,4 @@
-"""Progress on stderr: a tqdm bar in a terminal, now and then a line elsewhere, so that no CI takes the run for dead."""
+"""Progress on stderr: a tqdm bar in a terminal, elsewhere a line from time to time, so that no CI job times out."""
 
 import sys
 import time
@@ -12,31 +12,31 @@ if TYPE_CHECKING:
 
     from quanterr.comparison.scheduler import Progress
 
-DELAY = 0.5  # seconds before a bar is drawn: small comparisons are over by then
-FIRST_LINE = 10  # seconds
-EVERY = 30  # seconds
-NARROW = 90  # columns, below which a bar leaves out how much was read
+DELAY = 0.5  # seconds before a bar is drawn, so that short comparisons draw none
+FIRST_LINE = 10  # seconds before the first line, and at least between two lines
+EVERY = 30  # seconds after which a line is due without progress
+NARROW = 90  # columns; narrower bars leave out sizes and rate
 FORMAT = "{percentage:3.0f}% {bar} {n_fmt}iB of {total_fmt}iB, {rate_fmt}, eta {remaining}{postfix}"
 SHORT = "{percentage:3.0f}% {bar} eta {remaining}{postfix}"
-STEP = 0.05  # of all bytes, but not more than one line in FIRST_LINE seconds
+STEP = 0.05  # share of all bytes after which a line is due, FIRST_LINE seconds after the last one at the earliest
 
 
 class Bar:
-    """A tqdm bar over the bytes of both files."""
+    """A tqdm bar over the bytes to read from both files."""
 
     def __init__(self) -> None:
-        """Say what takes the first second; a bar comes later, as small comparisons are over before."""
+        """Print "loading torch", which takes the first second; the first call creates the bar."""
         self._bar: tqdm[Never] | None = None
         print("loading torch", end="\r", file=sys.stderr, flush=True)
 
     def __call__(self, progress: "Progress") -> None:
-        """Show where the run is."""
+        """Update the bar."""
         if self._bar is None:
             from tqdm import tqdm
 
             self._bar = tqdm(
                 total=progress.total_bytes,
-                unit="iB",  # what unit_divisor makes of it
+                unit="iB",  # tqdm puts K, M or G before it
                 unit_scale=True,
                 unit_divisor=1024,
                 file=sys.stderr,
@@ -48,18 +48,18 @@ class Bar:
             )
         done = f"{min(progress.done_weights + 1, progress.total_weights):,}/{progress.total_weights:,}"
         room = max(get_terminal_size().columns // 3 - len(done), 12)
-        self._bar.set_postfix_str(f"{done} {cut(display(progress.name), room)}", refresh=False)
+        self._bar.set_postfix_str(f"{done} {shorten(display(progress.name), room)}", refresh=False)
         self._bar.update(progress.done_bytes - self._bar.n)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
         print(" " * len("loading torch"), end="\r", file=sys.stderr, flush=True)
 
 
-def cut(name: str, room: int) -> str:
-    """A name in so many characters: what is left out is in the middle, as block and module are at its ends."""
+def shorten(name: str, room: int) -> str:
+    """Shorten a name to ``room`` characters by an ellipsis in the middle: block and module are at the ends."""
     if len(name) <= room:
         return name
     head = (room - 1) // 2
@@ -67,7 +67,7 @@ def cut(name: str, room: int) -> str:
 
 
 class Heartbeat:
-    """A line every half minute, or every 5 % where that takes longer than ten seconds."""
+    """A progress line every 5 % of the bytes, at least 10 and at most 30 seconds apart."""
 
     def __init__(self) -> None:
         """Start the clock."""
@@ -75,7 +75,7 @@ class Heartbeat:
         self._last_done = 0
 
     def __call__(self, progress: "Progress") -> None:
-        """Print a line if it is time."""
+        """Print a line if one is due."""
         now = time.monotonic()
         total = max(progress.total_bytes, 1)
         moved = (progress.done_bytes - self._last_done) / total
@@ -92,14 +92,14 @@ class Heartbeat:
         )
 
     def close(self) -> None:
-        """Nothing to take away."""
+        """Do nothing: lines stay."""
 
 
 class Steps:
-    """Of an evaluation: units of the model and micro-batches; a bar in a terminal, now and then a line elsewhere."""
+    """Progress of an evaluation by units and micro-batches: a bar in a terminal, elsewhere a line every 30 seconds."""
 
     def __init__(self, terminal: bool) -> None:
-        """Say what takes the first seconds."""
+        """Print "loading torch" if stderr is a terminal."""
         self._terminal = terminal
         self._bar: tqdm[Never] | None = None
         self._started = self._last = time.monotonic()
@@ -107,7 +107,7 @@ class Steps:
             print("loading torch", end="\r", file=sys.stderr, flush=True)
 
     def __call__(self, unit: int, units: int, batch: int, batches: int) -> None:
-        """Show where the run is: ``unit`` are done, and ``batch`` micro-batches of the next one."""
+        """Show that ``unit`` of ``units`` and ``batch`` of ``batches`` micro-batches of the next unit are done."""
         done, total, now = unit * batches + batch, units * batches, time.monotonic()
         if self._terminal:
             if self._bar is None:
@@ -121,7 +121,7 @@ class Steps:
             print(f"progress {share} unit {unit + 1:,}/{units:,} eta {left:.0f} s", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
         if self._terminal:

@@ -1,4 +1,4 @@
-"""``quanterr rank``: several candidates for one original, in one pass over it."""
+"""``quanterr rank``: compare several candidates with one original in one pass."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quanterr.cli.common import (
-    OF_RESULTS,
+    RESULT_OPTIONS,
     Display,
     Interrupt,
     Original,
     announce,
     command_line,
     deliver,
-    ended_by,
-    help_of,
+    exit_on_interrupt,
     require_memory,
+    show_progress,
     warn,
-    watching,
+    wrap_help,
 )
 from quanterr.cli.gate import report_verdict, summarize
-from quanterr.cli.next_steps import after_rank
+from quanterr.cli.next_steps import suggest_after_rank
 from quanterr.cli.options import with_options
 from quanterr.options import CompareOptions, RankOptions
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Asked = TypeVar("Asked", bound=CompareOptions)
 
-HELP = help_of("""Compare several quantized checkpoints with one original and say which is best for its size.
+HELP = wrap_help("""Compare several quantized checkpoints with one original and rank them by error and size.
 
 \b
 [bold]quanterr rank original.safetensors fp8.safetensors int8.safetensors[/bold]
@@ -42,11 +42,11 @@ HELP = help_of("""Compare several quantized checkpoints with one original and sa
 [bold]quanterr rank original/ fp8/ int8/ --keep-original 200MiB -o ranking.html[/bold]
 [bold]quanterr rank original/ mine.safetensors --against fp8_row,nvfp4[/bold]
 
-The original is read once, whatever the number of candidates. Error is compared over the same layers for
-all. A candidate that compare would call inconclusive is named first and never ranked.
+The original is read once, whatever the number of candidates. All errors are over the same layers. Candidates that
+compare would call inconclusive are listed first, without a rank.
 
-Exit status: 0 all candidates compared completely, and all gates hold for each; 1 one does not; 2 wrong usage;
-3 an input is unreadable; 4 a candidate is inconclusive; 5 memory, device or disk; 70 a bug.
+Exit status: 0 all candidates compared completely, and all gates hold for each; 1 a gate does not hold;
+2 wrong usage; 3 an input is unreadable; 4 a candidate is inconclusive; 5 memory, device or disk; 70 a bug.
 """)
 
 
@@ -58,16 +58,15 @@ def rank(
         typer.Argument(metavar="Q1 Q2 ...", help="The checkpoints to rank.", show_default=False),
     ],
     options: RankOptions,
-    show: Annotated[Display, OF_RESULTS],
+    show: Annotated[Display, RESULT_OPTIONS],
 ) -> None:
     """Rank several candidates."""
     from quanterr.gates import prepare
-    from quanterr.report.ranking import OUTPUTS
-    from quanterr.report.ranking.making import names_of
+    from quanterr.report.ranking.making import name_candidates
 
     if not options.against:
-        names_of(candidates)  # a mistake in them costs no run
-    to = show.targets([original, *candidates, options.baseline, options.importance, options.sensitivity], OUTPUTS)
+        name_candidates(candidates)  # raises before the run
+    to = show.targets([original, *candidates, options.baseline, options.importance, options.sensitivity])
     rules = prepare(options)
 
     def ranking(asked: RankOptions) -> "Ranking":
@@ -81,24 +80,24 @@ def rank(
 def run(
     make: "Callable[[Asked], Ranking]", options: "Asked", paths: "Sequence[str]", to: "list[Target]", show: Display
 ) -> None:
-    """Make a ranking, write and show it; ends with its exit status."""
+    """Make a ranking, write it, print it, and exit with its status."""
     announce(paths, show.quiet)
-    with Interrupt() as interrupt, ended_by(interrupt):
+    with Interrupt() as interrupt, exit_on_interrupt(interrupt):
         require_memory()
-        with watching(show.quiet) as on_progress:
+        with show_progress(show.quiet) as on_progress:
             ranking = make(
                 replace(options, on_progress=on_progress, stop=interrupt.stop, command=tuple(command_line()))
             )
         warn(found for candidate in ranking.candidates for found in candidate.findings)
-        status = _status(ranking, show.allow_partial, interrupt.signal)
-        deliver(ranking, to, show, status, next_step=after_rank(ranking, paths))
+        status = _decide_status(ranking, show.allow_partial, interrupt.signal)
+        deliver(ranking, to, show, status, next_step=suggest_after_rank(ranking, paths))
         for candidate in ranking.candidates:
             report_verdict(candidate, candidate.name)
         summarize(ranking, options.baseline)
     raise typer.Exit(status)
 
 
-def _status(ranking: "Ranking", allow_partial: bool, signal: int | None) -> int:
+def _decide_status(ranking: "Ranking", allow_partial: bool, signal: int | None) -> int:
     from quanterr.report.gate_results import exit_status
 
     if signal is not None and not ranking.complete:

@@ -1,9 +1,9 @@
-"""Defaults of the options: from the environment, else from quanterr.toml or pyproject.toml.
+"""Default values of options from the environment, quanterr.toml or pyproject.toml, in this order.
 
 The file is the quanterr.toml of the current folder or of the nearest folder above it, or the
 ``[tool.quanterr]`` of the nearest pyproject.toml, whichever is nearer. A table for each command holds options
-by their long names (``[compare] device = "cpu"``); the environment calls the same QUANTERR_COMPARE_DEVICE.
-What is misspelt or of a wrong type is an error: a gate that is not asked for would hold.
+by their long names (``[compare] device = "cpu"``); the environment variable is QUANTERR_COMPARE_DEVICE.
+A misspelt name or a wrong type is an error: an ignored gate would look like a gate that holds.
 """
 
 import os
@@ -24,8 +24,8 @@ from quanterr.util.toml_file import read_toml
 FILE, PROJECT = "quanterr.toml", "pyproject.toml"
 PREFIX = "QUANTERR"
 WEIGHTS = (".safetensors", ".sft", ".gguf")
-FILES = ("FILE", "FOLDER")  # what such options take, relative to the file that names them
-INPUTS = ("original", "quantized")  # what is compared is said on the command line
+FILES = ("FILE", "FOLDER")  # metavars of options whose paths are relative to the settings file
+INPUTS = ("original", "quantized")  # these must be on the command line
 
 
 class _Settings(NamedTuple):
@@ -33,36 +33,38 @@ class _Settings(NamedTuple):
     tables: JsonObject  # by command
 
 
-def defaults(context: typer.Context) -> dict[str, JsonObject]:
-    """Defaults for the command that is called, as typer's ``default_map``. Says on stderr where they come from.
+def read_defaults(context: typer.Context) -> dict[str, JsonObject]:
+    """Return defaults for the invoked command as typer's ``default_map``, and print their sources on stderr.
 
     Raises:
-        UsageError: a file that cannot be read or is not TOML; a command, an option or a value that does not exist.
+        UsageError: a file is unreadable or not TOML, or a command, option or value is unknown.
     """
     commands = cast(TyperGroup, context.command).commands
     command = str(context.invoked_subcommand)
     options_of = {
         name: {
-            _long(option): option
+            _long_name(option): option
             for option in known.params
-            if isinstance(option, TyperOption) and _long(option) not in INPUTS
+            if isinstance(option, TyperOption) and _long_name(option) not in INPUTS
         }
         for name, known in commands.items()
     }
     options = options_of[command]
     values: JsonObject = {}
     sources: list[str] = []
-    settings = _found()
+    settings = _find_settings()
     if settings is not None:
         _check_names(settings.tables, commands, settings.path, "command")
         table = settings.tables.get(command, {})
         _check_names(table, options, settings.path, "option")
         for key, value in table.items():
             place = f"{display(str(settings.path))}: {key}"
-            values[str(options[key].name)] = _beside(settings.path, options[key], _value(options[key], value, place))
+            values[str(options[key].name)] = _resolve_paths(
+                settings.path, options[key], _check_value(options[key], value, place)
+            )
         if table:
             sources.append(str(settings.path))
-    for variable, option, value in _of_environment(command, options_of):
+    for variable, option, value in _read_environment(command, options_of):
         values[option] = value
         sources.append(variable)
     if sources:
@@ -70,38 +72,37 @@ def defaults(context: typer.Context) -> dict[str, JsonObject]:
     return {command: values}
 
 
-def _long(option: TyperOption) -> str:
+def _long_name(option: TyperOption) -> str:
     return next(name for name in option.opts if name.startswith("--"))[2:]
 
 
-def _found() -> _Settings | None:
-    """The nearest settings, unless they are stored with weights: whoever made those made them too."""
+def _find_settings() -> _Settings | None:
+    """Return the nearest settings, without files stored next to weights: these may come from the weights' author."""
     try:
         here = Path.cwd()
-    except OSError:  # a folder that is gone
+    except OSError:  # the current folder was deleted
         return None
     for folder in (here, *here.parents):
         for path in (folder / FILE, folder / PROJECT):
-            if not os.path.isfile(path):  # also where we may not look
+            if not os.path.isfile(path):  # False for folders without permission, too
                 if path.name == FILE and os.path.lexists(path) and not _holds_weights(folder):
-                    raise UsageError(f"{display(str(path))}: is not a file, so it holds no settings; rename it")
+                    raise UsageError(f"{display(str(path))}: not a regular file; rename it")
                 continue
-            tables = _tables(path)
+            tables = _read_tables(path)
             if tables is None:
                 continue
             if not _holds_weights(folder):
                 return _Settings(path, tables)
             print(
-                f"quanterr: warning: {display(str(path))} is not read: it is stored with weights, and may have "
-                "come with "
-                "them; put it into the folder above",
+                f"quanterr: warning: {display(str(path))} is ignored: it is stored next to weights, and may have "
+                "come with them; move it to the parent folder",
                 file=sys.stderr,
             )
     return None
 
 
-def _tables(path: Path) -> JsonObject | None:
-    """What a file says of quanterr, by command; None of a pyproject.toml that says nothing."""
+def _read_tables(path: Path) -> JsonObject | None:
+    """Return the options of a settings file by command; None if a pyproject.toml has no ``[tool.quanterr]``."""
     where, table = display(str(path)), "[compare]"
     tables: Any = read_toml(path, where)[1]
     if path.name == PROJECT:
@@ -124,17 +125,21 @@ def _holds_weights(folder: Path) -> bool:
 def _check_names(given: JsonFields, known: JsonFields, path: Path, kind: str) -> None:
     for name in given:
         if name not in known:
-            raise UsageError(f"{display(str(path))}: {_unknown(name, known, kind)}")
+            raise UsageError(f"{display(str(path))}: {_describe_unknown(name, known, kind)}")
 
 
-def _unknown(name: str, known: JsonFields, kind: str) -> str:
+def _describe_unknown(name: str, known: JsonFields, kind: str) -> str:
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {listed(sorted(known), 40)}"
     return f"no {kind} named {display(name)}; {hint}"
 
 
-def _value(option: TyperOption, value: object, where: str) -> object:
-    """The value as typer wants it."""
+def _check_value(option: TyperOption, value: object, where: str) -> object:
+    """Return the value, for repeatable options as a list.
+
+    Raises:
+        UsageError: the value has the wrong type.
+    """
     if option.multiple:
         values = value if isinstance(value, list) else [value]
         right, wanted = all(isinstance(item, str) for item in values), "a string or a list of strings"
@@ -148,24 +153,27 @@ def _value(option: TyperOption, value: object, where: str) -> object:
     return value
 
 
-def _beside(path: Path, option: TyperOption, value: Any) -> object:
-    """Names of files as seen from the file that holds them; not ``-``, an address, nor the name of a preset."""
+def _resolve_paths(path: Path, option: TyperOption, value: Any) -> object:
+    """Make file names relative to the settings file; leave ``-``, addresses and names of presets as they are."""
     if option.metavar not in FILES or path.parent == Path.cwd():
         return value
     if isinstance(value, list):
-        return [_beside(path, option, item) for item in value]
+        return [_resolve_paths(path, option, item) for item in value]
     is_preset = option.name == "thresholds" and not Path(value).suffix
     return value if value == "-" or "://" in value or is_preset else str(path.parent / value)
 
 
-def _of_environment(
+def _read_environment(
     command: str, options_of: Mapping[str, Mapping[str, TyperOption]]
 ) -> Iterator[tuple[str, str, object]]:
-    """Variable, option and value of each QUANTERR_COMPARE_…; of what may be given several times a line each.
+    """Yield the variable, option and value of each setting of this command; repeatable options have a value per line.
 
-    Those of other commands have to be right as well: of a misspelt command nobody would ever hear.
+    Variables of other commands are checked, too: a misspelt command name would go unnoticed.
+
+    Raises:
+        UsageError: a variable is unknown or empty.
     """
-    from quanterr.native import VARIABLE as KERNEL  # ctypes, which --help does not need
+    from quanterr.native import VARIABLE as KERNEL  # imports ctypes, which --help does not need
 
     known = {
         f"{PREFIX}_{name}_{key}".upper().replace("-", "_"): (name, option)
@@ -176,10 +184,10 @@ def _of_environment(
         if variable == KERNEL:
             continue
         if variable not in known:
-            raise UsageError(f"in the environment {_unknown(variable, {**known, KERNEL: None}, 'setting')}")
+            raise UsageError(f"environment: {_describe_unknown(variable, {**known, KERNEL: None}, 'setting')}")
         name, option = known[variable]
         value = os.environ[variable]
-        if not value.strip():  # as of a variable of CI that is not set: a gate would be off
-            raise UsageError(f"in the environment {variable} is empty; give it a value, or unset it")
+        if not value.strip():  # such as from an undefined CI variable, which would switch a gate off
+            raise UsageError(f"environment: {variable} is empty; give it a value, or unset it")
         if name == command:
             yield variable, str(option.name), value.splitlines() if option.multiple else value

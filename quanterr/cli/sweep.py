@@ -1,8 +1,8 @@
-"""``quanterr sweep``: what other formats would cost, without writing a file."""
+"""``quanterr sweep``: rank recipes on the original, without writing a file."""
 
 from typing import TYPE_CHECKING, Annotated
 
-from quanterr.cli.common import OF_RESULTS, Display, Original, help_of
+from quanterr.cli.common import RESULT_OPTIONS, Display, Original, wrap_help
 from quanterr.cli.options import with_options
 from quanterr.cli.rank import run
 from quanterr.errors import UsageError
@@ -11,7 +11,7 @@ from quanterr.options import SweepOptions
 if TYPE_CHECKING:
     from quanterr.report.ranking.model import Ranking
 
-HELP = help_of("""Quantize the original on the fly by several recipes and rank them: error, size, what each choice buys.
+HELP = wrap_help("""Quantize the original on the fly by several recipes and rank them by error and size.
 
 \b
 [bold]quanterr sweep original/[/bold]
@@ -20,27 +20,26 @@ HELP = help_of("""Quantize the original on the fly by several recipes and rank t
 [bold]quanterr sweep original/ --sample 10%[/bold]
 [bold]quanterr sweep original/ --to fp8_row --require 'snr_db >= 30'[/bold]
 
-No file is written. Each recipe goes through the readers and checks of a file on disk, and its numbers are those of
-that file. Matrices X.weight are quantized; norms and routers stay as they are, and so do embeddings and heads unless
--l names them. quanterr formats --recipes lists the recipes.
+No checkpoint is written. Each recipe passes the same readers and checks as a file on disk, with the same numbers as
+that file. Matrices X.weight are quantized; norms and routers are not, nor embeddings and heads unless -l names them.
+quanterr formats --recipes lists the recipes.
 
-Exit status: as of quanterr rank.
+Exit status: the same as quanterr rank.
 """)
 
 
 @with_options
-def sweep(original: Original, options: SweepOptions, show: Annotated[Display, OF_RESULTS]) -> None:
-    """What other formats would cost."""
+def sweep(original: Original, options: SweepOptions, show: Annotated[Display, RESULT_OPTIONS]) -> None:
+    """Rank recipes on the original."""
     from quanterr.gates import prepare
     from quanterr.report.hardware import bandwidth_of
-    from quanterr.report.ranking import OUTPUTS
 
     if options.hardware is not None:
-        bandwidth_of(options.hardware)  # a mistake in it costs no run
-    to = show.targets([original, options.baseline, options.importance, options.sensitivity], OUTPUTS)
+        bandwidth_of(options.hardware)  # raises before the run
+    to = show.targets([original, options.baseline, options.importance, options.sensitivity])
     rules = prepare(options)
     if options.sample is not None and rules.rules:
-        raise UsageError("--require: needs all rows; leave --sample out")
+        raise UsageError("--sample cannot be combined with rules, which need all rows; leave one of them out")
 
     def ranking(asked: SweepOptions) -> "Ranking":
         from quanterr.comparison.ranking import sweep_recipes

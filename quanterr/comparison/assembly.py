@@ -1,4 +1,4 @@
-"""From the sums of weights to the report: layers, groups, coverage, findings, verdict."""
+"""Assembly of the report from the sums of weights: layers, groups, coverage, findings, verdict."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -8,25 +8,25 @@ from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.findings import (
     FindingCollector,
-    finding,
-    of_activations,
-    of_folding,
-    of_importance,
-    of_plan,
-    of_sensitivity,
+    check_activation_scales,
+    check_importance,
+    check_plan,
+    check_sensitivity,
+    make_finding,
+    report_folding,
 )
-from quanterr.findings.activations import no_input_scale
-from quanterr.findings.configs import of_configs
-from quanterr.findings.files import of_config, of_notes, of_unread
-from quanterr.findings.structure import of_structure
+from quanterr.findings.activations import report_missing_input_scales, report_uncalibrated
+from quanterr.findings.configs import compare_configs
+from quanterr.findings.files import check_declared_bits, report_notes, report_unread
+from quanterr.findings.structure import check_structure
 from quanterr.formats import CODE_DTYPES, FORMATS
-from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measured, evaluate, finite, original_norm
+from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measurement, compute_metrics, finite, original_norm
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.pairing import SIDES
-from quanterr.pairing.inputs import clamped_inputs
-from quanterr.pairing.plan import Bucket, ComparedWeight, Leftover, Pair, Plan
+from quanterr.pairing.inputs import find_absent_scales, find_clamped_inputs, find_uncalibrated_attention
+from quanterr.pairing.model import Bucket, ComparedWeight, Leftover, Pair, Pairing
 from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.model import (
     Aggregate,
@@ -42,14 +42,14 @@ from quanterr.report.model import (
     Side,
     StoredFile,
     WorstElement,
-    from_values,
+    convert_values,
 )
 from quanterr.roles import block_of, role_of
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, listed, unicode, whole
+from quanterr.util.text import count, display, escape_surrogates, listed, parse_digits
 from quanterr.version import __version__
 
-# Only a synthetic model has more; a group for each would be larger than the layers.
+# Only synthetic models have more blocks; grouping by block would then take more space than the layers.
 MAX_BLOCKS = 512
 
 TORCH_NAMES = {
@@ -71,7 +71,7 @@ TORCH_NAMES = {
     "F4": "float4_e2m1fn_x2",
 }
 
-# Buckets of what was selected and yet not compared: any of it makes the result inconclusive.
+# Buckets of tensors that were selected but not compared: any of them makes the result inconclusive.
 NOT_COMPARED = (
     Bucket.ERROR,
     Bucket.UNSUPPORTED,
@@ -80,7 +80,7 @@ NOT_COMPARED = (
     Bucket.ONLY_IN_QUANTIZED,
 )
 ONE_SIDED = (Bucket.ONLY_IN_ORIGINAL, Bucket.ONLY_IN_QUANTIZED)
-SEPARATE = {"vae": "!vae", "text_encoder": "!text_encoders"}  # parts of a bundle that often have files of their own
+SEPARATE = {"vae": "!vae", "text_encoder": "!text_encoders"}  # parts of a bundle that often have their own files
 WORST_FIRST = (
     *NOT_COMPARED,
     Bucket.NOT_REACHED,
@@ -95,19 +95,19 @@ COVERED = (Bucket.COMPARED, Bucket.LOSSLESS, Bucket.CONSUMED, Bucket.NON_FINITE)
 NO_GROUPS: tuple[str | None, str | None, str | None] = None, None, None  # role, format, block
 
 
-class Group:
-    """Layers that are summed up together."""
+class LayerGroup:
+    """A group of layers and its running sums."""
 
     def __init__(self) -> None:
-        """Start with no layer."""
+        """Start without layers."""
         self._values = LayerValues()
-        self._measured = Measured(Sums(histogram=Histogram.empty()), layers=self._values)
+        self._measured = Measurement(Sums(histogram=Histogram.empty()), layers=self._values)
         self._layers = 0
-        # of layers whose attainable SNR is known, in units of 2^-1074; the last of those with good scales, too
+        # Sums over layers with a known attainable SNR, in units of 2^-1074: Σx², Σe², Σe*² with stored and good scales.
         self._x_sq = self._e_sq = self._best_sq = self._good_sq = 0
 
     def add(self, sums: Sums, pair: Pair, layer: Layer, sample: Attainable | None = None) -> None:
-        """Take in one layer."""
+        """Add one layer."""
         self._layers += 1
         if sample and sample.e_sq and not sums.nonfinite:
             self._x_sq += sums.x_sq
@@ -126,8 +126,8 @@ class Group:
         if layer.predicted_kld is not None or "predicted_kld" in layer.nonfinite:
             self._values.predicted_kld.append(nan if layer.predicted_kld is None else layer.predicted_kld)
 
-    def merge(self, other: "Group") -> None:
-        """Take in the layers of another group."""
+    def merge(self, other: "LayerGroup") -> None:
+        """Add the layers of another group."""
         self._layers += other._layers
         self._x_sq += other._x_sq
         self._e_sq += other._e_sq
@@ -139,47 +139,47 @@ class Group:
         self._values.extend(other._values)
 
     def _add_sums(self, sums: Sums) -> None:
-        self._measured.sums.add_other_weight(sums)
+        self._measured.sums.merge_other_weight(sums)
         if sums.histogram and self._measured.sums.histogram:
             self._measured.sums.histogram.add(sums.histogram)
 
     def aggregate(self) -> Aggregate:
-        """Its values for the report."""
+        """Compute the group's values for the report."""
         if self._x_sq:
             x_sq, e_sq, best_sq, good_sq = map(as_float, (self._x_sq, self._e_sq, self._best_sq, self._good_sq))
             self._measured.attainable = Attainable(0, x_sq, e_sq, best_sq, stored_sq=best_sq, good_sq=good_sq)
-        values, nonfinite = evaluate(AGGREGATES, self._measured)
+        values, nonfinite = compute_metrics(AGGREGATES, self._measured)
         return Aggregate(
             total_layers=self._layers,
             total_elements=self._measured.sums.elements,
             original_bytes=self._measured.original_bits // 8,
             quantized_bytes=self._measured.stored_bits // 8,
             nonfinite=nonfinite,
-            **from_values(AGGREGATES, values),
+            **convert_values(AGGREGATES, values),
         )
 
 
 class ReportBuilder:
-    """Takes in finished weights and makes the report at the end."""
+    """A builder that collects finished weights and makes the report at the end."""
 
-    def __init__(self, plan: Plan, alphas: Mapping[str, float] | None = None) -> None:
-        """Prepare the groups of a plan; ``alphas``: how much weights matter, by name."""
-        self._plan = plan
+    def __init__(self, pairing: Pairing, alphas: Mapping[str, float] | None = None) -> None:
+        """Prepare the groups of a pairing; ``alphas`` maps weight names to sensitivities."""
+        self._pairing = pairing
         self._alphas = alphas
-        self._all = Group()
-        self._groups: dict[str, dict[str, Group]] = {"role": {}, "format": {}, "block": {}}
-        self._batch, self._batch_keys = Group(), NO_GROUPS  # layers of the same groups, one after the other
+        self._all = LayerGroup()
+        self._groups: dict[str, dict[str, LayerGroup]] = {"role": {}, "format": {}, "block": {}}
+        self._batch, self._batch_keys = LayerGroup(), NO_GROUPS  # consecutive layers of the same groups
         self._layers: dict[int, Layer] = {}
         self._other: dict[int, Layer] = {}
         self._lossless: dict[int, LosslessLayer] = {}
         self._buckets: dict[int, Bucket] = {}
         self._refused: dict[int, list[Leftover]] = {}
-        self._noticed = FindingCollector(plan)
-        self._by_block = len({block_of(pair.name) for pair in plan.pairs}) <= MAX_BLOCKS
+        self._noticed = FindingCollector(pairing)
+        self._by_block = len({block_of(pair.name) for pair in pairing.pairs}) <= MAX_BLOCKS
 
     def add(self, done: ComparedWeight) -> Layer | None:
-        """Take in one finished weight; what is reported of it if it differs."""
-        pair, sums = self._plan.pairs[done.number], done.sums
+        """Add a finished weight; return its layer for the report, or None if it is lossless or refused."""
+        pair, sums = self._pairing.pairs[done.number], done.sums
         refusal = pair.original.refusal or pair.quantized.refusal
         if refusal and not sums.exact:
             self._refuse(done.number, pair, refusal)
@@ -188,14 +188,14 @@ class ReportBuilder:
         if sums.exact:
             self._buckets[done.number] = Bucket.LOSSLESS
             self._lossless[done.number] = LosslessLayer(
-                **_header(pair),
+                **_make_header(pair),
                 original_fingerprint=done.fingerprint,
                 bits_per_weight=_bits_per_weight(pair),
-                original_norm=finite(original_norm(Measured(sums))),
+                original_norm=finite(original_norm(Measurement(sums))),
             )
             return None
         self._buckets[done.number] = Bucket.NON_FINITE if sums.nonfinite else Bucket.COMPARED
-        layer = _layer(pair, done, (self._alphas or {}).get(pair.name))
+        layer = _make_layer(pair, done, (self._alphas or {}).get(pair.name))
         if len(pair.original.shape) < 2:
             self._other[done.number] = layer
             return layer
@@ -208,12 +208,12 @@ class ReportBuilder:
         return layer
 
     def _end_batch(self) -> None:
-        """Let the groups of a batch of layers take it in: many small experts are each added only once."""
+        """Merge the batch into its groups: batching avoids adding each small expert to several groups."""
         self._all.merge(self._batch)
         for groups, key in zip(self._groups.values(), self._batch_keys, strict=True):
             if key is not None:
-                groups.setdefault(key, Group()).merge(self._batch)
-        self._batch = Group()
+                groups.setdefault(key, LayerGroup()).merge(self._batch)
+        self._batch = LayerGroup()
 
     def _refuse(self, number: int, pair: Pair, reason: str) -> None:
         bucket = Bucket.ERROR if pair.quantized.codes.dtype in CODE_DTYPES else Bucket.UNSUPPORTED
@@ -224,8 +224,8 @@ class ReportBuilder:
 
     @property
     def _leftovers(self) -> list[Leftover]:
-        """What is not compared: what the plan left, and what was refused, in the order of the plan."""
-        return [*self._plan.leftovers, *(left for number in sorted(self._refused) for left in self._refused[number])]
+        """The tensors that are not compared: leftovers of the pairing, then refused pairs, in their order."""
+        return [*self._pairing.leftovers, *(left for number in sorted(self._refused) for left in self._refused[number])]
 
     def report(
         self,
@@ -236,44 +236,52 @@ class ReportBuilder:
         complete: bool,
         run: RunInfo,
     ) -> Report:
-        """The report of all that was taken in."""
+        """Make the report from all weights that were added."""
         self._end_batch()
-        not_compared = [_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
+        not_compared = [_make_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
         findings = [
-            *of_notes(original),
-            *of_notes(quantized),
-            *of_unread(original, quantized),
-            *of_unread(quantized, original),
-            *of_config(self._plan.labels["original"].config, (pair.original.code_bits for pair in self._plan.pairs)),
-            *of_config(self._plan.labels["quantized"].config, (pair.quantized.code_bits for pair in self._plan.pairs)),
-            *of_configs(original, quantized),
-            *of_structure(quantized, self._plan),
-            *of_plan(self._plan),
-            *of_activations(self._plan),
-            *no_input_scale(clamped_inputs(self._plan, quantized.entries)),
-            *of_folding(self._plan.folded),
-            *of_importance(self._plan),
-            *of_sensitivity(self._plan, self._alphas),
+            *report_notes(original),
+            *report_notes(quantized),
+            *report_unread(original, quantized),
+            *report_unread(quantized, original),
+            *check_declared_bits(
+                self._pairing.labels["original"].config, (pair.original.code_bits for pair in self._pairing.pairs)
+            ),
+            *check_declared_bits(
+                self._pairing.labels["quantized"].config, (pair.quantized.code_bits for pair in self._pairing.pairs)
+            ),
+            *compare_configs(original, quantized),
+            *check_structure(quantized, self._pairing),
+            *check_plan(self._pairing),
+            *check_activation_scales(self._pairing),
+            *report_missing_input_scales(find_clamped_inputs(self._pairing, quantized.entries)),
+            *report_uncalibrated(
+                find_absent_scales(self._pairing, quantized.entries),
+                find_uncalibrated_attention(self._pairing.labels["quantized"].config, quantized.entries),
+            ),
+            *report_folding(self._pairing.folded),
+            *check_importance(self._pairing),
+            *check_sensitivity(self._pairing, self._alphas),
             *self._noticed.findings(complete),
-            *self._on_the_whole(),
+            *self._find_in_report(),
         ]
-        reasons = self._reasons(complete, not_compared, findings, original, quantized)
+        reasons = self._list_reasons(complete, not_compared, findings, original, quantized)
         return Report.model_construct(
             tool=Tool(name="quanterr", version=__version__),
             verdict="inconclusive" if reasons else "pass",
             reasons=reasons or ["everything selected was compared; no gates set"],
             complete=complete,
-            original=_side(original, self._plan.prefixes["original"]),
-            quantized=_side(quantized, self._plan.prefixes["quantized"]),
+            original=_make_side(original, self._pairing.prefixes["original"]),
+            quantized=_make_side(quantized, self._pairing.prefixes["quantized"]),
             selection=Selection(patterns=list(patterns)),
             settings=settings,
-            formats=_format_notes({pair.quantized.format for pair in self._plan.pairs}),
-            coverage=self._coverage(original, quantized),
+            formats=_make_format_notes({pair.quantized.format for pair in self._pairing.pairs}),
+            coverage=self._make_coverage(original, quantized),
             findings=findings,
             gates=[],
             aggregate=self._all.aggregate(),
             groups={
-                kind: {key: group.aggregate() for key, group in sorted(groups.items(), key=_natural)}
+                kind: {key: group.aggregate() for key, group in sorted(groups.items(), key=_natural_key)}
                 for kind, groups in self._groups.items()
             },
             layers=[self._layers[n] for n in sorted(self._layers)],
@@ -283,7 +291,7 @@ class ReportBuilder:
             run=run,
         )
 
-    def _on_the_whole(self) -> list[Finding]:
+    def _find_in_report(self) -> list[Finding]:
         found = []
         if self._other:
             names = [self._other[n].layer_name for n in sorted(self._other)]
@@ -291,38 +299,40 @@ class ReportBuilder:
                 f"{count(len(names), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed: "
             )
             message += f"{listed(names, 3)}; see other_changes"
-            found.append(finding("other_changes", "info", None, message, tensors=len(names)))
+            found.append(make_finding("other_changes", "info", None, message, tensors=len(names)))
         if not self._by_block:
-            found.append(finding("many_blocks", "info", None, f"more than {MAX_BLOCKS} blocks: not grouped by block"))
+            found.append(
+                make_finding("many_blocks", "info", None, f"more than {MAX_BLOCKS} blocks: not grouped by block")
+            )
         return found
 
-    def _coverage(self, original: Checkpoint, quantized: Checkpoint) -> Coverage:
+    def _make_coverage(self, original: Checkpoint, quantized: Checkpoint) -> Coverage:
         places: dict[str, dict[str, Bucket]] = {side: {} for side in SIDES}
 
         def put(side: str, bucket: Bucket, entries: Iterable[Entry]) -> None:
-            for entry in entries:  # one tensor may hold several weights: the worst of their buckets counts
+            for entry in entries:  # one tensor may hold several weights: their worst bucket counts
                 before = places[side].get(entry.name, bucket)
                 places[side][entry.name] = min(before, bucket, key=WORST_FIRST.index)
 
         for leftover in self._leftovers:
             put(leftover.side, leftover.bucket, leftover.entries)
-        for number, pair in enumerate(self._plan.pairs):
+        for number, pair in enumerate(self._pairing.pairs):
             bucket = self._buckets.get(number, Bucket.NOT_REACHED)
             for side, codes, parts in zip(SIDES, pair.codes, pair.consumed, strict=True):
                 put(side, bucket, codes if number not in self._refused else ())
                 put(side, Bucket.CONSUMED, parts)
         sizes = {
-            side: _bucket_sizes(places[side], checkpoint.entries)
+            side: _sum_buckets(places[side], checkpoint.entries)
             for side, checkpoint in zip(SIDES, (original, quantized), strict=True)
         }
         return Coverage(
             original=sizes["original"],
             quantized=sizes["quantized"],
-            original_compared_fraction=_fraction(sizes["original"]),
-            quantized_compared_fraction=_fraction(sizes["quantized"]),
+            original_compared_fraction=_compute_compared_fraction(sizes["original"]),
+            quantized_compared_fraction=_compute_compared_fraction(sizes["quantized"]),
         )
 
-    def _reasons(
+    def _list_reasons(
         self,
         complete: bool,
         not_compared: list[NotCompared],
@@ -330,37 +340,38 @@ class ReportBuilder:
         original: Checkpoint,
         quantized: Checkpoint,
     ) -> list[str]:
-        """Why the result cannot be relied on; empty if it can."""
+        """Return the reasons why the result is inconclusive; empty if it is reliable."""
         reasons = []
         if not complete:
             done = len(self._buckets)
-            reasons.append(f"interrupted: {done} of {len(self._plan.pairs)} weights were compared")
-        if not self._plan.pairs and original.entries.keys().isdisjoint(quantized.entries):
+            reasons.append(f"interrupted: {done} of {len(self._pairing.pairs)} weights were compared")
+        if not self._pairing.pairs and original.entries.keys().isdisjoint(quantized.entries):
             reasons.append(
-                f"nothing matches: the original has {_names(original)}; the quantized checkpoint {_names(quantized)}"
+                f"nothing matches: the original has {_list_names(original)}; "
+                f"the quantized checkpoint {_list_names(quantized)}"
                 + (". Do the names differ by a prefix?" if original.entries and quantized.entries else "")
             )
         for bucket in NOT_COMPARED:
             names = list(dict.fromkeys(item.layer_name for item in not_compared if item.bucket == bucket))
             if names:
                 why = next(item.reason for item in not_compared if item.bucket == bucket)
-                shown = f"{count(len(names), 'tensor')} {_described(bucket)}: {listed(names, 3)} ({why})"
-                reasons.append(shown + _leave_out(names) if bucket in ONE_SIDED else shown)
+                shown = f"{count(len(names), 'tensor')} {_describe_bucket(bucket)}: {listed(names, 3)} ({why})"
+                reasons.append(shown + _suggest_exclusion(names) if bucket in ONE_SIDED else shown)
         errors = [f for f in findings if f.severity == "error"]
         for code in dict.fromkeys(f.code for f in errors):
             same = [f for f in errors if f.code == code]
             more = f" (and {len(same) - 1} more layers)" if len(same) > 1 else ""
             reasons.append(same[0].message + more)
-        if not self._plan.pairs and not reasons:
+        if not self._pairing.pairs and not reasons:
             reasons.append("nothing was compared: no selected weight is on both sides")
         return reasons
 
 
-def _names(checkpoint: Checkpoint) -> str:
+def _list_names(checkpoint: Checkpoint) -> str:
     return listed(list(checkpoint.entries)) if checkpoint.entries else "no tensors"
 
 
-def _described(bucket: Bucket) -> str:
+def _describe_bucket(bucket: Bucket) -> str:
     return {
         Bucket.ERROR: "not comparable",
         Bucket.UNSUPPORTED: "in an unsupported layout",
@@ -370,8 +381,8 @@ def _described(bucket: Bucket) -> str:
     }[bucket]
 
 
-def _header(pair: Pair) -> JsonObject:
-    """What is reported of every compared weight."""
+def _make_header(pair: Pair) -> JsonObject:
+    """Return the report fields that every compared weight has."""
     x, y = pair.original, pair.quantized
     return {
         "layer_name": pair.name,
@@ -388,9 +399,9 @@ def _header(pair: Pair) -> JsonObject:
     }
 
 
-@cache  # one text for all layers
+@cache  # layers share the string
 def reported_dtype(dtype: str) -> str:
-    """What a report calls a stored dtype."""
+    """Return a report's name for a stored dtype."""
     if dtype in BLOCKS:
         return f"ggml.{dtype.lower()}"
     return f"torch.{TORCH_NAMES.get(dtype, dtype.lower())}"
@@ -401,8 +412,8 @@ def _bits_per_weight(pair: Pair) -> float | None:
     return 8 * pair.quantized.nbytes / n if n else None
 
 
-def _layer(pair: Pair, done: ComparedWeight, alpha: float | None) -> Layer:
-    measured = Measured(
+def _make_layer(pair: Pair, done: ComparedWeight, alpha: float | None) -> Layer:
+    measured = Measurement(
         done.sums,
         8 * pair.quantized.nbytes,
         8 * pair.original.nbytes,
@@ -411,11 +422,11 @@ def _layer(pair: Pair, done: ComparedWeight, alpha: float | None) -> Layer:
         done.attainable,
         alpha,
     )
-    values, nonfinite = evaluate(METRICS, measured)
+    values, nonfinite = compute_metrics(METRICS, measured)
     scales, worst = done.scales, done.worst
     any_finite = scales is not None and scales.mean is not None
     return Layer(
-        **_header(pair),
+        **_make_header(pair),
         original_fingerprint=done.fingerprint,
         block_size=pair.quantized.block_size,
         scale_factor=scales.mean if scales else None,
@@ -429,11 +440,11 @@ def _layer(pair: Pair, done: ComparedWeight, alpha: float | None) -> Layer:
         worst_element=WorstElement((worst.row, worst.col), worst.x, worst.y) if worst else None,
         evidence=pair.quantized.evidence,
         nonfinite=nonfinite,
-        **from_values(METRICS, values),
+        **convert_values(METRICS, values),
     )
 
 
-def _not_compared(leftover: Leftover) -> NotCompared:
+def _make_not_compared(leftover: Leftover) -> NotCompared:
     return NotCompared.model_validate(
         {
             "layer_name": leftover.name,
@@ -447,16 +458,16 @@ def _not_compared(leftover: Leftover) -> NotCompared:
     )
 
 
-def _leave_out(names: Iterable[str]) -> str:
-    """Which option leaves them out, where all are of parts that other files may hold; else nothing."""
+def _suggest_exclusion(names: Iterable[str]) -> str:
+    """Return a hint how to exclude these tensors, if all belong to parts that are often in other files; else empty."""
     roles = {role_of(name) for name in names}
     if not roles or not roles <= SEPARATE.keys():
         return ""
     return ". To leave them out: " + " ".join(f"-l '{SEPARATE[role]}'" for role in sorted(roles, reverse=True))
 
 
-def _bucket_sizes(places: Mapping[str, Bucket], stored: Mapping[str, Entry]) -> dict[str, BucketSize]:
-    """What is in each bucket, from the bucket of each stored tensor."""
+def _sum_buckets(places: Mapping[str, Bucket], stored: Mapping[str, Entry]) -> dict[str, BucketSize]:
+    """Sum up tensors, elements and bytes per bucket; ``places`` maps tensors to buckets."""
     entries: dict[Bucket, list[Entry]] = {}
     for name, bucket in places.items():
         entries.setdefault(bucket, []).append(stored[name])
@@ -469,17 +480,17 @@ def _bucket_sizes(places: Mapping[str, Bucket], stored: Mapping[str, Entry]) -> 
     }
 
 
-def _fraction(sizes: dict[str, BucketSize]) -> float | None:
-    """Bytes compared of the bytes that were selected."""
+def _compute_compared_fraction(sizes: dict[str, BucketSize]) -> float | None:
+    """Return compared bytes / selected bytes; None if nothing was selected."""
     selected = sum(size.bytes for bucket, size in sizes.items() if bucket != Bucket.FILTERED_OUT)
     return sum(sizes[b].bytes for b in COVERED if b in sizes) / selected if selected else None
 
 
-def _side(checkpoint: Checkpoint, prefix: str) -> Side:
+def _make_side(checkpoint: Checkpoint, prefix: str) -> Side:
     return Side(
-        path=unicode(checkpoint.path),
+        path=escape_surrogates(checkpoint.path),
         revision=checkpoint.revision,
-        files=[StoredFile(name=unicode(file.path.name), bytes=file.size) for file in checkpoint.files],
+        files=[StoredFile(name=escape_surrogates(file.path.name), bytes=file.size) for file in checkpoint.files],
         tensors=len(checkpoint.entries),
         bytes=checkpoint.nbytes,
         prefix=prefix,
@@ -487,7 +498,7 @@ def _side(checkpoint: Checkpoint, prefix: str) -> Side:
     )
 
 
-def _format_notes(names: set[str]) -> dict[str, FormatNote]:
+def _make_format_notes(names: set[str]) -> dict[str, FormatNote]:
     return {
         row.name: FormatNote(summary=row.summary, usual_snr_db=list(row.usual_db) if row.usual_db else None)
         for row in FORMATS
@@ -495,7 +506,7 @@ def _format_notes(names: set[str]) -> dict[str, FormatNote]:
     }
 
 
-def _natural(item: tuple[str, Group]) -> list[tuple[int, str]]:
-    """Sorts layers.2 before layers.10."""
-    numbers = [(whole(part), part) for part in item[0].split(".")]
+def _natural_key(item: tuple[str, LayerGroup]) -> list[tuple[int, str]]:
+    """Sort key that puts layers.2 before layers.10."""
+    numbers = [(parse_digits(part), part) for part in item[0].split(".")]
     return [(-1, part) if number is None else (number, "") for number, part in numbers]

@@ -1,6 +1,6 @@
-"""What the stored scales of a weight allow: a sample of its rows, read again and rounded to the nearest codes.
+"""The error that a weight's stored scales allow: a sample of rows, read again and rounded to the nearest codes.
 
-The rows are chosen by their number, so that the same weight always gives the same digits.
+Row numbers alone decide which rows are sampled, so the result is reproducible to the last digit.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,37 +11,38 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.metrics.attainable import Attainable, Kind, Part, level
+from quanterr.metrics.attainable import Attainable, BadRegion, Kind, level
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.levels import Nearest
 
-SMALL = 1 << 14  # elements of a weight that is sampled as a whole
-RUNS, RUN = 6, 8  # runs of rows, spread over the weight, and the rows of each
-WIDEST = 1 << 15  # columns of a sampled row
-SMALL_BLOCKS = 1 << 18  # elements of a weight all of whose blocks are sampled
+SMALL = 1 << 14  # a weight with up to this many elements is sampled completely
+RUNS, RUN = 6, 8  # number of runs of rows, spread over the weight, and rows per run
+WIDEST = 1 << 15  # columns of a sampled row, at most
+SMALL_BLOCKS = 1 << 18  # in a weight with up to this many elements, every row of blocks is sampled
 TILE = 64  # columns of a tile, in one row
-FEWEST = 32  # elements of a part that is judged
-PART_DB = 4.0  # above what the scales allow, and above the rest of the weight: a part stands out
-NONE_DB = 0.005  # of excess: nothing but the rounding of sums
-COMPENSATED_DB = 0.5  # of excess in half of all parts: their errors make up for each other
-# Above what the row and the columns of a tile have, where errors make up for each other: GPTQ piles them up in the last
-# columns of a group, and where a row has an outlier. The most of 100,000 tiles of 72 such weights of 3 to 8 bits: 13.4.
+FEWEST = 32  # smaller regions, in elements, are not judged
+PART_DB = 4.0  # excess of a region over what its scales allow, and over the rest of the weight, to stand out
+NONE_DB = 0.005  # a smaller excess is only the rounding of sums
+COMPENSATED_DB = 0.5  # a larger median excess means that errors compensate each other
+# Excess of a tile over its row and its columns, where errors compensate each other: GPTQ accumulates error in the last
+# columns of a group, and where a row has an outlier. The maximum over 100,000 tiles of 72 GPTQ weights of 3 to 8 bits
+# is 13.4.
 TILE_DB = 16.0
-FEWEST_ROWS = 4  # of which one may be compared with the others
-BETTER_DB = 3.0  # a part that is so much better than its weight is none, as rounded scales leave it
-FLOOR = 1e-6  # of the energy of a part: an error below it is no damage, however much better codes could be
-LOST = 0.5  # of the elements of a part of zeros, that are out of range: its scale is lost
-WHOLE = (-1,)  # where a part begins that goes through all rows, or columns, of a sample
-MOST_PARTS = 64  # places of one kind that are kept
-LIKE = 0.5  # of the error of a part: a factor that takes away so much explains it
-FACTOR = 0.08  # by so much the factor of a part differs from that of the others, where its scale is wrong
-SPREAD = 6.0  # times the median of these differences: four standard deviations, as folds that were not found make them
-SURE = 3.0  # standard errors of such a factor, one of some thousands
-FACTOR_DB = 1.0  # and it is so much worse than its scales allow
+FEWEST_ROWS = 4  # fewer tiles of a row or column are not compared with each other
+BETTER_DB = 3.0  # a region whose error is this far below the attainable error of its weight does not stand out
+FLOOR = 1e-6  # an error below this share of a region's energy is no damage, however much better codes could be
+LOST = 0.5  # if y is zero and more than this share of a region is out of range, its scale is lost
+WHOLE = (-1,)  # start of a region that spans all rows, or columns, of a sample
+MOST_PARTS = 64  # regions of one kind that are listed
+LIKE = 0.5  # a factor that removes more than this share of a region's error explains it
+FACTOR = 0.08  # least difference of a region's factor from the median factor, if its scale is wrong
+SPREAD = 6.0  # a factor stands apart from this many median differences on: four standard deviations if folds remain
+SURE = 3.0  # least deviation of a wrong factor from 1, in standard errors: thousands of regions are tested
+FACTOR_DB = 1.0  # least excess of a region with a wrong factor over the usual excess
 
 
-def sampled(shape: tuple[int, ...]) -> list[Chunk]:
-    """The chunks of a sample: of a small weight all, of others rows in runs that are spread over it."""
+def sample_chunks(shape: tuple[int, ...]) -> list[Chunk]:
+    """Return the chunks of a sample: all of a small weight, else runs of rows spread over the weight."""
     rows, cols = as_matrix(shape)
     if not rows * cols:
         return []
@@ -50,7 +51,7 @@ def sampled(shape: tuple[int, ...]) -> list[Chunk]:
     height = rows if few else RUN
     if cols <= WIDEST:
         return [Chunk(start, start + height, 0, cols) for start in starts]
-    pieces = -(-cols // WIDEST)  # of wide rows one of each, in turn
+    pieces = -(-cols // WIDEST)  # each wide row contributes one piece, taking turns
     numbers = [start + row for start in starts for row in range(height)]
     return [
         Chunk(number, number + 1, n % pieces * WIDEST, min((n % pieces + 1) * WIDEST, cols))
@@ -58,8 +59,11 @@ def sampled(shape: tuple[int, ...]) -> list[Chunk]:
     ]
 
 
-def sampled_blocks(shape: tuple[int, ...], block: tuple[int, int], most: int) -> list[Chunk]:
-    """The first of each row of blocks that span rows, ``most`` elements: of a small weight all rows, of others one."""
+def sample_blocks(shape: tuple[int, ...], block: tuple[int, int], most: int) -> list[Chunk]:
+    """Return chunks of ``most`` elements at the start of rows of blocks, which span several rows of elements.
+
+    A small weight is sampled in every row of blocks, others in the middle one.
+    """
     rows, cols = as_matrix(shape)
     down = rows // block[0]
     if not down or cols > WIDEST:
@@ -70,24 +74,24 @@ def sampled_blocks(shape: tuple[int, ...], block: tuple[int, int], most: int) ->
 
 
 class _Energies(NamedTuple):
-    """Σ of x², (y - x)², (n - x)², xy, y², what is out of range and (x·(y - x))², (7, n) float64, of n parts."""
+    """Sums over n regions, (7, n) float64: x², (y - x)², (nearest - x)², xy, y², count out of range, (x·(y - x))²."""
 
     sums: Tensor
-    rows: Sequence[int]  # where they begin: one part after the other goes through the columns, row by row
-    cols: Sequence[int]
-    size: int  # elements of a part
+    rows: Sequence[int]  # first rows of the regions, whose order is row by row
+    cols: Sequence[int]  # first columns of the regions
+    size: int  # elements of a region
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Where each begins."""
+        """(row, column) of the first element of each region."""
         return list(product(self.rows, self.cols))
 
 
 class Sampler:
-    """Takes in sampled chunks and sums them up."""
+    """An accumulator of sampled chunks."""
 
     def __init__(self, importance: Callable[[Chunk], Tensor] | None = None) -> None:
-        """Start with none; ``importance`` is that of the columns of a chunk, (1 or r, c), where it is known."""
+        """Start empty; ``importance`` returns the importance of a chunk's elements, (1 or r, c), if known."""
         self._importance = importance
         self._weighted_e_sq = self._weighted_best_sq = self._beyond_sq = 0.0
         self._n = self._off = self._clipped = 0
@@ -97,7 +101,7 @@ class Sampler:
         self._columns: dict[tuple[int, int], _Energies] = {}
 
     def add(self, chunk: Chunk, x: Tensor, y: Tensor, nearest: Nearest) -> None:
-        """Take in a chunk, (r, c) float32. Elements that are not finite on any side or in their scale are left out."""
+        """Add a chunk, (r, c) float32; elements that are not finite in x, y or the nearest code are left out."""
         best, outside = nearest.values, nearest.outside
         fine = (y + best).add_(x).isfinite()
         if not bool(fine.all()):
@@ -105,7 +109,7 @@ class Sampler:
             outside = outside & fine
         off = (nearest.steps > 1.5) & ~outside & fine
         beyond = (nearest.steps > 0.5) & ((y - x) * (best - x) > 0) & ~outside & fine
-        products = _products(x, y, best, outside)
+        products = _multiply(x, y, best, outside)
         squares = products[:3]
         x_sq, e_sq, best_sq = squares.sum((1, 2)).tolist()
         self._n += int(fine.sum())
@@ -124,7 +128,7 @@ class Sampler:
         self._add_parts(chunk, products)
 
     def _add_parts(self, chunk: Chunk, products: Tensor) -> None:
-        """Add up (7, r, c) by rows, columns and tiles."""
+        """Sum the products, (7, r, c), by rows, columns and tiles."""
         rows, cols = range(chunk.row, chunk.stop_row), range(chunk.col, chunk.stop_col)
         self._rows.append(_Energies(products.sum(2), rows, WHOLE, len(cols)))
         before = self._columns.get((chunk.col, chunk.stop_col))
@@ -138,33 +142,34 @@ class Sampler:
             self._tiles.append(_Energies(tiles, rows, cols[:whole:TILE], TILE))
 
     def result(self) -> Attainable:
-        """What they come to."""
+        """Return the results over all chunks."""
         energies = self._x_sq, self._e_sq, self._best_sq, self._clipped_sq, self._clipped_x_sq
         found = Attainable(self._n, *energies, off=self._off, clipped=self._clipped, beyond_sq=self._beyond_sq)
         if self._importance:
             found = found._replace(weighted_e_sq=self._weighted_e_sq, weighted_best_sq=self._weighted_best_sq)
         if self._off or self._clipped or found.excess_db > NONE_DB:
-            return found._replace(parts=tuple(self._parts(found)))
+            return found._replace(parts=tuple(self._find_regions(found)))
         return found
 
-    def worse_parts(self, weight: Attainable) -> tuple[Part, ...]:
-        """Of rows taken in, those that are far worse than their scales allow; where none is, such tiles: an outlier
-        beside a tile may make most of the energy of its row. ``weight`` is the whole sample.
+    def find_bad_regions(self, weight: Attainable) -> tuple[BadRegion, ...]:
+        """Return the added rows whose error is far larger than their scales allow, or else the tiles.
+
+        An outlier beside a tile may dominate the energy of its row. ``weight`` is the result of the whole sample.
         """
-        part = _standing_out("row", self._rows, weight) or _standing_out("tile", self._tiles, weight)
+        part = _find_outstanding("row", self._rows, weight) or _find_outstanding("tile", self._tiles, weight)
         return (part,) if part else ()
 
-    def _parts(self, whole: Attainable) -> list[Part]:
+    def _find_regions(self, whole: Attainable) -> list[BadRegion]:
         kinds: dict[Kind, Sequence[_Energies]] = {
             "row": self._rows,
             "column": list(self._columns.values()),
             "tile": self._tiles,
         }
-        return [part for kind, found in kinds.items() if (part := _standing_out(kind, found, whole))]
+        return [part for kind, found in kinds.items() if (part := _find_outstanding(kind, found, whole))]
 
 
-def _products(x: Tensor, y: Tensor, best: Tensor, outside: Tensor) -> Tensor:
-    """What :class:`_Energies` adds up, (7, r, c) float64, of (r, c): squares of float32 overflow, or vanish."""
+def _multiply(x: Tensor, y: Tensor, best: Tensor, outside: Tensor) -> Tensor:
+    """Return the products that :class:`_Energies` sums, (7, r, c) float64: float32 squares overflow or vanish."""
     found = torch.empty((7, *x.shape), dtype=torch.float64, device=x.device)
     x_sq, e_sq, best_sq, xy, y_sq, clipped, scatter = found
     x_sq.copy_(x)
@@ -179,8 +184,8 @@ def _products(x: Tensor, y: Tensor, best: Tensor, outside: Tensor) -> Tensor:
     return found
 
 
-def _standing_out(kind: Kind, found: Sequence[_Energies], whole: Attainable) -> Part | None:
-    """The parts whose error is far above what their scales allow, and above the rest of the weight; None if none is."""
+def _find_outstanding(kind: Kind, found: Sequence[_Energies], whole: Attainable) -> BadRegion | None:
+    """Find regions whose error is far above what their scales allow and above the rest; None if there are none."""
     found = [energies for energies in found if energies.size >= FEWEST]
     if not found:
         return None
@@ -193,24 +198,24 @@ def _standing_out(kind: Kind, found: Sequence[_Energies], whole: Attainable) -> 
     explained = e_sq - (y_sq - factors * xy)
     away = (factors - factors.median()).abs()
     scaled = (explained > LIKE * e_sq) & (away > FACTOR) & (excess > usual + FACTOR_DB)
-    scaled &= (xy - x_sq).square() > SURE**2 * scatter  # by all of its elements, not by the largest alone
+    scaled &= (xy - x_sq).square() > SURE**2 * scatter  # significant over all elements, not by the largest alone
     lost = (outside > LOST * size) & (y_sq == 0)
     far = excess > 3 * usual + PART_DB
-    if usual > COMPENSATED_DB:  # GPTQ leaves some in all parts, and any amount in a column
+    if usual > COMPENSATED_DB:  # GPTQ leaves some excess in all regions, and any amount in a column
         bad = (e_sq * whole.x_sq > x_sq * whole.e_sq * 10 ** (BETTER_DB / 10)) & (kind != "column")
         if kind == "tile":
-            bad &= _above_others(e_sq, _places(found)) > TILE_DB
+            bad &= _measure_excess(e_sq, _list_places(found)) > TILE_DB
         if kind != "row":
             scaled &= far & (best_sq < x_sq / 2)
         lost |= (y_sq == 0) & (best_sq < x_sq / 2)
     out = (far & bad | scaled | lost).nonzero().view(-1)
     if not len(out):
         return None
-    places = _places(found)
+    places = _list_places(found)
     order = out[(e_sq / x_sq)[out].argsort(descending=True, stable=True)][:MOST_PARTS]
     worst = int(order[0])
     factor = float(factors[worst]) if explained[worst] > LIKE * e_sq[worst] else nan
-    return Part(
+    return BadRegion(
         kind,
         len(out),
         size,
@@ -224,12 +229,12 @@ def _standing_out(kind: Kind, found: Sequence[_Energies], whole: Attainable) -> 
     )
 
 
-def _places(found: Sequence[_Energies]) -> list[tuple[int, int]]:
+def _list_places(found: Sequence[_Energies]) -> list[tuple[int, int]]:
     return [place for one in found for place in one.places]
 
 
-def _above_others(e_sq: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
-    """By how many dB the error of each tile is above that of its row and of its columns, (n,)."""
+def _measure_excess(e_sq: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
+    """Return the excess in dB of each tile's error over its row and its columns, (n,)."""
     left = 10 * e_sq.clamp(min=torch.finfo(e_sq.dtype).tiny).log10()
     for axis in (1, 0):
         of = torch.tensor([place[axis] for place in places], device=e_sq.device)

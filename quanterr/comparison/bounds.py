@@ -1,35 +1,35 @@
-"""How fast a machine's memory lets the candidates of a sweep decode."""
+"""Bounds that a machine's memory bandwidth sets on the decoding speed of a sweep's candidates."""
 
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from quanterr.checkpoints import Checkpoint, entered
+from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.inspection import inspect
 from quanterr.options import ComparisonOptions
 from quanterr.recipes import Recipe
-from quanterr.recipes.candidate import quantized_by
+from quanterr.recipes.quantized_file import quantize_by
 from quanterr.report.ranking.model import Ranking
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 
 
-def with_bounds(
+def add_bounds(
     ranking: Ranking,
     original: str | os.PathLike[str] | Checkpoint,
     recipes: Sequence[Recipe],
     options: ComparisonOptions,
     hardware: str,
 ) -> Ranking:
-    """The ranking with the tokens a second that the bandwidth of a machine allows each recipe.
+    """Add the tokens per second that a machine's bandwidth allows to each candidate of the ranking.
 
     Raises:
-        UsageError: unknown hardware.
+        UsageError: the hardware is unknown.
         CheckpointError: the original cannot be read.
     """
     found = {}
     with ExitStack() as stack:
-        checkpoint = entered(stack, original, options.lenient, options.cache)
-        for virtual in quantized_by(recipes, checkpoint, Selection(options.layers, options.exclude)):
+        checkpoint = enter_checkpoint(stack, original, options.lenient, options.cache)
+        for virtual in quantize_by(recipes, checkpoint, LayerSelection(options.layers, options.exclude)):
             decode = inspect(virtual, hardware=hardware).decode
             found[virtual.path] = None if decode is None else decode.tokens_per_second
     for candidate in ranking.candidates:

@@ -1,10 +1,10 @@
-"""A journal of finished weights, for a run that may be killed: what it holds is not computed again.
+"""A journal of finished weights, from which a killed run resumes without computing them again.
 
-    1st line     the run that it belongs to, as JSON: inputs, selection, settings, versions
-    each other   CRC-32 of the rest, in hexadecimal; candidate; number; a record as JSON
+    first line    identity of the run, as JSON: inputs, selection, settings, versions
+    other lines   CRC-32 of the rest of the line in hexadecimal; candidate; number; record as JSON
 
-Records are handed to the system as weights finish, and reach the disk every few seconds. What is behind a torn or
-damaged record does not count. A journal of another run is refused, never mixed in.
+Records are written as weights finish, and synced to disk every few seconds. Everything after an incomplete or damaged
+record is ignored. A journal of another run is refused.
 """
 
 import errno
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from quanterr.checkpoints import Checkpoint
-from quanterr.comparison.records import packed, unpacked
+from quanterr.comparison.records import pack, unpack
 from quanterr.errors import ResourceError, UsageError
 from quanterr.metrics import METRICS_VERSION
 from quanterr.options import ComparisonOptions
-from quanterr.pairing.plan import ComparedWeight, Plan
-from quanterr.selection import Selection
+from quanterr.pairing.model import ComparedWeight, Pairing
+from quanterr.selection import LayerSelection
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 from quanterr.version import __version__
@@ -33,23 +33,23 @@ from quanterr.version import __version__
 SCHEMA = "quanterr.journal 1"
 CHANGED = "files that have changed"
 WORDS = {"inputs": "other files or versions", "contents": CHANGED, "written": CHANGED, "plan": "other pairs or formats"}
-SYNC = 2.0  # seconds between two times that records are sent to the disk
+SYNC = 2.0  # seconds between two syncs to disk
 
 
-class Kept(NamedTuple):
-    """A weight that was finished before."""
+class FinishedWeight(NamedTuple):
+    """A weight that an earlier run has finished."""
 
     candidate: int
     done: ComparedWeight
 
 
-def identity(
-    checkpoints: Sequence[Checkpoint], plans: Sequence[Plan], options: ComparisonOptions, is_native: bool
+def make_identity(
+    checkpoints: Sequence[Checkpoint], pairings: Sequence[Pairing], options: ComparisonOptions, is_native: bool
 ) -> JsonObject:
-    """What two runs must have in common, so that a weight of one is a weight of the other.
+    """Return the identity of a run: runs with equal identities compute equal weights.
 
-    ``contents`` are a few blocks of each file. ``written`` is when the files were, and which they are on their disk:
-    copies on two machines may differ in it alone.
+    ``contents`` has digests of a few blocks of each file. ``written`` has inodes and times of the files, the only field
+    that may differ between copies on two machines.
     """
     return {
         "quanterr": __version__,
@@ -58,16 +58,16 @@ def identity(
         "inputs": [checkpoint.identity for checkpoint in checkpoints],
         "contents": [file.digest() for checkpoint in checkpoints for file in checkpoint.files],
         "written": [file.written for checkpoint in checkpoints for file in checkpoint.files],
-        "layers": list(Selection(options.layers, options.exclude).patterns),
+        "layers": list(LayerSelection(options.layers, options.exclude).patterns),
         "outlier_threshold": options.outlier_threshold,
-        "importance": _digest_of(options.importance),
-        "plan": [_digest("\n".join(_described(plan))) for plan in plans],
+        "importance": _digest_file(options.importance),
+        "plan": [_digest("\n".join(_describe_pairs(pairing))) for pairing in pairings],
     }
 
 
-def _described(plan: Plan) -> Iterator[str]:
-    """What is compared with what, and read as what."""
-    for pair in plan.pairs:
+def _describe_pairs(pairing: Pairing) -> Iterator[str]:
+    """Yield one line per pair: its name, formats and evidence."""
+    for pair in pairing.pairs:
         yield f"{pair.name} {pair.original.format} {pair.quantized.format} {pair.quantized.evidence}"
 
 
@@ -75,31 +75,33 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _digest_of(path: str | os.PathLike[str] | None) -> str | None:
+def _digest_file(path: str | os.PathLike[str] | None) -> str | None:
     return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 class Journal:
-    """A file of finished weights, open for more. Each of several processes has its own: FILE, FILE.1, FILE.2 …"""
+    """An open journal of finished weights. Each process of a run has its own file: FILE, FILE.1, FILE.2 …"""
 
     def __init__(self, path: str | os.PathLike[str], run: JsonObject, rank: int = 0) -> None:
-        """Take over what is there, whoever wrote it, or begin a new one.
+        """Read the existing journals of all ranks, and open or create the one of this rank.
 
         Raises:
-            UsageError: it is of another run, or no journal.
-            ResourceError: it cannot be written.
+            UsageError: a file belongs to another run, or is not a journal.
+            ResourceError: a file cannot be read or written.
         """
-        own = _named(path, rank)
-        self._where = _shown(own)
+        own = _make_path(path, rank)
+        self._where = _describe_option(own)
         self._lock, self._synced = threading.Lock(), time.monotonic()
         run = json.loads(json.dumps(run))
         try:
-            self.of_others = [kept for other in _all(path) if other != own for kept in _kept_in(other, run)]
+            self.of_others = [
+                kept for other in _list_journals(path) if other != own for kept in _read_journal(other, run)
+            ]
             self._file = open(own, "r+b" if os.path.exists(own) else "w+b")  # noqa: SIM115 - open for the whole run
         except OSError as error:
             raise ResourceError(f"{self._where}: {error.strerror}") from error
         try:
-            self.kept = list(self._taken_over(run))
+            self.kept = list(self._take_over(run))
         except OSError as error:
             self._file.close()
             raise ResourceError(f"{self._where}: {error.strerror}") from error
@@ -107,8 +109,8 @@ class Journal:
             self._file.close()
             raise
 
-    def _taken_over(self, run: JsonObject) -> Iterator[Kept]:
-        """The records that are whole; the file ends behind them then."""
+    def _take_over(self, run: JsonObject) -> Iterator[FinishedWeight]:
+        """Yield the complete records, then truncate the file after the last one."""
         head = self._file.readline()
         if not head:
             self._file.write(json.dumps({"schema": SCHEMA, "run": run}).encode() + b"\n")
@@ -116,7 +118,7 @@ class Journal:
             return
         _check(head, run, self._where)
         end = self._file.tell()
-        for kept in _records(self._file):
+        for kept in _read_records(self._file):
             end = self._file.tell()
             yield kept
         self._file.seek(end)
@@ -126,13 +128,13 @@ class Journal:
         """Append a finished weight.
 
         Raises:
-            ResourceError: the disk is full.
+            ResourceError: the file cannot be written.
         """
-        text = f"{candidate} {done.number} {packed(done)}".encode()
+        text = f"{candidate} {done.number} {pack(done)}".encode()
         try:
             with self._lock:
                 self._file.write(b"%08x " % zlib.crc32(text) + text + b"\n")
-                self._file.flush()  # what the system has outlives this process, if not the machine
+                self._file.flush()  # data in the system's cache survives a crash of this process
                 if time.monotonic() - self._synced >= SYNC:
                     self._sync()
         except OSError as error:
@@ -143,12 +145,12 @@ class Journal:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EROFS):  # a pipe or a device cannot
+            if error.errno not in (errno.EINVAL, errno.EROFS):  # pipes and devices cannot be synced
                 raise
         self._synced = time.monotonic()
 
     def close(self) -> None:
-        """All that was added is on the disk."""
+        """Sync all records to disk and close the file."""
         with self._lock:
             self._sync()
             self._file.close()
@@ -160,50 +162,50 @@ class Journal:
         self.close()
 
 
-def _named(path: str | os.PathLike[str], rank: int) -> str:
+def _make_path(path: str | os.PathLike[str], rank: int) -> str:
     return f"{os.fspath(path)}.{rank}" if rank else os.fspath(path)
 
 
-def _shown(path: str) -> str:
+def _describe_option(path: str) -> str:
     return f"--resume {display(path)}"
 
 
-def _all(path: str | os.PathLike[str]) -> list[str]:
-    """The journals of a run that are there, of any number of processes."""
+def _list_journals(path: str | os.PathLike[str]) -> list[str]:
+    """Return the existing journals of a run, from any number of processes."""
     own = Path(path)
     of_rank = re.compile(re.escape(own.name) + r"\.([1-9][0-9]*)")
     matches = map(of_rank.fullmatch, sorted(os.listdir(own.parent)))
-    found = [_named(path, int(match[1])) for match in matches if match]
+    found = [_make_path(path, int(match[1])) for match in matches if match]
     return [os.fspath(path), *found] if own.exists() else found
 
 
-def _kept_in(path: str, run: JsonObject) -> Iterator[Kept]:
-    """The whole records of another process's journal, which may be new.
+def _read_journal(path: str, run: JsonObject) -> Iterator[FinishedWeight]:
+    """Yield the complete records of another process's journal, which may still be empty.
 
     Raises:
-        UsageError: it is of another run, or no journal.
-        ResourceError: it cannot be read.
+        UsageError: the file belongs to another run, or is not a journal.
+        ResourceError: the file cannot be read.
     """
     try:
         with open(path, "rb") as file:
             if head := file.readline():
-                _check(head, run, _shown(path))
-                yield from _records(file)
+                _check(head, run, _describe_option(path))
+                yield from _read_records(file)
     except OSError as error:
-        raise ResourceError(f"{_shown(path)}: {error.strerror}") from error
+        raise ResourceError(f"{_describe_option(path)}: {error.strerror}") from error
 
 
-def _records(file: IO[bytes]) -> Iterator[Kept]:
-    """Up to the first that is torn or damaged."""
+def _read_records(file: IO[bytes]) -> Iterator[FinishedWeight]:
+    """Yield records up to the first incomplete or damaged one."""
     for line in iter(file.readline, b""):
-        kept = _record(line)
+        kept = _parse_record(line)
         if kept is None:
             return
         yield kept
 
 
 def _check(head: bytes, run: JsonObject, where: str) -> None:
-    """Raise UsageError where a journal is none, or of another run."""
+    """Raise UsageError if the first line is not a journal's header, or belongs to another run."""
     try:
         fields = json.loads(head)
         known = fields["run"] if fields.get("schema") == SCHEMA else None
@@ -214,16 +216,16 @@ def _check(head: bytes, run: JsonObject, where: str) -> None:
     for key, own in run.items():
         if known.get(key) != own:
             what = WORDS.get(key, key)
-            raise UsageError(f"{where}: of another run ({what}); delete it, or give another file")
+            raise UsageError(f"{where}: the journal of another run ({what}); delete it, or give another file")
 
 
-def _record(line: bytes) -> Kept | None:
-    """A line as a finished weight; None of one that is torn or damaged."""
+def _parse_record(line: bytes) -> FinishedWeight | None:
+    """Parse a line into a finished weight; return None if it is incomplete or damaged."""
     checksum, _, text = line.rstrip(b"\n").partition(b" ")
     if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
         return None
     candidate, number, record = text.split(b" ", 2)
     try:
-        return Kept(int(candidate), unpacked(int(number), record.decode()))
+        return FinishedWeight(int(candidate), unpack(int(number), record.decode()))
     except ValueError:
         return None

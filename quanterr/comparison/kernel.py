@@ -1,10 +1,10 @@
-"""The one hot loop: two weights in, chunk by chunk, sums out, in one pass.
+"""The torch kernel: it reads two weights chunk by chunk and computes all sums in one pass.
 
-There are two ways. :func:`exact_sums` is the specification: float64 throughout, every mask written
-out. :func:`fast_sums` is float32 along rows, added up in float64, and declines (None) whatever is not
-in range: values that are not finite, so large or so small that float32 squares overflow or lose digits.
-A row's sum in float32, which is added in pairs or short segments, is off by 5e-8 of itself (root mean square; at most
-2e-7); sums over many rows, of which none is most of the whole, are good to 1e-8, to 5e-8 where all elements are alike.
+:func:`exact_sums` is the specification, in float64 with every mask written out. :func:`fast_sums` uses float32 along
+rows and float64 across rows. It returns None for values out of range: not finite, or so large or small that float32
+squares overflow or lose digits. The float32 sum of a row, added in pairs or short segments, has a relative error of
+5e-8 (root mean square; at most 2e-7). Sums over many rows, none of which dominates, are good to 1e-8, or to 5e-8 if
+all elements are alike.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,48 +17,48 @@ from torch import Tensor
 
 from quanterr.metrics import RELATIVE_OUTLIER
 from quanterr.metrics.histogram import Histogram
-from quanterr.metrics.peaks import WINDOW, Cells
-from quanterr.metrics.sums import KEPT_ROWS, RowSums, Sums, WorstRow, exact
+from quanterr.metrics.peaks import WINDOW, CellGrid
+from quanterr.metrics.sums import KEPT_ROWS, RowSums, Sums, WorstPlace, exact
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
-# x and y of a chunk, (r, c), which may be overwritten, and how many zeros y has, where that is known
+# chunk → x and y, (r, c), which may be overwritten, and the number of zeros in y if known
 Load = Callable[[Chunk], tuple[Tensor, Tensor, Tensor | None]]
 
-Importance = Callable[[Chunk], Tensor]  # of the elements of a chunk, (1 or r, c) float32
+Importance = Callable[[Chunk], Tensor]  # chunk → importance of its elements, (1 or r, c) float32
 
 
-class Wanted(NamedTuple):
-    """What is asked for beside the sums."""
+class SumOptions(NamedTuple):
+    """Optional quantities to compute besides the basic sums."""
 
     importance: Importance | None = None
-    matrix_rows: int = 0  # of each matrix, where a weight is a stack of them
-    cells: Cells | None = None  # whose peaks are
-    normal: float = 0.0  # the least normal number of a cast
+    matrix_rows: int = 0  # rows of each matrix in a stack; 0 for a single matrix
+    cells: CellGrid | None = None  # grid of cells for which peaks are computed
+    normal: float = 0.0  # least normal number of a cast's dtype, for ``cast_max``; 0: not computed
 
 
-SUMS_ALONE = Wanted()
+SUMS_ALONE = SumOptions()
 
-# Energies of a row between which float32 is trusted: beyond, squares of single elements overflow, or
-# vanish in amounts that could be seen.
+# Range of a row's energy in which float32 is trusted. Outside, squares of single elements overflow, or enough of them
+# vanish to be noticed.
 LOW, HIGH = 2.0**-100, 2.0**100
 
-# A variance must be this share of the energy, or it drowns in the rounding of the sums it is made from.
+# Least share of the energy that a variance must have to be more than the rounding of the sums.
 SPREAD = 0.01
 
-LEAST_ROWS = 16  # that make up a sum, for the roundings of each to average out
+LEAST_ROWS = 16  # least number of rows in a sum, so that their roundings average out
 
-LARGE = 1 << 17  # elements of chunks for whose products a matrix product is worth its fixed price
-SEGMENT = 128  # elements of a row that are added one after the other
-GEMM_ERROR = 3e-7  # relative: no worse than a sum in pairs; factors that are rounded to TF32 give 2e-4
+LARGE = 1 << 17  # elements of a range of chunks from which a matrix product pays off
+SEGMENT = 128  # elements of a row that are summed sequentially
+GEMM_ERROR = 3e-7  # relative error of an exact float32 product, at most; TF32 factors give 2e-4
 
-NO_ENERGY = 1e-5  # of y as a share of that of x: more than float32 sums of x² and of xe differ where y is zero
+NO_ENERGY = 1e-5  # Σy² / Σx² from float32 sums is below this if y is zero: larger than their rounding
 
-FEW_ROWS = 1 << 12  # that are sorted as a whole sooner than searched
+FEW_ROWS = 1 << 12  # up to this many rows, a full sort is faster than topk
 
-# What fast_sums keeps of every row, as rows of a (fields, rows) matrix, beside Σx², Σxe, Σex and Σe², (rows, 4).
+# Fields that fast_sums keeps per row, in a (fields, rows) matrix, besides Σx², Σxe, Σex and Σe², (rows, 4).
 ADDED = ("x", "e", "x_abs", "e_abs", "relative", "relative_outliers")
-WEIGHTED = ("weighted_x_sq", "weighted_e_sq")  # undefined without an importance
+WEIGHTED = ("weighted_x_sq", "weighted_e_sq")  # undefined without importance
 EXTREME = ("x_max", "e_max", "e_min")
 
 
@@ -68,19 +68,19 @@ def fast_sums(
     matrix: tuple[int, int],
     workspace: Workspace,
     outlier: float,
-    wanted: Wanted = SUMS_ALONE,
+    wanted: SumOptions = SUMS_ALONE,
 ) -> Sums | None:
-    """Sums of a few chunks of one weight in float32; None if only :func:`exact_sums` is good enough.
+    """Compute the sums of a few chunks of one weight in float32; None if this requires :func:`exact_sums`.
 
-    ``matrix`` is (rows, cols) of the whole weight. What is reported of single rows is computed once for all chunks: on
-    its own it would cost more than the arithmetic.
+    ``matrix`` is (rows, cols) of the whole weight. Results for single rows are computed once for all chunks: per chunk,
+    they would cost more than the arithmetic.
     """
     if matrix[0] < LEAST_ROWS:
         return None
     n = sum(chunk.n for chunk in chunks)
     heights = tuple(chunk.shape[0] for chunk in chunks)
     if ("rooms", heights) not in workspace.views:
-        workspace.views["rooms", heights] = _rooms(heights, workspace)
+        workspace.views["rooms", heights] = _make_row_buffers(heights, workspace)
     stats, products, rooms = workspace.views["rooms", heights]
     in_segments = all(chunk.shape[1] % SEGMENT == 0 for chunk in chunks)
     by_gemm = n >= LARGE and in_segments and workspace.device.type == "cpu" and _gemm_is_exact()
@@ -93,7 +93,7 @@ def fast_sums(
         if y_zeros is None:
             y_zeros = torch.eq(y, 0, out=workspace.buffer("scratch", chunk.shape, torch.float32)).sum()
         sums.zeroed += int(y_zeros)
-        sides = _side_by_side(x, y, workspace, by_gemm)
+        sides = _join_sides(x, y, workspace, by_gemm)
         sides.e.sub_(sides.x)
         multiply(sides, room.products, workspace)
         if wanted.importance:
@@ -104,7 +104,7 @@ def fast_sums(
             for side, out in zip(sides.both, room.weighted, strict=True):
                 torch.sum(torch.mul(side, side, out=scratch).mul_(columns), 1, out=out)
         if wanted.normal:
-            sums.cast_max = max(sums.cast_max, _cast_max(sides, wanted.normal, workspace))
+            sums.cast_max = max(sums.cast_max, _find_cast_max(sides, wanted.normal, workspace))
         if not _add_chunk(sides, room, windows, workspace, outlier, sums):
             return None
 
@@ -112,52 +112,52 @@ def fast_sums(
     if rows is None:
         return None
     rows = rows.cpu()
-    rows = torch.vstack((rows, _zeroed_rows(load, chunks, rows)))
+    rows = torch.vstack((rows, _find_zeroed_rows(load, chunks, rows)))
     _add_rows(sums, chunks, matrix[1], rows)
     if wanted.matrix_rows:
         add_matrices(sums, chunks, wanted.matrix_rows, rows)
     if cells:
         of_rows = stats[-3:-1, :, None] if windows is None else torch.cat(windows, 1)
-        sums.peaks = [cells.piece(of_rows, chunks[0].row)]
+        sums.peaks = [cells.reduce(of_rows, chunks[0].row)]
     return sums
 
 
 def _are_whole(chunks: Sequence[Chunk], cols: int) -> bool:
-    """Whether chunks are of all columns, not pieces of rows."""
+    """Return whether the chunks span all columns."""
     return chunks[0].stop_col - chunks[0].col == cols
 
 
-def windows_of(values: Tensor) -> Tensor:
-    """The largest of each window of columns of magnitudes, (n, r, c) float32: (n, r, windows)."""
+def find_window_maxima(values: Tensor) -> Tensor:
+    """Return the largest of the magnitudes, (n, r, c) float32, in each window of columns: (n, r, windows)."""
     n, rows, cols = values.shape
     whole = cols // WINDOW * WINDOW
-    bits = _bits(values)
+    bits = _view_bits(values)
     found = bits[:, :, :whole].reshape(n, rows, -1, WINDOW).amax(3)
     found = found if whole == cols else torch.cat((found, bits[:, :, whole:].amax(2, keepdim=True)), 2)
     return found.view(torch.float32)
 
 
-def _bits(magnitudes: Tensor) -> Tensor:
-    """The bit patterns of float32 magnitudes: they have the same order, and are compared in half the time."""
+def _view_bits(magnitudes: Tensor) -> Tensor:
+    """View float32 magnitudes as int32 bits, which have the same order and are compared twice as fast."""
     return magnitudes.view(torch.int32)
 
 
 class _RowBuffers(NamedTuple):
-    """Where the sums and extremes of a chunk's rows go: parts of the room for all chunks."""
+    """Output views for the sums and extremes of one chunk's rows, into buffers shared by all chunks."""
 
     sums: Tensor  # (2, r): Σx and Σe
     magnitudes: Tensor  # (2, r): Σ|x| and Σ|e|
     relative: Tensor  # (r,)
     relative_outliers: Tensor
-    weighted: Tensor  # (2, r): of x² and e²
+    weighted: Tensor  # (2, r): Σ importance · x² and Σ importance · e²
     x_max: Tensor
     e_max: Tensor
     e_min: Tensor
     products: Tensor  # (r, 4): Σx², Σxe, Σex and Σe²
 
 
-def _rooms(heights: tuple[int, ...], workspace: Workspace) -> tuple[Tensor, Tensor, list[_RowBuffers]]:
-    """For chunks of this many rows: ``stats`` (fields, rows), ``products`` (rows, 4), and the part of each chunk."""
+def _make_row_buffers(heights: tuple[int, ...], workspace: Workspace) -> tuple[Tensor, Tensor, list[_RowBuffers]]:
+    """Make ``stats``, (fields, rows), ``products``, (rows, 4), and the views of each chunk of these heights."""
     stats = workspace.buffer("rows", (len(ADDED) + len(WEIGHTED) + len(EXTREME), sum(heights)), torch.float32)
     products = workspace.buffer("products", (sum(heights), 4), torch.float32)
     sizes = list(heights)
@@ -166,22 +166,22 @@ def _rooms(heights: tuple[int, ...], workspace: Workspace) -> tuple[Tensor, Tens
 
 
 class _PairBuffer(NamedTuple):
-    """x and y of a chunk, (r, c), as one tensor: what both need is asked for once. y becomes e."""
+    """x and y of a chunk, (r, c), as one tensor, so that one operation serves both; y is overwritten by e."""
 
     given: tuple[Tensor, Tensor]
     both: Tensor  # (2, r, c)
     x: Tensor
     e: Tensor
-    copied: bool  # as the two given are apart
-    pieces: Tensor  # (n, 2, SEGMENT), of segments of x and e; empty where they are not multiplied at once
+    copied: bool  # whether x and y are copied into ``both``, as they are not adjacent in memory
+    pieces: Tensor  # (n, 2, SEGMENT): segments of x and e; empty if they are not multiplied by a matrix product
 
 
-def _side_by_side(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -> _PairBuffer:
-    """Views cost more than they look, and x and y are most often those of the chunk before."""
+def _join_sides(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -> _PairBuffer:
+    """Return x and y as one tensor; its views are cached, as consecutive chunks mostly use the same buffers."""
     key = "sides", x.shape, in_pieces
     sides: _PairBuffer | None = workspace.views.get(key)
     if sides is None or sides.given[0] is not x or sides.given[1] is not y:
-        sides = _sides(x, y, workspace, in_pieces)
+        sides = _make_pair_buffer(x, y, workspace, in_pieces)
         workspace.views[key] = sides
     if sides.copied:
         sides.x.copy_(x)
@@ -189,7 +189,7 @@ def _side_by_side(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -
     return sides
 
 
-def _sides(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -> _PairBuffer:
+def _make_pair_buffer(x: Tensor, y: Tensor, workspace: Workspace, in_pieces: bool) -> _PairBuffer:
     step = y.storage_offset() - x.storage_offset()
     one = x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() and step >= x.numel()
     copied = not (one and x.is_contiguous() and y.is_contiguous())
@@ -209,25 +209,25 @@ def _add_chunk(
     outlier: float,
     sums: Sums,
 ) -> bool:
-    """One chunk's part of the sums, of the histogram, of counts and of ``windows``; whether it is in range.
+    """Add one chunk to the sums, histogram, counts and ``windows``; return False if it is out of range.
 
-    ``sides`` are x and e, then |x| and |e|, then |x| and |e| / |x|: in place, so that a core's cache holds them, and
-    by few operations, as threads that all go back to the interpreter wait for each other.
+    ``sides`` hold x and e, then |x| and |e|, then |x| and |e| / |x|: in place, so that they stay in a core's cache, and
+    with few operations, as threads wait for each other whenever they return to the interpreter.
     """
     x, e = sides.x, sides.e
     torch.sum(sides.both, 2, out=room.sums)
     torch.sum(sides.both.abs_(), 2, out=room.magnitudes)
     if windows is None:
-        torch.amax(_bits(x), 1, out=_bits(room.x_max))
-        torch.amax(_bits(e), 1, out=_bits(room.e_max))
+        torch.amax(_view_bits(x), 1, out=_view_bits(room.x_max))
+        torch.amax(_view_bits(e), 1, out=_view_bits(room.e_max))
     else:
-        windows.append(windows_of(sides.both))
+        windows.append(find_window_maxima(sides.both))
         torch.amax(windows[-1][0], 1, out=room.x_max)
         torch.amax(windows[-1][1], 1, out=room.e_max)
     largest = float(room.e_max.amax())
     if not isfinite(largest):
         return False
-    torch.amin(_bits(e), 1, out=_bits(room.e_min))
+    torch.amin(_view_bits(e), 1, out=_view_bits(room.e_min))
     workspace.buffer("bins", tuple(e.shape), torch.bfloat16).copy_(e)
     histogram = Histogram.of_bits(workspace.buffer("bins", (e.numel(),), torch.int16))
     if sums.histogram is None:
@@ -240,7 +240,7 @@ def _add_chunk(
 
     relative = e.div_(x)
     relative_max = float(relative.amax())
-    if not isfinite(relative_max):  # where x = 0: infinity, or NaN where y = 0 too
+    if not isfinite(relative_max):  # x = 0 gives infinity, or NaN if y = 0 too
         zeros = x.eq(0)
         sums.x_nonzero -= int(zeros.sum())
         sums.zero_reference += int((zeros & relative.isinf()).sum())
@@ -253,15 +253,15 @@ def _add_chunk(
     return True
 
 
-def _cast_max(sides: _PairBuffer, normal: float, workspace: Workspace) -> float:
-    """The largest of |e| / max(|x|, normal)."""
+def _find_cast_max(sides: _PairBuffer, normal: float, workspace: Workspace) -> float:
+    """Return the largest |e| / max(|x|, normal)."""
     sizes = workspace.buffer("scratch", tuple(sides.x.shape), torch.float32)
     torch.clamp(torch.abs(sides.x, out=sizes), min=normal, out=sizes)
     return float(torch.div(sides.e, sizes, out=sizes).abs_().amax())
 
 
 def _multiply(sides: _PairBuffer, products: Tensor, workspace: Workspace) -> None:
-    """Σx², Σxe and Σe² of each row into its ``products``, (r, 4), one after the other; Σex stays undefined."""
+    """Compute Σx², Σxe and Σe² of each row into ``products``, (r, 4), separately; Σex stays undefined."""
     scratch = workspace.buffer("scratch", tuple(sides.x.shape), torch.float32)
     x_sq, xe, _, e_sq = products.unbind(1)
     for a, b, out in ((sides.x, sides.x, x_sq), (sides.x, sides.e, xe), (sides.e, sides.e, e_sq)):
@@ -269,7 +269,7 @@ def _multiply(sides: _PairBuffer, products: Tensor, workspace: Workspace) -> Non
 
 
 def _multiply_at_once(sides: _PairBuffer, products: Tensor, workspace: Workspace) -> None:
-    """The same at once: a segment of a row is a matrix of x and e, which is multiplied with its own transpose."""
+    """Compute ``products`` by one matrix product: each segment of a row, [x; e], times its own transpose."""
     n, rows = sides.pieces.shape[0], products.shape[0]
     found = workspace.buffer("pieces", (n, 2, 2), torch.float32)
     torch.bmm(sides.pieces, sides.pieces.mT, out=found)
@@ -277,24 +277,24 @@ def _multiply_at_once(sides: _PairBuffer, products: Tensor, workspace: Workspace
 
 
 def _gemm_is_exact() -> bool:
-    """Whether a product of float32 matrices is one here: settings of torch and of libraries below it round factors."""
-    pieces, expected = _probe()
+    """Return whether float32 matrix products are exact here: settings of torch and its libraries may round factors."""
+    pieces, expected = _make_probe()
     found = torch.bmm(pieces, pieces.transpose(1, 2))
     return bool(((found - expected).abs() <= GEMM_ERROR * expected).all())
 
 
 @cache
-def _probe() -> tuple[Tensor, Tensor]:
-    """Matrices whose elements are others when rounded to fewer than 21 bits, and their products."""
+def _make_probe() -> tuple[Tensor, Tensor]:
+    """Return matrices whose elements change if they are rounded to fewer than 21 bits, and their exact products."""
     values = 1 + 2.0**-20 * torch.arange(1, 256, 2)
     pieces = values.repeat_interleave(SEGMENT).view(-1, 2, SEGMENT)
     return pieces, torch.bmm(pieces.double(), pieces.double().transpose(1, 2)).float()
 
 
 def _add_up(sums: Sums, stats: Tensor, products: Tensor, weighted: bool) -> Tensor | None:
-    """Sums over all rows into ``sums``; gives Σx², Σe², max |e| and Σxe of each row, (4, r) float64.
+    """Add up all rows into ``sums``; return Σx², Σe², max |e| and Σxe of each row, (4, r) float64.
 
-    None where float32 may have lost digits of a row, or rounded too much for the sums to be good.
+    Return None if float32 may have lost digits of a row, or rounded too much for accurate sums.
     """
     x_sq, xe, _, e_sq = products.unbind(1)
     rows = torch.stack((x_sq, e_sq, stats[-2], xe)).double()
@@ -312,19 +312,19 @@ def _add_up(sums: Sums, stats: Tensor, products: Tensor, weighted: bool) -> Tens
         sums.weighted_x_sq, sums.weighted_e_sq = map(exact, both.tolist())
     cross = exact(totals["xe"])
     sums.y, sums.xy, sums.y_sq = sums.x + sums.e, sums.x_sq + cross, sums.x_sq + 2 * cross + sums.e_sq
-    if 100 * sums.y_sq < sums.x_sq:  # a difference of much larger sums
+    if 100 * sums.y_sq < sums.x_sq:  # y_sq is a small difference of much larger sums
         return None
-    sums.zeroed -= sums.n - sums.x_nonzero - sums.zero_reference  # where x is zero too
+    sums.zeroed -= sums.n - sums.x_nonzero - sums.zero_reference  # do not count elements where x is zero too
     sums.relative_outliers = int(totals["relative_outliers"]) + sums.zero_reference
     sums.x_max, sums.e_max, sums.e_min = float(stats[-3].amax()), largest[2], float(stats[-1].amin())
     return rows
 
 
-def _zeroed_rows(load: Load, chunks: Sequence[Chunk], rows: Tensor) -> Tensor:
-    """Which rows of y are zero, (1, r) of 0 and 1, for the ``rows`` of :func:`_add_up`, on the CPU.
+def _find_zeroed_rows(load: Load, chunks: Sequence[Chunk], rows: Tensor) -> Tensor:
+    """Return which rows of y are zero, (1, r) of 0 and 1; ``rows`` is the result of :func:`_add_up`, on the CPU.
 
-    Sums cannot prove it: a y that drowns in the roundings of x looks the same. So the few chunks in which y has next to
-    no energy are loaded again.
+    Sums cannot prove it, as a tiny y is lost in the rounding of x. The few chunks with rows in which y has almost no
+    energy are therefore loaded again.
     """
     x_sq, e_sq, _, xe = rows
     y_sq = x_sq + 2 * xe + e_sq
@@ -336,18 +336,21 @@ def _zeroed_rows(load: Load, chunks: Sequence[Chunk], rows: Tensor) -> Tensor:
 
 
 def _fits_float32(rows: Tensor, largest: Sequence[float], x_abs: Tensor) -> bool:
-    """Whether float32 could hold the squares in all rows: Σx², Σe², max |e|, …, (4, r); Σ|x|, (r,)."""
+    """Return whether the squares in all rows are in the range of float32.
+
+    ``rows`` is Σx², Σe², max |e| and Σxe, (4, r); ``x_abs`` is Σ|x|, (r,).
+    """
     if not (largest[0] <= HIGH and largest[1] <= HIGH):
         return False
     x_sq, e_sq, e_max, _ = rows
     if float(rows[:2].amin()) >= LOW:
         return True
-    # A row of zeros is as in range as one can be.
+    # A row of zeros is in range too.
     return bool((((x_sq >= LOW) | (x_abs == 0)) & ((e_sq >= LOW) | (e_max == 0))).all())
 
 
 def _variance_is_safe(totals: Mapping[str, float], n: int) -> bool:
-    """Whether x and |e| vary enough for their variances to be differences of float32 sums (y: almost x)."""
+    """Return whether x and |e| vary enough to compute their variances from float32 sums (y varies about as x)."""
     return all(
         totals[total] ** 2 <= (1 - SPREAD) * n * totals[energy]
         for total, energy in (("x", "x_sq"), ("e_abs", "e_sq"))
@@ -356,26 +359,26 @@ def _variance_is_safe(totals: Mapping[str, float], n: int) -> bool:
 
 
 def _no_row_dominates(totals: Mapping[str, float], largest: Sequence[float]) -> bool:
-    """Whether no row has so much of the energy that its own roundings are those of the whole."""
+    """Return whether no row has so much of the energy that its rounding dominates the total."""
     return LEAST_ROWS * largest[0] <= totals["x_sq"] and LEAST_ROWS * largest[1] <= totals["e_sq"]
 
 
-def exact_sums(load: Load, chunks: Sequence[Chunk], cols: int, outlier: float, wanted: Wanted = SUMS_ALONE) -> Sums:
-    """Sums of a few chunks of one weight in float64, whatever the values are: the specification.
+def exact_sums(load: Load, chunks: Sequence[Chunk], cols: int, outlier: float, wanted: SumOptions = SUMS_ALONE) -> Sums:
+    """Compute the sums of a few chunks of one weight in float64, for any values: the specification.
 
-    Elements that are not finite on either side are counted and left out of everything else.
+    Elements that are not finite on either side are counted, and left out of all sums.
     """
-    return Sums.merged(_exact_chunk(*load(chunk), chunk, cols, outlier, wanted) for chunk in chunks)
+    return Sums.merge(_sum_chunk_exactly(*load(chunk), chunk, cols, outlier, wanted) for chunk in chunks)
 
 
-def _exact_chunk(
+def _sum_chunk_exactly(
     x: Tensor,
     y: Tensor,
     _: Tensor | None,
     chunk: Chunk,
     cols: int,
     outlier: float,
-    wanted: Wanted,
+    wanted: SumOptions,
 ) -> Sums:
     x, y = x.double(), y.double()
     finite_x, finite_y = x.isfinite(), y.isfinite()
@@ -417,7 +420,7 @@ def _exact_chunk(
     if wanted.normal:
         sums.cast_max = float((e_abs / x_abs.clamp(min=wanted.normal)).amax())
     if wanted.cells and _are_whole([chunk], cols):
-        sums.peaks = [wanted.cells.piece(windows_of(torch.stack((x_abs, e_abs)).float()), chunk.row)]
+        sums.peaks = [wanted.cells.reduce(find_window_maxima(torch.stack((x_abs, e_abs)).float()), chunk.row)]
     if wanted.importance:
         columns = wanted.importance(chunk).to(x.device).double()
         sums.weighted_x_sq = exact(float((x * x * columns).sum()))
@@ -429,9 +432,9 @@ def _exact_chunk(
 
 
 def _add_rows(sums: Sums, chunks: Sequence[Chunk], cols: int, rows: Tensor) -> None:
-    """The row with the largest |e|, and the few with the lowest SNR; pieces of rows are all kept.
+    """Add the row with the largest |e| and the few rows with the lowest SNR; all pieces of rows are kept.
 
-    ``rows``, (5, r) float64 on the CPU, are Σx², Σe², max |e|, Σxe and whether y is zero, of each row, in order.
+    ``rows``, (5, r) float64 on the CPU, has Σx², Σe², max |e|, Σxe and whether y is zero, for each row in order.
     """
     whole = chunks[0].stop_col - chunks[0].col == cols
     if whole and not sums.e_max:
@@ -441,16 +444,16 @@ def _add_rows(sums: Sums, chunks: Sequence[Chunk], cols: int, rows: Tensor) -> N
     numbers = [row for chunk in chunks for row in range(chunk.row, chunk.stop_row)]
     if sums.e_max:
         worst = int(rows[2].argmax())
-        sums.worst = WorstRow(sums.e_max, numbers[worst], 0 if whole else chunks[worst].col)
-    picked = _worst_places(rows) if whole else torch.arange(len(numbers))
+        sums.worst = WorstPlace(sums.e_max, numbers[worst], 0 if whole else chunks[worst].col)
+    picked = _find_worst_rows(rows) if whole else torch.arange(len(numbers))
     for place, (x_sq, e_sq, e_max, _, zeroed) in zip(picked.tolist(), rows[:, picked].t().tolist(), strict=True):
         row = RowSums(exact(x_sq), exact(e_sq), e_max, whole, bool(zeroed))
         before = sums.rows.get(numbers[place])
-        sums.rows[numbers[place]] = before.joined(row) if before else row
+        sums.rows[numbers[place]] = before.join(row) if before else row
 
 
 def add_matrices(sums: Sums, chunks: Sequence[Chunk], matrix_rows: int, rows: Tensor) -> None:
-    """Energies and the largest |e| of each matrix of a stack; ``rows`` are those of :func:`_add_rows`."""
+    """Add the energies and the largest |e| of each matrix in a stack; ``rows`` is as in :func:`_add_rows`."""
     numbers = torch.cat([torch.arange(chunk.row, chunk.stop_row) for chunk in chunks]) // matrix_rows
     for number in sorted(set(numbers.tolist())):
         own = rows[:, numbers == number]
@@ -458,11 +461,11 @@ def add_matrices(sums: Sums, chunks: Sequence[Chunk], matrix_rows: int, rows: Te
         sums.matrices[number] = RowSums(exact(x_sq), exact(e_sq), float(own[2].amax()), False)
 
 
-def _worst_places(rows: Tensor) -> Tensor:
-    """Which of the rows have the lowest SNR; of equal ones the first."""
+def _find_worst_rows(rows: Tensor) -> Tensor:
+    """Return the indices of the rows with the lowest SNR, the worst first; ties are in row order."""
     ratio = (rows[1] / rows[0]).nan_to_num(nan=0.0, posinf=inf)
     if ratio.numel() <= FEW_ROWS:
         return ratio.sort(descending=True, stable=True).indices[:KEPT_ROWS]
     least = ratio.topk(KEPT_ROWS).values[-1]
-    candidates = (ratio >= least).nonzero().view(-1)  # topk itself says nothing of ties
+    candidates = (ratio >= least).nonzero().view(-1)  # topk does not define the order of ties
     return candidates[ratio[candidates].sort(descending=True, stable=True).indices[:KEPT_ROWS]]

@@ -1,23 +1,22 @@
-"""Every metric of two tensors that are at hand, through the same kernel as checkpoints."""
+"""All metrics of two tensors in memory, by the same kernel as for checkpoints."""
 
 import torch
 from torch import Tensor
 
 from quanterr.comparison.kernel import exact_sums, fast_sums
 from quanterr.comparison.native_sums import NativeSums
-from quanterr.metrics import METRICS, OUTLIER, Measured, Value, evaluate
+from quanterr.metrics import METRICS, OUTLIER, Measurement, Value, compute_metrics
 from quanterr.metrics.sums import Sums
-from quanterr.native import chosen
+from quanterr.native import choose_kernel
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, Chunk, Cut, as_matrix
 from quanterr.tensors.workspace import Workspace
 
 
 def measure(x: Tensor, y: Tensor, outlier_threshold: float = OUTLIER) -> dict[str, Value]:
-    """Every row of METRICS for an original ``x`` and its quantized, dequantized version ``y``.
+    """Compute every metric of METRICS for an original ``x`` and its dequantized version ``y``.
 
-    Both are of one shape, of any floating dtype and on one device; neither is changed. What depends on
-    how y is stored (``bits_per_weight``, ``saturated_pct``, ``theoretical_sqnr_db``) is None, and so is
-    what is undefined.
+    Both have the same shape and device, and any floating dtype; neither is changed. Metrics that depend on how y is
+    stored (``bits_per_weight``, ``saturated_pct``, ``theoretical_sqnr_db``) are None, and so are undefined ones.
 
     Raises:
         ValueError: the shapes or devices differ, or a dtype is not floating.
@@ -38,14 +37,14 @@ def measure(x: Tensor, y: Tensor, outlier_threshold: float = OUTLIER) -> dict[st
         x_buffer, y_buffer = workspace.buffer("sides", (2, *chunk.shape), torch.float32)
         return x_buffer.copy_(pieces[0]), y_buffer.copy_(pieces[1]), None
 
-    kernel = None if wide or x.is_cuda else chosen().kernel
+    kernel = None if wide or x.is_cuda else choose_kernel().kernel
     native = NativeSums(kernel, outlier_threshold) if kernel else None
     total = Sums()
     for chunk in Cut(rows, cols, CUDA_CHUNK if x.is_cuda else CPU_CHUNK):
         if native:
-            sums = native.of_values(*load(chunk)[:2], chunk, (rows, cols))
+            sums = native.sum_values(*load(chunk)[:2], chunk, (rows, cols))
         else:
             sums = None if wide else fast_sums(load, [chunk], (rows, cols), workspace, outlier_threshold)
         total.add(sums or exact_sums(load, [chunk], cols, outlier_threshold))
-    values, _ = evaluate(METRICS, Measured(total))
+    values, _ = compute_metrics(METRICS, Measurement(total))
     return values | {"bits_per_weight": None}

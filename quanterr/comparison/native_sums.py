@@ -1,4 +1,4 @@
-"""Sums of chunks by the compiled kernel, whichever way the two sides are dequantized."""
+"""Sums of chunks by the compiled kernel, which decodes codes itself or takes dequantized values."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -8,27 +8,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.comparison.kernel import SUMS_ALONE, Wanted, add_matrices
+from quanterr.comparison.kernel import SUMS_ALONE, SumOptions, add_matrices
 from quanterr.formats import Values, Weight
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW
-from quanterr.metrics.sums import RowSums, Sums, WorstRow, exact
-from quanterr.native import ROOM, SUM_BYTES, SUMS, Kernel, Run, Side
+from quanterr.metrics.sums import RowSums, Sums, WorstPlace, exact
+from quanterr.native import ROOM, SUM_BYTES, SUMS, Kernel, RunStruct, SideStruct
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.decoder import Decoder, Element, Order, decoder_of
+from quanterr.tensors.decoder import Decoder, ElementType, Order, decoder_of
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.platform import kernel_file
 
-AT_ONCE = 1 << 16  # elements that are read, then added up: what a core's cache holds
-TILE = 32  # rows of transposed codes that are put in order at a time
-AWQ_ROWS = 8  # in a word
-PRECISE = 1 << 12  # elements; of smaller weights all sums are float64, as few roundings do not average out
+AT_ONCE = 1 << 16  # elements that are read, then summed: they fit a core's cache
+TILE = 32  # rows of transposed codes that are reordered at a time
+AWQ_ROWS = 8  # rows per word in AWQ's packing
+PRECISE = 1 << 12  # elements below which all sums are float64, as few roundings do not average out
 
 Dequantize = Callable[[Chunk], Values]
 
 
 class Operand(NamedTuple):
-    """One side of a pair: its weight, its buffers, and how its values come where the kernel cannot decode them."""
+    """One side of a pair: its weight, its buffers, and the function that dequantizes what the kernel cannot decode."""
 
     weight: Weight
     workspace: Workspace
@@ -36,10 +36,10 @@ class Operand(NamedTuple):
 
 
 class NativeSums:
-    """One thread's buffers for the compiled kernel."""
+    """The compiled kernel with one thread's buffers."""
 
     def __init__(self, kernel: Kernel, outlier: float) -> None:
-        """Start with empty tables."""
+        """Allocate the tables of the kernel; |e| above ``outlier`` counts as an outlier."""
         self._kernel, self._outlier = kernel, outlier
         self._workspace = Workspace(torch.device("cpu"))
         self._counts = torch.zeros((2, ROOM), dtype=torch.int32)
@@ -48,28 +48,28 @@ class NativeSums:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its buffers."""
+        """Bytes of all buffers."""
         return self._workspace.nbytes + self._counts.nbytes + self._histogram.nbytes
 
     def sums(
         self,
         operands: tuple[Operand, Operand],
         chunks: Sequence[Chunk],
-        wanted: Wanted,
+        wanted: SumOptions,
         kept: tuple[Tensor, Tensor] | None,
     ) -> Sums | None:
-        """Sums of a few chunks, (rows, cols) of one weight; None where a file cannot be read to the end.
+        """Compute the sums of a few chunks of a pair; None if a file cannot be read to the end.
 
-        ``kept`` are two (r, c) float32, of a weight of one chunk, in which its values are left.
+        ``kept``, two (r, c) float32 tensors, receives the values of both sides; only for weights of one chunk.
         """
         weight = operands[0].weight
-        direct = [_direct(operand.weight, chunks) for operand in operands]
+        direct = [_find_decoder(operand.weight, chunks) for operand in operands]
         whole = chunks[0].stop_col - chunks[0].col == weight.matrix[1]
         if all(direct) and whole:
             chunks = [Chunk(chunks[0].row, chunks[-1].stop_row, 0, weight.matrix[1])]
         total: Sums | None = None
         for chunk in chunks:
-            sums = self._chunk(operands, direct, chunk, wanted, kept)
+            sums = self._sum_chunk(operands, direct, chunk, wanted, kept)
             if sums is None:
                 return None
             if total is None:
@@ -79,40 +79,40 @@ class NativeSums:
         return total
 
     def values(self, weight: Weight, workspace: Workspace, chunk: Chunk, out: Tensor) -> bool:
-        """Decode a chunk into ``out``, (r, c) float32; False where only the format itself can."""
-        decoder = _direct(weight, [chunk])
+        """Decode a chunk into ``out``, (r, c) float32; return False if the kernel cannot decode it."""
+        decoder = _find_decoder(weight, [chunk])
         if decoder is None:
             return False
         alive: list[Tensor] = []
-        at_once = _rows_at_once(chunk, [decoder])
-        side = _of_codes(decoder, chunk, at_once, workspace, alive)
+        at_once = _count_rows_at_once(chunk, [decoder])
+        side = _make_code_side(decoder, chunk, at_once, workspace, alive)
         side.values = out.data_ptr()
         return self._kernel.decode(side, chunk.shape, at_once)
 
-    def of_values(self, x: Tensor, y: Tensor, chunk: Chunk, matrix: tuple[int, int]) -> Sums | None:
-        """Sums of two chunks of values, (r, c), of weights of (rows, cols)."""
+    def sum_values(self, x: Tensor, y: Tensor, chunk: Chunk, matrix: tuple[int, int]) -> Sums | None:
+        """Compute the sums of a chunk from its values x and y, (r, c); ``matrix`` is (rows, cols) of the weight."""
         alive: list[Tensor] = []
-        return self._add([_of_values(x, alive), _of_values(y, alive)], chunk, matrix, len(x))
+        return self._add([_make_value_side(x, alive), _make_value_side(y, alive)], chunk, matrix, len(x))
 
-    def _chunk(
+    def _sum_chunk(
         self,
         operands: tuple[Operand, Operand],
         direct: Sequence[Decoder | None],
         chunk: Chunk,
-        wanted: Wanted,
+        wanted: SumOptions,
         kept: tuple[Tensor, Tensor] | None,
     ) -> Sums | None:
         weight = operands[0].weight
-        at_once = _rows_at_once(chunk, direct)
-        alive: list[Tensor] = []  # what the kernel reads
+        at_once = _count_rows_at_once(chunk, direct)
+        alive: list[Tensor] = []  # keeps the tensors that the kernel reads alive
         sides, saturated = [], 0
         for place, (operand, decoder) in enumerate(zip(operands, direct, strict=True)):
             if decoder is None:
                 values = operand.dequantize(chunk)
                 saturated += int(values.saturated) if values.saturated is not None else 0
-                side = _of_values(values.weight, alive)
+                side = _make_value_side(values.weight, alive)
             else:
-                side = _of_codes(decoder, chunk, at_once, operand.workspace, alive)
+                side = _make_code_side(decoder, chunk, at_once, operand.workspace, alive)
             if kept:
                 side.values = kept[place].data_ptr()
             sides.append(side)
@@ -124,14 +124,14 @@ class NativeSums:
 
     def _add(
         self,
-        sides: Sequence[Side],
+        sides: Sequence[SideStruct],
         chunk: Chunk,
         matrix: tuple[int, int],
         at_once: int,
-        wanted: Wanted = SUMS_ALONE,
+        wanted: SumOptions = SUMS_ALONE,
     ) -> Sums | None:
         r, c = chunk.shape
-        run = Run(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
+        run = RunStruct(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
         run.normal = wanted.normal
         if wanted.importance:
             importance = wanted.importance(chunk).float().contiguous()
@@ -146,16 +146,16 @@ class NativeSums:
             run.peaks = peaks.data_ptr()
         if not self._kernel.compare(sides[0], sides[1], run):
             return None
-        sums = self._taken(run, chunk.n)
+        sums = self._read_sums(run, chunk.n)
         _add_rows(sums, run, chunk, matrix[1])
         if rows is not None:
             add_matrices(sums, [chunk], wanted.matrix_rows, rows)
         if wanted.cells and peaks is not None:
-            sums.peaks = [wanted.cells.piece(peaks, chunk.row)]
+            sums.peaks = [wanted.cells.reduce(peaks, chunk.row)]
         return sums
 
-    def _taken(self, run: Run, n: int) -> Sums:
-        """The sums that the kernel left, of ``n`` elements."""
+    def _read_sums(self, run: RunStruct, n: int) -> Sums:
+        """Convert the kernel's results for ``n`` elements to Sums."""
         sums = Sums(
             elements=n,
             n=run.n,
@@ -181,11 +181,11 @@ class NativeSums:
         return sums
 
 
-def _add_rows(sums: Sums, run: Run, chunk: Chunk, cols: int) -> None:
-    """The row with the largest |e|, and the few with the lowest SNR; a piece of a row is kept whatever it is."""
+def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:
+    """Add the row with the largest |e| and the few rows with the lowest SNR; all pieces of rows are kept."""
     whole = chunk.shape[1] == cols
     if sums.e_max:
-        sums.worst = WorstRow(sums.e_max, chunk.row + run.worst_row, chunk.col)
+        sums.worst = WorstPlace(sums.e_max, chunk.row + run.worst_row, chunk.col)
     sums.dead_rows = run.dead_rows if whole else 0
     for place in range(run.n_kept):
         energies = exact(run.kept_x_sq[place]), exact(run.kept_e_sq[place])
@@ -193,12 +193,12 @@ def _add_rows(sums: Sums, run: Run, chunk: Chunk, cols: int) -> None:
         sums.rows[chunk.row + run.kept_rows[place]] = RowSums(*energies, *extremes)
 
 
-def _direct(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
-    """The weight's decoder, if the kernel can use it for these chunks."""
+def _find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
+    """Return the weight's decoder if the kernel can use it for these chunks, else None."""
     decoder = decoder_of(weight.dequantize)
     if decoder is None:
         return None
-    cols, (together, _) = weight.matrix[1], decoder.together
+    cols, (together, _) = weight.matrix[1], decoder.storage_unit
     if cols % together or decoder.cols % together or (decoder.order == Order.AWQ_WORDS and chunks[0].row % AWQ_ROWS):
         return None
     if chunks[0].stop_col - chunks[0].col == cols:
@@ -207,31 +207,33 @@ def _direct(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
     return decoder if begins_blocks and decoder.order == Order.ROWS else None
 
 
-def _rows_at_once(chunk: Chunk, direct: Sequence[Decoder | None]) -> int:
-    """Rows that are read, then added up."""
+def _count_rows_at_once(chunk: Chunk, direct: Sequence[Decoder | None]) -> int:
+    """Return the number of rows to read and sum at a time."""
     if any(decoder and decoder.order != Order.ROWS for decoder in direct):
         return TILE
     return min(max(AT_ONCE // chunk.shape[1], 1), chunk.shape[0])
 
 
-def _of_values(values: Tensor, alive: list[Tensor]) -> Side:
-    """A side whose values are dequantized, (r, c)."""
+def _make_value_side(values: Tensor, alive: list[Tensor]) -> SideStruct:
+    """Make a kernel operand of dequantized values, (r, c)."""
     stored = values.float().contiguous()
     alive.append(stored)
-    return Side(element=Element.F32, file=-1, row_bytes=4 * stored.shape[1], stored=stored.data_ptr())
+    return SideStruct(element=ElementType.F32, file=-1, row_bytes=4 * stored.shape[1], stored=stored.data_ptr())
 
 
-def _of_codes(decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace, alive: list[Tensor]) -> Side:
-    """A side whose codes the kernel reads and decodes itself, ``at_once`` rows at a time."""
-    entry, (together, n_bytes) = decoder.codes, decoder.together
+def _make_code_side(
+    decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace, alive: list[Tensor]
+) -> SideStruct:
+    """Make a kernel operand whose codes the kernel reads and decodes itself, ``at_once`` rows at a time."""
+    entry, (together, n_bytes) = decoder.codes, decoder.storage_unit
     row_bytes = decoder.cols // together * n_bytes
-    side = Side(element=decoder.element, order=decoder.order, per_byte=together, row_bytes=row_bytes)
+    side = SideStruct(element=decoder.element, order=decoder.order, per_byte=together, row_bytes=row_bytes)
     if decoder.ends:
         side.ends[:], side.has_ends = (3 * decoder.ends)[:3], True
     if decoder.order == Order.ROWS:
         first = chunk.row * row_bytes + chunk.col // together * n_bytes
         side.file, side.offset = kernel_file(entry.file.descriptor), entry.offset + first
-        if side.file < 0:  # of no file: the bytes are made
+        if side.file < 0:  # not a local file: pass the bytes
             side.stored = workspace.read_bytes("native", entry, first, (chunk.shape[0], row_bytes)).data_ptr()
         else:
             side.stored = workspace.buffer("native", (at_once * row_bytes,), torch.uint8).data_ptr()
@@ -251,12 +253,12 @@ def _of_codes(decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace
     return side
 
 
-def _place_columns(side: Side, decoder: Decoder, chunk: Chunk, workspace: Workspace) -> None:
-    """Codes of whole columns, which are held, from the first row of the chunk on."""
-    stored = workspace.whole("columns", decoder.codes)
+def _place_columns(side: SideStruct, decoder: Decoder, chunk: Chunk, workspace: Workspace) -> None:
+    """Point the operand to the codes of whole columns, held in memory, from the chunk's first row on."""
+    stored = workspace.read_whole("columns", decoder.codes)
     side.file, side.words = -1, stored.shape[1]
     first = chunk.row if decoder.order == Order.WORDS_DOWN else chunk.row // AWQ_ROWS
     side.stored = stored.data_ptr() + 4 * first
     if decoder.order == Order.AWQ_WORDS:
-        side.row_bytes = decoder.cols  # once in order, a byte each
+        side.row_bytes = decoder.cols  # one byte per code after reordering
     side.tile = workspace.buffer("tile", (TILE * side.row_bytes,), torch.uint8).data_ptr()

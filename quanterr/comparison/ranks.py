@@ -1,9 +1,8 @@
-"""Several processes for one run, as torchrun and srun start them.
+"""One run in several processes (ranks), as torchrun and srun start them.
 
-Every rank makes the same plan and takes weights that nobody has taken: first those of its own share, then what is
-left of the others. Of a huge weight it takes pieces; rank 0 adds them up in the end. Finished weights go to rank 0
-through the store, as records. Sums are exact, so the report is that of one process, whoever computed what. Only rank
-0 prints and writes.
+Every rank computes the same pairing and claims weights that no rank has claimed: first in its own share, then among the
+rest. A huge weight is claimed in pieces, which rank 0 adds up at the end. Finished weights go to rank 0 through the
+store, as records. Sums are exact, so a single process would make the same report. Only rank 0 prints and writes.
 """
 
 import threading
@@ -11,37 +10,37 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 
-from quanterr.comparison.records import packed, unpacked
-from quanterr.comparison.scheduler import Part
-from quanterr.pairing.plan import ComparedWeight
-from quanterr.util.company import LOOK, Company
+from quanterr.comparison.records import pack, unpack
+from quanterr.comparison.scheduler import PartialTask
+from quanterr.pairing.model import ComparedWeight
+from quanterr.util.rank_group import LOOK, RankGroup
 
-BATCH = 1 << 18  # characters of records that are sent at once
+BATCH = 1 << 18  # characters of records sent at once
 
 Take = Callable[[int, ComparedWeight], None]
 
 
 class Ranks:
-    """The ranks of a run, seen from one of them."""
+    """The exchange of finished weights between the ranks of a run, on one rank."""
 
-    def __init__(self, company: Company) -> None:
-        """They have met."""
-        self.company = company
-        self.rank, self.world = company.rank, company.world
+    def __init__(self, group: RankGroup) -> None:
+        """Start with a group whose ranks have joined."""
+        self.group = group
+        self.rank, self.world = group.rank, group.world
         self._lock = threading.Lock()
-        self._waiting: list[str] = []  # records that are not sent yet
-        self._size = 0  # of them, in characters
-        self._sent = 0  # batches
-        self._read = [0] * company.world  # batches of each rank that were taken in
+        self._waiting: list[str] = []  # records not sent yet
+        self._size = 0  # characters of these records
+        self._sent = 0  # number of batches sent
+        self._read = [0] * group.world  # number of batches received from each rank
 
     def claim(self, key: str) -> bool:
-        """Whether this rank is the first that asks for it."""
-        return self.company.add(f"claim/{key}", 1) == 1
+        """Return whether this rank is the first to claim ``key``."""
+        return self.group.add(f"claim/{key}", 1) == 1
 
     def send(self, candidate: int, done: ComparedWeight) -> None:
-        """Hand a finished weight to rank 0."""
+        """Send a finished weight to rank 0, in batches."""
         with self._lock:
-            text = f"{candidate} {done.number} {packed(done)}"
+            text = f"{candidate} {done.number} {pack(done)}"
             self._waiting.append(text)
             self._size += len(text)
             if self._size >= BATCH:
@@ -50,35 +49,35 @@ class Ranks:
     def _flush(self) -> None:
         if self._waiting:
             batch = zlib.compress("\n".join(self._waiting).encode(), 1)
-            self.company.set(f"batch/{self.rank}/{self._sent}", batch)
+            self.group.set(f"batch/{self.rank}/{self._sent}", batch)
             self._waiting, self._size, self._sent = [], 0, self._sent + 1
 
-    def finish(self, parts: Sequence[Part]) -> None:
-        """All that was finished here is sent, and parts of huge weights; ends when rank 0 has what it needs.
+    def finish(self, parts: Sequence[PartialTask]) -> None:
+        """Send the remaining records and the parts of huge weights, then wait until rank 0 has everything it needs.
 
         Raises:
-            ElsewhereError: always: the result is rank 0's.
+            ElsewhereError: always, as only rank 0 has the result.
         """
         with self._lock:
             self._flush()
         lines = [
-            f"{part.task[0]} {part.task[1]} {part.goes} {packed(ComparedWeight(place, sums, None, None))}"
+            f"{part.task[0]} {part.task[1]} {part.goes} {pack(ComparedWeight(place, sums, None, None))}"
             for part in parts
             for place, sums in enumerate(part.sums)
         ]
-        self.company.set(f"parts/{self.rank}", zlib.compress("\n".join(lines).encode(), 1))
-        self.company.set(f"done/{self.rank}", b"1")
-        self.company.leave()
+        self.group.set(f"parts/{self.rank}", zlib.compress("\n".join(lines).encode(), 1))
+        self.group.set(f"done/{self.rank}", b"1")
+        self.group.leave()
 
     def collect(self, take: Take, missing: set[tuple[int, int]], on_wait: Callable[[], None]) -> None:
-        """As rank 0: take in what the others send until nothing is ``missing``, or all of them are done.
+        """On rank 0: receive weights until none is ``missing``, or all other ranks are done.
 
         Raises:
-            QuanterrError: one of them has failed, or does not answer.
+            QuanterrError: another rank has failed, or does not respond.
         """
         while missing:
-            self.company.check()
-            over = all(self.company.has(f"done/{other}") for other in range(1, self.world))
+            self.group.check()
+            over = all(self.group.has(f"done/{other}") for other in range(1, self.world))
             for other in range(1, self.world):
                 self._take_from(other, take, missing)
             if over:
@@ -86,27 +85,27 @@ class Ranks:
             on_wait()
             time.sleep(LOOK)
 
-    def parts(self) -> list[Part]:
-        """As rank 0, after all are done: what they have of weights that several have done together."""
-        found: dict[tuple[int, tuple[int, int]], Part] = {}
+    def parts(self) -> list[PartialTask]:
+        """On rank 0, after all ranks are done: return their parts of weights that several ranks computed together."""
+        found: dict[tuple[int, tuple[int, int]], PartialTask] = {}
         for other in range(1, self.world):
-            if not self.company.has(f"parts/{other}"):
-                continue  # nothing was missing any more
-            for line in zlib.decompress(self.company.get(f"parts/{other}")).decode().splitlines():
+            if not self.group.has(f"parts/{other}"):
+                continue  # this rank had nothing left to send
+            for line in zlib.decompress(self.group.get(f"parts/{other}")).decode().splitlines():
                 candidate, number, goes, record = line.split(" ", 3)
                 task = int(candidate), int(number)
-                part = found.setdefault((other, task), Part(task, int(goes), []))
-                part.sums.append(unpacked(0, record).sums)
+                part = found.setdefault((other, task), PartialTask(task, int(goes), []))
+                part.sums.append(unpack(0, record).sums)
         return list(found.values())
 
     def _take_from(self, other: int, take: Take, missing: set[tuple[int, int]]) -> None:
-        while self.company.has(key := f"batch/{other}/{self._read[other]}"):
-            text = zlib.decompress(self.company.get(key)).decode()
-            self.company.delete(key)
+        while self.group.has(key := f"batch/{other}/{self._read[other]}"):
+            text = zlib.decompress(self.group.get(key)).decode()
+            self.group.delete(key)
             self._read[other] += 1
             for line in text.split("\n"):
                 candidate, number, record = line.split(" ", 2)
                 place = int(candidate), int(number)
                 if place in missing:
                     missing.discard(place)
-                    take(place[0], unpacked(place[1], record))
+                    take(place[0], unpack(place[1], record))

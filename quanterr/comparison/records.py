@@ -1,7 +1,7 @@
-"""A compared weight as plain JSON and back, digit for digit: what journals keep and ranks send each other.
+"""Lossless conversion of a compared weight to JSON and back, for journals and for sending between ranks.
 
-Integers are hexadecimal text, as sums have thousands of bits; floats are ``float.hex``, which holds every one of them.
-Nothing in a record is executed: what is not such a record is a ValueError.
+Integers are hexadecimal text, as sums have thousands of bits; floats are ``float.hex``, which is exact. Nothing in a
+record is executed, and invalid records raise ValueError.
 """
 
 import json
@@ -11,12 +11,12 @@ from typing import Any, get_args
 
 import torch
 
-from quanterr.formats.shared.scale_statistics import Scales
-from quanterr.metrics.attainable import Attainable, Kind, Part
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.metrics.attainable import Attainable, BadRegion, Kind
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import Peaks
-from quanterr.metrics.sums import ADDED, RowSums, Sums, WorstRow
-from quanterr.pairing.plan import ComparedWeight, Element
+from quanterr.metrics.sums import ADDED, RowSums, Sums, WorstPlace
+from quanterr.pairing.model import ComparedWeight, LargestError
 from quanterr.tensors.casts import Copy
 from quanterr.util.strict_json import JsonObject
 
@@ -24,14 +24,14 @@ FLOATS = ("e_max", "e_min", "relative_max", "x_max", "cast_max")
 MOST_BINS = 1 << 16
 
 
-def packed(done: ComparedWeight) -> str:
-    """One line of JSON."""
+def pack(done: ComparedWeight) -> str:
+    """Return the weight as one line of JSON."""
     sums = done.sums
     made: JsonObject = {
         "sums": {name: f"{value:x}" for name in ADDED if (value := getattr(sums, name))},
         "floats": [getattr(sums, name).hex() for name in FLOATS],
-        "rows": [[number, *_row(row)] for number, row in sums.rows.items()],
-        "matrices": [[number, *_row(row)] for number, row in sums.matrices.items()],
+        "rows": [[number, *_pack_row(row)] for number, row in sums.rows.items()],
+        "matrices": [[number, *_pack_row(row)] for number, row in sums.matrices.items()],
     }
     if sums.worst is not None:
         made["worst_row"] = [sums.worst.error.hex(), sums.worst.row, sums.worst.col]
@@ -40,15 +40,15 @@ def packed(done: ComparedWeight) -> str:
         used = counts.nonzero().view(-1)
         made["histogram"] = [sums.histogram.zeros, sums.histogram.first, used.tolist(), counts[used].tolist()]
     if sums.peaks:
-        made["peaks"] = [[piece.first, list(piece.values.shape), _base64(piece.values)] for piece in sums.peaks]
+        made["peaks"] = [[piece.first, list(piece.values.shape), _encode_base64(piece.values)] for piece in sums.peaks]
     if done.scales is not None:
-        made["scales"] = [_plain(value) for value in done.scales]
+        made["scales"] = [_pack_value(value) for value in done.scales]
     if done.worst is not None:
         made["worst"] = [done.worst.row, done.worst.col, done.worst.x.hex(), done.worst.y.hex()]
     if done.attainable is not None:
         own = done.attainable._asdict()
-        own["parts"] = [[_plain(value) for value in part] for part in done.attainable.parts]
-        made["attainable"] = [_plain(value) for value in own.values()]
+        own["parts"] = [[_pack_value(value) for value in part] for part in done.attainable.parts]
+        made["attainable"] = [_pack_value(value) for value in own.values()]
     if done.copy is not None:
         made["copy"] = done.copy
     if done.fingerprint is not None:
@@ -56,11 +56,11 @@ def packed(done: ComparedWeight) -> str:
     return json.dumps(made, separators=(",", ":"))
 
 
-def unpacked(number: int, text: str) -> ComparedWeight:
-    """The weight of that number in its plan.
+def unpack(number: int, text: str) -> ComparedWeight:
+    """Parse the record of weight ``number``.
 
     Raises:
-        ValueError: the text is no such record.
+        ValueError: the text is not a valid record.
     """
     try:
         made = json.loads(text)
@@ -69,20 +69,20 @@ def unpacked(number: int, text: str) -> ComparedWeight:
             setattr(sums, name, int(made["sums"].get(name, "0"), 16))
         for name, value in zip(FLOATS, made["floats"], strict=True):
             setattr(sums, name, float.fromhex(value))
-        sums.rows = {int(row[0]): _row_of(row[1:]) for row in made["rows"]}
-        sums.matrices = {int(row[0]): _row_of(row[1:]) for row in made["matrices"]}
+        sums.rows = {int(row[0]): _unpack_row(row[1:]) for row in made["rows"]}
+        sums.matrices = {int(row[0]): _unpack_row(row[1:]) for row in made["matrices"]}
         if "worst_row" in made:
             error, row, col = made["worst_row"]
-            sums.worst = WorstRow(float.fromhex(error), int(row), int(col))
+            sums.worst = WorstPlace(float.fromhex(error), int(row), int(col))
         if "histogram" in made:
-            sums.histogram = _histogram(*made["histogram"])
-        sums.peaks = [_peaks(*piece) for piece in made.get("peaks", ())]
-        scales = Scales(*map(_value, made["scales"])) if "scales" in made else None
+            sums.histogram = _unpack_histogram(*made["histogram"])
+        sums.peaks = [_unpack_peaks(*piece) for piece in made.get("peaks", ())]
+        scales = ScaleStatistics(*map(_unpack_value, made["scales"])) if "scales" in made else None
         worst = None
         if "worst" in made:
             row, col, x, y = made["worst"]
-            worst = Element(int(row), int(col), float.fromhex(x), float.fromhex(y))
-        attainable = _attainable(made["attainable"]) if "attainable" in made else None
+            worst = LargestError(int(row), int(col), float.fromhex(x), float.fromhex(y))
+        attainable = _unpack_attainable(made["attainable"]) if "attainable" in made else None
         copy = Copy(made["copy"]) if "copy" in made else None
         fingerprint = None if "fingerprint" not in made else str(made["fingerprint"])
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
@@ -90,42 +90,42 @@ def unpacked(number: int, text: str) -> ComparedWeight:
     return ComparedWeight(number, sums, scales, worst, attainable, copy, fingerprint)
 
 
-def _row(row: RowSums) -> list[object]:
+def _pack_row(row: RowSums) -> list[object]:
     return [f"{row.x_sq:x}", f"{row.e_sq:x}", row.e_max.hex(), row.whole, row.zeroed]
 
 
-def _row_of(row: list[Any]) -> RowSums:
+def _unpack_row(row: list[Any]) -> RowSums:
     x_sq, e_sq, e_max, whole, zeroed = row
     return RowSums(int(x_sq, 16), int(e_sq, 16), float.fromhex(e_max), bool(whole), bool(zeroed))
 
 
-def _plain(value: object) -> Any:
-    """Floats as text; tuples of numbers as lists."""
+def _pack_value(value: object) -> Any:
+    """Convert a float to text; other values are JSON already."""
     return value.hex() if isinstance(value, float) else value
 
 
-def _value(value: object) -> Any:
-    """The opposite; a text that is no float is one."""
+def _unpack_value(value: object) -> Any:
+    """Convert text back to a float, unless it is a kind of region, and lists to tuples."""
     if not isinstance(value, str):
-        return tuple(map(_value, value)) if isinstance(value, list) else value
+        return tuple(map(_unpack_value, value)) if isinstance(value, list) else value
     return value if value in get_args(Kind) else float.fromhex(value)
 
 
-def _attainable(values: list[object]) -> Attainable:
-    made = Attainable(*map(_value, values))
-    return made._replace(parts=tuple(Part(*part) for part in made.parts))
+def _unpack_attainable(values: list[object]) -> Attainable:
+    made = Attainable(*map(_unpack_value, values))
+    return made._replace(parts=tuple(BadRegion(*part) for part in made.parts))
 
 
-def _base64(values: torch.Tensor) -> str:
+def _encode_base64(values: torch.Tensor) -> str:
     return b64encode(values.contiguous().numpy().tobytes()).decode()
 
 
-def _peaks(first: int, shape: list[int], text: str) -> Peaks:
+def _unpack_peaks(first: int, shape: list[int], text: str) -> Peaks:
     values = torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.float32)
     return Peaks(int(first), values.reshape(shape))
 
 
-def _histogram(zeros: int, first: int, used: list[int], counts: list[int]) -> Histogram:
+def _unpack_histogram(zeros: int, first: int, used: list[int], counts: list[int]) -> Histogram:
     if used and not 0 <= max(used) < MOST_BINS:
         raise ValueError("a histogram with too many bins")
     found = torch.zeros(max(used) + 1 if used else 0, dtype=torch.int64)

@@ -1,9 +1,9 @@
-"""The run: workers that read, dequantize and sum up chunks, and hand over finished weights.
+"""The scheduler: worker threads that read, dequantize and sum chunks, and deliver finished weights.
 
-One thread per core on the CPU, each with its own buffers, reads just the rows it is about to compute:
-they stay in that core's cache, and torch lets go of the interpreter meanwhile. On CUDA a few
-threads, each with pinned buffers and a stream of its own, so that one's reading and copying overlaps
-with another's arithmetic. What a weight's sums are does not depend on who computed which chunk.
+On the CPU there is one thread per core with its own buffers, which reads only the rows that it computes next: they stay
+in the core's cache, and torch releases the interpreter meanwhile. On CUDA there are a few threads, each with pinned
+buffers and its own stream, so that reading and copying in one overlap with arithmetic in another. The sums of a weight
+do not depend on which thread computed which chunk.
 """
 
 import mmap
@@ -21,30 +21,30 @@ from quanterr.errors import Interrupted, ResourceError, is_out_of_memory
 from quanterr.formats import Weight
 from quanterr.metrics.sums import Sums
 from quanterr.native import Kernel
-from quanterr.pairing.plan import ComparedWeight
-from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, divided
+from quanterr.pairing.model import ComparedWeight
+from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, split_chunk
 from quanterr.util.platform import limit_of_memory, usable_cores
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
-from quanterr.util.waiting import stoppable
+from quanterr.util.waiting import allow_stop
 
 CPU = torch.device("cpu")
 Result = TypeVar("Result")
 
-CHUNKS_AT_ONCE = 8  # of one weight, that a thread takes in one go
-PIECE = 1 << 26  # elements of a larger weight, that one of several processes takes at a time
-SMALL = 1 << 17  # elements; of smaller weights Python does most of the work, one thread at a time
-READ_AHEAD = 8  # goes
-MAX_TORCH_THREADS = 8  # of torch alone: more wait for the interpreter, and are slower
+CHUNKS_AT_ONCE = 8  # chunks of one weight in a range
+PIECE = 1 << 26  # elements of a larger weight that one of several processes claims at a time
+SMALL = 1 << 17  # elements below which Python dominates the work, so one thread handles all such weights
+READ_AHEAD = 8  # ranges that are read ahead
+MAX_TORCH_THREADS = 8  # with the torch kernel: more threads wait for the interpreter, and are slower
 CUDA_THREADS = 4
-LOOK_AGAIN = 0.02  # seconds between two looks at how far the workers are
-THREAD_ROOM = 10 * 2**20  # bytes: the usual stack of 8 MiB, and thread-local data
-TICK = 0.1  # seconds between two looks at the progress
+LOOK_AGAIN = 0.02  # seconds between two checks how far the workers are
+THREAD_ROOM = 10 * 2**20  # bytes per thread: the usual stack of 8 MiB, and thread-local data
+TICK = 0.1  # seconds between two progress updates
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far the run is; written by workers, read by whoever shows it."""
+    """The progress of a run, written by workers and read by progress displays."""
 
     total_bytes: int
     done_bytes: int = 0
@@ -54,33 +54,33 @@ class Progress:
 
 
 class ChunkRange(NamedTuple):
-    """Chunks ``first:stop`` of a task: what a thread takes in one go."""
+    """Chunks ``first:stop`` of task ``number``, which one thread processes at a time."""
 
     number: int
     first: int
     stop: int
 
 
-class Part(NamedTuple):
-    """What one of several processes has of a task."""
+class PartialTask(NamedTuple):
+    """The part of a task that one of several processes has computed."""
 
     task: tuple[int, int]  # candidate and number of its first job
-    goes: int
-    sums: list[Sums]  # of each of its pairs
+    goes: int  # number of its ranges
+    sums: list[Sums]  # of each pair in the task
 
 
 @dataclass(slots=True)
-class _Open:
-    """A task that is being worked on."""
+class _OpenTask:
+    """An unfinished task."""
 
-    missing: int  # goes
-    sums: list[Sums]  # of each of its pairs
+    missing: int  # number of ranges still to compute
+    sums: list[Sums]  # of each pair in the task
 
 
 class Scheduler:
-    """Compares the pairs of tasks on a device; :meth:`run` calls back as soon as a pair is finished.
+    """A run over tasks on one device, which delivers each pair as soon as it is finished.
 
-    A task is the pairs of one weight of the original: one in a comparison, one per candidate in a ranking.
+    A task has all pairs of one weight of the original: one pair in a comparison, one per candidate in a ranking.
     """
 
     def __init__(
@@ -95,30 +95,31 @@ class Scheduler:
         claim: Callable[[str], bool] | None = None,
         share: float = 0.0,
     ) -> None:
-        """``finish`` is called with the candidate and its finished pair, by worker threads, one at a time.
+        """Set up a run.
 
-        ``may_move``: where the device has too little memory even for small chunks, the CPU goes on. ``kernel`` is the
-        compiled one, of which only the CPU has any use; None for torch's. ``claim``: asked before each weight of the
-        original, or each piece of a huge one, whether this process shall do it; it begins with the weights behind that
-        ``share`` of all.
+        ``finish`` is called with a candidate's number and its finished pair, by worker threads, one call at a time.
+        ``may_move`` lets the CPU go on if the device has too little memory even for small chunks. ``kernel`` is the
+        compiled kernel, used on the CPU only, or None for torch's. ``claim`` is asked before each weight of the
+        original, or each piece of a huge one, whether this process should compute it; this process begins after a
+        ``share`` (0 to 1) of all weights.
         """
         self.device, self.outlier, self._tasks, self._stop = device, outlier, tasks, stop
         self.size = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
-        self._may_move, self.moved_at = may_move, ""  # the weight for which the device had no room
+        self._may_move, self.moved_at = may_move, ""  # moved_at: the weight at which the device ran out of memory
         self._finish, self._lock = finish, threading.Lock()
-        self._ended = threading.Event()  # ours: the caller's stop is only read
-        self._open: dict[int, _Open] = {}
+        self._ended = threading.Event()  # set by the scheduler, which never sets the caller's ``stop``
+        self._open: dict[int, _OpenTask] = {}
         self._originals = [jobs[0].pair.original for jobs in tasks]
         self._claim = claim
-        order = sorted(range(len(tasks)), key=lambda number: _place(self._originals[number]))
+        order = sorted(range(len(tasks)), key=lambda number: _get_file_order(self._originals[number]))
         first = int(share * len(order))
         order = order[first:] + order[:first]
         self._large = [number for number in order if self._originals[number].n >= SMALL]
         self._small = [number for number in order if self._originals[number].n < SMALL]
-        self._large_ranges, self._small_ranges = self._ranges(self._large), self._ranges(self._small)
-        self._taken = 0  # of the large ones
+        self._large_ranges, self._small_ranges = self._iterate_ranges(self._large), self._iterate_ranges(self._small)
+        self._taken = 0  # number of large ranges handed out
         self._error: BaseException | None = None
-        self._nbytes = [sum(weight.nbytes for weight in _weights(jobs)) for jobs in tasks]
+        self._nbytes = [sum(weight.nbytes for weight in _list_weights(jobs)) for jobs in tasks]
         self.progress = Progress(sum(self._nbytes), total_weights=len(tasks))
         self.kernel = kernel
         cores = max(usable_cores() // this_process().local_world, 1)
@@ -128,16 +129,16 @@ class Scheduler:
             self.threads = 1
 
     def run(self, on_progress: Callable[[Progress], None]) -> bool:
-        """Compare all, or until stopped; ``on_progress`` is called ten times per second.
+        """Compare all pairs, or until stopped; return whether all are compared.
 
-        Returns whether all are compared. Raises what went wrong in a worker.
+        ``on_progress`` is called ten times per second. The first exception in a worker is raised again.
         """
         threads_before = torch.get_num_threads()
         _require_room(self.threads + 1)
         workers = [threading.Thread(target=self._work, args=[n == 0], daemon=True) for n in range(self.threads)]
         helper = threading.Thread(target=self._read_ahead if self._claim is None else int, daemon=True)
         started: list[threading.Thread] = []
-        with stoppable(lambda: self._stop.is_set() or self._ended.is_set()):
+        with allow_stop(lambda: self._stop.is_set() or self._ended.is_set()):
             try:
                 for thread in (*workers, helper):
                     thread.start()
@@ -147,7 +148,7 @@ class Scheduler:
                         on_progress(self.progress)
                         worker.join(TICK)
             finally:
-                # Also when this thread is interrupted: the workers stop after their chunk.
+                # Also if this thread is interrupted: the workers stop after their current range.
                 complete = not self._stop.is_set() and self._error is None
                 self._ended.set()
                 for thread in started:
@@ -158,18 +159,18 @@ class Scheduler:
         on_progress(self.progress)
         return complete
 
-    def _chunks(self, chunk_range: ChunkRange) -> list[Chunk]:
+    def _list_chunks(self, chunk_range: ChunkRange) -> list[Chunk]:
         return Cut(*self._originals[chunk_range.number].matrix, self.size)[chunk_range.first : chunk_range.stop]
 
-    def _ranges(self, numbers: Iterable[int]) -> Iterator[ChunkRange]:
+    def _iterate_ranges(self, numbers: Iterable[int]) -> Iterator[ChunkRange]:
         for number in numbers:
-            n = self._n_chunks(number)
-            for first, stop in self._claimed(number, n):
+            n = self._count_chunks(number)
+            for first, stop in self._claim_pieces(number, n):
                 for go in range(first, max(stop, 1), CHUNKS_AT_ONCE):
                     yield ChunkRange(number, go, min(go + CHUNKS_AT_ONCE, n))
 
-    def _claimed(self, number: int, n: int) -> Iterator[tuple[int, int]]:
-        """The pieces of a weight's chunks that this process does, the first and the one behind the last."""
+    def _claim_pieces(self, number: int, n: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges (first, stop) of a weight's chunks that this process has claimed."""
         if self._claim is None:
             yield 0, n
             return
@@ -178,11 +179,11 @@ class Scheduler:
             if self._claim(f"{self._tasks[number][0][:2]}/{first}"):
                 yield first, min(first + step, n)
 
-    def _n_chunks(self, number: int) -> int:
+    def _count_chunks(self, number: int) -> int:
         return len(Cut(*self._originals[number].matrix, self.size))
 
-    def _n_goes(self, number: int) -> int:
-        return -(-self._n_chunks(number) // CHUNKS_AT_ONCE)
+    def _count_ranges(self, number: int) -> int:
+        return -(-self._count_chunks(number) // CHUNKS_AT_ONCE)
 
     def _next_range(self, small_too: bool) -> ChunkRange | None:
         with self._lock:
@@ -197,128 +198,128 @@ class Scheduler:
             return chunk_range
 
     def _work(self, small_too: bool) -> None:
-        """What a thread does. Small weights are one thread's: several would only wait for the interpreter."""
+        """Run one worker thread. Only one handles small weights: several would wait for the interpreter."""
         try:
-            torch.set_num_threads(1)  # of this thread: torch's own would only wait for each other
+            torch.set_num_threads(1)  # no torch threads below this one, as they would compete for the cores
             most = max(map(len, self._tasks), default=1)
             worker = Worker(self.device, self.size, self.outlier, most, self.kernel)
             with torch.inference_mode(), worker.stream():
                 while (chunk_range := self._next_range(small_too)) is not None:
                     self._do(worker, chunk_range)
-        except Interrupted:  # while it waited for a store
+        except Interrupted:  # stopped while waiting for a store
             self._ended.set()
-        except BaseException as error:  # raised again by run()
-            self._error = self._error or _named(error, self.progress.name)
+        except BaseException as error:  # run() raises it again
+            self._error = self._error or _name_error(error, self.progress.name)
             self._ended.set()
 
     def _do(self, worker: Worker, chunk_range: ChunkRange) -> None:
-        jobs, chunks = self._tasks[chunk_range.number], self._chunks(chunk_range)
+        jobs, chunks = self._tasks[chunk_range.number], self._list_chunks(chunk_range)
         pairs, name = [job.pair for job in jobs], jobs[0].pair.name
-        sums = self._with_room(worker, name, lambda: worker.compare(pairs, self._fitting(chunks, worker.size)))
+        sums = self._retry_smaller(worker, name, lambda: worker.compare(pairs, self._fit_chunks(chunks, worker.size)))
         share = sum(chunk.n for chunk in chunks) / max(self._originals[chunk_range.number].n, 1)
         self.progress.done_bytes += int(share * self._nbytes[chunk_range.number])
-        self._finish_all(worker, chunk_range.number, self._merged(chunk_range, sums))
+        self._finish_all(worker, chunk_range.number, self._merge(chunk_range, sums))
 
     def _finish_all(self, worker: Worker, number: int, merged: Sequence[Sums]) -> None:
-        """Report the pairs of a task of which all sums are there."""
+        """Finish and deliver the pairs of a task whose sums are complete."""
         self.progress.done_weights += bool(merged)
         for place, whole in enumerate(merged):
             job = self._tasks[number][place]
             finish = partial(worker.finish, job.number, job.pair, whole, place)
-            finished = self._with_room(worker, job.pair.name, finish)
+            finished = self._retry_smaller(worker, job.pair.name, finish)
             with self._lock:
                 self._finish(job.candidate, finished)
 
-    def _fitting(self, chunks: list[Chunk], size: int) -> list[Chunk]:
-        """The same elements in chunks of at most that size."""
-        return chunks if size == self.size else [piece for chunk in chunks for piece in divided(chunk, size)]
+    def _fit_chunks(self, chunks: list[Chunk], size: int) -> list[Chunk]:
+        """Divide chunks into chunks of at most ``size`` elements."""
+        return chunks if size == self.size else [piece for chunk in chunks for piece in split_chunk(chunk, size)]
 
-    def _with_room(self, worker: Worker, name: str, work: Callable[[], Result]) -> Result:
-        """What ``work`` gives; while the device has no room for it, after going over to smaller chunks, or the CPU."""
+    def _retry_smaller(self, worker: Worker, name: str, work: Callable[[], Result]) -> Result:
+        """Return the result of ``work``; when the device is out of memory, retry with smaller chunks, then on CPU."""
         while True:
             try:
                 return work()
             except torch.OutOfMemoryError:
-                smaller = self._smaller(worker)
+                smaller = self._find_smaller(worker)
                 if smaller is None:
                     raise
-            worker.start_over(*smaller)  # outside of the clause above, which keeps tensors alive
+            worker.start_over(*smaller)  # after the except clause, which keeps tensors alive
             torch.cuda.empty_cache()
             if smaller[0] == CPU:
                 self.moved_at = self.moved_at or name
 
-    def _smaller(self, worker: Worker) -> tuple[torch.device, int] | None:
-        """Where a worker may need less memory, and with which chunks."""
+    def _find_smaller(self, worker: Worker) -> tuple[torch.device, int] | None:
+        """Return the device and chunk size with which a worker needs less memory; None if there are none."""
         if worker.size > LEAST_CUDA_CHUNK:
             return worker.device, max(worker.size // 2, LEAST_CUDA_CHUNK)
         return (CPU, CPU_CHUNK) if self._may_move and worker.device != CPU else None
 
-    def _merged(self, chunk_range: ChunkRange, sums: list[Sums]) -> list[Sums]:
-        """The sums of the whole weights, once all of them is there; nothing before."""
-        n = self._n_chunks(chunk_range.number)
+    def _merge(self, chunk_range: ChunkRange, sums: list[Sums]) -> list[Sums]:
+        """Return the sums of the task's weights once they are complete; until then an empty list."""
+        n = self._count_chunks(chunk_range.number)
         if chunk_range.first == 0 and chunk_range.stop == n:
             return sums
         with self._lock:
-            return self._added(chunk_range.number, 1, sums)
+            return self._add_sums(chunk_range.number, 1, sums)
 
-    def _added(self, number: int, goes: int, sums: Sequence[Sums]) -> list[Sums]:
-        """The sums of a whole task, once that many goes more are all of it; nothing before."""
-        state = self._open.setdefault(number, _Open(self._n_goes(number), [Sums() for _ in sums]))
+    def _add_sums(self, number: int, goes: int, sums: Sequence[Sums]) -> list[Sums]:
+        """Add the sums of ``goes`` ranges to a task; return its sums once complete, until then an empty list."""
+        state = self._open.setdefault(number, _OpenTask(self._count_ranges(number), [Sums() for _ in sums]))
         for whole, part in zip(state.sums, sums, strict=True):
             whole.add(part)
         state.missing -= goes
         return [] if state.missing else self._open.pop(number).sums
 
-    def parts(self) -> list[Part]:
-        """After the run: what was done here of tasks that other processes have done the rest of."""
+    def parts(self) -> list[PartialTask]:
+        """Return, after the run, the parts of tasks that other processes have computed the rest of."""
         return [
-            Part(self._tasks[number][0][:2], self._n_goes(number) - state.missing, state.sums)
+            PartialTask(self._tasks[number][0][:2], self._count_ranges(number) - state.missing, state.sums)
             for number, state in self._open.items()
         ]
 
-    def add(self, parts: Iterable[Part]) -> None:
-        """After the run: take in what others have of tasks, and finish those that are complete then."""
+    def add(self, parts: Iterable[PartialTask]) -> None:
+        """Add, after the run, the parts that other processes computed, and finish tasks that become complete."""
         numbers = {jobs[0][:2]: number for number, jobs in enumerate(self._tasks)}
         worker = Worker(self.device, self.size, self.outlier, max(map(len, self._tasks), default=1), self.kernel)
         with torch.inference_mode(), worker.stream():
             for part in parts:
                 number = numbers[part.task]
-                self._finish_all(worker, number, self._added(number, part.goes, part.sums))
+                self._finish_all(worker, number, self._add_sums(number, part.goes, part.sums))
 
     def _read_ahead(self) -> None:
-        """Tell the kernel what will be read next, a little before it is; on a warm cache this costs nothing."""
-        for n, chunk_range in enumerate(self._ranges(self._large)):
+        """Hint to the kernel which bytes will be read next; with a warm cache this costs nothing."""
+        for n, chunk_range in enumerate(self._iterate_ranges(self._large)):
             while n > self._taken + READ_AHEAD:
                 if self._ended.wait(LOOK_AGAIN):
                     return
             chunks = Cut(*self._originals[chunk_range.number].matrix, self.size)
             if chunk_range.stop > chunk_range.first:
-                for weight in _weights(self._tasks[chunk_range.number]):
+                for weight in _list_weights(self._tasks[chunk_range.number]):
                     _will_need(weight, chunks[chunk_range.first], chunks[chunk_range.stop - 1])
 
 
 def _require_room(threads: int) -> None:
-    """Raise OSError where the address space is limited and has no room for threads.
+    """Raise OSError if the address space is limited and has no room for this many threads.
 
-    Without room for its first objects, a thread never reports that it has started, and who waits for it hangs;
-    without room for its thread-local data, the loader ends the process with status 127.
+    A thread without room for its first objects never reports its start, so waiting for it hangs; without room for
+    thread-local data, the loader ends the process with status 127.
     """
     if limit_of_memory() is not None:
         mmap.mmap(-1, threads * THREAD_ROOM).close()
 
 
-def _weights(jobs: Sequence[Job]) -> list[Weight]:
-    """The weight of the original, and those of the candidates."""
+def _list_weights(jobs: Sequence[Job]) -> list[Weight]:
+    """Return the original's weight, then the weight of each candidate."""
     return [jobs[0].pair.original, *(job.pair.quantized for job in jobs)]
 
 
-def _place(original: Weight) -> tuple[str, int]:
-    """Sorts weights as the original's files hold them, so that files are read front to back."""
+def _get_file_order(original: Weight) -> tuple[str, int]:
+    """Sort key: file, then offset of the original's weights, so that files are read from front to back."""
     return str(original.codes.file.path), original.codes.offset
 
 
 def _will_need(weight: Weight, first: Chunk, last: Chunk) -> None:
-    """The bytes of the elements from the first chunk to the last, if codes are in the order of the elements."""
+    """Hint that the bytes of the first to the last chunk will be read, if codes are in the order of elements."""
     codes, cols = weight.codes, weight.matrix[1]
     if codes.n == weight.matrix[0] * cols:
         begin = (first.row * cols + first.col) * codes.nbytes // codes.n
@@ -326,8 +327,8 @@ def _will_need(weight: Weight, first: Chunk, last: Chunk) -> None:
         codes.file.will_need(codes.offset + begin, end - begin)
 
 
-def _named(error: BaseException, name: str) -> BaseException:
-    """Running out of memory as an error that says where and what to do."""
+def _name_error(error: BaseException, name: str) -> BaseException:
+    """Convert an out-of-memory error to one that names the weight and the remedy; return other errors unchanged."""
     if isinstance(error, torch.OutOfMemoryError):
         return ResourceError(f"out of GPU memory at {display(name)}; try --device cpu")
     if is_out_of_memory(error):

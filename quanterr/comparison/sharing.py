@@ -1,4 +1,4 @@
-"""What a run has in common with earlier ones, by a journal, and with other processes, as ranks."""
+"""Sharing of finished weights with earlier runs (by a journal) and with other processes (ranks)."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,28 +6,31 @@ from quanterr.comparison.journal import Journal
 from quanterr.comparison.ranks import Ranks, Take
 from quanterr.comparison.scheduler import Scheduler
 from quanterr.comparison.tasks import Job
-from quanterr.pairing.plan import ComparedWeight
+from quanterr.pairing.model import ComparedWeight
 
 
 class Sharing:
-    """Where finished weights come from and go to; a run of one process without a journal takes its own."""
+    """The flow of finished weights between this process, the journal and other ranks."""
 
     def __init__(self, take: Take, journal: Journal | None, ranks: Ranks | None) -> None:
-        """``take`` is for weights of the result."""
+        """Set up the flow; ``take`` receives each weight of the result, on rank 0."""
         self._take, self._journal, self._ranks = take, journal, ranks
-        self._missing: set[tuple[int, int]] = set()  # candidates and numbers; of a run that shares nothing empty
+        self._missing: set[tuple[int, int]] = set()  # (candidate, number); empty without journal and ranks
 
-    def left(self, tasks: list[tuple[Job, ...]]) -> Sequence[tuple[Job, ...]]:
-        """The tasks without what the journal has."""
+    def drop_finished(self, tasks: list[tuple[Job, ...]]) -> Sequence[tuple[Job, ...]]:
+        """Return the tasks without the weights that the journal has."""
         if self._journal is None and self._ranks is None:
             return tasks
         self._missing = {(job.candidate, job.number) for jobs in tasks for job in jobs}
-        known = self._taken_over(self._journal) if self._journal is not None else set()
+        known = self._take_over(self._journal) if self._journal is not None else set()
         left = (tuple(job for job in jobs if job[:2] not in known) for jobs in tasks)
         return [jobs for jobs in left if jobs]
 
-    def _taken_over(self, journal: Journal) -> set[tuple[int, int]]:
-        """What journals have; rank 0 takes all of it, the others send it what only they may see."""
+    def _take_over(self, journal: Journal) -> set[tuple[int, int]]:
+        """Take over the weights in journals; return them as (candidate, number).
+
+        Rank 0 takes all weights; other ranks send those in their own journal, which rank 0 may not see.
+        """
         known: set[tuple[int, int]] = set()
         is_first = self._ranks is None or self._ranks.rank == 0
         for records, goes_on in ((journal.kept, True), (journal.of_others, is_first)):
@@ -39,7 +42,7 @@ class Sharing:
         return known
 
     def finish(self, candidate: int, done: ComparedWeight) -> None:
-        """A weight that was compared here."""
+        """Record and deliver a weight that this process has compared."""
         if self._journal is not None:
             self._journal.add(candidate, done)
         self._hand_over(candidate, done)
@@ -51,16 +54,16 @@ class Sharing:
         self._missing.discard((candidate, done.number))
         self._take(candidate, done)
 
-    def collected(self, run: Scheduler, complete: bool, on_wait: Callable[[], None]) -> bool:
-        """Whether all weights are there, after this process has done its part in a run that has ended.
+    def collect(self, run: Scheduler, complete: bool, on_wait: Callable[[], None]) -> bool:
+        """Collect the weights of all ranks after the run of this process; return whether all weights are complete.
 
         Raises:
-            ElsewhereError: the result is rank 0's.
+            ElsewhereError: this is not rank 0, which has the result.
             QuanterrError: another rank has failed.
         """
         if self._ranks is None:
             return complete
-        self._ranks.company.check()
+        self._ranks.group.check()
         if self._ranks.rank > 0:
             self._ranks.finish(run.parts())
         self._ranks.collect(self._take, self._missing, on_wait)

@@ -1,13 +1,13 @@
-"""What is worked on together: the pairs of several candidates that have one weight of the original in common."""
+"""Tasks: the pairs of several candidates that share one weight of the original, and are computed together."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.model import Pair
 
 
 class Job(NamedTuple):
-    """One pair: ``number`` is its place in the plan of that candidate."""
+    """One pair of a candidate; ``number`` is its index in the candidate's pairing."""
 
     candidate: int
     number: int
@@ -15,9 +15,9 @@ class Job(NamedTuple):
 
 
 def group_by_original(plans: Sequence[Sequence[Pair]]) -> list[tuple[Job, ...]]:
-    """All pairs of all candidates, those whose original is the same numbers in the same shape next to each other.
+    """Group the pairs of all candidates into tasks by the weight of the original that they share.
 
-    Where a candidate needs the original otherwise, say transposed, its pair stands alone.
+    A candidate that needs another view of the original, such as its transpose, gets a task of its own.
     """
     tasks: dict[tuple[str, tuple[int, ...]], list[list[Job]]] = {}
     for candidate, pairs in enumerate(plans):

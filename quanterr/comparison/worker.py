@@ -1,4 +1,4 @@
-"""One worker: its buffers, and what it does with chunks of a pair."""
+"""A worker: the buffers of one thread, and the computation of pairs chunk by chunk."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,41 +9,41 @@ from zlib import crc32
 import torch
 
 from quanterr.checkpoints import Entry
-from quanterr.comparison.attainable import WIDEST, Sampler, sampled, sampled_blocks
+from quanterr.comparison.attainable import WIDEST, Sampler, sample_blocks, sample_chunks
 from quanterr.comparison.conspicuous import (
-    blocks_of,
-    cells_of,
-    conspicuous_cells,
-    conspicuous_rows,
-    largest_of_runs,
-    spread_over_rows,
+    find_blocks,
+    find_conspicuous_cells,
+    find_conspicuous_rows,
+    find_run_maxima,
+    make_cell_grid,
+    spans_rows,
 )
-from quanterr.comparison.kernel import Wanted, exact_sums, fast_sums
+from quanterr.comparison.kernel import SumOptions, exact_sums, fast_sums
 from quanterr.comparison.native_sums import NativeSums, Operand
 from quanterr.comparison.scale_sampling import ScaleSampler
 from quanterr.formats import Values, Weight
-from quanterr.formats.shared.scale_grid import chunks_of_scale
-from quanterr.formats.shared.scale_statistics import Scales
-from quanterr.metrics.attainable import Attainable, Part
+from quanterr.formats.shared.scale_grid import iterate_scales
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.metrics.attainable import Attainable, BadRegion
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.native import Kernel
-from quanterr.pairing.plan import ComparedWeight, Element, Pair
-from quanterr.tensors.casts import CastTest, Copy, least_normal, narrowest, rounds_to_nearest
-from quanterr.tensors.chunks import Chunk, Cut, divided
-from quanterr.tensors.levels import Scaling, nearest, rounding
+from quanterr.pairing.model import ComparedWeight, LargestError, Pair
+from quanterr.tensors.casts import CastTest, Copy, find_narrowest, least_normal, rounds_to_nearest
+from quanterr.tensors.chunks import Chunk, Cut, split_chunk
+from quanterr.tensors.levels import Scaling, find_nearest, measure_rounding
 from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 
-LoadOriginal = Callable[[Chunk], torch.Tensor]  # x of a chunk, (r, c), which may be overwritten
-LEAST, MOST = 2.0**-80, 2.0**100  # between these energies squares in float32 are trusted
-MOST_ROWS = 2  # of which blocks are looked at
-STACK = 1 << 17  # elements of a sample that are looked at at once
-IN_BLOCKS = 1 << 16  # elements of a sample of blocks that span rows, in a row of them
-SAMPLED = 64  # bytes at a place of a tensor that are part of its fingerprint
-MOST_KEPT = 1 << 14  # elements of a pair whose values are kept: to read its worst row again would cost more
+LoadOriginal = Callable[[Chunk], torch.Tensor]  # chunk → x, (r, c), which may be overwritten
+LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
+MOST_ROWS = 2  # conspicuous rows whose scale blocks are inspected, at most
+STACK = 1 << 17  # elements of a sample processed at a time
+IN_BLOCKS = 1 << 16  # elements sampled in a row of blocks that span rows
+SAMPLED = 64  # bytes per place of a tensor that its fingerprint covers
+MOST_KEPT = 1 << 14  # elements up to which values are kept, to avoid another read of the worst row
 
 
-class _Kept(NamedTuple):
-    """Values of a small pair, (r, c) each, that the kernel cannot overwrite."""
+class _KeptValues(NamedTuple):
+    """Copies of a small pair's values, (r, c) each, which the kernel does not overwrite."""
 
     pair: Pair
     x: torch.Tensor
@@ -51,43 +51,43 @@ class _Kept(NamedTuple):
 
 
 class Worker:
-    """One thread's buffers, and what it does with them."""
+    """The buffers of one thread, and the computation of pairs with them."""
 
     def __init__(
         self, device: torch.device, size: int, outlier: float, candidates: int = 1, kernel: Kernel | None = None
     ) -> None:
-        """Start without any buffer; ``size`` is that of the chunks, ``kernel`` None for torch's."""
+        """Start without buffers; ``size`` is the chunk size in elements, and ``kernel`` is None for torch's kernel."""
         self.outlier, self._candidates, self._compiled = outlier, candidates, kernel
         self.start_over(device, size)
 
     def start_over(self, device: torch.device, size: int) -> None:
-        """Go on there, with chunks of that size and without any buffer."""
+        """Drop all buffers and continue on ``device`` with chunks of ``size`` elements."""
         self.device, self.size = device, size
         self._original, self._copies, self._kernel = (Workspace(device) for _ in range(3))
-        self._quantized = [Workspace(device) for _ in range(self._candidates)]  # each may hold parts from go to go
+        self._quantized = [Workspace(device) for _ in range(self._candidates)]  # each may hold parts across ranges
         self._ends = FilledWorkspace(device), FilledWorkspace(device)
         on_cpu = self._compiled is not None and device.type == "cpu"
         self._native = NativeSums(self._compiled, self.outlier) if self._compiled and on_cpu else None
         self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
-        self._kept: dict[int, _Kept] = {}  # by the place of the pair
+        self._kept: dict[int, _KeptValues] = {}  # index of the pair in its task → values
 
     def stream(self) -> AbstractContextManager[object]:
-        """Its own CUDA stream as a context; on the CPU nothing."""
+        """Return a context with a new CUDA stream; an empty one on the CPU."""
         if self.device.type != "cuda":
             return nullcontext()
         return torch.cuda.stream(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its buffers."""
+        """Bytes of all buffers."""
         shared = 0 if self._sides is None else self._sides.numel()
         shared += self._native.nbytes if self._native else 0
         return shared + sum(
             w.nbytes for w in (self._original, self._copies, self._kernel, *self._ends, *self._quantized)
         )
 
-    def _share(self) -> None:
-        """Let both sides dequantize to where the kernel has them beside each other."""
+    def _share_output(self) -> None:
+        """Make both sides dequantize into one buffer, so that x and y are adjacent for the kernel."""
         self._sides = torch.empty((2, self.size * torch.float32.itemsize), dtype=torch.uint8, device=self.device)
         self._original.lend(OUTPUT, self._sides[0])
         self._copies.lend("copy", self._sides[0])
@@ -95,17 +95,17 @@ class Worker:
             workspace.lend(OUTPUT, self._sides[1])
 
     def compare(self, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
-        """Sums of a few chunks of each of the pairs, which have one weight of the original in common."""
+        """Compute the sums of a few chunks of each pair; the pairs share one weight of the original."""
         if self._sides is None:
-            self._share()
-        load = self._load(pairs[0].original) if len(pairs) == 1 else self._load_once(pairs[0].original)
+            self._share_output()
+        load = self._make_loader(pairs[0].original) if len(pairs) == 1 else self._make_shared_loader(pairs[0].original)
         return [self._compare(pair, chunks, load, place) for place, pair in enumerate(pairs)]
 
-    def _load(self, original: Weight) -> LoadOriginal:
+    def _make_loader(self, original: Weight) -> LoadOriginal:
         return lambda chunk: original.dequantize(chunk, self._original).weight
 
-    def _load_once(self, original: Weight) -> LoadOriginal:
-        """Reads and dequantizes a chunk when it is first asked for; later gives copies, which are overwritten too."""
+    def _make_shared_loader(self, original: Weight) -> LoadOriginal:
+        """Make a loader that dequantizes each chunk once and returns copies later, as callers overwrite the values."""
         kept: dict[Chunk, torch.Tensor] = {}
 
         def load(chunk: Chunk) -> torch.Tensor:
@@ -122,18 +122,20 @@ class Worker:
         if not chunks:
             return Sums()
         if not pair.original.needs_float64 and not pair.quantized.needs_float64:
-            sums = self._native_sums(pair, chunks, load_original, place)
+            sums = self._sum_natively(pair, chunks, load_original, place)
             if sums is not None:
                 return sums
-        return self._torch_sums(pair, chunks, load_original, place)
+        return self._sum_with_torch(pair, chunks, load_original, place)
 
-    def _native_sums(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums | None:
+    def _sum_natively(
+        self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int
+    ) -> Sums | None:
         if self._native is None:
             return None
-        kept = self._keep(pair, place) if _is_kept(pair, chunks[0]) else None
-        return self._native.sums(self._operands(pair, load_original, place), chunks, _wanted(pair), kept)
+        kept = self._keep(pair, place) if _keeps_values(pair, chunks[0]) else None
+        return self._native.sums(self._make_operands(pair, load_original, place), chunks, _make_options(pair), kept)
 
-    def _operands(self, pair: Pair, load_original: LoadOriginal, place: int) -> tuple[Operand, Operand]:
+    def _make_operands(self, pair: Pair, load_original: LoadOriginal, place: int) -> tuple[Operand, Operand]:
         workspace = self._quantized[place]
         return (
             Operand(pair.original, self._original, lambda chunk: Values(load_original(chunk))),
@@ -141,28 +143,30 @@ class Worker:
         )
 
     def _keep(self, pair: Pair, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the values of a small pair are kept."""
+        """Return the buffers that keep the values of a small pair."""
         x, y = (self._kernel.buffer(f"kept_{side}{place}", pair.original.matrix, torch.float32) for side in "xy")
-        self._kept[place] = _Kept(pair, x, y)
+        self._kept[place] = _KeptValues(pair, x, y)
         return x, y
 
-    def _torch_sums(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums:
-        saturated: dict[Chunk, torch.Tensor] = {}  # a chunk may be loaded more than once
+    def _sum_with_torch(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums:
+        saturated: dict[Chunk, torch.Tensor] = {}  # by chunk, as a chunk may be loaded more than once
 
         def load(chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
             x = load_original(chunk)
             y, at_end, zeros = pair.quantized.dequantize(chunk, self._quantized[place])
             if at_end is not None:
                 saturated[chunk] = at_end
-            if _is_kept(pair, chunk):
+            if _keeps_values(pair, chunk):
                 keys = f"kept_x{place}", f"kept_y{place}"
                 buffers = (
                     self._kernel.buffer(key, tuple(v.shape), v.dtype) for key, v in zip(keys, (x, y), strict=True)
                 )
-                self._kept[place] = _Kept(pair, *(buffer.copy_(v) for buffer, v in zip(buffers, (x, y), strict=True)))
+                self._kept[place] = _KeptValues(
+                    pair, *(buffer.copy_(v) for buffer, v in zip(buffers, (x, y), strict=True))
+                )
             return x, y, zeros
 
-        matrix, sums, wanted = pair.original.matrix, None, _wanted(pair)
+        matrix, sums, wanted = pair.original.matrix, None, _make_options(pair)
         if not pair.original.needs_float64 and not pair.quantized.needs_float64:
             sums = fast_sums(load, chunks, matrix, self._kernel, self.outlier, wanted)
         if sums is None:
@@ -172,56 +176,58 @@ class Worker:
         return sums
 
     def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> ComparedWeight:
-        """What is reported of a weight besides its sums; ``place`` is that of the pair among those of its original."""
-        scales = _scales(pair.quantized, self._quantized[place])
-        attainable = None if sums.exact else self._attainable(pair, sums, place)
-        sums.peaks = []  # many, and nothing asks for them any more
-        worst, copy = self._worst(pair, sums, place), self._copy(pair, sums, place)
-        return ComparedWeight(number, sums, scales, worst, attainable, copy, _fingerprint(pair.codes[0]))
+        """Complete the result of a pair from its sums; ``place`` is the index of the pair in its task."""
+        scales = _summarize_scales(pair.quantized, self._quantized[place])
+        attainable = None if sums.exact else self._measure_attainable(pair, sums, place)
+        sums.peaks = []  # large, and no longer needed
+        worst, copy = self._find_worst(pair, sums, place), self._check_copy(pair, sums, place)
+        return ComparedWeight(number, sums, scales, worst, attainable, copy, _compute_fingerprint(pair.codes[0]))
 
-    def _copy(self, pair: Pair, sums: Sums, place: int) -> Copy | None:
-        """Whether a tensor that neither side quantizes is the original's; read again where sums do not prove it."""
+    def _check_copy(self, pair: Pair, sums: Sums, place: int) -> Copy | None:
+        """Return whether an unquantized tensor is a copy of the original; read it again if the sums do not tell."""
         if not _is_copy(pair):
             return None
-        x, y = _dtypes(pair)
+        x, y = _find_dtypes(pair)
         largest = sums.cast_max if least_normal(x, y) else sums.relative_max
         if sums.exact or (not sums.zero_reference and rounds_to_nearest(x, y, largest)):
             return Copy.SAME
         test = CastTest(x, y, pair.original.computed or pair.quantized.computed)
         for chunk in Cut(*pair.original.matrix, self.size):
-            test.add(*self._values(pair, chunk, place))
+            test.add(*self._read_values(pair, chunk, place))
             if test.result == Copy.CHANGED:
                 break
         return test.result
 
-    def _attainable(self, pair: Pair, sums: Sums, place: int) -> Attainable | None:
-        """What the stored scales allow, from a sample; None where the nearest code cannot be found."""
+    def _measure_attainable(self, pair: Pair, sums: Sums, place: int) -> Attainable | None:
+        """Measure on a sample what the stored scales allow; None if the nearest codes cannot be found."""
         rotated = pair.quantized.rotated
         weight = rotated.weight if rotated else pair.quantized
         if weight.levels is None or weight.shape != pair.quantized.shape:
             return None
-        chunks = [piece for chunk in sampled(weight.shape) for piece in divided(chunk, self.size)]
-        of_scales = self._scale_sampler(weight, sums, bool(rotated))
-        found = None if rotated else self._plain(pair, chunks, sums, place, of_scales)
+        chunks = [piece for chunk in sample_chunks(weight.shape) for piece in split_chunk(chunk, self.size)]
+        of_scales = self._make_scale_sampler(weight, sums, bool(rotated))
+        found = None if rotated else self._sample_plain(pair, chunks, sums, place, of_scales)
         if found is None:
-            found, of_scales = self._nearest(pair, chunks, sums, place)
-        if spread_over_rows(weight):
-            of_scales = self._blocks(pair, place)
-        parts, beside = self._beside(pair, sums, found, of_scales.beside(), place)
+            found, of_scales = self._sample_nearest(pair, chunks, sums, place)
+        if spans_rows(weight):
+            of_scales = self._sample_scale_blocks(pair, place)
+        parts, beside = self._inspect_conspicuous(pair, sums, found, of_scales.make_companion(), place)
         return of_scales.result(found._replace(parts=(*found.parts, *parts)), beside)
 
-    def _nearest(self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int) -> tuple[Attainable, ScaleSampler]:
-        """What the nearest codes of a sample come to, and what its scales lose."""
+    def _sample_nearest(
+        self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int
+    ) -> tuple[Attainable, ScaleSampler]:
+        """Measure the nearest codes of a sample, and collect the loss of its scales."""
         rotated = pair.quantized.rotated
         weight = rotated.weight if rotated else pair.quantized
         sampler = Sampler(None if rotated else pair.importance)
-        of_scales = self._scale_sampler(weight, sums, bool(rotated))
+        of_scales = self._make_scale_sampler(weight, sums, bool(rotated))
         for chunk in chunks:
-            x, y = self._values(pair, chunk, place)
+            x, y = self._read_values(pair, chunk, place)
             if rotated:
-                x = rotated.turn(x.clone(), self._kernel)
+                x = rotated.rotate(x.clone(), self._kernel)
                 y = weight.dequantize(chunk, self._quantized[place]).weight
-            self._add_nearest(weight, chunk, x, y, sampler, None if spread_over_rows(weight) else of_scales)
+            self._add_nearest(weight, chunk, x, y, sampler, None if spans_rows(weight) else of_scales)
         return sampler.result(), of_scales
 
     def _add_nearest(
@@ -233,29 +239,29 @@ class Worker:
         codes: Sampler | None,
         of_scales: ScaleSampler | None,
     ) -> None:
-        """Find the codes nearest to ``x``, (r, c), and take them in where they are asked for."""
+        """Find the codes nearest to ``x``, (r, c), and add them to the samplers that are given."""
         scales = weight.scaling(chunk, self._ends)
         if scales is None or weight.levels is None:
             return
-        found = nearest(weight.levels, x, y, scales)
+        found = find_nearest(weight.levels, x, y, scales)
         if codes is not None:
             codes.add(chunk, x, y, found)
         if of_scales is not None:
             of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, found.values - x, scales, y)
 
-    def _scale_sampler(self, weight: Weight, sums: Sums, rotated: bool) -> ScaleSampler:
-        """One for a weight, or for what its codes stand for where its columns are rotated."""
-        largest, runs = (None, None) if rotated else (sums.x_max, largest_of_runs(weight, sums))
-        return ScaleSampler(weight, largest, partial(self._least, weight), runs)
+    def _make_scale_sampler(self, weight: Weight, sums: Sums, rotated: bool) -> ScaleSampler:
+        """Make the scale sampler of a weight, or of its rotated columns."""
+        largest, runs = (None, None) if rotated else (sums.x_max, find_run_maxima(weight, sums))
+        return ScaleSampler(weight, largest, partial(self._find_least_units, weight), runs)
 
-    def _least(self, weight: Weight, row: int) -> torch.Tensor | None:
-        """What the least scale would multiply the codes of a row by, (1, c)."""
+    def _find_least_units(self, weight: Weight, row: int) -> torch.Tensor | None:
+        """Return the factors of a row's codes with the least scale, (1, c); None if unknown."""
         return weight.least_units(Chunk(row, row + 1, 0, weight.matrix[1]), FilledWorkspace(self._ends[0].device))
 
-    def _blocks(self, pair: Pair, place: int) -> ScaleSampler:
-        """What the scales of whole blocks that span rows lose, of a few of them."""
+    def _sample_scale_blocks(self, pair: Pair, place: int) -> ScaleSampler:
+        """Sample the scales of a few whole blocks that span rows."""
         of_scales = ScaleSampler(pair.quantized, None)
-        for chunk in _sampled_blocks(pair.quantized):
+        for chunk in _list_sampled_blocks(pair.quantized):
             self._add_blocks(pair, chunk, of_scales, place)
         return of_scales
 
@@ -263,70 +269,70 @@ class Worker:
         scales = pair.quantized.scaling(chunk, self._ends)
         if scales:
             x = self._kernel.buffer("values_x", chunk.shape, torch.float32)
-            for rows in divided(chunk._replace(col=0, stop_col=pair.original.matrix[1]), self.size):
+            for rows in split_chunk(chunk._replace(col=0, stop_col=pair.original.matrix[1]), self.size):
                 whole = self._kernel.buffer("whole_rows", rows.shape, torch.float32)
                 self._read(pair, "x", rows, place, whole)
                 x[rows.row - chunk.row : rows.stop_row - chunk.row] = whole[:, chunk.col : chunk.stop_col]
             to.add(range(chunk.row, chunk.stop_row), chunk.col, x, None, scales)
 
-    def _beside(
+    def _inspect_conspicuous(
         self, pair: Pair, sums: Sums, sample: Attainable, of_scales: ScaleSampler, place: int
-    ) -> tuple[tuple[Part, ...], ScaleSampler | None]:
-        """Of conspicuous rows and groups, those beside the sample worse than allowed; what the scales of all lose."""
+    ) -> tuple[tuple[BadRegion, ...], ScaleSampler | None]:
+        """Inspect conspicuous rows and cells; return bad regions outside the sample, and a sampler of the scales."""
         weight = pair.quantized
         if sample.n == sums.n or weight.rotated or weight.matrix[1] > WIDEST:
             return (), None
-        sampler, chunks = Sampler(), sampled(weight.shape)
-        rows, in_blocks = set(conspicuous_rows(sums, sample)), spread_over_rows(weight)
-        cells = conspicuous_cells(weight, sums, _sampled_blocks(weight) if in_blocks else chunks)
+        sampler, chunks = Sampler(), sample_chunks(weight.shape)
+        rows, in_blocks = set(find_conspicuous_rows(sums, sample)), spans_rows(weight)
+        cells = find_conspicuous_cells(weight, sums, _list_sampled_blocks(weight) if in_blocks else chunks)
         if in_blocks and of_scales.has_floats:
-            cells += blocks_of(weight, conspicuous_rows(sums, sample)[:MOST_ROWS])
+            cells += find_blocks(weight, find_conspicuous_rows(sums, sample)[:MOST_ROWS])
         for cell in cells:
             if in_blocks:
                 self._add_blocks(pair, cell, of_scales, place)
             else:
                 rows.add(cell.row)
         known = {row for chunk in chunks for row in range(chunk.row, chunk.stop_row)}
-        to = of_scales if of_scales.rows_apart or (of_scales.has_floats and not in_blocks) else None
-        for row in sorted(rows if to else rows - known):  # of sampled rows the scales of some were left out
+        to = of_scales if of_scales.has_row_scales or (of_scales.has_floats and not in_blocks) else None
+        for row in sorted(rows if to else rows - known):  # the sample may have left out scales of its rows
             chunk = Chunk(row, row + 1, 0, weight.matrix[1])
-            values = self._values(pair, chunk, place)
+            values = self._read_values(pair, chunk, place)
             self._add_nearest(weight, chunk, *values, None if row in known else sampler, to)
-        return sampler.worse_parts(sample), of_scales
+        return sampler.find_bad_regions(sample), of_scales
 
-    def _plain(
+    def _sample_plain(
         self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int, of_scales: ScaleSampler
     ) -> Attainable | None:
-        """The same where each element of the sample is rounded to the nearest code; None where that is not sure."""
+        """Measure a sample whose codes are all the nearest, the usual case, quickly; None if they may not be."""
         weight, n, x_sq, e_sq, steps = pair.quantized, 0, 0.0, 0.0, 0.0
-        for together in _stacks(chunks, min(self.size, STACK)):
-            scales = self._scaling(weight, together, place)
+        for together in _group_chunks(chunks, min(self.size, STACK)):
+            scales = self._read_scaling(weight, together, place)
             if weight.levels is None or scales is None:
                 return None
-            x, y = self._sample(pair, together, place)
+            x, y = self._read_sample(pair, together, place)
             e = torch.sub(y, x, out=self._kernel.buffer("scratch", tuple(x.shape), torch.float32))
-            mean = rounding(weight.levels, x, e, scales, self._kernel)
+            mean = measure_rounding(weight.levels, x, e, scales, self._kernel)
             if mean is None:
                 return None
             steps += mean * x.numel()
-            if not spread_over_rows(weight):
+            if not spans_rows(weight):
                 rows = [row for chunk in together for row in range(chunk.row, chunk.stop_row)]
                 of_scales.add(rows, together[0].col, x, e, scales)
             if x.numel() == sums.n:
                 n, x_sq, e_sq = sums.n, as_float(sums.x_sq), as_float(sums.e_sq)
             else:
-                n, x_sq, e_sq = n + x.numel(), x_sq + self._energy(x), e_sq + self._energy(e)
+                n, x_sq, e_sq = n + x.numel(), x_sq + self._sum_squares(x), e_sq + self._sum_squares(e)
         if not (LEAST <= x_sq <= MOST and e_sq <= MOST):
             return None
         return Attainable(n, x_sq, e_sq, e_sq, rounding=steps / n if n else None)
 
-    def _sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both sides of chunks of the same columns, one below the other, (r, c) float32."""
+    def _read_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both sides of chunks of the same columns, concatenated by rows, (r, c) float32."""
         if len(chunks) == 1:
-            return self._values(pair, chunks[0], place)
-        return self._stacked(pair, "x", chunks, place), self._stacked(pair, "y", chunks, place)
+            return self._read_values(pair, chunks[0], place)
+        return self._read_stacked(pair, "x", chunks, place), self._read_stacked(pair, "y", chunks, place)
 
-    def _stacked(self, pair: Pair, side: str, chunks: Sequence[Chunk], place: int) -> torch.Tensor:
+    def _read_stacked(self, pair: Pair, side: str, chunks: Sequence[Chunk], place: int) -> torch.Tensor:
         shape, row = (sum(chunk.shape[0] for chunk in chunks), chunks[0].shape[1]), 0
         values = self._kernel.buffer(f"sample_{side}", shape, torch.float32)
         for chunk in chunks:
@@ -334,8 +340,8 @@ class Worker:
             row += chunk.shape[0]
         return values
 
-    def _scaling(self, weight: Weight, chunks: Sequence[Chunk], place: int) -> Scaling | None:
-        """As of the weight; from what the workspace holds, where rows have one scale."""
+    def _read_scaling(self, weight: Weight, chunks: Sequence[Chunk], place: int) -> Scaling | None:
+        """Return the scaling of chunks, concatenated; None if the weight has none."""
         if weight.unit is None:
             found = (weight.scaling(chunk, self._ends) for chunk in chunks)
             scales = [
@@ -351,13 +357,13 @@ class Worker:
         shifts = [one.shift for one in scales if one.shift is not None]
         return Scaling(torch.cat(units), torch.cat(shifts) if shifts else None)
 
-    def _energy(self, values: torch.Tensor) -> float:
-        """Σ of squares of (r, c) float32, in float64 over rows."""
+    def _sum_squares(self, values: torch.Tensor) -> float:
+        """Return the sum of squares of (r, c) float32: float32 along rows, float64 across rows."""
         squares = self._kernel.buffer("errors", tuple(values.shape), torch.float32)
         return float(torch.mul(values, values, out=squares).sum(1).double().sum())
 
-    def _values(self, pair: Pair, chunk: Chunk, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both sides of a chunk, (r, c) float32 or, where it takes that, float64; read again if need be."""
+    def _read_values(self, pair: Pair, chunk: Chunk, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both sides of a chunk, (r, c) float32, or float64 if needed; kept values are used if there are any."""
         kept = self._kept.get(place)
         if kept is not None and kept.pair is pair and chunk.n == pair.original.n:
             return kept.x.float(), kept.y.float()
@@ -368,14 +374,14 @@ class Worker:
         return self._read(pair, "x", chunk, place, x), self._read(pair, "y", chunk, place, y)
 
     def _read(self, pair: Pair, side: str, chunk: Chunk, place: int, out: torch.Tensor) -> torch.Tensor:
-        """One side of a chunk of whole rows or a piece of one into ``out``, (r, c) float32."""
+        """Read one side of a chunk of whole rows, or of a piece of a row, into ``out``, (r, c) float32."""
         weight, workspace = (pair.original, self._original) if side == "x" else (pair.quantized, self._quantized[place])
         if self._native is None or not self._native.values(weight, workspace, chunk, out):
             out.copy_(weight.dequantize(chunk, workspace).weight)
         return out
 
-    def _worst(self, pair: Pair, sums: Sums, place: int) -> Element | None:
-        """From the row with the largest |e|, read again if need be: its place costs more to remember."""
+    def _find_worst(self, pair: Pair, sums: Sums, place: int) -> LargestError | None:
+        """Find the element with the largest |e|; its row is read again, as tracking the column would cost more."""
         if sums.worst is None:
             return None
         _, row, col = sums.worst
@@ -384,13 +390,13 @@ class Worker:
             x, y = kept.x[row].double(), kept.y[row].double()
         else:
             chunk = Chunk(row, row + 1, col, min(col + self.size, pair.original.matrix[1]))
-            x, y = (side[0].double() for side in self._values(pair, chunk, place))
+            x, y = (side[0].double() for side in self._read_values(pair, chunk, place))
         at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
-        return Element(row, col + at, float(x[at]), float(y[at]))
+        return LargestError(row, col + at, float(x[at]), float(y[at]))
 
 
-def _stacks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:
-    """Neighbours of the same columns together, up to ``size`` elements: what is looked at at once."""
+def _group_chunks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:
+    """Group consecutive chunks of the same columns, up to ``size`` elements, to process them together."""
     stacks: list[list[Chunk]] = []
     for chunk in chunks:
         last = stacks[-1] if stacks else []
@@ -402,33 +408,33 @@ def _stacks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:
     return stacks
 
 
-def _sampled_blocks(weight: Weight) -> list[Chunk]:
-    return sampled_blocks(weight.shape, weight.block_size or (1, 1), IN_BLOCKS)
+def _list_sampled_blocks(weight: Weight) -> list[Chunk]:
+    return sample_blocks(weight.shape, weight.block_size or (1, 1), IN_BLOCKS)
 
 
-def _wanted(pair: Pair) -> Wanted:
-    x, y = _dtypes(pair) if _is_copy(pair) else ("", "")
-    return Wanted(pair.importance, pair.original.matrix_rows, cells_of(pair.quantized), least_normal(x, y))
+def _make_options(pair: Pair) -> SumOptions:
+    x, y = _find_dtypes(pair) if _is_copy(pair) else ("", "")
+    return SumOptions(pair.importance, pair.original.matrix_rows, make_cell_grid(pair.quantized), least_normal(x, y))
 
 
 def _is_copy(pair: Pair) -> bool:
-    """Whether neither side is quantized."""
+    """Return whether both sides are plain floats."""
     return pair.original.encoding == pair.quantized.encoding == "floats"
 
 
-def _dtypes(pair: Pair) -> tuple[str, str]:
-    """Those of two sides of floats with the fewest digits."""
-    x, y = (narrowest({entry.dtype for entry in side.parts.values()}) for side in (pair.original, pair.quantized))
+def _find_dtypes(pair: Pair) -> tuple[str, str]:
+    """Return the narrowest dtype on each side of a pair of floats."""
+    x, y = (find_narrowest({entry.dtype for entry in side.parts.values()}) for side in (pair.original, pair.quantized))
     return x, y
 
 
-def _is_kept(pair: Pair, chunk: Chunk) -> bool:
-    """Whether a chunk is the whole of a pair that is so small that its values are kept."""
+def _keeps_values(pair: Pair, chunk: Chunk) -> bool:
+    """Return whether the chunk is a whole pair, small enough to keep its values."""
     return chunk.n == pair.original.n <= MOST_KEPT
 
 
-def _fingerprint(entries: Iterable[Entry]) -> str:
-    """Of bytes at the beginning, in the middle and at the end of each: other orders and signs have the same norm."""
+def _compute_fingerprint(entries: Iterable[Entry]) -> str:
+    """Return the CRC-32 of bytes at the start, middle and end of each entry; it detects changed order and signs."""
     crc = 0
     for entry in entries:
         n = min(SAMPLED, entry.nbytes)
@@ -437,7 +443,7 @@ def _fingerprint(entries: Iterable[Entry]) -> str:
     return f"{crc:08x}"
 
 
-def _scales(weight: Weight, workspace: Workspace) -> Scales | None:
+def _summarize_scales(weight: Weight, workspace: Workspace) -> ScaleStatistics | None:
     if weight.scale is None:
         return None
-    return Scales.of(chunks_of_scale(weight.scale, workspace))
+    return ScaleStatistics.compute(iterate_scales(weight.scale, workspace))

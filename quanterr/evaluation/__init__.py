@@ -27,7 +27,7 @@ from typing import NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from quanterr.checkpoints import Checkpoint, entered
+from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation import models, together
 from quanterr.evaluation.calls import Calls, read_calls
@@ -37,8 +37,8 @@ from quanterr.evaluation.importance import Origin, write_importance
 from quanterr.evaluation.lockstep import BesideReference, Lockstep, Outcome, RunSettings
 from quanterr.evaluation.profiling import Measured, profile_of, write_sensitivity
 from quanterr.evaluation.references import SAVE, USE, Reference, Settings, check_place, write_reference
-from quanterr.evaluation.rounding import checked as check_rounding
-from quanterr.evaluation.rounding import of_rounding
+from quanterr.evaluation.rollout import check_rollout, roll_out
+from quanterr.evaluation.rounding import check_schemes, of_rounding
 from quanterr.evaluation.saliency import Saliency
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.tasks import Asked, answered, read_task
@@ -56,26 +56,35 @@ from quanterr.evaluation.tokens import (
     tokenizer_fingerprint,
 )
 from quanterr.evaluation.workload import CAUSAL
-from quanterr.findings import finding
-from quanterr.findings.configs import of_configs
-from quanterr.findings.files import RECIPE, of_notes
-from quanterr.gates import Prepared, prepare
-from quanterr.gates.planned import read_plan
+from quanterr.findings import make_finding
+from quanterr.findings.configs import compare_configs
+from quanterr.findings.files import RECIPE, report_notes
+from quanterr.gates import PreparedRules, prepare
+from quanterr.gates.plan_check import read_plan
+from quanterr.keywords import accept_fields_of
 from quanterr.options import EvaluateKeywords, EvaluateOptions
 from quanterr.pairing.importance import architecture_of
-from quanterr.recipes import recipe_named, recipes_named
-from quanterr.recipes.candidate import mixed, quantized_by
+from quanterr.recipes import parse_recipe, parse_recipes
+from quanterr.recipes.quantized_file import mix_recipes, quantize_by
 from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.documents import KINDS
 from quanterr.report.evaluation import SCHEMA
-from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, NamedTokens, Task, TextScores, Tokens
+from quanterr.report.evaluation.model import (
+    Evaluated,
+    Evaluation,
+    Missing,
+    NamedTokens,
+    Rollout,
+    Task,
+    TextScores,
+    Tokens,
+)
 from quanterr.report.plan.model import ORIGINAL, Plan
-from quanterr.report.ranking.making import short_names
-from quanterr.report.subjects import overall
-from quanterr.selection import Selection
-from quanterr.tensors.devices import described, pick_device
-from quanterr.util.company import Company, company_of_environment
-from quanterr.util.strict_json import JsonObject
+from quanterr.report.ranking.making import shorten_names
+from quanterr.report.subjects import combine_verdicts
+from quanterr.selection import LayerSelection
+from quanterr.tensors.devices import describe_device, pick_device
+from quanterr.util.rank_group import RankGroup, join_rank_group
 from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
 
@@ -89,6 +98,7 @@ NOTHING_TO_DO = (
 )
 
 
+@accept_fields_of(EvaluateOptions)
 def evaluate(
     original: str | os.PathLike[str] | Checkpoint,
     candidates: Sequence[str | os.PathLike[str] | Checkpoint] = (),
@@ -117,40 +127,44 @@ def evaluate_candidates(
     candidates: Sequence[str | os.PathLike[str] | Checkpoint],
     against: Iterable[str | Plan],
     chosen: EvaluateOptions,
-    rules: Prepared,
+    rules: PreparedRules,
 ) -> Evaluation:
     """Evaluate candidates as :func:`evaluate`, by rules that were read before."""
     started = datetime.now(UTC)
     if chosen.reference is not None:
         return _evaluate_beside_reference([original, *candidates], against, chosen, rules, started)
     plans, words = _plans_and_recipes(against)
-    recipes = recipes_named(words) if words else []
+    recipes = parse_recipes(words) if words else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     paths += [*(recipe.name for recipe in recipes), *plans]
-    check_rounding(chosen.activations, chosen.kv)
+    check_schemes(chosen.activations, chosen.kv)
     if not paths:
         raise UsageError(NOTHING_TO_DO)
     stop = chosen.stop or threading.Event()
     saliency, clock = _saliency(chosen), time.monotonic()
-    with company_of_environment(stop) as company, ExitStack() as stack:
-        opened = entered(stack, original, chosen.lenient, chosen.cache)
+    with join_rank_group(stop) as company, ExitStack() as stack:
+        opened = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
         prepared = _prepared(chosen, opened)
         every = [
             opened,
-            *(entered(stack, side, chosen.lenient, chosen.cache) for side in candidates),
-            *quantized_by(recipes, opened, Selection(())),
+            *(enter_checkpoint(stack, side, chosen.lenient, chosen.cache) for side in candidates),
+            *quantize_by(recipes, opened, LayerSelection(())),
             *(_quantize_as_planned(plan, name, opened) for name, plan in plans.items()),
         ]
         sides = Sides(opened, prepared.architecture.device)
-        found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv) for checkpoint in every[1:]]
-        names = short_names(paths)
+        counterparts = prepared.architecture.counterparts(sides, every[1:])
+        found = [
+            Candidate(own, checkpoint, chosen.activations, chosen.kv, ignored)
+            for checkpoint, (own, ignored) in zip(every[1:], counterparts, strict=True)
+        ]
+        names = shorten_names(paths)
         for name, one in list(zip(names, found, strict=True)) if chosen.split else ():
             if one.rounding.is_any:
                 names.append(f"{name}, weights alone")
-                found.append(Candidate(sides, one.checkpoint))
+                found.append(Candidate(one.sides, one.checkpoint))
         together.agree(company, every, prepared.chunks, chosen.batch, chosen.dtype)
         settings = _run_settings(chosen, stop, company)
-        with Lockstep(prepared.architecture, sides, found, prepared.chunks, settings) as lockstep:
+        with Lockstep(prepared.architecture, sides, found, prepared.chunks, settings, with_floor=True) as lockstep:
             together.run(lockstep, company)
             outcomes = lockstep.outcomes()
             _write_by_products(chosen, prepared, lockstep, saliency, opened)
@@ -159,13 +173,17 @@ def evaluate_candidates(
         answers = (
             answered(prepared.architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
         )
+        rollouts = _rolled_out(chosen, prepared, sides, found, stop)
         predictions = _profiled(chosen, prepared, sides, found, outcomes)
         for checkpoint in every:
             checkpoint.check_unchanged()
         evaluated = [
             _evaluated(*each, prepared) for each in zip(names, found, outcomes, predictions, answers, strict=True)
         ]
-        verdict, reasons = overall({candidate.name: candidate for candidate in evaluated})
+        for row, rollout in zip(evaluated, rollouts, strict=True):
+            row.rollout = rollout
+        verdict, reasons = combine_verdicts({candidate.name: candidate for candidate in evaluated})
+        seconds, n_read = time.monotonic() - clock, _read_bytes(sides, found)
         made = Evaluation.model_construct(
             tool=Tool(name="quanterr", version=__version__),
             verdict=verdict,
@@ -177,22 +195,37 @@ def evaluate_candidates(
             dtype=chosen.dtype,
             tokens=_tokens(prepared, chosen, outcomes),
             texts=_named_texts(prepared, chosen, outcomes),
+            floor=lockstep.floor(),
             candidates=evaluated,
-            run=_run(chosen, prepared.architecture.device, started, time.monotonic() - clock, sides.read_bytes),
+            run=_run(chosen, prepared.architecture.device, started, seconds, n_read),
         )
     return rules.judge(made)
+
+
+def _rolled_out(
+    chosen: EvaluateOptions, prepared: "_Prepared", sides: Sides, found: Sequence[Candidate], stop: threading.Event
+) -> Sequence[Rollout | None]:
+    """Return the rollout of each candidate, where rollouts are asked for."""
+    if not chosen.rollout or not isinstance(prepared.chunks, Calls):
+        return [None for _ in found]
+    return roll_out(prepared.architecture, sides, found, prepared.chunks, stop, chosen.on_progress)
+
+
+def _read_bytes(sides: Sides, found: Iterable[Candidate]) -> int:
+    """Return the bytes read of all checkpoints; a candidate with names of its own has sides of its own."""
+    return sum(each.read_bytes for each in {sides, *(candidate.sides for candidate in found)})
 
 
 def _evaluate_beside_reference(
     candidates: Sequence[str | os.PathLike[str] | Checkpoint],
     against: Iterable[str | Plan],
     chosen: EvaluateOptions,
-    rules: Prepared,
+    rules: PreparedRules,
     started: datetime,
 ) -> Evaluation:
     """Evaluate candidates on the text of a reference; the original is not needed, so weights have no output errors."""
     _check_needs_no_original(against, chosen)
-    check_rounding(chosen.activations, chosen.kv)
+    check_schemes(chosen.activations, chosen.kv)
     clock, stop = time.monotonic(), chosen.stop or threading.Event()
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     reference = Reference(Path(chosen.reference or ""))
@@ -200,7 +233,7 @@ def _evaluate_beside_reference(
         original = reference.checkpoint()
         prepared = _prepared(chosen, original)
         reference.check(_settings_of(chosen, prepared))
-        every = [entered(stack, side, chosen.lenient, chosen.cache) for side in candidates]
+        every = [enter_checkpoint(stack, side, chosen.lenient, chosen.cache) for side in candidates]
         sides = Sides(original, prepared.architecture.device)
         found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv, undo=False) for checkpoint in every]
         assert isinstance(prepared.architecture, models.Architecture)  # noqa: S101 - none of another kind is saved
@@ -213,9 +246,9 @@ def _evaluate_beside_reference(
         for checkpoint in every:
             checkpoint.check_unchanged()
         evaluated = [
-            _evaluated(*each, {}, [], prepared) for each in zip(short_names(paths), found, outcomes, strict=True)
+            _evaluated(*each, {}, [], prepared) for each in zip(shorten_names(paths), found, outcomes, strict=True)
         ]
-        verdict, reasons = overall({candidate.name: candidate for candidate in evaluated})
+        verdict, reasons = combine_verdicts({candidate.name: candidate for candidate in evaluated})
         made = Evaluation.model_construct(
             tool=Tool(name="quanterr", version=__version__),
             verdict=verdict,
@@ -251,7 +284,7 @@ def _check_needs_no_original(against: Iterable[str | Plan], chosen: EvaluateOpti
     for option, value in given.items():
         if value:
             raise UsageError(f"{option}: needs the original, and {USE} has none of its weights; leave one of them out")
-    with company_of_environment(threading.Event()) as company:
+    with join_rank_group(threading.Event()) as company:
         if company is not None:
             raise UsageError(f"{USE}: one process reads a reference")
 
@@ -289,8 +322,8 @@ def study_original(original: str | os.PathLike[str] | Checkpoint, chosen: Evalua
     stop, saliency = chosen.stop or threading.Event(), _saliency(chosen)
     if chosen.sensitivity is None and chosen.save_reference is None and not chosen.with_moments:
         raise UsageError(NOTHING_TO_DO)
-    with company_of_environment(stop) as company, ExitStack() as stack:
-        checkpoint = entered(stack, original, chosen.lenient, chosen.cache)
+    with join_rank_group(stop) as company, ExitStack() as stack:
+        checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
         prepared = _prepared(chosen, checkpoint)
         sides = Sides(checkpoint, prepared.architecture.device)
         together.agree(company, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)
@@ -376,11 +409,16 @@ def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
     if dtype is None:
         raise UsageError(f"--dtype {display(chosen.dtype)}: choose one of {', '.join(DTYPES)}")
     device = pick_device(chosen.device)
+    given = None if chosen.config is None else Path(chosen.config)
     with model_folder(original) as folder:
-        denoiser = models.denoiser_config(folder)
-        if denoiser is not None or chosen.inputs is not None:
-            return _of_calls(chosen, denoiser, dtype, device)
+        denoiser = models.read_denoiser_config(folder, original, given, chosen.inputs is not None)
+        if denoiser is not None:
+            return _of_calls(chosen, models.Denoiser(denoiser, dtype, device), str(denoiser["_class_name"]))
         config = models.read_config(folder)
+        if chosen.inputs is not None:
+            return _of_calls(chosen, models.Architecture(config, dtype, device, recorded=True), config.model_type)
+        if chosen.rollout:
+            raise UsageError("--rollout: for denoisers, with recorded calls: give them with --inputs")
         vocabulary = config.get_text_config().vocab_size
         texts = _texts(chosen, folder, vocabulary)
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
@@ -397,23 +435,20 @@ def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
     return _Prepared(architecture, texts, None, tasks, vocabulary, tokenizer)
 
 
-def _of_calls(
-    chosen: EvaluateOptions, config: JsonObject | None, dtype: torch.dtype, device: torch.device
-) -> "_Prepared":
-    """A model of diffusers, and the calls that it gets."""
-    if config is None:
-        raise UsageError("--inputs: for models of diffusers, whose config.json has a _class_name; others take --text")
+def _of_calls(chosen: EvaluateOptions, architecture: models.Architecture | models.Denoiser, name: str) -> "_Prepared":
+    """Return a model with the recorded calls that it runs on; ``name`` names the model in errors."""
     if chosen.inputs is None or chosen.text or chosen.chat or chosen.tokens is not None:
-        name = display(str(config["_class_name"]))
         raise UsageError(
-            f"{name} reads no text: give recorded calls of it with --inputs FILE.safetensors, and no other"
+            f"{display(name)} reads no text: give recorded calls of it with --inputs FILE.safetensors, and no other"
         )
     of_texts = {"--task": chosen.tasks, "--sensitivity": chosen.sensitivity, SAVE: chosen.save_reference}
     for option, given in of_texts.items():
         if given:
             raise UsageError(f"{option}: for models that continue a text")
     calls = read_calls(os.fspath(chosen.inputs))
-    return _Prepared(models.Denoiser(config, dtype, device), [], calls, [], 0, None)
+    if chosen.rollout:
+        check_rollout(architecture, calls)
+    return _Prepared(architecture, [], calls, [], 0, None)
 
 
 def _saliency(chosen: EvaluateOptions) -> Saliency:
@@ -451,14 +486,14 @@ def _quantize_as_planned(plan: Plan, path: str, original: Checkpoint) -> Checkpo
                 f"--against {display(path)}: it is of another original: {layer.display_name} {found}, where "
                 f"{layer.elements:,} elements are planned; plan again, from this one"
             )
-    recipes = {one.layer_name: recipe_named(one.recipe) for one in plan.layers if one.recipe != ORIGINAL}
-    made, left = mixed(original, recipes, path)
+    recipes = {one.layer_name: parse_recipe(one.recipe) for one in plan.layers if one.recipe != ORIGINAL}
+    made, left = mix_recipes(original, recipes, path)
     if left:
         raise UsageError(f"--against {display(path)}: {display(left[0].name)} cannot be stored so: {left[0].reason}")
     return made
 
 
-def _run_settings(chosen: EvaluateOptions, stop: threading.Event, company: Company | None) -> RunSettings:
+def _run_settings(chosen: EvaluateOptions, stop: threading.Event, company: RankGroup | None) -> RunSettings:
     """Return the settings of a run.
 
     Raises:
@@ -588,18 +623,18 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: _Prepared) -> It
     same = {block.relative_error for block in outcome.blocks} == {0.0}
     if same and not any(pair.quantized.has_codes for pair in candidate.plan.pairs):
         message = "nothing differs from the original; is this the quantized checkpoint?"
-        yield finding("identical", "warning", None, message, "check that it is the quantized one")
-    yield from of_configs(candidate.sides.checkpoint, candidate.checkpoint)
+        yield make_finding("identical", "warning", None, message, "check that it is the quantized one")
+    yield from compare_configs(candidate.sides.checkpoint, candidate.checkpoint)
     yield from of_rounding(candidate.rounding)
     if candidate.checkpoint.kind == RECIPE:
-        yield from of_notes(candidate.checkpoint)
+        yield from report_notes(candidate.checkpoint)
     if candidate.checkpoint.gguf is not None:  # which has its own: a tokenizer.json beside it is another model's
         return
     with model_folder(candidate.checkpoint) as folder:
         own = tokenizer_fingerprint(folder)
     if None not in (own, prepared.tokenizer) and own != prepared.tokenizer:
         message = f"{folder.named('tokenizer.json')} is another tokenizer than the original's, with which both were run"
-        yield finding("config_mismatch", "warning", None, message, "take the original's tokenizer.json")
+        yield make_finding("config_mismatch", "warning", None, message, "take the original's tokenizer.json")
 
 
 def _tokens(prepared: _Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> Tokens:
@@ -642,7 +677,7 @@ def _run(chosen: EvaluateOptions, device: torch.device, started: datetime, secon
     return RunInfo(
         started=started.isoformat(timespec="seconds"),
         seconds=seconds,
-        device=described(device),
+        device=describe_device(device),
         threads=torch.get_num_threads(),
         kernel=None,
         torch=torch.__version__,

@@ -1,8 +1,11 @@
-"""Calls of a model's forward that were recorded: what ``--inputs`` reads, and how far outputs are apart.
+"""Recorded calls of a model's forward, which ``--inputs`` reads, and the error of the outputs.
 
     CALL/ARGUMENT      a tensor of a call, such as 0007/hidden_states
+    CALL/ARGUMENT.KEY  an item of an argument that is a dictionary, such as 0007/added_cond_kwargs.time_ids
+    CALL/ARGUMENT.0    an item of an argument that is a list
     quanterr.inputs    in the metadata, JSON: {"version": 1, "class": the model's, "calls": {CALL: {"group": …,
-                       "step": …, "arguments": {…}}}}; a group is a prompt and a seed, arguments are no tensors
+                       "step": …, "arguments": {…}}}}; a group is a prompt and a seed, arguments are no tensors;
+                       for rollouts also "sigma", and of guidance "branch" and "guidance_scale"
 
 Both sides get the same calls (teacher forcing). The error of a call is ‖y - x‖² / ‖x‖² of its output.
 """
@@ -10,7 +13,7 @@ Both sides get the same calls (teacher forcing). The error of a call is ‖y - x
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log10, sqrt
 from statistics import stdev
@@ -27,16 +30,19 @@ from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display, listed
 
 KEY = "quanterr.inputs"
-RETURNED = ("sample", "last_hidden_state", "logits")  # what holds the output of a model
+OUTPUTS = ("sample", "last_hidden_state", "logits")  # fields of a model's result that may hold its output
 
 
 class Call(NamedTuple):
-    """A call: its name, what it belongs to, its step, its arguments."""
+    """One call of a forward."""
 
     name: str
     group: str
     step: int | None
     arguments: dict[str, object]
+    sigma: float | None = None  # of flow matching
+    branch: str | None = None  # of guidance: conditional or unconditional
+    guidance_scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -45,14 +51,14 @@ class Calls:
 
     source: str
     sha256: str
-    model: str | None  # class that they are for
+    model: str | None  # the class that they are for
     calls: Sequence[Call]
 
     def check(self, model: nn.Module) -> None:
-        """Refuse calls of another model.
+        """Check that the calls are for this model.
 
         Raises:
-            UsageError: another class, an argument that is missing or that its forward does not have.
+            UsageError: another class, an argument that is missing or that the forward does not take.
         """
         name = type(model).__name__
         if self.model not in (None, name):
@@ -70,7 +76,7 @@ class Calls:
 
 
 def read_calls(path: str) -> Calls:
-    """Recorded calls.
+    """Read recorded calls.
 
     Raises:
         UsageError: no such file, no safetensors file, names that are not CALL/ARGUMENT, metadata that are not JSON.
@@ -89,16 +95,21 @@ def read_calls(path: str) -> Calls:
             digest = hashlib.file_digest(raw, "sha256").hexdigest()
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{where}: {display(str(error), 200)}") from error
-    said = _said(metadata, where)
-    by_name = as_object(said.get("calls")) or said
+    description = _read_description(metadata, where)
+    by_name = as_object(description.get("calls")) or description
     if not tensors:
-        raise UsageError(f"{where}: no call is in it")
-    calls = [_call(name, found, as_object(by_name.get(name))) for name, found in sorted(tensors.items())]
-    model = said.get("class")
+        raise UsageError(f"{where}: holds no call")
+    calls = [_call(name, found, as_object(by_name.get(name)), where) for name, found in sorted(tensors.items())]
+    model = description.get("class")
     return Calls(path, digest, model if isinstance(model, str) else None, calls)
 
 
-def _said(metadata: Mapping[str, str], where: str) -> JsonObject:
+def _read_description(metadata: Mapping[str, str], where: str) -> JsonObject:
+    """Return what the metadata say of the calls.
+
+    Raises:
+        UsageError: they are not JSON.
+    """
     if KEY not in metadata:
         return {}
     try:
@@ -107,38 +118,89 @@ def _said(metadata: Mapping[str, str], where: str) -> JsonObject:
         raise UsageError(f"{where}: {KEY} in its metadata: {display(str(error), 200)}") from error
 
 
-def _call(name: str, tensors: dict[str, object], said: JsonObject) -> Call:
-    step, group = said.get("step"), said.get("group", name)
-    plain = {key: _plain(value) for key, value in as_object(said.get("arguments")).items()}
+def _call(name: str, tensors: dict[str, object], description: JsonObject, where: str) -> Call:
+    step, group = description.get("step"), description.get("group", name)
+    plain = {key: _plain_argument(value) for key, value in as_object(description.get("arguments")).items()}
     return Call(
         name,
         group if isinstance(group, str) else json.dumps(group, sort_keys=True),
         step if isinstance(step, int) else None,
-        plain | tensors,
+        _nest(plain | tensors, f"{where}: call {display(name)}"),
+        _number(description.get("sigma")),
+        branch if isinstance(branch := description.get("branch"), str) else None,
+        _number(description.get("guidance_scale")),
     )
 
 
-def _plain(value: object) -> object:
-    """Lists of lists as models have them: tuples innermost, as img_shapes are."""
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _plain_argument(value: object) -> object:
+    """Return nested lists as models take them: tuples innermost, as ``img_shapes`` has them."""
     if isinstance(value, list) and value and not isinstance(value[0], list):
         return tuple(value)
-    return [_plain(each) for each in value] if isinstance(value, list) else value
+    return [_plain_argument(each) for each in value] if isinstance(value, list) else value
+
+
+def _nest(flat: Mapping[str, object], where: str) -> dict[str, object]:
+    """Put ARGUMENT.KEY into dictionaries, and ARGUMENT.0, ARGUMENT.1, … into lists.
+
+    Raises:
+        UsageError: an argument is given twice, or a list has a gap.
+    """
+    found: dict[str, object] = {}
+    items: dict[str, dict[str, object]] = {}
+    for key, value in flat.items():
+        argument, dot, item = key.partition(".")
+        if dot:
+            items.setdefault(argument, {})[item] = value
+        else:
+            found[argument] = value
+    for argument, own in items.items():
+        if argument in found:
+            raise UsageError(f"{where}: {display(argument)} is given both whole and in items")
+        if all(item.isdecimal() for item in own):
+            if {int(item) for item in own} != set(range(len(own))):
+                raise UsageError(
+                    f"{where}: items of {display(argument)} are not numbered from 0 on: {listed(list(own))}"
+                )
+            found[argument] = [own[str(n)] for n in range(len(own))]
+        else:
+            found[argument] = own
+    return found
+
+
+def map_tensors(value: object, change: Callable[[Tensor], Tensor]) -> object:
+    """Return an argument with every tensor in it changed, also in dictionaries, lists and tuples."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([map_tensors(item, change) for item in value])
+    return value
 
 
 def output_of(returned: Any) -> Tensor:
-    """The output of a model among what it returns."""
-    if isinstance(returned, Tensor):
-        return returned
-    for name in RETURNED:
-        found = getattr(returned, name, None)
-        if isinstance(found, Tensor):
-            return found
-    first: Tensor = returned[0]
-    return first
+    """Return the output of a model among all that its forward returns; a list of tensors end to end.
+
+    Raises:
+        UsageError: it returns no tensor.
+    """
+    named = (getattr(returned, name, None) for name in OUTPUTS)
+    found = next((each for each in named if each is not None), returned)
+    while isinstance(found, tuple | Mapping) and not isinstance(found, Tensor) and found:
+        found = next(iter(found.values())) if isinstance(found, Mapping) else found[0]
+    if isinstance(found, list) and found and all(isinstance(each, Tensor) for each in found):
+        return torch.cat([each.flatten() for each in found])
+    if not isinstance(found, Tensor):
+        raise UsageError(f"--inputs: the model returns no tensor, but {type(found).__name__}")
+    return found
 
 
-class Measured(NamedTuple):
-    """What came of a call."""
+class CallError(NamedTuple):
+    """The error of one call's output."""
 
     name: str
     group: str
@@ -149,29 +211,29 @@ class Measured(NamedTuple):
 
 @dataclass
 class OutputMeasures:
-    """Errors of the outputs of calls, by their numbers."""
+    """The errors of the outputs, by the numbers of the calls."""
 
-    calls: dict[int, Measured] = field(default_factory=dict)
+    calls: dict[int, CallError] = field(default_factory=dict)
 
     def add(self, number: int, call: Call, x: Tensor, y: Tensor) -> bool:
-        """What both models gave; whether it is finite.
+        """Add the outputs of the original (x) and of the candidate (y); return whether y is finite.
 
         Raises:
-            CheckpointError: the original gave zeros, and the other did not.
+            CheckpointError: the original's output is zero and the other is not.
         """
         x, y = x.double().flatten(), y.double().flatten()
         signal, other = float(x.square().sum()), float(y.square().sum())
         error = float((y - x).square().sum())
         if error and not signal:
             where = f"call {display(call.name)}"
-            raise CheckpointError(f"{where}: the original's output is zero, beside which no error is known")
+            raise CheckpointError(f"{where}: the original's output is zero, so that no relative error is defined")
         relative = error / signal if signal else 0.0
         cosine = float(x @ y) / sqrt(signal * other) if signal and other else 0.0
-        self.calls[number] = Measured(call.name, call.group, call.step, relative, cosine)
+        self.calls[number] = CallError(call.name, call.group, call.step, relative, cosine)
         return bool(torch.isfinite(y).all())
 
     def result(self) -> Outputs:
-        """Means over calls, the worst one, by step; standard errors over groups."""
+        """Return means over calls, the worst call, and means by step; standard errors are over groups."""
         rows = [self.calls[number] for number in sorted(self.calls)]
         mean = sum(row.error for row in rows) / len(rows)
         worst = max(rows, key=lambda row: row.error)
@@ -184,7 +246,7 @@ class OutputMeasures:
         means = [sum(group) / len(group) for group in by_group.values()]
         return Outputs(
             output_error=mean,
-            output_error_se=_standard_error(means),
+            output_error_se=standard_error(means),
             output_snr_db=-10 * log10(mean) if mean > 0 else None,
             output_cosine=sum(row.cosine for row in rows) / len(rows),
             output_error_worst=worst.error,
@@ -195,6 +257,6 @@ class OutputMeasures:
         )
 
 
-def _standard_error(means: Sequence[float]) -> float | None:
-    """Of the mean over groups, which are what is drawn at random; None of one alone."""
+def standard_error(means: Sequence[float]) -> float | None:
+    """Return the standard error of the mean over groups, which are what is drawn at random; None of a single group."""
     return stdev(means) / sqrt(len(means)) if len(means) > 1 else None

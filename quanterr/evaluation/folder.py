@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint
-from quanterr.checkpoints.places import missing_in, read_whole
+from quanterr.checkpoints.places import find_missing, read_small_file
 from quanterr.errors import CheckpointError
 from quanterr.util.text import display
 
@@ -40,9 +40,9 @@ def model_folder(original: Checkpoint) -> Iterator[ModelFolder]:
         yield ModelFolder(place or Path(original.path), str(place or original.path))
         return
     with TemporaryDirectory(prefix="quanterr-") as made:
-        for name in set(FILES) - set(missing_in(place, list(FILES))):
+        for name in set(FILES) - set(find_missing(place, list(FILES))):
             try:
-                Path(made, name).write_bytes(read_whole(place / name, LARGEST))
+                Path(made, name).write_bytes(read_small_file(place / name, LARGEST))
             except FileNotFoundError:
                 continue
             except ValueError as error:

@@ -9,6 +9,7 @@ EleutherAI/lm-evaluation-harness, lm_eval/api/model.py, class LM.
 """
 
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
@@ -20,6 +21,7 @@ from quanterr.errors import UsageError
 from quanterr.evaluation import DTYPES
 from quanterr.evaluation.folder import model_folder
 from quanterr.evaluation.models import Architecture, read_config
+from quanterr.evaluation.rounding import DECLARED, check_schemes
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.tasks import Likelihood, Scored, loglikelihoods, sequence
 from quanterr.evaluation.tokens import tokenizer_of
@@ -39,19 +41,29 @@ class StreamedModel(_base()):  # type: ignore[misc]
     """The original's model with the weights of ``quantized``; without it, the original itself."""
 
     def __init__(
-        self, original: StrPath, quantized: StrPath | None = None, dtype: str = "float32", device: str = "auto"
+        self,
+        original: StrPath,
+        quantized: StrPath | None = None,
+        dtype: str = "float32",
+        device: str = "auto",
+        activations: str = DECLARED,
+        kv: str = DECLARED,
     ) -> None:
-        """Read config and tokenizer.
+        """Read config and tokenizer; inputs, keys and values are rounded as ``evaluate`` rounds them.
+
+        What is declared and not emulated is a :class:`UserWarning`.
 
         Raises:
-            UsageError: transformers is missing, an unknown dtype, a model that does not continue a text.
+            UsageError: transformers is missing, an unknown dtype or scheme, a model that does not continue a text.
             CheckpointError: an input that is missing or damaged.
             ResourceError: no such device.
         """
         super().__init__()
         if dtype not in DTYPES:
             raise UsageError(f"dtype {dtype}: choose one of {', '.join(DTYPES)}")
+        check_schemes(activations, kv)
         self._original, self._quantized = original, quantized
+        self._activations, self._kv = activations, kv
         with open_checkpoint(original) as checkpoint, model_folder(checkpoint) as folder:
             self._architecture = Architecture(read_config(folder), DTYPES[dtype], pick_device(device))
             self._tokenizer = tokenizer_of(folder)
@@ -91,5 +103,10 @@ class StreamedModel(_base()):  # type: ignore[misc]
             sides = Sides(stack.enter_context(open_checkpoint(self._original)), self._architecture.device)
             if self._quantized is None:
                 return loglikelihoods(self._architecture, list(sides.weights), sides.get, asked)
-            candidate = Candidate(sides, stack.enter_context(open_checkpoint(self._quantized)))
-            return loglikelihoods(self._architecture, candidate.names, candidate.get, asked)
+            checkpoint = stack.enter_context(open_checkpoint(self._quantized))
+            candidate = Candidate(sides, checkpoint, self._activations, self._kv)
+            rounding = candidate.rounding
+            found = loglikelihoods(self._architecture, candidate.names, candidate.get, asked, rounding)
+            for why in rounding.reasons():
+                warnings.warn(why, stacklevel=2)
+            return found

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import IO, NamedTuple
 
 from quanterr.evaluation.states import Product
-from quanterr.pairing.gguf import llama_name
-from quanterr.pairing.names import canonical
-from quanterr.report.files import replaced
+from quanterr.pairing.gguf import to_llama_name
+from quanterr.pairing.names import canonicalize
+from quanterr.report.files import open_replacement
 
 ALIGNMENT = 32
 STRING, U32, ARRAY, F32 = 8, 4, 9, 0
@@ -35,11 +35,11 @@ def write_importance(path: str, moments: Mapping[str, Product], architecture: st
         ResourceError: the file cannot be written.
     """
     known = {
-        f"{llama_name(architecture, canonical(name)[0])}.weight": product
+        f"{to_llama_name(architecture, canonicalize(name)[0])}.weight": product
         for name, product in moments.items()
         if product.moments is not None and not product.is_stack
     }
-    with replaced(path, "--importance-out") as file:
+    with open_replacement(path, "--importance-out") as file:
         _write(file, known, origin)
 
 

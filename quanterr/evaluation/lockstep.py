@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import CheckpointError, Interrupted, UsageError
-from quanterr.evaluation.calls import Call, Calls, Measured
+from quanterr.evaluation.calls import Call, CallError, Calls
+from quanterr.evaluation.floor import FloorRun
 from quanterr.evaluation.memory import keep_memory_for_activations
 from quanterr.evaluation.models import Architecture, Denoiser
 from quanterr.evaluation.names import Names
@@ -22,8 +23,8 @@ from quanterr.evaluation.states import Errors, HiddenError, OutputErrors, Produc
 from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.tokens import Chunks, spans_of
 from quanterr.evaluation.units import Unit
-from quanterr.evaluation.workload import Measures
-from quanterr.report.evaluation.model import BlockError, Embeddings, Outputs, WeightError
+from quanterr.evaluation.workload import CALLS, Measures
+from quanterr.report.evaluation.model import BlockError, Embeddings, Floor, Outputs, WeightError
 from quanterr.report.evaluation.model import Scores as ReportedScores
 from quanterr.util.platform import give_back_memory
 from quanterr.util.text import display, listed
@@ -116,6 +117,7 @@ class Running:
             "outputs": {number: tuple(row) for number, row in self.measures.outputs.calls.items()},
             "blocks": {name: _plain(error) for name, error in self.blocks.items()},
             "not_finite": list(self.not_finite),
+            "input_noise": dict(self.candidate.rounding.noise),
         }
 
     def add(self, found: Mapping[str, Any]) -> None:
@@ -125,10 +127,13 @@ class Running:
         embedded.of_x |= of_x
         embedded.of_y |= of_y
         embedded.error.parts |= _parts(error)
-        self.measures.outputs.calls |= {number: Measured(*row) for number, row in found["outputs"].items()}
+        self.measures.outputs.calls |= {number: CallError(*row) for number, row in found["outputs"].items()}
         for name, parts in found["blocks"].items():
             self.blocks.setdefault(name, HiddenError()).parts |= _parts(parts)
         self.not_finite |= set(found["not_finite"])
+        noise = self.candidate.rounding.noise
+        for name, more in found["input_noise"].items():
+            noise[name] = noise.get(name, 0.0) + more
 
     def compared(self, unit: Unit, loaded: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of a unit in the original's scales; ``loaded`` are those that the model needs."""
@@ -157,9 +162,12 @@ class Running:
             outcome.outputs = measures.outputs.result()
         return outcome
 
-    def mode(self, unit: Unit) -> RoundingMode:
-        """Return the mode that rounds inputs while a unit runs, whose weights are loaded."""
-        return self.candidate.rounding.of_unit(unit, self.stream.names)
+    def mode(self, unit: Unit, measures: bool) -> RoundingMode:
+        """Return the mode that rounds inputs while a unit runs, whose weights are loaded.
+
+        ``measures``: it also adds up the change of the outputs, for rows of weights.
+        """
+        return self.candidate.rounding.of_unit(unit, self.stream.names, measures)
 
 
 class Lockstep:
@@ -172,8 +180,11 @@ class Lockstep:
         candidates: Sequence[Candidate],
         chunks: Sequence[Chunks] | Calls,
         pace: RunSettings,
+        with_floor: bool = False,
     ) -> None:
         """Build a model for each side; the only weights read here are those outside of all units.
+
+        ``with_floor``: the original runs in its own dtype as well, on recorded calls.
 
         Raises:
             CheckpointError: the model has a weight that is not stored, or has another shape.
@@ -189,13 +200,18 @@ class Lockstep:
         inputs = [
             self._workload.inputs(self.model, architecture.config, batch.given, batch.scored) for batch in self._batches
         ]
-        names = complete(Names(self.model, sides.weights), sides)
-        self._original = Stream(self.model, names, sides.get, inputs, architecture.device)
+        names = complete(architecture.names(self.model, sides, sides.weights), sides)
+        recorded = self._workload is CALLS
+        self._original = Stream(self.model, names, sides.get, inputs, architecture.device, recorded=recorded)
         self._others = []
         for candidate in candidates:
             model = architecture.build()
-            own = complete(Names(model, candidate.names), sides)
-            self._others.append(Running(candidate, Stream(model, own, candidate.get, inputs, architecture.device)))
+            own = complete(architecture.names(model, candidate.sides, candidate.names), sides)
+            stream = Stream(model, own, candidate.get, inputs, architecture.device, recorded=recorded)
+            self._others.append(Running(candidate, stream))
+        self._floor: FloorRun | None = None
+        if with_floor and recorded:
+            self._floor = FloorRun(architecture, sides, [batch.given for batch in self._batches])
         self._products: dict[str, Product] = {}
         self._unit_of: dict[str, str] = {}
         self.hidden: dict[int, Tensor] = {}  # inputs of the head, (chunks, positions, width), by micro-batches
@@ -213,6 +229,8 @@ class Lockstep:
     ) -> None:
         for stream in (self._original, *(side.stream for side in self._others)):
             stream.close()
+        if self._floor is not None:
+            self._floor.close()
 
     def run(self) -> None:
         """Run every unit for every micro-batch of every side.
@@ -229,6 +247,10 @@ class Lockstep:
         """Return what was measured of each candidate."""
         return [self._outcome(n) for n in range(len(self._others))]
 
+    def floor(self) -> Floor | None:
+        """Return the error of the original in its own dtype; None where it did not run."""
+        return None if self._floor is None else self._floor.result()
+
     def _step(self, unit: Unit, done: int, total: int) -> None:
         """Load a unit on all sides, run it for all micro-batches, free it."""
         tensors = self._original.tensors(unit)
@@ -241,7 +263,9 @@ class Lockstep:
         self._unit_of |= {slot.name: unit.name for slot in unit.slots}
         for own, loaded in zip(units, others, strict=True):
             own.load(loaded)
-        modes = [side.mode(own) for side, own in zip(self._others, units, strict=True)]
+        if self._floor is not None:
+            self._floor.load(unit.name, tensors)
+        modes = [side.mode(own, measures=True) for side, own in zip(self._others, units, strict=True)]
         if unit is self._head:
             self.head = {name: tensor.clone() for name, tensor in tensors.items()}
         for batch in range(len(self._batches)):
@@ -254,6 +278,8 @@ class Lockstep:
         watching.finish()
         for each in (unit, *units):
             each.free()
+        if self._floor is not None:
+            self._floor.free(unit.name)
         give_back_memory()
 
     def _run(self, done: int, batch: int, unit: Unit, watching: OutputErrors, modes: Sequence[RoundingMode]) -> None:
@@ -268,6 +294,8 @@ class Lockstep:
         base = self._original.result(batch)
         if base is not None and unit is self._head and not batch:
             self._check_head(base)
+        if self._floor is not None:
+            self._floor.run(batch, self._batches[batch].number, unit.name, base)
         for side, mode in zip(self._others, modes, strict=True):
             if not side.stream.waits(batch, unit):
                 raise CheckpointError(f"the control flow of the models diverges at {display(unit.name)}")
@@ -305,36 +333,56 @@ class Lockstep:
         return outcome
 
     def _weights(self, n: int) -> list[WeightError]:
-        """Return the output errors of a candidate, the largest first."""
+        """Return the output errors of a candidate's weights, the largest first."""
         totals: dict[str, float] = {}
         for name, product in self._products.items():
             totals[self._unit_of[name]] = totals.get(self._unit_of[name], 0.0) + product.noise[n]
-        rows = []
-        for name, product in self._products.items():
-            noise, total, stored = product.noise[n], totals[self._unit_of[name]], self._original.names.stored_name(name)
-            known = 0 < product.signal < inf and isfinite(noise)
+        of_inputs, rows = self._others[n].candidate.rounding.noise, []
+        for stored, names in self._by_stored_name().items():
+            products, unit = [self._products[name] for name in names], self._unit_of[names[0]]
+            noise, total = sum(product.noise[n] for product in products), totals[unit]
+            signal = sum(product.signal for product in products)
+            known = 0 < signal < inf and isfinite(noise)
             rows.append(
                 WeightError(
                     layer_name=stored,
                     display_name=display(stored),
-                    block=self._unit_of[name],
-                    output_error=noise / product.signal if known else None,
+                    block=unit,
+                    output_error=noise / signal if known else None,
                     share_of_block=noise / total if known and total > 0 else None,
-                    inputs=product.inputs,
+                    inputs=max(product.inputs for product in products),
                     predicted_kld=None,
+                    input_error=of_inputs[name] / product.signal if known and name in of_inputs else None,
                 )
             )
         return sorted(rows, key=lambda row: (row.output_error is not None, -(row.output_error or 0.0)))
 
+    def _by_stored_name(self) -> dict[str, list[str]]:
+        """Return the watched parameters by stored name: several of them may be rows of one tensor."""
+        found: dict[str, list[str]] = {}
+        for name in self._products:
+            found.setdefault(self._original.names.stored_name(name), []).append(name)
+        return found
+
     def moments(self) -> Mapping[str, Product]:
         """Return the second moments of the inputs of each weight, by stored names."""
-        return {self._original.names.stored_name(name): product for name, product in self._products.items()}
+        return {stored: self._merge(names) for stored, names in self._by_stored_name().items()}
 
     def weights(self) -> Iterator[tuple[str, Tensor, Product]]:
-        """Yield each weight that had inputs, read again: its stored name, its values in the model's shape."""
+        """Yield each weight that had inputs, read again: stored name, values, product."""
         names, get = self._original.names, self._original.get
-        for name, product in self._products.items():
-            yield names.stored_name(name), names.tensors([name], get)[name], product
+        for stored, parts in self._by_stored_name().items():
+            values = names.tensors(parts, get)[parts[0]] if len(parts) == 1 else get(stored)
+            yield stored, values, self._merge(parts)
+
+    def _merge(self, names: Sequence[str]) -> Product:
+        """Return the product of a weight whose parts are several parameters, which have the same inputs."""
+        first = self._products[names[0]]
+        if len(names) == 1:
+            return first
+        products = [self._products[name] for name in names]
+        noise = [sum(each) for each in zip(*(product.noise for product in products), strict=True)]
+        return replace(first, signal=sum(product.signal for product in products), noise=noise)
 
     def found(self) -> dict[str, Any]:
         """Return all measurements in the form that :meth:`add` of another process takes: tensors, numbers, texts."""
@@ -342,6 +390,7 @@ class Lockstep:
             "products": {name: vars(product) for name, product in self._products.items()},
             "unit_of": self._unit_of,
             "sides": [side.found() for side in self._others],
+            "floor": None if self._floor is None else self._floor.found(),
         }
 
     def add(self, found: Mapping[str, Any]) -> None:
@@ -355,6 +404,8 @@ class Lockstep:
                 self._products[name] = product
         for side, other in zip(self._others, found["sides"], strict=True):
             side.add(other)
+        if self._floor is not None:
+            self._floor.add(found["floor"])
 
 
 def _shared(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -413,7 +464,7 @@ class BesideReference:
         self._running = []
         for candidate in candidates:
             model = architecture.build()
-            names = complete(Names(model, candidate.names), sides)
+            names = complete(architecture.names(model, sides, candidate.names), sides)
             stream = Stream(model, names, candidate.get, self._inputs, architecture.device)
             self._running.append(Running(candidate, stream))
 
@@ -443,7 +494,7 @@ class BesideReference:
         units = [side.stream.units[name] for side in self._running]
         for side, unit in zip(self._running, units, strict=True):
             unit.load(side.stream.tensors(unit))
-        modes = [side.mode(unit) for side, unit in zip(self._running, units, strict=True)]
+        modes = [side.mode(unit, measures=False) for side, unit in zip(self._running, units, strict=True)]
         for batch in range(len(self._batches)):
             if self._pace.stop.is_set():
                 raise Interrupted(STOPPED)

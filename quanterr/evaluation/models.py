@@ -1,27 +1,34 @@
-"""A model built from its config.json, without memory for its weights."""
+"""A model built from its config.json, with no memory for its weights."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from quanterr.checkpoints import Checkpoint
 from quanterr.errors import CheckpointError, ResourceError, UsageError
+from quanterr.evaluation.families import MARKERS, recognize
 from quanterr.evaluation.folder import ModelFolder
+from quanterr.evaluation.layouts import Layout, find_layout
+from quanterr.evaluation.names import ConversionNames, LayoutNames, Names
+from quanterr.evaluation.renaming import Counterpart, counterpart
+from quanterr.evaluation.sides import Sides
 from quanterr.evaluation.workload import CALLS, Workload, workload_of
 from quanterr.tensors.devices import CPU
 from quanterr.util.strict_json import JsonObject, as_object
-from quanterr.util.text import display
+from quanterr.util.text import display, listed
 
 DIFFUSION = 'evaluate --inputs needs diffusers: pip install "quanterr[diffusion]"'
 EXTRA = 'evaluate needs transformers and greenlet: pip install "quanterr[evaluate]"'
 
 
 def read_config(folder: ModelFolder) -> Any:
-    """The config of a folder, for a model that transformers knows.
+    """Return the config of a folder's model, for transformers.
 
     Raises:
         UsageError: transformers is not installed.
@@ -31,7 +38,7 @@ def read_config(folder: ModelFolder) -> Any:
         from transformers import AutoConfig
     except ImportError as error:
         raise UsageError(EXTRA) from error
-    shown, fields = folder.named("config.json"), _fields(folder)
+    shown, fields = folder.named("config.json"), _read_fields(folder)
     if fields.get("quantization_config"):
         raise CheckpointError(f"{shown}: says that this is a quantized model; the original is needed first")
     try:
@@ -44,8 +51,37 @@ def read_config(folder: ModelFolder) -> Any:
         ) from error
 
 
-def _fields(folder: ModelFolder) -> JsonObject:
-    """What its config.json says.
+def read_denoiser_config(
+    folder: ModelFolder, original: Checkpoint, config: Path | None, with_inputs: bool
+) -> JsonObject | None:
+    """Return the config of a model of diffusers: from ``config``, from the folder, or recognized from the tensors.
+
+    ``config`` is a folder with a config.json, or that file; ``with_inputs``: recorded calls are given, so that the
+    original must be a model for them. Returns None where the config, or its absence, is of a language model.
+
+    Raises:
+        CheckpointError: ``config`` is no config of diffusers, or the original is a single file of no known family.
+    """
+    if config is not None:
+        place = config if config.is_dir() else config.parent
+        own = ModelFolder(place, str(place))
+        fields = _read_fields(own)
+        if "_class_name" not in fields:
+            raise CheckpointError(f"{own.named('config.json')}: no _class_name: not the config of a model of diffusers")
+        return fields
+    if (folder.path / "config.json").exists():
+        fields = _read_fields(folder)
+        return fields if "_class_name" in fields else None
+    try:
+        return recognize(Sides(original).shapes, display(original.path))
+    except CheckpointError:
+        if with_inputs:
+            raise
+        return None  # read_config says what is missing
+
+
+def _read_fields(folder: ModelFolder) -> JsonObject:
+    """Return the fields of a folder's config.json.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -61,19 +97,20 @@ def _fields(folder: ModelFolder) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What the original's config.json says, and in which dtype and where all sides compute."""
+    """A model of transformers: the original's config, and the dtype and device that all sides compute in."""
 
     config: Any
     dtype: torch.dtype
     device: torch.device = CPU
+    recorded: bool = False  # runs on recorded calls instead of a text
 
     @property
     def workload(self) -> Workload:
-        """What the model is for."""
-        return workload_of(self.config)
+        """The task of the model."""
+        return CALLS if self.recorded else workload_of(self.config)
 
     def build(self) -> nn.Module:
-        """The model, its parameters on the meta device and its buffers (rotary tables) real.
+        """Build the model, its parameters on the meta device and its buffers (rotary tables) real.
 
         Raises:
             CheckpointError: transformers cannot build it.
@@ -81,14 +118,26 @@ class Architecture:
         """
         import transformers
 
-        auto = getattr(transformers, self.workload.loader)
         self.config._experts_implementation = "eager"  # one product for each expert, so that each weight is seen
-        return _built(lambda: auto.from_config(self.config, dtype=self.dtype), "transformers", self.device)
+        name = next(iter(self.config.architectures or ()), "") if self.recorded else ""
+        kind = getattr(transformers, name, None)
+        if self.recorded and kind is not None:  # the class that the weights were saved from, with its head
+            return _build(lambda: kind._from_config(self.config, dtype=self.dtype), "transformers", self.device)
+        auto = getattr(transformers, self.workload.loader)
+        return _build(lambda: auto.from_config(self.config, dtype=self.dtype), "transformers", self.device)
+
+    def names(self, model: nn.Module, sides: Sides, stored: Iterable[str]) -> Names:
+        """Sort stored tensors to the parameters of the model."""
+        return ConversionNames(model, stored)
+
+    def counterparts(self, sides: Sides, candidates: Sequence[Checkpoint]) -> list[Counterpart]:
+        """Return the original for each candidate: itself, as transformers' models have one naming."""
+        return [Counterpart(sides) for _ in candidates]
 
 
 @dataclass(frozen=True, slots=True)
 class Denoiser:
-    """A model of diffusers, as its config.json says: see :class:`Architecture`."""
+    """A model of diffusers: see :class:`Architecture`."""
 
     config: JsonObject
     dtype: torch.dtype
@@ -96,11 +145,11 @@ class Denoiser:
 
     @property
     def workload(self) -> Workload:
-        """Recorded calls."""
+        """The task of the model: recorded calls."""
         return CALLS
 
     def build(self) -> nn.Module:
-        """The model, its parameters on the meta device and its buffers real.
+        """Build the model, its parameters on the meta device and its buffers real.
 
         Raises:
             UsageError: diffusers is not installed.
@@ -117,13 +166,45 @@ class Denoiser:
         before = torch.get_default_dtype()
         try:
             torch.set_default_dtype(self.dtype)
-            return _built(lambda: kind.from_config(self.config), "diffusers", self.device)  # type: ignore[attr-defined]
+            model = _build(lambda: kind.from_config(self.config), "diffusers", self.device)  # type: ignore[attr-defined]
         finally:
             torch.set_default_dtype(before)
+        _keep_float32(model)
+        return model
+
+    def names(self, model: nn.Module, sides: Sides, stored: Iterable[str]) -> Names:
+        """Sort stored tensors to the parameters of the model, in diffusers' names or those of a single file.
+
+        Raises:
+            CheckpointError: the names are of another model, or the model lacks some of the tensors.
+        """
+        return LayoutNames(model, self._layout(model, sides))
+
+    def _layout(self, model: nn.Module, sides: Sides) -> Layout:
+        """Find the layout of the original, once."""
+        if sides.layout is None:
+            where = display(sides.checkpoint.path)
+            sides.layout = find_layout(model, self.config, sides.shapes, where)
+            if unknown := sorted(sides.layout.unknown - MARKERS):
+                raise CheckpointError(
+                    f"{where}: {type(model).__name__} of the config has no {listed(unknown, 3)}; is this the config of "
+                    "another variant? Give the right one with --config FOLDER"
+                )
+        return sides.layout
+
+    def counterparts(self, sides: Sides, candidates: Sequence[Checkpoint]) -> list[Counterpart]:
+        """Return the original for each candidate, in the candidate's names.
+
+        Raises:
+            CheckpointError: a candidate's names are of another model.
+        """
+        model = self.build()
+        layout = self._layout(model, sides)
+        return [counterpart(model, self.config, sides, layout, each) for each in candidates]
 
 
-def _built(make: Callable[[], Any], program: str, device: torch.device) -> nn.Module:
-    """A model without memory for its parameters, made by a program that may not be able to."""
+def _build(make: Callable[[], Any], program: str, device: torch.device) -> nn.Module:
+    """Build a model with no memory for its parameters; ``program`` makes it, and may fail."""
     try:
         with _parameters_on_meta(), CPU:
             model = make()
@@ -136,17 +217,17 @@ def _built(make: Callable[[], Any], program: str, device: torch.device) -> nn.Mo
     return found
 
 
-def denoiser_config(folder: ModelFolder) -> JsonObject | None:
-    """The config.json of a model of diffusers; None where the folder holds none."""
-    try:
-        fields = _fields(folder)
-    except CheckpointError:
-        return None  # what reads it for transformers says why
-    return fields if "_class_name" in fields else None
+def _keep_float32(model: nn.Module) -> None:
+    """Make the modules float32 that from_pretrained of diffusers keeps in it in a model of 16 bits."""
+    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.dtype.itemsize == 2 and kept & {*path.split("."), name}:
+                module._parameters[name] = nn.Parameter(parameter.float(), requires_grad=False)
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:
-    """Made on the CPU, as from_pretrained makes them, so that they have the same digits everywhere."""
+    """Move buffers from the CPU, where from_pretrained makes them too, so that they are equal on every device."""
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.device.type != "meta":
@@ -155,17 +236,17 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """As accelerate.init_empty_weights: parameters are made without memory."""
+    """Make parameters without memory, as accelerate.init_empty_weights does."""
     register = nn.Module.register_parameter
 
-    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         register(module, name, parameter)
         if parameter is not None and parameter.device.type != "meta":
             made = nn.Parameter(parameter.to("meta"), requires_grad=False)
             made.__dict__.update(parameter.__dict__)
             module._parameters[name] = made
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

@@ -9,21 +9,22 @@ import torch
 from torch import Tensor
 
 from quanterr.evaluation.models import Architecture, Denoiser
-from quanterr.evaluation.names import Names
+from quanterr.evaluation.names import ConversionNames, Names
 from quanterr.evaluation.sensitivity import Curvature, Part, Profile, parts_of_shape, profile
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.tokens import fingerprint
 from quanterr.evaluation.units import Unit
 from quanterr.evaluation.workload import inputs_of
-from quanterr.report.files import replaced
+from quanterr.report.files import open_replacement
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
 
 SCHEMA, SCHEMA_VERSION = "quanterr.sensitivity", "1.2"  # 1.1 adds alpha_se; 1.2 alphas, recipes
 NOTE = (
     "KLD is about the sum of alpha * NMSE over the weights: a ranking first. As a prediction it holds up to about "
-    "0.1 nat, and is too low beyond. Where recipes were measured, readers correct it by measured / predicted."
+    "0.1 nat, and is too low beyond. Where recipes were measured, readers correct it by measured / predicted. "
+    "It is of errors of weights: the rounding of inputs, keys and values comes on top."
 )
 
 
@@ -92,16 +93,16 @@ def profile_of(
 ) -> Profiled:
     """Go once through the original and back, with the errors of the candidates where each unit is loaded."""
     model = architecture.build()
-    names = Names(model, sides.weights)
+    names = ConversionNames(model, sides.weights)
     inputs = [inputs_of(model, chunk[None]) for chunk in given]
-    others = [Names(model, candidate.names) for candidate in candidates]
+    others = [ConversionNames(model, candidate.names) for candidate in candidates]
     made = Profiled(predictions=[{} for _ in candidates], alphas=[{} for _ in candidates])
     parts = StoredParts(names, {name: weight.shape for name, weight in sides.weights.items()})
 
     def seen(unit: Unit, found: Profile) -> None:
         for slot in unit.slots:
             if slot.name in found.found:
-                weight = slot.there.detach()
+                weight = slot.tensor.detach()
                 own = parts.of(slot.name, tuple(weight.shape))
                 for part, curvature in found.found[slot.name].items():
                     made.add(own[part], parts.shape_of(own[part], curvature.shape), curvature, found.scored)
@@ -188,5 +189,5 @@ def write_sensitivity(
         "recipes": measured,
         "weights": [{"layer_name": name, **fields, "alphas": alphas[name]} for name, fields in ordered],
     }
-    with replaced(path, "--sensitivity") as file:
+    with open_replacement(path, "--sensitivity") as file:
         file.write((strict_json.dumps(document, indent=1) + "\n").encode())

@@ -25,14 +25,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from quanterr.checkpoints import Checkpoint, Entry, StoredFile
+from quanterr.checkpoints import Checkpoint, CheckpointFile, Entry
 from quanterr.errors import CheckpointError, ResourceError, UsageError
 from quanterr.evaluation.folder import FILES, ModelFolder
 from quanterr.evaluation.models import Architecture
 from quanterr.evaluation.units import Unit, units_of
 from quanterr.evaluation.workload import Inputs
 from quanterr.pairing.sampling import sampled_rows
-from quanterr.report.files import replaced
+from quanterr.report.files import open_replacement
 from quanterr.util import strict_json
 from quanterr.util.strict_json import as_object
 from quanterr.util.text import display
@@ -190,7 +190,7 @@ class Reference:
         return self._tensors[f"{HIDDEN}{batch}"]
 
 
-class _Sparse(StoredFile):
+class _Sparse(CheckpointFile):
     """The bytes of the original that a reference holds, at the places of a file that would hold all."""
 
     is_certain = True
@@ -305,7 +305,7 @@ def write_reference(
         "sha256": {name: _digest(each) for name, each in tensors.items()},
         "tensors": headers,
     }
-    with replaced(str(folder / HEADER), SAVE) as file:
+    with open_replacement(str(folder / HEADER), SAVE) as file:
         file.write(strict_json.dumps(document).encode() + b"\n")
 
 

@@ -1,10 +1,11 @@
-"""While a candidate's unit runs: its inputs and its keys and values are rounded as a runtime would round them.
+"""Rounds the inputs, keys and values of a candidate as its runtime would, while a unit of its model runs.
 
-Fake quantization: what codes stand for, computed in float32, goes into the products; all else stays.
+This is fake quantization: the values of the codes, computed in float32, go into the products. All else stays.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,42 +16,72 @@ from torch.overrides import TorchFunctionMode
 from quanterr.checkpoints import Entry
 from quanterr.errors import UsageError
 from quanterr.evaluation.names import Names
-from quanterr.evaluation.states import products_of, storage_of
-from quanterr.evaluation.units import Unit
-from quanterr.findings import finding
-from quanterr.findings.activations import no_input_scale
-from quanterr.formats.shared.scale_grid import chunks_of_scale
-from quanterr.pairing.inputs import Inputs, declared_cache, declared_inputs
-from quanterr.pairing.plan import Plan
-from quanterr.recipes.inputs import INPUT_SCHEMES, InputScheme, Stored
+from quanterr.evaluation.states import energy, products_of, storage_of
+from quanterr.evaluation.units import Slot, Unit
+from quanterr.findings import make_finding
+from quanterr.findings.activations import report_missing_input_scales
+from quanterr.formats.shared.scale_grid import iterate_scales
+from quanterr.pairing.inputs import (
+    KEY_SCALES,
+    VALUE_SCALES,
+    Inputs,
+    find_declared_cache,
+    find_declared_inputs,
+    find_online_rotations,
+)
+from quanterr.pairing.model import Pairing
+from quanterr.recipes.inputs import INPUT_SCHEMES, InputScheme, StoredInputScale
 from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
-from quanterr.util.text import count, display
+from quanterr.util.text import count, display, listed
 
 NONE, DECLARED = "none", "declared"
 CACHE = ("fp8",)
-OF_KEYS, OF_VALUES = (".k_scale", "k_proj.output_scale"), (".v_scale", "v_proj.output_scale")
 
 
 class Rounded(NamedTuple):
-    """How the inputs of a weight are rounded: a scheme, what is stored for it, factors that come first."""
+    """How the inputs of a weight are rounded: a scheme, its stored numbers, and what happens to inputs before.
+
+    The dequantized weight has factors and rotation undone. So they are undone in the rounded inputs as well.
+    """
 
     scheme: InputScheme
-    stored: Stored
-    factors: Tensor | None = None
+    stored: StoredInputScale
+    factors: Tensor | None = None  # (k,)
+    turn: Callable[[Tensor], Tensor] | None = None  # rotates rows, (r, k) float32, in place; its own inverse
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Inputs, (…, k), as the product sees them; factors are part of the dequantized weight, and undone here."""
-        if self.factors is None:
-            return self.scheme(x, self.stored)
-        return self.scheme(x * self.factors, self.stored) / self.factors
+        """Return inputs, (…, k), as the product sees them, in their own dtype."""
+        y = x.float() if self.factors is None else x.float() * self.factors
+        y = self.scheme(self._rotate(y), self.stored)
+        y = self._rotate(y)
+        if self.factors is not None:
+            y = torch.where(self.factors == 0, 0.0, y / self.factors)
+        return y.to(x.dtype)
+
+    def _rotate(self, y: Tensor) -> Tensor:
+        if self.turn is None:
+            return y
+        return self.turn(y.reshape(-1, y.shape[-1]).clone()).view(y.shape)
 
 
-def checked(activations: str, kv: str) -> None:
-    """Refuse names that are none.
+class Watched(NamedTuple):
+    """A parameter whose inputs are rounded, one way for each stored weight that makes it up."""
+
+    parameter: str  # its name in the model
+    names: list[str]  # stored weights, by the original's names
+    ways: list[Rounded | None]
+    layout: list[tuple[int, int]]  # size and stride of each dimension
+    owners: (
+        Tensor | None
+    )  # the parameter's shape with columns cut to 1: the index of the way; None if there is only one
+
+
+def check_schemes(activations: str, kv: str) -> None:
+    """Refuse unknown names.
 
     Raises:
-        UsageError: such a name.
+        UsageError: a name that is neither declared nor none nor a scheme.
     """
     dynamic = [name for name, scheme in INPUT_SCHEMES.items() if not scheme.is_static]
     for option, given, known in (("--activations", activations, dynamic), ("--kv", kv, CACHE)):
@@ -59,25 +90,30 @@ def checked(activations: str, kv: str) -> None:
 
 
 class Rounding:
-    """What a candidate's runtime rounds, by the original's names of weights."""
+    """All that a candidate's runtime rounds, by the original's names of weights."""
 
     def __init__(
-        self, plan: Plan, entries: Mapping[str, Entry], activations: str, kv: str, device: torch.device
+        self, plan: Pairing, entries: Mapping[str, Entry], activations: str, kv: str, device: torch.device
     ) -> None:
         """Read the stored scales."""
         self._device, self._workspace = device, Workspace(torch.device("cpu"))
+        self._turning = Workspace(device)
+        self._rows = {pair.name: pair.original.matrix[0] for pair in plan.pairs}
         self.inputs, self.why_not = dict[str, Rounded](), dict[str, str]()
         self.clamped: list[str] = []  # weights whose inputs have no stored scale
+        self.used_otherwise = dict[str, None]()  # weights that the model uses in no product that is known
         if activations == DECLARED:
-            for name, found in declared_inputs(plan, entries).items():
+            for name, found in find_declared_inputs(plan, entries).items():
                 self._add(name, found)
         elif activations != NONE:
             coded = [pair for pair in plan.pairs if pair.quantized.has_codes and pair.quantized.matrix[0] > 1]
-            self.inputs = {pair.name: Rounded(INPUT_SCHEMES[activations], Stored()) for pair in coded}
-        declared, scales = declared_cache(plan.labels["quantized"].config, entries)
+            self.inputs = {pair.name: Rounded(INPUT_SCHEMES[activations], StoredInputScale()) for pair in coded}
+        self.rotations = find_online_rotations(plan.labels["quantized"].config)
+        declared, scales = find_declared_cache(plan.labels["quantized"].config, entries)
         self.rounds_cache = kv != NONE if kv != DECLARED else declared
-        self._cache = {name: self._number(entry) for name, entry in scales.items()} if self.rounds_cache else {}
+        self._cache = {name: float(self._tensor(entry)) for name, entry in scales.items()} if self.rounds_cache else {}
         self.cached = 0  # how often keys and values were rounded
+        self.noise = dict[str, float]()  # Σ of squares of what rounded inputs change in outputs, by parameter
 
     def _add(self, name: str, found: Inputs) -> None:
         if not found.scheme:
@@ -91,15 +127,14 @@ class Rounding:
             self.clamped.append(name)
         zero = None if found.zero_point is None else self._tensor(found.zero_point)
         factors = None if found.factors is None else self._tensor(found.factors)
-        self.inputs[name] = Rounded(INPUT_SCHEMES[found.scheme], Stored(scale, zero, found.bound), factors)
+        turn = None if found.turn is None else partial(_turn, found.turn, self._turning)
+        stored = StoredInputScale(scale, zero, found.bound)
+        self.inputs[name] = Rounded(INPUT_SCHEMES[found.scheme], stored, factors, turn)
 
     def _tensor(self, entry: Entry) -> Tensor:
-        pieces = [piece.flatten().float() for piece in chunks_of_scale(entry, self._workspace)]
+        pieces = [piece.flatten().float() for piece in iterate_scales(entry, self._workspace)]
         found = torch.cat(pieces).to(self._device)
         return found[0] if found.numel() == 1 else found
-
-    def _number(self, entry: Entry) -> float:
-        return float(self._tensor(entry))
 
     @property
     def is_any(self) -> bool:
@@ -107,11 +142,18 @@ class Rounding:
         return bool(self.inputs) or self.rounds_cache
 
     def reasons(self) -> list[str]:
-        """Why numbers are not those of the runtime that its files ask for."""
+        """Return why numbers are not those of the runtime that the files ask for."""
         found = []
         if self.why_not:
             name, why = next(iter(self.why_not.items()))
             found.append(f"inputs of {count(len(self.why_not), 'weight')} were not rounded: {display(name)}: {why}")
+        if self.used_otherwise:
+            name, number = next(iter(self.used_otherwise)), count(len(self.used_otherwise), "weight")
+            why = "the model does not multiply by it in a way that is known"
+            found.append(f"inputs of {number} were not rounded: {display(name)}: {why}")
+        if self.rotations:
+            named = listed(self.rotations, 3)
+            found.append(f"config.json declares rotations while the model runs, which are not emulated: {named}")
         if self.rounds_cache and not self.cached:
             found.append("keys and values were not rounded: this model's attention is none of torch's own")
         return found
@@ -121,41 +163,55 @@ class Rounding:
         """How many weights each scheme has."""
         return dict(Counter(one.scheme.name for one in self.inputs.values()))
 
-    def of_unit(self, unit: Unit, names: Names) -> "RoundingMode":
-        """The mode in which a unit of the candidate runs; its weights are loaded."""
-        found = {}
-        for slot in unit.slots:
-            own = [self.inputs[source] for source in names.sources(slot.name) if source in self.inputs]
-            if own and slot.there.dim() > 1:
-                found[storage_of(slot.there)] = _fused(own)
-        keys, values = (self._scale(unit.name, endings) for endings in (OF_KEYS, OF_VALUES))
-        return RoundingMode(found, (keys, values) if self.rounds_cache else None, self)
+    def of_unit(self, unit: Unit, names: Names, measures: bool = False) -> "RoundingMode":
+        """Return the mode in which a unit of the candidate runs; its weights are loaded.
+
+        ``measures``: whether the change of outputs is added to ``noise``, which takes each product once more.
+        """
+        watched = {storage_of(slot.tensor): found for slot in unit.slots if (found := self._watched(slot, names))}
+        keys, values = (self._scale(unit.name, endings) for endings in (KEY_SCALES, VALUE_SCALES))
+        return RoundingMode(watched, (keys, values) if self.rounds_cache else None, self, measures)
+
+    def _watched(self, slot: Slot, names: Names) -> Watched | None:
+        sources = names.sources(slot.name)
+        ways = [self.inputs.get(source) for source in sources]
+        if slot.tensor.dim() < 2 or not any(ways):
+            return None
+        named = [source for source in sources if source in self.inputs]
+        layout = list(zip(slot.tensor.shape, slot.tensor.stride(), strict=True))
+        if all(_is_same(way, ways[0]) for way in ways):
+            return Watched(slot.name, named, ways[:1], layout, None)
+
+        def index(source: str) -> Tensor:
+            return torch.full((self._rows[source], 1), sources.index(source), dtype=torch.float32)
+
+        return Watched(slot.name, named, ways, layout, names.tensors([slot.name], index)[slot.name].long())
 
     def _scale(self, unit: str, endings: Sequence[str]) -> float:
-        """The scale of a block's keys or values; 1 where none is stored, as runtimes take it."""
+        """Return the scale of a block's keys or values; 1 where none is stored, as runtimes take it."""
         own = (
             scale for name, scale in self._cache.items() if f".{unit}." in f".{name}" and name.endswith(tuple(endings))
         )
         return next(own, 1.0)
 
 
-def _fused(own: Sequence[Rounded]) -> Rounded:
-    """Of a parameter that several stored weights make up: the widest range, as runtimes take one for all."""
-    first = own[0]
-    scales = [one.stored.scale for one in own if one.stored.scale is not None]
-    if len(scales) < 2 or any(scale.numel() > 1 for scale in scales):
-        return first
-    widest = torch.stack(scales).amin() if first.scheme.name == "nvfp4" else torch.stack(scales).amax()
-    return first._replace(stored=first.stored._replace(scale=widest))
+def _turn(turn: Callable[[Tensor, Workspace], Tensor], workspace: Workspace, rows: Tensor) -> Tensor:
+    return turn(rows, workspace)
 
 
 class RoundingMode(TorchFunctionMode):
     """Rounds the inputs of products with watched weights, and what attention reads from the cache."""
 
-    def __init__(self, weights: Mapping[int, Rounded], cache: tuple[float, float] | None, owner: Rounding) -> None:
-        """``weights`` by the storage of each, ``cache`` the scales of keys and values."""
+    def __init__(
+        self,
+        weights: Mapping[int, Watched],
+        cache: tuple[float, float] | None,
+        owner: Rounding,
+        measures: bool = False,
+    ) -> None:
+        """``weights`` by the storage of each parameter, ``cache`` the scales of keys and values."""
         super().__init__()
-        self._weights, self._cache, self._owner = weights, cache, owner
+        self._weights, self._cache, self._owner, self._measures = weights, cache, owner, measures
         self._last: tuple[Tensor, Rounded, Tensor] | None = None  # several weights have the same inputs
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -164,54 +220,112 @@ class RoundingMode(TorchFunctionMode):
             with torch._C.DisableTorchFunction():
                 args, kwargs = self._with_cache(args, kwargs)
         elif self._weights:
-            for values, weight, _ in products_of(function, args):
-                rounded = self._weights.get(storage_of(weight))
-                if rounded is not None and values.is_floating_point():
+            for values, weight, transposed in products_of(function, args):
+                watched = self._weights.get(storage_of(weight))
+                if watched is not None:
+                    if not values.is_floating_point():
+                        break
                     with torch._C.DisableTorchFunction():
-                        args = tuple(self._of(values, rounded) if each is values else each for each in args)
+                        product = self._multiply(function, args, kwargs, values, _ways(watched, weight, transposed))
+                        if self._measures:
+                            noise = energy(product - function(*args, **kwargs))
+                            self._owner.noise[watched.parameter] = self._owner.noise.get(watched.parameter, 0.0) + noise
+                        return product
+            else:
+                return self._look(function, args, function(*args, **kwargs))
         return function(*args, **kwargs)
 
     def forget(self) -> None:
         """Let go of the last inputs: their memory is needed."""
         self._last = None
 
-    def _of(self, values: Tensor, rounded: Rounded) -> Tensor:
-        if self._last is not None and self._last[0] is values and _same(self._last[1], rounded):
-            return self._last[2]
-        found = rounded(values)
-        self._last = values, rounded, found
+    def _multiply(self, function: Any, args: Any, kwargs: Any, values: Tensor, ways: "_Ways") -> Any:
+        """Compute a product once for each way in which inputs are rounded, and take of each the outputs that it has."""
+        found = None
+        for way, outputs in ways:
+            given = values if way is None else self._round(values, way)
+            product = function(*(given if each is values else each for each in args), **kwargs)
+            found = product if found is None or outputs is None else torch.where(outputs, product, found)
         return found
+
+    def _round(self, values: Tensor, way: Rounded) -> Tensor:
+        if self._last is not None and self._last[0] is values and _is_same(self._last[1], way):
+            return self._last[2]
+        found = way(values)
+        self._last = values, way, found
+        return found
+
+    def _look(self, function: Any, args: Any, result: Any) -> Any:
+        """Note weights that anything but a known product computes with: their inputs are not rounded."""
+        for weight in _tensors(args):
+            watched = self._weights.get(storage_of(weight))
+            made = isinstance(result, Tensor) and result.is_floating_point() and result.numel()
+            if watched is not None and made and storage_of(result) != storage_of(weight):
+                self._owner.used_otherwise |= dict.fromkeys(watched.names)
+        return result
 
     def _with_cache(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given, named = list(args), dict(kwargs)
         assert self._cache is not None  # noqa: S101 - the caller has looked
         for place, name, scale in ((1, "key", self._cache[0]), (2, "value", self._cache[1])):
-            of = torch.tensor(scale)
+            stored = StoredInputScale(torch.tensor(scale))
             if len(given) > place:
-                given[place] = CACHE_SCHEME(given[place], Stored(of))
+                given[place] = CACHE_SCHEME(given[place], stored)
             else:
-                named[name] = CACHE_SCHEME(named[name], Stored(of))
+                named[name] = CACHE_SCHEME(named[name], stored)
         self._owner.cached += 1
         return tuple(given), named
 
 
 CACHE_SCHEME = INPUT_SCHEMES["fp8_static"]
+_Ways = list[tuple[Rounded | None, Tensor | None]]  # a way, and the outputs, (n,) bool, that have it; None: all
 
 
-def _same(one: Rounded, other: Rounded) -> bool:
+def _ways(watched: Watched, weight: Tensor, transposed: bool) -> _Ways:
+    """Return how the inputs of a parameter, or of a part of it, are rounded."""
+    if watched.owners is None:
+        return [(watched.ways[0], None)]
+    axis = 1 if transposed else 0
+    first, step = int(weight.storage_offset()), int(weight.stride(axis))
+    places = first + step * torch.arange(weight.shape[axis])  # of the outputs
+    at = [
+        places.div(stride, rounding_mode="floor") % size if kept == size else torch.zeros_like(places)
+        for (size, stride), kept in zip(watched.layout, watched.owners.shape, strict=True)
+    ]
+    owners = watched.owners[tuple(at)]
+    several: list[tuple[Rounded | None, Tensor]] = []
+    for index in sorted(set(owners.tolist())):
+        way, mine = watched.ways[index], owners == index
+        same = next((n for n, (other, _) in enumerate(several) if _is_same(way, other)), None)
+        if same is None:
+            several.append((way, mine))
+        else:
+            several[same] = way, several[same][1] | mine
+    return [(several[0][0], None)] if len(several) == 1 else [(way, mine.to(weight.device)) for way, mine in several]
+
+
+def _is_same(one: Rounded | None, other: Rounded | None) -> bool:
     """Whether both round alike."""
-    if one is other:
-        return True
-    if one.scheme is not other.scheme or one.factors is not None or other.factors is not None:
+    if one is None or other is None or one is other:
+        return one is other
+    plain = all(each is None for each in (one.factors, other.factors, one.turn, other.turn))
+    if one.scheme is not other.scheme or not plain:
         return False
     pairs = zip(one.stored, other.stored, strict=True)
     return all(a is b or (a is not None and b is not None and bool(torch.as_tensor(a == b).all())) for a, b in pairs)
 
 
+def _tensors(args: Iterable[Any]) -> Iterator[Tensor]:
+    for each in args:
+        if isinstance(each, Tensor):
+            yield each
+        elif isinstance(each, tuple | list):
+            yield from _tensors(each)
+
+
 def of_rounding(rounding: Rounding) -> Iterator[Finding]:
-    """What is not emulated, and inputs that a runtime clamps for want of a scale."""
+    """Yield what is not emulated, and inputs that a runtime clamps because no scale is stored."""
     for why in rounding.reasons():
-        yield finding(
-            "not_emulated", "warning", None, why, "evaluate with --activations none --kv none, or in the runtime"
-        )
-    yield from no_input_scale(rounding.clamped)
+        remedy = "evaluate with --activations none --kv none, or in the runtime"
+        yield make_finding("not_emulated", "warning", None, why, remedy)
+    yield from report_missing_input_scales(rounding.clamped)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quanterr.evaluation.states import Product
-from quanterr.report.files import replaced
+from quanterr.report.files import open_replacement
 from quanterr.util import strict_json
 from quanterr.util.text import display
 from quanterr.version import __version__
@@ -75,7 +75,7 @@ class Saliency:
             "source": source,
             "percent": self.percent,
         }
-        with replaced(path, "--saliency-out") as file:
+        with open_replacement(path, "--saliency-out") as file:
             file.write(strict_json.dumps(head).removesuffix("}").encode() + b', "weights": [')
             for n, salient in enumerate(self.found):
                 fields = salient._asdict()

@@ -144,7 +144,7 @@ def profile(
         _backward(unit, tapes, made, parts_of)
         for slot in unit.slots:
             if slot.name in made.found:
-                _complete(made.found[slot.name], slot.there.detach())
+                _complete(made.found[slot.name], slot.tensor.detach())
         if seen is not None:
             seen(unit, made)
         unit.free()
@@ -196,7 +196,7 @@ def _backward(unit: Unit, tapes: Sequence[list[_Step]], made: Profile, parts_of:
     if not any(step.unit is unit and _requiring(step) for tape in tapes for step in tape):
         for slot in unit.slots:  # nothing with a gradient comes in: let it end in the weight
             if not slot.is_buffer:
-                slot.there.requires_grad_(True)
+                slot.tensor.requires_grad_(True)
     for tape in tapes:
         for step in [step for step in tape if step.unit is unit][::-1]:
             _step_back(unit, step, recorder)
@@ -236,9 +236,9 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self._made, self._parts_of = made, parts_of
         self._slots = {
-            storage_of(slot.there): (slot.name, slot.there)
+            storage_of(slot.tensor): (slot.name, slot.tensor)
             for slot in unit.slots
-            if slot.there.dim() in (2, 3) and not slot.is_buffer
+            if slot.tensor.dim() in (2, 3) and not slot.is_buffer
         }
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

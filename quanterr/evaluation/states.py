@@ -1,4 +1,4 @@
-"""How far hidden states and outputs of weights are apart, added up over all tokens."""
+"""Errors of hidden states and of the outputs of weights, summed over all tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,18 +13,17 @@ from torch.overrides import TorchFunctionMode
 from quanterr.evaluation.gram import Gram, at_least_float32
 from quanterr.evaluation.units import Unit
 
-SLAB = 1 << 22  # elements of an output whose error is added up at once
+SLAB = 1 << 22  # elements of an output whose error is computed at once
 
-
-Visit = tuple[int, int]  # how many units were passed before, the number of the micro-batch
+Visit = tuple[int, int]  # number of the unit in the order of the run, number of the micro-batch
 
 
 class Errors(NamedTuple):
-    """Of the hidden states of a micro-batch."""
+    """The errors of the hidden states of a micro-batch, as sums over tokens."""
 
     signal: float
     noise: float
-    cosines: float  # Σ over tokens
+    cosines: float
     tokens: int
     worst: float
     worst_token: int
@@ -33,16 +32,16 @@ class Errors(NamedTuple):
 
 @dataclass
 class HiddenError:
-    """The error of what a block gives: over all tokens, and of the worst one."""
+    """The error of a block's output: over all tokens, and of the worst token."""
 
-    parts: dict[Visit, Errors] = field(default_factory=dict)  # added up in order
+    parts: dict[Visit, Errors] = field(default_factory=dict)  # summed in order, whatever process found them
 
     def add(self, visit: Visit, x: Tensor, y: Tensor) -> bool:
-        """The hidden states (…, d) of both sides for a micro-batch; whether all are finite."""
+        """Add the hidden states (…, d) of both sides for a micro-batch; return whether all are finite."""
         x, y = (at_least_float32(each.flatten(0, -2)) for each in (x, y))
         noise, signal, other = (torch.linalg.vector_norm(each, dim=-1).double() for each in (y - x, x, y))
         dot = torch.linalg.vecdot(x, y).double()
-        relative = torch.where(signal > 0, noise / signal, 0.0).nan_to_num(0.0, 0.0)  # of what is not zero
+        relative = torch.where(signal > 0, noise / signal, 0.0).nan_to_num(0.0, 0.0)
         found = self.parts[visit] = Errors(
             signal=float(signal.square().sum()),
             noise=float(noise.square().sum()),
@@ -55,7 +54,7 @@ class HiddenError:
         return found.finite
 
     def row(self) -> dict[str, Any]:
-        """Relative error ‖y - x‖ / ‖x‖, mean cosine, the worst token."""
+        """Return the relative error ‖y - x‖ / ‖x‖, the mean cosine, and the worst token, as fields of BlockError."""
         signal = noise = cosines = worst = 0.0
         tokens = worst_token = 0
         for _, errors in sorted(self.parts.items()):
@@ -73,7 +72,7 @@ class HiddenError:
 
 
 def hidden_of(output: object) -> Tensor | None:
-    """The hidden states among what a unit returns: its first floating tensor."""
+    """Return the hidden states among a unit's outputs: the first floating tensor with more than one axis."""
     if isinstance(output, Tensor):
         return output if output.is_floating_point() and output.dim() > 1 else None
     parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
@@ -82,43 +81,43 @@ def hidden_of(output: object) -> Tensor | None:
 
 @dataclass
 class Product:
-    """The output of one weight: Σ over all inputs of the squares of X Wᵀ, and of X Eᵀ for each candidate."""
+    """The output of one weight: ‖X Wᵀ‖² over all inputs, and ‖X Eᵀ‖² of each candidate's error E."""
 
     signal: float
     noise: list[float]
-    is_stack: bool  # of the matrices of experts
+    is_stack: bool  # of matrices, one for each expert
     moments: Tensor | None = None  # (columns,) Σ of squares of inputs
     sums: Tensor | None = None  # (columns,) Σ of inputs
     inputs: int = 0
     transposed: bool = False  # the weight is stored [in, out]
 
     def add(self, other: "Product") -> None:
-        """The same of other inputs."""
+        """Add the sums over other inputs."""
         self.signal += other.signal
         self.noise = [own + more for own, more in zip(self.noise, other.noise, strict=True)]
         self.inputs += other.inputs
         if self.moments is None or self.sums is None:
             self.moments, self.sums = other.moments, other.sums
         elif other.moments is not None and other.sums is not None:
-            device = self.moments.device  # what another process sent is on the CPU
+            device = self.moments.device  # another process sends tensors on the CPU
             self.moments = self.moments + other.moments.to(device)
             self.sums = self.sums + other.sums.to(device)
 
 
 @dataclass
 class Watched:
-    """A weight of a unit that is loaded: the original's, and the candidates' in the same layout."""
+    """A weight of a loaded unit: the original's, and the candidates' in the same memory layout."""
 
     name: str
     weight: Tensor
-    others: list[Tensor | None]  # None: it is the same
+    others: list[Tensor | None]  # None where a candidate's is equal
 
 
-Part = tuple[str, int, tuple[int, ...]]  # a weight's name, where the part begins in it, its shape
+Part = tuple[str, int, tuple[int, ...]]  # a weight's name, the offset of the part in it, its shape
 
 
 @dataclass
-class Call:
+class Use:
     """A product that the model computed with a watched weight, or with a part of it."""
 
     watched: Watched
@@ -128,56 +127,56 @@ class Call:
 
     @property
     def key(self) -> Part:
-        """Of the part of the weight."""
+        """What identifies the part of the weight."""
         return self.watched.name, int(self.weight.storage_offset()), tuple(self.weight.shape)
 
     def others(self) -> Iterator[tuple[int, Tensor]]:
-        """The candidates whose weight differs, and what they have in its place."""
+        """Yield the number and the weight of each candidate whose weight differs."""
         begin = self.weight.storage_offset() - self.watched.weight.storage_offset()
         for n, other in enumerate(self.watched.others):
             if other is not None:
                 yield n, other.as_strided(self.weight.size(), self.weight.stride(), other.storage_offset() + begin)
 
     def errors(self) -> Iterator[tuple[int, Tensor]]:
-        """How they differ, as the model multiplies by it; made when asked for: all of a unit take much memory."""
+        """Yield the number and the error (in, out) of each candidate whose weight differs, one at a time."""
         for n, other in self.others():
             error = other - self.weight
             yield n, error if self.transposed else error.t()
 
     @property
     def outputs(self) -> int:
-        """Numbers that it makes of an input."""
+        """The number of outputs."""
         return self.weight.shape[1 if self.transposed else 0]
 
 
 class OutputErrors(TorchFunctionMode):
-    """While the original's unit runs: what the errors of its weights make of the inputs that it really has.
+    """Computes the output errors of a unit's weights while the original's unit runs, with the inputs that it has.
 
-    Exact, with the inputs of the original. Of stacked experts each matrix counts with the inputs that were sent to it.
+    A matrix of stacked experts counts with the inputs that are routed to it.
 
-    ‖X Eᵀ‖² is computed so, or as Σ (E XᵀX) ∘ E, whichever takes fewer products: weights that have the same inputs share
-    XᵀX, as do all candidates and micro-batches. Experts in stacks have few inputs each: theirs are computed so. No code
-    that can be trained changes X in place behind a product, so X may wait for the next one.
+    ‖X Eᵀ‖² is computed directly, or as Σ (E XᵀX) ∘ E where that takes fewer products: weights with the same inputs
+    share XᵀX, as do all candidates and micro-batches. Stacked experts have few inputs each, and are computed directly.
+    No code that can be trained changes X in place after a product, so X is kept until the next one.
     """
 
     def __init__(self, products: dict[str, Product], inputs: int, with_moments: bool) -> None:
-        """``products`` are added to, by names of the model; ``with_moments`` with those of the inputs.
+        """Add to ``products``, by names of the model; ``with_moments``: moments of the inputs, too.
 
-        ``inputs`` is how many tokens there are in all.
+        ``inputs`` is the number of tokens in all micro-batches.
         """
         super().__init__()
         self._products, self._inputs, self._with_moments = products, inputs, with_moments
         self._watched: dict[int, Watched] = {}
         self._x: Tensor | None = None
-        self._calls: list[Call] = []  # with x, whose errors are not added up yet
-        self._gram: dict[tuple[Part, ...], Gram] = {}  # by the parts of weights that have these inputs
-        self._later: list[tuple[Call, Gram]] = []  # errors that are multiplied by XᵀX in the end
+        self._uses: list[Use] = []  # with x, whose errors are still to be computed
+        self._gram: dict[tuple[Part, ...], Gram] = {}  # by the parts of weights that share the inputs
+        self._later: list[tuple[Use, Gram]] = []  # errors to multiply by XᵀX once all micro-batches have run
 
     def watch(self, unit: Unit, others: Sequence[Mapping[str, Tensor]]) -> None:
-        """A unit that is loaded, with the same weights of the candidates."""
+        """Watch a unit that is loaded; ``others`` are the same weights of each candidate."""
         self._watched, self._gram, self._later = {}, {}, []
         for slot in unit.slots:
-            weight = slot.there
+            weight = slot.tensor
             if weight.dim() < 2 or slot.is_buffer:
                 continue
             same_layout = [_differing(other[slot.name], weight) for other in others]
@@ -203,7 +202,7 @@ class OutputErrors(TorchFunctionMode):
         if product is None:
             product = Product(0.0, [0.0] * len(watched.others), watched.weight.dim() > 2, transposed=transposed)
             self._products[watched.name] = product
-        call = Call(watched, product, weight, transposed)
+        use = Use(watched, product, weight, transposed)
         if values.is_floating_point():
             flat = values.reshape(-1, values.shape[-1])
             rows = flat.shape[0]
@@ -214,45 +213,45 @@ class OutputErrors(TorchFunctionMode):
             if self._x is None or self._x.data_ptr() != flat.data_ptr() or self._x.shape != flat.shape:
                 self.settle()
             self._x = flat
-            self._calls.append(call)
+            self._uses.append(use)
         else:
             rows = values.numel()
             looked_up = values.reshape(-1)
-            for n, other in call.others():
-                product.noise[n] += _energy(other[looked_up] - weight[looked_up])
+            for n, other in use.others():
+                product.noise[n] += energy(other[looked_up] - weight[looked_up])
         product.inputs += rows
-        product.signal += _energy(output)
+        product.signal += energy(output)
 
     def settle(self) -> None:
-        """Add up the errors of the products with x; also when a micro-batch has passed the unit."""
-        x, calls = self._x, self._calls
-        self._x, self._calls = None, []
-        if x is None or not any(other is not None for call in calls for other in call.watched.others):
+        """Compute the errors of the products with x: before another x, and at the end of a micro-batch."""
+        x, uses = self._x, self._uses
+        self._x, self._uses = None, []
+        if x is None or not any(other is not None for use in uses for other in use.watched.others):
             return
-        outputs = sum(call.outputs for call in calls)
-        if calls[0].product.is_stack or not Gram.is_cheaper(x.shape[1], self._inputs, outputs):
-            for call in calls:
-                for n, error in call.errors():
+        outputs = sum(use.outputs for use in uses)
+        if uses[0].product.is_stack or not Gram.is_cheaper(x.shape[1], self._inputs, outputs):
+            for use in uses:
+                for n, error in use.errors():
                     slabs = torch.split(x, max(SLAB // max(error.shape[1], 1), 1))
-                    call.product.noise[n] += fsum(_energy(slab @ error) for slab in slabs)
+                    use.product.noise[n] += fsum(energy(slab @ error) for slab in slabs)
             return
-        keys = tuple(call.key for call in calls)
+        keys = tuple(use.key for use in uses)
         gram = self._gram.get(keys)
         if gram is None:
             gram = self._gram[keys] = Gram(x.shape[1], x.device)
-            self._later += [(call, gram) for call in calls]
+            self._later += [(use, gram) for use in uses]
         gram.add(x)
 
     def finish(self) -> None:
-        """All micro-batches have passed the unit."""
-        for call, gram in self._later:
-            for n, error in call.errors():
-                call.product.noise[n] += gram.energy(error.t())
+        """Compute the errors that use XᵀX: after the last micro-batch."""
+        for use, gram in self._later:
+            for n, error in use.errors():
+                use.product.noise[n] += gram.energy(error.t())
         self._later = []
 
 
 def _differing(other: Tensor, weight: Tensor) -> Tensor | None:
-    """A candidate's weight, in dtype and layout of the original's; None where it is the same."""
+    """Return a candidate's weight in the dtype and memory layout of the original's; None where both are equal."""
     own = other.to(weight.dtype)
     if torch.equal(own, weight):
         return None
@@ -261,14 +260,14 @@ def _differing(other: Tensor, weight: Tensor) -> Tensor | None:
     return torch.empty_strided(own.shape, weight.stride(), dtype=own.dtype, device=own.device).copy_(own)
 
 
-def _energy(values: Tensor) -> float:
-    """Σ of squares: of each row in its own precision, of these in float64."""
+def energy(values: Tensor) -> float:
+    """Return the sum of squares: within a row in its own dtype, over rows in float64."""
     norms: Tensor = torch.linalg.vector_norm(values, dim=-1)
     return float(norms.double().square().sum())
 
 
 def _without_bias(function: Any, args: tuple[Any, ...], kwargs: Any, output: Tensor) -> Tensor:
-    """The product alone, of a function that may add a bias to it."""
+    """Return the product without the bias that the function may have added."""
     bias = None
     if function is F.linear:
         bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
@@ -278,12 +277,12 @@ def _without_bias(function: Any, args: tuple[Any, ...], kwargs: Any, output: Ten
 
 
 def storage_of(weight: Tensor) -> int:
-    """What the views of a weight have in common."""
+    """Return the address of a weight's memory, which its views share; 0 on the meta device."""
     return 0 if weight.device.type == "meta" else weight.untyped_storage().data_ptr()
 
 
 def products_of(function: object, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """Inputs and weight of a product that a model's code computes, and whether the weight is stored [in, out]."""
+    """Yield the inputs and the weight of a product that a model computes, and whether the weight is [in, out]."""
     if function is F.linear or (function is F.embedding and len(args) > 1):
         yield args[0], args[1], False
     elif function is torch.addmm and len(args) > 2:
@@ -291,8 +290,8 @@ def products_of(function: object, args: tuple[Any, ...]) -> Iterator[tuple[Tenso
     elif function in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm) and len(args) > 1:
         weight = args[1]
         if isinstance(weight, Tensor) and weight.dim() == 2:
-            turned = weight.stride(0) < weight.stride(1)  # a weight.t(), whose storage is [out, in]
-            yield args[0], weight.t() if turned else weight, not turned
+            is_view = weight.stride(0) < weight.stride(1)  # weight.t(), whose memory is [out, in]
+            yield args[0], weight.t() if is_view else weight, not is_view
 
 
 def stacked_products_of(function: object, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, Tensor]]:

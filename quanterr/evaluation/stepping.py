@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from quanterr.errors import CheckpointError, QuanterrError, UsageError, is_out_of_memory
+from quanterr.evaluation.calls import map_tensors
 from quanterr.evaluation.models import EXTRA
 from quanterr.evaluation.names import Get, Names
-from quanterr.evaluation.units import Unit, fitting, kept_slots, units_of
+from quanterr.evaluation.units import Unit, convert, kept_slots, units_of
 from quanterr.util.text import display
 
 try:
@@ -29,9 +30,9 @@ Asked = tuple[Unit, tuple[object, ...], dict[str, object]]  # a unit and the arg
 class _Forward(greenlet):
     """One forward of the model, stopped where it needs a unit."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, object], graph: bool) -> None:
+    def __init__(self, model: nn.Module, inputs: Mapping[str, object], graph: bool, recorded: bool) -> None:
         super().__init__()
-        self.model, self.inputs, self.graph = model, inputs, graph
+        self.model, self.inputs, self.graph, self._recorded = model, inputs, graph, recorded
         self.asked: Asked | None = None
         self.result: object = None
 
@@ -56,24 +57,17 @@ class _Forward(greenlet):
             with torch.enable_grad() if self.graph else torch.inference_mode():
                 self.switch(answers.pop())
         except Exception as error:
-            raise describe_error(error, self.model) from error
+            raise explain_failure(error, self.model, self._recorded) from error
 
 
-def _moved(value: object, device: torch.device) -> object:
-    """Return an argument of a forward on the device."""
-    return value.to(device) if isinstance(value, Tensor) else value
-
-
-def describe_error(error: BaseException, model: nn.Module) -> BaseException:
-    """Return the error to raise for one of the model's own code, which may need other inputs."""
+def explain_failure(error: BaseException, model: nn.Module, recorded: bool) -> BaseException:
+    """Return an error of the model's own code as one that names the model, and the calls where they are recorded."""
     if isinstance(error, QuanterrError | MemoryError) or is_out_of_memory(error):
         return error
-    name = type(model).__name__
-    if hasattr(model, "base_model_prefix"):
-        return CheckpointError(
-            f"config.json: transformers' {name} cannot read tokens alone: {display(str(error), 300)}"
-        )
-    return UsageError(f"--inputs: {name} cannot take a call: {display(str(error), 300)}")
+    name, reason = type(model).__name__, display(str(error), 300)
+    if recorded:
+        return UsageError(f"--inputs: {name} cannot take a call: {reason}")
+    return CheckpointError(f"config.json: transformers' {name} cannot read tokens alone: {reason}")
 
 
 class Stream:
@@ -87,22 +81,27 @@ class Stream:
         batches: Sequence[Mapping[str, object]],
         device: torch.device,
         graph: bool = False,
+        recorded: bool = False,
     ) -> None:
         """Start a forward for each micro-batch; all stop at the first unit.
 
         ``get`` gives tensors on the device. ``graph``: code between units keeps what a backward pass needs.
+        ``recorded``: the batches are recorded calls, which errors name.
         """
-        self.model, self.names, self.get = model, names, get
+        self.model, self.names, self.get, self._recorded = model, names, get, recorded
         self.units = units_of(model, device)
         kept = kept_slots(model, self.units)
         tensors = names.tensors([slot.name for slot in kept], get)
         for slot in kept:
-            slot.fill(fitting(slot, tensors[slot.name]))
+            slot.fill(convert(tensors[slot.name], slot))
         for unit in self.units.values():
             unit.free()
             unit.module.forward = partial(self._called, unit)
-        on_device = [{key: _moved(value, device) for key, value in batch.items()} for batch in batches]
-        self._forwards = [_Forward(model, batch, graph) for batch in on_device]
+        on_device = [
+            {key: map_tensors(value, lambda tensor: tensor.to(device)) for key, value in batch.items()}
+            for batch in batches
+        ]
+        self._forwards = [_Forward(model, batch, graph, recorded) for batch in on_device]
         for forward in self._forwards:
             forward.resume()
 
@@ -131,7 +130,7 @@ class Stream:
             with torch.inference_mode():
                 return unit.forward(*args, **kwargs)
         except Exception as error:
-            raise describe_error(error, self.model) from error
+            raise explain_failure(error, self.model, self._recorded) from error
 
     def taken(self, batch: int) -> Asked:
         """Return the unit that a micro-batch waits for, and its arguments, and let go of both."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from quanterr.errors import UsageError
 from quanterr.evaluation.folder import ModelFolder
 from quanterr.evaluation.models import Architecture, Denoiser
-from quanterr.evaluation.names import Get, Names
+from quanterr.evaluation.names import ConversionNames, Get
 from quanterr.evaluation.rounding import Rounding, RoundingMode
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.stepping import Stream
@@ -121,7 +121,7 @@ def loglikelihoods(
     batches = _batches(order, sequences)
     model = architecture.build()
     inputs = [inputs_of(model, _padded([sequences[n].ids for n in batch])) for batch in batches]
-    stream = Stream(model, Names(model, stored), get, inputs, architecture.device)
+    stream = Stream(model, ConversionNames(model, stored), get, inputs, architecture.device)
     found = [Likelihood(0.0, False)] * len(sequences)
     try:
         while (unit := stream.next_unit) is not None:

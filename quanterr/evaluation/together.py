@@ -16,12 +16,12 @@ from quanterr.errors import Interrupted
 from quanterr.evaluation.calls import Calls
 from quanterr.evaluation.lockstep import Lockstep
 from quanterr.evaluation.tokens import Chunks, digest_of
-from quanterr.util.company import LOOK, Company
+from quanterr.util.rank_group import LOOK, RankGroup
 from quanterr.version import __version__
 
 
 def agree(
-    company: Company | None, checkpoints: Sequence[Checkpoint], chunks: Sequence[Chunks] | Calls, *settings: object
+    company: RankGroup | None, checkpoints: Sequence[Checkpoint], chunks: Sequence[Chunks] | Calls, *settings: object
 ) -> None:
     """See that all ranks evaluate the same.
 
@@ -39,7 +39,7 @@ def agree(
         )
 
 
-def run(lockstep: Lockstep, company: Company | None) -> None:
+def run(lockstep: Lockstep, company: RankGroup | None) -> None:
     """Run it, with what all other ranks found.
 
     Raises:
@@ -67,7 +67,7 @@ def run(lockstep: Lockstep, company: Company | None) -> None:
     company.end()
 
 
-def leave_to_rank_0(company: Company | None) -> None:
+def leave_to_rank_0(company: RankGroup | None) -> None:
     """Go on as rank 0, or as the only process; the others end.
 
     Raises:

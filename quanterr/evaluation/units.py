@@ -1,7 +1,8 @@
-"""Units of a model: what is loaded at a time.
+"""The units of a model: the modules whose weights are loaded together.
 
-A unit is a block of the model (a class of ``_no_split_modules``), or another module that has weights of its own: the
-embedding, the last norm, the head. Whatever hangs on a module that has units below it is loaded at once and kept.
+A unit is a block of the model (a class of ``_no_split_modules`` or ``_repeated_blocks``), or another module with
+weights of its own: the embedding, the last norm, the head. Weights of a module that has units below it are loaded once
+and stay in memory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from quanterr.util.text import display
 
 
 class Slot(NamedTuple):
-    """Where a weight belongs: its name in the model, and the module's attribute."""
+    """The place of a weight: its name in the model, and the module's attribute."""
 
     name: str
     module: nn.Module
@@ -24,10 +25,10 @@ class Slot(NamedTuple):
     is_buffer: bool
 
     @property
-    def there(self) -> Tensor:
-        """What stands there now."""
+    def tensor(self) -> Tensor:
+        """The tensor that is there now."""
         found = (self.module._buffers if self.is_buffer else self.module._parameters)[self.attribute]
-        assert found is not None  # noqa: S101 - slots are made of those that are
+        assert found is not None  # noqa: S101 - a slot is made of a tensor
         return found
 
     def fill(self, tensor: Tensor) -> None:
@@ -42,49 +43,50 @@ class Unit:
     """A part of the model whose weights are in memory only while it runs."""
 
     def __init__(self, name: str, module: nn.Module, device: torch.device = CPU) -> None:
-        """Find its slots."""
+        """Find the slots of the module."""
         self.name, self.module, self.forward, self._device = name, module, module.forward, device
         self.slots = list(slots_of(name, module))
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put its weights in, by their names in the model."""
+        """Fill the slots with weights, by their names in the model."""
         for slot in self.slots:
-            slot.fill(fitting(slot, tensors[slot.name]))
+            slot.fill(convert(tensors[slot.name], slot))
 
     def free(self) -> None:
-        """Take them out again: whoever reads one outside of its unit finds NaN."""
+        """Fill the slots with NaN, which shows where a weight is read outside of its unit."""
         for slot in self.slots:
-            slot.fill(_nothing(slot.there, self._device))
+            slot.fill(_placeholder(slot.tensor, self._device))
 
 
-def fitting(slot: Slot, tensor: Tensor) -> Tensor:
-    """A weight in the dtype of its slot.
+def convert(tensor: Tensor, slot: Slot) -> Tensor:
+    """Return a weight in the dtype of its slot.
 
     Raises:
-        CheckpointError: it has another shape than the model has there.
+        CheckpointError: the model has another shape there.
     """
-    if tensor.shape != slot.there.shape:
-        there = list(slot.there.shape)
+    if tensor.shape != slot.tensor.shape:
+        expected = list(slot.tensor.shape)
         raise CheckpointError(
-            f"{display(slot.name)}: stored as {list(tensor.shape)}, the model of config.json has {there}"
+            f"{display(slot.name)}: stored as {list(tensor.shape)}, the model of config.json has {expected}"
         )
-    return tensor.to(slot.there.dtype)
+    return tensor.to(slot.tensor.dtype)
 
 
-def _nothing(like: Tensor, device: torch.device) -> Tensor:
-    """One NaN in that shape and dtype, without memory; on the meta device some models would compute garbage."""
+def _placeholder(like: Tensor, device: torch.device) -> Tensor:
+    """Return NaN in that shape and dtype, with memory for one element: meta tensors may be read silently."""
     value = float("nan") if like.is_floating_point() else 0
     return torch.full((1,), value, dtype=like.dtype, device=device).expand(like.shape)
 
 
 def slots_of(prefix: str, module: nn.Module) -> Iterator[Slot]:
-    """All weights of a module and of those in it, by their names in the model."""
+    """Yield the slots of a module and of all modules in it, by their names in the model."""
     for path, owner in module.named_modules():
         full = ".".join(part for part in (prefix, path) if part)
-        yield from _own(full, owner)
+        yield from _own_slots(full, owner)
 
 
-def _own(full: str, owner: nn.Module) -> Iterator[Slot]:
+def _own_slots(full: str, owner: nn.Module) -> Iterator[Slot]:
+    """Yield the slots of a module without its submodules: parameters and persistent buffers."""
     dot = "." if full else ""
     for name, parameter in owner._parameters.items():
         if parameter is not None:
@@ -95,20 +97,22 @@ def _own(full: str, owner: nn.Module) -> Iterator[Slot]:
 
 
 def units_of(model: nn.Module, device: torch.device) -> dict[str, Unit]:
-    """The units by their names, in the order of the model; their weights are on that device."""
+    """Return the units by their names, in the order of the model; their weights will be on the device."""
     kinds = ("_no_split_modules", "_repeated_blocks")  # of transformers and of diffusers
-    whole = {name for kind in kinds for name in getattr(model, kind, None) or ()}
+    blocks = {name for kind in kinds for name in getattr(model, kind, None) or ()}
     units: dict[str, Unit] = {}
     for name, module in model.named_modules():
         if not name or any(name.startswith(f"{unit}.") for unit in units):
             continue
-        below = any(any(_own("", inner)) for inner in module.modules() if inner is not module)
-        if type(module).__name__ in whole or (any(_own("", module)) and not below):
+        below = any(any(_own_slots("", inner)) for inner in module.modules() if inner is not module)
+        if type(module).__name__ in blocks or (any(_own_slots("", module)) and not below):
             units[name] = Unit(name, module, device)
     return units
 
 
 def kept_slots(model: nn.Module, units: Mapping[str, Unit]) -> list[Slot]:
-    """Slots that are in no unit: of class tokens and the like."""
+    """Return the slots that belong to no unit, such as class tokens: their weights stay in memory."""
     inside = {id(module) for unit in units.values() for module in unit.module.modules()}
-    return [slot for path, owner in model.named_modules() if id(owner) not in inside for slot in _own(path, owner)]
+    return [
+        slot for path, owner in model.named_modules() if id(owner) not in inside for slot in _own_slots(path, owner)
+    ]

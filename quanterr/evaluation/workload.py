@@ -4,6 +4,7 @@ To add a kind: a class with the members of :class:`Workload`, and its place in :
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -11,12 +12,13 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from quanterr.evaluation.calls import Call, OutputMeasures, output_of
+from quanterr.evaluation.calls import Call, OutputMeasures, map_tensors, output_of
 from quanterr.evaluation.embeddings import Embedded
 from quanterr.evaluation.scores import Scores
 
 Kind = Literal["causal", "sequence to sequence", "encoder", "calls"]
 Inputs = dict[str, object]  # arguments of a model's forward
+POSITIONS = "_ids"  # end of names of positions, such as img_ids, which 16 bits would round
 
 
 @dataclass
@@ -116,14 +118,21 @@ class Recorded:
     """Gets recorded calls: its outputs are compared."""
 
     kind: Kind = "calls"
-    loader = ""
+    loader = "AutoModel"  # where the config names no class
 
     def inputs(self, model: nn.Module, config: object, chunks: Any, scored: Tensor | None = None) -> Inputs:
-        """Return the arguments of a call, numbers in the dtype of the model."""
-        dtype = next(parameter.dtype for parameter in model.parameters())
+        """Return the arguments of a call, floats in the dtype of the model.
+
+        Positions, and numbers such as timesteps, keep their dtype: the model converts them where it wants to.
+        """
+        dtype = Counter(parameter.dtype for parameter in model.parameters()).most_common(1)[0][0]
         given: Call = chunks
+
+        def convert(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() and tensor.dim() > 1 else tensor
+
         return {
-            key: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+            key: value if key.endswith(POSITIONS) else map_tensors(value, convert)
             for key, value in given.arguments.items()
         }
 

@@ -1,87 +1,98 @@
-"""Findings: what is wrong or suspicious, with the evidence and what to do about it.
+"""Findings: what is wrong or suspicious, with the evidence and the remedy.
 
-From eleven kinds of evidence, by small functions that are independent of each other:
+Small, independent functions produce them, each from one kind of evidence:
 
-files       what was noted when they were opened, and where config.json contradicts them
-configs     what both say of one model
-structure   what a checkpoint says of its model: blocks, sizes, which layers are quantized
-planned     headers, labels and what was tried before the run
-activations the few stored numbers that scale activations
+files       notes from opening the files, and contradictions between config.json and the codes
+configs     differences between the two models' configurations
+structure   contradictions between a configuration and the stored tensors: blocks, sizes, quantized layers
+headers     headers, labels, folded scales and importance matrices, before any weight is read
+activations stored scales of activations
 sums        the scales and sums of one weight
-excess      a sample of it beside the nearest codes
-scales      the same beside good scales
+excess      a sample of one weight, compared with the nearest codes
+scales      the same sample, compared with good scales
 layers      all weights together
-sources     a sample of weights that lost too much, whether they were made of other values
-samples     repairs, tried on the first rows of the few weights that are worst off
-vectors     norms and biases that differ much, read again
+sources     a sample of weights with excess error: were they made from other values?
+samples     repairs, tried on the first rows of the worst weights
+vectors     norms and biases that changed much, read again
 
-Each says all that it sees; ``explanations`` is the table of what explains what, ``merging`` says once what many show.
+Each function reports everything it sees. ``explanations`` then drops findings that others explain, and ``merging``
+merges findings that many weights share.
 
-A finding of severity error makes the result inconclusive: it says that the numbers do not measure
-rounding. So errors need proof, a repair that works or a level that no correct weight has.
+A finding of severity error makes the result inconclusive, because the numbers then do not measure rounding. So an
+error needs proof: a repair that works, or a level that no correct weight has.
 """
 
-from quanterr.findings.activations import of_activations
-from quanterr.findings.codes import finding
+from quanterr.findings.activations import check_activation_scales
+from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import (
-    allows_signs,
+    check_excess,
+    fits_signed_scales,
     has_nearest_codes,
-    is_one_way,
+    has_usual_excess,
+    is_better_than_rounding,
     is_repairable,
-    is_too_good,
-    is_usual,
-    of_attainable,
+    rounds_one_way,
     underflows,
 )
-from quanterr.findings.explanations import FACTS, NEAR, ONE_WAY, SIGNED, UNDERFLOWS, USUAL, drop_explained, subjects
-from quanterr.findings.figures import figures_of
+from quanterr.findings.explanations import FACTS, NEAR, ONE_WAY, SIGNED, UNDERFLOWS, USUAL, drop_explained, weights_of
+from quanterr.findings.figures import compute_figures
+from quanterr.findings.headers import check_importance, check_plan, check_sensitivity, report_folding
 from quanterr.findings.layers import (
     WeightSummary,
-    biases_beside_codes,
-    common_factor,
-    constant_scales,
-    group_outlier,
-    identical,
-    norm_offset,
-    offset_of,
-    unquantized_changed,
+    check_norm_offsets,
+    check_unquantized,
+    detect_offset,
+    find_common_factor,
+    find_constant_scales,
+    find_corrected_biases,
+    find_group_outliers,
+    report_identical,
 )
 from quanterr.findings.merging import merge_bad_rows, merge_excess
-from quanterr.findings.methods import Method, compensates
-from quanterr.findings.outliers import outlier_columns
-from quanterr.findings.planned import of_folding, of_importance, of_plan, of_sensitivity
-from quanterr.findings.samples import diagnoses, lossless, lost_by_zero_scales, one_factor_mends, rounded_before
-from quanterr.findings.scales import are_good, of_scales
-from quanterr.findings.siblings import sibling_scales
-from quanterr.findings.sources import of_sources
-from quanterr.findings.sums import of_weight
-from quanterr.findings.vectors import copy_once_shifted, of_vectors
-from quanterr.pairing.plan import Bucket, ComparedWeight, Pair, Plan
+from quanterr.findings.methods import Method, is_compensating
+from quanterr.findings.outliers import find_outlier_columns
+from quanterr.findings.samples import (
+    diagnose,
+    drop_harmless_zero_scales,
+    find_rounded_originals,
+    one_factor_corrects,
+    report_lossless,
+)
+from quanterr.findings.scales import check_scales, has_good_scales
+from quanterr.findings.siblings import check_sibling_scales
+from quanterr.findings.sources import check_sources
+from quanterr.findings.sums import check_weight
+from quanterr.findings.vectors import check_vectors, classify_shifted_copy
+from quanterr.pairing.model import Bucket, ComparedWeight, Pair, Pairing
 from quanterr.pairing.sampling import on_cpu
 from quanterr.report.base import Finding
 
 __all__ = [
     "FindingCollector",
-    "finding",
-    "of_activations",
-    "of_folding",
-    "of_importance",
-    "of_plan",
-    "of_sensitivity",
+    "check_activation_scales",
+    "check_importance",
+    "check_plan",
+    "check_sensitivity",
+    "make_finding",
+    "report_folding",
 ]
 
-DOUBTFUL = ("implausible_error", "group_outlier", "excess_error")  # codes of weights that are read again
-PROOFS = 3  # weights that are read again, until one shows that a factor corrects it
+DOUBTFUL = ("implausible_error", "group_outlier", "excess_error")  # findings whose weights are read again
+PROOFS = 3  # weights read again at most to confirm that a common factor corrects them
 
 
 class FindingCollector:
-    """Takes in compared weights and returns the findings at the end."""
+    """Collector of compared weights, which turns them into findings at the end."""
 
-    def __init__(self, plan: Plan) -> None:
-        """Nothing noticed yet."""
+    def __init__(self, plan: Pairing) -> None:
+        """Start without weights.
+
+        Args:
+            plan: the pairing of both checkpoints.
+        """
         self._plan = plan
         self._folded = {one.source.rpartition(".")[0] for one in plan.folded}
-        self._corrected = biases_beside_codes(plan.pairs)
+        self._corrected = find_corrected_biases(plan.pairs)
         beside = {pair.name for pair in plan.pairs if pair.name.rpartition(".")[0] in self._folded}
         self._explained = self._corrected.union(beside, *(one.names for one in plan.folded))
         self._seen: dict[int, WeightSummary] = {}
@@ -89,39 +100,39 @@ class FindingCollector:
         self._of_weights: dict[int, list[Finding]] = {}
         self._facts: dict[str, set[str]] = {fact: set() for fact in FACTS}
         config = plan.labels["quantized"].config if "quantized" in plan.labels else {}
-        self._compensates, self._undone = compensates(config), {name for one in plan.folded for name in one.names}
+        self._compensates, self._undone = is_compensating(config), {name for one in plan.folded for name in one.names}
 
     def add(self, done: ComparedWeight) -> None:
-        """Take in a compared weight; its sums are not kept."""
+        """Add a compared weight; its sums are not kept."""
         pair = self._plan.pairs[done.number]
         if done.sums.exact:
             self._equal[done.number] = pair
             return
         method, too_small = Method(self._compensates, pair.name in self._undone), underflows(pair, done.sums)
-        nearest, good = has_nearest_codes(pair, done, method), are_good(pair, done)
+        nearest, good = has_nearest_codes(pair, done, method), has_good_scales(pair, done)
         near = nearest and good
         facts = {
             UNDERFLOWS: too_small,
             NEAR: near,
-            USUAL: good and is_usual(pair, done, method),
-            ONE_WAY: is_one_way(done),
-            SIGNED: allows_signs(done),
+            USUAL: good and has_usual_excess(pair, done, method),
+            ONE_WAY: rounds_one_way(done),
+            SIGNED: fits_signed_scales(done),
         }
         for fact in facts:
             if facts[fact]:
                 self._facts[fact].add(pair.name)
-        if found := [*of_weight(pair, done), *of_attainable(pair, done, method), *of_scales(pair, done, method)]:
+        if found := [*check_weight(pair, done), *check_excess(pair, done, method), *check_scales(pair, done, method)]:
             self._of_weights[done.number] = found
-        figures = None if done.sums.nonfinite else figures_of(pair, done.sums)
+        figures = None if done.sums.nonfinite else compute_figures(pair, done.sums)
         self._seen[done.number] = WeightSummary(
             done.number,
             pair,
             figures,
             done.scales,
-            offset_of(pair, done.sums),
+            detect_offset(pair, done.sums),
             not done.sums.y_sq,
             near or too_small,
-            is_too_good(pair, done),
+            is_better_than_rounding(pair, done),
             done.attainable.snr_db if done.attainable and not nearest else None,
             nearest or not is_repairable(pair, done) or too_small,
             done.copy,
@@ -130,52 +141,54 @@ class FindingCollector:
 
     @property
     def _same(self) -> list[Pair]:
-        """The weights that are the same on both sides, in the order of the plan."""
+        """Weights that are identical on both sides, in the order of the plan."""
         return [self._equal[number] for number in sorted(self._equal)]
 
     def findings(self, complete: bool) -> list[Finding]:
-        """All of them; of an interrupted run only what single weights show."""
+        """Return all findings; for an interrupted run (not ``complete``) only those about single weights."""
         seen = [self._seen[number] for number in sorted(self._seen)]
         single = [found for one in seen for found in self._of_weights.get(one.number, ())]
         if not complete:
             return drop_explained(single, self._facts)
-        single = lost_by_zero_scales(single, {one.pair.name: one.pair for one in seen})
-        whole, alike = self._of_all(seen)
-        below = list(group_outlier(seen))
+        single = drop_harmless_zero_scales(single, {one.pair.name: one.pair for one in seen})
+        whole, alike = self._check_all(seen)
+        below = list(find_group_outliers(seen))
         doubtful = {found.layer for found in (*single, *below) if found.code in DOUBTFUL}
         others = [one for one in seen if one.number not in alike]
-        repairs = list(diagnoses([one for one in others if not one.nearest], doubtful, self._plan.pairs))
-        vectors = list(of_vectors(others, self._folded, self._corrected, self._plan.pairs))
+        repairs = list(diagnose([one for one in others if not one.nearest], doubtful, self._plan.pairs))
+        vectors = list(check_vectors(others, self._folded, self._corrected, self._plan.pairs))
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
-        copies = [one._replace(copy=copy_once_shifted(one)) for one in seen]
-        changed = unquantized_changed(copies, self._same, self._explained, coded)
-        broken = set().union(*(subjects(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
-        apart = broken | self._undone  # factors that were undone are as near as codes show them, no nearer
-        sources = of_sources([one for one in seen if one.pair.name not in apart], self._compensates)
+        copies = [one._replace(copy=classify_shifted_copy(one)) for one in seen]
+        changed = check_unquantized(copies, self._same, self._explained, coded)
+        broken = set().union(*(weights_of(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
+        apart = broken | self._undone  # undone factors are only as exact as the codes show them
+        sources = check_sources([one for one in seen if one.pair.name not in apart], self._compensates)
         with on_cpu() as workspaces:
-            siblings = list(sibling_scales(seen, workspaces[1]))
+            siblings = list(check_sibling_scales(seen, workspaces[1]))
         found = drop_explained(
             [*whole, *single, *sources, *repairs, *vectors, *below, *changed, *siblings], self._facts
         )
         return merge_bad_rows(merge_excess(found), len(seen))
 
-    def _of_all(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
-        """What all weights together show; the numbers of those with one factor in common."""
-        common, alike = self._common([one for one in seen if not one.nearest])
-        found = [*common, *constant_scales(seen), *norm_offset(seen, self._plan.pairs)]
+    def _check_all(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
+        """Return the findings about all weights together, and the numbers of the weights that share one factor."""
+        common, alike = self._confirm_common_factor([one for one in seen if not one.nearest])
+        found = [*common, *find_constant_scales(seen), *check_norm_offsets(seen, self._plan.pairs)]
         selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
         if self._same and not seen:
             coded = [p for p in self._same if p.original.n and p.quantized.has_codes and not p.original.has_codes]
-            found.append(lossless(coded) if coded else identical(self._same, not selected))
-        found += outlier_columns(seen)
-        found += rounded_before([one.pair for one in seen if one.too_good], self._same if seen else ())
+            found.append(report_lossless(coded) if coded else report_identical(self._same, not selected))
+        found += find_outlier_columns(seen)
+        found += find_rounded_originals([one.pair for one in seen if one.too_good], self._same if seen else ())
         return found, alike
 
-    def _common(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
-        """The factor that many weights have in common, if it corrects one of them; the numbers of those weights."""
-        found, numbers = common_factor([one for one in seen if one.pair.name.rpartition(".")[0] not in self._folded])
+    def _confirm_common_factor(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
+        """Return the finding of a factor that many weights share, and their numbers, if a sample confirms it."""
+        found, numbers = find_common_factor(
+            [one for one in seen if one.pair.name.rpartition(".")[0] not in self._folded]
+        )
         for number in sorted(numbers)[:PROOFS]:
             one = self._seen[number]
-            if one.figures and one_factor_mends(one.pair, one.figures):
+            if one.figures and one_factor_corrects(one.pair, one.figures):
                 return found, numbers
         return [], set()

@@ -1,55 +1,77 @@
-"""Stored scales of activations and of the KV cache: they change no weight, and break the model anyway."""
+"""Checks of stored scales of activations and of the KV cache: no weight depends on them, but the model does."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from quanterr.checkpoints import Entry
-from quanterr.findings.codes import finding
-from quanterr.findings.neighbours import of_neighbours
+from quanterr.findings.codes import make_finding
+from quanterr.findings.neighbours import compare_with_neighbours
 from quanterr.formats import is_auxiliary
-from quanterr.formats.shared.scale_grid import chunks_of_scale
-from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.formats.shared.scale_grid import iterate_scales
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.pairing import SIDES
-from quanterr.pairing.plan import Bucket, Pair, Plan
+from quanterr.pairing.model import Bucket, Pair, Pairing
 from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-NO_SCALES = "zero_point", "scaled_fp8"  # endings of the others that change no weight
-MAY_BE_ZERO = "activation_scale"  # where Gemma's quantizer rounds no activation
+NO_SCALES = "zero_point", "scaled_fp8"  # endings of auxiliary tensors that are not scales
+MAY_BE_ZERO = "activation_scale"  # zero where Gemma's quantizer does not round activations
 OF_INPUTS = "input_scale", "activation_scale", "act_scale"
-LEAST_SCALE, MOST_SCALE = 1e-12, 1e12  # of activations: beyond, no activation is
-HUGE = 1e9  # of a table of frequencies or factors
-MOST_EACH = 4096  # elements of one
-MOST = 1 << 20  # and of all that are read
+LEAST_SCALE, MOST_SCALE = 1e-12, 1e12  # no activation needs a scale outside this range
+HUGE = 1e9  # implausible in a table of frequencies or factors
+MOST_EACH = 4096  # elements of one tensor that is read
+MOST = 1 << 20  # elements read in total
 
 
-def of_activations(plan: Plan) -> Iterator[Finding]:
-    """Scales of activations, and other tensors that are part of no weight, that cannot be right."""
+def check_activation_scales(plan: Pairing) -> Iterator[Finding]:
+    """Check activation scales, and other tensors that are part of no weight, for values that cannot be right."""
     for side in SIDES:
-        of_none = _of_none(plan, side)
-        scales = [entry for entry in (*_of_weights(plan, side), *of_none) if is_auxiliary(entry.name)]
-        yield from _of_side(side, {entry.name: entry for entry in scales if _is_small(entry)}, plan.pairs)
-        tables = [entry for entry in of_none if not is_auxiliary(entry.name) and _is_small(entry)]
-        yield from _of_tables(side, tables)
-    yield from _of_sizes(plan)
+        of_none = _entries_of_no_weight(plan, side)
+        scales = [entry for entry in (*_entries_of_weights(plan, side), *of_none) if is_auxiliary(entry.name)]
+        yield from _check_side(side, {entry.name: entry for entry in scales if _is_readable(entry)}, plan.pairs)
+        tables = [entry for entry in of_none if not is_auxiliary(entry.name) and _is_readable(entry)]
+        yield from _check_tables(side, tables)
+    yield from _check_sizes(plan)
 
 
-def no_input_scale(names: list[str]) -> Iterator[Finding]:
-    """FP8 layers of ComfyUI without a scale of their inputs."""
+def report_missing_input_scales(names: list[str]) -> Iterator[Finding]:
+    """Report the FP8 layers of ComfyUI that ``names`` lists as having no input scale."""
     if names:
         message = (
-            f"{count(len(names), 'layer')} in FP8 without input_scale: {listed(names, 3)}; ComfyUI takes a scale of 1 "
+            f"{count(len(names), 'layer')} in FP8 without input_scale: {listed(names, 3)}; ComfyUI uses a scale of 1 "
             "and clamps inputs at 448"
         )
         remedy = "calibrate an input_scale, or set full_precision_matrix_mult"
-        yield finding("no_input_scale", "info", None, message, remedy, layers=names)
+        yield make_finding("no_input_scale", "info", None, message, remedy, layers=names)
 
 
-def _of_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:
-    """Tables such as rope_freqs, which no weight depends on and each runtime reads."""
+def report_uncalibrated(weights: Mapping[str, str], attention: Sequence[str]) -> Iterator[Finding]:
+    """Report declared static scales that are not stored.
+
+    ``weights``: the missing tensor by the name of its weight; ``attention``: modules without scales of keys or values.
+    """
+    if weights:
+        names, missing = list(weights), listed(list(dict.fromkeys(weights.values())), 3)
+        message = (
+            f"static scales of inputs are declared, and {count(len(names), 'weight')} have no {missing}: "
+            f"{listed(names, 3)}"
+        )
+        remedy = "recalibrate, or declare dynamic activations: runtimes refuse the file or use a scale of 1"
+        yield make_finding("missing_input_scale", "warning", None, message, remedy, layers=names)
+    if attention:
+        message = (
+            f"an FP8 KV cache is declared, and {count(len(attention), 'attention module')} have no scale of keys or "
+            f"values: {listed(list(attention), 3)}; runtimes use 1"
+        )
+        remedy = "calibrate k_scale and v_scale"
+        yield make_finding("missing_kv_scale", "warning", None, message, remedy, modules=list(attention))
+
+
+def _check_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:
+    """Check tables such as rope_freqs, which are part of no weight but are read by every runtime."""
     workspace = Workspace(torch.device("cpu"))
     bad = []
     for entry in entries:
@@ -58,14 +80,14 @@ def _of_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:
             bad.append(entry.name)
     if bad:
         message = (
-            f"NaN, infinite or above {HUGE:.0e} in {count(len(bad), 'tensor')} of the {side} checkpoint that belong to "
-            f"no weight: {listed(bad, 3)}"
+            f"NaN, infinity or values above {HUGE:.0e} in {count(len(bad), 'tensor')} of the {side} checkpoint outside "
+            f"any weight: {listed(bad, 3)}"
         )
-        yield finding("bad_table", "error", None, message, "copy them from the original", tensors=bad)
+        yield make_finding("bad_table", "error", None, message, "copy them from the original", tensors=bad)
 
 
-def _of_sizes(plan: Plan) -> Iterator[Finding]:
-    """Scales of activations that are neither one nor one for each, or some, of the rows or columns of their weight."""
+def _check_sizes(plan: Pairing) -> Iterator[Finding]:
+    """Check that each weight has one activation scale, or a number that divides its rows or columns."""
     odd = [
         f"{entry.name} ({entry.n:,})"
         for pair in plan.pairs
@@ -73,11 +95,14 @@ def _of_sizes(plan: Plan) -> Iterator[Finding]:
         if entry.name.endswith(OF_INPUTS) and entry.n and all(size % entry.n for size in pair.quantized.matrix)
     ]
     if odd:
-        message = f"scales of activations whose number fits neither rows nor columns of their weight: {listed(odd, 3)}"
-        yield finding("scale_misfit", "warning", None, message, "calibrate again", tensors=odd)
+        message = (
+            f"activation scales whose number fits neither the rows nor the columns of their weight: {listed(odd, 3)}"
+        )
+        yield make_finding("scale_misfit", "warning", None, message, "recalibrate", tensors=odd)
 
 
-def _of_side(side: str, entries: dict[str, Entry], pairs: Sequence[Pair]) -> Iterator[Finding]:
+def _check_side(side: str, entries: dict[str, Entry], pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """Check the values of the activation scales of one side (``entries``, by name)."""
     workspace, left = Workspace(torch.device("cpu")), MOST
     bad: dict[tuple[str, str, str], list[str]] = {
         ("scale_nonfinite", "error", "NaN or infinite"): [],
@@ -90,7 +115,7 @@ def _of_side(side: str, entries: dict[str, Entry], pairs: Sequence[Pair]) -> Ite
         left -= entry.n
         if left < 0:
             break
-        scales = Scales.of(chunks_of_scale(entry, workspace))
+        scales = ScaleStatistics.compute(iterate_scales(entry, workspace))
         zero = 0 if name.endswith(MAY_BE_ZERO) else scales.zero
         extreme = scales.number and not scales.nonfinite and not zero and _is_extreme(scales)
         for names, n in zip(bad.values(), (scales.nonfinite, scales.negative, zero, extreme), strict=True):
@@ -101,30 +126,31 @@ def _of_side(side: str, entries: dict[str, Entry], pairs: Sequence[Pair]) -> Ite
     for (code, severity, what), names in bad.items():
         if names:
             message = (
-                f"scales of activations that are {what}, in {count(len(names), 'tensor')} of the {side} checkpoint: "
+                f"activation scales are {what} in {count(len(names), 'tensor')} of the {side} checkpoint: "
                 f"{listed(names, 3)}"
             )
-            remedy = "no weight depends on them, but runtimes that use them are broken: calibrate again"
-            yield finding(code, severity, None, message, remedy, tensors=names)
-    yield from of_neighbours(side, means, pairs, workspace)
+            remedy = "recalibrate: no weight depends on these scales, but runtimes that use them give wrong outputs"
+            yield make_finding(code, severity, None, message, remedy, tensors=names)
+    yield from compare_with_neighbours(side, means, pairs, workspace)
 
 
-def _is_extreme(scales: Scales) -> bool:
+def _is_extreme(scales: ScaleStatistics) -> bool:
+    """Return True if a nonzero scale lies outside LEAST_SCALE to MOST_SCALE."""
     sizes = [abs(value) for value in (scales.low, scales.high) if value]
     return any(not LEAST_SCALE <= size <= MOST_SCALE for size in sizes)
 
 
-def _of_weights(plan: Plan, side: str) -> list[Entry]:
-    """What is stored beside the weights of a side."""
+def _entries_of_weights(plan: Pairing, side: str) -> list[Entry]:
+    """Return the tensors stored beside the weights of a side."""
     return [entry for pair in plan.pairs for entry in pair.consumed[SIDES.index(side)]]
 
 
-def _of_none(plan: Plan, side: str) -> list[Entry]:
-    """What is known and is part of no weight of a side."""
+def _entries_of_no_weight(plan: Pairing, side: str) -> list[Entry]:
+    """Return the known tensors of a side that are part of no weight."""
     known = (one for one in plan.leftovers if one.side == side and one.bucket == Bucket.CONSUMED)
     return [entry for leftover in known for entry in leftover.entries]
 
 
-def _is_small(entry: Entry) -> bool:
-    """Whether it holds numbers, few enough to be read, that are scales or the like."""
+def _is_readable(entry: Entry) -> bool:
+    """Return True if a tensor holds floats that may be scales, few enough to be read."""
     return entry.dtype in FLOATS and 0 < entry.n <= MOST_EACH and not entry.name.endswith(NO_SCALES)

@@ -1,14 +1,23 @@
-"""How a finding is made; the codes are in report/finding_codes.py."""
+"""The construction of findings; their codes are in report/finding_codes.py."""
 
 from math import isfinite
 
 from quanterr.report.base import Finding
 
 
-def finding(
+def make_finding(
     code: str, severity: str, layer: str | None, message: str, remedy: str | None = None, **evidence: object
 ) -> Finding:
-    """A finding; ``code`` is one of CODES, ``severity`` info, warning or error, ``layer`` None for the whole."""
+    """Return a finding; numbers in ``evidence`` that are not finite become None.
+
+    Args:
+        code: one of CODES.
+        severity: info, warning or error.
+        layer: the weight concerned; None for the whole checkpoint.
+        message: what is wrong.
+        remedy: what to do about it.
+        **evidence: numbers and names for the report.
+    """
     return Finding.model_validate(
         {
             "code": code,
@@ -16,11 +25,11 @@ def finding(
             "layer": layer,
             "message": message,
             "remedy": remedy,
-            "evidence": {key: _finite(value) for key, value in evidence.items()},
+            "evidence": {key: _drop_nonfinite(value) for key, value in evidence.items()},
         }
     )
 
 
-def _finite(value: object) -> object:
-    """The value; None for a number that JSON cannot hold."""
+def _drop_nonfinite(value: object) -> object:
+    """Return the value, or None for a number that JSON cannot hold."""
     return None if isinstance(value, float) and not isfinite(value) else value

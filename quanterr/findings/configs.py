@@ -1,6 +1,6 @@
-"""What the configurations of both checkpoints, or the metadata of a GGUF file, say of one model: where they differ.
+"""Differences between the configurations (config.json or GGUF metadata) of both checkpoints.
 
-Only keys that change what the model computes, and only where both sides say something: programs leave out defaults.
+Only keys that change the model's outputs count, and only where both sides declare them: programs omit defaults.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,17 +8,17 @@ from math import isclose
 from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
-from quanterr.findings.codes import finding
+from quanterr.findings.codes import make_finding
 from quanterr.report.base import Finding
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
 from quanterr.util.text import display
 
-SAME = 1e-6  # relative: GGUF has float32
+SAME = 1e-6  # relative difference of equal numbers: GGUF stores float32
 CONFIG, GGUF = "config.json", "the GGUF metadata"
-LEAST = 3  # keys that a configuration of a model has at least
-REMEDY = "take the original's value, unless the model was changed on purpose: runtimes that follow it compute otherwise"
+LEAST = 3  # keys that any model's configuration has
+REMEDY = "use the original's value unless the model was changed on purpose: runtimes follow what is declared"
 
-# Keys that change what a model computes, each with the names that families of architectures have for it.
+# Keys that change a model's outputs, each with its names in other families of architectures.
 KEYS: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model", "n_embed"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
@@ -67,37 +67,40 @@ OF_GGUF = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
-NAMES = {"type": "rope_type"}  # of keys of rope_scaling, by their former ones
+NAMES = {"type": "rope_type"}  # keys of rope_scaling: former name → present name
 ALIKE = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu"}
-ROTATED = "rope_freqs.weight"  # of a GGUF file: factors of llama3's rope_scaling
+ROTATED = "rope_freqs.weight"  # in a GGUF file: the factors of llama3's rope_scaling
 TIED = "tie_word_embeddings"
 HEADS = ("lm_head.", "output.", "embed_out.")
 
 
-class Facts(NamedTuple):
-    """What is said of a model by the keys of KEYS, and where."""
+class ModelFields(NamedTuple):
+    """Values that a configuration declares, by the keys of KEYS, and the place that declares them."""
 
     values: JsonFields
     where: str
 
 
-def of_configs(original: Checkpoint, quantized: Checkpoint) -> Iterator[Finding]:
-    """Each key that changes what the model computes and that the two say otherwise."""
-    there, here = _facts(original), _facts(quantized)
+def compare_configs(original: Checkpoint, quantized: Checkpoint) -> Iterator[Finding]:
+    """Report each key that changes the model's outputs and that the two checkpoints declare differently."""
+    there, here = _read_fields(original), _read_fields(quantized)
     if len(there.values) < LEAST or len(here.values) < LEAST:
         return
-    unlike = _converted(there.values) if GGUF in (there.where, here.where) and there.where != here.where else ()
+    unlike = (
+        _keys_of_other_meaning(there.values) if GGUF in (there.where, here.where) and there.where != here.where else ()
+    )
     for key, value in there.values.items():
         own = here.values.get(key)
-        if own is not None and key not in unlike and key != TIED and not _alike(value, own):
-            yield _differs(there, here, key, value, own)
-    yield from _tied(there, here, quantized)
-    yield from _scaled(there, here, quantized)
+        if own is not None and key not in unlike and key != TIED and not _are_equal(value, own):
+            yield _report_difference(there, here, key, value, own)
+    yield from _check_tied_head(there, here, quantized)
+    yield from _check_rope_scaling(there, here, quantized)
 
 
-def _facts(checkpoint: Checkpoint) -> Facts:
+def _read_fields(checkpoint: Checkpoint) -> ModelFields:
+    """Return the declared values of a checkpoint under the keys of KEYS."""
     if checkpoint.gguf is not None:
-        return Facts(_of_gguf(checkpoint.gguf), GGUF)
+        return ModelFields(_read_gguf_fields(checkpoint.gguf), GGUF)
     config = config_of(checkpoint)
     rope = as_object(config.get("rope_parameters"))
     found = {key: config[name] for key, names in KEYS.items() for name in reversed((key, *names)) if name in config}
@@ -108,86 +111,94 @@ def _facts(checkpoint: Checkpoint) -> Facts:
     for key in (TIED, "kv_lora_rank", "num_nextn_predict_layers", "block_auto_adjust_ff_dim"):
         if key in config:
             found[key] = config[key]
-    found["rope_scaling"] = _scaling(as_object(config.get("rope_scaling")) or rope) if found else None
-    return Facts({key: value for key, value in found.items() if value is not None}, CONFIG)
+    found["rope_scaling"] = _normalize_rope_scaling(as_object(config.get("rope_scaling")) or rope) if found else None
+    return ModelFields({key: value for key, value in found.items() if value is not None}, CONFIG)
 
 
 def config_of(checkpoint: Checkpoint) -> JsonObject:
-    """What config.json says of the model of language, which in models of several is in a place of its own."""
+    """Return config.json; keys of the language model of a multimodal model replace those at the top."""
     main = as_object(checkpoint.config.get(CONFIG))
     return main | as_object(main.get("text_config")) | as_object(main.get("llm_config"))
 
 
-def _of_gguf(metadata: GgufMetadata) -> JsonObject:
+def _read_gguf_fields(metadata: GgufMetadata) -> JsonObject:
+    """Return the numbers that GGUF metadata declares, by the keys of KEYS."""
     own = {key: metadata.values.get(f"{metadata.architecture}.{name}") for key, name in OF_GGUF.items()}
     epsilons = [metadata.values.get(f"{metadata.architecture}.{name}") for name in EPSILONS]
     own["rms_norm_eps"] = next((epsilon for epsilon in epsilons if epsilon is not None), None)
     return {key: value for key, value in own.items() if isinstance(value, int | float)}
 
 
-def _converted(config: JsonFields) -> set[str]:
-    """Keys that llama.cpp's converter gives another meaning than config.json."""
+def _keys_of_other_meaning(config: JsonFields) -> set[str]:
+    """Return the keys that llama.cpp's converter writes with another meaning than config.json has."""
     unlike = {"hidden_activation", "rope_scaling"}
-    if "num_experts" in config or "block_auto_adjust_ff_dim" in config:  # of dense blocks, each expert, or computed
+    if "num_experts" in config or "block_auto_adjust_ff_dim" in config:  # dense blocks, single experts, or computed
         unlike |= {"intermediate_size"}
-    if "kv_lora_rank" in config:  # attention with latent keys is stored as that of one head
+    if "kv_lora_rank" in config:  # attention with latent keys is stored as if it had one head
         unlike |= {"num_key_value_heads", "head_dim"}
-    if config.get("num_nextn_predict_layers"):  # which it counts as blocks
+    if config.get("num_nextn_predict_layers"):  # the converter counts these as blocks
         unlike |= {"num_hidden_layers"}
     return unlike
 
 
-def _scaling(rope: JsonFields) -> JsonObject | None:
-    """rope_scaling by its present names, without what says nothing; empty where nothing is scaled, None of several."""
-    if any(isinstance(value, dict) for value in rope.values()):  # one for each kind of layer
+def _normalize_rope_scaling(rope: JsonFields) -> JsonObject | None:
+    """Return rope_scaling with present key names and without empty keys.
+
+    It is empty if nothing is scaled, and None if each kind of layer has its own.
+    """
+    if any(isinstance(value, dict) for value in rope.values()):  # one per kind of layer
         return None
     found = {NAMES.get(key, key): value for key, value in rope.items() if value is not None and key != "rope_theta"}
     return {} if found.get("rope_type", "default") == "default" else found
 
 
-def _alike(one: object, other: object) -> bool:
+def _are_equal(one: object, other: object) -> bool:
+    """Return True if two declared values mean the same."""
     if isinstance(one, str) and isinstance(other, str):
         return ALIKE.get(one, one) == ALIKE.get(other, other)
     numbers = (int, float)
     if isinstance(one, numbers) and isinstance(other, numbers):
         return isclose(one, other, rel_tol=SAME)
     if isinstance(one, dict) and isinstance(other, dict):
-        return all(_alike(one[key], other[key]) for key in one.keys() & other.keys()) and bool(one) == bool(other)
+        return all(_are_equal(one[key], other[key]) for key in one.keys() & other.keys()) and bool(one) == bool(other)
     return bool(one == other)
 
 
-def _differs(there: Facts, here: Facts, key: str, value: object, own: object) -> Finding:
+def _report_difference(there: ModelFields, here: ModelFields, key: str, value: object, own: object) -> Finding:
+    """Return the finding that the two sides declare ``key`` differently."""
     message = (
-        f"{here.where} of the quantized checkpoint declares {key} {_shown(own)}, {there.where} of the original "
-        f"{_shown(value)}"
+        f"{here.where} of the quantized checkpoint declares {key} {_show(own)}, {there.where} of the original "
+        f"{_show(value)}"
     )
-    return finding("config_mismatch", "warning", None, message, REMEDY, key=key, original=value, quantized=own)
+    return make_finding("config_mismatch", "warning", None, message, REMEDY, key=key, original=value, quantized=own)
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
+    """Format a declared value for a message."""
     return display(f"{value:.9g}" if isinstance(value, float) else str(value), 200)
 
 
-def _tied(there: Facts, here: Facts, quantized: Checkpoint) -> Iterator[Finding]:
-    """An output layer that is ignored, or one that is said to be stored and is not."""
+def _check_tied_head(there: ModelFields, here: ModelFields, quantized: Checkpoint) -> Iterator[Finding]:
+    """Report a stored output layer that runtimes would ignore, or a declared one that is missing."""
     value, own = there.values.get(TIED), here.values.get(TIED)
     stored = any(name.startswith(HEADS) for name in quantized.entries)
     if {value, own} == {True, False} and not (own is False and stored):
-        yield _differs(there, here, TIED, value, own)
+        yield _report_difference(there, here, TIED, value, own)
 
 
-def _scaled(there: Facts, here: Facts, quantized: Checkpoint) -> Iterator[Finding]:
-    """A GGUF file without the factors of the frequencies that the original's rope_scaling gives, or with others."""
+def _check_rope_scaling(there: ModelFields, here: ModelFields, quantized: Checkpoint) -> Iterator[Finding]:
+    """Report a GGUF file whose rotary factors are missing although the original declares them, or the reverse."""
     if here.where != GGUF or there.where != CONFIG:
         return
     scaling, stored = there.values.get("rope_scaling"), ROTATED in quantized.entries
     if stored and scaling == {}:
-        message = f"config.json of the original declares no rope_scaling, the quantized checkpoint stores {ROTATED}"
-        remedy = "convert the model again: runtimes rotate by other frequencies"
-        yield finding("config_mismatch", "warning", None, message, remedy, key="rope_scaling")
+        message = f"config.json of the original declares no rope_scaling, but the quantized checkpoint stores {ROTATED}"
+        remedy = "convert the model again: runtimes would rotate by other frequencies"
+        yield make_finding("config_mismatch", "warning", None, message, remedy, key="rope_scaling")
     if not stored and as_object(scaling).get("rope_type") == "llama3":
         message = (
-            f"config.json of the original declares rope_scaling llama3, the quantized checkpoint stores no {ROTATED}"
+            "config.json of the original declares rope_scaling llama3, but the quantized checkpoint stores no "
+            f"{ROTATED}"
         )
-        remedy = "convert the model again: runtimes rotate by other frequencies beyond some thousand tokens"
-        yield finding("config_mismatch", "warning", None, message, remedy, key="rope_scaling")
+        remedy = "convert the model again: beyond a few thousand tokens runtimes would rotate by other frequencies"
+        yield make_finding("config_mismatch", "warning", None, message, remedy, key="rope_scaling")

@@ -1,84 +1,85 @@
-"""What a weight loses beyond what its stored scales allow, and what it loses because of them."""
+"""Error beyond what a weight's stored scales allow, and error from values that the scales clip."""
 
 from collections.abc import Iterator
 from math import ceil, isfinite, log2, log10, sqrt
 
-from quanterr.findings.codes import finding
+from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import bits_of
 from quanterr.findings.methods import Method
-from quanterr.formats import rows_of
-from quanterr.metrics.attainable import Attainable, Part, level
+from quanterr.formats import find_rows
+from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.metrics.sums import Sums, as_float, ratio
-from quanterr.pairing.plan import ComparedWeight, Pair
+from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.report.base import Finding
 from quanterr.tensors.levels import Levels
 from quanterr.util.text import count, display
 
-MANY = 16  # elements: of fewer nothing is inferred
-NOTED_DB = 0.5  # dB above the nearest codes: more than scales that are rounded afterwards explain
-# dB above the nearest codes. Plain rounding: 0 to 0.3 in all files of current quantizers, as scales that are rounded
-# afterwards leave it; learned rounding of FP8 0.2; zero points that are rounded afterwards up to 2.0
+MANY = 16  # elements that allow a conclusion
+NOTED_DB = 0.5  # dB above the nearest codes: more than scales rounded after the codes explain
+# dB above the nearest codes. Plain rounding costs 0 to 0.3 in all files of current quantizers, because scales are
+# rounded after the codes; learned rounding of FP8 costs 0.2; zero points rounded after the codes up to 2.0
 # (compressed-tensors) and 3.8 (MLX, 8 bits). Rounding at random costs 3.0. GPTQ, which lets the error of one weight
-# make up for that of another, 2.9 to 4.2 with inputs that are correlated as real ones are, 5.3 with columns in the
-# order of their inputs. To truncate costs 6.0: a decibel of margin on either side.
+# compensate for another, costs 2.9 to 4.2 with inputs correlated as real ones are, and 5.3 with columns in the order
+# of their inputs. Truncation costs 6.0: that leaves about a decibel of margin on either side.
 USUAL_DB = 5.0
-BROKEN_DB = 8.0  # no method that compensates errors goes so far
-OFF_PCT, OFF_DB = 5.0, 3.0  # of codes of 8 bits; learned rounding moves 5.9 % of FP8 codes near zero, and costs 0.2 dB
-# dB that clipping may cost: 0.2 in all fixtures of 8 bits; 1.2 of fewer (MXFP4 of Quark, AutoRound); codes of one bit
-# and ternary ones clip by design, 8.2 in BitNet.
+BROKEN_DB = 8.0  # more than any method that compensates errors costs
+OFF_PCT, OFF_DB = 5.0, 3.0  # for 8-bit codes; learned rounding moves 5.9 % of FP8 codes near zero and costs 0.2 dB
+# dB that clipping may cost: 0.2 in all 8-bit fixtures; 1.2 with fewer bits (MXFP4 of Quark, AutoRound). Ternary and
+# 1-bit codes clip by design, 8.2 in BitNet.
 CLIPPING_8_BITS_DB, CLIPPING_DB, CLIPPING_BY_DESIGN_DB = 1.0, 1.5, 12.0
-CLIPPING_OF_SEARCH_DB = 6.0  # that scales of the least error cost where k, as below, is 2.7
-FEWEST_CLIPPED = 4  # values, of a sample of a weight: fewer may be there by chance
-NEAR_DB = 1.5  # within which codes are as good as their scales allow
-REPAIRABLE_DB = 3.0  # that another quantizer could win: of less nothing is to be repaired
-NEIGHBOURS = 0.01  # of the squared error, that codes may make which are none of the two around a value
-RANDOM_DB = 2.5  # above the nearest codes: 3.0 is what rounding at random costs, more of values far below a step
-UNBIASED = 0.05  # of the squared error, that a mean error or a factor makes
+CLIPPING_OF_SEARCH_DB = 6.0  # cost of the scales with the least error where k (see _clips) is 2.7
+FEWEST_CLIPPED = 4  # values in a sample: fewer may be chance
+NEAR_DB = 1.5  # codes within this of the nearest are as good as their scales allow
+REPAIRABLE_DB = 3.0  # gain of another quantizer that is worth a repair
+NEIGHBOURS = 0.01  # share of the squared error from codes that are not one of the two around their value
+RANDOM_DB = 2.5  # above the nearest codes: rounding at random costs 3.0, and more for values far below a step
+UNBIASED = 0.05  # share of the squared error that a mean error or a factor makes
 KINDS = {"row": "excess_rows", "column": "excess_columns", "tile": "excess_blocks"}
 MOST_NAMED = 6
-# Parts that were rounded after the codes: scales of bitsandbytes' double quantization, SDNQ's branch, MLX's biases.
+# Tensors rounded after the codes: scales of bitsandbytes' double quantization, SDNQ's branch, MLX's biases.
 ROUNDED_AFTERWARDS = ("nested_absmax", "svd_up", "bias")
-PART_DB = 6.0  # that a part loses: from here on it is a warning
-# The same of a part that a factor explains which the other parts do not have: its scale is wrong.
-SCALED_DB = 3.0
-UNDONE_DB = 6.0  # SNR of a part whose factor is known to a half
-LOUD_DB = 12.0  # above the mean square error of a weight
-ZERO = 1e-3  # of a factor: all is lost
-CLOSE = 0.02  # of a factor to 1: it says nothing
+PART_DB = 6.0  # loss of rows, columns or a tile that is worth a warning
+SCALED_DB = 3.0  # the same if a factor explains the loss: then the scale of this part is wrong
+UNDONE_DB = 6.0  # SNR of a part whose undone factor is known only within 50 %
+LOUD_DB = 12.0  # above the mean square error of the weight
+ZERO = 1e-3  # a factor below this means that all is lost
+CLOSE = 0.02  # a factor this close to 1 means nothing
 
-OVERSHOOT = 0.15  # of a value: powers of two as scales clip 12.5 %, and so do ggml's signed codes of 4 bits
-FINE_DB = 60.0  # of SNR, at which nothing is worth a word
-EXACT_DB = 50.0  # that nothing was lost by clipping
-TOO_GOOD = 0.1  # of the mean square of errors that are spread evenly over a step, 1/12
-FEWEST_BITS = 4  # of fewer, one column of outliers makes most of the energy exact
-ENOUGH = 1024  # elements, of which so few errors are no accident
+OVERSHOOT = (
+    0.15  # share of a value that may be clipped: scales of powers of two and ggml's signed 4-bit codes clip 12.5 %
+)
+FINE_DB = 60.0  # SNR above which nothing is reported
+EXACT_DB = 50.0  # SNR above which clipping lost nothing
+TOO_GOOD = 0.1  # share of 1/12, the mean square of errors spread evenly over a step
+FEWEST_BITS = 4  # with fewer, one column of outliers makes most of the energy exact
+ENOUGH = 1024  # elements whose small error is no accident
 
 
 def has_nearest_codes(pair: Pair, done: ComparedWeight, method: Method) -> bool:
-    """Whether a weight is about as good as its scales allow: no other codes would be better."""
+    """Return True if a weight is about as good as its scales allow, so that no other codes would be better."""
     found = done.attainable
     if found is None or found.excess_db >= NEAR_DB or not _shows_all(pair, done, found):
         return False
-    part = _told(pair, found, method)
-    return part is None or _severity_of_part(pair, found, part, method) == "info"
+    part = _choose_part(pair, found, method)
+    return part is None or _rate_part(pair, found, part, method) == "info"
 
 
-def is_usual(pair: Pair, done: ComparedWeight, method: Method) -> bool:
-    """Whether the codes are no farther from the nearest than its method leaves them, however low the SNR is."""
+def has_usual_excess(pair: Pair, done: ComparedWeight, method: Method) -> bool:
+    """Return True if codes are no farther from the nearest than the method leaves them, however low the SNR is."""
     found = done.attainable
     if found is None or not _shows_all(pair, done, found):
         return False
-    return found.judged_excess_db <= (BROKEN_DB if method.compensates else USUAL_DB)
+    return found.weighted_excess_db <= (BROKEN_DB if method.compensates else USUAL_DB)
 
 
 def is_repairable(pair: Pair, done: ComparedWeight) -> bool:
-    """Whether another quantizer could make it better by so much that something may be wrong with it."""
+    """Return True if another quantizer could gain so much that something may be wrong with the weight."""
     found = done.attainable
     return found is None or found.avoidable_db >= REPAIRABLE_DB or not _shows_all(pair, done, found)
 
 
 def _shows_all(pair: Pair, done: ComparedWeight, found: Attainable) -> bool:
-    """Whether the sample says what there is to say: all is about as good as that, and its scales mean something."""
+    """Return True if the sample represents the whole weight and its scales are meaningful."""
     sums = done.sums
     if sums.nonfinite or not sums.y_sq:
         return False
@@ -88,22 +89,25 @@ def _shows_all(pair: Pair, done: ComparedWeight, found: Attainable) -> bool:
     return whole or level(as_float(sums.x_sq), as_float(sums.e_sq)) > level(found.x_sq, found.e_sq) - NEAR_DB
 
 
-def is_one_way(done: ComparedWeight) -> bool:
-    """Whether values were rounded always to the same side, or to zero: what is left is smaller or larger, or biased."""
+def rounds_one_way(done: ComparedWeight) -> bool:
+    """Return True if values were always rounded to the same side, or towards zero.
+
+    Then what is left is smaller, larger or biased.
+    """
     found = done.attainable
-    return found is not None and _rounding(done, found) == ONE_WAY
+    return found is not None and _classify_rounding(done, found) == ONE_WAY
 
 
-def allows_signs(done: ComparedWeight) -> bool:
-    """Whether codes go with the signs of their scales: those of AutoRound and of ggml's Q4_0 may be negative."""
+def fits_signed_scales(done: ComparedWeight) -> bool:
+    """Return True if the codes fit the signs of their scales, which AutoRound and ggml's Q4_0 may write negative."""
     found = done.attainable
     if found is None or found.excess_db >= BROKEN_DB or found.snr_db <= 0:
         return False
     return not any(part.factor < 0 for part in found.parts)
 
 
-def is_too_good(pair: Pair, done: ComparedWeight) -> bool:
-    """Whether the errors are far below those of rounding: the original holds what the codes stand for."""
+def is_better_than_rounding(pair: Pair, done: ComparedWeight) -> bool:
+    """Return True if the errors are far below rounding errors: the original holds the values of the codes."""
     found, sums = done.attainable, done.sums
     if found is None or found.rounding is None or sums.n < ENOUGH or pair.original.has_codes or not sums.x_nonzero:
         return False
@@ -114,31 +118,34 @@ def is_too_good(pair: Pair, done: ComparedWeight) -> bool:
 
 
 def _best_db(pair: Pair) -> float:
-    """More than rounding can reach: of numbers that fill the range of the codes evenly, or of any with a mantissa."""
+    """Return an SNR in dB above what rounding can reach.
+
+    For codes with a mantissa this holds for any values, otherwise for values that fill the range of the codes evenly.
+    """
     levels = pair.quantized.levels
     if levels and levels.mantissa:
         return 6.02 * (levels.mantissa + 1) + 13.0
     return 6.02 * bits_of(pair) + 3.0
 
 
-def of_attainable(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[Finding]:
-    """What a sample of one weight shows beside the nearest codes: one finding, and one of what its scales clip."""
+def check_excess(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[Finding]:
+    """Report a weight, or the worst of its parts, with more error than its scales allow, and what the scales clip."""
     found = done.attainable
     if found is None or found.n < MANY or level(found.x_sq, found.e_sq) > FINE_DB:
         return
-    rounded = _rounding(done, found)
-    severity, part = _severity(pair, found, method, rounded), _told(pair, found, method)
+    rounded = _classify_rounding(done, found)
+    severity, part = _rate_weight(pair, found, method, rounded), _choose_part(pair, found, method)
     if part and severity in (None, "info"):
-        yield _of_part(pair, found, part, method)
+        yield _report_part(pair, found, part, method)
     elif severity:
-        yield _of_weight(pair, found, severity, part, rounded)
+        yield _report_weight(pair, found, severity, part, rounded)
     if _clips(pair, found):
-        yield _clipping(pair, found)
+        yield _report_clipping(pair, found)
 
 
-def _severity(pair: Pair, found: Attainable, method: Method, rounded: str | None) -> str | None:
-    """How bad it is that a weight is worse than its scales allow; None where nothing is to be said."""
-    excess = found.judged_excess_db
+def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | None) -> str | None:
+    """Return the severity of a weight that is worse than its scales allow; None if there is nothing to report."""
+    excess = found.weighted_excess_db
     if found.excess_db <= NOTED_DB:
         return None
     if rounded == AT_RANDOM or (method.compensates and excess <= BROKEN_DB):
@@ -149,11 +156,11 @@ def _severity(pair: Pair, found: Attainable, method: Method, rounded: str | None
     return "warning" if excess > (OFF_DB if off else USUAL_DB) else "info"
 
 
-NEARLY, AT_RANDOM, ONE_WAY = "", ": rounded at random", ": truncated, or rounded always up or down"
+NEARLY, AT_RANDOM, ONE_WAY = "", ": rounded at random", ": truncated, or always rounded up or down"
 
 
-def _rounding(done: ComparedWeight, found: Attainable) -> str | None:
-    """How values were rounded to one of the two codes around them; None where codes are others."""
+def _classify_rounding(done: ComparedWeight, found: Attainable) -> str | None:
+    """Return how values were rounded to one of the two codes around them; None if other codes occur."""
     sums = done.sums
     if found.beyond_sq > NEIGHBOURS * found.e_sq or not sums.e_sq or not sums.x_sq:
         return None
@@ -165,23 +172,27 @@ def _rounding(done: ComparedWeight, found: Attainable) -> str | None:
 
 
 def _off_pct(found: Attainable) -> float:
+    """Return the percentage of codes that are two or more steps off, clipped values aside."""
     return 100 * found.off / max(found.n - found.clipped, 1)
 
 
-def _of_weight(pair: Pair, found: Attainable, severity: str, part: Part | None, rounded: str | None) -> Finding:
+def _report_weight(
+    pair: Pair, found: Attainable, severity: str, part: BadRegion | None, rounded: str | None
+) -> Finding:
+    """Report a weight with more error than its scales allow."""
     snr, off = level(found.x_sq, found.e_sq), _off_pct(found)
-    steps = f"{off:.3g} % of its codes are two or more steps off" if found.off else "each code is a step off at most"
+    steps = f"{off:.3g} % of its codes are two or more steps off" if found.off else "each code is at most one step off"
     if rounded is not None:
-        steps = f"each code is one of the two around its value{rounded}"
+        steps = f"each code is one of the two next to its value{rounded}"
     message = f"{display(pair.name)}: {snr:.1f} dB, where its stored scales allow {found.snr_db:.1f} dB: {steps}"
     remedy = "compare codes, scales and their order with what the quantizer wrote"
     if severity != "error":
-        remedy = "check how it was rounded: to truncate in place of rounding costs 6 dB"
-    return finding(
+        remedy = "check how values were rounded: truncation costs 6 dB"
+    return make_finding(
         "excess_error",
         severity,
         pair.name,
-        f"{message}; {_described(part)}" if part else message,
+        f"{message}; {_describe_part(part)}" if part else message,
         remedy,
         snr_db=snr,
         attainable_snr_db=found.snr_db,
@@ -191,23 +202,24 @@ def _of_weight(pair: Pair, found: Attainable, severity: str, part: Part | None, 
     )
 
 
-def _of_part(pair: Pair, found: Attainable, part: Part, method: Method) -> Finding:
-    return finding(
+def _report_part(pair: Pair, found: Attainable, part: BadRegion, method: Method) -> Finding:
+    """Report rows, columns or a tile with more error than their scales allow."""
+    return make_finding(
         KINDS[part.kind],
-        _severity_of_part(pair, found, part, method),
+        _rate_part(pair, found, part, method),
         pair.name,
-        f"{display(pair.name)}: {_described(part)}",
-        "compare them with what the quantizer wrote",
+        f"{display(pair.name)}: {_describe_part(part)}",
+        "compare these values with what the quantizer wrote",
         **_evidence(part),
     )
 
 
-def _severity_of_part(pair: Pair, found: Attainable, part: Part, method: Method) -> str:
-    """A warning from some size on, but for what a format or a method leaves in parts.
+def _rate_part(pair: Pair, found: Attainable, part: BadRegion, method: Method) -> str:
+    """Return ``warning`` for a large loss of a part, but ``info`` for what a format or a method leaves in parts.
 
-    That are scales or a branch that were rounded after the codes; columns in which errors were piled up, and no factor
-    explains them; those of factors that were undone, which are known as well as codes of few bits show them; and what
-    is so small that its scale has few bits left.
+    That is: scales or a branch rounded after the codes; columns in which errors accumulated and that no factor
+    explains; parts whose factors were undone, which are known only as well as codes of few bits show them; and values
+    so small that their scale has few bits left.
     """
     scaled = part.apart
     rounded = any(role.endswith(ROUNDED_AFTERWARDS) for role in pair.quantized.parts)
@@ -215,11 +227,15 @@ def _severity_of_part(pair: Pair, found: Attainable, part: Part, method: Method)
     piled_up = method.compensates and part.kind == "column" and not isfinite(part.factor)
     undone = method.folded and part.snr_db > UNDONE_DB
     small = _lost_db(part) < (SCALED_DB if scaled else PART_DB)
-    return "info" if small or afterwards or piled_up or undone or _is_of_least_scales(pair, found, part) else "warning"
+    return (
+        "info"
+        if small or afterwards or piled_up or undone or _is_limited_by_least_scale(pair, found, part)
+        else "warning"
+    )
 
 
-def _is_of_least_scales(pair: Pair, found: Attainable, part: Part) -> bool:
-    """Whether an error is no larger than what half of the least scale that can be stored makes of the codes."""
+def _is_limited_by_least_scale(pair: Pair, found: Attainable, part: BadRegion) -> bool:
+    """Return True if half of the smallest scale that can be stored explains the error of a part."""
     least, levels = least_scale(pair), pair.quantized.levels
     if not least or levels is None:
         return False
@@ -227,20 +243,22 @@ def _is_of_least_scales(pair: Pair, found: Attainable, part: Part) -> bool:
     return sqrt(squared_error) <= least * (levels.highest - levels.lowest) / 2
 
 
-def _lost_db(part: Part) -> float:
-    """What codes lose, and a scale that is too large by a factor of its own."""
+def _lost_db(part: BadRegion) -> float:
+    """Return the loss in dB of a part, including a scale that is too large by a factor of its own."""
     return part.attainable_db - part.snr_db + (20 * log10(part.factor) if part.apart and part.factor > 1 else 0.0)
 
 
-def _described(part: Part) -> str:
+def _describe_part(part: BadRegion) -> str:
+    """Describe a part: its place, its SNR and what its scales allow."""
     how = ""
     if isfinite(part.factor) and abs(part.factor - 1) > CLOSE:
         how = ", all zero" if abs(part.factor) < ZERO else f", {part.factor:.3g} times the original's"
     allowed = f"their scales allow {part.attainable_db:.1f} dB"
-    return f"{_named(part)}: {part.snr_db:.1f} dB at worst{how}; {allowed}"
+    return f"{_name_part(part)}: {part.snr_db:.1f} dB at worst{how}; {allowed}"
 
 
-def _evidence(part: Part | None) -> dict[str, object]:
+def _evidence(part: BadRegion | None) -> dict[str, object]:
+    """Return the places and numbers of a part, for the report."""
     if part is None:
         return {}
     return {
@@ -252,29 +270,29 @@ def _evidence(part: Part | None) -> dict[str, object]:
     }
 
 
-def _told(pair: Pair, found: Attainable, method: Method) -> Part | None:
-    """Of rows, columns and tiles that stand out those that say it best: what is worth a warning, rows or columns of a
-    factor of their own, or the kind with the fewest elements.
+def _choose_part(pair: Pair, found: Attainable, method: Method) -> BadRegion | None:
+    """Return the rows, columns or tiles that describe the loss best, or None.
 
-    Those that are lost with their scales are told of the scales, where these are known.
+    Warnings come first, then rows or columns with a factor of their own, then the kind with the fewest elements. Parts
+    that are lost because of their scales are left to the findings about scales, if scales are known.
     """
     of_scales = any(part.kind not in KINDS for part in found.parts)
-    parts = [part for part in found.parts if part.kind in KINDS and not (of_scales and _has_no_codes(part))]
+    parts = [part for part in found.parts if part.kind in KINDS and not (of_scales and _has_no_better_codes(part))]
 
-    def order(part: Part) -> tuple[bool, bool, int]:
-        small = _severity_of_part(pair, found, part, method) == "info"
+    def order(part: BadRegion) -> tuple[bool, bool, int]:
+        small = _rate_part(pair, found, part, method) == "info"
         return small, part.kind == "tile" or not part.apart, part.number * part.size
 
     return min(parts, key=order, default=None)
 
 
-def _has_no_codes(part: Part) -> bool:
-    """Whether no codes would be better."""
+def _has_no_better_codes(part: BadRegion) -> bool:
+    """Return True if other codes would gain less than NOTED_DB."""
     return part.attainable_db - part.snr_db < NOTED_DB
 
 
-def _named(part: Part) -> str:
-    """The parts in words, neighbours as a range."""
+def _name_part(part: BadRegion) -> str:
+    """Name the rows, columns or tiles of a part; neighbours become a range."""
     if part.kind == "tile":
         row, col = part.worst
         return f"{count(part.number, 'block')} of 64 columns, the worst at row {row}, columns {col} to {col + 63}"
@@ -292,49 +310,52 @@ def _named(part: Part) -> str:
 
 
 def _clips(pair: Pair, found: Attainable) -> bool:
-    """Whether values beyond the range of their scales cost more than any quantizer accepts, and larger scales gain.
+    """Return True if clipping costs more than any quantizer accepts, and larger scales would gain.
 
-    The scales of the least error clip what is far out, and that may be most of the error that is left. Where the share
-    of the values beyond t falls as t^-k, clipping costs 10·log10(1 + 2 / (k - 2)) dB of it.
+    The scales with the least error clip the tail, which may be most of the error that is left. Where the share of
+    values beyond t falls as t^-k, clipping costs 10·log10(1 + 2 / (k - 2)) dB of this error.
     """
     few = found.clipped < FEWEST_CLIPPED and found.n < pair.quantized.n
     if not found.clipped or few or found.snr_db > EXACT_DB:
         return False
     levels = pair.quantized.levels
     fine = bits_of(pair) >= 8 and not (levels and levels.mantissa)
-    if not fine and found.clipped_sq <= _overshoot(levels) ** 2 * found.clipped_x_sq:
+    if not fine and found.clipped_sq <= _allowed_overshoot(levels) ** 2 * found.clipped_x_sq:
         return False
     limit = CLIPPING_8_BITS_DB if fine else CLIPPING_DB
     gained = found.clipping_db
     if found.scale_loss_db is not None and gained < CLIPPING_OF_SEARCH_DB:
         gained = min(gained, found.scale_loss_db)
-    return gained > (CLIPPING_BY_DESIGN_DB if _by_design(pair) else limit)
+    return gained > (CLIPPING_BY_DESIGN_DB if _clips_by_design(pair) else limit)
 
 
-def _overshoot(levels: Levels | None) -> float:
-    """By how much of themselves values may be beyond the range: the rule of OCP for powers of two as scales, the floor
-    of the exponent, leaves out what is between the largest of small floats and the next power of two.
+def _allowed_overshoot(levels: Levels | None) -> float:
+    """Return the share of a value that may lie outside the range.
+
+    The rule of OCP for scales that are powers of two, the floor of the exponent, leaves out values between the largest
+    of the small floats and the next power of two.
     """
     if levels is None or not levels.mantissa:
         return OVERSHOOT
     return max(OVERSHOOT, 1.01 - levels.highest / 2.0 ** ceil(log2(levels.highest)))
 
 
-def _by_design(pair: Pair) -> bool:
-    """Whether its codes are ternary or of one bit, and stand for the mean rather than for the largest value."""
+def _clips_by_design(pair: Pair) -> bool:
+    """Return True for ternary and 1-bit codes, which stand for the mean rather than for the largest value."""
     levels = pair.quantized.levels
     return levels is not None and not levels.table and not levels.mantissa and levels.highest - levels.lowest <= 2
 
 
-def _clipping(pair: Pair, found: Attainable) -> Finding:
+def _report_clipping(pair: Pair, found: Attainable) -> Finding:
+    """Report values outside the range of their scales."""
     share = 100 * found.clipped / found.n
     without = level(found.x_sq, found.rounding_sq)
-    return finding(
+    return make_finding(
         "clipped",
         "warning",
         pair.name,
-        f"{display(pair.name)}: {share:.2g} % of the original's values are beyond the range of their scales, which "
-        f"allow {found.snr_db:.1f} dB, {without:.1f} dB without them",
+        f"{display(pair.name)}: {share:.2g} % of the original's values are beyond the range of their scales: "
+        f"{found.snr_db:.1f} dB at best, {without:.1f} dB without clipping",
         "use larger scales, or finer ones; scales of zero lose all values",
         clipped_pct=share,
         attainable_snr_db=found.snr_db,
@@ -343,12 +364,12 @@ def _clipping(pair: Pair, found: Attainable) -> Finding:
 
 
 def least_scale(pair: Pair) -> float:
-    """The least that the format's scales can be, where that is known; 0 of others."""
-    return min((row.least_scale for row in rows_of(pair.quantized.format)), default=0.0)
+    """Return the smallest scale that the format can store; 0 if unknown."""
+    return min((row.least_scale for row in find_rows(pair.quantized.format)), default=0.0)
 
 
 def underflows(pair: Pair, sums: Sums) -> bool:
-    """Whether the original's values are too small for the scales of its format, which are float16 in GGUF."""
+    """Return True if the original's values are too small for the format's scales, which are float16 in GGUF."""
     least, levels = least_scale(pair), pair.quantized.levels
     if not sums.n or not sums.x_sq:
         return False

@@ -1,12 +1,13 @@
-"""What a factor between a quantized weight and its original suggests."""
+"""Explanations of a factor between a quantized weight and its original."""
 
 from math import isfinite, log, log2
 
 from torch import Tensor
 
-from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.util.text import count
 
-# Largest codes: scales are made with them, and a step that leaves one out, or repeats it, is off by just that.
+# Largest codes: scales are computed from them, so a step that omits or repeats one is off by exactly this factor.
 LARGEST = {
     448.0: "the largest FP8 E4M3 number",
     57344.0: "the largest FP8 E5M2 number",
@@ -19,22 +20,27 @@ LARGEST = {
     6.0: "the largest FP4 number",
     2688.0: "448 · 6, from the second scale of NVFP4",
 }
-# Power of the stored scale that the factor is: what happened to the scale.
+# The factor as a power of the stored scale → what happened to the scale.
 POWERS = {
     0.5: "scales are applied twice, or stored squared",
     2.0: "scales are stored as their inverse",
     1.0: "scales are applied to values that already include them",
 }
-NEAR = 0.01  # of the logarithm
+NEAR = 0.01  # difference of logarithms
 
 
-def meaning(factor: float, scales: Scales | None) -> str:
-    """What y = factor · x suggests, in words that follow a sentence; ``scales`` are those that are stored."""
+def explain_factor(factor: float, scales: ScaleStatistics | None) -> str:
+    """Return what y = factor · x suggests, as the end of a sentence; empty if nothing fits.
+
+    Args:
+        factor: y divided by x.
+        scales: statistics of the stored scales.
+    """
     if factor < 0:
         return ": the sign is inverted" if _near(-factor, 1) else ": the sign is inverted as well"
     one = scales.low if scales and scales.low == scales.high and isfinite(scales.low) and scales.low > 0 else None
     if one == 1:
-        return ": the stored scale is 1; the real one was dropped"
+        return ": the stored scale is 1; the real scale was dropped"
     if one is not None and not _near(one, 1):
         for power, description in POWERS.items():
             if _near(factor, one**power):
@@ -47,30 +53,34 @@ def meaning(factor: float, scales: Scales | None) -> str:
     return ""
 
 
-def pattern(factors: Tensor, stored: Tensor) -> str:
-    """What y = factor · x suggests of the scales that are stored, one for each factor and in their order.
+def explain_factors(factors: Tensor, stored: Tensor) -> str:
+    """Return what factors y / x suggest about the stored scales, as the end of a sentence; empty if nothing fits.
 
-    In words that follow a sentence; nothing if no rule fits. Either is float64, (n,).
+    Args:
+        factors: float64, (n,), one per stored scale.
+        stored: the stored scales, float64, (n,), in the same order.
     """
     usable = bool((factors > 0).all() and (stored > 0).all()) and len(factors) == len(stored) > 2
     if not usable:
         return ""
     f, s = factors.log(), stored.log()
     if float(s.std()) < NEAR:
-        return f": every stored scale is {float(stored[0]):.4g}; the real ones were dropped"
+        return f": every stored scale is {float(stored[0]):.4g}; the real scales were dropped"
     for power, description in POWERS.items():
         if _all_near(f, power * s):
             return f": {description}"
     right = s - f
     for by in (1, -1, len(s) // 2):
         if _all_near(right, s.roll(by)):
-            return f": each scale belongs {abs(by)} {'later' if by > 0 else 'earlier'}"
+            return f": each scale belongs {count(abs(by), 'place')} {'later' if by > 0 else 'earlier'}"
     return ""
 
 
 def _all_near(a: Tensor, b: Tensor) -> bool:
+    """Return True if the median difference of two tensors of logarithms is small."""
     return float((a - b).abs().median()) < 3 * NEAR
 
 
 def _near(a: float, b: float) -> bool:
+    """Return True if two positive numbers are about equal."""
     return a > 0 and b > 0 and abs(log(a) - log(b)) < NEAR

@@ -1,4 +1,4 @@
-"""What all weights together show: one wrong factor in many, one far below its like, nothing lost at all."""
+"""Findings about all weights together: a common factor, outliers of a group, norms, unquantized tensors."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -6,55 +6,55 @@ from math import exp, inf, log
 from statistics import median
 from typing import NamedTuple
 
-from quanterr.findings.codes import finding
-from quanterr.findings.factors import meaning
+from quanterr.findings.codes import make_finding
+from quanterr.findings.factors import explain_factor
 from quanterr.findings.figures import Figures
-from quanterr.formats import rows_of
-from quanterr.formats.shared.scale_statistics import Scales
+from quanterr.formats import find_rows
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.sums import Sums, as_float
-from quanterr.pairing.names import canonical
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.model import Pair
+from quanterr.pairing.names import canonicalize
 from quanterr.report.base import Finding
 from quanterr.roles import role_of
 from quanterr.tensors.casts import Copy
 from quanterr.util.text import count, display, listed
 
-ALIKE = 0.02  # of the logarithm of two factors
-ALONG = 0.9  # of a cosine: the direction is right
-ENOUGH = 5  # weights of a group
-LEAST_DB = 6.0  # below the median
+ALIKE = 0.02  # difference of the logarithms of equal factors
+ALONG = 0.9  # cosine from which on the direction is right
+ENOUGH = 5  # weights that make a group
+LEAST_DB = 6.0  # below the median of the group
 SPREADS = 6.0  # median absolute deviations below the median
-FEW_COPIED = 4  # unquantized tensors: of fewer, half is no proof of another checkpoint
-OFFSET = 0.02  # of 1, and of the scatter of a norm's errors
+FEW_COPIED = 4  # unquantized tensors: with fewer, half of them prove nothing
+OFFSET = 0.02  # tolerance of a norm's offset of 1, and the standard deviation of its errors
 
 
 class WeightSummary(NamedTuple):
-    """A compared weight whose sides differ."""
+    """Facts about a compared weight whose sides differ, kept until the end of the run."""
 
     number: int
     pair: Pair
     figures: Figures | None
-    scales: Scales | None
-    offset: float | None  # of a norm: by how much all its elements differ
-    zero: bool = False  # the quantized weight is
-    near: bool = False  # about as good as its scales allow, and good scales would
+    scales: ScaleStatistics | None
+    offset: float | None  # of a norm: the constant by which all its elements differ
+    zero: bool = False  # all quantized values are zero
+    near: bool = False  # about as good as its scales allow, and good scales would allow no more
     too_good: bool = False  # better than rounding can be
-    attainable_db: float | None = None  # with its scales
+    attainable_db: float | None = None  # SNR of the nearest codes with the stored scales
     nearest: bool = False  # about as good as its scales allow
-    copy: Copy | None = None  # of the original's, where neither side is quantized
-    excess_db: float | None = None  # beyond what its scales allow
+    copy: Copy | None = None  # kind of copy of the original, where neither side is quantized
+    excess_db: float | None = None  # error beyond the nearest codes
 
 
-def offset_of(pair: Pair, sums: Sums) -> float | None:
-    """1 or -1 where all elements of a norm differ by that; None otherwise."""
+def detect_offset(pair: Pair, sums: Sums) -> float | None:
+    """Return 1 or -1 if all elements of a norm differ by that constant, otherwise None."""
     if sums.n < 2 or not _is_norm(pair):
         return None
     mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n
     return round(mean) if abs(abs(mean) - 1) < OFFSET and square - mean * mean < OFFSET**2 else None
 
 
-def common_factor(seen: Sequence[WeightSummary]) -> tuple[list[Finding], set[int]]:
-    """The factor that many weights have in common, as one finding; the numbers of those weights."""
+def find_common_factor(seen: Sequence[WeightSummary]) -> tuple[list[Finding], set[int]]:
+    """Return the finding of a factor that many weights share, and the numbers of these weights."""
     gaining = [one for one in seen if one.figures and one.figures.gains and abs(one.figures.cosine) > ALONG]
     signs = {one.figures.factor > 0 for one in gaining if one.figures}
     if len(gaining) < 2 or len(signs) > 1:
@@ -71,12 +71,12 @@ def common_factor(seen: Sequence[WeightSummary]) -> tuple[list[Finding], set[int
     scales = alike[0].scales if len({one.scales for one in alike}) == 1 else None
     message = (
         f"{count(len(names), 'weight')} are the original times {factor:.4g}: {listed(names, 3)}; "
-        f"without that factor the worst has {after:.1f} instead of {before:.1f} dB{meaning(factor, scales)}"
+        f"without that factor the worst has {after:.1f} dB instead of {before:.1f}{explain_factor(factor, scales)}"
     )
     remedy = "check how the scales are applied: omitted, applied twice, or inverted"
-    found = finding(
+    found = make_finding(
         "scale_factor",
-        severity(before, after),
+        rate_repair(before, after),
         None,
         message,
         remedy,
@@ -88,13 +88,13 @@ def common_factor(seen: Sequence[WeightSummary]) -> tuple[list[Finding], set[int
     return [found], {one.number for one in alike}
 
 
-def severity(before_db: float, after_db: float) -> str:
-    """Severity of a repair: an error where most of the measured error is not rounding."""
+def rate_repair(before_db: float, after_db: float) -> str:
+    """Return the severity of a repair: an error if most of the measured error is not rounding."""
     return "error" if after_db - before_db > LEAST_DB else "warning"
 
 
-def group_outlier(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
-    """Weights far below the others of their format and role."""
+def find_group_outliers(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
+    """Report weights whose SNR is far below the median of their format and role."""
     groups: dict[tuple[str, int, str], list[WeightSummary]] = {}
     for one in seen:
         if one.figures and len(one.pair.original.shape) > 1:
@@ -110,27 +110,30 @@ def group_outlier(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
         for one, level in zip(group, levels, strict=True):
             if level < limit:
                 message = (
-                    f"{display(one.pair.name)}: {level:.1f} dB, where the {len(group)} weights of {name} in "
-                    f"{role} have a median of {middle:.1f} dB"
+                    f"{display(one.pair.name)}: {level:.1f} dB; the median of the {len(group)} weights of {name} in "
+                    f"{role} is {middle:.1f} dB"
                 )
                 remedy = "quantize it again, or leave it in higher precision"
-                yield finding(
+                yield make_finding(
                     "group_outlier", "warning", one.pair.name, message, remedy, snr_db=level, median_snr_db=middle
                 )
 
 
-def constant_scales(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
-    """Scales that are stored and scale nothing."""
+def find_constant_scales(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
+    """Report weights whose scales are all 1."""
     ones = [one for one in seen if one.scales and one.scales.number and one.scales.low == one.scales.high == 1]
     if ones:
         names = [one.pair.name for one in ones]
         message = f"every scale of {count(len(names), 'weight')} is 1: {listed(names, 3)}"
         remedy = "nothing if the weights were cast without scaling; otherwise the scales were dropped"
-        yield finding("scale_constant", "info", None, message, remedy, layers=names)
+        yield make_finding("scale_constant", "info", None, message, remedy, layers=names)
 
 
-def norm_offset(seen: Iterable[WeightSummary], pairs: Iterable[Pair]) -> Iterator[Finding]:
-    """Norms that one side stores around 0 and the other around 1: by a convention, if all of their kind are so."""
+def check_norm_offsets(seen: Iterable[WeightSummary], pairs: Iterable[Pair]) -> Iterator[Finding]:
+    """Report norms that one side stores around 0 and the other around 1.
+
+    If all norms of a kind differ so, that is a convention (a warning), otherwise an error.
+    """
     off = [one for one in seen if one.offset is not None]
     if not off:
         return
@@ -138,75 +141,91 @@ def norm_offset(seen: Iterable[WeightSummary], pairs: Iterable[Pair]) -> Iterato
     offsets = {one.pair.name: one.offset for one in off}
     for pair in pairs:
         if _is_norm(pair):
-            like.setdefault(_kind(pair.name), []).append(offsets.get(pair.name))
+            like.setdefault(_family_of(pair.name), []).append(offsets.get(pair.name))
     by_convention = {kind for kind, found in like.items() if len(set(found)) == 1 and found[0] is not None}
     if sum(len(like[kind]) for kind in by_convention) == 1 < len(like):
-        by_convention.clear()  # a single norm, and others are not
-    yield from _offsets([one for one in off if _kind(one.pair.name) in by_convention])
+        by_convention.clear()  # one norm alone makes no convention
+    yield from _report_offsets([one for one in off if _family_of(one.pair.name) in by_convention])
     for one in off:
-        if _kind(one.pair.name) not in by_convention:
-            description = f"the original's {_by_one(one)} throughout{', which leaves zeros' if one.zero else ''}"
-            message = f"{display(one.pair.name)}: {description}, unlike other norms: no convention explains it"
+        if _family_of(one.pair.name) not in by_convention:
+            zeros = ", which leaves zeros" if one.zero else ""
+            message = (
+                f"{display(one.pair.name)}: the original's {_describe_offset(one)} throughout{zeros}, unlike other "
+                "norms: no convention explains it"
+            )
             remedy = "check what wrote this tensor"
-            yield finding("norm_offset", "error", one.pair.name, message, remedy, offset=one.offset)
+            yield make_finding("norm_offset", "error", one.pair.name, message, remedy, offset=one.offset)
 
 
 def _is_norm(pair: Pair) -> bool:
-    return len(pair.original.shape) == 1 and role_of(pair.name) == "norm" and not canonical(pair.name)[1]
+    """Return True for a one-dimensional norm weight."""
+    return len(pair.original.shape) == 1 and role_of(pair.name) == "norm" and not canonicalize(pair.name)[1]
 
 
-def _kind(name: str) -> str:
-    """What norms of all blocks have in common: their names without numbers."""
+def _family_of(name: str) -> str:
+    """Return a name without its numbers: the same for a norm of every block."""
     return re.sub(r"\d+", "#", name)
 
 
-def _by_one(one: WeightSummary) -> str:
+def _describe_offset(one: WeightSummary) -> str:
+    """Format an offset: ``plus 1`` or ``minus 1``."""
     return f"{'plus' if (one.offset or 0) > 0 else 'minus'} 1"
 
 
-def _offsets(off: Sequence[WeightSummary]) -> Iterator[Finding]:
+def _report_offsets(off: Sequence[WeightSummary]) -> Iterator[Finding]:
+    """Report norms whose offset follows a convention."""
     if not off:
         return
     names = [one.pair.name for one in off]
     message = (
-        f"{count(len(names), 'norm')} of the quantized checkpoint are the original's {_by_one(off[0])} throughout: "
-        f"{listed(names, 3)}"
+        f"{count(len(names), 'norm')} of the quantized checkpoint are the original's {_describe_offset(off[0])} "
+        f"throughout: {listed(names, 3)}"
     )
     if zeros := [one.pair.name for one in off if one.zero]:
-        message += f"; all zero, where the original has ones: stored minus one, or lost: {listed(zeros, 3)}"
+        message += f"; all zero where the original has ones (stored minus one, or lost): {listed(zeros, 3)}"
     remedy = (
         "some models compute (1 + weight) · x: check that the runtime of the quantized model expects what is stored"
     )
-    yield finding("norm_offset", "warning", None, message, remedy, layers=names, offset=off[0].offset)
+    yield make_finding("norm_offset", "warning", None, message, remedy, layers=names, offset=off[0].offset)
 
 
-def identical(same: Sequence[Pair], whole: bool) -> Finding:
-    """Nothing differs, and nothing is quantized: one checkpoint twice.
+def report_identical(same: Sequence[Pair], whole: bool) -> Finding:
+    """Report that nothing differs and nothing is quantized: the same checkpoint was given twice.
 
-    ``whole``: all that was selected is compared, so that identical tensors mean an identical model.
+    Args:
+        same: the pairs that are identical.
+        whole: everything selected is compared, so identical tensors mean an identical model.
     """
     message = "all compared tensors are identical; is this the quantized checkpoint?"
     remedy = "check that the second checkpoint is the quantized one"
-    return finding("identical", "warning" if whole and all(map(_stored_alike, same)) else "info", None, message, remedy)
+    return make_finding(
+        "identical", "warning" if whole and all(map(_is_stored_alike, same)) else "info", None, message, remedy
+    )
 
 
-def unquantized_changed(
+def check_unquantized(
     seen: Sequence[WeightSummary],
     same: Iterable[Pair],
     explained: Collection[str],
     coded: bool,
 ) -> Iterator[Finding]:
-    """Tensors that neither side quantizes, and that are no copies or casts: a quantizer leaves their values alone.
+    """Report tensors that neither side quantizes and that are neither copies nor casts.
 
-    ``explained`` are those whose change has a reason. Where something else is quantized (``coded``), many that differ
-    show that the sides do not come from one checkpoint, unless all are vectors: norms may have taken up scales.
+    A quantizer leaves the values of such tensors alone. If other weights are quantized (``coded``) and half of these
+    tensors differ, the sides do not come from one checkpoint, unless all are vectors: norms may have absorbed scales.
+
+    Args:
+        seen: the weights that differ.
+        same: the identical pairs.
+        explained: names of weights whose change has a known reason.
+        coded: some weight is stored quantized.
     """
     copies = [one for one in seen if one.copy and one.pair.name not in explained]
-    yield from _coarse(copies)
+    yield from _report_coarse_casts(copies)
     changed = [one for one in copies if one.copy == Copy.CHANGED and one.figures]
     if not changed:
         return
-    of = len(copies) + sum(map(_unquantized, same))
+    of = len(copies) + sum(map(_is_unquantized, same))
     many = of >= FEW_COPIED and 2 * len(changed) >= of and any(len(one.pair.original.shape) > 1 for one in changed)
     worst = min(changed, key=lambda one: one.figures.snr_db if one.figures else inf)
     worst_db = worst.figures.snr_db if worst.figures else None
@@ -217,36 +236,37 @@ def unquantized_changed(
     )
     remedy = "check that both checkpoints come from the same training step and the same merge"
     level = "error" if coded and many else "warning"
-    yield finding("unquantized_changed", level, None, message, remedy, layers=names, tensors=of, snr_db=worst_db)
+    yield make_finding("unquantized_changed", level, None, message, remedy, layers=names, tensors=of, snr_db=worst_db)
 
 
-def _coarse(copies: Iterable[WeightSummary]) -> Iterator[Finding]:
+def _report_coarse_casts(copies: Iterable[WeightSummary]) -> Iterator[Finding]:
+    """Report tensors that were cast without rounding to the nearest value."""
     names = [one.pair.name for one in copies if one.copy == Copy.COARSE]
     if names:
         message = (
-            f"{count(len(names), 'tensor')} cast to the neighbours of the nearest numbers: {listed(names, 3)}; "
+            f"{count(len(names), 'tensor')} cast without rounding to the nearest value: {listed(names, 3)}; "
             "truncated, or rounded at random"
         )
-        remedy = "round to the nearest where you can: it halves the error"
-        yield finding("cast_coarse", "info", None, message, remedy, layers=names)
+        remedy = "round to the nearest value where you can: this halves the error"
+        yield make_finding("cast_coarse", "info", None, message, remedy, layers=names)
 
 
-def biases_beside_codes(pairs: Iterable[Pair]) -> set[str]:
-    """Names of biases whose weight is stored in a format of which a quantizer corrects them for its error."""
+def find_corrected_biases(pairs: Iterable[Pair]) -> set[str]:
+    """Return the names of biases that quantizers may correct for the error of the weight beside them."""
     modules = {
         pair.name.removesuffix("weight")
         for pair in pairs
-        if pair.quantized.has_codes and any(row.corrects_biases for row in rows_of(pair.quantized.format))
+        if pair.quantized.has_codes and any(row.corrects_biases for row in find_rows(pair.quantized.format))
     }
     return {pair.name for pair in pairs if pair.name.endswith("bias") and pair.name.removesuffix("bias") in modules}
 
 
-def _unquantized(pair: Pair) -> bool:
-    """Whether both sides store numbers, so that a quantizer that leaves it alone casts it at most."""
+def _is_unquantized(pair: Pair) -> bool:
+    """Return True if both sides store plain floats, which a quantizer copies or casts."""
     return pair.original.encoding == pair.quantized.encoding == "floats"
 
 
-def _stored_alike(pair: Pair) -> bool:
-    """Whether both sides use the same names and dtypes, as a copy of the original does."""
+def _is_stored_alike(pair: Pair) -> bool:
+    """Return True if both sides use the same tensor names and dtypes, as a copy does."""
     x, y = ([(entry.name, entry.dtype) for entry in entries] for entries in pair.codes)
     return x == y

@@ -1,31 +1,31 @@
-"""What many weights show is said once."""
+"""Merging of findings that many weights share."""
 
 from collections.abc import Sequence
 from math import inf
 
-from quanterr.findings.codes import finding
+from quanterr.findings.codes import make_finding
 from quanterr.findings.explanations import EXCESS
 from quanterr.report.base import Finding
 from quanterr.util.text import count
 
-FEW = 3  # weights that are named one by one
-FEW_BAD, SHARE_BAD = 2, 0.1  # weights with bad rows, and their share of all: more are no accident
+FEW = 3  # weights reported one by one
+FEW_BAD, SHARE_BAD = 2, 0.1  # weights with bad rows, and their share of all weights: more are no accident
 
 
 def merge_excess(found: Sequence[Finding]) -> list[Finding]:
-    """Findings; of those of one code of EXCESS, and not errors, one for more than a few weights."""
+    """Merge findings with the same EXCESS code and severity if more than a few weights have them; keep errors."""
     kept = list(found)
     for code in EXCESS:
         for severity in ("warning", "info"):
             alike = [one for one in kept if (one.code, one.severity) == (code, severity)]
             if len(alike) > FEW:
                 kept = [one for one in kept if one not in alike]
-                kept.append(_merged(alike))
+                kept.append(_merge(alike))
     return kept
 
 
-def _badness(one: Finding) -> float:
-    """Larger for a worse one of a code; what is null there is infinite."""
+def _rank_badness(one: Finding) -> float:
+    """Return a number that is larger for a worse finding of the same code; null evidence counts as infinite."""
     if "clipped_pct" in one.evidence:
         return float(one.evidence["clipped_pct"])
     if one.code == "excess_error":
@@ -35,14 +35,14 @@ def _badness(one: Finding) -> float:
     return inf if snr is None else -float(snr)
 
 
-def _merged(alike: Sequence[Finding]) -> Finding:
-    """With the message of the worst."""
-    worst = max(alike, key=_badness)
-    return finding(
+def _merge(alike: Sequence[Finding]) -> Finding:
+    """Return one finding for several, with the message of the worst."""
+    worst = max(alike, key=_rank_badness)
+    return make_finding(
         worst.code,
         worst.severity,
         None,
-        f"{count(len(alike), 'weight')}, the worst is {worst.message}",
+        f"{count(len(alike), 'weight')}; the worst: {worst.message}",
         worst.remedy,
         layers=[one.layer for one in alike],
         worst=worst.layer,
@@ -50,19 +50,19 @@ def _merged(alike: Sequence[Finding]) -> Finding:
 
 
 def merge_bad_rows(found: Sequence[Finding], weights: int) -> list[Finding]:
-    """Findings; where many of the ``weights`` have bad rows, an info in place of their warnings.
+    """Replace the warnings about bad rows by one info if many of the ``weights`` have such rows.
 
-    One weight with a bad row is broken. Many are what outliers do to rows with few scales.
+    A single weight with a bad row is broken. Bad rows in many weights are what outliers do where scales are few.
     """
     bad = [one for one in found if one.code == "bad_rows"]
     if len(bad) <= max(FEW_BAD, weights * SHARE_BAD):
         return list(found)
     worst = min(bad, key=lambda one: one.evidence["worst_row_snr_db"])
     message = (
-        f"{len(bad)} of {count(weights, 'weight')} have rows with far more error than the rest; the worst: "
+        f"{len(bad)} of {count(weights, 'weight')} have rows with far more error than the others; the worst: "
         f"{worst.message}"
     )
     remedy = "outliers cause this where many weights share a scale: use finer scales or another method"
     names = [one.layer for one in bad]
-    together = finding("bad_rows", "info", None, message, remedy, layers=names, worst=worst.layer)
+    together = make_finding("bad_rows", "info", None, message, remedy, layers=names, worst=worst.layer)
     return [*(one for one in found if one.code != "bad_rows"), together]

@@ -1,4 +1,4 @@
-"""What config.json, and what was undone, say of how a weight was quantized: how much worse than its nearest codes."""
+"""The method by which a weight was quantized, from config.json and from undone factors."""
 
 import json
 import re
@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 from quanterr.util.strict_json import JsonFields
 
-# Names of methods that let the error of one weight make up for that of another, or learn which way to round; of
-# compressed-tensors the order of columns, which only GPTQ has.
+# Names of methods that let one weight compensate for another's error, or that learn which way to round. In
+# compressed-tensors only GPTQ declares an order of columns.
 COMPENSATING = re.compile(r'gptq|awq|auto.?round|adaround|learned|spqr|quip|"actorder": "', re.IGNORECASE)
 
 
 class Method(NamedTuple):
-    """How a weight was quantized."""
+    """Method by which a weight was quantized."""
 
-    compensates: bool = False  # its outputs are near, not each of its elements
-    folded: bool = False  # it had factors that were undone, as near as they could be found
+    compensates: bool = False  # it keeps the layer's outputs close, not each element
+    folded: bool = False  # factors were folded into the weight; the comparison undid them approximately
 
 
-def compensates(config: JsonFields) -> bool:
-    """Whether a quantization_config names a method whose codes are not meant to be the nearest."""
+def is_compensating(config: JsonFields) -> bool:
+    """Return True if a quantization_config names a method whose codes are not meant to be the nearest."""
     return COMPENSATING.search(json.dumps(config, default=str)) is not None

@@ -1,44 +1,50 @@
-"""Single columns whose outliers decide the scales of whole rows: why a weight's scales allow no better."""
+"""Single outlier columns that set the scales of whole rows and so limit a weight's SNR."""
 
 from collections.abc import Iterator, Sequence
 from math import log10
 
 from torch import Tensor
 
-from quanterr.findings.codes import finding
+from quanterr.findings.codes import make_finding
 from quanterr.findings.layers import WeightSummary
-from quanterr.findings.samples import first_rows, one_thread
+from quanterr.findings.samples import read_first_rows, use_one_thread
 from quanterr.pairing.sampling import on_cpu
 from quanterr.report.base import Finding
 from quanterr.util.text import display
 
 BIT_DB = 6.02
-LOW_DB = 14.0  # below the dB of all bits: 8 are what rows of some thousand Gaussian numbers lose to their largest
-GAIN_DB = 6.0  # that a column must cost
-RULED = 0.5  # of the rows
+LOW_DB = 14.0  # below 6.02 dB per bit; rows of a few thousand Gaussian values lose 8 to their largest
+GAIN_DB = 6.0  # least cost of a column that is reported
+RULED = 0.5  # share of the rows that the column must rule
 MOST = 3  # weights that are read again
-FEWEST = 16  # columns
+FEWEST = 16  # columns of a weight that is checked
 
 
-def outlier_columns(seen: Sequence[WeightSummary]) -> Iterator[Finding]:
-    """For the worst of the weights that are as good as their scales allow, the column that rules these."""
+def find_outlier_columns(seen: Sequence[WeightSummary]) -> Iterator[Finding]:
+    """Report the column that limits the scales, for the worst weights that are as good as their scales allow."""
     low = [one for one in seen if one.near and one.figures and _is_low(one, one.figures.snr_db)]
     low.sort(key=lambda one: one.figures.snr_db if one.figures else 0.0)
-    with one_thread(), on_cpu() as workspaces:
+    with use_one_thread(), on_cpu() as workspaces:
         for one in low[:MOST]:
-            found = _ruling(one, first_rows(one.pair.original, workspaces[0]))
+            found = _find_ruling_column(one, read_first_rows(one.pair.original, workspaces[0]))
             if found:
                 yield found
 
 
 def _is_low(one: WeightSummary, snr_db: float) -> bool:
+    """Return True for a weight with a scale per row (or one scale) and an SNR far below its bits."""
     weight = one.pair.quantized
     whole_rows = weight.block_size is None and weight.uniform_bits is not None and len(weight.shape) == 2
     return whole_rows and weight.shape[1] >= FEWEST and snr_db < BIT_DB * (weight.uniform_bits or 0) - LOW_DB
 
 
-def _ruling(one: WeightSummary, x: Tensor) -> Finding | None:
-    """``x`` are rows of the original, (r, c)."""
+def _find_ruling_column(one: WeightSummary, x: Tensor) -> Finding | None:
+    """Report the column that holds the largest value of most rows, if it costs GAIN_DB or more.
+
+    Args:
+        one: the weight.
+        x: rows of the original, (r, c).
+    """
     size = x.abs()
     by_row = one.pair.quantized.scale is not None and one.pair.quantized.scale.n > 1
     column = int(size.argmax(1).mode().values) if by_row else int(size.amax(0).argmax())
@@ -56,8 +62,8 @@ def _ruling(one: WeightSummary, x: Tensor) -> Finding | None:
     name = one.pair.name
     whose = f"{100 * ruled:.3g} % of the sampled rows" if by_row else "the whole weight"
     message = (
-        f"{display(name)}: its scales allow no better than {one.figures.snr_db:.1f} dB: an outlier in column {column} "
-        f"rules those of {whose}; without it they would reach about {reached:.0f} dB"
+        f"{display(name)}: its scales allow no more than {one.figures.snr_db:.1f} dB: an outlier in column {column} "
+        f"sets the scale of {whose}; without it the SNR would be about {reached:.0f} dB"
     )
-    remedy = "use scales for blocks of columns, smooth or rotate its inputs, or leave it unquantized"
-    return finding("outlier_column", "info", name, message, remedy, column=column, snr_db_without=reached)
+    remedy = "use a scale per block of columns, smooth or rotate the layer's inputs, or leave the weight unquantized"
+    return make_finding("outlier_column", "info", name, message, remedy, column=column, snr_db_without=reached)

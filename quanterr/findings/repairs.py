@@ -1,8 +1,8 @@
-"""Ways to correct a weight, as data, and the simplest that does.
+"""Ways to repair a weight, as data, and the search for the simplest that works.
 
-A repair sees a sample of both sides and says what SNR it reaches. What it fits to the original it fits to one half of
-the elements, every other row or column, and is judged on the other half: a factor for each block takes away some error
-of any weight that it was fitted to.
+A repair sees a sample of both sides and returns the SNR that it reaches. It fits its numbers to one half of the
+elements (every other row or column) and is judged on the other half, because a factor per block removes some error of
+any weight that it was fitted to.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,33 +14,33 @@ from torch import Tensor
 
 from quanterr.findings.figures import EXACT_DB, GAIN, GAINS, level_of
 
-FEW = 64  # rows or columns whose like is looked for
-LIKE = 0.6  # of a cosine: two rows are the same
-AGREE = 0.75  # of the rows
+FEW = 64  # rows or columns that are matched
+LIKE = 0.6  # cosine from which on two rows are the same
+AGREE = 0.75  # share of the rows that must agree
 CORRECTED_DB = {2: 4.0}  # bits → SNR that a repair must reach
-CORRECTED = 7.0
-NEAR_DB = 3.0  # below what the scales allow
-BETTER_DB = {2: 5.0}  # bits → by how much it must be better, where one number for all is not enough
-BETTER = 4.5  # factors of blocks alone gain 3.5 dB where codes are as coarse as E5M2's
-SHIFTED_DB = 5.5  # what a shift must gain: half a step costs 6.0, and what is rounded afterwards in 16 bits up to 5.1
-SIMPLER_DB = 2.0  # a later repair must be that much better than an earlier, simpler one
+CORRECTED = 7.0  # the same for other bits
+NEAR_DB = 3.0  # dB below what the scales allow that a repair may stay
+BETTER_DB = {2: 5.0}  # bits → dB that a repair with more than one number must gain
+BETTER = 4.5  # the same for other bits: block factors alone gain 3.5 dB on codes as coarse as E5M2
+SHIFTED_DB = 5.5  # dB that a shift must gain: half a step costs 6.0, rounding to 16 bits after the codes up to 5.1
+SIMPLER_DB = 2.0  # dB that a later repair must gain over an earlier, simpler one
 BLOCKS = (16, 32, 64, 128)
 
 
 class Sample(NamedTuple):
-    """The first rows of both sides, float64, (r, c); zero where one is not finite."""
+    """The first rows of both sides, float64, (r, c); elements that are not finite on one side are zero."""
 
     x: Tensor
     y: Tensor
 
 
 class Correction(NamedTuple):
-    """What a repair leaves of the error."""
+    """Result of a repair on a sample."""
 
     snr_db: float
-    gained_db: float  # over the SNR of the same elements before
-    description: str  # what was found
-    factors: Tensor | None = None  # one for each row or block, (r, 1 or blocks): what y is of the original
+    gained_db: float  # compared with the SNR of the same elements before
+    description: str  # the fitted numbers, in words
+    factors: Tensor | None = None  # y divided by the original, per row or block, (r, 1 or blocks)
 
 
 class Repair(NamedTuple):
@@ -52,13 +52,16 @@ class Repair(NamedTuple):
     mend: Callable[[Sample], Correction | None]
 
 
-def simplest(
+def find_simplest_repair(
     sample: Sample, bits: int, attainable_db: float = -inf, has_zero: bool = True
 ) -> tuple[Repair, Correction] | None:
-    """The first repair of REPAIRS that is about as good as any; None where none corrects a weight of this many bits.
+    """Return the first of REPAIRS that is about as good as any; None if none corrects the weight.
 
-    It has to come near what the stored scales allow, where that is known. ``has_zero``: codes are counted from one that
-    stands for zero, which may be wrong.
+    Args:
+        sample: rows of both sides.
+        bits: bits per code.
+        attainable_db: SNR that the stored scales allow, if known; a repair has to come near.
+        has_zero: codes are counted from a zero point, which may be wrong.
     """
     good = []
     least = max(CORRECTED_DB.get(bits, CORRECTED), attainable_db - NEAR_DB)
@@ -76,15 +79,15 @@ def simplest(
     return next(((repair, corrected) for repair, corrected in good if corrected.snr_db >= best - SIMPLER_DB), None)
 
 
-def halves(sample: Sample, axis: int) -> tuple[Sample, Sample]:
-    """Every other row (axis 0) or column, and the rest; of a single row its columns."""
+def split_halves(sample: Sample, axis: int) -> tuple[Sample, Sample]:
+    """Split a sample into every other row (``axis`` 0) or column (1) and the rest; a single row by columns."""
     if axis == 0 and len(sample.x) > 1:
         return Sample(sample.x[::2], sample.y[::2]), Sample(sample.x[1::2], sample.y[1::2])
     return Sample(sample.x[..., ::2], sample.y[..., ::2]), Sample(sample.x[..., 1::2], sample.y[..., 1::2])
 
 
-def snr_db(x: Tensor, e: Tensor, fitted: int = 0) -> float:
-    """SNR in dB; with so many numbers fitted to these elements, which is paid for."""
+def measure_snr(x: Tensor, e: Tensor, fitted: int = 0) -> float:
+    """Return the SNR in dB of error ``e``, corrected for ``fitted`` numbers that were fitted to the same elements."""
     left = e.numel() - fitted
     if left <= 0:
         return -inf
@@ -97,131 +100,141 @@ def snr_db(x: Tensor, e: Tensor, fitted: int = 0) -> float:
 # Factors and shifts
 
 
-def _factors(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """What y must be multiplied by along these axes; 0 where y is zero.
+def _fit_factors(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return the factors that y must be multiplied by along ``axes``; 0 where y is zero.
 
-    1 where noise explains any other: that of y makes the factor smaller than it is, that of x its inverse. Else each
-    row or column of codes near zero would be better by being made smaller.
+    A factor is 1 where noise explains any other: noise in y makes the factor too small, noise in x its inverse.
+    Otherwise each row or column of codes near zero would gain by shrinking.
     """
     xx, xy, yy = (product.sum(axes, keepdim=True) for product in (x.square(), x * y, y.square()))
     return (xy / yy).masked_fill((xy < yy) & (xy > 0) & (xx > xy), 1.0).nan_to_num(0.0, 0.0, 0.0)
 
 
-def _one_factor(sample: Sample) -> Correction | None:
-    """One for all, if most rows agree on it."""
-    fit, check = halves(sample, 0)
-    factor, each = _factors(fit.x, fit.y, (0, 1)), _factors(sample.x, sample.y, (1,))
+def _try_one_factor(sample: Sample) -> Correction | None:
+    """Try one factor for all elements, if most rows agree on it."""
+    fit, check = split_halves(sample, 0)
+    factor, each = _fit_factors(fit.x, fit.y, (0, 1)), _fit_factors(sample.x, sample.y, (1,))
     agree = float(((each - factor).abs() < (factor - 1).abs() / 2).double().mean())
     if not float(factor) or agree < AGREE:
         return None
-    return _corrected(check, check.y * factor, f"{1 / float(factor):.4g}")
+    return _measure_correction(check, check.y * factor, f"{1 / float(factor):.4g}")
 
 
-def _row_factors(sample: Sample) -> Correction | None:
-    fit, check = halves(sample, 1)
-    factors = _factors(fit.x, fit.y, (1,))
-    return _spread(check, factors)
+def _try_row_factors(sample: Sample) -> Correction | None:
+    """Try one factor per row."""
+    fit, check = split_halves(sample, 1)
+    factors = _fit_factors(fit.x, fit.y, (1,))
+    return _apply_factors(check, factors)
 
 
-def _column_factors(sample: Sample) -> Correction | None:
+def _try_column_factors(sample: Sample) -> Correction | None:
+    """Try one factor per column."""
     if len(sample.x) < 2:
         return None
-    fit, check = halves(sample, 0)
-    factors = _factors(fit.x, fit.y, (0,))
-    return _spread(check, factors)
+    fit, check = split_halves(sample, 0)
+    factors = _fit_factors(fit.x, fit.y, (0,))
+    return _apply_factors(check, factors)
 
 
-def _blocks(sample: Sample) -> Iterator[tuple[Sample, Sample]]:
-    """The halves of both sides as (r, blocks, n / 2) for each size n of block."""
+def _split_blocks(sample: Sample) -> Iterator[tuple[Sample, Sample]]:
+    """Yield the halves of both sides as (r, blocks, n / 2), for each block size n that divides the columns."""
     for n in BLOCKS:
         if not sample.x.shape[1] % n:
-            yield halves(Sample(*(side.reshape(side.shape[0], -1, n) for side in sample)), 1)
+            yield split_halves(Sample(*(side.reshape(side.shape[0], -1, n) for side in sample)), 1)
 
 
-def _block_factors(sample: Sample) -> Correction | None:
+def _try_block_factors(sample: Sample) -> Correction | None:
+    """Try one factor per block of columns, and return the best block size."""
     found = []
-    for fit, check in _blocks(sample):
-        factors = _factors(fit.x, fit.y, (2,))
-        found.append(_spread(check, factors))
+    for fit, check in _split_blocks(sample):
+        factors = _fit_factors(fit.x, fit.y, (2,))
+        found.append(_apply_factors(check, factors))
     return max(found, key=lambda corrected: corrected.snr_db, default=None)
 
 
-def _spread(check: Sample, factors: Tensor) -> Correction:
+def _apply_factors(check: Sample, factors: Tensor) -> Correction:
+    """Return the correction that results from multiplying the values of ``check`` by ``factors``."""
     used = 1 / factors[factors != 0]
     description = f"{float(used.min()):.3g} to {float(used.max()):.3g}" if used.numel() else "0"
-    corrected = _corrected(check, check.y * factors, description)
+    corrected = _measure_correction(check, check.y * factors, description)
     return corrected._replace(factors=1 / factors.squeeze(2) if factors.dim() == 3 else 1 / factors)
 
 
-def _corrected(check: Sample, y: Tensor, description: str) -> Correction:
-    """What is left of the error of elements to which nothing was fitted; ``y`` are theirs once corrected."""
-    after = snr_db(check.x, y - check.x)
-    return Correction(after, after - snr_db(check.x, check.y - check.x), description)
+def _measure_correction(check: Sample, y: Tensor, description: str) -> Correction:
+    """Measure a correction on elements that it was not fitted to; ``y`` are their corrected values."""
+    after = measure_snr(check.x, y - check.x)
+    return Correction(after, after - measure_snr(check.x, check.y - check.x), description)
 
 
-def _row_shifts(sample: Sample) -> Correction | None:
-    fit, check = halves(sample, 1)
+def _try_row_shifts(sample: Sample) -> Correction | None:
+    """Try one shift per row."""
+    fit, check = split_halves(sample, 1)
     shifts = (fit.y - fit.x).mean(1, keepdim=True)
-    return _corrected(check, check.y - shifts, _on_average(shifts))
+    return _measure_correction(check, check.y - shifts, _describe_shifts(shifts))
 
 
-def _block_shifts(sample: Sample) -> Correction | None:
+def _try_block_shifts(sample: Sample) -> Correction | None:
+    """Try one shift per block of columns, and return the best block size."""
     found = []
-    for fit, check in _blocks(sample):
+    for fit, check in _split_blocks(sample):
         shifts = (fit.y - fit.x).mean(2, keepdim=True)
-        found.append(_corrected(check, check.y - shifts, _on_average(shifts)))
+        found.append(_measure_correction(check, check.y - shifts, _describe_shifts(shifts)))
     return max(found, key=lambda corrected: corrected.snr_db, default=None)
 
 
-def _on_average(shifts: Tensor) -> str:
+def _describe_shifts(shifts: Tensor) -> str:
+    """Format the mean of shifts."""
     return f"{float(shifts.mean()):.3g} on average"
 
 
 # Order
 
 
-def _transposed(sample: Sample) -> Correction | None:
+def _try_transpose(sample: Sample) -> Correction | None:
+    """Try the transpose of the largest square corner."""
     n = min(sample.x.shape)
     corner = Sample(sample.x[:n, :n], sample.y[:n, :n])
-    return _corrected(corner, corner.y.t(), "") if n > 3 else None
+    return _measure_correction(corner, corner.y.t(), "") if n > 3 else None
 
 
-def _row_order(sample: Sample) -> Correction | None:
-    return _reordered(sample.x, sample.y)
+def _try_row_order(sample: Sample) -> Correction | None:
+    """Try another order of rows."""
+    return _try_order(sample.x, sample.y)
 
 
-def _column_order(sample: Sample) -> Correction | None:
-    return _reordered(sample.x.t(), sample.y.t())
+def _try_column_order(sample: Sample) -> Correction | None:
+    """Try another order of columns."""
+    return _try_order(sample.x.t(), sample.y.t())
 
 
-def _reordered(x: Tensor, y: Tensor) -> Correction | None:
-    """Rows of y beside those rows of x that are most alike; scales may not have moved with them."""
+def _try_order(x: Tensor, y: Tensor) -> Correction | None:
+    """Match rows of y with the most similar rows of x; their scales may have stayed in place."""
     rows, cols = x.shape
     if rows < 2 or cols < 8:
         return None
     few = torch.linspace(0, rows - 1, min(rows, FEW), dtype=torch.float64).round().long()
-    fit, check = halves(Sample(x, y), 1)
+    fit, check = split_halves(Sample(x, y), 1)
     own = fit.y[few]
     alike = (own / own.norm(dim=1, keepdim=True)) @ (fit.x / fit.x.norm(dim=1, keepdim=True)).t()
     best, places = alike.nan_to_num(-1.0).max(1)
     if float((best > LIKE).double().mean()) < AGREE or torch.equal(places, few):
         return None
-    factors = _factors(fit.x[places], own, (1,))
+    factors = _fit_factors(fit.x[places], own, (1,))
     there, stored = check.x[places], check.y[few]
-    after = max(snr_db(there, stored - there), snr_db(there, stored * factors - there))
-    before = snr_db(check.x[few], stored - check.x[few])
-    return Correction(after, after - before, order_of(few.tolist(), places.tolist(), rows))
+    after = max(measure_snr(there, stored - there), measure_snr(there, stored * factors - there))
+    before = measure_snr(check.x[few], stored - check.x[few])
+    return Correction(after, after - before, describe_order(few.tolist(), places.tolist(), rows))
 
 
-def order_of(own: Sequence[int], there: Sequence[int], n: int) -> str:
-    """In words what brings row i of ``own`` to where it belongs, one of ``n``."""
+def describe_order(own: Sequence[int], there: Sequence[int], n: int) -> str:
+    """Describe the permutation that brings row i of ``own`` to row i of ``there``, among ``n`` rows."""
     pairs = list(zip(own, there, strict=True))
 
     def most(fits: Callable[[int, int], bool]) -> bool:
         return sum(fits(i, j) for i, j in pairs) > 0.9 * len(pairs)
 
     if most(lambda i, j: j == i ^ 1):
-        return "neighbours are swapped, as nibbles in the wrong order are"
+        return "neighbours are swapped, as with nibbles in the wrong order"
     by = (pairs[0][0] - pairs[0][1]) % n
     if most(lambda i, j: (i - j) % n == by):
         return f"shifted by {by if by <= n // 2 else by - n}"
@@ -231,7 +244,7 @@ def order_of(own: Sequence[int], there: Sequence[int], n: int) -> str:
     if most(lambda i, j: i ^ j == runs) and runs & (runs + 1) == 0:
         return f"reversed within runs of {runs + 1}"
     if most(lambda i, j: i ^ j == runs) and runs & (runs - 1) == 0:
-        return f"halves of runs of {2 * runs} are swapped, as nibbles in the wrong order are"
+        return f"halves of runs of {2 * runs} are swapped, as with nibbles in the wrong order"
     if isqrt(n) ** 2 == n and most(lambda i, j: j == i % isqrt(n) * isqrt(n) + i // isqrt(n)):
         return "interleaved"
     return "in an irregular order"
@@ -241,58 +254,58 @@ ONE_FACTOR = Repair(
     "scale_factor",
     "the scale is off by a factor of {description}",
     "check how the scale is applied: omitted, applied twice, or inverted",
-    _one_factor,
+    _try_one_factor,
 )
 
-# The simpler ones first: each later one must be clearly better.
+# Simpler repairs come first: a later one must be clearly better.
 REPAIRS = (
     ONE_FACTOR,
     Repair(
         "transposed",
         "it is stored transposed",
         "transpose it, or correct its metadata",
-        _transposed,
+        _try_transpose,
     ),
     Repair(
         "permuted",
-        "its rows are in another order ({description})",
+        "its rows are in a different order ({description})",
         "look for a permutation that only one side undoes",
-        _row_order,
+        _try_row_order,
     ),
     Repair(
         "permuted",
-        "its columns are in another order ({description})",
+        "its columns are in a different order ({description})",
         "check the order of nibbles and of inputs (act-order, g_idx)",
-        _column_order,
+        _try_column_order,
     ),
     Repair(
         "scale_factor",
         "one factor per row corrects it (rows are {description} times the original's): the row scales are wrong",
-        "look for scales that are shifted, truncated or in another order than the rows",
-        _row_factors,
+        "look for scales that are shifted, truncated, or in a different order than the rows",
+        _try_row_factors,
     ),
     Repair(
         "scale_factor",
         "one factor per column corrects it (columns are {description} times the original's)",
-        "scales were folded into the layer before (AWQ, SmoothQuant), or belong to other columns",
-        _column_factors,
+        "check whether scales were folded into the preceding layer (AWQ, SmoothQuant) or belong to other columns",
+        _try_column_factors,
     ),
     Repair(
         "zero_points",
         "one shift per row corrects it ({description}): its zero points are wrong",
         "check the convention: some formats store zero points minus one",
-        _row_shifts,
+        _try_row_shifts,
     ),
     Repair(
         "zero_points",
         "one shift per block corrects it ({description}): its zero points are wrong",
         "check the convention: some formats store zero points minus one",
-        _block_shifts,
+        _try_block_shifts,
     ),
     Repair(
         "scale_factor",
         "one factor per block corrects it (blocks are {description} times the original's): the block scales are wrong",
         "look for scales that are shifted, transposed, or still tiled for a kernel",
-        _block_factors,
+        _try_block_factors,
     ),
 )

@@ -1,67 +1,78 @@
-"""Weights that runtimes fuse into one, whose global scales differ: a runtime takes one scale for all of them.
+"""Weights that runtimes fuse into one although their global scales differ.
 
-Each weight is right as it is stored, and wrong by the ratio of the scales as it is used (vllm-project/vllm issues 47515
-and 54974: up to 10 times).
+A runtime uses one scale for the fused weight. Each part is right as stored, but wrong by the ratio of the scales as
+used, up to 10 times (vllm-project/vllm issues 47515 and 54974).
 """
 
 from collections.abc import Iterator, Sequence
 from math import log10
 
 from quanterr.checkpoints import Entry
-from quanterr.findings.codes import finding
+from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary
-from quanterr.formats.shared.scale_grid import chunks_of_scale
+from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
-DIVISOR = "weight_global_scale"  # compressed-tensors' divides, ModelOpt's weight_scale_2 multiplies
-DIFFER = 1e-3  # of a ratio above 1
-MUCH = 4.0  # a ratio beyond what the ranges of q, k and v differ by in sound weights: 2.3, with heavy rows 3.8
+DIVISOR = "weight_global_scale"  # compressed-tensors divides by it; ModelOpt's weight_scale_2 multiplies
+DIFFER = 1e-3  # ratio of scales, above 1, from which on they differ
+MUCH = 4.0  # a larger ratio than the ranges of q, k and v have in sound weights: 2.3, with heavy rows 3.8
 
 
-def sibling_scales(seen: Sequence[WeightSummary], read: Workspace) -> Iterator[Finding]:
-    """What fused weights become with the largest of their global scales."""
-    groups = [(ratio, worst) for group in _groups(seen) if (found := _apart(group, read)) for ratio, worst in [found]]
+def check_sibling_scales(seen: Sequence[WeightSummary], read: Workspace) -> Iterator[Finding]:
+    """Report the SNR of fused weights once all use the largest of their global scales."""
+    groups = [
+        (ratio, worst)
+        for group in _group_siblings(seen)
+        if (found := _measure_spread(group, read))
+        for ratio, worst in [found]
+    ]
     if not groups:
         return
     largest, (name, stored, fused) = max(groups, key=lambda group: group[0])
     names = [one[0] for _, one in groups]
     message = (
-        f"runtimes fuse {count(len(groups), 'group')} of weights whose global scales differ, by up to {largest:.3g} "
-        f"times: {listed(names, 3)}; {display(name)} has {stored:.1f} dB as stored and {fused:.1f} dB as fused"
+        f"runtimes fuse {count(len(groups), 'group')} of weights whose global scales differ, by a factor of up to "
+        f"{largest:.3g}: {listed(names, 3)}; {display(name)} has {stored:.1f} dB as stored and {fused:.1f} dB as fused"
     )
-    remedy = "quantize what is fused (q, k and v; gate and up; w1 and w3) with one global scale"
+    remedy = "quantize fused weights (q, k and v; gate and up; w1 and w3) with one shared global scale"
     severity = "warning" if largest >= MUCH else "info"
-    yield finding("sibling_scales", severity, None, message, remedy, ratio=largest, as_fused_db=fused, layers=names)
+    yield make_finding(
+        "sibling_scales", severity, None, message, remedy, ratio=largest, as_fused_db=fused, layers=names
+    )
 
 
-def _groups(seen: Sequence[WeightSummary]) -> Iterator[list[WeightSummary]]:
-    """Those of one parent that are fused."""
+def _group_siblings(seen: Sequence[WeightSummary]) -> Iterator[list[WeightSummary]]:
+    """Group the weights of one parent module that runtimes fuse."""
     found: dict[tuple[str, int], list[WeightSummary]] = {}
     for one in seen:
         parent, _, last = one.pair.name.removesuffix(".weight").rpartition(".")
         kind = next((n for n, names in enumerate(FUSED) if last in names), None)
-        if kind is not None and _global_scale(one) is not None and one.figures is not None:
+        if kind is not None and _find_global_scale(one) is not None and one.figures is not None:
             found.setdefault((parent, kind), []).append(one)
     return (group for group in found.values() if len(group) > 1)
 
 
-def _global_scale(one: WeightSummary) -> Entry | None:
+def _find_global_scale(one: WeightSummary) -> Entry | None:
+    """Return the global scale of a weight, or None."""
     entry = one.pair.quantized.parts.get("global_scale")
     return entry if entry is not None and entry.n == 1 else None
 
 
-def _apart(group: Sequence[WeightSummary], read: Workspace) -> tuple[float, tuple[str, float, float]] | None:
-    """By how much their scales differ; name, dB as stored and dB as fused of the one that loses most."""
-    scales = [float(next(chunks_of_scale(entry, read))) for one in group if (entry := _global_scale(one))]
+def _measure_spread(group: Sequence[WeightSummary], read: Workspace) -> tuple[float, tuple[str, float, float]] | None:
+    """Return the ratio of the largest to the smallest scale of a group, and the weight that loses most.
+
+    The weight is given as name, dB as stored and dB as fused. None if the scales are equal.
+    """
+    scales = [float(next(iterate_scales(entry, read))) for one in group if (entry := _find_global_scale(one))]
     if min(scales) <= 0 or max(scales) / min(scales) <= 1 + DIFFER:
         return None
     largest, rows = max(scales), []
     for one, scale in zip(group, scales, strict=True):
-        entry, figures = _global_scale(one), one.figures
+        entry, figures = _find_global_scale(one), one.figures
         if entry is None or figures is None:
             continue
         ratio = scale / largest if entry.name.endswith(DIVISOR) else largest / scale
@@ -70,7 +81,10 @@ def _apart(group: Sequence[WeightSummary], read: Workspace) -> tuple[float, tupl
 
 
 def _scaled_db(figures: Figures, ratio: float) -> float:
-    """The SNR of ρy: Σ(ρy - x)² / Σx² = cos² · ((ρf)² - 2ρf) + 1, where f = Σy² / Σxy."""
+    """Return the SNR in dB of ρy.
+
+    Σ(ρy - x)² / Σx² = cos² · ((ρf)² - 2ρf) + 1, where f = Σy² / Σxy.
+    """
     scaled = ratio * figures.factor
     noise = figures.cosine**2 * (scaled**2 - 2 * scaled) + 1
     return min(-10 * log10(noise), EXACT_DB) if noise > 0 else EXACT_DB

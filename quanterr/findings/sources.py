@@ -1,20 +1,20 @@
-"""Signs that a quantized weight was made of other values than the original's, on a sample of a few.
+"""Signs that a quantized weight was made from other values than the original's.
 
-The codes of such a weight are no more than a step or two from the nearest, so its SNR is but some dB too low, as error
-compensation leaves it. Three signs tell the two apart:
+The codes of such a weight are only a step or two from the nearest, so its SNR is a few dB too low, just as after error
+compensation. Three signs on a sample of a few weights tell the two cases apart:
 
-rounding    Codes that no method makes of the original. To round to the nearest, at random or as learned takes one of
-            the two codes around a value. GPTQ moves values on before it rounds them, but not those of the columns that
-            it rounds first. So errors of more than the distance of two codes, in all columns alike, are of others:
-            a finetune, another revision, a merge.
-directions  A few singular values hold the excess: the update of a LoRA that was merged into one side. Those of rounding
-            have none above the edge of Marchenko and Pastur, (1 + √(rows / columns))², once rows and columns are
-            brought to one variance.
-grid        The error follows the original's place between the points of an even grid that is not that of the codes:
-            the weight was rounded to an earlier format before.
+rounding    Codes that no method makes from the original. Rounding to nearest, at random or as learned yields one of the
+            two codes around a value. GPTQ moves values before it rounds them, but not in the columns that it rounds
+            first. So errors larger than the distance of two codes, in all columns alike, come from other values: a
+            finetune, another revision, a merge.
+directions  A few singular values hold the excess: a LoRA update was merged into one side. Rounding errors have no
+            singular values above the edge of Marchenko and Pastur, (1 + √(rows / columns))², once rows and columns are
+            scaled to equal variance.
+grid        The error follows the position of the original's values on an even grid other than the grid of the codes:
+            the weight was rounded to an earlier format.
 
-Limits, learned on the matrices of a real model (all-MiniLM-L6-v2, 36 of 384 to 1536 columns) and its own activations,
-with all recipes of this program.
+Limits were determined on the matrices of a real model (all-MiniLM-L6-v2, 36 of 384 to 1536 columns) with its own
+activations and all recipes of this program.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,76 +24,79 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.findings.codes import finding
+from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import NOTED_DB
 from quanterr.findings.layers import WeightSummary
-from quanterr.findings.samples import one_thread
+from quanterr.findings.samples import use_one_thread
 from quanterr.formats.base import Weight
-from quanterr.pairing.plan import Pair
+from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.base import Finding
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.levels import Scaling, cells
+from quanterr.tensors.levels import Scaling, find_cells
 from quanterr.tensors.workspace import FilledWorkspace
 from quanterr.util.text import count, listed
 
 MOST_READ = 8  # weights that are read again
-FEWEST_LEVELS = 5  # of codes of 2 bits most are the first or the last
+FEWEST_LEVELS = 5  # most 2-bit codes are the first or the last level
 RUNS, RUN = 16, 16  # runs of rows, spread over a weight, and the rows of each
-READ, WIDTH = 1 << 20, 1024  # elements that are read of a weight; columns that are looked at
-FEWEST = 32  # rows, and columns, of a weight that is judged
+READ, WIDTH = 1 << 20, 1024  # elements read of a weight, and columns that are examined
+FEWEST = 32  # rows and columns of a weight that is judged
 
-# Codes that no method makes of the original.
-BEYOND = 1.05  # of the distance of the two codes around a value; 1 at most, scales that are rounded afterwards aside
-BEYOND_SHARE, BEYOND_LEAST = 1.5e-5, 4  # of the elements; noise that costs 1 dB puts 4e-5 there, methods none
-# GPTQ: energies of columns scatter by 0.4 to 1.1 of their excess, and a tenth of them has less than half of it. A
-# finetune: by 0.05 to 0.4, and 0.6 to 1.0.
+# Sign "rounding": codes that no method makes from the original.
+BEYOND = 1.05  # error over the distance of the two codes around a value; more than 1 only if scales were rounded later
+BEYOND_SHARE, BEYOND_LEAST = 1.5e-5, 4  # share and number of such elements; noise of 1 dB makes 4e-5, methods none
+# With GPTQ, column energies scatter by 0.4 to 1.1 of their excess, and a tenth of the columns has less than half of it.
+# With a finetune they scatter by 0.05 to 0.4, and that tenth has 0.6 to 1.0.
 SCATTER, FIRST, LEFT = 0.38, 10, 0.4
-MOST_AGREE = 0.5  # of the weights that are read: fewer may be chance
+MOST_AGREE = 0.5  # share of the weights read that must show this sign: fewer may be chance
 
-# Few directions.
-EDGE = 1.1  # times that of Marchenko and Pastur; noise reaches 1.0
-CAPPED = 4.0  # standard deviations: an outlier is no direction
-SPREAD = 3  # times that rows and columns are brought to one variance, in turn
-# Of the excess: a LoRA of few directions is wholly in them (0.96 and more), of one of many some drown in noise (0.4 to
-# 0.7 of 64). GPTQ on inputs of few directions leaves up to 0.65 in 8 of 128.
+# Sign "directions": few singular values.
+EDGE = 1.1  # times the edge of Marchenko and Pastur; noise reaches 1.0
+CAPPED = 4.0  # standard deviations at which errors are clipped, because an outlier is no direction
+SPREAD = 3  # rounds of scaling rows and columns to equal variance
+# Share of the excess in the directions found. A LoRA of few directions lies all in them (0.96 and more); of a LoRA of
+# 64 directions some drown in noise (0.4 to 0.7). GPTQ on inputs of few directions leaves up to 0.65 in 8 of 128.
 SHARE, OF_FEW, MANY_DIRECTIONS = 0.55, 0.75, 16
 
-# An earlier grid.
-GRID_WINDOWS = 512  # that are looked at
-WINDOW = 32  # columns of a row: no format of groups has fewer, but those of 16
-PERIODS = 1.5, 16.0, 0.25  # of the grid in the largest value of a window: from, to, step
-CELLS = 16  # places between two codes
-FOLLOWS = 0.035
-DEVIATIONS = 6.0
-GRID_DB = 1.0  # of excess: factors that were folded into 3 bits and not found look like a grid at 0.7 dB
+# Sign "grid": an earlier format.
+GRID_WINDOWS = 512  # windows that are examined
+WINDOW = 32  # columns of a row; apart from groups of 16, no format has smaller groups
+PERIODS = 1.5, 16.0, 0.25  # number of grid periods up to the largest value of a window: from, to, step
+CELLS = 16  # distinguished positions between two codes
+FOLLOWS = 0.035  # least share of the error that follows a grid, beyond chance
+DEVIATIONS = 6.0  # standard errors beyond chance
+GRID_DB = 1.0  # least excess: undetected factors folded into 3 bits look like a grid at 0.7 dB
 
 MEANINGS = {
-    "rounding": "codes that rounding, however it compensates errors, does not make of the original: a finetune, "
+    "rounding": "no rounding, with or without error compensation, makes these codes from the original: a finetune, "
     "another revision, or noise",
-    "directions": "few directions hold the difference: a LoRA that was merged into one side",
-    "grid": "the difference follows the grid of an earlier format: it was quantized before",
+    "directions": "few directions hold the difference: a LoRA was merged into one side",
+    "grid": "the difference follows the grid of an earlier format: the weight was quantized before",
 }
 
 
-def of_sources(seen: Sequence[WeightSummary], named: bool) -> Iterator[Finding]:
-    """The weights that show a sign, of a few of those whose codes are not the nearest.
+def check_sources(seen: Sequence[WeightSummary], named: bool) -> Iterator[Finding]:
+    """Report the weights that show a sign of another source, among a few of those with excess error.
 
-    ``named`` if the configuration names a method that compensates errors: codes beyond any rounding are no sign then.
+    Args:
+        seen: the weights that differ.
+        named: the configuration names a method that compensates errors, so codes beyond any rounding are no sign.
     """
     off = [one for one in seen if _is_off(one)]
     read = off[:: max(-(-len(off) // MOST_READ), 1)]
-    with one_thread(), on_cpu() as workspaces:
-        signs = {one.pair.name: signs_of(one.pair, workspaces, named) for one in read}
+    with use_one_thread(), on_cpu() as workspaces:
+        signs = {one.pair.name: find_signs(one.pair, workspaces, named) for one in read}
     if sum("rounding" in found for found in signs.values()) < MOST_AGREE * len(read):
         signs = {name: [sign for sign in found if sign != "rounding"] for name, found in signs.items()}
     losses = [one.excess_db for one in read if signs[one.pair.name] and one.excess_db is not None]
     if losses:
-        yield _finding({name: found for name, found in signs.items() if found}, losses, len(read), len(off))
+        yield _report_sources({name: found for name, found in signs.items() if found}, losses, len(read), len(off))
 
 
 def _is_off(one: WeightSummary) -> bool:
-    weight = _coded(one.pair)
+    """Return True for a weight with excess error that is large enough, with enough levels, to be judged."""
+    weight = _unrotated(one.pair)
     levels = weight.levels
     return (
         one.excess_db is not None
@@ -106,51 +109,52 @@ def _is_off(one: WeightSummary) -> bool:
     )
 
 
-def _coded(pair: Pair) -> Weight:
-    """The weight that has codes element by element: that before its columns were rotated back."""
+def _unrotated(pair: Pair) -> Weight:
+    """Return the weight with one code per element: before its columns were rotated back, if they were."""
     return pair.quantized.rotated.weight if pair.quantized.rotated else pair.quantized
 
 
-class Sample(NamedTuple):
-    """Rows of a weight, (r, c) float32 each; of rotated columns both sides are rotated."""
+class ErrorSample(NamedTuple):
+    """Errors of sampled rows, (r, c) float32 each; both sides are rotated if the codes are."""
 
     x: Tensor
-    error: Tensor  # of what is stored
-    least: Tensor  # of the nearest codes
-    width: Tensor  # between the two codes around each element
+    error: Tensor  # error of the stored codes
+    least: Tensor  # error of the nearest codes
+    width: Tensor  # distance of the two codes around each element
     fine: Tensor  # bool: finite, and neither the first nor the last code is the nearest; elsewhere errors are 0
 
 
-def signs_of(pair: Pair, workspaces: Workspaces, named: bool) -> list[str]:
-    """The signs that a weight shows; ``named`` if a method that compensates errors is said to have made it."""
-    sample = _sampled(pair, workspaces)
+def find_signs(pair: Pair, workspaces: Workspaces, named: bool) -> list[str]:
+    """Return the signs that a weight shows, keys of MEANINGS; for ``named`` see :func:`check_sources`."""
+    sample = _read_sample(pair, workspaces)
     if sample is None:
         return []
     stored = 10 * log10(float(sample.error.square().sum() / sample.least.square().sum()))
     found = ["grid"] if stored > GRID_DB and not pair.quantized.rotated and _follows_grid(sample) else []
-    error, least = _beside_scales_of(pair, sample)
+    error, least = _refit_both(pair, sample)
     excess = float(error.square().sum() / least.square().sum())
-    if not excess > 10 ** (NOTED_DB / 10):  # scales or zero points that were rounded after the codes
+    if not excess > 10 ** (NOTED_DB / 10):  # only scales or zero points were rounded after the codes
         return found
-    if not named and _no_rounding(
+    if not named and _is_beyond_rounding(
         (sample.error / sample.width, error / sample.width), least / sample.width, sample.fine
     ):
         found.append("rounding")
-    share, number = _directions(error)
+    share, number = _measure_directions(error)
     if share > (SHARE if number >= MANY_DIRECTIONS else OF_FEW) * (1 - 1 / excess):
         found.append("directions")
     return found
 
 
-def _beside_scales_of(pair: Pair, sample: Sample) -> list[Tensor]:
-    """The errors of the stored and of the nearest codes, (r, c), with the best scale and shift for each group."""
-    shape = len(sample.x), -1, _group(pair, sample.x.shape[1])
+def _refit_both(pair: Pair, sample: ErrorSample) -> list[Tensor]:
+    """Return the errors of the stored and the nearest codes, (r, c), with the best scale and shift per group."""
+    shape = len(sample.x), -1, _columns_per_scale(pair, sample.x.shape[1])
     x, fine = sample.x.view(shape), sample.fine.view(shape)
-    return [_beside_scales(of.view(shape), x, fine).view_as(of) for of in (sample.error, sample.least)]
+    return [_refit_scales(of.view(shape), x, fine).view_as(of) for of in (sample.error, sample.least)]
 
 
-def _sampled(pair: Pair, workspaces: Workspaces) -> Sample | None:
-    weight, turn = _coded(pair), pair.quantized.rotated
+def _read_sample(pair: Pair, workspaces: Workspaces) -> ErrorSample | None:
+    """Read runs of rows spread over a weight; None if scales or levels are unknown, or nothing differs."""
+    weight, turn = _unrotated(pair), pair.quantized.rotated
     rows, cols = weight.matrix
     height = min(RUN, max(READ // cols // RUNS, 1))
     starts = sorted({number * (rows - height) // (RUNS - 1) for number in range(RUNS)})
@@ -161,7 +165,7 @@ def _sampled(pair: Pair, workspaces: Workspaces) -> Sample | None:
         chunk = Chunk(max(start, after), start + height, 0, cols)
         after = chunk.stop_row
         x = pair.original.dequantize(chunk, workspaces[0]).weight.float()
-        x = turn.turn(x.clone(), workspaces[0]) if turn else x
+        x = turn.rotate(x.clone(), workspaces[0]) if turn else x
         y = weight.dequantize(chunk, workspaces[1]).weight.float()
         scales = weight.scaling(chunk, ends)
         if scales is None or weight.levels is None:
@@ -169,22 +173,22 @@ def _sampled(pair: Pair, workspaces: Workspaces) -> Sample | None:
         unit, shift = (None if side is None else side.float().expand_as(x)[:, :WIDTH] for side in scales)
         assert unit is not None  # noqa: S101
         x, y = x[:, :WIDTH], y[:, :WIDTH]
-        around = cells(weight.levels, x, Scaling(unit, shift))
+        around = find_cells(weight.levels, x, Scaling(unit, shift))
         fine = around.inside & x.isfinite() & y.isfinite() & around.nearest.isfinite() & (around.width > 0)
         sides = (x, y - x, around.nearest - x)
         pieces.append((*(side.masked_fill(~fine, 0.0) for side in sides), around.width.masked_fill(~fine, 1.0), fine))
-    found = Sample(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
+    found = ErrorSample(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
     return found if bool(found.error.any()) and bool(found.least.any()) else None
 
 
-def _group(pair: Pair, cols: int) -> int:
-    """Columns that share a scale, of so many."""
-    block = _coded(pair).block_size
+def _columns_per_scale(pair: Pair, cols: int) -> int:
+    """Return the number of columns that share a scale, which divides ``cols``."""
+    block = _unrotated(pair).block_size
     return block[1] if block and cols % block[1] == 0 else cols
 
 
-def _beside_scales(error: Tensor, x: Tensor, fine: Tensor) -> Tensor:
-    """The errors without what another scale and shift would take away, of groups along the last axis."""
+def _refit_scales(error: Tensor, x: Tensor, fine: Tensor) -> Tensor:
+    """Return errors without the part that another scale and shift would remove, per group along the last axis."""
     n = fine.sum(-1, keepdim=True).clamp(min=1)
     x = (x - x.sum(-1, keepdim=True) / n) * fine
     e = (error - error.sum(-1, keepdim=True) / n) * fine
@@ -192,17 +196,20 @@ def _beside_scales(error: Tensor, x: Tensor, fine: Tensor) -> Tensor:
     return e - slope * x
 
 
-def _no_rounding(errors: Sequence[Tensor], least: Tensor, fine: Tensor) -> bool:
-    """Whether errors are beyond those of any rounding, and in all columns alike.
+def _is_beyond_rounding(errors: Sequence[Tensor], least: Tensor, fine: Tensor) -> bool:
+    """Return True if errors are larger than any rounding makes them, in all columns alike.
 
-    ``errors``, as they are and with other scales, and ``least`` are in distances between codes.
+    Args:
+        errors: the errors as stored and with refitted scales, in distances between codes.
+        least: errors of the nearest codes, in the same unit.
+        fine: elements that count, bool.
     """
     beyond = int(torch.stack([error.abs() > BEYOND for error in errors]).all(0).sum())
     if beyond < max(BEYOND_LEAST, BEYOND_SHARE * int(fine.sum())):
         return False
     of = least.square().mean(0)
-    used = of > of.mean() / 2  # others hold so little that their codes are the nearest whatever was done
-    halves = [errors[-1][first::2, used].square().mean(0) / of[used] for first in (0, 1)]  # of the rows
+    used = of > of.mean() / 2  # other columns hold so little that their codes are always the nearest
+    halves = [errors[-1][first::2, used].square().mean(0) / of[used] for first in (0, 1)]  # every other row
     more = float(torch.stack(halves).mean()) - 1
     scatter = float(((halves[0] - halves[0].mean()) * (halves[1] - halves[1].mean())).mean())
     number = max(len(halves[0]) // FIRST, 1)
@@ -210,8 +217,8 @@ def _no_rounding(errors: Sequence[Tensor], least: Tensor, fine: Tensor) -> bool:
     return scatter < (SCATTER * more) ** 2 and float(sum(first) / 2) - 1 > LEFT * more
 
 
-def _directions(error: Tensor) -> tuple[float, int]:
-    """How much more energy than noise the directions hold that stand out of it, as a share of all, and their number."""
+def _measure_directions(error: Tensor) -> tuple[float, int]:
+    """Return the share of the energy that stands out of the noise in a few directions, and their number."""
     e = error.double()
     for turn in range(SPREAD + 1):
         if turn == SPREAD:
@@ -225,16 +232,16 @@ def _directions(error: Tensor) -> tuple[float, int]:
     return float((out - 1).sum()) / rows, len(out)
 
 
-def _follows_grid(sample: Sample) -> bool:
-    """Whether errors depend on where the original's values are between the points of an even grid, of each window."""
+def _follows_grid(sample: ErrorSample) -> bool:
+    """Return True if errors depend on where the original's values lie between the points of an even grid."""
     windows = sample.x.shape[1] // WINDOW
     rows = slice(None, None, max(len(sample.x) * windows // GRID_WINDOWS, 1))
-    rest = _beside_own_grid(sample)[rows]
+    rest = _remove_own_grid(sample)[rows]
     x, rest = (side[:, : windows * WINDOW].reshape(-1, 1, WINDOW) for side in (sample.x[rows], rest))
-    rest = _beside_scales(rest, x, torch.ones_like(x))
+    rest = _refit_scales(rest, x, torch.ones_like(x))
     tiny = torch.finfo(x.dtype).tiny
     rest = rest / rest.square().sum(2, keepdim=True).sqrt().clamp_(min=tiny)
-    both = torch.cat((rest, rest.roll(1, 0)), 1).mT  # of another window: what chance gives
+    both = torch.cat((rest, rest.roll(1, 0)), 1).mT  # errors of another window show what chance gives
     places = x / x.abs().amax(2, keepdim=True).clamp_(min=tiny)
     phases = 2 * pi * torch.arange(*PERIODS).view(1, -1, 1) * places
     shares = ((phases.cos() @ both).square() + (phases.sin() @ both).square()) * (2 / WINDOW)
@@ -244,14 +251,14 @@ def _follows_grid(sample: Sample) -> bool:
     return more > max(FOLLOWS, DEVIATIONS * doubt)
 
 
-def _beside_own_grid(sample: Sample) -> Tensor:
-    """The errors without what follows from where values are between two codes, whatever rounds them; (r, c).
+def _remove_own_grid(sample: ErrorSample) -> Tensor:
+    """Return the errors, (r, c), without the part that follows from the position of values between two codes.
 
-    That is the mean error at each place, on either side of the nearest code and of zero, as to truncate tells them
-    apart; and in each window of columns, as GPTQ moves those least that it rounds first.
+    This part is the mean error at each position. It is taken separately on either side of the nearest code and of zero,
+    because truncation distinguishes them, and per window of columns, because GPTQ changes the first columns least.
     """
     x, error, least, width, fine = sample
-    place = (least.abs() / width * 2 * CELLS).long().clamp_(max=CELLS - 1)  # from the nearest code to half way
+    place = (least.abs() / width * 2 * CELLS).long().clamp_(max=CELLS - 1)  # from the nearest code to halfway
     place += CELLS * ((least > 0) + 2 * (x > 0))
     place += 4 * CELLS * (torch.arange(x.shape[1]) // WINDOW)
     own, numbers = place[fine], torch.bincount(place[fine], minlength=int(place.max()) + 1)
@@ -259,19 +266,26 @@ def _beside_own_grid(sample: Sample) -> Tensor:
     return (error - width * usual[place]) * fine
 
 
-def _finding(signs: Mapping[str, Sequence[str]], losses: Sequence[float], read: int, off: int) -> Finding:
-    """``signs`` are those of each weight that shows one, ``losses`` what these lose [dB]."""
+def _report_sources(signs: Mapping[str, Sequence[str]], losses: Sequence[float], read: int, off: int) -> Finding:
+    """Report the weights with signs.
+
+    Args:
+        signs: name → its signs.
+        losses: excess error of these weights, in dB.
+        read: number of weights that were read.
+        off: number of weights with excess error.
+    """
     names, shown = list(signs), [sign for sign in MEANINGS if any(sign in found for found in signs.values())]
     least, most = (f"{loss:.1f}" for loss in (min(losses), max(losses)))
     message = (
-        f"another source? {count(off, 'weight')} lost more than rounding; of {read} that were read again "
-        f"{len(names)} {'was' if len(names) == 1 else 'were'} not made of the original's values alone: "
+        f"another source? {count(off, 'weight')} lost more than rounding costs; of {read} read again "
+        f"{len(names)} {'was' if len(names) == 1 else 'were'} not made from the original's values alone: "
         f"{listed(names, 3)}; {least if least == most else f'{least} to {most}'} dB are lost: "
         f"{'; '.join(MEANINGS[sign] for sign in shown)}"
     )
     remedy = (
-        "compare with the checkpoint that was quantized: of the same revision, with the same adapters merged, and not "
+        "compare with the checkpoint that was actually quantized: the same revision, the same merged adapters, not "
         "quantized before"
     )
     evidence = {"layers": names, "signs": shown, "excess_db": max(losses), "read": read, "off": off}
-    return finding("another_source", "warning", None, message, remedy, **evidence)
+    return make_finding("another_source", "warning", None, message, remedy, **evidence)

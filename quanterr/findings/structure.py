@@ -1,15 +1,15 @@
-"""Where what a checkpoint says of its model contradicts the tensors that it holds."""
+"""Contradictions between what a checkpoint declares about its model and the tensors that it holds."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
-from quanterr.findings.codes import finding
+from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG, config_of
-from quanterr.findings.schemes import of_scheme
-from quanterr.formats import FORMATS, rows_of
+from quanterr.findings.schemes import check_scheme
+from quanterr.formats import FORMATS, find_rows
 from quanterr.pairing.gguf import REORDERED
-from quanterr.pairing.plan import Pair, Plan
+from quanterr.pairing.model import Pair, Pairing
 from quanterr.report.base import Finding
 from quanterr.roles import role_of, without_numbers
 from quanterr.util.strict_json import JsonFields, as_object
@@ -24,77 +24,83 @@ HEADS = {
 }
 IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers", "llm_int8_skip_modules")
 BY_LAYER = ("dynamic", "extra_config", "layer_quant_config", "quantized_layers", "quant_config", "modules_dtype_dict")
-LINEAR = frozenset({"attention", "mlp"})  # roles of weights that a quantizer takes, unless it is told not to
-# Weights that quantizers leave without a word: routers, T5's embedding of relative positions.
+LINEAR = frozenset({"attention", "mlp"})  # roles of weights that a quantizer quantizes by default
+# Weights that quantizers skip without declaring it: routers, T5's embedding of relative positions.
 LEFT = re.compile(r".*(attention_bias|\.gate|router|_gate|Dense\w+\.wo)\.weight")
 ROTATED = ("attn_q.weight", "attn_k.weight")
-REMEDY = "check that it belongs to this checkpoint; loaders that follow it fail, or build another model"
+REMEDY = "check that the configuration belongs to this checkpoint; loaders that follow it fail or build another model"
 
 
-def of_structure(quantized: Checkpoint, plan: Plan) -> Iterator[Finding]:
-    """What the quantized checkpoint says of its model, held against its tensors."""
-    declared, where = _declared(quantized)
-    yield from _blocks(declared, where, quantized.entries)
-    yield from _sizes(declared, where, plan.pairs)
-    yield from _row_orders(plan.pairs)
-    yield from _tied(quantized, plan.pairs)
+def check_structure(quantized: Checkpoint, plan: Pairing) -> Iterator[Finding]:
+    """Check what the quantized checkpoint declares about its model against its tensors."""
+    declared, where = _read_declared(quantized)
+    yield from _check_blocks(declared, where, quantized.entries)
+    yield from _check_sizes(declared, where, plan.pairs)
+    yield from _check_row_orders(plan.pairs)
+    yield from _check_tied_head(quantized, plan.pairs)
     labels = plan.labels.get("quantized")
     if labels:
-        yield from _recipe(labels.config, plan.pairs)
-        yield from of_scheme(quantized, labels.config, plan.pairs)
+        yield from _check_recipe(labels.config, plan.pairs)
+        yield from check_scheme(quantized, labels.config, plan.pairs)
 
 
-def _declared(checkpoint: Checkpoint) -> tuple[Mapping[str, int], str]:
-    """Sizes of the model by the keys of config.json, and what says so."""
+def _read_declared(checkpoint: Checkpoint) -> tuple[Mapping[str, int], str]:
+    """Return the declared sizes of the model by the keys of config.json, and the place that declares them."""
     if checkpoint.gguf is not None:
-        return _of_gguf(checkpoint.gguf), "the GGUF metadata"
+        return _read_gguf_sizes(checkpoint.gguf), "the GGUF metadata"
     config = config_of(checkpoint)
     return {key: n for key, n in config.items() if isinstance(n, int) and not isinstance(n, bool)}, CONFIG
 
 
-def _of_gguf(metadata: GgufMetadata) -> dict[str, int]:
+def _read_gguf_sizes(metadata: GgufMetadata) -> dict[str, int]:
+    """Return the sizes that GGUF metadata declares, by the keys of config.json."""
     keys = {
-        "num_hidden_layers": metadata.of_model("block_count"),
-        "hidden_size": metadata.of_model("embedding_length"),
+        "num_hidden_layers": metadata.get_model_int("block_count"),
+        "hidden_size": metadata.get_model_int("embedding_length"),
         "num_attention_heads": metadata.heads(0),
         "num_key_value_heads": metadata.kv_heads(0),
     }
     return {key: n for key, n in keys.items() if n is not None}
 
 
-def _mismatch(message: str, layers: Sequence[str] = ()) -> Finding:
-    return finding("config_mismatch", "warning", None, message, REMEDY, **({"layers": list(layers)} if layers else {}))
+def _report_mismatch(message: str, layers: Sequence[str] = ()) -> Finding:
+    """Return the finding that the configuration contradicts the tensors."""
+    return make_finding(
+        "config_mismatch", "warning", None, message, REMEDY, **({"layers": list(layers)} if layers else {})
+    )
 
 
-def _blocks(declared: Mapping[str, int], where: str, names: Collection[str]) -> Iterator[Finding]:
-    """The number of blocks; those of multi-token prediction may follow them."""
+def _check_blocks(declared: Mapping[str, int], where: str, names: Collection[str]) -> Iterator[Finding]:
+    """Check the number of blocks; blocks of multi-token prediction may follow."""
     said = declared.get("num_hidden_layers")
     found = {int(match[1]) for name in names if (match := BLOCK.match(name))}
     if not said or not found:
         return
     stored, most = max(found) + 1, said + declared.get("num_nextn_predict_layers", 0)
     if not said <= stored <= most:
-        yield _mismatch(f"{where} declares {count(said, 'block')}, the tensors are of {stored}")
+        yield _report_mismatch(f"{where} declares {count(said, 'block')}, but the tensors belong to {stored}")
 
 
-def _sizes(declared: Mapping[str, int], where: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """The width of the embedding, and rows that heads divide."""
+def _check_sizes(declared: Mapping[str, int], where: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """Check the width of the embedding, and that the number of heads divides the rows of q and k."""
     width = declared.get("hidden_size")
     for pair in pairs:
         shape = pair.original.shape
         if width and len(shape) == 2 and pair.name.endswith(EMBEDDINGS) and shape[1] != width:
-            yield _mismatch(f"{where} declares a width of {width}, {display(pair.name)} has {shape[1]}")
+            yield _report_mismatch(f"{where} declares a width of {width}, but {display(pair.name)} has {shape[1]}")
     for key, endings in HEADS.items():
         heads = declared.get(key)
         odd = [p.name for p in pairs if p.name.endswith(endings) and heads and p.original.shape[0] % heads]
         if odd:
-            yield _mismatch(
-                f"{where} declares {count(heads or 0, 'head')} ({key}), which do not divide {listed(odd, 3)}", odd
+            yield _report_mismatch(
+                f"{where} declares {count(heads or 0, 'head')} ({key}), which do not divide the rows of "
+                f"{listed(odd, 3)}",
+                odd,
             )
 
 
-def _row_orders(pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """Rows of the heads of q and k in a GGUF file: in pairs or in halves, but all alike."""
+def _check_row_orders(pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """Check that the rows of q and k in a GGUF file are all stored in pairs, or all in halves."""
     found: dict[bool, list[str]] = {True: [], False: []}
     for pair in pairs:
         for weight in (pair.original, pair.quantized):
@@ -102,57 +108,57 @@ def _row_orders(pairs: Sequence[Pair]) -> Iterator[Finding]:
                 found[REORDERED in weight.evidence].append(pair.name)
     if found[True] and found[False]:
         message = (
-            f"rows of heads are in pairs in {listed(found[True], 3)}, in halves in {listed(found[False], 3)}: "
-            "a runtime rotates all alike"
+            f"rows of heads are in pairs in {listed(found[True], 3)}, but in halves in {listed(found[False], 3)}: "
+            "runtimes rotate all of them the same way"
         )
-        yield finding("mixed_row_orders", "error", None, message, "convert the model again", layers=found[True])
+        yield make_finding("mixed_row_orders", "error", None, message, "convert the model again", layers=found[True])
 
 
-def _tied(quantized: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """An output layer that is quantized for itself though the embedding is said to stand for it."""
+def _check_tied_head(quantized: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """Report an output layer that is quantized separately although the embedding is declared to serve as it."""
     main = quantized.config.get("config.json")
     if not isinstance(main, dict) or main.get("tie_word_embeddings") is not True:
         return
     coded = (p for p in pairs if p.quantized.has_codes and p.quantized.codes.name.startswith(HEAD))
-    for name in (p.name for p in coded if not any(row.takes_tied_head for row in rows_of(p.quantized.format))):
-        yield _mismatch(
-            f"config.json declares tie_word_embeddings, but {display(name)} is quantized for itself: "
-            "loaders take the embedding in its place",
+    for name in (p.name for p in coded if not any(row.takes_tied_head for row in find_rows(p.quantized.format))):
+        yield _report_mismatch(
+            f"config.json declares tie_word_embeddings, but {display(name)} is quantized separately: "
+            "loaders use the embedding instead",
             [name],
         )
 
 
-def _recipe(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """Which layers are quantized, and how."""
-    ignored = [entry for key in IGNORED for entry in _texts(config.get(key))]
-    taken = [p.name for p in pairs if p.quantized.has_codes and any(_names(entry, p.name) for entry in ignored)]
+def _check_recipe(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """Check which layers are quantized, and in which format."""
+    ignored = [entry for key in IGNORED for entry in _keep_strings(config.get(key))]
+    taken = [p.name for p in pairs if p.quantized.has_codes and any(_matches(entry, p.name) for entry in ignored)]
     if taken:
-        yield _mismatch(
-            f"config.json declares that {count(len(taken), 'layer')} are not quantized, but codes are stored: "
+        yield _report_mismatch(
+            f"config.json excludes {count(len(taken), 'layer')} from quantization, but codes are stored: "
             f"{listed(taken, 3)}",
             taken,
         )
-    yield from _layouts(config, pairs)
+    yield from _check_layouts(config, pairs)
     linear = [
         p for p in pairs if len(p.original.shape) == 2 and role_of(p.name) in LINEAR and not LEFT.fullmatch(p.name)
     ]
     left = [
         p.name
         for p in linear
-        if p.quantized.encoding == "floats" and not any(_names(entry, p.name) for entry in ignored)
+        if p.quantized.encoding == "floats" and not any(_matches(entry, p.name) for entry in ignored)
     ]
     method = config.get("quant_method") or config.get("quant_algo")
     few = 0 < 4 * len(left) < len(linear)
-    if method and (few or _of_quantized_modules(left, config, linear)):
-        yield _mismatch(
-            f"config.json declares quant_method {display(str(method))} and does not except {listed(left, 3)}, "
+    if method and (few or _are_quantized_elsewhere(left, config, linear)):
+        yield _report_mismatch(
+            f"config.json declares quant_method {display(str(method))} and does not exclude {listed(left, 3)}, "
             f"which {'is' if len(left) == 1 else 'are'} stored unquantized",
             left,
         )
 
 
-def _of_quantized_modules(left: Sequence[str], config: JsonFields, linear: Sequence[Pair]) -> bool:
-    """Whether some of them are modules that are quantized in other blocks, where config.json tells no layers apart."""
+def _are_quantized_elsewhere(left: Sequence[str], config: JsonFields, linear: Sequence[Pair]) -> bool:
+    """Return True if some of these modules are quantized in other blocks, and config.json treats all layers alike."""
     targets = [as_object(group).get("targets") for group in as_object(config.get("config_groups")).values()]
     if any(config.get(key) for key in BY_LAYER) or any(target != ["Linear"] for target in targets):
         return False
@@ -160,8 +166,8 @@ def _of_quantized_modules(left: Sequence[str], config: JsonFields, linear: Seque
     return any(without_numbers(name) in coded for name in left)
 
 
-def _layouts(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """Of a family of formats another one than config.json names."""
+def _check_layouts(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """Report weights stored in another format than config.json names, within a family of formats."""
     families: dict[str, dict[str, str]] = {}  # key → value → format
     for key, value, name in ((*row.declared, row.name) for row in FORMATS if row.declared):
         families.setdefault(key, {})[value] = name
@@ -170,19 +176,23 @@ def _layouts(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding]:
         stored = [(p.name, p.quantized.format) for p in pairs if declared]
         other = [name for name, format_name in stored if format_name in formats.values() and format_name != declared]
         if other:
-            yield _mismatch(
-                f"config.json declares {declared}, but {count(len(other), 'weight')} are stored otherwise: "
+            yield _report_mismatch(
+                f"config.json declares {declared}, but another format is stored for {count(len(other), 'weight')}: "
                 f"{listed(other, 3)}",
                 other,
             )
 
 
-def _texts(value: object) -> list[str]:
+def _keep_strings(value: object) -> list[str]:
+    """Return the strings of a list; empty if ``value`` is no list."""
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
-def _names(entry: str, weight: str) -> bool:
-    """Whether an entry of an ignore list means a weight: a module, its end, a part of its path, or a pattern."""
+def _matches(entry: str, weight: str) -> bool:
+    """Return True if an entry of an ignore list means a weight.
+
+    An entry is a module, the end or a part of its path, or a pattern.
+    """
     module = weight.removesuffix(".weight")
     if entry.startswith("re:"):
         try:

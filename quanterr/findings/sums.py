@@ -1,48 +1,48 @@
-"""What the scales and sums of one weight show."""
+"""Findings from the scales and sums of one weight."""
 
 from collections.abc import Iterator
 from math import inf, isfinite, sqrt
 
-from quanterr.findings.codes import finding
+from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import FINE_DB, underflows
-from quanterr.findings.figures import bits_of, db, level_of, norm_ratio, usual_of
-from quanterr.metrics import Measured, cosine_similarity, snr_db
+from quanterr.findings.figures import bits_of, level_of, norm_ratio, ratio_db, usual_of
+from quanterr.metrics import Measurement, cosine_similarity, snr_db
 from quanterr.metrics.attainable import level
 from quanterr.metrics.sums import Sums, as_float, worst_rows
-from quanterr.pairing.plan import ComparedWeight, Pair
+from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.report.base import Finding
 from quanterr.util.text import count, display
 
-# Bits of a code → SNR in dB: correct readings are above the first, incorrect ones below the second. Plain
-# rounding of normal weights reaches 40 dB in 8 bits, 20 in 4, 13 in 3 and 7 in 2; outliers cost a few.
+# Bits of a code → SNR in dB: a correct reading is above the first, an incorrect one below the second. Plain rounding of
+# normal weights reaches 40 dB in 8 bits, 20 in 4, 13 in 3 and 7 in 2; outliers cost a few dB.
 DOUBTFUL_DB = {1: -6.0, 2: 0.0, 3: 6.0}
 BROKEN_DB = {1: -8.0, 2: -3.0, 3: 1.0}
-USUALLY = 9.0, 3.0  # of more bits
-ONLY_LENGTH = 0.99  # of a cosine: what is wrong is the scale and nothing else
-SAME_DIRECTION = 0.9  # of a cosine: only the length differs
-UNRELATED = 0.3
-SAME_LENGTH = 0.8, 1.25  # of a norm ratio
+USUALLY = 9.0, 3.0  # both limits for more bits
+ONLY_LENGTH = 0.99  # cosine from which on only the scale is wrong
+SAME_DIRECTION = 0.9  # cosine from which on mainly the length differs
+UNRELATED = 0.3  # cosine below which the tensors have nothing in common
+SAME_LENGTH = 0.8, 1.25  # norm ratios of a tensor that was only reordered
 
 USUAL_MARGIN_DB = 9.0  # below the usual level of a format; outliers cost up to 7.5, E5M2 is 6 below E4M3
-MANY = 128  # elements: of fewer nothing is inferred from their distribution
-SATURATED = 0.03, 4.0  # of the codes, and per scale: each block has its largest element there
-BIASED = 0.3  # of the squared error, that the mean error makes; of rounding 1 / n
+MANY = 128  # elements whose distribution allows a conclusion
+SATURATED = 0.03, 4.0  # share of the codes, plus a number per scale: each block has its largest element there
+BIASED = 0.3  # share of the squared error that the mean error makes; with rounding 1 / n
 ROW_DB = 8.0  # a bad row is this far below its weight; the worst rows of valid weights with outliers were 7.6
-ROW_DB_FEW = 6.0  # of at most 4 bits
-ROW_DB_SHARED = 14.0  # where rows share scales: outliers of the others cost real models' rows up to 12
-BELOW_LEVEL = 12.0  # dB, and by so much below what its bits usually reach: outliers of its own cost a row that
-BELOW_LEVEL_FEW = 3.0
-WEAK = 4  # a row with less energy than the mean by that factor may be lost by right scales
+ROW_DB_FEW = 6.0  # the same with at most 4 bits
+ROW_DB_SHARED = 14.0  # the same where rows share scales: in real models outliers of other rows cost up to 12
+BELOW_LEVEL = 12.0  # dB that a bad row is also below the level of its bits: outliers of its own may cost as much
+BELOW_LEVEL_FEW = 3.0  # the same with at most 4 bits
+WEAK = 4  # correct scales may lose a row with this factor less energy than the mean
 
 
-def of_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
-    """What one compared weight shows."""
+def check_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
+    """Report what the scales and sums of one weight show."""
     sums = done.sums
     if underflows(pair, sums) and not sums.nonfinite:
-        yield _underflow(pair)
+        yield _report_underflow(pair)
     for side, n in (("original", sums.nonfinite_original), ("quantized", sums.nonfinite_quantized)):
         if n:
-            yield finding(
+            yield make_finding(
                 f"nonfinite_{side}",
                 "error",
                 pair.name,
@@ -51,13 +51,13 @@ def of_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
                 elements=n,
             )
     if done.scales:
-        yield from _of_scales(pair, done)
-    yield from _implausible_error(pair, sums)
-    yield from _saturated(pair, done)
-    yield from _biased_error(pair, sums)
-    yield from _bad_rows(pair, done)
+        yield from _check_scales(pair, done)
+    yield from _check_plausibility(pair, sums)
+    yield from _check_saturation(pair, done)
+    yield from _check_bias(pair, sums)
+    yield from _check_rows(pair, done)
     if sums.n and not sums.x_sq and sums.e_sq:
-        yield finding(
+        yield make_finding(
             "zero_original",
             "warning",
             pair.name,
@@ -65,51 +65,56 @@ def of_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
         )
 
 
-def _underflow(pair: Pair) -> Finding:
+def _report_underflow(pair: Pair) -> Finding:
+    """Report a weight whose values are too small for its format."""
     message = (
         f"{display(pair.name)}: its values are too small for the scales of {pair.quantized.format}, which are float16: "
         "they become zeros, or a few coarse values"
     )
-    return finding("underflow", "warning", pair.name, message, "leave this layer in higher precision")
+    return make_finding("underflow", "warning", pair.name, message, "leave this layer in higher precision")
 
 
-def _implausible_error(pair: Pair, sums: Sums) -> Iterator[Finding]:
-    """A weight that is beyond any correct reading of its bit width: read wrong, or broken."""
-    if sums.nonfinite:  # told already
+def _check_plausibility(pair: Pair, sums: Sums) -> Iterator[Finding]:
+    """Report a weight whose error no correct reading of its bit width explains: misread, or broken."""
+    if sums.nonfinite:  # reported already
         return
     if (sums.x_abs and not sums.x_sq) or (sums.e_abs and not sums.e_sq):
         message = (
             f"{display(pair.name)}: its values or errors are so small that their squares underflow: the error "
             "cannot be measured"
         )
-        yield finding("implausible_error", "error", pair.name, message, "look for values below 1e-150 on either side")
+        yield make_finding(
+            "implausible_error", "error", pair.name, message, "look for values below 1e-150 on either side"
+        )
         return
     if not sums.x_sq or not sums.e_sq or (len(pair.original.shape) < 2 and not pair.quantized.has_codes):
         return
-    measured = Measured(sums)
+    measured = Measurement(sums)
     bits = bits_of(pair)
     snr, ratio = snr_db(measured), norm_ratio(sums)
-    if snr == inf:  # as near as numbers go
+    if snr == inf:
         return
     if not isfinite(snr):
         message = (
             f"{display(pair.name)}: its values as {pair.quantized.format} are too large for their error to be measured"
         )
-        yield finding("implausible_error", "error", pair.name, message, "look for values beyond 1e150 on either side")
+        yield make_finding(
+            "implausible_error", "error", pair.name, message, "look for values beyond 1e150 on either side"
+        )
         return
     cosine = cosine_similarity(measured) if ratio else 0.0
     only_length = abs(cosine) > ONLY_LENGTH and snr < USUALLY[0]
     if not (snr < DOUBTFUL_DB.get(bits, USUALLY[0]) or only_length or cosine < UNRELATED):
-        yield from _below_usual(pair, snr)
+        yield from _check_usual_level(pair, snr)
         return
     unrelated = cosine < UNRELATED and (ratio > 0 or bits > 1)  # symmetric codes of one bit may all be zero
     broken = snr < BROKEN_DB.get(bits, USUALLY[1]) or only_length or unrelated
-    yield finding(
+    yield make_finding(
         "implausible_error",
         "error" if broken else "warning",
         pair.name,
         f"{display(pair.name)}: {snr:.1f} dB as {pair.quantized.format}; norm {ratio:.4g} times the "
-        f"original's, cosine {cosine:.4f}: {_diagnosis(ratio, cosine)}",
+        f"original's, cosine {cosine:.4f}: {_diagnose(ratio, cosine)}",
         "compare the scale and the rows of this layer with what the quantizer wrote" if broken else None,
         snr_db=snr,
         norm_ratio=ratio,
@@ -117,11 +122,11 @@ def _implausible_error(pair: Pair, sums: Sums) -> Iterator[Finding]:
     )
 
 
-def _below_usual(pair: Pair, snr: float) -> Iterator[Finding]:
-    """A weight in a format whose level hardly depends on the weight, and yet far below it."""
+def _check_usual_level(pair: Pair, snr: float) -> Iterator[Finding]:
+    """Report a weight far below the usual level of its format, if this level hardly depends on the weight."""
     usual = usual_of(pair.quantized.format)
     if usual and snr < usual[0] - USUAL_MARGIN_DB and len(pair.original.shape) > 1:
-        yield finding(
+        yield make_finding(
             "below_usual",
             "warning",
             pair.name,
@@ -132,11 +137,12 @@ def _below_usual(pair: Pair, snr: float) -> Iterator[Finding]:
         )
 
 
-def _diagnosis(ratio: float, cosine: float) -> str:
+def _diagnose(ratio: float, cosine: float) -> str:
+    """Return the likely cause of an implausible norm ratio and cosine."""
     if not ratio:
         return "all its values are zero"
     if cosine > SAME_DIRECTION and abs(ratio - cosine) > sqrt(1 - cosine * cosine):
-        return f"the scale is wrong by about that factor ({ratio:.4g})"
+        return f"the scale is wrong by a factor of about {ratio:.4g}"
     if cosine < -SAME_DIRECTION:
         return "the sign is inverted"
     if abs(cosine) < UNRELATED and SAME_LENGTH[0] < ratio < SAME_LENGTH[1]:
@@ -146,7 +152,8 @@ def _diagnosis(ratio: float, cosine: float) -> str:
     return "outliers that one scale cannot represent, or a damaged layer"
 
 
-def _of_scales(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
+def _check_scales(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
+    """Report scales that are not finite, negative or zero."""
     scales = done.scales
     if scales is None:
         return
@@ -159,18 +166,18 @@ def _of_scales(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
         if n:
             message = f"{display(pair.name)}: {n:,} of {scales.number:,} scales in {display(name)} are {what}"
             remedy = None if severity == "warning" else "quantize this layer again"
-            yield finding(code, severity, pair.name, message, remedy, scales=n)
+            yield make_finding(code, severity, pair.name, message, remedy, scales=n)
 
 
-def _saturated(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
-    """Codes at the end of their range; of those that a format counts."""
+def _check_saturation(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
+    """Report too many codes at the ends of their range, for formats that count them."""
     sums, scales = done.sums, done.scales
     if not scales or sums.n < MANY or sums.saturated <= SATURATED[0] * sums.n + SATURATED[1] * scales.number:
         return
-    if _is_fine(sums):  # ternary values are all at an end
+    if _is_fine(sums):  # all ternary values are at an end of the range
         return
     share = 100 * sums.saturated / sums.n
-    yield finding(
+    yield make_finding(
         "saturated",
         "warning",
         pair.name,
@@ -180,15 +187,15 @@ def _saturated(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     )
 
 
-def _biased_error(pair: Pair, sums: Sums) -> Iterator[Finding]:
-    """Errors whose mean is no accident: zero points that are off, or rounding that always goes one way."""
+def _check_bias(pair: Pair, sums: Sums) -> Iterator[Finding]:
+    """Report errors whose mean is no accident: wrong zero points, or rounding that always goes one way."""
     if sums.n < MANY or not sums.e_sq or len(pair.original.shape) < 2 or not pair.quantized.has_codes:
         return
     mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n
     share = mean * mean / square if square else 0.0
-    if not share > BIASED or _is_fine(sums):  # of values that are all alike, those of a shift in float16
+    if not share > BIASED or _is_fine(sums):  # rounding a shift to float16 biases a constant weight
         return
-    yield finding(
+    yield make_finding(
         "biased_error",
         "warning",
         pair.name,
@@ -201,11 +208,12 @@ def _biased_error(pair: Pair, sums: Sums) -> Iterator[Finding]:
 
 
 def _is_fine(sums: Sums) -> bool:
+    """Return True if the SNR is so high that nothing is reported."""
     return level(as_float(sums.x_sq), as_float(sums.e_sq)) > FINE_DB
 
 
-def _bad_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
-    """Rows that were lost, or came out far worse than their weight, of the few worst that are kept."""
+def _check_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
+    """Report rows that were lost, or are far worse than their weight, among the few worst that are kept."""
     rows, sums = pair.original.matrix[0], done.sums
     if rows < 2 or not sums.x_sq or not sums.e_sq or not pair.quantized.has_codes:
         return
@@ -215,25 +223,28 @@ def _bad_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     below, below_level = (ROW_DB_FEW, BELOW_LEVEL_FEW) if bits <= 4 else (ROW_DB, BELOW_LEVEL)
     if _rows_share_scales(pair, done):
         below = ROW_DB_SHARED
-    limit = min(db(sums.x_sq, sums.e_sq) - below, level_of(bits) - below_level)
-    bad = [n for n, row in strong if n not in dead and row.e_sq and bits > 1 and db(row.x_sq, row.e_sq) < limit]
+    limit = min(ratio_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - below_level)
+    bad = [n for n, row in strong if n not in dead and row.e_sq and bits > 1 and ratio_db(row.x_sq, row.e_sq) < limit]
     if dead and sums.y_sq:
         number, numbers = max(sums.dead_rows, len(dead)), ", ".join(map(str, dead))
         message = (
             f"{display(pair.name)}: {count(number, 'row')} of zeros that the original does not have: {numbers}"
             f"{', …' if number > len(dead) else ''}"
         )
-        yield finding("dead_rows", "warning", pair.name, message, "quantize this layer again", rows=dead, number=number)
+        yield make_finding(
+            "dead_rows", "warning", pair.name, message, "quantize this layer again", rows=dead, number=number
+        )
     if bad:
-        worst = db(*next((row.x_sq, row.e_sq) for n, row in strong if n == bad[0]))
+        worst = ratio_db(*next((row.x_sq, row.e_sq) for n, row in strong if n == bad[0]))
         message = (
-            f"{display(pair.name)}: {worst:.1f} dB in row {bad[0]}, {db(sums.x_sq, sums.e_sq):.1f} dB overall: "
+            f"{display(pair.name)}: {worst:.1f} dB in row {bad[0]}, {ratio_db(sums.x_sq, sums.e_sq):.1f} dB overall: "
             f"{count(len(bad), 'row')} with far more error than the rest ({', '.join(map(str, bad))})"
         )
-        yield finding("bad_rows", "warning", pair.name, message, rows=bad, worst_row_snr_db=worst)
+        yield make_finding("bad_rows", "warning", pair.name, message, rows=bad, worst_row_snr_db=worst)
 
 
 def _rows_share_scales(pair: Pair, done: ComparedWeight) -> bool:
+    """Return True if several rows share a scale."""
     if pair.quantized.block_size:
         return pair.quantized.block_size[0] > 1
     return done.scales is not None and done.scales.number < pair.original.matrix[0]

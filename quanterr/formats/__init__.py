@@ -1,7 +1,7 @@
 """Every format quanterr reads, one row each; the first that fits is taken.
 
-To add one: write its file (start from int8_scaled.py), put a golden file made by its producer into
-tests/golden/, add its rows here. Nothing else knows its name.
+To add a format: write its module (start from int8_scaled.py), put a golden file made by its producer into
+tests/golden/, and add the module to MODULES. Nothing else knows its name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -62,9 +62,9 @@ from quanterr.formats import (
     verbatim,
     vptq,
 )
-from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Part, Parts, Values, Weight, names_for, private_name
+from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Parts, PartSpec, Values, Weight, names_for, private_name
 from quanterr.formats.shared.comfy_labels import refuse_by_name
-from quanterr.formats.shared.unsupported import refused
+from quanterr.formats.shared.unsupported import explain_unsupported
 from quanterr.util.text import listed
 
 __all__ = [
@@ -76,17 +76,17 @@ __all__ = [
     "Values",
     "Weight",
     "anchored_weight",
+    "explain_unsupported",
+    "find_rows",
     "is_auxiliary",
     "part_names",
     "recognize",
-    "refused",
-    "rows_of",
 ]
 
 NO_HINTS = Hints()
-SEVERAL = " + "  # between the formats of one weight
+SEVERAL = " + "  # joins the format names of a weight whose parts have several formats
 
-# In the order in which they are tried.
+# In the order in which recognize() tries them.
 MODULES = (
     nunchaku_bias,
     dense,
@@ -139,11 +139,11 @@ MODULES = (
     verbatim,
 )
 FORMATS: tuple[Format, ...] = tuple(
-    row.documented(module.__doc__ or "") for module in MODULES for row in module.FORMATS
+    row.with_specification(module.__doc__ or "") for module in MODULES for row in module.FORMATS
 )
 
-# Endings of the names of tensors that belong to quantized layers and never change a weight: scales of
-# activations and of the KV cache.
+# Endings of tensor names that belong to quantized layers and never change a weight: scales of activations and of
+# the KV cache.
 AUXILIARY = (
     "input_scale",
     "input_scale_2",
@@ -168,41 +168,41 @@ CODE_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8
 
 
 @cache
-def rows_of(format_name: str) -> tuple[Format, ...]:
-    """The row of a weight's format; of a weight that is put together from parts in several formats, theirs."""
+def find_rows(format_name: str) -> tuple[Format, ...]:
+    """Return the rows of a weight's format; several if the weight is assembled from parts in several formats."""
     names = format_name.split(SEVERAL)
     return tuple(row for row in FORMATS if row.name in names)
 
 
 def is_auxiliary(name: str) -> bool:
-    """Whether a tensor of this name changes no weight."""
+    """Return whether a tensor of this name never changes a weight."""
     return any(name.endswith(("." + ending, "_" + ending)) or name == ending for ending in AUXILIARY)
 
 
 def anchored_weight(entry: Entry, entries: Mapping[str, Entry]) -> str | None:
-    """The weight whose elements an entry holds under a name of its own (X.qweight holds X.weight).
+    """Return the weight whose elements ``entry`` holds under another name (X.qweight holds X.weight).
 
-    None for all others, and where a part is missing that every format with such codes needs.
+    None if it holds no such weight, or if a part that every matching format needs is missing.
     """
-    if not entry.name.endswith(_anchors()):
+    if not entry.name.endswith(_find_anchors()):
         return None
     for format in FORMATS:
         for template in format.codes.names if entry.dtype in format.codes.dtypes else ():
-            weight = _named_by(template, entry.name)
+            weight = _match_template(template, entry.name)
             if weight and all(_is_stored(part, weight, entries) for part in format.needs.values()):
                 return weight
     return None
 
 
 @cache
-def _anchors() -> tuple[str, ...]:
-    """Endings of the names of codes that are not called as their weight is."""
+def _find_anchors() -> tuple[str, ...]:
+    """Return the endings of code names that differ from the weight's name."""
     templates = {template for format in FORMATS for template in format.codes.names}
     return tuple(sorted(template.partition("}")[2] for template in templates - {"{weight}"}))
 
 
-def _named_by(template: str, stored: str) -> str | None:
-    """The weight for which the template gives that name."""
+def _match_template(template: str, stored: str) -> str | None:
+    """Return the weight for which ``template`` expands to ``stored``; None if there is none."""
     kind, _, ending = template.partition("}")
     if not ending or not stored.endswith(ending):
         return None
@@ -215,29 +215,29 @@ def _named_by(template: str, stored: str) -> str | None:
     return stem + WEIGHT_SUFFIX if kind == "{module" else stem
 
 
-def _is_stored(part: Part, weight: str, entries: Mapping[str, Entry]) -> bool:
+def _is_stored(part: PartSpec, weight: str, entries: Mapping[str, Entry]) -> bool:
     return part.optional or any(name in entries for name in part.candidates(weight))
 
 
 def part_names(weight: str, codes: Entry) -> set[str]:
-    """Names that the other parts of a weight with such codes may have."""
-    return set(names_for(weight, _part_templates(_template(weight, codes.name), codes.dtype)))
+    """Return the names that the other parts of a weight with these codes may have."""
+    return set(names_for(weight, _find_part_templates(_name_template(weight, codes.name), codes.dtype)))
 
 
 @cache
-def _part_templates(template: str, dtype: str) -> frozenset[str]:
-    """What the other parts of a weight may be called if its codes are called and stored like that."""
+def _find_part_templates(template: str, dtype: str) -> frozenset[str]:
+    """Return the name templates of all other parts, for codes with that name template and dtype."""
     return frozenset(
         name
-        for format in _formats_of(template, dtype)
+        for format in _matching_formats(template, dtype)
         for part in format.needs.values()
         if part is not format.codes
         for name in part.names
     )
 
 
-def _template(weight: str, stored: str) -> str:
-    """The template of the codes' name, as in :class:`Part`."""
+def _name_template(weight: str, stored: str) -> str:
+    """Return the template of the codes' name, as in :class:`PartSpec`."""
     if stored.startswith(weight):
         return "{weight}" + stored.removeprefix(weight)
     if stored.startswith(private := private_name(weight)):
@@ -246,28 +246,28 @@ def _template(weight: str, stored: str) -> str:
 
 
 @cache
-def _formats_of(template: str, dtype: str) -> tuple[Format, ...]:
-    """Formats whose codes may be called and stored like that."""
+def _matching_formats(template: str, dtype: str) -> tuple[Format, ...]:
+    """Return the formats whose codes may have that name template and dtype."""
     return tuple(row for row in FORMATS if template in row.codes.names and dtype in row.codes.dtypes)
 
 
 def recognize(
     name: str, codes: Entry, entries: Mapping[str, Entry], siblings: Iterable[Entry] = (), hints: Hints = NO_HINTS
 ) -> Weight:
-    """The weight of that name, by the first format that needs just what is stored.
+    """Return the weight ``name``, read by the first format that fits the stored tensors exactly.
 
-    ``codes`` holds its elements; ``entries`` is the whole checkpoint; ``siblings`` are the tensors that
-    belong to this weight and to no other: what no format uses among them is an error, never ignored.
+    ``codes`` holds the elements; ``entries`` is the whole checkpoint; ``siblings`` are the tensors that belong to this
+    weight only: a sibling that no format uses is an error, never ignored.
 
     Raises:
-        FormatMismatch: no format fits; says what was found, what the nearest one lacks or has over.
+        FormatMismatch: no format fits; says what was found, and what the nearest format lacks or leaves unused.
     """
     refuse_by_name(codes, hints)
     nearest, reason = (0, 0, False), ""
     gathered: dict[int, _Gathered] = {}
     siblings = list(siblings)
-    for format in _formats_of(_template(name, codes.name), codes.dtype):
-        key = id(format.needs)  # rows of one file share what they need
+    for format in _matching_formats(_name_template(name, codes.name), codes.dtype):
+        key = id(format.needs)  # rows of one module share their needs
         found = gathered[key] = gathered.get(key) or _gather(format, name, codes, entries)
         try:
             if found.problem:
@@ -278,10 +278,13 @@ def recognize(
                 return weight
         except FormatMismatch as mismatch:
             near = len(found.parts), found.named, not found.problem
-            if near >= nearest:  # of equals the last: it needs the least
+            if near >= nearest:  # on a tie the last wins: it needs the least
                 nearest, reason = near, str(mismatch)
     module = name.removesuffix(WEIGHT_SUFFIX) + "."
-    reason = refused({entry.name.removeprefix(module): entry for entry in (codes, *siblings)}, hints.config) or reason
+    reason = (
+        explain_unsupported({entry.name.removeprefix(module): entry for entry in (codes, *siblings)}, hints.config)
+        or reason
+    )
     if reason:
         raise FormatMismatch(reason)
     beside = f"; stored with it: {listed([entry.name for entry in siblings])})" if siblings else ""
@@ -289,7 +292,7 @@ def recognize(
 
 
 class _Gathered(NamedTuple):
-    """Parts of a format that are stored as it needs them, how many have their names, and what is wrong."""
+    """Stored parts that match a format's needs, the number of needs found by name, and the first problem."""
 
     parts: dict[str, Entry]
     named: int
@@ -321,7 +324,7 @@ def _refuse_unused(weight: Weight, siblings: list[Entry]) -> None:
     if unused and not (weight.encoding == "floats" and all(_is_one(entry) for entry in unused)):
         names = listed([entry.name for entry in unused])
         left = (
-            "; its producer worked out scales and left the weight unquantized, as llm-compressor does with layers of "
+            "; its producer computed scales but left the weight unquantized, as llm-compressor does with layers of "
             "other classes than Linear: quantize it, or save the checkpoint without these tensors"
         )
         raise FormatMismatch(
@@ -331,7 +334,7 @@ def _refuse_unused(weight: Weight, siblings: list[Entry]) -> None:
 
 
 def _is_one(entry: Entry) -> bool:
-    """Whether it is a dummy scale, which writers put beside weights that they did not quantize."""
+    """Return whether ``entry`` is a dummy scale of 1, as writers store beside weights that they left unquantized."""
     return entry.n == 1 and (entry.dtype, entry.read()) in {
         ("F32", b"\x00\x00\x80\x3f"),
         ("BF16", b"\x80\x3f"),

@@ -1,8 +1,8 @@
 """AQLM: each group of weights is a sum of vectors from codebooks, times a scale.
 
-    codes        i8, i16, i32      (rows / out, cols / in, n): of each of n codebooks; the low bits count, unsigned
+    codes        i8, i16, i32      (rows / out, cols / in, n): indices into n codebooks; the low bits count, unsigned
     codebooks    f16, bf16, f32    (n, 2^bits, out, in): vectors for groups of out rows and in columns
-    scales       f16, bf16, f32    (rows / out, 1, 1, 1), or one for each group, or each weight of one
+    scales       f16, bf16, f32    (rows / out, 1, 1, 1), or one per group, or one per weight of a group
 
     weight[group] = (codebooks[0, code[0]] + codebooks[1, code[1]] + …) * scale       each sum and product rounded
 
@@ -14,22 +14,22 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
-from quanterr.formats.shared.config_checks import check_told
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared.config_checks import check_quant_method
 from quanterr.formats.shared.padding import crop
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 CODE_BITS = {"I8": 8, "I16": 16, "I32": 32}
 SETTINGS = ("num_codebooks", "nbits_per_codebook", "out_group_size", "in_group_size")  # in config.json
 NEEDS = {
-    "codes": Part(("{module}.codes",), frozenset(CODE_BITS)),
-    "codebooks": Part(("{module}.codebooks",), FLOATS),
-    "scales": Part(("{module}.scales",), FLOATS),
+    "codes": PartSpec(("{module}.codes",), frozenset(CODE_BITS)),
+    "codebooks": PartSpec(("{module}.codebooks",), FLOATS),
+    "scales": PartSpec(("{module}.scales",), FLOATS),
 }
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight of the groups that there are codes for."""
+    """Return the weight; its shape follows from the groups of the codes."""
     codes, books, scales = parts["codes"], parts["codebooks"], parts["scales"]
     if len(codes.shape) != 3 or len(books.shape) != 4 or codes.shape[2] != books.shape[0]:
         raise FormatMismatch(
@@ -37,7 +37,7 @@ def fit(parts: Parts) -> Weight:
         )
     n, size, out, into = books.shape
     if size & (size - 1) or not 2 <= size <= 1 << CODE_BITS[codes.dtype]:
-        raise FormatMismatch(f"{books} should have a power of two of vectors, no more than {codes} can count")
+        raise FormatMismatch(f"{books} should hold a power of two of vectors, no more than {codes} can index")
     groups = (*codes.shape[:2], out, into)
     if len(scales.shape) != 4 or any(have not in (1, full) for have, full in zip(scales.shape, groups, strict=True)):
         raise FormatMismatch(f"its scale {scales} should be {[codes.shape[0], 1, 1, 1]}, or up to {list(groups)}")
@@ -45,21 +45,21 @@ def fit(parts: Parts) -> Weight:
     found = dict(zip(SETTINGS, (n, bits, out, into), strict=True))
     declared = {name: parts.hints.config[name] for name in SETTINGS if name in parts.hints.config}
     other = [f"{name} {declared[name]} for {found[name]}" for name in declared if declared[name] != found[name]]
-    warnings = (f"config.json declares {', '.join(other)}, which the shapes give",) if other else ()
+    warnings = (f"config.json declares {', '.join(other)}, but the shapes decide",) if other else ()
     return parts.weight(
         (codes.shape[0] * out, codes.shape[1] * into),
         partial(dequantize, parts),
         evidence=(f"AQLM, {n} codebooks of {bits} bits for groups of {out} × {into}",),
-        warnings=(*check_told(parts, "aqlm"), *warnings),
+        warnings=(*check_quant_method(parts, "aqlm"), *warnings),
     )
 
 
 def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
-    """(sum of vectors) · scale, (r, c)."""
+    """Return (sum of vectors) · scale, (r, c)."""
     (_, across, n), (_, size, out, into) = parts["codes"].shape, parts["codebooks"].shape
     first, stop = chunk.row // out, -(-chunk.stop_row // out)
     codes = workspace.read("codes", parts["codes"], first * across * n, ((stop - first) * across, n))
-    table = _vectors(parts, workspace)
+    table = _read_codebooks(parts, workspace)
     shape = (codes.shape[0], out * into)
     total = workspace.buffer("total", shape, torch.float32)
     for number in range(n):
@@ -69,7 +69,7 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
         torch.index_select(table[number], 0, index, out=vectors)
         if number:
             total.add_(vectors)
-    groups = total.view(stop - first, across, out, into).mul_(_scales(parts, first, stop, workspace))
+    groups = total.view(stop - first, across, out, into).mul_(_read_scales(parts, first, stop, workspace))
     if out > 1:
         values = workspace.output((stop - first, out, across, into))
         groups = values.copy_(groups.transpose(1, 2))
@@ -77,22 +77,24 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     return Values(crop(rows[chunk.row - first * out : chunk.stop_row - first * out], chunk, workspace))
 
 
-def _vectors(parts: Parts, workspace: Workspace) -> Tensor:
-    """The codebooks, (n, 2^bits, out · in) float32."""
+def _read_codebooks(parts: Parts, workspace: Workspace) -> Tensor:
+    """Return the codebooks, (n, 2^bits, out · in) float32."""
     entry = parts["codebooks"]
 
     def make() -> Tensor:
         shape = (*entry.shape[:2], entry.shape[2] * entry.shape[3])
-        return workspace.buffer("table", shape, torch.float32).copy_(workspace.whole("codebooks", entry).view(shape))
+        return workspace.buffer("table", shape, torch.float32).copy_(
+            workspace.read_whole("codebooks", entry).view(shape)
+        )
 
-    return workspace.made("table", entry, 0, make)
+    return workspace.cache("table", entry, 0, make)
 
 
-def _scales(parts: Parts, first: int, stop: int, workspace: Workspace) -> Tensor:
-    """Those of rows ``first:stop`` of groups, (1 or r, 1 or cols / in, 1 or out, 1 or in) float32."""
+def _read_scales(parts: Parts, first: int, stop: int, workspace: Workspace) -> Tensor:
+    """Read the scales of group rows ``first:stop``, (1 or r, 1 or cols / in, 1 or out, 1 or in) float32."""
     entry = parts["scales"]
     if entry.shape[0] == 1:
-        return workspace.whole("scales", entry).float()
+        return workspace.read_whole("scales", entry).float()
     each = entry.n // entry.shape[0]
     return workspace.read("scales", entry, first * each, (stop - first, *entry.shape[1:])).float()
 

@@ -1,22 +1,22 @@
-"""Asym W4A8: codes of 4 or 6 bits that become INT8 by a scale of their group, of rotated columns.
+"""Asym W4A8: codes of 4 or 6 bits that a group scale turns into INT8, with rotated columns.
 
     weight              i8                  (rows, cols · bits / 8)
-    weight_s_rel        f8_e4m3, u8, f32    (rows, cols / group); u8 are the bits of E4M3
+    weight_s_rel        f8_e4m3, u8, f32    (rows, cols / group); u8 holds the bits of E4M3
     weight_s_channel    f32                 (rows,)
-    weight_codebook     f32                 (16,), of 4 bits; optional
-    weight_correction   f32, bf16           (cols / group, rows), of 4 bits; optional
+    weight_codebook     f32                 (16,); optional, with 4 bits only
+    weight_correction   f32, bf16           (cols / group, rows); optional, with 4 bits only
 
     code       4 bits: two per byte, the first column in the low nibble
-               6 bits: the low four as above, in the first cols / 2 bytes of the row; the upper two of column
-               c are bits 2 (c % 4) and up of byte cols / 2 + c // 4
+               6 bits: the low four bits as above, in the first cols / 2 bytes of the row; the upper two bits of
+               column c at bits 2 (c % 4) and up of byte cols / 2 + c // 4
     v          codebook[code], or float32(code - 2^(bits - 1))
     u          v * float32(s_rel[r, c // group]), rounded half to even, within -127 … 127          rounded
     rotated    u * s_channel[r]                                                                    rounded
                + float32(correction[c // group, r])                                                rounded
     weight     rotated, un-rotated in groups of columns: shared/convrot.py              rounded
 
-The label gives the group (group_size, 16) and that of the rotation (convrot_groupsize, 256); the number of
-bits is inferred from the shapes. ComfyUI 0.30 does not read weight_correction, comfy-kitchen does.
+The label gives the group (group_size, default 16) and the group of the rotation (convrot_groupsize, default 256); the
+number of bits follows from the shapes. ComfyUI 0.30 does not read weight_correction, comfy-kitchen does.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/w4a8_int8.py, backends/eager/w4a8_int8.py.
 """
@@ -28,7 +28,17 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Rotated, Values, Weight, Workspace
+from quanterr.formats.base import (
+    Chunk,
+    Format,
+    FormatMismatch,
+    Parts,
+    PartSpec,
+    RotatedWeight,
+    Values,
+    Weight,
+    Workspace,
+)
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import INT8, check_labels
 from quanterr.formats.shared.convrot import group_size, rotate, unrotate
@@ -39,30 +49,30 @@ from quanterr.tensors.levels import Levels, nibbles, uniform
 LABELS = frozenset({"asym_w4a8_int8"})
 GROUP = 16
 NEEDS = {
-    "codes": Part(("{weight}",), INT8),
-    "s_rel": Part(("{weight}_s_rel",), frozenset({"F8_E4M3", "U8", "F32"})),
-    "s_channel": Part(("{weight}_s_channel",), frozenset({"F32"})),
-    "codebook": Part(("{weight}_codebook",), frozenset({"F32"}), optional=True),
-    "correction": Part(("{weight}_correction",), frozenset({"F32", "BF16"}), optional=True),
+    "codes": PartSpec(("{weight}",), INT8),
+    "s_rel": PartSpec(("{weight}_s_rel",), frozenset({"F8_E4M3", "U8", "F32"})),
+    "s_channel": PartSpec(("{weight}_s_channel",), frozenset({"F32"})),
+    "codebook": PartSpec(("{weight}_codebook",), frozenset({"F32"}), optional=True),
+    "correction": PartSpec(("{weight}_correction",), frozenset({"F32", "BF16"}), optional=True),
 }
-HALF = {4: 8.0, 6: 32.0}  # by bits: what is subtracted from a code
+HALF = {4: 8.0, 6: 32.0}  # by bits: subtracted from a code
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """How the codes of one weight are stored."""
+class W4A8Layout:
+    """The layout of one weight's codes."""
 
     bits: int
     group: int
     rotation: int
     padded: Padded
-    turned: bool = True  # back, as the weight is
+    turned: bool = True  # the rotation is undone
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, of as many bits as its shapes give."""
+    """Return the weight; its shapes give the number of bits."""
     comfy_format, warnings = check_labels(parts, LABELS, rotates=True)
-    layout, warning = _layout(parts)
+    layout, warning = _fit_layout(parts)
     if parts.get("correction"):
         warnings += ("weight_correction is added, as comfy-kitchen does; ComfyUI 0.30 leaves it out",)
     plain = parts.weight(
@@ -71,7 +81,7 @@ def fit(parts: Parts) -> Weight:
         code_bits=layout.bits,
         block_size=(1, layout.group),
     )
-    plain = replace(plain, levels=_code_levels(parts, layout))
+    plain = replace(plain, levels=_find_levels(parts, layout))
     what = f"codes of {layout.bits} bits in groups of {layout.group}, rotated in groups of {layout.rotation}"
     return parts.weight(
         layout.padded.shape,
@@ -81,25 +91,25 @@ def fit(parts: Parts) -> Weight:
         evidence=(what,),
         warnings=warnings + warning,
         comfy_format=comfy_format,
-        rotated=Rotated(plain, partial(rotate, layout.rotation)),
+        rotated=RotatedWeight(plain, partial(rotate, layout.rotation)),
     )
 
 
-def _code_levels(parts: Parts, layout: Layout) -> Levels:
-    """Of the codes before they become integers, which moves each by half of such an integer at most."""
+def _find_levels(parts: Parts, layout: W4A8Layout) -> Levels:
+    """Return the levels of the codes before INT8 rounding, which moves each by at most half an INT8 step."""
     if codebook := parts.get("codebook"):
         return nibbles(torch.frombuffer(bytearray(codebook.read()), dtype=torch.float32).tolist())
     return uniform(layout.bits)
 
 
-def _layout(parts: Parts) -> tuple[Layout, tuple[str, ...]]:
+def _fit_layout(parts: Parts) -> tuple[W4A8Layout, tuple[str, ...]]:
     codes, s_rel, s_channel = parts.codes, parts["s_rel"], parts["s_channel"]
     label = next(iter(parts.hints.labels), None)
     group = (label and label.number("group_size")) or GROUP
     rows = codes.shape[0] if len(codes.shape) == 2 else 0
     if not rows or len(s_rel.shape) != 2 or s_rel.shape[0] != rows or s_channel.shape != (rows,):
         raise FormatMismatch(
-            f"its scales {s_rel} and {s_channel} should be a row of groups, and one, for each row of {codes}"
+            f"its scales {s_rel} and {s_channel} should have a row of groups, and one number, for each row of {codes}"
         )
     cols = s_rel.shape[1] * group
     of_bits = {cols * n // 8: n for n in HALF}.get(codes.shape[1])
@@ -112,65 +122,65 @@ def _layout(parts: Parts) -> tuple[Layout, tuple[str, ...]]:
             raise FormatMismatch(f"{part} should be {list(shape)} for 4-bit codes; these have {of_bits}")
     rotation, warning = group_size(label, cols)
     padded = fit_padded(parts, (rows, cols), lcm(group, rotation), 1)
-    return Layout(of_bits, group, rotation, padded), warning
+    return W4A8Layout(of_bits, group, rotation, padded), warning
 
 
-def dequantize(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Values:
-    """The rotated integers times their channel's scale, un-rotated, (r, c)."""
-    return layout.padded.dequantize(chunk, workspace, partial(_block, parts, layout))
+def dequantize(parts: Parts, layout: W4A8Layout, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return the rotated integers times their row's scale, with the rotation undone, (r, c)."""
+    return layout.padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, layout))
 
 
-def _block(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Values:
+def _dequantize_block(parts: Parts, layout: W4A8Layout, chunk: Chunk, workspace: Workspace) -> Values:
     group = layout.group
     left, right = chunk.col // group, -(-chunk.stop_col // group)
-    values = _levels(parts, layout, chunk, workspace)
-    multiply(values, _relative(parts, chunk, workspace)[:, left:right], chunk.col, group)
+    values = _read_codes(parts, layout, chunk, workspace)
+    multiply(values, _read_relative_scales(parts, chunk, workspace)[:, left:right], chunk.col, group)
     values.round_().clamp_(-127, 127)
     values.mul_(workspace.read("s_channel", parts["s_channel"], chunk.row, (chunk.shape[0], 1)))
     if parts.get("correction"):
-        correction = workspace.whole("correction", parts["correction"])[left:right, chunk.row : chunk.stop_row]
+        correction = workspace.read_whole("correction", parts["correction"])[left:right, chunk.row : chunk.stop_row]
         values.view(chunk.shape[0], -1, group).add_(correction.t().float().unsqueeze(2))
     return Values(unrotate(values, layout.rotation, workspace) if layout.turned else values)
 
 
-def _levels(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """What the codes stand for, before any scale, (r, c)."""
+def _read_codes(parts: Parts, layout: W4A8Layout, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the codes' values before any scale, (r, c)."""
     width, half = parts.codes.shape[1], layout.padded.stored_cols // 2
     stored = workspace.read("codes", parts.codes, chunk.row * width, (chunk.shape[0], width))
     low = stored[:, chunk.col // 2 : chunk.stop_col // 2]
     if layout.bits == 6:
-        values = element_types.unpack(low, _low_pairs(workspace.device), workspace)
+        values = element_types.unpack(low, _make_low_pairs(workspace.device), workspace)
         high = stored[:, half + chunk.col // 4 : half + chunk.stop_col // 4]
-        return values.add_(element_types.unpack(high, _high_fours(workspace.device), workspace, "high"))
+        return values.add_(element_types.unpack(high, _make_high_fours(workspace.device), workspace, "high"))
     if parts.get("codebook"):
-        codebook = workspace.whole("codebook", parts["codebook"])
+        codebook = workspace.read_whole("codebook", parts["codebook"])
         byte = torch.arange(256, device=workspace.device)
         return element_types.unpack(low, torch.stack([codebook[byte & 15], codebook[byte >> 4]], 1), workspace)
-    return element_types.unpack(low, _uniform_pairs(workspace.device), workspace)
+    return element_types.unpack(low, _make_uniform_pairs(workspace.device), workspace)
 
 
-def _relative(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """The scales of the groups of a chunk's rows as float32, (r, groups)."""
+def _read_relative_scales(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the group scales of a chunk's rows as float32, (r, groups)."""
     entry = parts["s_rel"]
     groups = entry.shape[1]
     stored = workspace.read("s_rel", entry, chunk.row * groups, (chunk.shape[0], groups))
-    return stored if entry.dtype == "F32" else element_types.e4m3_scales(stored)
+    return stored if entry.dtype == "F32" else element_types.decode_e4m3_scales(stored)
 
 
 @cache
-def _low_pairs(device: torch.device) -> Tensor:
+def _make_low_pairs(device: torch.device) -> Tensor:
     return element_types.nibble_pairs(element_types.UINT4, high_first=False).to(device)
 
 
 @cache
-def _high_fours(device: torch.device) -> Tensor:
-    """What each byte of four upper halves adds, less 32: (256, 4) float32."""
+def _make_high_fours(device: torch.device) -> Tensor:
+    """Return the contribution of the upper two bits of the four codes in each byte, minus 32: (256, 4) float32."""
     shifts = torch.arange(0, 8, 2)
     return ((torch.arange(256)[:, None] >> shifts & 3) * 16 - HALF[6]).float().to(device)
 
 
 @cache
-def _uniform_pairs(device: torch.device) -> Tensor:
+def _make_uniform_pairs(device: torch.device) -> Tensor:
     return element_types.nibble_pairs([value - HALF[4] for value in element_types.UINT4], high_first=False).to(device)
 
 

@@ -7,9 +7,9 @@
     weight[r, c] = float32(code[r, c] - 8) * float32(weight_scale[c // group, r])        rounded
                    + float32(weight_zero[c // group, r])                                 rounded
 
-The group is inferred from the shapes; a label's group_size must agree. Rows of a modulation layer that was taken
-over from Nunchaku may be interleaved (shared/adanorm_rows.py): nothing stored says so, and it is
-tried where the plain reading is wrong.
+The group follows from the shapes; a label's group_size must agree. A modulation layer taken over from Nunchaku may have
+interleaved rows (shared/adanorm_rows.py). Nothing stored says so: interleaving is tried if the plain reading is
+wrong.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/awq_w4a16.py; Comfy-Org/comfy-quants@55f0a26
 formats/awq_w4a16.py.
@@ -20,9 +20,9 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.adanorm_rows import of_rows, parts_by_name, stored_rows
+from quanterr.formats.shared.adanorm_rows import count_parts_by_name, read_ordered_rows, stored_rows
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
@@ -31,14 +31,14 @@ from quanterr.tensors.levels import uniform
 LABELS = frozenset({"awq_w4a16"})
 OFFSET = 8.0
 NEEDS = {
-    "codes": Part(("{weight}",), INT8),
-    "scale": Part(("{weight}_scale",), FLOATS),
-    "zero": Part(("{weight}_zero", "{weight}_zeros"), FLOATS),
+    "codes": PartSpec(("{weight}",), INT8),
+    "scale": PartSpec(("{weight}_scale",), FLOATS),
+    "zero": PartSpec(("{weight}_zero", "{weight}_zeros"), FLOATS),
 }
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight with its rows in order; as an alternative, with its rows interleaved."""
+    """Return the weight with its rows in order; with interleaved rows as an alternative."""
     comfy_format, warnings = check_labels(parts, LABELS)
     codes, scale, zero = parts.codes, parts["scale"], parts["zero"]
     rows, cols = (codes.shape[0], 2 * codes.shape[1]) if len(codes.shape) == 2 else (0, 0)
@@ -52,7 +52,7 @@ def fit(parts: Parts) -> Weight:
         if label.block and label.block[0] != group
     )
     padded = fit_padded(parts, (rows, cols), group, 1)
-    by_name = parts_by_name(parts.name.removesuffix(".weight"))
+    by_name = count_parts_by_name(parts.name.removesuffix(".weight"))
     alternatives = [
         parts.weight(
             padded.shape,
@@ -67,33 +67,37 @@ def fit(parts: Parts) -> Weight:
         )
         for n in ((1, by_name) if by_name > 1 and rows % by_name == 0 else (1,))
     ]
-    return alternatives[0].or_else(alternatives[1:])
+    return alternatives[0].with_alternatives(alternatives[1:])
 
 
 def dequantize(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """float32(code - 8) · float32(scale) + float32(zero), (r, c)."""
-    return padded.dequantize(chunk, workspace, partial(_block, parts, padded, interleaved))
+    """Return float32(code - 8) · float32(scale) + float32(zero), (r, c)."""
+    return padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, padded, interleaved))
 
 
-def _block(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:
+def _dequantize_block(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:
     width = padded.stored_cols // 2
     if interleaved == 1:
         order: Tensor | slice = slice(chunk.row, chunk.stop_row)
         stored = workspace.read("codes", parts.codes, chunk.row * width, (chunk.shape[0], width))
     else:
         order = stored_rows(chunk.row, chunk.stop_row, padded.rows, interleaved, workspace.device)
-        stored = workspace.whole("whole_codes", parts.codes)[order]
-    values = element_types.unpack(stored[:, chunk.col // 2 : chunk.stop_col // 2], _pairs(workspace.device), workspace)
+        stored = workspace.read_whole("whole_codes", parts.codes)[order]
+    values = element_types.unpack(
+        stored[:, chunk.col // 2 : chunk.stop_col // 2], _make_pairs(workspace.device), workspace
+    )
     group = padded.step
     left, right = chunk.col // group, -(-chunk.stop_col // group)
-    multiply(values, of_rows("whole_scale", parts["scale"], order, workspace)[:, left:right], chunk.col, group)
-    zero = of_rows("whole_zero", parts["zero"], order, workspace)[:, left:right]
+    multiply(
+        values, read_ordered_rows("whole_scale", parts["scale"], order, workspace)[:, left:right], chunk.col, group
+    )
+    zero = read_ordered_rows("whole_zero", parts["zero"], order, workspace)[:, left:right]
     values.view(chunk.shape[0], -1, group).add_(zero.unsqueeze(2))
     return Values(values)
 
 
 @cache
-def _pairs(device: torch.device) -> Tensor:
+def _make_pairs(device: torch.device) -> Tensor:
     return element_types.nibble_pairs([value - OFFSET for value in element_types.UINT4], high_first=False).to(device)
 
 

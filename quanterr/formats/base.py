@@ -1,7 +1,7 @@
-"""What a format is.
+"""The building blocks of a format: data that describes a layout, and a function that recognizes it.
 
-A format is a row of data (what must be stored, under which names, as which dtypes) and one function,
-``fit``, that checks shapes and labels and returns a :class:`Weight`, which can dequantize any chunk.
+A format is a row of data (the stored tensors it needs, with names and dtypes) and one function, ``fit``, which
+checks shapes and labels and returns a :class:`Weight` that dequantizes any chunk.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,28 +15,28 @@ from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import Label
 from quanterr.errors import FormatMismatch
 from quanterr.tensors.chunks import Chunk, as_matrix
-from quanterr.tensors.decoder import Decoder, Element, Native, Order, decoder_of
-from quanterr.tensors.levels import Levels, ScaleSteps, Scaling, scaling
+from quanterr.tensors.decoder import Decoder, ElementType, Native, Order, decoder_of
+from quanterr.tensors.levels import Levels, ScaleSteps, Scaling, derive_scaling
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.strict_json import JsonFields
 
-# What the file of a format needs: all of it from here.
+# Everything that a format's module imports from here.
 __all__ = [
     "FUSED",
     "WEIGHT_SUFFIX",
     "Chunk",
     "Decoder",
     "Dequantize",
-    "Element",
+    "ElementType",
     "Encoding",
     "Format",
     "FormatMismatch",
     "Hints",
     "Native",
     "Order",
-    "Part",
+    "PartSpec",
     "Parts",
-    "Rotated",
+    "RotatedWeight",
     "Values",
     "Weight",
     "Workspace",
@@ -45,31 +45,31 @@ __all__ = [
 ]
 
 WEIGHT_SUFFIX = ".weight"
-# What the stored bytes of a weight are: numbers as they are; FP8 numbers without a scale; codes to which scales or
-# tables give a meaning; bits that are only compared for equality.
+# Meaning of a weight's stored bytes: plain numbers; FP8 numbers without a scale; codes that need scales or tables;
+# bits that can only be compared for equality.
 Encoding = Literal["floats", "cast", "codes", "bits"]
-FilledWorkspaces = tuple[FilledWorkspace, FilledWorkspace]  # of the lowest and of the highest codes
-SMALL_SCALES = frozenset({"F8_E4M3", "U8"})  # dtypes: small floats, whose least bits are those of the least number
-FUSED = "fused"  # role of the part that holds a factor for each of the layers whose rows a weight holds
+FilledWorkspaces = tuple[FilledWorkspace, FilledWorkspace]  # filled with the lowest codes, and with the highest
+SMALL_SCALES = frozenset({"F8_E4M3", "U8"})  # dtypes of one-byte float scales: byte 1 is the smallest positive scale
+FUSED = "fused"  # role of the part that holds one factor for each of the layers fused into the weight's rows
 
 
 class Values(NamedTuple):
     """A dequantized chunk."""
 
-    weight: Tensor  # (r, c) float32, or float64 where float32 would lose something
-    saturated: Tensor | None = None  # 0-d: how many codes are at the end of their range
-    zeros: Tensor | None = None  # 0-d: how many elements are zero, where the codes give
+    weight: Tensor  # (r, c) float32, or float64 where float32 would lose precision
+    saturated: Tensor | None = None  # 0-d: number of codes at either end of their range
+    zeros: Tensor | None = None  # 0-d: number of zero elements, where the codes give it
 
 
 Dequantize = Callable[[Chunk, Workspace], Values]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartSpec:
     """A stored tensor that a format needs: its possible names and dtypes.
 
-    In a name ``{weight}`` stands for the weight's name, ``{module}`` for that name without ``.weight``
-    (not tried for weights that are called otherwise), ``{private}`` for X._weight of X.weight.
+    In a name, ``{weight}`` is the weight's name; ``{module}`` is that name without ``.weight`` (skipped if the name
+    does not end so); ``{private}`` is X._weight for X.weight.
     """
 
     names: tuple[str, ...]
@@ -82,12 +82,12 @@ class Part:
         return f"{names} ({', '.join(sorted(self.dtypes))}{optional})"
 
     def candidates(self, weight: str) -> list[str]:
-        """The names this part may have for a weight of that name."""
+        """Return the names that this part may have for the weight named ``weight``."""
         return names_for(weight, self.names)
 
 
 def names_for(weight: str, templates: Iterable[str]) -> list[str]:
-    """What templates such as ``{module}.scale`` stand for; see :class:`Part`."""
+    """Expand templates such as ``{module}.scale`` for the weight named ``weight``; see :class:`PartSpec`."""
     module = weight.removesuffix(WEIGHT_SUFFIX)
     private = private_name(weight)
     return [
@@ -98,38 +98,38 @@ def names_for(weight: str, templates: Iterable[str]) -> list[str]:
 
 
 def private_name(weight: str) -> str:
-    """``X._weight`` of X.weight, ``X._up_proj`` of X.up_proj."""
+    """Return ``X._weight`` for X.weight, ``X._up_proj`` for X.up_proj."""
     above, dot, last = weight.rpartition(".")
     return f"{above}{dot}_{last}"
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What is known of a weight besides its stored tensors, and checked against them."""
+    """Facts about a weight from outside its stored tensors, checked against the tensors."""
 
     labels: tuple[Label, ...] = ()
-    blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # (rows, cols) of a block, and what says so
-    expects_scale: str | None = None  # what says that codes in this checkpoint have scales
-    shape: tuple[int, ...] | None = None  # of the original, where there is one: codes may be padded or flat
-    config: JsonFields = field(default_factory=dict)  # quantization_config of config.json or its like
-    metadata: Mapping[str, str] = field(default_factory=dict)  # __metadata__ of the files
+    blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # (rows, cols) of a block, and the source that declares it
+    expects_scale: str | None = None  # the source that says that codes in this checkpoint have scales
+    shape: tuple[int, ...] | None = None  # shape in the original, if known: stored codes may be padded or flattened
+    config: JsonFields = field(default_factory=dict)  # quantization_config of config.json or an equivalent file
+    metadata: Mapping[str, str] = field(default_factory=dict)  # __metadata__ of the safetensors files
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The stored tensors of one weight by their role in the format, and what else is known of it."""
+    """The stored tensors of one weight by their role in the format, and hints about the weight."""
 
     name: str
     entries: Mapping[str, Entry]
     hints: Hints = Hints()
-    checkpoint: Mapping[str, Entry] = field(default_factory=dict, repr=False)  # all: what others give of this one
-    format: str = ""  # the name of the row that is tried
+    checkpoint: Mapping[str, Entry] = field(default_factory=dict, repr=False)  # every entry of the checkpoint
+    format: str = ""  # name of the row of FORMATS that is being tried
 
     def __getitem__(self, role: str) -> Entry:
         return self.entries[role]
 
     def get(self, role: str) -> Entry | None:
-        """A part that may be missing."""
+        """Return the part with that role, or None if it is not stored."""
         return self.entries.get(role)
 
     @property
@@ -139,7 +139,7 @@ class Parts:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """(rows, cols) of the part that holds the elements, as it is stored."""
+        """(rows, cols) of the part that holds the elements, as stored."""
         return as_matrix(self.codes.shape)
 
     def weight(
@@ -163,9 +163,9 @@ class Parts:
         levels: Levels | None = None,
         scale_steps: ScaleSteps | None = None,
         unit: Callable[[Chunk, Workspace], Tensor] | None = None,
-        rotated: "Rotated | None" = None,
+        rotated: "RotatedWeight | None" = None,
     ) -> "Weight":
-        """The weight that these parts make up, as :class:`Weight` has it; ``format`` is the row that is tried."""
+        """Build the :class:`Weight` of these parts; ``format`` defaults to the row that is being tried."""
         return Weight(
             self.name,
             format or self.format,
@@ -193,10 +193,11 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A logical tensor of the model, as one checkpoint stores it.
+    """A tensor of the model as one checkpoint stores it.
 
-    ``dequantize(chunk, workspace)`` gives any chunk, in any cut, with the same values on every device. The result is a
-    buffer of the workspace, best ``workspace.output(chunk.shape)``, and holds until the next call.
+    ``dequantize(chunk, workspace)`` returns any chunk, with the same values on every device and however the weight is
+    cut. The result is a buffer of the workspace, usually ``workspace.output(chunk.shape)``, and is valid until the
+    next call.
     """
 
     name: str
@@ -204,73 +205,71 @@ class Weight:
     shape: tuple[int, ...]
     parts: Mapping[str, Entry]
     dequantize: Callable[[Chunk, Workspace], Values]
-    block_size: tuple[int, int] | None = None  # (rows, cols) that share a scale, where it is a block
+    block_size: tuple[int, int] | None = None  # (rows, cols) of a block that shares a scale, if any
     encoding: Encoding = "codes"
-    needs_float64: bool = False  # its values need float64
-    refusal: str | None = None  # why it is not compared unless both sides are equal
-    code_bits: int | None = None  # of one code, scales not included
-    uniform_bits: int | None = None  # the same, of codes with equal steps
+    needs_float64: bool = False  # float32 would round the values
+    refusal: str | None = None  # the reason why it is not compared unless both sides are equal
+    code_bits: int | None = None  # bits of one code, without scales
+    uniform_bits: int | None = None  # bits of one code, if the steps between levels are equal
     scale: Entry | None = None
-    evidence: tuple[str, ...] = ()  # what decided, in words
-    warnings: tuple[str, ...] = ()  # what speaks against it, in words
+    evidence: tuple[str, ...] = ()  # the facts that decided the format, in words
+    warnings: tuple[str, ...] = ()  # doubts about the format, in words
     comfy_format: str | None = None
-    byte_share: float = 1.0  # of its parts' bytes, where they are those of several weights
-    alternatives: "tuple[Weight, ...]" = ()  # alternatives of the same tensors, for when this one proves wrong
-    close_alternatives: bool = (
-        False  # its alternatives are close to each other: the clearly nearest is right, however near the first
-    )
-    undeclared: bool = False  # nothing says which of its alternatives it is: to take another is no cause for a warning
-    levels: Levels | None = None  # of its codes; None where the nearest one cannot be found element by element
+    byte_share: float = 1.0  # share of its parts' bytes, where several weights share the parts
+    alternatives: "tuple[Weight, ...]" = ()  # other readings of the same tensors, tried if this one proves wrong
+    close_alternatives: bool = False  # alternatives differ little: the clearly nearest wins, even if the first is near
+    undeclared: bool = False  # no metadata chooses among the alternatives: picking another causes no warning
+    levels: Levels | None = None  # levels of the codes; None where the nearest cannot be found element by element
     scale_steps: ScaleSteps | None = None  # None: scales are floats
-    coded: tuple[Entry, ...] = ()  # the parts that hold these codes, if not the first of them alone
-    unit: Callable[[Chunk, Workspace], Tensor] | None = None  # (r or 1, 1): what codes of a row are multiplied by
-    rotated: "Rotated | None" = None  # what its codes stand for, where its columns are rotated
-    computed: bool = False  # its values are those of stored numbers after arithmetic in float32
+    coded: tuple[Entry, ...] = ()  # the parts that hold the codes, if not the first part alone
+    unit: Callable[[Chunk, Workspace], Tensor] | None = None  # (r or 1, 1): factor of the codes of each row
+    rotated: "RotatedWeight | None" = None  # the weight before the rotation of its columns is undone
+    computed: bool = False  # values are the result of float32 arithmetic on stored numbers
 
-    def or_else(self, others: "Iterable[Weight]") -> "Weight":
-        """This weight, with others of the same tensors as alternatives."""
+    def with_alternatives(self, others: "Iterable[Weight]") -> "Weight":
+        """Return this weight with ``others``, read from the same tensors, as alternatives."""
         return replace(self, alternatives=tuple(others))
 
     def scaling(self, chunk: Chunk, filled: FilledWorkspaces) -> Scaling | None:
-        """What the codes of a chunk are multiplied by, and what is added then; None of a weight without levels."""
+        """Return the factor and offset of a chunk's codes; None for a weight without levels."""
         if self.levels is None:
             return None
         if self.unit is not None:
             return Scaling(self.unit(chunk, filled[0]))
-        if (units := self._units(chunk, filled[0])) is not None:
+        if (units := self._find_units(chunk, filled[0])) is not None:
             return Scaling(units)
         for workspace, byte in zip(filled, (self.levels.low, self.levels.high), strict=True):
             workspace.fill(self.coded or (self.codes,), byte, self.levels.block, self.levels.span)
         high = self.dequantize(chunk, filled[1]).weight
         if self.levels.centred:
             return Scaling(high.div_(self.levels.known[1]))
-        return scaling(self.levels, self.dequantize(chunk, filled[0]).weight, high)
+        return derive_scaling(self.levels, self.dequantize(chunk, filled[0]).weight, high)
 
     @property
     def scales_are_float16(self) -> bool:
-        """Whether codes are multiplied by a float16, in GGUF by the one of each block."""
+        """Whether codes are multiplied by a float16 scale; in GGUF, by the scale of each block."""
         scale = self.parts.get("scale") or self.scale
         in_blocks = self.levels is not None and self.levels.span is not None and self.scale_steps is None
         return in_blocks if scale is None else scale.dtype == "F16"
 
     def least_units(self, chunk: Chunk, workspace: FilledWorkspace) -> Tensor | None:
-        """What codes would be multiplied by if all scales were the least that can be stored, (1 or r, c).
+        """Return the factors of the codes at the smallest storable scales, (1 or r, c).
 
-        Of small floats of one byte, (1, 1) where one number is all that is known; None of other scales, which go on to
-        where no weight is.
+        (1, 1) where only the overall factor is known. None where scales are not one-byte floats: others can be smaller
+        than any weight needs.
         """
         scale = self.parts.get("scale")
         if scale is None or scale.dtype not in SMALL_SCALES:
             return None
         workspace.fill((scale,), 1)
-        units = self._units(chunk, workspace)
-        if units is None and self.levels is not None and self.levels.centred:  # an expert of a stack
+        units = self._find_units(chunk, workspace)
+        if units is None and self.levels is not None and self.levels.centred:  # stacked experts: units are unknown
             values = self.dequantize(chunk, workspace).weight
-            return values.abs().amax().view(1, 1) / self.levels.highest  # the largest code is in every few groups
+            return values.abs().amax().view(1, 1) / self.levels.highest  # the largest code occurs in nearly every group
         return units
 
-    def _units(self, chunk: Chunk, workspace: Workspace) -> Tensor | None:
-        """Of codes that are only multiplied, by scales of blocks of columns: the scale of each element, (1 or r, c)."""
+    def _find_units(self, chunk: Chunk, workspace: Workspace) -> Tensor | None:
+        """Return the block scale of each element, (1 or r, c), for codes without an offset; None for other codes."""
         decoder = decoder_of(self.dequantize)
         if decoder is None or decoder.scale is None or not (self.levels and self.levels.centred):
             return None
@@ -281,7 +280,7 @@ class Weight:
 
     @property
     def has_codes(self) -> bool:
-        """Whether its bytes are codes, and not the numbers themselves."""
+        """Whether the stored bytes are codes, not plain numbers."""
         return self.encoding in ("codes", "cast")
 
     @property
@@ -291,12 +290,12 @@ class Weight:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """(rows, cols)."""
+        """(rows, cols) of the weight as a matrix."""
         return as_matrix(self.shape)
 
     @property
     def matrix_rows(self) -> int:
-        """Rows of each matrix of a stack, as of experts; 0 of what is not a stack."""
+        """Rows of each matrix in a stack (of experts, for example); 0 if the weight is not a stack."""
         return self.shape[1] if len(self.shape) == 3 and self.matrix[1] == self.shape[2] else 0
 
     @property
@@ -306,49 +305,49 @@ class Weight:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all its parts."""
+        """Bytes of all parts."""
         return sum(entry.nbytes for entry in self.parts.values())
 
     @property
     def nbytes(self) -> int:
-        """Its share of them."""
+        """This weight's share of the parts' bytes."""
         return int(self.byte_share * self.stored_bytes)
 
 
-class Rotated(NamedTuple):
-    """What codes stand for before their columns are rotated back."""
+class RotatedWeight(NamedTuple):
+    """A weight before its rotated columns are rotated back."""
 
-    weight: Weight  # with levels; its rows may be longer
-    turn: Callable[[Tensor, Workspace], Tensor]  # whole rows of the original, (r, c), to the same
+    weight: Weight  # has levels; its rows may be longer
+    rotate: Callable[[Tensor, Workspace], Tensor]  # rotates whole rows of the original, (r, c), as the quantizer did
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One row of FORMATS."""
+    """One row of FORMATS: a format that quanterr reads."""
 
     name: str
-    needs: Mapping[str, Part]  # by role; the first holds the elements
-    # None: the tensors are another row's. Raises FormatMismatch, which says what was found and expected.
+    needs: Mapping[str, PartSpec]  # by role; the first holds the elements
+    # Returns None if the tensors belong to another row; raises FormatMismatch with what was found and expected.
     fit: Callable[[Parts], Weight | None]
-    summary: str = ""  # without one, the first line of its module's docstring
-    usual_db: tuple[int, int] | None = None  # SNR of whole models in it, by plain rounding: a guide, no limit
-    declared: tuple[str, str] | None = None  # key of a quantization_config, and the value there that means this format
-    takes_tied_head: bool = False  # its loaders use the codes of an output layer that is said to be the embedding's
-    least_scale: float = 0.0  # the smallest that it can store, where weights are known to be smaller
-    corrects_biases: bool = False  # a quantizer of it (convert_to_quant) changes biases for the errors of weights
-    specification: str = field(default="", repr=False)  # the docstring of its module, filled in by FORMATS
+    summary: str = ""  # default: the first line of the module's docstring
+    usual_db: tuple[int, int] | None = None  # typical SNR of whole models after plain rounding: a guide, not a limit
+    declared: tuple[str, str] | None = None  # key and value in quantization_config that declare this format
+    takes_tied_head: bool = False  # loaders use the quantized output layer even if config.json ties it to the embedding
+    least_scale: float = 0.0  # smallest scale that it can store, where real weights can need a smaller one
+    corrects_biases: bool = False  # a quantizer (convert_to_quant) adjusts biases for the errors of the weights
+    specification: str = field(default="", repr=False)  # docstring of its module, filled in by FORMATS
 
     @property
-    def codes(self) -> Part:
+    def codes(self) -> PartSpec:
         """The part that holds the elements."""
         return next(iter(self.needs.values()))
 
     @property
     def stated_needs(self) -> str:
-        """What must be stored for a weight X.weight, in words."""
+        """The tensors that must be stored for a weight X.weight, in words."""
         return "; ".join(str(part) for part in self.needs.values())
 
-    def documented(self, specification: str) -> "Format":
-        """The row with the docstring of its module."""
+    def with_specification(self, specification: str) -> "Format":
+        """Return the row with its module's docstring as specification and, by default, summary."""
         first = specification.partition("\n")[0].removesuffix(".")
         return replace(self, specification=specification, summary=self.summary or first)

@@ -1,14 +1,13 @@
 """BitNet: ternary codes, four rows per byte, and one scale.
 
-    weight          u8                 (rows / 4 rounded up, cols): bits 2 i and 2 i + 1 of row r are of row
+    weight          u8                 (rows / 4 rounded up, cols): bits 2 i and 2 i + 1 of stored row r hold row
                                        i · (rows / 4 rounded up) + r of the weight
     weight_scale    bf16, f16, f32     one
 
     weight[r, c] = (code - 1) / float32(weight_scale)        linear_class bitlinear           rounded
                  = (code - 1) * float32(weight_scale)        linear_class autobitlinear       rounded
 
-The linear_class stands in config.json; bitlinear, if nothing is said. Where the original contradicts it the other
-is tried.
+config.json gives the linear_class; the default is bitlinear. If the original contradicts it, the other is tried.
 
 Reference: huggingface/transformers@5.23.0 src/transformers/integrations/bitnet.py.
 """
@@ -17,19 +16,19 @@ from functools import partial
 
 import torch
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
-from quanterr.formats.shared.config_checks import check_told
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared.config_checks import check_quant_method
 from quanterr.tensors.levels import TERNARY
 
 PER_BYTE = 4
 NEEDS = {
-    "codes": Part(("{weight}",), frozenset({"U8"})),
-    "scale": Part(("{weight}_scale",), frozenset({"BF16", "F16", "F32"})),
+    "codes": PartSpec(("{weight}",), frozenset({"U8"})),
+    "scale": PartSpec(("{weight}_scale",), frozenset({"BF16", "F16", "F32"})),
 }
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if there is one scale and the original has four times as many rows as are stored."""
+    """Return the weight if there is one scale; the original must have up to four rows per stored row."""
     codes, scale = parts["codes"], parts["scale"]
     if len(codes.shape) != 2 or scale.n != 1:
         return None
@@ -37,7 +36,7 @@ def fit(parts: Parts) -> Weight | None:
     shape = parts.hints.shape or (PER_BYTE * stored, cols)
     if len(shape) != 2 or -(-shape[0] // PER_BYTE) != stored or shape[1] != cols:
         raise FormatMismatch(
-            f"{codes} with one scale is BitNet's, of {PER_BYTE * stored} × {cols} weights, not {list(shape)}"
+            f"{codes} with one scale is a BitNet weight of {PER_BYTE * stored} × {cols}, not {list(shape)}"
         )
     multiplies = parts.hints.config.get("linear_class") == "autobitlinear"
     alternatives = [
@@ -48,15 +47,15 @@ def fit(parts: Parts) -> Weight | None:
             levels=TERNARY,
             scale=scale,
             evidence=(f"BitNet, ternary codes {'times' if product else 'divided by'} {scale}",),
-            warnings=check_told(parts, "bitnet"),
+            warnings=check_quant_method(parts, "bitnet"),
         )
         for product in (multiplies, not multiplies)
     ]
-    return alternatives[0].or_else(alternatives[1:])
+    return alternatives[0].with_alternatives(alternatives[1:])
 
 
 def dequantize(parts: Parts, product: bool, chunk: Chunk, workspace: Workspace) -> Values:
-    """(code - 1) times or divided by the scale, (r, c)."""
+    """Return (code - 1) times or divided by the scale, (r, c)."""
     stored, cols = parts.matrix
     values = workspace.output(chunk.shape)
     for plane in range(chunk.row // stored, -(-chunk.stop_row // stored)):
@@ -66,7 +65,7 @@ def dequantize(parts: Parts, product: bool, chunk: Chunk, workspace: Workspace) 
         codes = torch.bitwise_right_shift(packed, 2 * plane, out=workspace.buffer("plane", shape, torch.uint8))
         values[first - chunk.row : stop - chunk.row] = codes.bitwise_and_(3)
     values.sub_(1)
-    scale = workspace.whole("scale", parts["scale"]).view(-1).float()
+    scale = workspace.read_whole("scale", parts["scale"]).view(-1).float()
     return Values(values.mul_(scale) if product else values.div_(scale))
 
 

@@ -1,20 +1,20 @@
-"""bitsandbytes 4-bit: codes of a table, with a scale for each few elements.
+"""bitsandbytes 4-bit: codes into a table, with a scale per block of elements.
 
     weight                      u8                 ceil(elements / 2) bytes, two codes each, the first in the
-                                bf16, f16, f32     high bits; or the same bytes as other numbers
+                                bf16, f16, f32     high bits; or the same bytes viewed as another dtype
     weight.quant_map            f32                (16,), the table
-    weight.absmax               f32                (blocks,), for each blocksize elements
-                                u8                 (blocks,), codes of nested_quant_map
-    weight.nested_absmax        f32                for each nested_blocksize of absmax, where that is u8
-    weight.nested_quant_map     f32                (256,), where absmax is u8
+    weight.absmax               f32                (blocks,), one per blocksize elements
+                                u8                 (blocks,), codes into nested_quant_map
+    weight.nested_absmax        f32                one per nested_blocksize of absmax, if absmax is u8
+    weight.nested_quant_map     f32                (256,), if absmax is u8
     weight.quant_state.bitsandbytes__nf4, …__fp4    u8    JSON: shape, blocksize, nested_blocksize, nested_offset
 
     absmax = nested_quant_map[absmax[i]] * nested_absmax[i // nested_blocksize]       rounded
              + float32(nested_offset)                                                 rounded
     weight[e] = quant_map[code[e]] * absmax[e // blocksize]                           rounded
 
-The table of a kind is always the same, and runtimes have it built in: another one is reported as a warning. The
-elements of 4-bit weights are numbered row by row, and blocks run across the ends of rows.
+Each kind has a fixed table, which runtimes have built in: a different quant_map causes a warning. Elements are numbered
+row by row, and blocks run across the ends of rows.
 
 Reference: bitsandbytes-foundation/bitsandbytes@95f9af30 bitsandbytes/functional.py QuantState,
 backends/default/ops.py.
@@ -33,18 +33,18 @@ from quanterr.formats.base import (
     Chunk,
     Decoder,
     Dequantize,
-    Element,
+    ElementType,
     Format,
     FormatMismatch,
     Native,
-    Part,
     Parts,
+    PartSpec,
     Values,
     Weight,
     Workspace,
 )
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.flat_blocks import Blocks
+from quanterr.formats.shared.flat_blocks import BlockRun
 from quanterr.tensors.chunks import as_matrix
 from quanterr.tensors.levels import ScaleSteps, nibbles
 from quanterr.util import strict_json
@@ -53,7 +53,7 @@ MAX_STATE = 1 << 16  # bytes of the JSON
 MAX_BLOCK = 1 << 16  # elements; bitsandbytes has at most 4096
 F32 = frozenset({"F32"})
 
-# bitsandbytes/functional.py get_4bit_type; of FP4 without the codes from 8 on, which are the same negated
+# bitsandbytes/functional.py get_4bit_type. FP4 lists codes 0 to 7; codes 8 to 15 are their negatives.
 NF4 = (
     -1.0,
     -0.6961928,
@@ -73,26 +73,26 @@ NF4 = (
     1.0,
 )
 FP4 = (0.0, 0.0052083335, 0.6666667, 1.0, 0.33333334, 0.5, 0.16666667, 0.25)
-# Half of what is between two codes of the dynamic map, of 64 in its last decade; of a nested absmax, so of the largest
-# value.
+# Half the step between codes of the dynamic map in its last decade, which has 64 codes; relative to a nested absmax,
+# the largest value.
 WIDEST_STEP = 0.45 / 63
 TABLES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
 
 
-def _needs(kind: str) -> dict[str, Part]:
+def _make_needs(kind: str) -> dict[str, PartSpec]:
     return {
-        "codes": Part(("{weight}",), frozenset({"U8", "I8", "BF16", "F16", "F32", "F64"})),
-        "state": Part((f"{{weight}}.quant_state.bitsandbytes__{kind}",), frozenset({"U8"})),
-        "quant_map": Part(("{weight}.quant_map",), F32),
-        "absmax": Part(("{weight}.absmax",), frozenset({"F32", "U8"})),
-        "nested_absmax": Part(("{weight}.nested_absmax",), F32, optional=True),
-        "nested_quant_map": Part(("{weight}.nested_quant_map",), F32, optional=True),
+        "codes": PartSpec(("{weight}",), frozenset({"U8", "I8", "BF16", "F16", "F32", "F64"})),
+        "state": PartSpec((f"{{weight}}.quant_state.bitsandbytes__{kind}",), frozenset({"U8"})),
+        "quant_map": PartSpec(("{weight}.quant_map",), F32),
+        "absmax": PartSpec(("{weight}.absmax",), frozenset({"F32", "U8"})),
+        "nested_absmax": PartSpec(("{weight}.nested_absmax",), F32, optional=True),
+        "nested_quant_map": PartSpec(("{weight}.nested_quant_map",), F32, optional=True),
     }
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the quant_state tensor says."""
+    """The fields of a quant_state tensor."""
 
     shape: tuple[int, ...]
     block: int
@@ -101,27 +101,27 @@ class State:
 
 
 def fit(kind: str, parts: Parts) -> Weight:
-    """The weight, of the shape and blocks that its quant_state gives."""
-    state = _state(parts["state"], nested="nested_absmax" in parts.entries)
+    """Return the weight with the shape and blocks of its quant_state."""
+    state = _read_state(parts["state"], nested="nested_absmax" in parts.entries)
     n = prod(state.shape)
-    _check(parts.codes, parts.codes.nbytes, -(-n // 2), f"bytes for {n} codes")
-    _check(parts["quant_map"], parts["quant_map"].n, 16, "values")
+    _check_size(parts.codes, parts.codes.nbytes, -(-n // 2), f"bytes for {n} codes")
+    _check_size(parts["quant_map"], parts["quant_map"].n, 16, "values")
     absmax, blocks = parts["absmax"], -(-n // state.block)
-    _check(absmax, absmax.n, blocks, f"numbers, one for each {state.block} of {n} elements")
+    _check_size(absmax, absmax.n, blocks, f"numbers, one per {state.block} of {n} elements")
     if absmax.dtype == "U8":
         nested = [parts.get(role) for role in ("nested_absmax", "nested_quant_map")]
         if not all(nested):
             raise FormatMismatch(f"{absmax} are codes, but nested_absmax or nested_quant_map is missing")
-        _check(parts["nested_quant_map"], parts["nested_quant_map"].n, 256, "values")
+        _check_size(parts["nested_quant_map"], parts["nested_quant_map"].n, 256, "values")
         above = -(-blocks // state.nested_block)
-        _check(parts["nested_absmax"], parts["nested_absmax"].n, above, f"numbers, one for each {state.nested_block}")
+        _check_size(parts["nested_absmax"], parts["nested_absmax"].n, above, f"numbers, one per {state.nested_block}")
     table = torch.frombuffer(bytearray(parts["quant_map"].read()), dtype=torch.float32)
     usual = torch.allclose(table, torch.tensor(TABLES[kind]), atol=1e-5)
-    warning = f"its table {parts['quant_map']} is not that of {kind}, which runtimes use regardless"
+    warning = f"its table {parts['quant_map']} is not the {kind} table, which runtimes use regardless"
     nested_said = f", absmax in blocks of {state.nested_block}" if absmax.dtype == "U8" else ""
     return parts.weight(
         state.shape,
-        _native(parts, state, table),
+        _attach_decoder(parts, state, table),
         code_bits=4,
         levels=nibbles(table.tolist()),
         block_size=(1, state.block),
@@ -131,75 +131,79 @@ def fit(kind: str, parts: Parts) -> Weight:
     )
 
 
-def _check(entry: Entry, found: int, expected: int, of_what: str) -> None:
+def _check_size(entry: Entry, found: int, expected: int, of_what: str) -> None:
     if found != expected:
         raise FormatMismatch(f"{entry} should have {expected} {of_what}, not {found}")
 
 
-def _state(entry: Entry, nested: bool) -> State:
+def _read_state(entry: Entry, nested: bool) -> State:
     if entry.nbytes > MAX_STATE:
-        raise FormatMismatch(f"its quant_state {entry} is too large to be one")
+        raise FormatMismatch(f"its quant_state {entry} is too large")
     try:
         declared = strict_json.loads(entry.read())
-    except strict_json.Invalid as error:
+    except strict_json.InvalidJson as error:
         raise FormatMismatch(f"its quant_state {entry} {error}") from error
     declared = declared if isinstance(declared, dict) else {}
     shape = declared.get("shape")
-    if not isinstance(shape, list) or not shape or not all(_whole(size) for size in shape):
+    if not isinstance(shape, list) or not shape or not all(_is_positive_integer(size) for size in shape):
         raise FormatMismatch(f"its quant_state {entry} has no shape")
     offset = declared.get("nested_offset", 0.0)
     block, nested_block = declared.get("blocksize"), declared.get("nested_blocksize") if nested else 1
     if (
-        not _whole(block)
+        not _is_positive_integer(block)
         or block % 2
         or block > MAX_BLOCK
-        or not _whole(nested_block)
+        or not _is_positive_integer(nested_block)
         or not isinstance(offset, int | float)
     ):
         raise FormatMismatch(f"its quant_state {entry} has no usable blocksize or nested_offset: {declared}")
     return State(tuple(shape), block, nested_block, float(offset))
 
 
-def _whole(value: object) -> TypeGuard[int]:
+def _is_positive_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def dequantize(parts: Parts, state: State, chunk: Chunk, workspace: Workspace) -> Values:
-    """quant_map[code] · absmax, (r, c)."""
+    """Return quant_map[code] · absmax, (r, c)."""
     matrix = as_matrix(state.shape)
-    blocks = Blocks.of(chunk, matrix, state.block)
+    blocks = BlockRun.cover(chunk, matrix, state.block)
     n = blocks.end - blocks.begin
     stored = workspace.read_bytes("codes", parts.codes, blocks.begin // 2, (1, -(-n // 2)))
-    table = _pairs(workspace.whole("quant_map", parts["quant_map"]).view(-1))
+    table = _make_pairs(workspace.read_whole("quant_map", parts["quant_map"]).view(-1))
     values = element_types.unpack(stored, table, workspace)[0, :n]
-    blocks.multiply(values, _absmax(parts, state, blocks, workspace))
+    blocks.multiply(values, _read_absmax(parts, state, blocks, workspace))
     return Values(blocks.cut(values, chunk, matrix[1]))
 
 
-def _native(parts: Parts, state: State, table: Tensor) -> Dequantize:
-    """:func:`dequantize`, with the same as data where rows are whole blocks."""
+def _attach_decoder(parts: Parts, state: State, table: Tensor) -> Dequantize:
+    """Return :func:`dequantize`, with a :class:`Decoder` if rows are whole blocks."""
     plain, matrix = partial(dequantize, parts, state), as_matrix(state.shape)
     if matrix[1] % state.block:
         return plain
 
     def absmax(chunk: Chunk, workspace: Workspace) -> Tensor:
-        return _absmax(parts, state, Blocks.of(chunk, matrix, state.block), workspace).view(chunk.shape[0], -1)
+        return _read_absmax(parts, state, BlockRun.cover(chunk, matrix, state.block), workspace).view(
+            chunk.shape[0], -1
+        )
 
-    return Native(plain, Decoder(parts.codes, matrix[1], Element.TABLE, _pairs(table), absmax, group=state.block))
+    return Native(
+        plain, Decoder(parts.codes, matrix[1], ElementType.TABLE, _make_pairs(table), absmax, group=state.block)
+    )
 
 
-def _pairs(table: Tensor) -> Tensor:
-    """What each byte stands for, (256, 2): the high bits first."""
+def _make_pairs(table: Tensor) -> Tensor:
+    """Return the values of the two codes in each byte, high bits first, (256, 2) float32."""
     return torch.stack([table.repeat_interleave(16), table.repeat(16)], 1)
 
 
-def _absmax(parts: Parts, state: State, blocks: Blocks, workspace: Workspace) -> Tensor:
-    """The scale of each block, (blocks,) float32."""
+def _read_absmax(parts: Parts, state: State, blocks: BlockRun, workspace: Workspace) -> Tensor:
+    """Return the scale of each block, (blocks,) float32."""
     stored = workspace.read("absmax", parts["absmax"], blocks.first, (blocks.stop - blocks.first,))
     if stored.dtype == torch.float32:
         return stored
-    scale = workspace.whole("nested_quant_map", parts["nested_quant_map"]).view(-1)[stored.int()]
-    nested = workspace.whole("nested_absmax", parts["nested_absmax"]).view(-1)
+    scale = workspace.read_whole("nested_quant_map", parts["nested_quant_map"]).view(-1)[stored.int()]
+    nested = workspace.read_whole("nested_absmax", parts["nested_absmax"]).view(-1)
     of_block = torch.arange(blocks.first, blocks.stop, device=workspace.device) // state.nested_block
     return scale.mul_(nested[of_block]).add_(state.nested_offset)
 
@@ -207,7 +211,7 @@ def _absmax(parts: Parts, state: State, blocks: Blocks, workspace: Workspace) ->
 FORMATS = (
     Format(
         "bnb_nf4",
-        _needs("nf4"),
+        _make_needs("nf4"),
         partial(fit, "nf4"),
         summary="bitsandbytes NF4: 4-bit codes of a table, a scale for each few elements",
         usual_db=(20, 21),
@@ -215,7 +219,7 @@ FORMATS = (
     ),
     Format(
         "bnb_fp4",
-        _needs("fp4"),
+        _make_needs("fp4"),
         partial(fit, "fp4"),
         summary="bitsandbytes FP4: the same with another table",
         usual_db=(17, 19),

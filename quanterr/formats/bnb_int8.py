@@ -1,8 +1,8 @@
-"""bitsandbytes LLM.int8(): INT8 codes, the largest magnitude of each row.
+"""bitsandbytes LLM.int8(): INT8 codes and the largest magnitude of each row.
 
     weight           i8     (rows, cols)
     SCB              f32    (rows,), the largest magnitude of each row
-    weight_format    u8     one: 0, rows as they are; others are tiles for old GPUs, which are not read
+    weight_format    u8     one: 0 means row-major; other values are tiles for old GPUs, which are not read
 
     weight[r, c] = float32(code[r, c]) * SCB[r]                                       rounded
                    * 0.007874015718698502                                             rounded
@@ -13,20 +13,20 @@ Reference: bitsandbytes-foundation/bitsandbytes@95f9af30 bitsandbytes/nn/modules
 from functools import partial
 from math import prod
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.tensors.levels import INT8
 
-UNIT = 0.007874015718698502  # 1 / 127, as bitsandbytes has it
+UNIT = 0.007874015718698502  # 1 / 127 as bitsandbytes writes it
 NEEDS = {
-    "codes": Part(("{weight}",), frozenset({"I8"})),
-    "absmax": Part(("{module}.SCB",), frozenset({"F32"})),
-    "format": Part(("{module}.weight_format",), frozenset({"U8"}), optional=True),
+    "codes": PartSpec(("{weight}",), frozenset({"I8"})),
+    "absmax": PartSpec(("{module}.SCB",), frozenset({"F32"})),
+    "format": PartSpec(("{module}.weight_format",), frozenset({"U8"}), optional=True),
 }
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, if its rows are stored as they are."""
+    """Return the weight if its rows are stored in order."""
     codes, absmax = parts.codes, parts["absmax"]
     if absmax.n != prod(codes.shape[:-1]) or len(codes.shape) < 2:
         raise FormatMismatch(f"its SCB {absmax} should have one number for each row of {codes}")
@@ -46,7 +46,7 @@ def fit(parts: Parts) -> Weight:
 
 
 def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
-    """float32(code) · SCB · 0.007874…, (r, c)."""
+    """Return float32(code) · SCB · 0.007874…, (r, c)."""
     codes = element_types.read_int8(parts, chunk, workspace)
     absmax = workspace.read("absmax", parts["absmax"], chunk.row, (chunk.shape[0], 1))
     return Values(codes.values.mul_(absmax).mul_(UNIT), codes.saturated)

@@ -1,4 +1,4 @@
-"""Signed four-bit codes with one scale per row; ConvRot W4A4 has rotated their columns before.
+"""Signed four-bit codes with one scale per row; in ConvRot W4A4 the columns were rotated before quantization.
 
     weight          i8                (rows, cols / 2), two codes per byte, the first column in the low nibble
     weight_scale    f32, bf16, f16    (rows,) or (rows, 1)
@@ -7,38 +7,48 @@
     convrot_w4a4     weight = product, un-rotated in groups of columns: shared/convrot.py    rounded
     int4_tensorwise  weight = product
 
-A label names them, for the tensors alone could be INT8 of half the width; convrot_groupsize is 256 where it
-says nothing. int4_tensorwise with convrot is read as convrot_w4a4. What linear_dtype says is the runtime's.
+A label must name the format: from the tensors alone, codes could be INT8 of half the width. convrot_groupsize defaults
+to 256. int4_tensorwise with convrot is read as convrot_w4a4. linear_dtype concerns only the runtime.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/convrot_w4a4.py, backends/eager/convrot_w4a4.py.
 """
 
 from functools import partial
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Rotated, Values, Weight, Workspace
+from quanterr.formats.base import (
+    Chunk,
+    Format,
+    FormatMismatch,
+    Parts,
+    PartSpec,
+    RotatedWeight,
+    Values,
+    Weight,
+    Workspace,
+)
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import ALWAYS_ROTATED, FLOATS, INT8, check_labels
 from quanterr.formats.shared.convrot import group_size, rotate, unrotate
 from quanterr.formats.shared.padding import Padded, fit_padded
-from quanterr.formats.shared.scale_grid import as_float
+from quanterr.formats.shared.scale_grid import to_float
 from quanterr.tensors.levels import INT4
 
 LABELS = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "int4_tensorwise"})
 NEEDS = {
-    "codes": Part(("{weight}",), INT8),
-    "scale": Part(("{weight}_scale",), FLOATS),
+    "codes": PartSpec(("{weight}",), INT8),
+    "scale": PartSpec(("{weight}_scale",), FLOATS),
 }
 
 
 def fit(rotated: bool, parts: Parts) -> Weight | None:
-    """The weight, if its label names this layout."""
+    """Return the weight if its label names this layout."""
     label = next((label for label in parts.hints.labels if label.format in LABELS), None)
     if label is None or rotated != (label.rotated or label.format in ALWAYS_ROTATED):
         return None
     comfy_format, warnings = check_labels(parts, LABELS, rotates=True)
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) != 2 or scale.shape not in ((codes.shape[0],), (codes.shape[0], 1)):
-        raise FormatMismatch(f"its scale {scale} should be one for each row of {codes}")
+        raise FormatMismatch(f"its scale {scale} should have one number for each row of {codes}")
     stored = codes.shape[0], 2 * codes.shape[1]
     size, warning = group_size(label, stored[1]) if rotated else (2, ())
     padded = fit_padded(parts, stored, size, 1)
@@ -48,7 +58,7 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
         partial(dequantize, parts, padded, rotated),
         code_bits=4,
         levels=None if rotated else INT4,
-        rotated=Rotated(plain, partial(rotate, size)) if rotated else None,
+        rotated=RotatedWeight(plain, partial(rotate, size)) if rotated else None,
         uniform_bits=4,
         scale=scale,
         evidence=(f"{label}, scale {scale}" + (f"; rotated in groups of {size}" if rotated else ""),),
@@ -58,15 +68,15 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
 
 
 def dequantize(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk, workspace: Workspace) -> Values:
-    """float32(code) · float32(scale), un-rotated if it was rotated, (r, c)."""
-    return padded.dequantize(chunk, workspace, partial(_block, parts, padded, rotated))
+    """Return float32(code) · float32(scale), (r, c), with the rotation undone if ``rotated``."""
+    return padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, padded, rotated))
 
 
-def _block(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk, workspace: Workspace) -> Values:
+def _dequantize_block(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk, workspace: Workspace) -> Values:
     first = (chunk.row * padded.stored_cols + chunk.col) // 2
     codes = workspace.read("codes", parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
     values = element_types.unpack(codes, element_types.int4_pairs(workspace.device), workspace)
-    scale = as_float(parts["scale"], workspace.read("scale", parts["scale"], chunk.row, (chunk.shape[0], 1)))
+    scale = to_float(parts["scale"], workspace.read("scale", parts["scale"], chunk.row, (chunk.shape[0], 1)))
     values.mul_(scale)
     return Values(unrotate(values, padded.step, workspace) if rotated else values)
 

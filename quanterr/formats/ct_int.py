@@ -1,13 +1,13 @@
-"""compressed-tensors int-quantized, where it is more than codes and a scale: with zero points or in act-order.
+"""compressed-tensors int-quantized with zero points or in act-order.
 
     weight               i8                (rows, cols), or (experts, rows, cols)
     weight_scale         f32, bf16, f16    (rows, blocks), or (experts, rows, blocks), or one
-    weight_zero_point    i8                as the scale; optional
+    weight_zero_point    i8                shaped as the scale; optional
     weight_g_idx         i32               (cols,), optional: shared/column_groups.py
 
     weight[r, c] = (code[r, c] - zero_point[r, block of c]) * scale[r, block of c]    one rounding
 
-Codes of fewer bits, too, have a byte each (naive-quantized). Without zero points and order: int8_scaled.py.
+Codes of fewer bits also take a byte each (naive-quantized). Without zero points and order: int8_scaled.py.
 
 Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/naive_quantized/base.py,
 quantization/lifecycle/forward.py.
@@ -15,31 +15,31 @@ quantization/lifecycle/forward.py.
 
 from functools import partial
 
-from quanterr.formats.base import Chunk, Dequantize, Format, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Dequantize, Format, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.column_groups import Blocks
+from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
-from quanterr.formats.shared.ct_config import configured
-from quanterr.formats.shared.ct_row_groups import fit_row_blocks, of_rows, with_zero_points
+from quanterr.formats.shared.ct_config import read_setting
+from quanterr.formats.shared.ct_row_groups import apply_scales, fit_row_blocks, read_block_values
 from quanterr.tensors.levels import signed_bytes
 
 NEEDS = {
-    "codes": Part(("{weight}",), INT8),
-    "scale": Part(("{weight}_scale",), FLOATS),
-    "zero_point": Part(("{weight}_zero_point",), INT8, optional=True),
-    "order": Part(("{weight}_g_idx",), frozenset({"I32"}), optional=True),
+    "codes": PartSpec(("{weight}",), INT8),
+    "scale": PartSpec(("{weight}_scale",), FLOATS),
+    "zero_point": PartSpec(("{weight}_zero_point",), INT8, optional=True),
+    "order": PartSpec(("{weight}_g_idx",), frozenset({"I32"}), optional=True),
 }
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if it has zero points or an order."""
+    """Return the weight if it has zero points or an order."""
     if parts.hints.labels or not (parts.get("zero_point") or parts.get("order")):
         return None
     shape = parts.codes.shape
-    blocks, bits = fit_row_blocks(parts, shape), configured(parts, "num_bits") or 8
+    blocks, bits = fit_row_blocks(parts, shape), read_setting(parts, "num_bits") or 8
     return parts.weight(
         shape,
-        _native(parts, blocks),
+        _attach_decoder(parts, blocks),
         block_size=blocks.edges,
         code_bits=8,
         uniform_bits=bits,
@@ -50,20 +50,20 @@ def fit(parts: Parts) -> Weight | None:
     )
 
 
-def dequantize(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Values:
-    """(code - zero point) · scale, (r, c)."""
+def dequantize(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return (code - zero point) · scale, (r, c)."""
     codes = element_types.read_int8(parts, chunk, workspace)
-    return Values(with_zero_points(codes.values, parts, blocks, chunk, workspace), codes.saturated)
+    return Values(apply_scales(codes.values, parts, blocks, chunk, workspace), codes.saturated)
 
 
-def _native(parts: Parts, blocks: Blocks) -> Dequantize:
-    """:func:`dequantize`, with the same as data where columns are in order."""
+def _attach_decoder(parts: Parts, blocks: ColumnBlocks) -> Dequantize:
+    """Return :func:`dequantize`, with a :class:`Decoder` if columns are in order."""
     plain, zero_point = partial(dequantize, parts, blocks), parts.get("zero_point")
     if blocks.order:
         return plain
-    scale = blocks.within(partial(of_rows, "scale", parts["scale"], blocks))
-    zero = blocks.within(partial(of_rows, "zero_point", zero_point, blocks)) if zero_point else None
-    return element_types.native(parts, plain, scale, blocks.group, zero)
+    scale = blocks.restrict(partial(read_block_values, "scale", parts["scale"], blocks))
+    zero = blocks.restrict(partial(read_block_values, "zero_point", zero_point, blocks)) if zero_point else None
+    return element_types.attach_decoder(parts, plain, scale, blocks.group, zero)
 
 
 FORMATS = (Format("ct_int", NEEDS, fit, usual_db=(30, 42)),)

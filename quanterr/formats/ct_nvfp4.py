@@ -1,9 +1,9 @@
-"""NVFP4 of compressed-tensors (nvfp4-pack-quantized): E2M1 codes, an E4M3 scale for each 16 columns, and a divisor.
+"""NVFP4 of compressed-tensors (nvfp4-pack-quantized): E2M1 codes, an E4M3 scale per 16 columns, and a divisor.
 
-    weight_packed          u8         (rows, cols / 2), two codes per byte, the first in the low bits; or with
-                                      experts in front
+    weight_packed          u8         (rows, cols / 2) or (experts, rows, cols / 2), two codes per byte, the first in
+                                      the low bits
     weight_scale           f8_e4m3    (rows, cols / 16)
-    weight_global_scale    f32        one, or one per expert: 448 · 6 / amax, by which the other scales are divided
+    weight_global_scale    f32        one, or one per expert: 448 · 6 / amax, which divides weight_scale
 
     scale = float32(weight_scale[r, c // 16]) / weight_global_scale                   rounded
     weight[r, c] = e2m1(code[r, c]) * scale                                           rounded
@@ -13,22 +13,22 @@ ModelOpt's weight_scale_2 is the inverse of weight_global_scale and multiplies: 
 Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/nvfp4/base.py.
 """
 
-from quanterr.formats.base import Format, FormatMismatch, Part, Parts, Weight
-from quanterr.formats.shared.microscaling import Microscaled, divided_by
-from quanterr.formats.shared.padding import unpadded
+from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
+from quanterr.formats.shared.microscaling import Microscaled, divide_scales
+from quanterr.formats.shared.padding import fit_unpadded
 from quanterr.formats.shared.swizzled_scales import fit_block_scales
 from quanterr.tensors.levels import E2M1
 
 BLOCK = 16
 NEEDS = {
-    "codes": Part(("{weight}_packed",), frozenset({"U8"})),
-    "scale": Part(("{weight}_scale",), frozenset({"F8_E4M3"})),
-    "global_scale": Part(("{weight}_global_scale",), frozenset({"F32"})),
+    "codes": PartSpec(("{weight}_packed",), frozenset({"U8"})),
+    "scale": PartSpec(("{weight}_scale",), frozenset({"F8_E4M3"})),
+    "global_scale": PartSpec(("{weight}_global_scale",), frozenset({"F32"})),
 }
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, if there is a scale for each 16 columns."""
+    """Return the weight if there is a scale per 16 columns."""
     codes, scale, global_scale = parts.codes, parts["scale"], parts["global_scale"]
     if len(codes.shape) not in (2, 3):
         raise FormatMismatch(f"NVFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
@@ -37,13 +37,13 @@ def fit(parts: Parts) -> Weight:
     layouts = fit_block_scales(scale, stored[-2], -(-stored[-1] // BLOCK), experts)
     if not layouts or layouts[0].tiled:
         expected = [*stored[:-1], -(-stored[-1] // BLOCK)]
-        raise FormatMismatch(f"its scale {scale} does not fit {codes}: expected one for each 16 columns, {expected}")
+        raise FormatMismatch(f"its scale {scale} does not fit {codes}: expected one per 16 columns, {expected}")
     if global_scale.n not in (1, experts):
         raise FormatMismatch(f"its global scale {global_scale} should be one, or one for each of {experts} experts")
-    padded = unpadded(parts, stored, BLOCK)
+    padded = fit_unpadded(parts, stored, BLOCK)
     return parts.weight(
         padded.shape,
-        Microscaled(codes, "e2m1", padded, layouts[0], divided_by(global_scale, padded.stored_rows)).native,
+        Microscaled(codes, "e2m1", padded, layouts[0], divide_scales(global_scale, padded.stored_rows)).native,
         code_bits=4,
         levels=E2M1.scaled,
         block_size=(1, BLOCK),

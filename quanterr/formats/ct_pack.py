@@ -4,16 +4,16 @@
     weight_scale         f32, bf16, f16    (rows, blocks), or (experts, rows, blocks), or one
     weight_zero_point    i32               (words of rows, blocks), or (experts, …); optional. Packed down columns
                          i8                one, where the scale is one
-    weight_shape         i64, i32          (2,) or (3,): the shape of the weight
+    weight_shape         i64, i32          (2,) or (3,): shape of the weight
     weight_g_idx         i32               (cols,), optional: shared/column_groups.py
 
     weight[r, c] = (code[r, c] - zero_point[r, block of c]) * scale[r, block of c]
                                                           one rounding; exact for 16-bit scales
 
-Codes and packed zero points are unsigned, 2^(b-1) is zero. Since 0.18 they are packed dense, before as many
-into each word as fit whole (shared/bit_packing.py): for 3, 5 and 6 bits the width of the tensor decides
-which, and how many bits; 7 bits of old files are as wide as 8 bits, which config.json distinguishes (num_bits),
-or else the original. Where columns are fewer than 64 other widths may coincide too.
+Codes and packed zero points are unsigned; 2^(b-1) is zero. compressed-tensors packs them dense since 0.18; before, each
+word held as many whole codes as fit (shared/bit_packing.py). For 3, 5 and 6 bits the width of the tensor gives the
+packing and the bits. Old files of 7 bits are as wide as 8 bits: config.json (num_bits) or else the original
+decides. Below 64 columns other widths may coincide too.
 
 Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/pack_quantized/base.py, helpers.py;
 compressed-tensors@0.13.0 compressors/quantized_compressors/pack_quantized.py for the old packing and weight_g_idx.
@@ -29,32 +29,32 @@ from quanterr.formats.base import (
     Chunk,
     Decoder,
     Dequantize,
-    Element,
+    ElementType,
     Format,
     FormatMismatch,
     Native,
-    Part,
     Parts,
+    PartSpec,
     Values,
     Weight,
     Workspace,
 )
 from quanterr.formats.shared import bit_stream
-from quanterr.formats.shared.bit_packing import WORD, Packing, cropped, unpack_columns, unpack_rows
-from quanterr.formats.shared.column_groups import Blocks, fit_blocks
-from quanterr.formats.shared.ct_config import configured
-from quanterr.formats.shared.ct_row_groups import of_rows
+from quanterr.formats.shared.bit_packing import WORD, Packing, crop_columns, unpack_columns, unpack_rows
+from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
+from quanterr.formats.shared.ct_config import read_setting
+from quanterr.formats.shared.ct_row_groups import read_block_values
 from quanterr.tensors.levels import uniform
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.strict_json import JsonFields
-from quanterr.util.text import whole
+from quanterr.util.text import parse_digits
 
 NEEDS = {
-    "codes": Part(("{weight}_packed",), frozenset({"I32"})),
-    "scale": Part(("{weight}_scale",), frozenset({"F32", "BF16", "F16"})),
-    "zero_point": Part(("{weight}_zero_point",), frozenset({"I32", "I8"}), optional=True),
-    "shape": Part(("{weight}_shape",), frozenset({"I64", "I32"})),
-    "order": Part(("{weight}_g_idx",), frozenset({"I32"}), optional=True),
+    "codes": PartSpec(("{weight}_packed",), frozenset({"I32"})),
+    "scale": PartSpec(("{weight}_scale",), frozenset({"F32", "BF16", "F16"})),
+    "zero_point": PartSpec(("{weight}_zero_point",), frozenset({"I32", "I8"}), optional=True),
+    "shape": PartSpec(("{weight}_shape",), frozenset({"I64", "I32"})),
+    "order": PartSpec(("{weight}_g_idx",), frozenset({"I32"}), optional=True),
 }
 PACKINGS = tuple(Packing("dense", bits) for bits in (4, 8, 2, 3, 5, 6, 7, 1))  # the likeliest first
 FLOOR = tuple(Packing("floor", bits) for bits in (3, 5, 6, 7))
@@ -62,11 +62,11 @@ DENSE_SINCE = (0, 18)
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight by the packing that configuration and widths give; others of that width as alternatives."""
-    shape = _stored_shape(parts["shape"])
+    """Return the weight by the packing that configuration and widths give; other fitting packings as alternatives."""
+    shape = _read_shape(parts["shape"])
     codes, scale = parts.codes, parts["scale"]
     if len(shape) not in (2, 3) or min(shape) < 1 or codes.shape[:-1] != shape[:-1]:
-        raise FormatMismatch(f"{parts['shape']} says {list(shape)}, but the codes are {codes}")
+        raise FormatMismatch(f"{parts['shape']} declares {list(shape)}, but the codes are {codes}")
     if scale.n != 1 and scale.shape[:-1] != shape[:-1]:
         raise FormatMismatch(
             f"its scale {scale} should have one or more for each row of a weight of shape {list(shape)}"
@@ -74,16 +74,16 @@ def fit(parts: Parts) -> Weight:
     order = parts.get("order")
     if order is not None and order.shape != shape[1:]:
         raise FormatMismatch(f"{order} should have one for each column of a weight of shape {list(shape)}")
-    blocks = fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], configured(parts, "group_size"), order)
-    packings = _packings(parts, shape, blocks.n)
-    declared = configured(parts, "num_bits")
+    blocks = fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], read_setting(parts, "group_size"), order)
+    packings = _find_packings(parts, shape, blocks.n)
+    declared = read_setting(parts, "num_bits")
     warnings = blocks.warnings
     if declared is not None and packings[0].bits != declared:
         warnings += (f"config.json declares num_bits {declared}, the width of {codes} gives {packings[0].bits}",)
     alternatives = [
         parts.weight(
             shape,
-            _native(parts, packing, blocks),
+            _attach_decoder(parts, packing, blocks),
             block_size=blocks.edges,
             code_bits=packing.bits,
             uniform_bits=packing.bits,
@@ -94,23 +94,23 @@ def fit(parts: Parts) -> Weight:
         )
         for packing in packings
     ]
-    return alternatives[0].or_else(alternatives[1:])
+    return alternatives[0].with_alternatives(alternatives[1:])
 
 
-def _stored_shape(entry: Entry) -> tuple[int, ...]:
+def _read_shape(entry: Entry) -> tuple[int, ...]:
     if entry.n not in (2, 3):
         return ()
     return tuple(torch.frombuffer(bytearray(entry.read()), dtype=TORCH_DTYPES[entry.dtype]).tolist())
 
 
-def _packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[Packing]:
-    """The packings that give these widths, the likeliest first.
+def _find_packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[Packing]:
+    """Return the packings that give these widths, the likeliest first.
 
     Raises:
-        FormatMismatch: none does.
+        FormatMismatch: no packing does.
     """
     codes, zero_point = parts.codes, parts.get("zero_point")
-    dense_first = _version(parts.hints.config) >= DENSE_SINCE
+    dense_first = _read_version(parts.hints.config) >= DENSE_SINCE
     fitting = [
         packing
         for packing in (*PACKINGS, *FLOOR)
@@ -119,7 +119,7 @@ def _packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[Packi
     if not fitting:
         beside = f" with {zero_point}" if zero_point else ""
         raise FormatMismatch(f"{codes}{beside} fits no packing of 1 to 8 bits of a weight of shape {list(shape)}")
-    declared = configured(parts, "num_bits")
+    declared = read_setting(parts, "num_bits")
     fitting.sort(
         key=lambda packing: (packing.bits != declared, packing.bits == declared and (packing in FLOOR) == dense_first)
     )
@@ -127,7 +127,7 @@ def _packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[Packi
 
 
 def _fits(entry: Entry | None, packing: Packing, shape: tuple[int, ...], n_blocks: int) -> bool:
-    """Whether zero points are there as that packing has them, or none are."""
+    """Return whether zero points fit the packing, or are absent."""
     if entry is None:
         return True
     if entry.dtype == "I8":
@@ -135,26 +135,26 @@ def _fits(entry: Entry | None, packing: Packing, shape: tuple[int, ...], n_block
     return entry.shape == (*shape[:-2], packing.words(shape[-2]), n_blocks)
 
 
-def _version(config: JsonFields) -> tuple[int, ...]:
-    """Of the library that wrote the file; where it does not say, a new one."""
+def _read_version(config: JsonFields) -> tuple[int, ...]:
+    """Return the version of the library that wrote the file; a recent one if it is not stated."""
     version = config.get("version")
-    words = [whole(word) for word in version.split(".")[:2]] if isinstance(version, str) else []
+    words = [parse_digits(word) for word in version.split(".")[:2]] if isinstance(version, str) else []
     numbers = tuple(word for word in words if word is not None)
     return numbers if numbers and len(numbers) == len(words) else DENSE_SINCE
 
 
-def dequantize(parts: Parts, packing: Packing, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Values:
-    """(code - zero point) · scale, (r, c)."""
-    codes = _codes(parts.codes, packing, chunk, workspace)
+def dequantize(parts: Parts, packing: Packing, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return (code - zero point) · scale, (r, c)."""
+    codes = _read_codes(parts.codes, packing, chunk, workspace)
     zero_point: Tensor | float = 1 << packing.bits - 1
     if parts.get("zero_point"):
-        zero_point = _zero_point(parts, packing, chunk, workspace)
-    scale = of_rows("scale", parts["scale"], blocks, chunk, workspace)
+        zero_point = _read_zero_point(parts, packing, chunk, workspace)
+    scale = read_block_values("scale", parts["scale"], blocks, chunk, workspace)
     return Values(blocks.dequantize(codes, zero_point, scale, chunk, workspace))
 
 
-def _native(parts: Parts, packing: Packing, blocks: Blocks) -> Dequantize:
-    """:func:`dequantize`, with the same as data where bytes hold whole codes of columns in order."""
+def _attach_decoder(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Dequantize:
+    """Return :func:`dequantize`, with a :class:`Decoder` if bytes hold whole codes and columns are in order."""
     plain, zero_point = partial(dequantize, parts, packing, blocks), parts.get("zero_point")
     table = bit_stream.byte_table(packing.bits, 0 if zero_point else 1 << packing.bits - 1)
     if table is None or blocks.order:
@@ -162,41 +162,41 @@ def _native(parts: Parts, packing: Packing, blocks: Blocks) -> Dequantize:
     decoder = Decoder(
         parts.codes,
         parts.codes.shape[-1] * WORD // packing.bits,
-        Element.TABLE,
+        ElementType.TABLE,
         table,
-        scale=blocks.within(partial(of_rows, "scale", parts["scale"], blocks)),
-        zero=blocks.within(partial(_zero_point, parts, packing)) if zero_point else None,
+        scale=blocks.restrict(partial(read_block_values, "scale", parts["scale"], blocks)),
+        zero=blocks.restrict(partial(_read_zero_point, parts, packing)) if zero_point else None,
         group=blocks.group,
     )
     return Native(plain, decoder)
 
 
-def _codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Codes of a chunk as float32, (r, c)."""
+def _read_codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the codes of a chunk as float32, (r, c)."""
     run, width = packing.run(WORD), entry.shape[-1]
     first, last = chunk.col // len(run.codes), -(-chunk.stop_col // len(run.codes))
     left, right = first * run.containers, min(last * run.containers, width)
     words = workspace.read("words", entry, chunk.row * width + left, (chunk.shape[0], right - left))
     start = first * len(run.codes)
-    return cropped(unpack_columns(words, packing, workspace), chunk.col - start, chunk.stop_col - start, workspace)
+    return crop_columns(unpack_columns(words, packing, workspace), chunk.col - start, chunk.stop_col - start, workspace)
 
 
-def _zero_point(parts: Parts, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Zero points of the rows of a chunk, or the one, float32, (r or 1, blocks)."""
+def _read_zero_point(parts: Parts, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the zero points of a chunk's rows, or the only one, as float32 (r or 1, blocks)."""
     entry = parts["zero_point"]
     if entry.dtype == "I8":
-        return workspace.whole("zeros", entry).view(1, 1).float() + (1 << packing.bits - 1)
-    return _zero_points(parts.codes, entry, packing, chunk, workspace)
+        return workspace.read_whole("zeros", entry).view(1, 1).float() + (1 << packing.bits - 1)
+    return _unpack_zero_points(parts.codes, entry, packing, chunk, workspace)
 
 
-def _zero_points(codes: Entry, entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Packed zero points of the rows of a chunk as float32, (r, blocks)."""
+def _unpack_zero_points(codes: Entry, entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Unpack the zero points of a chunk's rows to float32, (r, blocks)."""
     rows, (words, n_blocks), run = codes.shape[-2], entry.shape[-2:], packing.run(WORD)
     pieces = []
     for expert in range(chunk.row // rows, (chunk.stop_row - 1) // rows + 1):
         row, stop_row = max(chunk.row - expert * rows, 0), min(chunk.stop_row - expert * rows, rows)
         first, last = row // len(run.codes), -(-stop_row // len(run.codes))
-        stored = workspace.held("zeros", entry, expert * words * n_blocks, (words, n_blocks))
+        stored = workspace.read_cached("zeros", entry, expert * words * n_blocks, (words, n_blocks))
         found = unpack_rows(stored[first * run.containers : last * run.containers], packing, workspace, "zero_points")
         pieces.append(found[row - first * len(run.codes) : stop_row - first * len(run.codes)].clone())
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

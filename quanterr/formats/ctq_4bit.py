@@ -1,12 +1,12 @@
-"""Flat four-bit codes of convert_to_quant's experiments of December 2025, which it called bnb_nf4 and the like.
+"""Flat four-bit codes of convert_to_quant's experiments of December 2025, which it labels bnb_nf4, bnb_fp4, bnb_af4.
 
     weight    u8     (n / 2,), two codes per byte, the first in the low nibble: the weight's n elements in C order
-    absmax    f32    (n / 64,), one for each 64 elements, also across the end of a row
+    absmax    f32    (n / 64,), one per 64 elements, across the ends of rows
 
     weight[i] = table[code[i]] * absmax[i // 64]                                       rounded
 
-The label names the table (format bnb_nf4, bnb_fp4 or bnb_af4) and the block (group_size, 64). The shape is not
-stored: it is the original's. bitsandbytes itself has the first code in the high nibble.
+The label names the table (format bnb_nf4, bnb_fp4 or bnb_af4) and the block (group_size, default 64). The shape is not
+stored; the original gives it. bitsandbytes itself puts the first code in the high nibble.
 
 Reference: silveroxides/convert_to_quant@1.3.4, branches 3d-blockwise and nf4-optimize, dequantize_4bit.
 """
@@ -22,12 +22,12 @@ from quanterr.formats.base import (
     Chunk,
     Decoder,
     Dequantize,
-    Element,
+    ElementType,
     Format,
     FormatMismatch,
     Native,
-    Part,
     Parts,
+    PartSpec,
     Values,
     Weight,
     Workspace,
@@ -80,13 +80,13 @@ AF4 = (
 TABLES = {"nf4": NF4, "fp4": FP4, "af4": AF4}
 LABELS = frozenset(f"bnb_{name}" for name in TABLES)
 NEEDS = {
-    "codes": Part(("{weight}",), frozenset({"U8"})),
-    "absmax": Part(("{module}.absmax",), frozenset({"F32"})),
+    "codes": PartSpec(("{weight}",), frozenset({"U8"})),
+    "absmax": PartSpec(("{module}.absmax",), frozenset({"F32"})),
 }
 
 
 def fit(table: str, parts: Parts) -> Weight | None:
-    """The weight, if its label names this table."""
+    """Return the weight if its label names this table."""
     comfy_format, warnings = check_labels(parts, LABELS)
     codes, absmax = parts.codes, parts["absmax"]
     if comfy_format is None:
@@ -107,7 +107,7 @@ def fit(table: str, parts: Parts) -> Weight | None:
         )
     return parts.weight(
         shape,
-        _native(parts, table, as_matrix(shape)[1], block),
+        _attach_decoder(parts, table, as_matrix(shape)[1], block),
         code_bits=4,
         block_size=None if as_matrix(shape)[1] % block else (1, block),
         levels=nibbles(TABLES[table]),
@@ -118,38 +118,38 @@ def fit(table: str, parts: Parts) -> Weight | None:
 
 
 def dequantize(parts: Parts, table: str, cols: int, block: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """table[code] · absmax, (r, c)."""
+    """Return table[code] · absmax, (r, c)."""
     first = chunk.row * cols + chunk.col
     start, stop = first // 2, (first + chunk.n + 1) // 2
     codes = workspace.read("codes", parts.codes, start, (1, stop - start))
-    values = element_types.unpack(codes, _pairs(table, workspace.device), workspace)
+    values = element_types.unpack(codes, _make_pairs(table, workspace.device), workspace)
     values = values[:, first - 2 * start : first - 2 * start + chunk.n]
-    absmax = _absmax(parts["absmax"], first, first + chunk.n, block, workspace)
+    absmax = _read_absmax(parts["absmax"], first, first + chunk.n, block, workspace)
     return Values(multiply(values, absmax, first, block).view(chunk.shape))
 
 
-def _absmax(entry: Entry, first: int, stop: int, block: int, workspace: Workspace) -> Tensor:
-    """Of the blocks of a run of elements, (1, blocks) float32."""
+def _read_absmax(entry: Entry, first: int, stop: int, block: int, workspace: Workspace) -> Tensor:
+    """Read the absmax of the blocks that cover elements ``first:stop``, (1, blocks) float32."""
     left, right = first // block, -(-stop // block)
     return workspace.read("absmax", entry, left, (1, right - left))
 
 
-def _native(parts: Parts, table: str, cols: int, block: int) -> Dequantize:
-    """:func:`dequantize`, with the same as data where rows are whole blocks."""
+def _attach_decoder(parts: Parts, table: str, cols: int, block: int) -> Dequantize:
+    """Return :func:`dequantize`, with a :class:`Decoder` if rows are whole blocks."""
     plain = partial(dequantize, parts, table, cols, block)
     if cols % block:
         return plain
 
     def absmax(chunk: Chunk, workspace: Workspace) -> Tensor:
         first = chunk.row * cols + chunk.col
-        return _absmax(parts["absmax"], first, first + chunk.n, block, workspace).view(chunk.shape[0], -1)
+        return _read_absmax(parts["absmax"], first, first + chunk.n, block, workspace).view(chunk.shape[0], -1)
 
-    pairs = _pairs(table, torch.device("cpu"))
-    return Native(plain, Decoder(parts.codes, cols, Element.TABLE, pairs, absmax, group=block))
+    pairs = _make_pairs(table, torch.device("cpu"))
+    return Native(plain, Decoder(parts.codes, cols, ElementType.TABLE, pairs, absmax, group=block))
 
 
 @cache
-def _pairs(table: str, device: torch.device) -> Tensor:
+def _make_pairs(table: str, device: torch.device) -> Tensor:
     return element_types.nibble_pairs(TABLES[table], high_first=False).to(device)
 
 
@@ -158,7 +158,7 @@ FORMATS = tuple(
         f"ctq_{table}",
         NEEDS,
         partial(fit, table),
-        summary=f"flat {table.upper()} codes with an absmax for each 64 (convert_to_quant's bnb_{table})",
+        summary=f"flat {table.upper()} codes with an absmax per 64 elements (convert_to_quant's bnb_{table})",
         usual_db=usual_db,
         corrects_biases=True,
     )

@@ -7,21 +7,21 @@ weight = the stored numbers, exactly (f64 is compared in float64)
 
 from functools import partial
 
-from quanterr.formats.base import Chunk, Format, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 
 CODES = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def fit(parts: Parts) -> Weight:
-    """Any shape fits; a label that says that the weight is quantized is wrong."""
+    """Accept any shape; a label that says that the weight is quantized becomes a warning."""
     codes = parts["codes"]
     warnings = tuple(
         f"{label}, but the weight is stored as {codes.dtype}: read as plain numbers" for label in parts.hints.labels
     )
     return parts.weight(
         codes.shape,
-        element_types.native(parts, partial(dequantize, parts)),
+        element_types.attach_decoder(parts, partial(dequantize, parts)),
         encoding="floats",
         needs_float64=codes.dtype == "F64",
         warnings=warnings,
@@ -29,8 +29,8 @@ def fit(parts: Parts) -> Weight:
 
 
 def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
-    """The stored numbers, (r, c), float32 or float64."""
+    """Return the stored numbers of a chunk, (r, c) float32 or float64."""
     return Values(element_types.read_floats(parts, chunk, workspace))
 
 
-FORMATS = (Format("dense", {"codes": Part(("{weight}",), CODES)}, fit),)
+FORMATS = (Format("dense", {"codes": PartSpec(("{weight}",), CODES)}, fit),)

@@ -1,14 +1,14 @@
-"""EETQ: INT8 codes in the order in which CUTLASS kernels read them, a scale per row.
+"""EETQ: INT8 codes in the order in which CUTLASS kernels read them, and a scale per row.
 
-    weight           i8     (cols, rows) by name; its bytes are (rows / 2, cols / 64, 2, 64)
+    weight           i8     declared (cols, rows); the bytes are laid out as (rows / 2, cols / 64, 2, 64)
     weight_scales    f16    (rows,)
 
-    in each four bytes the second and the third are exchanged; the codes are unsigned, less 128
+    in each four bytes the second and the third are swapped; the codes are unsigned, offset by 128
     in each 16 columns place t holds column 8 · (t % 4 // 2) + t % 2 + 2 · (t // 4)
 
     weight[r, c] = float32(code[r, c]) * float32(weight_scales[r])                    one rounding
 
-This is the order for GPUs of compute capability 7.5 to 8.9, on which the file was made.
+This is the order for GPUs of compute capability 7.5 to 8.9, one of which made the file.
 
 Reference: NetEase-FuXi/EETQ@465e972 csrc/cutlass_kernels/cutlass_preprocessors.cc.
 """
@@ -18,27 +18,27 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.config_checks import check_told
+from quanterr.formats.shared.config_checks import check_quant_method
 from quanterr.tensors.levels import uniform
 
-RUN = 64  # bytes of one row that follow each other
+RUN = 64  # consecutive bytes of one row
 NEEDS = {
-    "codes": Part(("{weight}",), frozenset({"I8"})),
-    "scale": Part(("{weight}_scales",), frozenset({"F16"})),
+    "codes": PartSpec(("{weight}",), frozenset({"I8"})),
+    "scale": PartSpec(("{weight}_scales",), frozenset({"F16"})),
 }
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, transposed from how its shape is stored."""
+    """Return the weight, transposed from its stored shape."""
     codes, scale = parts["codes"], parts["scale"]
     cols, rows = codes.shape if len(codes.shape) == 2 else (0, 0)
     if not rows or rows % 2 or not cols or cols % RUN:
         raise FormatMismatch(f"EETQ codes are (cols, rows), a multiple of {RUN} and an even number, not {codes}")
     if scale.shape != (rows,):
         raise FormatMismatch(
-            f"its scale {scale} should be one for each of the {rows} rows of {codes}, which is (cols, rows)"
+            f"its scale {scale} should have one number for each of the {rows} rows of {codes}, which is (cols, rows)"
         )
     return parts.weight(
         (rows, cols),
@@ -48,26 +48,26 @@ def fit(parts: Parts) -> Weight:
         levels=uniform(8),
         scale=scale,
         evidence=(f"EETQ, codes of {rows} rows in the order of CUTLASS kernels",),
-        warnings=check_told(parts, "eetq"),
+        warnings=check_quant_method(parts, "eetq"),
     )
 
 
 def dequantize(parts: Parts, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """float32(code) · float32(scale), (r, c)."""
+    """Return float32(code) · float32(scale), (r, c)."""
     first, stop = chunk.row // 2, -(-chunk.stop_row // 2)  # pairs of rows
     stored = workspace.read("codes", parts["codes"], first * 2 * cols, ((stop - first) * cols // 8, 16))
     runs = workspace.buffer("ordered", (stop - first, cols // RUN, 2, RUN), torch.int8)
-    torch.index_select(stored, 1, _places(workspace.device), out=runs.view(-1, 16))
+    torch.index_select(stored, 1, _find_places(workspace.device), out=runs.view(-1, 16))
     rows = runs.transpose(1, 2).reshape(-1, cols)[chunk.row - 2 * first : chunk.stop_row - 2 * first]
     codes = workspace.buffer("signed", chunk.shape, torch.int8).copy_(rows[:, chunk.col : chunk.stop_col])
-    found = element_types.int8(codes.bitwise_xor_(-128), workspace)  # the same as less 128
-    scale = workspace.whole("scale", parts["scale"]).float()[chunk.row : chunk.stop_row, None]
+    found = element_types.decode_int8(codes.bitwise_xor_(-128), workspace)  # equals subtracting 128
+    scale = workspace.read_whole("scale", parts["scale"]).float()[chunk.row : chunk.stop_row, None]
     return Values(found.values.mul_(scale), found.saturated)
 
 
 @cache
-def _places(device: torch.device) -> Tensor:
-    """For each of 16 columns, which byte holds it."""
+def _find_places(device: torch.device) -> Tensor:
+    """Return the byte that holds each of 16 columns, (16,) int64."""
     held = [8 * (t % 4 // 2) + t % 2 + 2 * (t // 4) for t in range(16)]  # column of a place
     swapped = [t ^ 3 if t % 4 in (1, 2) else t for t in range(16)]  # byte of a place
     return torch.tensor([swapped[held.index(col)] for col in range(16)], device=device)

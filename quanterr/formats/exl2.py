@@ -1,17 +1,17 @@
 """EXL2: groups of columns in 2 to 8 bits each, with 4-bit scales.
 
-    q_weight       i32         (packed, rows): the codes of one column of the weight after the other, of each row
-                               a little-endian stream of bits
-    q_groups       i16         (2 · groups,): bits of a group, and its first row of q_weight
+    q_weight       i32         (packed, rows): codes of the weight's columns one after the other; for each row a
+                               little-endian stream of bits
+    q_groups       i16         (2 · groups,): bits of a group, and its first row in q_weight
     q_scale        i32         (groups, rows / 8), eight 4-bit codes per word, low bits first
     q_scale_max    f16         (groups,)
-    q_invperm      i16, i32    (cols,): where in that order a column of the weight stands
+    q_invperm      i16, i32    (cols,): position of a column of the weight in q_weight
 
     scale = (q_scale + 1)^2 * (q_scale_max / 256)                                                       exact
     weight[r, c] = (code - 2^(bits - 1)) * scale, of row r and the column stored at q_invperm[c]        rounded
 
-A chunk's rows are columns of what is stored, so that all of q_weight is held. The CUDA kernels multiply in
-half precision, some 1e-3 from this.
+A chunk's rows are columns of q_weight, so all of q_weight stays in memory. The CUDA kernels multiply in half
+precision: their result differs by about 1e-3.
 
 Reference: turboderp-org/exllamav2@da07facd exllamav2/exllamav2_ext/cuda/pack_tensor.cu, q_matrix.cu,
 quant/qdq_util.cuh.
@@ -23,36 +23,36 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
-from quanterr.formats.shared.config_checks import check_permutation, check_told, integers
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared.config_checks import check_permutation, check_quant_method, read_integers
 from quanterr.formats.shared.padding import crop
 
 BITS = frozenset({2, 3, 4, 5, 6, 8})
 WORD = 32
 NEEDS = {
-    "codes": Part(("{module}.q_weight",), frozenset({"I32"})),
-    "groups": Part(("{module}.q_groups",), frozenset({"I16"})),
-    "scale": Part(("{module}.q_scale",), frozenset({"I32"})),
-    "scale_max": Part(("{module}.q_scale_max",), frozenset({"F16"})),
-    "order": Part(("{module}.q_invperm",), frozenset({"I16", "I32"})),
+    "codes": PartSpec(("{module}.q_weight",), frozenset({"I32"})),
+    "groups": PartSpec(("{module}.q_groups",), frozenset({"I16"})),
+    "scale": PartSpec(("{module}.q_scale",), frozenset({"I32"})),
+    "scale_max": PartSpec(("{module}.q_scale_max",), frozenset({"F16"})),
+    "order": PartSpec(("{module}.q_invperm",), frozenset({"I16", "I32"})),
 }
 
 
-class Group(NamedTuple):
-    """Columns with as many bits."""
+class BitGroup(NamedTuple):
+    """Consecutive columns whose codes have the same number of bits."""
 
     bits: int
-    first: int  # row of q_weight
+    first: int  # first row in q_weight
     cols: int
 
 
 class Places(NamedTuple):
-    """Where the codes of each column of the weight are, (cols, 1) int32 but for the numbers of rows, (cols,)."""
+    """The places of each column's codes: (cols, 1) int32, but (cols,) for ``word``, ``next`` and ``group``."""
 
     word: Tensor  # row of q_weight with the low bits of the codes
-    next: Tensor  # and the one with the rest of them
-    shift: Tensor  # of the low bits
-    mask: Tensor  # that leaves them
+    next: Tensor  # row of q_weight with the remaining bits
+    shift: Tensor  # of the low bits in the word
+    mask: Tensor  # selects the low bits after the shift
     rest_shift: Tensor
     rest_mask: Tensor
     half: Tensor  # 2^(bits - 1)
@@ -60,52 +60,54 @@ class Places(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight of the columns that the groups hold."""
+    """Return the weight; its columns are the columns of all groups."""
     codes, order = parts["codes"], parts["order"]
     if len(codes.shape) != 2:
         raise FormatMismatch(f"EXL2 codes are (packed, rows), not {codes}")
-    groups = _groups(parts)
+    groups = _read_groups(parts)
     rows, cols = codes.shape[1], sum(group.cols for group in groups)
     if order.shape != (cols,):
         raise FormatMismatch(
-            f"{order} should have one for each of the {cols} columns in the groups of {parts['groups']}"
+            f"{order} should have one number for each of the {cols} columns in the groups of {parts['groups']}"
         )
-    check_permutation(order, [number & 0xFFFF for number in integers(order)])
+    check_permutation(order, [number & 0xFFFF for number in read_integers(order)])
     if rows % 8 or parts["scale"].shape != (len(groups), rows // 8):
         raise FormatMismatch(f"its scale {parts['scale']} should be {[len(groups), -(-rows // 8)]}, for {codes}")
     if parts["scale_max"].shape != (len(groups),):
-        raise FormatMismatch(f"{parts['scale_max']} should have one for each of {len(groups)} groups")
+        raise FormatMismatch(f"{parts['scale_max']} should have one number for each of {len(groups)} groups")
     bits = sorted({group.bits for group in groups})
     return parts.weight(
         (rows, cols),
         partial(dequantize, parts, groups),
         code_bits=bits[0] if len(bits) == 1 else None,
         evidence=(f"EXL2, {len(groups)} groups of {', '.join(map(str, bits))} bits",),
-        warnings=check_told(parts, "exl2"),
+        warnings=check_quant_method(parts, "exl2"),
     )
 
 
-def _groups(parts: Parts) -> tuple[Group, ...]:
+def _read_groups(parts: Parts) -> tuple[BitGroup, ...]:
     entry, packed = parts["groups"], parts.codes.shape[0]
     if entry.n % 2 or not 0 < entry.n <= 2 * packed:
         raise FormatMismatch(f"{entry} should hold pairs, bits and the first row of a group of {parts.codes}")
-    numbers = [number & 0xFFFF for number in integers(entry)]
+    numbers = [number & 0xFFFF for number in read_integers(entry)]
     firsts, groups = numbers[1::2], []
     if firsts[0] != 0:
-        raise FormatMismatch(f"{entry}: no group begins in the first row of {parts.codes}")
+        raise FormatMismatch(f"{entry}: no group starts at the first row of {parts.codes}")
     for bits, first, stop in zip(numbers[::2], firsts, [*firsts[1:], packed], strict=True):
         if bits not in BITS or stop <= first or (stop - first) * WORD % bits:
-            raise FormatMismatch(f"{entry}: a group of {bits} bits in rows {first} to {stop} of {parts.codes}")
-        groups.append(Group(bits, first, (stop - first) * WORD // bits))
+            raise FormatMismatch(
+                f"{entry} declares an impossible group: {bits} bits in rows {first} to {stop} of {parts.codes}"
+            )
+        groups.append(BitGroup(bits, first, (stop - first) * WORD // bits))
     return tuple(groups)
 
 
-def dequantize(parts: Parts, groups: tuple[Group, ...], chunk: Chunk, workspace: Workspace) -> Values:
-    """(code - 2^(bits - 1)) · scale, (r, c)."""
+def dequantize(parts: Parts, groups: tuple[BitGroup, ...], chunk: Chunk, workspace: Workspace) -> Values:
+    """Return (code - 2^(bits - 1)) · scale, (r, c)."""
     r = chunk.stop_row - chunk.row
-    places = _places(parts, groups, workspace)
+    places = _find_places(parts, groups, workspace)
     shape = (len(places.word), r)
-    stored = workspace.whole("codes", parts.codes)[:, chunk.row : chunk.stop_row]
+    stored = workspace.read_whole("codes", parts.codes)[:, chunk.row : chunk.stop_row]
     words = workspace.buffer("words", tuple(stored.shape), torch.int32).copy_(stored)
     codes = torch.index_select(words, 0, places.word, out=workspace.buffer("low", shape, torch.int32))
     codes >>= places.shift
@@ -115,31 +117,31 @@ def dequantize(parts: Parts, groups: tuple[Group, ...], chunk: Chunk, workspace:
     codes |= rest.bitwise_and_(places.rest_mask)
     codes -= places.half
     scale = workspace.buffer("scale of column", shape, torch.float32)
-    torch.index_select(_scales(parts, chunk, workspace), 0, places.group, out=scale)
+    torch.index_select(_read_scales(parts, chunk, workspace), 0, places.group, out=scale)
     columns = workspace.buffer("columns", shape, torch.float32).copy_(codes).mul_(scale)
     values = workspace.output((r, len(places.word))).copy_(columns.t())
     return Values(crop(values, chunk, workspace))
 
 
-def _scales(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """(groups, r) float32."""
+def _read_scales(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the scales of a chunk's rows, (groups, r) float32."""
     first, stop = chunk.row // 8, -(-chunk.stop_row // 8)
-    words = workspace.whole("scale", parts["scale"])[:, first:stop]
+    words = workspace.read_whole("scale", parts["scale"])[:, first:stop]
     nibbles = words.unsqueeze(2) >> torch.arange(0, WORD, 4, dtype=torch.int32, device=words.device) & 15
     codes = nibbles.flatten(1)[:, chunk.row - 8 * first : chunk.stop_row - 8 * first]
-    largest = workspace.whole("scale_max", parts["scale_max"]).float() / 256
+    largest = workspace.read_whole("scale_max", parts["scale_max"]).float() / 256
     return (codes + 1).square().float() * largest.unsqueeze(1)
 
 
-def _places(parts: Parts, groups: tuple[Group, ...], workspace: Workspace) -> Places:
-    """Of each column of the weight, in its order."""
-    table = workspace.made("places", parts["order"], 0, lambda: _place_table(parts, groups, workspace))
+def _find_places(parts: Parts, groups: tuple[BitGroup, ...], workspace: Workspace) -> Places:
+    """Return the places of the codes, for columns in the weight's order."""
+    table = workspace.cache("places", parts["order"], 0, lambda: _compute_places(parts, groups, workspace))
     shift, mask, rest_shift, rest_mask, half = table[2:7].unsqueeze(2)
     return Places(table[0], table[1], shift, mask, rest_shift, rest_mask, half, table[7])
 
 
-def _place_table(parts: Parts, groups: tuple[Group, ...], workspace: Workspace) -> Tensor:
-    """The fields of :class:`Places`, (8, cols) int32."""
+def _compute_places(parts: Parts, groups: tuple[BitGroup, ...], workspace: Workspace) -> Tensor:
+    """Compute the fields of :class:`Places`, (8, cols) int32."""
     counts = torch.tensor([group.cols for group in groups])
     bits = torch.tensor([group.bits for group in groups]).repeat_interleave(counts)
     number = torch.arange(len(groups)).repeat_interleave(counts)
@@ -148,7 +150,7 @@ def _place_table(parts: Parts, groups: tuple[Group, ...], workspace: Workspace) 
     following = torch.minimum(start // WORD + 1, torch.tensor(parts.codes.shape[0] - 1))
     rest_mask = ((1 << bits) - 1) & ~((1 << low) - 1)
     fields = (start // WORD, following, start % WORD, (1 << low) - 1, low, rest_mask, 1 << (bits - 1), number)
-    order = workspace.whole("order", parts["order"]).long() & 0xFFFF
+    order = workspace.read_whole("order", parts["order"]).long() & 0xFFFF
     return torch.stack(fields).to(torch.int32).to(order.device)[:, order].contiguous()
 
 

@@ -3,25 +3,25 @@
     trellis    i16    (cols / 16, rows / 16, 16 · bits), bits from 1 to 8
     suh        f16    (cols,): factors of the columns; or su i16 (cols / 16,), signs: 16 a word, low bit first, 1 is -1
     svh        f16    (rows,): factors of the rows; or sv i16 (rows / 16,)
-    mcg, mul1  i32    one: the multiplier of the codebook; without either it is "3inst"; optional
+    mcg, mul1  i32    one: the multiplier of the codebook; without either the codebook is "3inst"; optional
 
-A tile is a circular string of 256 · bits bits: the words taken in pairs as 32-bit integers, little-endian,
-the high bit first. Code t is the 16 bits that end with bit (t + 1) · bits. Of a code x, in 32 bits:
+A tile is a circular string of 256 · bits bits: its words, taken in pairs as 32-bit integers, little-endian, the high
+bit first. Code t is the 16 bits that end with bit (t + 1) · bits. For a code x, in 32-bit arithmetic:
 
     3inst, mcg    y = x · 89226354 + 64248484, or x · 0xCBAC1FED; z = (y & 0x8FFF8FFF) ^ 0x3B603B60
                   value = float16(low half of z) + float16(high half of z)
     mul1          y = x · 0x83DCD12D; s = the sum of its four bytes
                   value = (1024 + s) · float16(0x1EEE) + float16(0xC931)
 
-exact in float32 (the CUDA kernels round the sum to float16). Code t = 8 · lane + i stands in the column
-2 · (lane % 4) + i % 2 + 8 · (i // 2 % 2) and in the row lane // 4 + 8 · (i // 4) of its tile.
+exact in float32 (the CUDA kernels round the sum to float16). Code t = 8 · lane + i is in column
+2 · (lane % 4) + i % 2 + 8 · (i // 2 % 2) and row lane // 4 + 8 · (i // 4) of its tile.
 
     weight = diag(svh) · (H · ((values · H) · diag(suh)))    H = float32(1 / sqrt(128)) · Sylvester in blocks,
                                                              values (rows, cols); each operation rounded
 
-Products in float32, as the reference has them: their last bits depend on the order in which a library adds
-128 numbers. Rows and columns are padded to multiples of 128. A block of 128 rows is dequantized at a time, and
-kept for the chunks that begin or end in it; of the stored trellis all is held, for the tiles of one row are apart.
+Products are in float32, as in the reference: their last bits depend on the order in which a library adds 128 numbers.
+Rows and columns are padded to multiples of 128. Blocks of 128 rows are dequantized and kept for the chunks that begin
+or end in them. The whole trellis stays in memory, because the tiles of one row are scattered.
 
 Reference: turboderp-org/exllamav3@4f8ad012 exllamav3/exllamav3_ext/quant/codebook.cuh, modules/quant/exl3.py;
 ModelCloud/GPTQModel@f4c327a1 gptqmodel/nn_modules/exllamav3_torch.py.
@@ -35,27 +35,27 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import hadamard
-from quanterr.formats.shared.config_checks import check_told, integers
+from quanterr.formats.shared.config_checks import check_quant_method, read_integers
 from quanterr.formats.shared.padding import fit_padded
 
 BLOCK, TILE = 128, 16
-AT_ONCE = 1024  # columns that are dequantized at one time, so that the buffers stay in the cache
-FACTOR, BIAS = 1774 / 2.0**18, -10.3828125  # of mul1: the float16 0x1EEE and 0xC931
+AT_ONCE = 1024  # columns dequantized at a time, so that the buffers stay in the cache
+FACTOR, BIAS = 1774 / 2.0**18, -10.3828125  # float16 values 0x1EEE and 0xC931 of mul1
 MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
 NEEDS = {
-    "trellis": Part(("{module}.trellis",), frozenset({"I16"})),
-    "cols": Part(("{module}.suh", "{module}.su"), frozenset({"F16", "I16"})),
-    "rows": Part(("{module}.svh", "{module}.sv"), frozenset({"F16", "I16"})),
-    "mcg": Part(("{module}.mcg",), frozenset({"I32", "U32"}), optional=True),
-    "mul1": Part(("{module}.mul1",), frozenset({"I32", "U32"}), optional=True),
+    "trellis": PartSpec(("{module}.trellis",), frozenset({"I16"})),
+    "cols": PartSpec(("{module}.suh", "{module}.su"), frozenset({"F16", "I16"})),
+    "rows": PartSpec(("{module}.svh", "{module}.sv"), frozenset({"F16", "I16"})),
+    "mcg": PartSpec(("{module}.mcg",), frozenset({"I32", "U32"}), optional=True),
+    "mul1": PartSpec(("{module}.mul1",), frozenset({"I32", "U32"}), optional=True),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """What the shapes give: (rows, cols) as stored."""
+class Exl3Layout:
+    """The stored shape of a weight, its bits and its codebook, as its parts imply."""
 
     rows: int
     cols: int
@@ -64,7 +64,7 @@ class Layer:
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, cropped to the shape of the original."""
+    """Return the weight, cropped to the shape of the original."""
     trellis = parts["trellis"]
     if len(trellis.shape) != 3 or trellis.shape[2] % TILE or not 1 <= trellis.shape[2] // TILE <= 8:
         raise FormatMismatch(f"an EXL3 trellis is (cols / 16, rows / 16, 16 · bits) with 1 to 8 bits, not {trellis}")
@@ -75,13 +75,13 @@ def fit(parts: Parts) -> Weight:
         factors = parts[role]
         if factors.shape != ((n,) if factors.dtype == "F16" else (n // TILE,)):
             raise FormatMismatch(f"{factors} should have a factor, or a sign bit, for each of {n} {role}")
-    layer = Layer(rows, cols, bits, _codebook_name(parts))
+    layer = Exl3Layout(rows, cols, bits, _codebook_name(parts))
     return parts.weight(
         fit_padded(parts, (rows, cols), BLOCK).shape,
         partial(dequantize, parts, layer),
         code_bits=bits,
         evidence=(f"EXL3, {bits} bits, codebook {layer.codebook}",),
-        warnings=check_told(parts, "exl3"),
+        warnings=check_quant_method(parts, "exl3"),
     )
 
 
@@ -90,33 +90,35 @@ def _codebook_name(parts: Parts) -> str:
     if len(markers) > 1:
         raise FormatMismatch(f"two codebooks are named: {' and '.join(map(str, markers.values()))}")
     for name, entry in markers.items():
-        stored = integers(entry)[0] & 0xFFFFFFFF if entry.n == 1 else -1
+        stored = read_integers(entry)[0] & 0xFFFFFFFF if entry.n == 1 else -1
         if stored != MULTIPLIERS[name]:
             raise FormatMismatch(f"{entry} should hold {MULTIPLIERS[name]:#x}, not {stored:#x}: an unknown codebook")
         return name
     return "3inst"
 
 
-def dequantize(parts: Parts, layer: Layer, chunk: Chunk, workspace: Workspace) -> Values:
-    """The chunk, (r, c), out of blocks of 128 rows."""
+def dequantize(parts: Parts, layer: Exl3Layout, chunk: Chunk, workspace: Workspace) -> Values:
+    """Assemble the chunk, (r, c), from blocks of 128 rows."""
     values = workspace.output(chunk.shape)
     for number in range(chunk.row // BLOCK, -(-chunk.stop_row // BLOCK)):
-        block = workspace.made("block", parts["trellis"], number, partial(_block, parts, layer, number, workspace))
+        block = workspace.cache(
+            "block", parts["trellis"], number, partial(_dequantize_block, parts, layer, number, workspace)
+        )
         top = number * BLOCK
         first, stop = max(chunk.row, top), min(chunk.stop_row, top + BLOCK)
         values[first - chunk.row : stop - chunk.row] = block[first - top : stop - top, chunk.col : chunk.stop_col]
     return Values(values)
 
 
-def _block(parts: Parts, layer: Layer, number: int, workspace: Workspace) -> Tensor:
-    """128 rows, (128, cols) float32."""
-    rows = _factors(parts["rows"], workspace)[number * BLOCK : (number + 1) * BLOCK, None]
-    cols = _factors(parts["cols"], workspace)
-    matrix = _hadamard(workspace.device)
+def _dequantize_block(parts: Parts, layer: Exl3Layout, number: int, workspace: Workspace) -> Tensor:
+    """Dequantize the 128 rows of block ``number``, (128, cols) float32."""
+    rows = _read_factors(parts["rows"], workspace)[number * BLOCK : (number + 1) * BLOCK, None]
+    cols = _read_factors(parts["cols"], workspace)
+    matrix = _scaled_hadamard(workspace.device)
     block = workspace.buffer("block", (BLOCK, layer.cols), torch.float32)
     for left in range(0, layer.cols, AT_ONCE):
         right = min(left + AT_ONCE, layer.cols)
-        values = _values(parts["trellis"], layer, number, left, right, workspace)
+        values = _look_up_values(parts["trellis"], layer, number, left, right, workspace)
         other = workspace.buffer("other", tuple(values.shape), torch.float32)
         torch.matmul(values.view(-1, BLOCK), matrix, out=other.view(-1, BLOCK))
         torch.matmul(matrix, other.mul_(cols[left:right]), out=values)
@@ -125,50 +127,52 @@ def _block(parts: Parts, layer: Layer, number: int, workspace: Workspace) -> Ten
 
 
 @cache
-def _hadamard(device: torch.device) -> Tensor:
-    """(128, 128) float32."""
-    return (hadamard.sylvester(BLOCK) / sqrt(BLOCK)).float().to(device)
+def _scaled_hadamard(device: torch.device) -> Tensor:
+    """Return Sylvester's matrix divided by sqrt(128), (128, 128) float32."""
+    return (hadamard.make_sylvester(BLOCK) / sqrt(BLOCK)).float().to(device)
 
 
-def _factors(entry: Entry, workspace: Workspace) -> Tensor:
-    """One for each row or column, float32."""
-    stored = workspace.whole(f"factors {entry.name.rpartition('.')[2]}", entry)
+def _read_factors(entry: Entry, workspace: Workspace) -> Tensor:
+    """Return the factor of each row or column, float32."""
+    stored = workspace.read_whole(f"factors {entry.name.rpartition('.')[2]}", entry)
     if entry.dtype == "F16":
         return stored.float()
     bits = stored.unsqueeze(1) >> torch.arange(TILE, dtype=torch.int16, device=stored.device) & 1
     return 1.0 - 2.0 * bits.view(-1).float()
 
 
-def _values(entry: Entry, layer: Layer, number: int, left: int, right: int, workspace: Workspace) -> Tensor:
-    """What the codes of 128 rows and the columns ``left:right`` stand for, (128, right - left) float32."""
-    trellis = workspace.whole("trellis", entry)
+def _look_up_values(
+    entry: Entry, layer: Exl3Layout, number: int, left: int, right: int, workspace: Workspace
+) -> Tensor:
+    """Return the values of the codes in 128 rows and columns ``left:right``, (128, right - left) float32."""
+    trellis = workspace.read_whole("trellis", entry)
     tiles = trellis[left // TILE : right // TILE, 8 * number : 8 * number + 8].view(torch.int32)  # (n, 8, words)
     n, words = tiles.shape[0], tiles.shape[2]
     stored = workspace.buffer("words", (words, 8, n), torch.int32).copy_(tiles.permute(2, 1, 0))
-    codes = _codes(stored.view(words, -1), layer.bits, workspace)
+    codes = _extract_codes(stored.view(words, -1), layer.bits, workspace)
     found = workspace.buffer("found", (codes.numel(),), torch.float32)
-    torch.index_select(codebook(layer.codebook, workspace.device), 0, codes.view(-1), out=found)
+    torch.index_select(make_codebook(layer.codebook, workspace.device), 0, codes.view(-1), out=found)
     values = workspace.buffer("ordered", (8, TILE, n, TILE), torch.float32)
-    values.copy_(found.view(TILE, TILE, 8, n).permute(2, 0, 3, 1))  # (row, column, tile's row, tile's column)
+    values.copy_(found.view(TILE, TILE, 8, n).permute(2, 0, 3, 1))  # (tile row, row, tile, column)
     return values.view(BLOCK, -1)
 
 
-def _codes(words: Tensor, bits: int, workspace: Workspace) -> Tensor:
-    """The codes of tiles, (256, n) int32 by place in the tile, row by row, from (8 · bits, n) words."""
+def _extract_codes(words: Tensor, bits: int, workspace: Workspace) -> Tensor:
+    """Extract the codes of n tiles, (256, n) int32 in row-major order, from (8 · bits, n) words."""
     windows = workspace.buffer("windows", (2 * len(words), words.shape[1]), torch.int32)  # 32 bits from each half word
     windows[0::2] = words
     torch.bitwise_left_shift(words, 16, out=windows[1::2])
     windows[1:-1:2] |= (words[1:] >> 16) & 0xFFFF
     windows[-1] |= (words[0] >> 16) & 0xFFFF
-    window, shift = _places(bits, words.device)
+    window, shift = _find_places(bits, words.device)
     codes = workspace.buffer("codes", (TILE * TILE, words.shape[1]), torch.int32)
     torch.index_select(windows, 0, window, out=codes)
     return torch.bitwise_right_shift(codes, shift, out=codes).bitwise_and_(0xFFFF)
 
 
 @cache
-def _places(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For each place of a tile, row by row, where its code is: the window's number, and the shift, (256, 1)."""
+def _find_places(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return for each place of a tile, in row-major order, its code's window, (256,), and shift in it, (256, 1)."""
     first = torch.empty(TILE, TILE, dtype=torch.int32)
     for t in range(TILE * TILE):
         lane, i = divmod(t, 8)
@@ -179,8 +183,8 @@ def _places(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def codebook(name: str, device: torch.device) -> Tensor:
-    """The value of each code, (65536,) float32."""
+def make_codebook(name: str, device: torch.device) -> Tensor:
+    """Return the value of each code, (65536,) float32."""
     x = torch.arange(1 << 16)
     if name == "mul1":
         y = x * MULTIPLIERS[name] & 0xFFFFFFFF

@@ -4,29 +4,29 @@
 
     weight = float32(code)
 
-Taken only where no label, no configuration and no other weight of the checkpoint speaks of scales: beside
-those a missing scale is an error.
+Accepted only if no label, no configuration and no other weight of the checkpoint implies scales: otherwise a missing
+scale is an error.
 
 Reference: torch.float8_e4m3fn, torch.float8_e5m2.
 """
 
 from functools import partial
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FP8
 from quanterr.tensors.levels import OF_DTYPE
 
 
 def fit(parts: Parts) -> Weight:
-    """Any shape fits, unless something says that there should be a scale."""
+    """Accept any shape, unless something says that there should be a scale."""
     expected = parts.hints.expects_scale or next(map(str, parts.hints.labels), None)
     if expected:
         raise FormatMismatch(f"its scale is missing: {expected}")
     codes = parts["codes"]
     return parts.weight(
         codes.shape,
-        element_types.native(parts, partial(dequantize, parts)),
+        element_types.attach_decoder(parts, partial(dequantize, parts)),
         encoding="cast",
         code_bits=8,
         levels=OF_DTYPE[parts.codes.dtype].scaled,
@@ -35,9 +35,9 @@ def fit(parts: Parts) -> Weight:
 
 
 def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
-    """float32(code), (r, c)."""
+    """Return float32(code), (r, c)."""
     codes = element_types.read_fp8(parts, chunk, workspace)
     return Values(codes.values.mul_(codes.unit), zeros=codes.zeros)
 
 
-FORMATS = (Format("fp8_cast", {"codes": Part(("{weight}",), FP8)}, fit),)
+FORMATS = (Format("fp8_cast", {"codes": PartSpec(("{weight}",), FP8)}, fit),)

@@ -5,18 +5,18 @@
 
     weight[r, c] = float32(code[r, c]) * float32(scale of r, c)                        one rounding
 
-The scale multiplies under each of its names: weight_scale (compressed-tensors, vLLM, ModelOpt, FBGEMM,
-ComfyUI), scale_weight (old ComfyUI files), weight_scale_inv (DeepSeek, transformers: the inverse of the
-quantization factor), .scale (DeepSeek-V4), qscale_weight (Mistral), X_scale and X_scale_inv for a stacked
-X without .weight. Which element has which scale: shared/scale_grid.py. Runtimes round weight and
-scale to their compute dtype first; that is not part of the format and not done here.
+The scale multiplies under each of its names: weight_scale (compressed-tensors, vLLM, ModelOpt, FBGEMM, ComfyUI),
+scale_weight (old ComfyUI files), weight_scale_inv (DeepSeek, transformers: the inverse of the quantization factor),
+.scale (DeepSeek-V4), qscale_weight (Mistral), X_scale and X_scale_inv for a stacked X without .weight.
+shared/scale_grid.py assigns scales to elements. Runtimes round weight and scale to their compute dtype first; that
+is not part of the format and not done here.
 
 Reference: comfyanonymous/ComfyUI@6db4fa2f comfy/ops.py, Comfy-Org/comfy-kitchen@7d86acf tensor/fp8.py;
 deepseek-ai/DeepSeek-V3@9b4e9788 inference/kernel.py; vllm-project/compressed-tensors@ac8e2ba8
 compressors/naive_quantized/base.py.
 """
 
-from quanterr.formats.base import Chunk, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, FP8, FP8_LABELS
 from quanterr.formats.shared.scale_grid import Grid, fit_scaled, scaled_formats
@@ -31,16 +31,16 @@ NAMES = (
     "{module}.qscale_weight",
     "{weight}.scale",
 )
-NEEDS = {"codes": Part(("{weight}",), FP8), "scale": Part(NAMES, FLOATS | EXPONENTS)}
+NEEDS = {"codes": PartSpec(("{weight}",), FP8), "scale": PartSpec(NAMES, FLOATS | EXPONENTS)}
 
 
 def fit(granularity: str, parts: Parts) -> Weight | None:
-    """The weight, if its scale has that granularity."""
+    """Return the weight if its scale has that granularity."""
     return fit_scaled(parts, "fp8", granularity, FP8_LABELS, dequantize)
 
 
 def dequantize(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
-    """float32(code) · float32(scale), (r, c)."""
+    """Return float32(code) · float32(scale), (r, c)."""
     return grid.multiply(element_types.read_fp8(parts, chunk, workspace), chunk, workspace)
 
 

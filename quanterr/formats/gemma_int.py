@@ -1,14 +1,14 @@
-"""Integers of Gemma's quantization-aware training: 2, 4 or 8 bits, a scale per row, embeddings too.
+"""Integers of Gemma's quantization-aware training: 2, 4 or 8 bits, a scale per row; embeddings too.
 
-    weight                 u8     (rows, cols / 4), 2 bits, or (rows, cols / 2), 4 bits, low bits first; rounded up
+    weight                 u8     (rows, cols / 4) of 2 bits, or (rows, cols / 2) of 4 bits, low bits first; rounded up
     weight_scale           f32    (rows, 1)
-    embedding_quantized    u8     the same of an embedding; or i8 (rows, cols)
+    embedding_quantized    u8     as weight, for an embedding; or i8 (rows, cols)
     embedding_scale        f32    (rows, 1), or (rows, n) for n blocks of columns
 
     weight[r, c] = float32(code[r, c] - 2^(bits - 1)) * scale[r]; i8 is not shifted          rounded
 
-Weights of 8 bits are those of int8_row. The bits are inferred from the number of columns of the original; without
-one config.json must say them: num_bits, and module_quant_configs for the modules that match.
+Weights of 8 bits are read as int8_row. The number of columns in the original gives the bits; without an original
+config.json must: num_bits, and module_quant_configs for the modules that match.
 
 Reference: huggingface/transformers@5.23.0 src/transformers/integrations/gemma_quant.py.
 """
@@ -18,37 +18,47 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import WEIGHT_SUFFIX, Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import (
+    WEIGHT_SUFFIX,
+    Chunk,
+    Format,
+    FormatMismatch,
+    Parts,
+    PartSpec,
+    Values,
+    Weight,
+    Workspace,
+)
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.config_checks import check_told, matches
+from quanterr.formats.shared.config_checks import check_quant_method, matches
 from quanterr.formats.shared.padding import crop
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.tensors.levels import INT8, uniform
 
 FLOAT = frozenset({"F32"})
-NEEDS = {"codes": Part(("{weight}",), frozenset({"U8"})), "scale": Part(("{weight}_scale",), FLOAT)}
+NEEDS = {"codes": PartSpec(("{weight}",), frozenset({"U8"})), "scale": PartSpec(("{weight}_scale",), FLOAT)}
 EMBEDDING_NEEDS = {
-    "codes": Part(("{module}.embedding_quantized",), frozenset({"U8", "I8"})),
-    "scale": Part(("{module}.embedding_scale",), FLOAT),
+    "codes": PartSpec(("{module}.embedding_quantized",), frozenset({"U8", "I8"})),
+    "scale": PartSpec(("{module}.embedding_scale",), FLOAT),
 }
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if there is a scale for each stored row."""
+    """Return the weight if there is a scale for each stored row."""
     codes, scale = parts["codes"], parts["scale"]
     if len(codes.shape) != 2 or len(scale.shape) != 2 or scale.shape[0] != codes.shape[0]:
         return None
     if scale.shape[1] != 1 and parts.format == "gemma_int":
         return None
     rows, stored = codes.shape
-    declared = _told_bits(parts)
+    declared = _declared_bits(parts)
     shape = parts.hints.shape or (rows, stored if codes.dtype == "I8" else stored * 8 // (declared or 8))
     if codes.dtype == "I8":
         n_bits = 8 if shape[-1] == stored else None
     else:
         n_bits = next((n for n in (2 if declared == 2 else 4, 4, 2) if -(-shape[-1] * n // 8) == stored), None)
     if n_bits is None or len(shape) != 2 or shape[0] != rows or shape[1] % scale.shape[1]:
-        told_shape = f"for {list(shape)}" if parts.hints.shape else "and config.json does not say their bits"
+        told_shape = f"for {list(shape)}" if parts.hints.shape else "and config.json does not declare the bits"
         raise FormatMismatch(f"{codes} with {scale}: neither 2-, 4- nor 8-bit codes {told_shape}")
     warning = f"config.json declares num_bits {declared}, but the codes have {n_bits}"
     return parts.weight(
@@ -60,12 +70,15 @@ def fit(parts: Parts) -> Weight | None:
         levels=INT8 if n_bits == 8 else uniform(n_bits),
         scale=scale,
         evidence=(f"codes {codes.dtype} of {n_bits} bits, scale {scale}",),
-        warnings=(*check_told(parts, parts.format, "gemma"), *((warning,) if declared not in (None, n_bits) else ())),
+        warnings=(
+            *check_quant_method(parts, parts.format, "gemma"),
+            *((warning,) if declared not in (None, n_bits) else ()),
+        ),
     )
 
 
-def _told_bits(parts: Parts) -> int | None:
-    """What config.json declares of the module: the first of its patterns, or what it says of all."""
+def _declared_bits(parts: Parts) -> int | None:
+    """Return the bits that config.json declares for the module: by the first matching pattern, or for all modules."""
     declared = parts.hints.config.get("num_bits")
     patterns = parts.hints.config.get("module_quant_configs")
     module = parts.name.removesuffix(WEIGHT_SUFFIX)
@@ -77,17 +90,17 @@ def _told_bits(parts: Parts) -> int | None:
 
 
 def dequantize(parts: Parts, n_bits: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """float32(code - 2^(bits - 1)) · scale, (r, c)."""
+    """Return float32(code - 2^(bits - 1)) · scale, (r, c)."""
     codes, per_byte = parts["codes"], 8 // n_bits
     first, last = chunk.col // per_byte, -(-chunk.stop_col // per_byte)
     shape = (chunk.stop_row - chunk.row, last - first)
     packed = workspace.read("codes", codes, chunk.row * codes.shape[1] + first, shape)
     saturated = None
     if n_bits == 8:
-        found = element_types.int8(packed, workspace)
+        found = element_types.decode_int8(packed, workspace)
         values, saturated = found.values, found.saturated
     else:
-        values = element_types.unpack(packed, _table(n_bits, workspace.device), workspace)
+        values = element_types.unpack(packed, _make_table(n_bits, workspace.device), workspace)
         start = chunk.col - first * per_byte
         values = crop(values, chunk._replace(col=start, stop_col=start + chunk.shape[1]), workspace)
     stored = parts["scale"]
@@ -98,8 +111,8 @@ def dequantize(parts: Parts, n_bits: int, cols: int, chunk: Chunk, workspace: Wo
 
 
 @cache
-def _table(n_bits: int, device: torch.device) -> Tensor:
-    """What each byte of codes stands for, (256, 8 / bits) float32."""
+def _make_table(n_bits: int, device: torch.device) -> Tensor:
+    """Return the values of the codes in each byte, (256, 8 / bits) float32."""
     shifts = torch.arange(0, 8, n_bits)
     codes = torch.arange(256).unsqueeze(1) >> shifts & (1 << n_bits) - 1
     return (codes - (1 << n_bits - 1)).float().to(device)

@@ -1,4 +1,4 @@
-"""GGUF: 4-bit codes that are numbers of a table's entries, IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
+"""GGUF: 4-bit codes that index a table: IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
 
     bytes   IQ4_NL    d f16, codes 16                                blocks of 32 elements
             IQ4_XS    d f16, upper 2, lower 4, codes 128             256
@@ -9,15 +9,15 @@
     IQ4_XS            element = table[code] * (d * (scale - 32)), a scale of 6 bits for 32 elements
     MXFP4             element = table[code] * 2^(exponent - 128)
     NVFP4             element = table[code] * scale / 2, a scale for 16 elements
-    NVFP4 with a tensor X.scale (f32, one, or one for each expert) beside X.weight: that times X.scale
+    NVFP4 with a tensor X.scale (f32, one, or one per expert) beside X.weight: the same times X.scale
 
-The tables are IQ4 and E2M1 below; E2M1 holds the doubles of what its name says. Byte j of the codes of 32 elements
-holds that of element j in its lower half and that of element 16 + j in its upper half (NVFP4: of 16 elements, j and
-8 + j). IQ4_XS: the lower four bits of the scales are the halves of 4 bytes, the upper two fields of the u16, the
-lowest first. NVFP4: the scale is an E4M3 number whose sign does not count; 0x7F is 0. An MXFP4 exponent of 255
-is a number as well: ggml knows no NaN there.
+The tables are IQ4 and E2M1 below; E2M1 holds doubled E2M1 values. Byte j of the codes of 32 elements holds the code of
+element j in its lower half and of element 16 + j in its upper half (NVFP4: of 16 elements, j and 8 + j). IQ4_XS: the
+lower four bits of the scales are the halves of 4 bytes, the upper two bits are fields of the u16, the lowest first.
+NVFP4: the scale is an E4M3 number whose sign is ignored; 0x7F is 0. An MXFP4 exponent of 255 is an ordinary number:
+ggml knows no NaN there.
 
-In float32; table[code] * scale is exact, to multiply with X.scale rounds once.
+Computed in float32: table[code] * scale is exact, multiplying by X.scale rounds once.
 
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_iq4_nl, iq4_xs, mxfp4, nvfp4;
 ggml/src/ggml-impl.h ggml_e8m0_to_fp32_half, ggml_ue4m3_to_fp32; X.scale: src/llama-graph.cpp build_lora_mm.
@@ -30,17 +30,17 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.ggml_blocks import (
-    Layout,
-    as_integers,
+    BlockType,
     block_formats,
-    codes_of,
+    code_buffer,
     dequantize,
     fit,
-    half,
     look_up,
-    nibbles,
+    pack_integers,
+    read_half,
+    split_nibbles,
 )
 from quanterr.tensors import levels
 
@@ -50,60 +50,60 @@ E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def iq4_nl(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """18 bytes to 32 elements."""
-    out.copy_(_entries(raw, 2, 32, IQ4, workspace)).mul_(half(raw, 0))
+    """Dequantize IQ4_NL blocks: 18 bytes to 32 elements."""
+    out.copy_(_look_up_entries(raw, 2, 32, IQ4, workspace)).mul_(read_half(raw, 0))
 
 
 def iq4_xs(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """136 bytes to 256 elements."""
+    """Dequantize IQ4_XS blocks: 136 bytes to 256 elements."""
     upper, lower = raw[:, 2:4], raw[:, 4:8]
     low = torch.stack([lower & 15, lower >> 4], 2).flatten(1)
     high = torch.stack([upper >> shift & 3 for shift in (0, 2, 4, 6)], 2).flatten(1)
-    scales = half(raw, 0).mul((low | high << 4).view(torch.int8) - 32)
-    out.copy_(_entries(raw, 8, 32, IQ4, workspace))
+    scales = read_half(raw, 0).mul((low | high << 4).view(torch.int8) - 32)
+    out.copy_(_look_up_entries(raw, 8, 32, IQ4, workspace))
     out.view(-1, 8, 32).mul_(scales.unsqueeze(2))
 
 
 def mxfp4(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """17 bytes to 32 elements."""
-    scales = look_up(_halved_powers(raw.device), raw[:, :1], "scales", workspace)
-    out.copy_(_entries(raw, 1, 32, E2M1, workspace)).mul_(scales)
+    """Dequantize MXFP4 blocks: 17 bytes to 32 elements."""
+    scales = look_up(_make_halved_powers(raw.device), raw[:, :1], "scales", workspace)
+    out.copy_(_look_up_entries(raw, 1, 32, E2M1, workspace)).mul_(scales)
 
 
 def nvfp4(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """36 bytes to 64 elements."""
-    scales = look_up(_halved_e4m3(raw.device), raw[:, :4], "scales", workspace)
-    out.copy_(_entries(raw, 4, 16, E2M1, workspace))
+    """Dequantize NVFP4 blocks: 36 bytes to 64 elements."""
+    scales = look_up(_make_halved_e4m3(raw.device), raw[:, :4], "scales", workspace)
+    out.copy_(_look_up_entries(raw, 4, 16, E2M1, workspace))
     out.view(-1, 4, 16).mul_(scales.unsqueeze(2))
 
 
-def _entries(raw: Tensor, at: int, run: int, table: tuple[int, ...], workspace: Workspace) -> Tensor:
-    """The entries for all codes from byte ``at`` on, int8 (n, elements); ``run`` elements share their bytes."""
+def _look_up_entries(raw: Tensor, at: int, run: int, table: tuple[int, ...], workspace: Workspace) -> Tensor:
+    """Look up all codes from byte ``at`` on, int8 (n, elements); ``run`` elements share ``run`` / 2 bytes."""
     n = len(raw)
-    codes = codes_of(workspace, n, 2 * (raw.shape[1] - at) // run, 2, run // 2)
-    low, high = nibbles(raw, at, raw.shape[1], workspace)
+    codes = code_buffer(workspace, n, 2 * (raw.shape[1] - at) // run, 2, run // 2)
+    low, high = split_nibbles(raw, at, raw.shape[1], workspace)
     codes[:, :, 0], codes[:, :, 1] = low.view(codes[:, :, 0].shape), high.view(codes[:, :, 0].shape)
     pairs = codes.view(n, -1).view(torch.int16)
-    return look_up(_pairs(table, raw.device), pairs, "entries", workspace).view(torch.int8)
+    return look_up(_make_pairs(table, raw.device), pairs, "entries", workspace).view(torch.int8)
 
 
 @cache
-def _pairs(table: tuple[int, ...], device: torch.device) -> Tensor:
-    """The entries for two codes that are in two bytes, by the number those bytes are: int16 (15 · 257 + 1,)."""
+def _make_pairs(table: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the table entries of two codes in two bytes, indexed by those bytes as a number: int16 (15 · 257 + 1,)."""
     entries = torch.tensor(table, dtype=torch.int8)
     number = torch.arange(15 * 257 + 1)
-    return as_integers(torch.stack([entries[number & 15], entries[number >> 8 & 15]], 1)).to(device)
+    return pack_integers(torch.stack([entries[number & 15], entries[number >> 8 & 15]], 1)).to(device)
 
 
 @cache
-def _halved_powers(device: torch.device) -> Tensor:
-    """2^(exponent - 128) by exponent, float32 (256,)."""
+def _make_halved_powers(device: torch.device) -> Tensor:
+    """Return 2^(exponent - 128) by exponent, float32 (256,)."""
     return torch.ldexp(torch.ones(256, dtype=torch.float64), torch.arange(256) - 128).float().to(device)
 
 
 @cache
-def _halved_e4m3(device: torch.device) -> Tensor:
-    """Half of the E4M3 number by code, float32 (256,): without sign, 0 for what is not a number."""
+def _make_halved_e4m3(device: torch.device) -> Tensor:
+    """Return half the E4M3 number by code, float32 (256,): the sign is ignored, NaN becomes 0."""
     code = torch.arange(256) & 0x7F
     fraction, exponent = (code & 7).double(), code >> 3
     numbers = torch.ldexp(torch.where(exponent > 0, 8 + fraction, fraction), exponent.clamp(min=1) - 11)
@@ -112,7 +112,7 @@ def _halved_e4m3(device: torch.device) -> Tensor:
 
 
 def fit_nvfp4(parts: Parts) -> Weight:
-    """Any shape; beside it nothing, one scale for the tensor, or one for each expert."""
+    """Accept any shape, with no scale, one scale for the tensor, or one per expert."""
     weight, scale = fit(NVFP4, parts), parts.get("scale")
     if scale is None:
         return weight
@@ -123,15 +123,15 @@ def fit_nvfp4(parts: Parts) -> Weight:
 
 
 def dequantize_scaled(parts: Parts, scale: Entry, chunk: Chunk, workspace: Workspace) -> Values:
-    """The elements of the blocks times the scale of the tensor or of the expert, (r, c)."""
+    """Return the blocks' elements times the scale of the tensor or expert, (r, c)."""
     values = dequantize(parts, nvfp4, chunk, workspace).weight
-    scales = workspace.whole("scale", scale).view(-1)
+    scales = workspace.read_whole("scale", scale).view(-1)
     rows_of_each = max(parts.matrix[0] // len(scales), 1)
     of_row = torch.arange(chunk.row, chunk.stop_row, device=scales.device) // rows_of_each
     return Values(values.mul_(scales[of_row].unsqueeze(1)))
 
 
-NVFP4 = Layout(
+NVFP4 = BlockType(
     "NVFP4", "E2M1 codes, an E4M3 scale for 16", nvfp4, 16, 4, (19, 21), (4, 36), levels.E2M1, least_scale=0.0
 )
 
@@ -139,8 +139,8 @@ FORMATS = (
     Format(
         NVFP4.format,
         {
-            "codes": Part(("{weight}",), frozenset({"NVFP4"})),
-            "scale": Part(("{module}.scale",), frozenset({"F32"}), optional=True),
+            "codes": PartSpec(("{weight}",), frozenset({"NVFP4"})),
+            "scale": PartSpec(("{module}.scale",), frozenset({"F32"}), optional=True),
         },
         fit_nvfp4,
         summary=f"{NVFP4.summary}; one more for the tensor or for each expert",
@@ -148,7 +148,7 @@ FORMATS = (
     ),
     *block_formats(
         (
-            Layout(
+            BlockType(
                 "MXFP4",
                 "E2M1 codes, a power of two for 32",
                 mxfp4,
@@ -159,7 +159,7 @@ FORMATS = (
                 levels.E2M1,
                 least_scale=0.0,
             ),
-            Layout(
+            BlockType(
                 "IQ4_NL",
                 "4-bit codes for a table, a scale for 32",
                 iq4_nl,
@@ -169,7 +169,7 @@ FORMATS = (
                 (2, 18),
                 IQ4_LEVELS,
             ),
-            Layout(
+            BlockType(
                 "IQ4_XS",
                 "4-bit codes for a table, a 6-bit scale for 32",
                 iq4_xs,

@@ -1,4 +1,4 @@
-"""GGUF: the IQ types, whose codes are numbers of a grid's entries: groups of 4 or 8 magnitudes that occur together.
+"""GGUF: the IQ types, whose codes index a grid: groups of 4 or 8 magnitudes that occur together.
 
     bytes, for 256 elements
     IQ1_S     d f16, index 32, upper 16 (u16)
@@ -14,10 +14,10 @@
     IQ3_XXS   element = d * (1/2 + scale) / 2 * level * sign; levels 4, 12, 20, 28, 36, 44, 52, 62
     IQ3_S     element = d * (2 * scale + 1) * level * sign; levels 1, 3, 5, 7, 9, 11, 13, 15
 
-An entry has 8 levels (IQ3: 4), an index is that of the next 8 (4) elements. All are exact in float32.
+An entry has 8 levels (IQ3: 4); an index is for the next 8 (4) elements. All values are exact in float32.
 
-IQ2_XXS, IQ3_XXS   the u32 of 32 elements: four times 7 signs, the lowest first, then a scale of 4 bits. The eighth sign
-                   makes the number of minus signs even.
+IQ2_XXS, IQ3_XXS   the u32 of 32 elements: four times 7 signs, the lowest first, then a scale of 4 bits. The eighth
+                   sign makes the number of minus signs even.
 IQ2_XS             9 bits of index, then 7 signs, the eighth as above. A scale of 4 bits for 16 elements.
 IQ2_S              2 more bits of each index in "upper", the lowest first; 8 signs per byte; scales as IQ2_XS.
 IQ3_S              1 more bit of each index in "upper", the lowest first; 8 signs per byte; a scale of 4 bits for 32.
@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from quanterr.formats.base import Workspace
-from quanterr.formats.shared.ggml_blocks import Layout, as_integers, bits_of_bytes, block_formats, half, look_up
+from quanterr.formats.shared.ggml_blocks import BlockType, block_formats, expand_bits, look_up, pack_integers, read_half
 from quanterr.formats.shared.ggml_grids import GRIDS
 
 TERNARY = (-1, 0, 1)
@@ -46,19 +46,19 @@ IQ3_S = (1, 3, 5, 7, 9, 11, 13, 15)
 
 
 def iq1_s(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """50 bytes to 256 elements."""
-    words = _integers(raw, 34, 50, torch.int16, workspace)  # (n, 8)
+    """Dequantize IQ1_S blocks: 50 bytes to 256 elements."""
+    words = _read_integers(raw, 34, 50, torch.int16, workspace)  # (n, 8)
     index = workspace.buffer("index", (len(raw), 8, 4), torch.int32)
     for k in range(4):
         index[:, :, k] = words >> 3 * k & 7
     index.bitwise_or_((words >> 12 & 8).unsqueeze(2)).mul_(256).bitwise_or_(raw[:, 2:34].view(-1, 8, 4))
-    scales = half(raw, 0).mul((words >> 12 & 7) * 2 + 1).mul_(0.125)
-    _eighths(index, out, workspace).view(-1, 8, 32).mul_(scales.unsqueeze(2))
+    scales = read_half(raw, 0).mul((words >> 12 & 7) * 2 + 1).mul_(0.125)
+    _look_up_eighths(index, out, workspace).view(-1, 8, 32).mul_(scales.unsqueeze(2))
 
 
 def iq1_m(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """56 bytes to 256 elements."""
-    words = _integers(raw, 48, 56, torch.int16, workspace)  # (n, 4)
+    """Dequantize IQ1_M blocks: 56 bytes to 256 elements."""
+    words = _read_integers(raw, 48, 56, torch.int16, workspace)  # (n, 4)
     parts = words >> 12 & 15
     d = (parts[:, :1] | parts[:, 1:2] << 4 | parts[:, 2:3] << 8 | parts[:, 3:] << 12).to(torch.int16)
     scales = torch.stack([words >> shift & 7 for shift in (0, 3, 6, 9)], 2).flatten(1)
@@ -67,92 +67,94 @@ def iq1_m(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
     upper = raw[:, 32:48]
     index[:, :, 0], index[:, :, 1] = upper & 15, upper >> 4
     index.mul_(256).bitwise_or_(raw[:, :32].view(-1, 16, 2))
-    _eighths(index, out, workspace).view(-1, 16, 16).mul_(scales.unsqueeze(2))
+    _look_up_eighths(index, out, workspace).view(-1, 16, 16).mul_(scales.unsqueeze(2))
 
 
 def iq2_xxs(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """66 bytes to 256 elements."""
-    words = _integers(raw, 2, 66, torch.int32, workspace).view(-1, 8, 2)
-    levels = look_up(_grid("IQ2_XXS", IQ2, raw.device), raw[:, 2:].view(-1, 8, 8)[:, :, :4], "levels", workspace)
-    _signed(levels, _seven_signs(words[:, :, 1], workspace), out)
-    scales = half(raw, 0).mul((words[:, :, 1] >> 28 & 15) + 0.5).mul_(0.25)
+    """Dequantize IQ2_XXS blocks: 66 bytes to 256 elements."""
+    words = _read_integers(raw, 2, 66, torch.int32, workspace).view(-1, 8, 2)
+    levels = look_up(_make_grid("IQ2_XXS", IQ2, raw.device), raw[:, 2:].view(-1, 8, 8)[:, :, :4], "levels", workspace)
+    _apply_signs(levels, _look_up_signs(words[:, :, 1], workspace), out)
+    scales = read_half(raw, 0).mul((words[:, :, 1] >> 28 & 15) + 0.5).mul_(0.25)
     out.view(-1, 8, 32).mul_(scales.unsqueeze(2))
 
 
 def iq2_xs(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """74 bytes to 256 elements."""
-    words = _integers(raw, 2, 66, torch.int16, workspace)  # (n, 32)
-    levels = look_up(_grid("IQ2_XS", IQ2, raw.device), words & 511, "levels", workspace)
-    signs = look_up(_parity_signs(raw.device), words >> 9 & 127, "signs", workspace)
-    _signed(levels, signs, out)
-    out.view(-1, 16, 16).mul_(_scales_of_16(raw, 66).unsqueeze(2))
+    """Dequantize IQ2_XS blocks: 74 bytes to 256 elements."""
+    words = _read_integers(raw, 2, 66, torch.int16, workspace)  # (n, 32)
+    levels = look_up(_make_grid("IQ2_XS", IQ2, raw.device), words & 511, "levels", workspace)
+    signs = look_up(_make_parity_signs(raw.device), words >> 9 & 127, "signs", workspace)
+    _apply_signs(levels, signs, out)
+    out.view(-1, 16, 16).mul_(_read_scales(raw, 66).unsqueeze(2))
 
 
 def iq2_s(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """82 bytes to 256 elements."""
+    """Dequantize IQ2_S blocks: 82 bytes to 256 elements."""
     index = workspace.buffer("index", (len(raw), 8, 4), torch.int32)
     for k in range(4):
         index[:, :, k] = raw[:, 66:74] >> 2 * k & 3
     index.mul_(256).bitwise_or_(raw[:, 2:34].view(-1, 8, 4))
-    levels = look_up(_grid("IQ2_S", IQ2, raw.device), index, "levels", workspace)
-    _signed(levels, look_up(bits_of_bytes(1, -1, raw.device), raw[:, 34:66], "signs", workspace), out)
-    out.view(-1, 16, 16).mul_(_scales_of_16(raw, 74).unsqueeze(2))
+    levels = look_up(_make_grid("IQ2_S", IQ2, raw.device), index, "levels", workspace)
+    _apply_signs(levels, look_up(expand_bits(1, -1, raw.device), raw[:, 34:66], "signs", workspace), out)
+    out.view(-1, 16, 16).mul_(_read_scales(raw, 74).unsqueeze(2))
 
 
 def iq3_xxs(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """98 bytes to 256 elements."""
-    words = _integers(raw, 66, 98, torch.int32, workspace)  # (n, 8)
-    levels = look_up(_grid("IQ3_XXS", IQ3_XXS, raw.device), raw[:, 2:66], "levels", workspace)
-    _signed(levels, _seven_signs(words, workspace), out)
-    scales = half(raw, 0).mul((words >> 28 & 15) + 0.5).mul_(0.5)
+    """Dequantize IQ3_XXS blocks: 98 bytes to 256 elements."""
+    words = _read_integers(raw, 66, 98, torch.int32, workspace)  # (n, 8)
+    levels = look_up(_make_grid("IQ3_XXS", IQ3_XXS, raw.device), raw[:, 2:66], "levels", workspace)
+    _apply_signs(levels, _look_up_signs(words, workspace), out)
+    scales = read_half(raw, 0).mul((words >> 28 & 15) + 0.5).mul_(0.5)
     out.view(-1, 8, 32).mul_(scales.unsqueeze(2))
 
 
 def iq3_s(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """110 bytes to 256 elements."""
+    """Dequantize IQ3_S blocks: 110 bytes to 256 elements."""
     index = workspace.buffer("index", (len(raw), 8, 8), torch.int32)
     for k in range(8):
         index[:, :, k] = raw[:, 66:74] >> k & 1
     index.mul_(256).bitwise_or_(raw[:, 2:66].view(-1, 8, 8))
-    levels = look_up(_grid("IQ3_S", IQ3_S, raw.device), index, "levels", workspace)
-    _signed(levels, look_up(bits_of_bytes(1, -1, raw.device), raw[:, 74:106], "signs", workspace), out)
+    levels = look_up(_make_grid("IQ3_S", IQ3_S, raw.device), index, "levels", workspace)
+    _apply_signs(levels, look_up(expand_bits(1, -1, raw.device), raw[:, 74:106], "signs", workspace), out)
     scales = torch.stack([raw[:, 106:] & 15, raw[:, 106:] >> 4], 2).flatten(1)
-    out.view(-1, 8, 32).mul_(half(raw, 0).mul(scales * 2 + 1).unsqueeze(2))
+    out.view(-1, 8, 32).mul_(read_half(raw, 0).mul(scales * 2 + 1).unsqueeze(2))
 
 
-def _integers(raw: Tensor, first: int, last: int, dtype: torch.dtype, workspace: Workspace) -> Tensor:
-    """The bytes ``first:last`` of each block as integers, int32 (n, integers)."""
+def _read_integers(raw: Tensor, first: int, last: int, dtype: torch.dtype, workspace: Workspace) -> Tensor:
+    """Return bytes ``first:last`` of each block as integers, int32 (n, integers)."""
     packed = workspace.buffer("packed", (len(raw), last - first), torch.uint8).copy_(raw[:, first:last])
     words = packed.view(dtype)
     return words if dtype == torch.int32 else workspace.buffer("words", tuple(words.shape), torch.int32).copy_(words)
 
 
-def _eighths(index: Tensor, out: Tensor, workspace: Workspace) -> Tensor:
-    """Eight times level + delta, by an index whose highest bit is the sign of delta, written to ``out``."""
-    return out.copy_(look_up(_shifted(index.device), index, "levels", workspace).view(torch.int8).view(out.shape))
+def _look_up_eighths(index: Tensor, out: Tensor, workspace: Workspace) -> Tensor:
+    """Write 8 · (level + delta) to ``out``, by an index whose highest bit is the sign of delta."""
+    return out.copy_(
+        look_up(_make_shifted_levels(index.device), index, "levels", workspace).view(torch.int8).view(out.shape)
+    )
 
 
-def _signed(levels: Tensor, signs: Tensor, out: Tensor) -> None:
-    """Levels times signs, both int8 in integers of several bytes, written to ``out``."""
+def _apply_signs(levels: Tensor, signs: Tensor, out: Tensor) -> None:
+    """Write levels times signs, both int8 packed in wider integers, to ``out``."""
     out.copy_(levels.view(-1).view(torch.int8).mul_(signs.view(-1).view(torch.int8)).view(out.shape))
 
 
-def _seven_signs(words: Tensor, workspace: Workspace) -> Tensor:
-    """The signs that four times seven bits of a word stand for, (n, 8) int32: int64 (n, 8, 4)."""
+def _look_up_signs(words: Tensor, workspace: Workspace) -> Tensor:
+    """Look up the signs of the four 7-bit fields in each word: int32 (n, 8) to int64 (n, 8, 4)."""
     index = workspace.buffer("index", (*words.shape, 4), torch.int32)
     for k in range(4):
         index[:, :, k] = words >> 7 * k & 127
-    return look_up(_parity_signs(words.device), index, "signs", workspace)
+    return look_up(_make_parity_signs(words.device), index, "signs", workspace)
 
 
-def _scales_of_16(raw: Tensor, at: int) -> Tensor:
-    """d times a half more than the 4-bit scales in the 8 bytes from ``at`` on, over 4: float32 (n, 16)."""
+def _read_scales(raw: Tensor, at: int) -> Tensor:
+    """Return d · (scale + 1/2) / 4 for the 4-bit scales in the 8 bytes from ``at`` on: float32 (n, 16)."""
     packed = raw[:, at : at + 8]
-    return half(raw, 0).mul(torch.stack([packed & 15, packed >> 4], 2).flatten(1) + 0.5).mul_(0.25)
+    return read_half(raw, 0).mul(torch.stack([packed & 15, packed >> 4], 2).flatten(1) + 0.5).mul_(0.25)
 
 
-def _levels(name: str, levels: tuple[int, ...]) -> Tensor:
-    """All entries of a grid, int8 (entries, 8 or 4)."""
+def _decode_levels(name: str, levels: tuple[int, ...]) -> Tensor:
+    """Decode all entries of a grid, int8 (entries, 8 or 4)."""
     packed = torch.tensor(list(base64.b85decode(GRIDS[name])), dtype=torch.uint8)
     bits = 2 if len(levels) == 3 else 4
     numbers = (packed[:, None] >> torch.arange(0, 8, bits, dtype=torch.uint8)) % (1 << bits)
@@ -160,34 +162,34 @@ def _levels(name: str, levels: tuple[int, ...]) -> Tensor:
 
 
 @cache
-def _grid(name: str, levels: tuple[int, ...], device: torch.device) -> Tensor:
-    """All entries of a grid as integers: int64, or int32 where an entry has four levels."""
-    return as_integers(_levels(name, levels)).to(device)
+def _make_grid(name: str, levels: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return all entries of a grid as integers: int64, or int32 for entries of four levels."""
+    return pack_integers(_decode_levels(name, levels)).to(device)
 
 
 @cache
-def _shifted(device: torch.device) -> Tensor:
-    """Eight times the levels of IQ1, plus one, then minus one: int64 (4096,)."""
-    eighths = 8 * _levels("IQ1_S", TERNARY)
-    return as_integers(torch.cat([eighths + 1, eighths - 1])).to(device)
+def _make_shifted_levels(device: torch.device) -> Tensor:
+    """Return 8 · level + 1 for all IQ1 entries, then 8 · level - 1: int64 (4096,)."""
+    eighths = 8 * _decode_levels("IQ1_S", TERNARY)
+    return pack_integers(torch.cat([eighths + 1, eighths - 1])).to(device)
 
 
 @cache
-def _parity_signs(device: torch.device) -> Tensor:
-    """Eight signs by seven bits, 1 or -1 as int8 in an int64: the eighth makes the minus signs even. (128,)"""
+def _make_parity_signs(device: torch.device) -> Tensor:
+    """Return the eight signs of each 7-bit index, an even number of them -1, int8 packed in an int64: (128,)."""
     bits = (torch.arange(128)[:, None] >> torch.arange(7)) % 2
     bits = torch.cat([bits, bits.sum(1, keepdim=True) % 2], 1)
-    return as_integers((1 - 2 * bits).to(torch.int8)).to(device)
+    return pack_integers((1 - 2 * bits).to(torch.int8)).to(device)
 
 
 FORMATS = block_formats(
     (
-        Layout("IQ1_S", "a grid of 2048, a scale for 32", iq1_s, 32, 2, (5, 7)),
-        Layout("IQ1_M", "a grid of 2048, a scale for 16", iq1_m, 16, 2, (5, 7)),
-        Layout("IQ2_XXS", "a grid of 256, a scale for 32", iq2_xxs, 32, 2, (8, 10)),
-        Layout("IQ2_XS", "a grid of 512, a scale for 16", iq2_xs, 16, 2, (10, 12)),
-        Layout("IQ2_S", "a grid of 1024, a scale for 16", iq2_s, 16, 2, (11, 13)),
-        Layout("IQ3_XXS", "a grid of 256 by fours, a scale for 32", iq3_xxs, 32, 3, (14, 16)),
-        Layout("IQ3_S", "a grid of 512 by fours, a scale for 32", iq3_s, 32, 3, (16, 18)),
+        BlockType("IQ1_S", "a grid of 2048, a scale for 32", iq1_s, 32, 2, (5, 7)),
+        BlockType("IQ1_M", "a grid of 2048, a scale for 16", iq1_m, 16, 2, (5, 7)),
+        BlockType("IQ2_XXS", "a grid of 256, a scale for 32", iq2_xxs, 32, 2, (8, 10)),
+        BlockType("IQ2_XS", "a grid of 512, a scale for 16", iq2_xs, 16, 2, (10, 12)),
+        BlockType("IQ2_S", "a grid of 1024, a scale for 16", iq2_s, 16, 2, (11, 13)),
+        BlockType("IQ3_XXS", "a grid of 256 by fours, a scale for 32", iq3_xxs, 32, 3, (14, 16)),
+        BlockType("IQ3_S", "a grid of 512 by fours, a scale for 32", iq3_s, 32, 3, (16, 18)),
     ),
 )

@@ -7,16 +7,15 @@
 
     weight[r, c] = (code[c, r] - zero_point[block of c, r]) * scale[block of c, r]    exact for 16-bit scales
 
-    gptq       zero points are stored less one: a word with 1 taken from each of its codes, so that a zero
-               point of 0 borrows from the next; of 3, 5, 6 and 7 bits each code by itself, modulo 2^b
-    gptq_v2    zero points are stored as they are
-    gptq_p     as gptq_v2, in planes: shared/bit_packing.py; all of 5, 6 and 7 bits but AutoRound's
+    gptq       zero points are stored minus one: 1 is subtracted from each code of a word, so that a zero point of
+               0 borrows from the next code; with 3, 5, 6 and 7 bits from each code separately, modulo 2^b
+    gptq_v2    zero points are stored unchanged
+    gptq_p     as gptq_v2, in planes: shared/bit_packing.py; used for 5, 6 and 7 bits, except by AutoRound
 
-Which of them a file is, is given by config.json (checkpoint_format; AutoRound's packing_format) and often
-declared wrongly. Where zero points are all equal, in the first block and in the last, it is given by them: 2^(b-1) is
-stored as it is, 2^(b-1) - 1 less one. Otherwise the configuration is believed, and the others are tried on the
-original, from which the wrong one is a whole step away. Columns may be padded, to a multiple of 32 or of the
-block.
+config.json declares the variant (checkpoint_format; AutoRound's packing_format), and is often wrong. If all zero points
+of the first and the last block are equal, they decide: 2^(b-1) means unchanged, 2^(b-1) - 1 means minus one. Otherwise
+the configuration is used and the other variants are tried on the original, from which a wrong one is a whole step away.
+Columns may be padded, to a multiple of 32 or of the block.
 
 Reference: AutoGPTQ/AutoGPTQ@0.7.1 auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py; ModelCloud/GPTQModel@f4c327a1
 gptqmodel/nn_modules/qlinear/__init__.py, gptqmodel/utils/model.py convert_gptq_v1_to_v2_format_module;
@@ -34,29 +33,29 @@ from quanterr.formats.base import (
     Chunk,
     Decoder,
     Dequantize,
-    Element,
+    ElementType,
     Format,
     FormatMismatch,
     Native,
     Order,
-    Part,
     Parts,
+    PartSpec,
     Values,
     Weight,
     Workspace,
 )
 from quanterr.formats.shared import bit_stream
-from quanterr.formats.shared.bit_packing import WORD, Packing, cropped, unpack_columns, unpack_transposed
-from quanterr.formats.shared.column_groups import Blocks, fit_blocks
+from quanterr.formats.shared.bit_packing import WORD, Packing, crop_columns, unpack_columns, unpack_transposed
+from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import (
     ORDER,
     SCALE,
-    configured_group_size,
-    contradictions,
-    gemm_bits,
+    declared_bits,
+    declared_group_size,
+    find_contradictions,
+    find_gemm_bits,
     is_gemv,
-    said_bits,
-    turned_scale,
+    read_transposed_scale,
 )
 from quanterr.tensors.levels import uniform
 from quanterr.tensors.workspace import TORCH_DTYPES
@@ -64,12 +63,12 @@ from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
-WHOLE = (2, 4, 8)  # bits of which a word holds whole codes
+WHOLE = (2, 4, 8)  # widths of which a 32-bit word holds whole codes
 CONTAINERS = frozenset({"I32", "I8", "I16", "I64"})
 NEEDS = {
-    "codes": Part(("{module}.qweight",), CONTAINERS),
+    "codes": PartSpec(("{module}.qweight",), CONTAINERS),
     "scale": SCALE,
-    "zero_point": Part(("{module}.qzeros",), CONTAINERS),
+    "zero_point": PartSpec(("{module}.qzeros",), CONTAINERS),
     "order": ORDER,
 }
 CONFIGURED = {  # packing, where known, and whether zero points are stored minus one
@@ -79,21 +78,21 @@ CONFIGURED = {  # packing, where known, and whether zero points are stored minus
     "auto_round:auto_gptq": ("dense", True),
     "auto_round:gptq": ("dense", True),
 }
-AUTO_ROUND = "auto_round"  # what else begins so: dense, as they are
-UNTOLD = "config.json names no checkpoint_format"
-NAMES = {("dense", True): "gptq", ("dense", False): "gptq_v2"}  # the others are gptq_p
+AUTO_ROUND = "auto_round"  # all other names with this prefix: dense, zero points unchanged
+UNDECLARED = "config.json names no checkpoint_format"
+NAMES = {("dense", True): "gptq", ("dense", False): "gptq_v2"}  # all others are gptq_p
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How codes are packed, and whether zero points are stored less one."""
+    """The packing of codes, and whether zero points are stored minus one."""
 
     packing: Packing
     less_one: bool
 
     @property
     def name(self) -> str:
-        """The name of the format."""
+        """Name of the format."""
         return NAMES.get((self.packing.name, self.less_one), "gptq_p")
 
     def __str__(self) -> str:
@@ -102,28 +101,28 @@ class Variant:
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if it is of that variant; the other variants that its tensors allow as alternatives."""
+    """Return the weight if it has that variant, with other variants that its tensors allow as alternatives."""
     codes, scale, zero_point = parts.codes, parts["scale"], parts["zero_point"]
     if not _is_gptq(codes, scale, zero_point):
-        if gemm_bits(codes, scale) or is_gemv(parts):
+        if find_gemm_bits(codes, scale) or is_gemv(parts):
             return None
         raise FormatMismatch(
             f"{codes}, {scale} and {zero_point} fit neither GPTQ (scales as wide as qweight, as high as qzeros) "
             "nor AWQ (gemm: scales 8 times as wide as qweight; gemv: as high as qweight)"
         )
     rows = codes.shape[1]
-    bits, cols = _bits_and_cols(parts)
+    bits, cols = _find_bits_and_cols(parts)
     if is_gemv(parts) and parts.hints.shape not in ((rows, cols), (cols, rows)):
-        return None  # in GPTQ that would be blocks of 8 columns
-    blocks = fit_blocks(scale.shape[0], cols, configured_group_size(parts), parts.get("order"))
-    variants, declared, warnings = _variants(parts, bits)
+        return None  # as GPTQ the blocks would have 8 columns
+    blocks = fit_blocks(scale.shape[0], cols, declared_group_size(parts), parts.get("order"))
+    variants, declared, warnings = _find_variants(parts, bits)
     if variants[0].name != parts.format:
         return None
-    warnings += blocks.warnings + contradictions(parts, bits, blocks.n, cols)
+    warnings += blocks.warnings + find_contradictions(parts, bits, blocks.n, cols)
     alternatives = [
         parts.weight(
             (rows, cols),
-            _native(parts, blocks, variant),
+            _attach_decoder(parts, blocks, variant),
             block_size=blocks.edges,
             code_bits=bits,
             uniform_bits=bits,
@@ -136,7 +135,7 @@ def fit(parts: Parts) -> Weight | None:
         )
         for variant in variants
     ]
-    return alternatives[0].or_else(alternatives[1:])
+    return alternatives[0].with_alternatives(alternatives[1:])
 
 
 def _is_gptq(codes: Entry, scale: Entry, zero_point: Entry) -> bool:
@@ -147,8 +146,8 @@ def _is_gptq(codes: Entry, scale: Entry, zero_point: Entry) -> bool:
     )
 
 
-def _bits_and_cols(parts: Parts) -> tuple[int, int]:
-    """Bits of a code, from the shape of the zero points; columns, from the order, the original or the codes.
+def _find_bits_and_cols(parts: Parts) -> tuple[int, int]:
+    """Find the bits of a code from the zero points, and the columns from the order, the original or the codes.
 
     Raises:
         FormatMismatch: no number of bits, or several, gives these shapes.
@@ -156,15 +155,15 @@ def _bits_and_cols(parts: Parts) -> tuple[int, int]:
     codes, zero_point, order = parts.codes, parts["zero_point"], parts.get("order")
     rows, container = codes.shape[1], codes.bits
     held = {bits: codes.shape[0] * container // bits for bits in BITS if bits in WHOLE or container == WORD}
-    known = order.n if order else _original_cols(parts, rows)
+    known = order.n if order else _find_original_cols(parts, rows)
     fitting = [
         bits
         for bits, cols in held.items()
         if zero_point.shape[1] == -(-rows * bits // container) and (known is None or known <= cols)
     ]
-    if len(fitting) > 1 and known is not None:  # very few rows: how much is held too much?
+    if len(fitting) > 1 and known is not None:  # very few rows: prefer the bits that leave the least padding
         fitting = [bits for bits in fitting if codes.shape[0] == -(-known * bits // container)] or fitting
-    named = said_bits(parts)
+    named = declared_bits(parts)
     bits = fitting[0] if len(fitting) == 1 else named
     if bits not in fitting:
         raise FormatMismatch(
@@ -172,39 +171,39 @@ def _bits_and_cols(parts: Parts) -> tuple[int, int]:
             + (f" in {known} columns" if known is not None else "")
         )
     padding = held[bits] - known if known is not None else 0
-    return bits, known if known is not None and padding < max(WORD, configured_group_size(parts) or 0) else held[bits]
+    return bits, known if known is not None and padding < max(WORD, declared_group_size(parts) or 0) else held[bits]
 
 
-def _original_cols(parts: Parts, rows: int) -> int | None:
-    """Columns of the original, which may be stored transposed."""
+def _find_original_cols(parts: Parts, rows: int) -> int | None:
+    """Return the columns of the original, which may be stored transposed; None if they are unknown."""
     shape = parts.hints.shape
     if shape is None or len(shape) != 2 or rows not in shape:
         return None
     return shape[1] if shape[0] == rows else shape[0]
 
 
-def _variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[str, ...]]:
-    """The variants that the tensors allow, the likeliest first; what decided; what speaks against it."""
-    configured, declared = _configured(parts.hints.config, bits)
+def _find_variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[str, ...]]:
+    """Return the possible variants, the likeliest first, the fact that decided, and warnings."""
+    configured, declared = _declared_variant(parts.hints.config, bits)
     packings = ("dense",) if bits in WHOLE else ("dense", "planar")
     variants = [Variant(Packing(packing, bits), less_one) for packing in packings for less_one in (True, False)]
     if configured in variants:
         variants.sort(key=lambda v: (v.packing != configured.packing, v.less_one != configured.less_one))
     for variant in variants:
         middle = (1 << bits - 1) - variant.less_one
-        if _common_zero_point(parts, variant.packing) != middle:
+        if _find_common_zero_point(parts, variant.packing) != middle:
             continue
         warning = (
             f"{declared}, but all its zero points are {middle}, as {variant.name} stores them: "
             "a program that follows the configuration reads every weight one step off"
         )
-        return [variant], f"all are {middle}", (warning,) if declared != UNTOLD and variant != configured else ()
+        return [variant], f"all are {middle}", (warning,) if declared != UNDECLARED and variant != configured else ()
     ignored = "config.json declares sym, but its zero points are not all in the middle: kernels for sym ignore them"
     return variants, declared, (ignored,) if parts.hints.config.get("sym") is True else ()
 
 
-def _configured(config: JsonFields, bits: int) -> tuple[Variant, str]:
-    """The variant that the configuration names, and the words it does so with."""
+def _declared_variant(config: JsonFields, bits: int) -> tuple[Variant, str]:
+    """Return the variant that the configuration names, and the setting that names it."""
     usual = "dense" if bits in (*WHOLE, 3) else "planar"
     for key in ("packing_format", "checkpoint_format", "format", "backend"):
         named = config.get(key)
@@ -212,11 +211,11 @@ def _configured(config: JsonFields, bits: int) -> tuple[Variant, str]:
             packing, less_one = CONFIGURED.get(named, ("dense", False))
             packing = "dense" if bits in WHOLE else packing or usual
             return Variant(Packing(packing, bits), less_one), f"config.json declares {key} {display(named)}"
-    return Variant(Packing(usual, bits), True), UNTOLD
+    return Variant(Packing(usual, bits), True), UNDECLARED
 
 
-def _common_zero_point(parts: Parts, packing: Packing) -> int | None:
-    """What zero points are stored as, if those of the first and of the last block are all equal."""
+def _find_common_zero_point(parts: Parts, packing: Packing) -> int | None:
+    """Return the stored zero point if the first and the last block have only one; None otherwise."""
     entry = parts["zero_point"]
     blocks, width = entry.shape
     size = entry.nbytes // blocks
@@ -226,16 +225,16 @@ def _common_zero_point(parts: Parts, packing: Packing) -> int | None:
     return int(found[0, 0]) if bool((found == found[0, 0]).all()) else None
 
 
-def dequantize(parts: Parts, blocks: Blocks, variant: Variant, chunk: Chunk, workspace: Workspace) -> Values:
-    """(code - zero point) · scale, (r, c)."""
-    codes = _codes(parts.codes, variant.packing, chunk, workspace)
-    zero_points = _zero_points(parts["zero_point"], variant, chunk, workspace)
-    scale = turned_scale(parts["scale"], chunk, workspace)
+def dequantize(parts: Parts, blocks: ColumnBlocks, variant: Variant, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return (code - zero point) · scale, (r, c)."""
+    codes = _read_codes(parts.codes, variant.packing, chunk, workspace)
+    zero_points = _read_zero_points(parts["zero_point"], variant, chunk, workspace)
+    scale = read_transposed_scale(parts["scale"], chunk, workspace)
     return Values(blocks.dequantize(codes, zero_points, scale, chunk, workspace))
 
 
-def _native(parts: Parts, blocks: Blocks, variant: Variant) -> Dequantize:
-    """:func:`dequantize`, with the same as data where words hold whole codes of columns in order."""
+def _attach_decoder(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Dequantize:
+    """Return :func:`dequantize`, with a :class:`Decoder` if words hold whole codes and columns are in order."""
     plain, codes = partial(dequantize, parts, blocks, variant), parts.codes
     table = bit_stream.byte_table(variant.packing.bits)
     if table is None or blocks.order or codes.bits != WORD:
@@ -243,33 +242,33 @@ def _native(parts: Parts, blocks: Blocks, variant: Variant) -> Dequantize:
     decoder = Decoder(
         codes,
         codes.shape[0] * WORD // variant.packing.bits,
-        Element.TABLE,
+        ElementType.TABLE,
         table,
-        scale=blocks.within(partial(turned_scale, parts["scale"])),
-        zero=blocks.within(partial(_zero_points, parts["zero_point"], variant)),
+        scale=blocks.restrict(partial(read_transposed_scale, parts["scale"])),
+        zero=blocks.restrict(partial(_read_zero_points, parts["zero_point"], variant)),
         group=blocks.group,
         order=Order.WORDS_DOWN,
     )
     return Native(plain, decoder)
 
 
-def _codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Codes of a chunk as float32, (r, c)."""
-    first = chunk.col // WORD * WORD  # containers are whole after so many codes
+def _read_codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the codes of a chunk as float32, (r, c)."""
+    first = chunk.col // WORD * WORD  # WORD codes fill whole containers
     top, bottom = (n * packing.bits // entry.bits for n in (first, -(-chunk.stop_col // WORD) * WORD))
-    containers = workspace.whole("columns", entry)[top:bottom, chunk.row : chunk.stop_row].t()
+    containers = workspace.read_whole("columns", entry)[top:bottom, chunk.row : chunk.stop_row].t()
     transposed = workspace.buffer("turned", tuple(containers.shape), containers.dtype).copy_(containers)
     codes = unpack_columns(transposed, packing, workspace)
-    return cropped(codes, chunk.col - first, chunk.stop_col - first, workspace)
+    return crop_columns(codes, chunk.col - first, chunk.stop_col - first, workspace)
 
 
-def _zero_points(entry: Entry, variant: Variant, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Zero points of the rows of a chunk as float32, (r, blocks)."""
+def _read_zero_points(entry: Entry, variant: Variant, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the zero points of a chunk's rows as float32, (r, blocks)."""
     (_, bits), rows, key = variant.packing, (chunk.row, chunk.stop_row), "zero_points"
-    stored = workspace.whole("zeros", entry)
+    stored = workspace.read_whole("zeros", entry)
     if not variant.less_one:
         return unpack_transposed(stored, variant.packing, rows, workspace, key)
-    if bits in WHOLE:  # one in each code of a container: what a zero point of 0 has borrowed is given back
+    if bits in WHOLE:  # add 1 to each code of a container, which also returns the borrow of a zero point of 0
         ones = sum(1 << place for place in range(0, entry.bits, bits))
         return unpack_transposed(
             stored, variant.packing, rows, workspace, key, lambda containers: containers.add_(ones)

@@ -1,8 +1,8 @@
-"""HQQ: packed codes with a zero point and a scale, both floating, for each group.
+"""HQQ: packed codes with a floating-point zero point and scale for each group.
 
-    W_q                  u8, i32         packed codes, elements of 8 / b codes (u8) or ten of 3 bits (i32): see
+    W_q                  u8, i32         packed codes, 8 / b per element (u8) or ten of 3 bits (i32): see
                                          shared/segmented_packing.py; the first part of the rows in the high bits
-                         floating        the same bytes, where view_as_float is 1
+                         floating        the same bytes, if view_as_float is 1
     scale, zero          floating        one for each group
     shape                i64             (2,): rows, cols
     axis, group_size     i32             as below
@@ -14,8 +14,8 @@
     axis 0    codes (group_size, groups), scale and zero (1, groups): a group is a column of that matrix
     weight = (code - zero) * scale                                                    rounded twice
 
-Both matrices hold the elements of the weight row by row. Without group_size a group is a row (axis 1) or a
-column (axis 0) of the weight. A scale or zero that is quantized itself cannot be read.
+Both matrices hold the elements of the weight row by row. Without group_size a group is a row of the weight (axis 1)
+or a column (axis 0). A scale or zero point that is itself quantized cannot be read.
 
 Reference: mobiusml/hqq@e0b1d00e hqq/core/quantize.py and bitpack.py.
 """
@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
-from quanterr.formats.shared.flat_blocks import Blocks
-from quanterr.formats.shared.segmented_packing import Planes, pieces
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared.flat_blocks import BlockRun
+from quanterr.formats.shared.segmented_packing import Planes, cut_run
 from quanterr.tensors.levels import Levels
 from quanterr.util.text import display
 
@@ -39,7 +39,7 @@ NUMBERS = frozenset({"I32", "I64"})
 BYTES = frozenset({"U8"})
 MAX_TEXT = 64  # bytes
 
-# dtype of an element, bits of a code, place of each part of the rows
+# dtype of an element, bits of a code, bit position of each part of the rows
 PACKINGS = {
     "8bit_u8": (torch.uint8, 8, (0,)),
     "4bit_u8": (torch.uint8, 4, (4, 0)),
@@ -60,57 +60,57 @@ FLAGS = (
 )
 TEXTS = ("unpack_view_dtype", "compute_dtype")
 NEEDS = {
-    "codes": Part(("{module}.W_q",), FLOATS | {"U8", "I32"}),
-    "scale": Part(("{module}.scale",), FLOATS),
-    "zero": Part(("{module}.zero",), FLOATS),
-    "shape": Part(("{module}.shape",), frozenset({"I64"})),
-    "packing": Part(("{module}.packing",), BYTES),
-    "axis": Part(("{module}.axis",), NUMBERS, optional=True),
-    "group_size": Part(("{module}.group_size",), NUMBERS, optional=True),
-    "nbits": Part(("{module}.nbits",), NUMBERS | {"F32"}, optional=True),
-    **{name: Part((f"{{module}}.{name}",), BYTES, optional=True) for name in (*FLAGS, *TEXTS)},
+    "codes": PartSpec(("{module}.W_q",), FLOATS | {"U8", "I32"}),
+    "scale": PartSpec(("{module}.scale",), FLOATS),
+    "zero": PartSpec(("{module}.zero",), FLOATS),
+    "shape": PartSpec(("{module}.shape",), frozenset({"I64"})),
+    "packing": PartSpec(("{module}.packing",), BYTES),
+    "axis": PartSpec(("{module}.axis",), NUMBERS, optional=True),
+    "group_size": PartSpec(("{module}.group_size",), NUMBERS, optional=True),
+    "nbits": PartSpec(("{module}.nbits",), NUMBERS | {"F32"}, optional=True),
+    **{name: PartSpec((f"{{module}}.{name}",), BYTES, optional=True) for name in (*FLAGS, *TEXTS)},
 }
 NUMPY = {"I32": torch.int32, "I64": torch.int64, "F32": torch.float32, "U8": torch.uint8}
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class AxisGroups:
     """Groups of ``size`` elements along ``axis`` of the codes' matrix."""
 
-    matrix: tuple[int, int]  # of the weight
+    matrix: tuple[int, int]  # (rows, cols) of the weight
     axis: int
     size: int
     number: int
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, by what its own small tensors say."""
-    if any(_flag(parts, name) for name in ("quant_scale", "quant_zero")):
+    """Return the weight that its small tensors describe."""
+    if any(_read_flag(parts, name) for name in ("quant_scale", "quant_zero")):
         raise FormatMismatch(
             "its scale or zero point is itself quantized (quant_scale, quant_zero), which is not supported"
         )
-    packing = _text(parts["packing"])
+    packing = _read_text(parts["packing"])
     if packing not in PACKINGS:
-        raise FormatMismatch(f"its packing {display(packing)} is none of {', '.join(PACKINGS)}")
+        raise FormatMismatch(f"its packing {display(packing)} is not one of {', '.join(PACKINGS)}")
     dtype, code_bits, shifts = PACKINGS[packing]
     stored = {torch.uint8: "U8", torch.int32: "I32"}[dtype]
-    if not (parts.codes.dtype in FLOATS if _flag(parts, "view_as_float") else parts.codes.dtype == stored):
+    if not (parts.codes.dtype in FLOATS if _read_flag(parts, "view_as_float") else parts.codes.dtype == stored):
         raise FormatMismatch(
             f"its codes {parts.codes} should be {stored}, or floating with view_as_float, for {packing}"
         )
-    shape = tuple(int(size) for size in _numbers(parts["shape"]))
+    shape = tuple(int(size) for size in _read_numbers(parts["shape"]))
     if len(shape) != 2 or min(shape) < 1:
-        raise FormatMismatch(f"its shape {parts['shape']} says {list(shape)}, not rows and columns")
+        raise FormatMismatch(f"its shape {parts['shape']} declares {list(shape)}, not rows and columns")
     planes = Planes(parts.codes, dtype, code_bits, shifts)
-    groups = _groups(parts, shape)
-    rows = prod(shape) // groups.number if groups.axis == 0 else groups.number  # of the codes' matrix
+    groups = _fit_groups(parts, shape)
+    rows = prod(shape) // groups.number if groups.axis == 0 else groups.number  # rows of the codes' matrix
     if planes.codes != -(-rows // len(shifts)) * len(shifts) * (prod(shape) // rows):
         raise FormatMismatch(
-            f"{parts.codes} holds {planes.codes} codes of {code_bits} bits, not those of {list(shape)}"
+            f"{parts.codes} holds {planes.codes} codes of {code_bits} bits, which is not a weight of {list(shape)}"
         )
-    nbits = _numbers(parts["nbits"])[0] if parts.get("nbits") else code_bits
+    nbits = _read_numbers(parts["nbits"])[0] if parts.get("nbits") else code_bits
     if not 1 <= nbits <= code_bits:
-        raise FormatMismatch(f"{parts['nbits']} says {nbits} bits, but its packing is {packing}")
+        raise FormatMismatch(f"{parts['nbits']} declares {nbits} bits, but its packing is {packing}")
     configured = ceil(nbits)  # 1.58 bits are stored as 2
     return parts.weight(
         shape,
@@ -123,10 +123,10 @@ def fit(parts: Parts) -> Weight:
     )
 
 
-def _axis(parts: Parts) -> int:
-    """As the shape of the scale gives it, (1, groups) or (groups, 1); what is stored may not contradict it."""
+def _find_axis(parts: Parts) -> int:
+    """Infer the axis from the scale's shape, (1, groups) or (groups, 1); a declared axis must agree."""
     scale = parts["scale"]
-    declared = int(_numbers(parts["axis"])[0]) if parts.get("axis") else None
+    declared = int(_read_numbers(parts["axis"])[0]) if parts.get("axis") else None
     axes: dict[tuple[int, ...], int] = {(1, scale.n): 0, (scale.n, 1): 1} if scale.n > 1 else {}
     shown = axes.get(scale.shape)
     if declared is None and shown is None and scale.n > 1:
@@ -138,39 +138,39 @@ def _axis(parts: Parts) -> int:
     return declared if declared is not None else 1 if shown is None else shown
 
 
-def _groups(parts: Parts, shape: tuple[int, ...]) -> Groups:
-    axis = _axis(parts)
-    size = int(_numbers(parts["group_size"])[0]) if parts.get("group_size") else shape[min(max(axis, 0), 1)]
+def _fit_groups(parts: Parts, shape: tuple[int, ...]) -> AxisGroups:
+    axis = _find_axis(parts)
+    size = int(_read_numbers(parts["group_size"])[0]) if parts.get("group_size") else shape[min(max(axis, 0), 1)]
     if axis not in (0, 1) or size < 1 or prod(shape) % size:
         raise FormatMismatch(f"groups of {size} along axis {axis} do not divide a weight of shape {list(shape)}")
     number = prod(shape) // size
     for part in (parts["scale"], parts["zero"]):
         if part.n != number:
             raise FormatMismatch(f"{part} should have one number for each of {number} groups")
-    return Groups((shape[0], shape[1]), axis, size, number)
+    return AxisGroups((shape[0], shape[1]), axis, size, number)
 
 
-def _flag(parts: Parts, name: str) -> bool:
+def _read_flag(parts: Parts, name: str) -> bool:
     entry = parts.get(name)
     return entry is not None and entry.nbytes == 1 and entry.read() != b"\0"
 
 
-def _text(entry: Entry) -> str:
+def _read_text(entry: Entry) -> str:
     return entry.read().decode("latin-1") if entry.nbytes <= MAX_TEXT else ""
 
 
-def _numbers(entry: Entry) -> list[float]:
+def _read_numbers(entry: Entry) -> list[float]:
     if not 0 < entry.nbytes <= MAX_TEXT:
-        raise FormatMismatch(f"{entry} should be one number or two")
+        raise FormatMismatch(f"{entry} should hold one or two numbers")
     numbers: list[float] = torch.frombuffer(bytearray(entry.read()), dtype=NUMPY[entry.dtype]).tolist()
     return numbers
 
 
-def dequantize(parts: Parts, planes: Planes, groups: Groups, chunk: Chunk, workspace: Workspace) -> Values:
-    """(code - zero) · scale, (r, c)."""
+def dequantize(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return (code - zero) · scale, (r, c)."""
     if groups.axis == 0:
-        return Values(_across(parts, planes, groups, chunk, workspace).view(chunk.shape))
-    blocks = Blocks.of(chunk, groups.matrix, groups.size)
+        return Values(_dequantize_across(parts, planes, groups, chunk, workspace).view(chunk.shape))
+    blocks = BlockRun.cover(chunk, groups.matrix, groups.size)
     values = planes.read(blocks.begin, blocks.end, workspace)
     scale, zero = (
         workspace.read(role, parts[role], blocks.first, (blocks.stop - blocks.first, 1)) for role in ("scale", "zero")
@@ -179,12 +179,12 @@ def dequantize(parts: Parts, planes: Planes, groups: Groups, chunk: Chunk, works
     return Values(blocks.cut(values, chunk, groups.matrix[1]))
 
 
-def _across(parts: Parts, planes: Planes, groups: Groups, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """The chunk's elements, (n,), where neighbours belong to neighbouring groups."""
+def _dequantize_across(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the chunk's elements, (n,), for axis 0, where neighbours belong to neighbouring groups."""
     begin = chunk.row * groups.matrix[1] + chunk.col
     values = planes.read(begin, begin + chunk.n, workspace)
-    scale, zero = (workspace.whole(role, parts[role]).view(-1) for role in ("scale", "zero"))
-    for first, stop in pieces(begin, begin + chunk.n, groups.number):
+    scale, zero = (workspace.read_whole(role, parts[role]).view(-1) for role in ("scale", "zero"))
+    for first, stop in cut_run(begin, begin + chunk.n, groups.number):
         left, right = first % groups.number, first % groups.number + stop - first
         values[first - begin : stop - begin].sub_(zero[left:right].float()).mul_(scale[left:right].float())
     return values

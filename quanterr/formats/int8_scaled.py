@@ -2,13 +2,13 @@
 
     weight    i8                (rows, cols), or (experts, rows, cols)
     scale     f32, bf16, f16
-    pre_quant_scale             (cols,), where the layer multiplies its input by it (ModelOpt): see
+    pre_quant_scale             (cols,), if the layer multiplies its input by it (ModelOpt): see
                                 shared/pre_quant_scale.py; optional
 
     weight[r, c] = float32(code[r, c]) * float32(scale of r, c)                        one rounding
 
-The scale is called weight_scale, scale_weight (old convert_to_quant files, which carry no label at all)
-or weight_scale_inv. Which element has which scale: shared/scale_grid.py.
+The scale is called weight_scale, scale_weight (old convert_to_quant files, which have no label at all) or
+weight_scale_inv. shared/scale_grid.py assigns scales to elements.
 
 Reference: comfyanonymous/ComfyUI@6db4fa2f comfy/ops.py, Comfy-Org/comfy-kitchen@7d86acf tensor/int8.py;
 silveroxides/convert_to_quant@1.3.4 comfy/quant_ops.py; vllm-project/compressed-tensors@ac8e2ba8
@@ -17,26 +17,26 @@ compressors/naive_quantized/base.py.
 
 from quanterr.formats.base import Parts, Weight
 from quanterr.formats.shared.comfy_labels import INT8_LABELS
-from quanterr.formats.shared.pre_quant_scale import PART, applied
+from quanterr.formats.shared.pre_quant_scale import PART, apply_pre_quant_scale
 from quanterr.formats.shared.scale_grid import fit_scaled, scaled_formats
-from quanterr.formats.shared.scaled_int8 import NEEDS, dequantize, unrotated
+from quanterr.formats.shared.scaled_int8 import NEEDS, dequantize, read_as_rotated
 
-ROTATIONS = (256, 64, 16, 1024)  # in which ComfyUI's writers rotate
+ROTATIONS = (256, 64, 16, 1024)  # group sizes that writers for ComfyUI use
 
 
 def fit(granularity: str, parts: Parts) -> Weight | None:
-    """The weight, if its scale has that granularity and no label says that it is rotated.
+    """Return the weight if its scale has that granularity and no label says that it is rotated.
 
-    Some writers for ComfyUI, which put no config.json beside their files, rotate and do not say so: as
-    rotated it is an alternative.
+    Some writers for ComfyUI, which put no config.json beside their files, rotate without a label: the rotated reading
+    is an alternative.
     """
     if parts.hints.labels and parts.hints.labels[0].rotated:
         return None
     weight = fit_scaled(parts, "int8", granularity, INT8_LABELS, dequantize, uniform_bits=8)
     if weight is None or len(weight.shape) != 2 or parts.hints.config or parts.get("pre_quant_scale"):
-        return applied(parts, weight) if weight else None
-    rotated = (unrotated(parts, weight, size) for size in ROTATIONS if weight.shape[1] % size == 0)
-    return weight.or_else((*weight.alternatives, *rotated))
+        return apply_pre_quant_scale(parts, weight) if weight else None
+    rotated = (read_as_rotated(parts, weight, size) for size in ROTATIONS if weight.shape[1] % size == 0)
+    return weight.with_alternatives((*weight.alternatives, *rotated))
 
 
 FORMATS = scaled_formats(

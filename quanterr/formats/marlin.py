@@ -5,12 +5,12 @@
     gptq_marlin    B, s             the same
     ct_marlin24    weight_packed    i32               (cols / 32, rows · b / 2), codes of 4 or 8 bits
                    scale_packed     f16, bf16, f32    (blocks, rows)
-                   meta             i16               (cols / 32, 2 · rows): where the codes are
+                   meta             i16               (cols / 32, 2 · rows): columns of the codes
 
     weight[r, c] = (code[r, c] - 2^(b-1)) * scale[r, c // size]    exact for 16-bit scales
-    ct_marlin24: two of each four columns have a code, the others are 0
+    ct_marlin24: two of every four columns have a code, the others are 0
 
-Codes, in tiles of 16 columns (kept ones) and 64 rows, as a tensor core wants them. In the order of the words:
+Codes are in tiles of 16 columns (kept ones) and 64 rows, as a tensor core reads them. In the order of the words:
 
     awq, gptq      row % 8, column % 8 // 2, row % 64 // 16; in a word: column % 2, row % 16 // 8, column // 8
     24, 4 bits     row % 64 // 16, row % 16 // 8, column % 8 // 2, row % 4; in a word: column % 2,
@@ -18,14 +18,14 @@ Codes, in tiles of 16 columns (kept ones) and 64 rows, as a tensor core wants th
     24, 8 bits     row % 64 // 16, row % 16 // 8, column % 8 // 2, row % 4, row % 8 // 4; in a word:
                    column % 2, column // 8
 
-Scales, in runs of 64 rows: number 8 i + j is row i + 8 j; where one scale serves a whole row in runs of 32:
-8 i + 2 j + k is row 8 j + 2 i + k. ct_marlin24: 8 i + 2 j + k is row 8 i + j + 4 k, where blocks are shorter
-than half a row, else in order.
+Scales, in runs of 64 rows: number 8 i + j belongs to row i + 8 j; if one scale serves a whole row, in runs of 32:
+8 i + 2 j + k belongs to row 8 j + 2 i + k. ct_marlin24: 8 i + 2 j + k belongs to row 8 i + j + 4 k if blocks are
+shorter than half a row; otherwise scales are in order.
 
-meta, 16 bits for 16 columns of a row: each 2 bits are the column of a kept one within its four. For row r and
-its c-th 16 columns they are, in the order of CUTLASS (reorder_meta), at [c // 2, 2 d + c % 2] with
-d = r // 64 · 64 + r % 64 // 8 · 4 + r % 8 // 4 + r % 4 // 2 · 32 + r % 2 · 2, where d and c first trade their
-last bits if these differ.
+meta has 16 bits for 16 columns of a row: each 2 bits are the column of a kept element within its four. The bits of row
+r and its c-th 16 columns are, in the order of CUTLASS (reorder_meta), at [c // 2, 2 d + c % 2] with
+d = r // 64 · 64 + r % 64 // 8 · 4 + r % 8 // 4 + r % 4 // 2 · 32 + r % 2 · 2, where d and c first swap their last bits
+if these differ.
 
 Reference: IST-DASLab/marlin marlin/__init__.py; AutoGPTQ/AutoGPTQ@0.7.1 nn_modules/qlinear/qlinear_marlin.py;
 casper-hansen/AutoAWQ@88e4c76b awq/modules/linear/marlin.py; vllm-project/compressed-tensors@0.13.0
@@ -40,29 +40,29 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
-from quanterr.formats.shared.bit_packing import cropped
-from quanterr.formats.shared.column_groups import Blocks, fit_blocks
-from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, configured_group_size
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared.bit_packing import crop_columns
+from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
+from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, declared_group_size
 from quanterr.tensors.levels import uniform
 
 ROWS, COLS = 64, 16  # of a tile
 
 NEEDS = {
-    "awq_marlin": {"codes": Part(("{module}.qweight",), WORDS), "scale": Part(("{module}.scales",), FLOATS)},
-    "gptq_marlin": {"codes": Part(("{module}.B",), WORDS), "scale": Part(("{module}.s",), FLOATS)},
+    "awq_marlin": {"codes": PartSpec(("{module}.qweight",), WORDS), "scale": PartSpec(("{module}.scales",), FLOATS)},
+    "gptq_marlin": {"codes": PartSpec(("{module}.B",), WORDS), "scale": PartSpec(("{module}.s",), FLOATS)},
     "ct_marlin24": {
-        "codes": Part(("{weight}_packed",), WORDS),
-        "scale": Part(("{module}.scale_packed",), FLOATS),
-        "meta": Part(("{module}.meta",), frozenset({"I16"})),
+        "codes": PartSpec(("{weight}_packed",), WORDS),
+        "scale": PartSpec(("{module}.scale_packed",), FLOATS),
+        "meta": PartSpec(("{module}.meta",), frozenset({"I16"})),
     },
 }
 
 
-class Tiles(NamedTuple):
-    """Sizes of the words' dimensions in a tile, and their order with the rows first.
+class TileOrder(NamedTuple):
+    """Layout of the words in a tile: the sizes of their dimensions, and the permutation that puts rows first.
 
-    Dimensions of ``order``: 0 tiles of columns, 1 tiles of rows, 2 … those of the words.
+    Dimensions in ``order``: 0 tiles of columns, 1 tiles of rows, 2 and up: dimensions of ``words``.
     """
 
     bits: int
@@ -70,22 +70,22 @@ class Tiles(NamedTuple):
     order: tuple[int, ...]
 
 
-DENSE = Tiles(4, (8, 4, 4), (1, 4, 2, 0, 3))
-SPARSE = {4: Tiles(4, (4, 2, 4, 4), (1, 2, 3, 5, 0, 4)), 8: Tiles(8, (4, 2, 4, 4, 2), (1, 2, 3, 6, 5, 0, 4))}
+DENSE = TileOrder(4, (8, 4, 4), (1, 4, 2, 0, 3))
+SPARSE = {4: TileOrder(4, (4, 2, 4, 4), (1, 2, 3, 5, 0, 4)), 8: TileOrder(8, (4, 2, 4, 4, 2), (1, 2, 3, 6, 5, 0, 4))}
 
 
 def fit_dense(parts: Parts) -> Weight | None:
-    """The weight, if shapes are those of Marlin."""
+    """Return the weight if the shapes fit Marlin."""
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) != 2 or len(scale.shape) != 2 or codes.shape[1] != 2 * scale.shape[1] or scale.shape[1] % ROWS:
         return None
     shape = scale.shape[1], COLS * codes.shape[0]
-    blocks = fit_blocks(scale.shape[0], shape[1], configured_group_size(parts))
-    return _weight(parts, shape, DENSE, blocks, partial(dequantize_dense, parts, blocks))
+    blocks = fit_blocks(scale.shape[0], shape[1], declared_group_size(parts))
+    return _make_weight(parts, shape, DENSE, blocks, partial(dequantize_dense, parts, blocks))
 
 
 def fit_sparse(parts: Parts) -> Weight:
-    """The weight whose codes are two of each four columns."""
+    """Return a weight with codes for two of every four columns."""
     codes, scale, meta = parts.codes, parts["scale"], parts["meta"]
     shapes = [entry.shape for entry in (codes, scale, meta)]
     rows, width = scale.shape[-1], codes.shape[-1]
@@ -97,14 +97,14 @@ def fit_sparse(parts: Parts) -> Weight:
         )
     shape = rows, 2 * COLS * codes.shape[0]
     blocks = fit_blocks(scale.shape[0], shape[1])
-    return _weight(parts, shape, tiles, blocks, partial(dequantize_sparse, parts, blocks, tiles))
+    return _make_weight(parts, shape, tiles, blocks, partial(dequantize_sparse, parts, blocks, tiles))
 
 
-def _weight(
+def _make_weight(
     parts: Parts,
     shape: tuple[int, int],
-    tiles: Tiles,
-    blocks: Blocks,
+    tiles: TileOrder,
+    blocks: ColumnBlocks,
     dequantize: Callable[[Chunk, Workspace], Values],
 ) -> Weight:
     return parts.weight(
@@ -120,47 +120,51 @@ def _weight(
     )
 
 
-def dequantize_dense(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Values:
-    """(code - 8) · scale, (r, c)."""
+def dequantize_dense(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return (code - 8) · scale, (r, c)."""
     top, bottom = chunk.row // ROWS, -(-chunk.stop_row // ROWS)
     left, right = chunk.col // COLS, -(-chunk.stop_col // COLS)
-    codes = _codes(parts.codes, DENSE, (top, bottom), (left, right), workspace)
+    codes = _read_codes(parts.codes, DENSE, (top, bottom), (left, right), workspace)
     codes = codes[chunk.row - ROWS * top : chunk.stop_row - ROWS * top]
-    codes = cropped(codes, chunk.col - COLS * left, chunk.stop_col - COLS * left, workspace)
-    stored = workspace.whole("scales", parts["scale"])[:, ROWS * top : ROWS * bottom]
+    codes = crop_columns(codes, chunk.col - COLS * left, chunk.stop_col - COLS * left, workspace)
+    stored = workspace.read_whole("scales", parts["scale"])[:, ROWS * top : ROWS * bottom]
     if blocks.n > 1:
         runs = stored.reshape(blocks.n, -1, 8, 8).permute(1, 3, 2, 0)
     else:
         runs = stored.reshape(blocks.n, -1, 4, 4, 2).permute(1, 3, 2, 4, 0)
-    return Values(blocks.dequantize(codes, 8.0, _rows_of(runs, chunk, top), chunk, workspace))
+    return Values(blocks.dequantize(codes, 8.0, _select_rows(runs, chunk, top), chunk, workspace))
 
 
-def dequantize_sparse(parts: Parts, blocks: Blocks, tiles: Tiles, chunk: Chunk, workspace: Workspace) -> Values:
-    """(code - 2^(b-1)) · scale where a code is, else 0: (r, c)."""
+def dequantize_sparse(
+    parts: Parts, blocks: ColumnBlocks, tiles: TileOrder, chunk: Chunk, workspace: Workspace
+) -> Values:
+    """Return (code - 2^(b-1)) · scale where there is a code, else 0: (r, c)."""
     top, bottom = chunk.row // ROWS, -(-chunk.stop_row // ROWS)
     left, right = chunk.col // (2 * COLS), -(-chunk.stop_col // (2 * COLS))
-    codes = _codes(parts.codes, tiles, (top, bottom), (left, right), workspace).sub_(1 << tiles.bits - 1)
-    columns = _kept_columns(parts["meta"], (top, bottom), (left, right), workspace)
+    codes = _read_codes(parts.codes, tiles, (top, bottom), (left, right), workspace).sub_(1 << tiles.bits - 1)
+    columns = _read_kept_columns(parts["meta"], (top, bottom), (left, right), workspace)
     values = workspace.buffer("sparse", (len(codes), 2 * codes.shape[1]), torch.float32)
     values.zero_().scatter_(1, columns, codes)
     values = values[chunk.row - ROWS * top : chunk.stop_row - ROWS * top]
-    values = cropped(values, chunk.col - 2 * COLS * left, chunk.stop_col - 2 * COLS * left, workspace)
-    stored = workspace.whole("scales", parts["scale"])[:, ROWS * top : ROWS * bottom]
+    values = crop_columns(values, chunk.col - 2 * COLS * left, chunk.stop_col - 2 * COLS * left, workspace)
+    stored = workspace.read_whole("scales", parts["scale"])[:, ROWS * top : ROWS * bottom]
     runs = stored.reshape(blocks.n, -1, 8, 4, 2)
     runs = runs.permute(1, 2, 4, 3, 0) if blocks.n > 2 else runs.permute(1, 2, 3, 4, 0)
-    return Values(blocks.change(Tensor.mul_, values, _rows_of(runs, chunk, top), chunk, workspace))
+    return Values(blocks.apply(Tensor.mul_, values, _select_rows(runs, chunk, top), chunk, workspace))
 
 
-def _rows_of(runs: Tensor, chunk: Chunk, top: int) -> Tensor:
-    """Scales of the rows of a chunk, (r, blocks) float32, from whole tiles, (…, blocks) in the order of rows."""
+def _select_rows(runs: Tensor, chunk: Chunk, top: int) -> Tensor:
+    """Select the scales of a chunk's rows, (r, blocks) float32, from whole tiles in row order, (…, blocks)."""
     scale = runs.float().reshape(-1, runs.shape[-1])
     return scale[chunk.row - ROWS * top : chunk.stop_row - ROWS * top]
 
 
-def _codes(entry: Entry, tiles: Tiles, rows: tuple[int, int], cols: tuple[int, int], workspace: Workspace) -> Tensor:
-    """Codes of whole tiles, given as first and last, as float32: (64 · tiles of rows, 16 · tiles of columns)."""
+def _read_codes(
+    entry: Entry, tiles: TileOrder, rows: tuple[int, int], cols: tuple[int, int], workspace: Workspace
+) -> Tensor:
+    """Read the codes of tile rows and columns, each (first, stop), as float32: (64 · tile rows, 16 · tile columns)."""
     width = 16 * tiles.bits * 2  # words of 64 rows
-    words = workspace.whole("columns", entry)[cols[0] : cols[1], width * rows[0] : width * rows[1]]
+    words = workspace.read_whole("columns", entry)[cols[0] : cols[1], width * rows[0] : width * rows[1]]
     words = words.view(len(words), rows[1] - rows[0], *tiles.words).permute(tiles.order)
     transposed = workspace.buffer("turned", tuple(words.shape), torch.int32).copy_(words)
     halves = transposed.view(-1, *transposed.shape[-3:]).view(torch.int16)
@@ -173,11 +177,11 @@ def _codes(entry: Entry, tiles: Tiles, rows: tuple[int, int], cols: tuple[int, i
     return codes.view(-1, COLS * n)
 
 
-def _kept_columns(entry: Entry, rows: tuple[int, int], cols: tuple[int, int], workspace: Workspace) -> Tensor:
-    """The column of each code of whole tiles, from the first tile on: (64 · tiles of rows, 16 · tiles of columns)."""
+def _read_kept_columns(entry: Entry, rows: tuple[int, int], cols: tuple[int, int], workspace: Workspace) -> Tensor:
+    """Return the column of each code, relative to the first tile: (64 · tile rows, 16 · tile columns) int64."""
     width = 2 * ROWS
-    stored = workspace.whole("meta", entry)[cols[0] : cols[1], width * rows[0] : width * rows[1]]
-    order = torch.tensor(_places(), device=stored.device)
+    stored = workspace.read_whole("meta", entry)[cols[0] : cols[1], width * rows[0] : width * rows[1]]
+    order = torch.tensor(_find_places(), device=stored.device)
     found = stored.view(len(stored), -1, width).index_select(2, order)  # (tiles of columns, tiles of rows, 64 · 2)
     words = found.view(*found.shape[:2], ROWS, 2).permute(1, 2, 0, 3).reshape(-1, 2 * stored.shape[0], 1)
     columns = workspace.buffer("kept_columns", (words.shape[0], words.shape[1], 8), torch.int64)
@@ -188,8 +192,8 @@ def _kept_columns(entry: Entry, rows: tuple[int, int], cols: tuple[int, int], wo
 
 
 @cache
-def _places() -> list[int]:
-    """Where the bits of row r and 16 columns c are among those of 64 rows and 2 · 16 columns, at 2 r + c."""
+def _find_places() -> list[int]:
+    """Return, at 2 r + c, the index of the meta word for row r of 64 and the c-th of two runs of 16 columns."""
     places = []
     for row in range(ROWS):
         for col in range(2):
@@ -214,7 +218,7 @@ FORMATS = (
         "ct_marlin24",
         NEEDS["ct_marlin24"],
         fit_sparse,
-        summary="integers of 4 or 8 bits in two of each four columns, in the order of the Marlin kernels",
+        summary="integers of 4 or 8 bits in two of every four columns, in the order of the Marlin kernels",
         usual_db=(17, 41),
     ),
 )

@@ -1,9 +1,9 @@
-"""MLX: codes in 32-bit words, in rows, with a scale and a bias, or just a scale, for each group of columns.
+"""MLX: codes in 32-bit words, row by row, with a scale and a bias, or only a scale, for each group of columns.
 
-    weight    u32                             (rows, cols·b / 32), or with experts or heads in front;
-                                              codes of b bits follow each other in a stream: see bit_stream.py
-    scales    bf16, f16, f32; u8              (rows, cols / group), or the same with experts or heads
-    biases    bf16, f16, f32                  the same, where codes are integers; transformers: qbiases
+    weight    u32                             (rows, cols·b / 32), or with experts or heads as leading axes; codes
+                                              of b bits follow each other in a stream: see bit_stream.py
+    scales    bf16, f16, f32; u8              (rows, cols / group), with the same leading axes
+    biases    bf16, f16, f32                  shaped as scales, if codes are integers; transformers: qbiases
 
     mlx_affine    1 2 3 4 5 6 8 bits, group 32, 64, 128     weight = code * scale           rounded
                                                                      + bias                 rounded
@@ -11,9 +11,9 @@
     mlx_nvfp4     4 bits, group 16                          weight = e2m1(code) * e4m3(scale), rounded
     mlx_mxfp8     8 bits, group 32                          weight = e4m3(code) * 2^(scale - 127)
 
-Shapes give only bits times group. The original's number of columns gives both, and is believed over
-config.json, whose names of layers often are not those of the tensors; without an original (`inspect`) what
-config.json declares of the layer, or of all layers, or the only possibility.
+The shapes give only bits times group. The original's number of columns gives both and wins over config.json, whose
+layer names often differ from the tensors' names. Without an original (`inspect`), config.json decides, by layer or for
+all layers, unless the shapes leave only one possibility.
 
 Reference: ml-explore/mlx@846d1762 mlx/ops.cpp quantize and dequantize, mlx/backend/cpu/quantized.cpp;
 ml-explore/mlx-lm@d78bf58e mlx_lm/utils.py; huggingface/transformers@5.23.0 integrations/metal_quantization.py
@@ -30,49 +30,57 @@ from quanterr.formats.base import (
     Chunk,
     Decoder,
     Dequantize,
-    Element,
+    ElementType,
     Format,
     FormatMismatch,
     Native,
-    Part,
     Parts,
+    PartSpec,
     Values,
     Weight,
     Workspace,
 )
 from quanterr.formats.shared import bit_stream
-from quanterr.formats.shared.microscaling import CODE_BITS, LEVELS, Microscaled, ScaleOf, SmallFloat, e4m3, exponents
-from quanterr.formats.shared.padding import Padded, unpadded
+from quanterr.formats.shared.microscaling import (
+    CODE_BITS,
+    LEVELS,
+    Microscaled,
+    ScaleOf,
+    SmallFloat,
+    decode_e4m3,
+    decode_exponents,
+)
+from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.formats.shared.swizzled_scales import BlockScales
 from quanterr.tensors.levels import uniform
 
 WORD = 32  # bits
 BITS = (1, 2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
-DEFAULTS = (("bits", 4), ("group_size", 64))  # of integers, where config.json says null
+DEFAULTS = (("bits", 4), ("group_size", 64))  # for integers, where config.json says null
 FLOATS = frozenset({"F32", "BF16", "F16"})
-CODES = Part(("{weight}",), frozenset({"U32"}))
+CODES = PartSpec(("{weight}",), frozenset({"U32"}))
 AFFINE = {
     "codes": CODES,
-    "scale": Part(("{module}.scales",), FLOATS),
-    "bias": Part(("{module}.biases", "{module}.qbiases"), FLOATS),
+    "scale": PartSpec(("{module}.scales",), FLOATS),
+    "bias": PartSpec(("{module}.biases", "{module}.qbiases"), FLOATS),
 }
-FLOAT = {"codes": CODES, "scale": Part(("{module}.scales",), frozenset({"U8"}))}
+FLOAT = {"codes": CODES, "scale": PartSpec(("{module}.scales",), frozenset({"U8"}))}
 
 
 def fit_affine(parts: Parts) -> Weight:
-    """The weight, of the bits and the group that the original's shape gives."""
+    """Return the weight with the bits and the group that the original's shape gives."""
     codes, scale, bias = parts.codes, parts["scale"], parts["bias"]
     _check_rows(parts)
     if bias.shape != scale.shape:
         raise FormatMismatch(f"its biases {bias} should have the shape of its scales {scale}")
-    code_bits, group, source = _bits_and_group(parts)
+    code_bits, group, source = _find_bits_and_group(parts)
     shape = (*codes.shape[:-1], scale.shape[-1] * group)
-    declared = set(_described(parts.hints.config))
+    declared = set(_declared_layouts(parts.hints.config))
     warning = f"config.json declares no layer of {code_bits} bits in groups of {group}, which {source} implies"
     return parts.weight(
         shape,
-        _native(parts, unpadded(parts, shape, group), code_bits),
+        _attach_decoder(parts, fit_unpadded(parts, shape, group), code_bits),
         code_bits=code_bits,
         uniform_bits=code_bits,
         levels=uniform(code_bits),
@@ -88,18 +96,18 @@ def _check_rows(parts: Parts) -> None:
         raise FormatMismatch(f"its scales {scale} should have the rows of its codes {codes}")
 
 
-def _bits_and_group(parts: Parts) -> tuple[int, int, str]:
-    """Bits of a code, columns of a group, and what gives them."""
+def _find_bits_and_group(parts: Parts) -> tuple[int, int, str]:
+    """Return the bits of a code, the columns of a group, and the source of both."""
     codes, scale, config = parts.codes, parts["scale"], parts.hints.config
-    ratio = WORD * codes.shape[-1] / scale.shape[-1]  # bits · group
+    ratio = WORD * codes.shape[-1] / scale.shape[-1]  # bits times group
     possible = {scale.shape[-1] * group: (b, group) for group in GROUPS for b in BITS if b * group == ratio}
     if not possible:
         raise FormatMismatch(f"codes {codes} and scales {scale} fit no group of 32, 64 or 128 columns of 1 to 8 bits")
-    for cols in _columns(parts):
+    for cols in _possible_columns(parts):
         if cols in possible:
             return *possible[cols], f"the original's {cols} columns"
-    own = [pair for pair in _described(config, parts.name.removesuffix(".weight")) if pair in possible.values()]
-    everywhere = [pair for pair in _described(config, "") if pair in possible.values()]
+    own = [pair for pair in _declared_layouts(config, parts.name.removesuffix(".weight")) if pair in possible.values()]
+    everywhere = [pair for pair in _declared_layouts(config, "") if pair in possible.values()]
     if own or everywhere:
         return *(own or everywhere)[0], "config.json"
     if len(possible) > 1:
@@ -110,18 +118,18 @@ def _bits_and_group(parts: Parts) -> tuple[int, int, str]:
     return *next(iter(possible.values())), "the shapes"
 
 
-def _columns(parts: Parts) -> Iterator[int]:
-    """Columns that the weight may have by the original's shape, the likeliest first."""
+def _possible_columns(parts: Parts) -> Iterator[int]:
+    """Yield possible column counts of the weight by the original's shape, the likeliest first."""
     shape, rows = parts.hints.shape, parts.codes.shape[:-1]
     if shape is None or len(shape) < 2:
         return
-    if shape[:-1] != rows and (*shape[:-2], shape[-1]) == rows:  # the original has inputs and outputs swapped
+    if shape[:-1] != rows and (*shape[:-2], shape[-1]) == rows:  # inputs and outputs are swapped in the original
         yield shape[-2]
     yield shape[-1]
 
 
-def _described(config: object, layer: str | None = None) -> Iterator[tuple[int, int]]:
-    """Bits and groups that config.json speaks of: of a layer, of all ("") or anywhere (None)."""
+def _declared_layouts(config: object, layer: str | None = None) -> Iterator[tuple[int, int]]:
+    """Yield (bits, group) that config.json declares: for a layer, for all layers ("") or anywhere (None)."""
     if not isinstance(config, dict):
         return
     places = {"": config} | {key: value for key, value in config.items() if isinstance(value, dict)}
@@ -134,12 +142,12 @@ def _described(config: object, layer: str | None = None) -> Iterator[tuple[int, 
 
 
 def dequantize(parts: Parts, padded: Padded, code_bits: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """code · scale + bias, (r, c)."""
-    return padded.dequantize(chunk, workspace, partial(_block, parts, padded, code_bits))
+    """Return code · scale + bias, (r, c)."""
+    return padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, padded, code_bits))
 
 
-def _block(parts: Parts, padded: Padded, code_bits: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """Whole groups."""
+def _dequantize_block(parts: Parts, padded: Padded, code_bits: int, chunk: Chunk, workspace: Workspace) -> Values:
+    """Dequantize a chunk of whole groups."""
     cols, group = padded.stored_cols, padded.step
     first = (chunk.row * cols + chunk.col) * code_bits // 8
     shape = (chunk.shape[0], chunk.shape[1] * code_bits // 8)
@@ -148,30 +156,30 @@ def _block(parts: Parts, padded: Padded, code_bits: int, chunk: Chunk, workspace
         values = workspace.output(chunk.shape).copy_(stored)
     else:
         values = bit_stream.unpack(stored, bit_stream.integers(code_bits, workspace.device), workspace)
-    scale, bias = (_of_groups(parts, padded, role, chunk, workspace).unsqueeze(2) for role in ("scale", "bias"))
+    scale, bias = (_read_groups(parts, padded, role, chunk, workspace).unsqueeze(2) for role in ("scale", "bias"))
     values.view(chunk.shape[0], -1, group).mul_(scale).add_(bias)
     return Values(values)
 
 
-def _of_groups(parts: Parts, padded: Padded, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Scales or biases of a chunk of whole groups, (r, groups) float32."""
+def _read_groups(parts: Parts, padded: Padded, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the scales or biases of a chunk of whole groups, (r, groups) float32."""
     n, group = padded.stored_cols // padded.step, padded.step
     stored = workspace.read(role, parts[role], chunk.row * n, (chunk.shape[0], n))
     return stored.narrow(1, chunk.col // group, chunk.shape[1] // group).float()
 
 
-def _native(parts: Parts, padded: Padded, code_bits: int) -> Dequantize:
-    """:func:`dequantize`, with the same as data where bytes hold whole codes."""
+def _attach_decoder(parts: Parts, padded: Padded, code_bits: int) -> Dequantize:
+    """Return :func:`dequantize`, with a :class:`Decoder` if bytes hold whole codes."""
     plain, table = partial(dequantize, parts, padded, code_bits), bit_stream.byte_table(code_bits)
     if table is None:
         return plain
-    scale, bias = (partial(_of_groups, parts, padded, role) for role in ("scale", "bias"))
+    scale, bias = (partial(_read_groups, parts, padded, role) for role in ("scale", "bias"))
     cols, group = padded.stored_cols, padded.step
-    return Native(plain, Decoder(parts.codes, cols, Element.TABLE, table, scale, shift=bias, group=group))
+    return Native(plain, Decoder(parts.codes, cols, ElementType.TABLE, table, scale, shift=bias, group=group))
 
 
 def fit_float(element: SmallFloat, group: int, scale_of: ScaleOf, parts: Parts) -> Weight | None:
-    """The weight, if it has codes of that kind."""
+    """Return the weight if it has codes of that element type."""
     codes, scale = parts.codes, parts["scale"]
     _check_rows(parts)
     ratio = WORD * codes.shape[-1] / scale.shape[-1]
@@ -183,11 +191,11 @@ def fit_float(element: SmallFloat, group: int, scale_of: ScaleOf, parts: Parts) 
     scales = BlockScales(scale, prod(shape[:-1]), scale.shape[-1], 1, tiled=False)
     return parts.weight(
         shape,
-        Microscaled(codes, element, unpadded(parts, shape, group), scales, scale_of).native,
+        Microscaled(codes, element, fit_unpadded(parts, shape, group), scales, scale_of).native,
         code_bits=CODE_BITS[element],
         levels=LEVELS[element],
         block_size=(1, group),
-        scale=scale if scale_of is exponents else None,
+        scale=scale if scale_of is decode_exponents else None,
         evidence=(f"codes {codes}, scales {scale}",),
     )
 
@@ -202,22 +210,22 @@ FORMATS = (
     Format(
         "mlx_mxfp4",
         FLOAT,
-        partial(fit_float, "e2m1", 32, exponents),
-        summary="MLX: E2M1 codes, an E8M0 exponent for each 32 columns",
+        partial(fit_float, "e2m1", 32, decode_exponents),
+        summary="MLX: E2M1 codes, an E8M0 exponent per 32 columns",
         usual_db=(17, 19),
     ),
     Format(
         "mlx_nvfp4",
         FLOAT,
-        partial(fit_float, "e2m1", 16, e4m3),
-        summary="MLX: E2M1 codes, an E4M3 scale for each 16 columns",
+        partial(fit_float, "e2m1", 16, decode_e4m3),
+        summary="MLX: E2M1 codes, an E4M3 scale per 16 columns",
         usual_db=(19, 21),
     ),
     Format(
         "mlx_mxfp8",
         FLOAT,
-        partial(fit_float, "e4m3", 32, exponents),
-        summary="MLX: E4M3 codes, an E8M0 exponent for each 32 columns",
+        partial(fit_float, "e4m3", 32, decode_exponents),
+        summary="MLX: E4M3 codes, an E8M0 exponent per 32 columns",
         usual_db=(30, 32),
     ),
 )

@@ -2,11 +2,11 @@
 
     weight             u8       (rows / 2, cols), or (experts, rows / 2, cols): the even row in the low nibble
     weight_scale       f32      (rows, blocks), or (experts, rows, blocks)
-    pre_quant_scale    floating (cols,), where the layer multiplies its input by it; optional
-    weight_scale_2     f32      one, with which a runtime scales the weight to FP8; not read, optional
+    pre_quant_scale    floating (cols,), if the layer multiplies its input by it; optional
+    weight_scale_2     f32      one, by which a runtime scales the weight to FP8; not read, optional
 
     weight[r, c] = float32(code[r, c]) * weight_scale[r, block of c]                    rounded
-                   * pre_quant_scale[c], where there is one                             rounded
+                   * pre_quant_scale[c], if stored                                      rounded
 
 Reference: NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/export/quant_utils.py pack_int4_in_uint8.
 """
@@ -15,22 +15,22 @@ from functools import partial
 
 import torch
 
-from quanterr.formats.base import Chunk, Format, Part, Parts, Values, Weight, Workspace
-from quanterr.formats.shared.column_groups import Blocks, fit_blocks
-from quanterr.formats.shared.pre_quant_scale import PART, applied
+from quanterr.formats.base import Chunk, Format, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
+from quanterr.formats.shared.pre_quant_scale import PART, apply_pre_quant_scale
 from quanterr.tensors.levels import INT4
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 NEEDS = {
-    "codes": Part(("{weight}",), frozenset({"U8"})),
-    "scale": Part(("{weight}_scale",), FLOATS),
+    "codes": PartSpec(("{weight}",), frozenset({"U8"})),
+    "scale": PartSpec(("{weight}_scale",), FLOATS),
     "pre_quant_scale": PART,
-    "runtime_scale": Part(("{weight}_scale_2",), frozenset({"F32"}), optional=True),
+    "runtime_scale": PartSpec(("{weight}_scale_2",), frozenset({"F32"}), optional=True),
 }
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if there are twice as many rows of scales as of codes."""
+    """Return the weight if there are twice as many rows of scales as of codes."""
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) not in (2, 3) or len(scale.shape) != len(codes.shape):
         return None
@@ -50,11 +50,11 @@ def fit(parts: Parts) -> Weight | None:
         evidence=(f"two rows of 4-bit codes in each of {codes}, scale {scale}",),
         warnings=blocks.warnings,
     )
-    return applied(parts, weight)
+    return apply_pre_quant_scale(parts, weight)
 
 
-def dequantize(parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Values:
-    """code · scale, (r, c)."""
+def dequantize(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return code · scale, (r, c)."""
     cols = parts.codes.shape[-1]
     top, bottom, c = chunk.row // 2, -(-chunk.stop_row // 2), chunk.shape[1]
     rows = bottom - top

@@ -1,4 +1,4 @@
-"""MXFP4 and MXFP6: small floats, and an E8M0 exponent for each 32 columns.
+"""MXFP4 and MXFP6: small floats with an E8M0 exponent per 32 columns.
 
     mxfp4           weight           u8, i8 (rows, cols / 2), or f4 (rows, cols)
                     weight_scale     u8 or f8_e8m0    (rows, cols / 32); also called scale
@@ -12,14 +12,13 @@
     gpt_oss_mxfp4   X_blocks         u8               (experts, rows, cols / 32, 16)
                     X_scales         u8               (experts, rows, cols / 32); also X.blocks and X.scales
 
-    weight[r, c] = e2m1(code[r, c]) * 2^(scale[r, c // 32] - 127)                     exact, but for underflow
+    weight[r, c] = e2m1(code[r, c]) * 2^(scale[r, c // 32] - 127)                     exact, except for underflow
 
-E2M1 codes are two in a byte, the first in the low bits; E2M3 and E3M2 codes (MXFP6) four in three bytes, the first in
-the lowest bits. Which of these they are is given by the configuration of Quark (dtype), or else by the original;
-compressed-tensors has E2M3 alone. Each may have experts in front. mxfp4 is what ModelOpt, Quark and MiMo write, and
-DeepSeek-V4 for its experts, as int8 with a scale called scale. gpt-oss has rows of outputs in this form, while
-its unquantized checkpoints have them as columns. compressed-tensors 0.13 wrote MXFP4 exponents that are 2 too
-small.
+E2M1 codes are two in a byte, the first in the low bits; E2M3 and E3M2 codes (MXFP6) are four in three bytes, the first
+in the lowest bits. Quark's configuration (dtype) or else the original tells E2M3 from E3M2; compressed-tensors writes
+E2M3 only. All may have experts as a leading axis. mxfp4 is written by ModelOpt, Quark and MiMo, and by DeepSeek-V4 for
+its experts, as int8 with a scale named scale. gpt-oss stores outputs as rows in this form, but as columns in its
+unquantized checkpoints. compressed-tensors 0.13 wrote MXFP4 exponents that are 2 too small.
 
 Reference: OCP Microscaling Formats (MX) 1.0; NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/quantization/qtensor/
 mxfp4_tensor.py; vllm-project/compressed-tensors@ac8e2ba8 compressors/mxfp4/base.py and mxfp6/base.py;
@@ -31,10 +30,10 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-from quanterr.formats.base import Format, FormatMismatch, Part, Parts, Weight
-from quanterr.formats.shared.microscaling import CODE_BITS, LEVELS, Microscaled, SmallFloat, exponents
-from quanterr.formats.shared.padding import Padded, unpadded
-from quanterr.formats.shared.quark_config import has_e5m3_scales, specifications
+from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
+from quanterr.formats.shared.microscaling import CODE_BITS, LEVELS, Microscaled, SmallFloat, decode_exponents
+from quanterr.formats.shared.padding import Padded, fit_unpadded
+from quanterr.formats.shared.quark_config import find_specifications, has_e5m3_scales
 from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
 
 BLOCK = 32
@@ -43,18 +42,18 @@ BYTES = frozenset({"U8"})
 EXPONENTS = frozenset({"U8", "F8_E8M0"})
 SCALES = ("{weight}_scale", "{weight}_weight_scale", "{module}.scale")
 
-MXFP6 = {"codes": Part(("{weight}",), BYTES), "scale": Part(SCALES, EXPONENTS)}
-MXFP4 = {"codes": Part(("{weight}",), frozenset({"U8", "I8", "F4"})), "scale": Part(SCALES, EXPONENTS)}
-PACKED = {"codes": Part(("{weight}_packed",), BYTES), "scale": Part(("{weight}_scale",), EXPONENTS)}
+MXFP6 = {"codes": PartSpec(("{weight}",), BYTES), "scale": PartSpec(SCALES, EXPONENTS)}
+MXFP4 = {"codes": PartSpec(("{weight}",), frozenset({"U8", "I8", "F4"})), "scale": PartSpec(SCALES, EXPONENTS)}
+PACKED = {"codes": PartSpec(("{weight}_packed",), BYTES), "scale": PartSpec(("{weight}_scale",), EXPONENTS)}
 GPT_OSS = {
-    "codes": Part(("{weight}_blocks", "{weight}.blocks"), BYTES),
-    "scale": Part(("{weight}_scales", "{weight}.scales"), BYTES),
+    "codes": PartSpec(("{weight}_blocks", "{weight}.blocks"), BYTES),
+    "scale": PartSpec(("{weight}_scales", "{weight}.scales"), BYTES),
 }
-OLD_EXPONENTS = "0.13"  # of compressed-tensors
+OLD_EXPONENTS = "0.13"  # prefix of compressed-tensors versions
 
 
 def fit_mxfp4(parts: Parts) -> Weight | None:
-    """The weight, if there is an exponent for each 32 columns, and nothing says that these are E5M3 numbers."""
+    """Return the weight if every 32 columns have an exponent and nothing declares these as E5M3 numbers."""
     if has_e5m3_scales(parts):
         return None
     codes = parts.codes
@@ -65,24 +64,24 @@ def fit_mxfp4(parts: Parts) -> Weight | None:
 
 
 def fit_mxfp6(element: SmallFloat, parts: Parts) -> Weight | None:
-    """The weight, if nothing says that its codes are of the other kind; that as an alternative where nothing does."""
+    """Return the weight unless its codes are declared as the other kind, an alternative if undeclared."""
     codes = parts.codes
     if len(codes.shape) not in (2, 3) or codes.shape[-1] % 24:
         return None
     shape = (*codes.shape[:-1], codes.shape[-1] * 4 // 3)
     if parts["scale"].shape != (*shape[:-1], shape[-1] // BLOCK):
         return None
-    declared = {str(one.get("dtype")) for one in specifications(parts)}
+    declared = {str(one.get("dtype")) for one in find_specifications(parts)}
     if declared:
         return _fit(parts, element, shape) if f"fp6_{element}" in declared else None
     if element != SIX_BIT_KINDS[0]:
         return None
     first, *others = [replace(_fit(parts, kind, shape), format=f"mxfp6_{kind}") for kind in SIX_BIT_KINDS]
-    return replace(first.or_else(others), undeclared=True)
+    return replace(first.with_alternatives(others), undeclared=True)
 
 
 def fit_packed(element: SmallFloat, parts: Parts) -> Weight | None:
-    """The weight of compressed-tensors, if it has codes of that kind."""
+    """Return the weight of compressed-tensors if it has codes of that kind."""
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) not in (2, 3) or not codes.shape[-1]:
         raise FormatMismatch(f"MXFP4 and MXFP6 codes are (rows, bytes) or (experts, rows, bytes), not {codes}")
@@ -90,7 +89,7 @@ def fit_packed(element: SmallFloat, parts: Parts) -> Weight | None:
     fitting = [kind for kind, cols in kinds.items() if scale.shape == (*codes.shape[:-1], -(-cols // BLOCK))]
     if not fitting:
         raise FormatMismatch(
-            f"its scale {scale} has an exponent for each 32 columns neither of MXFP4 nor of MXFP6 in {codes}: "
+            f"its scale {scale} has an exponent per 32 columns neither of MXFP4 nor of MXFP6 in {codes}: "
             f"expected {' or '.join(str([*codes.shape[:-1], -(-cols // BLOCK)]) for cols in kinds.values())}"
         )
     if element not in fitting:
@@ -104,7 +103,7 @@ def fit_packed(element: SmallFloat, parts: Parts) -> Weight | None:
 
 
 def fit_gpt_oss(parts: Parts) -> Weight:
-    """The weight, [experts, out, in]."""
+    """Return the weight, (experts, out, in)."""
     codes = parts.codes
     if len(codes.shape) < 3 or codes.shape[-1] != BLOCK // 2 or parts["scale"].shape != codes.shape[:-1]:
         raise FormatMismatch(
@@ -113,7 +112,7 @@ def fit_gpt_oss(parts: Parts) -> Weight:
         )
     shape = (*codes.shape[:-2], codes.shape[-2] * BLOCK)
     scales = BlockScales(parts["scale"], prod(shape[:-1]), codes.shape[-2], 1, tiled=False)
-    return _weight(parts, "e2m1", unpadded(parts, shape, BLOCK), scales)
+    return _make_weight(parts, "e2m1", fit_unpadded(parts, shape, BLOCK), scales)
 
 
 def _fit(parts: Parts, element: SmallFloat, stored: tuple[int, ...], warnings: tuple[str, ...] = ()) -> Weight:
@@ -121,13 +120,13 @@ def _fit(parts: Parts, element: SmallFloat, stored: tuple[int, ...], warnings: t
     layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // BLOCK), experts)
     if not layouts or layouts[0].tiled:
         raise FormatMismatch(
-            f"its scale {parts['scale']} does not fit {parts.codes}: expected an exponent for each 32 columns, "
+            f"its scale {parts['scale']} does not fit {parts.codes}: expected an exponent per 32 columns, "
             f"{[*stored[:-1], -(-stored[-1] // BLOCK)]}"
         )
-    return _weight(parts, element, unpadded(parts, stored, BLOCK), layouts[0], warnings)
+    return _make_weight(parts, element, fit_unpadded(parts, stored, BLOCK), layouts[0], warnings)
 
 
-def _weight(
+def _make_weight(
     parts: Parts,
     element: SmallFloat,
     padded: Padded,
@@ -136,7 +135,7 @@ def _weight(
 ) -> Weight:
     return parts.weight(
         padded.shape,
-        Microscaled(parts.codes, element, padded, scales, exponents).native,
+        Microscaled(parts.codes, element, padded, scales, decode_exponents).native,
         code_bits=CODE_BITS[element],
         levels=LEVELS[element],
         block_size=(1, BLOCK),
@@ -151,7 +150,7 @@ FORMATS = (
         "mxfp4",
         MXFP4,
         fit_mxfp4,
-        summary="MXFP4: E2M1 codes, an E8M0 exponent for each 32 columns (ModelOpt, Quark, DeepSeek-V4, MiMo)",
+        summary="MXFP4: E2M1 codes, an E8M0 exponent per 32 columns (ModelOpt, Quark, DeepSeek-V4, MiMo)",
         usual_db=(17, 19),
     ),
     *(
@@ -159,7 +158,7 @@ FORMATS = (
             f"mxfp6_{kind}",
             MXFP6,
             partial(fit_mxfp6, kind),
-            summary=f"MXFP6: {kind.upper()} codes, an E8M0 exponent for each 32 columns (Quark)",
+            summary=f"MXFP6: {kind.upper()} codes, an E8M0 exponent per 32 columns (Quark)",
             usual_db=usual_db,
         )
         for kind, usual_db in zip(SIX_BIT_KINDS, ((27, 29), (24, 26)), strict=True)
@@ -175,7 +174,7 @@ FORMATS = (
         "ct_mxfp6",
         PACKED,
         partial(fit_packed, "e2m3"),
-        summary="compressed-tensors mxfp6-pack-quantized: E2M3 codes, an E8M0 exponent for each 32 columns",
+        summary="compressed-tensors mxfp6-pack-quantized: E2M3 codes, an E8M0 exponent per 32 columns",
         usual_db=(27, 29),
     ),
     Format(

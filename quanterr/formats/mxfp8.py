@@ -1,22 +1,22 @@
-"""MXFP8: E4M3 codes, and an E8M0 exponent for each 32 columns.
+"""MXFP8: E4M3 codes with an E8M0 exponent per 32 columns.
 
     weight          f8_e4m3           (rows, cols), or (experts, rows, cols)
-    weight_scale    u8 or f8_e8m0     (rows, cols / 32), or that in tiles: shared/swizzled_scales.py
+    weight_scale    u8 or f8_e8m0     (rows, cols / 32), or the same in tiles: shared/swizzled_scales.py
 
-    weight[r, c] = float32(code[r, c]) * 2^(scale[r, c // 32] - 127)                  exact, but for underflow
+    weight[r, c] = float32(code[r, c]) * 2^(scale[r, c // 32] - 127)                  exact, except for underflow
 
-ComfyUI stores scales in tiles and pads rows and columns to multiples of 32; only the original, or the
-label's orig_shape, gives the true shape. Others (compressed-tensors, ModelOpt, transformers) store them in
-rows. Where both shapes coincide a ComfyUI label says tiles, no label says rows. The weight_scalar of
-hybrid files is for machines without MX units and not read.
+ComfyUI stores scales in tiles and pads rows and columns to multiples of 32; only the original, or the label's
+orig_shape, gives the true shape. Others (compressed-tensors, ModelOpt, transformers) store them in rows. If both shapes
+coincide, a ComfyUI label means tiles, no label means rows. The weight_scalar of hybrid files is for machines without MX
+units and not read.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/float_utils.py; silveroxides/convert_to_quant@1.3.4
 formats/hybrid_mxfp8_conversion.py; vllm-project/compressed-tensors@ac8e2ba8 compressors/mxfp8/base.py.
 """
 
-from quanterr.formats.base import Format, Part, Parts, Weight
+from quanterr.formats.base import Format, Parts, PartSpec, Weight
 from quanterr.formats.shared.comfy_labels import FP8_LABELS, MXFP8_LABELS, check_labels
-from quanterr.formats.shared.microscaling import Microscaled, exponents
+from quanterr.formats.shared.microscaling import Microscaled, decode_exponents
 from quanterr.formats.shared.padding import fit_padded
 from quanterr.formats.shared.swizzled_scales import fit_block_scales
 from quanterr.tensors.levels import E4M3
@@ -24,14 +24,14 @@ from quanterr.tensors.levels import E4M3
 BLOCK = 32
 LABELS = FP8_LABELS | MXFP8_LABELS
 NEEDS = {
-    "codes": Part(("{weight}",), frozenset({"F8_E4M3"})),
-    "scale": Part(("{weight}_scale", "{weight}_scale_inv"), frozenset({"U8", "F8_E8M0"})),
-    "scalar": Part(("{weight}_scalar",), frozenset({"F32"}), optional=True),
+    "codes": PartSpec(("{weight}",), frozenset({"F8_E4M3"})),
+    "scale": PartSpec(("{weight}_scale", "{weight}_scale_inv"), frozenset({"U8", "F8_E8M0"})),
+    "scalar": PartSpec(("{weight}_scalar",), frozenset({"F32"}), optional=True),
 }
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if there is an exponent for each 32 columns."""
+    """Return the weight if there is an exponent per 32 columns."""
     codes, scale = parts.codes, parts["scale"]
     stored_rows, stored_cols = codes.shape[-2:] if len(codes.shape) > 1 else (0, 0)
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
@@ -40,12 +40,12 @@ def fit(parts: Parts) -> Weight | None:
         return None
     comfy_format, warnings = check_labels(parts, LABELS)
     if comfy_format is not None:
-        layouts = layouts[::-1]  # in tiles
+        layouts = layouts[::-1]  # tiles first
     padded = fit_padded(parts, codes.shape, BLOCK)
     alternatives = [
         parts.weight(
             padded.shape,
-            Microscaled(codes, "e4m3", padded, layout, exponents).native,
+            Microscaled(codes, "e4m3", padded, layout, decode_exponents).native,
             code_bits=8,
             levels=E4M3.scaled,
             block_size=(1, BLOCK),
@@ -55,7 +55,7 @@ def fit(parts: Parts) -> Weight | None:
         )
         for layout in layouts
     ]
-    return alternatives[0].or_else(alternatives[1:])
+    return alternatives[0].with_alternatives(alternatives[1:])
 
 
 FORMATS = (Format("mxfp8", NEEDS, fit, usual_db=(30, 32), corrects_biases=True),)

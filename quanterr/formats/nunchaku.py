@@ -1,4 +1,4 @@
-"""SVDQuant W4A4 in Nunchaku files: four-bit codes of a smoothed weight and a branch of low rank, in fragments.
+"""SVDQuant W4A4 in Nunchaku files: four-bit codes of a smoothed weight and a low-rank branch, in fragments.
 
     X.qweight        i8            (rows, cols / 2)
     X.wscales        bf16, f16     (cols / 64, rows): int4, signed codes
@@ -13,14 +13,14 @@
     newer names: smooth_factor, smooth_factor_orig, proj_down, proj_up
 
     residual[r, c] = float32(code[r, c]) * float32(wscales[r, group of c])                       rounded
-                     * float32(wtscale) * float32(wcscales[r]), where there are any              rounded each
+                     * float32(wtscale) * float32(wcscales[r]), if stored                        rounded each
     weight = residual / smooth + lora_up @ lora_down                                    float64, rounded
 
-All of them are in the order of shared/nunchaku_order.py; rows and columns are padded to multiples of
-128, and the weight is the first of them.
+All parts are in the order of shared/nunchaku_order.py; rows and columns are padded to multiples of 128, and the weight
+is the first of them.
 
-Where smooth is one everywhere and smooth_orig is not, the smoothing was taken out of the V rows of the fused
-projection before: there V[j, :] = stored * smooth_orig[j], here
+If smooth is one everywhere and smooth_orig is not, the smoothing was folded into the V rows of the fused projection
+before this layer: there V[j, :] = stored * smooth_orig[j], here
 
     weight = (residual + lora_up @ lora_down) / smooth_orig                             float64, rounded
 
@@ -35,18 +35,18 @@ from functools import partial
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.lowrank_branch import add_branch
 from quanterr.formats.shared.nunchaku_order import (
     TILE,
-    codes_in_order,
-    down_in_order,
+    find_tiles,
+    order_codes,
+    order_down,
+    order_scales,
+    order_small_scales,
+    order_up,
     read_tiles,
-    scales_in_order,
-    small_scales_in_order,
-    tiles_of,
-    up_in_order,
 )
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
@@ -57,9 +57,9 @@ from quanterr.util.text import display
 HALVES = frozenset({"BF16", "F16"})
 ONE = {"BF16": b"\x80\x3f", "F16": b"\x00\x3c"}
 GROUPS = {"int4": 64, "nvfp4": 16}
-CODES = {"int4": "int4", "fp4_e2m1_all": "nvfp4"}  # what quantization_config calls them
+CODES = {"int4": "int4", "fp4_e2m1_all": "nvfp4"}  # names in quantization_config
 
-# Fused projections, and the projection of what their V rows give; relative to the name of the block.
+# Fused projections, and the projection that consumes their V rows; relative to the name of the block.
 BEFORE = {
     "qkv_proj": ("out_proj",),
     "qkv_proj_context": ("out_proj_context",),
@@ -69,32 +69,32 @@ BEFORE = {
 
 
 NEEDS = {
-    "codes": Part(("{module}.qweight",), frozenset({"I8"})),
-    "scale": Part(("{module}.wscales",), HALVES | {"F8_E4M3"}),
-    "smooth": Part(("{module}.smooth", "{module}.smooth_factor"), HALVES),
-    "down": Part(("{module}.lora_down", "{module}.proj_down"), HALVES),
-    "up": Part(("{module}.lora_up", "{module}.proj_up"), HALVES),
-    "smooth_orig": Part(("{module}.smooth_orig", "{module}.smooth_factor_orig"), HALVES, optional=True),
-    "tensor_scale": Part(("{module}.wtscale",), HALVES | {"F32"}, optional=True),
-    "row_scale": Part(("{module}.wcscales",), HALVES, optional=True),
+    "codes": PartSpec(("{module}.qweight",), frozenset({"I8"})),
+    "scale": PartSpec(("{module}.wscales",), HALVES | {"F8_E4M3"}),
+    "smooth": PartSpec(("{module}.smooth", "{module}.smooth_factor"), HALVES),
+    "down": PartSpec(("{module}.lora_down", "{module}.proj_down"), HALVES),
+    "up": PartSpec(("{module}.lora_up", "{module}.proj_up"), HALVES),
+    "smooth_orig": PartSpec(("{module}.smooth_orig", "{module}.smooth_factor_orig"), HALVES, optional=True),
+    "tensor_scale": PartSpec(("{module}.wtscale",), HALVES | {"F32"}, optional=True),
+    "row_scale": PartSpec(("{module}.wcscales",), HALVES, optional=True),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """What one weight is made of."""
+class NunchakuLayout:
+    """The layout of one weight."""
 
     group: int
     padded: Padded
-    folded: bool  # the smoothing is in the layer before
-    v_factors: Entry | None  # and this is that layer: the smoothing of the one after
+    folded: bool  # the smoothing is folded into the layer before
+    v_factors: Entry | None  # the next layer's smoothing factors, folded into this one's V rows
 
 
 def fit(codes: str, parts: Parts) -> Weight | None:
-    """The weight, without its padding, if its codes are of that kind."""
+    """Return the weight, without its padding, if its codes are of that kind."""
     if codes != ("nvfp4" if parts["scale"].dtype == "F8_E4M3" else "int4"):
         return None
-    layout = _layout(codes, parts)
+    layout = _fit_layout(codes, parts)
     declared = f"{codes} codes in fragments, a branch of rank {parts['down'].shape[1]}"
     if layout.folded:
         declared += "; its smoothing is folded into the V rows before it, and undone on both sides"
@@ -107,17 +107,17 @@ def fit(codes: str, parts: Parts) -> Weight | None:
         levels=E2M1 if codes == "nvfp4" else INT4,
         block_size=(1, layout.group),
         evidence=(declared,),
-        warnings=tuple(_doubts(codes, parts)),
+        warnings=tuple(_find_doubts(codes, parts)),
     )
 
 
-def _layout(codes: str, parts: Parts) -> Layout:
+def _fit_layout(codes: str, parts: Parts) -> NunchakuLayout:
     stored, scale = parts.codes, parts["scale"]
     rows, cols = (stored.shape[0], 2 * stored.shape[1]) if len(stored.shape) == 2 else (0, 0)
     if not rows or not cols or rows % TILE or cols % TILE:
         raise FormatMismatch(f"Nunchaku codes are (rows, cols / 2), both in multiples of {TILE}, not {stored}")
     group = GROUPS[codes]
-    scaled = scale.n // rows * group  # columns: the scales of the last may not be padded as far as the codes
+    scaled = scale.n // rows * group  # columns with scales: fewer if the codes have more padding
     rank = parts["down"].shape[-1] if parts["down"].shape else 0
     expected = {
         "scale": (scaled // group, rows),
@@ -135,23 +135,25 @@ def _layout(codes: str, parts: Parts) -> Layout:
         raise FormatMismatch(f"{scale} should be [{cols // group}, {rows}] beside codes {stored}")
     for role in ("tensor_scale", "row_scale"):
         if codes == "int4" and (part := parts.get(role)):
-            raise FormatMismatch(f"{part} is unknown with int4 codes")
+            raise FormatMismatch(f"{part} is not expected with int4 codes")
     if rank % 16 or not rank:
         raise FormatMismatch(f"{parts['down']} should have a rank in multiples of 16")
     if (tensor_scale := parts.get("tensor_scale")) and tensor_scale.n != 1:
         raise FormatMismatch(f"{tensor_scale} should be one number")
     padded = fit_padded(parts, (rows, scaled), group, TILE)
-    return Layout(group, padded, _is_folded(parts["smooth"], parts.get("smooth_orig")), _v_factors(parts, padded))
+    return NunchakuLayout(
+        group, padded, _is_folded(parts["smooth"], parts.get("smooth_orig")), _find_v_factors(parts, padded)
+    )
 
 
 def _is_folded(smooth: Entry, smooth_orig: Entry | None) -> bool:
-    """Whether the runtime does not smooth this layer, though it was smoothed: reads both."""
+    """Return whether the layer was smoothed but the runtime does not smooth it: reads both tensors."""
     ones = ONE[smooth.dtype] * smooth.n
     return smooth_orig is not None and smooth.read() == ones and smooth_orig.read() != ONE[smooth_orig.dtype] * smooth.n
 
 
-def _v_factors(parts: Parts, padded: Padded) -> Entry | None:
-    """What is folded into the V rows of this fused projection; None if it is no such, or nothing is."""
+def _find_v_factors(parts: Parts, padded: Padded) -> Entry | None:
+    """Return the factors folded into the V rows of this fused projection; None if there are none."""
     block, _, last = parts.name.removesuffix(".weight").rpartition(".")
     for after in BEFORE.get(last, ()):
         stored = [
@@ -161,18 +163,20 @@ def _v_factors(parts: Parts, padded: Padded) -> Entry | None:
         smooth, smooth_orig = stored
         if smooth and smooth_orig and smooth.dtype in HALVES and _is_folded(smooth, smooth_orig):
             if padded.rows % 3 or not 0 <= smooth_orig.n - padded.rows // 3 < TILE:
-                raise FormatMismatch(f"{smooth_orig} is folded into rows that cannot be identified: {padded.rows} rows")
+                raise FormatMismatch(
+                    f"{smooth_orig} is folded into V rows that cannot be located in {padded.rows} rows"
+                )
             return smooth_orig
     return None
 
 
-def _doubts(codes: str, parts: Parts) -> Iterable[str]:
+def _find_doubts(codes: str, parts: Parts) -> Iterable[str]:
     for label in parts.hints.labels:
-        yield f"{label}, but the codes are those of Nunchaku: read as what is stored"
+        yield f"{label}, but the codes are Nunchaku's: read as stored"
     configured = parts.hints.metadata.get("quantization_config")
     try:
         config = strict_json.loads(configured.encode()) if configured else None
-    except strict_json.Invalid:
+    except strict_json.InvalidJson:
         return
     weight = config.get("weight") if isinstance(config, dict) else None
     dtype = weight.get("dtype") if isinstance(weight, dict) else None
@@ -180,57 +184,57 @@ def _doubts(codes: str, parts: Parts) -> Iterable[str]:
         yield f"quantization_config in the header declares {display(str(dtype))}, but {parts['scale']} is of {codes}"
 
 
-def dequantize(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Values:
-    """The codes' values, smoothed, plus the branch of low rank, (r, c)."""
-    return layout.padded.dequantize(chunk, workspace, partial(_block, parts, layout))
+def dequantize(parts: Parts, layout: NunchakuLayout, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return the codes' values with smoothing undone, plus the low-rank branch, (r, c)."""
+    return layout.padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, layout))
 
 
-def _block(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Values:
-    top, bottom = tiles_of(chunk.row, chunk.stop_row)
+def _dequantize_block(parts: Parts, layout: NunchakuLayout, chunk: Chunk, workspace: Workspace) -> Values:
+    top, bottom = find_tiles(chunk.row, chunk.stop_row)
     rows = slice(chunk.row - top * TILE, chunk.stop_row - top * TILE)
     cols = slice(chunk.col, chunk.stop_col)
     rank = parts["up"].shape[1]
-    residual = _residual(parts, layout, chunk, workspace)
-    smooth = _factors("smooth_orig" if layout.folded else "smooth", parts, workspace)[cols]
-    down = down_in_order(workspace.whole("down", parts["down"]))[:, cols]
-    up = up_in_order(read_tiles("up", parts["up"], top, bottom, rank, workspace).view(-1, rank))[rows]
+    residual = _dequantize_residual(parts, layout, chunk, workspace)
+    smooth = _read_factors("smooth_orig" if layout.folded else "smooth", parts, workspace)[cols]
+    down = order_down(workspace.read_whole("down", parts["down"]))[:, cols]
+    up = order_up(read_tiles("up", parts["up"], top, bottom, rank, workspace).view(-1, rank))[rows]
     values = add_branch(residual, smooth, up, down, layout.folded, workspace)
     if layout.v_factors:
         first_v = layout.padded.rows // 3 * 2
         begin = max(first_v, chunk.row)
         if begin < chunk.stop_row:
-            factors = scales_in_order(workspace.whole("v_factors", layout.v_factors)).float()
+            factors = order_scales(workspace.read_whole("v_factors", layout.v_factors)).float()
             values[begin - chunk.row :].mul_(factors[begin - first_v : chunk.stop_row - first_v])
     return Values(values)
 
 
-def _residual(parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Codes times their scales, (r, c)."""
-    top, bottom = tiles_of(chunk.row, chunk.stop_row)
+def _dequantize_residual(parts: Parts, layout: NunchakuLayout, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return codes times their scales, (r, c)."""
+    top, bottom = find_tiles(chunk.row, chunk.stop_row)
     rows = slice(chunk.row - top * TILE, chunk.stop_row - top * TILE)
     width, group = parts.codes.shape[1], layout.group
     groups = slice(chunk.col // group, -(-chunk.stop_col // group))
     stored = read_tiles("codes", parts.codes, top, bottom, width, workspace).view(-1, width)
-    codes = codes_in_order(stored, workspace)[rows, chunk.col // 2 : chunk.stop_col // 2]
+    codes = order_codes(stored, workspace)[rows, chunk.col // 2 : chunk.stop_col // 2]
     n_groups = parts["scale"].shape[0]
     scales = read_tiles("scale", parts["scale"], top, bottom, n_groups, workspace)
     if group == GROUPS["int4"]:
         values = element_types.unpack(codes, element_types.int4_pairs(workspace.device), workspace)
-        scale = scales_in_order(scales, n_groups)[rows, groups].float()
+        scale = order_scales(scales, n_groups)[rows, groups].float()
         return multiply(values, scale, chunk.col, group)
     values = element_types.unpack(codes, element_types.e2m1_pairs(False, workspace.device), workspace)
-    scale = element_types.e4m3_scales(small_scales_in_order(scales, n_groups)[rows, groups])
+    scale = element_types.decode_e4m3_scales(order_small_scales(scales, n_groups)[rows, groups])
     multiply(values, scale, chunk.col, group)
     if tensor_scale := parts.get("tensor_scale"):
-        values.mul_(workspace.whole("tensor_scale", tensor_scale).view(()).float())
+        values.mul_(workspace.read_whole("tensor_scale", tensor_scale).view(()).float())
     if parts.get("row_scale"):
-        values.mul_(_factors("row_scale", parts, workspace)[chunk.row : chunk.stop_row, None])
+        values.mul_(_read_factors("row_scale", parts, workspace)[chunk.row : chunk.stop_row, None])
     return values
 
 
-def _factors(role: str, parts: Parts, workspace: Workspace) -> Tensor:
-    """Numbers of all rows or columns as float32, flat."""
-    return scales_in_order(workspace.whole(role, parts[role])).view(-1).float()
+def _read_factors(role: str, parts: Parts, workspace: Workspace) -> Tensor:
+    """Read one number per row or column in order, as float32, flat."""
+    return order_scales(workspace.read_whole(role, parts[role])).view(-1).float()
 
 
 FORMATS = tuple(

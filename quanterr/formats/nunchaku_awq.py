@@ -1,17 +1,17 @@
-"""AWQ W4A16 in Nunchaku files: four-bit codes, a scale and an offset for each 64 columns, in fragments.
+"""AWQ W4A16 in Nunchaku files: four-bit codes with a scale and an offset per 64 columns, in fragments.
 
     X.qweight    i32           (rows / 4, cols / 2)
-    X.wscales    bf16, f16     (cols / 64 or more, rows); what is more is padding
-    X.wzeros     bf16, f16     the same
+    X.wscales    bf16, f16     (cols / 64 or more, rows); the excess is padding
+    X.wzeros     bf16, f16     shaped as wscales
 
     weight[r, c] = float32(code[r, c]) * float32(wscales[c // 64, r])      code in 0 … 15    rounded
                    + float32(wzeros[c // 64, r])                                             rounded
 
-    codes    16-bit words of four, the first in the lowest bits, as digits of their place (t, k, d 4, b 2, c 8):
+    codes    16-bit words of four, the first in the lowest bits; the word's index has the digits (t, k, d 4, b 2, c 8):
              code a of a word is row 4 t + d, column 64 k + 32 b + 8 a + c
 
-These are the modulation layers, whose rows are interleaved: shared/adanorm_rows.py. The module's name
-gives the number of parts; where that is wrong the others are tried.
+These are modulation layers, whose rows are interleaved: shared/adanorm_rows.py. The module's name gives the number of
+parts; if that proves wrong, other numbers are tried.
 
 Reference: mit-han-lab/deepcompressor@69f3473 backend/tinychat/utils.py, backend/nunchaku/utils.py;
 nunchaku-tech/nunchaku@3a3cc3d nunchaku/models/linear.py AWQW4A16Linear.
@@ -22,9 +22,9 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.adanorm_rows import of_rows, parts_by_name, stored_rows
+from quanterr.formats.shared.adanorm_rows import count_parts_by_name, read_ordered_rows, stored_rows
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.tensors.levels import uniform
@@ -32,14 +32,14 @@ from quanterr.tensors.levels import uniform
 HALVES = frozenset({"BF16", "F16"})
 GROUP = 64
 NEEDS = {
-    "codes": Part(("{module}.qweight",), frozenset({"I32"})),
-    "scale": Part(("{module}.wscales",), HALVES),
-    "zero": Part(("{module}.wzeros",), HALVES),
+    "codes": PartSpec(("{module}.qweight",), frozenset({"I32"})),
+    "scale": PartSpec(("{module}.wscales",), HALVES),
+    "zero": PartSpec(("{module}.wzeros",), HALVES),
 }
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight with its rows in the order that its name implies; other orders are alternatives."""
+    """Return the weight with its rows in the order that its name implies; with other orders as alternatives."""
     codes, scale, zero = parts.codes, parts["scale"], parts["zero"]
     rows, cols = (4 * codes.shape[0], 2 * codes.shape[1]) if len(codes.shape) == 2 else (0, 0)
     if not rows or not cols or cols % GROUP:
@@ -52,7 +52,7 @@ def fit(parts: Parts) -> Weight:
             f"its scale {scale} and zero {zero} should be [{cols // GROUP} or more, {rows}] for {codes}"
         )
     padded = fit_padded(parts, (rows, cols), GROUP, 1)
-    by_name = parts_by_name(parts.name.removesuffix(".weight"))
+    by_name = count_parts_by_name(parts.name.removesuffix(".weight"))
     alternatives = [
         parts.weight(
             padded.shape,
@@ -66,32 +66,34 @@ def fit(parts: Parts) -> Weight:
         for n in dict.fromkeys((by_name, 1, 6, 3))
         if rows % n == 0
     ]
-    return alternatives[0].or_else(alternatives[1:])
+    return alternatives[0].with_alternatives(alternatives[1:])
 
 
 def dequantize(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """float32(code) · float32(scale) + float32(zero), (r, c)."""
-    return padded.dequantize(chunk, workspace, partial(_block, parts, padded, interleaved))
+    """Return float32(code) · float32(scale) + float32(zero), (r, c)."""
+    return padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, padded, interleaved))
 
 
-def _block(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:
+def _dequantize_block(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:
     rows, cols = chunk.shape
     order = stored_rows(chunk.row, chunk.stop_row, padded.rows, interleaved, workspace.device)
     groups = slice(chunk.col // GROUP, chunk.stop_col // GROUP)
-    # 32 bytes of a row and 64 columns are stored together: as four numbers of eight bytes
-    pieces = workspace.whole("fragments", parts.codes).view(torch.int64).view(-1, padded.stored_cols // GROUP, 4, 4)
+    # 64 columns of a row are stored together in 32 bytes: as four numbers of eight bytes
+    pieces = (
+        workspace.read_whole("fragments", parts.codes).view(torch.int64).view(-1, padded.stored_cols // GROUP, 4, 4)
+    )
     codes = pieces[order // 4, groups, order % 4].view(torch.uint8).view(rows, -1)
-    unpacked = element_types.unpack(codes, _pairs(workspace.device), workspace, "unpacked")
+    unpacked = element_types.unpack(codes, _make_pairs(workspace.device), workspace, "unpacked")
     values = workspace.output((rows, cols))
     values.view(rows, -1, 2, 4, 8).copy_(unpacked.view(rows, -1, 2, 8, 4).transpose(3, 4))
-    multiply(values, of_rows("whole_scale", parts["scale"], order, workspace)[:, groups], chunk.col, GROUP)
-    zero = of_rows("whole_zero", parts["zero"], order, workspace)[:, groups]
+    multiply(values, read_ordered_rows("whole_scale", parts["scale"], order, workspace)[:, groups], chunk.col, GROUP)
+    zero = read_ordered_rows("whole_zero", parts["zero"], order, workspace)[:, groups]
     values.view(rows, -1, GROUP).add_(zero.unsqueeze(2))
     return Values(values)
 
 
 @cache
-def _pairs(device: torch.device) -> Tensor:
+def _make_pairs(device: torch.device) -> Tensor:
     return element_types.nibble_pairs(element_types.UINT4, high_first=False).to(device)
 
 

@@ -1,13 +1,13 @@
-"""Biases in Nunchaku files, in the order of the rows of their layer.
+"""Biases in Nunchaku files, in the order of their layer's rows.
 
     X.bias    bf16, f16    (rows,), beside X.qweight and X.wscales
 
     qweight i8     in the order of shared/nunchaku_order.py, padded to a multiple of 128
-    qweight i32    interleaved as the rows of a modulation layer are, shared/adanorm_rows.py; to the second
-                   part and to the last but one, which are scales, 1 was added: it is subtracted in float32
+    qweight i32    interleaved like the rows of a modulation layer, shared/adanorm_rows.py; the second part and the last
+                   but one, which are scales, have 1 added: it is subtracted in float32
 
-Behind a GELU the runtime shifts activations and a term of the low-rank branch was added to the bias: that
-difference stays.
+After a GELU the runtime shifts activations, and a term of the low-rank branch was added to the bias: this difference
+remains.
 
 Reference: mit-han-lab/deepcompressor@69f3473 backend/nunchaku/utils.py; nunchaku-tech/nunchaku@3a3cc3d
 nunchaku/models/normalization.py.
@@ -17,53 +17,55 @@ from functools import partial
 
 from torch import Tensor
 
-from quanterr.formats.base import Chunk, Format, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.adanorm_rows import parts_by_name, stored_rows
-from quanterr.formats.shared.nunchaku_order import TILE, scales_in_order
+from quanterr.formats.shared.adanorm_rows import count_parts_by_name, stored_rows
+from quanterr.formats.shared.nunchaku_order import TILE, order_scales
 
 HALVES = frozenset({"BF16", "F16"})
-NEEDS = {"codes": Part(("{weight}",), HALVES)}
+NEEDS = {"codes": PartSpec(("{weight}",), HALVES)}
 BIAS = ".bias"
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The bias, if a layer in Nunchaku's order is stored with it; refused where it is not as long as that."""
+    """Return the bias if a layer in Nunchaku's order is stored with it; refuse a bias of the wrong length."""
     module = parts.name.removesuffix(BIAS)
     qweight = parts.checkpoint.get(f"{module}.qweight")
     if module == parts.name or qweight is None or f"{module}.wscales" not in parts.checkpoint:
         return None
-    bias, interleaved = parts.codes, parts_by_name(module)
+    bias, interleaved = parts.codes, count_parts_by_name(module)
     in_fragments = qweight.dtype == "I8"
     if len(bias.shape) != 1 or bias.n % (TILE if in_fragments else interleaved):
         refusal = f"a bias of {qweight} should have one element per row, not {bias}"
-        return parts.weight(bias.shape, partial(_as_stored, parts), encoding="floats", refusal=refusal, format="dense")
+        return parts.weight(
+            bias.shape, partial(_read_as_stored, parts), encoding="floats", refusal=refusal, format="dense"
+        )
     if in_fragments:
         shape = parts.hints.shape or bias.shape
         if len(shape) != 1 or -(-shape[0] // TILE) * TILE != bias.n:
             shape = bias.shape
-        return _weight(parts, shape, None, "in fragments")
+        return _make_weight(parts, shape, None, "in fragments")
     if qweight.dtype != "I32":
         return None
-    return _weight(parts, bias.shape, interleaved, f"interleaved by {interleaved}")
+    return _make_weight(parts, bias.shape, interleaved, f"interleaved by {interleaved}")
 
 
-def _weight(parts: Parts, shape: tuple[int, ...], interleaved: int | None, declared: str) -> Weight:
+def _make_weight(parts: Parts, shape: tuple[int, ...], interleaved: int | None, declared: str) -> Weight:
     return parts.weight(shape, partial(dequantize, parts, interleaved), evidence=(f"a bias {declared}",))
 
 
-def _as_stored(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
+def _read_as_stored(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     return Values(element_types.read_floats(parts, chunk, workspace))
 
 
 def dequantize(parts: Parts, interleaved: int | None, chunk: Chunk, workspace: Workspace) -> Values:
-    """The stored numbers in order, (1, c)."""
-    stored = workspace.whole("bias", parts.codes)
-    values = scales_in_order(stored).view(-1).float() if interleaved is None else _in_order(stored, interleaved)
+    """Return the stored numbers in order, (1, c)."""
+    stored = workspace.read_whole("bias", parts.codes)
+    values = order_scales(stored).view(-1).float() if interleaved is None else _order_interleaved(stored, interleaved)
     return Values(values[chunk.col : chunk.stop_col].view(1, -1))
 
 
-def _in_order(stored: Tensor, interleaved: int) -> Tensor:
+def _order_interleaved(stored: Tensor, interleaved: int) -> Tensor:
     values = stored[stored_rows(0, len(stored), len(stored), interleaved, stored.device)].float()
     if interleaved > 1:
         of_parts = values.view(interleaved, -1)

@@ -1,19 +1,19 @@
-"""NVFP4: E2M1 codes, an E4M3 scale for each 16 columns, and one float32 scale for the tensor.
+"""NVFP4: E2M1 codes, an E4M3 scale per 16 columns, and a float32 scale for the tensor.
 
     weight            u8              (rows, cols / 2), two codes per byte; or (experts, rows, cols / 2)
                       f4              (rows, cols), or (experts, rows, cols)
-    weight_scale      f8_e4m3 or u8   (rows, cols / 16), or that in tiles: shared/swizzled_scales.py
+    weight_scale      f8_e4m3 or u8   (rows, cols / 16), or the same in tiles: shared/swizzled_scales.py
     weight_scale_2    f32             one, or one per expert
-    pre_quant_scale   floating        (cols,), where the layer multiplies its input by it; optional
+    pre_quant_scale   floating        (cols,), if the layer multiplies its input by it; optional
 
     scale = float32(weight_scale[r, c // 16]) * weight_scale_2                        rounded
     weight[r, c] = e2m1(code[r, c]) * scale                                           rounded
-                   * pre_quant_scale[c], where there is one                           rounded
+                   * pre_quant_scale[c], if stored                                    rounded
 
-Four dialects share these names: ComfyUI (convert_to_quant, BFL) puts the first column into the high nibble
-and scales into tiles, and pads rows and columns to multiples of 16; its label may say nibble_order lo_first;
-ModelOpt puts the first column into the low nibble and scales into rows; its exports for diffusers use tiles.
-A label says which; where tensors and original contradict it, the alternatives are tried.
+Four dialects share these names: ComfyUI (convert_to_quant, BFL) puts the first column into the high nibble and scales
+into tiles, and pads rows and columns to multiples of 16; its label may say nibble_order lo_first; ModelOpt puts the
+first column into the low nibble and scales into rows; its exports for diffusers use tiles. A label says which dialect
+it is; if tensors and original contradict it, the alternatives are tried.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/nvfp4.py, backends/eager/quantization.py;
 NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/quantization/qtensor/nvfp4_tensor.py; comfyanonymous/ComfyUI@6db4fa2f
@@ -22,18 +22,18 @@ comfy/ops.py for pre_quant_scale.
 
 from quanterr.formats.base import Format, FormatMismatch, Parts, Weight
 from quanterr.formats.shared.comfy_labels import NVFP4_LABELS, check_labels
-from quanterr.formats.shared.microscaling import NVFP4_PARTS, Microscaled, times
+from quanterr.formats.shared.microscaling import NVFP4_PARTS, Microscaled, multiply_scales
 from quanterr.formats.shared.padding import fit_padded
-from quanterr.formats.shared.pre_quant_scale import applied
+from quanterr.formats.shared.pre_quant_scale import apply_pre_quant_scale
 from quanterr.formats.shared.quark_config import has_e5m3_scales
 from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
 from quanterr.tensors.levels import E2M1
 
-MULTIPLE = 16  # of rows and columns, to which ComfyUI pads
+MULTIPLE = 16  # ComfyUI pads rows and columns to multiples of this
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight by the dialect that label and shapes give; the other dialects as alternatives."""
+    """Return the weight in the dialect that label and shapes give; other dialects as alternatives."""
     codes = parts.codes
     if has_e5m3_scales(parts):
         return None
@@ -42,14 +42,14 @@ def fit(parts: Parts) -> Weight | None:
     comfy_format, warnings = check_labels(parts, NVFP4_LABELS)
     stored = (*codes.shape[:-1], codes.shape[-1] * (1 if codes.dtype == "F4" else 2))
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
-    block, layouts = _layouts(parts, stored, experts)
+    block, layouts = _fit_layouts(parts, stored, experts)
     if parts["global_scale"].n not in (1, experts):
         raise FormatMismatch(
             f"its global scale {parts['global_scale']} should be one, or one for each of {experts} experts"
         )
     padded = fit_padded(parts, stored, block, MULTIPLE)
-    scale_of = times(parts["global_scale"], padded.stored_rows)
-    tiled_first, high_first = _dialect(parts, comfy_format)
+    scale_of = multiply_scales(parts["global_scale"], padded.stored_rows)
+    tiled_first, high_first = _find_dialect(parts, comfy_format)
     alternatives = [
         parts.weight(
             padded.shape,
@@ -57,37 +57,37 @@ def fit(parts: Parts) -> Weight | None:
             code_bits=4,
             levels=E2M1.scaled,
             block_size=(1, block),
-            evidence=(_described(layout, high),),
+            evidence=(_describe_layout(layout, high),),
             warnings=warnings,
             comfy_format=comfy_format,
         )
         for layout in sorted(layouts, key=lambda layout: layout.tiled != tiled_first)
         for high in (high_first, not high_first)
     ]
-    return applied(parts, alternatives[0].or_else(alternatives[1:]), padded.stored_cols)
+    return apply_pre_quant_scale(parts, alternatives[0].with_alternatives(alternatives[1:]), padded.stored_cols)
 
 
-def _layouts(parts: Parts, stored: tuple[int, ...], experts: int) -> tuple[int, tuple[BlockScales, ...]]:
-    """Columns that share a scale, and how the scales may be arranged."""
-    for block in (16, 32):  # ModelOpt has both
+def _fit_layouts(parts: Parts, stored: tuple[int, ...], experts: int) -> tuple[int, tuple[BlockScales, ...]]:
+    """Return the columns that share a scale, and the possible layouts of the scales."""
+    for block in (16, 32):  # ModelOpt writes both
         layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // block), experts)
         if layouts:
             return block, layouts
     raise FormatMismatch(
         f"its scale {parts['scale']} fits codes {list(parts.codes.shape)} neither in rows nor in tiles: "
-        f"expected {[*stored[:-1], -(-stored[-1] // 16)]}, or that rounded up to multiples of 128 × 4"
+        f"expected {[*stored[:-1], -(-stored[-1] // 16)]}, or the same rounded up to multiples of 128 × 4"
     )
 
 
-def _dialect(parts: Parts, comfy_format: str | None) -> tuple[bool, bool]:
-    """(scales in tiles, first column in the high nibble), as the label, or its absence, implies."""
+def _find_dialect(parts: Parts, comfy_format: str | None) -> tuple[bool, bool]:
+    """Return (scales in tiles, first column in the high nibble), as the label, or its absence, implies."""
     if comfy_format is None:
         return False, False
     orders = [label.fields.get("nibble_order") for label in parts.hints.labels]
     return True, "lo_first" not in orders
 
 
-def _described(layout: BlockScales, high_first: bool) -> str:
+def _describe_layout(layout: BlockScales, high_first: bool) -> str:
     nibble = "high" if high_first else "low"
     return f"NVFP4, first column in the {nibble} nibble, scales in {'tiles' if layout.tiled else 'rows'}"
 

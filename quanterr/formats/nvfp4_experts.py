@@ -1,4 +1,4 @@
-"""NVFP4 of stacked experts whose rows are inputs: two codes per byte are below each other, 16 share a scale.
+"""NVFP4 of stacked experts whose rows are inputs: a byte holds two codes of one column, and 16 rows share a scale.
 
     X                     u8         (experts, rows / 2, cols), the first row in the low bits
     X_weight_scale        f8_e4m3    (experts, rows / 16, cols)
@@ -7,8 +7,8 @@
     scale = float32(weight_scale[e, r // 16, c]) * weight_scale_2                     rounded
     weight[e, r, c] = e2m1(code[e, r, c]) * scale                                     rounded
 
-ModelOpt writes it for models that keep their experts as (experts, in, out), as Llama 4 and gpt-oss: it turns
-them, quantizes along the inputs and turns codes and scales back.
+ModelOpt writes this for models that keep their experts as (experts, in, out), such as Llama 4 and gpt-oss: it
+transposes them, quantizes along the inputs and transposes codes and scales back.
 
 Reference: NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/export/unified_export_hf.py and quant_utils.py
 maybe_transpose_expert_weight_dimensions.
@@ -21,15 +21,15 @@ from torch import Tensor
 
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.microscaling import NVFP4_PARTS, of_rows
-from quanterr.formats.shared.padding import unpadded
+from quanterr.formats.shared.microscaling import NVFP4_PARTS, read_global_scale
+from quanterr.formats.shared.padding import fit_unpadded
 from quanterr.tensors.levels import E2M1
 
 BLOCK = 16
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if its scales are below each other."""
+    """Return the weight if each block of 16 rows has a scale."""
     codes, scale, global_scale = parts.codes, parts["scale"], parts["global_scale"]
     if codes.dtype != "U8" or len(codes.shape) != 3 or parts.get("pre_quant_scale"):
         return None
@@ -38,7 +38,7 @@ def fit(parts: Parts) -> Weight | None:
         return None
     if global_scale.n not in (1, experts):
         raise FormatMismatch(f"its global scale {global_scale} should be one, or one for each of {experts} experts")
-    padded = unpadded(parts, (experts, 2 * pairs, cols), 1)
+    padded = fit_unpadded(parts, (experts, 2 * pairs, cols), 1)
     return parts.weight(
         padded.shape,
         partial(dequantize, parts, padded.rows, cols),
@@ -50,19 +50,21 @@ def fit(parts: Parts) -> Weight | None:
 
 
 def dequantize(parts: Parts, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """e2m1(code) · (scale · global scale), (r, c); experts have ``rows`` rows, a multiple of 16."""
+    """Return e2m1(code) · (scale · global scale), (r, c); experts have ``rows`` rows, a multiple of 16."""
     top, bottom = chunk.row // 2, -(-chunk.stop_row // 2)
     stored = workspace.read_bytes("codes", parts.codes, top * cols, (bottom - top, cols))
     indices = workspace.buffer("indices", (bottom - top, 2, cols), torch.int32)
     indices[:, 0].copy_(stored)
     torch.bitwise_right_shift(indices[:, 0], 4, out=indices[:, 1])
     indices[:, 0].bitwise_and_(15)
-    values = element_types.look_up(indices.view(-1, cols), _table(workspace.device), workspace)
+    values = element_types.look_up(indices.view(-1, cols), _make_table(workspace.device), workspace)
     values = values[chunk.row % 2 : chunk.row % 2 + chunk.shape[0]]
     first, last = chunk.row // BLOCK, -(-chunk.stop_row // BLOCK)
-    scale = element_types.e4m3_scales(workspace.read("scale", parts["scale"], first * cols, (last - first, cols)))
+    scale = element_types.decode_e4m3_scales(
+        workspace.read("scale", parts["scale"], first * cols, (last - first, cols))
+    )
     blocks = chunk._replace(row=first, stop_row=last)
-    scale.mul_(of_rows(parts["global_scale"], rows // BLOCK, blocks, workspace))
+    scale.mul_(read_global_scale(parts["global_scale"], rows // BLOCK, blocks, workspace))
     of_row = torch.arange(chunk.row, chunk.stop_row, device=workspace.device) // BLOCK - first
     of_element = workspace.buffer("of_element", (chunk.shape[0], cols), torch.float32)
     values.mul_(torch.index_select(scale, 0, of_row, out=of_element))
@@ -73,8 +75,8 @@ def dequantize(parts: Parts, rows: int, cols: int, chunk: Chunk, workspace: Work
 
 
 @cache
-def _table(device: torch.device) -> Tensor:
-    """What a code stands for, (16, 1)."""
+def _make_table(device: torch.device) -> Tensor:
+    """Return the value of each code, (16, 1) float32."""
     return torch.tensor(element_types.E2M1, device=device).unsqueeze(1)
 
 

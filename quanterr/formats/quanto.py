@@ -11,12 +11,12 @@
                                       shared/segmented_packing.py, low bits first
     weight._scale         floating    (groups, 1)
     weight._shift         floating    (groups, 1)
-                          integer     (groups, 1), of very old files
+                          integer     (groups, 1), in very old files
 
     weight[e] = scale[e // group] * code[e] - shift[e // group]                       rounded twice
-                (code[e] - shift[e // group]) * scale[e // group]                     where the shift is an integer
+                (code[e] - shift[e // group]) * scale[e // group]                     if the shift is an integer
 
-A group is 128 columns, or fewer where that does not divide them, or a row; codes of ungrouped convolutions keep
+A group is 128 columns, or fewer if 128 does not divide the columns, or a row; codes of ungrouped convolutions keep
 their axes, (rows / codes of a byte, …). The shape of packed weights is not stored: the original gives it; without one
 (`inspect`) they are reported as (groups, group).
 
@@ -29,9 +29,9 @@ from math import prod
 
 import torch
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.flat_blocks import Blocks
+from quanterr.formats.shared.flat_blocks import BlockRun
 from quanterr.formats.shared.scale_grid import Grid, fit_grid
 from quanterr.formats.shared.segmented_packing import Planes
 from quanterr.tensors.chunks import as_matrix
@@ -40,19 +40,19 @@ from quanterr.tensors.levels import OF_DTYPE, uniform
 FLOATS = frozenset({"F32", "BF16", "F16"})
 INTEGERS = frozenset({"I8", "U8", "I16", "I32"})
 PACKED_BITS = (4, 2)
-TOLD = {"int4": 4, "int2": 2, "qint4": 4, "qint2": 2}  # weights of quantization_config
-SCALE = Part(("{weight}._scale",), FLOATS)
-INT8 = {"codes": Part(("{weight}._data",), frozenset({"I8"})), "scale": SCALE}
-FLOAT8 = {"codes": Part(("{weight}._data",), frozenset({"F8_E4M3", "F8_E5M2"})), "scale": SCALE}
+DECLARED_BITS = {"int4": 4, "int2": 2, "qint4": 4, "qint2": 2}  # "weights" in quantization_config
+SCALE = PartSpec(("{weight}._scale",), FLOATS)
+INT8 = {"codes": PartSpec(("{weight}._data",), frozenset({"I8"})), "scale": SCALE}
+FLOAT8 = {"codes": PartSpec(("{weight}._data",), frozenset({"F8_E4M3", "F8_E5M2"})), "scale": SCALE}
 PACKED = {
-    "codes": Part(("{weight}._data._data",), frozenset({"U8"})),
+    "codes": PartSpec(("{weight}._data._data",), frozenset({"U8"})),
     "scale": SCALE,
-    "shift": Part(("{weight}._shift",), FLOATS | INTEGERS),
+    "shift": PartSpec(("{weight}._shift",), FLOATS | INTEGERS),
 }
 
 
 def fit_bytes(format: str, parts: Parts) -> Weight:
-    """The weight of codes of a byte."""
+    """Return the weight of one-byte codes."""
     grid = fit_grid(parts["scale"], parts.codes.shape, [])
     if grid.granularity == "block":
         raise FormatMismatch(f"its scale {parts['scale']} should be one, or one for each row of {parts.codes}")
@@ -68,41 +68,43 @@ def fit_bytes(format: str, parts: Parts) -> Weight:
 
 
 def dequantize_bytes(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
-    """float32(code) · float32(scale), (r, c)."""
+    """Return float32(code) · float32(scale), (r, c)."""
     entry = parts.codes
     stored = workspace.read("codes", entry, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    cast = {"I8": element_types.int8, "F8_E4M3": element_types.e4m3, "F8_E5M2": element_types.e5m2}[entry.dtype]
+    cast = {
+        "I8": element_types.decode_int8,
+        "F8_E4M3": element_types.decode_e4m3,
+        "F8_E5M2": element_types.decode_e5m2,
+    }[entry.dtype]
     return grid.multiply(cast(stored, workspace), chunk, workspace)
 
 
 def fit_packed(code_bits: int, parts: Parts) -> Weight | None:
-    """The weight of packed codes, if they have that many bits.
+    """Return the weight of packed codes if they have ``code_bits`` bits.
 
-    Of one or two groups codes of both sizes take a row: config.json decides which it is, or the original."""
+    For one or two groups, codes of either size take one row: config.json or else the original decides.
+    """
     codes, scale, shift = parts.codes, parts["scale"], parts["shift"]
     if len(codes.shape) < 2 or scale.n != shift.n or not scale.n:
         raise FormatMismatch(f"{scale} and {shift} should have one number for each group of {codes}")
     fitting = [size for size in PACKED_BITS if codes.shape[0] == -(-scale.n * size // 8)]
     if not fitting:
-        raise FormatMismatch(
-            f"{codes} should have a half or a quarter of {scale.n} rows, as many as {scale} has groups"
-        )
-    declared = TOLD.get(str(parts.hints.config.get("weights")))
+        raise FormatMismatch(f"{codes} should have half or a quarter as many rows as {scale} has groups")
+    declared = DECLARED_BITS.get(str(parts.hints.config.get("weights")))
     first, *others = [declared] if declared in fitting else fitting
     if code_bits != first:
         return None
-    return _packed(first, parts).or_else(_packed(size, parts) for size in others)
+    return _fit_bits(first, parts).with_alternatives(_fit_bits(size, parts) for size in others)
 
 
-def _packed(code_bits: int, parts: Parts) -> Weight:
+def _fit_bits(code_bits: int, parts: Parts) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     group = codes.n // codes.shape[0]
     n = scale.n * group
     shape = parts.hints.shape or (scale.n, group)
     if prod(shape) != n or as_matrix(shape)[1] % group:
         raise FormatMismatch(
-            f"{codes} and {scale} hold {n} elements in groups of {group}, "
-            f"but the shape should be {list(shape)}, as the original has it"
+            f"{codes} and {scale} hold {n} elements in groups of {group}, but the original has the shape {list(shape)}"
         )
     planes = Planes(codes, torch.uint8, code_bits, tuple(range(0, 8, code_bits)))
     return parts.weight(
@@ -120,8 +122,8 @@ def _packed(code_bits: int, parts: Parts) -> Weight:
 def dequantize_packed(
     parts: Parts, planes: Planes, matrix: tuple[int, int], group: int, chunk: Chunk, workspace: Workspace
 ) -> Values:
-    """scale · code - shift, (r, c)."""
-    groups = Blocks.of(chunk, matrix, group)
+    """Return scale · code - shift, (r, c); (code - shift) · scale for an integer shift."""
+    groups = BlockRun.cover(chunk, matrix, group)
     values = planes.read(groups.begin, groups.end, workspace)
     scale, shift = (
         workspace.read(role, parts[role], groups.first, (groups.stop - groups.first, 1)) for role in ("scale", "shift")

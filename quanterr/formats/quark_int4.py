@@ -1,22 +1,22 @@
-"""AMD Quark INT4: integers of 4 bits in words of 32, signed (int4) or not (uint4).
+"""AMD Quark INT4: integers of 4 bits in 32-bit words, signed (int4) or unsigned (uint4).
 
     one scale per block     weight               i32               (cols, rows / 8), rows packed: transposed
                           weight_scale         f32, bf16, f16    (blocks, rows)
-                          weight_zero_point    i32               (blocks, rows / 8), packed alike; optional
+                          weight_zero_point    i32               (blocks, rows / 8), packed the same way; optional
     one scale per row       weight               i32               (rows, cols / 8), columns packed
                           weight_scale         f32, bf16, f16    (rows,)
-                          weight_zero_point    i32               (rows / 8,), packed alike; optional
+                          weight_zero_point    i32               (rows / 8,), packed the same way; optional
     quark_int4_fp8        weight               i32               (rows, cols / 8), columns packed
                           weight_scale_2       f32, bf16, f16    (rows,)
-                          weight_zero_point_2  i32               (rows / 8,), packed alike; optional
+                          weight_zero_point_2  i32               (rows / 8,), packed the same way; optional
                           weight_scale         f32, bf16, f16    one: of the FP8 numbers that were quantized again
 
     weight[r, c] = (code[r, c] - zero_point[r, block of c]) * scale[r, block of c]
                                                           one rounding; exact for 16-bit scales
-    quark_int4_fp8: this with scale_2, times weight_scale                                rounded
+    quark_int4_fp8: the same with scale_2, times weight_scale                            rounded
 
-Packed interleaved (pack_method reorder) or dense (order): shared/bit_packing.py. The configuration says
-which, and the dtype; where it does not, codes are interleaved, and signed if there are no zero points.
+Codes are packed interleaved (pack_method reorder) or dense (order): shared/bit_packing.py. The configuration gives the
+packing and the dtype; by default codes are interleaved, and signed if there are no zero points.
 
 Reference: amd-quark 0.13, quark/torch/utils/pack.py Pack_4_bits, quark/torch/export/nn/modules/realquantizer.py.
 """
@@ -27,78 +27,80 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
-from quanterr.formats.shared.bit_packing import Packing, cropped, unpack_columns, unpack_transposed
-from quanterr.formats.shared.column_groups import Blocks, fit_blocks
-from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, turned_scale
-from quanterr.formats.shared.quark_config import specifications
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared.bit_packing import Packing, crop_columns, unpack_columns, unpack_transposed
+from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
+from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, read_transposed_scale
+from quanterr.formats.shared.quark_config import find_specifications
 from quanterr.tensors.levels import INT4, uniform
 from quanterr.tensors.workspace import OUTPUT
 
-SIGNS = -0x77777778  # the highest bit of each of eight codes: without it a signed code is unsigned, less 8
+SIGNS = -0x77777778  # the highest bit of eight codes; flipping it makes a signed code unsigned
 NEEDS = {
-    "codes": Part(("{weight}",), WORDS),
-    "scale": Part(("{weight}_scale",), FLOATS),
-    "zero_point": Part(("{weight}_zero_point",), WORDS, optional=True),
+    "codes": PartSpec(("{weight}",), WORDS),
+    "scale": PartSpec(("{weight}_scale",), FLOATS),
+    "zero_point": PartSpec(("{weight}_zero_point",), WORDS, optional=True),
 }
 TWICE = {
-    "codes": Part(("{weight}",), WORDS),
-    "scale": Part(("{weight}_scale_2",), FLOATS),
-    "zero_point": Part(("{weight}_zero_point_2",), WORDS, optional=True),
-    "outer_scale": Part(("{weight}_scale",), FLOATS),
+    "codes": PartSpec(("{weight}",), WORDS),
+    "scale": PartSpec(("{weight}_scale_2",), FLOATS),
+    "zero_point": PartSpec(("{weight}_zero_point_2",), WORDS, optional=True),
+    "outer_scale": PartSpec(("{weight}_scale",), FLOATS),
 }
 
 
-class Coding(NamedTuple):
-    """What the words of 8 codes mean."""
+class WordCoding(NamedTuple):
+    """The packing and the signedness of the 8 codes in a word."""
 
     packing: Packing
     signed: bool
 
     def prepare(self, words: Tensor) -> Tensor:
-        """Words of unsigned codes, those of signed ones 8 more; in place."""
+        """Make the codes in ``words`` unsigned in place: signed codes become 8 larger."""
         return words.bitwise_xor_(SIGNS) if self.signed else words
 
     def __str__(self) -> str:
         return f"{'signed' if self.signed else 'unsigned'} 4-bit codes, {self.packing.name}"
 
 
-Dequantize = Callable[[Parts, Blocks, Coding, Chunk, Workspace], Values]
+Dequantize = Callable[[Parts, ColumnBlocks, WordCoding, Chunk, Workspace], Values]
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight, as its scale and the configuration give; what they leave open as alternatives."""
+    """Return the weight; readings that scale and configuration leave open are alternatives."""
     codes, scale, zero_point = parts.codes, parts["scale"], parts.get("zero_point")
     if len(codes.shape) != 2 or len(scale.shape) not in (1, 2):
-        raise FormatMismatch(_unfitting(parts))
+        raise FormatMismatch(_describe_misfit(parts))
     transposed = len(scale.shape) == 2
     rows = scale.shape[-1]
-    n_blocks, cols = (scale.shape[0], codes.shape[0]) if transposed else (1, _cols(parts, codes.shape[1]))
+    n_blocks, cols = (scale.shape[0], codes.shape[0]) if transposed else (1, _find_cols(parts, codes.shape[1]))
     packed_rows = -(-rows // 8)
     expected = (cols, packed_rows) if transposed else (rows, -(-cols // 8))
     zeros_shape = (n_blocks, packed_rows) if transposed else (packed_rows,)
     if codes.shape != expected or (zero_point is not None and zero_point.shape != zeros_shape):
-        raise FormatMismatch(_unfitting(parts))
-    declared = next(iter(specifications(parts)), {})
+        raise FormatMismatch(_describe_misfit(parts))
+    declared = next(iter(find_specifications(parts)), {})
     size = declared.get("group_size")
     blocks = fit_blocks(n_blocks, cols, size if isinstance(size, int) else None)
     dequantize = dequantize_blocks if transposed else dequantize_rows
-    return _weight(parts, (rows, cols), blocks, dequantize, declared.get("dtype"))
+    return _make_weight(parts, (rows, cols), blocks, dequantize, declared.get("dtype"))
 
 
 def fit_twice(parts: Parts) -> Weight:
-    """The weight of FP8 numbers that were quantized again, each row with a scale."""
+    """Return the weight of FP8 numbers that were quantized again with a scale per row."""
     codes, scale, zero_point, outer = parts.codes, parts["scale"], parts.get("zero_point"), parts["outer_scale"]
     if len(codes.shape) != 2 or scale.shape != codes.shape[:1] or outer.n != 1:
-        raise FormatMismatch(f"{scale} should have one for each row of {codes}, and {outer} one for all")
-    rows, cols = codes.shape[0], _cols(parts, codes.shape[1])
+        raise FormatMismatch(f"{scale} should have one number for each row of {codes}, and {outer} one for all")
+    rows, cols = codes.shape[0], _find_cols(parts, codes.shape[1])
     if zero_point is not None and zero_point.shape != (-(-rows // 8),):
-        raise FormatMismatch(f"{zero_point} should have a word for each 8 rows of {codes}")
-    return _weight(parts, (rows, cols), fit_blocks(1, cols), dequantize_twice, "int4")
+        raise FormatMismatch(f"{zero_point} should have one word per 8 rows of {codes}")
+    return _make_weight(parts, (rows, cols), fit_blocks(1, cols), dequantize_twice, "int4")
 
 
-def _weight(parts: Parts, shape: tuple[int, int], blocks: Blocks, dequantize: Dequantize, dtype: object) -> Weight:
-    """The weight in the likeliest coding that the configuration leaves possible, the others as alternatives."""
+def _make_weight(
+    parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks, dequantize: Dequantize, dtype: object
+) -> Weight:
+    """Return the weight in the likeliest coding that the configuration allows, with the others as alternatives."""
     alternatives = [
         parts.weight(
             shape,
@@ -111,12 +113,12 @@ def _weight(parts: Parts, shape: tuple[int, int], blocks: Blocks, dequantize: De
             evidence=(f"{coding}, in {parts.codes}, scale {parts['scale']}",),
             warnings=blocks.warnings,
         )
-        for coding in _codings(parts, dtype)
+        for coding in _possible_codings(parts, dtype)
     ]
-    return alternatives[0].or_else(alternatives[1:])
+    return alternatives[0].with_alternatives(alternatives[1:])
 
 
-def _unfitting(parts: Parts) -> str:
+def _describe_misfit(parts: Parts) -> str:
     beside = f" and {zero_point}" if (zero_point := parts.get("zero_point")) else ""
     return (
         f"{parts['scale']}{beside} fit {parts.codes} neither as one per block (codes (cols, rows / 8), scales (blocks, "
@@ -124,42 +126,46 @@ def _unfitting(parts: Parts) -> str:
     )
 
 
-def _cols(parts: Parts, width: int) -> int:
-    """Columns of the original, if they need so many words; else those that the words hold."""
+def _find_cols(parts: Parts, width: int) -> int:
+    """Return the columns of the original if they need ``width`` words; else the columns that the words hold."""
     shape = parts.hints.shape
     return shape[1] if shape and len(shape) == 2 and -(-shape[1] // 8) == width else 8 * width
 
 
-def _codings(parts: Parts, dtype: object) -> list[Coding]:
-    """What the configuration leaves possible, the likeliest first."""
+def _possible_codings(parts: Parts, dtype: object) -> list[WordCoding]:
+    """Return the codings that the configuration allows, the likeliest first."""
     export = parts.hints.config.get("export")
     method = export.get("pack_method") if isinstance(export, dict) else None
     packings = {"order": ["dense"], "reorder": ["interleaved"]}.get(str(method), ["interleaved", "dense"])
     likely = parts.get("zero_point") is None
     signs = {"int4": [True], "uint4": [False]}.get(str(dtype), [likely, not likely])
-    return [Coding(Packing(packing, 4), signed) for packing in packings for signed in signs]
+    return [WordCoding(Packing(packing, 4), signed) for packing in packings for signed in signs]
 
 
-def dequantize_blocks(parts: Parts, blocks: Blocks, coding: Coding, chunk: Chunk, workspace: Workspace) -> Values:
-    """(code - zero point) · scale, (r, c)."""
+def dequantize_blocks(
+    parts: Parts, blocks: ColumnBlocks, coding: WordCoding, chunk: Chunk, workspace: Workspace
+) -> Values:
+    """Return (code - zero point) · scale, (r, c), with a scale per block."""
     rows = chunk.row, chunk.stop_row
-    stored = workspace.whole("columns", parts.codes)[chunk.col : chunk.stop_col]
+    stored = workspace.read_whole("columns", parts.codes)[chunk.col : chunk.stop_col]
     codes = unpack_transposed(stored, coding.packing, rows, workspace, OUTPUT, coding.prepare)
     zero_point: Tensor | float = 8.0 if coding.signed else 0.0
     if entry := parts.get("zero_point"):
-        stored = workspace.whole("zeros", entry)
+        stored = workspace.read_whole("zeros", entry)
         zero_point = unpack_transposed(stored, coding.packing, rows, workspace, "zero_points", coding.prepare)
-    scale = turned_scale(parts["scale"], chunk, workspace)
+    scale = read_transposed_scale(parts["scale"], chunk, workspace)
     return Values(blocks.dequantize(codes, zero_point, scale, chunk, workspace))
 
 
-def dequantize_rows(parts: Parts, blocks: Blocks, coding: Coding, chunk: Chunk, workspace: Workspace) -> Values:
-    """(code - zero point) · scale, (r, c)."""
+def dequantize_rows(
+    parts: Parts, blocks: ColumnBlocks, coding: WordCoding, chunk: Chunk, workspace: Workspace
+) -> Values:
+    """Return (code - zero point) · scale, (r, c), with a scale per row."""
     left, right = chunk.col // 8, -(-chunk.stop_col // 8)
     first = chunk.row * parts.codes.shape[1] + left
     words = coding.prepare(workspace.read("words", parts.codes, first, (chunk.shape[0], right - left)))
     codes = unpack_columns(words, coding.packing, workspace)
-    codes = cropped(codes, chunk.col - 8 * left, chunk.stop_col - 8 * left, workspace)
+    codes = crop_columns(codes, chunk.col - 8 * left, chunk.stop_col - 8 * left, workspace)
     zero_point: Tensor | float = 8.0 if coding.signed else 0.0
     if entry := parts.get("zero_point"):
         words = coding.prepare(workspace.read("zero_words", entry, 0, (1, entry.n)))
@@ -169,10 +175,12 @@ def dequantize_rows(parts: Parts, blocks: Blocks, coding: Coding, chunk: Chunk, 
     return Values(blocks.dequantize(codes, zero_point, scale, chunk, workspace))
 
 
-def dequantize_twice(parts: Parts, blocks: Blocks, coding: Coding, chunk: Chunk, workspace: Workspace) -> Values:
-    """(code - zero point) · scale · outer scale, (r, c)."""
+def dequantize_twice(
+    parts: Parts, blocks: ColumnBlocks, coding: WordCoding, chunk: Chunk, workspace: Workspace
+) -> Values:
+    """Return (code - zero point) · scale · outer scale, (r, c)."""
     values = dequantize_rows(parts, blocks, coding, chunk, workspace)
-    outer = workspace.whole("outer_scale", parts["outer_scale"]).view(-1).float()
+    outer = workspace.read_whole("outer_scale", parts["outer_scale"]).view(-1).float()
     return values._replace(weight=values.weight.mul_(outer))
 
 

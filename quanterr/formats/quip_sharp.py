@@ -6,25 +6,24 @@
     Wscale         f32, f16          one
     codebook_id    i64, i32          one: 7 E8P12, 2 bits; 17 E8P12RVQ4B, 4 bits; 18 E8P12RVQ3B, 3 bits
     scaleWH        f32, f16          (cols,); optional
-    fuse_scales    f32, f16          one for the rows of each of the layers that are fused into this; optional
+    fuse_scales    f32, f16          one for the rows of each layer fused into this one; optional
 
     vectors    E8P12: e8p(code); in 4 bits + e8p(second code) / 3.45; in 3 bits + e81b(second code) / 2.04;
-               quip_params of config.json may say another divisor (resid_scale_override)
+               quip_params in config.json may give another divisor (resid_scale_override)
     weight     diag(SV · Wscale) · H(rows) · vectors · H(cols)ᵀ · diag(SU / scaleWH)    H / sqrt(n): hadamard.py
 
-E8P codes, four per word, are as (rows / 16, cols / 64, 8, 4): word (i, j, k, l) holds those of the rows
-16 i + 2 k and the next, for the columns 64 j + 16 l and the next 8. The low 32 bits are four bytes, of the
-first row, the second, the first row's next columns, the second's: the vector of magnitudes. Bit 4 b + n of the
-high 32 bits is sign bit b of the n-th of the four. Sign 0 is turned where the eight have odd parity; then
-1/4 is subtracted from the vector, and else added. The codes of three-bit residuals are bytes, in order, eight a
-word.
+E8P codes, four per word, are stored as (rows / 16, cols / 64, 8, 4): word (i, j, k, l) holds the codes of rows 16 i + 2
+k and the next, for columns 64 j + 16 l and the next 8. The low 32 bits are four bytes: for the first row, the second
+row, the first row's next columns, the second row's next columns. A byte indexes the vector of magnitudes. Bit 4 b + n
+of the high 32 bits is sign bit b of the n-th vector. Sign 0 is flipped if the eight signs have odd parity; then 1/4 is
+subtracted from the vector, otherwise added. The codes of three-bit residuals are bytes, in order, eight per word.
 
 The magnitudes are the 227 vectors of {1/2, 3/2, 5/2}^8 of squared length up to 10, in order, and 29 of squared
 length 12. E81B is E8's vectors of squared length up to 2, integers first, and 15 of length 2 on the axes.
 
-Every element depends on all codes. So the weight is rotated in its rows once, held as float32, 4 bytes an
-element, as long as it is compared (the values of 2-bit codes and their sums are exact; others rounded); a chunk
-is then rotated in its columns, in float64, and rounded.
+Every element depends on all codes. So the weight is rotated along its rows once and kept as float32, 4 bytes an
+element, as long as it is compared (2-bit codes and their sums are exact, others rounded); each chunk is then rotated
+along its columns in float64 and rounded.
 
 Reference: Cornell-RelaxML/quip-sharp@1d8f873e lib/codebook/latticee8_padded12.py, latticee8_padded12_rvq4bit.py,
 latticee8_padded12_rvq3bit.py, lib/algo/quip.py incoherence_process.
@@ -38,45 +37,49 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import FUSED, Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import FUSED, Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import hadamard
-from quanterr.formats.shared.config_checks import check_told, integers
+from quanterr.formats.shared.config_checks import check_quant_method, read_integers
 from quanterr.formats.shared.padding import crop
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 ONES = 0x11111111
-AT_ONCE = 1 << 17  # elements that are rotated at one time, so that the buffers stay in the cache
+AT_ONCE = 1 << 17  # elements rotated at a time, so that the buffers stay in the cache
 NORM_12 = (  # the 29 vectors of squared length 12, doubled
     "31113333 13113333 11313333 11133333 33313311 33313131 33311331 33313113 33311313 33311133 "
     "33133311 33133131 33131331 33133113 33131313 33131133 31333311 31333131 31331331 31333113 "
     "31331313 13331133 13333311 13333131 13331331 13333113 13331313 11331333 33113331"
 )
 OF_WHICH_ROWS = "the rows of its fuse_scales are known only from an original that stores the layers separately"
-SPREAD = (0, 2, 4, 6, 1, 3, 5, 7)  # column of a vector that a sign bit belongs to
+SPREAD = (0, 2, 4, 6, 1, 3, 5, 7)  # column of a vector that each sign bit belongs to
 NEEDS = {
-    "codes": Part(("{module}.Qidxs",), frozenset({"I64"})),
-    "cols": Part(("{module}.SU",), FLOATS),
-    "rows": Part(("{module}.SV",), FLOATS),
-    "global_scale": Part(("{module}.Wscale",), FLOATS),
-    "codebook": Part(("{module}.codebook_id",), frozenset({"I64", "I32"})),
-    "rescaled": Part(("{module}.scaleWH",), FLOATS, optional=True),
-    FUSED: Part(("{module}.fuse_scales",), FLOATS, optional=True),
+    "codes": PartSpec(("{module}.Qidxs",), frozenset({"I64"})),
+    "cols": PartSpec(("{module}.SU",), FLOATS),
+    "rows": PartSpec(("{module}.SV",), FLOATS),
+    "global_scale": PartSpec(("{module}.Wscale",), FLOATS),
+    "codebook": PartSpec(("{module}.codebook_id",), frozenset({"I64", "I32"})),
+    "rescaled": PartSpec(("{module}.scaleWH",), FLOATS, optional=True),
+    FUSED: PartSpec(("{module}.fuse_scales",), FLOATS, optional=True),
 }
 
 
-class Codebook(NamedTuple):
-    """What codebook_id stands for."""
+class LatticeCodebook(NamedTuple):
+    """The codebook that a codebook_id names."""
 
     name: str
     bits: int
-    residual: float = 1.0  # what residuals are divided by
+    residual: float = 1.0  # divisor of the residuals
 
 
-CODEBOOKS = {7: Codebook("E8P12", 2), 17: Codebook("E8P12RVQ4B", 4, 3.45), 18: Codebook("E8P12RVQ3B", 3, 2.04)}
+CODEBOOKS = {
+    7: LatticeCodebook("E8P12", 2),
+    17: LatticeCodebook("E8P12RVQ4B", 4, 3.45),
+    18: LatticeCodebook("E8P12RVQ3B", 3, 2.04),
+}
 
 
-class Layer(NamedTuple):
-    """What shapes and small tensors give."""
+class QuipLayout(NamedTuple):
+    """The shape, bits and residual divisor of a weight, as its parts imply."""
 
     rows: int
     cols: int
@@ -85,13 +88,13 @@ class Layer(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight of as many rows and columns as there are factors."""
+    """Return the weight; the numbers of factors give its rows and columns."""
     codes, identity = parts["codes"], parts["codebook"]
-    numbers = integers(identity) if identity.n == 1 else [-1]
+    numbers = read_integers(identity) if identity.n == 1 else [-1]
     codebook = CODEBOOKS.get(numbers[0])
     if codebook is None:
         known = ", ".join(f"{number} ({book.name})" for number, book in CODEBOOKS.items())
-        raise FormatMismatch(f"{identity} does not name a supported codebook ({known}), but {numbers[0]}")
+        raise FormatMismatch(f"{identity} does not name a supported codebook ({known}), but number {numbers[0]}")
     rows, cols = parts["rows"].n, parts["cols"].n
     if rows % 16 or cols % 64 or codes.shape != (rows, cols * codebook.bits // 64):
         raise FormatMismatch(
@@ -101,55 +104,55 @@ def fit(parts: Parts) -> Weight:
     for n in (rows, cols):
         hadamard.check_size(n)
     if parts["global_scale"].n != 1:
-        raise FormatMismatch(f"its global scale {parts['global_scale']} should be one")
+        raise FormatMismatch(f"its global scale {parts['global_scale']} should be one number")
     if (rescaled := parts.get("rescaled")) and rescaled.n != cols:
-        raise FormatMismatch(f"{rescaled} should have one for each of {cols} columns")
+        raise FormatMismatch(f"{rescaled} should have one number for each of {cols} columns")
     if rescaled is None and parts.hints.config.get("rescale_WH") is True:
         raise FormatMismatch("config.json declares rescale_WH true, but scaleWH is missing")
     declared = parts.hints.config.get("resid_scale_override")
     residual = float(declared) if isinstance(declared, int | float) and declared > 0 else codebook.residual
     return parts.weight(
         (rows, cols),
-        partial(dequantize, parts, Layer(rows, cols, codebook.bits, residual)),
+        partial(dequantize, parts, QuipLayout(rows, cols, codebook.bits, residual)),
         code_bits=codebook.bits,
         refusal=OF_WHICH_ROWS if parts.get(FUSED) else None,
         evidence=(f"QuIP#, codebook {codebook.name}",),
-        warnings=check_told(parts, "quip_sharp", "quip#", "quip"),
+        warnings=check_quant_method(parts, "quip_sharp", "quip#", "quip"),
     )
 
 
-def dequantize(parts: Parts, layer: Layer, chunk: Chunk, workspace: Workspace) -> Values:
-    """The chunk's rows of the weight, rotated in its columns, (r, c)."""
+def dequantize(parts: Parts, layer: QuipLayout, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return the chunk's rows of the weight, rotated along their columns, (r, c)."""
     shape = (chunk.stop_row - chunk.row, layer.cols)
-    half = workspace.shared("half", parts["codes"], partial(_half_rotated, parts, layer, workspace))
+    half = workspace.share("half", parts["codes"], partial(_rotate_rows, parts, layer, workspace))
     wide = workspace.buffer("wide", shape, torch.float64).copy_(half[chunk.row : chunk.stop_row])
     wide, _ = hadamard.multiply(wide, workspace.buffer("other", shape, torch.float64), layer.cols, 1)
-    cols = workspace.whole("cols", parts["cols"]).view(-1).double()
+    cols = workspace.read_whole("cols", parts["cols"]).view(-1).double()
     if rescaled := parts.get("rescaled"):
-        cols = cols / workspace.whole("rescaled", rescaled).view(-1).double()
-    rows = workspace.whole("rows", parts["rows"]).view(-1, 1)[chunk.row : chunk.stop_row].double()
-    rows = rows * workspace.whole("global_scale", parts["global_scale"]).double() / sqrt(layer.rows * layer.cols)
+        cols = cols / workspace.read_whole("rescaled", rescaled).view(-1).double()
+    rows = workspace.read_whole("rows", parts["rows"]).view(-1, 1)[chunk.row : chunk.stop_row].double()
+    rows = rows * workspace.read_whole("global_scale", parts["global_scale"]).double() / sqrt(layer.rows * layer.cols)
     values = workspace.output(shape).copy_(wide.mul_(cols).mul_(rows))
     return Values(crop(values, chunk, workspace))
 
 
-def _half_rotated(parts: Parts, layer: Layer, workspace: Workspace) -> Tensor:
-    """H(rows) · vectors, not yet divided by sqrt(rows), (rows, cols) float32."""
+def _rotate_rows(parts: Parts, layer: QuipLayout, workspace: Workspace) -> Tensor:
+    """Return H(rows) · vectors, not yet divided by sqrt(rows), (rows, cols) float32."""
     half = torch.empty(layer.rows, layer.cols, device=workspace.device)
-    stored = workspace.whole("codes", parts["codes"])
+    stored = workspace.read_whole("codes", parts["codes"])
     first, shape = (
         layer.cols // 32,
         (layer.rows // 16, -1, 8, 4),
-    )  # words per row of E8P codes, and how they are arranged
+    )  # words per row of E8P codes, and their layout
     main, rest = stored[:, :first].contiguous().view(shape), stored[:, first:]
     rest = rest.contiguous().view(shape) if layer.bits == 4 else rest
-    step = max(AT_ONCE // (64 * layer.rows), 1)  # of 64 columns
+    step = max(AT_ONCE // (64 * layer.rows), 1)  # in units of 64 columns
     for left in range(0, layer.cols // 64, step):
         right = min(left + step, layer.cols // 64)
-        wide = _e8p(main[:, left:right], "wide", workspace)
+        wide = _decode_e8p(main[:, left:right], "wide", workspace)
         if layer.bits > 2:
             words = rest[:, left:right]
-            residual = _e8p(words, "residual", workspace) if layer.bits == 4 else _e81b(words, workspace)
+            residual = _decode_e8p(words, "residual", workspace) if layer.bits == 4 else _decode_e81b(words, workspace)
             wide.add_(residual.div_(layer.residual))
         other = workspace.buffer("other", tuple(wide.shape), torch.float64)
         wide, _ = hadamard.multiply(wide, other, layer.rows, wide.shape[1])
@@ -157,8 +160,8 @@ def _half_rotated(parts: Parts, layer: Layer, workspace: Workspace) -> Tensor:
     return half
 
 
-def _e8p(words: Tensor, key: str, workspace: Workspace) -> Tensor:
-    """The vectors of E8P codes, (rows / 16, n, 8, 4) int64 words: (rows, 64 n) float64."""
+def _decode_e8p(words: Tensor, key: str, workspace: Workspace) -> Tensor:
+    """Decode E8P codes, (rows / 16, n, 8, 4) int64 words, to vectors: (rows, 64 n) float64."""
     tall, n = words.shape[:2]
     codes = workspace.buffer("index", (tall, 8, 2, n, 4, 2), torch.int32)
     ordered = words.transpose(1, 2)  # (rows / 16, 8, n, 4)
@@ -167,26 +170,26 @@ def _e8p(words: Tensor, key: str, workspace: Workspace) -> Tensor:
         for shift, mask in ((3, 0x03030303), (6, 0x000F000F), (12, 0xFF)):
             signs = (signs | signs >> shift) & mask
         codes[:, :, number % 2, :, :, number // 2] = (ordered >> 8 * number & 0xFF) << 8 | signs
-    return _looked_up(codes, e8p_vectors(workspace.device), (16 * tall, 64 * n), key, workspace)
+    return _look_up(codes, make_e8p_vectors(workspace.device), (16 * tall, 64 * n), key, workspace)
 
 
-def _e81b(words: Tensor, workspace: Workspace) -> Tensor:
-    """The vectors of E81B codes, (rows, n) int64 words: (rows, 64 n) float64."""
+def _decode_e81b(words: Tensor, workspace: Workspace) -> Tensor:
+    """Decode E81B codes, (rows, n) int64 words, to vectors: (rows, 64 n) float64."""
     rows, n = words.shape
     codes = workspace.buffer("index", (rows, n, 8), torch.int32)
     codes.copy_(words.unsqueeze(2) >> torch.arange(0, 64, 8, device=words.device) & 0xFF)
-    return _looked_up(codes, e81b_vectors(workspace.device), (rows, 64 * n), "residual", workspace)
+    return _look_up(codes, make_e81b_vectors(workspace.device), (rows, 64 * n), "residual", workspace)
 
 
-def _looked_up(codes: Tensor, table: Tensor, shape: tuple[int, int], key: str, workspace: Workspace) -> Tensor:
+def _look_up(codes: Tensor, table: Tensor, shape: tuple[int, int], key: str, workspace: Workspace) -> Tensor:
     found = workspace.buffer("found", (codes.numel(), 8), torch.float32)
     torch.index_select(table, 0, codes.view(-1), out=found)
     return workspace.buffer(key, shape, torch.float64).copy_(found.view(shape))
 
 
 @cache
-def e8p_vectors(device: torch.device) -> Tensor:
-    """The vector of each code, magnitudes in its high byte and signs in the low one: (65536, 8) float32."""
+def make_e8p_vectors(device: torch.device) -> Tensor:
+    """Return the vector of each code, magnitudes in its high byte and signs in the low one: (65536, 8) float32."""
     magnitudes = torch.tensor([v for v in product((0.5, 1.5, 2.5), repeat=8) if sum(x * x for x in v) <= 10])
     twelve = torch.tensor([[int(digit) / 2 for digit in vector] for vector in NORM_12.split()])
     table = torch.cat([magnitudes, twelve])[:, SPREAD]
@@ -201,8 +204,8 @@ def e8p_vectors(device: torch.device) -> Tensor:
 
 
 @cache
-def e81b_vectors(device: torch.device) -> Tensor:
-    """The vector of each code, (256, 8) float32."""
+def make_e81b_vectors(device: torch.device) -> Tensor:
+    """Return the vector of each code, (256, 8) float32."""
     integers = product((-1.0, 0.0, 1.0), repeat=8)
     halves = product((-0.5, 0.5), repeat=8)
     found = [v for v in (*integers, *halves) if sum(x * x for x in v) <= 2 and sum(v) % 2 == 0]

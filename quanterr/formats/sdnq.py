@@ -1,26 +1,26 @@
 """SDNQ: integers or small floats of 2 to 8 bits, a scale for each row or each group of columns.
 
-    weight        i8, u8, f8_e4m3, f8_e5m2    (rows, cols) or (rows, groups, size): codes of 8 bits; (cols, rows) where
-                                              they are stored for its matrix product
+    weight        i8, u8, f8_e4m3, f8_e5m2    (rows, cols) or (rows, groups, size): codes of 8 bits; (cols, rows) if
+                                              stored for its matrix product
                   u8                          (runs, bytes of a run) or flat: codes of 2 to 7 bits, row after row,
                                               packed spread: shared/bit_packing.py
     scale         f32, bf16, f16              (rows, 1), (rows, groups, 1), one, or (1, rows) of (cols, rows)
-    zero_point    f32, bf16, f16              the same, of unsigned codes
+    zero_point    f32, bf16, f16              shaped as scale, with unsigned codes
     svd_up        floating                    (rows, rank), or (rank, rows) of (cols, rows); optional
     svd_down      floating                    (rank, cols), or (cols, rank)
 
     product[r, c] = number(code[r, c]) * scale[r, group of c]                                    rounded
-                    + zero_point[r, group of c], of unsigned codes                               rounded
+                    + zero_point[r, group of c], with unsigned codes                             rounded
     weight[r, c]  = product[r, c] + sum over k of svd_up[r, k] * svd_down[k, c]                  in float64
-                    un-rotated in groups of columns, where config.json says use_hadamard: shared/convrot.py
+                    un-rotated in groups of columns, if config.json says use_hadamard: shared/convrot.py
 
-    intN      code - 2^(N-1), packed; int8 as it is
+    intN      code - 2^(N-1), packed; int8 is not packed
     uintN     code
     floatN_eXmYfn     sign, X bits of exponent, Y of mantissa; bias 2^(X-1) - 1, subnormals, all codes are numbers
     floatN_eXmYfnu    the same without a sign
 
-Which of them it is, is given by config.json (weights_dtype, modules_dtype_dict); without one the integers, and all
-floats of so many bits as alternatives. What is int8 or E4M3 of rows alone is read as int8_row and fp8_row.
+config.json declares the number type (weights_dtype, modules_dtype_dict); without it the integers are tried first, then
+all floats of the same bits as alternatives. Plain int8 or E4M3 with row scales only is read as int8_row or fp8_row.
 
 Reference: Disty0/sdnq 0.2.8, sdnq/dequantizer.py, sdnq/packed_int/pack.py, sdnq/packed_float.py, sdnq/common.py,
 sdnq/quant_utils.py build_hadamard.
@@ -37,25 +37,35 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Rotated, Values, Weight, Workspace
+from quanterr.formats.base import (
+    Chunk,
+    Format,
+    FormatMismatch,
+    Parts,
+    PartSpec,
+    RotatedWeight,
+    Values,
+    Weight,
+    Workspace,
+)
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.bit_packing import BYTE, Packing, unpack_columns
-from quanterr.formats.shared.column_groups import Blocks
+from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.comfy_labels import FLOATS
 from quanterr.formats.shared.convrot import rotate, unrotate
 from quanterr.formats.shared.lowrank_branch import add_branch
-from quanterr.formats.shared.padding import Padded, unpadded
+from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.tensors.levels import OF_DTYPE, Levels, uniform
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
 METHOD = "sdnq"
 NEEDS = {
-    "codes": Part(("{weight}",), frozenset({"U8", "I8", "F8_E4M3", "F8_E5M2"})),
-    "scale": Part(("{module}.scale",), FLOATS),
-    "zero_point": Part(("{module}.zero_point",), FLOATS, optional=True),
-    "svd_up": Part(("{module}.svd_up",), FLOATS, optional=True),
-    "svd_down": Part(("{module}.svd_down",), FLOATS, optional=True),
+    "codes": PartSpec(("{weight}",), frozenset({"U8", "I8", "F8_E4M3", "F8_E5M2"})),
+    "scale": PartSpec(("{module}.scale",), FLOATS),
+    "zero_point": PartSpec(("{module}.zero_point",), FLOATS, optional=True),
+    "svd_up": PartSpec(("{module}.svd_up",), FLOATS, optional=True),
+    "svd_down": PartSpec(("{module}.svd_down",), FLOATS, optional=True),
 }
 NAME = re.compile(r"float([2-8])_e(\d)m(\d)fn(u?)(?:_sdnq)?")
 SHORT = {  # exponent bits of fpN and ufpN
@@ -63,92 +73,94 @@ SHORT = {  # exponent bits of fpN and ufpN
     "u": {2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3, 8: 4},
 }
 STORED = {"I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "fp8": "float8_e4m3fn"}
-HADAMARD = 256  # columns that are rotated together, where config.json does not say
-LARGEST = 4  # columns, below which nothing is rotated
+HADAMARD = 256  # default number of columns that are rotated together
+MIN_ROTATION = 4  # fewest columns that are rotated
 
 
-class Coding(NamedTuple):
-    """What codes stand for."""
+class NumberType(NamedTuple):
+    """An integer or small-float type of SDNQ's codes."""
 
-    name: str  # as SDNQ calls it
+    name: str  # SDNQ's name
     bits: int
     unsigned: bool
-    exponent: int = 0  # bits; 0: integers
+    exponent: int = 0  # exponent bits; 0: integers
 
     @property
     def levels(self) -> Levels:
-        """Its values."""
+        """The values that codes can have."""
         if not self.exponent:
             return uniform(self.bits)
-        values = sorted(set(_numbers(self)))
+        values = sorted(set(_list_values(self)))
         ends = (0.0, values[-1]) if self.unsigned else (values[0], 0.0)
         low, high = (0x00, 0xFF) if self.unsigned else (0xFF, 0x00)
         return Levels(low, high, values[0], values[-1], tuple(values), at=ends)
 
 
-def _numbers(coding: Coding) -> tuple[float, ...]:
-    """What each code of a small float stands for."""
+def _list_values(coding: NumberType) -> tuple[float, ...]:
+    """Return the value of each code of a small float."""
     mantissa = coding.bits - coding.exponent - (not coding.unsigned)
-    return element_types.small_float(coding.exponent, mantissa, not coding.unsigned)
+    return element_types.list_small_floats(coding.exponent, mantissa, not coding.unsigned)
 
 
-def _coding(name: str) -> Coding | None:
-    """By its name in config.json; None of what is not read."""
+def _parse_number_type(name: str) -> NumberType | None:
+    """Parse a name in config.json; None if it is not supported."""
     if found := re.fullmatch(r"(u?)int([2-8])", name):
-        return Coding(name, int(found[2]), found[1] == "u")
+        return NumberType(name, int(found[2]), found[1] == "u")
     if found := re.fullmatch(r"(u?)fp([2-8])", name):
         bits, unsigned = int(found[2]), found[1] == "u"
         exponent = SHORT[found[1]].get(bits, 0)
-        return Coding(name, bits, unsigned, exponent) if exponent else None
+        return NumberType(name, bits, unsigned, exponent) if exponent else None
     found = NAME.fullmatch(name)
     if found is None:
         return None
     bits, exponent, mantissa, unsigned = int(found[1]), int(found[2]), int(found[3]), found[4] == "u"
-    return Coding(name, bits, unsigned, exponent) if bits == exponent + mantissa + (not unsigned) else None
+    return NumberType(name, bits, unsigned, exponent) if bits == exponent + mantissa + (not unsigned) else None
 
 
-class Layout(NamedTuple):
-    """Where codes, scales and branch of a weight are."""
+class SdnqLayout(NamedTuple):
+    """The shape of a weight, its blocks of columns, the bits of its codes, and whether they are stored transposed."""
 
     shape: tuple[int, int]
-    blocks: Blocks
+    blocks: ColumnBlocks
     bits: int
     transposed: bool
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight by the coding that is declared; where none is, by each that its bits allow, as alternatives."""
-    settings = _settings(parts)
+    """Return the weight by the declared number type; undeclared, by every type of its bits, as alternatives."""
+    settings = _read_settings(parts)
     _refuse_settings(settings)
-    declared = _declared(parts, settings)
-    layout = _layout(parts, declared.bits if declared else None)
-    rotation = _rotation(settings, layout.shape[1])
+    declared = _declared_number_type(parts, settings)
+    layout = _fit_layout(parts, declared.bits if declared else None)
+    rotation = _find_rotation(settings, layout.shape[1])
     codes, unsigned = parts.codes, parts.get("zero_point") is not None
     plain = codes.shape == layout.shape and not parts.get("svd_up") and not layout.transposed and not rotation
     if plain and codes.dtype != "U8":
-        return None  # scale_grid.py
+        return None  # left to the formats of shared/scale_grid.py
     if declared and codes.dtype == "U8" and (declared.unsigned, declared.bits) != (unsigned, layout.bits):
-        raise FormatMismatch(f"config.json declares {declared.name}, but {_described(parts)} do not fit that")
-    codings = [declared] if declared else _codings(layout.bits, unsigned)
-    alternatives = [_weight(parts, layout, coding, rotation) for coding in (codings if codes.dtype == "U8" else [None])]
-    if not settings and (rotated := _rotation({"use_hadamard": True}, layout.shape[1])):
-        alternatives.append(_weight(parts, layout, codings[0] if codes.dtype == "U8" else None, rotated))
-    return replace(alternatives[0].or_else(alternatives[1:]), undeclared=not settings)
+        raise FormatMismatch(f"config.json declares {declared.name}, but {_describe_parts(parts)} do not fit")
+    codings = [declared] if declared else _possible_number_types(layout.bits, unsigned)
+    alternatives = [
+        _make_weight(parts, layout, coding, rotation) for coding in (codings if codes.dtype == "U8" else [None])
+    ]
+    if not settings and (rotated := _find_rotation({"use_hadamard": True}, layout.shape[1])):
+        alternatives.append(_make_weight(parts, layout, codings[0] if codes.dtype == "U8" else None, rotated))
+    return replace(alternatives[0].with_alternatives(alternatives[1:]), undeclared=not settings)
 
 
-def _settings(parts: Parts) -> JsonFields:
-    """What config.json says of the layer; nothing where it is another program's."""
+def _read_settings(parts: Parts) -> JsonFields:
+    """Return the settings of the layer in config.json; empty if another program wrote it."""
     config = parts.hints.config
     if config.get("quant_method") != METHOD:
         return {}
     own = config.get("modules_quant_config")
     for pattern, value in own.items() if isinstance(own, dict) else ():
-        if isinstance(value, dict) and _names(pattern, parts.name):
+        if isinstance(value, dict) and _matches(pattern, parts.name):
             return {**config, **value}
     return config
 
 
-def _names(pattern: str, weight: str) -> bool:
+def _matches(pattern: str, weight: str) -> bool:
     return weight in (pattern, f"{pattern}.weight") or fnmatchcase(weight, pattern)
 
 
@@ -157,28 +169,28 @@ def _refuse_settings(settings: JsonFields) -> None:
         if settings.get(key) not in (None, False, "none", "float32", "bfloat16", "float16"):
             raise FormatMismatch(
                 f"SDNQ with {key} {display(str(settings[key]))} is not supported: dequantize the model with SDNQ, and "
-                "compare what that writes"
+                "compare the result"
             )
 
 
-def _declared(parts: Parts, settings: JsonFields) -> Coding | None:
+def _declared_number_type(parts: Parts, settings: JsonFields) -> NumberType | None:
     if not settings:
         return None
     name = str(settings.get("weights_dtype"))
     others = settings.get("modules_dtype_dict")
     for other, patterns in others.items() if isinstance(others, dict) else ():
-        if isinstance(patterns, list) and any(_names(str(pattern), parts.name) for pattern in patterns):
+        if isinstance(patterns, list) and any(_matches(str(pattern), parts.name) for pattern in patterns):
             name = other
     if STORED.get(parts.codes.dtype) == STORED.get(name, name):
-        return Coding(name, 8, unsigned=False)
-    coding = _coding(name)
+        return NumberType(name, 8, unsigned=False)
+    coding = _parse_number_type(name)
     if coding is None or parts.codes.dtype != "U8":
-        raise FormatMismatch(f"config.json declares weights_dtype {display(name)}, which {parts.codes} cannot be")
+        raise FormatMismatch(f"config.json declares weights_dtype {display(name)}, which {parts.codes} cannot hold")
     return coding
 
 
-def _rotation(settings: JsonFields, cols: int) -> int:
-    """Columns that are rotated together: the largest power of two up to what is set that divides a row; or 0."""
+def _find_rotation(settings: JsonFields, cols: int) -> int:
+    """Return the columns rotated together: the largest power of two up to the setting that divides a row; else 0."""
     if not settings.get("use_hadamard"):
         return 0
     configured = settings.get("hadamard_group_size")
@@ -186,20 +198,20 @@ def _rotation(settings: JsonFields, cols: int) -> int:
     size = 1 << (most - 1).bit_length()
     while cols % size:
         size //= 2
-    return size if size >= LARGEST else 0
+    return size if size >= MIN_ROTATION else 0
 
 
-def _layout(parts: Parts, bits: int | None) -> Layout:
-    """Where everything is, by the shapes of what is stored, of the original, and the bits if they are declared.
+def _fit_layout(parts: Parts, bits: int | None) -> SdnqLayout:
+    """Find the layout from the shapes of the parts and the original, and from declared bits if any.
 
     Raises:
-        FormatMismatch: shapes do not fit each other, or leave open what they are.
+        FormatMismatch: shapes contradict each other or leave the layout open.
     """
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) == len(scale.shape) == 2 and scale.shape == (1, codes.shape[1]) and scale.n > 1:
         shape = codes.shape[1], codes.shape[0]
         if parts.hints.shape in (None, shape):
-            return _checked(parts, Layout(shape, Blocks(1, shape[1]), 8, transposed=True))
+            return _check_layout(parts, SdnqLayout(shape, ColumnBlocks(1, shape[1]), 8, transposed=True))
     groups = scale.shape[1] if len(scale.shape) == 3 else 1
     original = parts.hints.shape
     if _holds_bytes(parts):
@@ -211,21 +223,23 @@ def _layout(parts: Parts, bits: int | None) -> Layout:
     elif bits and scale.n > 1:
         shape = scale.shape[0], 8 * codes.nbytes // bits // max(scale.shape[0], 1)
     else:
-        raise FormatMismatch(f"{_described(parts)} could be of several bits; only the original or config.json decides")
+        raise FormatMismatch(
+            f"{_describe_parts(parts)} fit several code widths; only the original or config.json decides"
+        )
     if shape[1] % groups:
         raise FormatMismatch(f"{scale} should divide {shape[1]} columns into groups of one size")
-    return _checked(parts, Layout(shape, Blocks(groups, shape[1] // groups), bits, transposed=False))
+    return _check_layout(parts, SdnqLayout(shape, ColumnBlocks(groups, shape[1] // groups), bits, transposed=False))
 
 
 def _holds_bytes(parts: Parts) -> bool:
-    """Whether each code has a byte: in rows as long as the original's, or in groups."""
+    """Return whether each code has a byte: in rows as long as the original's, or in groups."""
     codes, scale, original = parts.codes, parts["scale"], parts.hints.shape
     if codes.dtype != "U8" or len(codes.shape) == 3:
         return True
     return len(codes.shape) == 2 and (codes.shape == original if original else codes.shape[0] == scale.shape[0])
 
 
-def _checked(parts: Parts, layout: Layout) -> Layout:
+def _check_layout(parts: Parts, layout: SdnqLayout) -> SdnqLayout:
     codes, zero_point = parts.codes, parts.get("zero_point")
     rows, cols = layout.shape
     run = len(Packing("spread", layout.bits).run(BYTE).codes) if 2 <= layout.bits <= 8 else 0
@@ -239,33 +253,33 @@ def _checked(parts: Parts, layout: Layout) -> Layout:
     if up or down:
         shapes = [entry.shape[::-1] if layout.transposed else entry.shape for entry in (up, down) if entry]
         if len(shapes) < 2 or [len(shape) for shape in shapes] != [2, 2] or shapes[0] != (rows, shapes[1][0]):
-            raise FormatMismatch(f"svd_up {up} and svd_down {down} make no matrix of {rows} × {cols}")
+            raise FormatMismatch(f"svd_up {up} and svd_down {down} do not multiply to {rows} × {cols}")
         if shapes[1][1] != cols:
             raise FormatMismatch(f"svd_down {down} should have {cols} columns")
     return layout
 
 
-def _described(parts: Parts) -> str:
+def _describe_parts(parts: Parts) -> str:
     return " and ".join(str(entry) for role, entry in parts.entries.items() if role in ("codes", "scale", "zero_point"))
 
 
-def _codings(bits: int, unsigned: bool) -> list[Coding]:
-    """All of so many bits, the likeliest first."""
+def _possible_number_types(bits: int, unsigned: bool) -> list[NumberType]:
+    """Return all number types of that many bits, the likeliest first."""
     letter = "u" if unsigned else ""
     usual = SHORT[letter].get(bits)
     exponents = sorted(range(1, min(bits - (not unsigned), 5) + 1), key=lambda n: n != usual)
     floats = [
-        Coding(f"float{bits}_e{n}m{bits - n - (not unsigned)}fn{letter}", bits, unsigned, n)
+        NumberType(f"float{bits}_e{n}m{bits - n - (not unsigned)}fn{letter}", bits, unsigned, n)
         for n in exponents
         if bits - n - (not unsigned) >= 0
     ]
-    integers = [] if bits == 8 and not unsigned else [Coding(f"{letter}int{bits}", bits, unsigned)]  # else I8
+    integers = [] if bits == 8 and not unsigned else [NumberType(f"{letter}int{bits}", bits, unsigned)]  # else I8
     return [*integers, *floats]
 
 
-def _weight(parts: Parts, layout: Layout, coding: Coding | None, rotation: int) -> Weight:
+def _make_weight(parts: Parts, layout: SdnqLayout, coding: NumberType | None, rotation: int) -> Weight:
     levels = coding.levels if coding else OF_DTYPE[parts.codes.dtype]
-    padded = unpadded(parts, layout.shape, rotation or len(Packing("spread", layout.bits).run(BYTE).codes))
+    padded = fit_unpadded(parts, layout.shape, rotation or len(Packing("spread", layout.bits).run(BYTE).codes))
     name = coding.name if coding else STORED[parts.codes.dtype]
     described = f"SDNQ {name} in {parts.codes}, scale {parts['scale']}"
     plain = parts.weight(
@@ -285,7 +299,7 @@ def _weight(parts: Parts, layout: Layout, coding: Coding | None, rotation: int) 
         partial(dequantize, parts, layout, coding, padded, rotation),
         code_bits=layout.bits,
         uniform_bits=plain.uniform_bits,
-        rotated=Rotated(plain, partial(rotate, rotation)),
+        rotated=RotatedWeight(plain, partial(rotate, rotation)),
         block_size=layout.blocks.edges,
         scale=parts["scale"],
         evidence=(f"{described}; rotated in groups of {rotation}",),
@@ -294,37 +308,39 @@ def _weight(parts: Parts, layout: Layout, coding: Coding | None, rotation: int) 
 
 def dequantize(
     parts: Parts,
-    layout: Layout,
-    coding: Coding | None,
+    layout: SdnqLayout,
+    coding: NumberType | None,
     padded: Padded,
     rotation: int,
     chunk: Chunk,
     workspace: Workspace,
 ) -> Values:
-    """number(code) · scale + zero point + branch, un-rotated if it was rotated, (r, c)."""
-    return padded.dequantize(chunk, workspace, partial(_block, parts, layout, coding, rotation))
+    """Return number(code) · scale + zero point + branch, (r, c), with the rotation undone if there is one."""
+    return padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, layout, coding, rotation))
 
 
-def _block(
-    parts: Parts, layout: Layout, coding: Coding | None, rotation: int, chunk: Chunk, workspace: Workspace
+def _dequantize_block(
+    parts: Parts, layout: SdnqLayout, coding: NumberType | None, rotation: int, chunk: Chunk, workspace: Workspace
 ) -> Values:
-    values = _values(parts.codes, layout, coding, chunk, workspace)
-    layout.blocks.change(Tensor.mul_, values, _of_groups("scale", parts, layout, chunk, workspace), chunk, workspace)
+    values = _read_values(parts.codes, layout, coding, chunk, workspace)
+    layout.blocks.apply(Tensor.mul_, values, _read_groups("scale", parts, layout, chunk, workspace), chunk, workspace)
     if parts.get("zero_point"):
-        zero_points = _of_groups("zero_point", parts, layout, chunk, workspace)
-        layout.blocks.change(Tensor.add_, values, zero_points, chunk, workspace)
+        zero_points = _read_groups("zero_point", parts, layout, chunk, workspace)
+        layout.blocks.apply(Tensor.add_, values, zero_points, chunk, workspace)
     if parts.get("svd_up"):
-        up, down = (workspace.whole(role, parts[role]) for role in ("svd_up", "svd_down"))
+        up, down = (workspace.read_whole(role, parts[role]) for role in ("svd_up", "svd_down"))
         up, down = (up.t(), down.t()) if layout.transposed else (up, down)
         up, down = up[chunk.row : chunk.stop_row], down[:, chunk.col : chunk.stop_col]
         add_branch(values, None, up, down, False, workspace)
     return Values(unrotate(values, rotation, workspace) if rotation else values)
 
 
-def _values(codes: Entry, layout: Layout, coding: Coding | None, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """The numbers of codes, (r, c) float32."""
+def _read_values(
+    codes: Entry, layout: SdnqLayout, coding: NumberType | None, chunk: Chunk, workspace: Workspace
+) -> Tensor:
+    """Return the numbers of a chunk's codes, (r, c) float32."""
     if layout.transposed:
-        stored = workspace.whole("columns", codes)[chunk.col : chunk.stop_col, chunk.row : chunk.stop_row].t()
+        stored = workspace.read_whole("columns", codes)[chunk.col : chunk.stop_col, chunk.row : chunk.stop_row].t()
         stored = workspace.buffer("turned", chunk.shape, stored.dtype).copy_(stored)
     else:
         first = (chunk.row * layout.shape[1] + chunk.col) * layout.bits // 8
@@ -333,30 +349,32 @@ def _values(codes: Entry, layout: Layout, coding: Coding | None, chunk: Chunk, w
         signed = stored.view(torch.int8)
         if codes.dtype == "I8":
             return workspace.output(chunk.shape).copy_(signed)
-        found = (element_types.e4m3 if codes.dtype == "F8_E4M3" else element_types.e5m2)(signed, workspace)
+        found = (element_types.decode_e4m3 if codes.dtype == "F8_E4M3" else element_types.decode_e5m2)(
+            signed, workspace
+        )
         return found.values.mul_(found.unit)
     if coding.exponent:
-        unpacked = stored if coding.bits == 8 else unpack_columns(stored, _packing(coding), workspace, "unpacked")
+        unpacked = stored if coding.bits == 8 else unpack_columns(stored, _make_packing(coding), workspace, "unpacked")
         indices = workspace.buffer("indices", chunk.shape, torch.int32).copy_(unpacked)
-        return element_types.look_up(indices, _table(coding, workspace.device), workspace)
-    values = unpack_columns(stored, _packing(coding), workspace)
+        return element_types.look_up(indices, _make_table(coding, workspace.device), workspace)
+    values = unpack_columns(stored, _make_packing(coding), workspace)
     return values if coding.unsigned else values.sub_(1 << coding.bits - 1)
 
 
-def _packing(coding: Coding) -> Packing:
+def _make_packing(coding: NumberType) -> Packing:
     return Packing("spread", coding.bits)
 
 
 @cache
-def _table(coding: Coding, device: torch.device) -> Tensor:
-    return torch.tensor(_numbers(coding), device=device)[:, None]
+def _make_table(coding: NumberType, device: torch.device) -> Tensor:
+    return torch.tensor(_list_values(coding), device=device)[:, None]
 
 
-def _of_groups(role: str, parts: Parts, layout: Layout, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Scales or zero points of the rows of a chunk, (1 or r, groups) float32."""
+def _read_groups(role: str, parts: Parts, layout: SdnqLayout, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the scales or zero points of a chunk's rows, (1 or r, groups) float32."""
     entry, n = parts[role], layout.blocks.n
     if entry.n == 1:
-        return workspace.whole(role, entry).view(1, 1).float()
+        return workspace.read_whole(role, entry).view(1, 1).float()
     return workspace.read(role, entry, chunk.row * n, (chunk.shape[0], n)).float()
 
 

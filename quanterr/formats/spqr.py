@@ -1,14 +1,14 @@
-"""SpQR: 3-bit codes in tiles of 16 × 16 whose scales are coded in 3 bits too, and outliers.
+"""SpQR: 3-bit codes in tiles of 16 × 16, whose scales are 3-bit codes too, and outliers.
 
-    dense_weights    i64    (16 · tiles,): a word for each row of each tile, tiles row by row, the last ones filled up
-    row_offsets      i32    (rows + 1,) first outliers of the rows; or (rows / 16 + 1,) of the tiles' rows, where
-                            outlier n belongs to row n % 16 and zeros fill up ("PTCSR")
+    dense_weights    i64    (16 · tiles,): a word for each row of each tile, tiles row by row; partial tiles are padded
+    row_offsets      i32    (rows + 1,) index of each row's first outlier; or (rows / 16 + 1,) of each tile row's first,
+                            where outlier n belongs to row n % 16 and zeros pad ("PTCSR")
     col_vals         i32    (outliers,): a column in the low half, a float16 in the high half
     in_perm          i32    (cols / 2,), two u16 per word: the column of the weight that is stored there; or empty
 
-Bits of a word, low first: 3 code of the scale, 3 of the zero point, 16 · 3 codes, and 8 of which those of two
-rows together are a byte of four float16: scale and zero point of the scales, ss and sz, and of the zero points,
-zs and zz, stored as ss, zs, sz, zz. In float16, each operation rounded, as the producer's own dequantize:
+Bits of a word, low first: 3 for the code of the scale, 3 for the zero point, 16 · 3 for codes, and 8, which in two rows
+together make a byte of four float16: scale and zero point of the scales, ss and sz, and of the zero points, zs and
+zz, stored as ss, zs, sz, zz. In float16, each operation rounded, like the producer's own dequantize:
 
     scale = ss * (scale code - sz)        zero = zs * (zero code - zz)
     stored[r, c] = float16(float32(scale * (code - zero)) + float32(outlier of r, c))
@@ -25,23 +25,23 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import CheckpointError
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
-from quanterr.formats.shared.config_checks import check_permutation, check_told, integers
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared.config_checks import check_permutation, check_quant_method, read_integers
 from quanterr.formats.shared.padding import crop
 
 TILE, BITS = 16, 3
-CODES_AT, RECORD_AT = 2 * BITS, (2 + TILE) * BITS  # bits before the codes, and before the piece of the record
+CODES_AT, RECORD_AT = 2 * BITS, (2 + TILE) * BITS  # bit offsets of the codes, and of a piece of ss … zz
 CONFIG = {"bits": BITS, "beta1": TILE, "beta2": TILE}
 NEEDS = {
-    "codes": Part(("{module}.dense_weights",), frozenset({"I64"})),
-    "offsets": Part(("{module}.row_offsets",), frozenset({"I32"})),
-    "outliers": Part(("{module}.col_vals",), frozenset({"I32"})),
-    "order": Part(("{module}.in_perm",), frozenset({"I32"}), optional=True),
+    "codes": PartSpec(("{module}.dense_weights",), frozenset({"I64"})),
+    "offsets": PartSpec(("{module}.row_offsets",), frozenset({"I32"})),
+    "outliers": PartSpec(("{module}.col_vals",), frozenset({"I32"})),
+    "order": PartSpec(("{module}.in_perm",), frozenset({"I32"}), optional=True),
 }
 
 
-class Layer(NamedTuple):
-    """(rows, cols) of the weight, how many tiles a row of tiles has, and how outliers are stored."""
+class SpqrLayout(NamedTuple):
+    """The shape of a weight, the tiles per tile row, and whether outliers are interleaved."""
 
     rows: int
     cols: int
@@ -50,7 +50,7 @@ class Layer(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight of the original's shape; without one, of the shape that the order of the columns gives."""
+    """Return the weight with the original's shape; without one, with the shape that the column order implies."""
     for name, value in CONFIG.items():
         if parts.hints.config.get(name, value) != value:
             raise FormatMismatch(
@@ -58,80 +58,82 @@ def fit(parts: Parts) -> Weight:
             )
     codes, offsets = parts["codes"], parts["offsets"]
     order = parts.get("order") if parts.get("order") and parts["order"].n else None
-    rows, cols = parts.hints.shape if parts.hints.shape and len(parts.hints.shape) == 2 else _shape(parts, order)
-    layer = Layer(rows, cols, -(-cols // TILE), offsets.n != rows + 1)
+    rows, cols = parts.hints.shape if parts.hints.shape and len(parts.hints.shape) == 2 else _find_shape(parts, order)
+    layer = SpqrLayout(rows, cols, -(-cols // TILE), offsets.n != rows + 1)
     tall = -(-rows // TILE)
     if codes.shape != (tall * layer.across * TILE,):
         raise FormatMismatch(f"{codes} should be {[tall * layer.across * TILE]}: tiles of 16 × 16 for {rows} × {cols}")
     if offsets.shape != ((tall + 1,) if layer.interleaved else (rows + 1,)):
-        raise FormatMismatch(f"{offsets} should have {rows + 1}, or {tall + 1}, for {rows} rows")
+        raise FormatMismatch(f"{offsets} should have {rows + 1} or {tall + 1} numbers for {rows} rows")
     _check_offsets(parts)
     if order:
         if order.shape != (cols // 2,) or cols % 2:
-            raise FormatMismatch(f"{order} should have half as many as the {cols} columns")
-        check_permutation(order, [half for word in integers(order) for half in (word & 0xFFFF, word >> 16 & 0xFFFF)])
+            raise FormatMismatch(f"{order} should have half as many numbers as there are columns, {cols}")
+        check_permutation(
+            order, [half for word in read_integers(order) for half in (word & 0xFFFF, word >> 16 & 0xFFFF)]
+        )
     kind = "of tiles" if layer.interleaved else "of rows"
     return parts.weight(
         (rows, cols),
         partial(dequantize, parts, layer),
         code_bits=BITS,
         evidence=(f"SpQR, tiles of 16 × 16, {parts['outliers'].n} outliers by offsets {kind}",),
-        warnings=check_told(parts, "spqr"),
+        warnings=check_quant_method(parts, "spqr"),
     )
 
 
-def _shape(parts: Parts, order: object) -> tuple[int, int]:
-    """Without an original: whole tiles are assumed."""
+def _find_shape(parts: Parts, order: object) -> tuple[int, int]:
+    """Infer (rows, cols) from the column order, assuming whole tiles."""
     if not order:
-        raise FormatMismatch("SpQR does not store the shape of a weight: it takes an original, or an in_perm")
+        raise FormatMismatch("SpQR does not store the shape of a weight: give an original, or store an in_perm")
     cols = 2 * parts["order"].n
     return parts["codes"].n // -(-cols // TILE), cols
 
 
 def _check_offsets(parts: Parts) -> None:
-    numbers = integers(parts["offsets"])
+    numbers = read_integers(parts["offsets"])
     if numbers[0] != 0 or numbers[-1] != parts["outliers"].n or sorted(numbers) != numbers:
         raise FormatMismatch(
-            f"{parts['offsets']} should rise from 0 to the {parts['outliers'].n} of {parts['outliers']}"
+            f"{parts['offsets']} should rise from 0 to {parts['outliers'].n}, the number of {parts['outliers']}"
         )
 
 
-def dequantize(parts: Parts, layer: Layer, chunk: Chunk, workspace: Workspace) -> Values:
-    """scale · (code - zero) + outliers, (r, c)."""
+def dequantize(parts: Parts, layer: SpqrLayout, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return scale · (code - zero) + outliers, (r, c)."""
     first, stop = chunk.row // TILE, -(-chunk.stop_row // TILE)
     words = workspace.read("codes", parts["codes"], first * layer.across * TILE, (stop - first, layer.across, TILE))
     stored = workspace.buffer("stored", ((stop - first) * TILE, layer.across * TILE), torch.float32)
-    stored.copy_(_dense(words, workspace).view(stored.shape))
+    stored.copy_(_decode_dense(words, workspace).view(stored.shape))
     _add_outliers(parts, layer, stored, first, stop, workspace)
     rows = stored[chunk.row - first * TILE : chunk.stop_row - first * TILE]
     half = workspace.buffer("rounded", tuple(rows.shape), torch.float16).copy_(rows)
     values = rows.copy_(half)
     if (order := parts.get("order")) and order.n:
         values = workspace.output((len(rows), layer.cols))
-        torch.index_select(rows, 1, _inverse(parts, workspace), out=values)
+        torch.index_select(rows, 1, _invert_order(parts, workspace), out=values)
     return Values(crop(values, chunk, workspace))
 
 
-def _dense(words: Tensor, workspace: Workspace) -> Tensor:
-    """The codes' values in float16, (tiles' rows, 16, tiles, 16), from (tiles' rows, tiles, 16) int64 words."""
+def _decode_dense(words: Tensor, workspace: Workspace) -> Tensor:
+    """Return the codes' values, float16 (tile rows, 16, tiles, 16), from int64 words, (tile rows, tiles, 16)."""
     pieces = words >> RECORD_AT & 0xFF
     record = torch.zeros_like(pieces[..., 0])
     for number in range(TILE // 2):
         record |= (pieces[..., 2 * number] | pieces[..., 2 * number + 1]) << 8 * number
     ss, zs, sz, zz = record.view(torch.float16).view(*record.shape, 4).unsqueeze(3).unbind(2)
-    scale = ss * ((words & 7).half() - sz)  # (tiles' rows, tiles, 16)
+    scale = ss * ((words & 7).half() - sz)  # (tile rows, tiles, 16)
     zero = zs * ((words >> BITS & 7).half() - zz)
     tall, across, _ = words.shape
     codes = workspace.buffer("unpacked", (tall, TILE, across, TILE), torch.float16)
-    by_row = words.transpose(1, 2)  # (tiles' rows, 16, tiles)
+    by_row = words.transpose(1, 2)  # (tile rows, 16, tiles)
     for col in range(TILE):
         codes[..., col] = by_row >> CODES_AT + BITS * col & 7
     return codes.sub_(zero.transpose(1, 2).unsqueeze(3)).mul_(scale.transpose(1, 2).unsqueeze(3))
 
 
-def _add_outliers(parts: Parts, layer: Layer, stored: Tensor, first: int, stop: int, workspace: Workspace) -> None:
-    """Add the outliers of the tiles' rows ``first:stop``."""
-    offsets = workspace.whole("offsets", parts["offsets"])
+def _add_outliers(parts: Parts, layer: SpqrLayout, stored: Tensor, first: int, stop: int, workspace: Workspace) -> None:
+    """Add the outliers of tile rows ``first:stop`` to ``stored``."""
+    offsets = workspace.read_whole("offsets", parts["offsets"])
     bounds = offsets[first : stop + 1] if layer.interleaved else offsets[first * TILE : stop * TILE + 1]
     begin, end = int(bounds[0]), int(bounds[-1])
     if begin == end:
@@ -142,19 +144,21 @@ def _add_outliers(parts: Parts, layer: Layer, stored: Tensor, first: int, stop: 
         rows = rows * TILE + torch.arange(begin, end, device=rows.device) % TILE
     cols = found.long() & 0xFFFF
     if int(cols.max()) >= layer.cols:
-        raise CheckpointError(f"{parts['outliers'].file}: {parts['outliers']}: an outlier in column {int(cols.max())}")
+        raise CheckpointError(
+            f"{parts['outliers'].file}: {parts['outliers']} has an outlier in column {int(cols.max())}, beyond the last"
+        )
     numbers = (found >> 16).to(torch.int16).view(torch.float16).float()
     stored.view(-1).index_add_(0, rows * stored.shape[1] + cols, numbers)
 
 
-def _inverse(parts: Parts, workspace: Workspace) -> Tensor:
-    """Where each column of the weight is stored, (cols,) int64."""
+def _invert_order(parts: Parts, workspace: Workspace) -> Tensor:
+    """Return the place where each column of the weight is stored, (cols,) int64."""
 
     def make() -> Tensor:
-        stored = workspace.whole("order", parts["order"]).view(torch.int16)
+        stored = workspace.read_whole("order", parts["order"]).view(torch.int16)
         return torch.argsort(stored.long() & 0xFFFF)
 
-    return workspace.made("inverse", parts["order"], 0, make)
+    return workspace.cache("inverse", parts["order"], 0, make)
 
 
 FORMATS = (Format("spqr", NEEDS, fit),)

@@ -1,25 +1,25 @@
-"""torchao: tensor subclasses taken apart, each described by JSON in the header.
+"""torchao: tensor subclasses stored as their parts, each described by JSON in the header.
 
     X._weight_qdata, X._weight_scale, X._weight_zero_point …    the parts of X.weight (X._up_proj_qdata … of X.up_proj)
     __metadata__["X.weight"]    {"_type": "Int8Tensor", "_data": {"block_size": [1, 128], …},
-                                 "_tensor_data_names": ["qdata", "scale"]}: all parts that are stored
+                                 "_tensor_data_names": ["qdata", "scale"]}: all stored parts
 
     torchao_int8     Int8Tensor          qdata i8 (rows, cols), scale and zero_point for each block_size of
-    torchao_intx     IntxUnpackedTo-     columns, or for all
+    torchao_intx     IntxUnpackedTo-     columns, or one for all
                      Int8Tensor          weight = (code - zero_point) * scale         rounded
     torchao_fp8      Float8Tensor        qdata f8_e4m3 or f8_e5m2 (rows, cols), scale of each block_size
                                          weight = code * scale                        rounded
-    torchao_mx       MXTensor            qdata f8_e4m3, f8_e5m2, two E2M1 codes per byte, or E2M3 or E3M2 codes with
-                                         a byte each; scale f8_e8m0 for each 32 columns
+    torchao_mx       MXTensor            qdata f8_e4m3, f8_e5m2, two E2M1 codes per byte, or E2M3 or E3M2 codes of
+                                         one byte each; scale f8_e8m0 per 32 columns
                                          weight = code * 2^(scale - 127)
-    torchao_nvfp4    NVFP4Tensor         qdata two E2M1 codes per byte, scale f8_e4m3 for each 16 columns,
+    torchao_nvfp4    NVFP4Tensor         qdata two E2M1 codes per byte, scale f8_e4m3 per 16 columns,
                                          per_tensor_scale f32, one or one per expert, or missing
                                          weight = code * (scale * per_tensor_scale)   rounded twice
     torchao_int4     Int4Tensor, Int4TilePackedTo4dTensor: shared/torchao_int4.py
 
-Each may have experts in front. Where is_swizzled_scales is true the scales are in the tiles of
-shared/swizzled_scales.py, those of a stack of experts as one matrix. act_pre_scale (cols,) multiplies the
-layer's input, and so the columns of the weight: rounded. Scales of activations change no weight.
+All may have experts as a leading axis. If is_swizzled_scales is true, the scales are in the tiles of
+shared/swizzled_scales.py; the scales of stacked experts form one matrix. act_pre_scale (cols,) multiplies the layer's
+input, and so the columns of the weight: rounded. Scales of activations change no weight.
 
 Reference: pytorch/ao@36027d82 torchao/prototype/safetensors/safetensors_support.py; torchao/quantization/quantize_/
 workflows; torchao/prototype/mx_formats.
@@ -33,7 +33,7 @@ from math import prod
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types, torchao_int4
 from quanterr.formats.shared.microscaling import (
     CODE_BITS,
@@ -42,42 +42,48 @@ from quanterr.formats.shared.microscaling import (
     Microscaled,
     ScaleOf,
     SmallFloat,
-    e4m3,
-    exponents,
-    times,
+    decode_e4m3,
+    decode_exponents,
+    multiply_scales,
 )
-from quanterr.formats.shared.padding import Padded, unpadded
+from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.formats.shared.scale_grid import Grid, fit_grid
 from quanterr.formats.shared.swizzled_scales import TILE_COLS, TILE_ROWS, BlockScales
-from quanterr.formats.shared.torchao_header import Described, block_size, described, fit_pre_scale, pre_scaled
+from quanterr.formats.shared.torchao_header import (
+    Description,
+    apply_pre_scale,
+    fit_pre_scale,
+    parse_description,
+    read_block_size,
+)
 from quanterr.tensors.levels import OF_DTYPE, signed_bytes
-from quanterr.util.text import display, whole
+from quanterr.util.text import display, parse_digits
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
 
 
-def _field(name: str, dtypes: frozenset[str]) -> Part:
-    return Part((f"{{private}}_{name}",), dtypes, optional=True)
+def _make_part(name: str, dtypes: frozenset[str]) -> PartSpec:
+    return PartSpec((f"{{private}}_{name}",), dtypes, optional=True)
 
 
 NEEDS = {
-    "codes": Part(("{private}_qdata",), frozenset({"I8", "U8", "F4", "F8_E4M3", "F8_E5M2", "I32"})),
-    "scale": _field("scale", FLOATS | {"F8_E8M0", "F8_E4M3", "U8"}),
-    "zero_point": _field("zero_point", INTEGERS | FLOATS),
-    "scale_and_zero": _field("scale_and_zero", FLOATS),
-    "per_tensor_scale": _field("per_tensor_scale", FLOATS),
-    "act_pre_scale": _field("act_pre_scale", FLOATS),
-    "act_per_tensor_scale": _field("act_per_tensor_scale", FLOATS),
-    "act_quant_scale": _field("act_quant_scale", FLOATS),
-    "act_quant_zero_point": _field("act_quant_zero_point", INTEGERS | FLOATS),
+    "codes": PartSpec(("{private}_qdata",), frozenset({"I8", "U8", "F4", "F8_E4M3", "F8_E5M2", "I32"})),
+    "scale": _make_part("scale", FLOATS | {"F8_E8M0", "F8_E4M3", "U8"}),
+    "zero_point": _make_part("zero_point", INTEGERS | FLOATS),
+    "scale_and_zero": _make_part("scale_and_zero", FLOATS),
+    "per_tensor_scale": _make_part("per_tensor_scale", FLOATS),
+    "act_pre_scale": _make_part("act_pre_scale", FLOATS),
+    "act_per_tensor_scale": _make_part("act_per_tensor_scale", FLOATS),
+    "act_quant_scale": _make_part("act_quant_scale", FLOATS),
+    "act_quant_zero_point": _make_part("act_quant_zero_point", INTEGERS | FLOATS),
 }
 CODES = "qdata"
-ACTIVATIONS = ("act_per_tensor_scale", "act_quant_scale", "act_quant_zero_point")  # change no weight
+ACTIVATIONS = ("act_per_tensor_scale", "act_quant_scale", "act_quant_zero_point")  # parts that change no weight
 
 
 def fit(parts: Parts) -> Weight | None:
-    """The weight, if the header declares that it is of that format."""
+    """Return the weight if the header declares this format."""
     text = parts.hints.metadata.get(parts.name)
     if text is None:
         raise FormatMismatch(
@@ -85,7 +91,7 @@ def fit(parts: Parts) -> Weight | None:
             f"{display(parts.name)}: "
             "save the checkpoint again with its metadata"
         )
-    kind, declared, listed = described(text)
+    kind, declared, listed = parse_description(text)
     if kind not in KINDS:
         raise FormatMismatch(
             f"the header declares {display(kind)}, which is not supported; supported are {', '.join(KINDS)}"
@@ -101,30 +107,31 @@ def fit(parts: Parts) -> Weight | None:
     return read(replace(parts, entries=used), declared)
 
 
-def _fit_integers(parts: Parts, declared: Described) -> Weight:
+def _fit_integers(parts: Parts, declared: Description) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     if codes.dtype != "I8" or len(codes.shape) not in (2, 3):
         raise FormatMismatch(f"codes of {parts.format} are I8 (rows, cols), not {codes}")
-    *front, group = block_size(parts, declared)
+    *front, group = read_block_size(parts, declared)
     cols = codes.shape[-1]
     one = (*front, group) == codes.shape
     if cols % group or not (one or set(front) == {1}):
         raise FormatMismatch(
-            f"the header declares block_size {[*front, group]} of {codes}: neither groups of columns nor all"
+            f"the header declares block_size {[*front, group]} for {codes}: "
+            "neither groups of columns nor the whole tensor"
         )
     number = 1 if one else codes.n // group
     for part in (scale, parts.get("zero_point")):
         if part and part.n != number:
-            raise FormatMismatch(f"{part} should have {number} numbers: one for each {group} of the columns of {codes}")
+            raise FormatMismatch(f"{part} should have {number} numbers: one per {group} columns of {codes}")
     if scale.dtype not in FLOATS:
         raise FormatMismatch(f"its scale {scale} should be floating")
     target = declared.get("target_dtype")
     named = str(target.get("_data")) if isinstance(target, dict) else "int8"
-    code_bits = whole(named.removeprefix("int")) or 8
-    padded = unpadded(parts, codes.shape, group)
+    code_bits = parse_digits(named.removeprefix("int")) or 8
+    padded = fit_unpadded(parts, codes.shape, group)
     return parts.weight(
         codes.shape,
-        Integers(parts, padded, one, code_bits == 8, fit_pre_scale(parts, cols)).dequantize,
+        IntegerTensor(parts, padded, one, code_bits == 8, fit_pre_scale(parts, cols)).dequantize,
         code_bits=code_bits,
         uniform_bits=code_bits,
         levels=signed_bytes(code_bits),
@@ -135,44 +142,44 @@ def _fit_integers(parts: Parts, declared: Described) -> Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Integers:
-    """INT8 codes, with a scale and perhaps a zero point for each group of columns, or ``one`` for all."""
+class IntegerTensor:
+    """INT8 codes with a scale and perhaps a zero point for each group of columns, or one for all (``one``)."""
 
     parts: Parts
     padded: Padded
     one: bool
-    counted: bool  # codes at the end of their range
+    counted: bool  # count codes at the end of their range
     pre_scale: Entry | None
 
     def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
-        """(code - zero_point) · scale, (r, c)."""
-        return self.padded.dequantize(chunk, workspace, self._block)
+        """Return (code - zero_point) · scale, (r, c)."""
+        return self.padded.dequantize(chunk, workspace, self._dequantize_block)
 
-    def _block(self, chunk: Chunk, workspace: Workspace) -> Values:
+    def _dequantize_block(self, chunk: Chunk, workspace: Workspace) -> Values:
         first = chunk.row * self.padded.stored_cols + chunk.col
-        codes = element_types.int8(workspace.read("codes", self.parts.codes, first, chunk.shape), workspace)
+        codes = element_types.decode_int8(workspace.read("codes", self.parts.codes, first, chunk.shape), workspace)
         groups = codes.values.view(chunk.shape[0], -1, self.padded.step)
         if "zero_point" in self.parts.entries:
-            groups.sub_(self._of_groups("zero_point", chunk, workspace))
-        groups.mul_(self._of_groups("scale", chunk, workspace))
-        values = pre_scaled(codes.values, self.pre_scale, chunk, workspace)
+            groups.sub_(self._read_groups("zero_point", chunk, workspace))
+        groups.mul_(self._read_groups("scale", chunk, workspace))
+        values = apply_pre_scale(codes.values, self.pre_scale, chunk, workspace)
         return Values(values, codes.saturated if self.counted else None)
 
-    def _of_groups(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """The numbers of a chunk's groups, (r, groups, 1), or the one number, (1, 1, 1), as float32."""
+    def _read_groups(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Read one number per group of a chunk, (r, groups, 1), or the only one, (1, 1, 1), as float32."""
         if self.one:
-            return workspace.whole(role, self.parts[role]).view(1, 1, 1).float()
+            return workspace.read_whole(role, self.parts[role]).view(1, 1, 1).float()
         group = self.padded.step
         across = self.padded.stored_cols // group
         stored = workspace.read(role, self.parts[role], chunk.row * across, (chunk.shape[0], across))
         return stored[:, chunk.col // group : chunk.stop_col // group].float().unsqueeze(2)
 
 
-def _fit_float8(parts: Parts, declared: Described) -> Weight:
+def _fit_float8(parts: Parts, declared: Description) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     if codes.dtype not in ("F8_E4M3", "F8_E5M2") or scale.dtype not in FLOATS:
         raise FormatMismatch(f"codes of {parts.format} are FP8 and its scale floating, not {codes} and {scale}")
-    *_, rows, cols = (1, *block_size(parts, declared))
+    *_, rows, cols = (1, *read_block_size(parts, declared))
     grid = fit_grid(scale, codes.shape, [((rows, cols), "the header")])
     return parts.weight(
         codes.shape,
@@ -187,9 +194,9 @@ def _fit_float8(parts: Parts, declared: Described) -> Weight:
 
 
 def _dequantize_float8(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
-    """code · scale, (r, c)."""
+    """Return code · scale, (r, c)."""
     stored = workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    cast = element_types.e4m3 if parts.codes.dtype == "F8_E4M3" else element_types.e5m2
+    cast = element_types.decode_e4m3 if parts.codes.dtype == "F8_E4M3" else element_types.decode_e5m2
     return grid.multiply(cast(stored, workspace), chunk, workspace)
 
 
@@ -202,7 +209,7 @@ MX_ELEMENTS: dict[str, SmallFloat] = {
 }
 
 
-def _fit_mx(parts: Parts, declared: Described) -> Weight:
+def _fit_mx(parts: Parts, declared: Description) -> Weight:
     given = declared.get("elem_dtype")
     named = str(given.get("_data") if isinstance(given, dict) else given)
     element, block = MX_ELEMENTS.get(named), declared.get("block_size")
@@ -210,27 +217,25 @@ def _fit_mx(parts: Parts, declared: Described) -> Weight:
         raise FormatMismatch(
             f"the header declares elements {display(named)} in blocks of {block}, which is not supported"
         )
-    return _microscaled(parts, declared, element, block, exponents)
+    return _fit_microscaled(parts, declared, element, block, decode_exponents)
 
 
-def _fit_nvfp4(parts: Parts, declared: Described) -> Weight:
+def _fit_nvfp4(parts: Parts, declared: Description) -> Weight:
     codes, per_tensor = parts.codes, parts.get("per_tensor_scale")
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
     if per_tensor and per_tensor.n not in (1, experts):
         raise FormatMismatch(f"{per_tensor} should be one number, or one for each of {experts} experts")
-    scale_of = times(per_tensor, codes.shape[-2]) if per_tensor else e4m3
-    return _microscaled(parts, declared, "e2m1", 16, scale_of)
+    scale_of = multiply_scales(per_tensor, codes.shape[-2]) if per_tensor else decode_e4m3
+    return _fit_microscaled(parts, declared, "e2m1", 16, scale_of)
 
 
-def _microscaled(parts: Parts, declared: Described, element: SmallFloat, block: int, scale_of: ScaleOf) -> Weight:
+def _fit_microscaled(parts: Parts, declared: Description, element: SmallFloat, block: int, scale_of: ScaleOf) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     dtypes = {"e4m3": ("F8_E4M3",), "e5m2": ("F8_E5M2",), "e2m1": ("U8", "F4")}.get(element, ("U8",))
     unpacked = element in SIX_BITS
-    kind = "F8_E8M0" if scale_of is exponents else "F8_E4M3"
+    kind = "F8_E8M0" if scale_of is decode_exponents else "F8_E4M3"
     if codes.dtype not in dtypes or scale.dtype not in (kind, "U8") or len(codes.shape) not in (2, 3):
-        raise FormatMismatch(
-            f"codes of {parts.format} are {dtypes[0]} and their scales {kind}, not {codes} and {scale}"
-        )
+        raise FormatMismatch(f"codes of {parts.format} are {dtypes[0]} with scales {kind}, not {codes} and {scale}")
     shape = (*codes.shape[:-1], codes.shape[-1] * (2 if codes.dtype == "U8" and not unpacked else 1))
     tiled = declared.get("is_swizzled_scales") is True
     rows, blocks = prod(shape[:-1]), shape[-1] // block
@@ -238,12 +243,12 @@ def _microscaled(parts: Parts, declared: Described, element: SmallFloat, block: 
     if shape[-1] % block or scale.n != stored:
         way = "in tiles" if tiled else "in rows"
         raise FormatMismatch(
-            f"its scale {scale} should have {stored} numbers, {way}: one for each {block} columns of {codes}"
+            f"its scale {scale} should have {stored} numbers, {way}: one per {block} columns of {codes}"
         )
     scales = BlockScales(scale, rows, blocks, 1, tiled)
     return parts.weight(
         shape,
-        Microscaled(codes, element, unpadded(parts, shape, block), scales, scale_of, unpacked).native,
+        Microscaled(codes, element, fit_unpadded(parts, shape, block), scales, scale_of, unpacked).native,
         code_bits=CODE_BITS[element],
         levels=LEVELS[element],
         block_size=(1, block),
@@ -251,9 +256,9 @@ def _microscaled(parts: Parts, declared: Described, element: SmallFloat, block: 
     )
 
 
-Read = Callable[[Parts, Described], Weight]
+Read = Callable[[Parts, Description], Weight]
 
-# _type: the row of FORMATS, the parts it needs besides the codes, those it may have, what reads it
+# _type: the row of FORMATS, the parts needed besides the codes, the optional parts, the function that reads it
 KINDS: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...], Read]] = {
     "Int8Tensor": ("torchao_int8", ("scale",), ("zero_point", "act_pre_scale"), _fit_integers),
     "IntxUnpackedToInt8Tensor": ("torchao_intx", ("scale", "zero_point"), (), _fit_integers),
@@ -270,8 +275,8 @@ FORMATS = tuple(
         ("torchao_int8", "INT8 codes, a scale and a zero point for each group of columns", (32, 43)),
         ("torchao_intx", "codes of 1 to 8 bits in bytes, a scale and a zero point for each group of columns", None),
         ("torchao_fp8", "FP8 codes, a scale for each block", (31, 33)),
-        ("torchao_mx", "E4M3, E5M2, E2M3, E3M2 or E2M1 codes, an E8M0 exponent for each 32 columns", None),
-        ("torchao_nvfp4", "E2M1 codes, an E4M3 scale for each 16 columns, one float32 scale", (19, 21)),
+        ("torchao_mx", "E4M3, E5M2, E2M3, E3M2 or E2M1 codes, an E8M0 exponent per 32 columns", None),
+        ("torchao_nvfp4", "E2M1 codes, an E4M3 scale per 16 columns, one float32 scale", (19, 21)),
         ("torchao_int4", "4-bit codes, a scale and a shift for each group of columns", (18, 22)),
     )
 )

@@ -1,9 +1,9 @@
-"""Whatever is not read as numbers: integers, masks, codes of an unknown layout.
+"""Tensors that are not read as numbers: integers, masks, codes of an unknown layout.
 
     weight    any dtype of whole bytes    any shape, the same dtype and shape on both sides
 
-Held against each other for equality, bit by bit. Where they differ they are not compared: the distance of
-packed codes as numbers means nothing.
+Compared bit by bit for equality. Tensors that differ are not compared further: a distance between packed codes,
+taken as numbers, means nothing.
 """
 
 from functools import partial
@@ -11,14 +11,14 @@ from functools import partial
 import torch
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 
 CODES = frozenset({"BOOL", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes; a float64 holds each exactly
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes of an element; float64 holds each value exactly
 
 
 def fit(parts: Parts) -> Weight:
-    """Any shape fits, without a label."""
+    """Accept any shape, but no label."""
     codes = parts["codes"]
     if parts.hints.labels:
         raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {codes.dtype}")
@@ -26,13 +26,13 @@ def fit(parts: Parts) -> Weight:
 
 
 def verbatim(name: str, codes: Entry, refusal: str) -> Weight:
-    """Any entry of whole bytes; ``refusal`` is why it is not compared where it differs."""
+    """Return an entry of whole bytes as a weight; ``refusal`` says why it is not compared where it differs."""
     parts = Parts(name, {"codes": codes}, format="verbatim")
     return parts.weight(codes.shape, partial(dequantize, parts), encoding="bits", needs_float64=True, refusal=refusal)
 
 
 def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
-    """The stored bits as float64 integers, (r, c), or (r, 2c) where an element has 64."""
+    """Return the stored bits as float64 integers, (r, c), or (r, 2c) for elements of 64 bits."""
     entry = parts["codes"]
     first = chunk.row * parts.matrix[1] + chunk.col
     stored = workspace.read("stored", entry, first, chunk.shape)
@@ -40,4 +40,4 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     return Values(workspace.output(tuple(integers.shape), torch.float64).copy_(integers))
 
 
-FORMATS = (Format("verbatim", {"codes": Part(("{weight}",), CODES)}, fit),)
+FORMATS = (Format("verbatim", {"codes": PartSpec(("{weight}",), CODES)}, fit),)

@@ -1,20 +1,20 @@
-"""VPTQ: vectors of a few rows of one column from codebooks, one for each group of columns, and their residuals.
+"""VPTQ: vectors of a few rows of one column, from codebooks per group of columns, plus residual vectors.
 
-    indices                     i32           (groups, n, words): of each n-th vector of rows a little-endian stream,
-                                              for each column of the group log2 C bits of the index into centroids,
-                                              then log2 R bits of that into res_centroids; or
-                                i16, u16      (groups, n, columns of a group), and so res_indices
+    indices                     i32           (groups, n, words): for each of n vectors of rows a stream, little-endian
+                                              (for each column of the group log2 C bits of the index into
+                                              centroids, then log2 R bits into res_centroids); or
+                                i16, u16      (groups, n, columns of a group), with res_indices alike
     centroids.weight            f16 …         (groups, C · v): C vectors of v rows; n = rows / v, rounded up
     res_centroids.weight        f16 …         (groups, R · v); optional
-    outlier_indices             i16 …         (1, m, outliers): indices of the first columns, into
+    outlier_indices             i16 …         (1, m, outliers): indices of the first columns into outlier_centroids
     outlier_centroids.weight    f16 …         (1, O · w), O vectors of w rows; m = rows / w, rounded up; optional
-    perm                        i16 … i64     (cols,): which column of the weight is stored at a place; optional
+    perm                        i16 … i64     (cols,): column of the weight that is stored at each place; optional
     weight_scale, weight_bias   f16 …         (cols,); optional
 
     stored[:, c] = centroids[index] + res_centroids[residual index]                                     rounded
-    weight[:, perm[c]] = stored[:, c]; then weight * weight_scale + weight_bias               rounded, each of both
+    weight[:, perm[c]] = stored[:, c]; then weight * weight_scale + weight_bias             rounded, each operation
 
-What is beyond rows and cols is padding. v is that for which all shapes fit; where several do, config.json must
+Elements beyond rows and cols are padding. v is the length for which all shapes fit; if several fit, config.json must
 give it (config_for_layers or shared_layer_config: vector_lens).
 
 Reference: microsoft/VPTQ@950716d7 vptq/ops/quant_gemm.py dequant, vptq/utils/pack.py; ModelCloud/GPTQModel@f4c327a1
@@ -30,38 +30,48 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.errors import CheckpointError
-from quanterr.formats.base import WEIGHT_SUFFIX, Chunk, Format, FormatMismatch, Part, Parts, Values, Weight, Workspace
-from quanterr.formats.shared.config_checks import check_permutation, check_told, integers
+from quanterr.formats.base import (
+    WEIGHT_SUFFIX,
+    Chunk,
+    Format,
+    FormatMismatch,
+    Parts,
+    PartSpec,
+    Values,
+    Weight,
+    Workspace,
+)
+from quanterr.formats.shared.config_checks import check_permutation, check_quant_method, read_integers
 from quanterr.formats.shared.padding import crop
 from quanterr.util.strict_json import JsonFields
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 SHORTS = frozenset({"I16", "U16"})
 INTEGERS = SHORTS | {"I32"}
-MASKS = {"I16": 0xFFFF, "U16": 0xFFFF, "I32": 0xFFFFFFFF, "I64": -1}  # they are unsigned
+MASKS = {"I16": 0xFFFF, "U16": 0xFFFF, "I32": 0xFFFFFFFF, "I64": -1}  # stored integers are unsigned
 WORD = 32
-READ = {"norm_dim": 0, "vector_quant_dim": "out"}  # settings of config.json, and what is read
-PROMISED = {  # by settings of config.json
+SUPPORTED = {"norm_dim": 0, "vector_quant_dim": "out"}  # settings of config.json with the only supported value
+REQUIRED_BY = {  # setting of config.json, and the part that it requires
     "enable_norm": "scale",
     "enable_perm": "order",
     "outlier_size": "outlier_indices",
     "num_res_centroids": "res_centroids",
 }
 NEEDS = {
-    "indices": Part(("{module}.indices",), INTEGERS),
-    "centroids": Part(("{module}.centroids.weight",), FLOATS),
-    "res_indices": Part(("{module}.res_indices",), SHORTS, optional=True),
-    "res_centroids": Part(("{module}.res_centroids.weight",), FLOATS, optional=True),
-    "outlier_indices": Part(("{module}.outlier_indices",), INTEGERS, optional=True),
-    "outlier_centroids": Part(("{module}.outlier_centroids.weight",), FLOATS, optional=True),
-    "order": Part(("{module}.perm",), INTEGERS | {"I64"}, optional=True),
-    "scale": Part(("{module}.weight_scale",), FLOATS, optional=True),
-    "bias": Part(("{module}.weight_bias",), FLOATS, optional=True),
+    "indices": PartSpec(("{module}.indices",), INTEGERS),
+    "centroids": PartSpec(("{module}.centroids.weight",), FLOATS),
+    "res_indices": PartSpec(("{module}.res_indices",), SHORTS, optional=True),
+    "res_centroids": PartSpec(("{module}.res_centroids.weight",), FLOATS, optional=True),
+    "outlier_indices": PartSpec(("{module}.outlier_indices",), INTEGERS, optional=True),
+    "outlier_centroids": PartSpec(("{module}.outlier_centroids.weight",), FLOATS, optional=True),
+    "order": PartSpec(("{module}.perm",), INTEGERS | {"I64"}, optional=True),
+    "scale": PartSpec(("{module}.weight_scale",), FLOATS, optional=True),
+    "bias": PartSpec(("{module}.weight_bias",), FLOATS, optional=True),
 }
 
 
-class Codebook(NamedTuple):
-    """The vectors of all groups: ``size`` of ``rows`` rows in each."""
+class VectorCodebook(NamedTuple):
+    """The vectors of all groups: ``size`` vectors of ``rows`` rows in each."""
 
     entry: Entry
     rows: int
@@ -69,42 +79,42 @@ class Codebook(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Of an index."""
+        """Bits of an index."""
         return self.size.bit_length() - 1
 
 
-class Layer(NamedTuple):
-    """What shapes and config.json give; (rows, cols) of the weight."""
+class VptqLayout(NamedTuple):
+    """The shape, groups and codebooks of a weight, as its parts and config.json imply."""
 
     rows: int
     cols: int
     group_cols: int
-    main: Codebook
-    residual: Codebook | None
-    outliers: Codebook | None
+    main: VectorCodebook
+    residual: VectorCodebook | None
+    outliers: VectorCodebook | None
 
 
 def fit(parts: Parts) -> Weight:
-    """The weight of the shape that the original or config.json gives."""
-    settings = _settings(parts)
-    rows, cols = _shape(parts, settings)
-    for name, value in READ.items():
+    """Return the weight with the shape that the original or config.json gives."""
+    settings = _read_settings(parts)
+    rows, cols = _find_shape(parts, settings)
+    for name, value in SUPPORTED.items():
         if settings.get(name, value) != value:
             raise FormatMismatch(
                 f"config.json declares {name} {settings[name]}, but only VPTQ with {value} is supported"
             )
-    _check_promised(parts, settings)
+    _check_declared_parts(parts, settings)
     for one, other in (("outlier_indices", "outlier_centroids"), ("scale", "bias")):
         if (parts.get(one) is None) != (parts.get(other) is None):
             raise FormatMismatch(
-                f"{parts.get(one) or parts.get(other)} has no {other if parts.get(one) else one} beside it"
+                f"{parts.get(one) or parts.get(other)} is stored without {other if parts.get(one) else one}"
             )
     for role in ("order", "scale", "bias"):
         if (entry := parts.get(role)) and entry.shape != (cols,):
-            raise FormatMismatch(f"{entry} should have one for each of {cols} columns")
+            raise FormatMismatch(f"{entry} should have one number for each of {cols} columns")
     if order := parts.get("order"):
-        check_permutation(order, [number & MASKS[order.dtype] for number in integers(order)])
-    layer = _layer(parts, settings, rows, cols)
+        check_permutation(order, [number & MASKS[order.dtype] for number in read_integers(order)])
+    layer = _fit_layout(parts, settings, rows, cols)
     books = [f"{book.size} vectors" for book in (layer.main, layer.residual) if book]
     return parts.weight(
         (rows, cols),
@@ -112,12 +122,12 @@ def fit(parts: Parts) -> Weight:
         evidence=(
             f"VPTQ, {' and '.join(books)} of {layer.main.rows} rows in each of {layer.main.entry.shape[0]} groups",
         ),
-        warnings=check_told(parts, "vptq"),
+        warnings=check_quant_method(parts, "vptq"),
     )
 
 
-def _settings(parts: Parts) -> JsonFields:
-    """What config.json declares of the layer."""
+def _read_settings(parts: Parts) -> JsonFields:
+    """Return the settings that config.json declares for the layer."""
     module = parts.name.removesuffix(WEIGHT_SUFFIX)
     for place, name in (("config_for_layers", module), ("shared_layer_config", module.rpartition(".")[2])):
         layers = parts.hints.config.get(place)
@@ -127,13 +137,13 @@ def _settings(parts: Parts) -> JsonFields:
     return {}
 
 
-def _check_promised(parts: Parts, settings: JsonFields) -> None:
-    """Exactly the parts that config.json declares have to be stored: without one the weight is another."""
-    for name, role in PROMISED.items():
+def _check_declared_parts(parts: Parts, settings: JsonFields) -> None:
+    """Check that exactly the parts that config.json declares are stored: a missing part would change the weight."""
+    for name, role in REQUIRED_BY.items():
         declared, stored = settings.get(name), parts.get(role) is not None
         number = (
             declared[1] if isinstance(declared, list) and len(declared) == 2 else declared
-        )  # of two the first is of outliers
+        )  # of two numbers, the first is for outliers
         if isinstance(number, int) and (number > 0) != stored:
             raise FormatMismatch(
                 f"config.json declares {name} {declared}, but {NEEDS[role].names[0].removeprefix('{module}.')} is "
@@ -141,79 +151,79 @@ def _check_promised(parts: Parts, settings: JsonFields) -> None:
             )
 
 
-def _shape(parts: Parts, settings: JsonFields) -> tuple[int, int]:
+def _find_shape(parts: Parts, settings: JsonFields) -> tuple[int, int]:
     shape = parts.hints.shape or (settings.get("out_features"), settings.get("in_features"))
     if len(shape) != 2 or not all(isinstance(n, int) and n > 0 for n in shape):
         raise FormatMismatch(
-            "VPTQ pads rows and columns: without an original config.json must say out_features and in_features"
+            "VPTQ pads rows and columns: without an original, config.json must declare out_features and in_features"
         )
     return int(shape[0] or 0), int(shape[1] or 0)
 
 
-def _layer(parts: Parts, settings: JsonFields, rows: int, cols: int) -> Layer:
+def _fit_layout(parts: Parts, settings: JsonFields, rows: int, cols: int) -> VptqLayout:
     indices, centroids, res_centroids = parts["indices"], parts["centroids"], parts.get("res_centroids")
     if len(indices.shape) != 3 or not indices.n:
         raise FormatMismatch(f"VPTQ indices are (groups, vectors, words), not {indices}")
     packed = indices.dtype == "I32"
     if (res_centroids is not None and not packed) != (parts.get("res_indices") is not None):
         raise FormatMismatch(
-            f"{indices}: residual indices are stored alone if the others are, as I16, and else with them"
+            f"{indices}: residual indices should be a tensor of their own beside I16 indices, else packed with them"
         )
-    outliers = _outliers(parts, settings, rows)
+    outliers = _fit_outliers(parts, settings, rows)
     groups, main_cols = indices.shape[0], cols - (parts["outlier_indices"].shape[2] if outliers else 0)
     declared = settings.get("group_size")
     group_cols = declared if isinstance(declared, int) and declared > 0 else -(-main_cols // groups)
     group_cols = group_cols if packed else indices.shape[2]
     if not (groups - 1) * group_cols < main_cols <= groups * group_cols:
-        raise FormatMismatch(f"{indices}: {groups} groups of {group_cols} columns are not {main_cols} columns")
+        raise FormatMismatch(f"{indices}: {groups} groups of {group_cols} columns do not make {main_cols} columns")
     books = [centroids, res_centroids] if res_centroids else [centroids]
     found = [
         fitting
-        for fitting in _codebooks(indices, rows, groups, books, _told_rows(settings, 1))
+        for fitting in _possible_codebooks(indices, rows, groups, books, _declared_rows(settings, 1))
         if not packed or indices.shape[2] == -(-group_cols * sum(book.bits for book in fitting) // WORD)
     ]
-    main, *residual = _only(found, indices, rows, _told_rows(settings, 1))
+    main, *residual = _pick_only(found, indices, rows, _declared_rows(settings, 1))
     if parts.get("res_indices") and parts["res_indices"].shape != indices.shape:
-        raise FormatMismatch(f"{parts['res_indices']} should be of the shape of {indices}")
-    return Layer(rows, cols, group_cols, main, residual[0] if residual else None, outliers)
+        raise FormatMismatch(f"{parts['res_indices']} should have the shape of {indices}")
+    return VptqLayout(rows, cols, group_cols, main, residual[0] if residual else None, outliers)
 
 
-def _outliers(parts: Parts, settings: JsonFields, rows: int) -> Codebook | None:
+def _fit_outliers(parts: Parts, settings: JsonFields, rows: int) -> VectorCodebook | None:
     indices = parts.get("outlier_indices")
     if indices is None:
         return None
     if len(indices.shape) != 3 or indices.shape[0] != 1 or not indices.n:
         raise FormatMismatch(f"outlier indices are (1, vectors, columns), not {indices}")
-    found = _codebooks(indices, rows, 1, [parts["outlier_centroids"]], _told_rows(settings, 0))
-    return _only(found, indices, rows, _told_rows(settings, 0))[0]
+    found = _possible_codebooks(indices, rows, 1, [parts["outlier_centroids"]], _declared_rows(settings, 0))
+    return _pick_only(found, indices, rows, _declared_rows(settings, 0))[0]
 
 
-def _told_rows(settings: JsonFields, place: int) -> int | None:
-    """Rows of a vector, as config.json declares: vector_lens is [of outliers, of the others]."""
+def _declared_rows(settings: JsonFields, place: int) -> int | None:
+    """Return the rows of a vector that config.json declares: vector_lens is [outliers, others]."""
     lens = settings.get("vector_lens")
     declared = lens[place] if isinstance(lens, list) and len(lens) == 2 else None
     return declared if isinstance(declared, int) and declared > 0 else None
 
 
-def _codebooks(
+def _possible_codebooks(
     indices: Entry, rows: int, groups: int, books: list[Entry], declared: int | None
-) -> Iterator[tuple[Codebook, ...]]:
-    """The codebooks as vectors of each length that fits rows and shapes."""
+) -> Iterator[tuple[VectorCodebook, ...]]:
+    """Yield the codebooks for each vector length that fits the rows and shapes."""
     for book in books:
         if len(book.shape) != 2 or book.shape[0] != groups:
             raise FormatMismatch(f"{book} should have a row for each of {groups} groups")
     n = indices.shape[1]
     most = (rows - 1) // (n - 1) if n > 1 else books[0].shape[1]
     for length in range(-(-rows // n), most + 1):
-        found = tuple(Codebook(book, length, book.shape[1] // length) for book in books)
+        found = tuple(VectorCodebook(book, length, book.shape[1] // length) for book in books)
         fits = all(book.size > 1 and book.rows * book.size == book.entry.shape[1] for book in found)
         if fits and all(book.size == 1 << book.bits for book in found) and declared in (None, length):
             yield found
 
 
-def _only(
-    found: Iterable[tuple[Codebook, ...]], indices: Entry, rows: int, declared: int | None
-) -> tuple[Codebook, ...]:
+def _pick_only(
+    found: Iterable[tuple[VectorCodebook, ...]], indices: Entry, rows: int, declared: int | None
+) -> tuple[VectorCodebook, ...]:
     candidates = list(found)
     if len(candidates) != 1:
         if declared:
@@ -227,8 +237,8 @@ def _only(
     return candidates[0]
 
 
-def dequantize(parts: Parts, layer: Layer, chunk: Chunk, workspace: Workspace) -> Values:
-    """(centroid + residual) · weight_scale + weight_bias, (r, c)."""
+def dequantize(parts: Parts, layer: VptqLayout, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return (centroid + residual) · weight_scale + weight_bias, (r, c)."""
     r = chunk.stop_row - chunk.row
     values = workspace.output((r, layer.cols))
     stored = workspace.buffer("stored", (r, layer.cols), torch.float32) if parts.get("order") else values
@@ -236,22 +246,24 @@ def dequantize(parts: Parts, layer: Layer, chunk: Chunk, workspace: Workspace) -
     if layer.outliers:
         index = _read_rows("outlier index", parts["outlier_indices"], 0, layer.outliers, chunk, workspace)
         outliers = index.shape[1]
-        stored[:, :outliers] = _expanded("outlier", index, layer.outliers, chunk, workspace)
-    main, residual = _indices(parts, layer, chunk, workspace)
-    stored[:, outliers:] = _expanded("main", main, layer.main, chunk, workspace)[:, : layer.cols - outliers]
+        stored[:, :outliers] = _look_up_vectors("outlier", index, layer.outliers, chunk, workspace)
+    main, residual = _read_indices(parts, layer, chunk, workspace)
+    stored[:, outliers:] = _look_up_vectors("main", main, layer.main, chunk, workspace)[:, : layer.cols - outliers]
     if residual is not None and layer.residual:
-        rest = _expanded("residual", residual, layer.residual, chunk, workspace)
+        rest = _look_up_vectors("residual", residual, layer.residual, chunk, workspace)
         stored[:, outliers:] += rest[:, : layer.cols - outliers]
     if order := parts.get("order"):
-        torch.index_select(stored, 1, _inverse(order, workspace), out=values)
+        torch.index_select(stored, 1, _invert_order(order, workspace), out=values)
     if (scale := parts.get("scale")) and (bias := parts.get("bias")):
-        values.mul_(workspace.whole("scale", scale).float()).add_(workspace.whole("bias", bias).float())
+        values.mul_(workspace.read_whole("scale", scale).float()).add_(workspace.read_whole("bias", bias).float())
     return Values(crop(values, chunk, workspace))
 
 
-def _indices(parts: Parts, layer: Layer, chunk: Chunk, workspace: Workspace) -> tuple[Tensor, Tensor | None]:
-    """Of the vectors that have rows in the chunk, (vectors, columns): into the centroids of all groups, one after
-    the other, and into those of the residuals."""
+def _read_indices(parts: Parts, layer: VptqLayout, chunk: Chunk, workspace: Workspace) -> tuple[Tensor, Tensor | None]:
+    """Return the indices of the vectors that the chunk's rows touch, each (vectors, columns), for main and residual.
+
+    The indices count through the concatenated centroids of all groups.
+    """
     entry, main, residual = parts["indices"], layer.main, layer.residual
     packed = entry.dtype == "I32"
     found: list[Tensor] = []
@@ -259,7 +271,7 @@ def _indices(parts: Parts, layer: Layer, chunk: Chunk, workspace: Workspace) -> 
     for group in range(entry.shape[0]):
         codes = _read_rows("index", entry, group, main, chunk, workspace)
         if packed:
-            codes = _unpacked(codes, main.bits + (residual.bits if residual else 0), layer.group_cols)
+            codes = _unpack(codes, main.bits + (residual.bits if residual else 0), layer.group_cols)
         found.append((codes & main.size - 1 if packed else codes) + group * main.size)
         if residual and not packed:
             codes = _read_rows("residual index", parts["res_indices"], group, residual, chunk, workspace)
@@ -268,33 +280,33 @@ def _indices(parts: Parts, layer: Layer, chunk: Chunk, workspace: Workspace) -> 
     return torch.cat(found, 1), torch.cat(rest, 1) if rest else None
 
 
-def _read_rows(key: str, entry: Entry, group: int, book: Codebook, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Stored integers of the vectors that have rows in the chunk, (vectors, words) int64."""
+def _read_rows(key: str, entry: Entry, group: int, book: VectorCodebook, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the integers of the vectors that the chunk's rows touch, (vectors, words) int64."""
     _, n, words = entry.shape
     first, stop = chunk.row // book.rows, -(-chunk.stop_row // book.rows)
     stored = workspace.read(key, entry, (group * n + first) * words, (stop - first, words))
     return stored.long() & MASKS[entry.dtype]
 
 
-def _unpacked(words: Tensor, bits: int, n: int) -> Tensor:
-    """The first ``n`` values of little-endian streams of 32-bit words, one per row: (r, n) int64."""
+def _unpack(words: Tensor, bits: int, n: int) -> Tensor:
+    """Unpack the first ``n`` values of a little-endian stream of 32-bit words per row: (r, n) int64."""
     start = torch.arange(n, device=words.device) * bits
     low = words.index_select(1, start // WORD)
     high = words.index_select(1, (start // WORD + 1).clamp_(max=words.shape[1] - 1))
     return (high << WORD | low) >> start % WORD & (1 << bits) - 1
 
 
-def _expanded(key: str, index: Tensor, book: Codebook, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """The vectors of an index, of the rows of the chunk: (r, columns) float32."""
+def _look_up_vectors(key: str, index: Tensor, book: VectorCodebook, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Look up the vectors of an index and cut out the chunk's rows: (r, columns) float32."""
 
     def make() -> Tensor:
-        stored = workspace.whole(f"{key} codebook", book.entry)
+        stored = workspace.read_whole(f"{key} codebook", book.entry)
         return workspace.buffer(f"{key} table", tuple(stored.shape), torch.float32).copy_(stored)
 
-    table = workspace.made(f"{key} table", book.entry, 0, make).view(-1, book.rows)
+    table = workspace.cache(f"{key} table", book.entry, 0, make).view(-1, book.rows)
     if int(index.max()) >= len(table):
         raise CheckpointError(
-            f"{book.entry.file}: an index of {int(index.max())} into the {len(table)} of {book.entry}"
+            f"{book.entry.file}: an index is {int(index.max())}, but {book.entry} has {len(table)} vectors"
         )
     vectors = workspace.buffer(f"{key} vectors", (index.numel(), book.rows), torch.float32)
     torch.index_select(table, 0, index.reshape(-1), out=vectors)
@@ -305,14 +317,14 @@ def _expanded(key: str, index: Tensor, book: Codebook, chunk: Chunk, workspace: 
     return rows.view(-1, cols)[skipped : skipped + chunk.stop_row - chunk.row]
 
 
-def _inverse(order: Entry, workspace: Workspace) -> Tensor:
-    """Where each column of the weight is stored, (cols,) int64."""
+def _invert_order(order: Entry, workspace: Workspace) -> Tensor:
+    """Return the place where each column of the weight is stored, (cols,) int64."""
 
     def make() -> Tensor:
-        stored = workspace.whole("order", order).long() & MASKS[order.dtype]
+        stored = workspace.read_whole("order", order).long() & MASKS[order.dtype]
         return torch.argsort(stored)
 
-    return workspace.made("inverse", order, 0, make)
+    return workspace.cache("inverse", order, 0, make)
 
 
 FORMATS = (Format("vptq", NEEDS, fit),)

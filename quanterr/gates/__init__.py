@@ -1,17 +1,18 @@
-"""Gates: rules that a report has to satisfy.
+"""Gates: rules that a document has to satisfy.
 
-    rules.py         from a thresholds file, a preset or the command line
-    expression.py    the language of their conditions
-    selecting.py     the layers that a rule is about
-    judging.py       which hold, and by how much
-    fail_fast.py     what a single layer violates, while others are still to come
-    explaining.py    what a gate means, in words
-    as_text.py       what is reported of them; github.py: on GitHub
+    rules.py         reads rules from a thresholds file, a preset or the command line
+    expression.py    parses their conditions
+    selectors.py     finds the layers that a rule applies to
+    verdicts.py      decides which rules hold, and by how much
+    fail_fast.py     finds the first layer that violates a rule, while others are still being compared
+    explanation.py   says why a layer passes or not
+    plan_check.py    compares a report with the plan that it was made from
+    as_text.py       prints the results; github.py prints them on GitHub
 
-What rules may name in a document, and what they see of it, is in its ``values.py`` beside its model (report/subjects.py
-says what that has).
+The metrics that rules may name are declared for each kind of document in ``values.py`` beside its model, in the form
+that report/subjects.py defines.
 
-To add a function: a row of FUNCTIONS.
+To add a function, add a row to FUNCTIONS.
 """
 
 import os
@@ -20,45 +21,45 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quanterr.errors import UsageError
-from quanterr.gates.judging import judge_subject, needed
 from quanterr.gates.rules import Rule, check_baseline_use, read_rules
+from quanterr.gates.verdicts import judge_subject, needed_metrics
 from quanterr.options import GateOptions
 from quanterr.report import SCHEMA as REPORT
-from quanterr.report.documents import KINDS, Kind, kind_of, read_document
+from quanterr.report.documents import KINDS, DocumentKind, find_kind, read_document
 from quanterr.report.gate_results import Verdict
 from quanterr.report.reading import read_extract
-from quanterr.report.subjects import Subject, counterpart
+from quanterr.report.subjects import Subject, find_counterpart
 from quanterr.report.values import ReportValues
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
     from quanterr.report.document import Document
 
-    Judged = TypeVar("Judged", bound=Document)
+    DocumentT = TypeVar("DocumentT", bound=Document)
 
 
-class Prepared(NamedTuple):
-    """Rules, and what they compare with: read before any work, so that a mistake in them costs no run."""
+class PreparedRules(NamedTuple):
+    """Rules and their baseline, read before any work so that a mistake in them costs no run."""
 
     rules: list[Rule]
     before: list[Subject]
 
-    def judge(self, document: "Judged") -> "Judged":
-        """The document, judged; as it is where there are no rules."""
-        return judged(document, self.rules, self.before) if self.rules else document
+    def judge(self, document: "DocumentT") -> "DocumentT":
+        """Return the document with verdicts; unchanged if there are no rules."""
+        return apply_rules(document, self.rules, self.before) if self.rules else document
 
 
-def prepare(options: GateOptions, kind: Kind = KINDS[REPORT]) -> Prepared:
-    """The rules that are asked for, of a kind of document.
+def prepare(options: GateOptions, kind: DocumentKind = KINDS[REPORT]) -> PreparedRules:
+    """Read the rules and the baseline that the options name, for one kind of document.
 
     Raises:
-        UsageError: a rule that cannot be understood, a file that is none, a baseline that cannot be relied on, is not
-            needed or not given.
-        ReportError: a baseline that cannot be read.
+        UsageError: a rule that cannot be parsed, an invalid thresholds file, or a baseline that is unreliable, missing
+            or not used by any rule.
+        ReportError: the baseline cannot be read.
     """
     given = options.baseline is not None
     if not given and options.thresholds is None and not (options.require or options.fail_if):
-        return Prepared([], [])
+        return PreparedRules([], [])
     rules = read_rules(
         options.thresholds, options.require, options.fail_if, options.strict_warnings, given, kind.values.VOCABULARY
     )
@@ -66,81 +67,82 @@ def prepare(options: GateOptions, kind: Kind = KINDS[REPORT]) -> Prepared:
     before = [] if options.baseline is None else read_subjects(os.fspath(options.baseline), rules, kind)
     for subject in before:
         subject.check_usable()
-    return Prepared(rules, before)
+    return PreparedRules(rules, before)
 
 
-def read_subjects(path: str, rules: list[Rule], kind: Kind) -> list[Subject]:
-    """What is judged of a stored document; of a report what rules need alone, which is faster.
+def read_subjects(path: str, rules: list[Rule], kind: DocumentKind) -> list[Subject]:
+    """Read the subjects of a stored document; of a report only what the rules need, which is faster.
 
     Raises:
-        UsageError: it is a document of another kind.
-        ReportError: it cannot be read.
+        UsageError: the document is of another kind.
+        ReportError: the document cannot be read.
     """
-    found = kind_of(path)
+    found = find_kind(path)
     if found != kind:
-        kinds = f"is of another kind ({found.name.lower()}) than what is judged ({kind.name.lower()})"
+        kinds = f"the kind of the baseline ({found.name.lower()}) differs from the document's ({kind.name.lower()})"
         raise UsageError(f"--baseline {display(path)}: {kinds}")
     if kind == KINDS[REPORT]:
-        return [ReportValues(read_extract(path, *needed(rules)))]
+        return [ReportValues(read_extract(path, *needed_metrics(rules)))]
     return subjects_of(read_document(path), rules)
 
 
 def judge(
-    document: "Judged",
+    document: "DocumentT",
     thresholds: str | os.PathLike[str] | None = None,
     *,
     require: Iterable[str] = (),
     fail_if: Iterable[str] = (),
-    baseline: "Judged | None" = None,
-) -> "Judged":
-    """A report, ranking or evaluation, judged: the same with new ``gates``, ``verdict`` and ``reasons``.
+    baseline: "DocumentT | None" = None,
+) -> "DocumentT":
+    """Return a report, ranking or evaluation with new ``gates``, ``verdict`` and ``reasons``.
 
     Args:
-        document: of :func:`quanterr.compare`, :func:`quanterr.rank`, :func:`quanterr.evaluate`, or read from a file.
+        document: from :func:`quanterr.compare`, :func:`quanterr.rank` or :func:`quanterr.evaluate`, or read from a
+            file.
         thresholds: a thresholds file, or the name of a preset for reports.
-        require: conditions that have to hold, such as ``snr_db >= 30`` or ``upper(kld_mean) <= 0.01``.
-        fail_if: conditions that must not hold; what is undefined fails these too.
-        baseline: an older one of its kind, for rules with ``delta``, ``rel_delta`` or ``ratio``; alone it asks for
-            ``delta(snr_db) >= -0.5`` of a report, ``ratio(kld_mean) <= 1.1`` of an evaluation.
+        require: conditions that must hold, such as ``snr_db >= 30`` or ``upper(kld_mean) <= 0.01``.
+        fail_if: conditions that must not hold; undefined values fail these too.
+        baseline: an older document of the same kind, for rules with ``delta``, ``rel_delta`` or ``ratio``. Without such
+            a rule it adds ``delta(snr_db) >= -0.5`` for a report, ``ratio(kld_mean) <= 1.1`` for an evaluation.
 
     Raises:
-        UsageError: no rule, one that cannot be understood, a pattern that matches nothing, a baseline that cannot be
-            relied on, is of another original, selection or text, that no rule compares with, or is not given and
-            needed; a plan, which has no verdict.
+        UsageError: there is no rule; a rule cannot be parsed; a pattern matches nothing; the baseline is unreliable,
+            unused or missing, or of another original, selection or text; the document is a plan, which has no
+            verdict.
     """
     vocabulary = _values(document).VOCABULARY
     rules = read_rules(thresholds, require, fail_if, baseline=baseline is not None, vocabulary=vocabulary)
     check_baseline_use(rules, baseline is not None)
-    return judged(document, rules, subjects_of(baseline, rules) if baseline else ())
+    return apply_rules(document, rules, subjects_of(baseline, rules) if baseline else ())
 
 
-def judged(document: "Judged", rules: list[Rule], before: Sequence[Subject] = ()) -> "Judged":
-    """The same with rules and the subjects of a baseline that were read before."""
+def apply_rules(document: "DocumentT", rules: list[Rule], before: Sequence[Subject] = ()) -> "DocumentT":
+    """Return the document with verdicts by rules and baseline subjects that were read before."""
     subjects = subjects_of(document, rules)
     return with_verdicts(document, subjects, verdicts_of(subjects, rules, before))
 
 
 def verdicts_of(subjects: Sequence[Subject], rules: list[Rule], before: Sequence[Subject] = ()) -> list[Verdict]:
-    """The verdict on each, compared with its counterpart of a baseline."""
-    return [judge_subject(subject, rules, counterpart(subject, before)) for subject in subjects]
+    """Return the verdict on each subject, compared with its counterpart in a baseline."""
+    return [judge_subject(subject, rules, find_counterpart(subject, before)) for subject in subjects]
 
 
-def with_verdicts(document: "Judged", subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -> "Judged":
-    """The document with the verdicts on its subjects.
+def with_verdicts(document: "DocumentT", subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -> "DocumentT":
+    """Return the document with the verdicts on its subjects.
 
     Raises:
-        UsageError: it stores none, as a plan.
+        UsageError: the document stores no verdicts, such as a plan.
     """
     values = _values(document)
-    if not hasattr(values, "with_verdicts"):
+    if not hasattr(values, "store_verdicts"):
         raise UsageError(f"a {values.VOCABULARY.document} stores no verdict")
-    return values.with_verdicts(document, subjects, verdicts)  # type: ignore[no-any-return] # a module, by its kind
+    return values.store_verdicts(document, subjects, verdicts)  # type: ignore[no-any-return] # values is a module
 
 
 def subjects_of(document: "Document", rules: list[Rule]) -> list[Subject]:
-    """What is judged of a document, with the metrics that rules look at."""
-    of_items, of_model = needed(rules)
-    return _values(document).subjects(document, of_items | of_model)  # type: ignore[no-any-return]
+    """Return the subjects of a document, with the metrics that rules need."""
+    of_items, of_model = needed_metrics(rules)
+    return _values(document).list_subjects(document, of_items | of_model)  # type: ignore[no-any-return]
 
 
 def _values(document: "Document") -> ModuleType:

@@ -1,34 +1,34 @@
-"""What is reported of gates on standard error."""
+"""Gate results as text for standard error."""
 
 from collections.abc import Sequence
 
-from quanterr.report.formatting import gate_words, sentence, violation_line
+from quanterr.report.formatting import describe_gate, describe_violation, sentence
 from quanterr.report.gate_results import Gate
-from quanterr.util.colors import painted
+from quanterr.util.colors import paint
 from quanterr.util.text import MAX_LINE, count, display
 
-MAX_VIOLATIONS = 5  # of a gate
+MAX_VIOLATIONS = 5  # lines per gate
 MARKS = {"pass": "pass", "fail": "FAIL", "warning": "warn"}
 
 
-def gate_lines(gates: Sequence[Gate], colored: bool = False) -> list[str]:
-    """A line for each gate, what stands against it below; first those that do not hold."""
+def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
+    """Return a line per gate, gates that do not hold first, each with its violations below."""
     lines = [f"gates: {sum(gate.status == 'pass' for gate in gates)} of {len(gates)} hold"]
     for gate in sorted(gates, key=lambda gate: (gate.status == "pass", gate.severity)):
-        _, tone = gate_words(gate)
-        mark = painted(MARKS[tone], tone, colored)
+        _, tone = describe_gate(gate)
+        mark = paint(MARKS[tone], tone, colored)
         lines.append(f"{mark}: {display(gate.message, MAX_LINE)}")
         if gate.status == "fail":
-            lines += [display(line, MAX_LINE) for line in _below(gate)]
+            lines += [display(line, MAX_LINE) for line in _format_details(gate)]
     return lines
 
 
-def _below(gate: Gate) -> list[str]:
+def _format_details(gate: Gate) -> list[str]:
     lines = [f"      because: {sentence(gate.reason)}"] if gate.reason else []
     of_layers = [violation for violation in gate.violations if violation.layer is not None]
-    if len(of_layers) < 2:  # the message has said it
+    if len(of_layers) < 2:  # the gate's message names it
         return lines
-    lines += [f"      - {violation_line(violation, gate.limit)}" for violation in of_layers[:MAX_VIOLATIONS]]
+    lines += [f"      - {describe_violation(violation, gate.limit)}" for violation in of_layers[:MAX_VIOLATIONS]]
     if len(of_layers) > MAX_VIOLATIONS:
         lines.append(f"      and {count(len(of_layers) - MAX_VIOLATIONS, 'more layer')}")
     return lines

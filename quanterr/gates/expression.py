@@ -2,15 +2,15 @@
 
     snr_db >= 30                            each selected layer
     p05(cosine_similarity) >= 0.998         all selected layers together
-    share(nmse <= 0.001) >= 0.99            the share of them for which the comparison holds
-    global(overall_snr_db) >= 31            the whole model, as in the report's aggregate
-    delta(snr_db) >= -0.5                   each layer against the same layer of the baseline
+    share(nmse <= 0.001) >= 0.99            the share of selected layers for which the comparison holds
+    global(overall_snr_db) >= 31            the whole model, from the report's aggregate
+    delta(snr_db) >= -0.5                   each layer compared with the same layer of the baseline
     original_compared_fraction >= 0.999     the report itself
-    upper(kld_mean) <= 0.01                 the end of the interval of a number that has a standard error
+    upper(kld_mean) <= 0.01                 the upper end of the interval of a number with a standard error
 
-Which metrics there are depends on the document: its vocabulary is in values.py beside its model.
+The metrics depend on the document: values.py beside its model declares them.
 
-A value that is undefined satisfies no comparison, neither the condition nor its negation.
+An undefined value satisfies no comparison, neither the condition nor its negation.
 """
 
 import operator
@@ -28,7 +28,7 @@ from quanterr.util.text import display
 
 
 class Operator(NamedTuple):
-    """A comparison of a value with a limit."""
+    """Comparison of a value with a limit."""
 
     holds: Callable[[float, float], bool]
     margin: Callable[[float, float], float]  # how far inside the limit; negative outside
@@ -45,34 +45,34 @@ OPERATORS = {
 }
 
 
-class Function(NamedTuple):
-    """What a rule makes of a metric."""
+class RuleFunction(NamedTuple):
+    """A row of FUNCTIONS: a function that a rule applies to a metric."""
 
     name: str
     summary: str
-    of: Callable[[list[float]], float] | None = None  # of the values of all selected layers, where it is of those
+    of: Callable[[list[float]], float] | None = None  # computes it from the values of all selected layers
 
 
 FUNCTIONS = (
-    Function("each", "the value of each selected layer (block, task); may be omitted"),
-    Function("min", "the lowest value of a selected layer", min),
-    Function("max", "the highest", max),
-    Function("mean", "the mean over the selected layers, unweighted", mean),
-    Function("median", "their median", median),
-    Function("pNN", "the percentile over the selected layers, linearly interpolated: p05, p50, p99_9"),
-    Function("share", "the share of the selected layers, 0 to 1, that satisfy the comparison in the brackets"),
-    Function("global", "the value of the whole model, from the report's `aggregate`"),
-    Function("delta", "the value of each selected layer, or of the whole, minus that in the baseline"),
-    Function("rel_delta", "the same, divided by the absolute value in the baseline"),
-    Function("ratio", "the value divided by that in the baseline"),
-    Function("upper", "the upper end of the 95 % interval, of a number that has a standard error"),
-    Function("lower", "its lower end"),
+    RuleFunction("each", "the value of each selected layer (block, task); may be omitted"),
+    RuleFunction("min", "the lowest value over the selected layers", min),
+    RuleFunction("max", "the highest value over the selected layers", max),
+    RuleFunction("mean", "the mean over the selected layers, unweighted", mean),
+    RuleFunction("median", "the median over the selected layers", median),
+    RuleFunction("pNN", "a percentile over the selected layers, linearly interpolated: p05, p50, p99_9"),
+    RuleFunction("share", "the share of the selected layers, 0 to 1, that satisfy the comparison in the brackets"),
+    RuleFunction("global", "the value of the whole model, from the report's `aggregate`"),
+    RuleFunction("delta", "the value of each selected layer, or of the whole, minus its value in the baseline"),
+    RuleFunction("rel_delta", "`delta`, divided by the absolute value in the baseline"),
+    RuleFunction("ratio", "the value divided by its value in the baseline"),
+    RuleFunction("upper", "the upper end of the 95 % interval of a number with a standard error"),
+    RuleFunction("lower", "the lower end of that interval"),
 )
 STATISTICS = {row.name: row.of for row in FUNCTIONS if row.of}
 OF_BASELINE = {"delta", "rel_delta", "ratio"}
 OF_INTERVAL = {"upper", "lower"}
 PER_ITEM = {"each", *OF_BASELINE}
-PLAIN = ""  # no function: of the whole if that has the metric, of each item otherwise
+PLAIN = ""  # no function: the value of the whole if the whole has the metric, otherwise of each item
 PERCENTILE = re.compile(r"p(\d{1,2}(?:[._]\d+)?)")
 
 _TOKEN = re.compile(
@@ -83,110 +83,113 @@ _TOKEN = re.compile(
 
 
 class Condition(NamedTuple):
-    """A parsed rule. ``function`` is a name of FUNCTIONS or a percentile."""
+    """A parsed rule.
+
+    ``function`` is a name from FUNCTIONS or a percentile.
+    """
 
     text: str
     function: str
-    metric: str  # of the comparison in the brackets, for share()
+    metric: str  # with share(), the metric in the brackets
     operator: str
     limit: float
     inner: "Condition | None" = None
-    scope: Literal["items", "model", "whole"] = "items"  # what has the metric: layers, the aggregate, the report
-    item: str = "layer"  # what its items are
+    scope: Literal["items", "model", "whole"] = "items"  # the layers, the aggregate or the report has the metric
+    item: str = "layer"  # noun for an item in messages
 
     def holds(self, value: float) -> bool:
-        """Whether the value, which is not rounded, satisfies the comparison; NaN never does."""
+        """Return True if the unrounded value satisfies the comparison; NaN never does."""
         return value == value and OPERATORS[self.operator].holds(value, self.limit)
 
     def margin(self, value: float) -> float:
-        """How far inside the limit the value is: negative outside."""
+        """Return how far inside the limit the value is; negative outside."""
         return OPERATORS[self.operator].margin(value, self.limit)
 
     @property
     def per_item(self) -> bool:
-        """Whether it is decided for each layer by itself."""
+        """True if the condition is decided for each layer by itself."""
         return self.scope == "items" and self.function in PER_ITEM
 
     @property
     def of_items(self) -> bool:
-        """Whether it is about layers at all; otherwise it is about the whole model or the document."""
+        """True if the condition is about layers, and not about the whole model or the document."""
         return self.scope == "items"
 
     def statistic(self, values: list[float]) -> float:
-        """The value of a function that takes all selected layers together."""
+        """Return the value of a function that combines all selected layers."""
         if values.count(values[0]) == len(values):
-            return values[0]  # also where they are infinite, and a difference of two would be undefined
+            return values[0]  # avoids inf - inf where all are infinite
         if match := PERCENTILE.fullmatch(self.function):
             return quantile(sorted(values), float(match[1].replace("_", ".")) / 100)
         return STATISTICS[self.function](values)
 
-    def negated(self) -> "Condition":
-        """The condition that holds where this one does not, and where neither is undefined."""
+    def negate(self) -> "Condition":
+        """Return the condition that holds exactly where this one does not; neither holds for undefined values."""
         opposite = OPERATORS[self.operator].opposite
         left = self.text.rpartition(self.operator)[0]
         return self._replace(text=f"{left}{opposite}{self.text[len(left) + len(self.operator) :]}", operator=opposite)
 
 
 def parse(text: str, vocabulary: Vocabulary = OF_REPORTS) -> Condition:
-    """The condition that a text says, of a document with these metrics.
+    """Parse a rule for a document with the given metrics.
 
     Raises:
-        UsageError: it is none; says where, what was found and what may stand there. A name that no metric
-            has, or that a metric of another scope has: names the nearest.
+        UsageError: the text is no rule (the message gives the column, what was found and what was expected), or names
+            a metric that does not exist or has another scope (the message suggests the nearest).
     """
-    return _Parser(text, vocabulary).condition()
+    return _Parser(text, vocabulary).parse_condition()
 
 
 class _Parser:
-    """Takes one token after the other."""
+    """Recursive descent parser of one rule."""
 
     def __init__(self, text: str, vocabulary: Vocabulary) -> None:
         self._text = text
         self._known = vocabulary
         self._at = 0
 
-    def condition(self) -> Condition:
-        if not self._rest():
+    def parse_condition(self) -> Condition:
+        if not self._remaining():
             raise UsageError(f'an empty rule; write a condition such as "{self._known.example}"')
-        found = self._comparison(inner=False)
-        if self._rest():
-            raise self._expected("the end of the rule: one comparison, a number without a unit")
+        found = self._parse_comparison(inner=False)
+        if self._remaining():
+            raise self._make_error("the end of the rule: one comparison, a number without a unit")
         return found
 
-    def _comparison(self, inner: bool) -> Condition:
+    def _parse_comparison(self, inner: bool) -> Condition:
         start = self._at
         name = self._take("name", "a metric or a function")
         function, metric, nested = PLAIN, name, None
-        if self._next("bracket") == "(":
-            function, metric, nested = self._call(name, inner)
-        scope = "items" if nested else self._scope(metric, function, inner)
+        if self._peek("bracket") == "(":
+            function, metric, nested = self._parse_call(name, inner)
+        scope = "items" if nested else self._find_scope(metric, function, inner)
         function = "each" if function == PLAIN else function
         sign = self._take("operator", f"one of {' '.join(OPERATORS)}")
         limit = float(self._take("number", "a number"))
         if not isfinite(limit):
-            raise UsageError(f"{self._shown()}: the limit is too large for a number")
+            raise UsageError(f"{self._quote()}: the limit is too large for a number")
         text, item = self._text[start : self._at].strip(), self._known.items.get(metric, "layer")
         return Condition(text, function, metric, sign, limit, nested, scope, item)
 
-    def _call(self, name: str, inner: bool) -> tuple[str, str, Condition | None]:
+    def _parse_call(self, name: str, inner: bool) -> tuple[str, str, Condition | None]:
         names = [row.name.replace("NN", "05") for row in FUNCTIONS]
         if not (name in names or PERCENTILE.fullmatch(name)):
-            hint = _near(name, names, f"; there are {', '.join(names)}")
-            raise UsageError(f"{self._shown()}: no function named {display(name)}{hint}")
+            hint = _suggest(name, names, f"; there are {', '.join(names)}")
+            raise UsageError(f"{self._quote()}: no function named {display(name)}{hint}")
         if PERCENTILE.fullmatch(name) and not float(name[1:].replace("_", ".")):
-            raise UsageError(f"{self._shown()}: {name} is not a percentile; for the lowest value write min()")
+            raise UsageError(f"{self._quote()}: {name} is not a percentile; for the lowest value write min()")
         if inner:
-            raise UsageError(f"{self._shown()}: share() takes a plain comparison, such as share(nmse <= 0.01)")
+            raise UsageError(f"{self._quote()}: share() takes a plain comparison, such as share(nmse <= 0.01)")
         self._take("bracket", "(")
-        nested = self._comparison(inner=True) if name == "share" else None
+        nested = self._parse_comparison(inner=True) if name == "share" else None
         metric = nested.metric if nested else self._take("name", "a metric")
-        if self._next("bracket") != ")":
-            raise self._expected(")")
+        if self._peek("bracket") != ")":
+            raise self._make_error(")")
         self._take("bracket", ")")
         return name, metric, nested
 
-    def _scope(self, metric: str, function: str, inner: bool) -> Literal["items", "model", "whole"]:
-        """What has a metric, where the function looks for it. The whole comes first where both have one."""
+    def _find_scope(self, metric: str, function: str, inner: bool) -> Literal["items", "model", "whole"]:
+        """Return where the function looks for a metric; the whole wins if both the whole and its items have it."""
         if function == "global" and metric in self._known.model:
             return "model"
         if function in OF_INTERVAL:
@@ -196,10 +199,10 @@ class _Parser:
             return "whole"
         if function not in ("global", *OF_INTERVAL) and metric in self._known.items:
             return "items"
-        raise UsageError(f"{self._shown()}: {self._unknown(metric, function)}")
+        raise UsageError(f"{self._quote()}: {self._explain_unknown(metric, function)}")
 
-    def _unknown(self, metric: str, function: str) -> str:
-        """Why a function does not find a metric."""
+    def _explain_unknown(self, metric: str, function: str) -> str:
+        """Explain why a function does not find a metric."""
         known, shown = self._known, display(metric)
         if function in OF_INTERVAL and metric in (*known.whole, *known.items, *known.model):
             of = ", ".join(known.errors) or f"no metric of a {known.document}"
@@ -207,51 +210,51 @@ class _Parser:
         if function == "global" and metric in known.whole:
             return f"{shown} is a metric of the {known.document}; write it without global()"
         if function == "global" and metric in known.items:
-            hint = f"; {shown} is a metric of {known.items[metric]}s{_near(metric, known.model)}"
+            hint = f"; {shown} is a metric of {known.items[metric]}s{_suggest(metric, known.model)}"
         elif metric in known.model:
             hint = f"; it is a metric of the whole model: global({metric})"
         elif metric in known.whole:
             hint = f"; it is a metric of the {known.document}: write {metric} alone"
         else:
-            hint = _near(metric, self._names(function))
+            hint = _suggest(metric, self._list_names(function))
         kinds = set(known.items.values())
         of_items = f"of a {kinds.pop()}" if len(kinds) == 1 else f"of the {known.document}"
         whose = "of the whole model" if function == "global" else of_items
         return f"no metric {whose} named {shown}{hint}"
 
-    def _names(self, function: str) -> Collection[str]:
-        """Those that a function finds."""
+    def _list_names(self, function: str) -> Collection[str]:
+        """Return the metrics that a function finds."""
         if function == "global":
             return self._known.model
         if function in OF_INTERVAL:
             return self._known.errors
         return [*self._known.items, *(self._known.whole if function in (PLAIN, *OF_BASELINE) else ())]
 
-    def _next(self, kind: str) -> str | None:
+    def _peek(self, kind: str) -> str | None:
         match = _TOKEN.match(self._text, self._at)
         return match[kind] if match else None
 
     def _take(self, kind: str, expected: str) -> str:
         match = _TOKEN.match(self._text, self._at)
         if match is None or match[kind] is None:
-            raise self._expected(expected)
+            raise self._make_error(expected)
         self._at = match.end()
         return match[kind]
 
-    def _rest(self) -> str:
+    def _remaining(self) -> str:
         return self._text[self._at :].strip()
 
-    def _expected(self, what: str) -> UsageError:
-        rest = self._rest()
+    def _make_error(self, what: str) -> UsageError:
+        rest = self._remaining()
         column = len(self._text) - len(self._text[self._at :].lstrip()) + 1
         found = f'found "{display(rest, 40)}"' if rest else "it ends there"
-        return UsageError(f"{self._shown()}: column {column}: expected {what}; {found}")
+        return UsageError(f"{self._quote()}: column {column}: expected {what}; {found}")
 
-    def _shown(self) -> str:
+    def _quote(self) -> str:
         return f'"{display(self._text)}"'
 
 
-def _near(name: str, names: Iterable[str], otherwise: str = "; see quanterr guide metrics") -> str:
-    """The nearest names as the end of a sentence."""
+def _suggest(name: str, names: Iterable[str], otherwise: str = "; see quanterr guide metrics") -> str:
+    """Return the nearest names as the end of a sentence."""
     near = get_close_matches(name, sorted(names), n=3, cutoff=0.5)
     return f"; did you mean {', '.join(near)}?" if near else otherwise

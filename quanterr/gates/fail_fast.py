@@ -1,13 +1,13 @@
-"""What ``--fail-fast`` stops at: the first layer that violates a rule of severity error, whatever is still to come."""
+"""``--fail-fast``: stop at the first layer that violates a rule of severity error."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quanterr.errors import UsageError
-from quanterr.gates.judging import label, numbers_of, value_text
 from quanterr.gates.rules import Rule
-from quanterr.gates.selecting import decider
-from quanterr.report.reading import extractor
+from quanterr.gates.selectors import make_decider
+from quanterr.gates.verdicts import collect_values, format_rule, format_value
+from quanterr.report.reading import make_extractor
 from quanterr.report.subjects import Item, Subject
 from quanterr.util.text import display
 
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
     from quanterr.report.model import Layer
 
 
-def first_violation(rules: list[Rule], baseline: Subject | None) -> "Callable[[Layer], str | None]":
-    """What says which rule a layer that was just compared violates, and None if it violates none.
+def make_violation_check(rules: list[Rule], baseline: Subject | None) -> "Callable[[Layer], str | None]":
+    """Return a function that returns the rule that a layer violates, in words, or None.
 
     Raises:
-        UsageError: no rule, or none of severity error that is about single layers.
+        UsageError: there is no rule, or none of severity error about single layers.
     """
     if not rules:
         raise UsageError("--fail-fast: no rules given; give --thresholds FILE, or --require 'snr_db >= 30'")
     of_layers = [
-        (rule, decider(rules, n))
+        (rule, make_decider(rules, n))
         for n, rule in enumerate(rules)
         if rule.severity == "error" and rule.condition.per_item
     ]
     if not of_layers:
         raise UsageError("--fail-fast: no rule of severity error applies to single layers, such as 'snr_db >= 30'")
-    extract = extractor({rule.condition.metric for rule, _ in of_layers})
+    extract = make_extractor({rule.condition.metric for rule, _ in of_layers})
     before = {item.name: item for item in baseline.items} if baseline else {}
 
-    def violated(layer: "Layer") -> str | None:
+    def find_violation(layer: "Layer") -> str | None:
         kind = "layers" if len(layer.tensor_shape) > 1 else "other_changes"
         item = Item(layer.layer_name, kind, extract(layer))
         for rule, takes in of_layers:
-            if takes(item) and (against := _against(rule, item, before)):
-                return f"gate {label(rule)} does not hold for {display(item.name)}: {against}"
+            if takes(item) and (against := _describe_violation(rule, item, before)):
+                return f"gate {format_rule(rule)} does not hold for {display(item.name)}: {against}"
         return None
 
-    return violated
+    return find_violation
 
 
-def _against(rule: Rule, item: Item, before: dict[str, Item]) -> str | None:
-    numbers = numbers_of([item], rule, before)
+def _describe_violation(rule: Rule, item: Item, before: dict[str, Item]) -> str | None:
+    numbers = collect_values([item], rule, before)
     if numbers.missing:
         return numbers.missing[0].reason
-    return next((value_text(rule, value) for _, value in numbers.known if not rule.condition.holds(value)), None)
+    return next((format_value(rule, value) for _, value in numbers.known if not rule.condition.holds(value)), None)

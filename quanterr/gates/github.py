@@ -1,59 +1,59 @@
-"""Verdicts on GitHub: the summary of the job, and annotations.
+"""Verdicts on GitHub: the job summary, and annotations.
 
-A summary above 1 MiB is dropped as a whole, and of annotations only ten of a kind are shown. A name from a
-checkpoint can be neither Markdown nor a workflow command.
+GitHub drops a summary above 1 MiB as a whole, and shows only ten annotations of a kind. A name from a checkpoint can be
+neither Markdown nor a workflow command.
 """
 
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from quanterr.report.formatting import LONG, sentence, violation_line
-from quanterr.report.gate_results import Gate, Judged
-from quanterr.report.markdown import code
-from quanterr.util.text import decisive, no_command, unrounded
+from quanterr.report.formatting import LONG, describe_violation, sentence
+from quanterr.report.gate_results import Gate, HasGates
+from quanterr.report.markdown import format_code
+from quanterr.util.text import escape_commands, format_decisive, format_exact
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
-MAX_SUMMARY = 900 << 10  # bytes, with what other commands of the step have written
+MAX_SUMMARY = 900 << 10  # bytes, including what other commands of the step have written
 MAX_ANNOTATIONS = 10
-MOST_LAYERS = 20  # of a gate, the worst
-LEFT_OUT = "\n_The rest is omitted: a summary may not be larger. The report has it._\n"
+MOST_LAYERS = 20  # layers shown per gate, the worst
+LEFT_OUT = "\n_The rest is omitted because summaries are limited in size. The report contains everything._\n"
 
 
-def here() -> bool:
-    """Whether this runs under GitHub Actions."""
+def is_on_github() -> bool:
+    """Return True under GitHub Actions."""
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-def annotations(judged: Judged, candidate: str | None = None) -> list[str]:
-    """Workflow commands: one for an unreliable result, one for each gate that does not hold."""
+def make_annotations(judged: HasGates, candidate: str | None = None) -> list[str]:
+    """Return workflow commands: one for an unreliable result, and one per gate that does not hold."""
     failed = [gate for gate in judged.gates if gate.status == "fail"]
     failed.sort(key=lambda gate: gate.severity)  # "error" before "warn"
     found = [("error" if gate.severity == "error" else "warning", gate.message) for gate in failed]
     if judged.verdict == "inconclusive":
         found.insert(0, ("error", f"inconclusive: {judged.reasons[0]}"))
     if len(found) > MAX_ANNOTATIONS:
-        kind = found[MAX_ANNOTATIONS - 1][0]  # the worst of those left out
+        kind = found[MAX_ANNOTATIONS - 1][0]  # the worst of the omitted gates
         found[MAX_ANNOTATIONS - 1 :] = [(kind, f"and {len(found) - MAX_ANNOTATIONS + 1} more gates do not hold")]
     of = "" if candidate is None else f"{candidate}: "
-    return [f"::{kind} title=quanterr::{_escaped(no_command(sentence(of + text)))}" for kind, text in found]
+    return [f"::{kind} title=quanterr::{_escape(escape_commands(sentence(of + text)))}" for kind, text in found]
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def has_summary() -> bool:
-    """Whether the job takes a summary."""
-    return here() and bool(os.environ.get(SUMMARY))
+    """Return True if the job takes a summary."""
+    return is_on_github() and bool(os.environ.get(SUMMARY))
 
 
-def write_summary(judged: Judged, candidate: str | None = None) -> str | None:
-    """Append the verdict to ``$GITHUB_STEP_SUMMARY``, where it is set; why it could not be written, or None."""
-    return _append(lambda room: summary(judged, room, candidate))
+def write_summary(judged: HasGates, candidate: str | None = None) -> str | None:
+    """Append the verdict to ``$GITHUB_STEP_SUMMARY``, if set, and return why it could not be written, or None."""
+    return _append(lambda room: format_summary(judged, room, candidate))
 
 
 def write_numbers(section: str, change: str) -> str | None:
-    """Append the section of a document, Markdown, and what changed since the baseline; as :func:`write_summary`."""
+    """Append a document's Markdown section and the change since the baseline; return as :func:`write_summary` does."""
     numbers = "".join(line for line in section.splitlines(keepends=True) if not line.startswith("<!-- quanterr:"))
     text = f"{_code(change)}\n\n{numbers}\n" if change else f"{numbers}\n"
     return _append(lambda room: text if len(text.encode()) <= room - len(LEFT_OUT) else LEFT_OUT)
@@ -71,11 +71,11 @@ def _append(make: Callable[[int], str]) -> str | None:
     return None
 
 
-def summary(judged: Judged, limit: int = MAX_SUMMARY, candidate: str | None = None) -> str:
-    """The verdict in Markdown, at most ``limit`` bytes of it."""
+def format_summary(judged: HasGates, limit: int = MAX_SUMMARY, candidate: str | None = None) -> str:
+    """Return the verdict in Markdown, at most ``limit`` bytes."""
     pieces: list[str] = []
     size = len(LEFT_OUT.encode())
-    for piece in _summary(judged, candidate):
+    for piece in _summary_pieces(judged, candidate):
         size += len(piece.encode())
         if size > limit:
             return "".join(pieces) + (LEFT_OUT if pieces else "")
@@ -83,7 +83,7 @@ def summary(judged: Judged, limit: int = MAX_SUMMARY, candidate: str | None = No
     return "".join(pieces)
 
 
-def _summary(judged: Judged, candidate: str | None) -> Iterator[str]:
+def _summary_pieces(judged: HasGates, candidate: str | None) -> Iterator[str]:
     of = "" if candidate is None else f" {_code(candidate)}"
     yield f"### quanterr{of}: {judged.verdict}\n\n"
     if judged.verdict == "inconclusive":
@@ -93,29 +93,29 @@ def _summary(judged: Judged, candidate: str | None) -> Iterator[str]:
         return
     yield "| gate | holds | condition | value | limit | margin |\n|---|---|---|---:|---:|---:|\n"
     for gate in judged.gates:
-        yield _row([_code(gate.id), _holds(gate), _code(gate.require), *_numbers(gate)])
+        yield _format_row([_code(gate.id), _format_status(gate), _code(gate.require), *_format_numbers(gate)])
     for gate in judged.gates:
         if gate.status == "fail":
             yield f"\n{_code(gate.message)}{', because: ' + _code(gate.reason) if gate.reason else ''}\n\n"
             layers = [violation for violation in gate.violations if violation.layer is not None]
-            yield from (f"- {_code(violation_line(v, gate.limit))}\n" for v in layers[:MOST_LAYERS])
+            yield from (f"- {_code(describe_violation(v, gate.limit))}\n" for v in layers[:MOST_LAYERS])
             if len(layers) > MOST_LAYERS:
                 yield f"- and {len(layers) - MOST_LAYERS:,} more\n"
     yield "\n"
 
 
-def _holds(gate: Gate) -> str:
+def _format_status(gate: Gate) -> str:
     return "yes" if gate.status == "pass" else "**no**" if gate.severity == "error" else "no (warns)"
 
 
-def _numbers(gate: Gate) -> tuple[str, str, str]:
-    observed = "" if gate.observed is None else decisive(gate.observed, gate.limit)
-    return observed, unrounded(gate.limit), "" if gate.margin is None else decisive(gate.margin, 0)
+def _format_numbers(gate: Gate) -> tuple[str, str, str]:
+    observed = "" if gate.observed is None else format_decisive(gate.observed, gate.limit)
+    return observed, format_exact(gate.limit), "" if gate.margin is None else format_decisive(gate.margin, 0)
 
 
-def _row(cells: Iterable[str]) -> str:
+def _format_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
 def _code(text: str) -> str:
-    return code(text, LONG)
+    return format_code(text, LONG)

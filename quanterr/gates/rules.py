@@ -1,14 +1,14 @@
-"""Rules from a thresholds file, from a preset of the same form, and from the command line.
+"""Rules from a thresholds file, from a preset (a thresholds file shipped with quanterr), and from the command line.
 
 schema = 1
 
 [[rule]]
-id = "attn"                        # a later rule of the same id decides for the layers that it selects
+id = "attn"                        # for layers that it selects, a later rule with the same id wins
 require = "snr_db >= 30"           # see expression.py
-layers = ["*.self_attn.*"]         # as --layers-to-compare; without: all weights
-severity = "error"                 # or "warn": is reported, and decides only with --strict-warnings
-undefined = "fail"                 # or "skip": leaves out layers without such a number; with delta, new ones
-reason = "below, prompts drift"    # why; is shown where the rule does not hold
+layers = ["*.self_attn.*"]         # as --layers-to-compare; without it, all weights
+severity = "error"                 # or "warn": reported, but fails only with --strict-warnings
+undefined = "fail"                 # or "skip": skips layers without the metric; with delta, new layers
+reason = "below, prompts drift"    # shown if the rule does not hold
 """
 
 import os
@@ -20,8 +20,8 @@ from quanterr.errors import UsageError
 from quanterr.gates.expression import OF_BASELINE, Condition, parse
 from quanterr.report.subjects import Vocabulary
 from quanterr.report.values import VOCABULARY as OF_REPORTS
-from quanterr.selection import Selection
-from quanterr.util.rule_file import Table, rule_tables, shown
+from quanterr.selection import LayerSelection
+from quanterr.util.rule_file import RuleTable, read_rule_tables, show_value
 from quanterr.util.text import display
 
 PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
@@ -29,7 +29,7 @@ KEYS = ("id", "require", "layers", "severity", "undefined", "reason")
 
 
 class Rule(NamedTuple):
-    """A condition that a report has to satisfy."""
+    """A condition that a document has to satisfy."""
 
     id: str
     condition: Condition
@@ -37,7 +37,7 @@ class Rule(NamedTuple):
     severity: Literal["error", "warn"] = "error"
     undefined: Literal["fail", "skip"] = "fail"
     reason: str | None = None
-    place: str = ""  # "thresholds.toml:12: ", where it is from a file
+    place: str = ""  # "thresholds.toml:12: " if the rule comes from a file
 
 
 def read_rules(
@@ -48,44 +48,43 @@ def read_rules(
     baseline: bool = False,
     vocabulary: Vocabulary = OF_REPORTS,
 ) -> list[Rule]:
-    """The rules of a thresholds file or preset, then those of ``--require`` and ``--fail-if``.
+    """Return the rules of a thresholds file or preset, followed by ``--require`` and ``--fail-if``.
 
-    ``--fail-if`` is the same as requiring the opposite, so what is undefined fails there too. With
-    ``strict_warnings`` all rules are of severity error. Where there is a ``baseline`` with which no rule compares,
-    one is added: no layer may be clearly worse than there.
+    ``--fail-if`` requires the opposite, so undefined values fail there too. With ``strict_warnings`` all rules have
+    severity error. If no rule compares with a given ``baseline``, a rule is added: no layer may be clearly worse.
 
     Raises:
-        UsageError: a file that cannot be read, is not TOML or holds anything that is not known; no rule at all;
-            two rules that contradict each other.
+        UsageError: the file cannot be read, is not TOML or has unknown entries; there is no rule; two rules contradict
+            each other.
     """
-    rules = [_rule(table, vocabulary) for table in _tables(thresholds)] if thresholds is not None else []
-    for text in _each(require):
-        condition = _parsed(text, "--require", vocabulary)
+    rules = [_make_rule(table, vocabulary) for table in _read_tables(thresholds)] if thresholds is not None else []
+    for text in _as_iterable(require):
+        condition = _parse(text, "--require", vocabulary)
         rules.append(Rule(condition.text, condition))
-    for text in _each(fail_if):
-        condition = _parsed(text, "--fail-if", vocabulary).negated()
+    for text in _as_iterable(fail_if):
+        condition = _parse(text, "--fail-if", vocabulary).negate()
         rules.append(Rule(condition.text, condition))
     compared = any(rule.condition.function in OF_BASELINE for rule in rules)
     if baseline and not compared and vocabulary.no_worse and (rules or thresholds is None):
-        condition = _parsed(vocabulary.no_worse, "--baseline", vocabulary)
-        rules.append(Rule("baseline", condition, reason="nothing may be clearly worse than there"))
+        condition = _parse(vocabulary.no_worse, "--baseline", vocabulary)
+        rules.append(Rule("baseline", condition, reason="nothing may be clearly worse than the baseline"))
     if not rules:
-        where = f"{_shown(thresholds)}: has no [[rule]]" if thresholds is not None else "no rules given"
+        where = f"{_name_source(thresholds)}: has no [[rule]]" if thresholds is not None else "no rules given"
         raise UsageError(f"{where}; give --thresholds FILE, or --require '{vocabulary.example}'")
     _check_ids(rules)
     return [rule._replace(severity="error") for rule in rules] if strict_warnings else rules
 
 
-def _each(texts: Iterable[str]) -> Iterable[str]:
-    """A string alone is one condition."""
+def _as_iterable(texts: Iterable[str]) -> Iterable[str]:
+    """Return the conditions; a string is a single condition."""
     return [texts] if isinstance(texts, str) else texts
 
 
 def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) -> None:
-    """A baseline has to be there if a rule compares with it, and is good for nothing if none does.
+    """Check that a baseline is given if, and only if, a rule compares with it.
 
     Raises:
-        UsageError: it is not so, nor is the baseline given to be ``updated``.
+        UsageError: it is missing, or it is given but unused and not about to be ``updated``.
     """
     comparing = [rule.condition.text for rule in rules if rule.condition.function in OF_BASELINE]
     if comparing and not given:
@@ -94,24 +93,24 @@ def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) ->
         raise UsageError("no rule compares with the baseline; add --require 'delta(snr_db) >= -0.5'")
 
 
-def _tables(thresholds: str | os.PathLike[str]) -> list[Table]:
-    path, where = PRESETS.get(os.fspath(thresholds), Path(thresholds)), _shown(thresholds)
+def _read_tables(thresholds: str | os.PathLike[str]) -> list[RuleTable]:
+    path, where = PRESETS.get(os.fspath(thresholds), Path(thresholds)), _name_source(thresholds)
     if path != Path(thresholds) and os.path.isfile(thresholds):
         name = display(os.fspath(thresholds))
         raise UsageError(f"{name}: is both a preset and a file; give ./{name} for the file, or rename it")
     try:
-        return rule_tables(path, where, KEYS)
+        return read_rule_tables(path, where, KEYS)
     except FileNotFoundError as error:
         raise UsageError(f"{where}: no such file; presets are {', '.join(PRESETS)}") from error
 
 
-def _rule(found: Table, vocabulary: Vocabulary) -> Rule:
+def _make_rule(found: RuleTable, vocabulary: Vocabulary) -> Rule:
     table, where = found.fields, found.where
-    condition = _parsed(table["require"], f"{where}: require", vocabulary)
+    condition = _parse(table["require"], f"{where}: require", vocabulary)
     return Rule(
         table["id"],
         condition,
-        _patterns(table.get("layers", []), condition, where),
+        _check_patterns(table.get("layers", []), condition, where),
         cast(Literal["error", "warn"], table.get("severity", "error")),
         cast(Literal["fail", "skip"], table.get("undefined", "fail")),
         table.get("reason"),
@@ -119,18 +118,18 @@ def _rule(found: Table, vocabulary: Vocabulary) -> Rule:
     )
 
 
-def _patterns(layers: object, condition: Condition, where: str) -> tuple[str, ...]:
+def _check_patterns(layers: object, condition: Condition, where: str) -> tuple[str, ...]:
     if not (isinstance(layers, list) and all(isinstance(pattern, str) for pattern in layers)):
-        raise UsageError(f'{where}: layers must be a list such as ["attn", "*.mlp.*"], not {shown(layers)}')
+        raise UsageError(f'{where}: layers must be a list such as ["attn", "*.mlp.*"], not {show_value(layers)}')
     if layers and not condition.of_items:
         raise UsageError(f"{where}: {display(condition.text)} applies to the whole model; it cannot have layers")
     try:
-        return Selection(layers).patterns
+        return LayerSelection(layers).patterns
     except UsageError as error:
         raise UsageError(f"{where}: layers: {error}") from error
 
 
-def _parsed(text: str, where: str, vocabulary: Vocabulary) -> Condition:
+def _parse(text: str, where: str, vocabulary: Vocabulary) -> Condition:
     try:
         return parse(text, vocabulary)
     except UsageError as error:
@@ -138,7 +137,7 @@ def _parsed(text: str, where: str, vocabulary: Vocabulary) -> Condition:
 
 
 def _check_ids(rules: list[Rule]) -> None:
-    """A later rule of the same id decides for the layers it selects; that has to mean something."""
+    """Check that rules with the same id can override each other."""
     first: dict[str, Rule] = {}
     for rule in rules:
         other = first.setdefault(rule.id, rule)
@@ -151,6 +150,6 @@ def _check_ids(rules: list[Rule]) -> None:
             raise UsageError(f"{shown}, and the later rule selects all layers; give it layers, or another id")
 
 
-def _shown(thresholds: str | os.PathLike[str]) -> str:
+def _name_source(thresholds: str | os.PathLike[str]) -> str:
     name = os.fspath(thresholds)
     return f"preset {name}" if name in PRESETS else display(name)

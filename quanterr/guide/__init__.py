@@ -1,4 +1,4 @@
-"""The guide: a page per topic in Markdown, shipped with the package, and what ``quanterr explain`` finds by name."""
+"""The guide: a Markdown page per topic, shipped with the package, and the entries of ``quanterr explain``."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -14,22 +14,21 @@ from quanterr.report.values import REPORT_METRICS
 from quanterr.util.text import display
 
 PAGES = Path(__file__).parent
-MARKER = re.compile(r"^<!-- /?[a-z-]+(?:: made by \S+)? -->\n", re.MULTILINE)  # around generated parts
+MARKER = re.compile(r"^<!-- /?[a-z-]+(?:: made by \S+)? -->\n", re.MULTILINE)  # markers of generated parts
 WORDS = {
-    "pass": "Verdict: everything selected was compared, and all gates hold. Without gates an answer says `compared`.",
-    "compared": "Everything selected was compared, and no limits were set: nothing says whether the error is small "
-    "enough. In the JSON the verdict is `pass` and `gated` is false.",
-    "evaluated": "The model ran with the weights of both sides, and no limits were set: see compared.",
+    "pass": "Verdict: everything selected was compared, and all gates hold. Without gates, the answer says `compared`.",
+    "compared": "Everything selected was compared, but no limits were set, so nothing says whether the error is small "
+    "enough. In the JSON, the verdict is `pass` and `gated` is false.",
+    "evaluated": "The model ran with the weights of both sides, but no limits were set: see compared.",
     "fail": "Verdict: a gate does not hold. Exit status 1.",
     "inconclusive": "Verdict: something selected was not compared, or a finding of severity error says that the "
     "numbers cannot be relied on. Exit status 4.",
-    "Pareto-optimal": "A candidate that no other beats: each other one is larger or has more error. Together they are "
-    "the front.",
-    "front": "The Pareto-optimal candidates: each other one is larger or has more error.",
-    "knee": "The size from which on more bytes buy little: where the curve of error over size bends.",
+    "Pareto-optimal": "A candidate is Pareto-optimal if every other candidate is larger or has more error.",
+    "front": "The Pareto-optimal candidates: every other candidate is larger or has more error.",
+    "knee": "The size beyond which more bytes gain little: where the curve of error over size bends.",
 }
 PERCENTILE = re.compile(r"p\d+(_\d+)?")
-# In the order in which ``quanterr guide`` lists them.
+# Pages in the order in which ``quanterr guide`` lists them.
 TOPICS = (
     "verdict",
     "findings",
@@ -50,135 +49,151 @@ TOPICS = (
 )
 
 
-def page(topic: str) -> str:
-    """The Markdown of a page, without the markers of generated parts.
+def read_page(topic: str) -> str:
+    """Return the Markdown of a page, without the markers of generated parts.
 
     Raises:
-        UsageError: there is no such page; names the nearest.
+        UsageError: there is no such page; the message suggests the nearest.
     """
     if topic not in TOPICS:
-        raise UsageError(f"no guide page named {display(topic)}; {_nearest(topic, TOPICS)}")
+        raise UsageError(f"no guide page named {display(topic)}; {_suggest(topic, TOPICS)}")
     return MARKER.sub("", (PAGES / f"{topic}.md").read_text("utf-8"))
 
 
-def contents() -> str:
-    """A line per page: its name and its first sentence."""
+def list_pages() -> str:
+    """Return a line per page with its name and its first sentence."""
     width = max(map(len, TOPICS))
-    lines = [f"  {topic:{width}}  {page(topic).splitlines()[2]}" for topic in TOPICS]
+    lines = [f"  {topic:{width}}  {read_page(topic).splitlines()[2]}" for topic in TOPICS]
     return "\n".join([*lines, "", "quanterr guide TOPIC shows a page, quanterr explain NAME a single entry."])
 
 
 def explain(name: str) -> str:
-    """What a finding, metric, function of rules, exit status, verdict, preset, format or recipe is, in Markdown.
+    """Explain a finding, metric, function of rules, exit status, verdict, preset, format or recipe in Markdown.
 
     Raises:
-        UsageError: nothing has this name; names the nearest.
+        UsageError: nothing has this name; the message suggests the nearest.
     """
     wanted = "pNN" if PERCENTILE.fullmatch(name) else FORMER_NAMES.get(name, name)
     found = [entry.text for kind in KINDS for entry in kind() if entry.name == wanted]
-    if not found or name in {entry.name for entry in presets()}:  # some have the name of a format
+    if not found or name in {entry.name for entry in list_presets()}:  # some presets share a name with a format
         found += [entry.text for kind in LATER for entry in kind() if entry.name == name]
     if not found:
         names = [entry.name for kind in (*KINDS, *LATER) for entry in kind()]
-        raise UsageError(f"nothing to explain is named {display(name)}; {_nearest(name, names)}")
+        raise UsageError(f"nothing to explain is named {display(name)}; {_suggest(name, names)}")
     return "\n\n".join(found)
 
 
-class Entry(NamedTuple):
-    """Something that has a name."""
+class GuideEntry(NamedTuple):
+    """Something that ``quanterr explain`` explains by name."""
 
     name: str
     text: str
 
 
-def findings() -> Iterator[Entry]:
-    """One entry per finding."""
+def list_findings() -> Iterator[GuideEntry]:
+    """Yield one entry per finding."""
     for name, row in CODES.items():
         severities = " or ".join(row.severities)
         text = (
             f"## {name}\n\nFinding, {severities}: {row.meaning}.\n\nLooks like: `{row.example}`\n\nWhat to do: "
             f"{row.remedy}"
         )
-        yield Entry(name, text)
+        yield GuideEntry(name, text)
 
 
-def metrics() -> Iterator[Entry]:
-    """One entry per metric, of layers, of the model and of reports."""
+def list_metrics() -> Iterator[GuideEntry]:
+    """Yield one entry per metric of layers, of the model and of reports."""
     for place, rows in (("a layer", METRICS), ("the model and each group", AGGREGATES)):
         for metric in rows:
-            yield Entry(metric.name, f"## {metric.name}\n\nMetric of {place}{_of(metric)}: {metric.formula}.")
+            yield GuideEntry(
+                metric.name, f"## {metric.name}\n\nMetric of {place}{_describe_direction(metric)}: {metric.formula}."
+            )
     for name, row in REPORT_METRICS.items():
-        yield Entry(name, f"## {name}\n\nMetric of the report: {row.summary}.")
+        yield GuideEntry(name, f"## {name}\n\nMetric of the report: {row.summary}.")
 
 
-def _of(metric: Metric) -> str:
+def _describe_direction(metric: Metric) -> str:
+    """Return the unit of a metric and which direction is better."""
     unit = f", in {metric.unit}" if metric.unit else ""
     return f"{unit}, {metric.better} is better" if metric.better else unit
 
 
-def functions() -> Iterator[Entry]:
-    """One entry per function of rules."""
+def list_functions() -> Iterator[GuideEntry]:
+    """Yield one entry per function of rules."""
     for row in FUNCTIONS:
-        yield Entry(row.name, f"## {row.name}\n\nFunction of rules: {row.summary}. See quanterr guide gates.")
+        yield GuideEntry(row.name, f"## {row.name}\n\nFunction of rules: {row.summary}. See quanterr guide gates.")
 
 
-def statuses() -> Iterator[Entry]:
-    """One entry per exit status."""
+def list_statuses() -> Iterator[GuideEntry]:
+    """Yield one entry per exit status."""
     for status, meaning in MEANINGS.items():
-        yield Entry(str(status.value), f"## {status.value}\n\nExit status: {meaning}.")
+        yield GuideEntry(str(status.value), f"## {status.value}\n\nExit status: {meaning}.")
 
 
-def words() -> Iterator[Entry]:
-    """One entry per word of an answer."""
+def list_words() -> Iterator[GuideEntry]:
+    """Yield one entry per word of an answer."""
     for name, meaning in WORDS.items():
-        yield Entry(name, f"## {name}\n\n{meaning}")
+        yield GuideEntry(name, f"## {name}\n\n{meaning}")
 
 
-def scores() -> Iterator[Entry]:
-    """One entry per number of an evaluation."""
-    from quanterr.report.evaluation.model import SCORES
+def list_scores() -> Iterator[GuideEntry]:
+    """Yield one entry per metric of a ranking, an evaluation, a plan or an inspection."""
+    from quanterr.report.documents import KINDS
 
     units = {"": "", "%": ", a share"}
-    for name, score in SCORES.items():
-        unit = units.get(score.unit, f", in {score.unit}")
-        text = f"Number of an evaluation{unit}, {score.better} is better: {score.title}. See quanterr guide evaluate."
-        yield Entry(name, f"## {name}\n\n{text}")
+    for kind in KINDS.values():
+        noun = kind.name.lower()
+        article = "an" if noun[0] in "aeiou" else "a"
+        for name, score in kind.values.VOCABULARY.scores.items():
+            unit = units.get(score.unit, f", in {score.unit}")
+            text = f"Metric of {article} {noun}{unit}, {score.better} is better: {score.title}."
+            yield GuideEntry(name, f"## {name}\n\n{text}")
 
 
-def presets() -> Iterator[Entry]:
-    """One entry per preset of thresholds."""
+def list_presets() -> Iterator[GuideEntry]:
+    """Yield one entry per preset of thresholds."""
     from quanterr.gates.rules import PRESETS
 
     for name, path in PRESETS.items():
-        yield Entry(name, f"## {name}\n\nPreset of --thresholds:\n\n```toml\n{path.read_text('utf-8').rstrip()}\n```")
+        yield GuideEntry(
+            name, f"## {name}\n\nPreset of --thresholds:\n\n```toml\n{path.read_text('utf-8').rstrip()}\n```"
+        )
 
 
-def recipes() -> Iterator[Entry]:
-    """One entry per recipe of sweep, plan and rank --against."""
-    from quanterr.recipes import listing
+def list_recipes() -> Iterator[GuideEntry]:
+    """Yield one entry per recipe of sweep, plan and rank --against."""
+    from quanterr.recipes import list_recipes
 
-    for name, summary in listing().items():
-        yield Entry(name, f"## {name}\n\nRecipe: {summary}.")
+    for name, summary in list_recipes().items():
+        yield GuideEntry(name, f"## {name}\n\nRecipe: {summary}.")
 
 
-def formats() -> Iterator[Entry]:
-    """One entry per format."""
+def list_formats() -> Iterator[GuideEntry]:
+    """Yield one entry per format."""
     from quanterr.formats import FORMATS
 
     for row in FORMATS:
         usual = f"\n\nUsual SNR: {row.usual_db[0]} to {row.usual_db[1]} dB." if row.usual_db else ""
         needs = "\n".join(f"- {part}" for part in row.needs.values())
-        yield Entry(
+        yield GuideEntry(
             row.name, f"## {row.name}\n\nFormat: {row.summary}.{usual}\n\nStored for a weight X.weight:\n\n{needs}"
         )
 
 
-KINDS: tuple[Callable[[], Iterator[Entry]], ...] = (findings, metrics, scores, functions, statuses, words, presets)
-LATER = (formats, recipes)  # which import torch
+KINDS: tuple[Callable[[], Iterator[GuideEntry]], ...] = (
+    list_findings,
+    list_metrics,
+    list_scores,
+    list_functions,
+    list_statuses,
+    list_words,
+    list_presets,
+)
+LATER = (list_formats, list_recipes)  # they import torch
 
 
-def _nearest(name: str, names: "tuple[str, ...] | list[str]") -> str:
-    """The nearest names as the end of a sentence."""
+def _suggest(name: str, names: "tuple[str, ...] | list[str]") -> str:
+    """Return the nearest names as the end of a sentence."""
     part = [known for known in names if len(name) > 2 and name in known]
     near = list(dict.fromkeys([*get_close_matches(name, names, 4), *part]))[:6]
     return f"did you mean {', '.join(near)}?" if near else "quanterr guide lists the pages"

@@ -1,10 +1,10 @@
-"""Every number of the report, one row each, computed from sums. Nothing here needs torch.
+"""The metrics of a report, one row each, computed from sums. This module needs no torch.
 
-To add a metric: a function of :class:`Measured` and a row of METRICS; one for groups and the whole model:
-a row of AGGREGATES. The report's schema, `quanterr schema` and the README's table come from the rows.
+To add a metric, write a function of :class:`Measured` and a row of METRICS; for groups and the whole model, also a row
+of AGGREGATES. The report's schema, `quanterr schema` and the README's table follow from the rows.
 
-Definitions, and where tools differ in them: each row's formula says which one is meant. x is the original,
-y the quantized weight, e = y - x, n the number of elements that are finite on both sides.
+Tools define some metrics differently: the formula of each row is the definition used here. x is the original, y the
+quantized weight, e = y - x, and n the number of elements that are finite on both sides.
 """
 
 from __future__ import annotations
@@ -17,53 +17,53 @@ from typing import NamedTuple
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import RowSums, Sums, as_float, ratio, worst_rows
 
-METRICS_VERSION = 1  # to be raised when a metric of the same name means something else
+METRICS_VERSION = 1  # raised when the meaning of an existing metric changes
 
-OUTLIER = 0.01  # |e| above it is an outlier, unless the user says otherwise
-RELATIVE_OUTLIER = 0.01  # of |x|
+OUTLIER = 0.01  # an element with a larger |e| is an outlier, by default
+RELATIVE_OUTLIER = 0.01  # an element with a larger |e| / |x| is a relative outlier
 
-NONFINITE = {"nan": nan, "+inf": inf, "-inf": -inf}  # what a report calls the values that are null in it
+NONFINITE = {"nan": nan, "+inf": inf, "-inf": -inf}  # names in a report's ``nonfinite`` field → values
 
-NO_SPREAD = 1e-12  # of the energy: a variance below is rounding, and the tensor constant
+NO_SPREAD = 1e-12  # a variance below this share of the energy is rounding: the tensor is constant
 
-LEAST, MOST = 2.0**-126, 255 * 2.0**120  # between which bfloat16 has eight significant bits
+LEAST, MOST = 2.0**-126, 255 * 2.0**120  # bfloat16 has eight significant bits in this range
 
 PERCENTILES = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 LAYER_PERCENTILES = {key: q for key, q in PERCENTILES.items() if key != "p99_9"}
 
 
 @dataclass(slots=True)
-class Measured:
-    """What is known of a compared weight, or of several together."""
+class Measurement:
+    """The measured data of a compared weight, or of a group of weights."""
 
     sums: Sums
-    stored_bits: int = 0  # of all parts of the quantized side
+    stored_bits: int = 0  # stored bits of all parts of the quantized side
     original_bits: int = 0
-    uniform_bits: int | None = None
-    counts_saturated: bool = False  # the format has codes that can saturate
-    attainable: Attainable | None = None  # with the stored scales
-    alpha: float | None = None  # how much the weight matters: its divergence is about alpha · nmse [nat]
-    layers: LayerValues | None = None  # of several: what is taken over layers
+    uniform_bits: int | None = None  # bits of a uniform integer code; None for other codes
+    counts_saturated: bool = False  # whether the format has codes that can saturate
+    attainable: Attainable | None = None  # error of the nearest codes on a sample
+    alpha: float | None = None  # sensitivity: the predicted KLD of the weight is alpha · nmse [nat]
+    layers: LayerValues | None = None  # per-layer values of a group; None for a single weight
 
 
 @dataclass(slots=True)
 class LayerValues:
-    """Values of single layers that aggregates are taken over."""
+    """Values of single layers, one per layer, for statistics over layers."""
 
     mean_absolute_error: list[float] = field(default_factory=list)
     relative_error: list[float] = field(default_factory=list)
     snr_db: list[float] = field(default_factory=list)
-    excess_db: list[float] = field(default_factory=list)  # of those that have one
-    predicted_kld: list[float] = field(default_factory=list)  # of those that a sensitivity names
+    excess_db: list[float] = field(default_factory=list)  # layers with an excess only
+    predicted_kld: list[float] = field(default_factory=list)  # layers with a sensitivity only
 
     def add(self, mean_absolute_error: float | None, relative_error: float | None, snr_db: float | None) -> None:
-        """Take in one layer. What is undefined there makes undefined what is taken over layers."""
+        """Add one layer. An undefined value (None) becomes NaN and makes statistics over layers undefined."""
         self.mean_absolute_error.append(nan if mean_absolute_error is None else mean_absolute_error)
         self.relative_error.append(nan if relative_error is None else relative_error)
         self.snr_db.append(nan if snr_db is None else snr_db)
 
     def extend(self, other: LayerValues) -> None:
-        """Take in the layers of others."""
+        """Add all layers of another group."""
         self.mean_absolute_error += other.mean_absolute_error
         self.relative_error += other.relative_error
         self.snr_db += other.snr_db
@@ -71,46 +71,46 @@ class LayerValues:
         self.predicted_kld += other.predicted_kld
 
 
-Fields = dict[str, float | int | None]  # values of one metric, by name
+Fields = dict[str, float | int | None]  # a metric with several named values
 Value = float | int | Fields | list[Fields] | None
 
 
 class Metric(NamedTuple):
-    """One number: everything that is said about it."""
+    """The declaration of one metric: name, unit, direction, formula and the function that computes it."""
 
     name: str
     unit: str
-    better: str  # "lower", "higher", "" where neither
+    better: str  # "lower", "higher", or "" if neither
     formula: str
-    of: Callable[[Measured], Value]
+    of: Callable[[Measurement], Value]
     kind: str = "number"  # "count", "percentiles", "rows", "experts"
-    later: bool = False  # reports of schema 1.1 and before do not have it
+    later: bool = False  # added after report schema 1.1
 
 
 def decibels(power_ratio: float) -> float:
-    """10·log10; of 0 minus infinity."""
+    """Return 10·log10 of a ratio of powers; minus infinity for 0."""
     return (
         10 * log10(power_ratio) if power_ratio > 0 and isfinite(power_ratio) else power_ratio if power_ratio else -inf
     )
 
 
 def theoretical_sqnr(bits: float) -> float:
-    """SNR in dB of a full-scale sine in uniform codes of that number of bits: 6.02·bits + 1.76.
+    """Return the SNR in dB of a full-scale sine in uniform codes of ``bits`` bits: 6.02·bits + 1.76.
 
-    No target for weights: they are not a sine, and with one scale for many they lose 4 to 12 dB.
+    This is not a target for weights: they are not a sine, and with a shared scale they are 4 to 12 dB lower.
     """
     return 6.02 * bits + 1.76
 
 
-def mean_absolute_error(m: Measured) -> float:
+def mean_absolute_error(m: Measurement) -> float:
     return ratio(as_float(m.sums.e_abs), m.sums.n)
 
 
-def relative_error(m: Measured) -> float:
+def relative_error(m: Measurement) -> float:
     return ratio(m.sums.e_abs, m.sums.x_abs)
 
 
-def std_absolute_error(m: Measured) -> float:
+def std_absolute_error(m: Measurement) -> float:
     n, s = m.sums.n, m.sums
     if not n:
         return nan
@@ -118,38 +118,38 @@ def std_absolute_error(m: Measured) -> float:
     return sqrt(max(as_float(s.e_sq) / n - mean * mean, 0.0))
 
 
-def max_relative_error(m: Measured) -> float:
+def max_relative_error(m: Measurement) -> float:
     return m.sums.relative_max if m.sums.x_nonzero else nan
 
 
-def mean_squared_error(m: Measured) -> float:
+def mean_squared_error(m: Measurement) -> float:
     return ratio(as_float(m.sums.e_sq), m.sums.n)
 
 
-def snr_db(m: Measured) -> float:
-    """NaN when an element is not finite: no ratio of energies is right then."""
+def snr_db(m: Measurement) -> float:
+    """Return Σx² / Σe² in dB; NaN if any element is not finite, as no ratio of energies is meaningful then."""
     if m.sums.nonfinite:
         return nan
     return decibels(ratio(m.sums.x_sq, m.sums.e_sq))
 
 
-def weighted_nmse(m: Measured) -> float | None:
-    """None where no importance is known."""
+def weighted_nmse(m: Measurement) -> float | None:
+    """Return Σ a·e² / Σ a·x²; None without an importance matrix."""
     return ratio(m.sums.weighted_e_sq, m.sums.weighted_x_sq) if m.sums.weighted_x_sq else None
 
 
-def weighted_error_norm(m: Measured) -> float | None:
-    """None where no importance is known."""
+def weighted_error_norm(m: Measurement) -> float | None:
+    """Return √(Σ a·e²); None without an importance matrix."""
     return sqrt(as_float(m.sums.weighted_e_sq)) if m.sums.weighted_x_sq else None
 
 
-def cosine_similarity(m: Measured) -> float:
+def cosine_similarity(m: Measurement) -> float:
     s = m.sums
     norms = sqrt(as_float(s.x_sq)) * sqrt(as_float(s.y_sq))
     return _correlation(as_float(s.xy), norms)
 
 
-def pearson_correlation(m: Measured) -> float:
+def pearson_correlation(m: Measurement) -> float:
     s = m.sums
     if not s.n:
         return nan
@@ -163,42 +163,42 @@ def pearson_correlation(m: Measured) -> float:
 
 
 def _correlation(product: float, norms: float) -> float:
-    """Product / norms; rounding may carry it past ±1, where no correlation is."""
+    """Return product / norms, clamped to [-1, 1] as rounding may exceed it; NaN if undefined."""
     value = ratio(product, norms)
     return value if isnan(value) else min(max(value, -1.0), 1.0)
 
 
-def original_norm(m: Measured) -> float:
+def original_norm(m: Measurement) -> float:
     return sqrt(as_float(m.sums.x_sq))
 
 
-def percentiles(m: Measured) -> Fields:
+def percentiles(m: Measurement) -> Fields:
     n, histogram = m.sums.n, m.sums.histogram
     if not n or histogram is None:
         return dict.fromkeys(PERCENTILES)
     values = histogram.values_at([max(ceil(q * n), 1) for q in PERCENTILES.values()])
     if values[0] >= LEAST and values[-1] < MOST:
         return dict(zip(PERCENTILES, values, strict=True))
-    exact = [value if _is_known(value, m.sums) else None for value in values]  # or a zero: seldom
+    exact = [value if _is_known(value, m.sums) else None for value in values]  # rare: values out of range, or zero
     return dict(zip(PERCENTILES, exact, strict=True))
 
 
 def _is_known(value: float, sums: Sums) -> bool:
-    """Whether a value of the histogram is good to 0.4 %: its first bins are coarse, and its last has no end."""
+    """Return whether a histogram value is accurate to 0.4 %: the first bins are coarse, and the last is open."""
     if value < LEAST:
         return value == 0 and sums.e_min == 0
     return value < MOST or sums.e_max <= MOST
 
 
-def worst_row_values(m: Measured) -> list[Fields]:
-    return _one_by_one("row", worst_rows(m.sums.rows.items()))
+def worst_row_values(m: Measurement) -> list[Fields]:
+    return _list_values("row", worst_rows(m.sums.rows.items()))
 
 
-def expert_values(m: Measured) -> list[Fields]:
-    return _one_by_one("expert", sorted(m.sums.matrices.items()))
+def expert_values(m: Measurement) -> list[Fields]:
+    return _list_values("expert", sorted(m.sums.matrices.items()))
 
 
-def _one_by_one(what: str, sums: Iterable[tuple[int, RowSums]]) -> list[Fields]:
+def _list_values(what: str, sums: Iterable[tuple[int, RowSums]]) -> list[Fields]:
     return [
         {
             what: number,
@@ -210,15 +210,15 @@ def _one_by_one(what: str, sums: Iterable[tuple[int, RowSums]]) -> list[Fields]:
 
 
 def percent(part: int, n: int) -> float:
-    return 100 * ratio(part, n) if part or not n else 0.0  # one object for many layers
+    return 100 * ratio(part, n) if part or not n else 0.0  # a shared object, to save memory over many layers
 
 
-def effective_bits(m: Measured) -> float:
+def effective_bits(m: Measurement) -> float:
     return (snr_db(m) - 1.76) / 6.02
 
 
 def finite(value: float) -> float | None:
-    """The value as a report holds it: None where it is not finite."""
+    """Return the value as a report stores it: None if it is not finite."""
     return value if isfinite(value) else None
 
 
@@ -243,7 +243,7 @@ METRICS: tuple[Metric, ...] = (
         "zero_reference_elements",
         "",
         "lower",
-        "how many x = 0 have y ≠ 0",
+        "number of elements with x = 0 and y ≠ 0",
         lambda m: m.sums.zero_reference,
         "count",
     ),
@@ -253,14 +253,14 @@ METRICS: tuple[Metric, ...] = (
         "weighted_nmse",
         "",
         "lower",
-        "Σ a·e² / Σ a·x², a the mean square of the activation of the column; null without an importance matrix",
+        "Σ a·e² / Σ a·x², a the mean square of the column's activation; null without an importance matrix",
         weighted_nmse,
     ),
     Metric(
         "weighted_error_norm",
         "",
         "lower",
-        "√(Σ a·e²): the error of the output, for inputs that are not correlated; null without an importance matrix",
+        "√(Σ a·e²): the error of the output if inputs are uncorrelated; null without an importance matrix",
         weighted_error_norm,
     ),
     Metric(
@@ -292,7 +292,7 @@ METRICS: tuple[Metric, ...] = (
         "absolute_error_percentiles",
         "",
         "lower",
-        "the |e| that this share of the elements does not exceed, within 0.5 %",
+        "|e| that this share of the elements does not exceed, within 0.5 %",
         percentiles,
         "percentiles",
     ),
@@ -311,7 +311,9 @@ METRICS: tuple[Metric, ...] = (
         lambda m: percent(m.sums.relative_outliers, m.sums.n),
     ),
     Metric("worst_rows", "", "", "the output rows with the lowest SNR, the worst first", worst_row_values, "rows"),
-    Metric("experts", "", "", "the matrices of a stack, one by one; none of a single one", expert_values, "experts"),
+    Metric(
+        "experts", "", "", "the matrices of a stack, one by one; empty for a single matrix", expert_values, "experts"
+    ),
     Metric(
         "zeroed_pct",
         "%",
@@ -345,7 +347,7 @@ METRICS: tuple[Metric, ...] = (
         "dB",
         "higher",
         "10·log10(Σx² / Σe*²) over a sample of rows, e* the error of the nearest codes with the stored scales; null "
-        "where no nearest code can be found",
+        "if the nearest codes are unknown",
         lambda m: m.attainable.snr_db if m.attainable else None,
         later=True,
     ),
@@ -353,7 +355,7 @@ METRICS: tuple[Metric, ...] = (
         "excess_db",
         "dB",
         "lower",
-        "attainable_snr_db less the actual SNR of the same rows; 0 for plain rounding",
+        "attainable_snr_db - the actual SNR of the same rows; 0 for plain rounding",
         lambda m: m.attainable.excess_db if m.attainable else None,
         later=True,
     ),
@@ -361,8 +363,8 @@ METRICS: tuple[Metric, ...] = (
         "format_snr_db",
         "dB",
         "higher",
-        "attainable_snr_db + scale_loss_db: of the nearest codes with good scales, what the format can do; null where "
-        "scales or groups are not known",
+        "attainable_snr_db + scale_loss_db: the SNR of the nearest codes with good scales, which the format can "
+        "reach; null if scales or groups are unknown",
         lambda m: m.attainable.format_snr_db if m.attainable else None,
         later=True,
     ),
@@ -370,8 +372,8 @@ METRICS: tuple[Metric, ...] = (
         "scale_loss_db",
         "dB",
         "lower",
-        "what good scales, made of the largest values of sampled groups, gain over the stored ones, with the nearest "
-        "codes of both; 0 where the stored ones are better",
+        "gain in SNR of good scales, made from the largest values of sampled groups, over the stored scales, with the "
+        "nearest codes of each; 0 if the stored scales are better",
         lambda m: m.attainable.scale_loss_db if m.attainable else None,
         later=True,
     ),
@@ -379,7 +381,7 @@ METRICS: tuple[Metric, ...] = (
         "avoidable_db",
         "dB",
         "lower",
-        "scale_loss_db + excess_db: format_snr_db less the actual SNR of the sample",
+        "scale_loss_db + excess_db: format_snr_db - the actual SNR of the sample",
         lambda m: m.attainable.avoidable_db if m.attainable else None,
         later=True,
     ),
@@ -403,7 +405,7 @@ METRICS: tuple[Metric, ...] = (
         "predicted_kld",
         "nat",
         "lower",
-        "alpha · nmse: what its error alone is predicted to cost in KLD; null without a sensitivity that names it",
+        "alpha · nmse: the KLD predicted for the error of this weight alone; null without a sensitivity for it",
         lambda m: None if m.alpha is None else m.alpha * ratio(m.sums.e_sq, m.sums.x_sq),
         later=True,
     ),
@@ -411,12 +413,12 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-def over_layers(
+def aggregate_layers(
     pick: Callable[[LayerValues], list[float]], statistic: Callable[[list[float]], float]
-) -> Callable[[Measured], Value]:
-    """A statistic of the values of single layers; undefined as soon as one of them is."""
+) -> Callable[[Measurement], Value]:
+    """Make a metric function that applies a statistic to per-layer values; NaN if any value is NaN."""
 
-    def of(m: Measured) -> float:
+    def of(m: Measurement) -> float:
         values = pick(m.layers) if m.layers else []
         return statistic(values) if values and not any(map(isnan, values)) else nan
 
@@ -428,39 +430,41 @@ def median(values: list[float]) -> float:
 
 
 def mean(values: list[float]) -> float:
-    return sum(sorted(values)) / len(values)  # in whatever order the layers were finished
+    return sum(sorted(values)) / len(values)  # sorted, so that the order of layers does not change the rounding
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """Linear interpolation between the two nearest, as numpy's default."""
+    """Return the q-quantile of sorted values by linear interpolation, numpy's default."""
     position = q * (len(ordered) - 1)
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def relative_error_percentiles(m: Measured) -> Fields:
+def relative_error_percentiles(m: Measurement) -> Fields:
     values = m.layers.relative_error if m.layers else []
     ordered = [] if any(map(isnan, values)) else sorted(values)
     return {key: quantile(ordered, q) if ordered else None for key, q in LAYER_PERCENTILES.items()}
 
 
-def _row(name: str) -> Metric:
+def _find_row(name: str) -> Metric:
     return next(metric for metric in METRICS if metric.name == name)
 
 
 AGGREGATES: tuple[Metric, ...] = (
-    _row("mean_absolute_error")._replace(formula="Σ|e| / n over all elements"),
+    _find_row("mean_absolute_error")._replace(formula="Σ|e| / n over all elements"),
     Metric(
         "median_absolute_error",
         "",
         "lower",
         "median over layers of their mean_absolute_error",
-        over_layers(lambda v: v.mean_absolute_error, median),
+        aggregate_layers(lambda v: v.mean_absolute_error, median),
     ),
-    _row("max_absolute_error")._replace(formula="max |e| over all elements: the true maximum, not that of layer means"),
-    _row("mean_squared_error"),
-    _row("root_mean_squared_error"),
+    _find_row("max_absolute_error")._replace(
+        formula="max |e| over all elements: the true maximum, not the maximum of layer means"
+    ),
+    _find_row("mean_squared_error"),
+    _find_row("root_mean_squared_error"),
     Metric(
         "mean_relative_error",
         "",
@@ -473,9 +477,9 @@ AGGREGATES: tuple[Metric, ...] = (
         "",
         "lower",
         "median over layers of their relative_error",
-        over_layers(lambda v: v.relative_error, median),
+        aggregate_layers(lambda v: v.relative_error, median),
     ),
-    _row("max_relative_error")._replace(formula="max |e|/|x| over all elements with x ≠ 0"),
+    _find_row("max_relative_error")._replace(formula="max |e|/|x| over all elements with x ≠ 0"),
     Metric(
         "relative_error_percentiles",
         "",
@@ -496,46 +500,46 @@ AGGREGATES: tuple[Metric, ...] = (
         "dB",
         "higher",
         "mean over layers of their snr_db",
-        over_layers(lambda v: v.snr_db, mean),
+        aggregate_layers(lambda v: v.snr_db, mean),
     ),
-    Metric("worst_layer_snr_db", "dB", "higher", "lowest snr_db of a layer", over_layers(lambda v: v.snr_db, min)),
-    _row("attainable_snr_db")._replace(
-        formula="energies pooled over the layers that have one, the error of each less what its sample has in excess"
+    Metric("worst_layer_snr_db", "dB", "higher", "lowest snr_db of a layer", aggregate_layers(lambda v: v.snr_db, min)),
+    _find_row("attainable_snr_db")._replace(
+        formula="energies pooled over the layers that have one, the error of each reduced by its excess_db"
     ),
-    _row("excess_db")._replace(formula="attainable_snr_db less the SNR of the same layers"),
-    _row("format_snr_db")._replace(formula="the same, less what its scales lose as well"),
-    _row("scale_loss_db")._replace(formula="format_snr_db less attainable_snr_db"),
-    _row("avoidable_db")._replace(formula="scale_loss_db + excess_db"),
+    _find_row("excess_db")._replace(formula="attainable_snr_db - the SNR of the same layers"),
+    _find_row("format_snr_db")._replace(formula="as attainable_snr_db, each error also reduced by its scale_loss_db"),
+    _find_row("scale_loss_db")._replace(formula="format_snr_db - attainable_snr_db"),
+    _find_row("avoidable_db")._replace(formula="scale_loss_db + excess_db"),
     Metric(
         "worst_layer_excess_db",
         "dB",
         "lower",
-        "highest excess_db of a layer; null where none has one",
+        "highest excess_db of a layer; null if none has one",
         lambda m: max(m.layers.excess_db) if m.layers and m.layers.excess_db else None,
         later=True,
     ),
-    _row("nmse"),
-    _row("weighted_nmse"),
-    _row("weighted_snr_db"),
-    _row("cosine_similarity"),
-    _row("absolute_error_percentiles")._replace(formula="as of a layer, over all elements"),
-    _row("predicted_kld")._replace(
-        formula="Σ over the layers that a sensitivity names; too low beyond about 0.1; null where it names none",
+    _find_row("nmse"),
+    _find_row("weighted_nmse"),
+    _find_row("weighted_snr_db"),
+    _find_row("cosine_similarity"),
+    _find_row("absolute_error_percentiles")._replace(formula="as for a layer, over all elements"),
+    _find_row("predicted_kld")._replace(
+        formula="Σ over the layers with a sensitivity; too low beyond about 0.1; null if none has one",
         of=lambda m: fsum(m.layers.predicted_kld) if m.layers and m.layers.predicted_kld else None,
     ),
-    _row("bits_per_weight")._replace(formula="stored bits of all parts / elements, over the layers that differ"),
+    _find_row("bits_per_weight")._replace(formula="stored bits of all parts / elements, over the layers that differ"),
     Metric(
         "compression_ratio",
         "",
         "higher",
-        "stored bits of the original / of the quantized, over the layers that differ",
+        "stored bits of the original / stored bits of the quantized, over the layers that differ",
         lambda m: ratio(m.original_bits, m.stored_bits),
     ),
 )
 
 
-def evaluate(rows: Sequence[Metric], measured: Measured) -> tuple[dict[str, Value], dict[str, str]]:
-    """Values by name, and for each that is not finite (and so null) what it is: ``+inf``, ``-inf``, ``nan``."""
+def compute_metrics(rows: Sequence[Metric], measured: Measurement) -> tuple[dict[str, Value], dict[str, str]]:
+    """Compute the metrics ``rows``; return values by name, and ``+inf``, ``-inf`` or ``nan`` for each null one."""
     values: dict[str, Value] = {}
     nonfinite: dict[str, str] = {}
     for row in rows:

@@ -1,7 +1,7 @@
-"""Counts of |e| by size: what percentiles over elements are read from, exactly mergeable.
+"""A histogram of |e|, exactly mergeable, for percentiles over elements.
 
-A bin holds the values that round to the same bfloat16, and its number is that bfloat16's bits. A
-bfloat16 has eight significant bits, so a value read from a bin is off by 0.4 % at most.
+A bin counts the values that round to the same bfloat16, and its number is the bits of this bfloat16. A bfloat16 has
+eight significant bits, so a value read from a bin is off by at most 0.4 %.
 """
 
 import struct
@@ -11,34 +11,34 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-BINS = 0x7F80  # finite, not negative
+BINS = 0x7F80  # one for each finite, non-negative bfloat16
 LAST = BINS - 1
-ROOM = 1 << 8  # a histogram grows by so many bins
+ROOM = 1 << 8  # a histogram grows in steps of this many bins
 
-CROPPED = 1 << 16  # elements; the histogram of fewer is cut to the bins that are used, or it would be larger
+CROPPED = 1 << 16  # with fewer elements, unused bins are cut: the histogram would be larger than the data
 
 
 class Histogram:
-    """How many are ``zeros``, and ``counts``, int64, of the bins from number ``first`` on; all others are empty."""
+    """The number of ``zeros``, and int64 ``counts`` of the bins from number ``first`` on; all other bins are empty."""
 
     __slots__ = ("counts", "first", "zeros")
 
     def __init__(self, zeros: int, counts: Tensor, first: int) -> None:
-        """Take the counts as they are, on the CPU."""
+        """Use the counts without a copy if they are on the CPU."""
         self.zeros, self.counts, self.first = zeros, counts.cpu(), first
 
     @classmethod
     def of(cls, magnitudes: Tensor) -> "Histogram":
-        """Of numbers that are finite and not negative; what rounds to infinity is counted in the last bin."""
+        """Count finite, non-negative numbers; those that round to infinity are counted in the last bin."""
         bits = magnitudes.to(torch.bfloat16).view(torch.int16).view(-1)
         return cls.of_bits(bits.clamp_(max=LAST))
 
     @classmethod
     def of_bits(cls, bits: Tensor) -> "Histogram":
-        """Of numbers of bins, (n,) int16; overwrites them."""
+        """Count bin numbers, (n,) int16; overwrites them."""
         if not bits.numel():
             return cls.empty()
-        below = 0  # the number of the bin below the lowest that is used, to which the zeros go
+        below = 0  # the bin below the lowest used one; zeros are counted there
         if bits.numel() < CROPPED:
             below = int((bits - 1).bitwise_and_(0x7FFF).amin())  # zeros come last
             bits.clamp_(min=below).sub_(below)
@@ -47,20 +47,20 @@ class Histogram:
 
     @classmethod
     def empty(cls) -> "Histogram":
-        """Of nothing."""
+        """Return the histogram of no values."""
         return cls(0, torch.zeros(0, dtype=torch.int64), 1)
 
     @property
     def stop(self) -> int:
-        """The number of the first bin behind the counts."""
+        """The number of the first bin after the counts."""
         return self.first + self.counts.numel()
 
     def add(self, other: "Histogram") -> None:
-        """Merge another into this."""
+        """Merge another histogram into this one."""
         self.zeros += other.zeros
         if not other.counts.numel():
             return
-        with torch.inference_mode():  # whichever of them came from a worker
+        with torch.inference_mode():  # either may be an inference tensor from a worker
             if other.first < self.first or other.stop > self.stop:
                 self._make_room(other.first, other.stop)
             begin = other.first - self.first
@@ -83,16 +83,16 @@ class Histogram:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Histogram):
             return NotImplemented
-        return self._facts() == other._facts()
+        return self._contents() == other._contents()
 
-    def _facts(self) -> tuple[int, list[tuple[int, int]]]:
+    def _contents(self) -> tuple[int, list[tuple[int, int]]]:
         used = self.counts.nonzero().view(-1)
         return self.zeros, list(zip((used + self.first).tolist(), self.counts[used].tolist(), strict=True))
 
     __hash__ = None  # type: ignore[assignment]
 
     def values_at(self, ranks: Sequence[int]) -> list[float]:
-        """The values of those ranks, counted from 1 in ascending order."""
+        """Return the values at ascending ranks, which count from 1."""
         places = torch.searchsorted(self.counts.cumsum(0), torch.tensor([rank - self.zeros for rank in ranks]))
         bits = (places + self.first).tolist()
         return [0.0 if rank <= self.zeros else _value(bin) for rank, bin in zip(ranks, bits, strict=True)]
@@ -100,6 +100,6 @@ class Histogram:
 
 @lru_cache(maxsize=1 << 12)
 def _value(bin: int) -> float:
-    """The bfloat16 of those bits; one object for many layers."""
+    """Return the bfloat16 with these bits as a float; cached, so that layers share the objects."""
     value: float = struct.unpack("<f", struct.pack("<I", bin << 16))[0]
     return value

@@ -1,6 +1,6 @@
-"""The largest |x| and |e| of each cell of a weight: which of them have errors that others of their size do not have.
+"""The largest |x| and |e| of each cell of a weight, to find cells with unusually large errors for their values.
 
-Cells are groups of a scale where these are whole windows of columns, and windows where groups are smaller.
+A cell is a scale group if that spans whole windows of columns, or else a window.
 """
 
 from collections.abc import Sequence
@@ -10,22 +10,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-WINDOW = 64  # columns
+WINDOW = 64  # columns of a window
 
 
-class Cells(NamedTuple):
-    """How a weight is divided: rows and columns of a cell, of which only the last may be smaller."""
+class CellGrid(NamedTuple):
+    """The grid of cells of a weight: rows and columns of a cell; the last cells may be smaller."""
 
     rows: int
-    cols: int  # whole windows, or all columns
+    cols: int  # a multiple of WINDOW, or all columns
 
     def of(self, chunk: tuple[int, int, int, int]) -> tuple[slice, slice]:
-        """Rows and columns of the cells that a chunk, from row to row and column to column, has a part in."""
+        """Return the range of cells, by row and column of cells, that a chunk overlaps."""
         row, stop_row, col, stop_col = chunk
         return slice(row // self.rows, -(-stop_row // self.rows)), slice(col // self.cols, -(-stop_col // self.cols))
 
-    def piece(self, peaks: Tensor, row: int) -> "Peaks":
-        """Of all columns of some rows, from the largest of windows, (2, r, windows) or, of cells as wide, (2, r, 1)."""
+    def reduce(self, peaks: Tensor, row: int) -> "Peaks":
+        """Reduce peaks of whole rows from ``row`` on to cells.
+
+        ``peaks`` is (2, r, windows), or (2, r, 1) if a cell is as wide as the weight.
+        """
         across = min(-(-self.cols // WINDOW), peaks.shape[2])
         above = row % self.rows
         below, right = -(above + peaks.shape[1]) % self.rows, -peaks.shape[2] % across
@@ -36,14 +39,14 @@ class Cells(NamedTuple):
 
 
 class Peaks(NamedTuple):
-    """The largest |x| and |e| of some rows of cells, (2, down, across) float32, from a row of cells on."""
+    """The largest |x| and |e| in some rows of cells, (2, down, across) float32, from row of cells ``first`` on."""
 
     first: int
     values: Tensor
 
 
-def joined(pieces: Sequence[Peaks]) -> Tensor:
-    """The largest |x| and |e| of all cells, (2, down, across) float32."""
+def join_peaks(pieces: Sequence[Peaks]) -> Tensor:
+    """Merge pieces into the largest |x| and |e| of all cells, (2, down, across) float32."""
     if len(pieces) == 1:
         return pieces[0].values
     down = max(first + values.shape[1] for first, values in pieces)
@@ -55,15 +58,15 @@ def joined(pieces: Sequence[Peaks]) -> Tensor:
 
 
 def largest_share(peaks: Tensor) -> float:
-    """The largest |e| as a share of the largest |x|, of any of some cells."""
+    """Return the largest ratio of max |e| to max |x| over some cells."""
     x, e = peaks
     return float((e / x).where(x > 0, 0.0).amax())
 
 
-def conspicuous(peaks: Tensor, usual: float, most: int) -> list[tuple[int, int]]:
-    """Cells, (row, column) of cells, whose largest |e| is a ``usual`` share of their largest |x| or more.
+def select_conspicuous(peaks: Tensor, usual: float, most: int) -> list[tuple[int, int]]:
+    """Find cells, as (row, column) of cells, whose max |e| exceeds ``usual`` · max |x|.
 
-    ``most`` of those with the largest share, and as many of those with the largest |e|.
+    At most ``most`` cells with the largest ratio and ``most`` cells with the largest |e| are returned.
     """
     x, e = peaks
     out = e > usual * x

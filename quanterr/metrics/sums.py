@@ -1,8 +1,8 @@
-"""The mergeable state: what one pass over the elements leaves, and all that any metric needs.
+"""Mergeable sums from one pass over the elements: all that any metric needs.
 
-Every sum is an integer: a float64 is a whole number of 2^-1074, so sums of float64 can be kept
-exactly, and adding integers is associative and commutative. So the order of the chunks, the number
-of threads and the way layers are grouped cannot change a digit; only :func:`as_float` rounds, once.
+Every sum is an integer: a float64 is a whole multiple of 2^-1074, so sums of float64 are exact, and adding integers
+is associative and commutative. The order of chunks, the number of threads and the grouping of layers therefore cannot
+change a digit; only :func:`as_float` rounds, once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEPT_ROWS = 5
 
 
 def exact(value: float) -> int:
-    """A float64 that is not NaN in units of 2^-1074."""
+    """Convert a float64 that is not NaN to units of 2^-1074; infinities become ±TOO_LARGE."""
     if not isfinite(value):
         return TOO_LARGE if value > 0 else -TOO_LARGE
     numerator, denominator = value.as_integer_ratio()
@@ -32,7 +32,7 @@ def exact(value: float) -> int:
 
 
 def as_float(total: int) -> float:
-    """A sum in units of 2^-1074 as the nearest float64; infinity where it is too large for one."""
+    """Convert a sum in units of 2^-1074 to the nearest float64; infinity if it is too large."""
     try:
         return total / ONE
     except OverflowError:
@@ -40,7 +40,7 @@ def as_float(total: int) -> float:
 
 
 def ratio(numerator: float, denominator: float) -> float:
-    """Numerator / denominator; 0/0 is NaN and anything else over 0 infinite, as on paper."""
+    """Return numerator / denominator; 0/0 is NaN, and any other number over 0 is infinite with the numerator's sign."""
     if denominator:
         try:
             return numerator / denominator
@@ -50,27 +50,27 @@ def ratio(numerator: float, denominator: float) -> float:
 
 
 class RowSums(NamedTuple):
-    """One row, or a piece of one, or several: its energies in units of 2^-1074, its largest |e|."""
+    """Sums of a row, a piece of one, or several rows: energies in units of 2^-1074, and the largest |e|."""
 
     x_sq: int
     e_sq: int
     e_max: float
-    whole: bool
-    zeroed: bool = False  # all of y is zero
+    whole: bool  # whether it is exactly one whole row
+    zeroed: bool = False  # whether y is zero everywhere
 
     @property
     def dead(self) -> bool:
-        """Whether y is a row of zeros where x is not."""
+        """True if y is zero everywhere but x is not."""
         return self.zeroed and self.x_sq > 0
 
-    def joined(self, other: RowSums) -> RowSums:
-        """Two pieces of a row."""
+    def join(self, other: RowSums) -> RowSums:
+        """Merge two pieces of a row."""
         energies, e_max = (self.x_sq + other.x_sq, self.e_sq + other.e_sq), max(self.e_max, other.e_max)
         return RowSums(*energies, e_max, False, self.zeroed and other.zeroed)
 
 
-class WorstRow(NamedTuple):
-    """Where the largest |e| of a weight is: a row, or the piece of it that starts at ``col``; of several the first."""
+class WorstPlace(NamedTuple):
+    """The location of a weight's largest |e|: the first such row, or the piece of the row from ``col`` on."""
 
     error: float
     row: int
@@ -78,17 +78,17 @@ class WorstRow(NamedTuple):
 
     @property
     def order(self) -> tuple[float, int, int]:
-        """Sorts the worst and first one first."""
+        """Sort key: the largest error first, then the first row."""
         return -self.error, self.row, self.col
 
 
 @dataclass(slots=True)
 class Sums:
-    """Of x (original), y (quantized) and e = y - x over the elements where both are finite."""
+    """Sums over x (original), y (quantized) and e = y - x, for the elements where both are finite."""
 
     # counts
-    elements: int = 0  # finite or not
-    n: int = 0
+    elements: int = 0  # all elements, finite or not
+    n: int = 0  # elements that are finite on both sides
     nonfinite_original: int = 0
     nonfinite_quantized: int = 0
     x_nonzero: int = 0
@@ -97,7 +97,7 @@ class Sums:
     outliers: int = 0  # |e| > threshold
     relative_outliers: int = 0  # |e| > 1 % of |x|
     saturated: int = 0
-    dead_rows: int = 0  # whole rows of zeros that are not zero in the original
+    dead_rows: int = 0  # whole rows that are zero in y but not in x
     # sums, in units of 2^-1074
     x: int = 0
     y: int = 0
@@ -109,46 +109,46 @@ class Sums:
     e_sq: int = 0
     xy: int = 0
     relative: int = 0  # |e| / |x| over x ≠ 0
-    weighted_x_sq: int = 0  # times the importance of their columns, where it is known
+    weighted_x_sq: int = 0  # Σ importance · x²; 0 without an importance matrix
     weighted_e_sq: int = 0
     # extremes
     e_max: float = 0.0
     e_min: float = inf
     relative_max: float = 0.0
     x_max: float = 0.0
-    cast_max: float = 0.0  # |e| / |x|, or / the least normal number of what x was cast to, where that is asked for
-    # of one weight; of several weights merged they mean nothing
-    worst: WorstRow | None = None
+    cast_max: float = 0.0  # largest |e| / max(|x|, least normal number of the cast's dtype), if requested
+    # Fields of one weight, meaningless for several merged weights.
+    worst: WorstPlace | None = None
     rows: dict[int, RowSums] = field(default_factory=dict)
-    matrices: dict[int, RowSums] = field(default_factory=dict)  # of a stack: of each of its matrices
+    matrices: dict[int, RowSums] = field(default_factory=dict)  # of each matrix in a stack
     histogram: Histogram | None = field(default=None, repr=False)  # of |e|
-    peaks: list[Peaks] = field(default_factory=list, repr=False, compare=False)  # of its cells, until it is finished
+    peaks: list[Peaks] = field(default_factory=list, repr=False, compare=False)  # dropped once the weight is finished
 
     @property
     def nonfinite(self) -> bool:
-        """Whether any element of either side is NaN or infinite."""
+        """True if any element of either side is NaN or infinite."""
         return bool(self.nonfinite_original or self.nonfinite_quantized)
 
     @property
     def exact(self) -> bool:
-        """Whether both sides are the same, element by element."""
+        """True if both sides are equal, element by element, and finite."""
         return not self.e_max and not self.nonfinite
 
     def add(self, other: Sums) -> None:
-        """Merge another part of the same weight into this."""
-        self.add_other_weight(other)
+        """Merge the sums of another part of the same weight."""
+        self.merge_other_weight(other)
         if other.worst and (self.worst is None or other.worst.order < self.worst.order):
             self.worst = other.worst
         if other.rows:
             self._add_rows(other.rows)
         for number, sums in other.matrices.items():
-            self.matrices[number] = self.matrices[number].joined(sums) if number in self.matrices else sums
+            self.matrices[number] = self.matrices[number].join(sums) if number in self.matrices else sums
         self.peaks += other.peaks
         if other.histogram:
             self.histogram = self.histogram + other.histogram if self.histogram else other.histogram
 
-    def add_other_weight(self, other: Sums) -> None:
-        """Merge what means something across weights: not their rows; histograms are merged apart."""
+    def merge_other_weight(self, other: Sums) -> None:
+        """Merge the sums that are meaningful across weights; rows are not, and histograms are merged separately."""
         for name in ADDED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.e_max = max(self.e_max, other.e_max)
@@ -159,14 +159,14 @@ class Sums:
 
     def _add_rows(self, rows: dict[int, RowSums]) -> None:
         for number, row in rows.items():
-            self.rows[number] = self.rows[number].joined(row) if number in self.rows else row
-        if len(self.rows) > 4 * KEPT_ROWS:  # pieces must wait for the other pieces of their rows
+            self.rows[number] = self.rows[number].join(row) if number in self.rows else row
+        if len(self.rows) > 4 * KEPT_ROWS:  # keep all pieces of rows, as their other pieces are still missing
             kept = [item for item in self.rows.items() if not item[1].whole]
             self.rows = dict(kept + worst_rows(item for item in self.rows.items() if item[1].whole))
 
     @classmethod
-    def merged(cls, many: Iterable[Sums]) -> Sums:
-        """All of them together; of none, the sums of no element."""
+    def merge(cls, many: Iterable[Sums]) -> Sums:
+        """Merge many sums of parts of one weight; without any, return empty sums."""
         total = cls()
         for sums in many:
             total.add(sums)
@@ -177,7 +177,7 @@ ADDED = tuple(name for name, kind in Sums.__annotations__.items() if kind == "in
 
 
 def worst_rows(rows: Iterable[tuple[int, RowSums]]) -> list[tuple[int, RowSums]]:
-    """The few rows with the lowest SNR, the worst first; rows without an error are left out."""
+    """Return the :data:`KEPT_ROWS` rows with the lowest SNR, the worst first, leaving out rows without an error."""
     return sorted((item for item in rows if item[1].e_sq), key=_row_order)[:KEPT_ROWS]
 
 

@@ -1,7 +1,7 @@
 """The compiled kernel: one pass over the codes of two weights, without the interpreter.
 
-kernel.c says what it computes. It is compiled by build.py when quanterr is installed, where there is a C compiler, once
-for each instruction set; where there is none, everything is done in torch.
+kernel.c documents the computation. build.py compiles it for each instruction set when quanterr is installed, if there
+is a C compiler; without one, torch does everything.
 """
 
 import ctypes
@@ -17,38 +17,38 @@ from quanterr.util.platform import LIBRARY
 from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
-INSTRUCTION_SETS = ("base", "avx2", "avx512")  # as quanterr_instructions counts them
+INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
 VERSION = 7
-RECORD = Path(__file__).parent / "kernel.txt"  # how the kernel was compiled, or why it could not be
-ROOM = 1 << 15  # bins of a table of counts
+RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
+ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
-SUM_BYTES = 4 * 68  # of a sum, a signed integer in units of 2^-1074
+SUM_BYTES = 4 * 68  # bytes of a sum, a signed integer in units of 2^-1074
 DONE = 1
 
 
-class Element(IntEnum):
-    """How the codes of a row are stored."""
+class ElementType(IntEnum):
+    """Storage of one element in a row of codes."""
 
     F32 = 0
     BF16 = 1
     F16 = 2
     I8 = 3
     E4M3 = 4
-    TABLE = 5  # a table says what each byte stands for: one element, or several
+    TABLE = 5  # a table gives the elements of each byte, one or several
     Q8_0 = 6  # ggml's blocks
     Q4_K = 7
     Q6_K = 8
 
 
 class Order(IntEnum):
-    """Where the codes of a row are."""
+    """Arrangement of the codes of a row."""
 
-    ROWS = 0  # one after the other
+    ROWS = 0  # consecutive
     WORDS_DOWN = 1  # (words of 32 bits, rows): GPTQ
     AWQ_WORDS = 2  # (cols, rows / 8 words), the 8 codes of 4 bits interleaved
 
 
-class Side(ctypes.Structure):
+class SideStruct(ctypes.Structure):
     """The rows of one weight; see kernel.c."""
 
     _fields_ = (
@@ -76,8 +76,8 @@ class Side(ctypes.Structure):
     )
 
 
-class Run(ctypes.Structure):
-    """What is added up, and the sums; see kernel.c."""
+class RunStruct(ctypes.Structure):
+    """The settings of a comparison and its sums; see kernel.c."""
 
     _fields_ = (
         ("rows", ctypes.c_int64),
@@ -121,33 +121,33 @@ class Run(ctypes.Structure):
 
 
 class Kernel(NamedTuple):
-    """A compiled kernel, and the instruction set that it was compiled for."""
+    """A compiled kernel and its instruction set."""
 
     library: ctypes.CDLL
     instructions: str
 
-    def compare(self, original: Side, quantized: Side, run: Run) -> bool:
-        """Carry out ``run``, without the interpreter lock; False where a file could not be read to the end."""
+    def compare(self, original: SideStruct, quantized: SideStruct, run: RunStruct) -> bool:
+        """Carry out ``run`` without the interpreter lock; return False if a file could not be read to the end."""
         sides = ctypes.byref(original), ctypes.byref(quantized)
         return int(self.library.quanterr_compare(*sides, ctypes.byref(run))) == DONE
 
-    def decode(self, side: Side, shape: tuple[int, int], rows_at_once: int) -> bool:
-        """Put the values of (rows, cols) where ``side.values`` says; False where a file could not be read."""
+    def decode(self, side: SideStruct, shape: tuple[int, int], rows_at_once: int) -> bool:
+        """Decode (rows, cols) to ``side.values``; return False if a file could not be read."""
         sizes = map(ctypes.c_int64, (*shape, rows_at_once))
         return int(self.library.quanterr_decode(ctypes.byref(side), *sizes)) == DONE
 
-    def nearest(self, x: int, n: int, bounds: int, changes: int, n_bounds: int, first: int, codes: int) -> None:
-        """Codes, uint8 (n,), of the numbers of a table that are nearest to ``x``, float32 (n,); all are addresses.
+    def find_nearest(self, x: int, n: int, bounds: int, changes: int, n_bounds: int, first: int, codes: int) -> None:
+        """Find the codes, uint8 (n,), of the table's numbers nearest to ``x``, float32 (n,); arguments are addresses.
 
-        ``first`` is the code up to the first of the ``bounds``, float32; beyond each it is another one, by exclusive or
+        ``first`` is the code up to the first of the ``bounds``, float32; crossing a bound changes it by exclusive or
         with ``changes``, int32.
         """
         of_x, of_table = (ctypes.c_void_p(x), ctypes.c_int64(n)), (ctypes.c_void_p(bounds), ctypes.c_void_p(changes))
         self.library.quanterr_nearest(*of_x, *of_table, n_bounds, first, ctypes.c_void_p(codes))
 
 
-class Choice(NamedTuple):
-    """The kernel of a run: None is torch's, and ``reason`` says why."""
+class KernelChoice(NamedTuple):
+    """The kernel of a run; None means torch, and ``reason`` says why."""
 
     kernel: Kernel | None
     reason: str = ""
@@ -156,26 +156,26 @@ class Choice(NamedTuple):
         return f"native ({self.kernel.instructions})" if self.kernel else "torch"
 
 
-def chosen() -> Choice:
-    """The kernel that the environment asks for, or else the best there is.
+def choose_kernel() -> KernelChoice:
+    """Return the kernel that the environment asks for, or else the best available.
 
     Raises:
-        UsageError: it asks for one that does not exist, or that was not built.
+        UsageError: the environment asks for a kernel that does not exist or was not built.
     """
     asked = os.environ.get(VARIABLE, "")
     if asked not in ("", "torch", "native"):
         raise UsageError(f"{VARIABLE}={display(asked)}: choose torch or native")
     if asked == "torch":
-        return Choice(None, f"{VARIABLE} asks for it")
-    choice = best()
+        return KernelChoice(None, f"{VARIABLE} asks for it")
+    choice = find_best()
     if asked and choice.kernel is None:
         raise UsageError(f"{VARIABLE}=native: {choice.reason}; install a C compiler, then quanterr again")
     return choice
 
 
 @cache
-def best() -> Choice:
-    """The compiled kernel with the widest instructions that this machine has."""
+def find_best() -> KernelChoice:
+    """Return the compiled kernel with the widest instructions that this machine has."""
     base = load("base")
     if base.kernel is None:
         return base
@@ -185,33 +185,32 @@ def best() -> Choice:
 
 
 @cache
-def load(instructions: str) -> Choice:
-    """The kernel that was compiled for an instruction set; whether the machine has it is not checked."""
+def load(instructions: str) -> KernelChoice:
+    """Load the kernel compiled for an instruction set, without checking that the machine has it."""
     path = library_path(instructions)
     if not path.exists():
-        return Choice(None, "no kernel was compiled when quanterr was installed")
+        return KernelChoice(None, "no kernel was compiled when quanterr was installed")
     try:
         library = ctypes.CDLL(os.fspath(path))
     except OSError as error:
-        return Choice(None, f"the kernel cannot be loaded: {display(str(error))}")
+        return KernelChoice(None, f"the kernel cannot be loaded: {display(str(error))}")
     if not _has_same_layout(library):
-        return Choice(None, f"{display(str(path))} is of another version of quanterr")
-    return Choice(Kernel(library, instructions))
+        return KernelChoice(None, f"{display(str(path))} is of another version of quanterr")
+    return KernelChoice(Kernel(library, instructions))
 
 
 class _Field(ctypes.Structure):
-    """What the kernel says of a field."""
+    """A field of a struct, as the kernel reports it."""
 
     _fields_ = (("name", ctypes.c_char_p), ("at", ctypes.c_int64))
 
 
 def _has_same_layout(library: ctypes.CDLL) -> bool:
-    """Whether every field is where the kernel looks for it."""
+    """Return whether the kernel's structs have the same layout as ours."""
     if not hasattr(library, "quanterr_fields"):
         return False
     own = {b"version": VERSION}
-    for struct in (Side, Run):
-        name = struct.__name__
+    for name, struct in (("Side", SideStruct), ("Run", RunStruct)):
         own[name.encode()] = ctypes.sizeof(struct)
         own |= {f"{name}.{field}".encode(): getattr(struct, field).offset for field, *_ in struct._fields_}
     found = (_Field * len(own))()
@@ -220,8 +219,8 @@ def _has_same_layout(library: ctypes.CDLL) -> bool:
     return bool(n == len(own)) and {field.name: field.at for field in found} == own
 
 
-def record() -> str:
-    """How the kernel was compiled, command by command, or why there is none; empty where that is not known."""
+def read_record() -> str:
+    """Return the commands that compiled the kernel, or why there is none; empty if unknown."""
     try:
         return RECORD.read_text(encoding="utf-8")
     except OSError:
@@ -229,5 +228,5 @@ def record() -> str:
 
 
 def library_path(instructions: str, folder: Path = Path(__file__).parent) -> Path:
-    """Where the kernel for an instruction set is."""
+    """Return the path of the kernel for an instruction set."""
     return folder / f"kernel_{instructions}{LIBRARY}"

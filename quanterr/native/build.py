@@ -1,8 +1,8 @@
 """Compiles kernel.c while quanterr is installed; without a C compiler nothing is compiled and nothing fails.
 
-Hatch runs this file by its path, before the package can be imported. CC names the compiler. QUANTERR_PLATFORM is for
-tools/make_wheels.py, whose compiler is for other systems: the platform of the wheel's tag, for which a kernel must be
-made then, or ``any``, for which none is.
+Hatch runs this file by its path, before the package can be imported. CC names the compiler. tools/make_wheels.py, which
+cross-compiles, sets QUANTERR_PLATFORM: the platform of the wheel's tag, for which a kernel must then be built, or
+``any`` for no kernel.
 """
 
 import json
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HERE = Path(__file__).parent
-RECORD = HERE / "kernel.txt"  # beside the libraries: what native.record() reads
-# Neither -ffast-math nor contraction: the digits are the same on every instruction set.
+RECORD = HERE / "kernel.txt"  # beside the libraries; native.read_record() reads it
+# Neither -ffast-math nor contraction: results are the same on every instruction set.
 FLAGS = (
     "-std=c11",
     "-O3",
@@ -36,36 +36,38 @@ INSTRUCTION_SETS = {
     "avx2": ("-mavx2",),
     "avx512": ("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq"),
 }
-# The oldest macOS that has this kind of machine and a supported Python.
+# The oldest macOS that runs on this kind of machine with a supported Python.
 MACOS = {"arm64": "11.0", "x86_64": "10.13"}
 
 
-class Built(NamedTuple):
-    """The libraries that were made, and how, or why there are none: the compiler's own words."""
+class BuildResult(NamedTuple):
+    """The compiled libraries, and the commands or the compiler's error messages."""
 
     libraries: list[Path]
     record: str
 
 
 def platform_tag() -> str:
-    """Of the wheel: where its kernel runs."""
+    """Return the platform tag of the wheel: where its kernel runs."""
     if asked := os.environ.get("QUANTERR_PLATFORM"):
         return asked
-    if platform.system() == "Darwin":  # whose Python may be for both kinds of machines; the kernel is for one
+    if platform.system() == "Darwin":  # its Python may be universal; the kernel is for one kind of machine
         machine = platform.machine()
         return f"macosx_{MACOS[machine].replace('.', '_')}_{machine}"
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
-def compile_kernels(folder: Path, flags: tuple[str, ...] = ()) -> Built:
-    """Compile kernel.c for each instruction set of the kind of machine that the wheel is for."""
+def compile_kernels(folder: Path, flags: tuple[str, ...] = ()) -> BuildResult:
+    """Compile kernel.c for each instruction set of the machine that the wheel is for."""
     tag = platform_tag()
     if tag == "any":
-        return Built([], "no kernel: this wheel is for any platform; build one from the source, with a C compiler")
+        return BuildResult(
+            [], "no kernel: this wheel is for any platform; build one from the source, with a C compiler"
+        )
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if not compiler or shutil.which(compiler[0]) is None:
         missing = shlex.join(compiler) or "CC, which is empty"
-        return Built([], f"no kernel: there is no C compiler {missing} (CC names another)")
+        return BuildResult([], f"no kernel: there is no C compiler {missing} (CC names another)")
     if platform.system() == "Darwin" and "QUANTERR_PLATFORM" not in os.environ:
         machine = platform.machine()
         compiler += ["-arch", machine, f"-mmacosx-version-min={MACOS[machine]}"]
@@ -83,11 +85,11 @@ def compile_kernels(folder: Path, flags: tuple[str, ...] = ()) -> Built:
         else:
             message = (done.stdout + done.stderr).decode(errors="replace").strip()
             lines += [f"failed with status {done.returncode}:", message]
-    return Built(made, "\n".join(lines if made else ["no kernel: it cannot be compiled", *lines]))
+    return BuildResult(made, "\n".join(lines if made else ["no kernel: it cannot be compiled", *lines]))
 
 
-def bill_of_materials(version: str, kernels: bool) -> str:
-    """A CycloneDX document (PEP 770): quanterr, and what the compiler adds to its kernel. Nothing else is bundled."""
+def make_bill_of_materials(version: str, kernels: bool) -> str:
+    """Return a CycloneDX document (PEP 770): quanterr and the compiler's runtime; nothing else is bundled."""
     purl = f"pkg:pypi/quanterr@{version}"
     licences = [{"license": {"id": "Apache-2.0"}}]
     own = {"type": "application", "bom-ref": purl, "name": "quanterr", "version": version, "purl": purl}
@@ -111,10 +113,10 @@ class CustomBuildHook(BuildHookInterface[Any]):
     """Puts the compiled kernels into the wheel, which is then for one platform; or makes a pure wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile into the source tree, where an editable installation looks as well.
+        """Compile into the source tree, where an editable installation looks too.
 
         Raises:
-            RuntimeError: a wheel for a platform was asked for, and its kernel cannot be compiled.
+            RuntimeError: a wheel for a given platform was requested, but its kernel cannot be compiled.
         """
         for stale in (*HERE.glob("kernel_*.so"), *HERE.glob("kernel_*.dll")):
             stale.unlink()
@@ -130,12 +132,12 @@ class CustomBuildHook(BuildHookInterface[Any]):
         ]
         self._folder = tempfile.TemporaryDirectory()
         sbom = Path(self._folder.name, "quanterr.cdx.json")
-        sbom.write_text(bill_of_materials(self.metadata.version, bool(libraries)), encoding="utf-8")
+        sbom.write_text(make_bill_of_materials(self.metadata.version, bool(libraries)), encoding="utf-8")
         build_data["sbom_files"].append(str(sbom))
         if libraries:
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform_tag()}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Forget the bill of materials, which is in the wheel now."""
+        """Delete the bill of materials, which is now in the wheel."""
         self._folder.cleanup()

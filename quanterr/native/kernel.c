@@ -1,15 +1,15 @@
 /* One pass over the codes of two weights: read, decode, add up. C11, no dependency, no Python.
  *
  * Called through ctypes, which releases the interpreter lock for a whole range of rows. exact_sums in
- * comparison/kernel.py is the specification of every sum, a format's own dequantize that of every value.
+ * comparison/kernel.py specifies every sum, and a format's own dequantize specifies every value.
  *
- * Sums. A segment is SEGMENT columns of a row, from a multiple of SEGMENT on. It is added up in 16 float32 lanes,
- * the same on every instruction set, and the lanes in float64. Segments add up to a strip of STRIP columns, in order,
- * in float64; strips to the total in exact integers. So neither the cut into chunks nor the number of threads
- * changes a digit. A segment that float32 cannot hold, or not well, is added up in float64 instead: not finite, too
- * large or too small to square, dominated by one element, all elements alike, y far smaller than x.
+ * Sums. A segment is SEGMENT columns of a row, starting at a multiple of SEGMENT. It is added up in 16 float32 lanes,
+ * the same on every instruction set, and the lanes in float64. Segments are added in order, in float64, to a strip of
+ * STRIP columns; strips are added to the total in exact integers. So neither the cut into chunks nor the number of
+ * threads changes a digit. A segment that float32 cannot sum well is added up in float64 instead: one with elements
+ * that are not finite, too large or too small to square, all alike, or dominated by one; or with y far below x.
  *
- * The order of the fields of every struct is that of quanterr/native/__init__.py.
+ * Every struct has its fields in the order of quanterr/native/__init__.py.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -31,7 +31,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-/* What is assumed of a machine and its compiler; on any other there is no kernel, and this is why. */
+/* Assumptions about the machine and its compiler; on any other the kernel does not compile, with this message. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "checkpoints are little-endian, and read as they are");
 _Static_assert(sizeof(float) == 4 && FLT_RADIX == 2 && FLT_MANT_DIG == 24 && FLT_MAX_EXP == 128 && FLT_MIN_EXP == -125,
                "float is not IEEE-754 binary32");
@@ -44,17 +44,17 @@ _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shi
 #define VERSION 7
 #define SEGMENT 512
 #define LANES 16
-#define RUN 8    /* elements of a lane that are added in float32 */
+#define RUN 8    /* elements of a lane added in float32 before float64 takes over */
 #define FLUSHED (RUN * LANES)
 #define WINDOW 64 /* columns whose largest |x| and |e| are kept: metrics/peaks.py WINDOW */
 #define WINDOWS (SEGMENT / WINDOW)
 #define KEPT 5   /* rows with the lowest SNR: metrics/sums.py KEPT_ROWS */
 #define STRIP 16384
-#define BINS 0x7F80 /* of a histogram: finite bfloat16 numbers that are not negative */
-#define ROOM 32768  /* bins of one table of counts */
+#define BINS 0x7F80 /* of a histogram: one per finite nonnegative bfloat16 number */
+#define ROOM 32768  /* bins in a table of counts */
 #define MAGNITUDE 0x7FFFFFFF
-#define RELATIVE_OUTLIER 0.01 /* of metrics */
-#define LIMBS 68 /* of 32 bits: float64 numbers in units of 2^-1074 */
+#define RELATIVE_OUTLIER 0.01 /* as in quanterr/metrics */
+#define LIMBS 68 /* 32-bit limbs of an exact sum of float64 numbers, in units of 2^-1074 */
 
 #if defined(__AVX512F__)
 #define WIDTH 16 /* lanes of a vector */
@@ -64,78 +64,78 @@ _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shi
 #define WIDTH 4
 #endif
 #define INLINE static inline __attribute__((always_inline))
-#define APART static __attribute__((noinline)) /* a loop that has all registers to itself */
+#define APART static __attribute__((noinline)) /* keeps all registers for one loop */
 
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
 
 enum { X, Y, E, X_ABS, E_ABS, X_SQ, Y_SQ, E_SQ, XY, RELATIVE, WEIGHTED_X_SQ, WEIGHTED_E_SQ, N_SUMS };
-enum { F32, BF16, F16, I8, E4M3, TABLE, Q8_0, Q4_K, Q6_K };            /* elements */
-enum { IN_ROWS, WORDS_DOWN, AWQ_WORDS };                                /* orders of the codes */
-enum { DONE = 1, TRUNCATED = -1 };                                     /* or -errno */
+enum { F32, BF16, F16, I8, E4M3, TABLE, Q8_0, Q4_K, Q6_K };            /* element types */
+enum { IN_ROWS, WORDS_DOWN, AWQ_WORDS };                                /* arrangements of codes */
+enum { DONE = 1, TRUNCATED = -1 };                                     /* any other status is -errno */
 
 typedef struct {
     int32_t element, order;
-    int32_t file;         /* descriptor, on Windows handle, or -1: `stored` holds the rows */
-    int32_t per_byte;     /* codes, of a TABLE */
-    int64_t offset;       /* in the file, of the first row */
+    int32_t file;         /* descriptor (Windows: handle), or -1 if `stored` holds the rows */
+    int32_t per_byte;     /* codes per byte, for TABLE */
+    int64_t offset;       /* of the first row in the file */
     int64_t row_bytes;    /* from one row to the next */
-    int64_t words;        /* of WORDS_DOWN and AWQ_WORDS: from one word of a row to the next */
-    void *stored;         /* the rows, or room for them */
-    void *tile;           /* room for rows in order */
-    const float *table;   /* (256, per_byte): what each byte stands for */
+    int64_t words;        /* for WORDS_DOWN and AWQ_WORDS: from one word of a row to the next */
+    void *stored;         /* the rows, or a buffer to read them into */
+    void *tile;           /* buffer for rows in order */
+    const float *table;   /* (256, per_byte): values of the codes in each byte */
     const float *scale;   /* (1 or rows, groups), or NULL */
-    const float *zero;    /* the same, taken from the codes before; or NULL */
-    const float *shift;   /* the same, added last; or NULL */
-    int64_t scale_step;   /* from the scales of a row to those of the next; 0 where there is one row of them */
+    const float *zero;    /* the same shape, subtracted from the codes first; or NULL */
+    const float *shift;   /* the same shape, added last; or NULL */
+    int64_t scale_step;   /* from the scales of one row to the next; 0 if all rows share one */
     int64_t zero_step;
     int64_t shift_step;
     int64_t group;        /* columns that share a scale */
-    float *values;        /* where decoded rows are kept, or NULL */
-    int32_t ends[3];      /* bytes that are saturated codes: fewer are given twice */
+    float *values;        /* buffer for decoded rows, or NULL */
+    int32_t ends[3];      /* bytes of saturated codes; fewer than three are repeated */
     int32_t has_ends;
-    int64_t saturated;    /* out: how many */
+    int64_t saturated;    /* out: their number */
 } Side;
 
 typedef struct {
     int64_t rows, cols;
     int64_t rows_at_once;
-    int64_t precise;           /* add all up in float64 */
+    int64_t precise;           /* add everything up in float64 */
     double outlier;
-    double normal;             /* least normal number of a cast, or 0 */
+    double normal;             /* smallest normal number of a cast, or 0 */
     const float *importance;   /* (1 or rows, cols), or NULL */
     int64_t importance_step;
-    uint32_t *counts;          /* (2, ROOM), zero before and after */
+    uint32_t *counts;          /* (2, ROOM), zero on entry and on return */
     double *row_sums;          /* out: (3, rows): x², e², max |e|; or NULL */
-    float *peaks;              /* out: (2, rows, windows), zero before: max |x| and max |e|; or NULL */
+    float *peaks;              /* out: (2, rows, windows), zero on entry: max |x| and max |e|; or NULL */
     int64_t *histogram;        /* out: room for ROOM counts */
     uint32_t *sums;            /* out: (N_SUMS, LIMBS), two's complement in units of 2^-1074 */
-    int64_t first_bin, n_bins; /* out: of the histogram, without bin 0 */
+    int64_t first_bin, n_bins; /* out: bins in use, without bin 0 */
     int64_t zero_errors;       /* out: bin 0 */
     int64_t n, nonfinite_x, nonfinite_y, x_zero, y_zero, zero_reference, outliers, relative_outliers;
     double e_max, e_min, relative_max, x_max;
-    double cast_max;           /* |e| / max(|x|, normal), where normal is not 0 */
-    int64_t worst_row;         /* the first with e_max */
-    int64_t dead_rows;         /* of zeros, but not in x */
-    int64_t n_kept;            /* of the rows with the largest e² / x², the worst first */
+    double cast_max;           /* max |e| / max(|x|, normal), if normal is not 0 */
+    int64_t worst_row;         /* the first row with e_max */
+    int64_t dead_rows;         /* rows that are zero in y but not in x */
+    int64_t n_kept;            /* rows kept, with the largest e² / x², the worst first */
     int64_t kept_rows[KEPT];
     double kept_x_sq[KEPT], kept_e_sq[KEPT], kept_e_max[KEPT];
     int64_t kept_zeroed[KEPT];
 } Run;
 
-typedef struct { /* counts and extremes, by lane: comparisons give -1, so counts are negative */
+typedef struct { /* counts and extremes by lane; comparisons give -1, so counts are negative */
     int32_t x_zero[LANES], y_zero[LANES], zero_reference[LANES], outliers[LANES], relative_outliers[LANES];
-    int32_t relative_max[LANES], cast_max[LANES], not_e_min[LANES]; /* bits of floats; of the least ~ */
+    int32_t relative_max[LANES], cast_max[LANES], not_e_min[LANES]; /* bits of floats; not_e_min is complemented */
 } Counts;
 
 typedef struct {
     int64_t limbs[N_SUMS][LIMBS];
-    Counts counts; /* of a strip */
+    Counts counts; /* counts of a strip */
     double strip[N_SUMS];
-    double x_sq, e_sq, e_max; /* of a row */
-    int zeroed;               /* all of its y are zero */
-    float *x_peaks, *e_peaks; /* of the windows of a segment, or NULL */
+    double x_sq, e_sq, e_max; /* sums and maximum of a row */
+    int zeroed;               /* all y of the row are zero */
+    float *x_peaks, *e_peaks; /* by window of a segment, or NULL */
     uint16_t bins[SEGMENT];
 } State;
 
@@ -156,7 +156,7 @@ static void add_exactly(int64_t *limbs, double value) {
     int64_t sign = bits >> 63 ? -1 : 1;
     int limb = (exponent - 1) >> 5, shift = (exponent - 1) & 31;
     uint64_t low = mantissa & 0xFFFFFFFF, high = mantissa >> 32;
-    uint64_t a = low << shift, b = high << shift; /* b is worth 2^32 more; its 21 bits become at most 52 */
+    uint64_t a = low << shift, b = high << shift; /* b counts 2^32; its 21 bits become at most 52 */
     limbs[limb] += sign * (int64_t)(a & 0xFFFFFFFF);
     limbs[limb + 1] += sign * (int64_t)((a >> 32) + (b & 0xFFFFFFFF));
     limbs[limb + 2] += sign * (int64_t)(b >> 32);
@@ -178,7 +178,7 @@ INLINE int bin_of(float magnitude) { /* rounded to bfloat16, ties to even */
     return bin < BINS ? bin : BINS - 1;
 }
 
-/* Elements of a segment from `first` on, in float64, whatever the values are. */
+/* Adds up the elements of a segment from `first` on in float64, whatever their values. */
 APART void precise(const float *x, const float *y, int first, int n, const float *weights, Run *run, State *s) {
     for (int i = first; i < n; i++) {
         double a = x[i], b = y[i], e = b - a, a_abs = fabs(a), e_abs = fabs(e);
@@ -234,11 +234,11 @@ INLINE int32_t max_of(const int32_t *lanes) {
 }
 INLINE ints larger(ints a, ints b) { ints m = a > b; return (a & m) | (b & ~m); }
 INLINE floats load(const float *from) { floats v; memcpy(&v, from, sizeof v); return v; }
-INLINE int in_range(int32_t bits) { /* zero, or from 2^-40 to 2^40 */
+INLINE int in_range(int32_t bits) { /* zero, or between 2^-40 and 2^40 */
     return bits == 0 || (bits >= (127 - 40) << 23 && bits <= (127 + 40) << 23);
 }
 
-typedef struct { /* of a segment, by lane */
+typedef struct { /* sums and extremes of a segment by lane */
     double x[LANES], e[LANES], x_abs[LANES], e_abs[LANES], x_sq[LANES], e_sq[LANES], xe[LANES], relative[LANES];
     double weighted_x_sq[LANES], weighted_e_sq[LANES];
     int32_t e_max[WINDOWS][LANES], x_max[WINDOWS][LANES];
@@ -249,7 +249,7 @@ typedef struct { /* of a segment, by lane */
 
 #define FLUSH(to, lanes) for (int k = 0; k < WIDTH; k++) to[k] += (double)lanes[k]
 
-/* Lanes from `lane` on: what fits into registers. A lane is float32 for RUN elements, float64 beyond. */
+/* Adds up the lanes that one vector holds, from `lane` on. A lane sums RUN elements in float32, then in float64. */
 APART void add_products(const float *x, const float *y, int n, int lane, Lanes *t) {
     double sums[7][WIDTH] = {{0}};
     for (int begin = lane; begin < n; begin += FLUSHED) {
@@ -274,7 +274,7 @@ APART void add_products(const float *x, const float *y, int n, int lane, Lanes *
     for (int i = 0; i < 7; i++) memcpy(to[i] + lane, sums[i], sizeof sums[i]);
 }
 
-/* The largest of the windows of n elements, whose bits are in lanes, and in `peaks` that of each. */
+/* Returns the largest bits over the windows of n elements, and writes the largest value of each window to `peaks`. */
 INLINE int32_t largest(int32_t lanes[WINDOWS][LANES], int n, float *peaks) {
     int32_t all = 0;
     for (int window = 0; window * WINDOW < n; window++) {
@@ -323,7 +323,7 @@ APART void add_counts_of_cast(const float *x, const float *y, int n, int lane, c
     count(x, y, n, lane, run, t, bins, 1);
 }
 
-/* Counts and extremes of a segment into those of the strip. */
+/* Merges a segment's counts and extremes into the strip's. */
 INLINE void join(Counts *restrict to, const Counts *restrict from) {
     for (int i = 0; i < LANES; i++) {
         to->x_zero[i] += from->x_zero[i];
@@ -347,7 +347,7 @@ APART void add_weighted(const float *x, const float *y, int n, int lane, const f
     memcpy(t->weighted_e_sq + lane, e_total, sizeof e_total);
 }
 
-/* Whole vectors of a segment in float32; 0 where that is not good enough, and no sum is changed then. */
+/* Adds up whole vectors of a segment in float32; returns 0, changing no sum, if that is not accurate enough. */
 APART int fast(const float *x, const float *y, int n, const float *weights, Run *run, State *s) {
     Lanes t;
     for (int lane = 0; lane < LANES; lane += WIDTH) add_products(x, y, n, lane, &t);
@@ -380,7 +380,7 @@ APART int fast(const float *x, const float *y, int n, const float *weights, Run 
         s->x_peaks[window] = x_peaks[window];
         s->e_peaks[window] = e_peaks[window];
     }
-    uint32_t *even = run->counts, *odd = run->counts + ROOM; /* two tables: a count need not wait for the one before */
+    uint32_t *even = run->counts, *odd = run->counts + ROOM; /* two tables: a count need not wait for the previous one */
     for (int i = 0; i < n; i += 4) {
         uint64_t four;
         memcpy(&four, s->bins + i, 8);
@@ -391,10 +391,10 @@ APART int fast(const float *x, const float *y, int n, const float *weights, Run 
 
 static void begin_strip(State *s) {
     memset(&s->counts, 0, sizeof s->counts);
-    for (int i = 0; i < LANES; i++) s->counts.not_e_min[i] = ~0x7F800000; /* of infinity */
+    for (int i = 0; i < LANES; i++) s->counts.not_e_min[i] = ~0x7F800000; /* complement of infinity */
 }
 
-/* What a strip has come to into the sums of everything. */
+/* Adds a finished strip to the totals. */
 static void end_strip(Run *run, State *s) {
     Counts *c = &s->counts;
     int64_t zero_reference = count_of(c->zero_reference);
@@ -489,7 +489,7 @@ INLINE void look_up(const uint8_t *restrict codes, const float *restrict table, 
 }
 
 INLINE void count_ends(Side *side, const uint8_t *codes, int n) {
-    uint8_t found[64] = {0}; /* at most SEGMENT / 64 each */
+    uint8_t found[64] = {0}; /* each counts to at most SEGMENT / 64 */
     const uint8_t a = (uint8_t)side->ends[0], b = (uint8_t)side->ends[1], c = (uint8_t)side->ends[2];
     int i = 0;
     for (; i + 64 <= n; i += 64)
@@ -498,7 +498,7 @@ INLINE void count_ends(Side *side, const uint8_t *codes, int n) {
     for (int k = 0; k < 64; k++) side->saturated += found[k];
 }
 
-/* Columns col to col + n of a row that begins at `codes`: into `out`, or where they are. */
+/* Decodes columns col to col + n of a row that begins at `codes`; returns `out`, or the stored floats themselves. */
 APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t col, int n, float *out) {
     switch (side->element) {
     case F32:
@@ -547,7 +547,7 @@ APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t
     return out;
 }
 
-/* Words of rows, which are in columns, as rows of bytes of codes: (rows, cols). `stored` begins with the first row. */
+/* Transposes words stored down columns into rows of bytes in `tile`; `stored` begins with the first row. */
 static void tile_words(const Side *side, int64_t row, int64_t rows, int64_t row_bytes) {
     int64_t words = row_bytes / 4;
     const uint32_t *stored = (const uint32_t *)side->stored + row;
@@ -556,7 +556,7 @@ static void tile_words(const Side *side, int64_t row, int64_t rows, int64_t row_
         for (int64_t k = 0; k < rows; k++) tile[k * words + w] = stored[w * side->words + k];
 }
 
-/* AWQ: a word holds a column of 8 rows, which are in the order 0 2 4 6 1 3 5 7. */
+/* Unpacks AWQ words into rows of bytes in `tile`: a word holds one column of 8 rows, in the order 0 2 4 6 1 3 5 7. */
 static void tile_awq(const Side *side, int64_t row, int64_t rows, int64_t cols) {
     const uint32_t *stored = (const uint32_t *)side->stored + row / 8;
     uint8_t *tile = side->tile;
@@ -570,9 +570,9 @@ static void tile_awq(const Side *side, int64_t row, int64_t rows, int64_t cols) 
         }
 }
 
-/* Up to n bytes from `at` on: how many, 0 at the end of the file, or -errno. */
+/* Reads up to n bytes from `at` on; returns their number, 0 at the end of the file, or -errno. */
 #if defined(_WIN32)
-typedef struct { uintptr_t internal[2]; uint32_t low, high; void *event; } Overlapped; /* without windows.h and its names */
+typedef struct { uintptr_t internal[2]; uint32_t low, high; void *event; } Overlapped; /* avoids the names in windows.h */
 __declspec(dllimport) int __stdcall ReadFile(void *handle, void *to, uint32_t n, uint32_t *done, Overlapped *at);
 __declspec(dllimport) uint32_t __stdcall GetLastError(void);
 #define END_OF_FILE 38 /* ERROR_HANDLE_EOF */
@@ -610,7 +610,7 @@ INLINE const uint8_t *row_of(const Side *side, int64_t row, int64_t first) {
 
 INLINE double ratio(double e_sq, double x_sq) { return x_sq > 0 ? e_sq / x_sq : INFINITY; }
 
-/* Among the worst rows, if it is one of them; of equal ones the first stays. */
+/* Inserts a row into the worst rows if it is among them; of equal rows the first stays. */
 static void keep_row(Run *run, const State *s, int64_t row) {
     double own = ratio(s->e_sq, s->x_sq);
     int64_t at = run->n_kept;
@@ -658,7 +658,7 @@ static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_c
         run->e_max = s->e_max;
         run->worst_row = row;
     }
-    if (s->e_sq > 0 || run->rows == 1) keep_row(run, s, row); /* pieces of a row are put together later */
+    if (s->e_sq > 0 || run->rows == 1) keep_row(run, s, row); /* pieces of a row are joined later */
 }
 
 INLINE uint32_t used(const uint32_t *even, const uint32_t *odd) {
@@ -667,7 +667,7 @@ INLINE uint32_t used(const uint32_t *even, const uint32_t *odd) {
     return any;
 }
 
-/* The counts of both tables into the histogram; the tables are zero again. */
+/* Moves the counts of both tables into the histogram and zeroes the tables. */
 static void take_counts(Run *run) {
     uint32_t *even = run->counts, *odd = run->counts + ROOM;
     int64_t last = bin_of((float)run->e_max), first = 1;
@@ -688,7 +688,7 @@ static int load_rows(Side *side, int64_t first, int64_t rows, int64_t cols) {
     return status;
 }
 
-/* The values of some rows into side->values, and nothing else. */
+/* Decodes rows into side->values and does nothing else. */
 EXPORT int quanterr_decode(Side *side, int64_t all_rows, int64_t cols, int64_t rows_at_once) {
     for (int64_t first = 0; first < all_rows; first += rows_at_once) {
         int64_t rows = all_rows - first < rows_at_once ? all_rows - first : rows_at_once;
@@ -721,8 +721,8 @@ EXPORT int quanterr_compare(Side *x, Side *y, Run *run) {
     return status;
 }
 
-/* Codes of the nearest numbers of a table: `first` up to bounds[0], beyond each bound what `changes` makes of the code
- * before (exclusive or). The specification is recipes/lookup.py. */
+/* Finds the codes of the nearest numbers of a table: `first` up to bounds[0]; each bound crossed applies its `changes`
+ * to the code by exclusive or. recipes/lookup.py specifies it. */
 EXPORT void quanterr_nearest(const float *x, int64_t n, const float *bounds, const int32_t *changes, int32_t n_bounds,
                       int32_t first, uint8_t *codes) {
     int64_t i = 0;
@@ -741,7 +741,7 @@ EXPORT void quanterr_nearest(const float *x, int64_t n, const float *bounds, con
     }
 }
 
-/* Version, sizes, and where each field is, which quanterr/native/__init__.py must have alike. */
+/* Version, sizes and offsets of the fields, which quanterr/native/__init__.py must share. */
 typedef struct { const char *name; int64_t at; } Field;
 #define S(field) {"Side." #field, offsetof(Side, field)}
 #define R(field) {"Run." #field, offsetof(Run, field)}
@@ -759,19 +759,19 @@ static const Field LAYOUT[] = {
     R(kept_e_sq), R(kept_e_max), R(kept_zeroed),
 };
 
-/* Copies as much of it as there is room for; how much there is. */
+/* Copies up to `room` entries of LAYOUT; returns the number of all entries. */
 EXPORT int64_t quanterr_fields(Field *to, int64_t room) {
     int64_t n = sizeof LAYOUT / sizeof *LAYOUT;
     memcpy(to, LAYOUT, (size_t)(room < n ? room : n) * sizeof *LAYOUT);
     return n;
 }
 
-/* The widest instruction set of this machine for which a kernel is built: 0, 1 (AVX2) or 2 (AVX-512). Asks the machine:
- * what compilers have for that is a stub in some of their runtimes. Bits as in Intel's manual, volume 1, chapter 14. */
+/* Returns the widest instruction set of this machine for which a kernel is built: 0, 1 (AVX2) or 2 (AVX-512). Asks the
+ * machine itself: the compilers' own check is a stub in some runtimes. Bits as in Intel's manual, vol. 1, chapter 14. */
 EXPORT int quanterr_instructions(void) {
 #if defined(__x86_64__)
     const uint32_t osxsave = 1u << 27, avx2 = 1u << 5, avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F DQ BW VL */
-    uint32_t a, b, c, d, saved, high; /* saved: the registers that the system keeps apart for each thread */
+    uint32_t a, b, c, d, saved, high; /* saved: the registers that the system saves per thread */
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & osxsave)) return 0;
     __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
     if ((saved & 0x6) != 0x6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & avx2)) return 0;

@@ -1,12 +1,12 @@
-"""Which stored tensors of one side belong to which weight of the other; what is left over. From headers alone.
+"""Pairing of the weights of two checkpoints, and the tensors left over, from headers alone.
 
-    names        equal once a known prefix is stripped from either side
-    weights      every tensor that is no part of another; recognized on both sides in the same way
-    pairs        each weight of the original with what the other side has of it: under the same name, fused, split,
-                 stacked or tied (names.py, fusing.py), in the order and form of another program (rotary.py, gguf.py)
+    names        match once a known prefix is stripped from either side
+    weights      tensors that are not a part of another one; recognized in the same way on both sides
+    pairs        each weight of the original with its counterpart: under the same name, fused, split, stacked or tied
+                 (names.py, fusing.py, tied.py), or in another program's order and form (rotary.py, gguf.py)
     leftovers    every entry of both checkpoints that is in no pair, with the reason
 
-What headers cannot decide stays open as alternatives; choose_alternatives looks at values and decides.
+Where headers leave several readings, the pair keeps alternatives, and choose_alternatives decides from values.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,64 +16,66 @@ from typing import NamedTuple
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.labels import PREFIXES
 from quanterr.errors import CheckpointError, FormatMismatch
-from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary, refused
+from quanterr.formats import CODE_DTYPES, Weight, explain_unsupported, is_auxiliary
 from quanterr.formats.verbatim import verbatim
 from quanterr.pairing.buffers import is_computed
-from quanterr.pairing.fusing import Held, Holders, plain_naming, swapped
+from quanterr.pairing.fusing import HeldWeight, Holders, plain_naming, swap_last_axes
 from quanterr.pairing.gguf import Translation
+from quanterr.pairing.model import COMPUTED, Alternative, Bucket, Leftover, Pair, Pairing
 from quanterr.pairing.names import may_be_transposed
-from quanterr.pairing.plan import COMPUTED, Alternative, Bucket, Leftover, Pair, Plan
-from quanterr.pairing.rotary import in_one_order
+from quanterr.pairing.rotary import unify_row_order
 from quanterr.pairing.sampling import NO_COPY, TRANSPOSITION
-from quanterr.pairing.side import Recognized, Side
+from quanterr.pairing.side import CheckpointSide, WeightCache
 from quanterr.pairing.tied import Ties
-from quanterr.pairing.views import rows_of, transposed
+from quanterr.pairing.views import take_rows, transpose_weight
 from quanterr.roles import role_of
-from quanterr.selection import Selection
+from quanterr.selection import LayerSelection
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.text import display, listed
 
 SIDES = ("original", "quantized")
 
-WITH_HEADS = ("config.json", "params.json")  # files that give the number of heads
-MOST_PADDING = 1024  # rows that writers append to a vocabulary
-LONGEST_BIAS = 1 << 22  # bytes
+WITH_HEADS = ("config.json", "params.json")  # files that declare the number of heads
+MOST_PADDING = 1024  # rows that writers append to a vocabulary, at most
+LONGEST_BIAS = 1 << 22  # bytes of an extra bias that is read to see whether it is zero
 
 
 def pair(
-    original: Checkpoint, quantized: Checkpoint, selection: Selection, recognized: Recognized | None = None
-) -> Plan:
-    """Pair two checkpoints from their headers.
+    original: Checkpoint, quantized: Checkpoint, selection: LayerSelection, recognized: WeightCache | None = None
+) -> Pairing:
+    """Pair the weights of two checkpoints from their headers.
 
-    ``recognized`` keeps the weights of the original for other calls with the same original.
+    ``recognized`` caches the weights of the original for further calls with the same original.
 
     Raises:
-        CheckpointError: a label in a file is damaged, or a selected tensor has an unknown dtype.
+        CheckpointError: a label is damaged, or a selected tensor has an unknown dtype.
         UsageError: a pattern of the selection matches no weight.
     """
-    return _Pairing(Side("original", original, recognized), Side("quantized", quantized), selection).plan()
+    return _Pairer(
+        CheckpointSide("original", original, recognized), CheckpointSide("quantized", quantized), selection
+    ).pair_all()
 
 
-class _Found(NamedTuple):
-    """What the quantized checkpoint has of a weight of the original, and what must be true of it."""
+class _Counterpart(NamedTuple):
+    """The counterpart of an original's weight, and an alternative that values must confirm or reject."""
 
-    held: Held
+    held: HeldWeight
     alternative: Alternative | None = None
 
 
-class _Pairing:
-    """Goes through the weights of the original once, then through what is left of the quantized checkpoint."""
+class _Pairer:
+    """One pass over the weights of the original, then over the remaining weights of the quantized checkpoint."""
 
-    def __init__(self, original: Side, quantized: Side, selection: Selection) -> None:
+    def __init__(self, original: CheckpointSide, quantized: CheckpointSide, selection: LayerSelection) -> None:
         self.original, self.quantized, self.selection = original, quantized, selection
         self.pairs: list[Pair] = []
         self.leftovers: list[Leftover] = []
-        self.prefixes = _common_prefixes(original.codes, quantized.codes)
-        names = [_shared_names(side.codes, prefix) for side, prefix in self._with_prefixes()]
+        self.prefixes = _find_prefixes(original.codes, quantized.codes)
+        names = [_map_shared_names(side.codes, prefix) for side, prefix in self._with_prefixes()]
         both = names[0].keys() & names[1].keys()
         for side, shared in zip((original, quantized), names, strict=True):
             side.attach_siblings({shared[name] for name in both})
-        # Shared name → own name, of the weights
+        # Shared name → own name of each weight, in the original and in the quantized checkpoint.
         self.names, self.there = (
             {shared: own for shared, own in given.items() if own in side.codes}
             for given, side in zip(names, (original, quantized), strict=True)
@@ -87,8 +89,8 @@ class _Pairing:
         alone = [own for shared, own in self.names.items() if self.extra and shared not in self.there]
         self.holders = Holders(quantized, naming, shapes, alone, self.extra.values())
 
-    def plan(self) -> Plan:
-        """The whole plan."""
+    def pair_all(self) -> Pairing:
+        """Pair all weights, and account for all other entries."""
         self.selection.check([*self.names.values(), *self.extra])
         for side, prefix in self._with_prefixes():
             _refuse_unknown(side, prefix, self.selection)
@@ -102,38 +104,38 @@ class _Pairing:
         copies = self._pair_extra_copies()
         for shared, own in self.extra.items():
             if own not in copies and own not in self.holders.used:
-                self._leave(self.quantized, shared, own, *self._why_extra(shared, self.quantized.codes[own]))
+                self._leave(self.quantized, shared, own, *self._explain_extra(shared, self.quantized.codes[own]))
         for side in (self.original, self.quantized):
             for name in sorted(side.labels.consumed):
                 self.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, "a label", (side.entries[name],)))
         self._adapt()
-        return Plan(
-            _with_transposed_squares(self.pairs, self.original),
+        return Pairing(
+            _offer_transposed_squares(self.pairs, self.original),
             self.leftovers,
             dict(zip(SIDES, self.prefixes, strict=True)),
             {side.side: side.labels for side in (self.original, self.quantized)},
-            idle=self.selection.idle([*self.names.values(), *self.extra]),
+            idle=self.selection.describe_idle([*self.names.values(), *self.extra]),
         )
 
-    def _with_prefixes(self) -> Iterable[tuple[Side, str]]:
+    def _with_prefixes(self) -> Iterable[tuple[CheckpointSide, str]]:
         return zip((self.original, self.quantized), self.prefixes, strict=True)
 
     def _is_derived(self, name: str) -> bool:
         return self.translation is not None and self.translation.is_derived(name)
 
     def _pair(self, shared: str, own: str) -> None:
-        """One weight of the original, with what the quantized checkpoint has of it."""
+        """Pair one weight of the original with its counterpart, or leave it with the reason."""
         there, y = self.there.get(shared), None
         try:
-            x = self.original.recognized(own)
-            found = self._elsewhere(own, x) if there is None else self._direct(there, x)
+            x = self.original.recognize(own)
+            found = self._find_elsewhere(own, x) if there is None else self._find_by_name(there, x)
             if found is None:
-                self._leave(self.original, own, own, *self._why_absent(shared))
+                self._leave(self.original, own, own, *self._explain_absent(shared))
                 return
             y = found.held
             self._add(own, x, y, there, found.alternative)
         except FormatMismatch as mismatch:
-            if there is not None and self._both_verbatim(own, there, str(mismatch)):
+            if there is not None and self._pair_verbatim(own, there, str(mismatch)):
                 return
             bucket = Bucket.UNSUPPORTED
             dtypes = {self.original.codes[own].dtype, self.quantized.codes[there].dtype} if there is not None else set()
@@ -141,62 +143,62 @@ class _Pairing:
                 bucket = Bucket.ERROR
             self._leave_both(own, there, bucket, str(mismatch), y)
 
-    def _direct(self, there: str, x: Weight) -> _Found:
-        """The quantized weight of the same name, of the original's shape or with its last axes swapped."""
+    def _find_by_name(self, there: str, x: Weight) -> _Counterpart:
+        """Find the quantized weight of the same name, in the original's shape or with its last two axes swapped."""
         problem: FormatMismatch | None = None
-        for shape in dict.fromkeys((x.shape, swapped(x.shape))):
+        for shape in dict.fromkeys((x.shape, swap_last_axes(x.shape))):
             try:
-                return _Found(Held(_cropped(x, self.quantized.recognized(there, shape)), (there,)))
+                return _Counterpart(HeldWeight(_crop_padding(x, self.quantized.recognize(there, shape)), (there,)))
             except FormatMismatch as mismatch:
                 problem = problem or mismatch
         raise problem or AssertionError
 
-    def _elsewhere(self, own: str, x: Weight) -> _Found | None:
-        """The weight under other names of the quantized checkpoint; an output layer as its embedding."""
+    def _find_elsewhere(self, own: str, x: Weight) -> _Counterpart | None:
+        """Find the weight under other names in the quantized checkpoint, or the weight that it is tied to."""
         if held := self.holders.find(own, x.shape):
             holders = listed(list(held.holders), 3)
             y = held.weight
-            return _Found(held._replace(weight=replace(y, evidence=(*y.evidence, f"held by {holders}"))))
-        twin = self.ties.twin(own)
+            return _Counterpart(held._replace(weight=replace(y, evidence=(*y.evidence, f"held by {holders}"))))
+        twin = self.ties.find_twin(own)
         if twin is None:
             return None
         alternative = None
-        if twin.copy is not None:  # only if it is that weight of the original once more
-            left = self._left(self.original, own, own, *self._why_absent(own))
-            alternative = Alternative(x, self.original.recognized(twin.copy), NO_COPY, leftovers=(left,))
-        return _Found(self._tied(x, own, twin.there), alternative)
+        if twin.copy is not None:  # valid only if the weight equals the other weight of the original
+            left = self._make_leftover(self.original, own, own, *self._explain_absent(own))
+            alternative = Alternative(x, self.original.recognize(twin.copy), NO_COPY, leftovers=(left,))
+        return _Counterpart(self._recognize_tied(x, own, twin.there), alternative)
 
-    def _tied(self, x: Weight, own: str, there: str) -> Held:
-        """A weight of the quantized checkpoint that stands for another one, as embedding or output layer."""
-        y = _cropped(x, self.quantized.recognized(there, x.shape))
+    def _recognize_tied(self, x: Weight, own: str, there: str) -> HeldWeight:
+        """Return the quantized weight ``there`` as the counterpart of ``x``, which is tied to it."""
+        y = _crop_padding(x, self.quantized.recognize(there, x.shape))
         evidence = f"tied: {own} of the original stands for {there}"
-        return Held(replace(y, evidence=(*y.evidence, evidence)), (there,))
+        return HeldWeight(replace(y, evidence=(*y.evidence, evidence)), (there,))
 
     def _pair_extra_copies(self) -> set[str]:
-        """Pair copies of the embedding that only the quantized checkpoint has with the original's; their names."""
+        """Pair extra copies of the embedding in the quantized checkpoint with the original's; return their names."""
         paired = set()
         for shared, own in self.extra.items():
-            embedding = self.ties.original_of(own)
+            embedding = self.ties.find_original(own)
             if embedding is None or own in self.holders.used or not self.selection.takes(shared):
                 continue
             paired.add(own)
             try:
-                x = self.original.recognized(embedding)
-                held = self._tied(x, embedding, own)
+                x = self.original.recognize(embedding)
+                held = self._recognize_tied(x, embedding, own)
             except FormatMismatch as mismatch:
                 self._leave(self.quantized, own, own, Bucket.UNSUPPORTED, str(mismatch))
                 continue
             if x.shape == held.weight.shape:
-                self.pairs.append(self._made(own, x, held.weight, embedding, (own,), None))
+                self.pairs.append(self._make_pair(own, x, held.weight, embedding, (own,), None))
             else:
                 reason = f"shape {list(x.shape)} of {embedding} in the original, {list(held.weight.shape)} of {own}"
                 self._leave(self.quantized, own, own, Bucket.SHAPE_MISMATCH, f"{reason} in the quantized")
         return paired
 
-    def _add(self, own: str, x: Weight, held: Held, there: str | None, alternative: Alternative | None) -> None:
-        """A pair, both weights in the same orientation, order and form; or why they cannot be compared."""
-        x, y = _oriented(x, held.weight, self.original)
-        if "bits" in (x.encoding, y.encoding) and not _same_kind(x.codes, y.codes):
+    def _add(self, own: str, x: Weight, held: HeldWeight, there: str | None, alternative: Alternative | None) -> None:
+        """Add a pair with both weights in one orientation, or leave both weights with the reason."""
+        x, y = _orient(x, held.weight, self.original)
+        if "bits" in (x.encoding, y.encoding) and not _is_same_kind(x.codes, y.codes):
             reason = f"{x.codes.dtype} in the original, {y.codes.dtype} in the quantized: not comparable"
             bucket = Bucket.SHAPE_MISMATCH if x.shape != y.shape else Bucket.UNSUPPORTED
             self._leave_both(own, there, bucket, reason, held)
@@ -206,15 +208,17 @@ class _Pairing:
                 if there is not None
                 else f"in {listed(list(held.holders), 3)} of the quantized"
             )
-            reason = f"shape {list(x.shape)} in the original, {list(y.shape)} {place}{_shape_hint(x.shape, y.shape)}"
+            reason = (
+                f"shape {list(x.shape)} in the original, {list(y.shape)} {place}{_describe_mismatch(x.shape, y.shape)}"
+            )
             self._leave_both(own, there, Bucket.SHAPE_MISMATCH, reason, held)
         else:
-            self.pairs.append(self._made(own, x, y, own, held.holders, alternative))
+            self.pairs.append(self._make_pair(own, x, y, own, held.holders, alternative))
 
-    def _made(
+    def _make_pair(
         self, name: str, x: Weight, y: Weight, own: str, holders: tuple[str, ...], alternative: Alternative | None
     ) -> Pair:
-        """A pair, with all entries that it uses."""
+        """Make a pair with all entries that it uses."""
         sides = (self.original, (own,)), (self.quantized, holders)
         codes, consumed = (
             [tuple(side.codes[name] for name in names) for side, names in sides],
@@ -223,33 +227,33 @@ class _Pairing:
         return Pair(name, x, y, (codes[0], codes[1]), (consumed[0], consumed[1]), alternative)
 
     def _adapt(self) -> None:
-        """Bring both weights of each pair into one order of rows and one form of values."""
+        """Bring both weights of each pair into the same row order and the same form of values."""
         configs = [side.checkpoint.config.get(name) for side in (self.original, self.quantized) for name in WITH_HEADS]
         objects = [config for config in configs if isinstance(config, dict)]
         pairs, self.pairs = self.pairs, []
         for pair in pairs:
             try:
-                adapted = self.translation.adapted(pair) if self.translation else in_one_order(pair, objects)
+                adapted = self.translation.adapt(pair) if self.translation else unify_row_order(pair, objects)
                 self.pairs.append(adapted)
             except FormatMismatch as mismatch:
-                self.leftovers += pair.left(Bucket.UNSUPPORTED, str(mismatch))
+                self.leftovers += pair.leave(Bucket.UNSUPPORTED, str(mismatch))
 
-    def _both_verbatim(self, own: str, there: str, reason: str) -> bool:
-        """Pair what nobody can read, which may still be the same; whether that could be done."""
+    def _pair_verbatim(self, own: str, there: str, reason: str) -> bool:
+        """Pair two tensors of an unreadable format bit by bit; return False if they are not comparable even so."""
         entries = self.original.codes[own], self.quantized.codes[there]
         named = (self.original, own), (self.quantized, there)
-        if any(side.siblings.get(name) or side.labels.of(name) for side, name in named) or not _same_kind(*entries):
+        if any(side.siblings.get(name) or side.labels.of(name) for side, name in named) or not _is_same_kind(*entries):
             return False
         x, y = (verbatim(own, entry, reason) for entry in entries)
-        self.pairs.append(self._made(own, x, y, own, (there,), None))
+        self.pairs.append(self._make_pair(own, x, y, own, (there,), None))
         return True
 
-    def _why_extra(self, shared: str, entry: Entry) -> tuple[Bucket, str]:
-        """Where a quantized tensor ends that no weight of the original uses."""
+    def _explain_extra(self, shared: str, entry: Entry) -> tuple[Bucket, str]:
+        """Return the bucket and the reason for a quantized tensor that no weight of the original uses."""
         if self._is_derived(entry.name):
             return Bucket.CONSUMED, "computed by the converter"
         if is_auxiliary(entry.name):
-            return Bucket.CONSUMED, "changes no weight"
+            return Bucket.CONSUMED, "does not affect any weight"
         if is_computed(entry):
             return Bucket.CONSUMED, COMPUTED
         if not self.selection.takes(shared):
@@ -258,18 +262,18 @@ class _Pairing:
         for owner in (f"{module}.weight", module):
             if owner in self.names and owner not in self.there:
                 return Bucket.UNSUPPORTED, f"part of {owner} in a layout that this version does not support"
-        if _is_zero_bias(shared, entry):  # AutoGPTQ
+        if _is_zero_bias(shared, entry):  # AutoGPTQ adds these
             return Bucket.CONSUMED, "a bias of zeros, which changes nothing"
         return Bucket.ONLY_IN_QUANTIZED, "the original has no tensor of this name"
 
-    def _why_absent(self, shared: str) -> tuple[Bucket, str]:
-        """A weight without a counterpart: not stored at all, or stored in parts that no format claims."""
+    def _explain_absent(self, shared: str) -> tuple[Bucket, str]:
+        """Return bucket and reason for a weight that is not stored, or is stored in parts of an unknown format."""
         module, side = shared.removesuffix(".weight"), self.quantized
         parts = [own for place in (module, shared) for own in side.by_module.get(place, ())]
         stored = {own.removeprefix(f"{module}."): side.entries[own] for own in parts}
         if not parts and is_computed(self.original.codes[self.names[shared]]):
             return Bucket.CONSUMED, COMPUTED
-        if parts and (reason := refused(stored, side.labels.config)):
+        if parts and (reason := explain_unsupported(stored, side.labels.config)):
             return Bucket.UNSUPPORTED, reason
         if shared.endswith(".weight") and parts:
             kinds = ", ".join(str(side.entries[own]) for own in parts[:4])
@@ -279,25 +283,27 @@ class _Pairing:
             )
         return Bucket.ONLY_IN_ORIGINAL, "the quantized checkpoint has no tensor of this name"
 
-    def _left(self, side: Side, name: str, own: str, bucket: Bucket, reason: str) -> Leftover:
-        """A tensor and all that belongs to it."""
+    def _make_leftover(self, side: CheckpointSide, name: str, own: str, bucket: Bucket, reason: str) -> Leftover:
+        """Make the leftover of a tensor and all its parts."""
         return Leftover(name, side.side, bucket, reason, (side.codes[own], *side.siblings.get(own, ())))
 
-    def _leave(self, side: Side, name: str, own: str, bucket: Bucket, reason: str) -> None:
-        self.leftovers.append(self._left(side, name, own, bucket, reason))
+    def _leave(self, side: CheckpointSide, name: str, own: str, bucket: Bucket, reason: str) -> None:
+        self.leftovers.append(self._make_leftover(side, name, own, bucket, reason))
 
-    def _leave_both(self, own: str, there: str | None, bucket: Bucket, reason: str, held: Held | None = None) -> None:
-        """Leave a weight of the original, and what holds it in the quantized checkpoint where that is known."""
+    def _leave_both(
+        self, own: str, there: str | None, bucket: Bucket, reason: str, held: HeldWeight | None = None
+    ) -> None:
+        """Leave a weight of the original, and its holders in the quantized checkpoint where these are known."""
         self._leave(self.original, own, own, bucket, reason)
         if there is not None:
             self._leave(self.quantized, own, there, bucket, reason)
         for holder in held.holders if held and there is None else ():
-            if holder in self.holders.used:  # else it is the other side of a tie, and a weight of its own
+            if holder in self.holders.used:  # else the holder is a tied weight, with a pair of its own
                 self._leave(self.quantized, holder, holder, bucket, reason)
 
 
-def _common_prefixes(original: Iterable[str], quantized: Iterable[str]) -> tuple[str, str]:
-    """The prefixes to strip from each side so that the most names match; none where that is as good."""
+def _find_prefixes(original: Iterable[str], quantized: Iterable[str]) -> tuple[str, str]:
+    """Return the prefix to strip from each side so that the most names match; prefer short or empty prefixes."""
     names = [set(original), set(quantized)]
     candidates = [["", *(p for p in PREFIXES if any(name.startswith(p) for name in side))] for side in names]
     stripped = [
@@ -307,8 +313,8 @@ def _common_prefixes(original: Iterable[str], quantized: Iterable[str]) -> tuple
     return max(choices, key=lambda pq: (len(stripped[0][pq[0]] & stripped[1][pq[1]]), -len(pq[0]) - len(pq[1])))
 
 
-def _shared_names(names: Iterable[str], prefix: str) -> dict[str, str]:
-    """Shared name → own name; a name keeps its prefix where another has the same without."""
+def _map_shared_names(names: Iterable[str], prefix: str) -> dict[str, str]:
+    """Map shared names to own names; a name keeps its prefix if the name without it exists as well."""
     own = list(names)
     present = set(own)
     shared = {}
@@ -318,10 +324,10 @@ def _shared_names(names: Iterable[str], prefix: str) -> dict[str, str]:
     return shared
 
 
-def _refuse_unknown(side: Side, prefix: str, selection: Selection) -> None:
-    """What has a dtype that safetensors may have got since is an error, unless it is left out.
+def _refuse_unknown(side: CheckpointSide, prefix: str, selection: LayerSelection) -> None:
+    """Raise CheckpointError if a selected safetensors entry has an unknown dtype, perhaps a newer one.
 
-    A type of GGUF is not: forks add their own, and the other layers can be compared.
+    Unknown types of GGUF are accepted: forks add their own, and the other layers can still be compared.
     """
     unknown = [] if side.checkpoint.gguf else [entry for entry in side.entries.values() if entry.unknown]
     for entry in unknown:
@@ -334,19 +340,21 @@ def _is_zero_bias(shared: str, entry: Entry) -> bool:
     return small and not entry.read().strip(b"\0")
 
 
-def _oriented(x: Weight, y: Weight, original: Side) -> tuple[Weight, Weight]:
-    """The original with inputs and outputs swapped, if the other side has it so and its name allows it."""
-    swap = x.shape != y.shape == swapped(x.shape) and may_be_transposed(x.name, x.shape)
+def _orient(x: Weight, y: Weight, original: CheckpointSide) -> tuple[Weight, Weight]:
+    """Transpose the original if the quantized side stores inputs and outputs swapped and the name allows that."""
+    swap = x.shape != y.shape == swap_last_axes(x.shape) and may_be_transposed(x.name, x.shape)
     if not swap or x.encoding != "floats":
         return x, y
     evidence = f"the original is stored {list(x.shape)}, this {list(y.shape)}: transposed"
-    return original.once(("transposed", x.name), lambda: transposed(x)), replace(y, evidence=(*y.evidence, evidence))
+    return original.memoize(("transposed", x.name), lambda: transpose_weight(x)), replace(
+        y, evidence=(*y.evidence, evidence)
+    )
 
 
-def _with_transposed_squares(pairs: Sequence[Pair], original: Side) -> list[Pair]:
-    """The pairs, those of square weights that may be transposed with that as an alternative.
+def _offer_transposed_squares(pairs: Sequence[Pair], original: CheckpointSide) -> list[Pair]:
+    """Return the pairs, adding the transposed original as an alternative to square weights that may be transposed.
 
-    Weights that are not square, whose shape decides, say whether the original is stored transposed.
+    Rectangular weights, whose shape decides, show whether the original is stored transposed.
     """
     transposable = [pair for pair in pairs if may_be_transposed(pair.name, pair.original.shape)]
     swaps = {pair.original.shape != pair.original.codes.shape for pair in transposable if not _is_square(pair)}
@@ -358,7 +366,7 @@ def _with_transposed_squares(pairs: Sequence[Pair], original: Side) -> list[Pair
     for pair in pairs:
         x = pair.original
         if x.encoding == "floats" and _is_square(pair) and may_be_transposed(pair.name, x.shape):
-            swapped_x = original.once(("transposed", x.name), lambda x=x: transposed(x))  # type: ignore[misc]
+            swapped_x = original.memoize(("transposed", x.name), lambda x=x: transpose_weight(x))  # type: ignore[misc]
             pair = replace(pair, alternative=Alternative(swapped_x, None, TRANSPOSITION, evidence, warning))
         made.append(pair)
     return made
@@ -369,22 +377,22 @@ def _is_square(pair: Pair) -> bool:
     return len(shape) > 1 and shape[-1] == shape[-2]
 
 
-def _cropped(x: Weight, y: Weight) -> Weight:
-    """A vocabulary without the rows that a writer appended to it."""
+def _crop_padding(x: Weight, y: Weight) -> Weight:
+    """Return a vocabulary weight without the padding rows that a writer appended."""
     extra = y.matrix[0] - x.matrix[0]
     padded = len(x.shape) == len(y.shape) == 2 and x.shape[1] == y.shape[1] and 0 < extra < MOST_PADDING
     if not padded or role_of(x.name) not in ("embedding", "head"):
         return y
-    cropped = rows_of(y, 0, x.shape)
-    return replace(cropped, warnings=(*y.warnings, f"{extra} rows more than the original has were dropped as padding"))
+    cropped = take_rows(y, 0, x.shape)
+    return replace(cropped, warnings=(*y.warnings, f"{extra} more rows than in the original were dropped as padding"))
 
 
-def _same_kind(x: Entry, y: Entry) -> bool:
-    """Whether two entries can be held against each other bit by bit."""
+def _is_same_kind(x: Entry, y: Entry) -> bool:
+    """Return whether two entries can be compared bit by bit."""
     return x.dtype == y.dtype and x.shape == y.shape and x.dtype in TORCH_DTYPES
 
 
-def _shape_hint(x: tuple[int, ...], y: tuple[int, ...]) -> str:
+def _describe_mismatch(x: tuple[int, ...], y: tuple[int, ...]) -> str:
     if x == y[::-1]:
         return "; transposed?"
     if len(x) == len(y) == 2 and x[0] == y[0] and x[1] / max(y[1], 1) in (2, 4, 4 / 3):

@@ -1,12 +1,12 @@
-"""Which of several readings the original bears out: the one place that looks at values before the run.
+"""Choice among several readings of a weight by the original's values: the only step before the run to read values.
 
-    a weight's alternatives    other readings of its tensors, where label and shapes leave several; tried only if the
-                               first has more error than any correct one, and a switch is a warning
+    a weight's alternatives    other readings of its tensors, where label and shapes allow several; tried only if the
+                               first has a larger error than any correct reading; a switch is a warning
     a pair's alternative       other weights on either side: rows in another order, norms plus one, the original
-                               transposed; evidence, a warning, or an error that leaves the pair uncompared
-    scales folded away         see smoothing.py
+                               transposed; gives evidence, a warning, or an error that leaves the pair uncompared
+    folded scales              see smoothing.py
 
-Everything before works from headers alone.
+All earlier steps work from headers alone.
 """
 
 from collections.abc import Sequence
@@ -14,37 +14,37 @@ from dataclasses import replace
 from math import isfinite
 
 from quanterr.formats import Weight
-from quanterr.pairing.plan import Alternative, Leftover, Pair, Plan
-from quanterr.pairing.sampling import CLOSE_READING, READING, Workspaces, nearest, on_cpu
+from quanterr.pairing.model import Alternative, Leftover, Pair, Pairing
+from quanterr.pairing.sampling import CLOSE_READING, READING, Workspaces, choose_nearest, on_cpu
 from quanterr.pairing.smoothing import undo_smoothing
 
 
-def choose_alternatives(plan: Plan, undo: bool = True) -> Plan:
-    """The plan with every choice made: each pair as the original bears it out, or among the leftovers.
+def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
+    """Return the pairing with each alternative decided: each pair is in its best reading, or among the leftovers.
 
-    ``undo``: factors that a quantizer moved between weights are moved back.
+    ``undo`` moves factors that a quantizer moved between weights back.
     """
     pairs: list[Pair] = []
-    leftovers = list(plan.leftovers)
+    leftovers = list(pairing.leftovers)
     with on_cpu() as workspaces:
-        for pair in plan.pairs:
+        for pair in pairing.pairs:
             is_doubted = pair.quantized.alternatives and not pair.quantized.codes.file.is_certain
-            read = replace(pair, quantized=_read(pair, workspaces)) if is_doubted else pair
-            chosen = _chosen(read, read.alternative, workspaces) if read.alternative else read
+            read = replace(pair, quantized=_choose_reading(pair, workspaces)) if is_doubted else pair
+            chosen = _choose_alternative(read, read.alternative, workspaces) if read.alternative else read
             if isinstance(chosen, Pair):
                 pairs.append(chosen)
             else:
                 leftovers += chosen
         pairs, folded = undo_smoothing(pairs, workspaces) if undo else (pairs, [])
-    return replace(plan, pairs=pairs, leftovers=leftovers, folded=folded)
+    return replace(pairing, pairs=pairs, leftovers=leftovers, folded=folded)
 
 
-def _read(pair: Pair, workspaces: Workspaces) -> Weight:
-    """The quantized weight in the reading that is nearest to the original."""
+def _choose_reading(pair: Pair, workspaces: Workspaces) -> Weight:
+    """Return the quantized weight in the reading that is nearest to the original."""
     first = pair.quantized
     bar = CLOSE_READING if first.close_alternatives else READING
     others = [(pair.original, other) for other in first.alternatives]
-    choice = nearest((pair.original, first), others, bar, workspaces)
+    choice = choose_nearest((pair.original, first), others, bar, workspaces)
     if choice.number is None:
         return first
     best = first.alternatives[choice.number]
@@ -58,10 +58,10 @@ def _read(pair: Pair, workspaces: Workspaces) -> Weight:
     return replace(best, warnings=(*first.warnings, description))
 
 
-def _chosen(pair: Pair, other: Alternative, workspaces: Workspaces) -> Pair | Sequence[Leftover]:
-    """The pair, or what its alternative makes of it."""
+def _choose_alternative(pair: Pair, other: Alternative, workspaces: Workspaces) -> Pair | Sequence[Leftover]:
+    """Return the pair, or the pair or leftovers of its alternative if the values favour that."""
     quantized = other.quantized or pair.quantized
-    choice = nearest((pair.original, pair.quantized), [(other.original, quantized)], other.bar, workspaces)
+    choice = choose_nearest((pair.original, pair.quantized), [(other.original, quantized)], other.bar, workspaces)
     if choice.number is None:
         return replace(pair, alternative=None)
     if other.leftovers:

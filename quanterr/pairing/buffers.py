@@ -1,12 +1,12 @@
-"""Tensors that a model computes when it is built, and that not every program saves.
+"""Computed buffers: tensors that a model computes when it is built, and that not every program saves.
 
     position_ids, token_type_ids     (1, n) or (n,)       0, 1, 2, …; zeros
     inv_freq                         (n,)                 b^(-2i/d): a geometric series
     attn.bias, causal_mask           (1, 1, n, n)         ones on and below the diagonal
     masked_bias                      ()                   a large negative number
-    relative_position_index          (w², w²), (w² + 1, …)  places of pairs of a window
+    relative_position_index          (w², w²), (w² + 1, …)  relative positions of the pairs in a window
 
-One that holds other numbers is no such buffer, whatever its name.
+A tensor with such a name but other values is not a computed buffer.
 
 Reference: huggingface/transformers@5.23.0 models/bert, gpt2, gpt_neox, llama, swin and beit (modeling_*.py).
 """
@@ -21,13 +21,13 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
 
-LARGEST = 1 << 26  # bytes
-ROUNDED = 2.0**-7  # relative: numbers may have been cast to BF16
-MASKED = -1e4
+LARGEST = 1 << 26  # bytes of a buffer that is checked
+ROUNDED = 2.0**-7  # relative tolerance: the numbers may have been cast to BF16
+MASKED = -1e4  # masked_bias is this or less
 
 
 def is_computed(entry: Entry) -> bool:
-    """Whether an entry has the name of a computed buffer, and the values."""
+    """Return whether an entry has the name and the values of a computed buffer."""
     holds = next((holds for name, holds in BUFFERS if re.search(name, entry.name)), None)
     if holds is None or entry.dtype not in TORCH_DTYPES or not 0 < entry.nbytes <= LARGEST:
         return False
@@ -60,7 +60,7 @@ def _is_masked(values: Tensor) -> bool:
 
 
 def _are_places(values: Tensor) -> bool:
-    """Of the pairs of a square window; BEiT has one more for its class token, and three numbers for that."""
+    """Check the relative positions in a square window; BEiT adds a class token with three indices of its own."""
     n = values.shape[-1]
     if values.dim() != 2 or values.shape[0] != n:
         return False

@@ -1,6 +1,6 @@
-"""What the tensors of an original are called in a GGUF file, by architecture.
+"""The GGUF names of an original's tensors, by architecture.
 
-The names stand in gguf_names.json beside this file, which tests/make_gguf_names.py makes from the gguf package.
+The names are in gguf_names.json beside this file, which tests/make_gguf_names.py makes from the gguf package.
 
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) gguf-py/gguf/tensor_mapping.py.
 """
@@ -15,23 +15,23 @@ from quanterr.util.strict_json import JsonObject
 
 
 def architectures() -> frozenset[str]:
-    """Every architecture whose names are known, by ``general.architecture``."""
-    return frozenset(_document()["architectures"])
+    """Return all architectures with known names, as in ``general.architecture``."""
+    return frozenset(_load_names()["architectures"])
 
 
 @cache
 def names_of(architecture: str) -> Mapping[str, str]:
-    """Original name → GGUF name, both without ``.weight`` and ``.bias``; ``{bid}`` stands for the number of the block.
+    """Map original names to GGUF names, both without ``.weight`` and ``.bias``; ``{bid}`` is the block number.
 
-    ``names_of("llama")["model.layers.{bid}.self_attn.q_proj"]`` is ``blk.{bid}.attn_q``. A model with separate experts
-    has them under one name here, without their number. Empty for an unknown architecture.
+    ``names_of("llama")["model.layers.{bid}.self_attn.q_proj"]`` is ``blk.{bid}.attn_q``. Separate experts share one
+    name, without their number. The map of an unknown architecture is empty.
     """
-    tensors = _document()["tensors"]
-    wanted = [tensors[number] for number in _document()["architectures"].get(architecture, ())]
+    tensors = _load_names()["tensors"]
+    wanted = [tensors[number] for number in _load_names()["architectures"].get(architecture, ())]
     return MappingProxyType({original: name for name, *originals in wanted for original in originals})
 
 
 @cache
-def _document() -> JsonObject:
+def _load_names() -> JsonObject:
     found: JsonObject = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
     return found

@@ -1,17 +1,24 @@
 """How the inputs of weights are rounded, as the files of a checkpoint declare it, by the names of recipes/inputs.py.
 
     compressed-tensors   config_groups.*.input_activations, targets, ignore; input_scale, input_zero_point,
-                         input_global_scale (a factor: 448 · 6 / amax)
-    ModelOpt             quant_algo, of all or in quantized_layers; input_scale = amax / 448, of NVFP4 amax / (6 · 448)
-    Quark                global_quant_config, layer_quant_config: input_tensors
+                         input_global_scale (a factor: 448 · 6 / amax); transform_config: rotations while it runs
+    ModelOpt             quant_algo of the model or in quantized_layers; input_scale = amax / 448, for NVFP4
+                         amax / (6 · 448), for INT8 amax / 127; pre_quant_scale
+    Quark                global_quant_config, layer_quant_config, exclude: input_tensors; for NVFP4 input_scale_2 =
+                         amax / (6 · 448)
     DeepSeek             quant_method fp8, activation_scheme, weight_block_size, scale_fmt
     FBGEMM               quant_method fbgemm_fp8, activation_scale_ub
-    torchao              the class of its configuration
+    torchao              the class of its configuration, its fields
     SDNQ                 use_quantized_matmul, quantized_matmul_dtype
     ComfyUI              label: format, full_precision_matrix_mult; input_scale, without which FP8 is clamped at 448
+    GGUF                 the type of the weight: llama.cpp's CPU backend rounds to Q8_0, Q8_1 or Q8_K
 
-Reference: vllm-project/compressed-tensors quantization/quant_scheme.py; NVIDIA/Model-Optimizer modelopt/torch/export/
-quant_utils.py; amd/Quark; comfyanonymous/ComfyUI comfy/ops.py, comfy/quant_ops.py; pytorch/ao torchao/quantization.
+Rotated weights (ConvRot, SDNQ) have rotated inputs: these are rotated, rounded and rotated back.
+
+Reference: vllm-project/compressed-tensors quantization/quant_scheme.py, transform/transform_args.py;
+NVIDIA/Model-Optimizer modelopt/torch/export/quant_utils.py; amd-quark; comfyanonymous/ComfyUI comfy/ops.py,
+comfy/quant_ops.py; Comfy-Org/comfy-kitchen tensor/; pytorch/ao torchao/quantization; ggml-org/llama.cpp
+ggml/src/ggml-cpu/ggml-cpu.c (type_traits_cpu).
 """
 
 import re
@@ -19,64 +26,85 @@ from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from quanterr.checkpoints import Entry
+from torch import Tensor
+
+from quanterr.checkpoints import Entry, ggml_types
 from quanterr.checkpoints.labels import Label, Labels
 from quanterr.formats import Weight
-from quanterr.pairing.plan import Plan
+from quanterr.pairing.model import Pairing
+from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import display
 
 WEIGHT = ".weight"
+GGUF_EMBEDDING, GGUF_HEAD = "token_embd.weight", "output.weight"
 
 
 class Inputs(NamedTuple):
-    """How a runtime rounds what a weight is multiplied by."""
+    """How a runtime rounds the inputs of a weight."""
 
-    scheme: str = ""  # "": it is not emulated, as ``why_not`` says
+    scheme: str = ""  # "": not emulated, for the reason in ``why_not``
     scale: Entry | None = None
-    is_divisor: bool = False  # the stored scale divides: the factor of nvfp4 is 1 / it
+    is_divisor: bool = False  # the stored scale is 1 / the factor of nvfp4
     zero_point: Entry | None = None
     bound: float | None = None
     factors: Entry | None = None  # (k,): inputs are multiplied by these first
+    turn: Callable[[Tensor, Workspace], Tensor] | None = None  # then rotated so, in place, which undoes itself
     why_not: str = ""
-    clamps: bool = False  # the scale is 1, as none is stored
+    absent: str = ""  # the name of a static scale that is declared and not stored
+    clamps: bool = False  # the scale is 1 because none is stored
 
 
 Stored = Mapping[str, Entry]
 Declared = Inputs | None
 
 
-def declared_inputs(plan: Plan, entries: Stored) -> dict[str, Inputs]:
-    """Of each quantized weight whose inputs are rounded, by the original's name. ``entries`` are the checkpoint's."""
+def find_declared_inputs(plan: Pairing, entries: Stored) -> dict[str, Inputs]:
+    """Return how inputs are rounded, by the original's name of each quantized weight whose inputs are.
+
+    ``entries`` are all tensors of the quantized checkpoint.
+    """
     labels = plan.labels["quantized"]
     found = {pair.name: inputs_of(pair.quantized, labels, entries) for pair in plan.pairs}
     return {name: inputs for name, inputs in found.items() if inputs is not None}
 
 
-def clamped_inputs(plan: Plan, entries: Stored) -> list[str]:
-    """Names of weights whose inputs ComfyUI clamps, for want of a scale: its labels say which are FP8."""
+def find_clamped_inputs(plan: Pairing, entries: Stored) -> list[str]:
+    """Return the names of FP8 weights, by ComfyUI's labels, whose inputs are clamped because no scale is stored."""
     labels = plan.labels["quantized"]
     labelled = (pair for pair in plan.pairs if labels.of(pair.quantized.name))
     found = ((pair.name, inputs_of(pair.quantized, labels, entries)) for pair in labelled)
     return [name for name, inputs in found if inputs is not None and inputs.clamps]
 
 
+def find_absent_scales(plan: Pairing, entries: Stored) -> dict[str, str]:
+    """Return the declared static scales that are not stored, by the names of their weights."""
+    return {name: inputs.absent for name, inputs in find_declared_inputs(plan, entries).items() if inputs.absent}
+
+
 def inputs_of(weight: Weight, labels: Labels, entries: Stored) -> Declared:
-    """How the inputs of a weight are rounded; None where they are not, or it is not quantized."""
+    """Return how the inputs of a weight are rounded; None where they are not, or the weight is not quantized."""
     if not weight.has_codes or weight.matrix[0] < 2:
         return None
     module = weight.name.removesuffix(WEIGHT)
-    own = _of_module(module, labels, entries)
-    if own is None:
-        return None
-    if any(label.rotated for label in labels.of(weight.name)):
-        return Inputs(why_not="inputs are rotated first")
+    if scheme := ggml_types.INPUT_SCHEMES.get(weight.codes.dtype):
+        is_only_looked_up = weight.codes.name == GGUF_EMBEDDING and GGUF_HEAD in entries
+        return None if is_only_looked_up else Inputs(scheme)
+    own = _read_module(module, labels, entries)
+    if own is None or not own.scheme:
+        return own
+    if weight.rotated is not None:
+        if weight.rotated.weight.matrix != weight.matrix:
+            return Inputs(why_not="its rotated rows are padded, and how the inputs are is not emulated")
+        own = own._replace(turn=weight.rotated.rotate)
+    elif any(label.rotated for label in labels.of(weight.name)):
+        return Inputs(why_not="its label says rotated, and the weight is not read so")
     return own._replace(factors=entries.get(f"{module}.pre_quant_scale"))
 
 
-def _of_module(module: str, labels: Labels, entries: Stored) -> Declared:
+def _read_module(module: str, labels: Labels, entries: Stored) -> Declared:
     if comfy := labels.of(module + WEIGHT):
-        return _of_comfy(module, comfy[0], entries)
+        return _read_comfy(module, comfy[0], entries)
     config = labels.config
     method = str(config.get("quant_method", "")).lower()
     for is_it, read in READERS:
@@ -85,49 +113,63 @@ def _of_module(module: str, labels: Labels, entries: Stored) -> Declared:
     return None
 
 
-def _of_comfy(module: str, label: Label, entries: Stored) -> Declared:
+COMFY_DYNAMIC = {
+    "int8": "int8_token",
+    "mxfp8": "mxfp8_ceil",
+    "asym_w4a8_int8": "int8_token",
+    "convrot_w4a4": "int4_token_narrow",
+    "int4_convrot_w4a4": "int4_token_narrow",
+}  # by how the format begins
+
+
+def _read_comfy(module: str, label: Label, entries: Stored) -> Declared:
     form = label.format or ""
     if label.fields.get("full_precision_matrix_mult"):
         return None
+    if f"{module}.weight_correction" in entries:
+        return None  # comfy-kitchen multiplies the dequantized weight
     scale = entries.get(f"{module}.input_scale")
     if form.startswith("float8_e4m3fn"):
         return Inputs("fp8_static", scale, clamps=scale is None)
     if form.startswith("nvfp4"):
         return Inputs("nvfp4", scale, is_divisor=True)
-    if form.startswith("mxfp8"):
-        return Inputs(why_not="ComfyUI rounds the scales of MXFP8 up, which is not emulated")
-    if form.startswith("int8"):
+    if form.startswith("convrot_w4a4") and label.fields.get("linear_dtype") == "int8":
         return Inputs("int8_token")
+    if known := next((scheme for begin, scheme in COMFY_DYNAMIC.items() if form.startswith(begin)), None):
+        return Inputs(known)
     if not form or form.endswith("a16") or form.startswith("bnb_"):
         return None  # weights alone
+    if form == "svdquant_w4a4":
+        return Inputs(why_not="its branch of low rank has inputs that are not rounded, which is not emulated")
     return Inputs(why_not=f"how ComfyUI rounds the inputs of {display(form)} is not emulated")
 
 
-def _of_compressed_tensors(module: str, config: JsonFields, entries: Stored) -> Declared:
+def _read_compressed_tensors(module: str, config: JsonFields, entries: Stored) -> Declared:
     ignored = config.get("ignore")
     if _matches(module, ignored if isinstance(ignored, list) else []):
         return None
     groups = [as_object(group) for group in as_object(config.get("config_groups")).values()]
-    fitting = [group for group in groups if _matches(module, _texts(group.get("targets")))]
-    own = fitting or [group for group in groups if "Linear" in _texts(group.get("targets"))]
+    fitting = [group for group in groups if _matches(module, _keep_texts(group.get("targets")))]
+    own = fitting or [group for group in groups if "Linear" in _keep_texts(group.get("targets"))]
     args = as_object(own[0].get("input_activations")) if own else {}
-    return _of_arguments(module, args, entries) if args else None
+    return _read_arguments(module, args, entries) if args else None
 
 
-def _of_arguments(module: str, args: JsonFields, entries: Stored) -> Inputs:
-    """compressed-tensors' QuantizationArgs."""
+def _read_arguments(module: str, args: JsonFields, entries: Stored) -> Inputs:
+    """Read the QuantizationArgs of compressed-tensors."""
     bits, kind, strategy = args.get("num_bits", 8), str(args.get("type", "int")), str(args.get("strategy", "tensor"))
     dynamic = args.get("dynamic", False)
     scale, zero = entries.get(f"{module}.input_scale"), entries.get(f"{module}.input_zero_point")
     if (bits, kind, strategy) == (4, "float", "tensor_group"):
-        return Inputs("nvfp4", entries.get(f"{module}.input_global_scale"))
+        factor = entries.get(f"{module}.input_global_scale")
+        return Inputs("nvfp4", factor) if factor else _make_missing("input_global_scale")
     if kind == "float" and strategy == "group" and args.get("group_size") == 32 and bits in (4, 8):
         return Inputs(f"mxfp{bits}")
     if (bits, kind, strategy, args.get("group_size")) == (8, "float", "group", 128) and dynamic:
         return Inputs("fp8_g128")
     name = {(8, "float"): "fp8", (8, "int"): "int8", (4, "int"): "int4"}.get((bits, kind))
     if name in ("fp8", "int8") and not dynamic and strategy == "tensor":
-        return Inputs(f"{name}_static", scale, zero_point=zero) if scale else _absent("input_scale")
+        return Inputs(f"{name}_static", scale, zero_point=zero) if scale else _make_missing("input_scale")
     if dynamic and strategy in ("token", "tensor"):
         known = name in ("fp8", "int8") or (name, strategy) == ("int4", "token")
         if args.get("symmetric", True) is not False and known:
@@ -138,108 +180,175 @@ def _of_arguments(module: str, args: JsonFields, entries: Stored) -> Inputs:
     return Inputs(why_not=f"{when} activations of {bits} bits, {kind}, by {strategy}, are not emulated")
 
 
-def _absent(name: str) -> Inputs:
-    return Inputs(why_not=f"its files declare a static scale of activations, and store no {name}")
+def _make_missing(name: str) -> Inputs:
+    return Inputs(why_not=f"its files declare a static scale of activations, and store no {name}", absent=name)
 
 
-def _of_modelopt(module: str, config: JsonFields, entries: Stored) -> Declared:
+MODELOPT_STATIC = {  # quant_algo → scheme, with input_scale
+    "FP8": "fp8_static",
+    "W4A8_AWQ": "fp8_static",
+    "W4A8_MXFP4_FP8": "fp8_static",
+    "W4A8_NVFP4_FP8": "fp8_static",
+    "W8A8_SQ_PER_CHANNEL": "int8_static",
+}
+MODELOPT_DYNAMIC = {
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8_token",
+    "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": "int8_token",
+    "MXFP8": "mxfp8_ceil",
+}
+MODELOPT_NONE = ("W4A16", "W8A16", "NONE", "FP8_PB_WO", "FP8_PB_REAL", "INT4", "INT8_WO")  # how others begin
+
+
+def _read_modelopt(module: str, config: JsonFields, entries: Stored) -> Declared:
     layers = as_object(config.get("quantized_layers"))
     algorithm = str(as_object(layers.get(module)).get("quant_algo") if layers else config.get("quant_algo")).upper()
     excluded = config.get("exclude_modules") or config.get("ignore")
-    if _matches(module, _texts(excluded)):
+    if _matches(module, _keep_texts(excluded)) or not algorithm or algorithm.startswith(MODELOPT_NONE):
         return None
     scale = entries.get(f"{module}.input_scale")
-    if algorithm in ("FP8", "W4A8_AWQ"):
-        return Inputs("fp8_static", scale) if scale else _absent("input_scale")
-    if algorithm.startswith("FP8_PER_CHANNEL_PER_TOKEN"):
-        return Inputs("fp8_token")
-    if algorithm in ("NVFP4", "NVFP4_AWQ", "NVFP4_SVD"):
-        return Inputs("nvfp4", scale, is_divisor=True)
-    if algorithm == "MXFP8":
-        return Inputs("mxfp8")
-    if algorithm.startswith(("W4A16", "W8A16", "NONE")) or not algorithm:
-        return None
-    return Inputs(why_not=f"the activations of {algorithm} are not emulated")
+    if scheme := MODELOPT_STATIC.get(algorithm):
+        return Inputs(scheme, scale) if scale else _make_missing("input_scale")
+    if scheme := MODELOPT_DYNAMIC.get(algorithm):
+        return Inputs(scheme)
+    if algorithm in ("NVFP4", "NVFP4_AWQ"):
+        return Inputs("nvfp4", scale, is_divisor=True) if scale else _make_missing("input_scale")
+    return Inputs(why_not=f"the activations of {display(algorithm)} are not emulated")
 
 
-def _of_fp8(module: str, config: JsonFields, entries: Stored) -> Declared:
-    if _matches(module, _texts(config.get("modules_to_not_convert"))):
+def _read_fp8(module: str, config: JsonFields, entries: Stored) -> Declared:
+    if _matches(module, _keep_texts(config.get("modules_to_not_convert"))):
         return None
     if str(config.get("activation_scheme", "dynamic")) == "static":
         scale = entries.get(f"{module}.input_scale") or entries.get(f"{module}.activation_scale")
-        return Inputs("fp8_static", scale) if scale else _absent("input_scale")
+        return Inputs("fp8_static", scale) if scale else _make_missing("input_scale")
     if config.get("weight_block_size"):
         return Inputs("fp8_g128_ue8m0" if config.get("scale_fmt") == "ue8m0" else "fp8_g128")
     return Inputs("fp8_token")
 
 
-def _of_fbgemm(module: str, config: JsonFields, entries: Stored) -> Declared:
-    bound = config.get("activation_scale_ub")
-    return Inputs("fp8_token", bound=float(bound) if isinstance(bound, int | float) else None)
+def _read_fbgemm(module: str, config: JsonFields, entries: Stored) -> Declared:
+    return Inputs("fp8_token", bound=_number(config.get("activation_scale_ub")))
 
 
-def _of_quark(module: str, config: JsonFields, entries: Stored) -> Declared:
-    if _matches(module, _texts(config.get("exclude"))):
+def _read_quark(module: str, config: JsonFields, entries: Stored) -> Declared:
+    if _matches(module, _keep_texts(config.get("exclude"))):
         return None
     layers = as_object(config.get("layer_quant_config"))
+    types = as_object(config.get("layer_type_quant_config"))
     own = next((as_object(found) for pattern, found in layers.items() if fnmatchcase(module, pattern)), None)
-    given = (own or as_object(config.get("global_quant_config"))).get("input_tensors")
-    if isinstance(given, list):
-        return Inputs(why_not="activations of two stages are not emulated") if given else None
-    args = as_object(given)
-    if not args:
+    linear = next((as_object(found) for name, found in types.items() if name.rstrip("'>").endswith("Linear")), None)
+    given = (own or linear or as_object(config.get("global_quant_config"))).get("input_tensors")
+    stages = [as_object(stage) for stage in (given if isinstance(given, list) else [given]) if stage]
+    if not stages:
         return None
-    dtype, scheme, dynamic = str(args.get("dtype")), str(args.get("qscheme")), bool(args.get("is_dynamic"))
-    kind = "fp8" if "fp8_e4m3" in dtype else "int8" if dtype == "int8" else ""
-    if kind and scheme == "per_tensor" and not dynamic:
-        scale = entries.get(f"{module}.input_scale")
-        zero = entries.get(f"{module}.input_zero_point")
-        return Inputs(f"{kind}_static", scale, zero_point=zero) if scale else _absent("input_scale")
-    if kind and dynamic and scheme in ("per_channel", "per_token", "per_tensor") and args.get("symmetric") is not False:
-        return Inputs(f"{kind}_{'tensor' if scheme == 'per_tensor' else 'token'}")
-    if dtype == "fp4" and scheme == "per_group" and args.get("group_size") == 32:
-        return Inputs("mxfp4")
-    return Inputs(why_not=f"activations of {dtype}, {scheme}, are not emulated")
+    kinds = [(stage.get("dtype"), stage.get("qscheme"), stage.get("group_size")) for stage in stages]
+    if kinds == [("fp4", "per_group", 16), ("fp8_e4m3", "per_tensor", None)]:
+        scale = entries.get(f"{module}.input_scale_2")
+        return Inputs("nvfp4", scale, is_divisor=True) if scale else _make_missing("input_scale_2")
+    if len(stages) == 1 and (known := _read_quark_stage(module, stages[0], entries)):
+        return known
+    shown = ", then ".join(f"{dtype} {scheme}" for dtype, scheme, _ in kinds)
+    return Inputs(why_not=f"activations in {display(shown)} are not emulated")
 
 
-def _of_torchao(module: str, config: JsonFields, entries: Stored) -> Declared:
-    said = str(config.get("quant_type"))
-    if "DynamicActivation" not in said and "StaticActivation" not in said:
+def _read_quark_stage(module: str, args: JsonFields, entries: Stored) -> Declared:
+    """Read a QTensorConfig of Quark; None for one that is not emulated."""
+    dtype, scheme, is_dynamic = str(args.get("dtype")), args.get("qscheme"), bool(args.get("is_dynamic"))
+    kind = {"fp8_e4m3": "fp8", "int8": "int8"}.get(dtype)
+    if kind and scheme == "per_tensor" and not is_dynamic:
+        scale, zero = (entries.get(f"{module}.input_{name}") for name in ("scale", "zero_point"))
+        return Inputs(f"{kind}_static", scale, zero_point=zero) if scale else _make_missing("input_scale")
+    is_asymmetric = kind == "int8" and args.get("symmetric") is False
+    if kind and is_dynamic and scheme in ("per_channel", "per_token"):
+        return Inputs("int8_token_asym" if is_asymmetric else f"{kind}_token")
+    if kind and is_dynamic and scheme == "per_tensor" and not is_asymmetric:
+        return Inputs(f"{kind}_tensor")
+    is_mx = scheme == "per_group" and args.get("group_size") == 32 and args.get("scale_format") == "e8m0"
+    if is_mx and args.get("scale_calculation_mode") == "even":
+        name = {"fp4": "mxfp4", "fp8_e4m3": "mxfp8_even"}.get(dtype)
+        return Inputs(name) if name else None
+    return None
+
+
+def _read_torchao(module: str, config: JsonFields, entries: Stored) -> Declared:
+    said = config.get("quant_type")
+    chosen = _torchao_config(module, as_object(said))
+    kind = said if isinstance(said, str) else str(chosen.get("_type"))
+    fields = as_object(chosen.get("_data"))
+    if "DynamicActivation" not in kind and "StaticActivation" not in kind and "dynamic_activation" not in kind:
         return None
-    if "Float8DynamicActivation" in said:
-        return Inputs("fp8_token" if "PerRow" in said else "fp8_tensor")
-    if "Int8DynamicActivationInt8Weight" in said:
-        return Inputs("int8_token")
-    if "Int8DynamicActivation" in said:
-        return Inputs("int8_token_asym")
-    return Inputs(why_not="torchao's activations of this class are not emulated")
+    grain = fields.get("granularity")
+    of_inputs = as_object(grain[0] if isinstance(grain, list) and grain else grain).get("_type")
+    is_asymmetric = as_object(fields.get("act_mapping_type")).get("_data") == "ASYMMETRIC"
+    if kind.startswith("Float8DynamicActivation") and fields.get("activation_value_lb") is None:
+        bound = fields.get("activation_value_ub")
+        by_token = of_inputs == "PerRow" or "Int4" in kind
+        return Inputs("fp8_token" if by_token else "fp8_tensor", bound=_number(bound))
+    if kind.startswith("Int8DynamicActivationInt8Weight") and not (is_asymmetric and of_inputs == "PerTensor"):
+        return Inputs("int8_tensor" if of_inputs == "PerTensor" else f"int8_token{'_asym' if is_asymmetric else ''}")
+    if kind.startswith(("Int8DynamicActivationIntx", "Int8DynamicActivationInt4")):
+        return Inputs("int8_token_asym" if is_asymmetric or "act_mapping_type" not in fields else "int8_token")
+    return Inputs(why_not=f"the activations of torchao's {display(kind)} are not emulated")
 
 
-def _of_sdnq(module: str, config: JsonFields, entries: Stored) -> Declared:
-    if not config.get("use_quantized_matmul") or _matches(module, _texts(config.get("modules_to_not_convert"))):
+def _torchao_config(module: str, found: JsonFields) -> JsonFields:
+    """Return what a torchao config says of a module: that of all, or of its name or a pattern in FqnToConfig."""
+    chosen = as_object(found.get("default", found))
+    fields = as_object(chosen.get("_data"))
+    by_name = as_object(fields.get("fqn_to_config") or fields.get("module_fqn_to_config"))
+    if not by_name:
+        return chosen
+    for name in (f"{module}{WEIGHT}", module):
+        if name in by_name:
+            return as_object(by_name[name])
+        for pattern, own in by_name.items():
+            if pattern.startswith("re:") and _fits(name, f"{pattern}$"):
+                return as_object(own)
+    return as_object(by_name.get("_default"))
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _read_sdnq(module: str, config: JsonFields, entries: Stored) -> Declared:
+    left_out = _keep_texts(config.get("modules_to_not_convert")) + _keep_texts(config.get("modules_to_not_use_matmul"))
+    if not config.get("use_quantized_matmul") or _matches(module, left_out) or module + WEIGHT in left_out:
         return None
-    dtype = str(config.get("quantized_matmul_dtype") or config.get("weights_dtype"))
-    return Inputs("fp8_token" if "float8" in dtype or dtype == "fp8" else "int8_token")
+    codes = str(config.get("weights_dtype"))
+    integers = codes.startswith(("int", "uint"))
+    usual = "uint8" if codes == "uint8" else "int8" if integers else "float8_e4m3fn"
+    dtype = str(config.get("quantized_matmul_dtype") or usual)
+    if dtype.endswith("16"):
+        return None
+    scale = entries.get(f"{module}.scale")
+    if config.get("use_codebook") or scale is None or scale.n > max(scale.shape, default=1):
+        return Inputs(why_not="SDNQ quantizes its weight once more, by rows, which is not emulated")
+    if f"{module}.svd_up" in entries:
+        return Inputs(why_not="its branch of low rank has inputs that are not rounded, which is not emulated")
+    if scheme := {"int8": "int8_token", "float8_e4m3fn": "fp8_token", "fp8": "fp8_token"}.get(dtype):
+        return Inputs(scheme)
+    return Inputs(why_not=f"products of SDNQ in {display(dtype)} are not emulated")
 
 
 IsIt = Callable[[str, JsonFields], bool]
 READERS: tuple[tuple[IsIt, Callable[[str, JsonFields, Stored], Declared]], ...] = (
-    (lambda method, config: "quant_algo" in config or "quantized_layers" in config, _of_modelopt),
-    (lambda method, config: method == "quark", _of_quark),
-    (lambda method, config: "config_groups" in config, _of_compressed_tensors),
-    (lambda method, config: method == "fbgemm_fp8", _of_fbgemm),
-    (lambda method, config: method == "fp8", _of_fp8),
-    (lambda method, config: method == "torchao", _of_torchao),
-    (lambda method, config: method == "sdnq", _of_sdnq),
+    (lambda method, config: "quant_algo" in config or "quantized_layers" in config, _read_modelopt),
+    (lambda method, config: method == "quark", _read_quark),
+    (lambda method, config: "config_groups" in config, _read_compressed_tensors),
+    (lambda method, config: method == "fbgemm_fp8", _read_fbgemm),
+    (lambda method, config: method == "fp8", _read_fp8),
+    (lambda method, config: method == "torchao", _read_torchao),
+    (lambda method, config: method == "sdnq", _read_sdnq),
 )
 
 
-def _texts(value: object) -> list[str]:
+def _keep_texts(value: object) -> list[str]:
     return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
 
 
 def _matches(module: str, patterns: list[str]) -> bool:
-    """Names, their ends, globs, ``re:`` expressions."""
+    """Return whether a pattern fits: a name, the end of one, a glob or a ``re:`` expression."""
     return any(_fits(module, pattern) for pattern in patterns)
 
 
@@ -252,15 +361,45 @@ def _fits(module: str, pattern: str) -> bool:
     return module == pattern or module.endswith(f".{pattern}") or fnmatchcase(module, pattern)
 
 
-def declared_cache(config: JsonFields, entries: Stored) -> tuple[bool, dict[str, Entry]]:
-    """Whether a quantization_config says that keys and values are stored as FP8; their scales by their stored names."""
+KEY_SCALES = (".k_scale", "k_proj.output_scale")
+FUSED_LOCATIONS = ("weight_input", "weight_output")  # of a transform: the stored weight has it
+VALUE_SCALES = (".v_scale", "v_proj.output_scale")
+
+
+def find_declared_cache(config: JsonFields, entries: Stored) -> tuple[bool, dict[str, Entry]]:
+    """Return whether a quantization_config says that keys and values are stored as FP8, and their stored scales."""
     scheme = as_object(config.get("kv_cache_scheme"))
     algorithm = str(config.get("kv_cache_quant_algo", "")).upper()
     declared = (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) or algorithm == "FP8"
-    return declared, dict(_scales_of_cache(entries)) if declared else {}
+    return declared, dict(_find_cache_scales(entries)) if declared else {}
 
 
-def _scales_of_cache(entries: Stored) -> Iterator[tuple[str, Entry]]:
+def find_uncalibrated_attention(config: JsonFields, entries: Stored) -> list[str]:
+    """Return the attention modules that store no scale of keys, or none of values, where an FP8 cache is declared."""
+    declared, scales = find_declared_cache(config, entries)
+    if not declared or as_object(config.get("kv_cache_scheme")).get("dynamic"):
+        return []
+    modules = dict.fromkeys(name.partition(".k_proj.")[0] for name in entries if ".k_proj." in name)
+    calibrated = [
+        {module for module in modules for name in scales if name.startswith(f"{module}.") and name.endswith(endings)}
+        for endings in (KEY_SCALES, VALUE_SCALES)
+    ]
+    return [module for module in modules if not all(module in own for own in calibrated)]
+
+
+def find_online_rotations(config: JsonFields) -> list[str]:
+    """Return the transforms of compressed-tensors that a runtime applies to inputs, outputs, queries or keys."""
+    groups = as_object(as_object(config.get("transform_config")).get("config_groups"))
+    found = []
+    for name, group in groups.items():
+        applied = as_object(group).get("apply")
+        places = [as_object(place).get("location") for place in applied] if isinstance(applied, list) else []
+        if any(place not in FUSED_LOCATIONS for place in places):
+            found.append(name)
+    return found
+
+
+def _find_cache_scales(entries: Stored) -> Iterator[tuple[str, Entry]]:
     for name, entry in entries.items():
-        if name.endswith((".k_scale", ".v_scale", "k_proj.output_scale", "v_proj.output_scale")) and entry.n == 1:
+        if name.endswith((*KEY_SCALES, *VALUE_SCALES)) and entry.n == 1:
             yield name, entry

@@ -1,11 +1,11 @@
-"""How programs call the same weights: prefixes, other words, fused and stacked projections. Data.
+"""Naming conventions of programs, as data: prefixes, synonyms, fused and stacked projections.
 
-A name is taken apart into atoms, canonical names of projections of single experts:
+A name is split into atoms, the canonical names of the projections of single experts:
 
     model.layers.3.self_attn.qkv_proj.weight         layers.3.self_attn.q_proj, …k_proj, …v_proj
     model.layers.3.mlp.experts.gate_up_proj [8, …]   layers.3.mlp.experts.0.gate_proj, ….0.up_proj, ….1.gate_proj, …
 
-Two weights belong together where they hold the same atoms; fused against split is then a question of order.
+Two weights match if they hold the same atoms; fused and split weights then differ only in the order of rows.
 
 Reference: huggingface/transformers@5.23.0 conversion_mapping.py; diffusers and nunchaku model definitions (nunchaku
 models/transformers/transformer_flux_v2.py); vLLM model loaders.
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-# Words of a path that say where a model is wrapped, not which weight it is.
+# Words of a path that come from wrappers of the model, and do not identify a weight.
 WRAPPERS = frozenset(
     {
         "model",
@@ -38,29 +38,29 @@ WRAPPERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """How one program names and stores weights, where that differs from the usual names."""
+    """The differences of one program's names and storage of weights from the usual ones."""
 
     program: str
-    # Whole paths, without wrappers, .weight and .bias: pattern, replacement; applied in the order of the table.
+    # Pattern and replacement for whole paths, without wrappers, .weight and .bias; applied in the order of the table.
     renames: tuple[tuple[str, str], ...] = ()
-    # Last word of a path: what it holds, one after the other along the rows.
+    # Last word of a path → the projections that the weight holds, in the order of its rows.
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    equal_parts: frozenset[str] = frozenset()  # those of them whose parts have the same number of rows
-    # Path of the original: the paths whose columns are next to each other in it.
+    equal_parts: frozenset[str] = frozenset()  # keys of ``fused`` whose projections have equally many rows
+    # Pattern of an original's path → the paths whose columns it holds side by side.
     side_by_side: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    # Last word of a path: two stacks of heads: the first part of each head's rows, transposed, and the rest.
+    # Last word of a path → two stacks of heads: the first rows of each head, transposed, and the other rows.
     by_head: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     transposed: frozenset[str] = frozenset()  # last words of weights that may be stored as [in, out]
-    # model_type of config.json: the rows of gate and up alternate in the fused weight, instead of gate above up.
+    # model_type values in config.json for which the rows of gate and up alternate in the fused weight.
     interleaved_gate_up: frozenset[str] = frozenset()
-    # Names of q and k whose rows are in pairs of RoPE: (0, d/2), (1, d/2 + 1), …, instead of halves of each head.
+    # Pattern of q and k names whose rows are in RoPE pairs, (0, d/2), (1, d/2 + 1), …, instead of halves of each head.
     row_pairs: str = ""
-    # Architectures of GGUF files: rows of q and k in pairs, or in halves; norms with one added, or without.
+    # GGUF architectures with rows of q and k in pairs, or in halves; with one added to norms, or not.
     paired: frozenset[str] = frozenset()
     unpaired: frozenset[str] = frozenset()
     plus_one: frozenset[str] = frozenset()
     not_plus_one: frozenset[str] = frozenset()
-    negated_exp: frozenset[str] = frozenset()  # last words of tensors that are stored as -exp of the original
+    negated_exp: frozenset[str] = frozenset()  # last words of tensors that are stored as -exp(original)
     derived: frozenset[str] = frozenset()  # tensors that a converter computes from the configuration
 
 
@@ -83,7 +83,7 @@ CONVENTIONS = (
             "gate_up_proj": ("gate_proj", "up_proj"),
         },
         equal_parts=frozenset({"gate_up_proj"}),
-        transposed=frozenset({"gate_up_proj", "down_proj"}),  # of stacks of experts
+        transposed=frozenset({"gate_up_proj", "down_proj"}),  # in stacks of experts
     ),
     Convention("GPT-2", transposed=frozenset({"c_attn", "c_proj", "c_fc"})),
     Convention(
@@ -116,7 +116,7 @@ CONVENTIONS = (
         fused={"to_qkv": ("to_q", "to_k", "to_v"), "add_qkv_proj": ("add_q_proj", "add_k_proj", "add_v_proj")},
     ),
     Convention(
-        "nunchaku",  # FLUX; "net" is gone as a wrapper
+        "nunchaku",  # FLUX; the wrapper "net" is already removed
         renames=(
             (r"(transformer_blocks\.\d+)\.qkv_proj", r"\1.attn.to_qkv"),
             (r"(transformer_blocks\.\d+)\.qkv_proj_context", r"\1.attn.add_qkv_proj"),
@@ -137,7 +137,7 @@ CONVENTIONS = (
     Convention(
         "MLX",
         by_head={"kv_b_proj": ("embed_q", "unembed_out")},
-        transposed=frozenset({"conv1d"}),  # [out, width, in / groups]
+        transposed=frozenset({"conv1d"}),  # stored as [out, width, in / groups]
     ),
     Convention("QuIP#", fused={"upgate_proj": ("up_proj", "gate_proj")}, equal_parts=frozenset({"upgate_proj"})),
     Convention(
@@ -159,16 +159,16 @@ CONVENTIONS = (
         unpaired=frozenset({"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi3"}),
         plus_one=frozenset({"gemma", "gemma2", "gemma3", "nemotron"}),
         not_plus_one=frozenset({"llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "phi3"}),
-        negated_exp=frozenset({"ssm_a"}),  # Mamba's A, of A_log
+        negated_exp=frozenset({"ssm_a"}),  # Mamba's A, computed from A_log
         derived=frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"}),
     ),
 )
 
-# Paths of the output layer, and of the embedding that stands for it where it is not stored (tied).
+# Paths of the output layer, and of the embedding that replaces it if they are tied.
 HEADS = frozenset({"lm_head", "output"})
 EMBEDDINGS = frozenset({"embed_tokens", "token_embd", "wte", "shared", "embedding.word_embeddings", "embeddings"})
 
-# Last word of a norm's path, and the weights of the same block that it feeds: scales may be folded from these into it.
+# Patterns of a norm's last word, and of the weights in its block that it feeds: their scales may be folded into it.
 _ATTENTION = r"(self_attn|self_attention|attn)\."
 FED_BY_NORM = (
     (
@@ -182,7 +182,7 @@ FED_BY_NORM = (
     ("q_a_layernorm", "q_b_proj"),
     ("kv_a_layernorm", "kv_b_proj"),
 )
-# Last words of the paths of a weight, and of that whose inputs are its outputs: its last rows, where it is fused.
+# Last word of a weight → last words of the weight that it feeds; a fused weight feeds it with its last rows.
 FED_BY_WEIGHT = {
     "up_proj": ("down_proj",),
     "gate_up_proj": ("down_proj",),
@@ -202,21 +202,21 @@ _TRANSPOSED = frozenset().union(*(row.transposed for row in CONVENTIONS))
 
 
 class Atoms(NamedTuple):
-    """What a weight holds: projections of single experts."""
+    """The atoms of a weight: canonical names of the projections of single experts that it holds."""
 
-    names: tuple[str, ...]  # in the order of its rows, or as ``axis`` says
-    equal: bool = True  # whether all of them have as many rows
+    names: tuple[str, ...]  # in the order of the weight's rows, or along ``axis``
+    equal: bool = True  # whether all atoms have equally many rows
     axis: Literal["rows", "columns", "heads"] = "rows"
 
     @property
     def are_biases(self) -> bool:
-        """Whether these are parts of a bias."""
+        """True if the atoms are parts of a bias."""
         return self.names[0].endswith(".bias")
 
 
 def atoms_of(name: str, shape: tuple[int, ...]) -> Atoms:
-    """The atoms of a weight, along its rows; 3-D weights of experts, and 2-D biases, are a stack of them."""
-    path, kind = canonical(name)
+    """Return the atoms of a weight along its rows; 3-D expert weights and 2-D expert biases are stacks of experts."""
+    path, kind = canonicalize(name)
     head, _, last = path.rpartition(".")
     words = _FUSED.get(last, (last,))
     places = [head]
@@ -226,9 +226,9 @@ def atoms_of(name: str, shape: tuple[int, ...]) -> Atoms:
     return Atoms(names, len(words) == 1 or last in _EQUAL_PARTS)
 
 
-def other_arrangements(name: str) -> Iterator[Atoms]:
-    """Ways to take a weight apart that are not along its rows: columns next to each other, parts of heads."""
-    path, kind = canonical(name)
+def find_other_arrangements(name: str) -> Iterator[Atoms]:
+    """Yield other ways to split a weight than along its rows: by columns, or into parts of each head."""
+    path, kind = canonicalize(name)
     head, _, last = path.rpartition(".")
     for pattern, parts in _SIDE_BY_SIDE:
         if found := pattern.fullmatch(path):
@@ -238,21 +238,21 @@ def other_arrangements(name: str) -> Iterator[Atoms]:
 
 
 def has_equal_parts(name: str) -> bool:
-    """Whether a weight or bias is fused of parts with the same number of rows."""
-    return canonical(name)[0].rpartition(".")[2] in _EQUAL_PARTS
+    """Return whether a weight or bias is fused from parts with equally many rows."""
+    return canonicalize(name)[0].rpartition(".")[2] in _EQUAL_PARTS
 
 
 def may_be_transposed(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a weight may be stored with inputs and outputs swapped."""
-    path, _ = canonical(name)
+    """Return whether a weight may be stored with inputs and outputs swapped."""
+    path, _ = canonicalize(name)
     head, _, last = path.rpartition(".")
     stacked = len(shape) == 3 and (head.endswith(EXPERTS) or last.startswith("conv"))
     return last in _TRANSPOSED and (last.startswith("c_") or stacked)
 
 
 @lru_cache(maxsize=1 << 16)
-def canonical(name: str) -> tuple[str, str]:
-    """The path of a name without wrappers and in usual words, and its kind: "" for a weight, ".bias" and the like."""
+def canonicalize(name: str) -> tuple[str, str]:
+    """Split a name into its path, without wrappers and with usual words, and its kind: ``""`` or ``".bias"``."""
     kind = ""
     for ending in (".weight", ".bias", "_bias"):
         if name.endswith(ending):

@@ -1,4 +1,4 @@
-"""How far two weights are apart, measured on a few rows; which of several readings the original bears out."""
+"""Errors between two weights on a sample of rows, and the choice among several readings by these errors."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,78 +14,81 @@ from quanterr.tensors.workspace import Workspace
 
 Workspaces = tuple[Workspace, Workspace]
 
-# Relative error ||e|| / ||x||: right readings are below the first, and wrong ones this many times worse.
+# Relative error ||e|| / ||x||: correct readings are below SUSPICIOUS, and wrong ones BETTER times worse.
 SUSPICIOUS = 0.35
 BETTER = 3.0
 
-# Of a square weight and its transpose, or of two orders of rows: the right one is below the first, even at two
-# bits, the other above the second.
+# For a square weight and its transpose, or two orders of rows: the correct one is below RELATED, even at two bits,
+# and the other above UNRELATED.
 RELATED, UNRELATED = 0.7, 1.2
 
-# Readings that differ by one step of the codes (rounding is a third of a step, one step more thrice as much) or in
-# the edges of blocks: the wrong one cannot be nearer by this factor.
+# For readings that differ by one code step (rounding errs by a third of a step, one step more by three times that) or
+# at the edges of blocks: the wrong one cannot be nearer by this factor.
 CLEARLY = 1.2
 
-# A tensor and its copy, in another dtype perhaps.
+# Relative error between a tensor and its copy, perhaps in another dtype, at most.
 SAME = 0.01
 
 
-class Bar(NamedTuple):
-    """When another reading takes the place of the first, by the relative errors of both on a sample."""
+class ReadingThreshold(NamedTuple):
+    """When another reading replaces the first, by the relative errors of both on a sample."""
 
-    tried_above: float  # at this error of the first or below, no other is tried
-    times_better: float = inf
-    apart: bool = False  # or: the other is below RELATED, the first above UNRELATED
-    unless_same: bool = False  # instead: the other is no copy; its error alone decides
+    tried_above: float  # others are tried only if the first has a larger error
+    times_better: float = inf  # factor by which the other's error must be smaller
+    apart: bool = False  # also accept if the other is below RELATED and the first above UNRELATED
+    unless_same: bool = False  # instead, accept if the other is not a copy: only its own error counts
 
     def is_met(self, first: float, other: float) -> bool:
-        """Whether the other reading wins."""
+        """Return whether the other reading wins."""
         if self.unless_same:
             return other > SAME
         better = other < first and self.times_better * other <= first
         return better or (self.apart and other < RELATED < UNRELATED < first)
 
 
-READING = Bar(SUSPICIOUS, BETTER)
-CLOSE_READING = Bar(-1.0, CLEARLY)
-ORDER = Bar(SUSPICIOUS, BETTER, apart=True)
-VALUES = Bar(-1.0, BETTER, apart=True)
-TRANSPOSITION = Bar(UNRELATED, apart=True)
-NO_COPY = Bar(-1.0, unless_same=True)
+READING = ReadingThreshold(SUSPICIOUS, BETTER)
+CLOSE_READING = ReadingThreshold(-1.0, CLEARLY)
+ORDER = ReadingThreshold(SUSPICIOUS, BETTER, apart=True)
+VALUES = ReadingThreshold(-1.0, BETTER, apart=True)
+TRANSPOSITION = ReadingThreshold(UNRELATED, apart=True)
+NO_COPY = ReadingThreshold(-1.0, unless_same=True)
 
 
-class Choice(NamedTuple):
-    """Which reading the original bears out: the number of an alternative, or None for the first."""
+class ChosenReading(NamedTuple):
+    """The chosen reading: the index of an alternative, or None for the first."""
 
     number: int | None
-    first: float  # relative error of the first
-    least: float  # that of the nearest of all that were tried
+    first: float  # relative error of the first reading
+    least: float  # least relative error of the readings tried
 
 
-def nearest(
-    first: tuple[Weight, Weight], others: Sequence[tuple[Weight, Weight]], bar: Bar, workspaces: "Workspaces"
-) -> Choice:
-    """Which of several pairs of an original and a quantized weight to take, by their errors on a few rows."""
+def choose_nearest(
+    first: tuple[Weight, Weight],
+    others: Sequence[tuple[Weight, Weight]],
+    bar: ReadingThreshold,
+    workspaces: "Workspaces",
+) -> ChosenReading:
+    """Choose among several (original, quantized) pairs by their errors on a few rows."""
     error = relative_error(*first, workspaces)
     if error <= bar.tried_above or not others:
-        return Choice(None, error, error)
+        return ChosenReading(None, error, error)
     errors = [relative_error(*other, workspaces) for other in others]
     least = min(errors)
-    return Choice(errors.index(least) if bar.is_met(error, least) else None, error, least)
+    return ChosenReading(errors.index(least) if bar.is_met(error, least) else None, error, least)
 
 
-PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15  # of a sample: places, rows and elements at each
+PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15  # of a sample: number of places, and rows and elements at each place
 
 
 @contextmanager
 def on_cpu() -> Iterator[Workspaces]:
-    """Where rows of two weights are read, on the CPU."""
+    """Open workspaces on the CPU for reading rows of two weights, in inference mode."""
     with torch.inference_mode():
         yield Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
 
 
 def relative_error(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
-    """||y - x|| / ||x|| over a few rows; infinity where something is not finite, or only x is zero."""
+    """Return ||y - x|| / ||x|| over a few rows; infinity if a value is not finite, or x is zero and y is not."""
     signal = noise = 0.0
     for chunk in _sample(*original.matrix):
         x = original.dequantize(chunk, workspaces[0]).weight.double()
@@ -98,32 +101,32 @@ def relative_error(original: Weight, quantized: Weight, workspaces: Workspaces) 
     return sqrt(noise / signal)
 
 
-def sampled_row_factors(original: Weight, quantized: Weight, workspaces: Workspaces) -> tuple[Tensor, float]:
-    """The factor of each of a few rows that brings the original nearest, float64; how far rounding moves it."""
-    xx, xy, yy = _row_products(original, quantized, workspaces)
+def fit_row_factors(original: Weight, quantized: Weight, workspaces: Workspaces) -> tuple[Tensor, float]:
+    """Fit a factor for each of a few rows, float64, that maps x to y; also return its uncertainty from rounding."""
+    xx, xy, yy = _sum_row_products(original, quantized, workspaces)
     kept = xx > 0
     factors = xy[kept] / xx[kept]
     rest = (yy[kept] - factors * xy[kept]).clamp_(0).sum() / yy[kept].sum()
     return factors, sqrt(float(rest) / original.matrix[1]) if len(factors) and isfinite(rest) else inf
 
 
-def error_beside_row_factors(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
-    """||y - x|| / ||x|| over a few rows, each of them first brought as near as a factor can; or infinity."""
-    xx, xy, yy = _row_products(original, quantized, workspaces)
+def error_up_to_row_factors(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
+    """Return ||y - x|| / ||x|| over a few rows after fitting a factor to each row; infinity if undefined."""
+    xx, xy, yy = _sum_row_products(original, quantized, workspaces)
     noise = (xx - (xy * xy / yy).nan_to_num(0.0, inf, inf)).clamp_(0).sum()
     error = float((noise / xx.sum()).sqrt())
     return error if isfinite(error) else inf
 
 
-def error_beside_factor(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
-    """||y - x|| / ||x|| over a few rows, all of them first brought as near as one factor can; or infinity."""
-    xx, xy, yy = (float(products.sum()) for products in _row_products(original, quantized, workspaces))
+def error_up_to_factor(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
+    """Return ||y - x|| / ||x|| over a few rows after fitting one common factor; infinity if undefined."""
+    xx, xy, yy = (float(products.sum()) for products in _sum_row_products(original, quantized, workspaces))
     error = max(xx - xy * xy / yy, 0.0) / xx if xx and yy and xy > 0 else inf
     return sqrt(error) if isfinite(error) else inf
 
 
-def _row_products(original: Weight, quantized: Weight, workspaces: Workspaces) -> tuple[Tensor, Tensor, Tensor]:
-    """x · x, x · y and y · y of a few rows, float64."""
+def _sum_row_products(original: Weight, quantized: Weight, workspaces: Workspaces) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x · x, x · y and y · y for each of a few rows, float64."""
     found = []
     for chunk in _sample(*original.matrix):
         x = original.dequantize(chunk, workspaces[0]).weight.double()
@@ -139,7 +142,7 @@ def sampled_rows(rows: int, cols: int) -> list[tuple[int, int]]:
 
 
 def _sample(rows: int, cols: int) -> Iterable[Chunk]:
-    """A few chunks, spread over the rows."""
+    """Yield a few chunks, spread over the rows."""
     step = max(-(-rows // PLACES), 1)
     n = max(min(ROWS, ELEMENTS // max(cols, 1)), 1)
     for row in range(0, rows, step):

@@ -1,4 +1,4 @@
-"""One checkpoint as weights: which stored tensors hold elements, which are parts of others."""
+"""One checkpoint as weights: which stored tensors hold elements, and which are parts of a weight."""
 
 from collections.abc import Callable, Collection, Hashable, Mapping
 
@@ -6,41 +6,41 @@ from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.labels import read_labels
 from quanterr.errors import FormatMismatch
 from quanterr.formats import CODE_DTYPES, Hints, Weight, anchored_weight, part_names, recognize
-from quanterr.formats.shared.scale_grid import CONFIG, common_block
+from quanterr.formats.shared.scale_grid import CONFIG, find_common_block
 from quanterr.util.text import display
 
-NEVER_CODES = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})  # dtypes in which no format stores codes
+NEVER_CODES = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})  # dtypes that no format uses for codes
 
 
-Recognized = dict[Hashable, Weight]
+WeightCache = dict[Hashable, Weight]
 
 
-class Side:
-    """One checkpoint: its weights by name, and what belongs to each."""
+class CheckpointSide:
+    """One side of a comparison: the weights of a checkpoint by name, and the parts of each."""
 
-    def __init__(self, side: str, checkpoint: Checkpoint, recognized: Recognized | None = None) -> None:
-        """Find the weights from headers and labels; ``recognized`` keeps them for other sides of the same checkpoint.
+    def __init__(self, side: str, checkpoint: Checkpoint, recognized: WeightCache | None = None) -> None:
+        """Find the weights from headers and labels; ``recognized`` is a cache shared by sides of the same checkpoint.
 
         Raises:
-            CheckpointError: a label in a file is damaged.
+            CheckpointError: a label is damaged.
         """
         self.side, self.checkpoint, self._recognized = side, checkpoint, recognized
         self.labels = read_labels(checkpoint)
         self.entries: Mapping[str, Entry] = checkpoint.entries
         self.part_of: dict[str, str] = {}  # name of a known part → its weight
-        self.codes = self._anchored()  # weight → the entry that holds its elements
-        self.siblings: dict[str, list[Entry]] = {}  # weight → what else belongs to it
-        self.by_module: dict[str, list[str]] = {}  # module → names in it, but weight and bias
+        self.codes = self._find_anchored()  # weight → the entry that holds its elements
+        self.siblings: dict[str, list[Entry]] = {}  # weight → its parts
+        self.by_module: dict[str, list[str]] = {}  # module → its tensors, except weight and bias
         self.expects_scale: str | None = None
-        self.blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # that config.json and the other weights give
-        self._hints: dict[tuple[int, ...] | None, Hints] = {}  # of weights without a label, by the original's shape
+        self.blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # (block size, its source)
+        self._hints: dict[tuple[int, ...] | None, Hints] = {}  # shape → hints for weights without a label
         self._gather_parts()
         for name, entry in self.entries.items():
             if name not in self.part_of and name not in self.labels.consumed:
                 self.codes.setdefault(name, entry)
 
-    def _anchored(self) -> dict[str, Entry]:
-        """Weights whose elements are stored under a name of their own, as X.qweight."""
+    def _find_anchored(self) -> dict[str, Entry]:
+        """Map weights to their entry, if the elements are stored under another name, such as X.qweight."""
         found = {}
         for name, entry in self.entries.items():
             weight = anchored_weight(entry, self.entries)
@@ -50,7 +50,7 @@ class Side:
         return found
 
     def _gather_parts(self) -> None:
-        """Find the known parts of the weights that hold codes, and whether this checkpoint uses scales."""
+        """Find the known parts of weights that hold codes, and evidence that this checkpoint uses scales."""
         scaled: list[tuple[Entry, Entry]] = []
         for name, entry in [*self.codes.items(), *self.entries.items()]:
             parts = part_names(name, entry) & self.entries.keys()
@@ -63,16 +63,16 @@ class Side:
                     self.expects_scale = f"activations have one ({display(scale)})"
         if self.labels.method and not self.expects_scale:
             self.expects_scale = f"config.json declares quant_method {self.labels.method}"
-        description = ((self.labels.block, CONFIG), (common_block(scaled), "the other weights of this checkpoint"))
+        description = ((self.labels.block, CONFIG), (find_common_block(scaled), "the other weights of this checkpoint"))
         self.blocks = tuple((block, source) for block, source in description if block)
-        if self.labels.marker:  # in those files a weight without a scale has the scale 1
+        if self.labels.marker:  # in such files, a weight without a scale has the scale 1
             self.expects_scale = None
 
     def attach_siblings(self, elsewhere: Collection[str] = ()) -> None:
-        """Give every tensor to the weight whose name it carries; what remains in ``codes`` are the weights.
+        """Assign each part to its weight by name; only weights remain in ``codes``.
 
-        ``elsewhere`` are names that the other checkpoint has too: those are not parts, unless known as such. An
-        original of floats alone has no parts at all: there a q_scale is a parameter like any other.
+        ``elsewhere`` are names that the other checkpoint has too: such a tensor is a part only if a format knows it. An
+        original of floats has no parts at all: there, a q_scale is an ordinary parameter.
         """
         plain = self.side == "original" and all(entry.dtype in NEVER_CODES for entry in self.entries.values())
         owners = {}
@@ -82,22 +82,22 @@ class Side:
                 self.by_module.setdefault(module, []).append(name)
             if name in self.labels.consumed or (name in elsewhere and name not in self.part_of):
                 continue
-            owner = self.part_of.get(name) or (None if plain else _owner(name, self.codes))
+            owner = self.part_of.get(name) or (None if plain else _find_owner(name, self.codes))
             if owner is not None and self.codes.get(owner) is not entry:
                 owners[name] = owner
         for name, owner in owners.items():
-            while owner in owners:  # what belongs to a scale belongs to the weight
+            while owner in owners:  # a part of a scale is a part of the weight
                 owner = owners[owner]
             self.siblings.setdefault(owner, []).append(self.entries[name])
         for siblings in self.siblings.values():
             for entry in siblings:
                 self.codes.pop(entry.name, None)
 
-    def recognized(self, weight: str, shape: tuple[int, ...] | None = None) -> Weight:
-        """The weight of that name; ``shape`` is that of the original, where there is one.
+    def recognize(self, weight: str, shape: tuple[int, ...] | None = None) -> Weight:
+        """Return the weight of this name; ``shape`` is the original's shape, if known.
 
         Raises:
-            FormatMismatch: no format fits.
+            FormatMismatch: no format fits, or a tensor of the weight has an unknown type.
         """
         if self.labels.divides:
             raise FormatMismatch(
@@ -110,19 +110,19 @@ class Side:
                     entry.unknown if entry.name == weight else f"{display(entry.name)}: {entry.unknown}"
                 )
         key = weight, shape, tuple(entry.name for entry in siblings)
-        hints = self._hints_of(weight, shape)
-        return self.once(key, lambda: recognize(weight, self.codes[weight], self.entries, siblings, hints))
+        hints = self._make_hints(weight, shape)
+        return self.memoize(key, lambda: recognize(weight, self.codes[weight], self.entries, siblings, hints))
 
-    def once(self, key: Hashable, make: Callable[[], Weight]) -> Weight:
-        """What ``make`` gives; the same object for all sides that keep their weights together."""
+    def memoize(self, key: Hashable, make: Callable[[], Weight]) -> Weight:
+        """Return the result of ``make``, cached under ``key`` if sides share a cache."""
         if self._recognized is None:
             return make()
         if key not in self._recognized:
             self._recognized[key] = make()
         return self._recognized[key]
 
-    def _hints_of(self, weight: str, shape: tuple[int, ...] | None) -> Hints:
-        """What is known of a weight; one object for all those of which the same is known."""
+    def _make_hints(self, weight: str, shape: tuple[int, ...] | None) -> Hints:
+        """Return the hints for a weight; weights without a label and of one shape share an object."""
         found = self.labels.of(weight)
         if not found and shape in self._hints:
             return self._hints[shape]
@@ -132,8 +132,8 @@ class Side:
         return hints
 
 
-def _owner(name: str, weights: Collection[str]) -> str | None:
-    """The weight that a part of that name belongs to; None for what stands alone."""
+def _find_owner(name: str, weights: Collection[str]) -> str | None:
+    """Return the weight that a tensor of this name is a part of; None if it stands alone."""
     module, _, last = name.rpartition(".")
     if last in ("weight", "bias"):
         return None
@@ -141,8 +141,8 @@ def _owner(name: str, weights: Collection[str]) -> str | None:
     prefix = module + "." if module else ""
     if words[-1] == "bias" and last != "weight_bias" and name.removesuffix("_bias") in weights:
         return None  # experts.down_proj_bias is the bias of experts.down_proj
-    # experts.down_proj_scale belongs to experts.down_proj, X.scale to X.weight, X.weight.absmax to X.weight;
-    # X.weight_scale_2 belongs to X.weight and not to X.weight_scale: the shortest stem
+    # experts.down_proj_scale belongs to experts.down_proj, X.scale and X.weight.absmax to X.weight.
+    # The shortest stem wins: X.weight_scale_2 belongs to X.weight and not to X.weight_scale.
     stems = [prefix + "_".join(words[:n]) for n in range(1, len(words))]
     owners = (*stems, prefix + "weight", module)
     return next((owner for owner in owners if owner and owner != name and owner in weights), None)

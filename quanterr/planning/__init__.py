@@ -1,8 +1,8 @@
-"""Which recipe should each layer have, under a budget? Every recipe is measured on the real weights, then chosen from.
+"""Plans: the best recipe for each layer under a budget, from measurements on the real weights.
 
-1  the original quantized by each recipe, in one pass: what each layer would take, and cost
-2  layers that a runtime fuses choose together
-3  the least cost within the budget, with a bound (quanterr/knapsack.py)
+1  every recipe quantizes the original in one pass, which gives the size and the cost of each layer
+2  layers that a runtime fuses share a recipe
+3  quanterr/knapsack.py finds the least cost within the budget, and a bound
 """
 
 import os
@@ -14,38 +14,39 @@ from dataclasses import dataclass
 from math import fsum, log10, sqrt
 from typing import Final, Literal, NamedTuple, Unpack
 
-from quanterr.checkpoints import Checkpoint, entered
+from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
 from quanterr.findings.files import FALLBACK, LEFT
-from quanterr.knapsack import Choice, path, solve
+from quanterr.keywords import accept_fields_of
+from quanterr.knapsack import KnapsackItem, solve, trace_path
 from quanterr.options import PlanKeywords, PlanOptions, SameIn
 from quanterr.pairing.importance import architecture_of
-from quanterr.recipes import PRESETS, recipe_named, recipes_named
+from quanterr.recipes import PRESETS, parse_recipe, parse_recipes
 from quanterr.report.base import Tool
-from quanterr.report.keeping import UNITS, amount_of, original_bytes, stored_bytes
+from quanterr.report.kept_layers import UNITS, original_bytes, parse_amount, stored_bytes
 from quanterr.report.model import Layer, LosslessLayer, Report
 from quanterr.report.plan.model import ORIGINAL, Measure, Plan, PlannedLayer, Point, Uniform
 from quanterr.roles import block_of, role_of
 from quanterr.util.text import count, display, listed, size
 from quanterr.version import __version__
 
-POINTS = 40  # of the curve
-ROUNDED = 5e-4  # bits per weight: a recipe of 4.50025 is within 4.5
+POINTS = 40  # points of the curve
+ROUNDED = 5e-4  # bits per weight: a recipe with 4.50025 fits a budget of 4.5
 SQUARED: Final = "squared error"
 WEIGHTED: Final = "weighted squared error"
 KLD: Final = "predicted KLD"
-SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", KLD: "sensitivity"}  # of what a layer's error costs
+SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", KLD: "sensitivity"}  # measure → where costs come from
 BETTER = (
-    ": a guess, which can be worse than one format for all. "
-    "quanterr evaluate ORIGINAL --text FILE --sensitivity s.json measures what matters"
+    ": a guess, which can be worse than one format for all layers. "
+    "quanterr evaluate ORIGINAL --text FILE --sensitivity s.json measures how much each layer matters"
 )
 GUESSES = {
     SQUARED: "without --sensitivity every squared error counts the same" + BETTER,
     WEIGHTED: "without --sensitivity the errors of all outputs count the same" + BETTER,
 }
 
-# Projections that runtimes make one matrix of: by what stands for them.
+# Projections that runtimes fuse into one matrix, and the name that replaces them in a group's key.
 FUSED = tuple(
     (re.compile(pattern), name)
     for pattern, name in (
@@ -57,7 +58,7 @@ FUSED = tuple(
 
 
 class Goal(NamedTuple):
-    """A budget of bytes, or a limit of the cost under which the size shall be the least."""
+    """Goal of a plan: a budget of bytes, or a limit of the cost for which the size is minimized."""
 
     kind: Literal["size", "bits", "kld", "snr"]
     amount: float
@@ -72,61 +73,63 @@ class Goal(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Option:
-    """A layer as a recipe stores it."""
+class _LayerOption:
+    """One layer in one recipe."""
 
     recipe: str  # that stores it: of one whose blocks the rows do not fill, its fallback
     nbytes: int
     cost: float
     error: float  # Σe²
-    layer: Layer | LosslessLayer | None  # None: as in the original
+    layer: Layer | LosslessLayer | None  # None if it stays as in the original
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """A layer, and what it may be."""
+class _PlannableLayer:
+    """A layer with its possible recipes."""
 
     name: str
     elements: int
     signal: float  # Σx²
-    fingerprint: str | None  # of the original
-    original: str  # format
-    options: Mapping[str, _Option]  # by recipe
+    fingerprint: str | None  # fingerprint of the original
+    original: str  # format of the original
+    options: Mapping[str, _LayerOption]  # recipe → option
 
 
+@accept_fields_of(PlanOptions)
 def plan(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[PlanKeywords]) -> Plan:
-    """Which recipe should each layer have? The least cost within a budget, or the least size within a limit.
+    """Choose a recipe for each layer: the least cost within a budget, or the least size within a limit of the cost.
 
-    ``options`` are the fields of :class:`quanterr.options.PlanOptions`, by name. Every layer may stay as it is, too.
-    With ``sensitivity`` the cost is predicted KLD, with ``importance`` alone squared error weighted by it, otherwise
-    squared error.
+    ``options`` are the fields of :class:`quanterr.options.PlanOptions`, by name. Every layer may also stay as it is.
+    The cost is predicted KLD with ``sensitivity``, squared error weighted by the importance matrix with ``importance``
+    alone, and otherwise squared error.
 
     Raises:
-        UsageError: no or several goals, a goal that cannot be met (says the least possible), or as ``sweep``.
+        UsageError: there is no goal or more than one; the goal cannot be met (the message gives the least possible); or
+            as ``sweep``.
         CheckpointError, ResourceError: as ``sweep``.
     """
     return plan_layers(original, PlanOptions(**options))
 
 
 def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptions) -> Plan:
-    """The same with its options as one."""
-    nbytes_at_most = _bytes(chosen.size) if isinstance(chosen.size, str) else chosen.size
+    """Do the same as :func:`plan`, given its options as one object."""
+    nbytes_at_most = _parse_bytes(chosen.size) if isinstance(chosen.size, str) else chosen.size
     given = {"size": nbytes_at_most, "bits": chosen.bits, "kld": chosen.max_kld, "snr": chosen.min_snr}
     goals = [Goal(kind, amount) for kind, amount in given.items() if amount is not None]  # type: ignore[arg-type]
     if len(goals) != 1:
         raise UsageError("give one goal: --size, --bits, --max-kld or --min-snr")
     if goals[0].kind == "kld" and chosen.sensitivity is None:
-        raise UsageError("--max-kld needs --sensitivity FILE, which quanterr evaluate --sensitivity writes")
+        raise UsageError("--max-kld needs --sensitivity FILE, written by quanterr evaluate --sensitivity")
     if chosen.verify != (chosen.text is not None):
-        raise UsageError("--verify measures a plan on a text: give both, --verify and --text FILE")
+        raise UsageError("--verify measures a plan on a text: give both --verify and --text FILE")
     if chosen.verify and chosen.importance is not None:
-        raise UsageError("--verify: what is measured is quantized without an importance matrix; leave --importance out")
-    measured_as = _measure(chosen)
+        raise UsageError("--verify quantizes without an importance matrix; omit --importance")
+    measured_as = _choose_measure(chosen)
     if goals[0].kind == "snr" and measured_as != SQUARED:
-        raise UsageError("--min-snr is a limit of squared error: leave out --sensitivity and --importance")
-    recipes = recipes_named(chosen.to or PRESETS, chosen.scales)
+        raise UsageError("--min-snr limits the squared error; omit --sensitivity and --importance")
+    recipes = parse_recipes(chosen.to or PRESETS, chosen.scales)
     with ExitStack() as stack:
-        checkpoint = entered(stack, original, chosen.lenient, chosen.cache)
+        checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
         reports = compare_each(checkpoint, recipes, chosen)
         nbytes, architecture = checkpoint.nbytes, architecture_of(checkpoint)
         for recipe, report in zip(recipes, reports, strict=True):
@@ -136,11 +139,11 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
         goal = goals[0]
 
         def make(amount: float) -> Plan:
-            return _planned(Goal(goal.kind, amount), by_recipe, nbytes, architecture, chosen.same_in, measured_as)
+            return _make_plan(Goal(goal.kind, amount), by_recipe, nbytes, architecture, chosen.same_in, measured_as)
 
         if not chosen.verify:
             return make(goal.amount)
-        from quanterr.planning.verifying import keep_limit, measure
+        from quanterr.planning.verification import keep_limit, measure
 
         if goal.kind == "kld":
             return keep_limit(goal.amount, make, checkpoint, chosen).model_copy(update={"goal": str(goal)})
@@ -148,51 +151,54 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
         return plan.model_copy(update={"measured": measure(plan, checkpoint, chosen)})
 
 
-def _planned(
+def _make_plan(
     goal: Goal, reports: Mapping[str, Report], nbytes: int, architecture: str, same_in: SameIn, measure: Measure
 ) -> Plan:
-    rows, left_out = _rows(reports, measure)
+    rows, left_out = _collect_layers(reports, measure)
     if not rows:
-        raise UsageError(f"no layer can be planned: the {SOURCES[measure]} names none of them")
-    groups = _groups(rows, same_in)
-    names = [_shared(group) for group in groups]
+        raise UsageError(f"no layer can be planned: the {SOURCES[measure]} names no layer")
+    groups = _group_layers(rows, same_in)
+    names = [_shared_recipes(group) for group in groups]
     choices = [
         [
-            Choice(sum(row.options[recipe].nbytes for row in group), fsum(row.options[recipe].cost for row in group))
+            KnapsackItem(
+                sum(row.options[recipe].nbytes for row in group), fsum(row.options[recipe].cost for row in group)
+            )
             for recipe in own
         ]
         for group, own in zip(groups, names, strict=True)
     ]
     fixed = nbytes - sum(row.options[ORIGINAL].nbytes for row in rows)
     elements = sum(row.elements for row in rows)
-    limit = _budget(goal, fixed, elements)
+    limit = _byte_limit(goal, fixed, elements)
     least = sum(min(choice.nbytes for choice in own) for own in choices)
     if least > limit:
         in_bits = f"{8 * least / elements:.4g} bits per weight"
         in_bytes = (
-            f"{size(fixed + least)}, of which {size(fixed)} are not planned; -l '*' plans embeddings and heads, too"
+            f"{size(fixed + least)}, of which {size(fixed)} are not planned; -l '*' also plans embeddings and heads"
         )
         shown = in_bits if goal.kind == "bits" else in_bytes
         raise UsageError(f"{goal}: cannot be met; the least possible is {shown}")
     signal = fsum(row.signal for row in rows)
-    most = _most(goal, signal)
+    most = _cost_limit(goal, signal)
     solved = _solve(choices, limit, most)
     if solved is None:
         raise UsageError(f"{goal}: cannot be met")
     picks, bound = solved
     recipe_of = {row.name: own[pick] for group, own, pick in zip(groups, names, picks, strict=True) for row in group}
-    layers = [_layer(row, recipe_of[row.name]) for row in rows]
+    layers = [_make_layer(row, recipe_of[row.name]) for row in rows]
     planned_bytes = sum(layer.bytes for layer in layers)
     error = fsum(row.options[recipe_of[row.name]].error for row in rows)
     first = next(iter(reports.values()))
-    curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sampled(path(choices))]
+    curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sample_curve(trace_path(choices))]
     notes = [GUESSES[measure]] if measure in GUESSES else []
     notes += [first.settings.calibration] if first.settings.calibration else []
     every = [found for report in reports.values() for found in report.findings]
     notes += [found.message for found in every if found.code in (LEFT, FALLBACK)]
     if left_out:
         notes.append(
-            f"the {SOURCES[measure]} does not name {count(len(left_out), 'layer')}, which stay: {listed(left_out, 3)}"
+            f"the {SOURCES[measure]} does not name {count(len(left_out), 'layer')}, left unquantized: "
+            f"{listed(left_out, 3)}"
         )
     return Plan.model_construct(
         tool=Tool(name="quanterr", version=__version__),
@@ -212,29 +218,29 @@ def _planned(
         least_bytes=fixed + round(least),
         unplanned_bytes=fixed,
         layers=layers,
-        uniform=sorted((_uniform(name, rows, fixed, limit, most) for name in reports), key=lambda one: one.bytes),
+        uniform=sorted((_make_uniform(name, rows, fixed, limit, most) for name in reports), key=lambda one: one.bytes),
         curve=curve,
-        knee=_knee(curve),
+        knee=_find_knee(curve),
         run=first.run,
     )
 
 
-def _bytes(text: str) -> float:
-    amount, unit = amount_of(text)
+def _parse_bytes(text: str) -> float:
+    amount, unit = parse_amount(text)
     if unit not in UNITS:
         raise UsageError(f"--size {display(text)}: give bytes, such as 6GiB or 700MB")
     return amount * UNITS[unit]
 
 
-def _measure(options: PlanOptions) -> Measure:
-    """What an error costs: with both, the importance still decides the scales of recipes that search them."""
+def _choose_measure(options: PlanOptions) -> Measure:
+    """Return the measure of cost; with both files the importance still decides the scales of recipes that search."""
     if options.sensitivity is not None:
         return KLD
     return SQUARED if options.importance is None else WEIGHTED
 
 
-def _rows(reports: Mapping[str, Report], measure: Measure) -> tuple[list[_Row], list[str]]:
-    """What each layer may be; names of those whose cost is not known."""
+def _collect_layers(reports: Mapping[str, Report], measure: Measure) -> tuple[list[_PlannableLayer], list[str]]:
+    """Return the layers with their options, and the names of layers whose cost is unknown."""
     found: dict[str, dict[str, Layer | LosslessLayer]] = defaultdict(dict)
     for recipe, report in reports.items():
         stored_layers: list[Layer | LosslessLayer] = [*report.layers, *report.lossless]
@@ -245,15 +251,15 @@ def _rows(reports: Mapping[str, Report], measure: Measure) -> tuple[list[_Row], 
     for name, stored in found.items():
         any_layer = next(iter(stored.values()))
         signal = (any_layer.original_norm or 0.0) ** 2
-        options = {recipe: _option(recipe, layer, measure) for recipe, layer in stored.items()}
+        options = {recipe: _make_option(recipe, layer, measure) for recipe, layer in stored.items()}
         known = {recipe: option for recipe, option in options.items() if option is not None}
         if len(known) < len(options):
             left_out.append(name)
             continue
         nbytes = original_bytes(any_layer.original_dtype, any_layer.tensor_elements)
-        known[ORIGINAL] = _Option(ORIGINAL, nbytes, 0.0, 0.0, None)
+        known[ORIGINAL] = _LayerOption(ORIGINAL, nbytes, 0.0, 0.0, None)
         rows.append(
-            _Row(
+            _PlannableLayer(
                 name,
                 any_layer.tensor_elements,
                 signal,
@@ -265,28 +271,29 @@ def _rows(reports: Mapping[str, Report], measure: Measure) -> tuple[list[_Row], 
     return rows, left_out
 
 
-def _option(recipe: str, layer: Layer | LosslessLayer, measure: Measure) -> _Option | None:
-    """Return a layer as a recipe stores it; None where its cost is not known."""
+def _make_option(recipe: str, layer: Layer | LosslessLayer, measure: Measure) -> _LayerOption | None:
+    """Return a layer's option for a recipe; None if its cost is unknown."""
     nbytes = stored_bytes(layer.bits_per_weight, layer.tensor_elements)
-    recipe = recipe_named(recipe).for_columns(layer.tensor_shape[-1]).name
+    recipe = parse_recipe(recipe).for_columns(layer.tensor_shape[-1]).name
     if isinstance(layer, LosslessLayer):
-        return _Option(recipe, nbytes, 0.0, 0.0, layer)
+        return _LayerOption(recipe, nbytes, 0.0, 0.0, layer)
     error = layer.error_norm**2
     weighted = layer.weighted_error_norm
     costs = {KLD: layer.predicted_kld, SQUARED: error, WEIGHTED: None if weighted is None else weighted**2}
     cost = costs[measure]
-    return None if cost is None else _Option(recipe, nbytes, cost, error, layer)
+    return None if cost is None else _LayerOption(recipe, nbytes, cost, error, layer)
 
 
-def _groups(rows: Sequence[_Row], same_in: SameIn) -> list[list[_Row]]:
-    """Layers that have one recipe."""
-    found: dict[str, list[_Row]] = defaultdict(list)
+def _group_layers(rows: Sequence[_PlannableLayer], same_in: SameIn) -> list[list[_PlannableLayer]]:
+    """Group the layers that must share a recipe."""
+    found: dict[str, list[_PlannableLayer]] = defaultdict(list)
     for row in rows:
-        found[_key(row.name, same_in)].append(row)
+        found[_group_key(row.name, same_in)].append(row)
     return list(found.values())
 
 
-def _key(name: str, same_in: SameIn) -> str:
+def _group_key(name: str, same_in: SameIn) -> str:
+    """Return the key of the group that a layer belongs to."""
     if same_in == "block":
         return block_of(name) or name
     if same_in == "role":
@@ -296,39 +303,43 @@ def _key(name: str, same_in: SameIn) -> str:
     return name
 
 
-def _shared(group: Sequence[_Row]) -> list[str]:
-    """Recipes that all layers of a group can have."""
+def _shared_recipes(group: Sequence[_PlannableLayer]) -> list[str]:
+    """Return the recipes that all layers of a group can have."""
     return [recipe for recipe in group[0].options if all(recipe in row.options for row in group)]
 
 
-def _budget(goal: Goal, fixed: int, elements: int) -> float:
-    """Bytes of the planned layers; without a limit infinite."""
+def _byte_limit(goal: Goal, fixed: int, elements: int) -> float:
+    """Return the largest size in bytes of the planned layers; infinite without a limit."""
     if goal.kind == "size":
         return goal.amount - fixed
     return (goal.amount + ROUNDED) * elements / 8 if goal.kind == "bits" else float("inf")
 
 
-def _most(goal: Goal, signal: float) -> float:
-    """The largest cost of the planned layers; without a limit infinite."""
+def _cost_limit(goal: Goal, signal: float) -> float:
+    """Return the largest cost of the planned layers; infinite without a limit."""
     if goal.kind == "snr":
         return signal / 10 ** (goal.amount / 10)
     return goal.amount if goal.kind == "kld" else float("inf")
 
 
-def _solve(choices: Sequence[Sequence[Choice]], limit: float, most: float) -> tuple[list[int], float] | None:
-    """The choice of each group, and what no plan can cost less: the least cost of ``limit`` bytes, or where the cost
-    may be ``most``, the least bytes. None where nothing meets it.
+def _solve(choices: Sequence[Sequence[KnapsackItem]], limit: float, most: float) -> tuple[list[int], float] | None:
+    """Return the choice of each group and a lower bound; None if nothing meets the limits.
+
+    Args:
+        choices: the options of each group.
+        limit: largest size in bytes; the cost is minimized, and the bound is a cost.
+        most: largest cost; if finite, the size is minimized instead, and the bound is the cost reached.
     """
     if most == float("inf"):
         found = solve(choices, limit)
         return None if found is None else (found.picks, found.bound)
-    found = solve([[Choice(choice.cost, choice.nbytes) for choice in own] for own in choices], most)
+    found = solve([[KnapsackItem(choice.cost, choice.nbytes) for choice in own] for own in choices], most)
     if found is None:
         return None
     return found.picks, fsum(own[pick].cost for own, pick in zip(choices, found.picks, strict=True))
 
 
-def _layer(row: _Row, recipe: str) -> PlannedLayer:
+def _make_layer(row: _PlannableLayer, recipe: str) -> PlannedLayer:
     option = row.options[recipe]
     layer = option.layer
     return PlannedLayer(
@@ -346,22 +357,23 @@ def _layer(row: _Row, recipe: str) -> PlannedLayer:
     )
 
 
-def _uniform(recipe: str, rows: Sequence[_Row], fixed: int, limit: float, most: float) -> Uniform:
+def _make_uniform(recipe: str, rows: Sequence[_PlannableLayer], fixed: int, limit: float, most: float) -> Uniform:
+    """Return the size and the cost of one recipe for every layer that supports it."""
     options = [row.options.get(recipe, row.options[ORIGINAL]) for row in rows]
     nbytes = sum(option.nbytes for option in options)
     cost = fsum(option.cost for option in options)
     return Uniform(recipe, fixed + nbytes, cost, nbytes <= limit and cost <= most)
 
 
-def _sampled(points: Sequence[Choice]) -> list[Choice]:
-    """Some forty of them, the ends among these."""
+def _sample_curve(points: Sequence[KnapsackItem]) -> list[KnapsackItem]:
+    """Return about POINTS of the points, including both ends."""
     step = max((len(points) - 1) / (POINTS - 1), 1)
     places = sorted({min(round(n * step), len(points) - 1) for n in range(POINTS)})
     return [points[place] for place in places]
 
 
-def _knee(curve: Sequence[Point]) -> Point | None:
-    """Where the curve of log cost over size is furthest below the line between its ends."""
+def _find_knee(curve: Sequence[Point]) -> Point | None:
+    """Return the point where the curve of log cost over size is furthest below the line between its ends."""
     known = [point for point in curve if point.cost > 0]
     if len(known) < 3:
         return None

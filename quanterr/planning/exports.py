@@ -1,15 +1,15 @@
-"""A plan in the words of programs that quantize.
+"""Plans in the form that quantizing programs read.
 
     llama-quantize    its command, with --tensor-type NAME=TYPE for each tensor, for types of ggml
     llmcompressor     a recipe as JSON, which is YAML: config groups of targets, and what to ignore (compressed-tensors)
     torchao           an FqnToConfig as JSON, for torchao.core.config.config_from_dict
     bitsandbytes      the arguments of transformers' BitsAndBytesConfig as JSON
-    modelopt          a quantization config as YAML, of weights alone, for modelopt.torch.quantization.quantize
-    convert_to_quant  patterns of names and their formats as JSON, for --layer-config of silveroxides/convert_to_quant
-    mlx               bits and group size by module as JSON, what a quant_predicate returns
+    modelopt          a weight-only quantization config as YAML, for modelopt.torch.quantization.quantize
+    convert_to_quant  name patterns and their formats as JSON, for --layer-config of silveroxides/convert_to_quant
+    mlx               bits and group size per module as JSON, the result of a quant_predicate
 
-What a program cannot write is an error, not left out: a plan is handed over whole or not at all. :func:`usage` is the
-command that hands it over, of programs that read it from a file.
+A recipe that a program cannot write is an error: a plan is exported as a whole or not at all. For programs that read
+the plan from a file, :func:`export_command` returns the command that uses it.
 """
 
 import json
@@ -20,15 +20,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from quanterr.errors import UsageError
-from quanterr.pairing.gguf import llama_name
-from quanterr.pairing.names import atoms_of, canonical
+from quanterr.pairing.gguf import to_llama_name
+from quanterr.pairing.names import atoms_of, canonicalize
 from quanterr.recipes.matrices import is_stack
 from quanterr.recipes.names import MLX
 from quanterr.report.plan.model import ORIGINAL, Plan, PlannedLayer
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, listed
 
-# Quantizers of ModelOpt: modelopt_recipes/configs/numerics of nvidia-modelopt 0.47.
+# ModelOpt's quantizers: modelopt_recipes/configs/numerics of nvidia-modelopt 0.47.
 MODELOPT = {
     "fp8_tensor": "{num_bits: e4m3, axis: null}",
     "fp8_row": "{num_bits: e4m3, axis: 0}",
@@ -39,7 +39,7 @@ MODELOPT = {
     "mxfp4": "{num_bits: e2m1, block_sizes: {-1: 32, type: dynamic, scale_bits: e8m0}}",
     "nvfp4": "{num_bits: e2m1, block_sizes: {-1: 16, type: static, scale_bits: e4m3}}",
 }
-# Formats of convert_to_quant 1.3: README.md, config/layer_config.py. Of others its --layer-config makes FP8.
+# Formats of convert_to_quant 1.3: README.md, config/layer_config.py. Its --layer-config turns any other into FP8.
 CONVERT_TO_QUANT: dict[str, JsonObject] = {
     "fp8_tensor": {"format": "float8_e4m3fn", "scaling_mode": "tensor"},
     "fp8_row": {"format": "float8_e4m3fn_rowwise", "scaling_mode": "row"},
@@ -48,25 +48,27 @@ CONVERT_TO_QUANT: dict[str, JsonObject] = {
     "int8_row": {"format": "int8_tensorwise", "scaling_mode": "row"},
     "int8_block128": {"format": "int8_blockwise", "scaling_mode": "block", "block_size": 128},
 }
-# Types that llama-quantize knows by another name as the base of a file.
+# ggml types whose name differs when llama-quantize uses them as the base type of a file.
 BASE_TYPES = {"mxfp4": "MXFP4_MOE"}
 STACK = (1, 1, 1)  # a shape such as that of a stack of experts
-SPECIAL = re.compile(r'[$`"\\!]')  # what a shell reads within double quotes
+SPECIAL = re.compile(r'[$`"\\!]')  # characters that a shell interprets within double quotes
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>\d+)|(?P<channel>channel))(?P<asym>:asym)?")
 
 
-def exported(plan: Plan, consumer: str) -> str:
-    """The plan in the words of one of :data:`CONSUMERS`.
+def export_plan(plan: Plan, consumer: str) -> str:
+    """Return the plan in the form that one of :data:`CONSUMERS` reads.
 
     Raises:
-        UsageError: no such program, or one that does not write a recipe of the plan.
+        UsageError: the program is unknown, or does not write a recipe of the plan.
     """
     check_consumer(consumer)
     modules: dict[str, list[str]] = defaultdict(list)
     for layer in plan.layers:
-        modules[_recipe(layer)].append(layer.layer_name.removesuffix(".weight"))
-    if refused := _refused(plan, consumer):
-        raise UsageError(f"--export {consumer}: it does not write {listed(refused, 5)}; plan with others: --to")
+        modules[_base_recipe(layer)].append(layer.layer_name.removesuffix(".weight"))
+    if refused := _unwritable_recipes(plan, consumer):
+        raise UsageError(
+            f"--export {consumer}: {consumer} does not write {listed(refused, 5)}; plan with other recipes: --to"
+        )
     if not CONSUMERS[consumer].takes_stacks and (stack := _quantized_stack(plan)) is not None:
         raise UsageError(
             f"--export {consumer}: {display(stack)} is a stack of experts, for which it has no words; -l '!experts' "
@@ -75,9 +77,10 @@ def exported(plan: Plan, consumer: str) -> str:
     return CONSUMERS[consumer].export(plan, modules)
 
 
-def usage(plan: Plan, consumer: str) -> str:
-    """The command, for a shell, that quantizes by what :func:`exported` gives, in the file that it names; empty where
-    that is the command itself.
+def export_command(plan: Plan, consumer: str) -> str:
+    """Return the shell command that quantizes by the file that :func:`export_plan` fills.
+
+    It is empty if the export is itself the command.
     """
     found = CONSUMERS[consumer]
     name = plan.original.removeprefix("hf://")
@@ -91,26 +94,31 @@ def usage(plan: Plan, consumer: str) -> str:
 def consumers_of(plan: Plan) -> list[str]:
     """Return the programs that write all recipes and layers of a plan."""
     stack = _quantized_stack(plan)
-    return [name for name, one in CONSUMERS.items() if not _refused(plan, name) and (one.takes_stacks or stack is None)]
+    return [
+        name
+        for name, one in CONSUMERS.items()
+        if not _unwritable_recipes(plan, name) and (one.takes_stacks or stack is None)
+    ]
 
 
 def check_consumer(consumer: str | None) -> None:
-    """Refuse a program that is not known, before anything is computed.
+    """Refuse an unknown program before anything is computed.
 
     Raises:
-        UsageError: it is none of :data:`CONSUMERS`.
+        UsageError: ``consumer`` is none of :data:`CONSUMERS`.
     """
     if consumer is not None and consumer not in CONSUMERS:
         raise UsageError(f"--export {display(consumer)}: choose one of {', '.join(CONSUMERS)}")
 
 
-def _recipe(layer: PlannedLayer) -> str:
+def _base_recipe(layer: PlannedLayer) -> str:
+    """Return a layer's recipe without its choice of scales."""
     return layer.recipe.partition(":scales")[0].removesuffix(":strict")
 
 
-def _refused(plan: Plan, consumer: str) -> list[str]:
-    """Recipes of the plan that a program does not write."""
-    recipes = dict.fromkeys(map(_recipe, plan.layers))
+def _unwritable_recipes(plan: Plan, consumer: str) -> list[str]:
+    """Return the recipes of the plan that a program does not write."""
+    recipes = dict.fromkeys(map(_base_recipe, plan.layers))
     return [recipe for recipe in recipes if recipe != ORIGINAL and not CONSUMERS[consumer].writes(recipe)]
 
 
@@ -120,20 +128,21 @@ def _quantized_stack(plan: Plan) -> str | None:
     return next((name for name in quantized if is_stack(name, STACK)), None)
 
 
-def _llama_quantize(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
-    """The embedding and the head, where they are not planned, stay as they are: the base type would quantize them.
+def _export_llama_quantize(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+    """Return the command of llama-quantize.
 
-    Of two patterns that fit a tensor versions of llama-quantize differ in which decides: no tensor has two here. Gate
+    An unplanned embedding or head stays as it is: the base type would quantize it. Versions of llama-quantize differ in
+    which of two matching patterns decides, so no tensor gets two. Gate
     and up of experts, which may be one stack in the original, are two there.
     """
     lines: dict[str, str] = {}
     for recipe, names in modules.items():
         kind = "bf16" if recipe == ORIGINAL else recipe.removeprefix("gguf_")
         stacks = {name for name in names if is_stack(name, STACK)}
-        paths = [canonical(f"{name}.weight")[0] for name in names if name not in stacks]
+        paths = [canonicalize(f"{name}.weight")[0] for name in names if name not in stacks]
         paths += [path for name in stacks for path in atoms_of(name, STACK).names]
         for path in paths:
-            own = re.sub(r"\.\d+$", "", llama_name(plan.architecture, path))
+            own = re.sub(r"\.\d+$", "", to_llama_name(plan.architecture, path))
             if lines.setdefault(own, kind) != kind:
                 raise UsageError(f"--export llama-quantize: {display(own)} is one tensor there, but has two recipes")
     ends = {"--token-embedding-type": "token_embd", "--output-tensor-type": "output"}
@@ -146,22 +155,23 @@ def _llama_quantize(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     return " \\\n  ".join(["llama-quantize", *words]) + "\n"
 
 
-def _llmcompressor(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+def _export_llmcompressor(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     groups = {
-        f"group_{n}": {"targets": [_exactly(name) for name in names], **_compressed(recipe)}
+        f"group_{n}": {"targets": [_match_exactly(name) for name in names], **_config_group(recipe)}
         for n, (recipe, names) in enumerate((r, names) for r, names in modules.items() if r != ORIGINAL)
     }
-    ignore = ["lm_head", *(_exactly(name) for name in modules.get(ORIGINAL, ()))]
+    ignore = ["lm_head", *(_match_exactly(name) for name in modules.get(ORIGINAL, ()))]
     modifier = {"QuantizationModifier": {"ignore": ignore, "config_groups": groups}}
     return json.dumps({"quant_stage": {"quant_modifiers": modifier}}, indent=1) + "\n"
 
 
-def _exactly(name: str) -> str:
+def _match_exactly(name: str) -> str:
+    """Return a target that matches one module."""
     return f"re:^{re.escape(name)}$"
 
 
-def _compressed(recipe: str) -> JsonObject:
-    """A config group of compressed-tensors, without its targets."""
+def _config_group(recipe: str) -> JsonObject:
+    """Return a config group of compressed-tensors, without its targets."""
     dynamic = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
     if found := INTEGER.fullmatch(recipe):
         group = found["group"]
@@ -179,7 +189,7 @@ def _compressed(recipe: str) -> JsonObject:
     return {"weights": weights | {"group_size": group, "scale_dtype": scale, "zp_dtype": scale}}
 
 
-def _torchao(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+def _export_torchao(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     configs = {name: _torchao_config(recipe) for recipe, names in modules.items() for name in names}
     return json.dumps({"_type": "FqnToConfig", "_version": 1, "_data": {"fqn_to_config": configs}}, indent=1) + "\n"
 
@@ -193,7 +203,7 @@ def _torchao_config(recipe: str) -> JsonObject | None:
         data = {"weight_dtype": dtype, "set_inductor_config": True, "granularity": per_row}
         return {"_type": "Float8WeightOnlyConfig", "_version": 2, "_data": data}
     found = INTEGER.fullmatch(recipe)
-    assert found is not None  # noqa: S101 - KNOWN has let nothing else through
+    assert found is not None  # noqa: S101 - export_plan has refused other recipes
     granularity = (
         {"_type": "PerGroup", "_version": 1, "_data": {"group_size": int(found["group"])}}
         if found["group"]
@@ -210,8 +220,8 @@ def _torchao_config(recipe: str) -> JsonObject | None:
     return {"_type": "IntxWeightOnlyConfig", "_version": 2, "_data": data}
 
 
-def _modelopt(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
-    """YAML, as edges of blocks are keys that are numbers."""
+def _export_modelopt(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+    """Return YAML rather than JSON, because the edges of blocks are keys that are numbers."""
     lines = ["quant_cfg:", '- {quantizer_name: "*", enable: false}']
     for recipe, names in modules.items():
         for name in names if recipe != ORIGINAL else ():
@@ -221,7 +231,7 @@ def _modelopt(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
 
 
 def _modelopt_config(recipe: str) -> str:
-    """The quantizer of a recipe."""
+    """Return ModelOpt's quantizer for a recipe."""
     if found := INTEGER.fullmatch(recipe):
         group = found["group"]
         return f"{{num_bits: {found['bits']}, {f'block_sizes: {{-1: {group}, type: static}}' if group else 'axis: 0'}}}"
@@ -234,10 +244,12 @@ def _is_modelopt(recipe: str) -> bool:
     return recipe in MODELOPT
 
 
-def _bitsandbytes(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+def _export_bitsandbytes(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     quantized = [recipe for recipe in modules if recipe != ORIGINAL]
     if len(quantized) > 1:
-        raise UsageError(f"--export bitsandbytes: it writes one format, and the plan has {listed(quantized, 5)}")
+        raise UsageError(
+            f"--export bitsandbytes: bitsandbytes writes one format, but the plan has {listed(quantized, 5)}"
+        )
     kind, _, double = (quantized or ["nf4"])[0].partition(":")
     fields = {
         "load_in_4bit": True,
@@ -248,8 +260,8 @@ def _bitsandbytes(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     return json.dumps(fields, indent=1) + "\n"
 
 
-def _convert_to_quant(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
-    """Rounded to nearest, as the plan has measured it; what is not in the plan stays."""
+def _export_convert_to_quant(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+    """Return a config with plain rounding, as the plan measured it; layers that are not in the plan are skipped."""
     found: JsonObject = {"_default": {"skip": True}}
     for recipe, names in modules.items():
         how = {"skip": True} if recipe == ORIGINAL else CONVERT_TO_QUANT[recipe] | {"simple": True}
@@ -257,7 +269,7 @@ def _convert_to_quant(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def _mlx(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+def _export_mlx(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     found: JsonObject = {}
     for recipe, names in modules.items():
         match = MLX.fullmatch(recipe)
@@ -271,27 +283,27 @@ def _is_ct(recipe: str) -> bool:
 
 
 class Consumer(NamedTuple):
-    """A program that quantizes: which recipes it writes, and how it takes a plan."""
+    """A quantizing program: the recipes that it writes, and the form in which it reads a plan."""
 
     writes: Callable[[str], bool]
     export: Callable[[Plan, Mapping[str, Sequence[str]]], str]
     takes_stacks: bool = False  # of experts
-    file: str = ""  # in which the command looks for it
-    command: str = ""  # with {original} and {file}
-    python: str = ""  # the same, of a library
+    file: str = ""  # the file that the command reads
+    command: str = ""  # a command with {original} and {file}
+    python: str = ""  # Python code with {original} and {file}, for a library
 
 
 CONSUMERS = {
-    "llama-quantize": Consumer(lambda recipe: recipe.startswith("gguf_"), _llama_quantize, takes_stacks=True),
+    "llama-quantize": Consumer(lambda recipe: recipe.startswith("gguf_"), _export_llama_quantize, takes_stacks=True),
     "llmcompressor": Consumer(
         _is_ct,
-        _llmcompressor,
+        _export_llmcompressor,
         file="recipe.yaml",
         python="from llmcompressor import oneshot; oneshot(model={original}, recipe={file}, output_dir='quantized')",
     ),
     "torchao": Consumer(
         lambda recipe: recipe == "fp8_row" or bool(INTEGER.fullmatch(recipe)),
-        _torchao,
+        _export_torchao,
         file="torchao.json",
         python="import json; from torchao.core.config import config_from_dict; "
         "from transformers import AutoModelForCausalLM, TorchAoConfig; "
@@ -301,7 +313,7 @@ CONSUMERS = {
     ),
     "modelopt": Consumer(
         _is_modelopt,
-        _modelopt,
+        _export_modelopt,
         file="modelopt.yaml",
         python="from modelopt.torch import export, quantization; "
         "from modelopt.torch.opt.config_loader import load_config; "
@@ -312,7 +324,7 @@ CONSUMERS = {
     ),
     "bitsandbytes": Consumer(
         lambda recipe: recipe in ("nf4", "fp4", "nf4:double", "fp4:double"),
-        _bitsandbytes,
+        _export_bitsandbytes,
         file="bitsandbytes.json",
         python="import json; from transformers import AutoModelForCausalLM, BitsAndBytesConfig; "
         "config = BitsAndBytesConfig(**json.load(open({file}))); "
@@ -321,13 +333,13 @@ CONSUMERS = {
     ),
     "convert_to_quant": Consumer(
         lambda recipe: recipe in CONVERT_TO_QUANT,
-        _convert_to_quant,
+        _export_convert_to_quant,
         file="layers.json",
         command="convert_to_quant -i {original} --layer-config {file} --comfy_quant -o quantized.safetensors",
     ),
     "mlx": Consumer(
         lambda recipe: bool(MLX.fullmatch(recipe)),
-        _mlx,
+        _export_mlx,
         file="mlx.json",
         python="import json; from mlx_lm import convert; plan = json.load(open({file})); "
         "convert({original}, 'quantized', quantize=True, quant_predicate=lambda name, module: plan.get(name, False))",

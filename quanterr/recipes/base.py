@@ -1,7 +1,8 @@
-"""What a recipe is: how a weight is measured, and what is then stored of it.
+"""The interface of a recipe: how a weight is measured, and how it is stored.
 
-A weight is quantized in two passes over its rows: ``measure`` finds what scales are made of, in pieces and in any
-order; ``settle`` makes all scales of it; ``encode`` gives the codes of any rows. So no weight is ever in memory whole.
+A weight is quantized in two passes over its rows: ``measure`` collects the numbers that scales are derived from, piece
+by piece and in any order; ``settle`` derives all scales; ``encode`` returns the codes of any rows. So no weight is ever
+in memory as a whole.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,35 +13,35 @@ from torch import Tensor
 
 FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # dtypes that can be quantized
 
-Rows = Callable[[int, int], Tensor]  # rows first:stop of a weight, (r, c) float32
+Rows = Callable[[int, int], Tensor]  # returns rows first:stop of a weight, (r, c) float32
 
 
 class Source(NamedTuple):
-    """A weight that is to be quantized."""
+    """A weight to quantize."""
 
     rows: int
     cols: int
     dtype: str  # one of FLOATS
 
 
-class Stored(NamedTuple):
-    """A tensor that a recipe stores of a weight X.weight."""
+class StoredTensor(NamedTuple):
+    """A tensor that a recipe stores for a weight X.weight."""
 
     name: str  # {weight} stands for X.weight, {module} for X
-    dtype: str  # as a safetensors header or ggml names it
+    dtype: str  # name in a safetensors header or in ggml
     shape: tuple[int, ...]
 
 
-def not_whole(source: Source, group: int) -> str | None:
-    """Why columns cannot be stored in groups of so many; None if they can."""
+def explain_partial_groups(source: Source, group: int) -> str | None:
+    """Explain why columns cannot be stored in groups of ``group``; None if they can."""
     return f"its {source.cols} columns are not a multiple of {group}" if source.cols % group else None
 
 
 class Scheme(Protocol):
-    """A way to store weights; one object for all weights."""
+    """A way to store weights; one object serves all weights."""
 
-    def refusal(self, source: Source) -> str | None:
-        """Why a weight of that shape cannot be stored like this; None if it can: any, if nothing else is said."""
+    def explain_refusal(self, source: Source) -> str | None:
+        """Explain why a weight of that shape cannot be stored like this; None if it can. By default any can."""
         return None
 
     def fallback(self, cols: int) -> "Recipe | None":
@@ -50,48 +51,48 @@ class Scheme(Protocol):
         """
         return None
 
-    def stored(self, source: Source) -> tuple[Stored, ...]:
-        """What is stored of it. The first holds the codes, row by row."""
+    def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:
+        """List the tensors that are stored for a weight. The first holds the codes, row by row."""
 
-    def together(self, source: Source) -> int:
-        """Rows that are measured and encoded together: pieces begin at multiples of them. 1: rows stand alone."""
+    def joint_rows(self, source: Source) -> int:
+        """Return the number of rows that are measured and encoded together; pieces begin at its multiples."""
         return 1
 
     def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
-        """What scales of rows, (r, c) float32, are made of; pieces are put together along the first axis.
+        """Return the numbers that scales are derived from, for rows (r, c) float32; pieces are joined along axis 0.
 
-        ``importance`` is that of the columns, (c,) float32, for calibrators that search.
+        ``importance`` of the columns, (c,) float32, is for calibrators that search.
         """
 
-    def known(self, source: Source) -> Mapping[str, Tensor]:
-        """By name what is stored whatever the weight holds: shapes, tables; nothing, if nothing else is said."""
+    def constant_tensors(self, source: Source) -> Mapping[str, Tensor]:
+        """Return the stored tensors that do not depend on the weight's values, by name; by default none."""
         return {}
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
-        """All else that is stored of the weight but its codes, in order, from the measures of all its rows.
+        """Derive all stored tensors but the codes and the constants, in order, from the measured numbers of all rows.
 
-        What only ``encode`` needs may follow.
+        Tensors that only ``encode`` needs may follow.
         """
 
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
-        """The codes of rows from number ``first`` on, (r, c) float32, as uint8 (r, bytes of a row).
+        """Return the codes of rows from index ``first`` on, (r, c) float32, as uint8 (r, bytes of a row).
 
-        ``importance`` is as of ``measure``, for types that search their scales here.
+        ``importance`` is as in ``measure``, for types that search their scales here.
         """
 
     @property
     def is_local(self) -> bool:
-        """Whether rows that are quantized together need nothing of other rows; so, if nothing else is said."""
+        """Whether rows that are quantized together need nothing from other rows; true by default."""
         return True
 
     @property
     def config(self) -> Mapping[str, object]:
-        """What config.json has to say of a checkpoint like this; empty where the tensors say it all, as for most."""
+        """Entries that config.json needs besides the tensors; usually empty."""
         return {}
 
 
 class Recipe(NamedTuple):
-    """A scheme under its name."""
+    """A named scheme."""
 
     name: str
     scheme: Scheme
@@ -101,6 +102,6 @@ class Recipe(NamedTuple):
         return self.scheme.fallback(cols) or self
 
 
-def bytes_of(values: Tensor) -> Tensor:
-    """The bytes of a tensor of rows, uint8 (r, bytes)."""
+def view_bytes(values: Tensor) -> Tensor:
+    """View a tensor of rows as bytes, uint8 (r, bytes)."""
     return values.contiguous().view(torch.uint8).view(values.shape[0], -1)

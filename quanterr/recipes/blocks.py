@@ -1,4 +1,4 @@
-"""The legacy types of ggml: blocks of 32 elements, each with its scale: ``gguf_q8_0``, ``gguf_q4_0`` and their kind.
+"""The legacy types of ggml: blocks of 32 elements, each with its scale: ``gguf_q8_0``, ``gguf_q4_0`` and others.
 
     Q8_0    f16 d; 32 codes of 8 bits             d = max |x| / 127;       code = round(x / d), away from zero at a tie
     Q4_0    f16 d; 16 bytes                       d = (x with the largest magnitude) / -8;    code = ⌊x / d + 8.5⌋
@@ -6,9 +6,10 @@
     Q5_0    f16 d; 32 high bits; 16 bytes         as Q4_0 with -16 and 16.5
     Q5_1    f16 d, f16 m; 32 high bits; 16 bytes  as Q4_1 with 31
 
-In the low bits of the bytes are the first 16 codes. Division is multiplication with 1 / d in float32, 0 where d is 0.
+The low bits of the bytes hold the first 16 codes. Division is multiplication by 1 / d in float32, 0 where d is 0.
 
-Where the importance of the columns is known, scales are searched as with an importance matrix there (but of Q8_0).
+If the importance of the columns is known, scales are searched as llama.cpp does with an importance matrix (except in
+Q8_0).
 
 A K type has blocks of 256 elements. A weight whose rows do not fill them falls back to a type with blocks of 32, as
 llama-quantize does: see ``FALLBACKS``. ``:strict`` leaves such a weight as it is.
@@ -24,84 +25,86 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.recipes.base import Recipe, Scheme, Source, Stored, bytes_of, not_whole
-from quanterr.recipes.searches import FINE, by_importance, symmetric, with_minimum
+from quanterr.recipes.base import Recipe, Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
+from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance
 
-Quantize = Callable[..., Tensor]  # (n, 32) float32, and weights of the same shape → uint8 (n, bytes of a block)
+Quantize = Callable[..., Tensor]  # (n, 32) float32, and weights of that shape → uint8 (n, bytes of a block)
 
 
 @dataclass(frozen=True)
-class Blocks(Scheme):
-    """A type of ggml, whose blocks stand alone."""
+class BlockScheme(Scheme):
+    """A type of ggml whose blocks are independent."""
 
     dtype: str
     quantize: Quantize
-    weighs: bool = True  # errors by the importance of columns
+    weighs: bool = True  # weighs errors by the importance of columns
     other: Recipe | None = None  # for rows that are no whole blocks
 
-    def refusal(self, source: Source) -> str | None:
-        """Rows are whole blocks, of this type or of its fallback."""
+    def explain_refusal(self, source: Source) -> str | None:
+        """Explain why rows are not whole blocks, of this type or of its fallback; None if they are."""
         found = self.fallback(source.cols)
-        return not_whole(source, BLOCKS[self.dtype][0]) if found is None else found.scheme.refusal(source)
+        if found is None:
+            return explain_partial_groups(source, BLOCKS[self.dtype][0])
+        return found.scheme.explain_refusal(source)
 
     def fallback(self, cols: int) -> Recipe | None:
         """Return the recipe of a type with smaller blocks, where rows do not fill blocks of this one."""
         return self.other if cols % BLOCKS[self.dtype][0] else None
 
-    def stored(self, source: Source) -> tuple[Stored, ...]:
-        """Blocks, with their scales in them."""
-        return (Stored("{weight}", self.dtype, (source.rows, source.cols)),)
+    def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:
+        """List the blocks, which contain their scales."""
+        return (StoredTensor("{weight}", self.dtype, (source.rows, source.cols)),)
 
     def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
-        """Whether all is finite: scales are in the blocks."""
+        """Return the largest |x| of each row, only to find NaN and infinity: scales are in the blocks."""
         return x.abs().amax(1)
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
-        """Nothing."""
+        """Return no tensors: scales are in the blocks."""
         return ()
 
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
-        """Blocks of rows."""
+        """Return the blocks of rows."""
         blocks = x.reshape(-1, BLOCKS[self.dtype][0])
         if importance is None or not self.weighs:
             return self.quantize(blocks).view(len(x), -1)
-        if self.dtype in LEGACY:  # K types do the same with the mean square of a block
-            weights = by_importance(x, importance, x.square().mean(1, keepdim=True))
+        if self.dtype in LEGACY:  # K types use the mean square of a block instead
+            weights = weigh_by_importance(x, importance, x.square().mean(1, keepdim=True))
         else:
             weights = importance.repeat(len(x))
         return self.quantize(blocks, weights.view(blocks.shape)).view(len(x), -1)
 
 
 def q8_0(x: Tensor) -> Tensor:
-    """Blocks of Q8_0."""
+    """Quantize to blocks of Q8_0, (n, 32) float32 to (n, 34) uint8."""
     d = x.abs().amax(1, keepdim=True) / 127
-    scaled = x * _inverse(d)
+    scaled = x * _invert(d)
     away = scaled.abs().floor()
     codes = (away + (2 * (scaled.abs() - away)).floor()).copysign(scaled).to(torch.int8)
-    return torch.cat([_half(d), bytes_of(codes)], 1)
+    return torch.cat([_to_half_bytes(d), view_bytes(codes)], 1)
 
 
-def _signed(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
-    """The scale of each block, and codes from 0 to 2 · half - 1."""
-    d = _largest(x) / -half
-    codes = (x * _inverse(d)).add_(half + 0.5).trunc_().clamp_(0, 2 * half - 1)
+def _quantize_signed(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
+    """Return the scale of each block, and codes from 0 to 2 · half - 1."""
+    d = _find_largest(x) / -half
+    codes = (x * _invert(d)).add_(half + 0.5).trunc_().clamp_(0, 2 * half - 1)
     return d, codes.to(torch.uint8)
 
 
-def _with_scale(x: Tensor, weights: Tensor, half: int) -> tuple[Tensor, Tensor]:
-    """The scale of each block with the least weighted error, and its codes from 0 to 2 · half - 1."""
-    scale, codes = symmetric(x[:, None], half, weights[:, None])
+def _search_scale(x: Tensor, weights: Tensor, half: int) -> tuple[Tensor, Tensor]:
+    """Return the scale of each block with the least weighted error, and its codes from 0 to 2 · half - 1."""
+    scale, codes = search_symmetric(x[:, None], half, weights[:, None])
     return scale, codes[:, 0].add_(half).to(torch.uint8)
 
 
-def _with_least(x: Tensor, weights: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Scale and minimum of each block as stored, with the least weighted error, and its codes from 0 to ``most``."""
-    scale, least, codes = with_minimum(x[:, None], weights[:, None], most, FINE)
-    return torch.cat([_half(scale), _half(-least)], 1), codes[:, 0].to(torch.uint8)
+def _search_minimum(x: Tensor, weights: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Return scale and minimum of each block, as stored, of least weighted error, and codes from 0 to ``most``."""
+    scale, least, codes = search_with_minimum(x[:, None], weights[:, None], most, FINE)
+    return torch.cat([_to_half_bytes(scale), _to_half_bytes(-least)], 1), codes[:, 0].to(torch.uint8)
 
 
-def _largest(x: Tensor) -> Tensor:
-    """The number with the largest magnitude of each block; of two with other signs the first."""
+def _find_largest(x: Tensor) -> Tensor:
+    """Return the number with the largest magnitude of each block; on a tie of signs, the first."""
     low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
     found = torch.where(high > -low, high, low)
     tied = ((high == -low) & (high > 0)).view(-1).nonzero().view(-1)
@@ -111,51 +114,51 @@ def _largest(x: Tensor) -> Tensor:
     return found
 
 
-def _from_least(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Scale and minimum of each block as stored, and codes from 0 to ``most``."""
+def _quantize_from_minimum(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Return scale and minimum of each block as stored, and codes from 0 to ``most``."""
     low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
     d = (high - low) / most
-    codes = (x - low).mul_(_inverse(d)).add_(0.5).trunc_().clamp_(0, most)
-    return torch.cat([_half(d), _half(low)], 1), codes.to(torch.uint8)
+    codes = (x - low).mul_(_invert(d)).add_(0.5).trunc_().clamp_(0, most)
+    return torch.cat([_to_half_bytes(d), _to_half_bytes(low)], 1), codes.to(torch.uint8)
 
 
 def q4_0(x: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Blocks of Q4_0."""
-    d, codes = _signed(x, 8) if weights is None else _with_scale(x, weights, 8)
-    return torch.cat([_half(d), _nibbles(codes)], 1)
+    """Quantize to blocks of Q4_0, (n, 32) float32 to (n, 18) uint8."""
+    d, codes = _quantize_signed(x, 8) if weights is None else _search_scale(x, weights, 8)
+    return torch.cat([_to_half_bytes(d), _pack_nibbles(codes)], 1)
 
 
 def q4_1(x: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Blocks of Q4_1."""
-    scales, codes = _from_least(x, 15) if weights is None else _with_least(x, weights, 15)
-    return torch.cat([scales, _nibbles(codes)], 1)
+    """Quantize to blocks of Q4_1, (n, 32) float32 to (n, 20) uint8."""
+    scales, codes = _quantize_from_minimum(x, 15) if weights is None else _search_minimum(x, weights, 15)
+    return torch.cat([scales, _pack_nibbles(codes)], 1)
 
 
 def q5_0(x: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Blocks of Q5_0."""
-    d, codes = _signed(x, 16) if weights is None else _with_scale(x, weights, 16)
-    return torch.cat([_half(d), _high_bits(codes), _nibbles(codes & 15)], 1)
+    """Quantize to blocks of Q5_0, (n, 32) float32 to (n, 22) uint8."""
+    d, codes = _quantize_signed(x, 16) if weights is None else _search_scale(x, weights, 16)
+    return torch.cat([_to_half_bytes(d), _pack_high_bits(codes), _pack_nibbles(codes & 15)], 1)
 
 
 def q5_1(x: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Blocks of Q5_1."""
-    scales, codes = _from_least(x, 31) if weights is None else _with_least(x, weights, 31)
-    return torch.cat([scales, _high_bits(codes), _nibbles(codes & 15)], 1)
+    """Quantize to blocks of Q5_1, (n, 32) float32 to (n, 24) uint8."""
+    scales, codes = _quantize_from_minimum(x, 31) if weights is None else _search_minimum(x, weights, 31)
+    return torch.cat([scales, _pack_high_bits(codes), _pack_nibbles(codes & 15)], 1)
 
 
-def _inverse(d: Tensor) -> Tensor:
+def _invert(d: Tensor) -> Tensor:
     return torch.where(d == 0, 0.0, 1 / d)
 
 
-def _half(numbers: Tensor) -> Tensor:
-    return bytes_of(numbers.to(torch.float16))
+def _to_half_bytes(numbers: Tensor) -> Tensor:
+    return view_bytes(numbers.to(torch.float16))
 
 
-def _nibbles(codes: Tensor) -> Tensor:
+def _pack_nibbles(codes: Tensor) -> Tensor:
     return codes[:, :16] | codes[:, 16:] << 4
 
 
-def _high_bits(codes: Tensor) -> Tensor:
+def _pack_high_bits(codes: Tensor) -> Tensor:
     places = torch.arange(8, dtype=torch.uint8)
     return ((codes >> 4).view(-1, 4, 8) << places).sum(2, dtype=torch.uint8)
 

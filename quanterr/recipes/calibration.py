@@ -1,12 +1,12 @@
-"""Calibrators: from which numbers of a block its scale is made.
+"""Calibrators: the numbers of a block that its scale is derived from.
 
     absmax    the largest magnitude
     pNN       the magnitude that NN % of the elements do not exceed
-    mse       the largest magnitude times that of 20 ratios from 0.5 to 1 which leaves the least squared error; errors
-              are weighted by the importance of their columns where that is known
+    mse       the largest magnitude times the one of 20 ratios from 0.5 to 1 that leaves the least squared error;
+              errors are weighted by the importance of their columns, if known
     ema       of a whole tensor: a moving average of the largest magnitudes of its pieces, as trainers keep it
 
-Asymmetric codes have both ends instead (minmax), which ``mse`` and ``pNN`` shrink alike.
+Asymmetric codes use both ends instead (minmax), which ``mse`` and ``pNN`` shrink alike.
 """
 
 from collections.abc import Callable
@@ -18,26 +18,28 @@ from torch import Tensor
 from quanterr.errors import UsageError
 from quanterr.util.text import display
 
-RATIOS = tuple(1 - n / 38 for n in range(20))  # 1 to 0.5
-MOMENTUM = 0.9  # of ema
+RATIOS = tuple(1 - n / 38 for n in range(20))  # from 1 to 0.5
+MOMENTUM = 0.9  # weight of the previous average in ema
 NAMES = "absmax, p99.9 (any percentile from 50 to 100), mse, ema"
 
-Rounded = Callable[[Tensor], Tensor]  # numbers in units of a code → the nearest codes, as float32; may overwrite
+RoundCodes = Callable[[Tensor], Tensor]  # numbers in units of a code → the nearest codes, float32; may overwrite
 
 
 @dataclass(frozen=True)
 class Calibrator:
-    """``percentile`` and ``searches`` exclude each other; without them it is absmax."""
+    """A calibrator: absmax by default; ``percentile`` and ``searches`` exclude each other."""
 
     name: str = "absmax"
     percentile: float = 100.0
     searches: bool = False
     averages: bool = False
 
-    def ends(self, blocks: Tensor, most: float, rounded: Rounded, importance: Tensor | None = None) -> Tensor:
-        """The magnitude that becomes the code ``most``, of blocks (a, high, b, wide): (a, b).
+    def find_ends(
+        self, blocks: Tensor, most: float, round_codes: RoundCodes, importance: Tensor | None = None
+    ) -> Tensor:
+        """Return the magnitude that becomes the code ``most``, for blocks (a, high, b, wide): (a, b).
 
-        ``importance`` is that of the columns, (1, 1, b, wide).
+        ``importance`` of the columns is (1, 1, b, wide).
         """
         largest = blocks.abs().amax((1, 3))
         if self.percentile < 100:
@@ -49,14 +51,14 @@ class Calibrator:
         for ratio in RATIOS:
             scale = largest * (ratio / most)
             unit = scale.masked_fill(scale == 0, 1)[:, None, :, None]
-            error = weighted((rounded(blocks / unit) * unit - blocks).square_(), importance).sum((1, 3))
+            error = weigh_errors((round_codes(blocks / unit) * unit - blocks).square_(), importance).sum((1, 3))
             better = error < least
             least = torch.where(better, error, least)
             best = torch.where(better, largest * ratio, best)
         return best
 
-    def over_pieces(self, ends: Tensor) -> Tensor:
-        """Of a whole tensor, from those of its pieces, (n, 1): the largest, or their moving average."""
+    def merge_pieces(self, ends: Tensor) -> Tensor:
+        """Merge the ends of a tensor's pieces, (n, 1): the largest, or their moving average."""
         if not self.averages:
             return ends.amax()
         average = ends.view(-1)[0]
@@ -68,16 +70,16 @@ class Calibrator:
 ABSMAX = Calibrator()
 
 
-def weighted(squares: Tensor, importance: Tensor | None) -> Tensor:
-    """Squared errors times the importance of their columns, in place."""
+def weigh_errors(squares: Tensor, importance: Tensor | None) -> Tensor:
+    """Multiply squared errors by the importance of their columns, in place."""
     return squares if importance is None else squares.mul_(importance)
 
 
-def calibrator_named(name: str) -> Calibrator:
-    """The calibrator of a name.
+def parse_calibrator(name: str) -> Calibrator:
+    """Parse a calibrator's name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no calibrator has that name.
     """
     if name in ("absmax", "minmax"):
         return ABSMAX

@@ -2,14 +2,14 @@
 
     X.weight_packed        I32                   (rows, words): dense, the lowest bits first
     X.weight_scale         the weight's dtype    (rows, groups)
-    X.weight_zero_point    I32                   (words of rows, groups), of asymmetric codes
+    X.weight_zero_point    I32                   (words of rows, groups), for asymmetric codes
     X.weight_shape         I64                   (2,)
 
     symmetric     scale = max |x| / ((2^b - 1) / 2); code = round(x / scale) in [-2^(b-1), 2^(b-1) - 1]
     asymmetric    scale = (max(x, 0) - min(x, 0)) / (2^b - 1); zero = round(-2^(b-1) - min(x, 0) / scale)
                   code = round(x / scale + zero)
 
-compressed-tensors' pack-quantized. A scale of zero becomes the epsilon of its dtype.
+This is compressed-tensors' pack-quantized. A scale of zero becomes the epsilon of its dtype.
 
 Reference: vllm-project/compressed-tensors@0.20.0 quantization/utils/helpers.py calculate_qparams,
 quantization/lifecycle/forward.py _quantize, compressors/pack_quantized/helpers.py pack_to_int32.
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quanterr.recipes.base import FLOATS, Scheme, Source, Stored, not_whole
-from quanterr.recipes.calibration import RATIOS, Calibrator, weighted
+from quanterr.recipes.base import FLOATS, Scheme, Source, StoredTensor, explain_partial_groups
+from quanterr.recipes.calibration import RATIOS, Calibrator, weigh_errors
 
 WORD = 32
 
 
 @dataclass(frozen=True)
-class Integers(Scheme):
-    """``group`` columns share a scale; 0 is all of a row."""
+class IntegerScheme(Scheme):
+    """A scheme in which ``group`` columns share a scale; 0 means a whole row."""
 
     bits: int
     group: int
@@ -38,7 +38,7 @@ class Integers(Scheme):
 
     @property
     def config(self) -> Mapping[str, object]:
-        """What compressed-tensors writes."""
+        """The quantization_config that compressed-tensors writes."""
         weights = {
             "num_bits": self.bits,
             "type": "int",
@@ -53,20 +53,20 @@ class Integers(Scheme):
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
         }
 
-    def refusal(self, source: Source) -> str | None:
-        """Groups are whole."""
-        return not_whole(source, self.group) if self.group else None
+    def explain_refusal(self, source: Source) -> str | None:
+        """Explain why groups are not whole; None if they are."""
+        return explain_partial_groups(source, self.group) if self.group else None
 
-    def stored(self, source: Source) -> tuple[Stored, ...]:
-        """Codes, scales, zero points, shape."""
+    def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:
+        """List codes, scales, zero points and shape."""
         groups = source.cols // self.group if self.group else 1
         found = [
-            Stored("{weight}_packed", "I32", (source.rows, -(-source.cols * self.bits // WORD))),
-            Stored("{weight}_scale", source.dtype, (source.rows, groups)),
+            StoredTensor("{weight}_packed", "I32", (source.rows, -(-source.cols * self.bits // WORD))),
+            StoredTensor("{weight}_scale", source.dtype, (source.rows, groups)),
         ]
         if not self.symmetric:
-            found.append(Stored("{weight}_zero_point", "I32", (-(-source.rows * self.bits // WORD), groups)))
-        return *found, Stored("{weight}_shape", "I64", (2,))
+            found.append(StoredTensor("{weight}_zero_point", "I32", (-(-source.rows * self.bits // WORD), groups)))
+        return *found, StoredTensor("{weight}_shape", "I64", (2,))
 
     @property
     def _low(self) -> int:
@@ -77,20 +77,22 @@ class Integers(Scheme):
         return (1 << self.bits - 1) - 1
 
     def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
-        """Of symmetric codes the largest |x|, (r, groups); of others both ends, (r, groups, 2)."""
+        """Return the largest |x|, (r, groups), for symmetric codes; both ends, (r, groups, 2), for others."""
         blocks = x.view(len(x), 1, -1, self.group or x.shape[1])
         if importance is not None:
             importance = importance.view(1, 1, *blocks.shape[2:])
         if self.symmetric:
             half = (2**self.bits - 1) / 2
-            return self.calibrator.ends(blocks, half, lambda v: v.round_().clamp_(self._low, self._high), importance)
+            return self.calibrator.find_ends(
+                blocks, half, lambda v: v.round_().clamp_(self._low, self._high), importance
+            )
         low, high = torch.aminmax(blocks[:, 0], dim=2)
         if self.calibrator.searches or self.calibrator.percentile < 100:
-            return self._shrunk(blocks[:, 0], low.clamp_(max=0), high.clamp_(min=0), importance)
+            return self._shrink(blocks[:, 0], low.clamp_(max=0), high.clamp_(min=0), importance)
         return torch.stack([low.clamp_(max=0), high.clamp_(min=0)], 2)
 
-    def _shrunk(self, groups: Tensor, low: Tensor, high: Tensor, importance: Tensor | None) -> Tensor:
-        """Both ends times the ratio that leaves the least squared error, or at the percentile."""
+    def _shrink(self, groups: Tensor, low: Tensor, high: Tensor, importance: Tensor | None) -> Tensor:
+        """Return both ends times the ratio that leaves the least squared error, or at the percentile."""
         if self.calibrator.percentile < 100:
             q = torch.tensor([1 - self.calibrator.percentile / 100, self.calibrator.percentile / 100])
             ends = torch.quantile(groups, q, dim=2)
@@ -98,51 +100,51 @@ class Integers(Scheme):
         best, least = torch.stack([low, high], 2), torch.full_like(low, torch.inf)
         for ratio in RATIOS:
             ends = torch.stack([low * ratio, high * ratio], 2)
-            scale, zero = self._asymmetric(ends)
+            scale, zero = self._find_scale_and_zero(ends)
             codes = (groups / scale[..., None]).add_(zero[..., None]).round_().clamp_(self._low, self._high)
             error = codes.sub_(zero[..., None]).mul_(scale[..., None]).sub_(groups).square_()
-            error = weighted(error, None if importance is None else importance[0]).sum(2)
+            error = weigh_errors(error, None if importance is None else importance[0]).sum(2)
             better = error < least
             least = torch.where(better, error, least)
             best = torch.where(better[..., None], ends, best)
         return best
 
-    def _asymmetric(self, ends: Tensor) -> tuple[Tensor, Tensor]:
+    def _find_scale_and_zero(self, ends: Tensor) -> tuple[Tensor, Tensor]:
         low, high = ends[..., 0], ends[..., 1]
         scale = (high - low) / (2**self.bits - 1)
         zero = (self._low - low / scale).nan_to_num_(nan=float(self._low)).clamp_(self._low, self._high).round_()
-        return _not_zero(scale), zero
+        return _replace_zeros(scale), zero
 
-    def known(self, source: Source) -> Mapping[str, Tensor]:
-        """The shape."""
+    def constant_tensors(self, source: Source) -> Mapping[str, Tensor]:
+        """Return the shape."""
         return {"{weight}_shape": torch.tensor([source.rows, source.cols])}
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
-        """Scales, zero points; these as they are at last, as encode needs them."""
+        """Return scales and, for asymmetric codes, zero points as stored, then unpacked for ``encode``."""
         dtype = FLOATS[source.dtype]
         if self.symmetric:
-            return (_not_zero((measured / ((2**self.bits - 1) / 2)).to(dtype)),)
-        scale, zero = self._asymmetric(measured)
-        zero_points = packed((zero - self._low).to(torch.uint8).t().contiguous(), self.bits)
-        return _not_zero(scale.to(dtype)), zero_points.t().contiguous(), zero
+            return (_replace_zeros((measured / ((2**self.bits - 1) / 2)).to(dtype)),)
+        scale, zero = self._find_scale_and_zero(measured)
+        zero_points = pack_codes((zero - self._low).to(torch.uint8).t().contiguous(), self.bits)
+        return _replace_zeros(scale.to(dtype)), zero_points.t().contiguous(), zero
 
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
-        """Codes, packed."""
+        """Return the packed codes of rows."""
         scale = settled[0][first : first + len(x)].float()[..., None]
         codes = x.view(len(x), scale.shape[1], -1) / scale
         if not self.symmetric:
             codes.add_(settled[2][first : first + len(x), :, None])
         codes = codes.round_().clamp_(self._low, self._high).sub_(self._low).to(torch.uint8)
-        return packed(codes.view(len(x), -1), self.bits).view(torch.uint8)
+        return pack_codes(codes.view(len(x), -1), self.bits).view(torch.uint8)
 
 
-def _not_zero(scale: Tensor) -> Tensor:
-    """With the epsilon of the dtype instead of zeros."""
+def _replace_zeros(scale: Tensor) -> Tensor:
+    """Replace zeros by the epsilon of the dtype."""
     return scale.masked_fill_(scale == 0, torch.finfo(scale.dtype).eps)
 
 
-def packed(codes: Tensor, bits: int) -> Tensor:
-    """uint8 codes, (r, n), as a stream of bits in words, the lowest first: int32 (r, words)."""
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """Pack uint8 codes, (r, n), as a stream of bits in words, the lowest first: int32 (r, words)."""
     rows, n = codes.shape
     words = -(-n * bits // WORD)
     if 8 % bits == 0:

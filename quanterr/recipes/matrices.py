@@ -21,7 +21,7 @@ from quanterr.checkpoints import Entry
 from quanterr.recipes.base import Rows
 from quanterr.tensors.workspace import Workspace
 
-PIECES_KEPT = 4  # of a thread
+PIECES_KEPT = 4  # per thread
 TURNED_KEY = "turned"
 
 # Names of stacks, and those of their experts, where {n} stands for a number.
@@ -53,7 +53,7 @@ def matrices_of(name: str, entries: Mapping[str, Entry]) -> list[Matrix]:
     entry = entries[name]
     if len(entry.shape) == 2:
         rows, cols = entry.shape
-        return [Matrix(name, (rows, cols), entry.dtype, entry.nbytes, rows_of(entry))]
+        return [Matrix(name, (rows, cols), entry.dtype, entry.nbytes, open_rows(entry))]
     experts, rows, cols = entry.shape
     turned = _is_turned(name, entries)
     shape = (cols, rows) if turned else (rows, cols)
@@ -64,7 +64,7 @@ def matrices_of(name: str, entries: Mapping[str, Entry]) -> list[Matrix]:
             shape,
             entry.dtype,
             entry.nbytes // experts,
-            partial(_turned_rows, entry, n) if turned else partial(_rows, entry, n * rows),
+            partial(_read_turned_rows, entry, n) if turned else partial(_read_rows, entry, n * rows),
         )
         for n in range(experts)
     ]
@@ -79,23 +79,20 @@ def _is_turned(name: str, entries: Mapping[str, Entry]) -> bool:
     return gate_up[1] == 2 * down[0] and gate_up[0] == down[1]
 
 
-def rows_of(entry: Entry) -> Rows:
-    """Return what reads rows of a stored matrix of floats, not to be changed.
-
-    They are in a buffer that holds until the thread reads a few others.
-    """
-    return partial(_rows, entry, 0)
+def open_rows(entry: Entry) -> Rows:
+    """Return a reader of a stored float matrix; its read-only buffers are valid until the thread reads a few others."""
+    return partial(_read_rows, entry, 0)
 
 
-class _Reading(threading.local):
-    """Each thread's buffers: the last few rows that it has read, which several recipes ask for one after the other."""
+class _RowReader(threading.local):
+    """A thread's buffers: the rows it read last, which several recipes request in turn."""
 
     def __init__(self) -> None:
         self.workspace = Workspace(torch.device("cpu"))
         self.kept: OrderedDict[tuple[int, int, int], tuple[Entry, str]] = OrderedDict()
 
     @torch.inference_mode()
-    def rows(self, entry: Entry, first: int, stop: int) -> Tensor:
+    def read_rows(self, entry: Entry, first: int, stop: int) -> Tensor:
         """Return rows of a matrix, or of a stack of them that are one above the other, float32."""
         cols = entry.shape[-1]
         shape, key = (stop - first, cols), (id(entry), first, stop)
@@ -104,23 +101,23 @@ class _Reading(threading.local):
         stored = self.workspace.read("stored", entry, first * cols, shape)
         name = self.kept.popitem(last=False)[1][1] if len(self.kept) == PIECES_KEPT else f"x{len(self.kept)}"
         found = self.workspace.buffer(name, shape, torch.float32).copy_(stored)
-        self.kept[key] = entry, name  # the entry too, so that no other has its id
+        self.kept[key] = entry, name  # keeping the entry prevents reuse of its id
         return found
 
     @torch.inference_mode()
-    def turned_rows(self, entry: Entry, expert: int, first: int, stop: int) -> Tensor:
+    def read_turned_rows(self, entry: Entry, expert: int, first: int, stop: int) -> Tensor:
         """Return columns of the matrix of an expert as rows, float32; the matrix is kept for the next ones."""
         shape = entry.shape[1:]
-        matrix = self.workspace.held(TURNED_KEY, entry, expert * prod(shape), shape)
+        matrix = self.workspace.read_cached(TURNED_KEY, entry, expert * prod(shape), shape)
         return matrix[:, first:stop].t().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
 
 
-_reading = _Reading()
+_reader = _RowReader()
 
 
-def _rows(entry: Entry, above: int, first: int, stop: int) -> Tensor:
-    return _reading.rows(entry, above + first, above + stop)
+def _read_rows(entry: Entry, above: int, first: int, stop: int) -> Tensor:
+    return _reader.read_rows(entry, above + first, above + stop)
 
 
-def _turned_rows(entry: Entry, expert: int, first: int, stop: int) -> Tensor:
-    return _reading.turned_rows(entry, expert, first, stop)
+def _read_turned_rows(entry: Entry, expert: int, first: int, stop: int) -> Tensor:
+    return _reader.read_turned_rows(entry, expert, first, stop)

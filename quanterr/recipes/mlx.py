@@ -4,7 +4,7 @@
     X.scales    the weight's dtype    (rows, groups)
     X.biases    the weight's dtype    (rows, groups)
 
-    edge = the end of the group's range, min x or max x, that is further from zero
+    edge = the end of the group's range, min x or max x, that is farther from zero
     scale = (max x - min x) / (2^b - 1), at least 1e-7, negative where edge is max x
     scale = edge / round(edge / scale), bias = edge, unless that is 0 / 0: then bias = 0
     code = round((x - bias) / scale) in [0, 2^b - 1]
@@ -19,30 +19,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quanterr.recipes.base import FLOATS, Scheme, Source, Stored, not_whole
-from quanterr.recipes.integers import WORD, packed
+from quanterr.recipes.base import FLOATS, Scheme, Source, StoredTensor, explain_partial_groups
+from quanterr.recipes.integers import WORD, pack_codes
 
-LEAST = 1e-7  # of scales
+LEAST = 1e-7  # smallest scale
 
 
 @dataclass(frozen=True)
-class Affine(Scheme):
-    """``group`` columns share a scale and a bias."""
+class AffineScheme(Scheme):
+    """A scheme in which ``group`` columns share a scale and a bias."""
 
     bits: int
     group: int
 
-    def refusal(self, source: Source) -> str | None:
-        """Groups are whole."""
-        return not_whole(source, self.group)
+    def explain_refusal(self, source: Source) -> str | None:
+        """Explain why groups are not whole; None if they are."""
+        return explain_partial_groups(source, self.group)
 
-    def stored(self, source: Source) -> tuple[Stored, ...]:
-        """Codes, scales, biases."""
+    def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:
+        """List codes, scales and biases."""
         shape = (source.rows, source.cols // self.group)
         return (
-            Stored("{weight}", "U32", (source.rows, source.cols * self.bits // WORD)),
-            Stored("{module}.scales", source.dtype, shape),
-            Stored("{module}.biases", source.dtype, shape),
+            StoredTensor("{weight}", "U32", (source.rows, source.cols * self.bits // WORD)),
+            StoredTensor("{module}.scales", source.dtype, shape),
+            StoredTensor("{module}.biases", source.dtype, shape),
         )
 
     @property
@@ -50,11 +50,11 @@ class Affine(Scheme):
         return (1 << self.bits) - 1
 
     def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
-        """Both ends of each group, (r, groups, 2)."""
+        """Return both ends of each group, (r, groups, 2)."""
         return torch.stack(torch.aminmax(x.view(len(x), -1, self.group), dim=2), 2)
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
-        """Scales and biases as they are stored; and before they are rounded, as encode needs them."""
+        """Return scales and biases as stored, then unrounded for ``encode``."""
         low, high = measured.unbind(2)
         is_low = low.abs() > high.abs()
         edge = torch.where(is_low, low, high)
@@ -67,7 +67,7 @@ class Affine(Scheme):
         return scale.to(dtype), bias.to(dtype), scale, bias
 
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
-        """Codes, packed."""
+        """Return the packed codes of rows."""
         scale, bias = (each[first : first + len(x), :, None] for each in settled[2:])
         codes = (x.view(len(x), -1, self.group) - bias).div_(scale).round_().clamp_(0, self._most).to(torch.uint8)
-        return packed(codes.view(len(x), -1), self.bits).view(torch.uint8)
+        return pack_codes(codes.view(len(x), -1), self.bits).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""From a name to a recipe: ``format[_gGROUP][:asym][:double][:scales=CALIBRATOR]``.
+"""Recipe names and their parser: ``format[_gGROUP][:asym][:double][:scales=CALIBRATOR]``.
 
 fp8_tensor  fp8_row  fp8_column  fp8_block128  fp8_block1x128  int8_tensor  int8_row  int8_column  int8_block128
 int2_g32 … int8_g128  int4_channel  int4_g64:asym  mlx_q4_g64
@@ -13,14 +13,14 @@ from difflib import get_close_matches
 
 from quanterr.errors import UsageError
 from quanterr.recipes.base import Recipe, Scheme
-from quanterr.recipes.blocks import FALLBACKS, LEGACY, Blocks
-from quanterr.recipes.calibration import ABSMAX, Calibrator, calibrator_named
-from quanterr.recipes.integers import Integers
-from quanterr.recipes.microscaled import Microscaled
-from quanterr.recipes.mlx import Affine
-from quanterr.recipes.scaled import FP8, INT8, Scaled
+from quanterr.recipes.blocks import FALLBACKS, LEGACY, BlockScheme
+from quanterr.recipes.calibration import ABSMAX, Calibrator, parse_calibrator
+from quanterr.recipes.integers import IntegerScheme
+from quanterr.recipes.microscaled import MicroscaledScheme
+from quanterr.recipes.mlx import AffineScheme
+from quanterr.recipes.scaled import FP8, INT8, ScaledScheme
 from quanterr.recipes.superblocks import K_TYPES
-from quanterr.recipes.tables import Table
+from quanterr.recipes.tables import TableScheme
 from quanterr.util.text import display
 
 EDGE = r"[1-9]\d{0,3}"
@@ -29,13 +29,13 @@ INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>[1-9]\d{0,4})|channel)")
 TABLE = re.compile(r"(?P<kind>nf4|fp4)(?:_g(?P<block>32|64|128|256|512|1024|2048|4096))?")
 MLX = re.compile(r"mlx_q(?P<bits>[2-68])_g(?P<group>32|64|128)")
 GGML = LEGACY | K_TYPES
-UNWEIGHED = ("Q8_0",)  # llama.cpp searches no scale for it
+UNWEIGHED = ("Q8_0",)  # llama.cpp searches no scale for these
 EDGES = {"tensor": (0, 0), "row": (1, 0), "column": (0, 1)}  # rows and columns that share a scale; 0: all
-BLOCK = 128  # rows and columns, where none are given
-TABLE_BLOCK = 64  # of bitsandbytes, where none is given
+BLOCK = 128  # default edge of a block
+TABLE_BLOCK = 64  # default of bitsandbytes
 PRESETS = ("fp8_tensor", "fp8_row", "int8_row", "nvfp4", "mxfp4", "int4_g32", "nf4", "gguf_q4_0")
 
-# Name → what it is. Numbers in names stand for others.
+# Recipe names and descriptions. Numbers in names stand for any allowed number.
 LISTING = {
     "fp8_tensor": "E4M3 codes, one scale",
     "fp8_row": "E4M3 codes, a scale per row",
@@ -61,21 +61,21 @@ LISTING = {
 }
 
 
-def listing() -> dict[str, str]:
-    """All recipes by name; numbers in names stand for others."""
+def list_recipes() -> dict[str, str]:
+    """Return all recipe names and their descriptions; numbers in names stand for any allowed number."""
     return dict(LISTING)
 
 
-def recipes_named(given: Iterable[str], scales: str | None = None) -> list[Recipe]:
-    """The recipes of names that are separated by commas, with braces: ``int4_g{32,64}``; each with all ``scales``.
+def parse_recipes(given: Iterable[str], scales: str | None = None) -> list[Recipe]:
+    """Parse comma-separated recipe names with braces, such as ``int4_g{32,64}``, each with all ``scales``.
 
     Raises:
-        UsageError: a name that is none, one twice, none at all.
+        UsageError: a name is unknown or given twice, or there is none.
     """
-    names = [name for text in given for piece in _split(text) for name in _expanded(piece)]
+    names = [name for text in given for piece in _split(text) for name in _expand_braces(piece)]
     if scales is not None:
         names = [f"{name}:scales={calibrator}" for name in names for calibrator in scales.split(",")]
-    found = [recipe_named(name) for name in names]
+    found = [parse_recipe(name) for name in names]
     twice = [recipe.name for n, recipe in enumerate(found) if recipe.name in {one.name for one in found[:n]}]
     if twice:
         raise UsageError(f"{twice[0]} is given twice")
@@ -85,28 +85,28 @@ def recipes_named(given: Iterable[str], scales: str | None = None) -> list[Recip
 
 
 def _split(text: str) -> Iterator[str]:
-    """At commas outside of braces."""
+    """Split at commas outside braces."""
     return (piece.strip() for piece in re.split(r",(?![^{]*\})", text) if piece.strip())
 
 
-def _expanded(name: str) -> list[str]:
+def _expand_braces(name: str) -> list[str]:
     found = re.fullmatch(r"([^{}]*)\{([^{}]*)\}(.*)", name)
     if found is None:
         return [name]
-    return [other for one in found[2].split(",") for other in _expanded(f"{found[1]}{one.strip()}{found[3]}")]
+    return [other for one in found[2].split(",") for other in _expand_braces(f"{found[1]}{one.strip()}{found[3]}")]
 
 
-def recipe_named(name: str) -> Recipe:
-    """The recipe of a name.
+def parse_recipe(name: str) -> Recipe:
+    """Parse a recipe's name.
 
     Raises:
-        UsageError: there is none; proposes a near one.
+        UsageError: no recipe has that name; proposes a similar one.
     """
     base, *options = name.lower().split(":")
     flags = {option for option in options if "=" not in option}
     values = dict(option.split("=", 1) for option in options if "=" in option)
-    calibrator = calibrator_named(values.pop("scales", "absmax"))
-    scheme = _scheme(base, flags, calibrator)
+    calibrator = parse_calibrator(values.pop("scales", "absmax"))
+    scheme = _parse_scheme(base, flags, calibrator)
     if scheme is None:
         near = get_close_matches(base, LISTING, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else "quanterr formats --recipes lists them"
@@ -116,11 +116,11 @@ def recipe_named(name: str) -> Recipe:
     return Recipe(name.lower(), scheme)
 
 
-def _scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme | None:
-    """The scheme of a name and its options; None where there is no such name.
+def _parse_scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme | None:
+    """Return the scheme of a name and its options; None if the name is unknown.
 
     Raises:
-        UsageError: an option that this kind does not have.
+        UsageError: the scheme does not have that option.
     """
     allowed: set[str] = set()
     scheme: Scheme | None = None
@@ -128,22 +128,22 @@ def _scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme | None
     if found := SCALED.fullmatch(base):
         high = int(found["high"] or BLOCK)
         edges = EDGES.get(found["per"], (high, int(found["wide"] or high)))
-        scheme = Scaled(FP8 if found["codes"] == "fp8" else INT8, edges, calibrator)
+        scheme = ScaledScheme(FP8 if found["codes"] == "fp8" else INT8, edges, calibrator)
         calibrates = not calibrator.averages or edges == (0, 0)
     elif found := INTEGER.fullmatch(base):
         allowed = {"asym"}
-        scheme = Integers(int(found["bits"]), int(found["group"] or 0), "asym" not in flags, calibrator)
+        scheme = IntegerScheme(int(found["bits"]), int(found["group"] or 0), "asym" not in flags, calibrator)
         calibrates = not calibrator.averages
     elif found := MLX.fullmatch(base):
-        scheme = Affine(int(found["bits"]), int(found["group"]))
+        scheme = AffineScheme(int(found["bits"]), int(found["group"]))
     elif found := TABLE.fullmatch(base):
         allowed = {"double"}
-        scheme = Table(found["kind"], int(found["block"] or TABLE_BLOCK), "double" in flags)
+        scheme = TableScheme(found["kind"], int(found["block"] or TABLE_BLOCK), "double" in flags)
     elif base in ("mxfp8", "mxfp4", "nvfp4"):
-        scheme = Microscaled(8 if base == "mxfp8" else 4, nv=base == "nvfp4")
+        scheme = MicroscaledScheme(8 if base == "mxfp8" else 4, nv=base == "nvfp4")
     elif (dtype := base.removeprefix("gguf_").upper()) in GGML and base.startswith("gguf_"):
         allowed = {"strict"} if dtype in FALLBACKS else set()
-        scheme = _blocks(dtype, falls_back="strict" not in flags)
+        scheme = _make_blocks(dtype, falls_back="strict" not in flags)
     if scheme is None:
         return None
     if flags - allowed:
@@ -154,8 +154,8 @@ def _scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme | None
     return scheme
 
 
-def _blocks(dtype: str, falls_back: bool = False) -> Blocks:
+def _make_blocks(dtype: str, falls_back: bool = False) -> BlockScheme:
     """Return the scheme of a type of ggml, with the recipe for rows that do not fill its blocks if asked."""
     other = FALLBACKS.get(dtype) if falls_back else None
-    recipe = None if other is None else Recipe(f"gguf_{other.lower()}", _blocks(other))
-    return Blocks(dtype, GGML[dtype], dtype not in UNWEIGHED, recipe)
+    recipe = None if other is None else Recipe(f"gguf_{other.lower()}", _make_blocks(other))
+    return BlockScheme(dtype, GGML[dtype], dtype not in UNWEIGHED, recipe)

@@ -1,6 +1,6 @@
 """Recipes on synthetic weights: seeded, so that papers and tests of quantizers have the same numbers.
 
-What makes real weights hard is here one at a time: tails, columns and rows of another size.
+Each kind has one of the properties that make real weights hard: tails, or columns or rows of another magnitude.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from quanterr.errors import UsageError
 from quanterr.recipes.base import Recipe
-from quanterr.recipes.tensors import fake_quantized, stored_bytes
+from quanterr.recipes.tensors import apply_recipe, count_stored_bytes
 
-Make = Callable[[int, int, torch.Generator], Tensor]  # rows, columns → float32 (rows, columns)
+Make = Callable[[int, int, torch.Generator], Tensor]  # rows, columns and a generator to float32 (rows, columns)
 
-DEGREES = 4  # of freedom of the heavy tails
-OUTLIERS = 100  # columns, of which one is an outlier
-LARGER = 20.0  # an outlier's standard deviation
+DEGREES = 4  # degrees of freedom of the heavy tails
+OUTLIERS = 100  # columns per outlier column
+LARGER = 20.0  # standard deviation of an outlier
 
 
 def _gaussian(rows: int, cols: int, seeded: torch.Generator) -> Tensor:
@@ -49,26 +49,26 @@ WEIGHTS: dict[str, Make] = {
     "gaussian": _gaussian,
     "uniform": _uniform,
     "heavy tails": _heavy_tails,  # Student's t with 4 degrees of freedom
-    "outlier columns": _outlier_columns,  # 1 % of them 20 times as large
-    "channels": _channels,  # rows whose sizes are log-normal, sigma 1
+    "outlier columns": _outlier_columns,  # 1 % of the columns are 20 times as large
+    "channels": _channels,  # row magnitudes are log-normal, sigma 1
 }
 
 
-class Measured(NamedTuple):
-    """A recipe on a synthetic weight."""
+class BenchResult(NamedTuple):
+    """The result of a recipe on a synthetic weight."""
 
     recipe: str
     weights: str
     bits_per_weight: float
-    snr_db: float | None  # null: without error
-    max_error: float  # of the weight's root mean square
+    snr_db: float | None  # None: no error
+    max_error: float  # relative to the weight's root mean square
 
 
-def bench_formats(recipes: Sequence[Recipe], rows: int = 1024, cols: int = 4096, seed: int = 0) -> list[Measured]:
-    """Each recipe on each kind of synthetic weight, float32 (rows, cols).
+def bench_formats(recipes: Sequence[Recipe], rows: int = 1024, cols: int = 4096, seed: int = 0) -> list[BenchResult]:
+    """Measure each recipe on each kind of synthetic weight, float32 (rows, cols).
 
     Raises:
-        UsageError: a shape that a recipe cannot store.
+        UsageError: a recipe cannot store the shape.
     """
     if rows < 1 or cols < 1:
         raise UsageError(f"--rows {rows} --columns {cols}: at least 1")
@@ -77,9 +77,11 @@ def bench_formats(recipes: Sequence[Recipe], rows: int = 1024, cols: int = 4096,
         x = make(rows, cols, torch.Generator().manual_seed(seed))
         energy = float(x.double().square().sum())
         for recipe in recipes:
-            error = fake_quantized(x, recipe).double() - x.double()
+            error = apply_recipe(x, recipe).double() - x.double()
             noise = float(error.square().sum())
             snr = 10 * log10(energy / noise) if noise else None
-            bits = 8 * stored_bytes(x, recipe) / x.numel()
-            found.append(Measured(recipe.name, name, bits, snr, float(error.abs().max()) / (energy / x.numel()) ** 0.5))
+            bits = 8 * count_stored_bytes(x, recipe) / x.numel()
+            found.append(
+                BenchResult(recipe.name, name, bits, snr, float(error.abs().max()) / (energy / x.numel()) ** 0.5)
+            )
     return found

@@ -1,16 +1,16 @@
-"""Codes of a table with a scale for each few elements: ``nf4``, ``fp4``, ``nf4_g128``, ``nf4:double``.
+"""Codes into a table with a scale per block of elements: ``nf4``, ``fp4``, ``nf4_g128``, ``nf4:double``.
 
     X.weight                                 U8     (⌈elements / 2⌉, 1): the first element in the high bits
-    X.weight.absmax                          F32    (blocks,); with :double U8, codes of nested_quant_map
+    X.weight.absmax                          F32    (blocks,); with :double U8, codes into nested_quant_map
     X.weight.quant_map                       F32    (16,)
-    X.weight.nested_absmax                   F32    (⌈blocks / 256⌉,), of :double
-    X.weight.nested_quant_map                F32    (256,), of :double
-    X.weight.quant_state.bitsandbytes__nf4   U8     JSON, filled up with spaces
+    X.weight.nested_absmax                   F32    (⌈blocks / 256⌉,), with :double
+    X.weight.nested_quant_map                F32    (256,), with :double
+    X.weight.quant_state.bitsandbytes__nf4   U8     JSON, padded with spaces
 
-    code = the nearest of the table to x · (1 / max |x|); at a tie the lower one
-    :double takes the mean of all absmax off them and rounds the rest to a table of 256, times the largest of 256 blocks
+    code = the table's nearest number to x · (1 / max |x|); at a tie the lower one
+    :double subtracts the mean of all absmax and rounds the rest to a table of 256, times the largest of 256 blocks
 
-Blocks run row by row. A last block that is not whole is divided by its absmax instead.
+Blocks run row by row. A partial last block is divided by its absmax instead.
 
 Reference: bitsandbytes-foundation/bitsandbytes@0.50.2 backends/default/ops.py quantize_4bit, quantize_blockwise;
 functional.py quantize_4bit, create_dynamic_map, QuantState.as_dict.
@@ -26,99 +26,99 @@ import torch
 from torch import Tensor
 
 from quanterr.formats.bnb_4bit import TABLES
-from quanterr.recipes.base import Scheme, Source, Stored
+from quanterr.recipes.base import Scheme, Source, StoredTensor
 from quanterr.recipes.lookup import Lookup
 
 NESTED = 256  # blocks that share a scale of scales
-STATE = 256  # bytes
-LEAST = 1e-38  # that takes the place of zero
+STATE = 256  # size in bytes
+LEAST = 1e-38  # replaces zero
 
 
 @dataclass(frozen=True)
-class Table(Scheme):
-    """``kind`` is nf4 or fp4; ``block`` elements share a scale."""
+class TableScheme(Scheme):
+    """A scheme with the table ``kind``, nf4 or fp4; ``block`` elements share a scale."""
 
     kind: str
     block: int
     double: bool
 
-    def _blocks(self, source: Source) -> int:
+    def _count_blocks(self, source: Source) -> int:
         return -(-source.rows * source.cols // self.block)
 
     @property
     def is_local(self) -> bool:
-        """Not with scales that are quantized with those of other rows."""
+        """False if the scales of several rows are quantized together."""
         return not self.double
 
-    def stored(self, source: Source) -> tuple[Stored, ...]:
-        """Codes, scales, tables, state."""
-        blocks = self._blocks(source)
+    def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:
+        """List codes, scales, tables and state."""
+        blocks = self._count_blocks(source)
         found = [
-            Stored("{weight}", "U8", (-(-source.rows * source.cols // 2), 1)),
-            Stored("{weight}.absmax", "U8" if self.double else "F32", (blocks,)),
+            StoredTensor("{weight}", "U8", (-(-source.rows * source.cols // 2), 1)),
+            StoredTensor("{weight}.absmax", "U8" if self.double else "F32", (blocks,)),
         ]
         if self.double:
-            found.append(Stored("{weight}.nested_absmax", "F32", (-(-blocks // NESTED),)))
-        found.append(Stored(self._state, "U8", (STATE,)))
-        found.append(Stored("{weight}.quant_map", "F32", (16,)))
-        return *found, *([Stored("{weight}.nested_quant_map", "F32", (256,))] if self.double else [])
+            found.append(StoredTensor("{weight}.nested_absmax", "F32", (-(-blocks // NESTED),)))
+        found.append(StoredTensor(self._state, "U8", (STATE,)))
+        found.append(StoredTensor("{weight}.quant_map", "F32", (16,)))
+        return *found, *([StoredTensor("{weight}.nested_quant_map", "F32", (256,))] if self.double else [])
 
     @property
     def _state(self) -> str:
         return f"{{weight}}.quant_state.bitsandbytes__{self.kind}"
 
-    def together(self, source: Source) -> int:
-        """As many as make whole blocks, and whole bytes."""
+    def joint_rows(self, source: Source) -> int:
+        """Return the fewest rows that make whole blocks and whole bytes."""
         whole = lcm(self.block, 2)
         return whole // gcd(whole, source.cols)
 
-    def known(self, source: Source) -> Mapping[str, Tensor]:
-        """The tables; the state, but of :double, which has the mean of all absmax."""
+    def constant_tensors(self, source: Source) -> Mapping[str, Tensor]:
+        """Return the tables; also the state, except with :double, whose state has the mean of all absmax."""
         tables = {"{weight}.quant_map": torch.tensor(TABLES[self.kind])}
         if self.double:
-            return tables | {"{weight}.nested_quant_map": dynamic_map()}
-        return tables | {self._state: self._described(source, {})}
+            return tables | {"{weight}.nested_quant_map": make_dynamic_map()}
+        return tables | {self._state: self._encode_state(source, {})}
 
-    def _described(self, source: Source, nested: Mapping[str, object]) -> Tensor:
+    def _encode_state(self, source: Source, nested: Mapping[str, object]) -> Tensor:
         dtype = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[source.dtype]
         fields = {"quant_type": self.kind, "blocksize": self.block, "dtype": dtype}
         text = json.dumps(fields | {"shape": [source.rows, source.cols]} | dict(nested))
         return torch.frombuffer(bytearray(text.encode().ljust(STATE)), dtype=torch.uint8)
 
     def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
-        """The largest |x| of each block."""
-        return _largest(x.reshape(-1), self.block)
+        """Return the largest |x| of each block."""
+        return _find_largest(x.reshape(-1), self.block)
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
-        """absmax, or what it is rounded to and its state; at last absmax as measured, which codes are made with."""
+        """Return absmax, or with :double its codes, scales and state; then absmax as measured, for ``encode``."""
         if not self.double:
             return (measured,)
         offset = measured.mean()
         rest = measured - offset
-        scales = _largest(rest, NESTED)
-        table = dynamic_map()
-        scaled = _scaled(rest, scales, NESTED)
+        scales = _find_largest(rest, NESTED)
+        table = make_dynamic_map()
+        scaled = _divide_by_largest(rest, scales, NESTED)
         codes = torch.bucketize(scaled, (table[:-1] + table[1:]) / 2, out_int32=True).to(torch.uint8)
         nested = {
             "nested_blocksize": NESTED,
             "nested_dtype": "float32",
             "nested_offset": float(offset),
         }
-        return codes, scales, self._described(source, nested), measured
+        return codes, scales, self._encode_state(source, nested), measured
 
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
-        """The nearest of the table, two per byte."""
+        """Return the codes of the table's nearest numbers, two per byte."""
         flat = x.reshape(-1)
         block = first * x.shape[1] // self.block
-        scaled = _scaled(flat, settled[-1][block : block + -(-len(flat) // self.block)], self.block)
+        scaled = _divide_by_largest(flat, settled[-1][block : block + -(-len(flat) // self.block)], self.block)
         if len(scaled) % 2:
             scaled = torch.nn.functional.pad(scaled, (0, 1))
-        codes = _lookup(self.kind)(scaled)
+        codes = _make_lookup(self.kind)(scaled)
         return (codes[::2] << 4 | codes[1::2]).view(1, -1)
 
 
 @cache
-def _lookup(kind: str) -> Lookup:
+def _make_lookup(kind: str) -> Lookup:
     table = torch.tensor(TABLES[kind])
     order = torch.argsort(table)
     bounds = (table[order[:-1]] + table[order[1:]]) / 2
@@ -126,8 +126,8 @@ def _lookup(kind: str) -> Lookup:
 
 
 @cache
-def dynamic_map() -> Tensor:
-    """The 256 numbers to which absmax is rounded: float32, ascending, from -0.99 to 1."""
+def make_dynamic_map() -> Tensor:
+    """Return the 256 numbers to which absmax is rounded: float32, ascending, from -0.99 to 1."""
     found = [0.0, 1.0]
     for exponent in range(7):
         ends = torch.linspace(0.1, 1, 2**exponent + 1)
@@ -137,16 +137,16 @@ def dynamic_map() -> Tensor:
     return torch.tensor(sorted(found))
 
 
-def _largest(values: Tensor, block: int) -> Tensor:
-    """The largest magnitude of each block; that of a last one that is not whole is not zero."""
+def _find_largest(values: Tensor, block: int) -> Tensor:
+    """Return the largest magnitude of each block; a partial last block never has zero."""
     whole = len(values) // block * block
     found = values[:whole].view(-1, block).abs().amax(1)
     rest = values[whole:]
     return torch.cat([found, rest.abs().amax().clamp(min=LEAST).view(1)]) if len(rest) else found
 
 
-def _scaled(values: Tensor, largest: Tensor, block: int) -> Tensor:
-    """Each block over its largest magnitude."""
+def _divide_by_largest(values: Tensor, largest: Tensor, block: int) -> Tensor:
+    """Divide each block by its largest magnitude."""
     whole = len(values) // block * block
     inverse = 1.0 / largest[: whole // block].clamp(min=LEAST)
     found = (values[:whole].view(-1, block) * inverse[:, None]).view(-1)

@@ -1,6 +1,6 @@
-"""Outputs: renderings of a report, by the suffix of the file they are written to. Those of rank: ranking/.
+"""Outputs of all documents, by the suffix of the file that they are written to.
 
-To add one: write its file with ``write(report, file)``, add its row here.
+To add one: write its file with ``write(document, file)``, add its row here.
 """
 
 from collections.abc import Callable
@@ -46,9 +46,9 @@ class Output(NamedTuple):
 
 OUTPUTS: tuple[Output, ...] = (
     Output("json", ".json", "everything, as strict JSON, for jq and for other commands", "quanterr.report.as_json"),
-    Output("jsonl", ".jsonl", "the same as JSON Lines: the report, then a layer per line", "quanterr.report.as_jsonl"),
-    Output("csv", ".csv", "a layer per line, for spreadsheets and pandas", "quanterr.report.as_csv"),
-    Output("html", ".html", "one page: map, distribution, all layers; works offline", "quanterr.report.as_html"),
-    Output("md", ".md", "a section for a model card", "quanterr.report.as_md"),
+    Output("jsonl", ".jsonl", "the same as JSON Lines: the whole, then an item per line", "quanterr.report.as_jsonl"),
+    Output("csv", ".csv", "an item per line, for spreadsheets and pandas", "quanterr.report.as_csv"),
+    Output("html", ".html", "one page: answer, map, all layers; works offline", "quanterr.report.page"),
+    Output("md", ".md", "a section for a model card", "quanterr.report.card"),
     Output("junit", ".xml", "JUnit XML, as CI systems show it", "quanterr.report.as_junit"),
 )

@@ -1,7 +1,7 @@
-"""Documents as CSV: a line for the whole, then one for each item; ``list`` says which list of the JSON.
+"""Documents as CSV: one line for the document, then one per item; column ``list`` names the item's list in the JSON.
 
-All documents of a kind have the same columns. A number is written in full; one that is undefined as nan, inf or -inf,
-one that does not apply as nothing. A text that a spreadsheet would take for a formula gets an apostrophe before it
+All documents of a kind have the same columns. Numbers have full precision; undefined ones are nan, inf or -inf, and
+cells that do not apply are empty. Text that a spreadsheet would take for a formula gets an apostrophe before it
 (CWE-1236).
 """
 
@@ -10,37 +10,38 @@ import re
 from functools import lru_cache
 from typing import IO
 
-from quanterr.report.sections import Shown
+from quanterr.report.sections import Renderable
 from quanterr.util.text import display
 
 MAX_NAME = 4096  # characters
-NUMBERS = frozenset((float, int, type(None)))  # which are written as they are
+NUMBERS = frozenset((float, int, type(None)))  # types that are written unchanged
 
-# At the start, or after what a spreadsheet may take for the end of a cell; quotes and spaces it may take away.
+# A formula character at the start, or after ";" (a possible end of a cell); spreadsheets may drop quotes and spaces
+# before it.
 _FORMULA = re.compile(r"(^|;)(?=[\s\"']*[=+\-@＝＋－＠])")
 
 
-def write(document: Shown, file: IO[str]) -> None:
-    """Write it; the verdict is in every line, so that no extract of them loses it."""
+def write(document: Renderable, file: IO[str]) -> None:
+    """Write the document; every line holds the verdict, so that no excerpt lacks it."""
     names, rows = list(document.columns()), csv.writer(file, lineterminator="\n")
     places = {name: place for place, name in enumerate(names)}
     rows.writerow(names)
     for row in document.rows():
         cells: list[object] = [""] * len(names)
         for name, value in row:
-            cells[places[name]] = value if value.__class__ in NUMBERS else cell(value)
+            cells[places[name]] = value if value.__class__ in NUMBERS else format_cell(value)
         rows.writerow(cells)
 
 
-def cell(value: object) -> object:
-    """What stands in a cell."""
+def format_cell(value: object) -> object:
+    """Return the value as it appears in a cell: lists joined, booleans in lower case, formulas disarmed."""
     if isinstance(value, list | tuple):
         value = (" " if value and isinstance(value[0], str) else "x").join(map(str, value))
     if not isinstance(value, str):
         return str(value).lower() if isinstance(value, bool) else value
-    return _text(value) if value else value
+    return _format_text(value) if value else value
 
 
-@lru_cache(maxsize=1 << 12)  # most texts are those of many layers
-def _text(value: str) -> str:
+@lru_cache(maxsize=1 << 12)  # layers share most of their texts
+def _format_text(value: str) -> str:
     return _FORMULA.sub(r"\1'", display(value, MAX_NAME))

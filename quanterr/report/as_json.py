@@ -1,15 +1,15 @@
-"""Results as strict JSON; the layers of a large report a line each."""
+"""Results as strict JSON; a large report has a line per layer."""
 
 from typing import IO, Protocol
 
 
-class Stored(Protocol):
-    """What is written as JSON."""
+class JsonWritable(Protocol):
+    """A result that can be written as JSON."""
 
     def write_json(self, file: IO[str]) -> None:
-        """Write it as strict, ASCII JSON."""
+        """Write the result as strict ASCII JSON."""
 
 
-def write(result: Stored, file: IO[str]) -> None:
-    """Write it; a report piece by piece: a large one is never in memory twice."""
+def write(result: JsonWritable, file: IO[str]) -> None:
+    """Write the result; reports are written piece by piece, so that a large one is never in memory twice."""
     result.write_json(file)

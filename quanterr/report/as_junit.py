@@ -1,26 +1,25 @@
-"""Documents as JUnit XML, as Jenkins, GitLab, Azure and CircleCI show it.
+"""Documents as JUnit XML, for Jenkins, GitLab, Azure and CircleCI.
 
-A suite for a comparison or for each candidate: a test for whether the result can be relied on, and one for each gate;
-one that does not hold is a failure. All text goes through :func:`display`, which leaves no character that XML cannot
-hold.
+A comparison or candidate is a suite, with a test for whether the result is reliable and a test for each gate, which
+fails if the gate does not hold. :func:`display` removes all characters from texts that XML cannot hold.
 """
 
 from typing import IO
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from quanterr.report.formatting import LONG, gate_words, judged, sentence, violation_line
+from quanterr.report.formatting import LONG, describe_gate, describe_violation, format_observed, sentence
 from quanterr.report.gate_results import Gate
-from quanterr.report.sections import Judged, Suite
-from quanterr.util.text import display, unrounded
+from quanterr.report.sections import Suite, TestedResult
+from quanterr.util.text import display, format_exact
 
-MAX_VIOLATIONS = 100  # of a gate
+MAX_VIOLATIONS = 100  # shown for each gate
 
 
-def write(document: Judged, file: IO[str]) -> None:
-    """Write it, with what is in each suite counted; the first took all the time."""
-    seconds, started = document.run.seconds, display(document.run.started)[:19]  # without its zone, as JUnit has it
-    suites = [_suite(suite, started) for suite in document.suites()]
+def write(document: TestedResult, file: IO[str]) -> None:
+    """Write the document with test counts; the whole duration is attributed to the first suite."""
+    seconds, started = document.run.seconds, display(document.run.started)[:19]  # JUnit times have no zone
+    suites = [_render_suite(suite, started) for suite in document.suites()]
     verdict = getattr(document, "verdict", None)
     root = Element("testsuites", name=f"quanterr: {verdict}" if verdict else "quanterr")
     for suite in suites:
@@ -37,7 +36,7 @@ def write(document: Judged, file: IO[str]) -> None:
     file.write(f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n')
 
 
-def _suite(suite: Suite, started: str) -> Element:
+def _render_suite(suite: Suite, started: str) -> Element:
     made = Element("testsuite", name=display(suite.name), timestamp=started)
     for case in suite.cases:
         element = _add_case(made, case.group, case.name)
@@ -51,20 +50,22 @@ def _suite(suite: Suite, started: str) -> Element:
 
 
 def _add_gate(suite: Element, gate: Gate) -> None:
-    """A test for a gate; of one that only warns, the log says that it does not hold."""
+    """Add a test for a gate; a violated gate of severity ``warn`` passes, with a note in its log."""
     named = f"{display(gate.id)}: " if gate.id != gate.require else ""
     case = _add_case(suite, "gates", f"{named}{sentence(gate.require)}")
     if gate.status == "fail" and gate.severity == "error":
-        _add_problem(case, "failure", sentence(gate.message), _violations(gate))
+        _add_problem(case, "failure", sentence(gate.message), _format_violations(gate))
     elif gate.status == "fail":
-        SubElement(case, "system-err").text = f"{gate_words(gate)[0]}: {sentence(gate.message)}\n{_violations(gate)}"
+        SubElement(
+            case, "system-err"
+        ).text = f"{describe_gate(gate)[0]}: {sentence(gate.message)}\n{_format_violations(gate)}"
     else:
-        limits = f"limit {unrounded(gate.limit)}, margin {judged(gate.margin, 0)}"
-        SubElement(case, "system-out").text = f"observed {judged(gate.observed, gate.limit)}, {limits}"
+        limits = f"limit {format_exact(gate.limit)}, margin {format_observed(gate.margin, 0)}"
+        SubElement(case, "system-out").text = f"observed {format_observed(gate.observed, gate.limit)}, {limits}"
 
 
-def _violations(gate: Gate) -> str:
-    lines = [violation_line(violation) for violation in gate.violations[:MAX_VIOLATIONS]]
+def _format_violations(gate: Gate) -> str:
+    lines = [describe_violation(violation) for violation in gate.violations[:MAX_VIOLATIONS]]
     more = len(gate.violations) - len(lines)
     return "\n".join([*lines, *([f"and {more:,} more"] if more else [])])
 

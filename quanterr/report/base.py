@@ -1,4 +1,4 @@
-"""What all documents consist of: their base, numbers, findings, and what a run was."""
+"""Parts that all documents share: base classes, scores, findings and run information."""
 
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
@@ -10,29 +10,29 @@ from quanterr.util.strict_json import JsonObject
 
 
 class Model(BaseModel):
-    """Reads what a newer minor version wrote: unknown fields are ignored."""
+    """Base of all parts of documents; ignores unknown fields, so that results of newer minor versions can be read."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class Score(NamedTuple):
-    """What is said of a number beside its formula: an annotation of its field, from which everything else follows."""
+    """Title, unit and sort direction of a number: an annotation of its field, which tables, gates and diffs use."""
 
     title: str
     better: Literal["lower", "higher"]
-    unit: Literal["", "nat", "dB", "B", "%"] = ""  # %: a share, which people read in per cent
-    column: int | None = None  # of tables, from the left; None: it is no column
+    unit: Literal["", "nat", "dB", "B", "%"] = ""  # "%": a share, shown in per cent
+    column: int | None = None  # place in tables, from the left; None: not shown there
 
 
-def scores_of(kind: type[object]) -> dict[str, Score]:
-    """The numbers among the fields of a class, by their names."""
+def collect_scores(kind: type[object]) -> dict[str, Score]:
+    """Return the annotated scores among the fields of a class, by field name."""
     hints = get_type_hints(kind, include_extras=True)
     annotated = ((name, note) for name, hint in hints.items() for note in getattr(hint, "__metadata__", ()))
     return {name: note for name, note in annotated if isinstance(note, Score)}
 
 
-def _as_json(value: JsonObject) -> JsonObject:
-    """What is written as it was read: without NaN and infinity."""
+def _check_json(value: JsonObject) -> JsonObject:
+    """Return the value unchanged, after checking that strict JSON can hold it: no NaN, no infinity."""
     strict_json.dumps(value)
     return value
 
@@ -42,31 +42,31 @@ def _current_code(code: str) -> str:
 
 
 class Finding(Model):
-    """Something wrong or suspicious that was noticed."""
+    """Something wrong or suspicious, with what to do about it."""
 
     code: Annotated[str, AfterValidator(_current_code), Field(description="see `quanterr explain`")]
     severity: Literal["info", "warning", "error"]
     layer: str | None
     message: str
     remedy: str | None
-    evidence: Annotated[JsonObject, AfterValidator(_as_json)]
+    evidence: Annotated[JsonObject, AfterValidator(_check_json)]
 
 
 class Tool(Model):
-    """What wrote the report."""
+    """The program that wrote the document."""
 
     name: str
     version: str
 
 
 class RunInfo(Model):
-    """Everything that changes from run to run: two reports of the same inputs differ here alone."""
+    """The part of a document that changes from run to run; all else is the same for the same inputs."""
 
     started: str
     seconds: FiniteFloat
     device: str
     threads: int
-    kernel: str | None = None  # that added up the errors: native (and its instructions) or torch
+    kernel: str | None = None  # kernel that computed the sums: native (with its instruction set) or torch
     torch: str
     python: str
     read_bytes: int
@@ -74,7 +74,7 @@ class RunInfo(Model):
 
 
 def dumps(value: object) -> str:
-    """A part of a report as strict, ASCII JSON on one line."""
+    """Return a part of a document as strict ASCII JSON on one line."""
     return strict_json.dumps(value, _as_dict)
 
 

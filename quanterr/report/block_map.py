@@ -1,11 +1,11 @@
-"""The map in the terminal: a line for each module, a cell for each block, for each stack of blocks.
+"""Block map in the terminal: a line per module, a cell per block, a table per stack of blocks.
 
-A cell is a digit, so that it can be read without colours as well: how many steps of some dB its worst weight
-is above the worst of all. The same line shows the SNR along the blocks as a curve.
+A cell is a digit, readable without colours: the number of steps in dB by which its worst weight is above the worst
+level. The curve in the same line shows the SNR along the blocks.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import floor, isnan, nan
 from typing import NamedTuple
 
@@ -15,42 +15,43 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from quanterr.report.formatting import db
-from quanterr.report.model import Layer, Report
+from quanterr.report.formatting import format_db
+from quanterr.report.html_data import DIFFERS, IDENTICAL
+from quanterr.report.sections import MapCell
 from quanterr.roles import place_of
 from quanterr.util.text import count, display
 
-MIN_WIDTH = 60  # columns of a terminal
+MIN_WIDTH = 60  # columns of the terminal
 MIN_CELLS, MAX_CELLS = 8, 128
-MAX_MODULES = 24  # lines
+MAX_MODULES = 24  # rows of a map
 MAX_STACKS = 4
 NAME_WIDTH = 32
-OTHERS = 27  # columns of the terminal that names and cells leave over
-STEPS = (1, 2, 3, 5, 10, 20, 50, 100)  # dB that a digit may stand for
-LEAST_SPAN = 12  # dB, from the lowest digit to the highest
-EXCESS_STEP = 1.5  # dB beyond what the scales allow, for each colour
+OTHERS = 27  # columns of the terminal needed besides names and cells
+STEPS = (1, 2, 3, 5, 10, 20, 50, 100)  # possible steps of a digit in dB
+LEAST_SPAN = 12  # minimum range of all digits in dB
+EXCESS_STEP = 1.5  # avoidable dB per colour
 DIGITS = 10
 CURVE = "▁▂▃▄▅▆▇█"
 
-# Of the digits 0 (worst) to 9: cividis, which is distinguished by its lightness and with any colour vision.
+# Colours of digits 0 (worst) to 9: cividis, which differs in lightness and works for all kinds of colour vision.
 COLOURS = ["#fee838", "#e1cc55", "#c3b369", "#a59c74", "#8a8678", "#707173", "#575d6d", "#3b496c", "#123570", "#00224e"]
-DARK_TEXT = 5  # digits on bright cells
+DARK_TEXT = 5  # digits below this have bright cells and dark text
 
 LOST, UNDEFINED, SAME, NONE = "?", "!", "=", " "
 LEGEND = {LOST: "not compared", UNDEFINED: "undefined", SAME: "identical"}
 
 
 class Cell(NamedTuple):
-    """The worst weight of a module in a block, or in a few blocks together."""
+    """The worst weight of a module in a block, or in adjacent blocks that share a cell."""
 
-    rank: int  # not compared before undefined before a number before identical
+    rank: int  # order: not compared, undefined, a number, identical
     snr_db: float
     block: int
-    excess_db: float = nan  # not a number where it is unknown what the scales allow
+    excess_db: float = nan  # NaN where unknown
 
     @property
     def sign(self) -> str | None:
-        """What stands for it where it has no number."""
+        """The character shown in place of a digit; None for a number."""
         return (LOST, UNDEFINED, None, SAME)[self.rank]
 
 
@@ -58,68 +59,69 @@ Stack = dict[str, dict[int, Cell]]  # cells by module and block
 
 
 class Scale(NamedTuple):
-    """Digit n is from ``low + n * step`` to a step above it."""
+    """Digit n covers levels from ``low + n * step`` to ``low + (n + 1) * step``."""
 
     low: float
     step: float
 
     def digit(self, snr_db: float) -> int:
-        """From 0, the worst, to 9."""
+        """Return the digit of a level, from 0 (worst) to 9."""
         return min(max(floor((snr_db - self.low) / self.step), 0), DIGITS - 1)
 
 
-def block_maps(report: Report, width: int, unicode: bool) -> Iterator[RenderableType]:
-    """A map for each stack of blocks, then what the digits mean; nothing without blocks or room."""
-    stacks = {name: stack for name, stack in _stacks(report).items() if stack}
+def draw_block_maps(weights: Iterable[MapCell], width: int, unicode: bool) -> Iterator[RenderableType]:
+    """Yield a map for each stack of blocks, then the legend; nothing without blocks, levels or enough width."""
+    stacks = {name: stack for name, stack in _group_stacks(weights).items() if stack}
     cells = [cell for stack in stacks.values() for row in stack.values() for cell in row.values()]
     levels = [cell.snr_db for cell in cells if not cell.sign]
     if width < MIN_WIDTH or not levels:
         return
-    scale = _scale(levels)
+    scale = _fit_scale(levels)
     shown: set[str] = set()
     for name, stack in list(stacks.items())[:MAX_STACKS]:
-        yield _map(name, stack, scale, width, unicode, shown)
+        yield _draw_map(name, stack, scale, width, unicode, shown)
     if len(stacks) > MAX_STACKS:
         yield Text(f"and {count(len(stacks) - MAX_STACKS, 'more stack')} of blocks", style="dim")
     digits = f"0: {scale.low:g} to {scale.low + scale.step:g} dB, each digit {scale.step:g} dB more"
     signs = [f"{sign} {description}" for sign, description in LEGEND.items() if sign in shown]
-    colours = [f"colours: dark as the scales allow, bright {EXCESS_STEP * (DIGITS - 1):g} dB beyond"]
+    colours = [f"colours: dark no avoidable error, bright {EXCESS_STEP * (DIGITS - 1):g} dB avoidable"]
     known = any(not isnan(cell.excess_db) for cell in cells)
     yield Text("; ".join([digits, *signs, *(colours if known else [])]), style="dim")
 
 
-def _stacks(report: Report) -> dict[str, Stack]:
-    """The worst weight of each module in each block; modules that are the same everywhere are left out."""
+def _group_stacks(weights: Iterable[MapCell]) -> dict[str, Stack]:
+    """Return the worst weight of each module in each block, without modules that are identical in all blocks."""
     stacks: dict[str, Stack] = defaultdict(lambda: defaultdict(dict))
-    entries = [(0, 0.0, nan, item.layer_name) for item in report.not_compared]
-    entries += [(1 if x.snr_db is None else 2, x.snr_db or 0.0, _excess(x), x.layer_name) for x in report.layers]
-    entries += [(3, 0.0, nan, layer.layer_name) for layer in report.lossless]
-    for rank, snr_db, excess_db, name in entries:
-        place = place_of(name)
+    for weight in weights:
+        place = place_of(weight.name)
         if place:
-            row, cell = stacks[place.stack][place.module], Cell(rank, snr_db, place.block, excess_db)
+            excess_db = nan if weight.excess_db is None else weight.excess_db
+            cell = Cell(_rank(weight), weight.snr_db or 0.0, place.block, excess_db)
+            row = stacks[place.stack][place.module]
             row[place.block] = min(row.get(place.block, cell), cell)
-    return {name: _differing(stack) for name, stack in stacks.items()}
+    return {name: _drop_identical(stack) for name, stack in stacks.items()}
 
 
-def _excess(layer: Layer) -> float:
-    """What a layer loses beyond what its scales allow."""
-    return nan if layer.excess_db is None else layer.excess_db
+def _rank(weight: MapCell) -> int:
+    """Return 0 if not compared, 1 if undefined, 2 for a number, 3 if identical."""
+    if weight.status == DIFFERS:
+        return 1 if weight.snr_db is None else 2
+    return 3 if weight.status == IDENTICAL else 0
 
 
-def _differing(stack: Stack) -> Stack:
+def _drop_identical(stack: Stack) -> Stack:
     rows = {module: row for module, row in stack.items() if any(cell.sign != SAME for cell in row.values())}
     return rows if len({block for row in rows.values() for block in row}) > 1 else {}
 
 
-def _scale(levels: list[float]) -> Scale:
+def _fit_scale(levels: list[float]) -> Scale:
     low, high = min(levels), max(levels)
-    wide = [step for step in STEPS if step * DIGITS >= LEAST_SPAN]  # else equals would seem far apart
+    wide = [step for step in STEPS if step * DIGITS >= LEAST_SPAN]  # otherwise equal layers would look far apart
     step = next((step for step in wide if floor(low / step) * step + DIGITS * step > high), STEPS[-1])
     return Scale(floor(low / step) * step, step)
 
 
-def _map(name: str, stack: Stack, scale: Scale, width: int, unicode: bool, shown: set[str]) -> Group:
+def _draw_map(name: str, stack: Stack, scale: Scale, width: int, unicode: bool, shown: set[str]) -> Group:
     blocks = sorted({block for row in stack.values() for block in row})
     modules = sorted(sorted(stack, key=lambda module: min(stack[module].values()))[:MAX_MODULES])
     label = min(max(len(display(module)) for module in modules), NAME_WIDTH)
@@ -132,7 +134,7 @@ def _map(name: str, stack: Stack, scale: Scale, width: int, unicode: bool, shown
     title += f", the {len(modules)} worst of {len(stack)} modules" if len(modules) < len(stack) else ""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("module", overflow="fold", min_width=label)
-    table.add_column(_ticks(pieces), no_wrap=True)
+    table.add_column(_draw_ticks(pieces), no_wrap=True)
     if unicode:
         table.add_column("", no_wrap=True)
     table.add_column("worst dB", no_wrap=True, justify="right")
@@ -142,14 +144,14 @@ def _map(name: str, stack: Stack, scale: Scale, width: int, unicode: bool, shown
         signs = [NONE if cell is None else cell.sign or str(scale.digit(cell.snr_db)) for cell in cells]
         shown.update(signs)
         worst = min(cell for cell in cells if cell)
-        level = worst.sign or db(worst.snr_db)
-        curve = [Text("".join(_height(cell, scale) for cell in cells))] if unicode else []
-        table.add_row(Text(display(module)), _digits(signs, cells), *curve, level, str(worst.block))
+        level = worst.sign or format_db(worst.snr_db)
+        curve = [Text("".join(_draw_height(cell, scale) for cell in cells))] if unicode else []
+        table.add_row(Text(display(module)), _draw_digits(signs, cells), *curve, level, str(worst.block))
     return Group(Text(title, style="bold"), table)
 
 
-def _ticks(pieces: list[list[int]]) -> Text:
-    """Numbers of blocks above the first cells of every ten."""
+def _draw_ticks(pieces: list[list[int]]) -> Text:
+    """Return block numbers to show above every tenth cell."""
     line = ""
     for n, piece in enumerate(pieces):
         if n % 10 == 0 and len(line) <= n and n + len(str(piece[0])) <= max(len(pieces), 2):
@@ -157,15 +159,15 @@ def _ticks(pieces: list[list[int]]) -> Text:
     return Text(line)
 
 
-def _digits(signs: list[str], cells: list[Cell | None]) -> Text:
+def _draw_digits(signs: list[str], cells: list[Cell | None]) -> Text:
     text = Text()
     for sign, cell in zip(signs, cells, strict=True):
-        text.append(sign, style=_style(sign, cell))
+        text.append(sign, style=_pick_style(sign, cell))
     return text
 
 
-def _style(sign: str, cell: Cell | None) -> Style | str:
-    """A colour by what the weight loses beyond its scales; by its digit where that is unknown."""
+def _pick_style(sign: str, cell: Cell | None) -> Style | str:
+    """Return the style by avoidable dB, or by the digit if that is unknown."""
     if cell is None or not sign.isdigit():
         return "bold reverse" if sign in (LOST, UNDEFINED) else "dim"
     colour = int(sign)
@@ -174,7 +176,7 @@ def _style(sign: str, cell: Cell | None) -> Style | str:
     return Style(color="#000000" if colour < DARK_TEXT else "#ffffff", bgcolor=COLOURS[colour])
 
 
-def _height(cell: Cell | None, scale: Scale) -> str:
+def _draw_height(cell: Cell | None, scale: Scale) -> str:
     if cell is None or cell.sign:
         return NONE if cell is None or cell.sign == SAME else str(cell.sign)
     share = (cell.snr_db - scale.low) / (scale.step * DIGITS)

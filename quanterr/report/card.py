@@ -1,42 +1,60 @@
-"""Documents as a section of a model card, between two comments, so that the next one can take its place.
+"""Documents as a section of a model card, between two comments that mark it for replacement.
 
-Names are hostile: see markdown.py.
+Names may be hostile: see markdown.py.
 """
 
 from collections.abc import Iterator
 from typing import IO
 
 from quanterr.errors import UsageError
-from quanterr.report.formatting import gate_words, judged
-from quanterr.report.markdown import code, located, of_verdict, prose, table
-from quanterr.report.sections import Findings, Gates, Name, Part, Shown, Table, View
+from quanterr.report.formatting import describe_gate, format_observed
+from quanterr.report.markdown import format_code, format_prose, format_verdict, shorten_path, table
+from quanterr.report.sections import (
+    CARD,
+    Figure,
+    FigureGroup,
+    Findings,
+    Gates,
+    Lines,
+    Name,
+    Part,
+    Renderable,
+    Table,
+    View,
+)
+from quanterr.util.text import count
 
 BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"
 TOP = 5  # layers
-MAX_LISTED = 10  # rows of any other kind
+MAX_LISTED = 10  # rows in any other table or list
 
 
-def write(document: Shown, file: IO[str]) -> None:
+def write(document: Renderable, file: IO[str]) -> None:
     """Write the section, with its comments."""
-    file.write("\n".join([BEGIN, *_lines(document), END]) + "\n")
+    file.write(section(document))
 
 
-def updated(text: str, section: str, where: str, append: bool = False) -> str:
-    """A document with the section in the place of what stood between its comments.
+def section(document: Renderable) -> str:
+    """Return the section of a model card, with its comments."""
+    return "\n".join([BEGIN, *_lines(document), END]) + "\n"
 
-    ``append``: at the end of a document that has no such comments.
+
+def replace_section(text: str, section: str, where: str, append: bool = False) -> str:
+    """Return a document whose section between the comments is replaced.
+
+    ``append`` adds the section at the end if the document has no comments.
 
     Raises:
-        UsageError: not exactly one pair of comments, each on a line of its own.
+        UsageError: the comments are not exactly one pair, each on its own line.
     """
     lines = text.splitlines(keepends=True)
     found = [(n, mark) for n, line in enumerate(lines) if (mark := line.strip("\ufeff \t\r\n")) in (BEGIN, END)]
     if not found and append:
-        return _appended(text, section)
+        return _append_section(text, section)
     if not found:
         raise UsageError(
-            f"{where}: has no place for the report; give --append to put it at the end, or add two lines where it "
-            f"belongs: {BEGIN} and {END}"
+            f"{where}: no comments mark the place of the report; use --append to add it at the end, or add two lines: "
+            f"{BEGIN} and {END}"
         )
     if [mark for _, mark in found] != [BEGIN, END]:
         description = ", ".join(f"line {n + 1}: {mark}" for n, mark in found)
@@ -51,32 +69,34 @@ def updated(text: str, section: str, where: str, append: bool = False) -> str:
     return before + (made.removesuffix(newline) if ending else made) + "".join(lines[last + 1 :])
 
 
-def _appended(text: str, section: str) -> str:
-    """With a blank line before the section, and line ends as they are there."""
+def _append_section(text: str, section: str) -> str:
+    """Append the section after a blank line, with the line ends of the text."""
     newline = "\r\n" if "\r\n" in text else "\n"
     ends = "" if not text or text.endswith("\n") else newline
     return f"{text}{ends}{newline if text else ''}{section.replace(chr(10), newline)}"
 
 
-def _lines(document: Shown) -> Iterator[str]:
+def _lines(document: Renderable) -> Iterator[str]:
     view = document.view(TOP)
     yield f"## {view.heading}"
     yield ""
     verdict = "" if view.word is None else f"**{_verdict(view)}**: "
-    yield f"{verdict}{prose(view.conclusion)}"
+    yield f"{verdict}{format_prose(view.conclusion)}"
     yield ""
-    yield from (f"- {prose(reason)}" for reason in view.reasons[:MAX_LISTED])
+    yield from (f"- {format_prose(reason)}" for reason in view.reasons[:MAX_LISTED])
+    if len(view.reasons) > MAX_LISTED:
+        yield f"- and {count(len(view.reasons) - MAX_LISTED, 'more reason')}"
     yield from _facts(view)
     for section in view.sections:
-        for part in () if section.is_detail else section.parts:
-            yield ""
-            yield from _part(part)
+        for part in section.parts if CARD in section.media else ():
+            if lines := list(_part(part)):
+                yield from ("", *lines)
     yield ""
-    yield f"Made by {prose(view.made_by)}. {view.about}"
+    yield f"Made by {format_prose(view.made_by)}. {view.about}"
 
 
 def _verdict(view: View) -> str:
-    return of_verdict("" if view.word == view.done else view.verdict or "", view.done, view.doubts)
+    return format_verdict("" if view.word == view.done else view.verdict or "", view.done, view.doubts)
 
 
 def _facts(view: View) -> Iterator[str]:
@@ -85,25 +105,58 @@ def _facts(view: View) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    return code(located(text)) if isinstance(text, Name) else prose(text)
+    return format_code(shorten_path(text)) if isinstance(text, Name) else format_prose(text)
 
 
 def _part(part: Part) -> Iterator[str]:
     if isinstance(part, Table):
-        yield f"{prose(part.title)}:"
-        yield ""
-        rows = [list(map(_cell, row)) for row in part.rows[:MAX_LISTED]]
-        more = part.more + len(part.rows) - len(rows)
-        rows += [[f"and {more:,} more", *[""] * len(part.columns)]] if more else []
-        yield from table([part.first, *(prose(column.header) for column in part.columns)], rows)
+        yield from _table(part)
+    elif isinstance(part, FigureGroup) and part.shown:
+        yield from table(
+            [format_prose(part.title), ""], ([format_prose(one.title), _figure(one)] for one in part.shown)
+        )
     elif isinstance(part, Findings):
         for name, found in part.found[:MAX_LISTED]:
-            yield f"- {found.severity}: {code(name) + ': ' if name else ''}{prose(found.message)}"
+            yield f"- {found.severity}: {format_code(name) + ': ' if name else ''}{format_prose(found.message)}"
+        if len(part.found) > MAX_LISTED:
+            yield f"- and {count(len(part.found) - MAX_LISTED, 'more finding')}"
     elif isinstance(part, Gates):
-        rows = [
-            [code(name), code(gate.require), gate_words(gate)[0], judged(gate.observed, gate.limit)]
-            for name, gate in part.judged
+        yield from _gates(part)
+    elif isinstance(part, Lines):
+        yield from (f"- {format_prose(line)}" for line in part.lines)
+
+
+def _table(part: Table) -> Iterator[str]:
+    """Yield a table with its title, without columns that only terminals draw."""
+    kept = [0, *(n for n, column in enumerate(part.columns, 1) if not column.legend)]
+    rows = [[_cell(row[n]) for n in kept] for row in part.rows[:MAX_LISTED]]
+    more = part.more + len(part.rows) - len(rows)
+    rows += [[f"and {more:,} more", *[""] * (len(kept) - 1)]] if more else []
+    yield f"{format_prose(part.title)}:"
+    yield ""
+    yield from table([part.first, *(format_prose(part.columns[n - 1].header) for n in kept[1:])], rows)
+
+
+def _figure(one: Figure) -> str:
+    unit, note = (f" {one.unit}" if one.unit else ""), (f"; {_cell(one.note)}" if one.note else "")
+    return f"{format_prose(one.value)}{unit}{note}"
+
+
+def _gates(part: Gates) -> Iterator[str]:
+    """Yield a table of gates, violated ones first; candidates and gate names get columns if needed."""
+    ordered = sorted(part.judged, key=lambda one: one[1].status)
+    candidates, named = any(name for name, _ in ordered), any(gate.id != gate.require for _, gate in ordered)
+    rows = [
+        [
+            *([format_code(name)] if candidates else []),
+            *([format_prose(gate.id) if gate.id != gate.require else ""] if named else []),
+            format_code(gate.require),
+            describe_gate(gate)[0],
+            format_observed(gate.observed, gate.limit),
+            format_observed(gate.margin, 0),
         ]
-        yield from table(["candidate", "condition", "verdict", "observed"], rows)
-    else:
-        yield from (f"- {prose(line)}" for line in part.lines)
+        for name, gate in ordered
+    ]
+    heads = [*(["candidate"] if candidates else []), *(["gate"] if named else [])]
+    if rows:
+        yield from table([*heads, "condition", "verdict", "observed", "margin"], rows)

@@ -1,4 +1,4 @@
-"""The kinds of documents that quanterr writes and reads again."""
+"""The kinds of documents that quanterr writes and can read again."""
 
 import re
 from importlib import import_module
@@ -6,43 +6,39 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from quanterr.errors import ReportError
-from quanterr.report import SCHEMA, Output
+from quanterr.report import SCHEMA
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
     from quanterr.report.document import Document
 
-BEGINNING = 200  # bytes, in which a document names itself
+BEGINNING = 200  # bytes at the start of a file that hold the name of its schema
 _SCHEMA = re.compile(rb'"schema": *"(quanterr\.[a-z_]+)"')
 
 
-class Kind(NamedTuple):
-    """A kind of document: its package has OUTPUTS, model.py with the class and SCHEMA_VERSION, values.py for rules."""
+class DocumentKind(NamedTuple):
+    """A kind of document; its package has model.py (class and SCHEMA_VERSION) and values.py (for rules)."""
 
     package: str
     name: str
 
     @property
-    def outputs(self) -> tuple[Output, ...]:
-        """Its outputs."""
-        return import_module(self.package).OUTPUTS  # type: ignore[no-any-return]
-
-    @property
     def values(self) -> ModuleType:
-        """What rules may name in it, and see of it: see report/subjects.py."""
+        """The module that shows rules the subjects and metrics of this kind; see report/subjects.py."""
         return import_module(f"{self.package}.values")
 
 
 KINDS = {
-    SCHEMA: Kind("quanterr.report", "Report"),
-    "quanterr.ranking": Kind("quanterr.report.ranking", "Ranking"),
-    "quanterr.evaluation": Kind("quanterr.report.evaluation", "Evaluation"),
-    "quanterr.plan": Kind("quanterr.report.plan", "Plan"),
+    SCHEMA: DocumentKind("quanterr.report", "Report"),
+    "quanterr.ranking": DocumentKind("quanterr.report.ranking", "Ranking"),
+    "quanterr.evaluation": DocumentKind("quanterr.report.evaluation", "Evaluation"),
+    "quanterr.plan": DocumentKind("quanterr.report.plan", "Plan"),
+    "quanterr.inspection": DocumentKind("quanterr.report.inspection", "Inspection"),
 }
 
 
-def schema_of(path: str) -> str:
-    """The schema that a file names at its beginning, a report's where it names none: its reader says what is wrong."""
+def find_schema(path: str) -> str:
+    """Return the schema named at the start of a file; a report's if there is none, as its reader explains the error."""
     try:
         with open(path, "rb") as file:
             found = _SCHEMA.search(file.read(BEGINNING))
@@ -51,13 +47,13 @@ def schema_of(path: str) -> str:
     return found[1].decode() if found else SCHEMA
 
 
-def kind_of(path: str) -> Kind:
-    """The kind of document that a file says it is.
+def find_kind(path: str) -> DocumentKind:
+    """Return the kind of document that a file holds.
 
     Raises:
-        ReportError: one that is not read again.
+        ReportError: the file holds a document that cannot be read again.
     """
-    schema = schema_of(path)
+    schema = find_schema(path)
     if schema not in KINDS:
         known = ", ".join(KINDS)
         raise ReportError(f"{display(path)}: is a {schema}, which is not read again; give one of {known}")
@@ -65,12 +61,12 @@ def kind_of(path: str) -> Kind:
 
 
 def read_document(path: str) -> "Document":
-    """A report, a ranking, an evaluation or a plan.
+    """Read a report, ranking, evaluation, plan or inspection.
 
     Raises:
-        ReportError: no such file, none of these, a schema version that this quanterr does not know, a wrong value.
+        ReportError: the file is missing, no such document, of an unknown schema version, or has an invalid value.
     """
-    kind = kind_of(path)
+    kind = find_kind(path)
     if kind == KINDS[SCHEMA]:
         from quanterr.report.reading import read_report
 

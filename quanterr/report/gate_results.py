@@ -1,4 +1,4 @@
-"""What gates say of a report, as plain data that needs no pydantic: a stored report is judged without it."""
+"""Results of gates as plain data without pydantic, so that judging a stored report does not import it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ Word = Literal["pass", "fail", "inconclusive"]
 
 @dataclass(slots=True)
 class Violation:
-    """Why a gate does not hold: one layer, or the whole where ``layer`` is null.
+    """One reason why a gate does not hold: a layer, or the whole document where ``layer`` is null.
 
-    ``observed`` is null where there is no finite number, as ``reason`` then says. ``margin`` is how far inside
-    the limit it is: negative outside.
+    ``observed`` is null without a finite number; ``reason`` then explains it. ``margin`` is the distance to the limit,
+    negative beyond it.
     """
 
     layer: str | None
@@ -25,14 +25,14 @@ class Violation:
 
 @dataclass(slots=True)
 class Gate:
-    """One rule, judged.
+    """The result of one rule.
 
-    ``require`` is its condition, ``layers`` its patterns (none: every layer), ``reason`` why its author wants
-    it. It decided for ``judged`` layers, of which ``identical`` are the same on both sides and hold, and left
-    out ``skipped`` ones, which have no such number. ``observed`` is the value of the condition: of the layer
-    nearest to the limit or furthest beyond it (``worst_layer``), or of all together; null where it is
-    undefined or infinite. ``margin`` is how far inside ``limit`` it is: negative outside. ``violations``
-    are all of them, the worst first. A gate of severity ``warn`` does not change the verdict.
+    ``require`` is the rule's condition, ``layers`` its patterns (none: every layer), ``reason`` its author's
+    justification. The rule judged ``judged`` layers, of which ``identical`` are the same on both sides and hold;
+    ``skipped`` layers lack the metric. ``observed`` is the value of the condition in ``worst_layer``, the layer
+    nearest to the limit or furthest beyond it, or over all layers together; null if undefined or infinite.
+    ``margin`` is the distance to ``limit``, negative beyond it. ``violations`` lists all violations, the worst first. A
+    gate of severity ``warn`` does not change the verdict.
     """
 
     id: str
@@ -53,31 +53,31 @@ class Gate:
 
 
 class Verdict(NamedTuple):
-    """What comes out for one thing that is judged."""
+    """The verdict on one subject, with its reasons and gates."""
 
     verdict: Word
     reasons: list[str]
     gates: list[Gate]
 
 
-class Judged(Protocol):
-    """A report, a ranking, an evaluation, a candidate of them, the verdict on one."""
+class HasGates(Protocol):
+    """Anything with a verdict: a report, a ranking, an evaluation, one of their candidates, or a :class:`Verdict`."""
 
     @property
     def verdict(self) -> Word:
-        """Of the whole."""
+        """The verdict on the whole."""
 
     @property
     def reasons(self) -> Sequence[str]:
-        """Why."""
+        """The reasons for the verdict."""
 
     @property
     def gates(self) -> Sequence[Gate]:
-        """All of them."""
+        """The results of all gates."""
 
 
-def exit_status(judged: Judged, allow_partial: bool = False) -> Status:
-    """The status a result ends with: an unreliable one outranks a gate that does not hold."""
+def exit_status(judged: HasGates, allow_partial: bool = False) -> Status:
+    """Return the exit status of a judged result; an inconclusive verdict outranks a gate that does not hold."""
     if judged.verdict == "inconclusive" and not allow_partial:
         return Status.INCONCLUSIVE
     failed = any(gate.status == "fail" and gate.severity == "error" for gate in judged.gates)

@@ -1,4 +1,4 @@
-"""Memory bandwidth of machines that models run on, as their makers state it [GB/s = 10^9 bytes a second]."""
+"""Memory bandwidth of machines that models run on, from data sheets [GB/s = 10^9 bytes per second]."""
 
 import re
 from difflib import get_close_matches
@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from quanterr.errors import UsageError
 from quanterr.util.text import display
 
-# NVIDIA, AMD and Apple data sheets; the largest memory of each name.
+# NVIDIA, AMD and Apple data sheets; for each name the variant with the largest memory.
 BANDWIDTH = {
     "B200": 8000.0,
     "H200": 4800.0,
@@ -27,10 +27,10 @@ BANDWIDTH = {
 
 
 def bandwidth_of(given: str) -> tuple[str, float]:
-    """Name and GB/s of a machine, or of a number such as ``900`` or ``900GB/s``.
+    """Return the name and the GB/s of a machine, given its name or a bandwidth such as ``900`` or ``900GB/s``.
 
     Raises:
-        UsageError: neither; names the nearest.
+        UsageError: the machine is unknown; the message suggests the nearest.
     """
     names = {name.lower(): name for name in BANDWIDTH}
     if name := names.get(given.strip().lower()):

@@ -1,7 +1,7 @@
-"""The layers of a page as its scripts take them in: columns, rounded to what is shown.
+"""Layer data for the scripts of a page, in columns, rounded to the digits shown.
 
-47,000 layers are 110 MB of JSON report and must be less than 2 MB here. So there are few columns with a
-number for each layer, and everything about a layer only for those that somebody will look at: the worst.
+A JSON report of 47,000 layers is 110 MB; here it must stay below 2 MB. So only a few metrics are stored for each layer,
+and all details only for the worst ones.
 """
 
 import re
@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quanterr.metrics import METRICS
 from quanterr.report.base import Finding
 from quanterr.report.formatting import sentence
-from quanterr.report.keeping import DTYPES, Kept, bound_layers, by_worth, original_bytes, stored_bytes
+from quanterr.report.kept_layers import (
+    DTYPES,
+    KeptLayer,
+    find_bound_layers,
+    order_by_worth,
+    original_bytes,
+    stored_bytes,
+)
 from quanterr.report.layers import sort_layers
 from quanterr.report.model import Layer, Report
 from quanterr.roles import place_of, role_of
@@ -25,46 +32,46 @@ if TYPE_CHECKING:
     from quanterr.report.evaluation.model import Evaluated, WeightError
 
 NUMBERS = ("excess_db", "relative_error", "mean_absolute_error", "max_absolute_error", "bits_per_weight")
-EVALUATED = ("output_error", "predicted_kld")  # of an evaluation, where it is given; the second of a sensitivity too
-DIGITS = 4  # of a number in a column
-MORE_DIGITS = 5  # of a number in the details
+EVALUATED = ("output_error", "predicted_kld")  # from an evaluation; predicted_kld also from a sensitivity file
+DIGITS = 4  # significant digits of a number in a column
+MORE_DIGITS = 5  # significant digits in the details
 SHARE_DIGITS = 3
 DB_PLACES = 2
-DETAILED = 3000  # layers
+DETAILED = 3000  # number of layers with details
 MAX_FINDINGS = 500
-MAX_KEPT = 1000  # layers: who wants to keep more wants another format
+MAX_KEPT = 1000  # layers; more call for another format
 
-SAME = "="  # in the place of a number of a layer that is as in the original
+SAME = "="  # stands for the number of a layer that equals the original
 
-# What happened to a layer, as the page numbers it.
+# Statuses of a layer, by index.
 DIFFERS, CHANGED, IDENTICAL, NOT_COMPARED = range(4)
 
 _NUMBER = re.compile(r"(?<!\d)(?:0|[1-9]\d{0,8})(?!\d)")
 
 
 class Row(NamedTuple):
-    """A layer of a page."""
+    """A layer in the data of a page."""
 
     name: str
     status: int
-    words: Mapping[str, str | None]  # what many layers have alike: the same keys in all rows
-    numbers: JsonFields  # metrics that are shown: the same keys in all rows
+    words: Mapping[str, str | None]  # texts that many layers share; same keys in all rows
+    numbers: JsonFields  # metrics; same keys in all rows
 
 
 class Words:
-    """Words that occur often, and the numbers that stand for them."""
+    """Numbering of repeated words."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without words."""
         self.words: dict[str, int] = {}
 
     def number(self, word: str | None) -> int:
-        """The number of a word; -1 of none."""
+        """Return the index of a word, added if new; -1 for None."""
         return -1 if word is None else self.words.setdefault(word, len(self.words))
 
 
-def columns_of(rows: Iterable[Row]) -> JsonObject:
-    """Rows as columns. Names are stored as a pattern and the numbers in it."""
+def make_columns(rows: Iterable[Row]) -> JsonObject:
+    """Return rows as columns. Each name is stored as a pattern and the numbers in it."""
     words: dict[str, Words] = defaultdict(Words)
     patterns = Words()
     columns: dict[str, list[object]] = {"status": [], "pattern": [], "block": []}
@@ -89,41 +96,41 @@ def columns_of(rows: Iterable[Row]) -> JsonObject:
 
 
 def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObject:
-    """All that the page of a report needs of its layers; with what an evaluation of the same pair says of them."""
-    entries = list(_entries(report))
+    """Return the data of a report's page; ``evaluated`` adds the measured error of each weight."""
+    entries = list(_iterate_tensors(report))
     evaluation = _Evaluation.of(evaluated, report.layers)
     total = fsum(layer.error_norm**2 for layer in report.layers if layer.error_norm is not None)
     rows = {entry.layer_name: row for row, (_, entry) in reversed(list(enumerate(entries)))}
     return {
-        **columns_of(_row(status, entry, total, evaluation) for status, entry in entries),
+        **make_columns(_row(status, entry, total, evaluation) for status, entry in entries),
         "evaluated": list(evaluation.shown),
         "metrics": [{"name": m.name, "unit": m.unit, "formula": m.formula, "kind": m.kind} for m in METRICS],
         "usual": {display(name): note.usual_snr_db for name, note in report.formats.items() if note.usual_snr_db},
-        "findings": [_finding(found, rows) for found in shown_findings(report)],
-        "found": _found(report.findings, rows),
+        "findings": [_finding(found, rows) for found in pick_findings(report)],
+        "found": _rows_by_finding(report.findings, rows),
         "details": _details(report, rows),
         "keep": _keep(report, rows, total),
     }
 
 
 class _Evaluation(NamedTuple):
-    """What an evaluation says of weights, by their names; ``shown`` are the metrics that it has."""
+    """Errors of weights from an evaluation, by name; ``shown`` are the metrics that are present."""
 
     weights: "Mapping[str, WeightError]"
     shown: tuple[str, ...]
 
     @classmethod
     def of(cls, evaluated: "Evaluated | None", layers: Sequence[Layer]) -> "_Evaluation":
-        """Of a candidate, and of the layers of its report; of no candidate these alone."""
+        """Return the errors of the candidate's weights; ``shown`` are metrics of these or of the layers."""
         weights = {} if evaluated is None else {weight.layer_name: weight for weight in evaluated.weights}
         every = (*weights.values(), *layers)
         shown = [key for key in EVALUATED if any(getattr(weight, key, None) is not None for weight in every)]
         return cls(weights, tuple(shown))
 
     def numbers(self, entry: Any) -> dict[str, float | None]:
-        """Those of a layer."""
+        """Return the rounded metrics of a layer."""
         weight = self.weights.get(entry.layer_name, entry)
-        return {key: rounded(getattr(weight, key, None), DIGITS) for key in self.shown}
+        return {key: round_digits(getattr(weight, key, None), DIGITS) for key in self.shown}
 
 
 def _row(status: int, entry: Any, total: float, evaluation: _Evaluation) -> Row:
@@ -141,23 +148,23 @@ def _row(status: int, entry: Any, total: float, evaluation: _Evaluation) -> Row:
         },
         {
             "snr_db": None if snr is None else round(snr, DB_PLACES),
-            "error_share": rounded(error**2 / total, SHARE_DIGITS) if error is not None and total else None,
+            "error_share": round_digits(error**2 / total, SHARE_DIGITS) if error is not None and total else None,
             "bytes": entry.bytes if status == NOT_COMPARED else stored_bytes(bits, entry.tensor_elements),
-            **{key: rounded(getattr(entry, key, None), DIGITS) for key in NUMBERS},
+            **{key: round_digits(getattr(entry, key, None), DIGITS) for key in NUMBERS},
             **evaluation.numbers(entry),
         },
     )
 
 
 def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
-    """Layers in the order in which they are worth keeping unquantized, with what each gives and costs."""
-    bound = bound_layers(report.findings)
+    """Return layers ranked by error removed per extra byte, with the error and bytes of each."""
+    bound = find_bound_layers(report.findings)
     free = [layer for layer in report.layers if layer.error_norm is not None and layer.layer_name not in bound]
-    ordered = by_worth(map(_kept, free))[:MAX_KEPT]
+    ordered = order_by_worth(map(_make_kept, free))[:MAX_KEPT]
     dtypes = {DTYPES.get(layer.original_dtype, (None,))[0] for layer in report.layers}
     return {
         "rows": [rows[layer.name] for layer in ordered],
-        "shares": [rounded(layer.error / total, MORE_DIGITS) for layer in ordered],
+        "shares": [round_digits(layer.error / total, MORE_DIGITS) for layer in ordered],
         "added": [layer.added for layer in ordered],
         "bytes": report.quantized.bytes,
         "snr_db": report.aggregate.overall_snr_db,
@@ -166,14 +173,14 @@ def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
     }
 
 
-def _kept(layer: Layer) -> Kept:
+def _make_kept(layer: Layer) -> KeptLayer:
     elements = layer.tensor_elements
     added = original_bytes(layer.original_dtype, elements) - stored_bytes(layer.bits_per_weight, elements)
-    return Kept(layer.layer_name, added, layer.error_norm**2)
+    return KeptLayer(layer.layer_name, added, layer.error_norm**2)
 
 
-def _entries(report: Report) -> Iterator[tuple[int, Any]]:
-    """Every tensor that has a row in the table, with what happened to it."""
+def _iterate_tensors(report: Report) -> Iterator[tuple[int, Any]]:
+    """Yield every tensor with a row in the table, and its status."""
     for status, found in (
         (DIFFERS, report.layers),
         (CHANGED, report.other_changes),
@@ -184,8 +191,8 @@ def _entries(report: Report) -> Iterator[tuple[int, Any]]:
             yield status, entry
 
 
-def shown_findings(report: Report) -> list[Finding]:
-    """The findings that have room in a page, errors first."""
+def pick_findings(report: Report) -> list[Finding]:
+    """Return the findings that fit into a page, the most severe first."""
     order = ("error", "warning", "info")
     return sorted(report.findings, key=lambda found: order.index(found.severity))[:MAX_FINDINGS]
 
@@ -199,8 +206,8 @@ def _finding(found: Finding, rows: Mapping[str, int]) -> JsonObject:
     }
 
 
-def _found(findings: Sequence[Finding], rows: Mapping[str, int]) -> dict[str, list[int]]:
-    """Rows by the code of a finding that they have."""
+def _rows_by_finding(findings: Sequence[Finding], rows: Mapping[str, int]) -> dict[str, list[int]]:
+    """Return the row indices of layers by finding code."""
     found: dict[str, set[int]] = defaultdict(set)
     for finding in findings:
         if finding.layer is not None and finding.layer in rows:
@@ -209,8 +216,8 @@ def _found(findings: Sequence[Finding], rows: Mapping[str, int]) -> dict[str, li
 
 
 def _details(report: Report, rows: Mapping[str, int]) -> JsonObject:
-    """Every field of the worst layers and of those with a finding."""
-    named = {found.layer for found in shown_findings(report)}
+    """Return every field of the worst layers and of layers with a finding."""
+    named = {found.layer for found in pick_findings(report)}
     measured = report.layers + report.other_changes
     worst = sort_layers(report.layers)[:DETAILED] + sort_layers(report.other_changes)[: DETAILED // 10]
     kept = {layer.layer_name: layer for layer in worst}
@@ -220,26 +227,26 @@ def _details(report: Report, rows: Mapping[str, int]) -> JsonObject:
     return {
         "rows": [rows[name] for name in kept],
         "columns": {
-            key: [_plain(getattr(layer, key)) for layer in kept.values()] for key in keys if key not in told_apart
+            key: [_clean_value(getattr(layer, key)) for layer in kept.values()] for key in keys if key not in told_apart
         },
     }
 
 
-def _plain(value: Any) -> Any:
-    """A value with its numbers rounded and its text harmless."""
+def _clean_value(value: Any) -> Any:
+    """Return a value with rounded numbers and escaped text."""
     if isinstance(value, float):
-        return rounded(value, MORE_DIGITS)
+        return round_digits(value, MORE_DIGITS)
     if isinstance(value, str):
         return sentence(value)
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_clean_value(item) for item in value]
     if isinstance(value, dict):
-        return {display(key): _plain(item) for key, item in value.items()}
+        return {display(key): _clean_value(item) for key, item in value.items()}
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: _clean_value(getattr(value, field.name)) for field in fields(value)}
     return value
 
 
-def rounded(value: float | None, digits: int) -> float | None:
-    """To that many significant digits; 0 only for exactly 0."""
+def round_digits(value: float | None, digits: int) -> float | None:
+    """Round to significant digits."""
     return None if value is None else float(f"{value:.{digits}g}")

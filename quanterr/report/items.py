@@ -1,6 +1,5 @@
-"""What CSV, pandas and JUnit have of a report: a row for each tensor, compared or not, and the tests of CI."""
+"""Items of a report for CSV, pandas and JUnit: a row per tensor, compared or not, and tests for CI."""
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import fields, is_dataclass
@@ -10,30 +9,22 @@ from operator import attrgetter
 from typing import Any, cast
 
 from quanterr.metrics import METRICS, NONFINITE, PERCENTILES
-from quanterr.report import notebook
-from quanterr.report.formatting import but, db, doubts, percent, sentence, stated
-from quanterr.report.layers import (
-    BUCKETS,
-    SORTS,
-    compared_line,
-    coverage_line,
-    of_scales,
-    sort_layers,
-    word_of,
-    worst_expert,
-)
+from quanterr.report.formatting import sentence
+from quanterr.report.layers import BUCKETS, describe_coverage, find_worst_expert
 from quanterr.report.model import Layer, Report
 from quanterr.report.sections import Case, Cells, Suite
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display
 
-UNUSUAL = frozenset(("elements", "absolute_error_percentiles", "worst_rows", "experts", "worst_element"))  # columns
+UNUSUAL = frozenset(
+    ("elements", "absolute_error_percentiles", "worst_rows", "experts", "worst_element")
+)  # not plain columns
 LISTS = ("not_compared", "layers", "other_changes", "lossless")
-MAX_CASES = 1000  # of a kind
+MAX_CASES = 1000  # shown of each kind
 
 
 def rows(report: Report) -> Iterator[Cells]:
-    """CSV: the verdict with its reasons, then each tensor, compared or not."""
+    """Yield CSV rows: the verdict with its reasons, then each tensor, compared or not."""
     yield {"quanterr_verdict": report.verdict, "list": "report", "reason": "; ".join(report.reasons)}.items()
     codes: dict[str | None, list[str]] = defaultdict(list)
     for found in report.findings:
@@ -45,8 +36,8 @@ def rows(report: Report) -> Iterator[Cells]:
 
 
 def values(entry: object) -> Iterator[tuple[str, object]]:
-    """Columns of one tensor with their values."""
-    names, get = _names_of(cast(Hashable, type(entry)))
+    """Yield the columns of one tensor with their values."""
+    names, get = _find_columns(cast(Hashable, type(entry)))
     undefined = getattr(entry, "nonfinite", {})
     for name, value in zip(names, get(entry), strict=True):
         if name not in UNUSUAL:
@@ -59,30 +50,22 @@ def values(entry: object) -> Iterator[tuple[str, object]]:
             yield from (("worst_row", value[0].row), ("worst_row_snr_db", value[0].snr_db)) if value else ()
         elif name == "experts":
             if value:
-                worst = worst_expert(value)
+                worst = find_worst_expert(value)
                 yield from (("worst_expert", worst.expert), ("worst_expert_snr_db", worst.snr_db))
         elif name == "worst_element" and value is not None:
             yield from ((name, " ".join(map(str, value.index))), (f"{name}_x", value.x), (f"{name}_y", value.y))
 
 
 @cache
-def _names_of(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
-    """The fields of an entry that are columns, and what gets their values."""
+def _find_columns(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
+    """Return the names of the fields that become columns, and a getter of their values."""
     names = [f.name for f in fields(kind)] if is_dataclass(kind) else list(kind.model_fields)
     kept = [name for name in names if name not in ("display_name", "nonfinite", "bytes")]
     return kept, attrgetter(*kept)
 
 
-def brief(report: Report) -> str:
-    """Verdict, the one number and the reasons on one line, for ``--quiet``."""
-    snr = f"{count(report.aggregate.total_layers, 'layer')}, {db(report.aggregate.overall_snr_db, ' dB')}; "
-    word, found = word_of(report), doubts(report.verdict, report.findings)
-    reasons = compared_line(report) if word == "compared" else "; ".join(map(sentence, report.reasons))
-    return f"quanterr: {stated(word, found, (snr if report.layers else '') + reasons)}"
-
-
 def suites(report: Report) -> list[Suite]:
-    """JUnit: a suite of the comparison, with each reason why it cannot be relied on as an error; one of the gates."""
+    """Return the JUnit suites: one for the comparison and its reliability, and one for gates."""
     gates = [Suite("gates", [], report.gates)] if report.gates else []
     return [Suite("comparison", list(_cases(report))), *gates]
 
@@ -94,29 +77,29 @@ def _cases(report: Report) -> Iterator[Case]:
         problem, message = "error", f"inconclusive: {sentence(report.reasons[0]) if report.reasons else ''}"
     elif report.verdict == "fail" and not any(g.status == "fail" and g.severity == "error" for g in report.gates):
         problem, message = "failure", "fail"
-    name, output = "everything selected was compared and can be relied on", f"{coverage_line(report)}\n{reasons}"
+    name, output = "everything selected was compared reliably", f"{describe_coverage(report)}\n{reasons}"
     yield Case("comparison", name, problem, message, reasons, output)
     for item in report.not_compared[:MAX_CASES]:
         message = f"not compared: {BUCKETS.get(item.bucket, display(item.bucket))}"
         name = display(item.layer_name)
         yield Case(f"comparison.{item.side}", name, "error", message, sentence(item.reason))
-    yield from _more(len(report.not_compared), "tensor was not compared", "tensors were not compared")
+    yield from _count_more(len(report.not_compared), "tensor was not compared", "tensors were not compared")
     errors = [found for found in report.findings if found.severity == "error"]
     for found in errors[:MAX_CASES]:
-        name, remedy = display(found.layer or "the whole"), sentence(found.remedy) if found.remedy else ""
+        name, remedy = display(found.layer or "whole model"), sentence(found.remedy) if found.remedy else ""
         yield Case(f"comparison.{display(found.code)}", name, "error", sentence(found.message), remedy)
-    yield from _more(len(errors), "error", "errors")
+    yield from _count_more(len(errors), "error", "errors")
 
 
-def _more(n: int, one: str, many: str) -> Iterator[Case]:
-    """What has no test of its own."""
+def _count_more(n: int, one: str, many: str) -> Iterator[Case]:
+    """Yield a case that counts the cases left out."""
     if n > MAX_CASES:
         name = f"and {count(n - MAX_CASES, 'more ' + one, 'more ' + many)}"
         yield Case("comparison", name, "error", "too many to list; the JSON report has them all")
 
 
-def _columns() -> list[str]:
-    """The columns of CSV, in order."""
+def _list_columns() -> list[str]:
+    """Return the CSV columns in order."""
     names = ["quanterr_verdict", "list", "layer_name", "bucket", "side", "reason"]
     metrics = {row.name: row.kind for row in METRICS}
     for field in fields(Layer):
@@ -134,32 +117,11 @@ def _columns() -> list[str]:
     return [*names, "findings"]
 
 
-CSV_COLUMNS = _columns()
-
-
-def line(report: Report) -> str:
-    """``<quanterr.Report pass: 55 layers, 31.55 dB; a.safetensors, b.safetensors>``."""
-    sides = ", ".join(display(os.path.basename(side.path)) for side in (report.original, report.quantized))
-    layers = count(len(report.layers), "layer")
-    return f"<quanterr.Report {report.verdict}: {layers}, {db(report.aggregate.overall_snr_db, ' dB')}; {sides}>"
-
-
-def html(report: Report) -> str:
-    """The verdict with its reasons, and the worst layers."""
-    layers = sort_layers(report.layers)[: notebook.WORST]
-    rows = [
-        (layer.layer_name, layer.format, db(layer.snr_db), of_scales(layer, "excess_db"), percent(layer.relative_error))
-        for layer in layers
-    ]
-    of = f"the {len(layers)} worst of " if len(layers) < len(report.layers) else ""
-    title = f"{of}{count(len(report.layers), 'layer')}, by {SORTS['snr'][1]}"
-    headers = ("layer", "format", "SNR dB", "excess dB", "relative error")
-    verdict = word_of(report) + but(doubts(report.verdict, report.findings))
-    return notebook.heading(verdict, report.reasons) + (notebook.table(title, headers, rows, 2) if rows else "")
+CSV_COLUMNS = _list_columns()
 
 
 def frame_rows(report: Report) -> Iterator[JsonObject]:
-    """The rows of a data frame: a tensor each, compared or not."""
+    """Yield the rows of a data frame, one per tensor, compared or not."""
     for key in LISTS:
         for entry in getattr(report, key):
             yield {"list": key} | dict(values(entry))

@@ -1,14 +1,15 @@
-"""What several outputs show of a report alike: coverage in a line, the worst layers first."""
+"""Helpers that several outputs of a report share: coverage in one line, the worst layers."""
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from quanterr.report.formatting import db
+from quanterr.report.formatting import format_db
 from quanterr.report.model import Aggregate, Expert, Layer, Report
-from quanterr.roles import Place, place_of
+from quanterr.roles import Position, place_of
 from quanterr.util.text import count, display
 
-# How what is in a bucket is reported after its number of tensors.
+# Names of buckets, to follow a number of tensors.
 BUCKETS = {
     "compared": "compared",
     "lossless": "identical",
@@ -22,7 +23,7 @@ BUCKETS = {
     "not_reached": "not reached",
     "filtered_out": "not selected",
 }
-COVERED = ("compared", "lossless", "non_finite")  # weights whose values were looked at
+COVERED = ("compared", "lossless", "non_finite")  # buckets of weights whose values were read
 
 SORTS = {
     "snr": ("snr_db", "SNR", False),
@@ -32,25 +33,25 @@ SORTS = {
 }
 
 
-def of_scales(values: Layer | Aggregate, key: str, none: str = "-") -> str:
-    """What the stored scales allow, ``attainable_snr_db`` or ``excess_db``; ``none`` without nearest codes."""
+def format_scale_metric(values: Layer | Aggregate, key: str, none: str = "-") -> str:
+    """Return ``attainable_snr_db`` or ``excess_db`` as text; "exact" if infinite, ``none`` if undefined."""
     value = getattr(values, key)
     if value is None:
         return values.nonfinite.get(key, none).replace("+inf", "exact")
-    return db(value)
+    return format_db(value)
 
 
-def word_of(report: Report) -> str:
-    """The verdict in a word: what passes without limits was compared, and no more."""
+def choose_word(report: Report) -> str:
+    """Return the verdict in one word: "compared" for a pass without gates."""
     return "compared" if report.verdict == "pass" and not report.gates else report.verdict
 
 
-def compared_line(report: Report) -> str:
-    """``31 of 31 tensors; no limits set. Worst: lm_head.weight, 21.20 dB``."""
+def describe_comparison(report: Report) -> str:
+    """Return the summary of a pass without gates: ``31 of 31 tensors; no limits set. Worst: lm_head, 21.20 dB``."""
     compared = len(report.layers) + len(report.other_changes) + len(report.lossless)
     words = f"{compared:,} of {count(compared + len(report.not_compared), 'tensor')}; no limits set"
     worst = min((layer for layer in report.layers if layer.snr_db is not None), key=_snr_db, default=None)
-    return words if worst is None else f"{words}. Worst: {display(worst.layer_name)}, {db(worst.snr_db, ' dB')}"
+    return words if worst is None else f"{words}. Worst: {display(worst.layer_name)}, {format_db(worst.snr_db, ' dB')}"
 
 
 def _snr_db(layer: Layer) -> float:
@@ -58,8 +59,8 @@ def _snr_db(layer: Layer) -> float:
     return found
 
 
-def coverage_line(report: Report) -> str:
-    """How much of the original was compared, and what became of the rest."""
+def describe_coverage(report: Report) -> str:
+    """Return in one line how much of the original was compared, and what happened to the rest."""
     coverage = report.coverage.original
     n = {bucket: found.tensors for bucket, found in coverage.items()}
     compared = sum(n.get(bucket, 0) for bucket in COVERED)
@@ -76,44 +77,51 @@ def coverage_line(report: Report) -> str:
     return "; ".join(parts)
 
 
-def worst_expert(experts: Sequence[Expert]) -> Expert:
-    """The one with the lowest SNR; undefined is worse than any."""
+def find_worst_expert(experts: Sequence[Expert]) -> Expert:
+    """Return the expert with the lowest SNR; an undefined SNR is the lowest."""
     return min(experts, key=lambda expert: -float("inf") if expert.snr_db is None else expert.snr_db)
 
 
-def worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -> list[tuple[str, Layer]]:
-    """The worst layers with what to call them; of the experts of a module of a block the worst stands for all."""
-    n_experts: Counter[tuple[Place, str]] = Counter()
+class WorstLayerRow(NamedTuple):
+    """One of the worst layers; ``stands_for`` describes the experts that it represents, and is empty without any."""
+
+    layer: Layer
+    stands_for: str
+
+
+def pick_worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -> list[WorstLayerRow]:
+    """Return the ``top`` worst layers; for the experts of one module, only the worst."""
+    n_experts: Counter[tuple[Position, str]] = Counter()
     for layer in layers:
         if key := _experts_of(layer):
             n_experts[key] += 1
-    description: list[tuple[str, Layer]] = []
+    found: list[WorstLayerRow] = []
     seen = set()
     for layer in sort_layers(layers, sort_by):
         key = _experts_of(layer)
         if key in seen:
             continue
-        name = layer.layer_name
+        stands_for = ""
         if layer.experts:
-            worst = worst_expert(layer.experts)
-            name += f" (of {len(layer.experts)} experts the worst is {worst.expert}: {db(worst.snr_db, ' dB')})"
+            worst = find_worst_expert(layer.experts)
+            stands_for = f"{len(layer.experts)} experts, the worst {worst.expert}: {format_db(worst.snr_db, ' dB')}"
         elif key and n_experts[key] > 1:
             seen.add(key)
-            name += f" (the worst of {n_experts[key]} experts)"
-        description.append((name, layer))
-        if len(description) == top:
+            stands_for = f"{n_experts[key]} experts, the worst"
+        found.append(WorstLayerRow(layer, stands_for))
+        if len(found) == top:
             break
-    return description
+    return found
 
 
-def _experts_of(layer: Layer) -> tuple[Place, str] | None:
-    """The module of a block that an expert is one of many of; None of what is no expert of its own."""
+def _experts_of(layer: Layer) -> tuple[Position, str] | None:
+    """Return the key of the module whose experts the layer belongs to; None if it is not a single expert."""
     place = place_of(layer.layer_name)
     return (place, layer.format) if place and layer.role == "experts" and "*" in place.module else None
 
 
 def sort_layers(layers: Sequence[Layer], sort_by: str = "snr") -> list[Layer]:
-    """The worst first; a layer whose value is undefined is worse than any."""
+    """Return the layers, the worst first; an undefined value is the worst."""
     key, _, descending = SORTS[sort_by]
 
     def badness(layer: Layer) -> float:

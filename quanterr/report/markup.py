@@ -1,7 +1,7 @@
-"""HTML that works from a file, offline, and runs nothing but its own script: elements, tables, whole pages.
+"""HTML elements and pages that work offline from a file and run only their own scripts.
 
-Names are hostile. Here :func:`tag` escapes every text, the scripts only make text nodes, and the policy in a page's
-head lets a browser run no other script and fetch nothing.
+Names may be hostile: :func:`tag` escapes every text, scripts create text nodes only, and the page's policy lets a
+browser run no other script and fetch nothing.
 """
 
 import base64
@@ -19,59 +19,59 @@ from quanterr.util.text import display
 
 FOLDER = Path(__file__).parent / "html"
 SIGNS = {"pass": "✓", "fail": "✕", "inconclusive": "?", "info": "›"}
-LAYER_SCRIPTS = ("data", "dom", "address", "scale", "map", "table", "filters", "drawer")  # of any page with layers
-LISTED_NAME = 80  # characters of a file's name in a title
+LAYER_SCRIPTS = ("data", "dom", "address", "scale", "map", "table", "filters", "drawer")  # for every page with layers
+LISTED_NAME = 80  # maximum length of a file name in a title
 
 
 class Markup(str):
-    """HTML; a plain string is text."""
+    """HTML; any other string is text."""
 
     __slots__ = ()
 
 
 def tag(name: str, *children: str, **attributes: str) -> Markup:
-    """An element. Strings are text and get escaped; ``class_`` is the attribute class, ``aria_hidden`` aria-hidden."""
+    """Return an element; plain strings get escaped. ``class_`` is the attribute class, ``aria_hidden`` aria-hidden."""
     description = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items()
     )
-    return Markup(f"<{name}{description}>{joined(*children)}</{name}>")
+    return Markup(f"<{name}{description}>{join_markup(*children)}</{name}>")
 
 
-def joined(*children: str) -> Markup:
-    """Elements and texts one after the other."""
+def join_markup(*children: str) -> Markup:
+    """Join elements and texts."""
     return Markup("".join(child if isinstance(child, Markup) else escape(child) for child in children))
 
 
-def breakable(name: str) -> Markup:
-    """A name that lines may break after its dots and underscores."""
+def add_breaks(name: str) -> Markup:
+    """Return a name with possible line breaks after dots and underscores."""
     return Markup(re.sub(r"([._])", r"\1<wbr>", escape(name)))
 
 
-def layer_link(name: str, shown: str | None = None) -> Markup:
-    """The name of a layer that leads to everything that is known of it."""
+def link_layer(name: str, shown: str | None = None) -> Markup:
+    """Return a link from a layer's name to its details."""
     text = display(name)
-    return tag("a", breakable(shown or text), class_="layer", href=f"#layer={quote(text, safe='')}")
+    return tag("a", add_breaks(shown or text), class_="layer", href=f"#layer={quote(text, safe='')}")
 
 
-def with_links(text: str, names: Iterable[str]) -> Markup:
-    """A sentence in which every one of some layers' names is a link."""
+def link_names(text: str, names: Iterable[str]) -> Markup:
+    """Return a sentence with links for all occurrences of the given layer names."""
     shown = sorted({display(name) for name in names}, key=len, reverse=True)
     if not shown:
-        return joined(text)
+        return join_markup(text)
     pieces = re.split(f"({'|'.join(map(re.escape, shown))})", text)
-    return joined(*(layer_link(piece) if n % 2 else piece for n, piece in enumerate(pieces)))
+    return join_markup(*(link_layer(piece) if n % 2 else piece for n, piece in enumerate(pieces)))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str, numbers: int = 0) -> Markup:
-    """A table whose first cells are row heads and whose last columns, that many, are numbers: see cells_table."""
+    """Return a table whose first cells are row heads and whose last ``numbers`` columns hold numbers."""
     return cells_table(heads, rows, kind, [n >= len(heads) - numbers for n in range(len(heads))])
 
 
 def cells_table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str, are_numbers: Sequence[bool]) -> Markup:
-    """A table whose first cells are row heads; ``are_numbers`` says of each column whether it holds numbers.
+    """Return a table whose first cells are row heads; ``are_numbers`` marks the columns of numbers.
 
-    ``kind``: "short" names are never broken. Where the page is narrow the rows of a "stack" become lines, and the
-    cells of "rows" lines with the head before each.
+    ``kind``: "short" names never break. On narrow screens, "stack" turns rows into lines, and "rows" turns cells into
+    lines that begin with the column's head.
     """
     right = [{"class_": "number"} if is_number else {} for is_number in are_numbers]
     head = tag("tr", *(tag("th", text, scope="col", **right[n]) for n, text in enumerate(heads)))
@@ -86,15 +86,15 @@ def cells_table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str, 
     return tag("div", tag("table", tag("thead", head), tag("tbody", *body), class_=f"plain {kind}"), class_="scroll")
 
 
-def folding(section: str, title: str, *content: str, is_open: bool = True) -> Markup:
-    """A section that its heading folds; it is found by the id ``section``."""
+def make_section(section: str, title: str, *content: str, is_open: bool = True) -> Markup:
+    """Return a section that folds at its heading; ``section`` is the element's id."""
     opened = {"open": ""} if is_open else {}
     return tag("details", tag("summary", tag("h2", title)), *content, id=section, class_="section", **opened)
 
 
 def figures(found: Iterable[tuple[str, str, str, str]]) -> Markup:
-    """Large numbers: each a title, a value, its unit and a note."""
-    return joined(
+    """Return large numbers; each has a title, a value, a unit and a note."""
+    return join_markup(
         *(
             tag(
                 "div",
@@ -107,15 +107,15 @@ def figures(found: Iterable[tuple[str, str, str, str]]) -> Markup:
     )
 
 
-def navigation(sections: Iterable[tuple[str, str]]) -> Markup:
-    """Links to sections by their ids."""
+def make_navigation(sections: Iterable[tuple[str, str]]) -> Markup:
+    """Return links to sections by id."""
     return tag("nav", *(tag("a", title, href=f"#{name}") for name, title in sections), aria_label="Sections")
 
 
 def page(kind: str, title: str, scripts: Iterable[str], body: Markup, data: object) -> str:
-    """A whole page of the same look.
+    """Return a complete page.
 
-    ``data`` is what the scripts show, as JSON; ``body`` what is there without them.
+    ``body`` is the static content; ``data`` is JSON for the scripts.
     """
     style, script = _read("style.css"), "\n".join(_read(f"{name}.js") for name in scripts)
     return Template(_read("page.html")).substitute(
@@ -125,12 +125,12 @@ def page(kind: str, title: str, scripts: Iterable[str], body: Markup, data: obje
         kind=kind,
         title=escape(f"{title} – quanterr"),
         body=body,
-        data=packed(data),
+        data=pack_data(data),
     )
 
 
-def headed(verdict: str, reasons: Iterable[str], sides: Markup, word: str | None = None) -> Markup:
-    """What a page begins with: the verdict, its reasons and what it is about."""
+def make_header(verdict: str, reasons: Iterable[str], sides: Markup, word: str | None = None) -> Markup:
+    """Return the top of a page: the verdict, its reasons and the compared files."""
     sign = tag("span", SIGNS[verdict], class_="sign", aria_hidden="true")
     title = tag("h1", sign, word or verdict.capitalize())
     listed = tag("ul", *(tag("li", reason) for reason in reasons), class_="reasons")
@@ -138,18 +138,18 @@ def headed(verdict: str, reasons: Iterable[str], sides: Markup, word: str | None
 
 
 def part(file: str, **values: str) -> Markup:
-    """A part of a page that is filled by its script: ``html/<file>.html``."""
+    """Return a part of a page from ``html/<file>.html``, for scripts to fill."""
     return Markup(Template(_read(f"{file}.html")).substitute(values))
 
 
-def packed(data: object) -> str:
-    """Data for a script: JSON, deflated, in base64, as a JSON string."""
+def pack_data(data: object) -> str:
+    """Return data for a script: JSON, deflated, in base64, as a JSON string."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return json.dumps(base64.b64encode(zlib.compress(text.encode(), 6)).decode())
 
 
 def short(path: str) -> str:
-    """The last part of a path."""
+    """Return the last component of a path."""
     return display(path.rstrip("/").rsplit("/", 1)[-1], LISTED_NAME)
 
 
@@ -158,7 +158,7 @@ def _read(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """A browser may use this style and this script, an empty icon, and nothing else."""
+    """Return a content security policy that allows only this style, this script and inline images."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
     return (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "

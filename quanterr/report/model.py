@@ -1,13 +1,15 @@
-"""The report: plain data with a schema version. Everything that renders or judges it sees nothing else.
+"""The report of a comparison: plain data with a schema version, the only input of renderers and gates.
 
-The fields of a layer and of an aggregate that are metrics are made from the rows of METRICS and AGGREGATES.
-History of ``schema_version``: 1.0, the first; 1.1 renames eight findings (finding_codes.FORMER_NAMES), whose former
-names are still read; 1.2 adds the metrics that are ``later``, null in what is read of earlier ones.
+Layers and aggregates have a field for each row of METRICS and AGGREGATES.
+
+History of ``schema_version``: 1.1 renames eight findings (finding_codes.FORMER_NAMES; former names are still read);
+1.2 adds the metrics marked ``later``, which are null in older reports.
 """
 
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
+from importlib import import_module
 from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, NonNegativeInt
@@ -19,15 +21,15 @@ from quanterr.report.document import DRAFT, Document
 from quanterr.report.gate_results import Gate
 from quanterr.util.strict_json import JsonFields, JsonObject
 
-# 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 what scales lose, fingerprints
+# 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 losses of scales, fingerprints
 SCHEMA_VERSION = "1.6"
-# Whatever there is one of for each layer is a dataclass with slots, a third of a model's size, and holds tuples:
-# those that many layers have in common are one object.
+# Per-layer parts are dataclasses with slots, a third of the size of pydantic models. They hold tuples so that layers
+# can share equal ones.
 
 
 @dataclass(slots=True)
 class WorstRow:
-    """An output row."""
+    """An output row of a weight."""
 
     row: int
     snr_db: FiniteFloat | None
@@ -36,18 +38,18 @@ class WorstRow:
 
 @dataclass(slots=True)
 class Expert:
-    """One matrix of a stack."""
+    """One matrix of a stack of experts."""
 
-    expert: Annotated[int, Field(description="its place in the stack")]
+    expert: Annotated[int, Field(description="index in the stack, from 0")]
     snr_db: FiniteFloat | None
     max_absolute_error: FiniteFloat
 
 
 @dataclass(slots=True)
 class WorstElement:
-    """The element with the largest |e|."""
+    """The element with the largest absolute error."""
 
-    index: Annotated[tuple[int, ...], Field(description="row and column of the weight as a matrix")]
+    index: Annotated[tuple[int, ...], Field(description="row and column in the weight as a matrix, from 0")]
     x: FiniteFloat
     y: FiniteFloat
 
@@ -70,19 +72,19 @@ KINDS: dict[str, Any] = {
 }
 
 
-def _with_metrics(base: type[object], name: str, rows: tuple[Metric, ...]) -> type[object]:
-    """The base with a field for each metric."""
-    kinds = [(row.name, _annotated(row), *([field(default=None)] if row.later else [])) for row in rows]
+def _extend_with_metrics(base: type[object], name: str, rows: tuple[Metric, ...]) -> type[object]:
+    """Return a dataclass that extends ``base`` with a field for each metric."""
+    kinds = [(row.name, _annotate_metric(row), *([field(default=None)] if row.later else [])) for row in rows]
     namespace = {"__doc__": base.__doc__, "__module__": __name__}
     return make_dataclass(name, kinds, bases=(base,), slots=True, kw_only=True, namespace=namespace)
 
 
-def _annotated(row: Metric) -> Any:
+def _annotate_metric(row: Metric) -> Any:
     return Annotated[KINDS[row.kind], Field(description=row.formula + (f" [{row.unit}]" if row.unit else ""))]
 
 
-def from_values(rows: tuple[Metric, ...], values: JsonFields) -> JsonObject:
-    """Values of metrics as the fields of a report hold them."""
+def convert_values(rows: tuple[Metric, ...], values: JsonFields) -> JsonObject:
+    """Return metric values with percentiles, rows and experts converted to the report's classes."""
     made = dict(values)
     for row in rows:
         if row.kind in ("percentiles", "layer_percentiles"):
@@ -97,12 +99,12 @@ def from_values(rows: tuple[Metric, ...], values: JsonFields) -> JsonObject:
 @dataclass(slots=True)
 class _Weight:
     layer_name: Annotated[str, Field(description="name in the original")]
-    display_name: Annotated[str, Field(description="the same with everything unprintable escaped")]
+    display_name: Annotated[str, Field(description="layer_name with unprintable characters escaped")]
     role: str
-    block: Annotated[str | None, Field(description="the block of the model it is in, such as layers.12")]
+    block: Annotated[str | None, Field(description="the model block that contains the layer, such as layers.12")]
     format: Annotated[str, Field(description="see `quanterr formats`")]
     original_format: str
-    comfy_format: Annotated[str | None, Field(description="format that a ComfyUI label names")]
+    comfy_format: Annotated[str | None, Field(description="format named by a ComfyUI label")]
     original_dtype: str
     quantized_dtype: str
     tensor_shape: tuple[int, ...]
@@ -114,7 +116,7 @@ class _Weight:
 
 @dataclass(slots=True)
 class LosslessLayer(_Weight):
-    """A weight whose values are the same on both sides; in no average."""
+    """A weight with equal values on both sides; excluded from all averages."""
 
     bits_per_weight: FiniteFloat | None
     original_norm: Annotated[FiniteFloat | None, Field(description="identifies the original")] = None
@@ -122,25 +124,25 @@ class LosslessLayer(_Weight):
 
 @dataclass(slots=True)
 class _Layer(_Weight):
-    """A weight that differs. x is the original, y the quantized weight, e = y - x."""
+    """A weight whose values differ. x is the original, y the quantized weight, e = y - x."""
 
     block_size: Annotated[tuple[int, ...] | None, Field(description="(rows, columns) that share a scale")]
-    scale_factor: Annotated[FiniteFloat | None, Field(description="the scale, or the mean of several")]
+    scale_factor: Annotated[FiniteFloat | None, Field(description="the scale, or the mean of several scales")]
     scale_min: FiniteFloat | None
     scale_max: FiniteFloat | None
     scale_count: int
     exact: bool
-    finite: Annotated[bool, Field(description="no NaN and no infinity on either side")]
+    finite: Annotated[bool, Field(description="true if neither side has NaN or infinity")]
     nonfinite_original_elements: int
     nonfinite_quantized_elements: int
     worst_element: WorstElement | None
-    evidence: Annotated[tuple[str, ...], Field(description="the evidence for the format")]
-    nonfinite: Annotated[dict[str, str], Field(description="metrics that are null because they are nan, +inf or -inf")]
+    evidence: Annotated[tuple[str, ...], Field(description="evidence for the detected format")]
+    nonfinite: Annotated[dict[str, str], Field(description="nan, +inf or -inf, by metric; these metrics are null")]
 
 
 @dataclass(slots=True)
 class _Aggregate:
-    """Over all layers that differ, or over a group of them."""
+    """Sums and metrics over all layers that differ, or over a group of them."""
 
     total_layers: int
     total_elements: int
@@ -152,19 +154,19 @@ class _Aggregate:
 if TYPE_CHECKING:
 
     class Layer(_Layer):
-        """A weight that differs: the fields of its base, and one for each row of METRICS."""
+        """A weight whose values differ, with a field for each row of METRICS."""
 
         def __init__(self, **fields: object) -> None: ...  # noqa: D107
         def __getattr__(self, name: str) -> Any: ...
 
     class Aggregate(_Aggregate):
-        """Several layers: the fields of its base, and one for each row of AGGREGATES."""
+        """Several layers together, with a field for each row of AGGREGATES."""
 
         def __init__(self, **fields: object) -> None: ...  # noqa: D107
         def __getattr__(self, name: str) -> Any: ...
 else:
-    Layer = _with_metrics(_Layer, "Layer", METRICS)
-    Aggregate = _with_metrics(_Aggregate, "Aggregate", AGGREGATES)
+    Layer = _extend_with_metrics(_Layer, "Layer", METRICS)
+    Aggregate = _extend_with_metrics(_Aggregate, "Aggregate", AGGREGATES)
 
 
 class StoredFile(Model):
@@ -175,19 +177,19 @@ class StoredFile(Model):
 
 
 class Side(Model):
-    """One checkpoint."""
+    """One of the two compared checkpoints."""
 
     path: str
-    revision: str | None = Field(description="commit, for a model from the Hugging Face cache")
+    revision: str | None = Field(description="commit of a model from the Hugging Face cache")
     files: list[StoredFile]
     tensors: int
     bytes: int
-    prefix: str = Field(description="taken from its names before they were matched")
+    prefix: str = Field(description="prefix stripped from tensor names before matching")
     notes: list[str]
 
 
 class BucketSize(Model):
-    """How much is in a bucket."""
+    """The size of a coverage bucket."""
 
     tensors: int
     elements: int
@@ -195,16 +197,16 @@ class BucketSize(Model):
 
 
 class Coverage(Model):
-    """Where every entry of both checkpoints ended."""
+    """The bucket of every tensor of both checkpoints."""
 
     original: dict[str, BucketSize]
     quantized: dict[str, BucketSize]
-    original_compared_fraction: FiniteFloat | None = Field(description="of the selected bytes of the original")
-    quantized_compared_fraction: FiniteFloat | None = Field(description="of the selected bytes of the quantized side")
+    original_compared_fraction: FiniteFloat | None = Field(description="share of selected bytes compared, 0 to 1")
+    quantized_compared_fraction: FiniteFloat | None = Field(description="share of selected bytes compared, 0 to 1")
 
 
 class NotCompared(Model):
-    """Tensors that are not compared although they were selected."""
+    """A selected tensor that was not compared."""
 
     layer_name: str
     display_name: str
@@ -216,37 +218,37 @@ class NotCompared(Model):
 
 
 class FormatNote(Model):
-    """A format that occurs."""
+    """A format that occurs in a checkpoint."""
 
     summary: str
-    usual_snr_db: list[int] | None = Field(description="SNR of whole models in it, from … to …: a guide, no limit")
+    usual_snr_db: list[int] | None = Field(description="usual SNR of whole models, [from, to] in dB; not a limit")
 
 
 class Selection(Model):
-    """What was compared of all."""
+    """The selection of layers to compare."""
 
     patterns: list[str]
 
 
 class Settings(Model):
-    """What changes the numbers."""
+    """Settings that affect the numbers."""
 
     outlier_threshold: FiniteFloat
-    importance: str | None = Field(None, description="the importance matrix of weighted_nmse and weighted_snr_db")
-    sensitivity: str | None = Field(None, description="the file of predicted_kld")
-    calibration: str | None = Field(None, description="by what was measured predicted_kld is corrected")
-    metrics_version: int = Field(1, description="numbers of one metric in two versions do not compare")
+    importance: str | None = Field(None, description="importance matrix used for weighted_nmse and weighted_snr_db")
+    sensitivity: str | None = Field(None, description="sensitivity file used for predicted_kld")
+    calibration: str | None = Field(None, description="measurement that calibrates predicted_kld")
+    metrics_version: int = Field(1, description="metrics of different versions are not comparable")
 
 
 class Report(Document):
-    """Everything that is known of how far a quantized checkpoint is from its original.
+    """The error of a quantized checkpoint against its original.
 
-    ``verdict`` is ``pass`` only if everything selected was compared, nothing is wrong and all gates
-    hold; ``inconclusive`` if the comparison itself cannot be relied on, as ``reasons`` say. Weight
-    error is not task accuracy.
+    ``verdict`` is ``pass`` only if everything selected was compared, no finding is an error and all gates hold;
+    ``inconclusive`` if the comparison itself is unreliable, as ``reasons`` explain. Weight error is not task accuracy.
     """
 
-    VIEW: ClassVar[str] = "quanterr.report.items"
+    VIEW: ClassVar[str] = "quanterr.report.view"
+    ROWS: ClassVar[str] = "quanterr.report.items"
     ITEMS: ClassVar[Mapping[str, str]] = {
         "layers": "layer",
         "other_changes": "other_change",
@@ -259,47 +261,39 @@ class Report(Document):
     tool: Tool
     verdict: Literal["pass", "fail", "inconclusive"]
     reasons: list[str]
-    complete: bool = Field(description="false when the run was interrupted")
+    complete: bool = Field(description="false if the run was interrupted")
     original: Side
     quantized: Side
     selection: Selection
     settings: Settings
-    formats: dict[str, FormatNote] = Field(description="of the quantized side")
+    formats: dict[str, FormatNote] = Field(description="formats of the quantized side, by name")
     coverage: Coverage
     findings: list[Finding]
-    gates: list[Gate] = Field(description="the gates, judged")
-    gated: bool = Field(False, description="whether limits were set: what passes without was compared, not approved")
+    gates: list[Gate] = Field(description="results of the gates")
+    gated: bool = Field(False, description="true if gates were set; without gates, pass means compared, not approved")
     aggregate: Aggregate
-    groups: dict[str, dict[str, Aggregate]] = Field(description="by role, format and block")
-    layers: list[Layer] = Field(description="weights that differ, in the order of the original")
+    groups: dict[str, dict[str, Aggregate]] = Field(description="aggregates by role, format and block")
+    layers: list[Layer] = Field(description="weights that differ, in the original's order")
     other_changes: list[Layer] = Field(description="norms, biases and other 1-D tensors that differ")
     lossless: list[LosslessLayer]
     not_compared: list[NotCompared]
     run: RunInfo
 
-    def __repr__(self) -> str:
-        return self.declared().line(self)  # type: ignore[no-any-return]
-
-    __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        return self.declared().html(self)  # type: ignore[no-any-return]
-
     def to_pandas(self) -> notebook.Frame:
-        """A pandas.DataFrame with a row per tensor, compared or not, and the columns of the CSV output.
+        """Return a pandas.DataFrame with a row per tensor, compared or not, and the columns of the CSV output.
 
         Raises:
             UsageError: pandas is not installed.
         """
-        return notebook.frame(self.declared().frame_rows(self))
+        return notebook.make_frame(import_module(self.ROWS).frame_rows(self))
 
     def write_json(self, file: IO[str]) -> None:
-        """Strict, ASCII JSON, a layer per line; written piece by piece."""
+        """Write the report as strict ASCII JSON with a line per layer, piece by piece."""
         for piece in self._json_pieces():
             file.write(piece)
 
     def to_json(self) -> str:
-        """The same as a string."""
+        """Return the report as strict ASCII JSON."""
         return "".join(self._json_pieces())
 
     def _json_pieces(self) -> Iterator[str]:
@@ -311,23 +305,23 @@ class Report(Document):
                 yield counts
                 yield f'{separator}"checksum": "{crc:08x}"'
             if name == "layers" and len(self.layers) >= MANY_LAYERS:
-                own = (f'\n  "{key}": {dumps(values)}' for key, values in columns_of(self.layers).items())
+                own = (f'\n  "{key}": {dumps(values)}' for key, values in collect_columns(self.layers).items())
                 columns = f'{separator}"layer_columns": {{{",".join(own)}\n}}'
                 crc = zlib.crc32(columns.encode("ascii"), crc)
                 yield columns
-            for piece in _pieces(f"{separator}{dumps(info.alias or name)}: ", getattr(self, name)):
+            for piece in _split_json(f"{separator}{dumps(info.alias or name)}: ", getattr(self, name)):
                 crc = zlib.crc32(piece.encode("ascii"), crc)
                 yield piece
             separator = ",\n"
         yield "\n}\n"
 
 
-def columns_of(layers: list[Layer], names: Collection[str] = COLUMNS) -> dict[str, list[object]]:
-    """Some of their values by name, in the order of the layers."""
+def collect_columns(layers: list[Layer], names: Collection[str] = COLUMNS) -> dict[str, list[object]]:
+    """Return the named values of layers by column, in the order of the layers."""
     return {name: [getattr(layer, name, None) for layer in layers] for name in names}
 
 
-def _pieces(start: str, value: object) -> Iterator[str]:
+def _split_json(start: str, value: object) -> Iterator[str]:
     yield start
     if isinstance(value, list) and value and not isinstance(value[0], str):
         for n, item in enumerate(value):
@@ -338,12 +332,12 @@ def _pieces(start: str, value: object) -> Iterator[str]:
 
 
 def json_schema() -> JsonObject:
-    """The JSON Schema (2020-12) of the report."""
+    """Return the JSON Schema (2020-12) of the report."""
     schema = Report.model_json_schema(by_alias=True, mode="serialization")
     count = {"type": "integer", "minimum": 0}
     schema["properties"]["records"] = {
         "type": "object",
-        "description": "The number of items in each list: reveals a report that lost some",
+        "description": "Number of items in each list; reveals truncated reports",
         "properties": dict.fromkeys(LISTS, count),
         "required": list(LISTS),
     }
@@ -351,7 +345,7 @@ def json_schema() -> JsonObject:
     layer = schema["$defs"]["Layer"]["properties"]
     schema["properties"]["layer_columns"] = {
         "type": "object",
-        "description": f"Values of layers, in their order, again by column; of {MANY_LAYERS:,} layers and more",
+        "description": f"Layer values repeated by column, in layer order; present from {MANY_LAYERS:,} layers on",
         "properties": {name: {"type": "array", "items": layer[name]} for name in COLUMNS},
         "required": list(COLUMNS),
     }

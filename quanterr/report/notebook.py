@@ -1,21 +1,25 @@
-"""What a notebook shows of a report or a ranking: a line of text, a compact table, a data frame."""
+"""HTML of results in notebooks, and data frames."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from importlib import import_module
 from typing import Any
 
 from quanterr.errors import UsageError
+from quanterr.report.formatting import format_doubts, sentence
+from quanterr.report.sections import Table, View
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 Frame = Any  # a pandas.DataFrame: pandas is optional
-WORST = 10  # layers of a table
+WORST = 10  # layers in a table
+ROWS = 50  # rows in any table
+REASONS = 3
 RIGHT = ' style="text-align: right"'
 
 
-def frame(rows: Iterable[JsonObject]) -> Frame:
-    """Rows as a pandas.DataFrame.
+def make_frame(rows: Iterable[JsonObject]) -> Frame:
+    """Return rows as a pandas.DataFrame.
 
     Raises:
         UsageError: pandas is not installed.
@@ -27,19 +31,24 @@ def frame(rows: Iterable[JsonObject]) -> Frame:
     return pandas.DataFrame(list(rows))
 
 
-def heading(verdict: str, reasons: Sequence[str]) -> str:
-    """The verdict with its reasons."""
-    said = "; ".join(escape(display(reason, 2000)) for reason in reasons[:3])
-    more = f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else ""
-    return f"<p><b>{escape(verdict)}</b>: {said}{more}</p>"
+def render_heading(view: View) -> str:
+    """Return the conclusion of a view with doubts and the first reasons."""
+    said = "; ".join(escape(sentence(reason)) for reason in (view.conclusion, *view.reasons[:REASONS]))
+    more = f" (and {len(view.reasons) - REASONS} more)" if len(view.reasons) > REASONS else ""
+    word = "" if view.word is None else f"<b>{escape(view.word + format_doubts(view.doubts))}</b>: "
+    return f"<p>{word}{said}{more}</p>"
 
 
-def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
-    """A table with a caption. ``words`` columns hold words, the others numbers."""
-    align = [""] * words + [RIGHT] * (len(headers) - words)
-    head = "".join(f"<th{a}>{escape(header)}</th>" for header, a in zip(headers, align, strict=True))
+def render_table(one: Table) -> str:
+    """Return a table of a view with its title as caption, without columns that only terminals draw."""
+    kept = [n for n, column in enumerate(one.columns) if not column.legend]
+    align = ["", *(RIGHT if one.columns[n].right else "" for n in kept)]
+    rows = [[row[0], *(row[n + 1] for n in kept)] for row in one.rows[:ROWS]]
+    heads = [one.first, *(one.columns[n].header for n in kept)]
+    head = "".join(f"<th{a}>{escape(header)}</th>" for header, a in zip(heads, align, strict=True))
     body = "".join(
         f"<tr>{''.join(f'<td{a}>{escape(display(cell))}</td>' for cell, a in zip(row, align, strict=True))}</tr>"
         for row in rows
     )
-    return f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    caption = f"<caption>{escape(sentence(one.title))}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

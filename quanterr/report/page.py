@@ -1,81 +1,117 @@
-"""Documents as one page: what a view holds, and maps and a table of all layers, which need its scripts."""
+"""Views as HTML pages: a self-contained file; scripts draw the maps and the table of all layers."""
 
 from collections.abc import Iterator, Sequence
 from typing import IO
 
 from quanterr.report.base import Finding
 from quanterr.report.finding_codes import CODES
-from quanterr.report.formatting import gate_words, judged, sentence
+from quanterr.report.formatting import describe_gate, describe_violation, format_observed, sentence
+from quanterr.report.gate_results import Gate
 from quanterr.report.html_data import DETAILED
 from quanterr.report.markup import (
     LAYER_SCRIPTS,
     Markup,
     cells_table,
-    folding,
-    headed,
-    joined,
-    layer_link,
-    navigation,
+    figures,
+    join_markup,
+    link_layer,
+    link_names,
+    make_header,
+    make_navigation,
+    make_section,
     page,
     part,
-    table,
     tag,
-    with_links,
 )
-from quanterr.report.sections import Details, Findings, Gates, LayerName, Maps, Name, Part, Section, Shown, Table, View
+from quanterr.report.sections import (
+    PAGE,
+    BlockMap,
+    Details,
+    FactList,
+    FigureGroup,
+    Findings,
+    Gates,
+    Interactive,
+    LayerName,
+    Maps,
+    Name,
+    PageScripts,
+    Part,
+    Renderable,
+    Section,
+    Shares,
+    Table,
+    View,
+    Whole,
+)
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import display
+from quanterr.util.text import count, display, format_exact, size
 
-SCRIPTS = (*LAYER_SCRIPTS, "front", "layers")
-TOP = 50  # layers of a table that is in the page itself
-FRONT = ("name", "bytes", "snr_db", "on_front")  # of a candidate, as the script knows it
+MAP_SCRIPTS = ("front", "layers")  # for documents whose data define the metrics of map and table
+TOP = 50  # layers in tables of the page itself
+MAX_LISTED = 200  # findings and reasons
+MAX_VIOLATIONS = 20
+SEVERITIES = ("error", "warning", "info")
+FRONT = ("name", "bytes", "snr_db", "on_front")  # keys of a candidate in the script's data
 
 
-def write(document: Shown, file: IO[str]) -> None:
-    """Write the page."""
-    view = document.view(TOP)
-    maps = view.maps
-    body = joined(
-        headed(_tone(view), [*_doubts(view), view.conclusion, *map(sentence, view.reasons)], _facts(view), _word(view)),
-        navigation(_links(view)),
-        *([part("map")] if maps else []),
-        *([part("front")] if maps and maps.front else []),
-        *(folding(one.key, one.title, *_parts(one), is_open=not one.is_detail) for one in view.sections),
-        *([part("layers")] if maps else []),
+def write(document: Renderable, file: IO[str], view: View | None = None) -> None:
+    """Write the page of a document, or of a view made before."""
+    view = view or document.view(TOP)
+    sections = [section for section in view.sections if PAGE in section.media]
+    body = join_markup(
+        make_header(_pick_tone(view), list(_reasons(view, sections)), _facts(view), _format_word(view)),
+        make_navigation([(section.key, section.title) for section in sections]),
+        *map(_section, sections),
         tag("p", view.about, class_="about"),
     )
     title = f"{view.word or view.heading}: {display(view.conclusion, 80)}"
-    scripts = SCRIPTS if maps else ()
-    file.write(page(document.noun, title, scripts, body, _data(maps) if maps else {}))
+    scripts, data = _pick_scripts(view.maps)
+    file.write(page(document.noun, title, scripts, body, data))
 
 
-def _tone(view: View) -> str:
-    """Green is for gates that hold: what passes without limits is no approval."""
+def _reasons(view: View, sections: Sequence[Section]) -> Iterator[Markup | str]:
+    """Yield doubts about the comparison, the conclusion, and the reasons with links to layers."""
+    yield from (tag("strong", sentence(one)) for one in view.doubts)
+    yield view.conclusion
+    named = list(_list_named_layers(sections))[:MAX_LISTED]
+    yield from (link_names(sentence(reason), named) for reason in view.reasons[:MAX_LISTED])
+    if len(view.reasons) > MAX_LISTED:
+        yield f"and {count(len(view.reasons) - MAX_LISTED, 'more reason')}"
+
+
+def _list_named_layers(sections: Sequence[Section]) -> Iterator[str]:
+    """Yield the layers that findings and tables of problems name."""
+    for section in sections:
+        for one in section.parts:
+            if isinstance(one, Findings):
+                yield from (found.layer for _, found in one.found if found.layer is not None)
+            elif isinstance(one, Table) and section.is_problem:
+                yield from (row[0] for row in one.rows)
+
+
+def _pick_scripts(maps: Maps | PageScripts | None) -> tuple[Sequence[str], JsonObject]:
+    """Return the scripts of a page and their data."""
+    if maps is None:
+        return (), {}
+    if isinstance(maps, PageScripts):
+        return (*LAYER_SCRIPTS, *maps.scripts), maps.data()
+    return (*LAYER_SCRIPTS, *MAP_SCRIPTS), _data(maps)
+
+
+def _pick_tone(view: View) -> str:
+    """Return the colour of the header; green requires gates that hold."""
     if view.verdict != "pass":
         return view.verdict or "info"
     return "inconclusive" if view.doubts else "info" if view.done else "pass"
 
 
-def _doubts(view: View) -> Iterator[Markup]:
-    yield from (tag("strong", sentence(one)) for one in view.doubts)
-
-
-def _word(view: View) -> str:
+def _format_word(view: View) -> str:
     return view.heading if view.word is None else f"{view.word.capitalize()}{', but' if view.doubts else ''}"
 
 
-def _links(view: View) -> Iterator[tuple[str, str]]:
-    if view.maps:
-        yield "places", "Map"
-    if view.maps and view.maps.front:
-        yield "front", "Size and error"
-    yield from ((section.key, section.title) for section in view.sections)
-    if view.maps:
-        yield "layers", "Layers"
-
-
 def _data(maps: Maps) -> JsonObject:
-    """What the scripts show."""
+    """Return the data that the scripts show."""
     columns = maps.data()
     return {
         **columns,
@@ -89,7 +125,7 @@ def _data(maps: Maps) -> JsonObject:
 
 
 def _details(details: Details, layers: int) -> JsonObject:
-    """What is shown where one of the first layers is chosen."""
+    """Return the details of the first layers, shown when one is selected."""
     rows = [details.of(n) for n in range(min(layers, DETAILED))]
     return {"title": details.title, "heads": details.heads, "rows": rows}
 
@@ -101,63 +137,134 @@ def _facts(view: View) -> Markup:
 
 def _cell(text: str) -> str:
     if isinstance(text, LayerName):
-        return layer_link(text)
+        return link_layer(text)
     return tag("span", sentence(text), class_="name") if isinstance(text, Name) else sentence(text)
 
 
-def _parts(section: Section) -> Iterator[Markup]:
-    for number, one in enumerate(section.parts):
-        yield from _part(one, section, is_first=not number)
+def _section(section: Section) -> Markup:
+    """Return a section that folds by its heading; figures, interactive parts and problems do not fold."""
+    first = section.parts[0]
+    if isinstance(first, Interactive):
+        return part(first.file)
+    if isinstance(first, FigureGroup):
+        return _figures(first, section)
+    content = [made for number, one in enumerate(section.parts) for made in _part(one, section, is_first=not number)]
+    if section.is_problem:
+        return tag("section", tag("h2", sentence(section.title)), *content, id=section.key, class_="problems")
+    return make_section(section.key, sentence(section.title), *content, is_open=section.is_open)
+
+
+def _figures(one: FigureGroup, section: Section) -> Markup:
+    shown = [(title, value, unit, _cell(note) if note else "") for title, value, unit, note in one.shown]
+    content = figures(shown) if shown else tag("div", tag("p", one.title, class_="note"))
+    return tag("section", content, id=section.key, class_="figures", aria_label=section.title)
 
 
 def _part(one: Part, section: Section, is_first: bool) -> Iterator[Markup]:
     if isinstance(one, Table):
-        if not is_first or one.title != section.title:
+        if not section.is_problem and (not is_first or one.title != section.title):
             yield tag("h3", sentence(one.title))
-        yield table_of(one)
+        yield render_table(one)
         if one.more:
             yield tag("p", f"and {one.more:,} more, in the JSON", class_="about")
     elif isinstance(one, Findings):
-        yield findings_of(one.found)
+        yield _findings(one)
     elif isinstance(one, Gates):
         yield _gates(one)
-    else:
+    elif isinstance(one, Shares):
+        yield tag("div", *map(_render_whole, one.wholes), class_="coverage")
+    elif isinstance(one, FactList):
+        facts = [tag("dt", title) + tag("dd", sentence(text)) for title, text in one.shown]
+        yield tag("dl", *map(Markup, facts), class_="facts")
+    elif not isinstance(one, BlockMap | FigureGroup | Interactive):
         yield from (tag("p", sentence(line), class_="warning" if one.warn else "about") for line in one.lines)
 
 
-def table_of(one: Table) -> Markup:
-    """A table of a view."""
-    heads = [one.first, *(column.header for column in one.columns)]
-    right = [False, *(column.right for column in one.columns)]
-    return cells_table(heads, [list(map(_cell, row)) for row in one.rows], "rows", right)
+def render_table(one: Table) -> Markup:
+    """Return a table without the columns that only terminals draw; without numbers its rows stack on narrow screens."""
+    kept = [n for n, column in enumerate(one.columns) if not column.legend]
+    heads = [one.first, *(one.columns[n].header for n in kept)]
+    right = [False, *(one.columns[n].right for n in kept)]
+    rows = [[_cell(row[0]), *(_cell(row[n + 1]) for n in kept)] for row in one.rows]
+    return cells_table(heads, rows, "rows" if any(right) or not kept else "stack", right)
+
+
+def _render_whole(one: Whole) -> Markup:
+    """Return a strip whose parts get their widths by script, and a table of the shares."""
+    strip = [tag("i", class_=share.key, data_share=str(share.bytes)) for share in one.shares]
+    rows = [
+        [join_markup(tag("i", class_=f"key {share.key}"), sentence(share.title)), f"{share.tensors:,}",
+         size(share.bytes)]
+        for share in one.shares
+    ]  # fmt: skip
+    table = cells_table(["", "tensors", "size"], rows, "short", [False, True, True])
+    title = tag("h3", one.title, tag("span", one.note))
+    return tag("div", title, tag("div", *strip, class_="strip", aria_hidden="true"), table)
 
 
 def _gates(gates: Gates) -> Markup:
-    rows: list[Sequence[str]] = [
-        [f"{display(name)}: {display(gate.require)}" if name else display(gate.require), gate_words(gate)[0],
-         judged(gate.observed, gate.limit)]
-        for name, gate in gates.judged
-    ]  # fmt: skip
-    return table(["gate", "", "observed"], rows, "rows", 1) if rows else tag("p", "No gates set.", class_="none")
+    if not gates.judged:
+        return tag("p", "No gates set: nothing decides whether the error is small enough.", class_="none")
+    failed = sum(gate.status == "fail" for _, gate in gates.judged)
+    do = "does" if failed == 1 else "do"
+    answer = f"{failed:,} of {count(len(gates.judged), 'gate')} {do} not hold." if failed else "All gates hold."
+    heads = [tag("th", text, scope="col") for text in ("", "gate", "condition")]
+    heads += [tag("th", text, scope="col", class_="number") for text in ("observed", "limit", "margin")]
+    rows = [row for name, gate in sorted(gates.judged, key=lambda one: one[1].status) for row in _gate(name, gate)]
+    listed = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="plain gates rows")
+    return join_markup(tag("p", answer, class_="about"), tag("div", listed, class_="scroll"))
 
 
-def findings_of(found: Sequence[tuple[str, Finding]]) -> Markup:
-    """A list of findings, each with the candidate that it is of; nothing where there is none."""
-    items = [finding_item(one, name) for name, one in found]
-    return tag("ul", *items, class_="findings") if items else Markup("")
+def _gate(name: str, gate: Gate) -> list[Markup]:
+    """Return the row of a gate, and a second row that explains a violation."""
+    word, tone = describe_gate(gate)
+    patterns = f" for {sentence(', '.join(gate.layers))}" if gate.layers else ""
+    titles = ([name] if name else []) + ([gate.id] if gate.id != gate.require else [])
+    row = tag(
+        "tr",
+        tag("td", tag("span", word, class_=f"tag {tone}")),
+        tag("th", ": ".join(map(display, titles)), scope="row"),
+        tag("td", tag("code", sentence(gate.require)), patterns),
+        tag("td", format_observed(gate.observed, gate.limit), class_="number", data_head="observed"),
+        tag("td", format_exact(gate.limit), class_="number", data_head="limit"),
+        tag("td", format_observed(gate.margin, 0), class_="number", data_head="margin"),
+    )
+    if gate.status == "pass":
+        return [row]
+    reason = [tag("p", f"Reason: {sentence(gate.reason)}", class_="remedy")] if gate.reason else []
+    shown = [
+        tag("li", link_names(describe_violation(violation), [violation.layer] if violation.layer else []))
+        for violation in gate.violations[:MAX_VIOLATIONS]
+    ]
+    if len(gate.violations) > MAX_VIOLATIONS:
+        shown.append(tag("li", f"and {len(gate.violations) - MAX_VIOLATIONS:,} more, in the JSON"))
+    why = [tag("p", sentence(gate.message)), *reason, tag("ul", *shown)]
+    return [row, tag("tr", tag("td", ""), tag("td", *why, colspan="5"), class_="why")]
 
 
-def finding_item(found: Finding, of: str = "") -> Markup:
-    """A finding as an item of a list; ``of`` a candidate, where there are several."""
-    message = with_links(sentence(found.message), [found.layer] if found.layer else [])
+def _findings(findings: Findings) -> Markup:
+    """Return a list of findings, the most severe first, with names of candidates if there are several."""
+    if not findings.found:
+        return tag("p", "No findings.", class_="none")
+    ordered = sorted(findings.found, key=lambda one: SEVERITIES.index(one[1].severity))
+    items = [render_finding(found, name) for name, found in ordered[:MAX_LISTED]]
+    if len(ordered) > MAX_LISTED:
+        more = f"and {count(len(ordered) - MAX_LISTED, 'more finding')}, in the JSON"
+        items.append(tag("li", tag("span"), tag("p", more)))
+    return tag("ul", *items, class_="findings")
+
+
+def render_finding(found: Finding, of: str = "") -> Markup:
+    """Return the list item of a finding; ``of`` names its candidate if there are several."""
+    message = link_names(sentence(found.message), [found.layer] if found.layer else [])
     remedy = [tag("p", sentence(found.remedy), class_="remedy")] if found.remedy else []
     severity = tag("span", found.severity, class_=f"tag {found.severity}")
     whose = f"{display(of)}: " if of else ""
-    return tag("li", severity, tag("div", tag("p", whose, message), *remedy, *_explained(found.code)))
+    return tag("li", severity, tag("div", tag("p", whose, message), *remedy, *_explain_code(found.code)))
 
 
-def _explained(code: str) -> list[Markup]:
-    """What the guide says of a finding; nothing of those of a newer version."""
+def _explain_code(code: str) -> list[Markup]:
+    """Return the guide's explanation of a finding; nothing for codes of newer versions."""
     row = CODES.get(code)
     if row is None:
         return []

@@ -1,4 +1,4 @@
-"""Pictures of documents for notebooks, drawn by matplotlib: where the error is, what a size buys."""
+"""Matplotlib figures of documents for notebooks: maps of the error, and error over size."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 BINS = 24
-LONGEST = 48  # characters of a name
+LONGEST = 48  # maximum length of a name
 DPI = 110
 
 
 def plot(document: Document) -> Figure:
-    """A matplotlib Figure, which a notebook shows and ``savefig`` writes.
+    """Return a matplotlib Figure, which notebooks show and ``savefig`` writes.
 
     Raises:
         UsageError: matplotlib is not installed, or there is nothing to draw.
@@ -33,41 +33,41 @@ def plot(document: Document) -> Figure:
     return PLOTS[document.noun](document)
 
 
-def _figure(panels: int) -> tuple[Figure, list[Any]]:
+def _make_figure(panels: int) -> tuple[Figure, list[Any]]:
     try:
         figures = import_module("matplotlib.figure")
     except ImportError as error:
         raise UsageError('plot() needs matplotlib: pip install "quanterr[plot]"') from error
     figure = figures.Figure(figsize=(6.4 * panels, 4.2), dpi=DPI, layout="constrained")
-    figure._repr_png_ = partial(_png, figure)
+    figure._repr_png_ = partial(_render_png, figure)
     return figure, list(figure.subplots(1, panels, squeeze=False)[0])
 
 
-def _png(figure: Figure) -> bytes:
+def _render_png(figure: Figure) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue()
 
 
-def _plain(name: str) -> str:
-    """A name, which matplotlib is not to take for a formula, on what room there is."""
+def _escape_name(name: str) -> str:
+    """Return a shortened name in which matplotlib sees no formula."""
     return display(name, LONGEST).replace("$", r"\$")
 
 
-def _of_report(report: "Report") -> Figure:
-    """The SNR of each module in each block, and of how many layers."""
+def _plot_report(report: "Report") -> Figure:
+    """Draw the SNR of each module in each block, and a histogram of layers by SNR."""
     levels = [layer.snr_db for layer in report.layers if layer.snr_db is not None]
     if not levels:
-        raise UsageError("plot(): no layer has an SNR: nothing differs")
-    figure, (where, how_many) = _figure(2)
+        raise UsageError("plot(): no layer differs, so none has an SNR")
+    figure, (where, how_many) = _make_figure(2)
     _draw_map(report, figure, where)
-    how_many.hist(levels, bins=BINS, log=True)  # few layers that are bad are what matters
+    how_many.hist(levels, bins=BINS, log=True)  # few bad layers matter most
     how_many.set(title="Layers by SNR", xlabel="SNR [dB]", ylabel="layers")
     return figure
 
 
 def _draw_map(report: "Report", figure: Figure, axes: Any) -> None:
-    """The worst weight of each module in each block; layers outside of blocks are left out."""
+    """Draw the worst weight of each module in each block, without layers outside of blocks."""
     found = [(place_of(layer.layer_name), layer.snr_db) for layer in report.layers]
     placed = [(place, level) for place, level in found if place and level is not None]
     several = len({place.stack for place, _ in placed}) > 1
@@ -84,18 +84,18 @@ def _draw_map(report: "Report", figure: Figure, axes: Any) -> None:
     rows = [[worst.get((module, block), nan) for block in range(blocks)] for module in modules]
     image = axes.imshow(rows, aspect="auto", cmap="viridis", interpolation="nearest")
     axes.set(title="SNR by block", xlabel="block")
-    axes.set_yticks(range(len(modules)), [_plain(module) for module in modules])
+    axes.set_yticks(range(len(modules)), [_escape_name(module) for module in modules])
     figure.colorbar(image, ax=axes, label="SNR [dB]")
 
 
 class _Dot(NamedTuple):
-    """A candidate: its size, its number, and the standard error of that."""
+    """A candidate: its size, its value and the standard error of the value."""
 
     name: str
     bytes: int
     value: float
     error: float = 0.0
-    is_best: bool = False  # no other is as good in as few bytes
+    is_best: bool = False  # Pareto-optimal
 
 
 def _draw_dots(axes: Any, dots: Sequence[_Dot], title: str, label: str) -> None:
@@ -105,35 +105,35 @@ def _draw_dots(axes: Any, dots: Sequence[_Dot], title: str, label: str) -> None:
     axes.plot([dot.bytes / MIB for dot in front], [dot.value for dot in front], "--", lw=1, label="Pareto-optimal")
     for dot in dots:
         axes.errorbar(dot.bytes / MIB, dot.value, yerr=dot.error or None, fmt="o", capsize=3)
-        axes.annotate(_plain(dot.name), (dot.bytes / MIB, dot.value), textcoords="offset points", xytext=(6, 4))
+        axes.annotate(_escape_name(dot.name), (dot.bytes / MIB, dot.value), textcoords="offset points", xytext=(6, 4))
     axes.set(title=title, xlabel="size [MiB]", ylabel=label)
     axes.margins(0.15)
     if len(front) > 1:
         axes.legend()
 
 
-def _of_ranking(ranking: "Ranking") -> Figure:
-    """SNR against size."""
+def _plot_ranking(ranking: "Ranking") -> Figure:
+    """Draw SNR over size."""
     dots = [
         _Dot(one.name, one.bytes, one.snr_db, is_best=one.on_front)
         for one in ranking.candidates
         if one.bytes is not None and one.snr_db is not None
     ]
-    figure, (axes,) = _figure(1)
-    _draw_dots(axes, dots, "Error against size", "SNR [dB]")
+    figure, (axes,) = _make_figure(1)
+    _draw_dots(axes, dots, "Error over size", "SNR [dB]")
     return figure
 
 
-def _of_evaluation(evaluation: "Evaluation") -> Figure:
-    """What the model loses against size: divergence, the error of its outputs, or what an encoder's vectors lose."""
-    found = [(one, *_lost(one)) for one in evaluation.candidates]
+def _plot_evaluation(evaluation: "Evaluation") -> Figure:
+    """Draw an error of the model over size: KLD, the error of outputs, or the distance of embeddings."""
+    found = [(one, *_pick_error(one)) for one in evaluation.candidates]
     values = [(one, value, error) for one, _, value, error in found if isfinite(value)]
     dots = [
         _Dot(one.name, one.bytes, value, error, not any(_is_better(other, (one, value)) for other in values))
         for one, value, error in values
     ]
-    figure, (axes,) = _figure(1)
-    _draw_dots(axes, dots, "What the model loses, against size", found[0][1])
+    figure, (axes,) = _make_figure(1)
+    _draw_dots(axes, dots, "Model error over size", found[0][1])
     if all(dot.value > 0 for dot in dots):
         axes.set_yscale("log")
     return figure
@@ -144,8 +144,8 @@ def _is_better(other: "tuple[Evaluated, float, float]", one: "tuple[Evaluated, f
     return a is not b and a.bytes <= b.bytes and lost <= own and (a.bytes, lost) != (b.bytes, own)
 
 
-def _lost(one: "Evaluated") -> tuple[str, float, float]:
-    """What is drawn of a candidate: its name, its value and its standard error."""
+def _pick_error(one: "Evaluated") -> tuple[str, float, float]:
+    """Return the label, value and standard error to draw for a candidate."""
     if one.scores is not None:
         error = one.scores.kld_mean_chunk_se
         return "KLD [nat]", one.scores.kld_mean, one.scores.kld_mean_se if error is None else error
@@ -157,25 +157,29 @@ def _lost(one: "Evaluated") -> tuple[str, float, float]:
     return "", nan, 0.0
 
 
-def _of_plan(plan: "Plan") -> Figure:
-    """The least cost of each size, the plan, and one recipe for all."""
-    figure, (axes,) = _figure(1)
+def _plot_plan(plan: "Plan") -> Figure:
+    """Draw the least cost at each size, the plan, and uniform recipes."""
+    figure, (axes,) = _make_figure(1)
     points = sorted((point.bytes / MIB, point.cost) for point in plan.curve)
     axes.plot([size for size, _ in points], [cost for _, cost in points], lw=1, label="the best mix")
     axes.plot(plan.bytes / MIB, plan.cost, "o", label="this plan")
     for one in plan.uniform:
         axes.plot(one.bytes / MIB, one.cost, "x", color="gray")
         axes.annotate(
-            _plain(one.recipe), (one.bytes / MIB, one.cost), textcoords="offset points", xytext=(6, 4), color="gray"
+            _escape_name(one.recipe),
+            (one.bytes / MIB, one.cost),
+            textcoords="offset points",
+            xytext=(6, 4),
+            color="gray",
         )
-    axes.set(title="Cost by size", xlabel="size [MiB]", ylabel=plan.measure)
+    axes.set(title="Cost over size", xlabel="size [MiB]", ylabel=plan.measure)
     axes.legend()
     return figure
 
 
 PLOTS: dict[str, Callable[[Any], Figure]] = {
-    "report": _of_report,
-    "ranking": _of_ranking,
-    "evaluation": _of_evaluation,
-    "plan": _of_plan,
+    "report": _plot_report,
+    "ranking": _plot_ranking,
+    "evaluation": _plot_evaluation,
+    "plan": _plot_plan,
 }

@@ -1,10 +1,10 @@
-"""Reading a stored report: strictly, and without torch.
+"""Strict reader of stored reports, without torch.
 
-:func:`read_report` gives the whole as the model. :func:`read_extract` gives what rules and comparisons of
-reports need: of 50,000 layers a quarter of a second's work, where the whole is several.
+:func:`read_report` returns the whole model. :func:`read_extract` returns only what rules and comparisons of reports
+need: for 50,000 layers it takes a quarter of a second instead of several.
 
-A report that is still as it was written, as its checksum shows, holds no duplicate key and no NaN: its writer
-can write neither. Any other (edited, merged, gone through jq) is searched for them first, which takes longer.
+A report whose checksum matches has no duplicate keys and no NaN, because its writer cannot produce them. Any other
+report (edited, merged, processed by jq) is searched for them first, which takes longer.
 """
 
 import os
@@ -23,7 +23,7 @@ from pydantic_core import core_schema as core
 from quanterr.errors import ReportError
 from quanterr.metrics import AGGREGATES, METRICS, Metric
 from quanterr.report import COLUMNS, FINGERPRINT, LISTS, NORM, SCHEMA
-from quanterr.report.checksum import is_as_written, tell_changed
+from quanterr.report.checksum import is_unedited, warn_edited
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
@@ -31,16 +31,16 @@ from quanterr.util.text import display
 if TYPE_CHECKING:
     from quanterr.report.model import Layer, Report
 
-MAJOR = "1"  # of the schema versions that can be read
-HEAD = f'{{\n"schema": "{SCHEMA}",\n"schema_version": "{MAJOR}.'.encode()  # as the writer begins
+MAJOR = "1"  # of the readable schema versions
+HEAD = f'{{\n"schema": "{SCHEMA}",\n"schema_version": "{MAJOR}.'.encode()  # the beginning that the writer produces
 GZIP = b"\x1f\x8b"
 LONG = 1000  # characters
 T = TypeVar("T")
 
-Extract = JsonObject  # the report's own keys, as `_parts` names them
+Extract = JsonObject  # uses the report's own keys, selected by `_parts`
 
 _TEXT = core.str_schema(strict=True)
-_LATER_TEXT = core.with_default_schema(core.nullable_schema(_TEXT), default=None)  # older reports do not have it
+_LATER_TEXT = core.with_default_schema(core.nullable_schema(_TEXT), default=None)  # missing in older reports
 _TRUTH = core.bool_schema(strict=True)
 _COUNT = core.int_schema(strict=True, ge=0)
 _NUMBER = core.float_schema(strict=True, allow_inf_nan=False)
@@ -58,22 +58,22 @@ RECORDS = {"records": dict.fromkeys(LISTS, _COUNT)}
 
 
 def read_report(path: str | os.PathLike[str]) -> "Report":
-    """The whole report.
+    """Read a whole report.
 
     Raises:
-        ReportError: no such file, not a report, a schema version that this quanterr does not know, a value of
-            a wrong type, NaN, infinity, a duplicate key, a report that is cut or contradicts itself.
+        ReportError: the file is missing, no report, or truncated; its schema version is unknown; it has a wrong type,
+            NaN, infinity or a duplicate key; or it contradicts itself.
     """
     from quanterr.report.model import Report
 
     where = display(os.fspath(path))
     raw, as_written = _read(path, where)
-    report = _validated(raw, where, lambda raw: Report.model_validate_json(raw, strict=True))
+    report = _validate(raw, where, lambda raw: Report.model_validate_json(raw, strict=True))
     found = extract(report)
-    if as_written:  # so what it says twice agrees
+    if as_written:  # repeated values agree if one writer wrote all of them
         _check(found, {}, where)
     else:
-        stored = _validated(raw, where, SchemaValidator(_schema(RECORDS | LAYER_COLUMNS)).validate_json)
+        stored = _validate(raw, where, SchemaValidator(_make_schema(RECORDS | LAYER_COLUMNS)).validate_json)
         _check(found, stored["records"], where)
         _check_columns(report, stored["layer_columns"], where)
     _check_verdict(found, where)
@@ -87,23 +87,23 @@ def read_extract(
     *,
     verdict: bool = False,
 ) -> Extract:
-    """The part of the report that :func:`extract` gives; the rest has to be JSON and no more.
+    """Read the part of a report that :func:`extract` selects; the rest must only be valid JSON.
 
-    ``verdict`` is for callers that rely on its verdict; gates form their own.
+    ``verdict`` also checks the stored verdict; gates form their own.
 
     Raises:
-        ReportError: as for :func:`read_report`; a verdict that what it holds contradicts only with ``verdict``.
+        ReportError: as for :func:`read_report`; contradictions of the verdict only with ``verdict``.
     """
     where = display(os.fspath(path))
-    parts = _parts(metrics, aggregates) | RECORDS
-    raw = _bytes(path, where)
+    parts = _describe_parts(metrics, aggregates) | RECORDS
+    raw = _read_bytes(path, where)
     found = None
-    with _Checked(raw) as checked:  # while the checksum is computed
+    with _ChecksumThread(raw) as checked:  # computes the checksum meanwhile
         if raw.startswith(HEAD):
-            found = _by_line(raw, parts)
-    _search_if_edited(raw, checked.as_written, where)
+            found = _read_by_line(raw, parts)
+    _check_if_edited(raw, checked.as_written, where)
     if found is None or not checked.as_written:
-        found = _validated(raw, where, SchemaValidator(_schema(parts)).validate_json)
+        found = _validate(raw, where, SchemaValidator(_make_schema(parts)).validate_json)
     _check(found, found.pop("records"), where)
     if verdict:
         _check_verdict(found, where)
@@ -111,22 +111,24 @@ def read_extract(
 
 
 def extract(report: "Report", metrics: Collection[str] = (), aggregates: Collection[str] = ()) -> Extract:
-    """What rules and comparisons of reports need of it, with these metrics of each layer and of the whole."""
-    picked: Extract = _picked(_parts(metrics, aggregates), report)
+    """Return the parts of a report that rules and comparisons need, with these metrics of layers and of the whole."""
+    picked: Extract = _pick_fields(_describe_parts(metrics, aggregates), report)
     return picked
 
 
-def extractor(metrics: Collection[str]) -> "Callable[[Layer], JsonObject]":
-    """What gives the same of single layers."""
-    return partial(_picked, _parts(metrics, ())["layers"][0])
+def make_extractor(metrics: Collection[str]) -> "Callable[[Layer], JsonObject]":
+    """Return a function that extracts the same parts of a single layer."""
+    return partial(_pick_fields, _describe_parts(metrics, ())["layers"][0])
 
 
-def _parts(metrics: Collection[str], aggregates: Collection[str]) -> JsonObject:
-    """What is read: keys of an object, the one description of all items of a list, or the schema of a value."""
+def _describe_parts(metrics: Collection[str], aggregates: Collection[str]) -> JsonObject:
+    """Return the parts to read: keys of an object, the description of a list's items, or the schema of a value."""
     tensor = {"layer_name": _TEXT, "format": _TEXT, "tensor_elements": _COUNT}
-    if NORM in metrics:  # asked for to know the original again
+    if NORM in metrics:  # callers need the norm to recognize the original
         tensor[FINGERPRINT] = _LATER_TEXT
-    layer = tensor | {"finite": _TRUTH, "nonfinite": core.dict_schema(_TEXT, _TEXT)} | _of_metrics(METRICS, metrics)
+    layer = (
+        tensor | {"finite": _TRUTH, "nonfinite": core.dict_schema(_TEXT, _TEXT)} | _describe_metrics(METRICS, metrics)
+    )
     return {
         "schema": _TEXT,
         "schema_version": _TEXT,
@@ -151,7 +153,7 @@ def _parts(metrics: Collection[str], aggregates: Collection[str]) -> JsonObject:
         ],
         "gates": [{"message": _TEXT, "severity": _TEXT, "status": _TEXT}],
         "aggregate": {"total_layers": _COUNT, "nonfinite": core.dict_schema(_TEXT, _TEXT)}
-        | _of_metrics(AGGREGATES, aggregates),
+        | _describe_metrics(AGGREGATES, aggregates),
         "layers": [layer],
         "other_changes": [layer],
         "lossless": [tensor | {"bits_per_weight": _OPTIONAL_NUMBER, "original_norm": _LATER_NUMBER}],
@@ -159,8 +161,8 @@ def _parts(metrics: Collection[str], aggregates: Collection[str]) -> JsonObject:
     }
 
 
-def _of_metrics(rows: tuple[Metric, ...], names: Collection[str]) -> JsonObject:
-    """The parts for metrics by name: ``snr_db``, ``absolute_error_percentiles.p99``."""
+def _describe_metrics(rows: tuple[Metric, ...], names: Collection[str]) -> JsonObject:
+    """Return the parts for metrics by name, such as "snr_db" or "absolute_error_percentiles.p99"."""
     kinds = {row.name: row for row in rows}
     parts: JsonObject = {}
     for name in names:
@@ -173,51 +175,53 @@ def _of_metrics(rows: tuple[Metric, ...], names: Collection[str]) -> JsonObject:
     return parts
 
 
-def _schema(parts: Any) -> CoreSchema:
+def _make_schema(parts: Any) -> CoreSchema:
     if isinstance(parts, list):
-        return core.list_schema(_schema(parts[0]), strict=True)
+        return core.list_schema(_make_schema(parts[0]), strict=True)
     if "type" in parts:
         schema: CoreSchema = parts
         return schema
     return core.typed_dict_schema(
-        {key: core.typed_dict_field(_schema(part)) for key, part in parts.items()}, extra_behavior="ignore"
+        {key: core.typed_dict_field(_make_schema(part)) for key, part in parts.items()}, extra_behavior="ignore"
     )
 
 
-def _picked(parts: Any, value: Any) -> Any:
+def _pick_fields(parts: Any, value: Any) -> Any:
     if isinstance(parts, list):
-        return [_picked(parts[0], item) for item in value]
+        return [_pick_fields(parts[0], item) for item in value]
     if "type" in parts:
         return value
-    return {key: _picked(part, getattr(value, "schema_" if key == "schema" else key)) for key, part in parts.items()}
+    return {
+        key: _pick_fields(part, getattr(value, "schema_" if key == "schema" else key)) for key, part in parts.items()
+    }
 
 
 def _read(path: str | os.PathLike[str], where: str) -> tuple[bytes, bool]:
-    """The bytes of a report, and whether they are as they were written; if not, they hold nothing that none may."""
-    raw = _bytes(path, where)
-    as_written = _as_written(raw)
-    _search_if_edited(raw, as_written, where)
+    """Return the bytes of a report and whether they are as written; others were checked for invalid content."""
+    raw = _read_bytes(path, where)
+    as_written = _is_unedited(raw)
+    _check_if_edited(raw, as_written, where)
     return raw, as_written
 
 
-def _search_if_edited(raw: bytes, as_written: bool, where: str) -> None:
+def _check_if_edited(raw: bytes, as_written: bool, where: str) -> None:
     if not as_written:
-        _search(raw, where)
-        tell_changed(where)
+        _check_content(raw, where)
+        warn_edited(where)
 
 
-class _Checked:
-    """A context in which a thread finds out whether a report is as it was written; afterwards it says so."""
+class _ChecksumThread:
+    """A context that checks in a thread whether a report is as written; ``as_written`` is set when it ends."""
 
     def __init__(self, raw: bytes) -> None:
-        """Of these bytes."""
+        """Prepare the check of ``raw``."""
         self._raw, self.as_written = raw, False
         self._thread = Thread(target=self._check)
 
     def _check(self) -> None:
-        self.as_written = _as_written(self._raw)
+        self.as_written = _is_unedited(self._raw)
 
-    def __enter__(self) -> "_Checked":
+    def __enter__(self) -> "_ChecksumThread":
         self._thread.start()
         return self
 
@@ -225,100 +229,102 @@ class _Checked:
         self._thread.join()
 
 
-def _bytes(path: str | os.PathLike[str], where: str) -> bytes:
+def _read_bytes(path: str | os.PathLike[str], where: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except FileNotFoundError as error:
         raise ReportError(f"{where}: no such file") from error
     except IsADirectoryError as error:
-        raise ReportError(f"{where}: is a folder; give the report.json in it") from error
+        raise ReportError(f"{where}: this is a folder; give the report.json in it") from error
     except (OSError, ValueError) as error:
         raise ReportError(f"{where}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _validated(raw: bytes, where: str, validate_json: Callable[[bytes], T]) -> T:
+def _validate(raw: bytes, where: str, validate_json: Callable[[bytes], T]) -> T:
     try:
         return validate_json(raw)
     except ValidationError as error:
-        raise ReportError(f"{where}: {_described(error)}") from error
+        raise ReportError(f"{where}: {_describe_error(error)}") from error
 
 
-def _by_line(raw: bytes, parts: JsonObject) -> Extract | None:
-    """The parts of a report that is as it was written, where each item of a list has a line of its own.
+def _read_by_line(raw: bytes, parts: JsonObject) -> Extract | None:
+    """Return the parts of a report that is as written, where each item of a list is on its own line.
 
-    Two thirds of the time of all at once, and a third of the memory. None where something is wrong, which only
-    the whole can give the place of, or where a later version wrote other lines.
+    Takes two thirds of the time of parsing all at once, and a third of the memory. None if a line is invalid (parsing
+    the whole then yields the place) or a later version wrote other lines.
     """
-    lists = {key: _schema(part[0]) for key, part in parts.items() if isinstance(part, list) and part[0] is not _TEXT}
+    lists = {
+        key: _make_schema(part[0]) for key, part in parts.items() if isinstance(part, list) and part[0] is not _TEXT
+    }
     items: dict[str, list[object]] = {key: [] for key in lists}
     readers = {key: (SchemaValidator(schema).validate_json, items[key].append) for key, schema in lists.items()}
     rest, key = [], ""
     try:
-        columns = _of_columns(raw, parts["layers"][0])
+        columns = _read_columns(raw, parts["layers"][0])
         for line in BytesIO(columns.elsewhere if columns else raw):
             if not line.startswith(b"  "):
-                rest.append(line)  # of a list without its items: an empty one
+                rest.append(line)  # includes a list's key with no items: an empty list
                 key = line[1:].partition(b'"')[0].decode()
             elif key in readers:
                 validate, add = readers[key]
                 add(validate(line.rstrip(b",\n")))
-        found: Extract = SchemaValidator(_schema(parts)).validate_json(b"".join(rest))
-    except ValueError:  # as ValidationError is, and columns of several lengths
+        found: Extract = SchemaValidator(_make_schema(parts)).validate_json(b"".join(rest))
+    except ValueError:  # includes ValidationError, and columns of unequal length
         return None
     return found | items | ({} if columns is None else {"layers": columns.layers})
 
 
 class _Columns(NamedTuple):
-    """The layers of a report by its columns, and its other bytes."""
+    """The layers read from a report's columns, and its remaining bytes."""
 
     layers: list[JsonObject]
     elsewhere: bytes
 
 
-def _of_columns(raw: bytes, layer: JsonObject) -> _Columns | None:
-    """The layers by columns; None where these are not stored or do not hold all that is asked for."""
+def _read_columns(raw: bytes, layer: JsonObject) -> _Columns | None:
+    """Return the layers read from columns; None if these are missing or lack a requested value."""
     begin = raw.find(LAYERS)
     first, last = raw.rfind(LAYER_COLUMNS_KEY, 0, max(begin, 0)), raw.rfind(BEHIND_LAYERS)
     if first < 0 or last < begin or not layer.keys() <= set(COLUMNS):
         return None
     columns = {}
-    for line in BytesIO(raw[first + len(LAYER_COLUMNS_KEY) : begin]):  # a column each
+    for line in BytesIO(raw[first + len(LAYER_COLUMNS_KEY) : begin]):  # one column per line
         name, _, values = line.partition(b": ")
         key = name.decode().strip().strip('"')
         if key in layer:
             schema = core.list_schema(layer[key], strict=True)
             columns[key] = SchemaValidator(schema).validate_json(values.rstrip(b",\n"))
-    if columns.keys() < layer.keys():  # of an earlier version
+    if columns.keys() < layer.keys():  # an earlier version wrote fewer columns
         return None
     layers = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     return _Columns(layers, raw[:first] + LAYERS + b"]" + raw[last - 1 :])
 
 
 def _check_columns(report: "Report", stored: dict[str, list[object]] | None, where: str) -> None:
-    """Columns have to agree with the layers; an earlier version wrote fewer of them."""
-    from quanterr.report.model import columns_of
+    """Check that stored columns agree with the layers; earlier versions wrote fewer columns."""
+    from quanterr.report.model import collect_columns
 
-    if stored is not None and stored != columns_of(report.layers, stored):
-        raise ReportError(f"{where}: its layer_columns are not those of its layers: it was edited; compare again")
-
-
-def _as_written(raw: bytes) -> bool:
-    """Whether it is a report of a known version, to the byte as it was written."""
-    return raw.startswith(HEAD) and is_as_written(raw)
+    if stored is not None and stored != collect_columns(report.layers, stored):
+        raise ReportError(f"{where}: its layer_columns contradict its layers: it was edited; compare again")
 
 
-def _search(raw: bytes, where: str) -> None:
-    """Look for all that no report may hold, and for its version."""
+def _is_unedited(raw: bytes) -> bool:
+    """Return True for a report of a known version whose bytes are as written."""
+    return raw.startswith(HEAD) and is_unedited(raw)
+
+
+def _check_content(raw: bytes, where: str) -> None:
+    """Reject invalid content and unknown versions of an edited report."""
     if not raw.strip():
         raise ReportError(f"{where}: empty file")
     if raw.startswith(GZIP):
-        raise ReportError(f"{where}: is compressed; unpack it first, as with gunzip")
+        raise ReportError(f"{where}: this is a compressed file; unpack it first, such as by gunzip")
     try:
         value = strict_json.loads(raw)
-    except strict_json.Invalid as error:
+    except strict_json.InvalidJson as error:
         raise ReportError(f"{where}: {display(str(error))}; it is not a report, or was truncated or edited") from error
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
-        raise ReportError(f'{where}: is not a report of quanterr (its "schema" is not "{SCHEMA}")')
+        raise ReportError(f'{where}: not a report of quanterr (its "schema" is not "{SCHEMA}")')
     version = value.get("schema_version")
     if not isinstance(version, str) or not re.fullmatch(rf"{MAJOR}\.\d+", version):
         found = display(str(version), 40)
@@ -327,7 +333,7 @@ def _search(raw: bytes, where: str) -> None:
         )
 
 
-def _described(error: ValidationError) -> str:
+def _describe_error(error: ValidationError) -> str:
     """The first of the errors: where, what is wrong, what was found."""
     first = error.errors(include_url=False)[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
@@ -338,7 +344,7 @@ def _described(error: ValidationError) -> str:
 
 
 def _check(found: Extract, records: dict[str, int], where: str) -> None:
-    """What a report says twice has to agree: one that lost a layer, or what was wrong with it, says nothing."""
+    """Check that repeated facts of a report agree: a report that lost layers or findings must not be judged."""
     layers, total = len(found["layers"]), found["aggregate"]["total_layers"]
     if layers != total:
         raise ReportError(f"{where}: has {layers:,} layers, but aggregate.total_layers is {total:,}: it was edited")
@@ -350,11 +356,11 @@ def _check(found: Extract, records: dict[str, int], where: str) -> None:
         twice = next(name for name, times in Counter(names).items() if times > 1)
         raise ReportError(f"{where}: {display(twice)} occurs twice among its layers: it was edited")
     if not names and any(found["coverage"][f"{side}_compared_fraction"] for side in ("original", "quantized")):
-        raise ReportError(f"{where}: lists no layer, but its coverage says that weights were compared: it was edited")
+        raise ReportError(f"{where}: lists no layers, but its coverage counts compared weights: it was edited")
 
 
 def _check_verdict(found: Extract, where: str) -> None:
-    """A verdict has to be what compare and gate make of the rest."""
+    """Check that the verdict follows from the rest of the report."""
     verdict, against = found["verdict"], []
     if verdict != "inconclusive":
         against += [] if found["complete"] else ["the run was interrupted"]
@@ -366,5 +372,6 @@ def _check_verdict(found: Extract, where: str) -> None:
     if against:
         description = display(against[0], LONG)
         raise ReportError(
-            f"{where}: its verdict is {verdict}, but it says: {description}; it was edited, compare again"
+            f"{where}: its verdict is {verdict}, which its content contradicts: {description}; it was edited, "
+            "compare again"
         )

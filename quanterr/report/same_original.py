@@ -1,4 +1,4 @@
-"""Whether two reports are of one original, and may be compared at all."""
+"""Check that two reports have the same original and are comparable."""
 
 from collections.abc import Iterator
 from math import isclose
@@ -9,15 +9,14 @@ from quanterr.report.reading import Extract
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
-NORM_TOLERANCE = 1e-6  # of norms on two devices: chunks are summed in float32 on a device, good to 1e-8
+NORM_TOLERANCE = 1e-6  # for norms from two devices: sums of chunks in float32 are accurate to 1e-8
 
 
-def difference(old: Extract, new: Extract) -> str | None:
-    """Why numbers of the two do not belong together; None where they do. Both need :data:`NORM`.
+def find_difference(old: Extract, new: Extract) -> str | None:
+    """Return why two reports cannot be compared, or None. Both extracts need :data:`NORM`.
 
-    They have to be of the same original, selection, outlier threshold and version of the metrics. The original is
-    known by its number of tensors, its bytes and the norm and some values of every tensor that both compare and that is
-    finite in both: a norm leaves out what is not.
+    Original, selection, outlier threshold and metrics version must agree. The original is identified by its number of
+    tensors, its bytes, and the norm and fingerprint of each tensor that both reports compare and find finite.
     """
     for key, what in (("tensors", "tensors"), ("bytes", "bytes")):
         if old["original"][key] != new["original"][key]:
@@ -30,35 +29,35 @@ def difference(old: Extract, new: Extract) -> str | None:
         before, after = (report["settings"][key] for report in (old, new))
         if before != after:
             return f"it has another {what}: {before} there, {after} here"
-    known = {row["layer_name"]: row for row in _compared(old)}
-    for row in _compared(new):
+    known = {row["layer_name"]: row for row in _list_compared(old)}
+    for row in _list_compared(new):
         before = known.get(row["layer_name"])
-        if before and (why := other_tensor(row["layer_name"], _marks(before), _marks(row))):
+        if before and (why := find_tensor_difference(row["layer_name"], _read_marks(before), _read_marks(row))):
             return f"it has a different original: {why}"
     return None
 
 
 class Marks(NamedTuple):
-    """What a tensor of an original is known again by; None: not known."""
+    """Properties that identify a tensor of an original; None if unknown."""
 
     norm: float | None
     fingerprint: str | None
 
 
-def _marks(row: JsonObject) -> Marks:
+def _read_marks(row: JsonObject) -> Marks:
     return Marks(row[NORM], row.get(FINGERPRINT))
 
 
-def other_tensor(name: str, there: Marks, here: Marks) -> str | None:
-    """Why a tensor of an original is another one here than there; None where nothing says so."""
+def find_tensor_difference(name: str, there: Marks, here: Marks) -> str | None:
+    """Return why an original's tensor differs between two reports, or None if nothing shows that."""
     if there.norm is not None and here.norm is not None and not isclose(there.norm, here.norm, rel_tol=NORM_TOLERANCE):
         return f"the norm of the original {display(name)} is {there.norm} there, {here.norm} here"
     if there.fingerprint and here.fingerprint and there.fingerprint != here.fingerprint:
-        return f"the original {display(name)} has other values there than here, though the same norm"
+        return f"the original {display(name)} has other values there than here, but the same norm"
     return None
 
 
-def _compared(report: Extract) -> Iterator[JsonObject]:
-    """Its tensors that are finite on both sides."""
+def _list_compared(report: Extract) -> Iterator[JsonObject]:
+    """Return the compared tensors that are finite on both sides."""
     rows = (row for key in ("layers", "other_changes", "lossless") for row in report[key])
     return (row for row in rows if row.get("finite", True))

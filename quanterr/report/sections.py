@@ -1,11 +1,11 @@
-"""What a reader sees of a document, without a medium: the terminal, the page and Markdown show the same.
+"""Sections of a document, independent of the medium: terminal, page and Markdown render the same ones.
 
-A document says what it is about in a :class:`View`. Cells and lines are plain text; a text that comes from a file or a
-user and stands by itself is a :class:`Name`, which no medium takes for anything but text.
+A document describes itself by a :class:`View`. Cells and lines are plain text. A cell with text from a file or user
+is a :class:`Name`, which every renderer escapes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from quanterr.report.base import Finding, RunInfo
 from quanterr.report.gate_results import Gate
@@ -19,126 +19,221 @@ class Name(str):
 
 
 class LayerName(Name):
-    """The name of a layer, which a page links to everything that is known of it."""
+    """The name of a layer; a page links it to the layer's details."""
 
     __slots__ = ()
 
 
+class BarCell(str):
+    """A share from 0 to 1, drawn as a bar in a terminal; the string itself is the bar in ASCII."""
+
+    WIDTH = 12  # characters
+    share: float
+
+    def __new__(cls, share: float) -> Self:
+        """Create the bar in ASCII from a share."""
+        drawn = super().__new__(cls, ("#" * round(share * cls.WIDTH)).ljust(cls.WIDTH, "."))
+        drawn.share = share
+        return drawn
+
+
 class Column(NamedTuple):
-    """A column behind that of names: in narrow terminals the ones with the highest rank go first."""
+    """A column of a table after the first; narrow terminals drop the columns of the highest rank first."""
 
     header: str
     rank: int
-    right: bool = True  # as numbers are
+    right: bool = True  # as for numbers
+    legend: str = ""  # explains a column of bars, which only terminals show
 
 
 class Table(NamedTuple):
-    """A table; the first cell of each row is what the row is about."""
+    """A table; the first cell of a row names its subject."""
 
     title: str
     first: str  # heading of the first column
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
-    more: int = 0  # rows that are not shown
+    more: int = 0  # number of rows left out
 
 
 class Lines(NamedTuple):
-    """Sentences, one below the other; ``warn`` if they are to be noticed."""
+    """Sentences, one below the other; ``warn`` highlights them."""
 
-    lines: Sequence[str]
+    lines: Iterable[str]
     warn: bool = False
 
 
 class Findings(NamedTuple):
-    """Findings, and of which candidate they are where there are several."""
+    """Findings, each with the name of its candidate ("" if there is only one)."""
 
     found: Sequence[tuple[str, Finding]]
 
 
 class Gates(NamedTuple):
-    """Gates, judged, and of which candidate they are where there are several."""
+    """Results of gates, each with the name of its candidate ("" if there is only one); terminals omit them."""
 
     judged: Sequence[tuple[str, Gate]]
 
 
-Part = Table | Lines | Findings | Gates
+class Figure(NamedTuple):
+    """A number about the whole result, shown large on a page."""
+
+    title: str
+    value: str
+    unit: str = ""
+    note: str = ""
+
+
+class FigureGroup(NamedTuple):
+    """The numbers about the whole result; a page shows them without a heading."""
+
+    title: str
+    shown: Sequence[Figure]
+
+
+class Share(NamedTuple):
+    """A part of a whole; ``key`` selects its colour on a page."""
+
+    key: str
+    title: str
+    tensors: int
+    bytes: int
+
+
+class Whole(NamedTuple):
+    """A whole and its shares."""
+
+    title: str
+    note: str
+    shares: Sequence[Share]
+
+
+class Shares(NamedTuple):
+    """Wholes divided by bytes, as tables; a page also draws each as a strip."""
+
+    wholes: Sequence[Whole]
+
+
+class FactList(NamedTuple):
+    """Titles with texts."""
+
+    shown: Sequence[tuple[str, str]]
+
+
+class MapCell(NamedTuple):
+    """A weight of a block map: name, status (see html_data), SNR in dB (None: undefined) and avoidable dB."""
+
+    name: str
+    status: int
+    snr_db: float | None
+    excess_db: float | None
+
+
+class BlockMap(NamedTuple):
+    """The weights of a model by block and module; terminals draw it in characters, pages by scripts."""
+
+    weights: Callable[[], Iterable[MapCell]]
+
+
+class Interactive(NamedTuple):
+    """A part that only pages have: ``html/<file>.html``, filled by the page's scripts."""
+
+    file: str
+
+
+Part = Table | Lines | Findings | Gates | FigureGroup | Shares | FactList | BlockMap | Interactive
+TERMINAL, VERBOSE, PAGE, CARD = "terminal", "verbose", "page", "card"  # VERBOSE: a terminal with -v
 
 
 class Section(NamedTuple):
-    """Parts under one heading; ``key`` is its id in a page, which folds details, and alone shows them."""
+    """Parts under one heading; ``key`` is the section's id on a page."""
 
     key: str
     title: str
     parts: Sequence[Part]
-    is_detail: bool = False
+    media: Sequence[str] = (TERMINAL, PAGE, CARD)
+    is_open: bool = True  # initial state on a page
+    is_problem: bool = False
 
 
-class Metric(NamedTuple):
-    """A number of each layer, as a page's scripts show it."""
+MAP = Section("places", "Map", [Interactive("map")], (PAGE,))
+LAYERS = Section("layers", "Layers", [Interactive("layers")], (PAGE,))
+FRONT = Section("front", "Size and error", [Interactive("front")], (PAGE,))
+
+
+class MapMetric(NamedTuple):
+    """A number of each layer, as the scripts of a page show it."""
 
     title: str
-    better: str  # lower, higher
-    unit: str = ""  # dB, bit, %: a share
-    log: bool = False  # whether its colours are by its logarithm
-    column: str = ""  # its heading in the table of layers
-    is_wide: bool = False  # whether narrow screens leave it out
-    is_signed: bool = False  # whether it is a change
+    better: str  # "lower" or "higher"
+    unit: str = ""  # dB or bit; %: a share
+    log: bool = False  # colours are on a logarithmic scale
+    column: str = ""  # heading in the table of layers
+    is_wide: bool = False  # left out on narrow screens
+    is_signed: bool = False  # the value is a change
 
 
 class Details(NamedTuple):
-    """A table for each layer, by its number, which a page shows where the layer is chosen."""
+    """A table about a layer, given by its index, which a page shows when the layer is selected."""
 
     title: str
     heads: Sequence[str]
     of: Callable[[int], Sequence[Sequence[str]]]
 
 
-class Maps(NamedTuple):
-    """Maps and a table of all layers: what only a page can show. ``data`` are columns: see html_data.columns_of."""
+class PageScripts(NamedTuple):
+    """The extra scripts of a page and the data that they show."""
 
-    metrics: Mapping[str, Metric]  # by their key in the data
-    words: Mapping[str, str]  # titles of the columns of words, by their key: filters choose by these
+    scripts: Sequence[str]
     data: Callable[[], JsonObject]
-    order: str  # the metric by which layers are sorted, the worst first
-    colour: str  # the metric that colours the map
-    front: Sequence[tuple[str, int, float | None, bool]] = ()  # candidates: name, bytes, SNR in dB, none beats it
+
+
+class Maps(NamedTuple):
+    """The metrics in the map and layer table of a page. ``data`` returns columns; see html_data.make_columns."""
+
+    metrics: Mapping[str, MapMetric]  # by key in the data
+    words: Mapping[str, str]  # titles of text columns by key; filters select by them
+    data: Callable[[], JsonObject]
+    order: str  # metric that sorts the layers, the worst first
+    colour: str  # metric that colours the map
+    front: Sequence[tuple[str, int, float | None, bool]] = ()  # candidates: name, bytes, SNR in dB, Pareto-optimal
     details: Details | None = None
 
 
 class View(NamedTuple):
-    """A document as its reader sees it."""
+    """A document as readers see it."""
 
-    heading: str  # in Markdown
-    verdict: str | None  # pass, fail, inconclusive; None of what is not judged
-    conclusion: str  # the answer, in a sentence
-    reasons: Sequence[str]  # of the verdict
-    facts: Sequence[tuple[str, Sequence[str]]]  # what it is about: titles with texts
+    heading: str  # of the Markdown section
+    verdict: str | None  # pass, fail, inconclusive; None: not judged
+    conclusion: str  # the result in a sentence
+    reasons: Sequence[str]  # reasons for the verdict
+    facts: Sequence[tuple[str, Sequence[str]]]  # the compared files: titles with texts
     sections: Sequence[Section]
-    about: str  # what the numbers mean and leave out
+    about: str  # explains what the numbers mean and leave out
     made_by: str  # program and version
-    maps: Maps | None = None
-    done: str = ""  # what is said in place of pass where no limits were set: compared, evaluated
-    doubts: Sequence[str] = ()  # what questions the comparison itself
+    maps: Maps | PageScripts | None = None
+    done: str = ""  # word shown for a pass without gates: compared, evaluated
+    doubts: Sequence[str] = ()  # messages that question the comparison itself
 
     @property
     def word(self) -> str | None:
-        """The verdict in a word."""
+        """The verdict in one word."""
         return self.done if self.done and self.verdict == "pass" else self.verdict
 
 
 class Case(NamedTuple):
-    """A test of JUnit, which passes unless it has a ``problem``: error or failure."""
+    """A JUnit test, which passes unless it has a ``problem``: "error" or "failure"."""
 
     group: str
     name: str
     problem: str = ""
     message: str = ""
-    text: str = ""  # of the problem
+    text: str = ""  # body of the problem
     output: str = ""
 
 
 class Suite(NamedTuple):
-    """Tests of JUnit: of a candidate, of a comparison."""
+    """A JUnit test suite, for a comparison or a candidate."""
 
     name: str
     cases: Sequence[Case]
@@ -148,29 +243,29 @@ class Suite(NamedTuple):
 Cells = Iterable[tuple[str, object]]  # names of columns, with values
 
 
-class Shown(Protocol):
-    """A result that a reader sees and a spreadsheet takes in."""
+class Renderable(Protocol):
+    """A result that can be rendered for readers and as CSV."""
 
     @property
     def noun(self) -> str:
-        """What it is called: report, plan, diff."""
+        """The kind of result, such as "report", "plan" or "diff"."""
 
     def view(self, top: int) -> View:
-        """What is seen of it, with ``top`` layers of each kind."""
+        """Return the view with at most ``top`` layers of each kind."""
 
     def columns(self) -> Sequence[str]:
-        """The columns of its CSV."""
+        """Return the names of the CSV columns."""
 
     def rows(self) -> Iterable[Cells]:
-        """The rows of its CSV."""
+        """Return the rows of the CSV."""
 
 
-class Judged(Shown, Protocol):
-    """One that CI judges."""
+class TestedResult(Renderable, Protocol):
+    """A result with JUnit tests."""
 
     @property
     def run(self) -> RunInfo:
-        """When and how it was made."""
+        """Information about the run that made the result."""
 
     def suites(self) -> Sequence[Suite]:
-        """What JUnit has of it."""
+        """Return the JUnit test suites."""

@@ -1,4 +1,4 @@
-"""What ``evaluate --sensitivity`` wrote: how much each weight matters, and what recipes cost that were measured."""
+"""Reader of files from ``evaluate --sensitivity``: sensitivities of weights, and the measured cost of recipes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,23 +10,24 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, listed
 
 SCHEMA, MAJOR = "quanterr.sensitivity", "1"
-FARTHEST = 0.3  # nat: beyond, divergence no longer grows with the squared error, and says nothing of smaller errors
-SURE = 3.0  # standard errors of a divergence that calibrates
+FARTHEST = 0.3  # nat; above this, divergence is no longer proportional to squared error
+SURE = 3.0  # minimum ratio of a divergence to its standard error for calibration
 
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """How much each weight matters: KLD ≈ Σ alpha · NMSE [nat]."""
+    """Sensitivities alpha of weights, for KLD ≈ Σ alpha · NMSE [nat]."""
 
-    weights: Mapping[str, float]  # alpha by name, of an error that is spread evenly
-    recipes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # alpha by name of the errors of a recipe
-    factors: Mapping[str, float] = field(default_factory=dict)  # measured / predicted, by recipe
+    weights: Mapping[str, float]  # alpha by name, for evenly spread errors
+    recipes: Mapping[str, Mapping[str, float]] = field(
+        default_factory=dict
+    )  # alpha by recipe and name, for the errors of the recipe
+    factors: Mapping[str, float] = field(default_factory=dict)  # measured / predicted KLD by recipe
 
     def alphas(self, recipe: str | None = None) -> dict[str, float]:
-        """By name of the weight, of the errors that a recipe makes, or something unknown; calibrated where it can be.
+        """Return alpha by weight for the errors of a recipe, or of an unknown source if None; calibrated if possible.
 
-        The divergence of a recipe that was measured is that which was measured; of others, and of files, it is
-        corrected by what these were off on (geometric) average.
+        A measured recipe is calibrated by its own measured / predicted KLD, any other by the geometric mean of all.
         """
         factor = self.factors.get(recipe or "", self.factor)
         found = {**self.weights, **self.recipes.get(recipe or "", {})}
@@ -34,23 +35,23 @@ class Sensitivity:
 
     @property
     def factor(self) -> float:
-        """What predictions are multiplied by of recipes that were not measured."""
+        """The calibration of recipes that were not measured."""
         return exp(sum(map(log, self.factors.values())) / len(self.factors)) if self.factors else 1.0
 
     @property
     def note(self) -> str | None:
-        """By what predictions are calibrated, in words; None where they are not."""
+        """The calibration in words; None without one."""
         if not self.factors:
             return None
         each = listed([f"{name} {factor:.2f}" for name, factor in self.factors.items()], 4)
-        return f"predicted KLD is calibrated by what was measured beside the sensitivity (measured ÷ predicted: {each})"
+        return f"predicted KLD is calibrated by recipes measured with the sensitivity (measured ÷ predicted: {each})"
 
 
 def read_sensitivity(path: str) -> Sensitivity:
-    """How much each weight matters, as a file says it.
+    """Read the sensitivities of weights from a file.
 
     Raises:
-        ReportError: no such file, or not such a file.
+        ReportError: the file is missing, or evaluate --sensitivity did not write it.
     """
     where = display(path)
     try:
@@ -63,29 +64,29 @@ def read_sensitivity(path: str) -> Sensitivity:
     rows = fields.get("weights") if isinstance(fields, dict) else None
     version = str(fields.get("schema_version", "")) if isinstance(fields, dict) else ""
     if not isinstance(rows, list) or fields.get("schema") != SCHEMA or version.partition(".")[0] != MAJOR:
-        raise ReportError(f"{where}: not what quanterr evaluate --sensitivity writes")
+        raise ReportError(f"{where}: not a file of quanterr evaluate --sensitivity")
     weights: dict[str, float] = {}
     recipes: dict[str, dict[str, float]] = {}
     for row in rows:
         if not isinstance(row, dict) or not isinstance(name := row.get("layer_name"), str):
             continue
-        if (alpha := _number(row, "alpha")) is not None:
+        if (alpha := _read_number(row, "alpha")) is not None:
             weights[name] = alpha
         own = row.get("alphas")
         own = own if isinstance(own, dict) else {}
         for recipe in own:
-            if (alpha := _number(own, recipe)) is not None:
+            if (alpha := _read_number(own, recipe)) is not None:
                 recipes.setdefault(recipe, {})[name] = alpha
-    return Sensitivity(weights, recipes, _factors(fields.get("recipes")))
+    return Sensitivity(weights, recipes, _read_factors(fields.get("recipes")))
 
 
-def _factors(measured: object) -> dict[str, float]:
-    """Measured / predicted, of recipes whose divergence is neither noise nor too large for a prediction."""
+def _read_factors(measured: object) -> dict[str, float]:
+    """Return measured / predicted KLD of recipes whose KLD exceeds the noise and is small enough to predict."""
     found = {}
     for name, row in measured.items() if isinstance(measured, dict) else ():
         if not isinstance(row, dict):
             continue
-        kld, error, predicted = (_number(row, key) for key in ("kld", "kld_se", "predicted_kld"))
+        kld, error, predicted = (_read_number(row, key) for key in ("kld", "kld_se", "predicted_kld"))
         if kld is None or error is None or not predicted or predicted < 0:
             continue
         if SURE * error < kld <= FARTHEST and isfinite(kld / predicted):
@@ -93,6 +94,6 @@ def _factors(measured: object) -> dict[str, float]:
     return found
 
 
-def _number(row: JsonObject, key: str) -> float | None:
+def _read_number(row: JsonObject, key: str) -> float | None:
     found = row.get(key)
     return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None

@@ -1,4 +1,4 @@
-"""Reading what quanterr wrote, other than reports: strictly, and without torch."""
+"""Strict reader of all stored documents except reports; needs no torch."""
 
 from typing import TypeVar
 
@@ -14,11 +14,10 @@ Kind = TypeVar("Kind", bound=Document)
 
 
 def read_stored(path: str, kind: type[Kind], schema: str, version: str) -> Kind:
-    """A file of that schema; whether it was edited is told on standard error.
+    """Read a document of the given schema; warn on stderr if it was edited or has no checksum.
 
     Raises:
-        ReportError: no such file, of another schema, of a schema version that this quanterr does not know, a wrong
-            value.
+        ReportError: the file is missing, of another schema or an unknown schema version, or has an invalid value.
     """
     where = display(path)
     try:
@@ -33,9 +32,9 @@ def read_stored(path: str, kind: type[Kind], schema: str, version: str) -> Kind:
     if own.get("schema") != schema or str(own.get("schema_version", "")).split(".")[0] != version.split(".")[0]:
         raise ReportError(f"{where}: not a {schema} of schema version {version}")
     if "checksum" not in own:
-        checksum.tell_unchecked(where)
-    elif not checksum.is_as_written(raw):
-        checksum.tell_changed(where)
+        checksum.warn_unchecked(where)
+    elif not checksum.is_unedited(raw):
+        checksum.warn_edited(where)
     try:
         return kind.model_validate_json(raw, strict=True)
     except ValidationError as error:

@@ -1,8 +1,8 @@
-"""What rules see of a document: its subjects, the items below them, and which numbers these have.
+"""Subjects that rules judge, their items and their metrics, for all kinds of documents.
 
-A subject is what gets a verdict: a report, a plan, a candidate of a ranking or of an evaluation. Its items are layers,
-blocks, tasks. Each document has its own in ``values.py`` beside its model: a :class:`Vocabulary`, ``subjects`` that
-lists them and ``with_verdicts`` that stores what was found.
+A subject receives a verdict: a report, a plan, a candidate of a ranking or evaluation. Its items are layers, blocks or
+tasks. Each document defines its own in ``values.py`` beside its model: a :class:`Vocabulary`, ``list_subjects`` which
+lists them and ``store_verdicts`` which stores verdicts.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,105 +17,107 @@ from quanterr.report.gate_results import Verdict, Word
 from quanterr.util.strict_json import JsonFields, JsonObject
 from quanterr.util.text import display
 
-WIDTH = 1.96  # standard errors from a value to an end of its interval of 95 %
+WIDTH = 1.96  # half the width of a 95 % confidence interval, in standard errors
 INFINITE = {name: value for name, value in NONFINITE.items() if isinf(value)}
 
 
 class Vocabulary(NamedTuple):
-    """What rules may name in a document."""
+    """The metrics that rules may name in a kind of document."""
 
-    document: str  # "report"
-    items: Mapping[str, str]  # metric of items → what has it: "layer"
-    whole: Collection[str]  # metrics of a subject itself
-    example: str  # a rule, for errors
-    no_worse: str | None = None  # the rule that a baseline alone asks for; None: it has no baselines
-    model: Collection[str] = ()  # metrics that global() finds
-    errors: Collection[str] = ()  # metrics of a subject that have a standard error
-    done: str = "everything selected was compared"  # what is said of one that passes
-    scores: Mapping[str, Score] = {}  # what is said of metrics of a subject
+    document: str  # name of the document, such as "report"
+    items: Mapping[str, str]  # metric of items → the kind of item that has it, such as "layer"
+    whole: Collection[str]  # metrics of the subject itself
+    example: str  # a rule to show in error messages
+    no_worse: str | None = None  # the rule that a baseline implies; None: no baseline is possible
+    model: Collection[str] = ()  # metrics that global() accepts
+    errors: Collection[str] = ()  # metrics of the subject that have a standard error
+    done: str = "everything selected was compared"  # message of a subject that passes
+    scores: Mapping[str, Score] = {}  # scores of the subject's metrics
 
 
-def number(values: JsonFields, nonfinite: Mapping[str, str], name: str) -> float | None:
-    """The value of that name; infinite where ``nonfinite`` says so, None where it is undefined."""
+def read_number(values: JsonFields, nonfinite: Mapping[str, str], name: str) -> float | None:
+    """Return a value by name; infinite where ``nonfinite`` says so, None if undefined."""
     key, _, percentile = name.partition(".")
     value: float | None = values[key][percentile] if percentile else values[key]
     return INFINITE.get(nonfinite.get(key, "")) if value is None else value
 
 
 class Item(NamedTuple):
-    """One of a subject's items. ``trouble`` says why no rule about it can hold."""
+    """One item of a subject. ``trouble`` explains why no rule about it can hold."""
 
     name: str
-    kind: str  # what it is: "block"; of a report where it stands: layers, other_changes, lossless, not_compared
+    kind: str  # such as "block"; in a report its list: layers, other_changes, lossless, not_compared
     values: JsonFields
     trouble: str | None = None
-    perfect: Mapping[str, float] = {}  # what the numbers are of a tensor that is the same on both sides
+    perfect: Mapping[str, float] = {}  # values of metrics for a tensor that is identical on both sides
 
-    def number(self, metric: str) -> float | None:
-        """Its value, None where it is undefined. Of a tensor that is the same on both sides the perfect one."""
+    def get_number(self, metric: str) -> float | None:
+        """Return a metric's value, None if undefined; the perfect value for a tensor identical on both sides."""
         if self.identical:
             return self.perfect.get(metric, self.values.get(metric))
-        return None if self.kind == "not_compared" else number(self.values, self.values.get("nonfinite", {}), metric)
+        return (
+            None if self.kind == "not_compared" else read_number(self.values, self.values.get("nonfinite", {}), metric)
+        )
 
     @property
     def identical(self) -> bool:
-        """Whether it is a tensor that is the same on both sides."""
+        """True for a tensor that is identical on both sides."""
         return self.kind == "lossless"
 
 
 @dataclass
 class Subject:
-    """What rules see of one thing that is judged.
+    """The view that rules have of one thing to judge.
 
-    ``trouble`` says why no rule about the whole model can hold. ``unreliable`` says why its verdict can only be
-    inconclusive, ``unquantized`` why it is so under any rule: what was measured is not the quantized model.
+    ``trouble`` explains why no rule about the whole model can hold, ``unreliable`` why the verdict can only be
+    inconclusive, ``unquantized`` why no rule can change that: the measured model is not the quantized one.
     """
 
     vocabulary: Vocabulary
     items: list[Item]
     whole: Mapping[str, float | None] = field(default_factory=dict)
-    name: str | None = None  # of a candidate
-    errors: Mapping[str, float | None] = field(default_factory=dict)  # standard errors of the whole's metrics
+    name: str | None = None  # name of the candidate
+    errors: Mapping[str, float | None] = field(default_factory=dict)  # standard errors of the metrics in ``whole``
     trouble: str | None = None
     unreliable: list[str] = field(default_factory=list)
     unquantized: list[str] = field(default_factory=list)
     complete: bool = True
-    patterns: Sequence[str] = ()  # what it was restricted to
-    too_few: str | None = None  # why there is no interval of its numbers
+    patterns: Sequence[str] = ()  # the selection of layers
+    too_few: str | None = None  # why the numbers have no confidence interval
 
-    def items_with(self, metric: str) -> list[Item]:
-        """Those that have a metric, which is one of the vocabulary."""
+    def list_items(self, metric: str) -> list[Item]:
+        """Return the items that have a metric of the vocabulary."""
         return [item for item in self.items if item.kind == self.vocabulary.items[metric]]
 
-    def of_whole(self, metric: str) -> float | None:
-        """Its own value; None where it is undefined."""
+    def get_whole_metric(self, metric: str) -> float | None:
+        """Return the subject's own value of a metric, None if undefined."""
         return self.whole.get(metric)
 
-    def of_model(self, metric: str) -> float | None:
-        """The value of global(); None where it is undefined."""
+    def get_model_metric(self, metric: str) -> float | None:
+        """Return the value of global(metric), None if undefined."""
         raise KeyError(metric)
 
     def check_usable(self) -> None:
-        """Refuse a baseline that cannot be relied on as a whole.
+        """Check that the subject as a whole can serve as a baseline.
 
         Raises:
-            UsageError: it cannot.
+            UsageError: it is unreliable.
         """
 
     def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
-        """Refuse a baseline that says nothing about these metrics of it.
+        """Check that a baseline is comparable in these metrics.
 
         Raises:
-            UsageError: it is of another original, selection or text, or cannot be relied on.
+            UsageError: the baseline is unreliable, or of another original, selection or text.
         """
         raise UsageError(f"a {self.vocabulary.document} takes no baseline")
 
 
-def counterpart(subject: Subject, before: Sequence[Subject]) -> Subject | None:
-    """What a subject is compared with: the only one of an older document, or the one of the same name.
+def find_counterpart(subject: Subject, before: Sequence[Subject]) -> Subject | None:
+    """Return the older subject to compare with: the only one, or the one of the same name; None without any.
 
     Raises:
-        UsageError: there are several, and none has its name.
+        UsageError: there are several, and none has the same name.
     """
     if len(before) < 2:
         return next(iter(before), None)
@@ -133,8 +135,8 @@ class HasVerdict(Protocol):
     reasons: list[str]
 
 
-def overall(candidates: Mapping[str, "HasVerdict | Verdict"]) -> tuple[Word, list[str]]:
-    """Verdict and reasons of all candidates together, by their names."""
+def combine_verdicts(candidates: Mapping[str, "HasVerdict | Verdict"]) -> tuple[Word, list[str]]:
+    """Return the joint verdict of candidates, given by name, and its reasons."""
     found = [one.verdict for one in candidates.values()]
     verdict: Word = "inconclusive" if "inconclusive" in found else "fail" if "fail" in found else "pass"
     if verdict == "pass":
@@ -144,22 +146,22 @@ def overall(candidates: Mapping[str, "HasVerdict | Verdict"]) -> tuple[Word, lis
     ]
 
 
-def whole_of(judged: Sequence[Subject], candidates: Sequence[object], verdicts: Sequence[Verdict]) -> JsonObject:
-    """The fields of a document whose candidates were judged."""
-    verdict, reasons = overall(dict(zip((one.name or "" for one in judged), verdicts, strict=True)))
+def merge_verdicts(judged: Sequence[Subject], candidates: Sequence[object], verdicts: Sequence[Verdict]) -> JsonObject:
+    """Return the fields of a document that follow from the verdicts on its candidates."""
+    verdict, reasons = combine_verdicts(dict(zip((one.name or "" for one in judged), verdicts, strict=True)))
     gated = any(found.gates for found in verdicts)
     return {"candidates": list(candidates), "verdict": verdict, "reasons": reasons, "gated": gated}
 
 
-def reasons_of_its_own(verdict: str, reasons: Sequence[str], of_gates: Collection[str]) -> list[str]:
-    """Why a stored verdict is inconclusive whichever rules were asked; empty where it is not."""
+def list_own_reasons(verdict: str, reasons: Sequence[str], of_gates: Collection[str]) -> list[str]:
+    """Return the reasons of an inconclusive stored verdict that no gate caused; empty for other verdicts."""
     return [reason for reason in reasons if reason not in of_gates] if verdict == "inconclusive" else []
 
 
-def change(old: float | None, new: float | None, function: str = "delta") -> float | None:
-    """New against old: ``delta`` is new less old, ``rel_delta`` that divided by ``|old|``, ``ratio`` new / old.
+def compute_change(old: float | None, new: float | None, function: str = "delta") -> float | None:
+    """Return the change from old to new: "delta" new - old, "rel_delta" (new - old) / ``|old|``, "ratio" new / old.
 
-    Two equal values did not change, also where both are infinite or zero.
+    Equal values give no change, even if both are infinite or zero. None if undefined.
     """
     if old is None or new is None:
         return None

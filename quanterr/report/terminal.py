@@ -1,12 +1,13 @@
-"""Documents in the terminal: what a view holds, the answer last.
+"""Views in the terminal, with the answer last.
 
-Without a terminal (a pipe, a CI log) tables are as wide as their widest row, in ASCII. In a narrow
-terminal columns are left out, the least telling first; a name or a number is never cut short.
+Without a terminal (a pipe, a CI log) tables are ASCII and as wide as their widest row. Narrow terminals leave out the
+least important columns; names and numbers are never cut.
 """
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import IO, NoReturn
+from itertools import takewhile
+from typing import IO, NamedTuple, NoReturn
 
 from rich import box
 from rich.console import Console
@@ -14,28 +15,45 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from quanterr.report.base import Finding
-from quanterr.report.formatting import LONG, sentence, stated
-from quanterr.report.sections import Column, Findings, Gates, Lines, Part, Table, View
-from quanterr.util.colors import wanted
+from quanterr.report.block_map import draw_block_maps
+from quanterr.report.formatting import LONG, format_answer, sentence
+from quanterr.report.sections import (
+    TERMINAL,
+    VERBOSE,
+    BarCell,
+    BlockMap,
+    Column,
+    FigureGroup,
+    Findings,
+    Gates,
+    LayerName,
+    Lines,
+    Part,
+    Table,
+    View,
+)
+from quanterr.util.colors import use_color
 from quanterr.util.text import count, display
 
 NO_LIMIT = 1 << 16  # columns
-NARROWEST = 48  # in which no table has to cut anything
+NARROWEST = 48  # columns; no table needs to cut cells at this width
 STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow", None: "bold"}
 SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 MAX_FINDINGS = 10
-NAME_WIDTH = 24  # that a name has at least, folded
+NAME_WIDTH = 24  # minimum width of a name before it is folded
+RED, YELLOW = 5 / 6, 1 / 2  # shares above which bars have these colours: SNR below 10 and 30 dB
+WEIGHT = ".weight"
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
-        """Leave it to the caller: rich would exit with 1, which says that a gate failed."""
+        """Raise for the caller: rich would exit with 1, which means that a gate failed."""
         raise BrokenPipeError
 
 
 def console(file: IO[str], color: str = "auto") -> Console:
-    """A console for a stream. ``color`` is auto, always or never."""
-    colored = wanted(file, color)
+    """Return a console for a stream. ``color`` is auto, always or never."""
+    colored = use_color(file, color)
     columns = os.environ.get("COLUMNS", "")
     asked = int(columns) if columns.isdecimal() else 0
     width = None if file.isatty() else max(asked, NARROWEST) if asked else NO_LIMIT
@@ -44,42 +62,66 @@ def console(file: IO[str], color: str = "auto") -> Console:
     )
 
 
-def show(view: View, to: Console, status: int | None = None, wrote: Sequence[str] = (), next_step: str = "") -> None:
-    """Print it; the last line is the answer, with the exit ``status`` and the files that were written.
+class Outcome(NamedTuple):
+    """The outcome of a command: its exit status, the files it wrote and the command it proposes."""
 
-    ``next_step`` is the command that is proposed.
+    status: int | None = None
+    wrote: Sequence[str] = ()
+    next_step: str = ""
+
+
+NO_OUTCOME = Outcome()
+
+
+def show(view: View, to: Console, answer: Outcome = NO_OUTCOME, verbose: bool = False, plot: bool = True) -> None:
+    """Print a view: sections, then findings, then the answer.
+
+    ``verbose`` adds sections for verbose terminals and prints all findings; ``plot`` draws maps in a terminal.
     """
     wrap = not to.is_terminal
     to.print(Text("; ".join(_facts(view))), soft_wrap=wrap)
-    for section in view.sections:
+    media = {TERMINAL, VERBOSE} if verbose else {TERMINAL}
+    sections = [section for section in view.sections if media & set(section.media)]
+    for section in sections:
         before = None
-        for part in () if section.is_detail else section.parts:
-            if not (isinstance(before, Table) and isinstance(part, Lines)):  # a table has an empty line below it
+        for part in section.parts:
+            if isinstance(part, Findings | Gates) or (isinstance(part, BlockMap) and not (plot and to.file.isatty())):
+                continue
+            if not (isinstance(before, Table) and isinstance(part, Lines)):  # a table is followed by an empty line
                 to.print()
             _print_part(part, to)
             before = part
+    found = [one for section in sections for part in section.parts if isinstance(part, Findings) for one in part.found]
+    print_findings(found, to, verbose)
     to.print()
     to.print(Text(view.about, style="dim"), soft_wrap=wrap)
-    for reason in _reasons(view):
+    for reason in _reasons(view, found):
         to.print(Text(display(reason, LONG), style=STYLES[view.verdict]), soft_wrap=wrap)
-    print_next(next_step, to)
-    words = view.conclusion + written(wrote)
-    answer = words if view.word is None else ended(view.word, status, words, view.doubts)
-    to.print(Text(answer, style=style_of(view.word, view.doubts)), soft_wrap=wrap)
+    if answer.next_step:  # unwrapped, so that it can be pasted
+        to.print(Text(f"next: {display(answer.next_step, LONG)}", style="dim"), soft_wrap=True)
+    to.print(Text(format_conclusion(view, answer), style=_pick_style(view)), soft_wrap=wrap)
 
 
-def print_next(command: str, to: Console) -> None:
-    """The proposed command, on a line that a shell takes as it is."""
-    if command:
-        to.print(Text(f"next: {display(command, LONG)}", style="dim"), soft_wrap=True)
+def format_conclusion(view: View, answer: Outcome) -> str:
+    """Return the last line, such as "PASS (exit 0): …. Wrote a.json", with doubts about the comparison."""
+    written = ", ".join(display(_relative_path(path)) for path in answer.wrote)
+    words = f"{view.conclusion}. Wrote {written}" if written else view.conclusion
+    if view.word is None:
+        return words
+    status = "" if answer.status is None else f" (exit {int(answer.status)})"
+    return format_answer(f"{view.word.upper()}{status}", view.doubts, words)
 
 
-def _reasons(view: View) -> Iterator[str]:
-    """Those that no gate has given."""
-    parts = [part for section in view.sections for part in section.parts if not section.is_detail]
-    gates = [gate.message for part in parts if isinstance(part, Gates) for _, gate in part.judged]
+def _pick_style(view: View) -> str:
+    """Return the style of the last line; a pass without gates is no approval and gets no colour."""
+    return STYLES["inconclusive"] if view.doubts and view.word != "fail" else STYLES.get(view.word, "bold")
+
+
+def _reasons(view: View, found: Sequence[tuple[str, Finding]]) -> Iterator[str]:
+    """Yield the reasons of the verdict that repeat no finding."""
+    given = tuple(f"{name}: {one.message}" if name else one.message for name, one in found)
     for reason in view.reasons if view.verdict not in ("pass", None) else ():
-        if not any(reason.endswith(message) for message in gates):
+        if not reason.startswith(given):
             yield reason
 
 
@@ -91,51 +133,73 @@ def _facts(view: View) -> Iterator[str]:
 def _print_part(part: Part, to: Console) -> None:
     wrap = not to.is_terminal
     if isinstance(part, Table):
-        rows = [(name, cells) for name, *cells in part.rows]
-        to.print(Text(part.title, style="bold"), soft_wrap=wrap)  # rich would wrap it to the width of the table
-        table = fitted("", part.first, part.columns, rows, is_plain(to), to)
-        to.print(table)
-        for line in hidden(table, part.columns):
-            to.print(Text(line, style="dim"), soft_wrap=wrap)
-        if part.more:
-            to.print(Text(f"and {part.more:,} more, in the JSON"), soft_wrap=wrap)
-    elif isinstance(part, Findings):
-        for name, item in part.found:
-            to.print(_finding(item, _of(name, item.message)), soft_wrap=wrap)
-    elif isinstance(part, Gates):
-        for name, gate in part.judged:
-            to.print(Text(_of(name, sentence(gate.message))), soft_wrap=wrap)
-    else:
+        _print_table(part, to)
+    elif isinstance(part, FigureGroup):
+        _print_figures(part, to)
+    elif isinstance(part, BlockMap):
+        for picture in draw_block_maps(part.weights(), to.width, unicode="utf" in (to.encoding or "").lower()):
+            to.print(picture)
+    elif isinstance(part, Lines):
         for line in part.lines:
             to.print(Text(display(line, LONG), style="yellow" if part.warn else ""), soft_wrap=wrap)
 
 
-def _of(name: str, text: str) -> str:
-    return f"{display(name)}: {text}" if name else text
+def _print_table(part: Table, to: Console) -> None:
+    wrap = not to.is_terminal
+    rows, left_out = _shorten_names(part)
+    to.print(Text(part.title, style="bold"), soft_wrap=wrap)  # rich would wrap the title to the width of the table
+    table = fit_table("", part.first, part.columns, rows, is_plain(to), to)
+    to.print(table)
+    kept = {column.header for column in table.columns}
+    notes = [f"names without {left_out}"] if left_out else []
+    notes += [column.legend for column in part.columns if column.legend and column.header in kept]
+    narrow = ", ".join(column.header for column in part.columns if column.header not in kept)
+    notes += [f"too narrow for: {narrow}"] if narrow else []
+    if notes:
+        to.print(Text("; ".join(notes), style="dim"), soft_wrap=wrap)
+    if part.more:
+        to.print(Text(f"and {part.more:,} more, in the JSON"), soft_wrap=wrap)
+
+
+def _shorten_names(part: Table) -> tuple[list[tuple[str, Sequence[str]]], str]:
+    """Return rows whose names lack the common prefix and suffix, and these ends as text."""
+    names = [row[0] for row in part.rows if isinstance(row[0], LayerName)]
+    prefix, suffix = _common_ends(names) if len(names) == len(part.rows) else ("", "")
+    rows: list[tuple[str, Sequence[str]]] = [
+        (row[0].removeprefix(prefix).removesuffix(suffix), row[1:]) for row in part.rows
+    ]
+    return rows, " and ".join(display(end) for end in (prefix, suffix) if end)
+
+
+def _common_ends(names: Sequence[str]) -> tuple[str, str]:
+    """Return the common prefix of names in whole words without numbers, and ".weight"; each name keeps a word."""
+    suffix = WEIGHT if len(names) > 1 and all(name.endswith(WEIGHT) for name in names) else ""
+    words = [name.removesuffix(suffix).split(".")[:-1] for name in names]
+    if len(names) < 2:
+        return "", ""
+    alike = takewhile(lambda same: len(set(same)) == 1 and not same[0].isdecimal(), zip(*words, strict=False))
+    return "".join(f"{same[0]}." for same in alike), suffix
+
+
+def _print_figures(part: FigureGroup, to: Console) -> None:
+    to.print(Text(part.title, style="bold"), soft_wrap=not to.is_terminal)
+    table = _bare_table("", is_plain(to))
+    table.show_header = False
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, value, unit, note in part.shown:
+        table.add_row(Text(title), Text(f"{value}{f' {unit}' if unit else ''}{f'; {display(note)}' if note else ''}"))
+    if part.shown:
+        to.print(table)
 
 
 def is_plain(to: Console) -> bool:
-    """Whether tables are drawn in ASCII there."""
+    """Return True if tables must be drawn in ASCII."""
     return not to.file.isatty() or "utf" not in (to.encoding or "").lower()
 
 
-def written(paths: Sequence[str]) -> str:
-    """``. Wrote a.json, b.html``, behind an answer."""
-    return f". Wrote {', '.join(display(_from_here(path)) for path in paths)}" if paths else ""
-
-
-def ended(word: str, status: int | None, words: str, found: Sequence[str] = ()) -> str:
-    """``PASS (exit 0): …``, the last line of a table; with what questions the comparison itself."""
-    return stated(f"{word.upper()}{'' if status is None else f' (exit {int(status)})'}", found, words)
-
-
-def style_of(word: str | None, found: Sequence[str] = ()) -> str:
-    """The style of a last line; none of what was compared without limits, which is no approval."""
-    return STYLES["inconclusive"] if found and word != "fail" else STYLES.get(word, "bold")
-
-
-def _from_here(path: str) -> str:
-    """A path as seen from the current folder, where it is in there."""
+def _relative_path(path: str) -> str:
+    """Return the path relative to the current folder if it is inside."""
     try:
         relative = os.path.relpath(path)
     except ValueError:  # on another drive
@@ -143,27 +207,27 @@ def _from_here(path: str) -> str:
     return path if relative.startswith(os.pardir) else relative
 
 
-def bare_table(title: str, plain: bool) -> RichTable:
-    """A table without columns."""
+def _bare_table(title: str, plain: bool) -> RichTable:
+    """Return a table without columns."""
     style = box.ASCII2 if plain else box.SIMPLE_HEAD
     return RichTable(title=title, title_justify="left", title_style="bold", box=style, pad_edge=plain)
 
 
-def fitted(
+def fit_table(
     title: str,
     first: str,
     columns: Sequence[Column],
-    rows: Sequence[tuple[str, Sequence[str | Text]]],
+    rows: Sequence[tuple[str, Sequence[str]]],
     plain: bool,
     to: Console,
 ) -> RichTable:
-    """A table whose first column holds names, with as many of the others as the console is wide enough for."""
+    """Return a table that drops the least important columns until it fits the console; the first column holds names."""
     widths = [max([len(c.header), *(len(row[n]) for _, row in rows)]) + 3 for n, c in enumerate(columns)]
     name = min(max((len(display(name)) for name, _ in rows), default=0), NAME_WIDTH)
     kept = list(range(len(columns)))
     while len(kept) > 1 and name + 4 + sum(widths[n] for n in kept) > to.width:
         kept.remove(max(kept, key=lambda n: columns[n].rank))
-    table = bare_table(title, plain)
+    table = _bare_table(title, plain)
     table.add_column(first, overflow="fold", min_width=name)
     for n in kept:
         table.add_column(
@@ -173,45 +237,49 @@ def fitted(
             overflow="fold",
         )
     for shown, row in rows:
-        table.add_row(Text(display(shown)), *(row[n] for n in kept))
+        table.add_row(Text(display(shown)), *(_draw(row[n], plain) for n in kept))
     return table
 
 
-def hidden(table: RichTable, columns: Sequence[Column]) -> list[str]:
-    """What is said of the columns that a console is too narrow for."""
-    shown = {column.header for column in table.columns}
-    names = [column.header for column in columns if column.header not in shown]
-    return [f"too narrow for: {', '.join(names)}"] if names else []
+def _draw(cell: str, plain: bool) -> Text:
+    """Return a cell as text; bars are drawn in eighths of a character, red where long."""
+    if plain or not isinstance(cell, BarCell):
+        return Text(display(cell, LONG))
+    eighths = round(cell.share * BarCell.WIDTH * 8)
+    bar = "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
+    style = "red" if cell.share > RED else "yellow" if cell.share > YELLOW else "green"
+    return Text(bar.ljust(BarCell.WIDTH), style=style)
 
 
-def print_findings(findings: Sequence[Finding], to: Console, verbose: bool) -> None:
-    """The first few findings, or all: each layer once, with all that is found of it."""
-    groups = _by_layer(findings)
+def print_findings(found: Sequence[tuple[str, Finding]], to: Console, verbose: bool) -> None:
+    """Print the worst findings, or all if ``verbose``, grouped by layer."""
+    groups = _group_by_layer(found)
     shown = groups if verbose else groups[:MAX_FINDINGS]
     if shown:
         to.print()
-    for first, *others in shown:
-        to.print(_finding(first, first.message), soft_wrap=not to.is_terminal)
-        for item in others:
+    for (name, first), *others in shown:
+        message = f"{display(name)}: {first.message}" if name else first.message
+        to.print(_finding(first, message), soft_wrap=not to.is_terminal)
+        for _, item in others:
             message = item.message.removeprefix(f"{display(item.layer or '')}: ")
             to.print(Text("  and ") + _finding(item, message), soft_wrap=not to.is_terminal)
     left = sum(map(len, groups[len(shown) :]))
     if left:
         to.print(Text(f"and {count(left, 'more finding')} (-v shows all)"))
     if shown:
-        codes = ", ".join(dict.fromkeys(display(item.code) for group in shown for item in group))
-        to.print(Text(f"quanterr explain NAME says more: {codes}", style="dim"), soft_wrap=not to.is_terminal)
+        codes = ", ".join(dict.fromkeys(display(item.code) for group in shown for _, item in group))
+        to.print(Text(f"for details, run quanterr explain NAME: {codes}", style="dim"), soft_wrap=not to.is_terminal)
 
 
-def _by_layer(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Those of one layer together, the worst first; groups by the worst that is in them."""
+def _group_by_layer(found: Sequence[tuple[str, Finding]]) -> list[list[tuple[str, Finding]]]:
+    """Return findings grouped by candidate and layer, in groups and within them the most severe first."""
     severities = list(SEVERITIES)
-    groups: dict[object, list[Finding]] = {}
-    for n, item in enumerate(findings):
-        groups.setdefault(n if item.layer is None else item.layer, []).append(item)
+    groups: dict[object, list[tuple[str, Finding]]] = {}
+    for n, (name, item) in enumerate(found):
+        groups.setdefault(n if item.layer is None else (name, item.layer), []).append((name, item))
     for group in groups.values():
-        group.sort(key=lambda item: severities.index(item.severity))
-    return sorted(groups.values(), key=lambda group: severities.index(group[0].severity))
+        group.sort(key=lambda one: severities.index(one[1].severity))
+    return sorted(groups.values(), key=lambda group: severities.index(group[0][1].severity))
 
 
 def _finding(item: Finding, message: str) -> Text:

@@ -1,1 +1,1 @@
-"""Buffers and chunks: rows of stored tensors, in memory that is used again."""
+"""Chunks of weights, reused buffers, levels of codes, and checks of casts and scales."""

@@ -1,6 +1,6 @@
-"""How a weight is cut: from its shape alone, so that the same weight is always cut the same way.
+"""Cuts of weights into chunks, which depend on the shape alone: the same weight is always cut the same way.
 
-A weight is handled as a matrix. Its rows are what a linear layer calls output rows:
+A weight is handled as a matrix whose rows are the output rows of a linear layer:
 
     0-D, 1-D          one row
     2-D               (rows, cols)
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple, overload
 
-# Elements of a chunk. On the CPU its few buffers should stay in the cache of one core while the fixed
-# price of some forty operations is spread thin; on CUDA it should hide the launches.
+# Elements of a chunk. On the CPU the chunk's buffers should fit the cache of one core and yet amortize the fixed cost
+# of some forty operations; on CUDA a chunk should hide the launches.
 CPU_CHUNK = 1 << 19
 CUDA_CHUNK = 1 << 23
-LEAST_CUDA_CHUNK = 1 << 21  # where its memory is short: 8 MiB of float32
+LEAST_CUDA_CHUNK = 1 << 21  # if CUDA memory is short: 8 MiB of float32
 
 KERNEL_WIDTH = 32  # a 3-D weight whose last axis is shorter is a 1-D convolution, not stacked experts
 
@@ -24,7 +24,7 @@ KERNEL_WIDTH = 32  # a 3-D weight whose last axis is shorter is a 1-D convolutio
 class Chunk(NamedTuple):
     """Rows ``row:stop_row`` and columns ``col:stop_col``.
 
-    What is read at once is whole rows or a piece of one row; of a block, whole rows are.
+    A chunk that is read at once is whole rows or a piece of one row; a chunk of a block has any columns.
     """
 
     row: int
@@ -43,14 +43,14 @@ class Chunk(NamedTuple):
         return (self.stop_row - self.row) * (self.stop_col - self.col)
 
 
-def divided(chunk: Chunk, size: int) -> list[Chunk]:
-    """A chunk as chunks of at most ``size`` elements."""
+def split_chunk(chunk: Chunk, size: int) -> list[Chunk]:
+    """Split a chunk into chunks of at most ``size`` elements."""
     row, _, col, _ = chunk
     return [Chunk(row + c.row, row + c.stop_row, col + c.col, col + c.stop_col) for c in Cut(*chunk.shape, size)]
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(rows, cols) of a weight."""
+    """Return (rows, cols) of a weight of that shape."""
     if len(shape) < 2:
         return 1, prod(shape)
     if len(shape) == 3 and shape[2] >= KERNEL_WIDTH:
@@ -62,10 +62,10 @@ class Cut(Sequence[Chunk]):
     """The chunks of at most ``size`` elements that cover a matrix, in order."""
 
     def __init__(self, rows: int, cols: int, size: int) -> None:
-        """Cut ``rows`` × ``cols``."""
+        """Cut a matrix of ``rows`` × ``cols`` elements."""
         self._rows, self._cols = rows, cols
         most = max(size // cols, 1) if cols else 1
-        self._row_step = -(-rows // -(-rows // most)) if rows else 1  # all of nearly the same height
+        self._row_step = -(-rows // -(-rows // most)) if rows else 1  # steps of nearly equal height
         self._col_step = min(cols, size)
         self._across = -(-cols // size)
 

@@ -1,4 +1,4 @@
-"""How codes become values, as data: what the compiled kernel carries out itself, instead of calling a format."""
+"""Decoding rules as data, which the compiled kernel carries out itself instead of calling a format."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,39 +7,39 @@ from typing import Any
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.native import Element, Order
+from quanterr.native import ElementType, Order
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
-__all__ = ["BITS", "Decoder", "Element", "Native", "Order"]
+__all__ = ["BITS", "Decoder", "ElementType", "Native", "Order"]
 
 OfBlocks = Callable[[Chunk, Workspace], Tensor]  # (1 or r, blocks of columns) float32
 
-# By element: how many of them are stored together, and in how many bytes.
-BITS: dict[Element, tuple[int, int]] = {
-    Element.F32: (1, 4),
-    Element.BF16: (1, 2),
-    Element.F16: (1, 2),
-    Element.I8: (1, 1),
-    Element.E4M3: (1, 1),
-    Element.Q8_0: (32, 34),
-    Element.Q4_K: (256, 144),
-    Element.Q6_K: (256, 210),
+# By element: how many elements are stored together, and in how many bytes.
+BITS: dict[ElementType, tuple[int, int]] = {
+    ElementType.F32: (1, 4),
+    ElementType.BF16: (1, 2),
+    ElementType.F16: (1, 2),
+    ElementType.I8: (1, 1),
+    ElementType.E4M3: (1, 1),
+    ElementType.Q8_0: (32, 34),
+    ElementType.Q4_K: (256, 144),
+    ElementType.Q6_K: (256, 210),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """(value of the code - zero) · scale, or value · scale + shift, of codes in rows of ``cols`` elements.
+    """(value of the code - zero) · scale, or value · scale + shift, for codes in rows of ``cols`` elements.
 
-    Each operation rounds to float32. ``table``, of Element.TABLE, is (256, elements per byte) float32. ``scale``,
-    ``zero`` and ``shift`` give those of the blocks of ``group`` columns of a chunk; 0: of its whole rows. ``ends`` are
-    the bytes of saturated codes, at most three.
+    Each operation rounds to float32. ``table``, for ElementType.TABLE, is (256, elements per byte) float32. ``scale``,
+    ``zero`` and ``shift`` return one value per block of ``group`` columns of a chunk; if ``group`` is 0, one per whole
+    row. ``ends`` are the bytes of saturated codes, at most three.
     """
 
     codes: Entry
     cols: int
-    element: Element
+    element: ElementType
     table: Tensor | None = None
     scale: OfBlocks | None = None
     zero: OfBlocks | None = None
@@ -49,23 +49,23 @@ class Decoder:
     ends: tuple[int, ...] = ()
 
     @property
-    def together(self) -> tuple[int, int]:
-        """How many elements are stored together, and in how many bytes."""
+    def storage_unit(self) -> tuple[int, int]:
+        """(elements, bytes) of the smallest unit of storage."""
         return BITS[self.element] if self.table is None else (int(self.table.shape[1]), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """A format's ``dequantize`` and the same as data. Whoever wraps it loses the data, which no longer fit then."""
+    """A format's ``dequantize`` with the same rule as data. Wrapping it drops the data, which no longer fit then."""
 
     dequantize: Callable[[Chunk, Workspace], Any]
     decoder: Decoder
 
     def __call__(self, chunk: Chunk, workspace: Workspace) -> Any:
-        """What ``dequantize`` gives."""
+        """Call ``dequantize``."""
         return self.dequantize(chunk, workspace)
 
 
 def decoder_of(dequantize: Callable[[Chunk, Workspace], Any]) -> Decoder | None:
-    """The data of a dequantize function that has them."""
+    """Return the decoder of a dequantize function; None if it has none."""
     return dequantize.decoder if isinstance(dequantize, Native) else None

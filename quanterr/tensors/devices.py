@@ -1,4 +1,4 @@
-"""Where torch computes."""
+"""The choice of the device on which torch computes."""
 
 import torch
 
@@ -10,11 +10,11 @@ CPU = torch.device("cpu")
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name; ``auto`` is CUDA where there is one.
+    """Return the device of that name; ``auto`` is CUDA if available, else the CPU.
 
     Raises:
-        UsageError: not a device's name.
-        ResourceError: CUDA is asked for and is not there.
+        UsageError: the name is not a device's.
+        ResourceError: CUDA was requested but is not available.
     """
     if name == "auto":
         name = f"cuda:{this_process().local_rank}" if torch.cuda.is_available() else "cpu"
@@ -30,6 +30,6 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def described(device: torch.device) -> str:
-    """Its name, and what it is."""
+def describe_device(device: torch.device) -> str:
+    """Format the device's name; for CUDA, with the GPU's name."""
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

@@ -1,9 +1,9 @@
-"""How good the scales of a weight are: what its groups lose with the stored ones, and would lose with good ones.
+"""The quality of a weight's scales: the losses of its groups with the stored scales and with good ones.
 
-Good scales are made of the original, for the groups that the format has: as large as the largest code needs, with zero
-points as large as the range needs. They are rounded to powers of two where the stored ones are. All is counted in
-stored codes, so that factors of columns, branches of low rank and rotations count as the format applies them: a good
-scale is the stored one times a number for each group.
+Good scales are derived from the original, for the format's groups: as large as the largest code needs, with zero points
+as the range needs. They are rounded to powers of two if the stored ones are. All is measured in stored codes, so that
+factors of columns, low-rank branches and rotations count as the format applies them: a good scale is the stored scale
+times a number per group.
 """
 
 from collections.abc import Sequence
@@ -15,47 +15,47 @@ from torch import Tensor
 
 from quanterr.tensors.levels import Levels, Scaling
 
-SAME = 0.05  # of a unit: columns of a group whose units differ by more, and not alike in all rows, are not one
-ZERO = 1e-6  # of the largest level: a shift that is none
-MOVED = 0.01  # of a code: by more a zero point differs within a group, as only a branch makes it
-FIXED = 0.05  # of a code: by less the zero points of all groups differ, so the format, or the file, has but one
-ALIKE = 0.01  # relative
-BYTE = 256  # codes
-ABOVE_NORMAL = 64.0  # times the least normal number: values that are so large round as floats do
-SOME = 1.2  # times what good scales lose: less is none
-FEW_LEVELS = 16  # of fewer, scales are sought: more lose little by one that clips nothing
-SEARCHED = (1.0, 0.7, 0.775, 0.85, 0.925, 1.075, 1.15, 1.225, 1.3)
-PARTLY = 4.0  # by so much the largest value of a group may be above that of a part of it
+SAME = 0.05  # relative: units that differ by more, except by column factors, form no group
+ZERO = 1e-6  # relative to the largest level: smaller shifts count as none
+MOVED = 0.01  # codes: a zero point that varies more within a group comes from a branch
+FIXED = 0.05  # codes: if the zero points of all groups differ by less, there is only one
+ALIKE = 0.01  # relative difference between scales that count as alike
+BYTE = 256  # codes in a byte
+ABOVE_NORMAL = 64.0  # values above this multiple of the smallest normal number round as floats
+SOME = 1.2  # relative to good scales: a smaller loss counts as none
+FEW_LEVELS = 16  # with more levels, a scale that clips nothing loses little, and none is searched
+SEARCHED = (1.0, 0.7, 0.775, 0.85, 0.925, 1.075, 1.15, 1.225, 1.3)  # multiples of the scale that clips nothing
+PARTLY = 4.0  # the largest value of a group may exceed that of a part by this factor
 
 
-class Groups(NamedTuple):
-    """How the elements of a matrix share scales: blocks of (rows, cols), of which it has whole numbers."""
+class ScaleGroups(NamedTuple):
+    """Blocks of (rows, cols) elements that share a scale; a matrix has whole numbers of blocks."""
 
     rows: int
     cols: int
-    whole: bool = True  # each group is all there
+    whole: bool = True  # each group is complete
 
-    def most(self, values: Tensor) -> Tensor:
-        """The largest of each group, (groups down, groups across)."""
+    def max(self, values: Tensor) -> Tensor:
+        """Return the largest value of each group, (groups down, groups across)."""
         return self._split(values).amax(3).amax(1)
 
-    def most_of_units(self, unit: Tensor, shape: torch.Size) -> Tensor:
-        """The same of numbers that rows, or columns, of a matrix have in common, (1 or r, 1 or c)."""
+    def max_of_units(self, unit: Tensor, shape: torch.Size) -> Tensor:
+        """Return the largest number per group, for numbers that rows or columns share, (1 or r, 1 or c)."""
         if unit.shape[1] > 1:
-            return self.most(unit.expand(shape))
+            return self.max(unit.expand(shape))
         down, across = shape[0] // self.rows, shape[1] // self.cols
         return unit.expand(shape[0], 1).reshape(down, self.rows).amax(1, keepdim=True).expand(down, across)
 
-    def least(self, values: Tensor) -> Tensor:
-        """The smallest of each group."""
+    def min(self, values: Tensor) -> Tensor:
+        """Return the smallest value of each group."""
         return self._split(values).amin(3).amin(1)
 
-    def total(self, values: Tensor) -> Tensor:
-        """The sum of each group, float64."""
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum of each group, float64."""
         return self._split(values).sum(3).sum(1, dtype=torch.float64)
 
     def spread(self, of_groups: Tensor) -> Tensor:
-        """A number of each group for its elements, a view of (r, c) where that needs no copy."""
+        """Expand a number per group to its elements, (r, c); a view where that needs no copy."""
         if self.rows == 1 and of_groups.shape[1] == 1:
             return of_groups
         return of_groups.repeat_interleave(self.rows, 0).repeat_interleave(self.cols, 1)
@@ -66,57 +66,58 @@ class Groups(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Of groups, (groups down, groups across) float64 each."""
+    """Squared losses and scales of groups, (groups down, groups across) float64 each."""
 
     x_sq: Tensor
-    stored_sq: Tensor  # what the nearest codes lose with the stored scales
-    good_sq: Tensor  # and with good ones; (2, …): as two rules make them, where they are powers of two
-    worst_sq: Tensor  # and at worst: half a step, of all elements but zeros
-    needed: Tensor  # a good scale / the stored one
-    used: Tensor  # the same for what the stored codes stand for: which part of their range these use
-    stored: Tensor  # the stored scale, and a good one, as what codes are multiplied by
-    good: Tensor
-    moved: Tensor  # how far the lowest level is from where a good one would be, and
-    lowest: Tensor  # where that is
+    stored_sq: Tensor  # squared error of the nearest codes with the stored scales
+    good_sq: Tensor  # with good scales; (2, …) by two rules if scales are powers of two
+    worst_sq: Tensor  # worst case: half a step for every nonzero element
+    needed: Tensor  # good scale / stored scale
+    used: Tensor  # the same for the stored values: the part of the range in use
+    stored: Tensor  # stored scale as a factor of codes
+    good: Tensor  # good scale as a factor of codes
+    moved: Tensor  # distance of the lowest level from its good place
+    lowest: Tensor  # magnitude of the lowest level at its good place
 
 
-def losses(
+def measure_losses(
     levels: Levels,
     x: Tensor,
     e: Tensor | None,
     scales: Scaling,
-    groups: Groups,
+    groups: ScaleGroups,
     largest: float | None = None,
     y: Tensor | None = None,
     one_zero: bool | None = None,
 ) -> Losses:
-    """Of ``x``, (r, c) float32; ``e``, where it is known, is the error of the nearest codes with the stored ``scales``.
+    """Measure the losses of the groups of ``x``, (r, c) float32, with the stored ``scales`` and with good ones.
 
-    ``largest`` is the largest magnitude of the original, where a group is all of the weight and ``x`` a part of it.
-    ``y`` is what is stored, where its codes are not the nearest. ``one_zero``: whether all groups of the weight have
-    one zero point; None: as these groups show it.
+    ``e``, if known, is the error of the nearest codes with the stored scales. ``largest`` is the largest magnitude of
+    the original, if one group covers the weight and ``x`` is a part of it. ``y`` holds the stored values, if their
+    codes are not the nearest. ``one_zero``: whether all groups of the weight share a zero point; None: decide by these
+    groups.
     """
     unit, shift = scales
-    none, stored = unit == 0, groups.most_of_units(unit.abs(), x.shape)
-    lost = groups.least(none.float().expand(x.shape)) > 0 if bool(none.any()) else None
+    none, stored = unit == 0, groups.max_of_units(unit.abs(), x.shape)
+    lost = groups.min(none.float().expand(x.shape)) > 0 if bool(none.any()) else None
     if lost is not None:
-        x, e = _without_codes(x, none, groups), None
+        x, e = _zero_uncoded(x, none, groups), None
         unit = unit.masked_fill(none, 1.0)
     codes = (x - shift if shift is not None else x) / unit
-    zeros = None if shift is None else _zeros(levels, shift, unit, groups, codes.shape)
+    zeros = None if shift is None else _find_zeros(levels, shift, unit, groups, codes.shape)
     if one_zero is None:
-        one_zero = zeros is None or _fixed(zeros)
-    needed, start, first = _needed(levels, codes, zeros, groups, one_zero)
-    whole = zeros is not None and not one_zero and _whole(zeros)
+        one_zero = zeros is None or _are_equal(zeros)
+    needed, start, first = _find_needed(levels, codes, zeros, groups, one_zero)
+    whole = zeros is not None and not one_zero and _are_whole(zeros)
     used = needed
     if y is not None:
-        used = _needed(levels, (y - shift if shift is not None else y) / unit, zeros, groups, one_zero)[0]
+        used = _find_needed(levels, (y - shift if shift is not None else y) / unit, zeros, groups, one_zero)[0]
     if not groups.whole:
-        needed = _of_whole(needed, unit, levels, largest)
+        needed = _estimate_whole(needed, unit, levels, largest)
     live = needed > 0
-    needed = (needed / _share_used(levels, needed[live])).masked_fill(~live, 1.0)
-    x_sq = groups.total(x.square())
-    size = groups.most_of_units(unit.abs(), x.shape)
+    needed = (needed / _find_share_used(levels, needed[live])).masked_fill(~live, 1.0)
+    x_sq = groups.sum(x.square())
+    size = groups.max_of_units(unit.abs(), x.shape)
     good, moved = needed * size, (levels.lowest - start - (levels.lowest - first) * needed) * size
     lowest = moved.abs() if zeros is None else ((start + (levels.lowest - first) * needed - zeros) * size).abs()
     of_groups = [numbers.double() for numbers in (needed, used, stored, good, moved.abs(), lowest)]
@@ -126,8 +127,12 @@ def losses(
         return Losses(x_sq, usual_sq, usual_sq[None], none_sq, *of_groups)
     if e is None:
         e = (levels.values(levels.numbers(codes)) - codes).mul_(unit)
-    stored_sq = groups.total(e.square())
-    rounded = _rounded(levels, needed) if _powers_of_two(unit) else [needed * size for size in _sizes(levels)]
+    stored_sq = groups.sum(e.square())
+    rounded = (
+        _round_to_powers(levels, needed)
+        if _are_powers_of_two(unit)
+        else [needed * size for size in _search_multiples(levels)]
+    )
     good_sq = []
     for factor in rounded:
         sizes = groups.spread(factor)
@@ -135,8 +140,8 @@ def losses(
             start = zeros - ((zeros - start) / factor).round() * factor
         ideal = (codes - groups.spread(start)).div_(sizes).add_(groups.spread(first))
         error = (levels.values(levels.numbers(ideal)) - ideal).mul_(sizes).mul_(unit)
-        good_sq.append(groups.total(error.square_()))
-    if not _powers_of_two(unit):  # the best that a short search finds in each group
+        good_sq.append(groups.sum(error.square_()))
+    if not _are_powers_of_two(unit):  # the best of a short search in each group
         good_sq = [torch.stack(good_sq).amin(0)]
     if levels.mantissa:
         worst_sq = x_sq / 4 ** (levels.mantissa + 1)
@@ -144,88 +149,91 @@ def losses(
         worst_sq = torch.zeros_like(x_sq)
     else:
         half = levels.room(ideal) if levels.table else 0.5
-        worst_sq = groups.total((groups.spread(needed) * unit * half).square() * (x != 0))
-    if lost is not None:  # without a scale all is lost but what a shift gives, whatever the code
-        lost_sq = x_sq if shift is None else groups.total((x - shift).square())
+        worst_sq = groups.sum((groups.spread(needed) * unit * half).square() * (x != 0))
+    if lost is not None:  # without a scale, only the shift remains of a group
+        lost_sq = x_sq if shift is None else groups.sum((x - shift).square())
         stored_sq = torch.where(lost, lost_sq, stored_sq)
         good_sq = [torch.where(lost & (x_sq == 0), 0.0, one) for one in good_sq]
     return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, *of_groups)
 
 
-def losses_of_parts(levels: Levels, x: Tensor, unit: Tensor, of_groups: Losses, groups: Groups, width: int) -> Losses:
-    """Of parts of rows, ``width`` columns each, what they lose to scales of their groups that are too large.
+def measure_part_losses(
+    levels: Levels, x: Tensor, unit: Tensor, of_groups: Losses, groups: ScaleGroups, width: int
+) -> Losses:
+    """Measure the losses of parts of rows, ``width`` columns each, to scales of their groups that are too large.
 
-    ``levels`` are those of floats, which lose nothing to such scales but where values are so small that their codes
-    are subnormal: a group as a whole does not show it. ``unit`` is that of ``x``, (r, c).
+    ``levels`` are floats, which lose nothing to large scales except where values are so small that their codes are
+    subnormal; a group as a whole does not show this. ``unit`` is the factor of the codes of ``x``, (r, c).
     """
     good = of_groups.needed.float()
-    if _powers_of_two(unit):
-        good = _rounded(levels, good)[0]
-    parts, codes, needed = Groups(1, width), x / unit, groups.spread(good).expand(x.shape)
+    if _are_powers_of_two(unit):
+        good = _round_to_powers(levels, good)[0]
+    parts, codes, needed = ScaleGroups(1, width), x / unit, groups.spread(good).expand(x.shape)
     stored_sq, good_sq = (
-        parts.total(((levels.values(levels.numbers(codes / by)) * by - codes) * unit).square())
+        parts.sum(((levels.values(levels.numbers(codes / by)) * by - codes) * unit).square())
         for by in (torch.ones_like(needed), needed)
     )
-    by = parts.most(needed).double()
-    stored = parts.most(unit.abs().expand(x.shape)).double()
+    by = parts.max(needed).double()
+    stored = parts.max(unit.abs().expand(x.shape)).double()
     none_sq = torch.zeros_like(stored_sq)
     return Losses(
-        parts.total(x.square()), stored_sq, good_sq[None], none_sq, by, by, stored, stored * by, none_sq, none_sq
+        parts.sum(x.square()), stored_sq, good_sq[None], none_sq, by, by, stored, stored * by, none_sq, none_sq
     )
 
 
-def has_one_zero(levels: Levels, scales: Scaling, groups: Groups, shape: torch.Size) -> bool | None:
-    """Whether all these groups have one zero point; None where that is not known."""
+def has_one_zero(levels: Levels, scales: Scaling, groups: ScaleGroups, shape: torch.Size) -> bool | None:
+    """Return whether all these groups share a zero point; None if unknown."""
     unit, shift = scales
     if shift is None or bool((unit == 0).any()):
         return None
-    zeros = _zeros(levels, shift, unit, groups, shape)
-    return None if zeros is None else _fixed(zeros)
+    zeros = _find_zeros(levels, shift, unit, groups, shape)
+    return None if zeros is None else _are_equal(zeros)
 
 
-def _needed(
-    levels: Levels, codes: Tensor, zeros: Tensor | None, groups: Groups, one_zero: bool
+def _find_needed(
+    levels: Levels, codes: Tensor, zeros: Tensor | None, groups: ScaleGroups, one_zero: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """By how much the steps of each group must be larger for ``codes``, (r, c); the code where these begin, and which
-    level is there: the zero point, or of zero points that differ the least code.
+    """Return the factor by which the steps of each group must grow to hold ``codes``, (r, c), and two codes.
+
+    The codes are the start of the range, and the level there: the zero point, or the lowest level if groups differ.
     """
-    high, low = groups.most(codes), groups.least(codes)
+    high, low = groups.max(codes), groups.min(codes)
     if zeros is None or one_zero:
         zero = torch.zeros_like(high) if zeros is None else zeros
-        return _centred(levels, high, low, zero), zero, zero
+        return _find_needed_around(levels, high, low, zero), zero, zero
     start = torch.minimum(low, zeros)
     needed = (torch.maximum(high, zeros) - start) / (levels.highest - levels.lowest)
     return needed, start, torch.full_like(low, levels.lowest)
 
 
-def _without_codes(x: Tensor, none: Tensor, groups: Groups) -> Tensor:
-    """The original with zeros where an element has no code, as in sparse weights; a group of none lost its scale."""
+def _zero_uncoded(x: Tensor, none: Tensor, groups: ScaleGroups) -> Tensor:
+    """Return ``x`` with zeros where an element has no code, as in sparse weights, unless its whole group has none."""
     none = none.expand(x.shape)
-    pruned = none & (groups.spread(groups.least(none.float())) == 0)
+    pruned = none & (groups.spread(groups.min(none.float())) == 0)
     return x.masked_fill(pruned, 0.0)
 
 
-def _zeros(levels: Levels, shift: Tensor, unit: Tensor, groups: Groups, shape: torch.Size) -> Tensor | None:
-    """The code of zero of each group; None where it is that of the value zero, or no group has one."""
+def _find_zeros(levels: Levels, shift: Tensor, unit: Tensor, groups: ScaleGroups, shape: torch.Size) -> Tensor | None:
+    """Return the code of zero of each group; None if it has the value zero, or if it varies within a group."""
     zeros = (-shift / unit).expand(shape)
     limit = max(abs(levels.lowest), abs(levels.highest))
     if not bool((zeros.abs() > ZERO * limit).any()):
         return None
-    high, low = groups.most(zeros), groups.least(zeros)
+    high, low = groups.max(zeros), groups.min(zeros)
     return None if bool((high - low > MOVED * (1 + high.abs())).any()) else (high + low) / 2
 
 
-def _whole(zeros: Tensor) -> bool:
-    """Whether zero points are stored as codes."""
+def _are_whole(zeros: Tensor) -> bool:
+    """Return whether zero points are whole codes."""
     return bool(((zeros - zeros.round()).abs() < MOVED).all())
 
 
-def _fixed(zeros: Tensor) -> bool:
+def _are_equal(zeros: Tensor) -> bool:
     return float(zeros.max() - zeros.min()) < FIXED
 
 
-def _centred(levels: Levels, high: Tensor, low: Tensor, zero: Tensor) -> Tensor:
-    """By how much codes must be larger for the values around a zero point."""
+def _find_needed_around(levels: Levels, high: Tensor, low: Tensor, zero: Tensor) -> Tensor:
+    """Return the factor by which codes must grow to hold the values on both sides of a zero point."""
     above, below = levels.highest - zero, zero - levels.lowest
     up = torch.where(above > 0, (high - zero) / above.clamp(min=1e-30), 0.0)
     down = torch.where(below > 0, (zero - low) / below.clamp(min=1e-30), 0.0)
@@ -233,70 +241,70 @@ def _centred(levels: Levels, high: Tensor, low: Tensor, zero: Tensor) -> Tensor:
 
 
 def _loses_nothing(levels: Levels, needed: Tensor) -> bool:
-    """Whether codes are floats, and scales such that few values are below the least normal number, and none above."""
+    """Return whether codes are floats, and the scales put few values below the normal range and none above."""
     if not levels.mantissa:
         return False
     least = ABOVE_NORMAL * levels.normal / levels.highest
     return bool(((needed >= least) & (needed <= 1)).all())
 
 
-def _share_used(levels: Levels, needed: Tensor) -> float:
-    """Which part of its range a file uses that holds codes of fewer bits in whole bytes; 1 of others.
+def _find_share_used(levels: Levels, needed: Tensor) -> float:
+    """Return the share of the code range in use, for files that hold codes of fewer bits in whole bytes; else 1.
 
-    Its scales are the largest values over the largest code of these bits, or half a step beyond: in all groups alike.
+    Scales are then the largest values over the largest code of these bits, or half a step more, in all groups.
     """
     if levels.table or levels.mantissa or levels.number <= BYTE // 2 or not needed.numel():
         return 1.0
     largest = float(needed.median()) * levels.highest
-    for bits in (1, 2, 3):  # and a sign
+    for bits in (1, 2, 3):  # plus a sign
         for code in (2.0**bits - 1, 2.0**bits - 0.5):
             if abs(largest / code - 1) < ALIKE and bool(((needed * levels.highest / code - 1).abs() < ALIKE).all()):
                 return code / levels.highest
     return 1.0
 
 
-def _of_whole(needed: Tensor, unit: Tensor, levels: Levels, largest: float | None) -> Tensor:
-    """Of groups that are not all there: from the largest value of the weight; else as if it might be larger yet."""
+def _estimate_whole(needed: Tensor, unit: Tensor, levels: Levels, largest: float | None) -> Tensor:
+    """Estimate ``needed`` for incomplete groups: by the weight's largest value, or allowing for a larger one."""
     if largest is not None:
         return torch.full_like(needed, largest / abs(float(unit.reshape(-1)[0])) / levels.highest)
     return torch.maximum(needed, torch.minimum(needed * PARTLY, torch.ones_like(needed)))
 
 
-def _rounded(levels: Levels, needed: Tensor) -> list[Tensor]:
-    """Scales as powers of two: the least that clip nothing; and by the rule of OCP, from exponents alone."""
+def _round_to_powers(levels: Levels, needed: Tensor) -> list[Tensor]:
+    """Round scales to powers of two: the smallest that clip nothing; and by OCP's rule, from exponents alone."""
     largest = levels.highest if levels.highest > 0 else -levels.lowest  # signed codes of one bit are -1 and 0
     exponent = (needed * largest).log2().floor() - log2(largest) // 1
     return [2.0 ** needed.log2().ceil(), 2.0**exponent]
 
 
-def _sizes(levels: Levels) -> Sequence[float]:
-    """Which multiples of the scale that clips nothing are tried: of codes of few bits some smaller and larger ones."""
+def _search_multiples(levels: Levels) -> Sequence[float]:
+    """Return the multiples to try of the scale that clips nothing; several only for codes of few bits."""
     return SEARCHED if levels.number <= FEW_LEVELS else (1.0,)
 
 
-def _powers_of_two(unit: Tensor) -> bool:
+def _are_powers_of_two(unit: Tensor) -> bool:
     return bool((unit.float().frexp().mantissa.abs() == 0.5).all())
 
 
-def groups_of(block: tuple[int, int], unit: Tensor) -> Groups | None:
-    """Blocks of rows and columns whose elements have one unit, but for factors of columns that all rows share.
+def find_groups(block: tuple[int, int], unit: Tensor) -> ScaleGroups | None:
+    """Return the groups of ``block`` (rows, cols) whose elements share a unit, up to column factors common to all rows.
 
-    None where the units, (r, c), are not in such blocks.
+    None if the units, (r, c), do not form these blocks.
     """
     rows, cols = unit.shape
     if rows % block[0] or cols % block[1]:
         return None
-    groups, size = Groups(*block), unit.abs()
-    ratios = (size / groups.spread(groups.most(size))).nan_to_num_(1.0).masked_fill_(size == 0, 1.0)
+    groups, size = ScaleGroups(*block), unit.abs()
+    ratios = (size / groups.spread(groups.max(size))).nan_to_num_(1.0).masked_fill_(size == 0, 1.0)
     return groups if bool(((ratios - ratios[:1]).abs() <= SAME * ratios[:1]).all()) else None
 
 
-def in_order(width: int, unit: Tensor) -> Tensor | None:
-    """The order of columns, (c,), that brings those of one group beside each other; None where there is none.
+def order_columns(width: int, unit: Tensor) -> Tensor | None:
+    """Return the order of columns, (c,), that puts the columns of each group next to each other; None if there is none.
 
-    Groups are of ``width`` columns, which may be anywhere, but are the same in all rows of ``unit``, (r, c).
+    A group is ``width`` columns anywhere, the same in all rows of ``unit``, (r, c).
     """
     generator = torch.Generator().manual_seed(0)
     weights = torch.rand(len(unit), generator=generator).to(unit.device)
     order = (weights @ unit).argsort(stable=True)
-    return order if groups_of((1, width), unit[:, order]) else None
+    return order if find_groups((1, width), unit[:, order]) else None

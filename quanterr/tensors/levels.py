@@ -1,8 +1,8 @@
-"""The values that codes can stand for, and which of them is nearest to a number.
+"""The values that codes can stand for, and the nearest of them to a number.
 
-Two codes of each element are dequantized like any other, most often the lowest and the highest: so scales, zero
-points, minima, factors, orders and branches of low rank count as the format applies them, and this module knows
-nothing of them. What the other codes stand for lies on the line through these two.
+Two codes per element, usually the lowest and the highest, are dequantized like any other. So scales, zero points,
+minima, factors, orders and low-rank branches count as the format applies them, without this module knowing them. The
+values of all other codes lie on the line through these two.
 """
 
 from collections.abc import Sequence
@@ -15,49 +15,49 @@ from torch import Tensor
 
 from quanterr.tensors.workspace import Workspace
 
-MANTISSA = 23  # bits of a float32
+MANTISSA = 23  # mantissa bits of a float32
 EXPONENT = 0xFF << MANTISSA
-SUBNORMAL = 2.0**-24  # the smallest float16
-HALF_STEP = 0.5001  # of what is rounded, but for roundings of float32: 127 steps are good to 2e-5
+SUBNORMAL = 2.0**-24  # smallest float16
+HALF_STEP = 0.5001  # largest rounding error in steps, with a margin for float32: 127 steps are accurate to 2e-5
 
 
 @dataclass(frozen=True)
 class Levels:
     """The values of a code before any scale, from ``lowest`` to ``highest``.
 
-    Codes are as far apart as 1; or, with a ``table``, as its values; or, with ``mantissa`` bits, as those of a small
-    float whose least normal number is ``normal``.
+    Values are integers; or, with a ``table``, its entries; or, with ``mantissa`` bits, the values of a small float
+    whose smallest normal number is ``normal``.
     """
 
-    low: int  # a byte all of whose codes have one value
-    high: int  # a byte all of whose codes have another
+    low: int  # a byte of codes that all have the first known value
+    high: int  # a byte of codes that all have the second known value
     lowest: float
     highest: float
     table: tuple[float, ...] = ()  # all values, ascending
     mantissa: int = 0
     normal: float = 0.0
-    at: tuple[float, float] | None = None  # the values of the two bytes, where they are not the lowest and the highest
-    centred: bool = False  # the code of the value zero stands for zero
-    span: tuple[int, int] | None = None  # the bytes of a block that are codes, where scales are between them
-    block: int = 0  # bytes of such a block
+    at: tuple[float, float] | None = None  # values of the two bytes, if not the lowest and the highest
+    centred: bool = False  # the code with the value zero stands for zero
+    span: tuple[int, int] | None = None  # range of bytes in a block that hold codes, where scales lie between
+    block: int = 0  # bytes of a block with ``span``
 
     @property
     def known(self) -> tuple[float, float]:
-        """The values of the codes in the two bytes."""
+        """The values of the codes in the bytes ``low`` and ``high``."""
         return self.at or (self.lowest, self.highest)
 
-    def within(self, block: int, span: tuple[int, int]) -> "Levels":
-        """The same, of codes that are in these bytes of each block of ``block`` bytes."""
+    def in_blocks(self, block: int, span: tuple[int, int]) -> "Levels":
+        """Return these levels for codes in bytes ``span`` of each block of ``block`` bytes."""
         return replace(self, block=block, span=span)
 
     @property
     def number(self) -> int:
-        """How many values there are; of floats about."""
+        """Number of values; approximate for floats."""
         return len(self.table) or int(self.highest - self.lowest) + 1
 
     @cached_property
     def scaled(self) -> "Levels":
-        """The same, of codes that are only multiplied."""
+        """These levels, for codes that are only multiplied."""
         return replace(self, centred=True)
 
     @cached_property
@@ -70,7 +70,7 @@ class Levels:
         return torch.tensor(self.table, dtype=torch.float32)
 
     def numbers(self, codes: Tensor) -> Tensor:
-        """The numbers of the levels nearest to ``codes``, float32 in units of a code; neighbours differ by one."""
+        """Return the level numbers nearest to ``codes``, float32 in units of a code; neighbours differ by one."""
         if self.table:
             return torch.bucketize(codes, self._boundaries.to(codes.device), out_int32=True)
         if not self.mantissa:
@@ -82,7 +82,7 @@ class Levels:
         return below.add_(bits).copysign_(codes)
 
     def values(self, numbers: Tensor) -> Tensor:
-        """The values of levels by their numbers, float32."""
+        """Return the values of levels by number, float32."""
         if self.table:
             return self._values.to(numbers.device)[numbers]
         if not self.mantissa:
@@ -93,8 +93,9 @@ class Levels:
         return torch.where(size < 2**self.mantissa, below, normal).copysign_(numbers)
 
     def room(self, codes: Tensor) -> Tensor:
-        """How far the nearest level may be from ``codes``, float32 in units of a code: half of what is between the
-        levels around each; beyond the first or the last the distance to it.
+        """Return the largest possible distance of the nearest level to ``codes``, float32 in units of a code.
+
+        Between levels, half their spacing; beyond the first or the last level, the distance to it.
         """
         beyond = (codes - codes.clamp(self.lowest, self.highest)).abs_()
         if self.table:
@@ -114,12 +115,12 @@ class Levels:
 
     @property
     def _first(self) -> int:
-        """The bits of the least normal number, but those that are rounded away."""
+        """The bits of the smallest normal number, without the bits that are rounded away."""
         return int(torch.tensor(self.normal).view(torch.int32)) >> self._shift
 
     @cached_property
     def ends(self) -> tuple[float, float]:
-        """Half a step below the lowest and above the highest value: what is beyond is out of range."""
+        """Half a step below the lowest and above the highest value: numbers beyond are out of range."""
         if self.table:
             return (
                 self.lowest - (self.table[1] - self.table[0]) / 2,
@@ -133,27 +134,27 @@ class Levels:
 
 
 def uniform(bits: int) -> Levels:
-    """Unsigned codes of this many bits, or signed ones that are stored with an offset."""
+    """Return the levels of unsigned codes of this many bits, or signed ones stored with an offset."""
     return Levels(0x00, 0xFF, 0.0, 2.0**bits - 1)
 
 
 def signed_bytes(bits: int) -> Levels:
-    """Codes in two's complement, one in a byte."""
+    """Return the levels of codes in two's complement, one per byte."""
     half = 1 << bits - 1
     return Levels(256 - half & 0xFF, half - 1, -float(half), half - 1.0)
 
 
 def nibbles(values: Sequence[float]) -> Levels:
-    """Codes of 4 bits, two in a byte, whose values are these."""
+    """Return the levels of 4-bit codes with these values, two per byte."""
     table = tuple(sorted(set(map(float, values))))
     low, high = values.index(table[0]), values.index(table[-1])
     return Levels(0x11 * low, 0x11 * high, table[0], table[-1], table)
 
 
-INT4 = Levels(0x88, 0x77, -8.0, 7.0)  # two's complement, two in a byte
+INT4 = Levels(0x88, 0x77, -8.0, 7.0)  # two's complement, two per byte
 INT8 = signed_bytes(8)
-TERNARY = Levels(0x00, 0xFF, -1.0, 1.0, at=(-1.0, 2.0))  # of 2 bits, stored with an offset; one code is unused
-E2M1 = Levels(0xFF, 0x77, -6.0, 6.0, mantissa=1, normal=1.0)  # two in a byte
+TERNARY = Levels(0x00, 0xFF, -1.0, 1.0, at=(-1.0, 2.0))  # 2-bit codes stored with an offset; one code is unused
+E2M1 = Levels(0xFF, 0x77, -6.0, 6.0, mantissa=1, normal=1.0)  # two per byte
 E2M3 = Levels(0xFF, 0x00, -7.5, 7.5, mantissa=3, normal=1.0, at=(-7.5, 0.0))
 E3M2 = Levels(0xFF, 0x00, -28.0, 28.0, mantissa=2, normal=0.25, at=(-28.0, 0.0))
 E4M3 = Levels(0xFE, 0x7E, -448.0, 448.0, mantissa=3, normal=2.0**-6)
@@ -168,47 +169,47 @@ OF_DTYPE = {
 
 
 class ScaleSteps(NamedTuple):
-    """How scales are stored that are whole numbers of a step: none is nearer to a good one than such steps allow.
+    """Scales stored as whole numbers of a step, which limits how close they come to a good scale.
 
-    The step is that of ``shared`` groups beside each other: the largest scale has ``scales`` steps and the largest
-    minimum ``minima``; or it is ``of_largest`` times the largest magnitude, of groups that go on in the next row.
+    ``shared`` consecutive groups have one step: their largest scale is ``scales`` steps, their largest minimum
+    ``minima``. Or the step is ``of_largest`` times the largest magnitude, for groups that run across rows.
     """
 
     shared: int
     scales: int = 0
-    minima: int = 0  # 0: it has none
+    minima: int = 0  # 0: no minima
     of_largest: float = 0.0
 
 
 class Scaling(NamedTuple):
-    """What codes are multiplied by, and what is added then: of each element, (r, c), or of a row, (r or 1, 1)."""
+    """Factor and offset of codes: per element, (r, c), or per row, (r or 1, 1)."""
 
     unit: Tensor
-    shift: Tensor | None = None  # None: nothing
+    shift: Tensor | None = None  # None: no offset
 
 
-def scaling(levels: Levels, low: Tensor, high: Tensor) -> Scaling:
-    """From what the two known codes stand for, (r, c) each."""
+def derive_scaling(levels: Levels, low: Tensor, high: Tensor) -> Scaling:
+    """Derive factor and offset from the dequantized values of the two known codes, (r, c) each."""
     first, second = levels.known
     unit = (high - low).div_(second - first)
     return Scaling(unit, low - unit * first)
 
 
 class Nearest(NamedTuple):
-    """What is nearest to the elements of a chunk, (r, c) each."""
+    """The nearest levels to the elements of a chunk, (r, c) each."""
 
     values: Tensor  # float32: the nearest value that a code can stand for
-    steps: Tensor  # how many levels the stored value is from that
+    steps: Tensor  # distance of the stored value from it, in levels
     outside: Tensor  # bool: beyond the first or the last level by more than half a step
 
 
-def nearest(levels: Levels, x: Tensor, y: Tensor, scales: Scaling) -> Nearest:
-    """What is nearest to ``x``; ``y`` is what is stored; both are (r, c) float32.
+def find_nearest(levels: Levels, x: Tensor, y: Tensor, scales: Scaling) -> Nearest:
+    """Find the levels nearest to ``x``; ``y`` is the stored value; both are (r, c) float32.
 
-    Where ``y`` is as near, it is given as it is, however the format rounds.
+    If ``y`` is equally near, ``y`` itself is returned, however the format rounds.
     """
     unit, shift = scales
-    fixed = unit == 0  # whatever the code: a scale of zero, or an element that has no code
+    fixed = unit == 0  # the code has no effect: the scale is zero, or the element has no code
     inverse = unit.reciprocal().masked_fill_(fixed, 0.0)
     codes, stored = x - shift if shift is not None else x, y - shift if shift is not None else y
     outside = fixed & (codes != 0)
@@ -224,16 +225,16 @@ def nearest(levels: Levels, x: Tensor, y: Tensor, scales: Scaling) -> Nearest:
     return Nearest(torch.where(kept, y, values), steps, outside)
 
 
-class Cells(NamedTuple):
+class CodeCells(NamedTuple):
     """The codes around each element of a chunk, (r, c) each."""
 
-    nearest: Tensor  # float32: the value of the nearest
-    width: Tensor  # float32: how far the two around the element are apart
-    inside: Tensor  # bool: neither the first nor the last code is the nearest
+    nearest: Tensor  # float32: value of the nearest code
+    width: Tensor  # float32: distance between the two codes around the element
+    inside: Tensor  # bool: the nearest code is neither the first nor the last
 
 
-def cells(levels: Levels, x: Tensor, scales: Scaling) -> Cells:
-    """The codes around ``x``, (r, c) float32."""
+def find_cells(levels: Levels, x: Tensor, scales: Scaling) -> CodeCells:
+    """Find the codes around ``x``, (r, c) float32."""
     unit, shift = scales
     fixed = unit == 0
     codes = (x if shift is None else x - shift) * unit.reciprocal().masked_fill_(fixed, 0.0)
@@ -243,14 +244,15 @@ def cells(levels: Levels, x: Tensor, scales: Scaling) -> Cells:
     inside = (numbers > first) & (numbers < last) & ~fixed
     beside = levels.values(torch.where(codes < values, numbers - 1, numbers + 1).clamp_(first, last))
     nearest = values * unit
-    return Cells(nearest if shift is None else nearest.add_(shift), (beside - values).abs_().mul_(unit.abs()), inside)
+    return CodeCells(
+        nearest if shift is None else nearest.add_(shift), (beside - values).abs_().mul_(unit.abs()), inside
+    )
 
 
-def rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: Workspace) -> float | None:
-    """The mean square of the errors in steps, where each element is rounded to the nearest code; None if not sure.
+def measure_rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: Workspace) -> float | None:
+    """Return the mean square error in steps if each element is rounded to the nearest code; None if not certain.
 
-    1/12 where errors are spread evenly. ``e`` is the error of ``x``, (r, c) float32 each. Takes a part of the work of
-    :func:`nearest`.
+    1/12 if errors are uniform. ``e`` is the error of ``x``, (r, c) float32 each. Cheaper than :func:`find_nearest`.
     """
     unit, shift = scales
     shape = tuple(x.shape)
@@ -258,7 +260,7 @@ def rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: W
         return None
     inverse = unit.reciprocal()
     errors = torch.mul(e, inverse, out=workspace.buffer("errors", shape, torch.float32))
-    steps = 1.0  # in which they are counted
+    steps = 1.0  # steps per unit of ``errors``
     if levels.mantissa:  # a power of two for each element
         codes = torch.mul(x, inverse, out=workspace.buffer("codes", shape, torch.float32))
         powers = codes.view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32).clamp_(min=levels.normal)

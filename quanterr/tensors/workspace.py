@@ -1,8 +1,8 @@
-"""Reused buffers: where bytes are read into and numbers are computed in.
+"""Reused buffers that bytes are read into and numbers are computed in.
 
-An allocation above a hundred kilobytes costs a page fault every 4 KiB, more than the arithmetic on
-it. So every worker keeps one :class:`Workspace` and everything that is as large as a chunk lives in
-a named buffer of it. Nothing here grows with the size of a weight.
+An allocation above a hundred kilobytes costs a page fault per 4 KiB, more than the arithmetic on it. So each worker
+keeps one :class:`Workspace`, and everything as large as a chunk lives in one of its named buffers. Nothing here grows
+with the size of a weight.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ TORCH_DTYPES = {
     "U8": torch.uint8,
     "I8": torch.int8,
     "I16": torch.int16,
-    "U16": torch.int16,  # of unsigned integers only the bits are needed
+    "U16": torch.int16,  # only the bits of unsigned integers are needed
     "I32": torch.int32,
     "U32": torch.int32,
     "I64": torch.int64,
@@ -35,17 +35,17 @@ TORCH_DTYPES = {
     "F8_E5M2": torch.int8,
     "F8_E4M3FNUZ": torch.int8,
     "F8_E5M2FNUZ": torch.int8,
-    "F8_E8M0": torch.uint8,  # the exponents
+    "F8_E8M0": torch.uint8,  # bits of the exponents
     "C64": torch.int64,
 }
 
 
-OUTPUT = "values"  # the buffer in which a format answers; see Workspace.output
-MAX_VIEWS = 64  # of different shapes, that are remembered
+OUTPUT = "values"  # the buffer for a format's result; see Workspace.output
+MAX_VIEWS = 64  # cached views; beyond, all are dropped
 
 
 class _Shared:
-    """A tensor that lives as long as one workspace uses it."""
+    """A tensor that lives while any workspace uses it."""
 
     __slots__ = ("__weakref__", "tensor")
 
@@ -53,7 +53,7 @@ class _Shared:
         self.tensor = tensor
 
 
-_shared: WeakValueDictionary[tuple[int, torch.device], _Shared] = WeakValueDictionary()  # by the id of the entry
+_shared: WeakValueDictionary[tuple[int, torch.device], _Shared] = WeakValueDictionary()  # by the entry's id
 _making = threading.Lock()
 
 
@@ -61,24 +61,24 @@ class Workspace:
     """The buffers of one worker on one device."""
 
     def __init__(self, device: torch.device) -> None:
-        """Start without any buffer."""
+        """Start without buffers."""
         self.device = device
         self._buffers: dict[str, Tensor] = {}
         self._lent: dict[str, Tensor] = {}
         self._hosts: dict[str, tuple[Tensor, memoryview]] = {}
-        self.views: dict[Hashable, Any] = {}  # of buffers; forgotten when one of these moves
+        self.views: dict[Hashable, Any] = {}  # views of buffers; dropped when a buffer moves
         self._held: dict[str, tuple[Entry, int, Tensor]] = {}
         self._in_use: dict[str, tuple[Entry, _Shared]] = {}
-        self._copied: dict[str, torch.cuda.Event] = {}  # when a host buffer was last copied to the device
+        self._copied: dict[str, torch.cuda.Event] = {}  # the last copy of each host buffer to the device
 
     def buffer(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The buffer of that name, on the device, with undefined contents; valid until asked for again."""
+        """Return the buffer ``key`` on the device, with undefined contents; valid until asked for again."""
         self._held.pop(key, None)
         view = self.views.get((key, shape, dtype))
         return self._make_view(key, shape, dtype) if view is None else view
 
     def output(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        """The buffer in which a format answers: where the kernel wants the values, so that nobody copies them."""
+        """Return the buffer for a format's result, which the kernel uses in place: nobody copies it."""
         return self.buffer(OUTPUT, shape, dtype)
 
     def _make_view(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -87,35 +87,37 @@ class Workspace:
         if len(self.views) >= MAX_VIEWS:
             self.views.clear()
         if buffer is None or buffer.numel() < n_bytes:
-            self.views.clear()  # they would keep the old buffer
-            buffer = self._buffers[key] = torch.empty(_roomy(n_bytes), dtype=torch.uint8, device=self.device)
+            self.views.clear()  # views would keep the old buffer alive
+            buffer = self._buffers[key] = torch.empty(_round_up(n_bytes), dtype=torch.uint8, device=self.device)
         view = self.views[key, shape, dtype] = buffer[:n_bytes].view(dtype).view(shape)
         return view
 
     def lend(self, key: str, memory: Tensor) -> None:
-        """Where the buffer of that name is, (n,) uint8, as long as that is large enough."""
+        """Use ``memory``, (n,) uint8, as the buffer of that name while it is large enough."""
         self._lent[key] = memory
 
     def read(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
-        """Elements of an entry from number ``first`` on, in C order, on the device, as a buffer named ``key``.
+        """Read elements of an entry from index ``first`` on, in C order, into the device buffer ``key``.
 
-        The bytes go through a reused host buffer (the buffer itself on the CPU, a pinned one for
-        CUDA), so an unaligned offset in the file is no trouble. Raises CheckpointError when the file cannot
-        be read.
+        The bytes go through a reused host buffer (on the CPU the buffer itself, for CUDA a pinned one), so unaligned
+        offsets in the file are fine.
+
+        Raises:
+            CheckpointError: the file cannot be read.
         """
         dtype = TORCH_DTYPES[entry.dtype]
         return self._fetch(key, entry, first * dtype.itemsize, shape, dtype)
 
     def read_bytes(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
-        """Bytes of an entry from number ``first`` on, uint8, otherwise as :meth:`read`: for dtypes torch lacks."""
+        """Read bytes of an entry from byte ``first`` on as uint8, like :meth:`read`: for dtypes that torch lacks."""
         return self._fetch(key, entry, first, shape, torch.uint8)
 
     def _fetch(self, key: str, entry: Entry, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         n_bytes = prod(shape) * dtype.itemsize
-        self._held.pop(key, None)  # what was held there is overwritten
+        self._held.pop(key, None)  # the cached piece in this buffer is overwritten
         host = self._hosts.get(key)
         if host is None or len(host[1]) < n_bytes:
-            host = self._hosts[key] = _host_buffer(n_bytes, pinned=self.device.type == "cuda")
+            host = self._hosts[key] = _allocate_host(n_bytes, pinned=self.device.type == "cuda")
         if self.device.type == "cpu" and self._buffers.get(key) is not host[0]:
             self._buffers[key] = host[0]
             self.views.clear()
@@ -132,24 +134,24 @@ class Workspace:
         return view
 
     def _read_into(self, memory: memoryview, entry: Entry, begin: int) -> None:
-        """Fill memory with the bytes of an entry from number ``begin`` on."""
+        """Fill ``memory`` with the bytes of an entry from byte ``begin`` on."""
         entry.file.read_into(memory, entry.offset + begin)
 
-    def whole(self, key: str, entry: Entry) -> Tensor:
-        """All elements of an entry, in its shape, on the device: for small parts, and what cannot be cut by rows.
+    def read_whole(self, key: str, entry: Entry) -> Tensor:
+        """Return all elements of an entry, in its shape, on the device: for small parts and parts that rows cannot cut.
 
-        Read again only when the buffer named ``key`` has held another entry since; never to be written to.
+        Read again only if the buffer ``key`` has held another entry since; never write to it.
         """
-        return self.held(key, entry, 0, entry.shape)
+        return self.read_cached(key, entry, 0, entry.shape)
 
-    def held(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
-        """As :meth:`whole`, of the elements from number ``first`` on: one expert of a stack."""
-        return self.made(key, entry, first, lambda: self.read(key, entry, first, shape)).view(shape)
+    def read_cached(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
+        """Return the elements from index ``first`` on, like :meth:`read_whole`: for one expert of a stack."""
+        return self.cache(key, entry, first, lambda: self.read(key, entry, first, shape)).view(shape)
 
-    def made(self, key: str, entry: Entry, number: int, make: Callable[[], Tensor]) -> Tensor:
-        """What ``make`` makes of an entry, the piece of that number, in a buffer of its own; never to be written to.
+    def cache(self, key: str, entry: Entry, number: int, make: Callable[[], Tensor]) -> Tensor:
+        """Return the result of ``make`` for piece ``number`` of an entry, cached under ``key``; never write to it.
 
-        Made again only when ``key`` has held another piece or entry since.
+        Made again only if ``key`` has held another piece or entry since.
         """
         held = self._held.get(key)
         if held is None or held[0] is not entry or held[1] != number:
@@ -157,14 +159,14 @@ class Workspace:
             self._held[key] = held = entry, number, make()
         return held[2]
 
-    def shared(self, key: str, entry: Entry, make: Callable[[], Tensor]) -> Tensor:
-        """As :meth:`made`, but a new tensor, and one for all workspaces of a device: for what is as large as a weight.
+    def share(self, key: str, entry: Entry, make: Callable[[], Tensor]) -> Tensor:
+        """Like :meth:`cache`, but one new tensor for all workspaces of a device: for results as large as a weight.
 
-        It is freed once every workspace that used it has gone on to another entry under its ``key``.
+        It is freed once every workspace that used it has moved on to another entry under its ``key``.
         """
         held = self._in_use.get(key)
         if held is None or held[0] is not entry:
-            self._in_use.pop(key, None)  # before another one is made
+            self._in_use.pop(key, None)  # free the old one before making another
             with _making:
                 shared = _shared.get((id(entry), self.device))
                 if shared is None:
@@ -178,23 +180,23 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, host and device, but those that are lent."""
+        """Bytes of all buffers, host and device, except lent ones."""
         hosts = (host for key, (host, _) in self._hosts.items() if self._buffers.get(key) is not host)
         return sum(b.numel() for b in self._buffers.values()) + sum(host.numel() for host in hosts)
 
 
 class FilledWorkspace(Workspace):
-    """A workspace in which all codes of a weight are alike: what dequantizes there gives an end of their range."""
+    """A workspace in which all codes of a weight are equal: dequantizing in it gives an end of the weight's range."""
 
     def __init__(self, device: torch.device) -> None:
-        """Start without any buffer, and with codes as they are stored."""
+        """Start without buffers, and with codes as stored."""
         super().__init__(device)
         self._filled: set[int] = set()
         self._byte, self._block = 0, 1
         self._span: tuple[int, int] | None = None
 
     def fill(self, entries: Iterable[Entry], byte: int, block: int = 1, span: tuple[int, int] | None = None) -> None:
-        """From now on these entries consist of that byte; of blocks of bytes, only in the ``span`` of each."""
+        """Read these entries as all ``byte`` from now on; with ``span``, only that range of each ``block`` bytes."""
         self._filled, self._byte, self._block, self._span = {id(entry) for entry in entries}, byte, block, span
 
     def _read_into(self, memory: memoryview, entry: Entry, begin: int) -> None:
@@ -205,18 +207,18 @@ class FilledWorkspace(Workspace):
             stored = torch.frombuffer(memory, dtype=torch.uint8)
             (stored.view(-1, self._block)[:, slice(*self._span)] if self._span else stored).fill_(self._byte)
 
-    def shared(self, key: str, entry: Entry, make: Callable[[], Tensor]) -> Tensor:
-        """As :meth:`made`: what is made of such codes is nobody else's."""
-        return self.made(key, entry, 0, make)
+    def share(self, key: str, entry: Entry, make: Callable[[], Tensor]) -> Tensor:
+        """Like :meth:`cache`: results from replaced codes are not shared."""
+        return self.cache(key, entry, 0, make)
 
 
-def _host_buffer(n_bytes: int, pinned: bool) -> tuple[Tensor, memoryview]:
-    """Host memory as a tensor and as something that files are read into."""
-    host = torch.empty(_roomy(n_bytes), dtype=torch.uint8, pin_memory=pinned)
+def _allocate_host(n_bytes: int, pinned: bool) -> tuple[Tensor, memoryview]:
+    """Allocate host memory as a tensor and as a memoryview that files are read into."""
+    host = torch.empty(_round_up(n_bytes), dtype=torch.uint8, pin_memory=pinned)
     memory = (ctypes.c_char * host.numel()).from_address(host.data_ptr())
     return host, memoryview(memory).cast("B")
 
 
-def _roomy(n_bytes: int) -> int:
-    """The next power of two, so that weights of a slightly other size use the same buffer."""
+def _round_up(n_bytes: int) -> int:
+    """Round up to a power of two, so that weights of similar size use the same buffer."""
     return max(1 << (n_bytes - 1).bit_length(), 64) if n_bytes else 64

@@ -1,1 +1,1 @@
-"""Text, strict JSON, TOML files and memory: what every room uses and nothing of quantization."""
+"""General helpers that every room uses: text, strict JSON, TOML files, processes, platform differences."""

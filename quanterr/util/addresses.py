@@ -8,12 +8,12 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://.+", re.DOTALL)
 
 
 def is_address(given: str) -> bool:
-    """Whether it is one, and not a path."""
+    """Return whether ``given`` is a URL and not a file path."""
     return bool(_ADDRESS.fullmatch(given))
 
 
-def without_credentials(given: str) -> str:
-    """As reports and messages may have it: an address without user, password and query; a path as it is."""
+def strip_credentials(given: str) -> str:
+    """Return an address without its user, password and query, safe for reports and messages; paths are unchanged."""
     if not is_address(given):
         return given
     try:
@@ -25,7 +25,7 @@ def without_credentials(given: str) -> str:
 
 
 def host_of(given: str) -> str | None:
-    """The host, or the bucket, that an address is read from; None of a path."""
+    """Return the host (HTTP, hub) or the bucket (``s3://bucket``) that serves an address; None for a path."""
     if given.startswith("hf://"):
         return urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).netloc
     if not is_address(given):

@@ -1,4 +1,4 @@
-"""Colours of plain lines in a terminal, for commands that do not wait for rich."""
+"""Terminal colours for plain lines, for commands that start too fast to import rich."""
 
 import os
 from typing import IO
@@ -6,10 +6,10 @@ from typing import IO
 CODES = {"pass": "32", "fail": "1;31", "warning": "33", "strong": "1", "faint": "2"}
 
 
-def wanted(file: IO[str], color: str = "auto") -> bool:
-    """Whether a stream gets colours. ``color`` is auto, always or never.
+def use_color(file: IO[str], color: str = "auto") -> bool:
+    """Return whether to colour output to a stream. ``color`` is ``auto``, ``always`` or ``never``.
 
-    auto: where there is a terminal; NO_COLOR, TERM=dumb, FORCE_COLOR and CLICOLOR_FORCE (0 is off) decide before.
+    ``auto`` colours terminals only, unless NO_COLOR, TERM=dumb, FORCE_COLOR or CLICOLOR_FORCE (0 means off) is set.
     """
     if color != "auto":
         return color == "always"
@@ -21,6 +21,6 @@ def wanted(file: IO[str], color: str = "auto") -> bool:
     return file.isatty()
 
 
-def painted(text: str, tone: str | None, on: bool = True) -> str:
-    """A text in a tone of :data:`CODES`."""
+def paint(text: str, tone: str | None, on: bool = True) -> str:
+    """Return the text wrapped in the escape codes of a tone from :data:`CODES`, if ``on``."""
     return f"\x1b[{CODES[tone]}m{text}\x1b[0m" if on and tone else text

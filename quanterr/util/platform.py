@@ -1,7 +1,6 @@
-"""Where systems differ: nothing outside this file asks whether it runs on Linux, macOS or Windows.
+"""Differences between Linux, macOS and Windows; no other module checks which system it runs on.
 
-What is a hint or a safeguard is left out where a system has no such thing. What is needed is done in another way, with
-the same result.
+Hints and safeguards are skipped on systems that lack them. Required functions have a substitute with the same result.
 """
 
 import ctypes
@@ -20,36 +19,36 @@ except ModuleNotFoundError:  # Windows
     resource = None  # type: ignore[assignment]
 
 WINDOWS = os.name == "nt"
-LIBRARY = ".dll" if WINDOWS else ".so"  # macOS loads any name
+LIBRARY = ".dll" if WINDOWS else ".so"  # macOS loads libraries of any suffix
 
-# O_NONBLOCK: a FIFO is refused instead of waited for. O_BINARY: Windows would change line ends.
+# O_NONBLOCK: opening a FIFO does not block. O_BINARY: Windows would translate line ends.
 _READING = os.O_RDONLY
 for _flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
     _READING |= getattr(os, _flag, 0)
 
-_MOST_FILES = 10_240  # open at a time: macOS allows no more
-_SPARE_FILES = 32  # that torch and others may need to open besides ours
-_MOST_BYTES = 1 << 30  # of one ReadFile, whose count has 32 bits
-_END_OF_FILE = 38  # ERROR_HANDLE_EOF
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of mallopt(3)
+_MOST_FILES = 10_240  # open files at a time: macOS allows no more
+_SPARE_FILES = 32  # descriptors left for torch and other libraries
+_MOST_BYTES = 1 << 30  # bytes per ReadFile call, whose count is 32-bit
+_END_OF_FILE = 38  # ERROR_HANDLE_EOF of the Windows API
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # parameters of mallopt(3)
 _position = threading.Lock()
 
 
 # ---- files ----
 
 
-def opened(path: str | os.PathLike[str]) -> int:
-    """A descriptor to read from.
+def open_for_reading(path: str | os.PathLike[str]) -> int:
+    """Open a file for reading and return its descriptor.
 
     Raises:
-        OSError: it is not there, or cannot be read.
-        ValueError: not a file name.
+        OSError: the file is missing or unreadable.
+        ValueError: ``path`` is not a valid file name.
     """
     return os.open(path, _READING)
 
 
 def raise_limit_of_files(descriptor: int) -> None:
-    """Every shard of a checkpoint stays open: where descriptors come near the soft limit, it is raised."""
+    """Raise the soft limit of open files when ``descriptor`` comes near it: every shard of a checkpoint stays open."""
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -59,24 +58,24 @@ def raise_limit_of_files(descriptor: int) -> None:
 
 
 def read_at(descriptor: int, view: memoryview, offset: int) -> int:
-    """Read from ``offset`` on into ``view``; the number of bytes, which is 0 at the end of the file.
+    """Read bytes at ``offset`` into ``view`` and return how many were read: 0 at the end of the file.
 
-    Threads may read from one descriptor at the same time.
+    Several threads may read from one descriptor at the same time.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: reading failed.
     """
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [view], offset)
     if WINDOWS:
         return _read_file(kernel_file(descriptor), view, offset)
-    with _position:  # macOS before 11
+    with _position:  # macOS before 11 has no preadv
         os.lseek(descriptor, offset, os.SEEK_SET)
         return FileIO(descriptor, closefd=False).readinto(view) or 0
 
 
 class _Overlapped(ctypes.Structure):
-    """OVERLAPPED of the Windows API: where to read."""
+    """The OVERLAPPED structure of the Windows API: the offset to read at."""
 
     _fields_ = (
         ("internal", ctypes.c_size_t * 2),
@@ -87,7 +86,7 @@ class _Overlapped(ctypes.Structure):
 
 
 def _read_file(handle: int, view: memoryview, offset: int) -> int:
-    """ReadFile with an offset: it needs no position of the file, which threads and the compiled kernel share."""
+    """Call ReadFile with an offset: threads and the compiled kernel share the file position, so it must not be used."""
     place = _Overlapped(low=offset & 0xFFFFFFFF, high=offset >> 32)
     room, n = (ctypes.c_char * len(view)).from_buffer(view), ctypes.c_uint32()
     windows: Any = ctypes
@@ -101,7 +100,7 @@ def _read_file(handle: int, view: memoryview, offset: int) -> int:
 
 
 def kernel_file(descriptor: int) -> int:
-    """What the compiled kernel reads from: the descriptor, on Windows the handle, which has 32 bits; -1 stays."""
+    """Return the file that the compiled kernel reads: the descriptor, on Windows its handle (32 bits); -1 stays -1."""
     if not WINDOWS or descriptor < 0:
         return descriptor
     import msvcrt
@@ -110,23 +109,23 @@ def kernel_file(descriptor: int) -> int:
 
 
 def will_need(descriptor: int, offset: int, n: int) -> None:
-    """Tell the system to fetch these bytes now; a hint, and no more."""
+    """Hint to the system that ``n`` bytes at ``offset`` will be read soon."""
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError):
             os.posix_fadvise(descriptor, offset, n, os.POSIX_FADV_WILLNEED)
 
 
 def give_mode(descriptor: int, mode: int) -> None:
-    """Permissions that no umask takes away; where there are none, nothing."""
+    """Set a file's permissions regardless of the umask; do nothing on systems without them."""
     if hasattr(os, "fchmod"):
         os.fchmod(descriptor, mode)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make sure that a new name is on the disk; Windows opens no folders, and journals names itself.
+    """Flush a folder to disk, so that a new file name survives a crash; Windows journals names by itself.
 
     Raises:
-        OSError: it is not.
+        OSError: flushing failed.
     """
     if WINDOWS:
         return
@@ -141,17 +140,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def with_slashes(path: str, separator: str = os.sep) -> str:
-    """A path as reports have it, the same on every system."""
+    """Return a path with forward slashes, as reports show it on every system."""
     return path if separator == "/" else path.replace(separator, "/")
 
 
 def path_of_descriptor(descriptor: int) -> str | None:
-    """A name of an open file in plain ASCII; None where there is no such thing."""
+    """Return a path to an open file in plain ASCII (``/dev/fd/N``); None on Windows."""
     return None if WINDOWS else f"/dev/fd/{descriptor}"
 
 
 def is_closed_pipe(error: OSError) -> bool:
-    """Whether nobody reads any more what was written to standard output."""
+    """Return whether a write failed because the reader closed the pipe."""
     return isinstance(error, BrokenPipeError) or (WINDOWS and error.errno == errno.EINVAL)
 
 
@@ -159,12 +158,12 @@ def is_closed_pipe(error: OSError) -> bool:
 
 
 def usable_cores() -> int:
-    """Cores this process may run on."""
+    """Return the number of CPU cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def limit_of_memory() -> int | None:
-    """Bytes of address space that this process may have (``ulimit -v``); None without a limit."""
+    """Return the limit of this process's address space (``ulimit -v``) in bytes; None if there is none."""
     if resource is None:
         return None
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -172,16 +171,16 @@ def limit_of_memory() -> int | None:
 
 
 def give_back_memory() -> None:
-    """Let glibc return what it keeps: after much was freed that nothing will need again.
+    """Make glibc return freed memory to the system, after much was freed that will not be needed again.
 
-    The large tables of headers and names of 50,000 tensors would stay with it to the end.
+    Otherwise the process would keep the memory of the headers and names of 50,000 tensors until it exits.
     """
     if not WINDOWS and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 
 
 def keep_freed_memory(up_to: int) -> None:
-    """Let glibc keep what is freed, in blocks of ``up_to`` bytes, in one heap for all threads."""
+    """Make glibc keep freed blocks of up to ``up_to`` bytes for reuse, in one heap for all threads."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, up_to)
@@ -189,6 +188,6 @@ def keep_freed_memory(up_to: int) -> None:
 
 
 def prefer_large_pages(pages: mmap.mmap) -> None:
-    """Large pages are quicker to get; a hint, and no more."""
+    """Hint to the system to back ``pages`` with huge pages, which are faster to allocate."""
     with suppress(OSError, AttributeError):
         pages.madvise(mmap.MADV_HUGEPAGE)

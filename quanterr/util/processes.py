@@ -1,4 +1,4 @@
-"""Where this process stands among those that torchrun or srun started for one run."""
+"""The rank of this process among the processes that torchrun or srun started for one run."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from quanterr.errors import UsageError
 
 
 class Process(NamedTuple):
-    """Of ``world`` processes number ``rank``; on its machine of ``local_world`` number ``local_rank``."""
+    """Process ``rank`` of ``world``, and process ``local_rank`` of the ``local_world`` on this machine; from 0."""
 
     rank: int
     world: int
@@ -16,18 +16,18 @@ class Process(NamedTuple):
     local_world: int
 
 
-# As torchrun sets them, and as srun does, which binds each process to cores of its own.
+# Environment variables of torchrun and of srun. srun binds each process to its own cores: it needs no local world.
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")
 
 
 def this_process(environment: Mapping[str, str] = os.environ) -> Process:
-    """What the environment says; a process that stands alone is rank 0 of 1.
+    """Return the rank of this process from its environment; a process on its own is rank 0 of 1.
 
-    srun counts only where MASTER_ADDR says where the processes of a run meet.
+    srun's variables count only where MASTER_ADDR is set, so that the processes can reach each other.
 
     Raises:
-        UsageError: variables that are no numbers, or contradict each other.
+        UsageError: a variable is not a whole number, or the variables contradict each other.
     """
     is_srun = "WORLD_SIZE" not in environment and "MASTER_ADDR" in environment and SRUN[1] in environment
     names = SRUN if is_srun else TORCHRUN
@@ -40,8 +40,8 @@ def this_process(environment: Mapping[str, str] = os.environ) -> Process:
     return found
 
 
-def tasks_apart(environment: Mapping[str, str] = os.environ) -> int:
-    """How many tasks srun started that do not know where to meet, as the first of them sees it; otherwise 0."""
+def count_unconnected_tasks(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the number of srun tasks if MASTER_ADDR is missing, so that each would run alone; 0 on all but task 0."""
     if {"WORLD_SIZE", "MASTER_ADDR"} & environment.keys() or environment.get("SLURM_PROCID") != "0":
         return 0
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "")

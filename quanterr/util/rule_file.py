@@ -1,4 +1,4 @@
-"""Rules in a TOML file: a schema, then ``[[rule]]`` tables, read strictly. What conditions mean is for others to say.
+"""Strict reading of rules from a TOML file: a schema number, then ``[[rule]]`` tables. Conditions stay text here.
 
 schema = 1
 
@@ -23,24 +23,24 @@ CHOICES = {"severity": ("error", "warn"), "undefined": ("fail", "skip")}
 _RULE = re.compile(r"^[ \t]*\[\[[ \t]*[\"']?rule[\"']?[ \t]*\]\]", re.MULTILINE)
 
 
-class Table(NamedTuple):
-    """A rule as it is written, and its place for errors."""
+class RuleTable(NamedTuple):
+    """One rule as written in the file, and its location for error messages."""
 
     fields: JsonObject
-    place: str  # thresholds.toml:12
+    place: str  # such as thresholds.toml:12
 
     @property
     def where(self) -> str:
-        """The place and the rule's name."""
+        """The rule's location and name, for error messages."""
         return f'{self.place}: rule "{display(self.fields["id"])}"'
 
 
-def rule_tables(path: str | os.PathLike[str], name: str, known: tuple[str, ...]) -> list[Table]:
-    """The rules of a file that errors call ``name``; their keys are among ``known``.
+def read_rule_tables(path: str | os.PathLike[str], name: str, known: tuple[str, ...]) -> list[RuleTable]:
+    """Read the rules of a file; errors call the file ``name``, and ``known`` are the keys that a rule may have.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        UsageError: it cannot be read, is not TOML or holds anything that is not known.
+        FileNotFoundError: the file does not exist.
+        UsageError: the file is unreadable, is not TOML, or has an unknown key or an invalid value.
     """
     text, fields = read_toml(Path(path), name)
     _check_keys(fields, ("schema", "rule"), name)
@@ -51,33 +51,33 @@ def rule_tables(path: str | os.PathLike[str], name: str, known: tuple[str, ...])
         raise UsageError(f"{name}: rules are written as [[rule]]")
     lines = [text.count("\n", 0, match.start()) + 1 for match in _RULE.finditer(text)]
     places = [f"{name}:{line}" for line in lines] if len(lines) == len(tables) else [name] * len(tables)
-    found = [Table(table, place) for table, place in zip(tables, places, strict=True)]
+    found = [RuleTable(table, place) for table, place in zip(tables, places, strict=True)]
     for table in found:
         _check(table, known)
     return found
 
 
-def _check(table: Table, known: tuple[str, ...]) -> None:
+def _check(table: RuleTable, known: tuple[str, ...]) -> None:
     for key in ("id", "require"):
         if not isinstance(table.fields.get(key), str) or not table.fields[key].strip():
             raise UsageError(f'{table.place}: a rule needs {key} = "…"')
     _check_keys(table.fields, known, table.where)
     for key, choices in CHOICES.items():
         if table.fields.get(key, choices[0]) not in choices:
-            found = shown(table.fields[key])
+            found = show_value(table.fields[key])
             raise UsageError(f"{table.where}: {key} must be one of {', '.join(choices)}, not {found}")
     if not isinstance(table.fields.get("reason", ""), str):
-        raise UsageError(f"{table.where}: reason must be a string, not {shown(table.fields['reason'])}")
+        raise UsageError(f"{table.where}: reason must be a string, not {show_value(table.fields['reason'])}")
 
 
 def _check_keys(table: JsonObject, known: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in known:
             near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
             raise UsageError(f"{where}: unknown key {display(key)}; {hint}")
 
 
-def shown(value: object) -> str:
-    """A value of a file, for errors."""
+def show_value(value: object) -> str:
+    """Return a value from a file, escaped and shortened for an error message."""
     return display(repr(value), 60)

@@ -1,20 +1,20 @@
-"""Small files that are read whole: regular files of a limited size, whatever a name turns out to be."""
+"""Safe reading of small files: regular files of limited size only."""
 
 import os
 import stat
 from pathlib import Path
 
-from quanterr.util.platform import opened
+from quanterr.util.platform import open_for_reading
 
 
 def read_small(path: Path, limit: int) -> bytes:
-    """The bytes of a regular file; a FIFO or a device is refused at once, never waited for or read without end.
+    """Read a whole regular file; a FIFO or a device is refused at once, so reading never blocks or runs forever.
 
     Raises:
-        OSError: it is not there, or cannot be read.
-        ValueError: it is not a regular file, or has more than ``limit`` bytes.
+        OSError: the file is missing or unreadable.
+        ValueError: the path is not a regular file, or the file has more than ``limit`` bytes.
     """
-    descriptor = opened(path)
+    descriptor = open_for_reading(path)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

@@ -1,28 +1,28 @@
-"""Text for people: names made harmless, sizes and counts made short."""
+"""Text for people: escaping of untrusted names, formatting of sizes, counts and numbers."""
 
 import re
 from os.path import exists
 
 MAX_SHOWN = 200
 MAX_LINE = 20_000
-LINE_COMMAND = "::"  # of GitHub Actions, at the beginning of a line
-COMMAND = re.compile(r"##(?=\w*\[)")  # of GitHub's runner, Azure Pipelines and TeamCity, wherever it stands
+LINE_COMMAND = "::"  # starts a GitHub Actions command at the beginning of a line
+COMMAND = re.compile(r"##(?=\w*\[)")  # a command of GitHub's runner, Azure Pipelines or TeamCity, anywhere in a line
 
 
 def display(name: str, limit: int = MAX_SHOWN) -> str:
-    """A name from a checkpoint as it may be printed anywhere.
+    """Return a name from a checkpoint, escaped so that it can be printed anywhere.
 
-    Whatever is not printable (control characters, escape sequences, bidirectional overrides, line
-    separators, lone surrogates) becomes ``\\xNN``, ``\\uNNNN`` or ``\\UNNNNNNNN``, and so does the first
-    character of what a CI runner would obey; a long name loses its middle.
+    Unprintable characters (control characters, escape sequences, bidirectional overrides, line separators, lone
+    surrogates) become ``\\xNN``, ``\\uNNNN`` or ``\\UNNNNNNNN``, and so does the first character of a CI runner's
+    command. The middle of a name longer than ``limit`` characters is left out.
     """
-    if len(name) > 2 * limit:  # what is left out need not be looked at
+    if len(name) > 2 * limit:  # skip escaping the part that is left out
         name = name[:limit] + name[-limit:]
-    shown = name if name.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in name)
+    shown = name if name.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in name)
     if shown.lstrip().startswith(LINE_COMMAND):
         start = len(shown) - len(shown.lstrip())
-        shown = shown[:start] + _escaped(shown[start]) + shown[start + 1 :]
-    shown = no_command(shown)
+        shown = shown[:start] + _escape(shown[start]) + shown[start + 1 :]
+    shown = escape_commands(shown)
     if not shown:
         return '""'
     if len(shown) > limit:
@@ -31,41 +31,41 @@ def display(name: str, limit: int = MAX_SHOWN) -> str:
     return shown
 
 
-def no_command(line: str) -> str:
-    """A line in which no CI runner finds a command, where the line does not begin with one."""
+def escape_commands(line: str) -> str:
+    """Escape the CI runner commands inside a line; a ``::`` at its beginning stays."""
     return COMMAND.sub(r"\\x23#", line) if "##" in line else line
 
 
-def harmless(text: str) -> str:
-    """Text of several lines, such as a traceback, as it may be printed."""
+def escape_text(text: str) -> str:
+    """Escape text of several lines, such as a traceback, for printing."""
     return "\n".join(line and display(line, MAX_LINE) for line in text.splitlines())
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     code = ord(character)
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def whole(word: str) -> int | None:
-    """The number that up to nine ASCII digits are; None of anything else, as ``²``, which is a digit to Python."""
+def parse_digits(word: str) -> int | None:
+    """Return the value of one to nine ASCII digits; None for any other text (Python also counts ``²`` as a digit)."""
     return int(word) if 0 < len(word) < 10 and word.isascii() and word.isdecimal() else None
 
 
-def unicode(text: str) -> str:
-    """The same; bytes of a file name or an argument that are no Unicode become ``\\udcNN``, for JSON."""
+def escape_surrogates(text: str) -> str:
+    """Return the text with lone surrogates (undecodable bytes of file names or arguments) written as ``\\udcNN``."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def listed(names: list[str], limit: int = 5) -> str:
-    """The first few names, and how many more there are."""
+    """Return up to ``limit`` names, escaped and joined by commas, and how many more there are."""
     shown = ", ".join(display(name) for name in names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"
 
 
 def size(n_bytes: float) -> str:
-    """Bytes in binary units: ``1.50 GiB``."""
+    """Format a number of bytes in binary units: ``1.50 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if n_bytes < 1024:
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.2f} {unit}"
@@ -74,21 +74,21 @@ def size(n_bytes: float) -> str:
 
 
 def count(n: int, one: str, many: str | None = None) -> str:
-    """``1 tensor``, ``1,204 tensors``."""
+    """Format a count with its noun: ``1 tensor``, ``1,204 tensors``."""
     return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
-def decisive(value: float, limit: float | None = None) -> str:
-    """A number with five digits: ``31.545``; with more where these would put it on the other side of ``limit``."""
+def format_decisive(value: float, limit: float | None = None) -> str:
+    """Format a number with five digits, ``31.545``, or with as many as keep it on the same side of ``limit``."""
     for digits in range(5, 18):
         shown = float(f"{value:.{digits}g}")
         if limit is None or (shown > limit, shown < limit) == (value > limit, value < limit):
             break
-    return unrounded(shown)
+    return format_exact(shown)
 
 
-def unrounded(value: float) -> str:
-    """A number with all its digits: ``30``, ``29.999999999999996``."""
+def format_exact(value: float) -> str:
+    """Format a number exactly: ``30``, ``29.999999999999996``."""
     return repr(float(value)).removesuffix(".0")
 
 

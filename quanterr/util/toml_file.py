@@ -1,4 +1,4 @@
-"""TOML files of the user."""
+"""Reading of the user's TOML files."""
 
 import tomllib
 from pathlib import Path
@@ -12,11 +12,11 @@ MAX_TOML = 2**20
 
 
 def read_toml(path: Path, where: str) -> tuple[str, JsonObject]:
-    """The text of a file, which messages call ``where``, and what it says.
+    """Return the text of a TOML file and its parsed content; errors call the file ``where``.
 
     Raises:
-        FileNotFoundError: it is not there.
-        UsageError: it cannot be read, is not a regular file of at most 1 MiB, or is not TOML.
+        FileNotFoundError: the file does not exist.
+        UsageError: the file is unreadable, not a regular file of at most 1 MiB, or not TOML.
     """
     try:
         text = read_small(path, MAX_TOML).decode()

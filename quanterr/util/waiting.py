@@ -1,7 +1,7 @@
-"""Asking again what may yet be answered, and waiting for as long as a host says.
+"""Retries of failed requests, and waits for as long as a rate-limited host asks.
 
-A host that is asked too often says so, and often for how long. That holds for all who ask it: they wait together, and
-one line tells of it. It is a warning of the logger ``quanterr``: without a handler Python prints it on stderr.
+A host that limits the rate of requests often says how long to wait. All threads that use the host then wait, and one
+warning of the logger ``quanterr`` reports it; without a handler, Python prints the warning on stderr.
 """
 
 import logging
@@ -17,75 +17,75 @@ from quanterr.util.text import display
 Answer = TypeVar("Answer")
 
 ATTEMPTS = 6
-WAIT = 0.2  # seconds before the second attempt; four times as many before each other, at most
-LONGEST_WAIT = 10.0
-LONGEST_TOLD = 600.0  # seconds that a host may ask for: the hub counts requests in windows of 300
-WORTH_TELLING = 2.0  # seconds
-TICK = 0.1  # seconds between two looks at whether to go on waiting
+WAIT = 0.2  # seconds before the second attempt, then four times as long before each further one
+LONGEST_WAIT = 10.0  # seconds between two attempts, at most
+LONGEST_TOLD = 600.0  # seconds that a host may ask to wait: the hub limits requests per 300 seconds
+WORTH_TELLING = 2.0  # seconds: shorter waits are not reported
+TICK = 0.1  # seconds between two checks whether to go on waiting
 
 notices = logging.getLogger("quanterr")
 
 _lock = threading.Lock()
-_free_at: dict[str, float] = {}  # by host: when it may be asked again, as time.monotonic() counts
+_free_at: dict[str, float] = {}  # host → time.monotonic() from which it may be asked again
 _stopped: list[Callable[[], bool]] = []
 
 
-class Again(Exception):
-    """An answer after which it is worth asking again; ``host``: the one that is too busy for anyone, if that is why."""
+class RetryableError(Exception):
+    """A failure after which a retry may succeed; ``host`` is set if that host limits the rate of requests."""
 
     def __init__(self, reason: str, host: str | None = None) -> None:
-        """With the reason, for when it is given up."""
+        """Keep the reason, which the final error names if all attempts fail."""
         super().__init__(reason)
         self.host = host
 
 
-def retried(where: str, ask: Callable[[], Answer]) -> Answer:
-    """What ``ask`` gives, asked again while that may help.
+def retry(where: str, ask: Callable[[], Answer]) -> Answer:
+    """Return the result of ``ask``, calling it again after each :class:`RetryableError`, up to :data:`ATTEMPTS` times.
 
     Raises:
-        ResourceError: it did not help.
-        Interrupted: nobody wants to wait any more.
+        ResourceError: all attempts failed.
+        Interrupted: the run was stopped while it waited.
     """
     for attempt in range(ATTEMPTS):
         try:
             return ask()
-        except Again as error:
+        except RetryableError as error:
             if attempt == ATTEMPTS - 1:
                 raise ResourceError(f"{display(where)}: {ATTEMPTS} attempts failed, the last: {error}") from error
             seconds = min(WAIT * 4**attempt, LONGEST_WAIT)
             if error.host is None:
-                _rest(where, time.monotonic() + seconds)
+                _sleep_until(where, time.monotonic() + seconds)
             else:
-                _keep_from(error.host, seconds, str(error))
+                _block_host(error.host, seconds, str(error))
     raise AssertionError("unreachable")
 
 
-def busy(host: str, seconds: float | None, reason: str) -> Exception:
-    """The error of a host that is asked too often; ``seconds`` that it asks to wait, which all do from now on."""
+def handle_busy_host(host: str, seconds: float | None, reason: str) -> Exception:
+    """Return the error to raise after a rate-limited answer; all requests to the host now wait ``seconds``."""
     if seconds is None:
-        return Again(reason, host)
+        return RetryableError(reason, host)
     if seconds > LONGEST_TOLD:
         return ResourceError(
-            f"{host}: {reason}: asks to wait {seconds:.0f} s, and no longer than {LONGEST_TOLD:.0f} s are waited; "
+            f"{host}: {reason}: asks to wait {seconds:.0f} s, longer than the limit of {LONGEST_TOLD:.0f} s; "
             "run again later"
         )
-    _keep_from(host, seconds, reason)
-    return Again(reason, host)
+    _block_host(host, seconds, reason)
+    return RetryableError(reason, host)
 
 
 def wait_for(host: str) -> None:
-    """Return when the host may be asked.
+    """Wait until requests to the host are allowed again.
 
     Raises:
-        Interrupted: nobody wants to wait any more.
+        Interrupted: the run was stopped while it waited.
     """
     while (free_at := _free_at.get(host, 0.0)) > time.monotonic():
-        _rest(host, free_at)
+        _sleep_until(host, free_at)
 
 
 @contextmanager
-def stoppable(stopped: Callable[[], bool]) -> Iterator[None]:
-    """Waits end when ``stopped`` is true, and so is whatever else was given here and still holds."""
+def allow_stop(stopped: Callable[[], bool]) -> Iterator[None]:
+    """Let waits end early within this context, once the ``stopped`` functions of all active contexts return True."""
     _stopped.append(stopped)
     try:
         yield
@@ -93,8 +93,8 @@ def stoppable(stopped: Callable[[], bool]) -> Iterator[None]:
         _stopped.remove(stopped)
 
 
-def _keep_from(host: str, seconds: float, reason: str) -> None:
-    """Let nobody ask the host for so long."""
+def _block_host(host: str, seconds: float, reason: str) -> None:
+    """Hold back all requests to the host for ``seconds``."""
     with _lock:
         before, until = _free_at.get(host, 0.0), time.monotonic() + seconds
         _free_at[host] = max(before, until)
@@ -103,7 +103,7 @@ def _keep_from(host: str, seconds: float, reason: str) -> None:
         notices.warning("%s: %s: waits %.0f s, until %s", display(host), reason, seconds, then)
 
 
-def _rest(where: str, until: float) -> None:
+def _sleep_until(where: str, until: float) -> None:
     while (left := until - time.monotonic()) > 0:
         if _stopped and all(stopped() for stopped in list(_stopped)):
             raise Interrupted(f"interrupted while waiting for {display(where)}")

@@ -21,8 +21,8 @@ import torch
 import quanterr
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.evaluation.embeddings import spearman
-from quanterr.recipes import recipe_named
-from quanterr.recipes.candidate import mixed
+from quanterr.recipes import parse_recipe
+from quanterr.recipes.quantized_file import mix_recipes
 
 VOCABULARY, LENGTH, BATCH, STEPS = 2048, 256, 12, 700
 MIXES = 16
@@ -99,7 +99,7 @@ def bench(folder: Path, original: Checkpoint) -> None:
     assignments = {recipe: dict.fromkeys(names, recipe) for recipe in RECIPES}
     assignments |= {f"mix_{n}": {name: chosen.choice(RECIPES[2:]) for name in names} for n in range(MIXES)}
     candidates = [
-        mixed(original, {name: recipe_named(recipe) for name, recipe in recipe_of.items()}, title)[0]
+        mix_recipes(original, {name: parse_recipe(recipe) for name, recipe in recipe_of.items()}, title)[0]
         for title, recipe_of in assignments.items()
     ]
     started = time.monotonic()
@@ -131,8 +131,8 @@ def show_plans(folder: Path, original: Checkpoint, sensitivity: Path) -> None:
         for title, way in ways.items():
             plan = quanterr.plan(original, bits=bits, **way, **options)
             recipes = {one.layer_name: one.recipe for one in plan.layers if one.recipe != "original"}
-            named = {name: recipe_named(recipe) for name, recipe in recipes.items()}
-            candidates.append(mixed(original, named, f"{bits} {title}")[0])
+            named = {name: parse_recipe(recipe) for name, recipe in recipes.items()}
+            candidates.append(mix_recipes(original, named, f"{bits} {title}")[0])
         fitting = [one for one in plan.uniform if one.fits]
         best.append(min(fitting, key=lambda one: one.cost).recipe if fitting else None)
     uniform = [recipe for recipe in dict.fromkeys(best) if recipe is not None]
@@ -175,7 +175,7 @@ def show(found: Any, rows: list[dict[str, Any]], seconds: float) -> None:
         f"PPL of the original {base.ppl_original:.3f} ± {base.ppl_original_se:.2f}; {base.tokens:,} predictions scored"
     )
     print()
-    print("| recipe | bits | weight SNR dB | output error | KLD | predicted KLD | PPL | same top |")
+    print("| recipe | bits | weight SNR dB | output error | KLD | predicted KLD | PPL | same top token |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows[: len(RECIPES)]:
         cells = (

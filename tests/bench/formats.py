@@ -24,9 +24,9 @@ from quanterr.comparison.scheduler import CHUNKS_AT_ONCE
 from quanterr.comparison.worker import Worker
 from quanterr.formats import Weight
 from quanterr.metrics import OUTLIER
-from quanterr.native import Kernel, best
-from quanterr.pairing.plan import Pair
-from quanterr.pairing.side import Side
+from quanterr.native import Kernel, find_best
+from quanterr.pairing.model import Pair
+from quanterr.pairing.side import CheckpointSide
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.platform import usable_cores
@@ -227,16 +227,16 @@ def rates(original: Weight, weight: Weight) -> list[float]:
         for first in range(0, len(chunks), CHUNKS_AT_ONCE):
             worker.compare([pair], chunks[first : first + CHUNKS_AT_ONCE])
 
-    kernels = [None, best().kernel] if best().kernel else [None]
+    kernels = [None, find_best().kernel] if find_best().kernel else [None]
     compared = [cores * weight.n / best_of(partial(compare, kernel), cores) / 1e9 for kernel in kernels]
     return [weight.n / best_of(dequantize, 1) / 1e9, *compared]
 
 
 def show(path: Path, shape: tuple[int, int], only: str, original: Weight) -> None:
     with open_checkpoint(path) as checkpoint:
-        side = Side("bench", checkpoint)
+        side = CheckpointSide("bench", checkpoint)
         side.attach_siblings()
-        weight = side.recognized("X.weight", shape)
+        weight = side.recognize("X.weight", shape)
         if only in weight.format:
             print(f"{weight.format:20}", *(f"{rate:6.2f}" for rate in rates(original, weight)), flush=True)
 
@@ -249,11 +249,11 @@ def main() -> None:
     options = parser.parse_args()
     shape = options.rows, options.cols
     print(f"G weights/s of {shape[0]} x {shape[1]}: dequantized on one thread; compared on {usable_cores()} by torch,")
-    print(f"then by the compiled kernel ({best()})")
+    print(f"then by the compiled kernel ({find_best()})")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         save_file({"X.weight": scales(*shape, dtype=torch.bfloat16)}, Path(folder) / "original.safetensors")
         checkpoint = stack.enter_context(open_checkpoint(Path(folder) / "original.safetensors"))
-        original = Side("original", checkpoint).recognized("X.weight", shape)
+        original = CheckpointSide("original", checkpoint).recognize("X.weight", shape)
         for tensors in made(*shape):
             save_file(tensors, Path(folder) / "x.safetensors")
             show(Path(folder) / "x.safetensors", shape, options.only, original)

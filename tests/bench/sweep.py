@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench import COLS, ROWS, make, run
 
-from quanterr.knapsack import Choice, solve
+from quanterr.knapsack import KnapsackItem, solve
 from quanterr.recipes.names import PRESETS
 
 BITS = (2.5, 3.5, 4.25, 4.5, 5.5, 6.5, 8.5, 16)
@@ -47,13 +47,13 @@ def main() -> None:
         print(f"plan of {n:,} layers × {len(BITS)} recipes: {time.monotonic() - started:.2f} s, within {gap:.1e}")
 
 
-def instance(n: int) -> list[list[Choice]]:
+def instance(n: int) -> list[list[KnapsackItem]]:
     """Layers of different sizes and sensitivities."""
     made = random.Random(1)
     groups = []
     for _ in range(n):
         size, error = made.choice([2**18, 2**20, 2**22]), exp(made.gauss(0, 1.5))
-        groups.append([Choice(size * b / 8, error * 4**-b * made.uniform(0.7, 1.4)) for b in BITS])
+        groups.append([KnapsackItem(size * b / 8, error * 4**-b * made.uniform(0.7, 1.4)) for b in BITS])
     return groups
 
 

@@ -15,15 +15,14 @@ import quanterr
 from fuzz.finding import Target, folder, refusal, require
 from fuzz.mutating import STRANGE, Pairs, Raw, changed, changed_bytes, dumped, few, other_text, seed
 from quanterr.errors import QuanterrError
-from quanterr.gates.as_text import gate_lines
-from quanterr.gates.github import annotations, summary
-from quanterr.gates.judging import Verdict, judge_subject, needed
+from quanterr.gates.as_text import format_gates
+from quanterr.gates.github import format_summary, make_annotations
 from quanterr.gates.rules import PRESETS, Rule, read_rules
+from quanterr.gates.verdicts import Verdict, judge_subject, needed_metrics
 from quanterr.report import LISTS, OUTPUTS
-from quanterr.report.as_table import show
 from quanterr.report.checksum import KEY as CHECKSUM
 from quanterr.report.diff.reports import AGGREGATES, METRICS
-from quanterr.report.diff.reports import difference_of as diff
+from quanterr.report.diff.reports import diff_reports as diff
 from quanterr.report.reading import read_extract, read_report
 from quanterr.report.terminal import console
 from quanterr.report.terminal import show as show_view
@@ -94,7 +93,7 @@ def sound() -> list[Sound]:
 
 def judged(path: Any) -> Verdict:
     """The report under all rules."""
-    return judge_subject(ReportValues(read_extract(path, *needed(rules()))), rules())
+    return judge_subject(ReportValues(read_extract(path, *needed_metrics(rules()))), rules())
 
 
 def holding(verdict: Verdict) -> frozenset[str]:
@@ -203,7 +202,7 @@ def check(raw: bytes) -> str:
     if pick < len(OUTPUTS):
         OUTPUTS[pick].write(report, io.StringIO())
     else:
-        show(report, console(io.StringIO(), "never"), 3, verbose=True)
+        show_view(report.view(3), console(io.StringIO(), "never"), verbose=True)
     return f"{outcome}; rendered"
 
 
@@ -214,9 +213,9 @@ def _judged(raw: bytes) -> tuple[str, Verdict | None]:
         verdict = judged(path)
     except QuanterrError as error:
         return refusal(error), None
-    for line in (*gate_lines(verdict.gates), *annotations(verdict)):
+    for line in (*format_gates(verdict.gates), *make_annotations(verdict)):
         require(line.isprintable(), f"said: {line!a}")
-    summary(verdict)
+    format_summary(verdict)
     json.dumps(verdict.reasons)
     return f"{verdict.verdict}, {sum(gate.status == 'pass' for gate in verdict.gates)} gates hold", verdict
 
@@ -299,16 +298,16 @@ def check_rules(raw: bytes) -> str:
     path.write_bytes(raw)
     try:
         found = read_rules(path)
-        metrics = needed(found)
+        metrics = needed_metrics(found)
         values = _values((frozenset(metrics[0]), frozenset(metrics[1])))
         verdict = judge_subject(values, found)
     except QuanterrError as error:
         return refusal(error)
     require(len(verdict.gates) == len(found), "a rule was left out")
-    for line in (*gate_lines(verdict.gates), *annotations(verdict)):
+    for line in (*format_gates(verdict.gates), *make_annotations(verdict)):
         require(line.isprintable(), f"said: {line!a}")
     with contextlib.redirect_stderr(io.StringIO()):
-        summary(verdict)
+        format_summary(verdict)
     return f"{verdict.verdict}, {len(found)} rules"
 
 

@@ -101,7 +101,7 @@ def within_steps(weight: Any, y: torch.Tensor, generator: torch.Generator) -> to
     half = torch.where(gaps > 0, gaps, torch.inf).amin(0).nan_to_num(0.0, 0.0, 0.0) / 2
     moved = (2 * torch.rand(y.shape, generator=generator) - 1) * 0.999 * half * scales.unit.abs()
     x = y + torch.where(in_zeros(y), 0.0, moved)
-    return weight.rotated.turn(x, Workspace(CPU)) if weight.rotated else x
+    return weight.rotated.rotate(x, Workspace(CPU)) if weight.rotated else x
 
 
 def in_zeros(y: torch.Tensor) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""What several formats have in common: element types, packings, grids of scales, labels."""
+"""Building blocks that several formats share: element types, packings, scale grids, label checks."""

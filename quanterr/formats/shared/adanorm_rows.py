@@ -2,8 +2,8 @@
 
     stored row j · parts + s    is row s · (rows / parts) + j of the weight
 
-A layer that gives shift, scale and gate of a block (3 parts, or 6) stores those of one channel next to each
-other. Which layers do is given by their names alone.
+A layer that outputs a block's shift, scale and gate (3 parts, or 6) stores the rows of one channel next to each
+other. Only a layer's name tells whether it does so.
 
 Reference: mit-han-lab/deepcompressor@69f3473 backend/nunchaku/utils.py (adanorm_splits);
 nunchaku-tech/nunchaku@3a3cc3d models/normalization.py and transformers/transformer_qwenimage.py;
@@ -16,22 +16,22 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.tensors.workspace import Workspace
 
-# By the end of the module's name: FLUX single and double blocks, Qwen-Image.
+# By ending of the module's name: FLUX single and double blocks, Qwen-Image.
 PARTS = {"norm.linear": 3, "norm1.linear": 6, "norm1_context.linear": 6, "img_mod.1": 6, "txt_mod.1": 6}
 
 
-def parts_by_name(module: str) -> int:
-    """Parts of the rows of a modulation layer of that name; 1: not interleaved."""
+def count_parts_by_name(module: str) -> int:
+    """Return the number of interleaved parts in a layer of that name; 1 if its rows are not interleaved."""
     return next((n for ending, n in PARTS.items() if module == ending or module.endswith("." + ending)), 1)
 
 
 def stored_rows(row: int, stop_row: int, rows: int, parts: int, device: torch.device) -> Tensor:
-    """Numbers of the stored rows that hold rows ``row:stop_row`` of a weight of ``rows``, (r,) int64."""
+    """Return the indices of the stored rows that hold rows ``row:stop_row`` of ``rows`` rows, (r,) int64."""
     wanted = torch.arange(row, stop_row, device=device)
     each = rows // parts
     return wanted % each * parts + wanted // each
 
 
-def of_rows(key: str, entry: Entry, order: Tensor | slice, workspace: Workspace) -> Tensor:
-    """Numbers that are stored as (groups, rows), of some of the rows as float32, (r, groups)."""
-    return workspace.whole(key, entry)[:, order].t().float()
+def read_ordered_rows(key: str, entry: Entry, order: Tensor | slice, workspace: Workspace) -> Tensor:
+    """Read numbers stored as (groups, rows) for the rows in ``order``, as float32 (r, groups)."""
+    return workspace.read_whole(key, entry)[:, order].t().float()

@@ -1,13 +1,13 @@
-"""Codes of 1 to 8 bits in containers of 8, 16, 32 or 64: how they are there, and how they come out.
+"""Packing of codes of 1 to 8 bits in containers of 8, 16, 32 or 64 bits.
 
     dense         a stream of bits, low first: code i is bits i · b …, across containers
-    floor         as many whole codes as fit into each word of 32 bits, low first; the rest of it unused
-    planar        32 codes in b words: first the low 4 (2, 1) bits of all, then their next bits
+    floor         as many whole codes as fit into each 32-bit word, low first; the word's other bits are unused
+    planar        32 codes in b words: first the low 4 (2, 1) bits of all codes, then their next bits
     interleaved   8 codes of 4 bits in a word: column c is nibble 0 4 1 5 2 6 3 7
-    spread        8 codes (of 6 bits: 4) in b (3) bytes, each with one code in its low bits, or with two; the bits of
-                  the others are what is left of the bytes
+    spread        8 codes in b bytes (6 bits: 4 codes in 3 bytes); the low bits of each byte hold one code or two,
+                  the leftover high bits hold the remaining codes
 
-dense, floor, planar and spread are the same for 1, 2, 4 and 8 bits.
+For 1, 2, 4 and 8 bits dense, floor, planar and spread are the same.
 
 Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/pack_quantized/helpers.py (dense since 0.18, floor
 before); ModelCloud/GPTQModel@f4c327a1 gptqmodel/utils/planar_packing.py; casper-hansen/AutoAWQ@88e4c76b
@@ -25,8 +25,8 @@ from torch import Tensor
 from quanterr.tensors.workspace import OUTPUT, Workspace
 
 BYTE, WORD = 8, 32
-PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}  # widths, low first
-# Of each code: (first bit, width, place) of its fields in a run of bytes.
+PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}  # widths, low plane first
+# For each code: (first bit, width, place) of its fields in a run of bytes.
 SPREAD = {
     3: (
         *(((start, 3, 0),) for start in (0, 8, 16, 3, 11, 19)),
@@ -49,7 +49,7 @@ NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class Piece(NamedTuple):
-    """Bits ``shift`` to ``shift + width`` of a container, which are worth 2^place in a code."""
+    """Bits ``shift`` to ``shift + width`` of a container; their lowest bit is worth 2^place in the code."""
 
     container: int
     shift: int
@@ -57,32 +57,32 @@ class Piece(NamedTuple):
     place: int
 
 
-class Run(NamedTuple):
-    """The shortest run of codes after which their places repeat."""
+class PackedRun(NamedTuple):
+    """The shortest run of codes after which the bit positions repeat."""
 
     containers: int
     codes: tuple[tuple[Piece, ...], ...]
 
 
 class Packing(NamedTuple):
-    """How codes of ``bits`` bits are packed."""
+    """A packing of codes of ``bits`` bits."""
 
     name: str  # "dense", "floor", "planar", "interleaved", "spread"
     bits: int
 
     def words(self, n: int) -> int:
-        """Words of 32 bits for n codes."""
+        """Return the number of 32-bit words that hold ``n`` codes."""
         if self.name == "floor":
             return -(-n // (WORD // self.bits))
         return -(-n * self.bits // WORD)
 
-    def run(self, unit: int) -> Run:
-        """The run in containers of ``unit`` bits."""
-        return _run(self, unit)
+    def run(self, unit: int) -> PackedRun:
+        """Return the repeating run in containers of ``unit`` bits."""
+        return _find_run(self, unit)
 
 
 @cache
-def _run(packing: Packing, unit: int) -> Run:
+def _find_run(packing: Packing, unit: int) -> PackedRun:
     name, bits = packing
     codes: Sequence[Sequence[tuple[int, int, int]]]
     if name == "spread" and bits in SPREAD:
@@ -92,25 +92,25 @@ def _run(packing: Packing, unit: int) -> Run:
         codes = [[(start, bits, 0)] for start in range(0, length, bits)]
     elif name == "planar":
         length = bits * WORD
-        codes = [list(_planes(bits, code)) for code in range(WORD)]
+        codes = [list(_split_planes(bits, code)) for code in range(WORD)]
     else:
         length = WORD
         order = NIBBLES if name == "interleaved" else range(WORD // bits)
         codes = [[(place * bits, bits, 0)] for place in order]
-    pieces = tuple(tuple(piece for field in fields for piece in _pieces(*field, unit)) for fields in codes)
-    return Run(length // unit, pieces)
+    pieces = tuple(tuple(piece for field in fields for piece in _cut_field(*field, unit)) for fields in codes)
+    return PackedRun(length // unit, pieces)
 
 
-def _planes(bits: int, code: int) -> Iterator[tuple[int, int, int]]:
-    """(first bit, width, place) of a code's part of each plane."""
+def _split_planes(bits: int, code: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (first bit, width, place) of a code's field in each plane."""
     place = 0
     for width in PLANES[bits]:
         yield place * WORD + code * width, width, place
         place += width
 
 
-def _pieces(start: int, width: int, place: int, unit: int) -> Iterator[Piece]:
-    """A field cut at the borders of containers."""
+def _cut_field(start: int, width: int, place: int, unit: int) -> Iterator[Piece]:
+    """Cut a field at the boundaries of containers."""
     while width:
         container, shift = divmod(start, unit)
         taken = min(width, unit - shift)
@@ -119,9 +119,9 @@ def _pieces(start: int, width: int, place: int, unit: int) -> Iterator[Piece]:
 
 
 def unpack_columns(stored: Tensor, packing: Packing, workspace: Workspace, key: str = OUTPUT) -> Tensor:
-    """Codes packed along each row, (r, containers) of any integer dtype: (r, n) float32, n whole runs."""
+    """Unpack codes packed along each row: (r, containers) of any integer dtype to (r, n) float32, n in whole runs."""
     run = packing.run(BYTE)
-    units = _whole_runs(stored.view(torch.uint8), 1, run.containers, workspace)
+    units = _pad_to_runs(stored.view(torch.uint8), 1, run.containers, workspace)
     r, n_units = units.shape
     n_runs = r * n_units // run.containers
     values = workspace.buffer(key, (r, n_runs // r * len(run.codes)), torch.float32)
@@ -133,7 +133,7 @@ def unpack_columns(stored: Tensor, packing: Packing, workspace: Workspace, key: 
 
 
 def _join_planes(units: Tensor, bits: int, codes: Tensor, workspace: Workspace) -> Tensor:
-    """Codes of whole runs, (runs, 32) uint8, from their bytes, (runs, 4 · bits): as dense ones, plane by plane."""
+    """Unpack planar codes of whole runs plane by plane: (runs, 4 · bits) bytes to (runs, 32) uint8."""
     place = 0
     for width in PLANES[bits]:
         plane = workspace.buffer("plane", (len(units), 4 * width), torch.uint8)
@@ -148,9 +148,9 @@ def _join_planes(units: Tensor, bits: int, codes: Tensor, workspace: Workspace) 
 
 
 def unpack_rows(stored: Tensor, packing: Packing, workspace: Workspace, key: str = OUTPUT) -> Tensor:
-    """Codes packed down each column, (containers, c) of any integer dtype: (n, c) float32, n whole runs."""
+    """Unpack codes packed down each column: (containers, c) of any integer dtype to (n, c) float32, n in whole runs."""
     run = packing.run(8 * stored.element_size())
-    units = _whole_runs(stored, 0, run.containers, workspace)
+    units = _pad_to_runs(stored, 0, run.containers, workspace)
     units = units.view(torch.uint8) if units.dtype == torch.int8 else units
     n_units, c = units.shape
     runs = n_units // run.containers
@@ -167,9 +167,9 @@ def unpack_transposed(
     key: str,
     change: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Codes of some rows of what is stored transposed, (c, containers of its rows): (r, c) float32.
+    """Unpack the codes of rows ``rows[0]:rows[1]`` stored transposed: (c, containers) to (r, c) float32.
 
-    ``change`` is made to the containers before, in place.
+    ``change`` is applied to the containers in place first.
     """
     run = packing.run(8 * stored.element_size())
     first, last = rows[0] // len(run.codes), -(-rows[1] // len(run.codes))
@@ -179,16 +179,16 @@ def unpack_transposed(
     return codes[rows[0] - first * len(run.codes) : rows[1] - first * len(run.codes)]
 
 
-def cropped(values: Tensor, first: int, stop: int, workspace: Workspace) -> Tensor:
-    """Columns ``first:stop`` of values, contiguous."""
+def crop_columns(values: Tensor, first: int, stop: int, workspace: Workspace) -> Tensor:
+    """Return columns ``first:stop`` of ``values``, contiguous."""
     if (first, stop) == (0, values.shape[1]):
         return values
     shape = values.shape[0], stop - first
     return workspace.buffer("cropped", shape, torch.float32).copy_(values[:, first:stop])
 
 
-def _whole_runs(units: Tensor, dim: int, length: int, workspace: Workspace) -> Tensor:
-    """Contiguous, and zeros after the last container where the last run is cut."""
+def _pad_to_runs(units: Tensor, dim: int, length: int, workspace: Workspace) -> Tensor:
+    """Return the containers contiguous, padded with zeros along ``dim`` to whole runs of ``length``."""
     missing = -units.shape[dim] % length
     if not missing:
         return units.contiguous()
@@ -198,8 +198,8 @@ def _whole_runs(units: Tensor, dim: int, length: int, workspace: Workspace) -> T
     return padded
 
 
-def _unpack(units: Tensor, run: Run, values: Tensor, workspace: Workspace) -> None:
-    """From containers, (runs, containers, c), to codes, (runs, codes, c)."""
+def _unpack(units: Tensor, run: PackedRun, values: Tensor, workspace: Workspace) -> None:
+    """Unpack containers, (runs, containers, c), into ``values``, (runs, codes, c)."""
     shape = units.shape[0], units.shape[2]
     code, more = (workspace.buffer(key, shape, units.dtype) for key in ("code", "more"))
     for place, pieces in enumerate(run.codes):
@@ -211,7 +211,7 @@ def _unpack(units: Tensor, run: Run, values: Tensor, workspace: Workspace) -> No
 
 
 def _take(units: Tensor, piece: Piece, out: Tensor) -> None:
-    """A piece's bits at its place in the code."""
+    """Extract a piece's bits and shift them to their place in the code."""
     torch.bitwise_right_shift(units, piece.shift, out=out)
     if piece.width < 8 * units.element_size():
         out.bitwise_and_((1 << piece.width) - 1)

@@ -1,11 +1,11 @@
-"""Codes of b bits that follow each other in a stream of bits, across the ends of bytes and words.
+"""Codes of b bits that follow each other in a stream of bits, across the boundaries of bytes and words.
 
     code i    bits i·b … i·b + b - 1 of the stream, the least significant first
     bit j     bit j % 8 of byte j // 8; so little-endian words of any size hold the same stream
 
-The codes are read in units of a few, which begin at the same places in every few bytes; a table holds what
-the codes of each possible unit stand for. Three bytes hold two units of four 3-bit or two 6-bit codes, five
-bytes four units of two 5-bit codes; codes of 1, 2, 4 and 8 bits have whole bytes as units.
+Codes are read in units of several codes whose positions repeat every few bytes; a table maps each possible unit to
+the values of its codes. Three bytes hold two units of four 3-bit or two 6-bit codes, five bytes four units of two
+5-bit codes; the units of 1-, 2-, 4- and 8-bit codes are whole bytes.
 """
 
 from functools import cache
@@ -16,13 +16,13 @@ from torch import Tensor
 from quanterr.formats.shared import element_types
 from quanterr.tensors.workspace import Workspace
 
-UNIT_BITS = {1: 8, 2: 8, 3: 12, 4: 8, 5: 10, 6: 12, 7: 14, 8: 8}  # by the bits of a code
-PERIODS = {8: (1, 1), 10: (5, 4), 12: (3, 2), 14: (7, 4)}  # by those of a unit: bytes, and units in them
+UNIT_BITS = {1: 8, 2: 8, 3: 12, 4: 8, 5: 10, 6: 12, 7: 14, 8: 8}  # by bits of a code
+PERIODS = {8: (1, 1), 10: (5, 4), 12: (3, 2), 14: (7, 4)}  # by bits of a unit: (bytes, units) of a period
 
 
 @cache
 def unit_table(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """What the codes of a unit stand for, (units, codes) float32, given the values of the 2^b codes."""
+    """Return the values of the codes in each unit, (units, codes) float32, given the values of the 2^b codes."""
     code_bits = len(values).bit_length() - 1
     n = UNIT_BITS[code_bits]
     shifts = torch.arange(0, n, code_bits)
@@ -31,19 +31,19 @@ def unit_table(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def byte_table(code_bits: int, zero: int = 0) -> Tensor | None:
-    """What the codes of a byte stand for, integers less ``zero``; None where codes cross the ends of bytes."""
+    """Return the values of the codes in each byte, integers minus ``zero``; None if codes cross byte boundaries."""
     if 8 % code_bits:
         return None
     return unit_table(tuple(float(code - zero) for code in range(1 << code_bits)), torch.device("cpu"))
 
 
 def integers(code_bits: int, device: torch.device) -> Tensor:
-    """The table of codes that are integers from 0 on."""
+    """Return the unit table of codes that are the integers from 0 on."""
     return unit_table(tuple(map(float, range(1 << code_bits))), device)
 
 
 def unpack(stored: Tensor, table: Tensor, workspace: Workspace) -> Tensor:
-    """The values of a stream's bytes, (r, w) uint8, by the :func:`unit_table` of its codes: (r, codes) float32.
+    """Decode a stream, (r, w) uint8, by the :func:`unit_table` of its codes: (r, codes) float32.
 
     Rows are whole periods: a multiple of 3 bytes for 3 and 6 bits, of 5 for 5 bits, of 7 for 7 bits.
     """

@@ -1,8 +1,8 @@
-"""What ComfyUI's labels may say of a weight, and what a label may change for a reader.
+"""Checks of ComfyUI's labels against the stored tensors.
 
-Tensors decide, labels break ties: a label that names another plain layout than is stored, or another
-granularity than the scale has, is reported as a warning. A label that names a layout of its own section (packed
-4-bit codes, low-rank branches) must agree with the tensors.
+Tensors decide, labels break ties: a label that names another plain layout than the stored one, or another
+granularity than the scale's, causes a warning. A label that names a special layout (packed 4-bit codes, low-rank
+branches) must agree with the tensors.
 
 Reference: comfyanonymous/ComfyUI@6db4fa2f comfy/quant_ops.py QUANT_ALGOS and comfy/utils.py convert_old_quants;
 silveroxides/ComfyUI-QuantOps; silveroxides/convert_to_quant@1.3.4 comfy/quant_ops.py.
@@ -17,10 +17,10 @@ from quanterr.util.text import display
 
 FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
 INT8 = frozenset({"I8"})
-FLOATS = frozenset({"F32", "BF16", "F16"})  # of scales
+FLOATS = frozenset({"F32", "BF16", "F16"})  # dtypes of scales
 
-# Names that labels use for codes with a plain scale. The granularity of the scale is inferred from its
-# shape alone: labels are often wrong about it.
+# Label names of codes with a plain scale, with the granularity they claim. The scale's shape alone decides: labels
+# are often wrong.
 FP8_GRANULARITY = {
     "float8_e4m3fn": "tensor",
     "float8_e5m2": "tensor",
@@ -29,7 +29,7 @@ FP8_GRANULARITY = {
     "float8_e4m3fn_block3d": "block",
 }
 INT8_GRANULARITY = {
-    "int8_tensorwise": None,  # of rows as well
+    "int8_tensorwise": None,  # row scales, too
     "int8_blockwise": "block",
     "int8_lodewise": "block",
     "int8": None,
@@ -40,7 +40,7 @@ MXFP8_LABELS, NVFP4_LABELS = frozenset({"mxfp8", "hybrid_mxfp8"}), frozenset({"n
 INTERCHANGEABLE = FP8_LABELS | INT8_LABELS | MXFP8_LABELS | NVFP4_LABELS
 ALWAYS_ROTATED = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "asym_w4a8_int8"})
 
-# Layouts that are known and not read, and what to do.
+# Known layouts that quanterr does not read, and what to do.
 REFUSED = {
     "int8_block32": "no release wrote it; quantize again as int8_blockwise",
 }
@@ -48,10 +48,10 @@ NUMBERS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def refuse_by_name(codes: Entry, hints: Hints) -> None:
-    """Refuse the layouts of :data:`REFUSED`, whatever their tensors look like.
+    """Refuse the layouts in :data:`REFUSED`, whatever their tensors look like.
 
     Raises:
-        FormatMismatch: a label, or config.json beside codes, names one of them; says what to do.
+        FormatMismatch: a label, or config.json beside codes, names one of these; says what to do.
     """
     method = hints.config.get("quant_method")
     declared = [(label.format, str(label)) for label in hints.labels[:1]]
@@ -63,11 +63,11 @@ def refuse_by_name(codes: Entry, hints: Hints) -> None:
 
 
 def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> tuple[str | None, tuple[str, ...]]:
-    """The label's format name, and what is non-standard about the labels.
+    """Return the label's format name and warnings about the labels.
 
-    ``names`` are those of the format that is tried, ``rotates`` whether it undoes a rotation. Where a
-    tensor and the header disagree the tensor is believed: it was written together with the codes,
-    while headers are often made anew.
+    ``names`` are the label names of the format being tried; ``rotates`` says that the format undoes a rotation. Where
+    the tensor and the header disagree, the tensor wins: it was written together with the codes, while headers are
+    often rewritten.
 
     Raises:
         FormatMismatch: the first label names another layout, or a rotation that this format does not undo.
@@ -82,7 +82,7 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
     if other and (first.format not in INTERCHANGEABLE or not names <= INTERCHANGEABLE):
         raise FormatMismatch(f"{first}, but the codes are {stored}")
     if other or _is_other_fp8(first.format, parts.codes.dtype):
-        warnings.append(f"{first}, but the codes are {stored}: read as what is stored")
+        warnings.append(f"{first}, but the codes are {stored}: read as stored")
     if labels[0].rotated and not rotates:
         raise FormatMismatch(
             f"{labels[0].source} says the codes are rotated (convrot), but they are {parts.codes.dtype}"
@@ -90,44 +90,46 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
     disagreeing = next((label for label in labels[1:] if _disagree(labels[0], label)), None)
     if disagreeing is not None:
         warning = (
-            f"labels disagree: the {labels[0].source} says {_described(labels[0])} and the {disagreeing.source} says "
-            f"{_described(disagreeing)}; the {labels[0].source} and the scale's shape were used"
+            f"labels disagree: the {labels[0].source} says {_describe_label(labels[0])}, the {disagreeing.source} says "
+            f"{_describe_label(disagreeing)}; the {labels[0].source} and the scale's shape were used"
         )
         warnings.append(warning + (", but ComfyUI follows the header" if disagreeing.source == HEADER else ""))
     return first.format, tuple(warnings)
 
 
 def check_granularity(parts: Parts, comfy_format: str | None, granularity: str) -> tuple[str, ...]:
-    """A doubt, where the label's name says another granularity than the scale has."""
+    """Return a warning if the label's name implies another granularity than the scale's shape."""
     configured = (FP8_GRANULARITY | INT8_GRANULARITY).get(comfy_format or "")
     scale = parts["scale"]
     if configured in (None, granularity) or scale.n == 1 or len(parts.codes.shape) != 2:
-        return ()  # a block that is the whole weight has one scale as well; experts have one each
+        return ()  # a block that covers the weight also has one scale; stacked experts have one scale each
     return (
         f"labelled {display(comfy_format or '')}, but its scale {scale} is one per {granularity}: the shape was used",
     )
 
 
 def _is_other_fp8(label: str | None, dtype: str) -> bool:
-    """Whether a label names the other kind of FP8 than is stored."""
+    """Return whether a label names the other FP8 dtype than the stored one."""
     return label in FP8_LABELS and dtype in FP8 and (label == "float8_e5m2") != (dtype == "F8_E5M2")
 
 
 def _disagree(one: Label, other: Label) -> bool:
-    """Whether two labels say different things; what only one of them says is no contradiction, but a rotation is."""
+    """Return whether labels contradict each other; a missing format or block is no contradiction, but a rotation is."""
     configured = ((label.format, label.block) for label in (one, other))
-    return _rotation(one) != _rotation(other) or any(a != b for a, b in zip(*configured, strict=True) if a and b)
+    return _find_rotation(one) != _find_rotation(other) or any(
+        a != b for a, b in zip(*configured, strict=True) if a and b
+    )
 
 
-def _described(label: Label) -> str:
-    """The part of a label that changes what the codes mean."""
+def _describe_label(label: Label) -> str:
+    """Format the fields of a label that change the meaning of the codes."""
     size = f" with group_size {label.block[0]}" if label.block else ""
-    rotation = f", convrot {_rotation(label)}" if _rotation(label) else ""
-    return display(label.format or "nothing of the format") + size + rotation
+    rotation = f", convrot {_find_rotation(label)}" if _find_rotation(label) else ""
+    return display(label.format or "no format") + size + rotation
 
 
-def _rotation(label: Label) -> int | None:
-    """Columns that were rotated together; None where the label does not speak of a rotation."""
+def _find_rotation(label: Label) -> int | None:
+    """Return the columns that were rotated together; None if the label mentions no rotation."""
     if not label.rotated and label.format not in ALWAYS_ROTATED:
         return None
     return label.number("convrot_groupsize") or DEFAULT_GROUP

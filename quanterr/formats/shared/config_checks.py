@@ -1,4 +1,4 @@
-"""What config.json and the contents of small tensors say of a layout."""
+"""Checks of config.json and of the contents of small tensors against a layout."""
 
 import re
 import struct
@@ -10,26 +10,26 @@ from quanterr.util.text import display
 
 CODES = {"U8": "B", "I8": "b", "I16": "h", "U16": "H", "I32": "i", "U32": "I", "I64": "q", "U64": "Q"}
 
-# A pattern comes with the file, and one with many repetitions may take for ever to match.
+# Patterns come from the file; a pattern with many repetitions could take exponential time to match.
 MAX_PATTERN, MAX_REPETITIONS = 512, 3
 
 
-def check_told(parts: Parts, *names: str) -> tuple[str, ...]:
-    """A doubt, where quant_method of config.json is none of the names of the layout that is stored.
+def check_quant_method(parts: Parts, *names: str) -> tuple[str, ...]:
+    """Return a warning if quant_method in config.json is not one of the stored layout's ``names``.
 
     Raises:
-        FormatMismatch: ComfyUI, whose labels know none of these layouts, labels it.
+        FormatMismatch: the weight has a ComfyUI label; ComfyUI's labels know none of these layouts.
     """
     if parts.hints.labels:
-        raise FormatMismatch(f"{parts.hints.labels[0]}, but its tensors are those of {names[0]}")
+        raise FormatMismatch(f"{parts.hints.labels[0]}, but its tensors have the layout of {names[0]}")
     method = parts.hints.config.get("quant_method")
     if not isinstance(method, str) or method.lower() in names:
         return ()
-    return (f"config.json declares quant_method {display(method)}, but its tensors are those of {names[0]}",)
+    return (f"config.json declares quant_method {display(method)}, but its tensors have the layout of {names[0]}",)
 
 
 def matches(pattern: str, module: str, from_start: bool = False) -> bool:
-    """Whether a regular expression of config.json is found in the name of a module; a risky one is not."""
+    """Return whether a regular expression of config.json matches a module's name; risky patterns never match."""
     repetitions = sum(pattern.count(sign) for sign in "*+?{")
     if len(pattern) > MAX_PATTERN or repetitions > MAX_REPETITIONS or re.search(r"\)[*+?{]", pattern):
         return False
@@ -39,16 +39,16 @@ def matches(pattern: str, module: str, from_start: bool = False) -> bool:
         return False
 
 
-def integers(entry: Entry) -> list[int]:
-    """All numbers of a small tensor of integers."""
+def read_integers(entry: Entry) -> list[int]:
+    """Read all numbers of a small integer tensor."""
     return list(struct.unpack(f"<{entry.n}{CODES[entry.dtype]}", entry.read()))
 
 
 def check_permutation(entry: Entry, numbers: list[int]) -> None:
-    """Refuse what is no order of as many columns.
+    """Check that ``numbers``, read from ``entry``, are a permutation.
 
     Raises:
-        FormatMismatch: a number is missing, or there twice.
+        FormatMismatch: a number is missing or occurs twice.
     """
     if sorted(numbers) != list(range(len(numbers))):
         raise FormatMismatch(f"{entry} should hold each number from 0 to {len(numbers) - 1} once")

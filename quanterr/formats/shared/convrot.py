@@ -1,4 +1,4 @@
-"""Columns that were rotated before they were quantized, group by group, by a Hadamard matrix.
+"""Columns that were rotated by a Hadamard matrix, group by group, before quantization.
 
     stored[:, group] = W[:, group] @ H        H symmetric and orthogonal, so its own inverse
     W[:, group] = stored[:, group] @ H
@@ -7,7 +7,7 @@
                              [1, -1, 1, 1], [-1, 1, 1, 1]] (ConvRot)
     another power of two     Sylvester: kron([[1, 1], [1, -1]], …) / sqrt(size)
 
-Worked out in float64 and rounded to float32 once.
+Computed in float64 and rounded to float32 once.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/int8_utils.py; silveroxides/convert_to_quant@1.3.4
 utils/convrot.py.
@@ -26,35 +26,39 @@ DEFAULT_GROUP = 256
 
 
 def is_power_of_four(size: int) -> bool:
-    """Whether the ConvRot matrix of that size exists."""
+    """Return whether a ConvRot matrix of that size exists."""
     return size > 1 and size & (size - 1) == 0 and size.bit_length() % 2 == 1
 
 
 def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
-    """Columns of a group, as the label says or else 256, and what is non-standard about it.
+    """Return the columns of a group, as the label says or else 256, and warnings about the size.
 
     Raises:
-        FormatMismatch: no matrix of that size, or it does not divide a row.
+        FormatMismatch: no matrix of that size exists, or it does not divide a row.
     """
     size = (label and label.number("convrot_groupsize")) or DEFAULT_GROUP
     if size & (size - 1) or size < 2 or cols % size:
-        source_says = f"{label.source} says rotated" if label else "rotated, without a label,"
-        raise FormatMismatch(f"{source_says} in groups of {size}, which must be a power of two and divide {cols}")
+        source_says = (
+            f"{label.source} says its columns are rotated" if label else "its columns are rotated, without a label,"
+        )
+        raise FormatMismatch(
+            f"{source_says} in groups of {size}, which is not a power of two that divides {cols} columns"
+        )
     if is_power_of_four(size):
         return size, ()
-    return size, (f"rotated in groups of {size}, which ComfyUI does not load: undone by a Sylvester matrix",)
+    return size, (f"rotated in groups of {size}, which ComfyUI does not load: a Sylvester matrix undoes it",)
 
 
 def rotate(size: int, values: Tensor, workspace: Workspace) -> Tensor:
-    """Whole rows of a weight, (r, c) float32, as they are quantized: the matrix is its own inverse."""
+    """Rotate whole rows, (r, c) float32, in place as the quantizer did: the matrix is its own inverse."""
     return unrotate(values, size, workspace)
 
 
 def unrotate(values: Tensor, size: int, workspace: Workspace) -> Tensor:
-    """``values``, (r, c) with c a multiple of ``size``, with their rotation undone: (r, c) float32, in place.
+    """Undo the rotation of ``values``, (r, c) float32 with c a multiple of ``size``, in place.
 
-    A product with each small factor in turn, which takes a tenth of the operations of one large product and
-    is, unlike that, the same on every device and in every cut.
+    Multiplies by each small factor in turn: a tenth of the operations of one large product and, unlike that product,
+    the same result on every device and for every cut.
     """
     flat, factor = values.view(-1), 4 if is_power_of_four(size) else 2
     source = workspace.buffer("rotated", (flat.numel(),), torch.float64).copy_(flat)
@@ -68,12 +72,12 @@ def unrotate(values: Tensor, size: int, workspace: Workspace) -> Tensor:
 
 
 def _multiply_small(x: Tensor, y: Tensor, workspace: Workspace) -> None:
-    """``y`` = H4 or H2 times ``x`` along the middle axis."""
+    """Set ``y`` to H4 or H2 times ``x`` along the middle axis."""
     if x.shape[1] == 2:
         torch.add(x[:, 0], x[:, 1], out=y[:, 0])
         torch.sub(x[:, 0], x[:, 1], out=y[:, 1])
         return
     total = workspace.buffer("total", (x.shape[0], x.shape[2]), torch.float64)
     torch.add(x[:, 0], x[:, 1], out=total).add_(x[:, 2]).add_(x[:, 3])
-    for row in range(4):  # each row of H4 is ones, but for a minus at the place counted from the end
+    for row in range(4):  # row r of H4 is ones, with -1 at column 3 - r
         torch.sub(total, x[:, 3 - row], alpha=2, out=y[:, row])

@@ -1,4 +1,4 @@
-"""What the configuration of compressed-tensors says of a weight.
+"""Settings of compressed-tensors for one weight.
 
     config_groups.*.targets    the name of a module, "re:" and a regular expression, or a class
     config_groups.*.weights    num_bits, group_size, …
@@ -13,17 +13,17 @@ from quanterr.formats.shared.config_checks import matches
 from quanterr.util.strict_json import JsonFields
 
 
-def configured(parts: Parts, key: str) -> int | None:
-    """The number that the configuration gives for a weight; None where it is unknown."""
-    groups = list(_groups(parts.hints.config))
-    if len({_number(weights, key) for _, weights in groups}) > 1:  # which of them is it?
+def read_setting(parts: Parts, key: str) -> int | None:
+    """Return the number that the configuration gives for a weight; None if it is unknown."""
+    groups = list(_find_groups(parts.hints.config))
+    if len({_read_number(weights, key) for _, weights in groups}) > 1:  # which group targets this module?
         module = parts.name.removesuffix(WEIGHT_SUFFIX)
-        groups = [(targets, weights) for targets, weights in groups if any(_names(t, module) for t in targets)]
-    found = {_number(weights, key) for _, weights in groups}
+        groups = [(targets, weights) for targets, weights in groups if any(_targets(t, module) for t in targets)]
+    found = {_read_number(weights, key) for _, weights in groups}
     return found.pop() if len(found) == 1 else None
 
 
-def _groups(config: JsonFields) -> Iterator[tuple[list[str], JsonFields]]:
+def _find_groups(config: JsonFields) -> Iterator[tuple[list[str], JsonFields]]:
     groups = config.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
@@ -32,13 +32,13 @@ def _groups(config: JsonFields) -> Iterator[tuple[list[str], JsonFields]]:
             yield [t for t in targets if isinstance(t, str)] if isinstance(targets, list) else [], weights
 
 
-def _names(target: str, module: str) -> bool:
-    """Whether a target is that module: by its name or a pattern; by its class nobody knows here."""
+def _targets(target: str, module: str) -> bool:
+    """Return whether a target matches the module by name or pattern; classes are unknown here and never match."""
     if not target.startswith("re:"):
         return target == module
     return matches(target.removeprefix("re:"), module, from_start=True)
 
 
-def _number(weights: JsonFields, key: str) -> int | None:
+def _read_number(weights: JsonFields, key: str) -> int | None:
     value = weights.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

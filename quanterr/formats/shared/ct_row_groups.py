@@ -1,44 +1,44 @@
-"""Scales and zero points of compressed-tensors: one for the weight, or one or more for each row."""
+"""Scales and zero points of compressed-tensors: one for the weight, or one or more per row."""
 
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Parts
-from quanterr.formats.shared.column_groups import Blocks, fit_blocks
-from quanterr.formats.shared.ct_config import configured
+from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
+from quanterr.formats.shared.ct_config import read_setting
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
 
-def fit_row_blocks(parts: Parts, shape: tuple[int, ...]) -> Blocks:
-    """The blocks of a weight of that shape, by its scale and what is stored with it.
+def fit_row_blocks(parts: Parts, shape: tuple[int, ...]) -> ColumnBlocks:
+    """Return the column blocks of a weight of that shape, from its scale and the parts stored with it.
 
     Raises:
-        FormatMismatch: scale, zero points or order have other shapes.
+        FormatMismatch: the shape of the scale, zero points or order does not fit.
     """
     scale, zero_point, order = parts["scale"], parts.get("zero_point"), parts.get("order")
     if len(shape) not in (2, 3) or (scale.n != 1 and scale.shape[:-1] != shape[:-1]):
         raise FormatMismatch(
-            f"its scale {scale} should be one, or one or more for each row of a weight of shape {list(shape)}"
+            f"its scale {scale} should be one number, or one or more for each row of a weight of shape {list(shape)}"
         )
     if zero_point is not None and zero_point.shape != scale.shape:
         raise FormatMismatch(f"{zero_point} should have the shape of {scale}")
     if order is not None and order.shape != shape[1:]:
         raise FormatMismatch(f"{order} should have one for each column of a weight of shape {list(shape)}")
-    return fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], configured(parts, "group_size"), order)
+    return fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], read_setting(parts, "group_size"), order)
 
 
-def of_rows(key: str, entry: Entry, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """What blocks share, (r, blocks) or (1, 1) float32, from one for each block of each row, or one for all."""
+def read_block_values(key: str, entry: Entry, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read one number per block and row, or one for the weight, as float32: (r, blocks) or (1, 1)."""
     if entry.n == 1:
-        return workspace.whole(f"one {key}", entry).view(1, 1).float()
+        return workspace.read_whole(f"one {key}", entry).view(1, 1).float()
     return workspace.read(key, entry, chunk.row * blocks.n, (chunk.shape[0], blocks.n)).float()
 
 
-def with_zero_points(codes: Tensor, parts: Parts, blocks: Blocks, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """(code - zero point) · scale in place, (r, c); the zero point is 0 where none is stored."""
+def apply_scales(codes: Tensor, parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Compute (code - zero point) · scale in place, (r, c); the zero point is 0 if none is stored."""
     entry = parts.get("zero_point")
-    zero_point = of_rows("zero_point", entry, blocks, chunk, workspace) if entry else 0.0
-    scale = of_rows("scale", parts["scale"], blocks, chunk, workspace)
+    zero_point = read_block_values("zero_point", entry, blocks, chunk, workspace) if entry else 0.0
+    scale = read_block_values("scale", parts["scale"], blocks, chunk, workspace)
     return blocks.dequantize(codes, zero_point, scale, chunk, workspace)

@@ -1,4 +1,4 @@
-"""Codes to float32, exactly: what several layouts share. Everything large is a buffer of the workspace."""
+"""Exact conversion of codes to float32, shared by several layouts. Everything large is a workspace buffer."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Decoder, Dequantize, Element, Native, Parts
+from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Parts
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.decoder import OfBlocks
 from quanterr.tensors.workspace import OUTPUT, Workspace
@@ -16,122 +16,124 @@ E4M3_MAX = 0x7E  # magnitude bits of 448, the largest; 0x7F is NaN
 E5M2_MAX = 0x7B  # magnitude bits of 57344, the largest; above are infinity and NaN
 SIGN_COPY = ~(1 << 14)  # an int16 without bit 14
 
-ROWS = 128  # that are added as bytes: at most 255
+ROWS = 128  # summed as bytes: at most 255 fit
 LANES = ROWS * 8
 NONE = torch.zeros((), dtype=torch.int64)
-FEW = 1 << 15  # flags that are added one by one sooner
+FEW = 1 << 15  # below this a plain sum is faster
 
 
-class Codes(NamedTuple):
-    """The values of codes: ``values`` times ``unit``, a power of two that a scale can take up."""
+class DecodedCodes(NamedTuple):
+    """The values of codes: ``values`` times ``unit``, a power of two that can be merged into a scale."""
 
     values: Tensor  # (r, c) float32
     unit: float
-    zeros: Tensor  # 0-d: how many are zero
-    saturated: Tensor  # 0-d: how many have the largest finite magnitude
+    zeros: Tensor  # 0-d: number of zeros
+    saturated: Tensor  # 0-d: number of codes with the largest finite magnitude
 
 
-def e4m3(codes: Tensor, workspace: Workspace) -> Codes:
-    """float8_e4m3fn codes, (r, c) int8; NaN codes give NaN.
+def decode_e4m3(codes: Tensor, workspace: Workspace) -> DecodedCodes:
+    """Convert float8_e4m3fn codes, (r, c) int8; NaN codes give NaN.
 
-    On the CPU torch's own cast takes 15 times as long as this: the code's bits, moved left by seven,
-    are a float16 of the same sign and mantissa whose exponent is 8 too small, which is the unit.
-    Sign extension leaves a copy of the sign in bit 14, which is cleared. Subnormals stay subnormals.
+    On the CPU torch's own cast takes 15 times as long as this: the code's bits, shifted left by seven, are a float16
+    of the same sign and mantissa whose exponent is 8 too small; ``unit`` makes up for it. Sign extension leaves a copy
+    of the sign in bit 14, which is cleared. Subnormals stay subnormals.
     """
     shape = tuple(codes.shape)
     values = workspace.output(shape)
-    magnitudes = _magnitudes(codes, workspace)
+    magnitudes = _take_magnitudes(codes, workspace)
     zeros = _count_zeros(magnitudes, workspace)
     if codes.device.type != "cpu":
-        return Codes(values.copy_(codes.view(torch.float8_e4m3fn)), 1.0, zeros, _count_equal(magnitudes, E4M3_MAX))
+        return DecodedCodes(
+            values.copy_(codes.view(torch.float8_e4m3fn)), 1.0, zeros, _count_equal(magnitudes, E4M3_MAX)
+        )
     workspace.buffer("half", shape, torch.int16).copy_(codes).mul_(128).bitwise_and_(SIGN_COPY)
     values.copy_(workspace.buffer("half", shape, torch.float16))
     largest = int(magnitudes.max())
     if largest > E4M3_MAX:
         values.masked_fill_(magnitudes > E4M3_MAX, torch.nan)
     at_end = _count_equal(magnitudes, E4M3_MAX) if largest >= E4M3_MAX else NONE
-    return Codes(values, 256.0, zeros, at_end)
+    return DecodedCodes(values, 256.0, zeros, at_end)
 
 
-def e5m2(codes: Tensor, workspace: Workspace) -> Codes:
-    """float8_e5m2 codes, (r, c) int8: the upper bytes of float16 numbers, infinities and NaN included."""
+def decode_e5m2(codes: Tensor, workspace: Workspace) -> DecodedCodes:
+    """Convert float8_e5m2 codes, (r, c) int8: the upper bytes of float16 numbers, infinities and NaN included."""
     shape = tuple(codes.shape)
-    magnitudes = _magnitudes(codes, workspace)
+    magnitudes = _take_magnitudes(codes, workspace)
     zeros = _count_zeros(magnitudes, workspace)
     workspace.buffer("half", shape, torch.int16).copy_(codes).mul_(256)
     values = workspace.output(shape).copy_(workspace.buffer("half", shape, torch.float16))
-    return Codes(values, 1.0, zeros, _count_equal(magnitudes, E5M2_MAX))
+    return DecodedCodes(values, 1.0, zeros, _count_equal(magnitudes, E5M2_MAX))
 
 
-# By dtype, with the bytes that are saturated codes.
+# By dtype: the kernel's element type and the bytes that count as saturated.
 ELEMENTS = {
-    "F32": (Element.F32, ()),
-    "BF16": (Element.BF16, ()),
-    "F16": (Element.F16, ()),
-    "I8": (Element.I8, (0x7F, 0x80, 0x81)),
-    "F8_E4M3": (Element.E4M3, (0x7E, 0xFE)),
-    "F8_E5M2": (Element.TABLE, (0x7B, 0xFB)),
+    "F32": (ElementType.F32, ()),
+    "BF16": (ElementType.BF16, ()),
+    "F16": (ElementType.F16, ()),
+    "I8": (ElementType.I8, (0x7F, 0x80, 0x81)),
+    "F8_E4M3": (ElementType.E4M3, (0x7E, 0xFE)),
+    "F8_E5M2": (ElementType.TABLE, (0x7B, 0xFB)),
 }
 
 
-def native(
+def attach_decoder(
     parts: Parts, dequantize: Dequantize, scale: OfBlocks | None = None, group: int = 0, zero: OfBlocks | None = None
 ) -> Dequantize:
-    """``dequantize`` with the same as data, of elements that are stored one by one; as it is, of other dtypes."""
+    """Attach a :class:`Decoder` to ``dequantize`` if elements are stored one by one; return it unchanged otherwise."""
     codes = parts.codes
     if codes.dtype not in ELEMENTS:
         return dequantize
     element, ends = ELEMENTS[codes.dtype]
-    table = e5m2_table() if element == Element.TABLE else None
+    table = e5m2_table() if element == ElementType.TABLE else None
     decoder = Decoder(codes, parts.matrix[1], element, table, scale, zero, group=group, ends=ends)
     return Native(dequantize, decoder)
 
 
 @cache
 def e5m2_table() -> Tensor:
-    """What each byte stands for, (256, 1) float32."""
+    """Return the value of each E5M2 byte, (256, 1) float32."""
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2).float()[:, None]
 
 
 def read_floats(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """The elements of a chunk of a weight that is stored as plain numbers, (r, c), float32; float64 of F64."""
+    """Read a chunk of a weight stored as plain numbers, (r, c) float32, or float64 for F64."""
     stored = workspace.read("stored", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
     if stored.dtype == torch.float64:
         return stored
     return workspace.output(chunk.shape).copy_(stored)
 
 
-def read_fp8(parts: Parts, chunk: Chunk, workspace: Workspace) -> Codes:
-    """The codes of a chunk of a weight that is stored as E4M3 or E5M2, element by element."""
+def read_fp8(parts: Parts, chunk: Chunk, workspace: Workspace) -> DecodedCodes:
+    """Read the codes of a chunk stored as E4M3 or E5M2, element by element."""
     entry = parts.codes
     codes = workspace.read("codes", entry, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    return (e4m3 if entry.dtype == "F8_E4M3" else e5m2)(codes, workspace)
+    return (decode_e4m3 if entry.dtype == "F8_E4M3" else decode_e5m2)(codes, workspace)
 
 
-def read_int8(parts: Parts, chunk: Chunk, workspace: Workspace) -> Codes:
-    """The codes of a chunk of a weight that is stored as INT8, element by element."""
+def read_int8(parts: Parts, chunk: Chunk, workspace: Workspace) -> DecodedCodes:
+    """Read the codes of a chunk stored as INT8, element by element."""
     codes = workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    return int8(codes, workspace)
+    return decode_int8(codes, workspace)
 
 
-def int8(codes: Tensor, workspace: Workspace) -> Codes:
-    """Integers, (r, c) int8; 127, -127 and -128 are at the end."""
+def decode_int8(codes: Tensor, workspace: Workspace) -> DecodedCodes:
+    """Convert integers, (r, c) int8; 127, -127 and -128 count as saturated."""
     shape = tuple(codes.shape)
     values = workspace.output(shape).copy_(codes)
     flags = workspace.buffer("flags", shape, torch.int8)
     zeros = codes.numel() - count_ones(torch.clamp(codes, -1, 1, out=flags).abs_())
     at_end = torch.clamp(codes, min=-127, out=flags).abs_().sub_(126).clamp_(min=0)
-    return Codes(values, 1.0, zeros, count_ones(at_end))
+    return DecodedCodes(values, 1.0, zeros, count_ones(at_end))
 
 
-def e8m0(codes: Tensor) -> Tensor:
-    """E8M0 exponents, uint8, as float32: 2^(code - 127); 0 is the subnormal 2^-127, 255 is NaN."""
-    powers = ((codes.long() + (1023 - 127)) << 52).view(torch.float64)  # a float64 whose exponent it is
+def decode_e8m0(codes: Tensor) -> Tensor:
+    """Convert E8M0 exponents, uint8, to float32: 2^(code - 127); 0 is the subnormal 2^-127, 255 is NaN."""
+    powers = ((codes.long() + (1023 - 127)) << 52).view(torch.float64)  # a float64 with that exponent
     return powers.float().masked_fill_(codes == 255, torch.nan)
 
 
-def small_float(exponent: int, mantissa: int, signed: bool = True) -> tuple[float, ...]:
-    """The values of a float of so many bits by code: bias 2^(exponent - 1) - 1, subnormals, every code a number."""
+def list_small_floats(exponent: int, mantissa: int, signed: bool = True) -> tuple[float, ...]:
+    """Return the values of a small float by code: bias 2^(exponent - 1) - 1, subnormals, no infinities or NaN."""
     bias, one = 2 ** (exponent - 1) - 1, 1 << mantissa
     magnitudes = [
         (m / one if e == 0 else 1 + m / one) * 2.0 ** (max(e, 1) - bias)
@@ -142,13 +144,13 @@ def small_float(exponent: int, mantissa: int, signed: bool = True) -> tuple[floa
 
 
 @cache
-def _e5m3_table(device: torch.device) -> Tensor:
-    return torch.tensor([*small_float(5, 3, signed=False)[:-1], torch.nan], device=device)
+def _make_e5m3_table(device: torch.device) -> Tensor:
+    return torch.tensor([*list_small_floats(5, 3, signed=False)[:-1], torch.nan], device=device)
 
 
-def e5m3(codes: Tensor) -> Tensor:
-    """E5M3 numbers without a sign, uint8, as float32: bias 15, subnormals, 255 is NaN (AMD Quark)."""
-    return _e5m3_table(codes.device)[codes.int()]
+def decode_e5m3(codes: Tensor) -> Tensor:
+    """Convert unsigned E5M3 numbers, uint8, to float32: bias 15, subnormals, 255 is NaN (AMD Quark)."""
+    return _make_e5m3_table(codes.device)[codes.int()]
 
 
 # E2M1 values by code: sign, two exponent bits, one mantissa bit (OCP Microscaling Formats 1.0, 5.3.3)
@@ -157,12 +159,12 @@ INT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3
 UINT4 = tuple(map(float, range(16)))
 
 # OCP Microscaling Formats 1.0, 5.3.2
-E2M3 = small_float(2, 3)
-E3M2 = small_float(3, 2)
+E2M3 = list_small_floats(2, 3)
+E3M2 = list_small_floats(3, 2)
 
 
 def nibble_pairs(values: Sequence[float], high_first: bool) -> Tensor:
-    """What each byte of two 4-bit codes stands for: (256, 2) float32, given the values of the 16 codes."""
+    """Return the values of the two 4-bit codes in each byte, (256, 2) float32, given the values of the 16 codes."""
     table, codes = torch.tensor(values), torch.arange(256)
     high, low = table[codes >> 4], table[codes & 15]
     return torch.stack([high, low] if high_first else [low, high], 1)
@@ -170,33 +172,32 @@ def nibble_pairs(values: Sequence[float], high_first: bool) -> Tensor:
 
 @cache
 def e2m1_pairs(high_first: bool, device: torch.device) -> Tensor:
-    """What each byte of two E2M1 codes stands for, (256, 2) float32."""
+    """Return the values of the two E2M1 codes in each byte, (256, 2) float32."""
     return nibble_pairs(E2M1, high_first).to(device)
 
 
 @cache
 def int4_pairs(device: torch.device) -> Tensor:
-    """What each byte of two signed 4-bit codes stands for, the first in the low nibble: (256, 2) float32."""
+    """Return the values of the two signed 4-bit codes in each byte, the low nibble first, (256, 2) float32."""
     return nibble_pairs(INT4, high_first=False).to(device)
 
 
 def unpack(codes: Tensor, table: Tensor, workspace: Workspace, key: str = OUTPUT) -> Tensor:
-    """Several codes per byte, (r, w) of uint8 or int8, looked up in a table of (256, v): (r, v · w) float32.
+    """Look up bytes of several codes each, (r, w) uint8 or int8, in a table, (256, v): (r, v · w) float32.
 
-    ``table`` is that of :func:`nibble_pairs`, or of other numbers of codes per byte; ``key`` names the buffer of
-    the result.
+    ``table`` has v values per byte, as from :func:`nibble_pairs`; ``key`` names the buffer of the result.
     """
     indices = workspace.buffer("indices", tuple(codes.shape), torch.int32).copy_(codes.view(torch.uint8))
     return look_up(indices, table, workspace, key)
 
 
-WHOLE_ROWS = {1: torch.float32, 2: torch.int64, 4: torch.complex128}  # by numbers in a row: a dtype as wide
+WHOLE_ROWS = {1: torch.float32, 2: torch.int64, 4: torch.complex128}  # by numbers in a row: a dtype of the same width
 
 
 def look_up(indices: Tensor, table: Tensor, workspace: Workspace, key: str = OUTPUT) -> Tensor:
-    """Rows of a table, (n, v) float32, by their number, (r, w) int32, one after the other: (r, v · w).
+    """Gather rows of a table, (n, v) float32, by index, (r, w) int32, one after the other: (r, v · w).
 
-    A row is moved as one element of a dtype as wide: torch moves rows of several six times as slowly.
+    A row is moved as one element of a wide dtype: torch takes six times as long for rows of several elements.
     """
     n, (_, v) = indices.numel(), table.shape
     values = workspace.buffer(key, (n, v), torch.float32)
@@ -208,12 +209,12 @@ def look_up(indices: Tensor, table: Tensor, workspace: Workspace, key: str = OUT
     return values.view(indices.shape[0], -1)
 
 
-def e4m3_scales(codes: Tensor) -> Tensor:
-    """E4M3 bytes of any integer dtype as float32; for scales, which are few."""
+def decode_e4m3_scales(codes: Tensor) -> Tensor:
+    """Convert E4M3 bytes of any integer dtype to float32; for scales, which are few."""
     return codes.contiguous().view(torch.float8_e4m3fn).float()
 
 
-def _magnitudes(codes: Tensor, workspace: Workspace) -> Tensor:
+def _take_magnitudes(codes: Tensor, workspace: Workspace) -> Tensor:
     return torch.bitwise_and(codes, 0x7F, out=workspace.buffer("magnitudes", tuple(codes.shape), torch.int8))
 
 
@@ -223,15 +224,15 @@ def _count_zeros(magnitudes: Tensor, workspace: Workspace) -> Tensor:
 
 
 def _count_equal(magnitudes: Tensor, value: int) -> Tensor:
-    """How many magnitudes, int8 and not negative, are the value: 0-d. Overwrites them."""
+    """Count the magnitudes, nonnegative int8, that equal ``value``: 0-d. Overwrites ``magnitudes``."""
     return magnitudes.numel() - count_ones(magnitudes.sub_(value).abs_().clamp_(max=1))
 
 
 def count_ones(flags: Tensor) -> Tensor:
-    """Sum of a contiguous int8 tensor of zeros and ones: 0-d int64.
+    """Sum a contiguous int8 tensor of zeros and ones: 0-d int64.
 
-    Eight flags are added at a time, as the bytes of one int64, over so few rows that no byte
-    overflows into the next; torch's own sum of bytes takes five times as long.
+    Eight flags are added at a time as the bytes of one int64, over so few rows that no byte overflows into the next;
+    torch's own sum of bytes takes five times as long.
     """
     flat = flags.view(-1)
     if flat.numel() < FEW:

@@ -1,11 +1,11 @@
-"""The formats of ggml: what their rows share. Each tensor type is a format, whose weight is one stored tensor.
+"""The common part of ggml's formats. Each tensor type is a format, whose weight is one stored tensor.
 
-A row of the weight is whole blocks, and rows follow each other without padding, so that any chunk is a run of
-elements in a run of blocks, whatever the shape is: the blocks that cover it are unpacked, the rest is cut off.
-That holds as well for stacked experts and for the tensors that ComfyUI-GGUF stores in another shape.
+A row of the weight is whole blocks, and rows follow each other without padding. So, whatever the shape, a chunk is a
+run of elements in a run of blocks: the blocks that cover it are unpacked and the rest is cut off. This also holds
+for stacked experts and for tensors that ComfyUI-GGUF stores in another shape.
 
-Values are those of ggml's dequantize_row_… in float32, bit for bit: all products of a type but the last
-operation are exact, and that one rounds once. The files of the family say so of each type.
+Values equal ggml's dequantize_row_… in float32, bit for bit: in each type all operations but the last are exact,
+and the last rounds once. The modules of the family show this for each type.
 
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c (dequantize_row_…), ggml/src/ggml-common.h
 (block_…).
@@ -20,17 +20,17 @@ from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Decoder, Dequantize, Element, Format, Native, Part, Parts, Values, Weight
+from quanterr.formats.base import Decoder, Dequantize, ElementType, Format, Native, Parts, PartSpec, Values, Weight
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.levels import INT8, SUBNORMAL, Levels, ScaleSteps, uniform
 from quanterr.tensors.workspace import Workspace
 
-# Writes the elements of blocks, uint8 (n, bytes of a block), to the second, float32 (n, elements of a block).
+# Unpacks blocks, uint8 (n, bytes of a block), into the second argument, float32 (n, elements of a block).
 Unpack = Callable[[Tensor, Tensor, Workspace], None]
 
 
-class Layout(NamedTuple):
-    """One tensor type."""
+class BlockType(NamedTuple):
+    """One tensor type of ggml."""
 
     dtype: str
     summary: str
@@ -38,25 +38,25 @@ class Layout(NamedTuple):
     shared: int  # elements that share a scale
     bits: int  # of one code, rounded up
     usual_db: tuple[int, int]
-    codes: tuple[int, int] = (0, 0)  # the bytes of a block that hold them
-    levels: Levels | None = None  # of the codes
-    uniform: bool = False  # the codes have equal steps, and no sign
-    element: Element | None = None  # what the compiled kernel decodes itself
+    codes: tuple[int, int] = (0, 0)  # range of the block's bytes that hold codes
+    levels: Levels | None = None  # levels of the codes
+    uniform: bool = False  # the codes are unsigned with equal steps
+    element: ElementType | None = None  # element type for which the compiled kernel decodes blocks itself
     least_scale: float = SUBNORMAL
-    scale_steps: ScaleSteps | None = None  # where a block has scales of its parts beside its own
+    scale_steps: ScaleSteps | None = None  # set where parts of a block have scales beside the block's own
 
     @property
     def format(self) -> str:
-        """The name of the format."""
+        """Name of the format."""
         return f"gguf_{self.dtype.lower()}"
 
 
-def block_formats(layouts: Iterable[Layout]) -> tuple[Format, ...]:
-    """A row for each type."""
+def block_formats(layouts: Iterable[BlockType]) -> tuple[Format, ...]:
+    """Return a row of FORMATS for each type."""
     return tuple(
         Format(
             layout.format,
-            {"codes": Part(("{weight}",), frozenset({layout.dtype}))},
+            {"codes": PartSpec(("{weight}",), frozenset({layout.dtype}))},
             partial(fit, layout),
             summary=layout.summary,
             usual_db=layout.usual_db,
@@ -66,31 +66,31 @@ def block_formats(layouts: Iterable[Layout]) -> tuple[Format, ...]:
     )
 
 
-def fit(layout: Layout, parts: Parts) -> Weight:
-    """Any shape fits: the file's reader has seen to it that rows are whole blocks."""
+def fit(layout: BlockType, parts: Parts) -> Weight:
+    """Accept any shape: the file reader has checked that rows are whole blocks."""
     if parts.hints.labels:
         raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {layout.dtype}")
     n, n_bytes = BLOCKS[layout.dtype]
     levels = uniform(layout.bits) if layout.uniform else layout.levels
     return parts.weight(
         parts.codes.shape,
-        _native(parts, layout),
+        _attach_decoder(parts, layout),
         block_size=(1, layout.shared),
         code_bits=layout.bits,
         uniform_bits=layout.bits if layout.uniform or levels is INT8 else None,
-        levels=levels and levels.within(n_bytes, layout.codes),
+        levels=levels and levels.in_blocks(n_bytes, layout.codes),
         scale_steps=layout.scale_steps,
         evidence=(f"type {layout.dtype}: blocks of {n} elements in {n_bytes} bytes",),
     )
 
 
-def _native(parts: Parts, layout: Layout) -> Dequantize:
+def _attach_decoder(parts: Parts, layout: BlockType) -> Dequantize:
     plain, cols = partial(dequantize, parts, layout.unpack), parts.matrix[1]
     return Native(plain, Decoder(parts.codes, cols, layout.element)) if layout.element is not None else plain
 
 
 def dequantize(parts: Parts, unpack: Unpack, chunk: Chunk, workspace: Workspace) -> Values:
-    """The elements of a chunk, (r, c)."""
+    """Return the elements of a chunk, (r, c)."""
     entry = parts.codes
     per_block, block_bytes = BLOCKS[entry.dtype]
     begin = chunk.row * parts.matrix[1] + chunk.col
@@ -103,23 +103,23 @@ def dequantize(parts: Parts, unpack: Unpack, chunk: Chunk, workspace: Workspace)
     return Values(values.view(-1)[inside : inside + chunk.n].view(chunk.shape))
 
 
-def half(raw: Tensor, at: int) -> Tensor:
-    """The float16 at that byte of each block as float32, (n, 1)."""
+def read_half(raw: Tensor, at: int) -> Tensor:
+    """Read the float16 at byte ``at`` of each block as float32, (n, 1)."""
     return raw[:, at : at + 2].view(torch.float16).float()
 
 
-def nibbles(raw: Tensor, first: int, last: int, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """The lower and the upper halves of the bytes ``first:last`` of each block, uint8 (n, last - first)."""
-    shape = tuple(raw.shape)  # whole blocks: to work on memory without gaps is faster than to leave some out
+def split_nibbles(raw: Tensor, first: int, last: int, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    """Return the low and the high nibbles of bytes ``first:last`` of each block, uint8 (n, last - first)."""
+    shape = tuple(raw.shape)  # of whole blocks: contiguous memory is faster than skipping bytes
     low = torch.bitwise_and(raw, 15, out=workspace.buffer("low", shape, torch.uint8))
     high = torch.bitwise_right_shift(raw, 4, out=workspace.buffer("high", shape, torch.uint8))
     return low[:, first:last], high[:, first:last]
 
 
-def fields(raw: Tensor, first: int, last: int, bits: int, workspace: Workspace) -> Iterator[Tensor]:
-    """The fields of this many bits in the bytes ``first:last`` of each block, lowest first: uint8 (n, last - first).
+def split_fields(raw: Tensor, first: int, last: int, bits: int, workspace: Workspace) -> Iterator[Tensor]:
+    """Yield the ``bits``-wide fields of bytes ``first:last`` of each block, lowest first: uint8 (n, last - first).
 
-    Each is a buffer of the workspace and holds until the next one.
+    Each field is a buffer of the workspace and is valid until the next one.
     """
     shape = raw.shape[0], last - first
     packed = workspace.buffer("packed", shape, torch.uint8).copy_(raw[:, first:last])
@@ -128,15 +128,15 @@ def fields(raw: Tensor, first: int, last: int, bits: int, workspace: Workspace) 
         yield torch.bitwise_right_shift(packed, shift, out=field).bitwise_and_((1 << bits) - 1)
 
 
-def codes_of(workspace: Workspace, *shape: int) -> Tensor:
-    """The buffer for codes, uint8."""
+def code_buffer(workspace: Workspace, *shape: int) -> Tensor:
+    """Return the buffer for codes, uint8."""
     return workspace.buffer("codes", shape, torch.uint8)
 
 
 def look_up(table: Tensor, index: Tensor, key: str, workspace: Workspace) -> Tensor:
-    """Entries of a 1-D table by integer index, of the shape of the index, as a buffer named ``key``.
+    """Look up entries of a 1-D table by integer index, in the shape of the index, in a buffer named ``key``.
 
-    Where the entries are integers of several bytes they stand for as many codes: see :func:`as_integers`.
+    An entry of several bytes packs one code per byte: see :func:`pack_integers`.
     """
     if index.dtype != torch.int32:
         index = workspace.buffer("places", tuple(index.shape), torch.int32).copy_(index)
@@ -144,14 +144,14 @@ def look_up(table: Tensor, index: Tensor, key: str, workspace: Workspace) -> Ten
     return torch.index_select(table, 0, index.reshape(-1), out=found).view(index.shape)
 
 
-def as_integers(rows: Tensor) -> Tensor:
-    """Rows of 2, 4 or 8 bytes, int8 (entries, bytes), as one integer each: (entries,)."""
+def pack_integers(rows: Tensor) -> Tensor:
+    """View rows of 2, 4 or 8 bytes, int8 (entries, bytes), as one integer each: (entries,)."""
     dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.shape[1]]
     return rows.contiguous().view(dtype).view(-1)
 
 
 @cache
-def bits_of_bytes(zero: int, one: int, device: torch.device) -> Tensor:
-    """For each byte eight int8 in an int64, one for each bit, the lowest first: ``zero`` or ``one``. (256,)"""
+def expand_bits(zero: int, one: int, device: torch.device) -> Tensor:
+    """Return the bits of each byte as int8 ``zero`` or ``one``, lowest first, packed in an int64: (256,)."""
     byte = torch.arange(256)[:, None] >> torch.arange(8)
-    return as_integers(torch.where(byte % 2 == 1, one, zero).to(torch.int8)).to(device)
+    return pack_integers(torch.where(byte % 2 == 1, one, zero).to(torch.int8)).to(device)

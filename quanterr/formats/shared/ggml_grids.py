@@ -1,7 +1,7 @@
-"""The grids of the IQ types of ggml: which groups of magnitudes a stored index stands for.
+"""Grids of ggml's IQ types: the group of magnitudes that each stored index stands for.
 
-An entry for each index holds the number of the level of each element, in 2 bits (IQ3: 4 bits), the lowest
-first; in base85. The levels stand in gguf_iq.py. IQ1_M has the grid of IQ1_S.
+The entry of an index packs the level number of each element in 2 bits (IQ3: 4 bits), the lowest first, encoded in
+base85. The levels are in gguf_iq.py. IQ1_M uses the grid of IQ1_S.
 
 Made by tests/make_gguf_grids.py from gguf 0.19.0, quants.py: the tables of ggml-org/llama.cpp
 ggml/src/ggml-common.h (MIT License, copyright the ggml authors).

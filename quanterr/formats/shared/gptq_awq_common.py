@@ -1,15 +1,15 @@
-"""Names that GPTQ, AWQ and AutoRound share, and what their configuration says.
+"""Tensor names and configuration keys that GPTQ, AWQ and AutoRound share.
 
-qweight, qzeros, scales, g_idx    beside X.weight's own name: X.qweight holds X.weight
+qweight, qzeros, scales, g_idx    the parts of X.weight are X.qweight, X.qzeros …
 bits, w_bit                       config.json, quantize_config.json, quant_config.json
 group_size, q_group_size          -1: a whole row
-dynamic, extra_config             other bits or sizes for some layers
+dynamic, extra_config             per-layer bits or sizes
 """
 
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Part, Parts
+from quanterr.formats.base import Parts, PartSpec
 from quanterr.formats.shared.bit_packing import Packing
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -18,34 +18,34 @@ from quanterr.util.strict_json import JsonFields
 FLOATS = frozenset({"F16", "BF16", "F32"})
 WORDS = frozenset({"I32"})
 
-SCALE = Part(("{module}.scales",), FLOATS)
-ORDER = Part(("{module}.g_idx",), WORDS, optional=True)
+SCALE = PartSpec(("{module}.scales",), FLOATS)
+ORDER = PartSpec(("{module}.g_idx",), WORDS, optional=True)
 
 
-def configured(config: JsonFields, *keys: str) -> int | None:
-    """The number that the configuration gives for all layers; None where layers differ."""
+def read_setting(config: JsonFields, *keys: str) -> int | None:
+    """Return the number that the configuration gives for all layers; None if layers differ or it gives none."""
     if config.get("dynamic") or config.get("extra_config"):
         return None
     values = (config.get(key) for key in keys)
     return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
 
 
-def said_bits(parts: Parts) -> int | None:
-    """Bits of a code, as the configuration says."""
-    return configured(parts.hints.config, "bits", "w_bit")
+def declared_bits(parts: Parts) -> int | None:
+    """Return the bits of a code that the configuration declares."""
+    return read_setting(parts.hints.config, "bits", "w_bit")
 
 
-def configured_group_size(parts: Parts) -> int | None:
-    """Columns of a block, as the configuration says; -1 for a whole row."""
-    return configured(parts.hints.config, "group_size", "q_group_size")
+def declared_group_size(parts: Parts) -> int | None:
+    """Return the columns of a block that the configuration declares; -1 means a whole row."""
+    return read_setting(parts.hints.config, "group_size", "q_group_size")
 
 
-def contradictions(parts: Parts, bits: int, n_blocks: int, cols: int) -> tuple[str, ...]:
-    """Where the configuration says something else than the tensors, which are believed."""
+def find_contradictions(parts: Parts, bits: int, n_blocks: int, cols: int) -> tuple[str, ...]:
+    """Return warnings where the configuration contradicts the tensors; the tensors win."""
     warnings = []
-    if (declared := said_bits(parts)) and declared != bits:
+    if (declared := declared_bits(parts)) and declared != bits:
         warnings.append(f"config.json declares {declared} bits, the shape of {parts.codes} {bits}")
-    size = configured_group_size(parts)
+    size = declared_group_size(parts)
     if size and (1 if size < 0 else -(-cols // size)) != n_blocks:
         warnings.append(
             f"config.json declares group_size {size}, {parts['scale']} has {n_blocks} blocks of {cols} columns"
@@ -53,15 +53,15 @@ def contradictions(parts: Parts, bits: int, n_blocks: int, cols: int) -> tuple[s
     return tuple(warnings)
 
 
-def gemm_bits(codes: Entry, scale: Entry) -> list[int]:
-    """Bits of a code with which shapes are those of AWQ's gemm, the likeliest first."""
+def find_gemm_bits(codes: Entry, scale: Entry) -> list[int]:
+    """Return the code widths, in bits, for which the shapes fit AWQ's gemm layout, the likeliest first."""
     if len(codes.shape) != 2 or len(scale.shape) != 2:
         return []
     return [bits for bits in (4, 2, 3, 5, 6, 7, 8) if codes.shape[1] == Packing("dense", bits).words(scale.shape[1])]
 
 
 def is_gemv(parts: Parts) -> bool:
-    """Whether shapes are those of AWQ's gemv: a row of codes, of scales and of zero points for each output."""
+    """Return whether the shapes fit AWQ's gemv layout: a row of codes, scales and zero points for each output."""
     shapes = [parts[role].shape for role in ("codes", "scale", "zero_point")]
     if any(len(shape) != 2 for shape in shapes):
         return False
@@ -69,6 +69,6 @@ def is_gemv(parts: Parts) -> bool:
     return codes[0] == scale[0] == zero_point[0] and scale[1] == 8 * zero_point[1]
 
 
-def turned_scale(entry: Entry, chunk: Chunk, workspace: Workspace, key: str = "scales") -> Tensor:
-    """Scales of the rows of a chunk as float32, (r, blocks), stored as (blocks, rows)."""
-    return workspace.whole(key, entry)[:, chunk.row : chunk.stop_row].t().float().contiguous()
+def read_transposed_scale(entry: Entry, chunk: Chunk, workspace: Workspace, key: str = "scales") -> Tensor:
+    """Read the scales of a chunk's rows, stored as (blocks, rows), as float32 (r, blocks)."""
+    return workspace.read_whole(key, entry)[:, chunk.row : chunk.stop_row].t().float().contiguous()

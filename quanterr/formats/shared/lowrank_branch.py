@@ -1,16 +1,16 @@
-"""Codes of what remains of a weight once a product of two thin matrices is subtracted (SVDQuant, SDNQ).
+"""Codes of a weight minus a product of two thin matrices (SVDQuant, SDNQ).
 
     residual    (rows, cols)    the codes' values
     smooth      (cols,)         the layer divides its input by it; not in SDNQ
     up, down    (rows, rank), (rank, cols)
 
-    weight = residual / smooth + up @ down        where down is already divided by smooth
-    weight = (residual + up @ down) / smooth      where it is not
+    weight = residual / smooth + up @ down        if down is already divided by smooth
+    weight = (residual + up @ down) / smooth      otherwise
 
-In float64, rounded to float32 once.
+Computed in float64 and rounded to float32 once.
 
 Reference: mit-han-lab/nunchaku (SVDQuant, arXiv 2411.05007); Comfy-Org/comfy-kitchen@7d86acf tensor/svdquant_w4a4.py,
-whose weight is what its kernel makes of an identity matrix.
+whose weight is the output of its kernel for an identity matrix.
 """
 
 import torch
@@ -22,9 +22,9 @@ from quanterr.tensors.workspace import Workspace
 def add_branch(
     residual: Tensor, smooth: Tensor | None, up: Tensor, down: Tensor, smoothed: bool, workspace: Workspace
 ) -> Tensor:
-    """The weight from ``residual``, (r, c), ``smooth``, (c,) or ones, ``up``, (r, n), and ``down``, (n, c): in place.
+    """Turn ``residual``, (r, c), into the weight in place: ``smooth`` is (c,), ``up`` (r, n), ``down`` (n, c).
 
-    ``smoothed`` says that the product, too, is to be divided.
+    ``smoothed``: the product, too, is divided by ``smooth``.
     """
     wide = workspace.buffer("branch", tuple(residual.shape), torch.float64).copy_(residual)
     if smooth is not None and not smoothed:

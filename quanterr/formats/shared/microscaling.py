@@ -1,4 +1,4 @@
-"""Small floats with a scale of one byte for each few columns: what MXFP4, MXFP6, MXFP8 and NVFP4 have in common.
+"""Small floats with a one-byte scale per block of columns: the common part of MXFP4, MXFP6, MXFP8 and NVFP4.
 
     codes    (rows, cols) of E2M1, two per byte, the first in the low bits; of E2M3 or E3M2, four in three bytes,
              the first in the lowest bits; or of E4M3 or E5M2; stored as bytes or words of any dtype
@@ -6,8 +6,8 @@
 
     weight[r, c] = code[r, c] * scale[r, c // block]                                  one rounding
 
-A global scale multiplies or divides the block's scale first, which is rounded. Codes of a multiple of 32
-columns may be longer than the weight: shared/padding.py.
+A global scale first multiplies or divides the block's scale, and the result is rounded. Codes padded to a multiple of
+32 columns may be longer than the weight: shared/padding.py.
 
 Reference: OCP Microscaling Formats (MX) 1.0, 5.2 and 5.3.
 """
@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, Dequantize, Element, Native, Part, Values
+from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, PartSpec, Values
 from quanterr.formats.shared import bit_stream, element_types, pre_quant_scale
-from quanterr.formats.shared.element_types import Codes
+from quanterr.formats.shared.element_types import DecodedCodes
 from quanterr.formats.shared.padding import Padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.formats.shared.swizzled_scales import BlockScales
@@ -43,40 +43,40 @@ LEVELS: dict[SmallFloat, Levels] = {
 SIX_BITS: dict[SmallFloat, tuple[float, ...]] = {"e2m3": element_types.E2M3, "e3m2": element_types.E3M2}
 ELEMENTS: dict[str, SmallFloat] = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "U8": "e2m1", "I8": "e2m1", "F4": "e2m1"}
 
-ScaleOf = Callable[[Tensor, Chunk, Workspace], Tensor]  # float32 of the bytes of a chunk's scales, (r, blocks)
+ScaleOf = Callable[[Tensor, Chunk, Workspace], Tensor]  # scale bytes of a chunk, (r, blocks), to float32
 
 
-NVFP4_PARTS = {  # of ModelOpt and ComfyUI
-    "codes": Part(("{weight}",), frozenset({"U8", "F4"})),
-    "scale": Part(("{weight}_scale", "{weight}_weight_scale"), frozenset({"F8_E4M3", "U8"})),
-    "global_scale": Part(("{weight}_scale_2", "{weight}_weight_scale_2"), frozenset({"F32"})),
+NVFP4_PARTS = {  # in files of ModelOpt and ComfyUI
+    "codes": PartSpec(("{weight}",), frozenset({"U8", "F4"})),
+    "scale": PartSpec(("{weight}_scale", "{weight}_weight_scale"), frozenset({"F8_E4M3", "U8"})),
+    "global_scale": PartSpec(("{weight}_scale_2", "{weight}_weight_scale_2"), frozenset({"F32"})),
     "pre_quant_scale": pre_quant_scale.PART,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Microscaled:
-    """Where codes and scales of a weight are, and what the scales' bytes mean."""
+    """The codes and scales of a weight, and the meaning of the scales' bytes."""
 
     codes: Entry
     element: SmallFloat
     padded: Padded
     scales: BlockScales
     scale_of: ScaleOf
-    unpacked: bool = False  # codes of 6 bits have a byte each
-    high_first: bool = False  # of two codes in a byte
+    unpacked: bool = False  # each 6-bit code has a byte of its own
+    high_first: bool = False  # the first of two codes in a byte is in the high bits
 
     def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
-        """code · scale, (r, c)."""
-        return self.padded.dequantize(chunk, workspace, self._block)
+        """Return code · scale, (r, c)."""
+        return self.padded.dequantize(chunk, workspace, self._dequantize_block)
 
     @property
     def native(self) -> Dequantize:
-        """:meth:`dequantize`, with the same as data where bytes hold whole codes and no rows are padding."""
+        """:meth:`dequantize`, with a :class:`Decoder` where bytes hold whole codes and no rows are padding."""
         padded = self.padded
         if self.element in SIX_BITS or padded.rows != padded.stored_rows:
             return self.dequantize
-        kind: Element
+        kind: ElementType
         table: Tensor | None
         ends: tuple[int, ...]
         if self.element == "e4m3":
@@ -84,87 +84,87 @@ class Microscaled:
         elif self.element == "e5m2":
             (kind, ends), table = element_types.ELEMENTS["F8_E5M2"], element_types.e5m2_table()
         else:
-            kind, ends, table = Element.TABLE, (), self._pairs(torch.device("cpu"))
-        scale = self._scales
+            kind, ends, table = ElementType.TABLE, (), self._make_pairs(torch.device("cpu"))
+        scale = self._read_scales
         decoder = Decoder(self.codes, padded.stored_cols, kind, table, scale, group=padded.step, ends=ends)
         return Native(self.dequantize, decoder)
 
-    def _pairs(self, device: torch.device) -> Tensor:
+    def _make_pairs(self, device: torch.device) -> Tensor:
         return element_types.e2m1_pairs(self.high_first, device)
 
-    def _block(self, chunk: Chunk, workspace: Workspace) -> Values:
-        values, unit, saturated = self._codes(chunk, workspace)
+    def _dequantize_block(self, chunk: Chunk, workspace: Workspace) -> Values:
+        values, unit, saturated = self._read_codes(chunk, workspace)
         if unit != 1:
             values.mul_(unit)
-        scales = self._scales(chunk, workspace)
+        scales = self._read_scales(chunk, workspace)
         return Values(multiply(values, scales, chunk.col, self.padded.step), saturated)
 
-    def _scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Of a chunk's blocks, (r, blocks) float32."""
+    def _read_scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Return the scales of a chunk's blocks, (r, blocks) float32."""
         block = self.padded.step
         stored = self.scales.read(chunk.row, chunk.stop_row, workspace)
         return self.scale_of(stored[:, chunk.col // block : -(-chunk.stop_col // block)].contiguous(), chunk, workspace)
 
-    def _codes(self, chunk: Chunk, workspace: Workspace) -> tuple[Tensor, float, Tensor | None]:
-        """The codes' values, (r, c), a power of two to multiply them with, and how many are at the end."""
+    def _read_codes(self, chunk: Chunk, workspace: Workspace) -> tuple[Tensor, float, Tensor | None]:
+        """Return the codes' values, (r, c), a power of two to multiply them by, and the number of saturated codes."""
         code_bits = 8 if self.unpacked else CODE_BITS[self.element]
         first = (chunk.row * self.padded.stored_cols + chunk.col) * code_bits // 8
         shape = (chunk.shape[0], chunk.shape[1] * code_bits // 8)
         stored = workspace.read_bytes("codes", self.codes, first, shape)
         if self.element == "e2m1":
-            return element_types.unpack(stored, self._pairs(workspace.device), workspace), 1.0, None
+            return element_types.unpack(stored, self._make_pairs(workspace.device), workspace), 1.0, None
         if self.unpacked:
-            return element_types.unpack(stored, _byte_table(self.element, workspace.device), workspace), 1.0, None
+            return element_types.unpack(stored, _make_byte_table(self.element, workspace.device), workspace), 1.0, None
         if self.element in SIX_BITS:
             table = bit_stream.unit_table(SIX_BITS[self.element], workspace.device)
             return bit_stream.unpack(stored, table, workspace), 1.0, None
-        cast = element_types.e4m3 if self.element == "e4m3" else element_types.e5m2
-        codes: Codes = cast(stored.view(torch.int8), workspace)
+        cast = element_types.decode_e4m3 if self.element == "e4m3" else element_types.decode_e5m2
+        codes: DecodedCodes = cast(stored.view(torch.int8), workspace)
         return codes.values, codes.unit, codes.saturated
 
 
 @cache
-def _byte_table(element: SmallFloat, device: torch.device) -> Tensor:
-    """What the low six bits of each byte stand for, (256, 1) float32."""
+def _make_byte_table(element: SmallFloat, device: torch.device) -> Tensor:
+    """Return the value of the low six bits of each byte, (256, 1) float32."""
     return torch.tensor(4 * SIX_BITS[element], device=device)[:, None]
 
 
-def exponents(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:
-    """The scales that E8M0 bytes are."""
-    return element_types.e8m0(stored)
+def decode_exponents(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:
+    """Decode E8M0 scale bytes to float32."""
+    return element_types.decode_e8m0(stored)
 
 
-def e4m3(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:
-    """The scales that E4M3 bytes are."""
-    return element_types.e4m3_scales(stored)
+def decode_e4m3(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:
+    """Decode E4M3 scale bytes to float32."""
+    return element_types.decode_e4m3_scales(stored)
 
 
-def e5m3(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:
-    """The scales that E5M3 bytes are."""
-    return element_types.e5m3(stored)
+def decode_e5m3(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:
+    """Decode E5M3 scale bytes to float32."""
+    return element_types.decode_e5m3(stored)
 
 
-def times(global_scale: Entry, rows: int, of_blocks: ScaleOf = e4m3) -> ScaleOf:
-    """Scales of blocks times a global one, or one for each expert of ``rows`` rows: rounded."""
+def multiply_scales(global_scale: Entry, rows: int, of_blocks: ScaleOf = decode_e4m3) -> ScaleOf:
+    """Return a :data:`ScaleOf` that multiplies block scales by a global scale, or one per expert of ``rows`` rows."""
 
     def scale_of(stored: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
-        return of_blocks(stored, chunk, workspace).mul_(of_rows(global_scale, rows, chunk, workspace))
+        return of_blocks(stored, chunk, workspace).mul_(read_global_scale(global_scale, rows, chunk, workspace))
 
     return scale_of
 
 
-def divided_by(global_scale: Entry, rows: int) -> ScaleOf:
-    """E4M3 scales divided by a global one, or by one for each expert of ``rows`` rows: rounded."""
+def divide_scales(global_scale: Entry, rows: int) -> ScaleOf:
+    """Return a :data:`ScaleOf` that divides E4M3 scales by a global scale, or one per expert of ``rows`` rows."""
 
     def scale_of(stored: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
-        return element_types.e4m3_scales(stored).div_(of_rows(global_scale, rows, chunk, workspace))
+        return element_types.decode_e4m3_scales(stored).div_(read_global_scale(global_scale, rows, chunk, workspace))
 
     return scale_of
 
 
-def of_rows(global_scale: Entry, rows: int, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """The global scale of a chunk, (1,), or that of each row's expert, (r, 1); experts have ``rows`` rows."""
-    scale = workspace.whole("global_scale", global_scale).view(-1).float()
+def read_global_scale(global_scale: Entry, rows: int, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the global scale of a chunk, (1,), or the scale of each row's expert, (r, 1)."""
+    scale = workspace.read_whole("global_scale", global_scale).view(-1).float()
     if len(scale) == 1:
         return scale
     return scale[torch.arange(chunk.row, chunk.stop_row, device=workspace.device) // rows, None]

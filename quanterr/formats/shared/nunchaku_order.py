@@ -1,7 +1,7 @@
-"""The order in which Nunchaku stores tensors: as the threads of a warp load them for a matrix instruction.
+"""The storage order of Nunchaku's tensors: as the threads of a warp load them for a matrix instruction.
 
-Rows and columns of a weight are padded to multiples of 128. Stored numbers, as mixed-radix digits of their
-place, the slowest first:
+Rows and columns of a weight are padded to multiples of 128. The index of a stored number, in mixed-radix digits, the
+slowest first:
 
     codes     32-bit words of eight codes, the first in the lowest bits: (t, k, a 8, b 8, c 4, d 2, e 2)
               row 128 t + 16 a + 8 d + b, columns 64 k + 32 e + 8 c and on
@@ -25,18 +25,18 @@ from quanterr.tensors.workspace import Workspace
 TILE = 128  # rows
 
 
-def tiles_of(row: int, stop_row: int) -> tuple[int, int]:
-    """The first tile that holds any of the rows, and the one after the last."""
+def find_tiles(row: int, stop_row: int) -> tuple[int, int]:
+    """Return the first tile that holds any of the rows, and the one after the last."""
     return row // TILE, -(-stop_row // TILE)
 
 
 def read_tiles(key: str, entry: Entry, top: int, bottom: int, width: int, workspace: Workspace) -> Tensor:
-    """Elements of the tiles ``top:bottom``, which have ``width`` a row, flat."""
+    """Read the elements of tiles ``top:bottom``, flat; each row has ``width`` elements."""
     return workspace.read(key, entry, top * TILE * width, ((bottom - top) * TILE * width,))
 
 
-def codes_in_order(stored: Tensor, workspace: Workspace) -> Tensor:
-    """Codes of whole tiles, (rows, bytes) int8, as (rows, bytes), the first column in the low nibble."""
+def order_codes(stored: Tensor, workspace: Workspace) -> Tensor:
+    """Reorder codes of whole tiles, (rows, bytes) int8, to row-major order, the first column in the low nibble."""
     rows, width = stored.shape
     tiles, across = rows // TILE, width // 32
     words = stored.view(torch.int32).view(tiles, across, 8, 8, 4, 2, 2)
@@ -44,23 +44,23 @@ def codes_in_order(stored: Tensor, workspace: Workspace) -> Tensor:
     return ordered.copy_(words.permute(0, 2, 5, 3, 1, 6, 4)).view(torch.int8).view(rows, width)
 
 
-def scales_in_order(stored: Tensor, groups: int = 1) -> Tensor:
-    """16-bit numbers of whole tiles, flat, as (rows, groups)."""
+def order_scales(stored: Tensor, groups: int = 1) -> Tensor:
+    """Reorder 16-bit numbers of whole tiles, flat, to (rows, groups)."""
     return stored.reshape(-1, groups, 8, 4, 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(-1, groups)
 
 
-def small_scales_in_order(stored: Tensor, groups: int) -> Tensor:
-    """8-bit numbers of whole tiles, flat, as (rows, groups)."""
+def order_small_scales(stored: Tensor, groups: int) -> Tensor:
+    """Reorder 8-bit numbers of whole tiles, flat, to (rows, groups)."""
     return stored.view(-1, groups // 4, 8, 4, 4, 4).permute(0, 4, 3, 2, 1, 5).reshape(-1, groups)
 
 
-def down_in_order(stored: Tensor) -> Tensor:
-    """The stored (columns, rank) as (rank, columns)."""
+def order_down(stored: Tensor) -> Tensor:
+    """Reorder a stored (columns, rank) matrix to (rank, columns)."""
     cols, rank = stored.shape
     return stored.view(cols // 16, rank // 16, 8, 4, 2, 2, 2).permute(1, 4, 2, 0, 5, 3, 6).reshape(rank, cols)
 
 
-def up_in_order(stored: Tensor) -> Tensor:
-    """The stored (rows, rank) as (rows, rank)."""
+def order_up(stored: Tensor) -> Tensor:
+    """Reorder a stored (rows, rank) matrix to row-major (rows, rank)."""
     rows, rank = stored.shape
     return stored.view(rows // 16, rank // 16, 8, 4, 2, 2, 2).permute(0, 4, 2, 1, 5, 3, 6).reshape(rows, rank)

@@ -1,9 +1,9 @@
-"""Weights whose stored rows are longer, or whose stored experts are taller, than the weight itself.
+"""Weights stored with padding: longer rows, or taller experts, than the weight has.
 
-    stored    (rows rounded up, cols rounded up), or (experts, the same)
-    weight    its first rows and columns; what is beyond is padding
+    stored    (rows rounded up, cols rounded up), or (experts, rows rounded up, cols rounded up)
+    weight    its first rows and columns; the rest is padding
 
-The true shape is the original's; the label's orig_shape must agree. Without either it is the stored one.
+The true shape is the original's; the label's orig_shape must agree. Without either, the stored shape is the weight's.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from quanterr.formats.base import Parts, Values
 from quanterr.tensors.chunks import KERNEL_WIDTH, Chunk, as_matrix
 from quanterr.tensors.workspace import Workspace
 
-Block = Callable[[Chunk, Workspace], Values]  # values of whole blocks of the stored matrix
+Block = Callable[[Chunk, Workspace], Values]  # returns the values of whole blocks of the stored matrix
 
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """Where a weight of ``shape`` is in a stored matrix; blocks of columns begin at multiples of ``step``."""
+    """The place of a weight of ``shape`` in a stored matrix; blocks of columns begin at multiples of ``step``."""
 
     shape: tuple[int, ...]
     rows: int  # of one expert
@@ -32,22 +32,22 @@ class Padded:
     step: int
 
     def dequantize(self, chunk: Chunk, workspace: Workspace, block: Block) -> Values:
-        """The chunk's values, (r, c), from those of whole blocks; a count of saturated codes is of the blocks."""
+        """Return a chunk's values, (r, c), from whole blocks; ``saturated`` counts the whole blocks."""
         first, last = chunk.row // self.rows, (chunk.stop_row - 1) // self.rows
         if first == last or self.rows == self.stored_rows:
-            return self._piece(chunk, first * (self.stored_rows - self.rows), workspace, block)
+            return self._dequantize_piece(chunk, first * (self.stored_rows - self.rows), workspace, block)
         values = torch.empty(chunk.shape, device=workspace.device)
         saturated = None
         for expert in range(first, last + 1):
             top = expert * self.rows
             part = chunk._replace(row=max(chunk.row, top), stop_row=min(chunk.stop_row, top + self.rows))
-            piece = self._piece(part, expert * (self.stored_rows - self.rows), workspace, block)
+            piece = self._dequantize_piece(part, expert * (self.stored_rows - self.rows), workspace, block)
             values[part.row - chunk.row : part.stop_row - chunk.row] = piece.weight
             if piece.saturated is not None:
                 saturated = piece.saturated if saturated is None else saturated + piece.saturated
         return Values(values, saturated)
 
-    def _piece(self, chunk: Chunk, shift: int, workspace: Workspace, block: Block) -> Values:
+    def _dequantize_piece(self, chunk: Chunk, shift: int, workspace: Workspace, block: Block) -> Values:
         col, stop_col = chunk.col, chunk.stop_col
         if chunk.stop_row - chunk.row > 1 or stop_col - col == self.cols:
             col, stop_col = 0, self.stored_cols
@@ -61,15 +61,15 @@ class Padded:
 
 
 def crop(values: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """The chunk, (r, c) contiguous, out of values of its whole rows, (r, as many columns as are stored)."""
+    """Cut a chunk, (r, c) contiguous, out of the values of its whole stored rows, (r, stored columns)."""
     if values.shape == chunk.shape and values.is_contiguous():
         return values
     cropped = workspace.buffer("cropped", chunk.shape, values.dtype)
     return cropped.copy_(values[:, chunk.col : chunk.stop_col])
 
 
-def unpadded(parts: Parts, shape: tuple[int, ...], step: int) -> Padded:
-    """A weight of that shape, (rows, cols) or (experts, rows, cols), which is stored as it is.
+def fit_unpadded(parts: Parts, shape: tuple[int, ...], step: int) -> Padded:
+    """Return the place of a weight of that shape, (rows, cols) or (experts, rows, cols), stored without padding.
 
     Raises:
         FormatMismatch: experts are so narrow that they could be the kernels of a convolution.
@@ -84,15 +84,15 @@ def _check_width(parts: Parts, shape: tuple[int, ...]) -> None:
 
 
 def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int | None = None) -> Padded:
-    """Where the weight is in codes of that shape (elements, not bytes), (rows, cols) or (experts, rows, cols).
+    """Find the weight in codes of that shape (elements, not bytes), (rows, cols) or (experts, rows, cols).
 
-    Rows and columns are padded to multiples of ``multiple`` (``step``, if it is not given) or not at all.
-    A shape of the original that fits neither is left to be reported as a mismatch.
+    Rows and columns are padded to multiples of ``multiple`` (default: ``step``) or not at all. A shape of the original
+    that fits neither is reported as a mismatch later.
 
     Raises:
-        FormatMismatch: as :func:`unpadded`; the label's orig_shape is not the original's shape.
+        FormatMismatch: as :func:`fit_unpadded`; or the label's orig_shape is not the original's shape.
     """
-    as_stored = unpadded(parts, stored, step)
+    as_stored = fit_unpadded(parts, stored, step)
     multiple = multiple or step
     labelled = labelled_shape(parts)
     shape = parts.hints.shape or labelled or stored
@@ -105,10 +105,10 @@ def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int |
 
 
 def check_unpadded(parts: Parts) -> None:
-    """Hold the label's orig_shape against codes that are stored without padding.
+    """Check the label's orig_shape against codes that are stored without padding.
 
     Raises:
-        FormatMismatch: it is not their shape; names both.
+        FormatMismatch: orig_shape differs from the codes' shape; names both.
     """
     labelled, stored = labelled_shape(parts), parts.codes.shape
     if labelled and labelled != stored:
@@ -116,11 +116,11 @@ def check_unpadded(parts: Parts) -> None:
 
 
 def labelled_shape(parts: Parts) -> tuple[int, ...] | None:
-    """What a label says of the original's shape."""
-    return next((shape for label in parts.hints.labels if (shape := _orig_shape(label.fields))), None)
+    """Return the shape of the original that a label declares; None if no label declares it."""
+    return next((shape for label in parts.hints.labels if (shape := _read_orig_shape(label.fields))), None)
 
 
-def _orig_shape(fields: object) -> tuple[int, ...] | None:
+def _read_orig_shape(fields: object) -> tuple[int, ...] | None:
     value = fields.get("orig_shape") if isinstance(fields, dict) else None
     return tuple(value) if isinstance(value, list) and all(isinstance(n, int) for n in value) else None
 

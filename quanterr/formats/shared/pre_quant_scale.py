@@ -1,4 +1,4 @@
-"""Factors by which a layer multiplies its input, and which its stored weight lacks: SmoothQuant and AWQ in ModelOpt.
+"""Factors of a layer's input that its stored weight lacks: SmoothQuant and AWQ in ModelOpt.
 
     pre_quant_scale    f32, bf16, f16    (cols,)
 
@@ -12,34 +12,34 @@ from dataclasses import replace
 from functools import partial
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, FormatMismatch, Part, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.comfy_labels import FLOATS
 
-PART = Part(("{module}.pre_quant_scale",), FLOATS, optional=True)
+PART = PartSpec(("{module}.pre_quant_scale",), FLOATS, optional=True)
 
 
-def applied(parts: Parts, weight: Weight, stored_cols: int | None = None) -> Weight:
-    """The weight with its columns multiplied, if such factors are stored; of padded ones, ``stored_cols`` there are.
+def apply_pre_quant_scale(parts: Parts, weight: Weight, stored_cols: int | None = None) -> Weight:
+    """Return the weight with its columns multiplied by the factors, if stored; padding allows ``stored_cols`` factors.
 
     Raises:
-        FormatMismatch: they are not one for each column.
+        FormatMismatch: there is not one factor for each column.
     """
     entry = parts.get("pre_quant_scale")
     if entry is None:
         return weight
     if entry.n not in (weight.matrix[1], stored_cols):
-        raise FormatMismatch(f"{entry} should have one for each of {weight.matrix[1]} columns")
+        raise FormatMismatch(f"{entry} should have one number for each of {weight.matrix[1]} columns")
     return replace(
         weight,
-        dequantize=partial(_multiplied, weight.dequantize, entry),
+        dequantize=partial(_dequantize_multiplied, weight.dequantize, entry),
         unit=None,
-        alternatives=tuple(applied(parts, one, stored_cols) for one in weight.alternatives),
+        alternatives=tuple(apply_pre_quant_scale(parts, one, stored_cols) for one in weight.alternatives),
     )
 
 
-def _multiplied(
+def _dequantize_multiplied(
     dequantize: Callable[[Chunk, Workspace], Values], entry: Entry, chunk: Chunk, workspace: Workspace
 ) -> Values:
     values = dequantize(chunk, workspace)
-    factors = workspace.whole("pre_quant_scale", entry).view(-1)[chunk.col : chunk.stop_col].float()
+    factors = workspace.read_whole("pre_quant_scale", entry).view(-1)[chunk.col : chunk.stop_col].float()
     return values._replace(weight=values.weight.mul_(factors))

@@ -1,7 +1,7 @@
-"""What the configuration of AMD Quark says of a weight.
+"""Settings of AMD Quark for one weight.
 
-    quantization_config    global_quant_config.weight            one specification, or several: one after the other
-                           layer_quant_config[pattern].weight    of the layers whose name fits the pattern
+    quantization_config    global_quant_config.weight            one specification, or several applied in turn
+                           layer_quant_config[pattern].weight    for layers whose name matches the pattern
 
 A specification has dtype (int4, uint4, fp4, fp6_e2m3, fp8_e4m3, fp8_e5m3 …), group_size, scale_format (e8m0, e5m3 …).
 
@@ -14,8 +14,8 @@ from quanterr.formats.base import WEIGHT_SUFFIX, Parts
 from quanterr.util.strict_json import JsonFields
 
 
-def specifications(parts: Parts) -> list[JsonFields]:
-    """Those of the weight, in their order; none where nothing is said."""
+def find_specifications(parts: Parts) -> list[JsonFields]:
+    """Return the weight's specifications in their order; empty if the configuration has none."""
     config, module = parts.hints.config, parts.name.removesuffix(WEIGHT_SUFFIX)
     layers = config.get("layer_quant_config")
     own = (
@@ -27,7 +27,8 @@ def specifications(parts: Parts) -> list[JsonFields]:
 
 
 def has_e5m3_scales(parts: Parts) -> bool:
-    """Whether scales of blocks are said to be E5M3 numbers."""
+    """Return whether the configuration declares block scales as E5M3 numbers."""
     return any(
-        "e5m3" in (one.get("scale_format"), str(one.get("dtype")).removeprefix("fp8_")) for one in specifications(parts)
+        "e5m3" in (one.get("scale_format"), str(one.get("dtype")).removeprefix("fp8_"))
+        for one in find_specifications(parts)
     )

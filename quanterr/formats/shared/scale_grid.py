@@ -1,7 +1,7 @@
-"""Codes times a scale: which scale belongs to which element, inferred from the shapes.
+"""Codes times a scale: the scale that belongs to each element, inferred from the shapes.
 
-    scale                       weight       an element's scale
-    [], [1], [1, 1] …           any          the one
+    scale                       weight       scale of an element
+    [], [1], [1, 1] …           any          the only one
     [M], [M, 1]                 [M, …]       of its row
     [a, b]                      [M, K]       of its block, in a grid of a × b
     [M, b, 1]                   [M, K]       of its row and block of columns
@@ -11,13 +11,12 @@
     [E, 1, K], [E, K]           [E, M, K]    of its expert's column
     [E, a, b]                   [E, M, K]    of its expert's block
 
-The edge of a block is not stored, and the last block may be partial: 140 rows in 2 blocks are 128 + 12
-or 70 + 70. In this order: what a label, config.json or all other weights of the checkpoint say, where it
-gives this grid; powers of two, where just one pair of edges fits; what config.json declares, where the grid is
-larger than needed; a divisor that is not a power of two, which is reported as a warning. Where two pairs fit
-nothing is guessed, but that square blocks go first, divisors for groups of columns, and 128 × 128 for a
-weight_scale_inv, whose writers use nothing else. Never by broadcasting, which takes [M] for the columns
-of a square weight.
+The edges of a block are not stored, and the last block may be partial: 140 rows in 2 blocks are 128 + 12 or 70 + 70.
+The edges are, in this order: those that a label, config.json or all other weights of the checkpoint give, if they
+produce this grid; powers of two, if just one pair fits; those that config.json declares, if the grid is larger than
+needed; a divisor that is not a power of two, with a warning. If two pairs fit, nothing is guessed, except that
+square blocks are preferred, divisors for groups of columns, and 128 × 128 for a weight_scale_inv, whose writers use
+nothing else. Broadcasting is never used: it would take [M] for the columns of a square weight.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,10 +30,10 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import HEADER, TENSOR
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Part, Parts, Values, Weight
+from quanterr.formats.base import Format, Parts, PartSpec, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
-from quanterr.formats.shared.element_types import Codes
+from quanterr.formats.shared.element_types import DecodedCodes
 from quanterr.formats.shared.padding import check_unpadded
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.levels import OF_DTYPE
@@ -44,18 +43,18 @@ Edges = tuple[int, int]
 
 DEEPSEEK_BLOCK = (128, 128)
 CONFIG = "config.json"
-SAID = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # sources of block sizes that somebody wrote down
+DECLARED = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # sources that declare block sizes
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
-TINY = 2.0**-120  # of scales; the smallest float32 is 2^-149, the smallest code 2^-16
+TINY = 2.0**-120  # bound for scales: the smallest float32 is 2^-149, the smallest code 2^-16
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where the scale of an element is: a stored matrix of ``cols`` columns, row by row.
+    """The scales of a weight: a stored matrix of ``cols`` columns, row by row.
 
-    The weight's matrix is a stack of ``stack_rows`` rows at a time, each with ``grid_rows`` rows of
-    scales; ``block`` is (rows, cols) of the weight that share one.
+    The weight's matrix is a stack of matrices of ``stack_rows`` rows, each with ``grid_rows`` rows of scales; ``block``
+    is (rows, cols) of the weight that share a scale.
     """
 
     entry: Entry
@@ -67,35 +66,35 @@ class Grid:
     reason: str
     warning: str | None = None
 
-    def multiply(self, codes: Codes, chunk: Chunk, workspace: Workspace) -> Values:
-        """The codes' values, (r, c), times their scales, in place: one rounding."""
+    def multiply(self, codes: DecodedCodes, chunk: Chunk, workspace: Workspace) -> Values:
+        """Multiply the codes' values, (r, c), by their scales in place, with one rounding."""
         values, unit = codes.values, codes.unit
         scale: float | Tensor
         if self.entry.n == 1:
-            scale = float(as_float(self.entry, workspace.whole("scale", self.entry)))
+            scale = float(to_float(self.entry, workspace.read_whole("scale", self.entry)))
             smallest = largest = abs(scale * unit)
         else:
             scale = self.scales(chunk, workspace)
             smallest, largest = map(float, torch.aminmax((scale * unit).abs()))
-        if not largest <= FLOAT32_MAX:  # else scale · unit is exact, as the unit is a power of two
+        if not largest <= FLOAT32_MAX:  # otherwise scale · unit is exact: the unit is a power of two
             values.mul_(unit)
             unit = 1.0
         if isinstance(scale, float):
             values.mul_(scale * unit)
         else:
             multiply(values, scale * unit, chunk.col, self.block[1])
-        # A product of codes that are not zero may underflow to zero only if the scale is tiny.
+        # A product of nonzero codes can underflow to zero only if the scale is tiny.
         return Values(values, codes.saturated, codes.zeros if smallest > TINY else None)
 
     def scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Scales of a chunk as float32, (1 or r, blocks of columns)."""
+        """Return the scales of a chunk as float32, (1 or r, blocks of columns)."""
         if self.entry.n == 1:
-            return as_float(self.entry, workspace.whole("scale", self.entry)).view(1, 1)
+            return to_float(self.entry, workspace.read_whole("scale", self.entry)).view(1, 1)
         block_cols = self.block[1]
         first, last = self._grid_row(chunk.row), self._grid_row(chunk.stop_row - 1)
         left, right = chunk.col // block_cols, -(-chunk.stop_col // block_cols)
         stored = workspace.read("scale", self.entry, first * self.cols, (last - first + 1, self.cols))
-        scale = as_float(self.entry, stored)
+        scale = to_float(self.entry, stored)
         if right - left < self.cols:
             scale = scale[:, left:right]
         if last == first:
@@ -109,14 +108,14 @@ class Grid:
 
 
 def multiply(values: Tensor, scale: Tensor, col: int, block_cols: int) -> Tensor:
-    """``values``, (r, c) from column ``col`` on, times ``scale``, (1 or r, blocks of columns), in place."""
-    return by_block(Tensor.mul_, values, scale, col, block_cols)
+    """Multiply ``values``, (r, c) from column ``col`` on, by ``scale``, (1 or r, blocks of columns), in place."""
+    return apply_by_block(Tensor.mul_, values, scale, col, block_cols)
 
 
-def by_block(
+def apply_by_block(
     change: Callable[[Tensor, Tensor], Tensor], values: Tensor, of_block: Tensor, col: int, block_cols: int
 ) -> Tensor:
-    """``change(values, of_block)`` in place, where each block has a value, as the scale in :func:`multiply`."""
+    """Apply ``change(values, of_block)`` in place, with one value per block as for the scale in :func:`multiply`."""
     n_blocks = of_block.shape[1]
     if n_blocks == 1:
         return change(values, of_block)
@@ -131,43 +130,43 @@ def by_block(
     return values
 
 
-def hints(parts: Parts, shaped: Iterable[tuple[Edges, str]] = ()) -> list[tuple[Edges, str]]:
-    """Edges of blocks that labels and config.json name, the most trustworthy first; ``shaped`` after the labels'."""
+def collect_hints(parts: Parts, shaped: Iterable[tuple[Edges, str]] = ()) -> list[tuple[Edges, str]]:
+    """Return block edges that labels, ``shaped`` and config.json declare, the most trustworthy source first."""
     labelled = [(label.block, f"the {label.source}") for label in parts.hints.labels if label.block]
     return [*labelled, *shaped, *parts.hints.blocks]
 
 
-def common_block(pairs: Iterable[tuple[Entry, Entry]]) -> Edges | None:
-    """The edges of all blocks of a checkpoint whose shapes allow just one pair of square ones, if they agree.
+def find_common_block(pairs: Iterable[tuple[Entry, Entry]]) -> Edges | None:
+    """Return the square block edges on which all weights with unambiguous shapes agree; None otherwise.
 
     ``pairs`` are codes and their scale.
     """
     found: set[Edges] = set()
     for codes, scale in pairs:
         if len(codes.shape) == len(scale.shape) == 2 and 1 not in scale.shape and scale.shape[0] != codes.shape[0]:
-            candidates = [_edges(n, blocks) for n, blocks in zip(codes.shape, scale.shape, strict=True)]
+            candidates = [_possible_edges(n, blocks) for n, blocks in zip(codes.shape, scale.shape, strict=True)]
             square = set(candidates[0]) & set(candidates[1])
             if len(square) == 1:
                 found |= {(edge, edge) for edge in square}
     return found.pop() if len(found) == 1 else None
 
 
-def as_float(entry: Entry, stored: Tensor) -> Tensor:
-    """Stored scales as float32: an exact widening."""
-    return element_types.e8m0(stored) if entry.dtype in ("U8", "F8_E8M0") else stored.float()
+def to_float(entry: Entry, stored: Tensor) -> Tensor:
+    """Convert stored scales to float32 exactly."""
+    return element_types.decode_e8m0(stored) if entry.dtype in ("U8", "F8_E8M0") else stored.float()
 
 
-def chunks_of_scale(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -> Iterator[Tensor]:
-    """All scales as float32, a piece at a time: what their statistics are made from."""
-    if entry.n == 1:  # most often at hand
-        yield as_float(entry, workspace.whole("scale", entry)).view(1)
+def iterate_scales(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -> Iterator[Tensor]:
+    """Yield all scales as float32, a piece at a time, for statistics."""
+    if entry.n == 1:  # usually in the workspace already
+        yield to_float(entry, workspace.read_whole("scale", entry)).view(1)
         return
     for first in range(0, entry.n, at_once):
         n = min(at_once, entry.n - first)
-        yield as_float(entry, workspace.read("scale", entry, first, (n,)))
+        yield to_float(entry, workspace.read("scale", entry, first, (n,)))
 
 
-OF_DEEPSEEK = "_inv"  # its scales, whose blocks are those of config.json or 128 × 128, whatever would divide
+OF_DEEPSEEK = "_inv"  # suffix of DeepSeek's scales: blocks as in config.json, or 128 × 128
 
 Dequantize = Callable[[Parts, Grid, Chunk, Workspace], Values]
 
@@ -181,31 +180,31 @@ def fit_scaled(
     uniform_bits: int | None = None,
     rotates: bool = False,
 ) -> Weight | None:
-    """The weight of codes and a scale; None if its scale has another granularity than the one asked for.
+    """Return the weight of codes and a scale; None if its scale has another granularity than ``granularity``.
 
-    Where the scale fits no rule and all codes are zero, which is read then, the weight is zeros.
+    If the scale fits no rule but all codes are zero (they are read to check), the weight is zeros.
 
     Raises:
-        FormatMismatch: a label that changes what the codes mean or names another shape, or a scale that fits no rule.
+        FormatMismatch: a label changes the meaning of the codes or names another shape, or the scale fits no rule.
     """
     codes, scale = parts["codes"], parts["scale"]
     comfy_format, warnings = check_labels(parts, labels, rotates)
     check_unpadded(parts)
-    edges = _dividing(scale, codes.shape)
+    edges = _find_dividing_edges(scale, codes.shape)
     divided = [(edges, f"the scale's shape {list(scale.shape)}")] if edges else []
-    declared = hints(parts, divided if comfy_format else [])
+    declared = collect_hints(parts, divided if comfy_format else [])
     try:
         grid = fit_grid(scale, codes.shape, declared)
     except FormatMismatch:
-        if parts.hints.shape not in (None, codes.shape) or not _all_zero(codes):
+        if parts.hints.shape not in (None, codes.shape) or not _is_all_zero(codes):
             raise
-        return _zeros(parts, comfy_format, warnings) if granularity in (None, "tensor") else None
+        return _make_zeros(parts, comfy_format, warnings) if granularity in (None, "tensor") else None
     if granularity not in (None, grid.granularity):
         return None
     warnings += check_granularity(parts, comfy_format, grid.granularity)
     weight = parts.weight(
         codes.shape,
-        _native(parts, grid, dequantize),
+        _attach_decoder(parts, grid, dequantize),
         block_size=grid.block if grid.granularity == "block" else None,
         code_bits=8,
         uniform_bits=uniform_bits,
@@ -218,12 +217,12 @@ def fit_scaled(
         format=f"{family}_{grid.granularity}",
     )
     known = any(block == grid.block for block, _ in declared)
-    other = _other_edges(scale, codes.shape, grid.block, edges, known)
+    other = _find_other_edges(scale, codes.shape, grid.block, edges, known)
     if other is None:
         return weight
     alternative = replace(
         weight,
-        dequantize=_native(parts, fit_grid(scale, codes.shape, [(other, "")]), dequantize),
+        dequantize=_attach_decoder(parts, fit_grid(scale, codes.shape, [(other, "")]), dequantize),
         unit=None,
         block_size=other,
         evidence=(f"blocks of {other[0]} × {other[1]}{', which divide it' if other == edges else ''}",),
@@ -231,16 +230,16 @@ def fit_scaled(
     first = replace(
         weight, evidence=(f"blocks of {grid.block[0]} × {grid.block[1]}", *weight.evidence), close_alternatives=True
     )
-    return first.or_else([alternative])
+    return first.with_alternatives([alternative])
 
 
-def _native(parts: Parts, grid: Grid, dequantize: Dequantize) -> Callable[[Chunk, Workspace], Values]:
+def _attach_decoder(parts: Parts, grid: Grid, dequantize: Dequantize) -> Callable[[Chunk, Workspace], Values]:
     group = grid.block[1] if grid.granularity == "block" else 0
-    return element_types.native(parts, partial(dequantize, parts, grid), grid.scales, group)
+    return element_types.attach_decoder(parts, partial(dequantize, parts, grid), grid.scales, group)
 
 
-def _zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:
-    """A weight of zeros, whose scale means nothing: convert_to_quant stores one of any shape, even empty."""
+def _make_zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:
+    """Return a weight of zeros, whose scale means nothing: convert_to_quant stores one of any shape, even empty."""
     warning = (
         f"all its codes are zero and its scale {parts['scale']} fits no known layout: read as zeros; ComfyUI "
         "does not load it"
@@ -255,8 +254,8 @@ def _zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) ->
     )
 
 
-def _all_zero(codes: Entry) -> bool:
-    """Whether all bytes of an entry are zero; reads it up to the first that is not."""
+def _is_all_zero(codes: Entry) -> bool:
+    """Return whether all bytes of an entry are zero; reads up to the first that is not."""
     step = 1 << 20
     pieces = (
         codes.file.read(codes.offset + first, min(step, codes.nbytes - first)) for first in range(0, codes.nbytes, step)
@@ -266,11 +265,11 @@ def _all_zero(codes: Entry) -> bool:
 
 def scaled_formats(
     family: str,
-    needs: Mapping[str, Part],
+    needs: Mapping[str, PartSpec],
     fit: Callable[[str, Parts], Weight | None],
     usual_db: Mapping[str, tuple[int, int]],
 ) -> tuple[Format, ...]:
-    """The rows of a family: one for each granularity of its scale."""
+    """Return the rows of a family: one for each granularity of its scale."""
     return tuple(
         Format(
             f"{family}_{granularity}",
@@ -285,9 +284,9 @@ def scaled_formats(
 
 
 def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]]) -> Grid:
-    """The grid of a scale for a weight of that shape.
+    """Return the grid of a scale for a weight of that shape.
 
-    ``hints`` are edges of blocks with the place that says so, the most trustworthy first.
+    ``hints`` are block edges with their source, the most trustworthy first.
 
     Raises:
         FormatMismatch: no rule fits, or two do; names both shapes.
@@ -297,43 +296,43 @@ def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]
     if entry.n == 1:
         return Grid(entry, "tensor", max(rows, 1), 1, 1, (max(rows, 1), max(cols, 1)), "one scale")
     if entry.n == 0 or len(shape) < 2:
-        raise FormatMismatch(_no_rule(entry, shape))
+        raise FormatMismatch(_describe_misfit(entry, shape))
     if len(shape) == 2:
-        return _fit_matrix(entry, rows, cols, _matrix_scale(stored, rows), hints, shape)
-    if prod(stored) == stored[0] == shape[0]:  # one for each leading index, trailing ones or not
+        return _fit_matrix(entry, rows, cols, _match_matrix_scale(stored, rows), hints, shape)
+    if prod(stored) == stored[0] == shape[0]:  # one for each leading index, with or without trailing ones
         each = rows // shape[0]
         return Grid(entry, "row", each, 1, 1, (each, cols), f"one scale for each of {shape[0]}")
-    if len(shape) == 3 and stored[0] == shape[0] and cols == shape[2]:  # stacked, and no 1-D convolution
-        return _fit_matrix(entry, shape[1], shape[2], _expert_scale(stored, shape), hints, shape)
-    raise FormatMismatch(_no_rule(entry, shape))
+    if len(shape) == 3 and stored[0] == shape[0] and cols == shape[2]:  # stacked experts, not a 1-D convolution
+        return _fit_matrix(entry, shape[1], shape[2], _match_expert_scale(stored, shape), hints, shape)
+    raise FormatMismatch(_describe_misfit(entry, shape))
 
 
-def _dividing(entry: Entry, shape: tuple[int, ...]) -> Edges | None:
-    """Edges of blocks that divide rows and columns, the only ones that ComfyUI's own rule knows."""
+def _find_dividing_edges(entry: Entry, shape: tuple[int, ...]) -> Edges | None:
+    """Return block edges that divide rows and columns, the only ones that ComfyUI's rule allows."""
     rows, cols = as_matrix(shape)
-    grid = _matrix_scale(entry.shape, rows)
+    grid = _match_matrix_scale(entry.shape, rows)
     if len(shape) != 2 or len(grid) != 2 or 0 in grid or entry.n == 1 or grid == (rows, 1):
         return None
     return None if rows % grid[0] or cols % grid[1] else (rows // grid[0], cols // grid[1])
 
 
-def _other_edges(
+def _find_other_edges(
     entry: Entry, shape: tuple[int, ...], block: Edges, dividing: Edges | None, known: bool
 ) -> Edges | None:
-    """Edges of blocks that fit as well: those that divide, or groups of columns of which the last is not full.
+    """Return other block edges that fit: those that divide, or groups of columns with a partial last group.
 
-    ``known``: something other than the scale's shape gives the edges.
+    ``known``: the edges of ``block`` come from something other than the scale's shape.
     """
     if dividing is None or entry.name.endswith(OF_DEEPSEEK):
         return None
     if dividing != block:
         return dividing
-    power, *divisor = _edges(shape[1], shape[1] // block[1])
+    power, *divisor = _possible_edges(shape[1], shape[1] // block[1])
     return (1, power) if block[0] == 1 and divisor and not known else None
 
 
-def _matrix_scale(stored: tuple[int, ...], rows: int) -> tuple[int, ...]:
-    """The scale's shape as (a, b), where it can be one; () where not."""
+def _match_matrix_scale(stored: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """Return the scale's shape as (a, b); () if it cannot be one."""
     if stored == (rows,):
         return rows, 1
     if len(stored) == 2:
@@ -345,8 +344,8 @@ def _matrix_scale(stored: tuple[int, ...], rows: int) -> tuple[int, ...]:
     return ()
 
 
-def _expert_scale(stored: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of one expert's scale as (a, b); () where no rule fits or two do."""
+def _match_expert_scale(stored: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of one expert's scale as (a, b); () if no rule fits or two do."""
     if len(stored) == 3:
         return stored[1:]
     if len(stored) == 2 and shape[1] != shape[2]:
@@ -363,46 +362,46 @@ def _fit_matrix(
     shape: tuple[int, ...],
 ) -> Grid:
     if not grid:
-        raise FormatMismatch(_no_rule(entry, shape))
+        raise FormatMismatch(_describe_misfit(entry, shape))
     grid_rows, grid_cols = grid
     if grid == (rows, 1):
         return Grid(entry, "row", rows, rows, 1, (1, cols), "one scale per row")
     fewest = [(-(-rows // edges[0]), -(-cols // edges[1])) for edges, _ in hints]
-    wrong = [hint for hint, needed in zip(hints, fewest, strict=True) if needed != grid and hint[1] in SAID]
+    wrong = [hint for hint, needed in zip(hints, fewest, strict=True) if needed != grid and hint[1] in DECLARED]
     for (edges, source), needed in zip(hints, fewest, strict=True):
         if needed == grid:
-            reason, warning = f"block size from {source}", _against(wrong, edges)
+            reason, warning = f"block size from {source}", _describe_contradiction(wrong, edges)
             return Grid(entry, "block", rows, grid_rows, grid_cols, edges, reason, warning)
-    inferred = _infer(entry, (rows, cols), (grid_rows, grid_cols))
+    inferred = _infer_edges(entry, (rows, cols), (grid_rows, grid_cols))
     usual = inferred is not None and all(
         edge & (edge - 1) == 0 or edge == n for edge, n in zip(inferred, (rows, cols), strict=True)
     )
     for (edges, source), needed in zip(hints, fewest, strict=True):
-        padded = needed[0] <= grid_rows and needed[1] <= grid_cols  # for a parallel layout
+        padded = needed[0] <= grid_rows and needed[1] <= grid_cols  # padded for a parallel layout
         if not usual and padded and source == CONFIG:
             reason = f"block size from {source}; the scale has more blocks than the weight needs"
             return Grid(entry, "block", rows, grid_rows, grid_cols, edges, reason)
     if inferred is None:
-        raise FormatMismatch(_no_rule(entry, shape))
+        raise FormatMismatch(_describe_misfit(entry, shape))
     reason = f"block size from the scale's shape {list(entry.shape)}"
-    warning = _against(wrong, inferred)
+    warning = _describe_contradiction(wrong, inferred)
     if warning is None and not usual:
         warning = f"blocks of {inferred[0]} × {inferred[1]} are inferred from the scale's shape alone"
     return Grid(entry, "block", rows, grid_rows, grid_cols, inferred, reason, warning)
 
 
-def _against(wrong: list[tuple[Edges, str]], block: Edges) -> str | None:
-    """What was said of the blocks, and cannot be."""
+def _describe_contradiction(wrong: list[tuple[Edges, str]], block: Edges) -> str | None:
+    """Return a warning about declared blocks that the scale's shape rules out."""
     configured = [f"{source} declares blocks of {edges[0]} × {edges[1]}" for edges, source in wrong]
     return (
-        f"{' and '.join(configured)}, read as {block[0]} × {block[1]}, as the scale's shape has it"
+        f"{' and '.join(configured)}, but the scale's shape implies {block[0]} × {block[1]}, which is used"
         if configured
         else None
     )
 
 
-def _infer(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
-    """Edges of the blocks from sizes and numbers of blocks alone; None where nothing fits.
+def _infer_edges(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
+    """Return the block edges from sizes and numbers of blocks alone; None if nothing fits.
 
     Raises:
         FormatMismatch: several fit; names them.
@@ -411,8 +410,8 @@ def _infer(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
     of_modelopt = len(entry.shape) == 4 and entry.shape[1] == entry.shape[3] == 1
     if (entry.name.endswith(OF_DEEPSEEK) or of_modelopt) and needed == blocks:
         return DEEPSEEK_BLOCK
-    candidates = [_edges(n, count) for n, count in zip(sizes, blocks, strict=True)]
-    if blocks[0] == sizes[0]:  # groups of columns, most of whose writers ask that they divide the row
+    candidates = [_possible_edges(n, count) for n, count in zip(sizes, blocks, strict=True)]
+    if blocks[0] == sizes[0]:  # groups of columns: most writers require that they divide the row
         candidates[1] = candidates[1][-1:]
     pairs = [(r, c) for r in candidates[0] for c in candidates[1]]
     free = any(count in (1, n) for n, count in zip(sizes, blocks, strict=True))  # a row or a column of blocks
@@ -420,14 +419,14 @@ def _infer(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
     if len(square or pairs) > 1:
         found = " and ".join(f"{r} × {c}" for r, c in square or pairs)
         raise FormatMismatch(
-            f"scale {entry} fits blocks of {found} in a weight of {sizes[0]} × {sizes[1]}; say which in config.json "
+            f"scale {entry} fits blocks of {found} in a weight of {sizes[0]} × {sizes[1]}; declare one in config.json "
             "beside it (quantization_config.weight_block_size) or in a .comfy_quant label (group_size)"
         )
     return next(iter(square or pairs), None)
 
 
-def _edges(n: int, blocks: int) -> list[int]:
-    """Possible edges of a block when n elements are in that many: the divisor, and a power of two before it."""
+def _possible_edges(n: int, blocks: int) -> list[int]:
+    """Return the possible edges of n elements in ``blocks`` blocks: a power of two, then a divisor."""
     if not 0 < blocks <= n:
         return []
     if blocks == 1:
@@ -439,5 +438,5 @@ def _edges(n: int, blocks: int) -> list[int]:
     return [power, divisor] if divisor else [power]
 
 
-def _no_rule(entry: Entry, shape: tuple[int, ...]) -> str:
+def _describe_misfit(entry: Entry, shape: tuple[int, ...]) -> str:
     return f"scale {entry} fits no known layout for a weight of shape {list(shape)}"

@@ -1,4 +1,4 @@
-"""Statistics of the stored scales of a weight: how many, which of them are wrong, their mean and range."""
+"""Statistics of a weight's stored scales: how many, how many are invalid, their mean and range."""
 
 from collections.abc import Iterable
 from math import inf, isfinite
@@ -9,8 +9,8 @@ import torch
 from quanterr.metrics.sums import as_float, exact
 
 
-class Scales(NamedTuple):
-    """Statistics of a weight's scales; ``mean`` is of those that are finite, None where none is."""
+class ScaleStatistics(NamedTuple):
+    """Statistics of a weight's scales; ``mean`` is over the finite ones, None if there is none."""
 
     number: int
     nonfinite: int
@@ -21,13 +21,13 @@ class Scales(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, pieces: Iterable[torch.Tensor]) -> "Scales":
-        """Statistics of scales, float32, given a piece at a time."""
+    def compute(cls, pieces: Iterable[torch.Tensor]) -> "ScaleStatistics":
+        """Compute the statistics of scales, float32, given a piece at a time."""
         number = nonfinite = zero = negative = total = 0
         low, high = inf, -inf
         for piece in pieces:
             number += piece.numel()
-            if piece.numel() == 1 and isfinite(value := float(piece)):  # most often
+            if piece.numel() == 1 and isfinite(value := float(piece)):  # the usual case
                 zero, negative = zero + (value == 0), negative + (value < 0)
                 total, low, high = total + exact(value), min(low, value), max(high, value)
                 continue

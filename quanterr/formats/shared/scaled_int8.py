@@ -1,9 +1,9 @@
-"""INT8 codes with a scale, whose columns may have been rotated: what int8_scaled and int8_convrot have in common."""
+"""INT8 codes with a scale and possibly rotated columns: the common part of int8_scaled and int8_convrot."""
 
 from dataclasses import replace
 from functools import partial
 
-from quanterr.formats.base import Part, Parts, Rotated, Values, Weight
+from quanterr.formats.base import Parts, PartSpec, RotatedWeight, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.convrot import rotate, unrotate
@@ -20,23 +20,23 @@ NAMES = (
     "{module}.scale",
     "{weight}.scale",
 )
-NEEDS = {"codes": Part(("{weight}",), INT8), "scale": Part(NAMES, FLOATS)}
+NEEDS = {"codes": PartSpec(("{weight}",), INT8), "scale": PartSpec(NAMES, FLOATS)}
 
 
 def dequantize(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
-    """float32(code) · float32(scale), (r, c)."""
+    """Return float32(code) · float32(scale), (r, c)."""
     return grid.multiply(element_types.read_int8(parts, chunk, workspace), chunk, workspace)
 
 
-def unrotated(parts: Parts, plain: Weight, size: int) -> Weight:
-    """A weight as what it is if its columns were rotated in groups of ``size``."""
+def read_as_rotated(parts: Parts, plain: Weight, size: int) -> Weight:
+    """Return ``plain`` read as if its columns were rotated in groups of ``size``."""
     padded = fit_padded(parts, plain.shape, size, 1)
     return replace(
         plain,
         format="int8_convrot",
         dequantize=partial(_unrotate, plain, padded),
         levels=None,
-        rotated=Rotated(plain, partial(rotate, size)),
+        rotated=RotatedWeight(plain, partial(rotate, size)),
         evidence=(f"{plain.evidence[0]}; rotated in groups of {size}",),
     )
 

@@ -1,10 +1,10 @@
-"""Codes packed with those that are far apart: the first part of a matrix, the second part … share the elements.
+"""Codes packed together with distant ones: each element holds a code of every part of the matrix.
 
     stored    P elements of u8 or i32, whatever dtype they are stored as, each with v codes
     code e    of the matrix, row by row: in element e % P, at the bits of part e // P
 
-So any run of codes is read from one run of elements for each part that it touches. A matrix whose rows do
-not divide by v is padded with rows of zeros.
+So a run of codes is read from one run of elements for each part that it touches. If v does not divide the rows,
+the matrix is padded with rows of zeros.
 """
 
 from collections.abc import Iterator
@@ -28,18 +28,18 @@ class Planes:
 
     @property
     def elements(self) -> int:
-        """P, of each part."""
+        """P, the number of elements."""
         return self.entry.nbytes // self.dtype.itemsize
 
     @property
     def codes(self) -> int:
-        """Number of codes, those that pad included."""
+        """Number of codes, padding included."""
         return self.elements * len(self.shifts)
 
     def read(self, first: int, stop: int, workspace: Workspace) -> Tensor:
-        """Codes ``first:stop`` as float32, (n,)."""
+        """Read codes ``first:stop`` as float32, (n,)."""
         values, size = workspace.output((stop - first,)), self.dtype.itemsize
-        for begin, end in pieces(first, stop, self.elements):
+        for begin, end in cut_run(first, stop, self.elements):
             part, place = divmod(begin, self.elements)
             stored = workspace.read_bytes("codes", self.entry, place * size, ((end - begin) * size,)).view(self.dtype)
             codes = workspace.buffer("part", (end - begin,), self.dtype)
@@ -48,8 +48,8 @@ class Planes:
         return values
 
 
-def pieces(first: int, stop: int, width: int) -> Iterator[tuple[int, int]]:
-    """The run ``first:stop``, cut at multiples of ``width``."""
+def cut_run(first: int, stop: int, width: int) -> Iterator[tuple[int, int]]:
+    """Cut the run ``first:stop`` at multiples of ``width``."""
     while first < stop:
         end = min(first - first % width + width, stop)
         yield first, end

@@ -1,4 +1,4 @@
-"""What a torchao checkpoint says of a tensor in its header, and what its types have in common.
+"""Descriptions of tensors in the header of a torchao checkpoint, and checks that its types share.
 
     __metadata__["X.weight"]    {"_type": "Int8Tensor", "_data": {"block_size": [1, 128], …},
                                  "_tensor_data_names": ["qdata", "scale"]}
@@ -18,19 +18,19 @@ from quanterr.tensors.workspace import Workspace
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonFields
 
-Described = JsonFields
+Description = JsonFields
 
 
 @lru_cache(maxsize=64)
-def described(text: str) -> tuple[str, Described, tuple[str, ...]]:
-    """The type and the attributes of a tensor, and what its parts are called.
+def parse_description(text: str) -> tuple[str, Description, tuple[str, ...]]:
+    """Parse a tensor's description into its type, its attributes and the names of its parts.
 
     Raises:
-        FormatMismatch: the text is no JSON.
+        FormatMismatch: the text is not JSON.
     """
     try:
         declared = strict_json.loads(text.encode())
-    except strict_json.Invalid as error:
+    except strict_json.InvalidJson as error:
         raise FormatMismatch(f"its description in the header {error}") from error
     declared = declared if isinstance(declared, dict) else {}
     data, names = declared.get("_data"), declared.get("_tensor_data_names")
@@ -38,23 +38,23 @@ def described(text: str) -> tuple[str, Described, tuple[str, ...]]:
     return str(declared.get("_type")), data if isinstance(data, dict) else {}, listed
 
 
-def block_size(parts: Parts, declared: Described) -> tuple[int, ...]:
-    """Sizes of a block along each axis of the codes.
+def read_block_size(parts: Parts, declared: Description) -> tuple[int, ...]:
+    """Return the sizes of a block along each axis of the codes.
 
     Raises:
-        FormatMismatch: the header gives none.
+        FormatMismatch: the header gives no valid block_size.
     """
     block, shape = declared.get("block_size"), parts.codes.shape
     if not isinstance(block, list) or len(block) != len(shape) or not all(isinstance(b, int) and b > 0 for b in block):
-        raise FormatMismatch(f"the header declares block_size {block} of {parts.codes}")
+        raise FormatMismatch(f"the header declares block_size {block} for {parts.codes}")
     return tuple(block)
 
 
 def fit_pre_scale(parts: Parts, cols: int) -> Entry | None:
-    """What the layer multiplies its input with, where it does.
+    """Return the factors of the layer's input, if stored.
 
     Raises:
-        FormatMismatch: it has not as many numbers as the weight has columns.
+        FormatMismatch: there is neither one factor nor one for each column.
     """
     entry = parts.get("act_pre_scale")
     if entry and entry.n not in (1, cols):
@@ -62,9 +62,9 @@ def fit_pre_scale(parts: Parts, cols: int) -> Entry | None:
     return entry
 
 
-def pre_scaled(values: Tensor, entry: Entry | None, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Values, (r, c), times what the layer multiplies its input with, in place."""
+def apply_pre_scale(values: Tensor, entry: Entry | None, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Multiply values, (r, c), by the factors of the layer's input in place."""
     if entry is None:
         return values
-    factors = workspace.whole("act_pre_scale", entry).view(-1).float()
+    factors = workspace.read_whole("act_pre_scale", entry).view(-1).float()
     return values.mul_(factors if len(factors) == 1 else factors[chunk.col : chunk.stop_col])

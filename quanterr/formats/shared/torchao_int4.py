@@ -9,8 +9,8 @@
                                 weight = (code - 8) * scale                           rounded
                                          + zero                                       rounded
 
-In front of the first there may be experts. Of the second, rows are padded to a multiple of 8 and columns to
-one of 1024. The code at bits 4p … 4p + 3 of word (n, k, lane, j), with the bits p2 p1 p0 of p, is that of
+An Int4Tensor may be a stack of experts. Int4TilePackedTo4dTensor pads rows to a multiple of 8 and columns to a
+multiple of 1024. The code at bits 4p … 4p + 3 of word (n, k, lane, j), with the bits p2 p1 p0 of p, belongs to
 
     row       8·n + lane // 4
     column    128·k + 32·j + 16·p1 + 8·p0 + 2·(lane % 4) + p2
@@ -28,9 +28,9 @@ from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Parts, Values, Weight
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.padding import Padded, unpadded
-from quanterr.formats.shared.segmented_packing import pieces
-from quanterr.formats.shared.torchao_header import Described, block_size, fit_pre_scale, pre_scaled
+from quanterr.formats.shared.padding import Padded, fit_unpadded
+from quanterr.formats.shared.segmented_packing import cut_run
+from quanterr.formats.shared.torchao_header import Description, apply_pre_scale, fit_pre_scale, read_block_size
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.levels import INT4, uniform
 from quanterr.tensors.workspace import Workspace
@@ -39,40 +39,42 @@ TILE_ROWS, TILE_COLS = 8, 128
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """Codes in rows; scales and zero points in columns."""
+class PlainCodes:
+    """Codes stored row by row; scales and zero points stored column by column."""
 
     parts: Parts
     padded: Padded
     pre_scale: Entry | None
 
     def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
-        """code · scale + zero_point, (r, c)."""
-        return self.padded.dequantize(chunk, workspace, self._block)
+        """Return code · scale + zero_point, (r, c)."""
+        return self.padded.dequantize(chunk, workspace, self._dequantize_block)
 
-    def _block(self, chunk: Chunk, workspace: Workspace) -> Values:
+    def _dequantize_block(self, chunk: Chunk, workspace: Workspace) -> Values:
         first = (chunk.row * self.padded.stored_cols + chunk.col) // 2
         stored = workspace.read_bytes("codes", self.parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
         values = element_types.unpack(stored, element_types.int4_pairs(workspace.device), workspace)
         groups = values.view(chunk.shape[0], -1, self.padded.step)
-        groups.mul_(self._of_rows("scale", chunk, workspace)).add_(self._of_rows("zero_point", chunk, workspace))
-        return Values(pre_scaled(values, self.pre_scale, chunk, workspace))
+        groups.mul_(self._read_groups("scale", chunk, workspace)).add_(
+            self._read_groups("zero_point", chunk, workspace)
+        )
+        return Values(apply_pre_scale(values, self.pre_scale, chunk, workspace))
 
-    def _of_rows(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """The numbers of a chunk's groups, (r, groups, 1) float32."""
+    def _read_groups(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Read one number per group of a chunk, (r, groups, 1) float32."""
         rows, group = self.padded.rows, self.padded.step
         across = self.padded.cols // group
         found = []
-        for first, stop in pieces(chunk.row, chunk.stop_row, rows):
+        for first, stop in cut_run(chunk.row, chunk.stop_row, rows):
             expert, row = divmod(first, rows)
-            held = workspace.held(role, self.parts[role], expert * across * rows, (across, rows))
+            held = workspace.read_cached(role, self.parts[role], expert * across * rows, (across, rows))
             columns = held[chunk.col // group : chunk.stop_col // group, row : row + stop - first]
             found.append(columns.t().to(torch.float32, copy=True))
         return torch.cat(found).unsqueeze(2)
 
 
-def fit_plain(parts: Parts, declared: Described) -> Weight:
-    """The weight of an Int4Tensor.
+def fit_plain(parts: Parts, declared: Description) -> Weight:
+    """Return the weight of an Int4Tensor.
 
     Raises:
         FormatMismatch: scale and zero point do not have the shapes that block_size implies.
@@ -81,10 +83,10 @@ def fit_plain(parts: Parts, declared: Described) -> Weight:
     if codes.dtype not in ("I8", "U8") or len(codes.shape) not in (2, 3):
         raise FormatMismatch(f"codes of an Int4Tensor are I8 (rows, cols / 2), not {codes}")
     *stack, rows, cols = *codes.shape[:-1], 2 * codes.shape[-1]
-    *front, group = block_size(parts, declared)
+    *front, group = read_block_size(parts, declared)
     if set(front) != {1} or cols % group or group % 2:
         raise FormatMismatch(
-            f"the header declares block_size {[*front, group]} of {codes}, which is not groups of columns"
+            f"the header declares block_size {[*front, group]} for {codes}, which is not groups of columns"
         )
     for part in (parts["scale"], parts["zero_point"]):
         if part.shape != (*stack, cols // group, rows):
@@ -92,13 +94,13 @@ def fit_plain(parts: Parts, declared: Described) -> Weight:
                 f"{part} should have the shape {[*stack, cols // group, rows]}: groups of {group} columns"
             )
     shape = (*stack, rows, cols)
-    plain = Plain(parts, unpadded(parts, shape, group), fit_pre_scale(parts, cols))
-    return _weight(parts, shape, plain, group)
+    plain = PlainCodes(parts, fit_unpadded(parts, shape, group), fit_pre_scale(parts, cols))
+    return _make_weight(parts, shape, plain, group)
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    """Codes in tiles of 8 × 128, of which the first ``shape`` are the weight's."""
+class TiledCodes:
+    """Codes in tiles of 8 × 128; the weight is the first ``shape`` rows and columns."""
 
     parts: Parts
     shape: tuple[int, int]
@@ -106,20 +108,20 @@ class Tiles:
     pre_scale: Entry | None
 
     def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
-        """(code - 8) · scale + zero, (r, c)."""
+        """Return (code - 8) · scale + zero, (r, c)."""
         top, bottom = chunk.row // TILE_ROWS, -(-chunk.stop_row // TILE_ROWS)
-        codes = self._codes(top, bottom, workspace)
+        codes = self._read_codes(top, bottom, workspace)
         skipped = chunk.row - top * TILE_ROWS
         groups = codes[skipped : skipped + chunk.shape[0]].view(chunk.shape[0], -1, self.group)
-        scales = workspace.whole("scale_and_zero", self.parts["scale_and_zero"])[:, chunk.row : chunk.stop_row]
+        scales = workspace.read_whole("scale_and_zero", self.parts["scale_and_zero"])[:, chunk.row : chunk.stop_row]
         scale, zero = (scales[:, :, place].t().float().unsqueeze(2) for place in (0, 1))
         groups.sub_(8).mul_(scale).add_(zero)
         cropped = workspace.buffer("cropped", chunk.shape, torch.float32)
         cropped.copy_(groups.flatten(1)[:, chunk.col : chunk.stop_col])
-        return Values(pre_scaled(cropped, self.pre_scale, chunk, workspace))
+        return Values(apply_pre_scale(cropped, self.pre_scale, chunk, workspace))
 
-    def _codes(self, top: int, bottom: int, workspace: Workspace) -> Tensor:
-        """The codes of rows of tiles, (rows, cols) float32, padding included."""
+    def _read_codes(self, top: int, bottom: int, workspace: Workspace) -> Tensor:
+        """Return the codes of rows of tiles ``top:bottom``, (rows, cols) float32 with padding."""
         n, across = bottom - top, self.parts.codes.shape[1]
         stored = workspace.read(  # tile, k, row, lane % 4, j
             "codes", self.parts.codes, top * across * 32 * 4, (n, across, TILE_ROWS, 4, 4)
@@ -135,11 +137,11 @@ class Tiles:
         return values.view(n * TILE_ROWS, across * TILE_COLS)
 
 
-def fit_tiles(parts: Parts, declared: Described) -> Weight:
-    """The weight of an Int4TilePackedTo4dTensor.
+def fit_tiles(parts: Parts, declared: Description) -> Weight:
+    """Return the weight of an Int4TilePackedTo4dTensor.
 
     Raises:
-        FormatMismatch: codes and scales have not the shapes that shape and block_size give.
+        FormatMismatch: codes or scales do not have the shapes that ``shape`` and ``block_size`` imply.
     """
     codes, scales, shape, block = (
         parts.codes,
@@ -158,16 +160,16 @@ def fit_tiles(parts: Parts, declared: Described) -> Weight:
         raise FormatMismatch(f"the header declares shape {shape} and block_size {block}, which {codes} cannot hold")
     if scales.shape != (stored_cols // group, stored_rows, 2):
         raise FormatMismatch(f"{scales} should have the shape {[stored_cols // group, stored_rows, 2]}")
-    return _weight(parts, (rows, cols), Tiles(parts, (rows, cols), group, fit_pre_scale(parts, cols)), group)
+    return _make_weight(parts, (rows, cols), TiledCodes(parts, (rows, cols), group, fit_pre_scale(parts, cols)), group)
 
 
-def _weight(parts: Parts, shape: tuple[int, ...], layout: Plain | Tiles, group: int) -> Weight:
+def _make_weight(parts: Parts, shape: tuple[int, ...], layout: PlainCodes | TiledCodes, group: int) -> Weight:
     return parts.weight(
         shape,
         layout.dequantize,
         code_bits=4,
         uniform_bits=4,
-        levels=uniform(4) if isinstance(layout, Tiles) else INT4,
+        levels=uniform(4) if isinstance(layout, TiledCodes) else INT4,
         block_size=(1, group),
         evidence=(f"the header: groups of {group} columns",),
     )

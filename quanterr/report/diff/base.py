@@ -1,75 +1,63 @@
-"""What changes between two results of any kind have in common."""
+"""Base class and helpers of all diffs."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import IO, Any, cast
+from typing import IO, Any, ClassVar, cast
 
 from quanterr.errors import UsageError
-from quanterr.report import notebook
-from quanterr.report.document import Declared
-from quanterr.report.sections import Table
+from quanterr.report import OUTPUTS, Output
+from quanterr.report.document import Result
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, size
 
 
-class Difference(Declared):
-    """What changed: a dataclass of plain data with a schema version."""
+class Difference(Result):
+    """Base of diffs, which are dataclasses of plain data with a schema version."""
+
+    OUTPUTS: ClassVar[tuple[Output, ...]] = tuple(one for one in OUTPUTS if one.name not in ("jsonl", "junit"))
 
     @property
     def noun(self) -> str:
-        """What it is called."""
+        """Always "diff"."""
         return "diff"
 
     def to_dict(self) -> JsonObject:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return asdict(cast(Any, self))
 
     def to_json(self) -> str:
-        """Strict, ASCII JSON."""
+        """Return the diff as strict ASCII JSON."""
         return strict_json.dumps(self.to_dict(), indent=1) + "\n"
 
     def write_json(self, file: IO[str]) -> None:
-        """Write it as strict, ASCII JSON."""
+        """Write the diff as strict ASCII JSON."""
         file.write(self.to_json())
 
-    def _repr_html_(self) -> str:
-        view = self.view(notebook.WORST)
-        tables = [part for section in view.sections for part in section.parts if isinstance(part, Table)]
-        return "".join(
-            notebook.table(
-                one.title,
-                [one.first, *(column.header for column in one.columns)],
-                one.rows,
-                1 + sum(not column.right for column in one.columns),
-            )
-            for one in tables
-        )
 
-
-def refuse(names: tuple[str, str], why: str | None, force: bool) -> None:
-    """Refuse to compare what does not belong together.
+def check_comparable(names: tuple[str, str], why: str | None, force: bool) -> None:
+    """Check that two results are comparable, unless forced.
 
     Raises:
-        UsageError: there is a reason, and it is not forced.
+        UsageError: ``why`` gives a reason against comparing, and ``force`` is False.
     """
     if why and not force:
         old, new = map(display, names)
-        raise UsageError(f"{old} cannot be compared with {new}: {why}; --force compares them")
+        raise UsageError(f"{old} cannot be compared with {new}: {why}; use --force to compare anyway")
 
 
-def answer(difference: str | None, changed: str) -> str:
-    """What changed, with why the two do not belong together, where that was forced."""
+def format_answer(difference: str | None, changed: str) -> str:
+    """Return the changes, with the reason why the results are not comparable if forced."""
     return changed if difference is None else f"not comparable: {difference}; {changed}"
 
 
-def sizes(old: int, new: int) -> str:
-    """``2.50 MiB -> 2.75 MiB (+10.00 %)``."""
+def format_sizes(old: int, new: int) -> str:
+    """Format a change of size, such as "2.50 MiB -> 2.75 MiB (+10.00 %)"."""
     if old == new or not old:
         return size(new)
     return f"{size(old)} -> {size(new)} ({100 * (new - old) / old:+.2f} %)"
 
 
-def counted(numbers: Iterable[tuple[int, str]]) -> str:
-    """``4 worse, 2 better``: those that are not zero, but for the first two."""
+def join_counts(numbers: Iterable[tuple[int, str]]) -> str:
+    """Join counts, such as "4 worse, 2 better"; the first two always, others if not zero."""
     return ", ".join(f"{n:,} {word}" for place, (n, word) in enumerate(numbers) if n or place < 2)

@@ -1,17 +1,17 @@
-"""What changed between two rankings, evaluations or plans, number by number: plain data with a schema version."""
+"""The diff of two rankings, evaluations or plans, metric by metric: plain data with a schema version."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot, inf, log
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from quanterr.report.diff.base import Difference, refuse
+from quanterr.report.diff.base import Difference, check_comparable
 from quanterr.report.document import Document
-from quanterr.report.documents import Kind
-from quanterr.report.evaluation.model import difference as of_evaluations
+from quanterr.report.documents import DocumentKind
+from quanterr.report.evaluation.model import find_difference as of_evaluations
 from quanterr.report.plan.model import Plan, PlannedLayer
 from quanterr.report.ranking.model import Ranking
-from quanterr.report.same_original import Marks, other_tensor
+from quanterr.report.same_original import Marks, find_tensor_difference
 from quanterr.report.subjects import WIDTH, Item, Subject
 from quanterr.util.text import display
 
@@ -19,36 +19,36 @@ SCHEMA_VERSION = "1.0"
 
 Word = Literal["better", "worse", "unchanged"]
 
-SAME = 0.01  # of an output error: a smaller change is none
-SAME_DB = 1e-6  # a device adds up in another order than another: no change
+SAME = 0.01  # relative change of an output error up to which it counts as unchanged
+SAME_DB = 1e-6  # devices sum in different orders, so smaller changes are noise
 
 
 @dataclass(slots=True)
 class MetricChange:
-    """A number of a candidate. ``chance``: whether the change is within 95 % of what other tokens would make of it."""
+    """A metric of a candidate. ``chance``: whether the change is within the 95 % interval for different tokens."""
 
     metric: str
     old: float
     new: float
     change: float
-    change_se: float | None  # standard error as if the tokens were not the same: rather too large; null: unknown
+    change_se: float | None  # standard error as for independent tokens, so rather too large; null: unknown
     chance: bool | None  # null: unknown
     word: Word
 
 
 @dataclass(slots=True)
 class WeightChange:
-    """A weight's output error, which changed by more than 1 %."""
+    """A weight whose output error changed by more than 1 %."""
 
     layer: str
     old_output_error: float
     new_output_error: float
-    ratio: float | None  # null: it was 0
+    ratio: float | None  # null: the old error was 0
 
 
 @dataclass(slots=True)
 class LayerChange:
-    """A layer's SNR as a candidate of a ranking has it; null: the same as the original, or that is zeros."""
+    """A layer's SNR in a candidate of a ranking; null if identical to the original, or if the original is zero."""
 
     layer: str
     old_snr_db: float | None
@@ -58,7 +58,7 @@ class LayerChange:
 
 @dataclass(slots=True)
 class RecipeChange:
-    """A layer for which another recipe is planned."""
+    """A layer whose planned recipe changed."""
 
     layer: str
     old_recipe: str
@@ -69,12 +69,23 @@ class RecipeChange:
     new_cost: float
 
 
-ItemChange = WeightChange | LayerChange | RecipeChange
+@dataclass(slots=True)
+class StoredChange:
+    """A weight that is stored otherwise."""
+
+    layer: str
+    old_format: str | None
+    new_format: str | None
+    old_bytes: int
+    new_bytes: int
+
+
+ItemChange = WeightChange | LayerChange | RecipeChange | StoredChange
 
 
 @dataclass(slots=True)
 class CandidateChange:
-    """A candidate of both, or the plan; verdicts are null of plans. Items with the largest change come first."""
+    """A candidate of both documents, or the plan (without verdicts). Items are sorted by change, the largest first."""
 
     name: str
     old_name: str
@@ -92,7 +103,7 @@ class CandidateChange:
 
 @dataclass(slots=True, repr=False)
 class CandidateDiff(Difference):
-    """All that changed. ``difference`` says why the numbers do not belong together, if that was forced."""
+    """The diff of two documents. If the comparison was forced, ``difference`` says why they are not comparable."""
 
     VIEW: ClassVar[str] = "quanterr.report.diff.candidates_view"
 
@@ -102,45 +113,44 @@ class CandidateDiff(Difference):
     new: str
     difference: str | None
     candidates: list[CandidateChange]
-    added: list[str]  # candidates
+    added: list[str]  # names of candidates
     gone: list[str]
-
-    def __repr__(self) -> str:
-        return f"<quanterr.CandidateDiff {self.declared().conclusion(self)}>"
 
 
 class Changes(NamedTuple):
-    """How documents of a kind are compared."""
+    """Functions that compare documents of a kind."""
 
-    item: str  # what items are: weights, layers
-    changed: Callable[[Item, Item], tuple[float, ItemChange] | None]  # by how much an item got worse; None: it did not
-    difference: Callable[[Any, Any], str | None]  # why numbers of two documents do not belong together
+    item: str  # kind of items: weight, layer
+    changed: Callable[[Item, Item], tuple[float, ItemChange] | None]  # how much worse an item is; None: unchanged
+    difference: Callable[[Any, Any], str | None]  # returns why two documents are not comparable
 
 
-def candidates_of(kind: Kind, old: Document, new: Document, names: tuple[str, str], force: bool) -> CandidateDiff:
+def diff_candidates(
+    kind: DocumentKind, old: Document, new: Document, names: tuple[str, str], force: bool
+) -> CandidateDiff:
     """Compare two documents of a kind, candidate by candidate.
 
     Raises:
-        UsageError: they are of different originals, texts or settings, and it is not forced.
+        UsageError: their originals, texts or settings differ, and ``force`` is False.
     """
     document = kind.name.lower()
     why = CHANGES[document].difference(old, new)
-    refuse(names, why, force)
-    before, after = (_sides(kind, one) for one in (old, new))
-    pairs = _pairs(before, after)
+    check_comparable(names, why, force)
+    before, after = (_list_sides(kind, one) for one in (old, new))
+    pairs = _pair_sides(before, after)
     paired = [was.name for was, _ in pairs], [now.name for _, now in pairs]
     return CandidateDiff(
         f"quanterr.{document}_diff",
         SCHEMA_VERSION,
         *names,
         why,
-        [_change(CHANGES[document], was, now) for was, now in pairs],
+        [_compare_sides(CHANGES[document], was, now) for was, now in pairs],
         added=[side.name for side in after if side.name not in paired[1]],
         gone=[side.name for side in before if side.name not in paired[0]],
     )
 
 
-class Side(NamedTuple):
+class CandidateSide(NamedTuple):
     """A candidate in one of the documents."""
 
     name: str
@@ -149,24 +159,26 @@ class Side(NamedTuple):
     subject: Subject
 
 
-def _sides(kind: Kind, document: Document) -> list[Side]:
-    subjects: Sequence[Subject] = kind.values.subjects(document, ())
+def _list_sides(kind: DocumentKind, document: Document) -> list[CandidateSide]:
+    subjects: Sequence[Subject] = kind.values.list_subjects(document, ())
     candidates = getattr(document, "candidates", [document])
     return [
-        Side(subject.name or kind.name.lower(), getattr(one, "verdict", None), one.bytes, subject)
+        CandidateSide(subject.name or kind.name.lower(), getattr(one, "verdict", None), one.bytes, subject)
         for subject, one in zip(subjects, candidates, strict=True)
     ]
 
 
-def _pairs(before: Sequence[Side], after: Sequence[Side]) -> list[tuple[Side, Side]]:
-    """Candidates of one name; or the only ones."""
+def _pair_sides(
+    before: Sequence[CandidateSide], after: Sequence[CandidateSide]
+) -> list[tuple[CandidateSide, CandidateSide]]:
+    """Return the pairs of candidates with the same name; if each document has only one, that pair."""
     if len(before) == len(after) == 1:
         return [(before[0], after[0])]
     known = {side.name: side for side in before}
     return [(known[side.name], side) for side in after if side.name in known]
 
 
-def _change(how: Changes, was: Side, now: Side) -> CandidateChange:
+def _compare_sides(how: Changes, was: CandidateSide, now: CandidateSide) -> CandidateChange:
     before, after = ({item.name: item for item in side.subject.items if item.kind == how.item} for side in (was, now))
     found = [how.changed(before[name], item) for name, item in after.items() if name in before]
     changed = [one for one in found if one is not None]
@@ -177,7 +189,7 @@ def _change(how: Changes, was: Side, now: Side) -> CandidateChange:
         new_verdict=now.verdict,
         old_bytes=was.bytes,
         new_bytes=now.bytes,
-        metrics=list(_metrics(was.subject, now.subject)),
+        metrics=list(_compare_metrics(was.subject, now.subject)),
         worse=[item for by, item in sorted(changed, key=lambda one: -one[0]) if by > 0],
         better=[item for by, item in sorted(changed, key=lambda one: one[0]) if by <= 0],
         unchanged=len(found) - len(changed),
@@ -186,9 +198,9 @@ def _change(how: Changes, was: Side, now: Side) -> CandidateChange:
     )
 
 
-def _metrics(was: Subject, now: Subject) -> Iterator[MetricChange]:
+def _compare_metrics(was: Subject, now: Subject) -> Iterator[MetricChange]:
     for metric, score in now.vocabulary.scores.items():
-        old, new = was.of_whole(metric), now.of_whole(metric)
+        old, new = was.get_whole_metric(metric), now.get_whole_metric(metric)
         if old is None or new is None:
             continue
         errors = was.errors.get(metric), now.errors.get(metric)
@@ -198,7 +210,7 @@ def _metrics(was: Subject, now: Subject) -> Iterator[MetricChange]:
         yield MetricChange(metric, old, new, new - old, error, chance, word)
 
 
-def _of_weight(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+def _compare_weight(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     x, y = was.values["output_error"], now.values["output_error"]
     if x is None or y is None or x == y:
         return None
@@ -206,7 +218,7 @@ def _of_weight(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     return (by, WeightChange(now.name, x, y, y / x if x else None)) if abs(by) > log(1 + SAME) else None
 
 
-def _of_layer(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+def _compare_layer(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     levels = was.values["snr_db"], now.values["snr_db"]
     x, y = (inf if level is None else level for level in levels)
     if x == y or abs(y - x) <= SAME_DB:
@@ -214,7 +226,7 @@ def _of_layer(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     return x - y, LayerChange(now.name, *levels, None if None in levels else y - x)
 
 
-def _of_recipe(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+def _compare_recipe(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     old, new = was.values, now.values
     if old["recipe"] == new["recipe"]:
         return None
@@ -222,26 +234,34 @@ def _of_recipe(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     return new["cost"] - old["cost"], RecipeChange(now.name, *pairs)
 
 
-def _of_rankings(old: Ranking, new: Ranking) -> str | None:
-    return _other_original(old, new) or (None if old.sample == new.sample else "another sample of rows was read")
+def _find_stored_change(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+    old, new = was.values, now.values
+    if (old["format"], old["bytes"]) == (new["format"], new["bytes"]):
+        return None
+    change = StoredChange(now.name, old["format"], new["format"], old["bytes"], new["bytes"])
+    return float(new["bytes"] - old["bytes"]), change
 
 
-def _of_plans(old: Plan, new: Plan) -> str | None:
+def _find_ranking_difference(old: Ranking, new: Ranking) -> str | None:
+    return _find_other_original(old, new) or (None if old.sample == new.sample else "it has a different sample of rows")
+
+
+def _find_plan_difference(old: Plan, new: Plan) -> str | None:
     if old.measure != new.measure:
         return f"the cost is {old.measure} there, {new.measure} here"
     known = {layer.layer_name: layer for layer in old.layers}
     for layer in new.layers:
         before = known.get(layer.layer_name)
-        if before and (why := other_tensor(layer.layer_name, _marks(before), _marks(layer))):
+        if before and (why := find_tensor_difference(layer.layer_name, _read_marks(before), _read_marks(layer))):
             return f"it has a different original: {why}"
-    return _other_original(old, new)
+    return _find_other_original(old, new)
 
 
-def _marks(layer: PlannedLayer) -> Marks:
+def _read_marks(layer: PlannedLayer) -> Marks:
     return Marks(layer.original_norm, layer.original_fingerprint)
 
 
-def _other_original(old: Ranking | Plan, new: Ranking | Plan) -> str | None:
+def _find_other_original(old: Ranking | Plan, new: Ranking | Plan) -> str | None:
     if old.original_bytes != new.original_bytes:
         return f"it has a different original: {old.original_bytes:,} bytes there, {new.original_bytes:,} here"
     if old.selection.patterns != new.selection.patterns:
@@ -251,7 +271,8 @@ def _other_original(old: Ranking | Plan, new: Ranking | Plan) -> str | None:
 
 
 CHANGES: Mapping[str, Changes] = {
-    "evaluation": Changes("weight", _of_weight, of_evaluations),
-    "ranking": Changes("layer", _of_layer, _of_rankings),
-    "plan": Changes("layer", _of_recipe, _of_plans),
+    "evaluation": Changes("weight", _compare_weight, of_evaluations),
+    "ranking": Changes("layer", _compare_layer, _find_ranking_difference),
+    "plan": Changes("layer", _compare_recipe, _find_plan_difference),
+    "inspection": Changes("weight", _find_stored_change, lambda old, new: None),
 }

@@ -1,20 +1,21 @@
-"""What changed between candidates of two documents as its reader sees it; also its rows of CSV."""
+"""The view of changes between candidates of two documents, and its CSV rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from quanterr.report.base import Score
-from quanterr.report.diff.base import answer, sizes
+from quanterr.report.diff.base import format_answer, format_sizes
 from quanterr.report.diff.candidates import (
     CandidateChange,
     CandidateDiff,
     ItemChange,
     LayerChange,
     MetricChange,
+    StoredChange,
     WeightChange,
 )
 from quanterr.report.documents import KINDS
-from quanterr.report.formatting import in_units, signed_size
+from quanterr.report.formatting import format_in_units, format_size_change
 from quanterr.report.sections import Cells, Column, Lines, Name, Part, Section, Table, View
 from quanterr.util.text import count, display, size
 from quanterr.version import __version__
@@ -25,63 +26,67 @@ OF_ITEMS = {
     "ranking": (Column("old dB", 1), Column("new dB", 2), Column("change dB", 0)),
     "plan": (Column("old recipe", 0, right=False), Column("new recipe", 1, right=False), Column("bytes", 3),
              Column("cost", 2)),
+    "inspection": (Column("old format", 0, right=False), Column("new format", 1, right=False), Column("bytes", 2)),
 }  # fmt: skip
 ITEMS = {
     "evaluation": ("weight", "with worse output", "with better output"),
     "ranking": ("layer", "worse", "better"),
     "plan": ("layer", "that costs more", "that costs no more"),
+    "inspection": ("weight", "with more bytes", "with no more bytes"),
 }
+LEADS = ("kld_mean", "cosine_mean", "snr_db", "cost", "bits_per_weight")  # the first that there is says most
 CSV_COLUMNS = ("list", "candidate", "name", "old", "new", "change", "change_se", "chance", "word")
 ABOUT = (
-    "From two stored results. ± is a standard error as if both had read other tokens; within chance: the change is no "
-    "larger than what other tokens would make of it."
+    "From two stored results. ± is a standard error as if both had read different tokens. Within chance: the change is "
+    "no larger than different tokens would cause."
 )
-ABOUT_PLAN = "From two stored plans: costs are predicted, in the measure that both have."
+ABOUT_PLAN = "From two stored plans. Costs are predicted, in the same measure for both."
+ABOUT_INSPECTION = "From two stored inspections: formats and sizes, no values."
 
 
 def view(diff: CandidateDiff, top: int) -> View:
-    """What changed, with ``top`` items of each kind."""
+    """Return the view of the changes with ``top`` items of each kind."""
     facts: list[tuple[str, list[str]]] = [("old", [Name(diff.old)]), ("new", [Name(diff.new)])]
-    about = ABOUT_PLAN if document_of(diff) == "plan" else ABOUT
+    about = {"plan": ABOUT_PLAN, "inspection": ABOUT_INSPECTION}.get(find_document_kind(diff), ABOUT)
     return View(
         "What changed", None, conclusion(diff), [], facts, list(_sections(diff, top)), about, f"quanterr {__version__}"
     )
 
 
-def document_of(diff: CandidateDiff) -> str:
-    """Of what kind both documents are: evaluation, ranking, plan."""
+def find_document_kind(diff: CandidateDiff) -> str:
+    """Return the kind of both documents: "evaluation", "ranking" or "plan"."""
     return diff.schema.removeprefix("quanterr.").removesuffix("_diff")
 
 
 def conclusion(diff: CandidateDiff) -> str:
-    """``fp8: KLD 0.0125 -> 0.01, better; 9 numbers better, 0 worse``."""
-    scores = KINDS[f"quanterr.{document_of(diff)}"].values.VOCABULARY.scores
-    found = [f"{display(one.name)}: {_in_short(one, scores)}" for one in diff.candidates]
+    """Return the changes in a sentence, such as "fp8: KLD 0.0125 -> 0.01, better; 9 numbers better, 0 worse"."""
+    scores = KINDS[f"quanterr.{find_document_kind(diff)}"].values.VOCABULARY.scores
+    found = [f"{display(one.name)}: {_summarize(one, scores)}" for one in diff.candidates]
     more = [(len(diff.added), "new"), (len(diff.gone), "gone")]
     found += [f"{count(n, 'candidate')} {word}" for n, word in more if n]
-    return answer(diff.difference, "; ".join(found) or "no candidate is in both")
+    return format_answer(diff.difference, "; ".join(found) or "no candidate is in both")
 
 
-def _in_short(one: CandidateChange, scores: dict[str, Score]) -> str:
-    """The numbers that got better and worse, and the first of those that say how good it is."""
+def _summarize(one: CandidateChange, scores: dict[str, Score]) -> str:
+    """Return the change of the main metric, and the numbers of metrics that are better and worse."""
     words = [change.word for change in one.metrics if not change.chance]
     numbers = f"{count(words.count('better'), 'number')} better, {words.count('worse'):,} worse"
-    lead = next((c for c in one.metrics if c.metric in ("kld_mean", "cosine_mean", "snr_db", "cost")), None)
-    first = "" if lead is None else f"{scores[lead.metric].title} {_from_to(lead, scores[lead.metric])}; "
+    lead = next((change for name in LEADS for change in one.metrics if change.metric == name), None)
+    first = "" if lead is None else f"{scores[lead.metric].title} {_format_change(lead, scores[lead.metric])}; "
     return f"{first}{numbers}"
 
 
-def _from_to(change: MetricChange, score: Score) -> str:
-    return f"{in_units(score, change.old)} -> {in_units(score, change.new)}"
+def _format_change(change: MetricChange, score: Score) -> str:
+    return f"{format_in_units(score, change.old)} -> {format_in_units(score, change.new)}"
 
 
 def brief(diff: CandidateDiff) -> str:
-    """The answer on one line."""
+    """Return the conclusion in one line."""
     return f"quanterr: {conclusion(diff)}"
 
 
 def _sections(diff: CandidateDiff, top: int) -> Iterator[Section]:
-    document = document_of(diff)
+    document = find_document_kind(diff)
     for number, candidate in enumerate(diff.candidates):
         yield Section(f"candidate-{number}", _title(candidate), list(_parts(candidate, document, top)))
     for word, names in (("new", diff.added), ("gone", diff.gone)):
@@ -96,7 +101,7 @@ def _title(found: CandidateChange) -> str:
     if found.old_verdict != found.new_verdict:
         verdict = f"{found.old_verdict} -> {found.new_verdict}"
     new = found.new_bytes
-    stored = "" if new is None else size(new) if found.old_bytes is None else sizes(found.old_bytes, new)
+    stored = "" if new is None else size(new) if found.old_bytes is None else format_sizes(found.old_bytes, new)
     return f"{display(found.name)}{was}: {', '.join(filter(None, (verdict, stored)))}"
 
 
@@ -117,8 +122,8 @@ def _parts(found: CandidateChange, document: str, top: int) -> Iterator[Part]:
 
 
 def _number(change: MetricChange, score: Score) -> Sequence[str]:
-    old, new = (in_units(score, value) for value in (change.old, change.new))
-    by = in_units(score, change.change, change.change_se, 3, "+") if change.change else "-"
+    old, new = (format_in_units(score, value) for value in (change.old, change.new))
+    by = format_in_units(score, change.change, change.change_se, 3, "+") if change.change else "-"
     chance = ", within chance" if change.chance and change.change else ""
     return [score.title, old, new, by, f"{change.word}{chance}"]
 
@@ -130,29 +135,33 @@ def _cells(item: ItemChange) -> Sequence[str]:
     if isinstance(item, LayerChange):
         levels = ["exact" if level is None else f"{level:.2f}" for level in (item.old_snr_db, item.new_snr_db)]
         return [*levels, "-" if item.change_db is None else f"{item.change_db:+.4g}"]
-    stored = signed_size(item.new_bytes - item.old_bytes)
+    stored = format_size_change(item.new_bytes - item.old_bytes)
+    if isinstance(item, StoredChange):
+        return [item.old_format or "unread", item.new_format or "unread", stored]
     return [item.old_recipe, item.new_recipe, stored, f"{item.new_cost - item.old_cost:+.3g}"]
 
 
 def rows(diff: CandidateDiff) -> Iterator[Cells]:
-    """CSV: of each candidate its numbers, the items that changed, are new or gone; ``list`` says which it is."""
+    """Yield CSV rows: the metrics and the changed, new and gone items of each candidate, by ``list``."""
     for one in diff.candidates:
         for change in one.metrics:
             numbers = {key: value for key, value in asdict(change).items() if key != "metric"}
             yield {"list": "numbers", "candidate": one.name, "name": change.metric, **numbers}.items()
         for word, items in (("worse", one.worse), ("better", one.better)):
             for item in items:
-                yield {"list": word, "candidate": one.name, "name": item.layer, **_old_and_new(item)}.items()
+                yield {"list": word, "candidate": one.name, "name": item.layer, **_pick_values(item)}.items()
         for word, names in (("new", one.added), ("gone", one.gone)):
             yield from ({"list": word, "candidate": one.name, "name": name}.items() for name in names)
     for word, names in (("new", diff.added), ("gone", diff.gone)):
         yield from ({"list": word, "candidate": name}.items() for name in names)
 
 
-def _old_and_new(item: ItemChange) -> dict[str, object]:
+def _pick_values(item: ItemChange) -> dict[str, object]:
     if isinstance(item, WeightChange):
         old, new = item.old_output_error, item.new_output_error
         return {"old": old, "new": new, "change": new - old}
     if isinstance(item, LayerChange):
         return {"old": item.old_snr_db, "new": item.new_snr_db, "change": item.change_db}
+    if isinstance(item, StoredChange):
+        return {"old": item.old_format, "new": item.new_format, "change": item.new_bytes - item.old_bytes}
     return {"old": item.old_recipe, "new": item.new_recipe, "change": item.new_bytes - item.old_bytes}

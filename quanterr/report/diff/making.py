@@ -1,10 +1,10 @@
-"""Two results of one kind next to each other: reports, rankings, evaluations or plans."""
+"""The diff of two results of one kind: reports, rankings, evaluations or plans."""
 
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, cast, overload
 
 from quanterr.errors import UsageError
-from quanterr.report.documents import KINDS, Kind, kind_of, read_document
+from quanterr.report.documents import KINDS, DocumentKind, find_kind, read_document
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
@@ -22,51 +22,53 @@ def diff(old: "Report", new: "Report", force: bool = False) -> "Diff": ...
 @overload
 def diff(old: "Stored", new: "Stored", force: bool = False) -> "Diff | CandidateDiff": ...
 def diff(old: "Stored", new: "Stored", force: bool = False) -> "Diff | CandidateDiff":
-    """What got better, what worse from one result to a newer one of the same original?
+    """Compare a result with a newer one of the same original.
 
-    ``old`` and ``new`` are two reports, rankings, evaluations or plans, or paths of files that hold them. ``force``
-    compares what is of different originals, selections, texts or settings.
+    ``old`` and ``new`` are two reports, rankings, evaluations or plans, or paths of such files. ``force`` compares them
+    even if their originals, selections, texts or settings differ.
 
     Raises:
-        UsageError: they are such, and it is not forced; or they are of two kinds.
-        ReportError: a file that is missing, damaged or none of these.
+        UsageError: the results are of different kinds, or not comparable without ``force``.
+        ReportError: a file is missing, damaged or no such result.
     """
-    kinds, names = (_kind(old), _kind(new)), (_name(old), _name(new))
+    kinds, names = (_find_kind(old), _find_kind(new)), (_pick_name(old), _pick_name(new))
     if kinds[0] != kinds[1]:
         for one, kind in zip((old, new), kinds, strict=True):
             if kind.name == "Report":
-                _report(one)  # a file that is missing names no kind either
+                _read_extract(one)  # raises if the file is missing or damaged, as such a file counts as a report
         words = [f"{display(name)} is of kind {kind.name.lower()}" for name, kind in zip(names, kinds, strict=True)]
-        raise UsageError(f"{', '.join(words)}: only two results of one kind compare")
+        raise UsageError(f"{', '.join(words)}: only two results of the same kind can be compared")
     if kinds[0].name == "Report":
-        from quanterr.report.diff.reports import difference_of
+        from quanterr.report.diff.reports import diff_reports
 
-        return difference_of(_report(old), _report(new), names, force)
-    from quanterr.report.diff.candidates import candidates_of
+        return diff_reports(_read_extract(old), _read_extract(new), names, force)
+    from quanterr.report.diff.candidates import diff_candidates
 
-    return candidates_of(kinds[0], _document(old), _document(new), names, force)
-
-
-def _report(one: "Stored") -> "Extract":
-    from quanterr.report.diff.reports import of_report
-
-    return of_report(cast("str | Report", one))
+    return diff_candidates(kinds[0], _load_document(old), _load_document(new), names, force)
 
 
-def _kind(one: "Stored") -> Kind:
+def _read_extract(one: "Stored") -> "Extract":
+    from quanterr.report.diff.reports import read_for_diff
+
+    return read_for_diff(cast("str | Report", one))
+
+
+def _find_kind(one: "Stored") -> DocumentKind:
     if isinstance(one, str | PathLike):
-        return kind_of(fspath(one))
+        return find_kind(fspath(one))
     found = next((kind for kind in KINDS.values() if kind.name == type(one).__name__), None)
     if found is None:
-        raise UsageError(f"a {type(one).__name__}: give reports, rankings, evaluations, plans, or paths of such files")
+        raise UsageError(
+            f"cannot compare a {type(one).__name__}; give reports, rankings, evaluations, plans, or paths of such files"
+        )
     return found
 
 
-def _document(one: "Stored") -> "Document":
+def _load_document(one: "Stored") -> "Document":
     return read_document(fspath(one)) if isinstance(one, str | PathLike) else one
 
 
-def _name(one: "Stored") -> str:
+def _pick_name(one: "Stored") -> str:
     if isinstance(one, str | PathLike):
         return fspath(one)
     return cast("Report", one).quantized.path if type(one).__name__ == "Report" else type(one).__name__.lower()

@@ -1,26 +1,24 @@
-"""What changed between two reports of one original: plain data with a schema version."""
+"""The diff of two reports of one original: plain data with a schema version."""
 
-import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 from quanterr.report import notebook
 from quanterr.report.diff.base import Difference
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import display
 
 SCHEMA = "quanterr.diff"
 SCHEMA_VERSION = "1.1"
 
 
 class Both(NamedTuple):
-    """A layer that both reports have; an SNR is infinite where it is as in the original, None where undefined."""
+    """A layer present in both reports; its SNR is infinite if identical to the original, None if undefined."""
 
     name: str
     old_snr_db: float | None
     new_snr_db: float | None
     change_db: float | None
-    format: str | None  # in the new report
+    format: str | None  # format in the new report
 
 
 @dataclass(slots=True)
@@ -38,20 +36,20 @@ class Totals:
 
 @dataclass(slots=True)
 class Change:
-    """A layer of both. An SNR is null where it is undefined or infinite, as ``reason`` then says."""
+    """A changed layer present in both. An SNR is null if it is undefined or infinite; ``reason`` explains which."""
 
     layer: str
     old_snr_db: float | None
     new_snr_db: float | None
     change_db: float | None
     reason: str | None
-    old_excess_db: float | None = None  # null without nearest codes, and in reports of schema 1.1 and before
+    old_excess_db: float | None = None  # null if the format has no nearest codes, and in reports up to schema 1.1
     new_excess_db: float | None = None
 
 
 @dataclass(slots=True)
 class FormatChange:
-    """A layer of both that is stored in another format."""
+    """A layer stored in a different format than before."""
 
     layer: str
     old_format: str
@@ -60,10 +58,10 @@ class FormatChange:
 
 @dataclass(slots=True, repr=False)
 class Diff(Difference):
-    """All that changed. ``difference`` says why the numbers do not belong together, if that was forced.
+    """The diff of two reports. If the comparison was forced, ``difference`` says why they are not comparable.
 
-    Both begin with layers that have an SNR in one report alone, then the largest change; ``better`` ends with those
-    that became the same as the original. ``undefined`` are layers without an SNR in either.
+    ``worse`` and ``better`` begin with layers that have an SNR in only one report, then the largest change; ``better``
+    ends with layers that became identical to the original. ``undefined`` are layers without an SNR in either.
     """
 
     VIEW: ClassVar[str] = "quanterr.report.diff.view"
@@ -82,18 +80,13 @@ class Diff(Difference):
     undefined: list[str] = field(default_factory=list)
     layers: list[Both] = field(default_factory=list, repr=False)  # all of both; in JSON those that changed
 
-    def __repr__(self) -> str:
-        paths = ", ".join(display(os.path.basename(totals.path)) for totals in (self.old, self.new))
-        counts = f"{len(self.worse):,} worse, {len(self.better):,} better, {self.unchanged:,} unchanged"
-        return f"<quanterr.Diff {counts}; {paths}>"
-
     def to_pandas(self) -> notebook.Frame:
         """A pandas.DataFrame with a row per layer of both reports.
 
         Raises:
             UsageError: pandas is not installed.
         """
-        return notebook.frame(layer._asdict() for layer in self.layers)
+        return notebook.make_frame(layer._asdict() for layer in self.layers)
 
     def to_dict(self) -> JsonObject:
         """Plain data for JSON."""

@@ -1,15 +1,15 @@
-"""Two reports of one original, next to each other: what got better, what worse, what is new, what is gone."""
+"""The diff of two reports of one original: layers that are better, worse, new or gone."""
 
 from math import inf, isfinite
 from os import PathLike
 from typing import TYPE_CHECKING
 
 from quanterr.report import NORM
-from quanterr.report.diff.base import refuse
+from quanterr.report.diff.base import check_comparable
 from quanterr.report.diff.model import SCHEMA, SCHEMA_VERSION, Both, Change, Diff, FormatChange, Totals
 from quanterr.report.reading import Extract, extract, read_extract
-from quanterr.report.same_original import difference
-from quanterr.report.subjects import Item, change
+from quanterr.report.same_original import find_difference
+from quanterr.report.subjects import Item, compute_change
 from quanterr.report.values import ReportValues
 
 if TYPE_CHECKING:
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 METRICS = ("snr_db", "excess_db", NORM)
 AGGREGATES = ("overall_snr_db", "excess_db", "bits_per_weight")
-SAME_DB = 1e-6  # a device adds up in another order than another: no change
+SAME_DB = 1e-6  # devices sum in different orders, so smaller changes are noise
 
 
-def of_report(report: "str | PathLike[str] | Report") -> Extract:
-    """What is compared of a report.
+def read_for_diff(report: "str | PathLike[str] | Report") -> Extract:
+    """Return the parts of a report to compare.
 
     Raises:
-        ReportError: a file that is missing, damaged or not a report.
+        ReportError: the file is missing, damaged or not a report.
     """
     if isinstance(report, str | PathLike):
         return read_extract(report, METRICS, AGGREGATES, verdict=True)
     return extract(report, METRICS, AGGREGATES)
 
 
-def difference_of(old: Extract, new: Extract, paths: tuple[str, str], force: bool = False) -> Diff:
+def diff_reports(old: Extract, new: Extract, paths: tuple[str, str], force: bool = False) -> Diff:
     """Compare two reports, read with :data:`METRICS` and :data:`AGGREGATES`.
 
     Raises:
-        UsageError: they are of different originals, selections or settings, and it is not forced.
+        UsageError: their originals, selections or settings differ, and ``force`` is False.
     """
-    why = difference(old, new)
-    refuse(paths, why, force)
+    why = find_difference(old, new)
+    check_comparable(paths, why, force)
     before, after = ({item.name: item for item in ReportValues(report).items} for report in (old, new))
     both = [(before[name], weight) for name, weight in after.items() if name in before]
     found = Diff(
@@ -52,7 +52,7 @@ def difference_of(old: Extract, new: Extract, paths: tuple[str, str], force: boo
         format_changes=[change for was, now in both if (change := _format_change(was, now))],
     )
     for was, now in both:
-        _sort_in(found, was, now)
+        _sort_layer(found, was, now)
     found.worse.sort(key=lambda item: (item.change_db is not None, item.change_db))
     found.better.sort(key=lambda item: (item.new_snr_db is None, item.change_db is not None, -(item.change_db or 0)))
     return found
@@ -70,10 +70,10 @@ def _format_change(was: Item, now: Item) -> FormatChange | None:
     return FormatChange(now.name, before, after) if before and after and before != after else None
 
 
-def _sort_in(found: Diff, was: Item, now: Item) -> None:
-    """Put a layer of both where it belongs. One whose SNR became undefined got worse, whatever it was."""
-    before, after = (None if weight.trouble else weight.number("snr_db") for weight in (was, now))
-    by = None if before is None and after is None else change(before, after)
+def _sort_layer(found: Diff, was: Item, now: Item) -> None:
+    """Sort a layer into the diff's lists. A layer whose SNR became undefined is worse, whatever the SNR was."""
+    before, after = (None if weight.trouble else weight.get_number("snr_db") for weight in (was, now))
+    by = None if before is None and after is None else compute_change(before, after)
     found.layers.append(Both(now.name, before, after, by, now.values.get("format")))
     if before is None and after is None:
         found.undefined.append(now.name)
@@ -82,17 +82,17 @@ def _sort_in(found: Diff, was: Item, now: Item) -> None:
         found.unchanged += 1
         return
     before_db, after_db, by_db = (v if v is not None and isfinite(v) else None for v in (before, after, by))
-    reason = _reason(was, now, before, after) if by_db is None else None
+    reason = _find_reason(was, now, before, after) if by_db is None else None
     excess = (weight.values.get("excess_db") for weight in (was, now))
     item = Change(now.name, before_db, after_db, by_db, reason, *excess)
     (found.worse if after is None or (by is not None and by < 0) else found.better).append(item)
 
 
-def _reason(was: Item, now: Item, before: float | None, after: float | None) -> str:
+def _find_reason(was: Item, now: Item, before: float | None, after: float | None) -> str:
     if after is None:
         return now.trouble or "its SNR is undefined"
     if before is None:
         return f"before: {was.trouble or 'its SNR was undefined'}"
     if inf in (before, after):
-        return f"{'was' if before == inf else 'is'} the same as the original"
+        return f"{'was' if before == inf else 'is'} identical to the original"
     return f"its SNR {'was' if before == -inf else 'is'} minus infinity: the original is all zeros"

@@ -1,53 +1,53 @@
-"""What changed between two reports as its reader sees it: both as a whole, layers that got worse or better, maps.
+"""The view of a diff of two reports: totals, layers that are worse or better, maps.
 
-Also its rows of CSV.
+Also its CSV rows.
 """
 
 from collections.abc import Iterator, Sequence
 from math import inf
 
-from quanterr.report.diff.base import answer, counted, sizes
+from quanterr.report.diff.base import format_answer, format_sizes, join_counts
 from quanterr.report.diff.model import Both, Change, Diff, Totals
-from quanterr.report.formatting import db
-from quanterr.report.html_data import DB_PLACES, DIFFERS, IDENTICAL, SAME, Row, columns_of
-from quanterr.report.sections import Cells, Column, LayerName, Maps, Metric, Name, Section, Table, View
+from quanterr.report.formatting import format_db
+from quanterr.report.html_data import DB_PLACES, DIFFERS, IDENTICAL, SAME, Row, make_columns
+from quanterr.report.sections import LAYERS, MAP, Cells, Column, LayerName, MapMetric, Maps, Name, Section, Table, View
 from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
 from quanterr.version import __version__
 
-SHOWN_DB = 0.5  # of excess, or of its change: less is nothing but rounding
+SHOWN_DB = 0.5  # smaller changes of the avoidable loss are rounding
 TOTALS = (
     Column("verdict", 1, right=False),
     Column("layers", 4),
     Column("SNR dB", 0),
-    Column("excess dB", 5),
+    Column("avoidable dB", 5),
     Column("bits/w", 3),
     Column("size", 2),
 )
 CHANGES = (Column("old dB", 1), Column("new dB", 2), Column("change dB", 0))
-EXCESS = Column("excess dB", 3)
+EXCESS = Column("avoidable dB", 3)
 FORMATS = (Column("old", 0, right=False), Column("new", 1, right=False))
 CSV_COLUMNS = (
     *("list", "layer_name", "old_snr_db", "new_snr_db", "change_db", "old_excess_db", "new_excess_db"),
     *("old_format", "new_format", "reason"),
 )
 METRICS = {
-    "change_db": Metric("Change", "higher", "dB", column="Change dB", is_signed=True),
-    "old_snr_db": Metric("Old SNR", "higher", "dB", column="Old dB", is_wide=True),
-    "new_snr_db": Metric("New SNR", "higher", "dB", column="New dB"),
+    "change_db": MapMetric("Change", "higher", "dB", column="Change dB", is_signed=True),
+    "old_snr_db": MapMetric("Old SNR", "higher", "dB", column="Old dB", is_wide=True),
+    "new_snr_db": MapMetric("New SNR", "higher", "dB", column="New dB"),
 }
 WORDS = {"role": "Role", "format": "Format"}
 ABOUT = (
-    "From two stored reports. SNR is the energy of the original over that of the error, in dB: a change above 0 is for "
-    "the better. Weight error is not task accuracy."
+    "From two stored reports. SNR is the energy of the original over the energy of the error, in dB; a positive change "
+    "is better. Weight error is not task accuracy."
 )
 
 
 def view(diff: Diff, top: int) -> View:
-    """What changed, with ``top`` layers of each kind."""
+    """Return the view of a diff with ``top`` layers of each kind."""
     facts: list[tuple[str, list[str]]] = [("old", [Name(diff.old.path)]), ("new", [Name(diff.new.path)])]
-    maps = Maps(METRICS, WORDS, lambda: columns_of(map(_row, diff.layers)), "change_db", "change_db")
+    maps = Maps(METRICS, WORDS, lambda: make_columns(map(_row, diff.layers)), "change_db", "change_db")
     made_by = f"quanterr {__version__}"
     return View(
         "What changed", None, conclusion(diff), [], facts, list(_sections(diff, top)), ABOUT, made_by,
@@ -56,9 +56,9 @@ def view(diff: Diff, top: int) -> View:
 
 
 def conclusion(diff: Diff) -> str:
-    """``4 layers worse, 2 better, 2 unchanged; 32.13 -> 30.77 dB over all; 2.50 MiB -> 2.75 MiB (+10.00 %)``."""
+    """Return the changes in a sentence, such as "4 layers worse, 2 better; 32.13 -> 30.77 dB over all; 2.50 MiB"."""
     layers = "layer" if len(diff.worse) == 1 else "layers"
-    numbers = counted(
+    numbers = join_counts(
         [
             (len(diff.worse), f"{layers} worse"),
             (len(diff.better), "better"),
@@ -71,18 +71,19 @@ def conclusion(diff: Diff) -> str:
     )
     levels = f"{_level(diff.old.overall_snr_db)} -> {_level(diff.new.overall_snr_db)} dB over all"
     verdicts = "" if diff.old.verdict == diff.new.verdict else f"; {diff.old.verdict} -> {diff.new.verdict}"
-    stored = sizes(diff.old.quantized_bytes, diff.new.quantized_bytes)
-    return answer(diff.difference, f"{numbers}; {levels}; {stored}{verdicts}")
+    stored = format_sizes(diff.old.quantized_bytes, diff.new.quantized_bytes)
+    return format_answer(diff.difference, f"{numbers}; {levels}; {stored}{verdicts}")
 
 
 def brief(diff: Diff) -> str:
-    """The answer on one line."""
+    """Return the conclusion in one line."""
     return f"quanterr: {conclusion(diff)}"
 
 
 def _sections(diff: Diff, top: int) -> Iterator[Section]:
     rows = [_totals(word, totals) for word, totals in (("old", diff.old), ("new", diff.new))]
     yield Section("totals", "Both reports", [Table("Both reports", "report", TOTALS, rows)])
+    yield from [MAP] if diff.layers else []
     for word, items in (("worse", diff.worse), ("better", diff.better)):
         if items:
             title = f"{count(len(items), 'layer')} {word}"
@@ -94,16 +95,17 @@ def _sections(diff: Diff, top: int) -> Iterator[Section]:
     ):
         if names:
             title = f"{count(len(names), 'layer')} {word}"
-            yield Section(key, title, [names_table(title, "layer", names, top)])
+            yield Section(key, title, [make_names_table(title, "layer", names, top)])
     if diff.format_changes:
         title = f"{count(len(diff.format_changes), 'layer')} in another format"
         formats = [[LayerName(c.layer), c.old_format, c.new_format] for c in diff.format_changes[:top]]
         more = len(diff.format_changes) - len(formats)
         yield Section("formats", title, [Table(title, "layer", FORMATS, formats, more)])
+    yield from [LAYERS] if diff.layers else []
 
 
-def names_table(title: str, first: str, names: Sequence[str], top: int) -> Table:
-    """Names, one below the other."""
+def make_names_table(title: str, first: str, names: Sequence[str], top: int) -> Table:
+    """Return a table of names."""
     return Table(title, first, (), [[LayerName(name)] for name in names[:top]], max(len(names) - top, 0))
 
 
@@ -115,7 +117,7 @@ def _totals(word: str, totals: Totals) -> list[str]:
 
 
 def _changes(title: str, items: Sequence[Change], top: int) -> Table:
-    """A column says what of the SNR codes lose, where that changed."""
+    """Return a table of changed layers, with a column for the avoidable loss if that changed."""
     shown = items[:top]
     with_excess = any(_excess_change(item) > SHOWN_DB for item in shown)
     rows = []
@@ -131,11 +133,11 @@ def _excess_change(item: Change) -> float:
 
 
 def _level(value: float | None) -> str:
-    return "-" if value is None else db(value)
+    return "-" if value is None else format_db(value)
 
 
 def _row(layer: Both) -> Row:
-    """A layer of the maps; one that became the same as the original changed for the better by no number."""
+    """Return a layer of the map; if it became identical to the original, the change has a sign but no number."""
     same = layer.old_snr_db == layer.new_snr_db == inf
     change = layer.change_db
     by = SAME if change == inf else None if change is None or change == -inf else round(change, DB_PLACES)
@@ -151,7 +153,7 @@ def _number(value: float | None) -> float | str | None:
 
 
 def rows(diff: Diff) -> Iterator[Cells]:
-    """CSV: both reports, then each layer that changed, is new or gone; ``list`` says which it is."""
+    """Yield CSV rows: both reports, then each changed, new or gone layer, by ``list``."""
     for word, totals in (("old", diff.old), ("new", diff.new)):
         yield {"list": word, "reason": totals.verdict, f"{word}_snr_db": totals.overall_snr_db}.items()
     for row in _rows(diff):

@@ -1,9 +1,9 @@
-"""Perplexity from log-probabilities that a server gave, of the tokens of a text.
+"""Perplexity from log-probabilities that a server returned for the tokens of a text.
 
-A line of JSON for each chunk or request, in one of the forms that servers write:
+Each line is the JSON of one chunk or request, in one of these forms:
 
     [-1.2, -0.3]                                                     natural logarithms
-    {"logprobs": [-1.2, -0.3]}, {"token_logprobs": [null, -0.3]}     null: the first token, which nothing predicts
+    {"logprobs": [-1.2, -0.3]}, {"token_logprobs": [null, -0.3]}     null: the first token has no prediction
     {"choices": [{"logprobs": {"token_logprobs": [null, -0.3]}}]}    OpenAI, completions with echo
     {"choices": [{"logprobs": {"content": [{"logprob": -0.3}]}}]}    OpenAI, chat
 """
@@ -17,7 +17,7 @@ from quanterr.util.text import display
 
 
 class Perplexity(NamedTuple):
-    """Of the tokens of a file."""
+    """The perplexity over the tokens of a file, with its standard error."""
 
     path: str
     tokens: int
@@ -27,7 +27,7 @@ class Perplexity(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """Of two files over the same tokens; the error counts that they are of the same tokens."""
+    """The perplexity ratio of two files; the standard error pairs equal tokens."""
 
     ln_ratio: float
     ln_ratio_se: float
@@ -35,10 +35,10 @@ class Ratio(NamedTuple):
 
 
 def read_logprobs(path: str) -> list[list[float]]:
-    """Natural logarithms of probabilities, by line.
+    """Read log-probabilities (natural logarithms) by line.
 
     Raises:
-        ReportError: no such file, a line that is none of the forms, a number that is not finite or above 0.
+        ReportError: the file is missing, a line has none of the forms, or a number is not finite or above 0.
     """
     where = display(path)
     try:
@@ -48,41 +48,41 @@ def read_logprobs(path: str) -> list[list[float]]:
         raise ReportError(f"{where}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ReportError(f"{where}: not UTF-8 text") from error
-    found = [_numbers(line, f"{where}, line {n}") for n, line in enumerate(lines, 1)]
+    found = [_read_numbers(line, f"{where}, line {n}") for n, line in enumerate(lines, 1)]
     if sum(map(len, found)) < 2:
-        raise ReportError(f"{where}: holds {sum(map(len, found))} log-probabilities; at least 2 are needed")
+        raise ReportError(f"{where}: found {sum(map(len, found))} log-probabilities; at least 2 are needed")
     return found
 
 
-def _numbers(line: str, where: str) -> list[float]:
+def _read_numbers(line: str, where: str) -> list[float]:
     try:
         value = json.loads(line)
     except ValueError as error:
         raise ReportError(f"{where}: not JSON") from error
-    values = [number for number in _listed(value, where) if number is not None]
+    values = [number for number in _find_list(value, where) if number is not None]
     for number in values:
         if isinstance(number, bool) or not isinstance(number, int | float):
-            raise ReportError(f"{where}: {display(json.dumps(number), 40)} is no log-probability")
+            raise ReportError(f"{where}: {display(json.dumps(number), 40)} is not a log-probability")
         if not isfinite(number) or number > 0:
             raise ReportError(
-                f"{where}: {number} is no natural logarithm of a probability; these are finite, at most 0"
+                f"{where}: {number} is not a natural logarithm of a probability, which is finite and at most 0"
             )
     return [float(number) for number in values]
 
 
-def _listed(value: object, where: str) -> list[Any]:
+def _find_list(value: object, where: str) -> list[Any]:
     if isinstance(value, list):
         return value
     if isinstance(value, dict):
         if isinstance(choices := value.get("choices"), list):
-            return [number for choice in choices for number in _of_choice(choice, where)]
+            return [number for choice in choices for number in _read_choice(choice, where)]
         for key in ("token_logprobs", "logprobs"):
             if isinstance(value.get(key), list):
                 return list(value[key])
-    raise ReportError(f'{where}: no list of log-probabilities; such as {{"logprobs": [-1.2, -0.3]}}')
+    raise ReportError(f'{where}: no list of log-probabilities, such as {{"logprobs": [-1.2, -0.3]}}')
 
 
-def _of_choice(choice: object, where: str) -> list[object]:
+def _read_choice(choice: object, where: str) -> list[object]:
     logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
     if isinstance(logprobs, dict):
         if isinstance(logprobs.get("token_logprobs"), list):
@@ -93,24 +93,24 @@ def _of_choice(choice: object, where: str) -> list[object]:
     raise ReportError(f"{where}: a choice without log-probabilities; ask the server for logprobs")
 
 
-def perplexity(path: str, lines: list[list[float]]) -> Perplexity:
-    """exp of the mean of -ln p, with its standard error."""
+def compute_perplexity(path: str, lines: list[list[float]]) -> Perplexity:
+    """Return exp(mean of -ln p) with its standard error."""
     values = [-number for line in lines for number in line]
     mean, error = _mean(values)
     return Perplexity(path, len(values), len(lines), exp(mean), exp(mean) * error)
 
 
-def ratio(lines: list[list[float]], baseline: list[list[float]]) -> Ratio:
-    """How much more perplexed the first is than the baseline.
+def compute_ratio(lines: list[list[float]], baseline: list[list[float]]) -> Ratio:
+    """Return the ratio of perplexities of two files.
 
     Raises:
-        UsageError: they are not of the same tokens, as their numbers show.
+        UsageError: the numbers of tokens differ, so the files are not about the same tokens.
     """
     if [len(line) for line in lines] != [len(line) for line in baseline]:
         counts = [sum(map(len, each)) for each in (lines, baseline)]
         raise UsageError(
-            f"--baseline: {counts[1]:,} log-probabilities in {len(baseline):,} lines, the other has {counts[0]:,} in "
-            f"{len(lines):,}: both must be of the same tokens"
+            f"--baseline: {counts[1]:,} log-probabilities in {len(baseline):,} lines, but {counts[0]:,} in "
+            f"{len(lines):,} in the other file: both must be about the same tokens"
         )
     pairs = zip(lines, baseline, strict=True)
     mean, error = _mean([b - a for one, other in pairs for a, b in zip(one, other, strict=True)])

@@ -1,19 +1,19 @@
-"""The evaluation of candidates on a text: data with a schema version."""
+"""The evaluation of candidates on a text or recorded calls: data with a schema version."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
 from quanterr.report import notebook
-from quanterr.report.base import Finding, RunInfo, Score, Tool, scores_of
+from quanterr.report.base import Finding, RunInfo, Score, Tool, collect_scores, dumps
 from quanterr.report.document import Document
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
-from quanterr.util.text import display
 
-# 1.1 adds a checksum, findings, what the text is like; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
-# 1.4 reference, texts
+# 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
+# 1.4 input_error, floor, rollout, reference, texts
 SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
@@ -21,18 +21,18 @@ Number = FiniteFloat | None
 
 @dataclass(slots=True)
 class Tokens:
-    """What both models read."""
+    """The tokens that all models read."""
 
     source: Annotated[str, Field(description="path of the text or of the token ids")]
-    sha256: Annotated[str, Field(description="of the token ids: only evaluations of the same tokens compare")]
-    context: Annotated[int, Field(description="tokens of a chunk")]
+    sha256: Annotated[str, Field(description="SHA-256 of the token ids, which comparable evaluations share")]
+    context: Annotated[int, Field(description="tokens per chunk")]
     chunks: int
-    scored: Annotated[int, Field(description="predictions that were scored, 0 of an encoder")]
-    distinct: Annotated[int | None, Field(description="tokens that occur")] = None
-    commonest: Annotated[Number, Field(description="share of the token that occurs most often")] = None
-    unknown: Annotated[Number, Field(description="share of tokens that the tokenizer does not know")] = None
-    repeated: Annotated[int | None, Field(description="chunks that are the same as earlier ones")] = None
-    tokenizer: Annotated[str | None, Field(description="SHA-256 of what tokenizer.json makes of a text")] = None
+    scored: Annotated[int, Field(description="number of scored predictions; 0 for an encoder")]
+    distinct: Annotated[int | None, Field(description="number of distinct tokens")] = None
+    commonest: Annotated[Number, Field(description="share of the most frequent token, 0 to 1")] = None
+    unknown: Annotated[Number, Field(description="share of unknown tokens, 0 to 1")] = None
+    repeated: Annotated[int | None, Field(description="number of chunks that repeat an earlier one")] = None
+    tokenizer: Annotated[str | None, Field(description="SHA-256 of tokenizer.json's output for a fixed text")] = None
 
 
 @dataclass(slots=True)
@@ -45,18 +45,18 @@ class NamedTokens:
 
 @dataclass(slots=True)
 class Scores:
-    """Predictions, as llama.cpp's perplexity defines these numbers. ``_se`` is a standard error."""
+    """Scores of predictions, defined as in llama.cpp's perplexity. ``_se`` is a standard error."""
 
     tokens: int
     chunks: int
-    ppl_original: Annotated[FiniteFloat, Field(description="perplexity of the original: exp of the mean of -ln p")]
+    ppl_original: Annotated[FiniteFloat, Field(description="perplexity of the original: exp(mean of -ln p)")]
     ppl_original_se: FiniteFloat
     ppl: Annotated[FiniteFloat, Score("PPL", "lower", column=2), Field(description="perplexity of the candidate")]
     ppl_se: FiniteFloat
     ppl_ratio: Annotated[FiniteFloat, Score("PPL ratio", "lower", column=3), Field(description="ppl / ppl_original")]
     ln_ppl_ratio: FiniteFloat
-    ln_ppl_ratio_se: Annotated[FiniteFloat, Field(description="the covariance of both counted")]
-    ln_ppl_ratio_chunk_se: Annotated[Number, Field(description="from the means of chunks")]
+    ln_ppl_ratio_se: Annotated[FiniteFloat, Field(description="standard error that includes the covariance of both")]
+    ln_ppl_ratio_chunk_se: Annotated[Number, Field(description="standard error from the means of chunks")]
     kld_mean: Annotated[
         FiniteFloat,
         Score("KLD", "lower", "nat", column=0),
@@ -81,23 +81,25 @@ class Scores:
         Score("top 5 in common", "higher", "%"),
         Field(description="mean share of the five most probable tokens in common"),
     ]
-    delta_p_mean: Annotated[FiniteFloat, Field(description="mean change of the probability of the token that came")]
+    delta_p_mean: Annotated[FiniteFloat, Field(description="mean change of the actual token's probability")]
     delta_p_mean_se: FiniteFloat
     delta_p_rms: Annotated[FiniteFloat, Score("Δp rms", "lower", "%", column=5)]
     delta_p_rms_se: FiniteFloat
     confident_flips: Annotated[
         FiniteFloat,
         Score("confident flips", "lower", "%", column=6),
-        Field(description="share of predictions that flip although the original had more than 50 %"),
+        Field(description="share of predictions whose top token changes although the original gave it more than 50 %"),
     ]
-    kld_chunks: Annotated[list[FiniteFloat], Field(description="mean divergence of each chunk [nat]")] = field(
+    kld_chunks: Annotated[list[FiniteFloat], Field(description="mean KL divergence of each chunk [nat]")] = field(
         default_factory=list
     )
-    kld_p99_se: Annotated[Number, Field(description="from chunks drawn again; null of fewer than eight")] = None
+    kld_p99_se: Annotated[
+        Number, Field(description="bootstrap standard error over chunks; null below eight chunks")
+    ] = None
 
     @property
     def kld_error(self) -> float:
-        """The standard error of the mean divergence [nat], the larger of those over predictions and over chunks."""
+        """The standard error of the mean KL divergence [nat], over predictions or chunks, whichever is larger."""
         return max(self.kld_mean_se, self.kld_mean_chunk_se or 0.0)
 
 
@@ -129,30 +131,30 @@ OF_TEXTS = ("text_kld_mean", "text_ppl_ratio", "text_top1")
 
 @dataclass(slots=True)
 class Embeddings:
-    """Embeddings of chunks: means of the last hidden states over their tokens."""
+    """Errors of chunk embeddings, which are means of the last hidden states over tokens."""
 
     chunks: int
     cosine_mean: Annotated[
         Number,
         Score("cosine", "higher", column=0),
-        Field(description="mean cosine of the embeddings of both"),
+        Field(description="mean cosine between the embeddings of both sides"),
     ]
     cosine_min: Annotated[Number, Score("least cosine", "higher", column=1)]
     rank_correlation: Annotated[
         Number,
         Score("rank correlation", "higher", column=2),
-        Field(description="Spearman's, of the cosines between all pairs of chunks"),
+        Field(description="Spearman correlation of the cosines between all pairs of chunks"),
     ]
     relative_error: Annotated[
         Number,
         Score("relative error", "lower", column=3),
-        Field(description="‖y - x‖ / ‖x‖ of the last hidden states"),
+        Field(description="‖y - x‖ / ‖x‖ over the last hidden states"),
     ]
 
 
 @dataclass(slots=True)
 class StepError:
-    """The error of calls of one step."""
+    """The output error over the calls of one step."""
 
     step: int
     output_error: Number
@@ -161,40 +163,78 @@ class StepError:
 
 @dataclass(slots=True)
 class Outputs:
-    """How far the outputs of recorded calls are apart, both sides given the same."""
+    """Errors of the outputs of recorded calls, with the same inputs on both sides."""
 
     output_error: Annotated[
         Number, Score("output error", "lower", "%", column=0), Field(description="mean over calls of ‖y - x‖² / ‖x‖²")
     ]
-    output_error_se: Annotated[Number, Field(description="standard error over groups; null of one alone")]
+    output_error_se: Annotated[Number, Field(description="standard error over groups; null for a single group")]
     output_snr_db: Annotated[
         Number,
         Score("output SNR", "higher", "dB", column=1),
-        Field(description="-10·log10 of that; null: no error [dB]"),
+        Field(description="-10·log10(output_error) [dB]; null: no error"),
     ]
-    output_cosine: Annotated[Number, Score("cosine", "higher", column=3), Field(description="mean over calls")]
-    output_error_worst: Annotated[Number, Score("worst call", "lower", "%", column=2), Field(description="of any call")]
-    worst_call: Annotated[str, Field(description="its name in the file")]
+    output_cosine: Annotated[Number, Score("cosine", "higher", column=3), Field(description="mean cosine over calls")]
+    output_error_worst: Annotated[
+        Number, Score("worst call", "lower", "%", column=2), Field(description="largest error of a call")
+    ]
+    worst_call: Annotated[str, Field(description="name of the worst call in the file")]
     calls: int
     groups: int
-    steps: Annotated[list[StepError], Field(description="by step, where calls say theirs")]
+    steps: Annotated[list[StepError], Field(description="errors by step, if calls name their steps")]
+
+
+@dataclass(slots=True)
+class Rollout:
+    """The latents at the end of the candidate's own path of flow matching, against those of the original's."""
+
+    rollout_error: Annotated[
+        Number, Score("rollout error", "lower", "%"), Field(description="mean over groups of ‖y - x‖² / ‖x‖²")
+    ]
+    rollout_error_se: Annotated[Number, Field(description="standard error over groups; null of one alone")]
+    rollout_psnr_db: Annotated[
+        Number,
+        Score("rollout PSNR", "higher", "dB"),
+        Field(description="mean over groups; the peak is the range of the original's latents; null: no error [dB]"),
+    ]
+    rollout_cosine: Annotated[Number, Score("rollout cosine", "higher"), Field(description="mean over groups")]
+    groups: int
+    steps: Annotated[list[StepError], Field(description="of the latents after each step; calls: groups")]
+
+
+@dataclass(slots=True)
+class Floor:
+    """The original in the dtype that it is stored in, against float32: the rounding that a runtime makes anyway."""
+
+    dtype: Annotated[str | None, Field(description="that it is stored in; null: no float of 16 bits")]
+    outputs: Annotated[Outputs | None, Field(description="null: see reason")]
+    reason: Annotated[str | None, Field(description="why it was not measured")]
+
+    def value(self, metric: str) -> float | None:
+        """Return a number of its outputs; None where it was not measured."""
+        found: float | None = getattr(self.outputs, metric, None)
+        return found
+
+    def error(self, metric: str) -> float | None:
+        """Return the standard error of a number."""
+        return self.value(f"{metric}_se")
 
 
 @dataclass(slots=True)
 class Task:
-    """Questions with choices, answered by log-likelihood."""
+    """Results on multiple-choice questions, answered by log-likelihood."""
 
     name: str
     questions: int
     accuracy_original: FiniteFloat
     accuracy: Annotated[FiniteFloat, Score("accuracy", "higher", "%")]
-    retention: Annotated[Number, Field(description="accuracy / accuracy_original; null: that is 0")]
+    retention: Annotated[Number, Field(description="accuracy / accuracy_original; null if accuracy_original is 0")]
     agreement: Annotated[
         FiniteFloat,
         Score("agreement", "higher", "%"),
-        Field(description="share of questions that both answer alike"),
+        Field(description="share of questions with the same answer from both"),
     ]
-    mcnemar_p: Annotated[FiniteFloat, Field(description="exact, two-sided: that the accuracy changed is chance")]
+    mcnemar_p: Annotated[FiniteFloat, Field(description="p-value of McNemar's exact two-sided test for a change")]
 
 
 OF_TASKS = ("accuracy", "retention", "agreement")
@@ -202,7 +242,7 @@ OF_TASKS = ("accuracy", "retention", "agreement")
 
 @dataclass(slots=True)
 class BlockError:
-    """How far the hidden states behind a unit are from the original's."""
+    """The error of the hidden states after a unit, against the original's."""
 
     name: str
     relative_error: Annotated[Number, Field(description="‖y - x‖ / ‖x‖ over all tokens; null: not finite")]
@@ -213,20 +253,26 @@ class BlockError:
 
 @dataclass(slots=True)
 class WeightError:
-    """What the error of a weight makes of the inputs that it really has."""
+    """The effect of a weight's error on its actual inputs."""
 
-    layer_name: Annotated[str, Field(description="name in the original, or in the model where several make it up")]
+    layer_name: Annotated[str, Field(description="name in the original, or in the model for a fused weight")]
     display_name: str
-    block: Annotated[str, Field(description="the unit of the model that it is in")]
+    block: Annotated[str, Field(description="the model unit that contains the weight")]
     output_error: Annotated[Number, Field(description="‖X Eᵀ‖² / ‖X Wᵀ‖² with the original's inputs X")]
-    share_of_block: Annotated[Number, Field(description="of Σ ‖X Eᵀ‖² of its block")]
-    inputs: Annotated[int, Field(description="rows of X")]
-    predicted_kld: Annotated[Number, Field(description="what its error alone is predicted to cost [nat]")]
+    share_of_block: Annotated[Number, Field(description="share of Σ ‖X Eᵀ‖² over the weights of its block")]
+    inputs: Annotated[int, Field(description="number of rows of X")]
+    predicted_kld: Annotated[Number, Field(description="predicted KL divergence from this weight's error alone [nat]")]
+    input_error: Annotated[
+        Number,
+        Field(
+            description="‖(X̃ - X) Ŵᵀ‖² / ‖X Wᵀ‖², where the candidate's inputs X are rounded to X̃; null: not rounded"
+        ),
+    ] = None
 
 
 @dataclass(slots=True)
 class Missing:
-    """A tensor that the candidate lacks; the original's was taken."""
+    """A tensor missing from the candidate and taken from the original."""
 
     layer_name: str
     display_name: str
@@ -235,53 +281,54 @@ class Missing:
 
 @dataclass(slots=True)
 class Evaluated:
-    """A candidate."""
+    """A candidate with its scores."""
 
     name: str
     path: str
     verdict: Literal["pass", "fail", "inconclusive"]
     reasons: list[str]
     bytes: int
-    scores: Annotated[Scores | None, Field(description="null of an encoder, and where logits are not finite")]
+    scores: Annotated[Scores | None, Field(description="null for an encoder, and if logits are not finite")]
     predicted_kld: Annotated[
         Number,
         Score("predicted KLD", "lower", "nat", column=7),
-        Field(description="Σ over the weights, from --sensitivity; too low beyond about 0.1 nat [nat]"),
+        Field(description="sum over the weights, from --sensitivity [nat]; too low above about 0.1 nat"),
     ]
-    embeddings: Annotated[Embeddings | None, Field(description="null of a model that predicts tokens")]
+    embeddings: Annotated[Embeddings | None, Field(description="null for a model that predicts tokens")]
     tasks: list[Task]
-    not_finite: Annotated[str | None, Field(description="the first unit whose output is not finite")]
+    not_finite: Annotated[str | None, Field(description="the first unit with output that is not finite")]
     blocks: list[BlockError]
     weights: Annotated[list[WeightError], Field(description="matrices, the largest output error first")]
     missing: list[Missing]
     gates: list[Gate]
-    findings: Annotated[list[Finding], Field(description="what it says of its model otherwise than the original")] = (
+    findings: Annotated[list[Finding], Field(description="differences of its configuration from the original's")] = (
         field(default_factory=list)
     )
-    activations: Annotated[dict[str, int], Field(description="scheme by which inputs were rounded → weights")] = field(
+    activations: Annotated[dict[str, int], Field(description="weights by rounding scheme of their inputs")] = field(
         default_factory=dict
     )
-    kv: Annotated[str | None, Field(description="scheme by which keys and values were rounded; null: none")] = None
-    outputs: Annotated[Outputs | None, Field(description="of recorded calls; null of a model that reads tokens")] = None
+    kv: Annotated[str | None, Field(description="rounding scheme of keys and values; null: none")] = None
+    outputs: Annotated[Outputs | None, Field(description="null for a model that reads tokens")] = None
+    rollout: Annotated[Rollout | None, Field(description="with --rollout")] = None
     texts: Annotated[list[TextScores], Field(description="of several; ``scores`` are of all predictions")] = field(
         default_factory=list
     )
 
     def value(self, metric: str) -> float | None:
-        """A number of its scores or embeddings, predicted_kld, the least of its tasks; None where it has none."""
+        """Return a metric of the candidate, for task metrics the lowest over tasks; None if missing."""
         if metric == "predicted_kld":
             return self.predicted_kld
         if metric in OF_TASKS:
             values = [getattr(task, metric) for task in self.tasks]
             return None if None in values or not values else min(values)
-        for part in (self.scores, self.embeddings, self.outputs):
+        for part in (self.scores, self.embeddings, self.outputs, self.rollout):
             if part is not None and metric in part.__dataclass_fields__:
                 found: float | None = getattr(part, metric)
                 return found
         return None
 
     def error(self, metric: str) -> float | None:
-        """The standard error of a number; the larger one where there is another from the means of chunks."""
+        """Return the standard error of a metric, from predictions or from means of chunks, whichever is larger."""
         if metric == "ppl_ratio":
             ratio, error = self.value(metric), self.error("ln_ppl_ratio")
             return None if ratio is None or error is None else ratio * error
@@ -290,10 +337,10 @@ class Evaluated:
 
 
 class Evaluation(Document):
-    """Are quantized models still good? Candidates against their original on the same tokens, in one runtime.
+    """The evaluation of quantized candidates against their original, on the same tokens or calls, in one runtime.
 
-    Weights are dequantized; activations, keys and values are rounded as each candidate's ``activations`` and ``kv``
-    say. ``verdict`` is ``inconclusive`` if any candidate is.
+    Weights are dequantized; activations, keys and values are rounded according to each candidate's ``activations`` and
+    ``kv``. ``verdict`` is ``inconclusive`` if any candidate's is.
     """
 
     VIEW: ClassVar[str] = "quanterr.report.evaluation.view"
@@ -303,86 +350,84 @@ class Evaluation(Document):
     tool: Tool
     verdict: Literal["pass", "fail", "inconclusive"]
     reasons: list[str]
-    original: str = Field(description="path")
+    original: str = Field(description="path of the original")
     original_bytes: int
-    model: str = Field(description="class of transformers")
+    model: str = Field(description="model class in transformers or diffusers")
     kind: Literal["causal", "sequence to sequence", "encoder", "calls"]
-    dtype: str = Field(description="in which both sides compute")
+    dtype: str = Field(description="compute dtype of both sides")
     tokens: Tokens
     candidates: list[Evaluated]
     texts: list[NamedTokens] = Field([], description="each of several texts; empty of one, which ``tokens`` says")
     reference: str | None = Field(
         None, description="folder of what was kept of the original; null: the original itself was run"
     )
-    gated: bool = Field(False, description="whether limits were set: what passes without was compared, not approved")
+    gated: bool = Field(False, description="true if gates were set; without gates, pass means evaluated, not approved")
+    floor: Floor | None = Field(None, description="of recorded calls; null of a model that reads tokens")
     run: RunInfo
 
     @property
     def gates(self) -> list[Gate]:
-        """Those of all candidates."""
+        """The gates of all candidates."""
         return [gate for candidate in self.candidates for gate in candidate.gates]
 
-    def __repr__(self) -> str:
-        names = ", ".join(display(candidate.name) for candidate in self.candidates)
-        return f"<quanterr.Evaluation {self.verdict}: {names}; {display(self.original)}>"
-
-    __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        shown = ("kld_mean", "ppl_ratio", "top1") if self.kind != "encoder" else ("cosine_mean", "rank_correlation")
-        rows = [
-            (candidate.name, *(_short(candidate.value(metric)) for metric in shown)) for candidate in self.candidates
-        ]
-        return notebook.table(f"{self.verdict}: {'; '.join(self.reasons[:3])}", ("candidate", *shown), rows, 1)
+    def json_lines(self) -> Iterator[str]:
+        """Yield the evaluation without its weights, then a line per weight of each candidate."""
+        head = {info.alias or name: getattr(self, name) for name, info in self._fields() if name != "candidates"}
+        kept = [field.name for field in fields(Evaluated) if field.name != "weights"]
+        head["candidates"] = [{name: getattr(candidate, name) for name in kept} for candidate in self.candidates]
+        count = sum(len(candidate.weights) for candidate in self.candidates)
+        yield dumps({"record": "evaluation", **head, "records": {"weight": count}}) + "\n"
+        for candidate in self.candidates:
+            name = dumps(candidate.name)
+            for weight in candidate.weights:
+                yield f'{{"record": "weight", "candidate": {name}, {dumps(weight)[1:]}\n'
 
     def to_pandas(self) -> notebook.Frame:
-        """A pandas.DataFrame with a row per weight of each candidate.
+        """Return a pandas.DataFrame with a row per weight of each candidate.
 
         Raises:
             UsageError: pandas is not installed.
         """
         names = [field.name for field in fields(WeightError)]
-        return notebook.frame(
+        return notebook.make_frame(
             {"candidate": candidate.name} | {name: getattr(weight, name) for name in names}
             for candidate in self.candidates
             for weight in candidate.weights
         )
 
 
-def difference(old: Evaluation, new: Evaluation) -> str | None:
-    """Why numbers of two evaluations do not belong together: cut or computed otherwise; None where they do."""
+def find_difference(old: Evaluation, new: Evaluation) -> str | None:
+    """Return why two evaluations are not comparable, such as another text or dtype; None if they are."""
     for what, before, after in (
         ("text", old.tokens.sha256, new.tokens.sha256),
         ("context", old.tokens.context, new.tokens.context),
         ("number of chunks", old.tokens.chunks, new.tokens.chunks),
         ("dtype", old.dtype, new.dtype),
-        ("rounding of activations, keys or values", _rounded(old), _rounded(new)),
+        ("rounding of activations, keys or values", _list_roundings(old), _list_roundings(new)),
     ):
         if before != after:
-            return f"another {what}: only evaluations of the same text and settings compare"
+            return f"another {what}: only evaluations of the same text and settings are comparable"
     return None
 
 
-def _rounded(evaluation: Evaluation) -> set[str]:
-    """The schemes by which a runtime was emulated."""
+def _list_roundings(evaluation: Evaluation) -> set[str]:
+    """Return the rounding schemes that emulate a runtime."""
     of_cache = {f"kv {candidate.kv}" for candidate in evaluation.candidates if candidate.kv}
     return of_cache.union(*(candidate.activations for candidate in evaluation.candidates))
 
 
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5g}"
-
-
-# Numbers that gates may ask for: those of scores and embeddings but counts, and the least of the tasks.
+# Metrics that gates can use: scores and embeddings without counts, and the lowest over tasks.
 COUNTS = ("tokens", "chunks", "kld_chunks")
 METRICS = (
     *(f.name for kind in (Scores, Embeddings) for f in fields(kind) if f.name not in COUNTS),
-    *("output_snr_db", "output_cosine", "output_error_worst"),  # output_error is that of weights
+    *("output_snr_db", "output_cosine", "output_error_worst"),  # output_error names the error of weights
+    *("rollout_error", "rollout_error_se", "rollout_psnr_db", "rollout_cosine"),
     "predicted_kld",
     *OF_TASKS,
 )
 
 
-OF_PREDICTIONS = scores_of(Scores)
-OF_EMBEDDINGS, OF_OUTPUTS = scores_of(Embeddings), scores_of(Outputs)
-SCORES = OF_PREDICTIONS | scores_of(Evaluated) | OF_EMBEDDINGS | OF_OUTPUTS | scores_of(Task)
+OF_PREDICTIONS = collect_scores(Scores)
+OF_EMBEDDINGS, OF_OUTPUTS = collect_scores(Embeddings), collect_scores(Outputs)
+OF_ROLLOUTS = collect_scores(Rollout)
+SCORES = OF_PREDICTIONS | collect_scores(Evaluated) | OF_EMBEDDINGS | OF_OUTPUTS | OF_ROLLOUTS | collect_scores(Task)

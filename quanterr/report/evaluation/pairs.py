@@ -1,4 +1,4 @@
-"""Which of two candidates of one run is nearer to the original: a paired test over the chunks that both read."""
+"""Paired test of which of two candidates is nearer to the original, over the chunks that both read."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,25 +9,25 @@ from typing import NamedTuple
 from quanterr.report.evaluation.model import Evaluated, Evaluation
 
 
-class Difference(NamedTuple):
-    """Of the mean divergence of two candidates on the same chunks."""
+class PairedDifference(NamedTuple):
+    """The difference of the mean KL divergence of two candidates over the same chunks."""
 
-    mean: float  # of the second less the first [nat]
+    mean: float  # second minus first [nat]
     error: float  # standard error [nat]
-    p: float  # that such a difference, or a larger one, is chance: two-sided
+    p: float  # p-value, two-sided
 
 
-def difference(first: Sequence[float], second: Sequence[float]) -> Difference | None:
-    """By Student's t of the differences chunk by chunk; None of fewer than two chunks, or of two that are the same."""
+def compare_paired(first: Sequence[float], second: Sequence[float]) -> PairedDifference | None:
+    """Return the result of a paired t-test over chunks; None for fewer than two chunks or equal values."""
     each = [b - a for a, b in zip(first, second, strict=True)]
     if len(each) < 2 or not any(each):
         return None
     mean, error = fmean(each), stdev(each) / sqrt(len(each))
-    return Difference(mean, error, two_sided_p(abs(mean) / error, len(each) - 1) if error else 0.0)
+    return PairedDifference(mean, error, compute_p_value(abs(mean) / error, len(each) - 1) if error else 0.0)
 
 
-def two_sided_p(t: float, freedom: int) -> float:
-    """The probability of a Student's t beyond ±t, of whole degrees of freedom.
+def compute_p_value(t: float, freedom: int) -> float:
+    """Return the two-sided p-value of Student's t for an integer number of degrees of freedom.
 
     Reference: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
     """
@@ -44,13 +44,13 @@ def two_sided_p(t: float, freedom: int) -> float:
     return min(max(1 - within, 0.0), 1.0)
 
 
-def neighbours(evaluation: Evaluation) -> list[tuple[Evaluated, Evaluated, Difference]]:
-    """Each candidate and the next nearest one, the nearest first, where both read the same chunks."""
+def compare_neighbours(evaluation: Evaluation) -> list[tuple[Evaluated, Evaluated, PairedDifference]]:
+    """Return pairs of candidates adjacent in divergence, the nearest first, where both read the same chunks."""
     scored = [one for one in evaluation.candidates if one.scores is not None and one.scores.kld_chunks]
     scored.sort(key=lambda one: one.scores.kld_mean if one.scores else 0.0)
     found = []
     for near, far in pairwise(scored):
         if near.scores and far.scores and len(near.scores.kld_chunks) == len(far.scores.kld_chunks):
-            apart = difference(near.scores.kld_chunks, far.scores.kld_chunks)
+            apart = compare_paired(near.scores.kld_chunks, far.scores.kld_chunks)
             found += [(near, far, apart)] if apart is not None else []
     return found

@@ -1,4 +1,4 @@
-"""Reading a stored evaluation: strictly, and without torch."""
+"""Strict reader of stored evaluations, without torch."""
 
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.evaluation.model import SCHEMA_VERSION, Evaluation
@@ -6,9 +6,9 @@ from quanterr.report.stored import read_stored
 
 
 def read_evaluation(path: str) -> Evaluation:
-    """The evaluation.
+    """Read an evaluation.
 
     Raises:
-        ReportError: no such file, no evaluation, a schema version that this quanterr does not know, a wrong value.
+        ReportError: the file is missing, no evaluation, of an unknown schema version, or has an invalid value.
     """
     return read_stored(path, Evaluation, SCHEMA, SCHEMA_VERSION)

@@ -1,8 +1,7 @@
-"""What rules see of an evaluation: of each candidate its scores, and its texts, tasks, blocks and weights.
+"""Subjects of an evaluation for rules: each candidate with its scores, texts, tasks, blocks and weights.
 
-A candidate that is the original, or whose config.json or tokenizer differs from those that it was run with, is
-inconclusive under any rule. Of fewer than eight chunks no interval is formed: tokens of one chunk are no independent
-samples.
+A candidate is inconclusive under any rule if it equals the original, or if its config.json or tokenizer differs from
+the one used. There is no confidence interval from fewer than eight chunks: tokens of one chunk are not independent.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,12 +9,15 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from quanterr.errors import UsageError
-from quanterr.report.evaluation.model import METRICS, OF_TASKS, OF_TEXTS, SCORES, Evaluated, Evaluation, difference
+from quanterr.report.evaluation.model import METRICS, OF_TASKS, OF_TEXTS, SCORES, Evaluated, Evaluation, find_difference
 from quanterr.report.gate_results import Verdict
-from quanterr.report.subjects import Item, Subject, Vocabulary, reasons_of_its_own, whole_of
+from quanterr.report.subjects import Item, Subject, Vocabulary, list_own_reasons, merge_verdicts
 
 LEAST_CHUNKS = 8
-ANOTHER_MODEL = ("identical", "config_mismatch")  # findings: not the quantized model that will run was evaluated
+ANOTHER_MODEL = (
+    "identical",
+    "config_mismatch",
+)  # findings: the evaluated model is not the quantized model that will run
 OF_BLOCKS = ("relative_error", "cosine", "worst_token_error")
 OF_WEIGHTS = ("output_error", "share_of_block", "predicted_kld")
 
@@ -40,39 +42,39 @@ VOCABULARY = Vocabulary(
 
 @dataclass(kw_only=True)
 class EvaluatedValues(Subject):
-    """All that rules see of one candidate."""
+    """The subject of one candidate."""
 
     evaluation: Evaluation
 
     def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
-        """Refuse an evaluation of another text, or computed otherwise.
+        """Check that a baseline is of the same text and settings.
 
         Raises:
-            UsageError: it is such.
+            UsageError: it is not.
         """
-        if why := difference(baseline.evaluation, self.evaluation):
+        if why := find_difference(baseline.evaluation, self.evaluation):
             raise UsageError(f"--baseline: {why}")
 
 
-def subjects(evaluation: Evaluation, metrics: Collection[str]) -> list[Subject]:
-    """Its candidates."""
+def list_subjects(evaluation: Evaluation, metrics: Collection[str]) -> list[Subject]:
+    """Return the candidates."""
     return [_subject(evaluation, candidate) for candidate in evaluation.candidates]
 
 
-def with_verdicts(evaluation: Evaluation, judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> Evaluation:
-    """The same, judged."""
+def store_verdicts(evaluation: Evaluation, judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> Evaluation:
+    """Return a copy of the evaluation with verdicts and gates of its candidates."""
     own = {field.name for field in fields(Evaluated)}
     candidates = [
         Evaluated(**{name: getattr(candidate, name) for name in own} | found._asdict())
         for candidate, found in zip(evaluation.candidates, verdicts, strict=True)
     ]
-    return evaluation.model_copy(update=whole_of(judged, candidates, verdicts))
+    return evaluation.model_copy(update=merge_verdicts(judged, candidates, verdicts))
 
 
 def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
     chunks = candidate.scores.chunks if candidate.scores else None
     few = chunks is not None and chunks < LEAST_CHUNKS
-    too_few = f"needs {LEAST_CHUNKS} chunks of text at least, there are {chunks}: give more text" if few else None
+    too_few = f"needs at least {LEAST_CHUNKS} chunks of text, found {chunks}: give more text" if few else None
     of_gates = [gate.message for gate in candidate.gates]
     return EvaluatedValues(
         VOCABULARY,
@@ -80,7 +82,7 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
         {name: candidate.value(name) for name in METRICS} | {"bytes": candidate.bytes},
         candidate.name,
         {name: candidate.error(name) for name in VOCABULARY.errors},
-        unreliable=reasons_of_its_own(candidate.verdict, candidate.reasons, of_gates),
+        unreliable=list_own_reasons(candidate.verdict, candidate.reasons, of_gates),
         unquantized=[found.message for found in candidate.findings if found.code in ANOTHER_MODEL],
         too_few=too_few,
         evaluation=evaluation,

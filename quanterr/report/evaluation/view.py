@@ -1,6 +1,6 @@
-"""An evaluation as its reader sees it: numbers, tasks, blocks, the weights that matter, gates, findings.
+"""The view of an evaluation: scores, tasks, blocks, the largest errors of weights, gates, findings.
 
-Also its rows of CSV and its tests of JUnit.
+Also its CSV rows and JUnit tests.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,23 +8,27 @@ from math import exp
 from statistics import fmean
 
 from quanterr.report import html_data
-from quanterr.report.evaluation.model import METRICS, OF_TEXTS, Evaluated, Evaluation, Scores
-from quanterr.report.evaluation.pairs import neighbours
+from quanterr.report.evaluation.model import METRICS, OF_ROLLOUTS, OF_TEXTS, Evaluated, Evaluation, Scores, StepError
+from quanterr.report.evaluation.pairs import compare_neighbours
 from quanterr.report.evaluation.wording import (
-    base_line,
-    caveat,
     conclusion,
-    in_words,
-    inputs_line,
-    nearer,
-    nearest,
-    precision,
-    shown,
-    task_cells,
+    describe_nearer,
+    describe_precision,
+    describe_setup,
+    find_nearest,
+    format_caveat,
+    format_inputs,
+    format_metric,
+    format_task_cells,
+    list_floor_lines,
+    list_metrics,
 )
-from quanterr.report.formatting import LONG, doubts, sentence, stated
-from quanterr.report.html_data import DIFFERS, Row, columns_of, rounded
+from quanterr.report.formatting import LONG, format_answer, list_doubts, sentence
+from quanterr.report.html_data import DIFFERS, Row, make_columns, round_digits
+from quanterr.report.made import describe_run
 from quanterr.report.sections import (
+    LAYERS,
+    MAP,
     Case,
     Cells,
     Column,
@@ -32,8 +36,8 @@ from quanterr.report.sections import (
     Gates,
     LayerName,
     Lines,
+    MapMetric,
     Maps,
-    Metric,
     Name,
     Part,
     Section,
@@ -54,7 +58,8 @@ TEXTS = (
 )
 MACRO = "macro average"
 MAX_BLOCKS = 8
-MAX_DETAILED = 2  # candidates
+MAX_STEPS = 8
+MAX_DETAILED = 2  # candidates shown with blocks and weights
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "name", "block", "value", "cosine", "share_of_block"),
     *("reason", "severity"),
@@ -62,11 +67,11 @@ CSV_COLUMNS = (
 
 
 def view(evaluation: Evaluation, top: int) -> View:
-    """The evaluation with ``top`` weights of each candidate."""
+    """Return the view of an evaluation with ``top`` weights of each candidate."""
     facts: list[tuple[str, list[str]]] = [
         ("original", [Name(evaluation.original), f", {size(evaluation.original_bytes)}"]),
         ("text", [Name(evaluation.tokens.source)]),
-        ("model", [base_line(evaluation)]),
+        ("model", [describe_setup(evaluation)]),
     ]
     if evaluation.reference is not None:
         facts.insert(1, ("reference", [Name(evaluation.reference), ", in the place of the original"]))
@@ -80,11 +85,11 @@ def view(evaluation: Evaluation, top: int) -> View:
         evaluation.reasons,
         facts,
         list(_sections(evaluation, top)),
-        caveat(evaluation),
+        format_caveat(evaluation),
         f"{evaluation.tool.name} {evaluation.tool.version}",
         maps if has_weights else None,
         "" if evaluation.gates else "evaluated",
-        doubts(evaluation.verdict, (found for one in evaluation.candidates for found in one.findings)),
+        list_doubts(evaluation.verdict, (found for one in evaluation.candidates for found in one.findings)),
     )
 
 
@@ -92,15 +97,21 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     candidates = evaluation.candidates
     found = [(candidate.name, item) for candidate in candidates for item in candidate.findings]
     gates = [(candidate.name, gate) for candidate in candidates for gate in candidate.gates]
-    yield Section("scores", "Scores", [scores(evaluation), *_sure(evaluation)])
+    has_weights = any(candidate.weights for candidate in candidates)
+    yield Section("scores", "Scores", [make_scores_table(evaluation), *_compare_candidates(evaluation)])
     if any(candidate.texts for candidate in candidates):
         yield Section("texts", "By text", [_texts(candidate) for candidate in candidates if candidate.texts])
+    if steps := list(_steps(evaluation)):
+        yield Section("steps", "Output error by step", steps)
+    if rollouts := list(_rollouts(evaluation)):
+        yield Section("rollout", "Rollout", rollouts)
+    yield from [MAP] if has_weights else []
     if tasks := [(task, candidate) for candidate in candidates for task in candidate.tasks]:
-        rows = [[Name(f"{task.name}, {candidate.name}"), *task_cells(task)] for task, candidate in tasks]
+        rows = [[Name(f"{task.name}, {candidate.name}"), *format_task_cells(task)] for task, candidate in tasks]
         yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", TASKS, rows)])
-    if blocks := [_blocks(candidate) for candidate in _detailed(evaluation) if top and candidate.blocks]:
+    if blocks := [_blocks(candidate) for candidate in _pick_detailed(evaluation) if top and candidate.blocks]:
         yield Section("blocks", "Hidden states by block", blocks)
-    if worst := [_worst(candidate, top) for candidate in _detailed(evaluation) if top and candidate.weights]:
+    if worst := [_worst(candidate, top) for candidate in _pick_detailed(evaluation) if top and candidate.weights]:
         yield Section("worst", "Largest output errors", worst)
     if missing := [candidate for candidate in candidates if candidate.missing]:
         yield Section("missing", "Taken from the original", [Lines(list(map(_missing, missing)), warn=True)])
@@ -108,31 +119,39 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
         yield Section("gates", "Gates", [Gates(gates)])
     if found:
         yield Section("findings", "Findings", [Findings(found)])
+    yield from [LAYERS] if has_weights else []
+    yield describe_run(evaluation.run, f"{evaluation.tool.name} {evaluation.tool.version}")
 
 
-def _sure(evaluation: Evaluation) -> Iterator[Part]:
-    """Which differences between candidates are more than chance, and whether more text is needed."""
-    said = [display(nearer(*found), LONG) for found in neighbours(evaluation)]
-    said += [found] if (found := precision(evaluation)) else []
+def _compare_candidates(evaluation: Evaluation) -> Iterator[Part]:
+    """Yield lines on which differences between candidates are significant, and whether more text is needed."""
+    said = [display(describe_nearer(*found), LONG) for found in compare_neighbours(evaluation)]
+    said += [found] if (found := describe_precision(evaluation)) else []
+    said += [display(line, LONG) for line in list_floor_lines(evaluation)]
     if said:
         yield Lines(said)
 
 
-def scores(evaluation: Evaluation) -> Table:
-    """The numbers of each candidate."""
-    metrics = shown(evaluation)
+def make_scores_table(evaluation: Evaluation) -> Table:
+    """Return the table of each candidate's scores."""
+    metrics = list_metrics(evaluation)
     emulated = any(candidate.activations or candidate.kv for candidate in evaluation.candidates)
     columns = [Column("size", 9), *(Column(title, n) for n, (title, _) in enumerate(metrics))]
-    columns += [Column("inputs, emulated", 2, right=False)] if emulated else []
+    columns += [Column("emulated inputs", 2, right=False)] if emulated else []
     rows = [
         [
             Name(candidate.name),
             size(candidate.bytes),
-            *(in_words(candidate, metric) for _, metric in metrics),
-            *([inputs_line(candidate)] if emulated else []),
+            *(format_metric(candidate, metric) for _, metric in metrics),
+            *([format_inputs(candidate)] if emulated else []),
         ]
         for candidate in evaluation.candidates
     ]
+    floor = evaluation.floor
+    if floor is not None and floor.outputs is not None:
+        cells = [format_metric(floor, metric) for _, metric in metrics]
+        own = f"floor: the original in {floor.dtype}"
+        rows.append([own, size(evaluation.original_bytes), *cells, *([""] if emulated else [])])
     return Table("Against the original", "candidate", columns, rows)
 
 
@@ -157,52 +176,92 @@ def _text_cells(scores: Scores) -> list[str]:
     ]
 
 
-def _detailed(evaluation: Evaluation) -> Sequence[Evaluated]:
-    """Whose blocks and weights are shown: of many candidates that of the nearest alone."""
-    best = nearest(evaluation)
+def _rollouts(evaluation: Evaluation) -> Iterator[Part]:
+    """Final latents of each candidate's own path, and the growth of their error."""
+    found = [(candidate, candidate.rollout) for candidate in evaluation.candidates if candidate.rollout]
+    if found:
+        columns = [Column(score.title, n) for n, score in enumerate(OF_ROLLOUTS.values())]
+        rows = [[Name(one.name), *(format_metric(one, metric) for metric in OF_ROLLOUTS)] for one, _ in found]
+        yield Table("Final latents, each side on its own path", "candidate", columns, rows)
+        yield from _by_step("Error of the latents after a step", [(Name(one.name), own.steps) for one, own in found])
+
+
+def _steps(evaluation: Evaluation) -> Iterator[Part]:
+    """Output errors by step, of each candidate and of the floor."""
+    floor = evaluation.floor.outputs if evaluation.floor else None
+    found = [(Name(candidate.name), candidate.outputs) for candidate in evaluation.candidates if candidate.outputs]
+    rows_of: list[tuple[Name | str, Sequence[StepError]]] = [(name, outputs.steps) for name, outputs in found]
+    yield from _by_step("Output error by step", [*rows_of, *([("floor", floor.steps)] if floor else [])])
+
+
+def _by_step(title: str, found: Sequence[tuple[Name | str, Sequence[StepError]]]) -> Iterator[Part]:
+    """Errors by step, evenly chosen with the first and the last; nothing of a single step."""
+    steps = sorted({one.step for _, own in found for one in own})
+    if len(steps) < 2:
+        return
+    shown = list(dict.fromkeys(steps[round(k * (len(steps) - 1) / (MAX_STEPS - 1))] for k in range(MAX_STEPS)))
+    rows = []
+    for name, own in found:
+        errors = {one.step: one.output_error for one in own}
+        cells = [errors.get(step) for step in shown]
+        rows.append([name, *("–" if error is None else f"{100 * error:.4g} %" for error in cells)])
+    yield Table(title, "candidate", [Column(f"step {step}", n) for n, step in enumerate(shown)], rows)
+
+
+def _pick_detailed(evaluation: Evaluation) -> Sequence[Evaluated]:
+    """Return the candidates whose blocks and weights are shown: all if few, else the nearest one."""
+    best = find_nearest(evaluation)
     return evaluation.candidates if len(evaluation.candidates) <= MAX_DETAILED or best is None else [best]
 
 
 def _blocks(candidate: Evaluated) -> Part:
-    """Evenly chosen blocks, with the first and the last."""
+    """Return a table of evenly spaced blocks, including the first and the last."""
     blocks, n = candidate.blocks, min(len(candidate.blocks), MAX_BLOCKS)
     places = sorted({round(k * (len(blocks) - 1) / max(n - 1, 1)) for k in range(n)})
     rows = []
     for block in (blocks[place] for place in places):
         cells = (block.relative_error, block.cosine, block.worst_token_error)
         rows.append([Name(block.name), *("not finite" if cell is None else f"{cell:.5g}" for cell in cells)])
-    return Table(f"Hidden states, {display(candidate.name)}", "behind", BLOCKS, rows)
+    return Table(f"Hidden states, {display(candidate.name)}", "after", BLOCKS, rows)
 
 
 def _worst(candidate: Evaluated, top: int) -> Part:
     weights = [weight for weight in candidate.weights if weight.output_error][:top]
+    rounded = any(weight.input_error is not None for weight in weights)
     rows = [
-        [LayerName(w.layer_name), f"{w.output_error:.4g}", f"{100 * (w.share_of_block or 0):.3g} %"] for w in weights
+        [
+            LayerName(w.layer_name),
+            f"{w.output_error:.4g}",
+            f"{100 * (w.share_of_block or 0):.3g} %",
+            *(["-" if w.input_error is None else f"{w.input_error:.4g}"] if rounded else []),
+        ]
+        for w in weights
     ]
+    columns = [*WEIGHTS, Column("by rounded inputs", 3)] if rounded else WEIGHTS
     title = f"The {len(weights)} largest output errors of {count(len(candidate.weights), 'weight')}"
-    return Table(f"{title}, {display(candidate.name)}", "weight", WEIGHTS, rows)
+    return Table(f"{title}, {display(candidate.name)}", "weight", columns, rows)
 
 
 def _missing(candidate: Evaluated) -> str:
     names = [one.display_name for one in candidate.missing]
-    return f"{display(candidate.name)}: {count(len(names), 'tensor')} that it lacks: {', '.join(names[:3])}"
+    return f"{display(candidate.name)}: {count(len(names), 'missing tensor')}: {', '.join(names[:3])}"
 
 
-def _metrics(evaluation: Evaluation) -> dict[str, Metric]:
-    """The output error and the share of its block, of each candidate."""
+def _metrics(evaluation: Evaluation) -> dict[str, MapMetric]:
+    """Return the output error and the share of its block for each candidate."""
     single, found = len(evaluation.candidates) == 1, {}
     for n, candidate in enumerate(evaluation.candidates):
         name = display(candidate.name)
         of, column = ("", "Output error %") if single else (f", {name}", f"{name} %")
-        found[f"output_{n}"] = Metric(f"Output error{of}", "lower", "%", log=True, column=column, is_wide=n > 0)
+        found[f"output_{n}"] = MapMetric(f"Output error{of}", "lower", "%", log=True, column=column, is_wide=n > 0)
     for n, candidate in enumerate(evaluation.candidates):
         of, column = ("", "Share of block %") if single else (f", {display(candidate.name)}", "")
-        found[f"share_{n}"] = Metric(f"Share of its block{of}", "lower", "%", log=True, column=column, is_wide=True)
+        found[f"share_{n}"] = MapMetric(f"Share of its block{of}", "lower", "%", log=True, column=column, is_wide=True)
     return found
 
 
 def page_data(evaluation: Evaluation) -> JsonObject:
-    """All weights, with the output error of each candidate."""
+    """Return all weights with the output errors of each candidate, for the page's scripts."""
     by_name: dict[str, JsonObject] = {}
     blocks: dict[str, str] = {}
     keys = [f"{kind}_{n}" for n in range(len(evaluation.candidates)) for kind in ("output", "share")]
@@ -210,16 +269,16 @@ def page_data(evaluation: Evaluation) -> JsonObject:
         for weight in candidate.weights:
             blocks[weight.layer_name] = weight.block
             own = by_name.setdefault(weight.layer_name, dict.fromkeys(keys))
-            own[f"output_{n}"] = rounded(weight.output_error, html_data.DIGITS)
-            own[f"share_{n}"] = rounded(weight.share_of_block, html_data.SHARE_DIGITS)
-    return columns_of(
+            own[f"output_{n}"] = round_digits(weight.output_error, html_data.DIGITS)
+            own[f"share_{n}"] = round_digits(weight.share_of_block, html_data.SHARE_DIGITS)
+    return make_columns(
         Row(name, DIFFERS, {"role": role_of(name), "unit": display(blocks[name])}, numbers)
         for name, numbers in by_name.items()
     )
 
 
 def rows(evaluation: Evaluation) -> Iterator[Cells]:
-    """CSV: the verdict, then each number, block, weight and finding of each candidate; ``list`` says which it is."""
+    """Yield CSV rows: the verdict, then each score, block, weight and finding of each candidate, by ``list``."""
     for row in _rows(evaluation):
         yield {"quanterr_verdict": evaluation.verdict, **row}.items()
 
@@ -228,11 +287,11 @@ def _rows(evaluation: Evaluation) -> Iterator[JsonObject]:
     yield {"list": "evaluation", "reason": "; ".join(evaluation.reasons)}
     for candidate in evaluation.candidates:
         yield {"list": "candidates", "candidate": candidate.name, "reason": "; ".join(candidate.reasons)}
-        for row in _rows_of(candidate):
+        for row in _list_rows(candidate):
             yield {"candidate": candidate.name, **row}
 
 
-def _rows_of(candidate: Evaluated) -> Iterator[JsonObject]:
+def _list_rows(candidate: Evaluated) -> Iterator[JsonObject]:
     for metric in METRICS:
         if (value := candidate.value(metric)) is not None:
             yield {"list": "scores", "name": metric, "value": value}
@@ -249,13 +308,13 @@ def _rows_of(candidate: Evaluated) -> Iterator[JsonObject]:
 
 
 def brief(evaluation: Evaluation) -> str:
-    """The answer on one line."""
+    """Return the conclusion in one line."""
     seen = view(evaluation, 0)
-    return f"quanterr: {stated(seen.word or '', seen.doubts, conclusion(evaluation))}"
+    return f"quanterr: {format_answer(seen.word or '', seen.doubts, conclusion(evaluation))}"
 
 
 def suites(evaluation: Evaluation) -> list[Suite]:
-    """JUnit: a suite for each candidate, with a test for its reliability and one for each gate."""
+    """Return the JUnit suites: one per candidate, with a test for its reliability and a test for each gate."""
     return [_suite(candidate) for candidate in evaluation.candidates]
 
 
@@ -264,5 +323,5 @@ def _suite(candidate: Evaluated) -> Suite:
     if candidate.verdict == "inconclusive":
         problem, message = "error", f"inconclusive: {sentence(candidate.reasons[0])}"
     noticed = "\n".join(f"{found.severity}: {sentence(found.message)}" for found in candidate.findings)
-    case = Case("evaluation", "evaluated completely, and can be relied on", problem, message, output=noticed)
+    case = Case("evaluation", "evaluated completely and reliably", problem, message, output=noticed)
     return Suite(candidate.name, [case], candidate.gates)

@@ -1,4 +1,4 @@
-"""Numbers of an evaluation as people read them, with their errors; the same in all outputs."""
+"""Numbers of an evaluation as text, with their errors; the same in all outputs."""
 
 from math import ceil
 
@@ -9,41 +9,42 @@ from quanterr.report.evaluation.model import (
     SCORES,
     Evaluated,
     Evaluation,
+    Floor,
     Task,
 )
-from quanterr.report.evaluation.pairs import Difference, neighbours
-from quanterr.report.formatting import in_units
+from quanterr.report.evaluation.pairs import PairedDifference, compare_neighbours
+from quanterr.report.formatting import format_in_units
 from quanterr.util.text import count
 
-SURE = 0.05  # p of a difference that is no chance
-PRECISE = 0.03  # of the divergence: its standard error
-ALONE = (
-    "Weights are dequantized and activations are not quantized: a runtime that quantizes these as well may be worse. "
-)
+SURE = 0.05  # p-value below which a difference is significant
+PRECISE = 0.03  # wanted standard error of the KL divergence, relative
+ALONE = "Weights are dequantized and activations are not quantized: a runtime that quantizes them may be worse. "
 EMULATED = (
-    "Weights are dequantized; inputs, keys and values are rounded as a runtime would, computed in float32: its kernels "
-    "may differ. "
+    "Weights are dequantized; inputs, keys and values are rounded as in a runtime, but computed in float32: "
+    "the kernels of a runtime may differ. "
 )
+OF_WEIGHTS = "The predicted KLD is that of the weights alone. "
 DEFINED = (
-    "Perplexity and divergence follow llama.cpp's definitions; ± is a standard error, of predictions or of chunks: the "
-    "larger."
+    "Perplexity and divergence follow llama.cpp's definitions; ± is the standard error over predictions or chunks, "
+    "whichever is larger."
 )
 
 
-def caveat(evaluation: Evaluation) -> str:
-    """What the numbers are, and are not."""
+def format_caveat(evaluation: Evaluation) -> str:
+    """Return what the numbers include and leave out."""
     emulated = any(candidate.activations or candidate.kv for candidate in evaluation.candidates)
-    return f"{EMULATED if emulated else ALONE}{DEFINED}"
+    predicted = emulated and any(candidate.predicted_kld is not None for candidate in evaluation.candidates)
+    return f"{EMULATED if emulated else ALONE}{OF_WEIGHTS if predicted else ''}{DEFINED}"
 
 
-def inputs_line(candidate: Evaluated) -> str:
-    """``fp8_token, KV fp8``: what was rounded, but weights."""
+def format_inputs(candidate: Evaluated) -> str:
+    """Return the rounding schemes of inputs, keys and values, such as "fp8_token, KV fp8"."""
     schemes = sorted(candidate.activations, key=lambda name: -candidate.activations[name])
     return ", ".join([*schemes, *([f"KV {candidate.kv}"] if candidate.kv else [])]) or "none"
 
 
-def shown(evaluation: Evaluation) -> list[tuple[str, str]]:
-    """Titles and metrics of what is shown of it."""
+def list_metrics(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """Return titles and names of the metrics to show."""
     kinds = {"encoder": OF_EMBEDDINGS, "calls": OF_OUTPUTS}.get(evaluation.kind, OF_PREDICTIONS)
     own = {name: score for name, score in kinds.items() if score.column is not None}
     if any(candidate.predicted_kld is not None for candidate in evaluation.candidates):
@@ -51,21 +52,21 @@ def shown(evaluation: Evaluation) -> list[tuple[str, str]]:
     return [(score.title, name) for name, score in sorted(own.items(), key=lambda item: item[1].column or 0)]
 
 
-def in_words(candidate: Evaluated, metric: str) -> str:
-    """A number of a candidate with its error."""
+def format_metric(candidate: Evaluated | Floor, metric: str) -> str:
+    """Return a metric of a candidate with its standard error."""
     value, error = candidate.value(metric), candidate.error(metric)
     score = SCORES[metric]
-    return "undefined" if value is None else in_units(score, value, error, 4 if score.unit == "%" else 5)
+    return "undefined" if value is None else format_in_units(score, value, error, 4 if score.unit == "%" else 5)
 
 
-def task_cells(task: Task) -> list[str]:
-    """Questions, accuracy of the original and of the candidate, agreement, and McNemar's p."""
+def format_task_cells(task: Task) -> list[str]:
+    """Return the cells of a task: questions, accuracy of original and candidate, agreement, McNemar's p."""
     shares = [f"{100 * share:.4g} %" for share in (task.accuracy_original, task.accuracy, task.agreement)]
     return [f"{task.questions:,}", *shares, f"{task.mcnemar_p:.3g}"]
 
 
-def base_line(evaluation: Evaluation) -> str:
-    """What was evaluated, on one line."""
+def describe_setup(evaluation: Evaluation) -> str:
+    """Return the evaluated model, its dtype and its text in one line."""
     tokens = evaluation.tokens
     scored = f", {tokens.scored:,} predictions scored" if tokens.scored else ""
     first = next((c.scores for c in evaluation.candidates if c.scores is not None), None)
@@ -76,49 +77,71 @@ def base_line(evaluation: Evaluation) -> str:
     return f"{evaluation.model} in {evaluation.dtype}: {chunks} of {tokens.context:,} tokens{scored}{ppl}"
 
 
-def first_of(evaluation: Evaluation) -> str:
-    """The metric that orders candidates."""
-    return shown(evaluation)[0][1]
+def pick_main_metric(evaluation: Evaluation) -> str:
+    """Return the metric that orders candidates."""
+    return list_metrics(evaluation)[0][1]
 
 
-def nearest(evaluation: Evaluation) -> Evaluated | None:
-    """The candidate that is nearest to the original; None if none has a number."""
-    metric = first_of(evaluation)
+def find_nearest(evaluation: Evaluation) -> Evaluated | None:
+    """Return the candidate nearest to the original; None if none has a value."""
+    metric = pick_main_metric(evaluation)
     sign = -1 if SCORES[metric].better == "higher" else 1
     known = [(sign * value, c) for c in evaluation.candidates if (value := c.value(metric)) is not None]
     return min(known, key=lambda item: item[0])[1] if known else None
 
 
 def conclusion(evaluation: Evaluation) -> str:
-    """The same in a sentence."""
-    best = nearest(evaluation)
+    """Return the nearest candidate and its value in a sentence."""
+    best = find_nearest(evaluation)
     if best is None:
         return "; ".join(evaluation.reasons)
-    metric = first_of(evaluation)
-    what = f"{SCORES[metric].title} {in_words(best, metric)}"
-    told = f"{best.name} is nearest to the original" if len(evaluation.candidates) > 1 else best.name
-    first = next(iter(neighbours(evaluation)), None)
-    return f"{told}: {what}" + (f"; {_beside(*first[1:])}" if first and first[0] is best else "")
+    metric = pick_main_metric(evaluation)
+    what = f"{SCORES[metric].title} {format_metric(best, metric)}"
+    subject = f"{best.name} is nearest to the original" if len(evaluation.candidates) > 1 else best.name
+    first = next(iter(compare_neighbours(evaluation)), None)
+    return f"{subject}: {what}" + (f"; {_describe_next(*first[1:])}" if first and first[0] is best else "")
 
 
-def nearer(near: Evaluated, far: Evaluated, apart: Difference) -> str:
-    """Which of two is nearer, and how sure that is."""
-    sure = "is nearer than" if apart.p < SURE else "is not surely nearer than"
-    return f"{near.name} {sure} {far.name}: by {apart.mean:.3g} ± {apart.error:.2g} nat, {_p(apart.p)}"
+def is_below_floor(evaluation: Evaluation, candidate: Evaluated) -> bool:
+    """Whether a candidate's error is no larger than the rounding of the original's own dtype."""
+    floor = evaluation.floor.value("output_error") if evaluation.floor else None
+    own = candidate.value("output_error")
+    return floor is not None and own is not None and own <= floor
 
 
-def _beside(far: Evaluated, apart: Difference) -> str:
-    """Whether the next candidate is surely farther."""
-    return f"{far.name} is next ({_p(apart.p)})" if apart.p < SURE else f"{far.name} may be as near ({_p(apart.p)})"
+def list_floor_lines(evaluation: Evaluation) -> list[str]:
+    """Say which candidates are below the floor, or why there is none."""
+    floor = evaluation.floor
+    if floor is None:
+        return []
+    if floor.outputs is None:
+        return [f"no floor: {floor.reason}"]
+    below = [candidate.name for candidate in evaluation.candidates if is_below_floor(evaluation, candidate)]
+    return [f"below the floor: {', '.join(below)}: {floor.dtype} alone rounds more than that"] if below else []
 
 
-def _p(p: float) -> str:
+def describe_nearer(near: Evaluated, far: Evaluated, apart: PairedDifference) -> str:
+    """Return in words which of two candidates is nearer to the original, and whether the difference is significant."""
+    sure = "is nearer than" if apart.p < SURE else "is not significantly nearer than"
+    return f"{near.name} {sure} {far.name}: by {apart.mean:.3g} ± {apart.error:.2g} nat, {_format_p(apart.p)}"
+
+
+def _describe_next(far: Evaluated, apart: PairedDifference) -> str:
+    """Return whether the next candidate is significantly farther."""
+    return (
+        f"{far.name} is next ({_format_p(apart.p)})"
+        if apart.p < SURE
+        else f"{far.name} may be as near ({_format_p(apart.p)})"
+    )
+
+
+def _format_p(p: float) -> str:
     return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"
 
 
-def precision(evaluation: Evaluation) -> str:
-    """How many more chunks would make the error of the divergence small; nothing where it is."""
-    best = nearest(evaluation)
+def describe_precision(evaluation: Evaluation) -> str:
+    """Return how many chunks would make the divergence precise; empty if it already is."""
+    best = find_nearest(evaluation)
     if best is None or best.scores is None or best.scores.kld_mean_chunk_se is None or best.scores.kld_mean <= 0:
         return ""
     share, chunks = best.scores.kld_error / best.scores.kld_mean, best.scores.chunks

@@ -1,13 +1,13 @@
-// What is looked at, in the address: #layer=…&q=…, so that a view can be sent to somebody.
+// The state of the view in the address (#layer=…&q=…), so that links can be shared.
 
-/** What the address says, by key; nothing of a plain anchor. */
-function addressed() {
+/** Return the parts of the address by key; none for a plain anchor. */
+function readAddress() {
   return new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : "");
 }
 
-/** Change parts of the address without a step in the history; an empty value takes its part away. */
+/** Change parts of the address without a history entry; an empty value removes its part. */
 function readdress(changes) {
-  const parts = addressed();
+  const parts = readAddress();
   for (const [key, value] of Object.entries(changes)) {
     if (value) parts.set(key, value);
     else parts.delete(key);
@@ -16,7 +16,7 @@ function readdress(changes) {
   if (text || location.hash.includes("=")) history.replaceState(null, "", `#${text}`);
 }
 
-/** Names of layers, wherever they are, open the layer; so does an address that somebody was sent. `open(name)`. */
+/** Open a layer when its name is clicked or the address names it: `open(name)`; apply the filters of the address. */
 function followLinks(open, filter) {
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a.layer");
@@ -25,7 +25,7 @@ function followLinks(open, filter) {
     open(new URLSearchParams(link.hash.slice(1)).get("layer"));
   });
   const follow = () => {
-    const parts = addressed();
+    const parts = readAddress();
     filter(parts);
     if (parts.has("layer")) open(parts.get("layer"));
   };

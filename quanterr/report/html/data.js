@@ -1,23 +1,23 @@
-// The layers of the report: unpacked from the page, in columns.
+// The layers of a report, unpack from the page into columns.
 
 const DIFFERS = 0;
-const CHANGED = 1; // one-dimensional: a norm, a bias
+const CHANGED = 1; // 1-D: a norm or a bias
 const IDENTICAL = 2;
 const NOT_COMPARED = 3;
 const STATUSES = ["differ", "norms, biases", "identical", "not compared"];
-const SAME = "="; // in the place of a number of a layer that is as in the original
+const SAME = "="; // stands for the number of a layer that equals the original
 
-/** The JSON that is packed (deflate, base64) in a script element. */
-async function unpacked(script) {
+/** Return the JSON packed (deflate, base64) into a script element. */
+async function unpack(script) {
   const bytes = Uint8Array.from(atob(JSON.parse(script.textContent)), (character) => character.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return JSON.parse(await new Response(stream).text());
 }
 
-/** Columns with an entry for each layer: words looked up; undefined numbers NaN, and infinite where nothing differs. */
+/** Return columns with an entry for each layer: words resolved, undefined numbers NaN, identical layers Infinity. */
 function layersOf(report) {
   const { columns, words } = report;
-  const column = (key) => columns[key] ?? []; // without a layer there are none
+  const column = (key) => columns[key] ?? []; // missing if there are no layers
   const looked = (key) => column(key).map((id) => (id < 0 ? null : words[key][id]));
   const number = (value) => (value === SAME ? Infinity : (value ?? NaN));
   const names = namesOf(report);
@@ -32,7 +32,7 @@ function layersOf(report) {
   };
 }
 
-/** Names are stored as a pattern and the numbers in it. */
+/** Return the names, which are stored as a pattern and its numbers. */
 function namesOf({ patterns, numbers, columns }) {
   const pieces = patterns.map((pattern) => pattern.split("\0"));
   let at = 0;
@@ -42,7 +42,7 @@ function namesOf({ patterns, numbers, columns }) {
   });
 }
 
-/** How bad a layer is by a metric: what was not compared is worst, then what is undefined; the same is best. */
+/** Return how bad a layer is by a metric: not compared is worst, then undefined; identical is best. */
 function badness(layers, metric, i) {
   if (layers.status[i] === NOT_COMPARED) return Infinity;
   if (layers.status[i] === IDENTICAL) return -Infinity;
@@ -57,7 +57,7 @@ function withUnit(metric, value) {
   return unit ? `${show(value)} ${unit}` : show(value);
 }
 
-/** 0 only for exactly 0; never rounded to nothing. */
+/** Format in exponential form; "0" only for exactly 0. */
 function scientific(value) {
   return value === 0 ? "0" : value.toExponential(3).replace("e+", "e");
 }
@@ -67,7 +67,7 @@ function percent(value, digits) {
   return text.includes("e") ? scientific(100 * value) : value === 0 ? "0" : text;
 }
 
-function counted(n, one, many = `${one}s`) {
+function formatCount(n, one, many = `${one}s`) {
   return `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 }
 

@@ -1,6 +1,6 @@
-// Elements are made here and nowhere else: whatever is shown is text, never markup.
+// Creates all elements: everything shown is text, never markup.
 
-/** An element with attributes and children; strings become text. */
+/** Return an element with attributes and children; strings become text. */
 function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -10,7 +10,7 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
-/** The same of a drawing. */
+/** Return an SVG element with attributes and children. */
 function shape(svg, name, attributes, ...children) {
   const made = document.createElementNS(svg.namespaceURI, name);
   for (const [key, value] of Object.entries(attributes)) if (value !== null) made.setAttribute(key, value);
@@ -23,12 +23,12 @@ function byId(id) {
 }
 
 /** Fill a select element with [value, text] pairs. */
-function choices(select, pairs) {
+function fillSelect(select, pairs) {
   select.replaceChildren(...pairs.map(([value, text]) => element("option", { value }, text)));
 }
 
-/** Only one of several things is reached by Tab; arrow keys lead to the others. `step` finds the next one, or null. */
-function roving(container, selector, step) {
+/** Let Tab reach one of several elements, and arrow keys move between them; `step` returns the next one or null. */
+function addRovingFocus(container, selector, step) {
   const move = (to) => {
     container.querySelector(`${selector}[tabindex="0"]`)?.setAttribute("tabindex", "-1");
     to.setAttribute("tabindex", "0");
@@ -43,8 +43,8 @@ function roving(container, selector, step) {
   });
 }
 
-/** A button that goes round the themes. */
-function themes() {
+/** Let the theme button cycle through the addThemeButton. */
+function addThemeButton() {
   const button = byId("theme");
   const names = ["auto", "light", "dark"];
   let chosen = 0;
@@ -56,13 +56,13 @@ function themes() {
   });
 }
 
-/** Parts of a strip as wide as their shares. */
-function strips() {
+/** Size the parts of strips by their shares. */
+function sizeStrips() {
   for (const part of document.querySelectorAll(".strip i")) part.style.flexGrow = part.dataset.share;
 }
 
-/** What is said where the script cannot work. */
-function failed(error) {
+/** Show that the script cannot work. */
+function showFailure(error) {
   byId("failure").hidden = false;
-  byId("failure").textContent = `The table of layers cannot be shown in this browser (${error}). The JSON has all of it.`;
+  byId("failure").textContent = `The table of layers cannot be shown in this browser (${error}). The JSON report has all layers.`;
 }

@@ -1,7 +1,7 @@
-// A dialog with everything about a layer, from which the layers before and after it are a key away.
+// A dialog with the details of a layer, and keys to the previous and next one.
 
 class Drawer {
-  /** `contents(i)` are the elements below the name of a layer. */
+  /** `contents(i)` returns the elements below the name of layer i. */
   constructor(layers, contents) {
     this.layers = layers;
     this.contents = contents;
@@ -21,7 +21,7 @@ class Drawer {
     });
   }
 
-  /** Show the layer at a place in an order; `back(place)` is called when the last one shown is left. */
+  /** Show a layer by its position in an order; `back(place)` is called with the last position when the dialog closes. */
   open(order, place, back = () => {}) {
     this.order = order;
     this.back = back;
@@ -44,7 +44,7 @@ class Drawer {
   }
 }
 
-/** Text to the clipboard; the button says whether that worked. */
+/** Copy text to the clipboard; the button shows whether that worked. */
 async function copy(text, button) {
   const before = button.textContent;
   try {
@@ -67,7 +67,7 @@ function numbers(...texts) {
   return element("tr", {}, ...texts.map((text) => element("td", { class: "number" }, `${text}`)));
 }
 
-/** Titles with texts. */
+/** Return a list of titles and texts. */
 function facts(rows) {
   return element(
     "dl", { class: "facts" },
@@ -75,7 +75,7 @@ function facts(rows) {
   );
 }
 
-/** A number as it is stored here, in short. */
+/** Format a number of the details. */
 function figure(value) {
   if (value === null || value === undefined) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en");

@@ -1,6 +1,6 @@
-// Which layers the table shows: by words or a regular expression, by selects, or those of a cell, a bar or a curve.
+// Filters of the table: words or a regular expression, selects, or the layers of a cell, bar or curve.
 
-/** `selects` are [key, title, [value, text] pairs]. Every change goes to the table and into the address. */
+/** `selects` are [key, title, [value, text] pairs]. Each change updates the table and the address. */
 class Filters {
   constructor(table, selects) {
     this.table = table;
@@ -8,12 +8,12 @@ class Filters {
     byId("selects").replaceChildren(
       ...selects.map(([key, title, pairs]) => {
         const select = element("select", { id: key });
-        choices(select, [["", "all"], ...pairs]);
-        select.addEventListener("change", () => this.changed());
+        fillSelect(select, [["", "all"], ...pairs]);
+        select.addEventListener("change", () => this.apply());
         return element("label", {}, `${title} `, select);
       }),
     );
-    byId("search").addEventListener("input", () => this.changed());
+    byId("search").addEventListener("input", () => this.apply());
     byId("search").addEventListener("keydown", (event) => {
       if (event.key === "ArrowDown" || event.key === "Enter") table.goTo(0);
       if (event.key === "ArrowDown") event.preventDefault();
@@ -27,7 +27,7 @@ class Filters {
     });
   }
 
-  changed() {
+  apply() {
     const chosen = Object.fromEntries(this.keys.map((key) => [key, byId(key).value]));
     const text = byId("search").value;
     const { matches, problem } = matcherOf(text);
@@ -38,7 +38,7 @@ class Filters {
     readdress({ q: text, ...chosen });
   }
 
-  /** No filter; or only some layers, with the reason on a button that takes it away. */
+  /** Clear all filters, or show only some layers, with a button that names the reason and clears it. */
   reset(rows = null, text = "") {
     for (const key of ["search", ...this.keys]) byId(key).value = "";
     const chip = text ? element("button", { type: "button", class: "chip", "aria-label": `Show all, not only ${text}` }, `${text} ✕`) : null;
@@ -48,18 +48,18 @@ class Filters {
     });
     byId("picked").replaceChildren(...(chip ? [chip] : []));
     this.table.filter.rows = rows;
-    this.changed();
+    this.apply();
   }
 
-  /** What an address asks for. */
+  /** Apply the filters in the address. */
   follow(parts) {
     byId("search").value = parts.get("q") ?? "";
     for (const key of this.keys) byId(key).value = parts.get(key) ?? "";
-    this.changed();
+    this.apply();
   }
 }
 
-/** What a text selects: `/regex/`, or words that all occur; those with ! must not. `matches(lower case name)`. */
+/** Return a matcher of lower-case names for `/regex/` or words that must all occur; !word must not occur. */
 function matcherOf(text) {
   const regex = /^\/(.+)\/$/.exec(text.trim());
   if (regex) {
@@ -75,12 +75,12 @@ function matcherOf(text) {
   return { matches: (name) => wanted.every(([word, without]) => name.includes(word) !== without), problem: "" };
 }
 
-/** Words of a column as pairs for a select. */
+/** Return the words of a column as pairs for a select. */
 function pairsOf(column = []) {
   return [...new Set(column)].filter((word) => word !== null).sort().map((word) => [word, word]);
 }
 
-/** Shows the layers of a cell, a bar or a curve: a single one in the drawer, several in the table. */
+/** Return a function that shows the layers of a cell, bar or curve: one in the drawer, several in the table. */
 function picker(table, filters, drawer) {
   return (text, rows) => {
     if (rows.length === 1) {
@@ -93,7 +93,7 @@ function picker(table, filters, drawer) {
   };
 }
 
-/** Opens a layer by its name, which a report may not have. */
+/** Return a function that opens a layer by name, if the report has it. */
 function opener(layers, drawer) {
   const rows = new Map(layers.name.map((name, i) => [name, i]));
   return (name) => {

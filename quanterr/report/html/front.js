@@ -1,9 +1,9 @@
-// Size against SNR: a point for each candidate, and a line along those that no other beats in both.
+// Size against SNR: a point for each candidate, and a line through the Pareto-optimal ones.
 
 const PLOT = { height: 300, left: 62, right: 24, top: 22, bottom: 44 }; // pixels
-const MARGIN = 0.12; // of the range, on each side
+const MARGIN = 0.12; // on each side, relative to the range
 
-/** `choose(n)` is called with the number of the candidate that was chosen. */
+/** Draw the plot; `choose(n)` is called with the index of a selected candidate. */
 function frontPlot(svg, candidates, choose) {
   const points = candidates.map((candidate, n) => ({ ...candidate, n })).filter(({ snr_db }) => snr_db !== null);
   if (points.length < 2) return;
@@ -16,8 +16,8 @@ function frontPlot(svg, candidates, choose) {
 function drawFront(svg, points, choose) {
   const width = Math.max(svg.clientWidth, 240);
   const { height, left, right, top, bottom } = PLOT;
-  const [fromBytes, toBytes] = widened(extremes(points.map(({ bytes }) => bytes)));
-  const [fromDb, toDb] = widened(extremes(points.map(({ snr_db }) => snr_db)));
+  const [fromBytes, toBytes] = widen(extremes(points.map(({ bytes }) => bytes)));
+  const [fromDb, toDb] = widen(extremes(points.map(({ snr_db }) => snr_db)));
   const x = (bytes) => left + ((bytes - fromBytes) / (toBytes - fromBytes)) * (width - left - right);
   const y = (db) => height - bottom - ((db - fromDb) / (toDb - fromDb)) * (height - top - bottom);
   const front = points.filter(({ on_front }) => on_front).sort((a, b) => a.bytes - b.bytes);
@@ -39,10 +39,10 @@ function drawFront(svg, points, choose) {
 
 function pointOf(svg, point, x, y, width, choose) {
   const [px, py] = [x(point.bytes), y(point.snr_db)];
-  const told = `${point.name}: ${bytesText(point.bytes)}, ${point.snr_db.toFixed(2)} dB${point.on_front ? "" : ", beaten by another"}`;
+  const label = `${point.name}: ${bytesText(point.bytes)}, ${point.snr_db.toFixed(2)} dB${point.on_front ? "" : ", not Pareto-optimal"}`;
   const late = px > width / 2;
   const button = shape(
-    svg, "g", { class: "point", role: "button", tabindex: "0", "aria-label": told, "data-n": point.n },
+    svg, "g", { class: "point", role: "button", tabindex: "0", "aria-label": label, "data-n": point.n },
     shape(svg, "circle", { class: `dot${point.on_front ? "" : " behind"}`, cx: px, cy: py, r: 6 }),
     shape(svg, "text", { class: late ? "end" : null, x: late ? px - 12 : px + 12, y: py + 5 }, point.name),
   );
@@ -55,7 +55,7 @@ function pointOf(svg, point, x, y, width, choose) {
   return button;
 }
 
-function widened([low, high]) {
+function widen([low, high]) {
   const by = (high - low) * MARGIN || Math.abs(low) * MARGIN || 1;
   return [low - by, high + by];
 }

@@ -1,9 +1,9 @@
-// How many layers have which SNR: a strip for each format, over the same axis.
+// Histogram of layers by SNR: a strip for each format, over the same axis.
 
 const MAX_STRIPS = 8;
-const BARS = 48; // about
+const BARS = 48; // approximate number
 
-/** Draw the strips; `pick(text, rows)` is called with the layers of a bar that was chosen. */
+/** Draw the strips; `pick(text, rows)` is called with the layers of a selected bar. */
 function histograms(layers, usual, pick) {
   const rows = Array.from({ length: layers.n }, (_, i) => i).filter((i) => layers.status[i] === DIFFERS);
   const defined = rows.map((i) => layers.snr_db[i]).filter((value) => !Number.isNaN(value));
@@ -14,7 +14,7 @@ function histograms(layers, usual, pick) {
   byId("histograms").replaceChildren(...strips.flat(), axisElement(axis));
 }
 
-/** Formats with their layers, the most frequent first; the rare ones together. */
+/** Return formats with their layers, the most frequent first; rare ones are merged. */
 function stripsOf(layers, rows) {
   const found = new Map();
   for (const i of rows) {
@@ -28,7 +28,7 @@ function stripsOf(layers, rows) {
   return [...strips.slice(0, MAX_STRIPS - 1), [`${rest.length} others`, rest.flatMap(([, its]) => its)]];
 }
 
-/** Bars of a round width that cover the range. */
+/** Return bars of a round width that cover the range. */
 function axisOf([low, high]) {
   const width = Math.max(niceStep((high - low) / BARS, false), 0.05);
   const first = Math.floor(low / width - 1);
@@ -48,30 +48,30 @@ function stripOf(layers, format, rows, axis, usual, pick) {
   if (undefinedOnes.length) strip.append(barOf(format, undefinedOnes, "undefined", rows.length, pick));
   bars.forEach((its, n) => {
     const from = (axis.first + n) * axis.width;
-    strip.append(barOf(format, its, `${trimmed(from)} to ${trimmed(from + axis.width)} dB`, rows.length, pick));
+    strip.append(barOf(format, its, `${formatTick(from)} to ${formatTick(from + axis.width)} dB`, rows.length, pick));
   });
   strip.querySelector("button:not(:disabled)")?.setAttribute("tabindex", "0");
-  roving(strip, "button", (bar, key) => {
+  addRovingFocus(strip, "button", (bar, key) => {
     const usable = [...strip.querySelectorAll("button:not(:disabled)")];
     const by = { ArrowLeft: -1, ArrowRight: 1 }[key];
     return by ? usable[usable.indexOf(bar) + by] : null;
   });
-  const told = [counted(rows.length, "layer"), usual ? `usual ${usual[0]} to ${usual[1]} dB` : ""].filter(Boolean);
-  const label = element("div", { class: "strip-label" }, element("b", {}, format), element("span", {}, told.join(", ")));
+  const notes = [formatCount(rows.length, "layer"), usual ? `usual ${usual[0]} to ${usual[1]} dB` : ""].filter(Boolean);
+  const label = element("div", { class: "strip-label" }, element("b", {}, format), element("span", {}, notes.join(", ")));
   return [label, strip];
 }
 
 function barOf(format, rows, range, all, pick) {
-  const name = `${format}, ${range}: ${counted(rows.length, "layer")}`;
+  const name = `${format}, ${range}: ${formatCount(rows.length, "layer")}`;
   const bar = element("button", { type: "button", tabindex: "-1", "aria-label": name, disabled: rows.length ? false : "" });
   if (range === "undefined") bar.classList.add("undefined");
   if (!rows.length) return bar;
   const height = element("i");
   height.style.height = `${(100 * Math.log1p(rows.length)) / Math.log1p(all)}%`;
   bar.append(height);
-  const tell = () => (byId("bar-readout").textContent = name);
-  bar.addEventListener("mouseenter", tell);
-  bar.addEventListener("focus", tell);
+  const showName = () => (byId("bar-readout").textContent = name);
+  bar.addEventListener("mouseenter", showName);
+  bar.addEventListener("focus", showName);
   bar.addEventListener("click", () => pick(`${format}, ${range}`, rows));
   return bar;
 }
@@ -90,14 +90,14 @@ function axisElement(axis) {
   const made = element("div", { class: "axis", "aria-hidden": "true" });
   for (let n = Math.ceil(axis.from / step); n * step <= axis.to; n++) {
     const share = (n * step - axis.from) / (axis.to - axis.from);
-    if (share < 0.03 || share > 0.97) continue; // it would stand out of the page
-    const tick = element("span", {}, `${trimmed(n * step)} dB`);
+    if (share < 0.03 || share > 0.97) continue; // it would extend beyond the page
+    const tick = element("span", {}, `${formatTick(n * step)} dB`);
     tick.style.left = `${100 * share}%`;
     made.append(tick);
   }
   return made;
 }
 
-function trimmed(value) {
+function formatTick(value) {
   return `${Number(value.toFixed(2))}`;
 }

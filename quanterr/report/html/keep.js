@@ -1,9 +1,10 @@
-// Which layers to keep unquantized: how much of the error goes with the first n of them, and what they cost.
+// Layers to keep unquantized: the error that the first n of them remove, and their cost in bytes.
 
 const CURVE = { height: 180, side: 8, top: 8, bottom: 20 }; // pixels
-const HALF = 0.5; // of the error: as many layers are proposed at first as make it, but not more than
+// The default selection: at most FIRST layers, removing at most this share of the error,
+const HALF = 0.5;
 const FIRST = 10;
-const LITTLE = 0.1; // of the file: nor more than add this much
+const LITTLE = 0.1; // and adding at most this share of the file's bytes
 
 // Paths of Llama-like models in transformers and in llama.cpp (its gguf-py/gguf/tensor_mapping.py).
 const LLAMA_CPP = {
@@ -13,10 +14,10 @@ const LLAMA_CPP = {
 };
 const LLAMA_CPP_WHOLE = { "model.embed_tokens": "token_embd", lm_head: "output" };
 
-/** How a list is written for those that quantize: [value, text, names → text]. */
+/** Syntaxes of lists for quantizers: [value, text, names → text]. */
 const SYNTAXES = [
   ["names", "names", (names) => names.join("\n")],
-  ["convert_to_quant", "convert_to_quant", (names) => `--exclude-layers '^(${names.map(escaped).join("|")})$'`],
+  ["convert_to_quant", "convert_to_quant", (names) => `--exclude-layers '^(${names.map(escapeRegex).join("|")})$'`],
   [
     "llmcompressor", "llmcompressor",
     (names) => `ignore:\n${names.map((name) => `  - "${name.replace(/\.weight$/, "")}"`).join("\n")}`,
@@ -24,15 +25,15 @@ const SYNTAXES = [
   ["llama-quantize", "llama-quantize", llamaQuantize],
 ];
 
-function escaped(name) {
+function escapeRegex(name) {
   return name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replaceAll("'", "'\\''");
 }
 
-/** Options of llama-quantize; a name that llama.cpp would give another way is said. */
+/** Return options of llama-quantize; a comment marks layers whose llama.cpp name is unknown. */
 function llamaQuantize(names) {
   const lines = names.map((name) => {
     const known = llamaName(name.replace(/\.weight$/, ""));
-    return known === null ? `# llama.cpp's name unknown here: ${name}` : `--tensor-type '^${escaped(known)}\\.weight$=bf16'`;
+    return known === null ? `# name in llama.cpp unknown: ${name}` : `--tensor-type '^${escapeRegex(known)}\\.weight$=bf16'`;
   });
   return lines.join("\n");
 }
@@ -44,22 +45,22 @@ function llamaName(path) {
   return module in LLAMA_CPP ? `blk.${block}.${LLAMA_CPP[module]}` : null;
 }
 
-/** The section; `pick(text, rows)` shows the layers that are kept in the table. */
-function keeping(layers, keep, pick) {
+/** Fill the section; `pick(text, rows)` shows the kept layers in the table. */
+function showKeep(layers, keep, pick) {
   if (!keep.rows.length) return;
   byId("keep").hidden = false;
   const left = runningTotals(keep.shares).map((share) => Math.max(1 - share, 0));
   const added = runningTotals(keep.added);
   const range = byId("keep-range");
   range.max = `${keep.rows.length}`;
-  choices(byId("keep-syntax"), SYNTAXES.map(([value, text]) => [value, text]));
+  fillSelect(byId("keep-syntax"), SYNTAXES.map(([value, text]) => [value, text]));
   const curves = [
-    new Curve(byId("keep-layers"), left.map((_, n) => n), left, (n) => counted(n, "layer")),
+    new Curve(byId("keep-layers"), left.map((_, n) => n), left, (n) => formatCount(n, "layer")),
     new Curve(byId("keep-bytes"), added, left, (n) => `+${bytesText(added[n])}`),
   ];
   const show = () => {
     const n = Number(range.value);
-    range.setAttribute("aria-valuetext", counted(n, "layer"));
+    range.setAttribute("aria-valuetext", formatCount(n, "layer"));
     for (const curve of curves) curve.mark(n);
     byId("keep-answer").replaceChildren(...answerOf(layers, keep, n, left[n], added[n], pick));
     const names = keep.rows.slice(0, n).map((row) => layers.name[row]);
@@ -76,7 +77,7 @@ function keeping(layers, keep, pick) {
   byId("keep-syntax").addEventListener("change", show);
   byId("keep-copy").addEventListener("click", ({ target }) => copy(byId("keep-list").value, target));
   const notes = [
-    keep.bound ? `${counted(keep.bound, "layer")} left out: not finite, or with scales in another tensor.` : "",
+    keep.bound ? `${formatCount(keep.bound, "layer")} left out: not finite, or with scales in another tensor.` : "",
     "Names longer than 200 characters are cut.",
   ];
   byId("keep-note").textContent = layers.name.some((name) => name.length >= 200) ? notes.join(" ") : notes[0];
@@ -86,7 +87,7 @@ function keeping(layers, keep, pick) {
   show();
 }
 
-/** A sentence, and a button that shows the layers. */
+/** Return a sentence about n kept layers, and a button that shows them. */
 function answerOf(layers, keep, n, left, added, pick) {
   if (!n) return ["Every layer stays as it is."];
   const error = `${Number((100 * (1 - left)).toPrecision(3))} %`;
@@ -94,19 +95,19 @@ function answerOf(layers, keep, n, left, added, pick) {
   const snr = keep.snr_db === null || left <= 1e-9 ? "" : `, SNR ${keep.snr_db.toFixed(2)} → ${(keep.snr_db - 10 * Math.log10(left)).toFixed(2)} dB`;
   const kept = keep.dtype ? ` in ${keep.dtype}` : " as in the original";
   const makes = n === 1 ? "makes" : "make";
-  const text = `${counted(n, "layer")} ${makes} ${error} of the error. Kept${kept}, the file grows by ${bytes} % (${bytesText(added)})${snr}. `;
+  const text = `${formatCount(n, "layer")} ${makes} ${error} of the error. Kept${kept}, the file grows by ${bytes} % (${bytesText(added)})${snr}. `;
   const button = element("button", { type: "button" }, n === 1 ? "Show it" : "Show them");
   button.addEventListener("click", () => pick(`the ${n} to keep`, keep.rows.slice(0, n)));
   return [text, button];
 }
 
-/** 0, then the sums of the first values. */
+/** Return 0 and the running sums of the values. */
 function runningTotals(values) {
   let total = 0;
   return [0, ...values.map((value) => (total += value))];
 }
 
-/** A falling curve over 0 … n layers; a click chooses the nearest of them. */
+/** A falling curve over 0 … n layers; a click selects the nearest number. */
 class Curve {
   constructor(svg, xs, ys, label) {
     Object.assign(this, { svg, xs, ys, label, n: 0 });
@@ -117,7 +118,7 @@ class Curve {
   draw() {
     const { svg, xs, ys, label } = this;
     const { height, side, top, bottom } = CURVE;
-    const width = Math.max(svg.clientWidth, 120); // a unit is a pixel, so that texts keep their size
+    const width = Math.max(svg.clientWidth, 120); // one unit per pixel keeps the size of texts
     const base = height - bottom;
     const most = xs.at(-1) || 1;
     this.at = xs.map((x, n) => [side + (x / most) * (width - 2 * side), top + (1 - ys[n]) * (base - top)]);

@@ -1,4 +1,4 @@
-// Puts the map and the table of a page together whose metrics come with its data.
+// Builds the map and table of a page whose data define the metrics.
 
 const METRICS = {};
 
@@ -9,17 +9,17 @@ const SHOWN = {
   "": { show: (v) => figure(v), brief: () => "" },
 };
 
-/** What is shown of a change: with its sign. */
-function signed({ step, show, brief }) {
+/** Return formatters that show the sign of a change. */
+function addSign({ step, show, brief }) {
   const plus = (show) => (v) => (v > 0 ? "+" : "") + show(v);
   return { step: step && step / 2, show: plus(show), brief: plus(brief) };
 }
 
-/** Metrics as the scripts of maps and tables take them, by their keys. */
+/** Define METRICS by key, for the scripts of maps and tables. */
 function metricsOf(declared) {
   for (const [key, { title, better, unit, log, is_signed }] of Object.entries(declared)) {
     const own = SHOWN[unit] ?? SHOWN[""];
-    METRICS[key] = { title, better, unit: unit === "bit" ? "" : unit, log, ...(is_signed ? signed(own) : own) };
+    METRICS[key] = { title, better, unit: unit === "bit" ? "" : unit, log, ...(is_signed ? addSign(own) : own) };
   }
 }
 
@@ -33,14 +33,14 @@ function columnsOf({ metrics, titles }) {
   ];
 }
 
-/** Everything about a layer. */
+/** Return the details of a layer. */
 function contentsOf({ titles, details }, layers, i) {
   const found = facts([
     ...Object.entries(titles).map(([key, title]) => [title, layers[key][i]]),
     ...Object.entries(METRICS).map(([key, { title }]) => [title, valueText(layers, key, i)]),
   ]);
   if (!details) return [found];
-  if (!details.rows[i]) return [found, element("p", { class: "about" }, "More of this layer is in the JSON.")];
+  if (!details.rows[i]) return [found, element("p", { class: "about" }, "The JSON report has more about this layer.")];
   const rows = details.rows[i].map(([first, ...texts]) =>
     element("tr", {}, element("th", { scope: "row" }, first), ...texts.map((text) => element("td", { class: "number" }, text))),
   );
@@ -48,11 +48,11 @@ function contentsOf({ titles, details }, layers, i) {
 }
 
 async function main() {
-  themes();
-  const report = await unpacked(byId("data"));
+  addThemeButton();
+  const report = await unpack(byId("data"));
   metricsOf(report.metrics);
   const layers = layersOf(report);
-  document.documentElement.dataset.live = ""; // shows what needs the script
+  document.documentElement.dataset.live = ""; // shows elements that need the script
   const words = Object.entries(report.titles);
   const drawer = new Drawer(layers, (i) => contentsOf(report, layers, i));
   const table = new LayerTable(layers, columnsOf(report), report.order, (place) => {
@@ -73,4 +73,4 @@ async function main() {
   followLinks(opener(layers, drawer), (parts) => filters.follow(parts));
 }
 
-main().catch(failed);
+main().catch(showFailure);

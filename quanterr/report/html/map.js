@@ -1,4 +1,4 @@
-// Block index × module: one map for each stack of blocks.
+// Map of blocks × modules, one for each stack of blocks.
 
 const MAX_BLOCKS = 400; // columns
 const MAX_MODULES = 48; // rows
@@ -6,29 +6,29 @@ const CELL = { least: 9, narrow: 4, most: 44, text: 23 }; // pixels
 const LABEL = { letter: 7.3, most: 300, narrow: 132 }; // pixels
 
 /**
- * Draw the maps into a section, by the metric that its select chooses.
- * `pick(place, rows)` is called with the layers of a cell that was chosen.
+ * Draw the maps into a section, by the metric selected in it.
+ * `pick(place, rows)` is called with the layers of a selected cell.
  */
 function heatMaps(section, layers, pick) {
   const stacks = stacksOf(layers);
   if (!stacks.length) return;
   section.hidden = false;
   const select = section.querySelector("select");
-  choices(select, Object.entries(METRICS).map(([key, { title }]) => [key, title]));
-  if (telling(layers, section.dataset.first)) select.value = section.dataset.first;
+  fillSelect(select, Object.entries(METRICS).map(([key, { title }]) => [key, title]));
+  if (hasMetric(layers, section.dataset.first)) select.value = section.dataset.first;
   const draw = () => drawMaps(section, layers, stacks, select.value, pick);
   select.addEventListener("change", draw);
   draw();
 }
 
-/** Whether most layers that differ have a metric. */
-function telling(layers, metric) {
+/** Return true if most layers that differ have the metric. */
+function hasMetric(layers, metric) {
   if (!(metric in METRICS)) return false;
   const differing = layers.status.reduce((sum, status) => sum + (status === DIFFERS), 0);
   return layers[metric].reduce((sum, value) => sum + !Number.isNaN(value), 0) > differing / 2;
 }
 
-/** Stacks of blocks by name, in the order of the file: {name, blocks, modules, cells}; a cell is a list of layers. */
+/** Return stacks of blocks in file order: {name, blocks, modules, cells}; a cell is a list of layers. */
 function stacksOf(layers) {
   const found = new Map();
   for (let i = 0; i < layers.n; i++) {
@@ -47,14 +47,14 @@ function stacksOf(layers) {
     .map((stack) => ({
       ...stack,
       blocks: [...stack.blocks].sort((a, b) => a - b),
-      // Modules that are the same everywhere, as norms are most often, have no error to show.
+      // Modules that are identical in all blocks, such as norms, have no error to show.
       modules: [...stack.modules].filter(([, differs]) => differs).map(([module]) => module).sort(natural),
     }))
     .filter((stack) => stack.modules.length && stack.blocks.length > 1);
 }
 
 function drawMaps(section, layers, stacks, metric, pick) {
-  const worst = new Map(); // of each cell
+  const worst = new Map(); // layer by cell
   const values = [];
   for (const stack of stacks) {
     for (const rows of stack.cells.values()) {
@@ -64,7 +64,7 @@ function drawMaps(section, layers, stacks, metric, pick) {
     }
   }
   const scale = scaleOf(metric, values);
-  const label = labelWidth(stacks.flatMap(({ modules }) => modules)); // the same in all, so that they stand in line
+  const label = labelWidth(stacks.flatMap(({ modules }) => modules)); // equal in all maps, which aligns them
   const maps = stacks.map((stack) => mapOf(section, layers, stack, metric, scale, worst, label, pick));
   section.querySelector(".maps").replaceChildren(...maps);
   const shown = stacks.flatMap(({ cells, modules, blocks }) =>
@@ -77,15 +77,15 @@ function drawMaps(section, layers, stacks, metric, pick) {
 function mapOf(section, layers, stack, metric, scale, worst, label, pick) {
   const blocks = stack.blocks.slice(0, MAX_BLOCKS);
   const modules = worstModules(layers, stack, metric, worst);
-  const cells = new Map(); // of elements
+  const cells = new Map(); // by element
   const body = modules.map((module, y) => {
     const row = element("tr", {}, element("th", { scope: "row", title: module }, module));
     blocks.forEach((block, x) => {
       const rows = stack.cells.get(`${block} ${module}`);
       const cell = rows ? cellOf(layers, metric, scale, worst.get(rows)) : element("td");
       if (rows) {
-        cells.set(cell, { x, y, rows, block, module, told: told(layers, metric, stack.name, block, module, rows, worst) });
-        cell.setAttribute("aria-label", cells.get(cell).told);
+        cells.set(cell, { x, y, rows, block, module, text: describeCell(layers, metric, stack.name, block, module, rows, worst) });
+        cell.setAttribute("aria-label", cells.get(cell).text);
       }
       row.append(cell);
     });
@@ -104,8 +104,8 @@ function mapOf(section, layers, stack, metric, scale, worst, label, pick) {
     element("tbody", {}, ...body),
   );
   const cut = [
-    blocks.length < stack.blocks.length ? `the first ${blocks.length} of ${counted(stack.blocks.length, "block")}` : "",
-    modules.length < stack.modules.length ? `the ${modules.length} worst of ${counted(stack.modules.length, "module")}` : "",
+    blocks.length < stack.blocks.length ? `the first ${blocks.length} of ${formatCount(stack.blocks.length, "block")}` : "",
+    modules.length < stack.modules.length ? `the ${modules.length} worst of ${formatCount(stack.modules.length, "module")}` : "",
   ].filter(Boolean);
   const caption = element("figcaption", {}, `${stack.name} `, element("span", {}, cut.join(", ")));
   const figure = element("figure", { class: "map" }, caption, element("div", { class: "scroll" }, table));
@@ -128,7 +128,7 @@ function labelWidth(modules) {
   return Math.min(longest * LABEL.letter + 12, isNarrow() ? LABEL.narrow : LABEL.most);
 }
 
-/** All modules, or as many of the worst as there is room for. */
+/** Return all modules, or the worst MAX_MODULES. */
 function worstModules(layers, stack, metric, worst) {
   if (stack.modules.length <= MAX_MODULES) return stack.modules;
   const worstOf = new Map();
@@ -152,7 +152,7 @@ function cellOf(layers, metric, scale, row) {
   return cell;
 }
 
-/** The class that colours a layer. */
+/** Return the class that colours a layer. */
 function markOf(layers, metric, scale, row) {
   if (layers.status[row] === NOT_COMPARED) return "lost";
   if (layers.status[row] === IDENTICAL) return "same";
@@ -168,24 +168,24 @@ function valueText(layers, metric, row) {
   return Number.isNaN(value) ? "undefined" : withUnit(metric, value);
 }
 
-function told(layers, metric, stack, block, module, rows, worst) {
+function describeCell(layers, metric, stack, block, module, rows, worst) {
   const text = `${stack}.${block} ${module}: ${valueText(layers, metric, worst.get(rows))}`;
-  return rows.length > 1 ? `${text}, the worst of ${counted(rows.length, "weight")}` : text;
+  return rows.length > 1 ? `${text}, the worst of ${formatCount(rows.length, "weight")}` : text;
 }
 
 function listen(section, table, cells, grid, pick, stack) {
   const readout = section.querySelector(".readout");
   const cellAt = (event) => event.target.closest("td.cell");
-  const tell = (event) => {
+  const showText = (event) => {
     const cell = cellAt(event);
-    if (cell) readout.textContent = cells.get(cell).told;
+    if (cell) readout.textContent = cells.get(cell).text;
   };
   const choose = (cell) => {
     const { rows, block, module } = cells.get(cell);
     pick(`${stack}.${block} ${module}`, rows);
   };
-  table.addEventListener("mouseover", tell);
-  table.addEventListener("focusin", tell);
+  table.addEventListener("mouseover", showText);
+  table.addEventListener("focusin", showText);
   table.addEventListener("click", (event) => cellAt(event) && choose(cellAt(event)));
   table.addEventListener("keydown", (event) => {
     if ((event.key === "Enter" || event.key === " ") && cellAt(event)) {
@@ -195,7 +195,7 @@ function listen(section, table, cells, grid, pick, stack) {
   });
   cells.keys().next().value?.setAttribute("tabindex", "0");
   const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-  roving(table, "td.cell", (cell, key) => {
+  addRovingFocus(table, "td.cell", (cell, key) => {
     let { x, y } = cells.get(cell);
     const [right, down] = moves[key] ?? [0, 0];
     const width = table.rows[0].cells.length;

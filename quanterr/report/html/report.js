@@ -1,12 +1,12 @@
-// Puts the parts of a report's page together.
+// Builds the page of a report.
 
 async function main() {
-  themes();
-  strips();
-  const report = await unpacked(byId("data"));
+  addThemeButton();
+  sizeStrips();
+  const report = await unpack(byId("data"));
   withEvaluation(report.evaluated);
   const layers = layersOf(report);
-  document.documentElement.dataset.live = ""; // shows what needs the script
+  document.documentElement.dataset.live = ""; // shows elements that need the script
   const details = new Details(report, layers);
   const drawer = new Drawer(layers, (i) => details.contents(i));
   const table = new LayerTable(layers, COLUMNS, "snr_db", (place) => {
@@ -23,8 +23,8 @@ async function main() {
   const pick = picker(table, filters, drawer);
   heatMaps(byId("places"), layers, pick);
   histograms(layers, report.usual, pick);
-  keeping(layers, report.keep, pick);
+  showKeep(layers, report.keep, pick);
   followLinks(opener(layers, drawer), (parts) => filters.follow(parts));
 }
 
-main().catch(failed);
+main().catch(showFailure);

@@ -1,4 +1,4 @@
-// Everything that a report says of a layer, as the drawer shows it.
+// The details of a layer of a report, shown in the drawer.
 
 const STATUS_TEXT = ["differs", "a norm, a bias or another 1-D tensor that changed", "identical on both sides", "not compared"];
 const FACTS = [
@@ -30,7 +30,7 @@ class Details {
     return parts.filter((part) => part !== null);
   }
 
-  /** The numbers that are read first. */
+  /** Return the main metrics. */
   headline(i) {
     if (this.layers.status[i] === IDENTICAL || this.layers.status[i] === NOT_COMPARED) return null;
     const cells = ["snr_db", "excess_db", "relative_error", "max_absolute_error"].map((metric) => {
@@ -73,7 +73,7 @@ class Details {
     return facts(rows);
   }
 
-  /** A row for each metric with its definition; what every layer has, where nothing more is known. */
+  /** Return a row with value and definition for each metric; without details, only for those in the table. */
   metrics(i, known) {
     const value = (key) => (known ? known(key) : key in METRICS ? this.layers[key][i] : undefined);
     const why = (key) => known?.("nonfinite")?.[key] ?? "–";

@@ -1,9 +1,9 @@
-// What a report shows of every layer, and the columns of its table.
+// Metrics of the layers of a report, and the columns of its table.
 
-/** Metrics by their names. `step` is the smallest step of a colour. */
+/** Metrics by name. `step` is the smallest step between colours. */
 const METRICS = {
   snr_db: { title: "SNR", unit: "dB", better: "higher", step: 3, show: (v) => v.toFixed(2), brief: (v) => v.toFixed(0) },
-  excess_db: { title: "Excess", unit: "dB", better: "lower", step: 1.5, show: (v) => v.toFixed(2), brief: (v) => v.toFixed(1) },
+  excess_db: { title: "Avoidable", unit: "dB", better: "lower", step: 1.5, show: (v) => v.toFixed(2), brief: (v) => v.toFixed(1) },
   relative_error: {
     title: "Relative error", unit: "%", better: "lower", log: true,
     show: (v) => percent(v, 3), brief: (v) => (v < 0.0995 ? percent(v, 2) : percent(v, 3)),
@@ -17,7 +17,7 @@ const METRICS = {
   bytes: { title: "Size", unit: "", better: "lower", log: true, show: bytesText, brief: () => "" },
 };
 
-/** Of an evaluation of the same pair, where there is one. */
+/** Metrics of an evaluation of the same pair, if there is one. */
 const EVALUATED = {
   output_error: { title: "Output error", unit: "%", better: "lower", log: true, show: (v) => percent(v, 3), brief: (v) => percent(v, 2) },
   predicted_kld: { title: "Predicted KLD", unit: "nat", better: "lower", log: true, show: scientific, brief: () => "" },
@@ -29,7 +29,7 @@ const COLUMNS = [
   { key: "format", title: "Format", wide: true },
   { key: "shape", title: "Shape", wide: true, number: true },
   { key: "snr_db", title: "SNR dB", number: true },
-  { key: "excess_db", title: "Excess dB", wide: true, number: true },
+  { key: "excess_db", title: "Avoidable dB", wide: true, number: true },
   { key: "relative_error", title: "Rel. %", number: true },
   { key: "error_share", title: "Share %", wide: true, number: true },
   { key: "mean_absolute_error", title: "Mean |e|", wide: true, number: true, hidden: true },
@@ -38,7 +38,7 @@ const COLUMNS = [
   { key: "bytes", title: "Size", wide: true, number: true },
 ];
 
-/** Metrics and columns of what an evaluation says as well. */
+/** Add the metrics and columns of an evaluation. */
 function withEvaluation(keys) {
   for (const key of keys) {
     METRICS[key] = EVALUATED[key];

@@ -1,8 +1,8 @@
-// From a number to one of nine colours, h0 (best) to h8 (worst).
+// Maps numbers to nine colours, h0 (best) to h8 (worst).
 
 const COLOURS = 9;
 
-/** A scale over the finite values: its steps have round bounds, and a colour says how many steps a value is from the best. */
+/** Return a scale over the finite values with round bounds; a colour is the number of steps from the best. */
 function scaleOf(metric, values) {
   const { better, log = false, step = 0 } = METRICS[metric];
   const position = (value) => (log ? Math.log10(value) : value);
@@ -29,7 +29,7 @@ function scaleOf(metric, values) {
   return { colour, labels };
 }
 
-/** Smallest and largest of any number of values. */
+/** Return the smallest and largest value. */
 function extremes(values) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) {
@@ -39,7 +39,7 @@ function extremes(values) {
   return [low, high];
 }
 
-/** 1, 2 or 5 times a power of ten; of logarithms a quarter, a half or whole decades. */
+/** Return a round step: 1, 2 or 5 times a power of ten; for logarithms, a quarter, half or whole decades. */
 function niceStep(width, log) {
   if (log) return [0.25, 0.5, 1, 2, 5, 10].find((step) => step >= width) ?? 50;
   if (!(width > 0)) return 1;

@@ -1,10 +1,10 @@
-// The table of layers: filtered, sorted, and only the rows that are seen are elements.
+// The table of layers, filtered and sorted; only visible rows exist as elements.
 
-const EXTRA = 8; // rows above and below those that are seen
-const PRINTED = 60; // rows
+const EXTRA = 8; // rows above and below the visible ones
+const PRINTED = 60; // rows in print
 
 class LayerTable {
-  /** `open(place)` is called with the place in the order of the layer that was chosen; `first` is sorted by. */
+  /** `open(place)` is called with the position of a selected layer; `first` is the initial sort key. */
   constructor(layers, columns, first, open) {
     this.layers = layers;
     this.all = columns;
@@ -15,16 +15,16 @@ class LayerTable {
     this.open = open;
     this.filter = { matches: () => true, chosen: {}, rows: null, having: null };
     this.sort = { key: first, worstFirst: true };
-    this.order = []; // layers that are shown, in order
-    this.active = 0; // place in the order that Tab reaches
+    this.order = []; // layers shown, in order
+    this.active = 0; // position that Tab reaches
     this.viewport = byId("viewport");
     this.body = byId("rows");
     this.makeHead();
     this.makeChooser();
     byId("csv").addEventListener("click", () => download("layers.csv", this.csv()));
     this.viewport.addEventListener("scroll", () => this.draw(), { passive: true });
-    this.body.addEventListener("click", (event) => this.clicked(event));
-    this.viewport.addEventListener("keydown", (event) => this.pressed(event));
+    this.body.addEventListener("click", (event) => this.handleClick(event));
+    this.viewport.addEventListener("keydown", (event) => this.handleKey(event));
     new ResizeObserver(() => this.draw()).observe(this.viewport);
     this.printing = false;
     for (const [event, printing] of [["beforeprint", true], ["afterprint", false]]) {
@@ -49,7 +49,7 @@ class LayerTable {
     );
   }
 
-  /** A box for each column but the first, which shows or hides it. */
+  /** Make a checkbox for each column but the first, to show or hide it. */
   makeChooser() {
     const boxes = this.all.slice(1).map((column) => {
       const box = element("input", { type: "checkbox", value: column.key, checked: column.hidden ? false : "" });
@@ -65,8 +65,8 @@ class LayerTable {
   }
 
   /**
-   * Change what is filtered by; says how many there are. `chosen` are values by column; of `finding` the layers that
-   * have it, which `having` lists.
+   * Update the filter and show the number of layers. `chosen` maps columns to values; for `finding`, `having` lists the
+   * layers with each finding.
    */
   show(filter = {}) {
     Object.assign(this.filter, filter);
@@ -111,7 +111,7 @@ class LayerTable {
     this.draw();
   }
 
-  /** Place of each layer by a text: names are compared by their numbers, so that 2 comes before 10. */
+  /** Return the rank of each layer by a text column, in natural order: 2 before 10. */
   textRank(key) {
     this.ranks ??= {};
     if (!this.ranks[key]) {
@@ -127,7 +127,7 @@ class LayerTable {
     return parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--row")) + 1;
   }
 
-  /** Make the rows that are seen; of a print the first ones. */
+  /** Create the visible rows; in print, the first ones. */
   draw() {
     const { printing } = this;
     const height = this.rowHeight;
@@ -161,7 +161,7 @@ class LayerTable {
       const classes = [number ? "number" : "", wide ? "wide" : ""];
       const cell = element("td");
       if (key === this.first) classes.push(...this.fillFirst(cell, i));
-      else if (key in METRICS) cell.append(shown(key, layers[key][i]));
+      else if (key in METRICS) cell.append(formatValue(key, layers[key][i]));
       else cell.append(layers[key][i] ?? "–");
       cell.className = classes.filter(Boolean).join(" ");
       row.append(cell);
@@ -169,7 +169,7 @@ class LayerTable {
     return row;
   }
 
-  /** What is sorted by at first, or why there is none. */
+  /** Fill the cell of the initial sort key with its value, or with the reason why it has none; return its classes. */
   fillFirst(cell, i) {
     const { layers, scale, first } = this;
     if (layers.status[i] === NOT_COMPARED) return cell.append("not compared"), ["alarm"];
@@ -177,7 +177,7 @@ class LayerTable {
     const value = layers[first][i];
     if (Number.isNaN(value)) return cell.append("undefined"), ["alarm"];
     if (layers.status[i] === DIFFERS) cell.append(element("i", { class: `swatch h${scale.colour(value)}` }));
-    cell.append(shown(first, value));
+    cell.append(formatValue(first, value));
     return [];
   }
 
@@ -188,11 +188,11 @@ class LayerTable {
   }
 
   note(shown) {
-    const text = shown ? `The first ${shown} of ${counted(this.order.length, "row")}; all are in the file.` : "None.";
+    const text = shown ? `The first ${shown} of ${formatCount(this.order.length, "row")}; all are in the file.` : "None.";
     return element("tr", { class: "gap" }, element("td", {}, text));
   }
 
-  /** The rows in their order and the columns that are shown, as CSV; a text that would be a formula gets an apostrophe. */
+  /** Return the rows and columns shown as CSV; an apostrophe disarms formulas. */
   csv() {
     const value = (key, i) => (typeof this.layers[key][i] === "number" && Number.isNaN(this.layers[key][i]) ? "" : this.layers[key][i]);
     const cell = (text) => `"${`${text ?? ""}`.replace(/^(?=[\s"']*[=+\-@＝＋－＠])/, "'").replaceAll('"', '""')}"`;
@@ -202,14 +202,14 @@ class LayerTable {
     return `${[keys.join(","), ...lines].join("\n")}\n`;
   }
 
-  clicked(event) {
+  handleClick(event) {
     const row = event.target.closest("tr[data-place]");
     if (!row) return;
     this.active = Number(row.dataset.place);
     this.open(this.active);
   }
 
-  pressed(event) {
+  handleKey(event) {
     if (event.target.closest("thead") || event.ctrlKey || event.altKey || event.metaKey) return;
     const page = Math.max(Math.floor(this.viewport.clientHeight / this.rowHeight) - 2, 1);
     const ends = { Home: 0, End: this.order.length - 1 };
@@ -219,7 +219,7 @@ class LayerTable {
     this.goTo(event.key in ends ? ends[event.key] : this.active + steps[event.key]);
   }
 
-  /** Make a place in the order the active one, in sight and focused. */
+  /** Scroll to a position, make it active and focus it. */
   goTo(place) {
     this.active = Math.min(Math.max(place, 0), this.order.length - 1);
     const height = this.rowHeight;
@@ -237,13 +237,13 @@ class LayerTable {
   }
 }
 
-/** A number of a column, or that there is none. */
-function shown(metric, value) {
+/** Format a value of a column, or a dash if undefined. */
+function formatValue(metric, value) {
   if (Number.isNaN(value)) return "–";
   return value === Infinity ? "identical" : METRICS[metric].show(value);
 }
 
-/** A file that the browser saves. */
+/** Offer a file for download. */
 function download(name, text) {
   const address = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
   const link = element("a", { href: address, download: name });

@@ -1,4 +1,4 @@
-"""A plan: which recipe each layer of an original should have; data with a schema version."""
+"""The plan: a recipe for each layer of an original, as data with a schema version."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -12,43 +12,43 @@ from quanterr.report.document import Document
 from quanterr.report.model import Selection
 
 SCHEMA = "quanterr.plan"
-SCHEMA_VERSION = "1.3"  # 1.1 adds weighted squared error; 1.2 what the original is known by; 1.3 measured
+SCHEMA_VERSION = "1.3"  # 1.1 adds weighted squared error; 1.2 fields that identify the original; 1.3 measured
 Measure = Literal["squared error", "weighted squared error", "predicted KLD"]
-ORIGINAL = "original"  # in the place of a recipe: the layer stays as it is
+ORIGINAL = "original"  # recipe of a layer that stays unquantized
 
 Number = FiniteFloat | None
 
 
 @dataclass(slots=True)
 class PlannedLayer:
-    """What a layer should be."""
+    """The planned recipe of a layer."""
 
     layer_name: str
     display_name: str
-    recipe: Annotated[str, Field(description="see `quanterr formats --recipes`; original: it stays as it is")]
-    format: Annotated[str, Field(description="as a report calls it; of the original's where it stays")]
+    recipe: Annotated[str, Field(description="see `quanterr formats --recipes`; original: the layer stays as it is")]
+    format: Annotated[str, Field(description="format, as in a report")]
     elements: int
     bytes: int
     bits_per_weight: FiniteFloat
-    snr_db: Annotated[Number, Field(description="predicted, exactly: null where nothing changes [dB]")]
-    cost: Annotated[FiniteFloat, Field(description="its share of the plan's cost, in its measure")]
+    snr_db: Annotated[Number, Field(description="exact SNR after quantization [dB]; null if unchanged")]
+    cost: Annotated[FiniteFloat, Field(description="the layer's part of the plan's cost, in units of measure")]
     original_norm: Annotated[Number, Field(description="identifies the original")] = None
-    original_fingerprint: Annotated[str | None, Field(description="the same, as a report has it")] = None
+    original_fingerprint: Annotated[str | None, Field(description="identifies the original, as in a report")] = None
 
 
 @dataclass(slots=True)
 class Uniform:
-    """One recipe for all layers that it can store."""
+    """One recipe for all layers that it supports."""
 
     recipe: str
     bytes: int
     cost: FiniteFloat
-    fits: Annotated[bool, Field(description="within the limit that the plan keeps, of bytes or cost")]
+    fits: Annotated[bool, Field(description="true if it keeps the plan's limit of bytes or cost")]
 
 
 @dataclass(slots=True)
 class Point:
-    """The least cost of a size."""
+    """The least cost at a size."""
 
     bytes: int
     cost: FiniteFloat
@@ -56,21 +56,21 @@ class Point:
 
 @dataclass(slots=True)
 class Measurement:
-    """What a plan does to the model: it was quantized on the fly and run beside the original."""
+    """The measured effect of a plan, quantized on the fly and run beside the original."""
 
-    kld: Annotated[FiniteFloat, Field(description="mean divergence [nat]")]
-    kld_se: Annotated[FiniteFloat, Field(description="its standard error, of predictions or chunks: the larger")]
+    kld: Annotated[FiniteFloat, Field(description="mean KL divergence [nat]")]
+    kld_se: Annotated[FiniteFloat, Field(description="standard error over predictions or chunks, the larger [nat]")]
     ppl_ratio: FiniteFloat
-    source: Annotated[str, Field(description="the text")]
-    sha256: Annotated[str, Field(description="of its token ids")]
-    context: Annotated[int, Field(description="tokens of a chunk")]
+    source: Annotated[str, Field(description="path of the text")]
+    sha256: Annotated[str, Field(description="SHA-256 of the token ids")]
+    context: Annotated[int, Field(description="tokens per chunk")]
     chunks: int
 
 
 class Plan(Document):
-    """The recipe of each layer that leaves the least cost within a budget.
+    """A recipe for each layer, with the least cost within a budget.
 
-    ``cost`` is the sum over the layers of what ``measure`` says. No plan of these recipes and groups costs less than
+    ``cost`` is a sum over layers in units of ``measure``; no plan with these recipes and groups costs less than
     ``bound``.
     """
 
@@ -80,52 +80,42 @@ class Plan(Document):
     schema_: str = Field(SCHEMA, alias="schema")
     schema_version: str = SCHEMA_VERSION
     tool: Tool
-    original: str = Field(description="path")
+    original: str = Field(description="path of the original")
     original_bytes: int
-    architecture: str = Field(description="as llama.cpp calls it, for its names of tensors")
+    architecture: str = Field(description="architecture in llama.cpp's terms, which determines its tensor names")
     selection: Selection
-    goal: str = Field(description="the option that asked for it")
+    goal: str = Field(description="the option that set the goal")
     measure: Measure
-    notes: list[str] = Field(description="what should be known before the plan is believed")
+    notes: list[str] = Field(description="caveats about the plan")
     recipes: list[str]
-    bytes: Annotated[int, Score("size", "lower", "B")] = Field(description="of all tensors, planned or not")
+    bytes: Annotated[int, Score("size", "lower", "B")] = Field(description="bytes of all tensors, planned or not")
     bits_per_weight: Annotated[FiniteFloat, Score("bits per weight", "lower")] = Field(
-        description="of the planned layers"
+        description="bits per weight of the planned layers"
     )
     cost: Annotated[FiniteFloat, Score("cost", "lower")]
-    bound: FiniteFloat = Field(description="no plan costs less")
+    bound: FiniteFloat = Field(description="lower bound on the cost of any plan")
     snr_db: Annotated[Number, Score("predicted SNR", "higher", "dB")] = Field(
-        description="of the planned layers together; null if nothing changes [dB]"
+        description="SNR over the planned layers [dB]; null if nothing changes"
     )
-    least_bytes: int = Field(description="the smallest size that these recipes reach")
-    unplanned_bytes: int = Field(description="of tensors that stay: norms, embeddings, heads")
-    layers: list[PlannedLayer] = Field(description="in the order of the original")
-    uniform: list[Uniform] = Field(description="the smallest first")
-    curve: list[Point] = Field(description="from the smallest size to the largest")
-    knee: Point | None = Field(description="where more bytes begin to buy less")
-    measured: Measurement | None = Field(None, description="null: predicted alone, without --verify")
+    least_bytes: int = Field(description="smallest size that these recipes can reach")
+    unplanned_bytes: int = Field(description="bytes of tensors that are not planned: norms, embeddings, heads")
+    layers: list[PlannedLayer] = Field(description="layers in the original's order")
+    uniform: list[Uniform] = Field(description="single recipes for all layers, the smallest first")
+    curve: list[Point] = Field(description="least cost by size, the smallest first")
+    knee: Point | None = Field(description="point from which further bytes gain less")
+    measured: Measurement | None = Field(None, description="measured effect; null without --verify")
     run: RunInfo
 
     @property
     def measured_kld(self) -> float | None:
-        """The divergence that was measured [nat]; None where none was."""
+        """The measured KL divergence [nat]; None without a measurement."""
         return None if self.measured is None else self.measured.kld
 
-    def __repr__(self) -> str:
-        return f"<quanterr.Plan {self.goal}: {self.bytes:,} bytes, {self.measure} {self.cost:.4g}>"
-
-    __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        rows = [(row.recipe, f"{row.bytes:,}", f"{row.cost:.4g}") for row in self.uniform]
-        rows += [("plan", f"{self.bytes:,}", f"{self.cost:.4g}")]
-        return notebook.table(f"{self.goal}: {self.measure}", ("recipe", "bytes", "cost"), rows, 1)
-
     def to_pandas(self) -> notebook.Frame:
-        """A pandas.DataFrame with a row per layer.
+        """Return a pandas.DataFrame with a row per layer.
 
         Raises:
             UsageError: pandas is not installed.
         """
         names = [field.name for field in fields(PlannedLayer)]
-        return notebook.frame({name: getattr(layer, name) for name in names} for layer in self.layers)
+        return notebook.make_frame({name: getattr(layer, name) for name in names} for layer in self.layers)

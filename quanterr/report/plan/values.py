@@ -1,8 +1,8 @@
-"""What rules see of a plan: its size and cost, and its layers."""
+"""Subjects of a plan for rules: the plan itself with its size, cost and layers."""
 
 from collections.abc import Collection
 
-from quanterr.report.base import scores_of
+from quanterr.report.base import collect_scores
 from quanterr.report.plan.model import Plan
 from quanterr.report.subjects import Item, Subject, Vocabulary
 
@@ -15,12 +15,12 @@ VOCABULARY = Vocabulary(
     OF_PLANS,
     "bits_per_weight <= 4.5",
     done="the plan is complete",
-    scores=scores_of(Plan),
+    scores=collect_scores(Plan),
 )
 
 
-def subjects(plan: Plan, metrics: Collection[str]) -> list[Subject]:
-    """The plan itself."""
+def list_subjects(plan: Plan, metrics: Collection[str]) -> list[Subject]:
+    """Return the plan as the only subject."""
     layers = [
         Item(layer.layer_name, "layer", {metric: getattr(layer, metric) for metric in (*OF_LAYERS, "recipe")})
         for layer in plan.layers

@@ -1,20 +1,23 @@
-"""A plan as its reader sees it: what it costs beside one recipe for all, what decides, the curve."""
+"""The view of a plan: its cost beside single recipes, the most expensive layers, the curve."""
 
 from collections import Counter
 from collections.abc import Iterator
 
 from quanterr.report import html_data
 from quanterr.report.formatting import sentence
-from quanterr.report.html_data import DIFFERS, IDENTICAL, Row, columns_of, rounded
+from quanterr.report.html_data import DIFFERS, IDENTICAL, Row, make_columns, round_digits
+from quanterr.report.made import describe_run
 from quanterr.report.plan.model import ORIGINAL, Measurement, Plan
 from quanterr.report.sections import (
+    LAYERS,
+    MAP,
     Case,
     Cells,
     Column,
     LayerName,
     Lines,
+    MapMetric,
     Maps,
-    Metric,
     Name,
     Section,
     Suite,
@@ -26,36 +29,39 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
 
 UNIFORM = (Column("size", 0), Column("cost", 1), Column("fits", 2, right=False))
-LAYERS = (Column("recipe", 0, right=False), Column("bits", 2), Column("SNR dB", 3), Column("share", 1))
+COSTS = (Column("recipe", 0, right=False), Column("bits", 2), Column("SNR dB", 3), Column("share", 1))
 CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_weight", "snr_db", "cost")
 CSV_COLUMNS = ("list", *CSV_LAYER, "reason")
-LIMITS_OF_COST = ("--max-kld", "--min-snr")  # goals: the least bytes are sought
-TIMES = 3  # from which on a change is said as a factor
-CURVE = 8  # points
+LIMITS_OF_COST = ("--max-kld", "--min-snr")  # goals that minimize bytes
+TIMES = 3  # ratio from which a change is written as a factor
+CURVE = 8  # number of points shown
 METRICS = {
-    "share": Metric("Share of the cost", "lower", "%", log=True, column="Share %"),
-    "bits": Metric("Bits per weight", "lower", "bit", column="Bits"),
-    "snr_db": Metric("Predicted SNR", "higher", "dB", column="SNR dB"),
+    "share": MapMetric("Share of the cost", "lower", "%", log=True, column="Share %"),
+    "bits": MapMetric("Bits per weight", "lower", "bit", column="Bits"),
+    "snr_db": MapMetric("Predicted SNR", "higher", "dB", column="SNR dB"),
 }
 ABOUT = (
-    "The cost is predicted from the error that each recipe makes in each layer, measured on the real weights. "
-    "quanterr compare --plan checks what a quantizer made of it, quanterr evaluate what it does to the model."
+    "The cost is predicted from the error that each recipe makes in each layer, measured on the real weights. To check "
+    "a quantizer's output against the plan, use quanterr compare --plan; to check the model, quanterr evaluate."
 )
 
 
 def view(plan: Plan, top: int) -> View:
-    """The plan with the ``top`` layers that cost most."""
+    """Return the view of a plan with the ``top`` most expensive layers."""
     facts: list[tuple[str, list[str]]] = [
         ("original", [Name(plan.original), f", {size(plan.original_bytes)}"]),
         ("planned", [f"{count(len(plan.layers), 'layer')}; {size(plan.unplanned_bytes)} stay as they are"]),
         ("cost", [plan.measure]),
-        *([("measured", [_measured(plan.measured)])] if plan.measured else []),
+        *([("measured", [_describe_measurement(plan.measured)])] if plan.measured else []),
     ]
     sections = [
         *([Section("notes", "Notes", [Lines(plan.notes, warn=True)])] if plan.notes else []),
-        Section("uniform", "One recipe for all", [_uniform(plan), Lines([_mix(plan)])]),
-        *([Section("worst", "What costs most", [_worst(plan, top)])] if top else []),
+        Section("uniform", "One recipe for all", [_uniform(plan), Lines([_count_recipes(plan)])]),
+        MAP,
+        *([Section("worst", "Most expensive layers", [_worst(plan, top)])] if top else []),
         Section("curve", "Size and cost", [Lines([_curve(plan)])]),
+        LAYERS,
+        describe_run(plan.run, f"{plan.tool.name} {plan.tool.version}"),
     ]
     words = {"role": "Role", "recipe": "Recipe"}
     maps = Maps(METRICS, words, lambda: page_data(plan), "share", "share")
@@ -64,24 +70,24 @@ def view(plan: Plan, top: int) -> View:
 
 
 def page_data(plan: Plan) -> JsonObject:
-    """All layers, for the page's scripts."""
+    """Return all layers for the page's scripts."""
     total = plan.cost or 1.0
-    return columns_of(
+    return make_columns(
         Row(
             layer.layer_name,
             IDENTICAL if layer.recipe == ORIGINAL else DIFFERS,
             {"role": role_of(layer.layer_name), "recipe": display(layer.recipe)},
             {
-                "share": rounded(layer.cost / total, html_data.SHARE_DIGITS),
-                "bits": rounded(layer.bits_per_weight, html_data.DIGITS),
-                "snr_db": rounded(layer.snr_db, html_data.DIGITS),
+                "share": round_digits(layer.cost / total, html_data.SHARE_DIGITS),
+                "bits": round_digits(layer.bits_per_weight, html_data.DIGITS),
+                "snr_db": round_digits(layer.snr_db, html_data.DIGITS),
             },
         )
         for layer in plan.layers
     )
 
 
-def _measured(found: Measurement) -> str:
+def _describe_measurement(found: Measurement) -> str:
     chunks = count(found.chunks, "chunk")
     return (
         f"KLD {found.kld:.4g} ± {found.kld_se:.2g} nat, PPL × {found.ppl_ratio:.4g} on {chunks} of "
@@ -92,11 +98,11 @@ def _measured(found: Measurement) -> str:
 def _uniform(plan: Plan) -> Table:
     rows = [[one.recipe, size(one.bytes), f"{one.cost:.4g}", "yes" if one.fits else "no"] for one in plan.uniform]
     rows.append(["this plan", size(plan.bytes), f"{plan.cost:.4g}", "yes"])
-    return Table("The plan beside one recipe for all", "recipe", UNIFORM, rows)
+    return Table("The plan beside single recipes", "recipe", UNIFORM, rows)
 
 
-def _mix(plan: Plan) -> str:
-    """How many layers have which recipe."""
+def _count_recipes(plan: Plan) -> str:
+    """Return the number of layers of each recipe."""
     counts = Counter(layer.recipe for layer in plan.layers)
     found = [f"{count(n, 'layer')} {recipe}" for recipe, n in counts.most_common()]
     return "; ".join(found).replace(ORIGINAL, "as in the original")
@@ -115,20 +121,20 @@ def _worst(plan: Plan, top: int) -> Table:
         ]
         for layer in worst
     ]
-    title = f"The layers that cost most, {len(worst):,} of {count(len(plan.layers), 'layer')}"
-    return Table(title, "layer", LAYERS, rows)
+    title = f"The {len(worst):,} most expensive of {count(len(plan.layers), 'layer')}"
+    return Table(title, "layer", COSTS, rows)
 
 
 def _curve(plan: Plan) -> str:
-    """The least cost of some sizes."""
+    """Return the least cost at some sizes, and the knee."""
     step = max(len(plan.curve) // CURVE, 1)
     points = ", ".join(f"{size(point.bytes)} {point.cost:.3g}" for point in plan.curve[::step])
-    knee = f"; more buys less from {size(plan.knee.bytes)} on" if plan.knee else ""
+    knee = f"; diminishing returns from {size(plan.knee.bytes)} on" if plan.knee else ""
     return f"least cost by size: {points}{knee}"
 
 
 def rows(plan: Plan) -> Iterator[Cells]:
-    """CSV: the plan, then each layer and each recipe for all."""
+    """Yield CSV rows: the plan, then each layer and each single recipe."""
     yield {"list": "plan", "bytes": plan.bytes, "cost": plan.cost, "snr_db": plan.snr_db, "reason": plan.goal}.items()
     for layer in plan.layers:
         yield ({"list": "layers"} | {name: getattr(layer, name) for name in CSV_LAYER}).items()
@@ -137,14 +143,14 @@ def rows(plan: Plan) -> Iterator[Cells]:
 
 
 def suites(plan: Plan) -> list[Suite]:
-    """JUnit: one test, which passes: a goal that cannot be met has no plan."""
+    """Return one JUnit test that always passes: a goal that cannot be met makes no plan."""
     return [Suite("plan", [Case("plan", sentence(plan.goal), output=conclusion(plan))])]
 
 
 def conclusion(plan: Plan) -> str:
-    """What the plan reaches, and how far it can be from the best one."""
-    bound = "the best plan there is" if plan.bound >= plan.cost else _distance(plan)
-    beside = _beside(plan)
+    """Return the size and error of the plan, and how far it can be from the optimum."""
+    bound = "no plan is better" if plan.bound >= plan.cost else _describe_bound(plan)
+    beside = _describe_gain(plan)
     found = plan.measured
     measured = "" if found is None else f", measured {found.kld:.4g} ± {found.kld_se:.2g} nat"
     return (
@@ -153,8 +159,8 @@ def conclusion(plan: Plan) -> str:
     )
 
 
-def _beside(plan: Plan) -> str:
-    """What is gained on the best of the recipes for all that keep the limit: bytes, where the limit is one of cost."""
+def _describe_gain(plan: Plan) -> str:
+    """Return the change against the best single recipe within the limit: in bytes for a limit of cost, else in cost."""
     fitting = [one for one in plan.uniform if one.fits]
     if plan.goal.startswith(LIMITS_OF_COST):
         least = min(fitting, key=lambda one: one.bytes, default=None)
@@ -165,14 +171,14 @@ def _beside(plan: Plan) -> str:
     if best is None or best.cost <= 0:
         return ""
     factor = plan.cost / best.cost
-    change = f"{factor:.3g} times that of" if factor > TIMES else f"{100 * (factor - 1):+.3g} % against"
+    change = f"{factor:.3g} times as much as" if factor > TIMES else f"{100 * (factor - 1):+.3g} % against"
     return f", {change} {best.recipe} for all"
 
 
 def brief(plan: Plan) -> str:
-    """The answer on one line."""
+    """Return the conclusion in one line."""
     return f"quanterr: {conclusion(plan)}"
 
 
-def _distance(plan: Plan) -> str:
+def _describe_bound(plan: Plan) -> str:
     return f"no plan is more than {100 * (plan.cost / plan.bound - 1):.2g} % better" if plan.bound > 0 else "no bound"

@@ -1,4 +1,4 @@
-"""What each choice of a recipe buys: pairs of candidates that differ in one respect alone."""
+"""Gains of a recipe's choices, from pairs of candidates that differ in one respect only."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -8,7 +8,7 @@ from math import prod
 from quanterr.report.ranking.model import Candidate, Gain
 
 PER = re.compile(r"(?P<codes>[a-z_]+?)(?P<bits>[2-8])?_(?P<per>tensor|row|channel|block\d+(?:x\d+)?|g\d+)")
-FINEST = {"tensor": 1 << 40, "row": 1 << 20, "channel": 1 << 20}  # elements that share a scale, nearly
+FINEST = {"tensor": 1 << 40, "row": 1 << 20, "channel": 1 << 20}  # approximate number of elements that share a scale
 WORDS = {
     "bits": "bits",
     "per": "finer scales",
@@ -18,30 +18,30 @@ WORDS = {
 }
 
 
-def gains_of(candidates: Sequence[Candidate], recipes: Collection[str]) -> list[Gain]:
-    """Of the ranked candidates that are recipes, each beside the next one that differs in one respect."""
-    known = {c.name: (_aspects(c.name), c) for c in candidates if c.rank is not None and c.name in recipes}
+def find_gains(candidates: Sequence[Candidate], recipes: Collection[str]) -> list[Gain]:
+    """Return the gains between adjacent ranked recipes that differ in one respect only."""
+    known = {c.name: (_parse_name(c.name), c) for c in candidates if c.rank is not None and c.name in recipes}
     found = []
     for aspect in WORDS:
         families: dict[str, list[tuple[float, Candidate]]] = {}
         for aspects, candidate in known.values():
             rest = str(sorted((key, value) for key, value in aspects.items() if key != aspect))
             if aspect in aspects:
-                families.setdefault(rest, []).append((_order(aspect, aspects[aspect]), candidate))
+                families.setdefault(rest, []).append((_order_key(aspect, aspects[aspect]), candidate))
         for family in families.values():
-            found += list(_steps(aspect, [candidate for _, candidate in sorted(family, key=lambda item: item[0])]))
+            found += list(_make_gains(aspect, [candidate for _, candidate in sorted(family, key=lambda item: item[0])]))
     return found
 
 
-def _steps(aspect: str, family: Sequence[Candidate]) -> Iterator[Gain]:
+def _make_gains(aspect: str, family: Sequence[Candidate]) -> Iterator[Gain]:
     for before, after in pairwise(family):
         if before.snr_db is not None and after.snr_db is not None:
             size = (after.bytes or 0) - (before.bytes or 0)
             yield Gain(WORDS[aspect], before.name, after.name, after.snr_db - before.snr_db, size)
 
 
-def _aspects(name: str) -> dict[str, str]:
-    """What a recipe's name says."""
+def _parse_name(name: str) -> dict[str, str]:
+    """Return the aspects that a recipe's name encodes."""
     base, *options = name.split(":")
     found = {"asym": "", "double": "", "scales": "absmax"}
     if match := PER.fullmatch(base):
@@ -54,8 +54,8 @@ def _aspects(name: str) -> dict[str, str]:
     return found
 
 
-def _order(aspect: str, value: str) -> float:
-    """From the coarse to the fine."""
+def _order_key(aspect: str, value: str) -> float:
+    """Return a sort key, from coarse to fine."""
     if aspect == "per":
         edges = [int(edge) for edge in re.findall(r"\d+", value)]
         if value.startswith("block") and len(edges) == 1:

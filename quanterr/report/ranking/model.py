@@ -1,4 +1,4 @@
-"""Several candidates for one original: data with a schema version, made from their reports."""
+"""The ranking of candidates for one original: data with a schema version, made from their reports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -20,13 +20,13 @@ SCHEMA_VERSION = "1.5"  # 1.5 adds a checksum
 
 Margin = Annotated[
     FiniteFloat | None,
-    Field(description="of sweep --sample: 95 of 100 samples are no further from all rows [dB]; null: no estimate"),
+    Field(description="half-width of the 95 % interval of an estimate by sweep --sample [dB]; null: not an estimate"),
 ]
 
 
 @dataclass(slots=True)
 class WorstLayer:
-    """The layer with the lowest SNR of a candidate."""
+    """The layer of a candidate with the lowest SNR."""
 
     layer_name: str
     display_name: str
@@ -35,67 +35,73 @@ class WorstLayer:
 
 @dataclass(slots=True)
 class Candidate:
-    """One candidate. What is null of a candidate that is not ranked would not belong beside the others."""
+    """A candidate. Fields that compare candidates are null if it is not ranked."""
 
-    name: Annotated[str, Field(description="the end of its path, as far as it distinguishes it")]
+    name: Annotated[str, Field(description="shortest end of the path that is unique")]
     path: str
-    verdict: Annotated[Literal["pass", "fail", "inconclusive"], Field(description="as compare's")]
+    verdict: Annotated[Literal["pass", "fail", "inconclusive"], Field(description="verdict of the comparison")]
     reasons: list[str]
-    rank: Annotated[int | None, Field(description="1 has the least error; null: not ranked, as not_ranked says")]
+    rank: Annotated[int | None, Field(description="1 has the least error; null: not ranked, see not_ranked")]
     not_ranked: str | None
-    on_front: Annotated[bool, Field(description="no other has as little error in as few bytes")]
-    behind: Annotated[str | None, Field(description="no larger, no more error, and less of one of them")]
+    on_front: Annotated[bool, Field(description="true if no other candidate has as little error in as few bytes")]
+    behind: Annotated[
+        str | None, Field(description="a candidate that is no worse in bytes and error, and better in one")
+    ]
     bytes: Annotated[
-        int | None, Field(description="of the tensors that all ranked candidates have"), Score("size", "lower", "B")
+        int | None, Field(description="bytes of tensors common to all ranked candidates"), Score("size", "lower", "B")
     ]
     bits_per_weight: Annotated[
-        FiniteFloat | None, Field(description="of the same [bit]"), Score("bits per weight", "lower")
+        FiniteFloat | None,
+        Field(description="bits per weight of these tensors [bit]"),
+        Score("bits per weight", "lower"),
     ]
-    squared_error: Annotated[FiniteFloat | None, Field(description="Σe² over the layers, 0 for identical ones")]
+    squared_error: Annotated[FiniteFloat | None, Field(description="Σe² over the layers; identical layers count as 0")]
     snr_db: Annotated[
         FiniteFloat | None,
         Field(description="Σx² / Σe² over the layers; null where either is 0 [dB]"),
         Score("SNR", "higher", "dB"),
     ]
-    best_layers: Annotated[int, Field(description="layers in which it has the least error")]
-    checkpoint_bytes: Annotated[int, Field(description="of all its tensors")]
-    overall_snr_db: Annotated[FiniteFloat | None, Field(description="as compare's: over its own layers that differ")]
+    best_layers: Annotated[int, Field(description="number of layers in which this candidate has the least error")]
+    checkpoint_bytes: Annotated[int, Field(description="bytes of all tensors of the candidate")]
+    overall_snr_db: Annotated[
+        FiniteFloat | None, Field(description="SNR over the candidate's own differing layers [dB]")
+    ]
     weighted_snr_db: Annotated[
         FiniteFloat | None,
-        Field(description="as compare's: null without importance [dB]"),
+        Field(description="as in a report [dB]; null without --importance"),
         Score("weighted SNR", "higher", "dB"),
     ]
     predicted_kld: Annotated[
         FiniteFloat | None,
-        Field(description="Σ alpha · NMSE over its layers; null without --sensitivity [nat]"),
+        Field(description="Σ alpha · NMSE over the layers [nat]; null without --sensitivity"),
         Score("predicted KLD", "lower", "nat"),
     ]
     excess_db: Annotated[
         FiniteFloat | None,
-        Field(description="as compare's: beyond what its scales allow [dB]"),
-        Score("excess", "lower", "dB"),
+        Field(description="avoidable loss under the stored scales, as in a report [dB]"),
+        Score("avoidable error", "lower", "dB"),
     ]
     worst_layer: WorstLayer | None
-    formats: Annotated[dict[str, int], Field(description="format → layers that differ")]
+    formats: Annotated[dict[str, int], Field(description="number of differing layers by format")]
     findings: list[Finding]
     gates: list[Gate]
     tokens_per_second: Annotated[
         FiniteFloat | None,
-        Field(description="that memory bandwidth allows at most, with sweep --hardware"),
-        Score("tokens/s at most", "higher"),
+        Field(description="upper bound by memory bandwidth, with sweep --hardware"),
+        Score("max. tokens/s", "higher"),
     ] = None
     snr_db_margin: Margin = None
 
 
 @dataclass(slots=True)
 class Choice:
-    """A layer as one candidate stores it."""
+    """A layer as stored by one candidate."""
 
     candidate: str
     format: str
     bytes: int
     squared_error: FiniteFloat
-    snr_db: Annotated[FiniteFloat | None, Field(description="null: the same as the original, or that is zeros")]
+    snr_db: Annotated[FiniteFloat | None, Field(description="null if identical, or if the original is zero [dB]")]
     snr_db_margin: Margin = None
 
 
@@ -106,17 +112,17 @@ class RankedLayer:
     layer_name: str
     display_name: str
     tensor_elements: int
-    best: Annotated[str, Field(description="the candidate with the least error, of equal ones the smallest")]
+    best: Annotated[str, Field(description="candidate with the least error; of equals, the smallest")]
     choices: list[Choice]
 
 
 @dataclass(slots=True)
 class Swap:
-    """A layer, stored as in another candidate. Less error is a negative change."""
+    """The effect of storing a layer as another candidate or the original does; less error or size is negative."""
 
     layer_name: str
     display_name: str
-    take_from: Annotated[str | None, Field(description="the other candidate; null: the original")]
+    take_from: Annotated[str | None, Field(description="the candidate to take the layer from; null: the original")]
     format: str
     bytes_change: int
     squared_error_change: FiniteFloat
@@ -124,19 +130,19 @@ class Swap:
 
 @dataclass(slots=True)
 class Swaps:
-    """The few layers of a candidate that would gain most for their bytes, and what comes of all of them."""
+    """The few layers of a candidate that gain most per byte when swapped, and the effect of all swaps together."""
 
     candidate: str
     layers: list[Swap]
     bytes_change: int
     bytes: int
     squared_error_change: FiniteFloat
-    snr_db: Annotated[FiniteFloat | None, Field(description="with all of them swapped; null without any error")]
+    snr_db: Annotated[FiniteFloat | None, Field(description="after all swaps; null without any error")]
 
 
 @dataclass(slots=True)
 class Gain:
-    """What a choice buys: two recipes that differ in it alone."""
+    """The gain of a choice: two recipes that differ only in it."""
 
     what: Annotated[str, Field(description="bits, finer scales, zero points, calibration, scales quantized again")]
     instead_of: str
@@ -147,32 +153,33 @@ class Gain:
 
 @dataclass(slots=True)
 class Changed:
-    """What a change of a recipe does to its error."""
+    """The effect of a change of a recipe on its error."""
 
     percent: FiniteFloat
     gain_db: Annotated[
-        FiniteFloat | None, Field(description="negative: more error; null: no error, or scales among the codes [dB]")
+        FiniteFloat | None,
+        Field(description="change of SNR, negative for more error [dB]; null: no error, or scales stored as codes"),
     ]
 
 
 @dataclass(slots=True)
 class Study:
-    """What outliers cost a recipe, and how much its error depends on its scales; of a sample of rows of each weight."""
+    """Effects of outliers and of scales on a recipe's error, on a sample of each weight's rows."""
 
     candidate: str
-    outliers: Annotated[list[Changed], Field(description="that share of the largest elements stays as it is")]
-    scales: Annotated[list[Changed], Field(description="what scales are made of is larger or smaller by that")]
+    outliers: Annotated[list[Changed], Field(description="effect of keeping the largest elements, `percent` of all")]
+    scales: Annotated[list[Changed], Field(description="effect of deriving scales from values larger by `percent`")]
     columns: Annotated[
         list[Changed],
-        Field(description="that share of the columns with the largest importance stays; empty without --importance"),
+        Field(description="effect of keeping the most important columns, `percent` of all; empty without --importance"),
     ] = field(default_factory=list)
 
 
 class Ranking(Document):
-    """Several candidates for one original, next to each other.
+    """Several candidates for one original, side by side.
 
-    Error is compared over the same layers for all: those that differ in at least one of the ranked
-    candidates. A candidate that is inconclusive is not ranked and changes nothing for the others.
+    Errors cover the same layers for all: those that differ in at least one ranked candidate. An inconclusive candidate
+    is not ranked and does not affect the others.
     """
 
     VIEW: ClassVar[str] = "quanterr.report.ranking.view"
@@ -182,50 +189,42 @@ class Ranking(Document):
     schema_version: str = SCHEMA_VERSION
     tool: Tool
     verdict: Literal["pass", "fail", "inconclusive"] = Field(
-        description="inconclusive if a candidate is not ranked; fail if one does not hold its gates"
+        description="inconclusive if a candidate is not ranked; fail if a gate of a candidate does not hold"
     )
     reasons: list[str]
-    complete: bool = Field(description="false when the run was interrupted")
-    gated: bool = Field(False, description="whether limits were set: what passes without was compared, not approved")
-    original: str = Field(description="path")
+    complete: bool = Field(description="false if the run was interrupted")
+    gated: bool = Field(False, description="true if gates were set; without gates, pass means compared, not approved")
+    original: str = Field(description="path of the original")
     original_bytes: int
     selection: Selection
-    tensors: int = Field(description="that all ranked candidates have")
-    elements: int = Field(description="of these")
-    candidates: list[Candidate] = Field(description="the least error first; at the end those that are not ranked")
-    front: list[str] = Field(description="candidates that no other beats in error and bytes, the smallest first")
-    swaps: list[Swaps] = Field(description="of candidates on the front")
+    tensors: int = Field(description="number of tensors common to all ranked candidates")
+    elements: int = Field(description="number of elements of these tensors")
+    candidates: list[Candidate] = Field(description="the least error first; candidates without a rank last")
+    front: list[str] = Field(description="Pareto-optimal candidates in error and bytes, the smallest first")
+    swaps: list[Swaps] = Field(description="swaps for Pareto-optimal candidates")
     kept: list[Swaps] = Field(
-        description="layers to leave as in the original: within the budget that was given, of each ranked candidate; "
-        "without one, of the first, if a few make most of its error"
+        description="layers to leave as in the original: for each ranked candidate within the budget; without one, "
+        "for the first candidate, if a few layers make most of its error"
     )
-    gains: list[Gain] = Field(description="of recipes that differ in one respect, of sweep and rank --against")
-    studies: list[Study] = Field([], description="of recipes, with sweep --study")
-    sample: FiniteFloat | None = Field(None, description="the share of rows that was read; null: all")
-    layers: list[RankedLayer] = Field(description="by their names, layers.2 before layers.10")
+    gains: list[Gain] = Field(description="gains between recipes that differ in one respect")
+    studies: list[Study] = Field([], description="studies of recipes, only with sweep --study")
+    sample: FiniteFloat | None = Field(None, description="share of rows that were read, 0 to 1; null: all")
+    layers: list[RankedLayer] = Field(description="in natural order of names: layers.2 before layers.10")
     run: RunInfo
 
     @property
     def gates(self) -> list[Gate]:
-        """Those of all candidates."""
+        """The gates of all candidates."""
         return [gate for candidate in self.candidates for gate in candidate.gates]
 
-    def __repr__(self) -> str:
-        return self.declared().line(self)  # type: ignore[no-any-return]
-
-    __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        return self.declared().html(self)  # type: ignore[no-any-return]
-
     def to_pandas(self) -> notebook.Frame:
-        """A pandas.DataFrame with a row per candidate.
+        """Return a pandas.DataFrame with a row per candidate.
 
         Raises:
             UsageError: pandas is not installed.
         """
         plain = [field.name for field in fields(Candidate) if field.name not in ("reasons", "formats", "findings")]
         rows = ({name: getattr(candidate, name) for name in plain} for candidate in self.candidates)
-        return notebook.frame(
+        return notebook.make_frame(
             row | {"worst_layer": row["worst_layer"] and row["worst_layer"].layer_name} for row in rows
         )

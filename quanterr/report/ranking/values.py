@@ -1,12 +1,12 @@
-"""What rules see of a ranking: each candidate's numbers, and the layers that differ in at least one of them."""
+"""Subjects of a ranking for rules: each candidate with the layers that differ in at least one of them."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from quanterr.report.base import scores_of
+from quanterr.report.base import collect_scores
 from quanterr.report.gate_results import Verdict
 from quanterr.report.ranking.model import Candidate, Ranking
-from quanterr.report.subjects import Item, Subject, Vocabulary, reasons_of_its_own, whole_of
+from quanterr.report.subjects import Item, Subject, Vocabulary, list_own_reasons, merge_verdicts
 
 OF_CANDIDATES = (
     *("rank", "bytes", "bits_per_weight", "squared_error", "snr_db", "snr_db_margin", "best_layers"),
@@ -19,21 +19,21 @@ VOCABULARY = Vocabulary(
     dict.fromkeys(OF_LAYERS, "layer"),
     OF_CANDIDATES,
     "bits_per_weight <= 4.5",
-    scores=scores_of(Candidate),
+    scores=collect_scores(Candidate),
 )
 
 
-def subjects(ranking: Ranking, metrics: Collection[str]) -> list[Subject]:
-    """Its candidates."""
+def list_subjects(ranking: Ranking, metrics: Collection[str]) -> list[Subject]:
+    """Return the candidates."""
     return [_subject(ranking, candidate) for candidate in ranking.candidates]
 
 
-def with_verdicts(ranking: Ranking, judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> Ranking:
-    """The same, judged."""
+def store_verdicts(ranking: Ranking, judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> Ranking:
+    """Return a copy of the ranking with verdicts and gates of its candidates."""
     candidates = [
         replace(candidate, **found._asdict()) for candidate, found in zip(ranking.candidates, verdicts, strict=True)
     ]
-    return ranking.model_copy(update=whole_of(judged, candidates, verdicts))
+    return ranking.model_copy(update=merge_verdicts(judged, candidates, verdicts))
 
 
 def _subject(ranking: Ranking, candidate: Candidate) -> Subject:
@@ -43,9 +43,9 @@ def _subject(ranking: Ranking, candidate: Candidate) -> Subject:
         for choice in layer.choices
         if choice.candidate == candidate.name
     ]
-    unreliable = reasons_of_its_own(candidate.verdict, candidate.reasons, [gate.message for gate in candidate.gates])
+    unreliable = list_own_reasons(candidate.verdict, candidate.reasons, [gate.message for gate in candidate.gates])
     if candidate.not_ranked:
-        unreliable = unreliable or [f"is not ranked: {candidate.not_ranked}"]
+        unreliable = unreliable or [f"not ranked: {candidate.not_ranked}"]
     return Subject(
         VOCABULARY,
         layers,

@@ -1,17 +1,22 @@
-"""A ranking as its reader sees it: who is not in it, the candidates, where they differ, what could be swapped.
+"""The view of a ranking: candidates, layers in which they differ most, possible swaps of layers.
 
-Also its rows of CSV and its tests of JUnit.
+Also its CSV rows and JUnit tests.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 
-from quanterr.report import html_data, notebook
-from quanterr.report.formatting import LONG, db, doubts, number, percent_of, sentence, stated
-from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, Row, columns_of, rounded
-from quanterr.report.keeping import FEW
+from quanterr.report import html_data
+from quanterr.report.formatting import LONG, format_answer, format_change, list_doubts, sentence
+from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, Row, make_columns, round_digits
+from quanterr.report.kept_layers import FEW
+from quanterr.report.made import describe_run
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swaps
 from quanterr.report.sections import (
+    CARD,
+    FRONT,
+    LAYERS,
+    MAP,
+    PAGE,
     Case,
     Cells,
     Column,
@@ -19,8 +24,8 @@ from quanterr.report.sections import (
     Gates,
     LayerName,
     Lines,
+    MapMetric,
     Maps,
-    Metric,
     Name,
     Part,
     Section,
@@ -38,7 +43,7 @@ COLUMNS = (
     Column("size", 2),
     Column("bits/w", 4),
     Column("SNR dB", 1),
-    Column("excess dB", 6),
+    Column("avoidable dB", 6),
     Column("worst dB", 3),
     Column("lowest error in", 7),
     Column("warnings", 5),
@@ -46,7 +51,7 @@ COLUMNS = (
 )
 WEIGHTED = Column("weighted dB", 2)
 PREDICTED = Column("predicted KLD", 2)
-SPEED = Column("tokens/s at most", 2)
+SPEED = Column("max. tokens/s", 2)
 GATES = Column("gates held", 1)
 SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
 GAIN_COLUMNS = (
@@ -55,7 +60,7 @@ GAIN_COLUMNS = (
     Column("dB", 1),
     Column("bytes", 2),
 )
-STUDY_TITLE = "dB gained without outliers, and by other scales (a sample of rows)"
+STUDY_TITLE = "dB gained by keeping outliers unquantized and by other scales (on a sample of rows)"
 SAME_SIZE = 0.05  # %
 NONE = "-"
 CSV_COLUMNS = (
@@ -65,16 +70,16 @@ CSV_COLUMNS = (
 
 
 def view(ranking: Ranking, top: int) -> View:
-    """The ranking with ``top`` layers."""
+    """Return the view of a ranking with ``top`` layers."""
     ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
     facts: list[tuple[str, list[str]]] = [
         ("original", [Name(ranking.original), f", {size(ranking.original_bytes)}"]),
         ("ranked", [f"{len(ranked):,} of {count(len(ranking.candidates), 'candidate')}"]),
-        ("compared", [_compared(ranking)]),
+        ("compared", [_describe_compared(ranking)]),
     ]
     about = (
-        f"From {_source(ranking)} of all checkpoints. SNR is the energy of the original over that of the error, in dB, "
-        "over the layers that differ in at least one candidate. Weight error is not task accuracy."
+        f"From {_describe_source(ranking)} of all checkpoints. SNR is the energy of the original over the energy of "
+        "the error, in dB, over the layers that differ in at least one candidate. Weight error is not task accuracy."
     )
     return View(
         "Quantized candidates",
@@ -87,22 +92,22 @@ def view(ranking: Ranking, top: int) -> View:
         f"{ranking.tool.name} {ranking.tool.version}",
         _maps(ranking),
         "" if ranking.gates else "compared",
-        doubts(ranking.verdict, (found for one in ranking.candidates for found in one.findings)),
+        list_doubts(ranking.verdict, (found for one in ranking.candidates for found in one.findings)),
     )
 
 
-def _compared(ranking: Ranking) -> str:
+def _describe_compared(ranking: Ranking) -> str:
     tensors = f"{count(ranking.tensors, 'tensor')} common to all, {ranking.elements:,} elements"
     differ = count(len(ranking.layers), "layer differs", "layers differ")
     return f"{tensors}; {differ} in at least one candidate"
 
 
-def _source(ranking: Ranking) -> str:
+def _describe_source(ranking: Ranking) -> str:
     return "the weights" if ranking.sample is None else f"{100 * ranking.sample:g} % of the rows of the weights"
 
 
 def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
-    excluded = _excluded(ranking)
+    excluded = _list_excluded(ranking)
     behind = [
         f"{display(c.name)}: {display(c.behind)} is no larger and has no more error"
         for c in ranking.candidates
@@ -111,20 +116,25 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
     parts: list[Part] = [Lines(excluded, warn=True)] if excluded else []
     parts.append(_candidates(ranking))
     yield Section("candidates", "Candidates", [*parts, *([Lines(behind)] if behind else [])])
+    if sum(candidate.rank is not None for candidate in ranking.candidates) > 1:
+        yield FRONT
+    yield MAP
     if ranking.gains:
-        yield Section("gains", "What each choice buys", [_gains(ranking)])
+        yield Section("gains", "Gain of each choice", [_gains(ranking)])
     if ranking.studies:
         yield Section("studies", "Outliers and scales", [_studies(ranking)])
     if top and ranking.layers:
-        yield Section("spread", "Where the choice matters", [_spread_table(ranking, top)])
+        yield Section("spread", "Layers that differ most", [_spread_table(ranking, top)])
     if swaps := [*ranking.swaps, *ranking.kept]:
-        yield Section("mix", "What to change", [part for one in swaps for part in _swaps(one, ranking, top)])
+        yield Section("mix", "Layers to change", [part for one in swaps for part in _swaps(one, ranking, top)])
     if gates := [(candidate.name, gate) for candidate in ranking.candidates for gate in candidate.gates]:
-        yield Section("gates", "Gates", [Gates(gates)], is_detail=True)
+        yield Section("gates", "Gates", [Gates(gates)], (PAGE, CARD))
+    yield LAYERS
+    yield describe_run(ranking.run, f"{ranking.tool.name} {ranking.tool.version}")
 
 
 def _candidates(ranking: Ranking) -> Table:
-    """The columns that mean something here, and their cells."""
+    """Return the table of candidates, with optional columns only if a candidate has values for them."""
     columns, rows = list(COLUMNS), []
     weighted = any(candidate.weighted_snr_db is not None for candidate in ranking.candidates)
     gates = any(candidate.gates for candidate in ranking.candidates)
@@ -157,7 +167,7 @@ def _cells(candidate: Candidate, layers: int) -> list[str]:
         "yes" if candidate.on_front else "no",
         size(candidate.bytes or 0),
         NONE if candidate.bits_per_weight is None else f"{candidate.bits_per_weight:.4g}",
-        _db(candidate),
+        _format_snr_of(candidate),
         NONE if candidate.excess_db is None else f"{candidate.excess_db:.2f}",
         NONE if worst is None else "undefined" if worst.snr_db is None else f"{worst.snr_db:.2f}",
         f"{candidate.best_layers:,} of {layers:,}",
@@ -167,9 +177,9 @@ def _cells(candidate: Candidate, layers: int) -> list[str]:
 
 
 def conclusion(ranking: Ranking) -> str:
-    """Which candidate is best, by how much, for how many bytes, and what would make it better still."""
+    """Return the best candidate, its lead in error and bytes, and what would improve it further."""
     kept = next((swaps for swaps in ranking.kept if swaps.candidate == ranking.candidates[0].name), None)
-    more = f"; {_better_kept(kept, ranking.candidates[0])}" if kept else ""
+    more = f"; {_describe_kept(kept, ranking.candidates[0])}" if kept else ""
     failing = [display(candidate.name) for candidate in ranking.candidates if candidate.verdict == "fail"]
     predicted = [(c.predicted_kld, c) for c in ranking.candidates if c.predicted_kld is not None]
     least = min(predicted, key=lambda item: item[0], default=None)
@@ -177,10 +187,10 @@ def conclusion(ranking: Ranking) -> str:
         more += f"; {display(least[1].name)} has the least predicted KLD ({least[0]:.4g})"
     held = f"; gates do not hold for {', '.join(failing)}" if failing else ""
     sampled = "" if ranking.sample is None else f"; estimated from {100 * ranking.sample:g} % of the rows"
-    return f"{_best(ranking)}{more}{held}{sampled}"
+    return f"{_describe_best(ranking)}{more}{held}{sampled}"
 
 
-def _better_kept(kept: Swaps, own: Candidate) -> str:
+def _describe_kept(kept: Swaps, own: Candidate) -> str:
     dtypes = {swap.format for swap in kept.layers}
     where = f"in {dtypes.pop()}" if len(dtypes) == 1 else "as in the original"
     several = len(kept.layers) > 1
@@ -189,56 +199,58 @@ def _better_kept(kept: Swaps, own: Candidate) -> str:
     else:
         gain = f"{'give' if several else 'gives'} {kept.snr_db - own.snr_db:.2f} dB more"
     share = 100 * kept.bytes_change / (own.bytes or 1)
-    return f"kept {where}, {len(kept.layers):,} of its layers {gain} for {percent_of(share)} % more bytes"
+    return f"{len(kept.layers):,} of its layers kept {where} {gain} for {format_change(share)} % more bytes"
 
 
-def _best(ranking: Ranking) -> str:
+def _describe_best(ranking: Ranking) -> str:
     ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
     if len(ranked) < 2:
         return f"only {display(ranked[0].name)} can be ranked" if ranked else "no candidate can be ranked"
     best, second = ranked[:2]
     if best.snr_db is None or second.snr_db is None:
         gain = "identical to the original" if not best.squared_error else f"less error than {display(second.name)}"
-        return f"{display(best.name)} is best: {gain}, {_cost(best, second)}"
+        return f"{display(best.name)} is best: {gain}, {_describe_cost(best, second)}"
     gain = f"{best.snr_db - second.snr_db:.2f} dB more than {display(second.name)}"
-    return f"{display(best.name)} is best: {gain} {_cost(best, second)}"
+    return f"{display(best.name)} is best: {gain} {_describe_cost(best, second)}"
 
 
-def _cost(best: Candidate, second: Candidate) -> str:
+def _describe_cost(best: Candidate, second: Candidate) -> str:
     share = 100 * ((best.bytes or 0) / (second.bytes or 1) - 1)
     if abs(share) < SAME_SIZE:
         return "in as many bytes"
-    return f"for {percent_of(share)} % more bytes" if share > 0 else f"in {percent_of(-share)} % fewer bytes"
+    return f"for {format_change(share)} % more bytes" if share > 0 else f"in {format_change(-share)} % fewer bytes"
 
 
 def brief(ranking: Ranking) -> str:
-    """Who is not ranked, and the front on one line, for ``--quiet``."""
+    """Return candidates without a rank and the Pareto-optimal candidates, one line each, for ``--quiet``."""
     description = []
     for name in ranking.front:
         candidate = next(candidate for candidate in ranking.candidates if candidate.name == name)
-        description.append(f"{display(name)} ({size(candidate.bytes or 0)}, {_db(candidate)} dB)")
-    front = f"on the front of size and error: {', '.join(description)}" if description else "no candidate can be ranked"
+        description.append(f"{display(name)} ({size(candidate.bytes or 0)}, {_format_snr_of(candidate)} dB)")
+    front = (
+        f"Pareto-optimal in size and error: {', '.join(description)}" if description else "no candidate can be ranked"
+    )
     seen = view(ranking, 0)
-    answer = stated(seen.word or "", seen.doubts, front)
-    return "\n".join(f"quanterr: {line}" for line in (*_excluded(ranking), answer))
+    answer = format_answer(seen.word or "", seen.doubts, front)
+    return "\n".join(f"quanterr: {line}" for line in (*_list_excluded(ranking), answer))
 
 
-def _excluded(ranking: Ranking) -> list[str]:
+def _list_excluded(ranking: Ranking) -> list[str]:
     return [f"not ranked: {display(c.name)}: {display(c.not_ranked, LONG)}" for c in ranking.candidates if c.not_ranked]
 
 
-def _db(candidate: Candidate) -> str:
-    return _snr(candidate.snr_db, candidate.squared_error, candidate.snr_db_margin)
+def _format_snr_of(candidate: Candidate) -> str:
+    return _format_snr(candidate.snr_db, candidate.squared_error, candidate.snr_db_margin)
 
 
-def _snr(snr_db: float | None, squared_error: float | None, margin: float | None = None) -> str:
+def _format_snr(snr_db: float | None, squared_error: float | None, margin: float | None = None) -> str:
     if snr_db is not None:
         return f"{snr_db:.2f}" + ("" if margin is None else f" ± {margin:.2f}")
-    return "undefined" if squared_error else "identical"  # undefined: of an original of zeros
+    return "undefined" if squared_error else "identical"  # undefined: the original is all zeros
 
 
 def _studies(ranking: Ranking) -> Table:
-    """What outliers and scales do to each recipe."""
+    """Return the table of the gains from outliers and scales for each recipe."""
     first = ranking.studies[0]
     heads = [f"{one.percent:g} % out" for one in first.outliers]
     heads += [f"{one.percent:g} % of columns out" for one in first.columns]
@@ -259,18 +271,18 @@ def _gains(ranking: Ranking) -> Table:
             Name(gain.instead_of),
             gain.what,
             f"{gain.snr_gain_db:+.2f}",
-            _percent(gain.bytes_change, sizes[gain.instead_of]),
+            _format_percent(gain.bytes_change, sizes[gain.instead_of]),
         ]
         for gain in ranking.gains
     ]
-    return Table("What each choice buys", "recipe", GAIN_COLUMNS, rows)
+    return Table("Gain of each choice", "recipe", GAIN_COLUMNS, rows)
 
 
 def _spread_table(ranking: Ranking, top: int) -> Table:
-    """Where the candidates are furthest apart."""
-    layers = sorted(ranking.layers, key=_spread, reverse=True)[:top]
+    """Return the layers in which the candidates' errors differ most."""
+    layers = sorted(ranking.layers, key=_compute_spread, reverse=True)[:top]
     names = [choice.candidate for choice in layers[0].choices]
-    ranked = [candidate.name for candidate in ranking.candidates]  # the best first: it is left out last
+    ranked = [candidate.name for candidate in ranking.candidates]  # the best first: its column is dropped last
     columns = (
         Column("best", len(names), right=False),
         *(Column(display(name), ranked.index(name)) for name in names),
@@ -279,15 +291,15 @@ def _spread_table(ranking: Ranking, top: int) -> Table:
         [
             LayerName(layer.layer_name),
             Name(layer.best),
-            *(_snr(choice.snr_db, choice.squared_error, choice.snr_db_margin) for choice in layer.choices),
+            *(_format_snr(choice.snr_db, choice.squared_error, choice.snr_db_margin) for choice in layer.choices),
         ]
         for layer in layers
     ]
-    title = f"SNR in dB where the choice matters most, {len(layers):,} of {count(len(ranking.layers), 'layer')}"
+    title = f"SNR in dB of the {len(layers):,} layers that differ most, of {count(len(ranking.layers), 'layer')}"
     return Table(title, "layer", columns, rows)
 
 
-def _spread(layer: RankedLayer) -> float:
+def _compute_spread(layer: RankedLayer) -> float:
     errors = [choice.squared_error for choice in layer.choices]
     return max(errors) - min(errors)
 
@@ -295,36 +307,36 @@ def _spread(layer: RankedLayer) -> float:
 def _swaps(swaps: Swaps, ranking: Ranking, top: int) -> Iterator[Part]:
     own = next(candidate for candidate in ranking.candidates if candidate.name == swaps.candidate)
     error = own.squared_error or 1.0  # a candidate without an error has nothing to swap
-    after = _snr(swaps.snr_db, error + swaps.squared_error_change) + (" dB" if swaps.snr_db is not None else "")
+    after = _format_snr(swaps.snr_db, error + swaps.squared_error_change) + (" dB" if swaps.snr_db is not None else "")
     whence = "taken from other candidates" if any(swap.take_from for swap in swaps.layers) else "as in the original"
     title = (
         f"{display(swaps.candidate)} with {count(len(swaps.layers), 'layer')} {whence}: "
-        f"{_percent(swaps.bytes_change, own.bytes or 1)} bytes, {_percent(swaps.squared_error_change, error)} "
-        f"squared error, {_db(own)} -> {after}"
+        f"{_format_percent(swaps.bytes_change, own.bytes or 1)} bytes, "
+        f"{_format_percent(swaps.squared_error_change, error)} squared error, {_format_snr_of(own)} -> {after}"
     )
     rows = [
         [
             LayerName(swap.layer_name),
             f"{display(swap.take_from or 'original')} ({swap.format})",
             f"{swap.bytes_change:+,}",
-            _percent(swap.squared_error_change, error),
+            _format_percent(swap.squared_error_change, error),
         ]
         for swap in swaps.layers[: max(top, FEW)]
     ]
     yield Table(title, "layer", SWAP_COLUMNS, rows, len(swaps.layers) - len(rows))
 
 
-def _percent(change: float, whole: float) -> str:
+def _format_percent(change: float, whole: float) -> str:
     return f"{100 * change / whole:+.3g} %"
 
 
 def _maps(ranking: Ranking) -> Maps:
-    """The SNR of each ranked candidate is a metric of every layer."""
+    """Return the map's metrics: the SNR of each ranked candidate, and the spread of errors."""
     ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
-    metrics = {"spread": Metric("Spread", "lower", "%", log=True, column="Spread %")}
+    metrics = {"spread": MapMetric("Spread", "lower", "%", log=True, column="Spread %")}
     for n, candidate in enumerate(ranked):
         name = display(candidate.name)
-        metrics[f"snr_{n}"] = Metric(name, "higher", "dB", column=name, is_wide=n > 0)
+        metrics[f"snr_{n}"] = MapMetric(name, "higher", "dB", column=name, is_wide=n > 0)
     front = [(display(c.name), c.bytes or 0, c.snr_db, c.on_front) for c in ranked]
     details = Details("Candidates", ["", "format", "SNR dB", "bytes", "Σe²"], lambda n: _choices(ranking.layers[n]))
     return Maps(
@@ -337,7 +349,7 @@ def _choices(layer: RankedLayer) -> list[list[str]]:
         [
             display(choice.candidate),
             display(choice.format),
-            _snr(choice.snr_db, choice.squared_error, choice.snr_db_margin),
+            _format_snr(choice.snr_db, choice.squared_error, choice.snr_db_margin),
             f"{choice.bytes:,}",
             f"{choice.squared_error:.{html_data.DIGITS}g}",
         ]
@@ -346,14 +358,14 @@ def _choices(layer: RankedLayer) -> list[list[str]]:
 
 
 def page_data(ranking: Ranking) -> JsonObject:
-    """All layers, with an SNR for each ranked candidate."""
+    """Return all layers with an SNR for each ranked candidate, for the page's scripts."""
     total = max((candidate.squared_error or 0.0 for candidate in ranking.candidates), default=0.0)
-    return columns_of(_row(layer, total) for layer in ranking.layers)
+    return make_columns(_row(layer, total) for layer in ranking.layers)
 
 
 def _row(layer: RankedLayer, total: float) -> Row:
     levels = {f"snr_{n}": _level(choice) for n, choice in enumerate(layer.choices)}
-    spread = rounded(_spread(layer) / total, SHARE_DIGITS) if total else None
+    spread = round_digits(_compute_spread(layer) / total, SHARE_DIGITS) if total else None
     words = {"role": role_of(layer.layer_name), "best": display(layer.best)}
     return Row(layer.layer_name, DIFFERS, words, {"spread": spread, **levels})
 
@@ -365,7 +377,7 @@ def _level(choice: Choice) -> float | str | None:
 
 
 def rows(ranking: Ranking) -> Iterator[Cells]:
-    """CSV: the verdict, each candidate, then each layer of each candidate; ``list`` says which it is."""
+    """Yield CSV rows: the verdict, each candidate, then each layer of each candidate, by ``list``."""
     verdict = {"quanterr_verdict": ranking.verdict}
     yield (verdict | {"list": "ranking", "reason": "; ".join(ranking.reasons)}).items()
     for candidate in ranking.candidates:
@@ -380,35 +392,12 @@ def rows(ranking: Ranking) -> Iterator[Cells]:
 
 
 def suites(ranking: Ranking) -> Sequence[Suite]:
-    """JUnit: a suite for each candidate, with a test for whether it can be ranked and one for each gate."""
+    """Return the JUnit suites: one per candidate, with a test for whether it can be ranked and a test for each gate."""
     answer = sentence(conclusion(ranking))
     return [_suite(candidate, "" if n else answer) for n, candidate in enumerate(ranking.candidates)]
 
 
 def _suite(candidate: Candidate, output: str) -> Suite:
     problem = ("error", f"not ranked: {sentence(candidate.not_ranked)}") if candidate.not_ranked else ("", "")
-    name = "everything selected was compared and can be relied on"
+    name = "everything selected was compared reliably"
     return Suite(candidate.name, [Case("ranking", name, *problem, output=output)], candidate.gates)
-
-
-def line(ranking: Ranking) -> str:
-    """``<quanterr.Ranking pass: int8, fp8; original.safetensors>``."""
-    names = ", ".join(display(candidate.name) for candidate in ranking.candidates)
-    return f"<quanterr.Ranking {ranking.verdict}: {names}; {display(os.path.basename(ranking.original))}>"
-
-
-def html(ranking: Ranking) -> str:
-    """The verdict with its reasons, and the candidates."""
-    rows = [
-        (
-            "-" if candidate.rank is None else str(candidate.rank),
-            candidate.name,
-            db(candidate.snr_db),
-            number(candidate.bits_per_weight),
-            "-" if candidate.bytes is None else size(candidate.bytes),
-        )
-        for candidate in ranking.candidates
-    ]
-    headers = ("rank", "candidate", "SNR dB", "bits per weight", "size")
-    title = f"{count(len(ranking.layers), 'layer')} differ"
-    return notebook.heading(ranking.verdict, ranking.reasons) + notebook.table(title, headers, rows, 2)

@@ -1,0 +1,136 @@
+"""The floor of an evaluation on recorded calls: the original in the dtype that it is stored in, against float32.
+
+Runtimes compute denoisers in bfloat16 or float16. The rounding of that alone changes outputs, and a candidate whose
+error is no larger cannot be told from the original by looking at what a runtime makes of both.
+
+Timesteps and scales of guidance stay exact: models of diffusers round them to 16 bits before they multiply them by 1000
+(3.5 becomes 3504), which changes the output in the same way for both and is no noise. ComfyUI computes them in float32.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - its usual name
+from torch.overrides import TorchFunctionMode
+
+from quanterr.errors import QuanterrError
+from quanterr.evaluation.calls import Call, CallError, OutputMeasures, output_of
+from quanterr.evaluation.models import Architecture, Denoiser
+from quanterr.evaluation.sides import Sides
+from quanterr.evaluation.stepping import Stream
+from quanterr.report.evaluation.model import Floor
+from quanterr.util.text import display
+
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}  # of stored floats that runtimes compute in
+HALVES = frozenset(DTYPES.values())
+REFERENCES = (torch.float32, torch.float64)
+
+
+class _ExactScalars(TorchFunctionMode):
+    """Leaves vectors of float32 as they are where a model converts them to 16 bits, until they enter a product."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (*args[1:], *(kwargs or {}).values())
+        to_half = function is torch.Tensor.to and any(one in HALVES for one in given if isinstance(one, torch.dtype))
+        if to_half and args[0].dim() <= 1 and args[0].dtype is torch.float32:
+            return args[0]
+        if function is F.linear and args[0].dtype is torch.float32 and args[1].dtype in HALVES:
+            args = (args[0].to(args[1].dtype), *args[1:])
+        return function(*args, **(kwargs or {}))
+
+
+class FloorRun:
+    """The original on its way through all calls in its own dtype; its failure ends the floor and nothing else."""
+
+    def __init__(self, architecture: Architecture | Denoiser, sides: Sides, calls: Sequence[Call]) -> None:
+        """Start a forward for each call."""
+        self._measures = OutputMeasures()
+        self._calls: Sequence[Any] = calls
+        self._stream: Stream | None = None
+        self.dtype, self.reason = _own_dtype(sides), ""
+        if self.dtype is None:
+            self.reason = "the original is stored in no float of 16 bits"
+        elif architecture.dtype not in REFERENCES:
+            self.reason = "both sides compute in 16 bits: --dtype float32 measures it"
+        else:
+            self._attempt(lambda: self._start(replace(architecture, dtype=self.dtype), sides))
+
+    def _start(self, own: Architecture | Denoiser, sides: Sides) -> None:
+        model = own.build()
+        inputs = [own.workload.inputs(model, own.config, call) for call in self._calls]
+        names = own.names(model, sides, sides.weights)
+        self._stream = Stream(model, names, sides.get, inputs, own.device, recorded=True)
+
+    def load(self, unit: str, tensors: Mapping[str, Tensor]) -> None:
+        """Load a unit with the original's weights."""
+        if self._stream is not None:
+            self._stream.units[unit].load(tensors)
+
+    def free(self, unit: str) -> None:
+        """Free a unit."""
+        if self._stream is not None:
+            self._stream.units[unit].free()
+
+    def run(self, place: int, number: int, unit: str, base: Any) -> None:
+        """Run a unit for the call at a place; ``base`` is the original's result, where its forward has ended."""
+        self._attempt(lambda: self._run(place, number, unit, base))
+
+    def _run(self, place: int, number: int, unit: str, base: Any) -> None:
+        stream = self._stream
+        if stream is None or not stream.waits(place, stream.units[unit]):
+            return
+        stream.resume(place, stream.run(place))
+        result = stream.result(place)
+        if base is not None and result is not None:
+            finite = self._measures.add(number, self._calls[place], output_of(base), output_of(result))
+            if not finite:
+                self._end(f"the original's output is not finite in {_name(self.dtype)}")
+
+    def _attempt(self, action: Any) -> None:
+        try:
+            with _ExactScalars():
+                action()
+        except QuanterrError as error:
+            self._end(f"the original does not run in {_name(self.dtype)}: {display(str(error), 200)}")
+
+    def _end(self, reason: str) -> None:
+        self.close()
+        self.reason, self._measures.calls = reason, {}
+
+    def close(self) -> None:
+        """End all forwards."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+    def found(self) -> dict[str, object]:
+        """Return what :meth:`add` of another process takes."""
+        return {"calls": {n: tuple(row) for n, row in self._measures.calls.items()}, "reason": self.reason}
+
+    def add(self, found: Mapping[str, Any]) -> None:
+        """Add what another process found for its share of the calls."""
+        self._measures.calls |= {number: CallError(*row) for number, row in found["calls"].items()}
+        self.reason = self.reason or found["reason"]
+
+    def result(self) -> Floor:
+        """Return the floor, or why there is none."""
+        name = None if self.dtype is None else _name(self.dtype)
+        if self.reason or not self._measures.calls:
+            return Floor(name, None, self.reason or "no call was completed")
+        return Floor(name, self._measures.result(), None)
+
+
+def _own_dtype(sides: Sides) -> torch.dtype | None:
+    """Return the dtype of 16 bits that most of the original's bytes have; None where most have another."""
+    sizes = Counter[str]()
+    for entry in sides.checkpoint.entries.values():
+        sizes[entry.dtype] += entry.nbytes
+    return DTYPES.get(sizes.most_common(1)[0][0]) if sizes else None
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")

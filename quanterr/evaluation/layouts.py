@@ -1,0 +1,187 @@
+"""Which rows of which stored tensors make up a denoiser's parameters, read off diffusers' own single-file converters.
+
+A file of the original authors (Black Forest Labs, Stability AI, Alibaba, …) or of ComfyUI has other names than
+diffusers' class of the model, and fuses projections. diffusers' converters rename, split, join and swap tensors along
+rows, without arithmetic. Here they run on labels, one integer for each stored row, and leave the labels where the rows
+belong. So one layout serves every format: a weight is dequantized first and cut then.
+
+Source of the converters: huggingface/diffusers, src/diffusers/loaders/single_file_model.py,
+SINGLE_FILE_LOADABLE_CLASSES.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from quanterr.errors import CheckpointError
+from quanterr.util.text import count, display, listed
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]  # of stored tensors, as their values have it
+
+COMFY = "model.diffusion_model."
+# A whole pipeline in one file has the denoiser's tensors under a prefix, beside its VAE and its text encoders.
+WITHIN_A_PIPELINE = (COMFY, "diffusion_model.")
+AROUND_ALL = ("transformer.", "unet.", "net.")  # prefixes that count only where every tensor has them
+MAX_NAMED = 3
+
+
+class Rows(NamedTuple):
+    """Consecutive rows of a stored tensor, along its first axis: ``n`` of them, from row ``first`` on."""
+
+    source: str
+    first: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The rows that make up each parameter, from top to bottom, and what belongs to no parameter."""
+
+    parameters: Mapping[str, tuple[Rows, ...]]  # by names of the model
+    ignored: frozenset[str] = frozenset()  # stored tensors of other parts of a pipeline, or that the converter drops
+    unknown: frozenset[str] = frozenset()  # stored tensors that the model lacks
+    prefix: str = ""  # of the stored names
+
+    def has_names_of(self, other: "Layout") -> bool:
+        """Whether both make up the parameters that they share from tensors of the same names, prefixes aside."""
+        own, others = self._bare(), other._bare()
+        shared = own.keys() & others.keys()
+        return bool(shared) and all(own[name] == others[name] for name in shared)
+
+    def _bare(self) -> dict[str, list[str]]:
+        return {
+            name: [rows.source.removeprefix(self.prefix) for rows in pieces] for name, pieces in self.parameters.items()
+        }
+
+
+def denoiser_names(names: Iterable[str]) -> tuple[dict[str, str], str]:
+    """Return the denoiser's tensors in a file, bare name to stored name, and the prefix of the stored names."""
+    every = list(names)
+    prefix = next((p for p in WITHIN_A_PIPELINE if any(name.startswith(p) for name in every)), None)
+    if prefix is None:
+        prefix = next((p for p in AROUND_ALL if every and all(name.startswith(p) for name in every)), "")
+    return {name.removeprefix(prefix): name for name in every if name.startswith(prefix)}, prefix
+
+
+def find_layout(model: nn.Module, config: Mapping[str, object], shapes: Shapes, where: str) -> Layout:
+    """Find the layout of a checkpoint for a model of diffusers, by the names and shapes of its tensors.
+
+    ``where`` names the checkpoint in errors. A parameter for which nothing is stored is not in the layout.
+
+    Raises:
+        CheckpointError: the names are neither those of the model nor names that diffusers' converter takes, or a
+            parameter has another shape in the model.
+    """
+    bare, prefix = denoiser_names(shapes)
+    known: dict[str, Tensor] = model.state_dict()
+    others = frozenset(shapes) - frozenset(bare.values())
+    own = Layout(
+        {name: (Rows(bare[name], 0, _rows(shapes[bare[name]])),) for name in known if name in bare},
+        others,
+        _unknown(model, {short: [bare[short]] for short in bare if short not in known}),
+        prefix,
+    )
+    if len(own.parameters) == len(known):
+        return own
+    try:
+        converted = _convert(model, config, {short: _rows(shapes[name]) for short, name in bare.items()}, where)
+    except CheckpointError:
+        if 2 * len(own.parameters) > len(known):  # the names of diffusers, some of which are missing
+            return own
+        raise
+    pieces = {name: tuple(_runs(labels, list(bare.values()), shapes)) for name, labels in converted.items()}
+    found = {name: rows for name, rows in pieces.items() if name in known}
+    if len(found) < len(own.parameters):
+        return own
+    for name, rows in found.items():
+        _check_shape(name, tuple(known[name].shape), rows, shapes, where)
+    used = {rows.source for each in pieces.values() for rows in each}
+    extra = {name: [rows.source for rows in each] for name, each in pieces.items() if name not in known}
+    return Layout(found, others | (frozenset(bare.values()) - used), _unknown(model, extra), prefix)
+
+
+def _unknown(model: nn.Module, extra: Mapping[str, list[str]]) -> frozenset[str]:
+    """Return the stored tensors of converted names that the model lacks, but for those that diffusers ignores."""
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return frozenset(
+        source
+        for name, sources in extra.items()
+        if not any(re.search(pattern, name) for pattern in patterns)
+        for source in sources
+    )
+
+
+def _rows(shape: Shape) -> int:
+    return shape[0] if shape else 1
+
+
+def _convert(model: nn.Module, config: Mapping[str, object], rows: Mapping[str, int], where: str) -> dict[str, Tensor]:
+    """Run diffusers' converter on labels; return the labels (rows,) int64 of each converted tensor.
+
+    A label is the number of a row, counted over all tensors in their order. Every tensor has one column: no converter
+    cuts along columns.
+    """
+    try:
+        from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+    except ImportError:
+        SINGLE_FILE_LOADABLE_CLASSES = {}  # noqa: N806 - diffusers' name
+
+    name, some = type(model).__name__, listed(list(rows), MAX_NAMED)
+    row: Any = SINGLE_FILE_LOADABLE_CLASSES.get(name)
+    if row is None:
+        raise CheckpointError(
+            f"{where}: its names ({some}) are not those of {name}, and diffusers has no converter of single files for "
+            "that class; convert it to diffusers' names first"
+        )
+    wanted = COMFY if name == "UNet2DConditionModel" else ""  # the only converter that looks for the prefix
+    labels, first = dict[str, Tensor](), 0
+    for short, n in rows.items():
+        labels[wanted + short] = torch.arange(first, first + n)[:, None]
+        first += n
+    try:
+        converted = row["checkpoint_mapping_fn"](checkpoint=labels, config=dict(config))
+    except KeyError as error:
+        raise CheckpointError(
+            f"{where}: lacks {display(str(error.args[0]))}, which diffusers' converter to {name} needs; it has {some}"
+        ) from error
+    except Exception as error:
+        raise CheckpointError(
+            f"{where}: diffusers' converter to {name} fails on its names ({some}): {display(str(error), 300)}"
+        ) from error
+    return {key: value.flatten() for key, value in converted.items() if isinstance(value, Tensor)}
+
+
+def _runs(labels: Tensor, order: list[str], shapes: Shapes) -> list[Rows]:
+    """Cut the labels of a parameter into runs of consecutive rows of one stored tensor."""
+    starts = torch.tensor([0, *(_rows(shapes[name]) for name in order)]).cumsum(0)
+    owners = torch.searchsorted(starts, labels, right=True) - 1
+    breaks = (labels[1:] != labels[:-1] + 1) | (owners[1:] != owners[:-1])
+    ends = [*(torch.nonzero(breaks)[:, 0] + 1).tolist(), len(labels)]
+    runs, first = [], 0
+    for end in ends:
+        if end > first:
+            owner = int(owners[first])
+            runs.append(Rows(order[owner], int(labels[first] - starts[owner]), end - first))
+        first = end
+    return runs
+
+
+def _check_shape(name: str, shape: Shape, pieces: tuple[Rows, ...], shapes: Shapes, where: str) -> None:
+    """Refuse a parameter that the converter makes up in another shape than the model has.
+
+    Raises:
+        CheckpointError: it does.
+    """
+    rows = sum(piece.n for piece in pieces)
+    columns = {shapes[piece.source][1:] for piece in pieces}
+    if rows != _rows(shape) or columns != {shape[1:]}:
+        sources = listed([f"{piece.source} {list(shapes[piece.source])}" for piece in pieces], MAX_NAMED)
+        raise CheckpointError(
+            f"{where}: {count(rows, 'row')} of {sources} make up {display(name)}, which is {list(shape)} in the model "
+            "of the config; is this the config of another variant?"
+        )

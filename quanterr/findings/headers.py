@@ -1,0 +1,165 @@
+"""Findings from before any weight is compared: headers, labels, undone factors, importance matrix, sensitivity."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from quanterr.findings.codes import make_finding
+from quanterr.pairing.model import COMPUTED, Bucket, FoldedScales, Pairing
+from quanterr.report.base import Finding
+from quanterr.roles import role_of
+from quanterr.util.strict_json import JsonFields, as_object
+from quanterr.util.text import count, display, listed
+
+NOT_COLLECTED = ("embedding", "head")  # roles that llama-imatrix skips by default
+FEW_MISSING = 0.05  # share of the other quantized weights that may be missing
+FUSED_LOCATIONS = frozenset({"weight_input", "weight_output"})
+
+
+def check_plan(plan: Pairing) -> Iterator[Finding]:
+    """Report contradictions and oddities in headers and labels."""
+    if plan.idle:
+        yield make_finding("nothing_excluded", "info", None, f"{'; '.join(plan.idle)}; nothing was excluded")
+    for side, labels in plan.labels.items():
+        if labels.orphans:
+            layers = listed(list(labels.orphans))
+            message = f"the header of the {side} checkpoint labels layers that are not stored: {layers}"
+            yield make_finding("label_without_layer", "warning", None, message)
+        if rotated := _describe_fused_rotations(labels.config):
+            message = f"config.json of the {side} checkpoint declares rotations fused into its weights: {rotated}"
+            remedy = "compare the checkpoint from before the rotations were fused, or use the rotated original"
+            yield make_finding("rotated_weights", "error", None, message, remedy)
+        coded = any(pair.quantized.has_codes for pair in plan.pairs)
+        all_paired = all(one.bucket is Bucket.CONSUMED for one in plan.leftovers)
+        if side == "quantized" and labels.method and plan.pairs and not coded and all_paired:
+            message = f"config.json declares quant_method {display(labels.method)}, but no weight is stored quantized"
+            yield make_finding("config_without_codes", "warning", None, message, "is this the quantized checkpoint?")
+    coded_originals = sum(pair.original.has_codes and pair.original.n > 0 for pair in plan.pairs)
+    if coded_originals and not any(pair.quantized.has_codes for pair in plan.pairs):
+        message = (
+            f"the original stores {count(coded_originals, 'weight')} quantized, the quantized checkpoint none: "
+            "are the arguments swapped?"
+        )
+        yield make_finding("swapped_sides", "warning", None, message, "pass the original first")
+    for name in plan.names_with_unused_scale:
+        message = f"{display(name)} is not quantized but has a scale of 1, which was ignored"
+        yield make_finding("dummy_scale", "warning", name, message)
+    for side in plan.labels:
+        computed = [one.name for one in plan.leftovers if one.side == side and one.reason == COMPUTED]
+        if computed:
+            message = (
+                f"only the {side} checkpoint stores {count(len(computed), 'tensor')} that the model computes: "
+                f"{listed(computed, 3)}; the stored values equal the computed ones"
+            )
+            yield make_finding("computed_buffer", "info", None, message, tensors=computed)
+    casts = [pair.name for pair in plan.pairs if pair.quantized.encoding == "cast"]
+    if casts:
+        message = f"FP8 without a scale, read as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
+        remedy = "if the model was quantized with scales, they are missing from this file"
+        yield make_finding("fp8_without_scale", "info", None, message, remedy)
+    for pair in plan.pairs:
+        for warning in pair.original.warnings + pair.quantized.warnings:
+            yield make_finding("ambiguous_layout", "warning", pair.name, f"{display(pair.name)}: {warning}")
+
+
+def _describe_fused_rotations(config: JsonFields) -> str:
+    """Name the transforms of compressed-tensors that are fused into the stored weights; empty if there are none."""
+    names = []
+    for name, group in as_object(as_object(config.get("transform_config")).get("config_groups")).items():
+        applied = as_object(group).get("apply")
+        places = applied if isinstance(applied, list) else []
+        if any(as_object(place).get("location") in FUSED_LOCATIONS for place in places):
+            names.append(f"{display(name)} ({display(str(group.get('type')))})")
+    return ", ".join(names)
+
+
+def report_folding(folded: Sequence[FoldedScales]) -> Iterator[Finding]:
+    """Report scales that moved between weights, with the error as stored and with the folding undone."""
+    if folded:
+        names = list(dict.fromkeys(name for one in folded for name in one.names))
+        sources = list(dict.fromkeys(one.source for one in folded))
+        least = min(folded, key=lambda one: one.before_db)
+        yield make_finding(
+            "folded_scales",
+            "info",
+            None if len(sources) > 1 else sources[0],
+            f"scales of {count(len(names), 'weight')} ({listed(names, 4)}) were folded into {listed(sources, 2)}; the "
+            f"comparison undoes that: {least.after_db:.1f} dB on a sample of {display(least.worst)}, "
+            f"{least.before_db:.1f} dB as stored",
+            "nothing if the quantizer does this (AWQ, SmoothQuant); use both tensors together",
+            layers=names,
+            sources=sources,
+            snr_db_as_stored=least.before_db,
+            snr_db=least.after_db,
+        )
+    for one in folded:
+        if one.without:
+            have, lack = listed(list(one.names), 4), listed(list(one.without), 4)
+            yield make_finding(
+                "folded_scales",
+                "error",
+                one.source,
+                f"{display(one.source)} absorbed the scales of {have}; {lack}, which it also feeds, lack them",
+                "quantize these layers again with the same scales",
+                layers=list(one.without),
+            )
+        if one.bias:
+            yield make_finding(
+                "folded_scales",
+                "error",
+                one.bias,
+                f"{display(one.source)} absorbed scales, but its bias {display(one.bias)} did not",
+                "apply the same factors to the bias, or quantize these layers again",
+                layers=[one.bias],
+            )
+
+
+def check_importance(plan: Pairing) -> Iterator[Finding]:
+    """Report the weights, and the experts of stacks, that the importance matrix does not cover."""
+    covered = plan.covered
+    if covered is None:
+        return
+    missing = [one.name for one in covered if one.uncovered is None]
+    if len(missing) == len(covered):
+        message = "the importance matrix names none of the compared weights"
+        remedy = "pass the importance matrix that was made for this model"
+        yield make_finding("importance_unmatched", "error", None, message, remedy)
+    elif missing:
+        yield _report_uncovered(plan, missing)
+    partly = [one for one in covered if one.uncovered]
+    if partly:
+        n = sum(one.uncovered or 0 for one in partly)
+        message = (
+            f"no activations for {count(n, 'expert')}, whose inputs are weighted equally: "
+            f"{listed([one.name for one in partly], 3)}"
+        )
+        yield make_finding("importance_uncovered", "warning", None, message, experts=n)
+
+
+def _report_uncovered(plan: Pairing, missing: Sequence[str]) -> Finding:
+    """Report weights missing from the importance matrix; a warning if more than embeddings, head and few others are."""
+    quantized = [pair for pair in plan.pairs if pair.quantized.has_codes and role_of(pair.name) not in NOT_COLLECTED]
+    left = [pair for pair in quantized if pair.name in set(missing)]
+    share = sum(pair.original.n for pair in left) / max(1, sum(pair.original.n for pair in quantized))
+    if max(share, len(left) / max(1, len(quantized))) > FEW_MISSING:
+        message = (
+            f"the importance matrix does not cover {len(left):,} of {count(len(quantized), 'quantized weight')}, "
+            f"{share:.0%} of their elements: {listed([pair.name for pair in left], 3)}"
+        )
+        remedy = "collect the matrix from the whole model: weighted numbers leave these weights out"
+        return make_finding("importance_missing", "warning", None, message, remedy, weights=len(missing), share=share)
+    message = f"the importance matrix does not cover {count(len(missing), 'weight')}: {listed(list(missing), 3)}"
+    return make_finding("importance_missing", "info", None, message, weights=len(missing), share=share)
+
+
+def check_sensitivity(plan: Pairing, alphas: Mapping[str, float] | None) -> Iterator[Finding]:
+    """Report the matrices that the sensitivity (``alphas``, by name) does not cover."""
+    matrices = [pair.name for pair in plan.pairs if len(pair.original.shape) > 1]
+    missing = [name for name in matrices if name not in (alphas or {})]
+    if alphas is None or not missing:
+        return
+    if len(missing) == len(matrices):
+        message = "the sensitivity names none of the compared weights"
+        remedy = "pass the file that evaluate --sensitivity wrote for this original"
+        yield make_finding("sensitivity_unmatched", "error", None, message, remedy)
+    else:
+        message = f"the sensitivity does not cover {count(len(missing), 'weight')}: {listed(missing, 3)}"
+        yield make_finding("sensitivity_missing", "info", None, message, weights=len(missing))

@@ -1,0 +1,159 @@
+"""A gate that checks a checkpoint against the plan that it was made from, layer by layer."""
+
+from collections.abc import Iterator, Mapping
+from math import sqrt
+
+from quanterr.errors import UsageError
+from quanterr.report.gate_results import Gate, Violation
+from quanterr.report.model import Layer, LosslessLayer, Report
+from quanterr.report.plan.model import ORIGINAL, SCHEMA, SCHEMA_VERSION, Plan, PlannedLayer
+from quanterr.report.same_original import Marks, find_tensor_difference
+from quanterr.report.stored import read_stored
+from quanterr.util.text import count, display
+
+REQUIRE = "as planned: format, bits, SNR; the rest unchanged"
+TOLERANCE = 0.5  # dB below the prediction
+BITS = 0.05  # relative difference of the bits: scales may be stored in another dtype
+
+FLOAT16 = "torch.float16"
+
+# Floats that a tensor may be cast to → largest relative error of a normal number, half of the smallest subnormal.
+CASTS = {
+    "torch.float32": (2.0**-24, 2.0**-150),
+    "torch.bfloat16": (2.0**-8, 2.0**-134),
+    FLOAT16: (2.0**-11, 2.0**-25),
+}
+
+# Formats that store the same codes and scales in other tensors.
+SAME = (
+    frozenset({"ct_nvfp4", "nvfp4", "nvfp4_experts", "gguf_nvfp4", "torchao_nvfp4", "mlx_nvfp4"}),
+    frozenset({"ct_mxfp4", "mxfp4", "gpt_oss_mxfp4", "gguf_mxfp4", "mlx_mxfp4"}),
+    frozenset({"mxfp8", "mlx_mxfp8", "torchao_mx"}),
+    frozenset({"fp8_row", "torchao_fp8"}),
+    frozenset({"int8_row", "ct_int", "bnb_int8", "torchao_int8"}),
+    frozenset(
+        {
+            *("ct_pack", "gptq", "gptq_v2", "gptq_p", "gptq_marlin", "ct_int", "mlx_affine", "modelopt_int4", "hqq"),
+            *("awq_gemm", "awq_gemv", "awq_gemv_fast", "awq_marlin", "quark_int4", "torchao_int4", "torchao_intx"),
+            *("sdnq", "quanto_int4", "quanto_int2", "quanto_int8"),
+        }
+    ),
+)
+
+
+def read_plan(path: str) -> Plan:
+    """Read a plan that ``quanterr plan`` wrote.
+
+    Raises:
+        ReportError: the file is no plan.
+    """
+    return read_stored(path, Plan, SCHEMA, SCHEMA_VERSION)
+
+
+def check_against_plan(report: Report, plan: Plan) -> Report:
+    """Return the report with one more gate: planned layers are as planned, all others as in the original.
+
+    Raises:
+        UsageError: none of the planned layers was compared, or one belongs to another original.
+    """
+    actual: dict[str, Layer | LosslessLayer] = {}
+    for layers in (report.layers, report.other_changes, report.lossless):
+        actual |= {layer.layer_name: layer for layer in layers}
+    if actual.keys().isdisjoint(layer.layer_name for layer in plan.layers):
+        raise UsageError("--plan: names none of the compared layers; the plan was made for another original")
+    _check_original(plan, actual)
+    found = [violation for layer in plan.layers for violation in _find_violations(layer, actual.get(layer.layer_name))]
+    found += _find_unplanned_changes(report, plan)
+    found.sort(key=lambda violation: violation.margin if violation.margin is not None else float("-inf"))
+    gate = _make_gate(found, len(plan.layers))
+    if report.verdict == "inconclusive":
+        return report.model_copy(update={"gates": [*report.gates, gate]})
+    failed = [one.message for one in (*report.gates, gate) if one.status == "fail" and one.severity == "error"]
+    reasons = failed or [f"everything selected was compared; {gate.message}"]
+    return report.model_copy(
+        update={"gates": [*report.gates, gate], "verdict": "fail" if failed else "pass", "reasons": reasons}
+    )
+
+
+def _check_original(plan: Plan, actual: Mapping[str, Layer | LosslessLayer]) -> None:
+    for planned in plan.layers:
+        layer = actual.get(planned.layer_name)
+        if layer is None:
+            continue
+        there = Marks(planned.original_norm, planned.original_fingerprint)
+        here = Marks(layer.original_norm, layer.original_fingerprint)
+        if why := find_tensor_difference(planned.layer_name, there, here):
+            raise UsageError(f"--plan: the plan was made for another original: {why}; plan again from this one")
+
+
+def _find_unplanned_changes(report: Report, plan: Plan) -> Iterator[Violation]:
+    """Find layers outside the plan that changed by more than a cast or absorbed scales explain."""
+    expected = {layer.layer_name for layer in plan.layers}
+    folded = (finding for finding in report.findings if finding.code == "folded_scales" and finding.severity == "info")
+    expected |= {name for finding in folded for name in (finding.layer, *finding.evidence.get("sources", ()))}
+    for layer in (*report.layers, *report.other_changes):
+        if layer.layer_name not in expected and not _is_cast(layer):
+            snr = "" if layer.snr_db is None else f" ({layer.snr_db:.2f} dB)"
+            yield Violation(layer.layer_name, None, None, f"is not in the plan, but was changed{snr}")
+
+
+def _is_cast(layer: Layer) -> bool:
+    """Return True if the errors are no larger than those of a cast to the stored dtype."""
+    if layer.quantized_dtype not in CASTS or layer.quantized_dtype == layer.original_dtype or not layer.finite:
+        return False
+    relative, least = CASTS[layer.quantized_dtype]
+    if layer.error_norm > relative * layer.original_norm + least * sqrt(layer.tensor_elements):
+        return False
+    may_be_subnormal = layer.quantized_dtype == FLOAT16  # relative errors of subnormals have no limit
+    return may_be_subnormal or layer.max_relative_error is None or bool(layer.max_relative_error <= relative)
+
+
+def _find_violations(planned: PlannedLayer, actual: Layer | LosslessLayer | None) -> Iterator[Violation]:
+    name = planned.layer_name
+    if actual is None:
+        yield Violation(name, None, None, "was planned but not compared: is it missing, or excluded by -l?")
+        return
+    found_format = actual.format
+    if not _is_same_format(planned.format, found_format):
+        expected = "the original's" if planned.recipe == ORIGINAL else planned.format
+        yield Violation(name, None, None, f"is {found_format}, planned {expected} ({planned.recipe})")
+        return
+    bits = actual.bits_per_weight
+    if bits is not None and abs(bits - planned.bits_per_weight) > BITS * planned.bits_per_weight:
+        yield Violation(name, bits, None, f"has {bits:.4g} bits per weight, planned {planned.bits_per_weight:.4g}")
+        return
+    snr = getattr(actual, "snr_db", None)
+    if planned.snr_db is not None and snr is not None and snr < planned.snr_db - TOLERANCE:
+        margin = snr - (planned.snr_db - TOLERANCE)
+        yield Violation(name, snr, margin, f"has {snr:.2f} dB, planned {planned.snr_db:.2f}")
+
+
+def _is_same_format(planned: str, found: str) -> bool:
+    return planned == found or any({planned, found} <= same for same in SAME)
+
+
+def _make_gate(violations: list[Violation], n: int) -> Gate:
+    worst = violations[0] if violations else None
+    message = f"gate {REQUIRE} holds: {count(n, 'layer')}"
+    if worst is not None:
+        message = (
+            f"gate {REQUIRE} does not hold: {len(violations):,} of {count(n, 'layer')}, the worst "
+            f"{display(worst.layer or '')}: {worst.reason}"
+        )
+    return Gate(
+        id="plan",
+        require=REQUIRE,
+        layers=[],
+        severity="error",
+        reason=None,
+        status="fail" if violations else "pass",
+        judged=n,
+        identical=0,
+        skipped=0,
+        observed=worst.observed if worst else None,
+        limit=TOLERANCE,
+        margin=worst.margin if worst else None,
+        worst_layer=worst.layer if worst else None,
+        message=message,
+        violations=violations,
+    )

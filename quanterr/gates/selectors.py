@@ -1,0 +1,50 @@
+"""Selection of the layers that a rule applies to."""
+
+from collections.abc import Callable
+
+from quanterr.errors import UsageError
+from quanterr.gates.rules import Rule
+from quanterr.report.subjects import Item, Subject
+from quanterr.selection import LayerSelection
+from quanterr.util.text import display
+
+
+def make_selector(rule: Rule) -> Callable[[Item], bool]:
+    """Return a function that says whether a rule selects an item.
+
+    Norms and biases that differ are selected only if a pattern names them.
+    """
+    if not rule.layers:
+        return lambda item: item.kind != "other_changes"
+    selection = LayerSelection(rule.layers)
+    return lambda item: selection.takes(item.name)
+
+
+def make_decider(rules: list[Rule], n: int) -> Callable[[Item], bool]:
+    """Return a function that says whether rule n decides for an item: no later rule with the same id selects it."""
+    takes = make_selector(rules[n])
+    later = [make_selector(rule) for rule in rules[n + 1 :] if rule.id == rules[n].id]
+    return lambda item: takes(item) and not any(other(item) for other in later)
+
+
+def check_patterns(rules: list[Rule], subject: Subject) -> None:
+    """Check that every pattern matches something.
+
+    Raises:
+        UsageError: a pattern matches nothing.
+    """
+    for rule in rules:
+        if dead := explain_dead_pattern(rule, subject):
+            raise UsageError(f'{rule.place}rule "{display(rule.id)}": {dead}')
+
+
+def explain_dead_pattern(rule: Rule, subject: Subject) -> str | None:
+    """Return a message about a pattern, excluding ones included, that matches nothing; None if all match."""
+    if not rule.layers:
+        return None
+    try:
+        LayerSelection(rule.layers).check_all(item.name for item in subject.list_items(rule.condition.metric))
+    except UsageError as error:
+        patterns = display(" ".join(subject.patterns), 200)
+        return f"{error} (the report covers only {patterns})" if patterns else str(error)
+    return None

@@ -1,0 +1,354 @@
+"""Rules applied to a subject: which hold, by how much, and what violates them.
+
+A rule holds only if it could be judged: on at least one item, on a complete report, and without a layer whose numbers
+cannot be trusted (not compared, not finite, with a finding of severity error). No verdict is given if the quantized
+checkpoint is a copy of the original, or if the sides are swapped. Values are never rounded.
+"""
+
+from collections.abc import Callable
+from math import inf, isfinite, isinf, isnan
+from typing import NamedTuple
+
+from quanterr.gates.expression import OF_BASELINE, OF_INTERVAL, Condition
+from quanterr.gates.rules import Rule
+from quanterr.gates.selectors import check_patterns, explain_dead_pattern, make_decider, make_selector
+from quanterr.report import NORM
+from quanterr.report.gate_results import Gate, Verdict, Violation
+from quanterr.report.subjects import WIDTH, Item, Subject, compute_change
+from quanterr.util.text import count, display, format_decisive
+
+
+def needed_metrics(rules: list[Rule]) -> tuple[set[str], set[str]]:
+    """Return the metrics of layers and of the aggregate that the rules and the baseline check need."""
+    metrics = {rule.condition.metric for rule in rules if rule.condition.of_items} | {NORM}
+    return metrics, {rule.condition.metric for rule in rules if rule.condition.scope == "model"}
+
+
+def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None = None) -> Verdict:
+    """Return the verdict on a subject; delta(), rel_delta() and ratio() compare it with ``baseline``.
+
+    Raises:
+        UsageError: the baseline does not fit this subject, or a pattern of a rule selects nothing.
+    """
+    if baseline:
+        compared = {rule.condition.metric for rule in rules if rule.condition.function in OF_BASELINE}
+        subject.check_baseline(baseline, compared)
+    if not subject.unreliable:  # being unreliable comes first, and may be why a layer is missing
+        check_patterns(rules, subject)
+    gates = [_apply_rule(subject, rules, n, baseline) for n in range(len(rules))]
+    doubts = list_doubts(subject, rules)
+    doubts += [
+        gate.message
+        for gate, rule in zip(gates, rules, strict=True)
+        if _explain_missing_interval(subject, rule.condition)
+    ]
+    failed = [gate for gate in gates if gate.status == "fail" and gate.message not in doubts]
+    errors = [gate.message for gate in failed if gate.severity == "error"]
+    reasons = doubts + errors
+    if not reasons:
+        warned = f"; failed with a warning: {count(len(failed), 'gate')}" if failed else ""
+        reasons = [f"{subject.vocabulary.done}; {_count_holding(len(gates) - len(failed))}{warned}"]
+    return Verdict("inconclusive" if doubts else "fail" if errors else "pass", reasons, gates)
+
+
+def list_doubts(subject: Subject, rules: list[Rule]) -> list[str]:
+    """Return why the verdict is inconclusive, whichever rules hold.
+
+    Besides an unreliable comparison, that is the case if there are rules and what was measured is not the quantized
+    model.
+    """
+    return list(subject.unreliable or (subject.unquantized if rules else ()))
+
+
+def _explain_missing_interval(subject: Subject, condition: Condition) -> str | None:
+    """Return why the interval that a condition needs does not exist; None if it does."""
+    return (
+        f"{condition.function}() {subject.too_few}" if condition.function in OF_INTERVAL and subject.too_few else None
+    )
+
+
+def _count_holding(n: int) -> str:
+    return "the gate holds" if n == 1 else f"{n} gates hold"
+
+
+class _Outcome(NamedTuple):
+    """Result of a rule.
+
+    ``observed`` may be infinite; it is None if there is no number.
+    """
+
+    violations: list[Violation]
+    observed: float | None = None
+    worst_layer: str | None = None
+    judged: int = 0
+    identical: int = 0
+    skipped: int = 0
+    unjudged: bool = False
+
+
+class ItemValues(NamedTuple):
+    """Values of items, and items without one, which are violations unless the rule skips undefined values."""
+
+    known: list[tuple[Item, float]]
+    missing: list[Violation]
+    skipped: list[Violation]
+
+
+def _apply_rule(subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> Gate:
+    rule, condition = rules[n], rules[n].condition
+    if not subject.complete:
+        outcome = _judge_so_far(subject, rules, n, baseline) or _fail_without_value(
+            "the report is incomplete: the run was interrupted"
+        )
+    elif why := _explain_missing_interval(subject, condition):
+        outcome = _fail_without_value(why)._replace(unjudged=True)
+    elif condition.scope == "whole":
+        outcome = _judge_value(condition, _value_of_whole(condition, subject, baseline))
+    elif condition.scope == "model":
+        outcome = _fail_without_value(subject.trouble) if subject.trouble else _judge_model(condition, subject)
+    else:
+        outcome = _judge_items(subject, rules, n, baseline)
+    return _make_gate(rule, outcome)
+
+
+def _value_of_whole(condition: Condition, subject: Subject, baseline: Subject | None) -> float | None:
+    """Return the value that a condition judges for the whole subject; None if undefined."""
+    value = subject.get_whole_metric(condition.metric)
+    if condition.function in OF_INTERVAL:
+        error = subject.errors.get(condition.metric)
+        sign = 1 if condition.function == "upper" else -1
+        return None if value is None or error is None else value + sign * WIDTH * error
+    if condition.function not in OF_BASELINE:
+        return value
+    old = baseline.get_whole_metric(condition.metric) if baseline else None
+    return compute_change(old, value, condition.function)
+
+
+def _judge_so_far(subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> _Outcome | None:
+    """Return the violations found in an interrupted run, which later layers cannot correct."""
+    if not rules[n].condition.per_item:
+        return None
+    outcome = _judge_items(subject, rules, n, baseline)
+    beyond = [violation for violation in outcome.violations if violation.observed is not None]
+    if not beyond:
+        return None
+    return outcome._replace(violations=beyond, observed=beyond[0].observed, worst_layer=beyond[0].layer)
+
+
+def _fail_without_value(reason: str) -> _Outcome:
+    return _Outcome([Violation(None, None, None, reason)])
+
+
+def _judge_model(condition: Condition, subject: Subject) -> _Outcome:
+    """Judge a number of the aggregate, which may be infinite only if no layer differs."""
+    value = subject.get_model_metric(condition.metric)
+    if value is not None and isinf(value) and any(item.kind == "layers" for item in subject.items):
+        return _fail_without_value(f"{condition.metric} is {value}")
+    return _judge_value(condition, value)
+
+
+def _judge_value(condition: Condition, value: float | None) -> _Outcome:
+    """Judge a single number."""
+    if value is None or isnan(value):
+        return _fail_without_value(f"{condition.metric} is undefined")
+    violations = [] if condition.holds(value) else [_make_violation(condition, None, value)]
+    return _Outcome(violations, value)
+
+
+def _judge_items(subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> _Outcome:
+    rule, condition = rules[n], rules[n].condition
+    if dead := explain_dead_pattern(rule, subject):
+        return _fail_without_value(dead)
+    takes = make_decider(rules, n)
+    every = subject.list_items(condition.metric)
+    items = [item for item in every if takes(item)]
+    if not items:
+        selected = any(map(make_selector(rule), every))
+        return _fail_without_value(
+            f"later rules with the same id decide for all {condition.item}s that it selects"
+            if selected
+            else f"there is no {condition.item} to judge"
+        )
+    before = {item.name: item for item in baseline.list_items(condition.metric)} if baseline else {}
+    numbers = collect_values(items, rule, before)
+    gone = _find_removed(every, before, takes) if condition.function in OF_BASELINE else []
+    numbers.missing.extend(gone)
+    differ = not all(item.identical for item in items)
+    if differ and not numbers.missing and all(item.identical for item, _ in numbers.known):
+        outcome = _fail_without_value(f"no selected {condition.item} that differs has {condition.metric}")
+    else:
+        outcome = _judge_each(condition, numbers, before) if condition.per_item else _judge_together(condition, numbers)
+    return outcome._replace(
+        judged=len(items) + len(gone),
+        identical=sum(item.identical for item in items),
+        skipped=len(numbers.skipped),
+    )
+
+
+def _find_removed(items: list[Item], before: dict[str, Item], takes: Callable[[Item], bool]) -> list[Violation]:
+    """Return a violation for each layer of the baseline that is gone, which is as bad as a layer that got worse."""
+    here = {item.name for item in items}
+    gone = [w for w in before.values() if w.name not in here and w.kind != "not_compared" and takes(w)]
+    return [Violation(item.name, None, None, "is in the baseline but not in this report") for item in gone]
+
+
+def collect_values(items: list[Item], rule: Rule, before: dict[str, Item]) -> ItemValues:
+    """Collect the values that a rule compares; ``before`` are the items of the baseline by name."""
+    found = ItemValues([], [], [])
+    badness: dict[str, float] = {}
+    metric, function = rule.condition.metric, rule.condition.function
+    for item in items:
+        value = item.get_number(metric)
+        trouble, undefined = item.trouble or _reject_infinite(item, metric, value), f"{metric} is undefined"
+        skips = rule.undefined == "skip"
+        if function in OF_BASELINE:
+            old = before.get(item.name)
+            trouble = trouble or _distrust_baseline(old)
+            value = compute_change(old.get_number(metric), value, function) if old else None
+            undefined = undefined if old else "is not in the baseline"
+            skips = skips and old is None  # a layer of the baseline without a number may have got worse
+        if trouble is None and value is not None and not isnan(value):
+            found.known.append((item, value))
+        else:
+            to = found.skipped if skips and trouble is None else found.missing
+            to.append(Violation(item.name, None, None, trouble or undefined))
+            if value is not None and isfinite(value):
+                badness[item.name] = rule.condition.margin(value)
+    found.missing.sort(key=lambda violation: badness.get(violation.layer or "", -inf))
+    return found
+
+
+def _reject_infinite(item: Item, metric: str, value: float | None) -> str | None:
+    """Return a message for an infinite number, null in the report: something is broken, so it is never skipped."""
+    return None if value is None or not isinf(value) or item.identical else f"{metric} is {value}"
+
+
+def _distrust_baseline(old: Item | None) -> str | None:
+    """Return why a layer of the baseline cannot be compared with.
+
+    Unlike a new layer it is not skipped, because it may have got worse.
+    """
+    if old is None or old.trouble is None:
+        return None
+    return f"{'was not compared' if old.kind == 'not_compared' else 'cannot be relied on'} in the baseline"
+
+
+def _judge_each(condition: Condition, numbers: ItemValues, before: dict[str, Item]) -> _Outcome:
+    """Judge every item by itself."""
+    beyond = [
+        _make_violation(condition, item.name, value, before.get(item.name))
+        for item, value in numbers.known
+        if not condition.holds(value)
+    ]
+    beyond.sort(key=lambda violation: (violation.margin is not None, violation.margin))
+    if violations := numbers.missing + beyond:
+        return _Outcome(violations, violations[0].observed, violations[0].layer)
+    if not numbers.known:
+        return _fail_without_value(f"no selected {condition.item} has {condition.metric}")
+    item, value = min(numbers.known, key=lambda item: condition.margin(item[1]))
+    return _Outcome([], value, item.name)
+
+
+def _judge_together(condition: Condition, numbers: ItemValues) -> _Outcome:
+    """Judge all items together.
+
+    Items that are identical on both sides would flatter the result, so they count only if there are no others, except
+    for costs (bits per item), which do not become perfect by being identical.
+    """
+    if numbers.missing:
+        return _Outcome(numbers.missing, worst_layer=numbers.missing[0].layer)
+    known = [v for item, v in numbers.known if not item.identical or condition.metric not in item.perfect]
+    known = known or [value for _, value in numbers.known]
+    if not known:
+        return _fail_without_value(f"no selected {condition.item} has {condition.metric}")
+    if condition.inner:
+        return _judge_value(condition, sum(map(condition.inner.holds, known)) / len(known))
+    return _judge_value(condition, condition.statistic(known))
+
+
+def _make_violation(condition: Condition, layer: str | None, value: float, old: Item | None = None) -> Violation:
+    """Return a violation; ``old`` is the same item in the baseline."""
+    if isfinite(value):
+        return Violation(layer, value, _margin(condition, value), None)
+    if condition.function not in OF_BASELINE:
+        return Violation(layer, None, None, f"{condition.metric} is {value}")
+    was = "; it was the same on both sides in the baseline" if old and old.kind == "lossless" else ""
+    return Violation(layer, None, None, f"{condition.function}({condition.metric}) is {value}{was}")
+
+
+def _margin(condition: Condition, value: float) -> float | None:
+    """Return the margin, or None if it is infinite."""
+    margin = condition.margin(value)
+    return margin if isfinite(margin) else None
+
+
+def _make_gate(rule: Rule, outcome: _Outcome) -> Gate:
+    observed = outcome.observed if outcome.observed is not None and isfinite(outcome.observed) else None
+    return Gate(
+        id=rule.id,
+        require=rule.condition.text,
+        layers=list(rule.layers),
+        severity=rule.severity,
+        reason=rule.reason,
+        status="fail" if outcome.violations else "pass",
+        judged=outcome.judged,
+        identical=outcome.identical,
+        skipped=outcome.skipped,
+        observed=observed,
+        limit=rule.condition.limit,
+        margin=None if observed is None else _margin(rule.condition, observed),
+        worst_layer=outcome.worst_layer,
+        message=_format_message(rule, outcome),
+        violations=outcome.violations,
+    )
+
+
+def format_rule(rule: Rule) -> str:
+    """Return the name of a rule: its id and its condition."""
+    text = display(rule.condition.text)
+    return text if rule.id == rule.condition.text else f"{display(rule.id)}: {text}"
+
+
+def _format_message(rule: Rule, outcome: _Outcome) -> str:
+    if outcome.unjudged:
+        return f"gate {format_rule(rule)} cannot be judged: {_describe_failure(rule, outcome)}"
+    if outcome.violations:
+        return f"gate {format_rule(rule)} does not hold: {_describe_failure(rule, outcome)}"
+    return f"gate {format_rule(rule)} holds: {_describe_success(rule, outcome)}"
+
+
+def _describe_failure(rule: Rule, outcome: _Outcome) -> str:
+    first = outcome.violations[0]
+    words = display(first.reason or "", 2000) if first.observed is None else format_value(rule, first.observed)
+    if first.layer is None:
+        return f"{words}{_describe_base(rule, outcome)}"
+    return f"{len(outcome.violations):,} of {_count_items(rule, outcome)}, the worst {display(first.layer)}: {words}"
+
+
+def _describe_success(rule: Rule, outcome: _Outcome) -> str:
+    if outcome.judged and outcome.judged == outcome.identical:
+        return f"{count(outcome.judged, rule.condition.item)}{_describe_skipped(outcome)}, the same on both sides"
+    words = f"no {rule.condition.item} differs" if outcome.observed is None else format_value(rule, outcome.observed)
+    if outcome.worst_layer is None:
+        return f"{words}{_describe_base(rule, outcome)}"
+    return f"{_count_items(rule, outcome)}, the nearest {display(outcome.worst_layer)}: {words}"
+
+
+def _count_items(rule: Rule, outcome: _Outcome) -> str:
+    identical = f" ({outcome.identical:,} identical)" if outcome.identical else ""
+    return count(outcome.judged, rule.condition.item) + identical + _describe_skipped(outcome)
+
+
+def _describe_skipped(outcome: _Outcome) -> str:
+    return f", {outcome.skipped:,} skipped" if outcome.skipped else ""
+
+
+def _describe_base(rule: Rule, outcome: _Outcome) -> str:
+    return f" over {_count_items(rule, outcome)}" if outcome.judged else ""
+
+
+def format_value(rule: Rule, value: float) -> str:
+    """Format a value and its margin with enough digits to show on which side of the limit the value is."""
+    margin = _margin(rule.condition, value)
+    shown = format_decisive(value, rule.condition.limit)
+    return shown + ("" if margin is None else f" (margin {format_decisive(margin, 0)})")

@@ -1,0 +1,75 @@
+"""Keyword arguments of the library's functions, made from the fields of the dataclasses in options.py."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields
+from difflib import get_close_matches
+from functools import partial, wraps
+from typing import ParamSpec, TypeVar, get_type_hints
+
+from quanterr.errors import UsageError
+from quanterr.options import Option
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_FLAG = re.compile(r"(quanterr [a-z]+ )?--([a-z][a-z-]*[a-z])(?: FILE)?")  # group 1: it is part of a proposed command
+
+
+def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator for a function whose keywords, after its own parameters, are the fields of a dataclass.
+
+    ``help()`` and notebooks then show each keyword with its type and default. An unknown keyword raises a TypeError
+    that names the nearest one. A UsageError names arguments instead of the command line's options.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    arguments = {_flag(field, hints[field.name]): field.name for field in fields(kind)}
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = _signature(function, kind)
+        arguments.update({name.replace("_", "-"): name for name in signature.parameters})
+
+        @wraps(function)
+        def call(*given: P.args, **keywords: P.kwargs) -> R:
+            for name in keywords:
+                if name not in signature.parameters:
+                    raise TypeError(_describe_unknown(function.__name__, name, list(signature.parameters)))
+            try:
+                return function(*given, **keywords)
+            except UsageError as error:
+                raise UsageError(_FLAG.sub(partial(_name_argument, arguments), str(error))) from error
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def _name_argument(arguments: Mapping[str, str], flag: re.Match[str]) -> str:
+    return flag[0] if flag[1] else arguments.get(flag[2], flag[0])
+
+
+def _flag(field: "Field[object]", hint: object) -> str:
+    """Return the long option of a field on the command line, without its dashes."""
+    flags = next((note.flags for note in getattr(hint, "__metadata__", ()) if isinstance(note, Option)), "")
+    return flags.split()[0].removeprefix("--") if flags else field.name.replace("_", "-")
+
+
+def _signature(function: Callable[..., object], kind: type) -> inspect.Signature:
+    """Return the signature with each field of the dataclass as a keyword."""
+    own = inspect.signature(function)
+    parameters = {name: one for name, one in own.parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        if field.name not in parameters:
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            parameters[field.name] = inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
+            )
+    return own.replace(parameters=list(parameters.values()))
+
+
+def _describe_unknown(function: str, name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+    return f"{function}() got an unexpected keyword argument {name!r}; {hint}"

@@ -1,0 +1,138 @@
+"""The data of a pairing: pairs of weights, leftover entries, and the results of a compared pair."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.checkpoints.labels import Labels
+from quanterr.formats import Weight
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.metrics.attainable import Attainable
+from quanterr.metrics.sums import Sums
+from quanterr.pairing.sampling import ReadingThreshold
+from quanterr.tensors.casts import Copy
+from quanterr.tensors.chunks import Chunk
+
+
+class Bucket(StrEnum):
+    """The outcome for an entry of a checkpoint; each entry has exactly one."""
+
+    COMPARED = "compared"
+    LOSSLESS = "lossless"
+    CONSUMED = "consumed"  # a scale or another part of a compared weight, or a label
+    NON_FINITE = "non_finite"  # compared, but with NaN or infinity
+    SHAPE_MISMATCH = "shape_mismatch"
+    ONLY_IN_ORIGINAL = "only_in_original"
+    ONLY_IN_QUANTIZED = "only_in_quantized"
+    UNSUPPORTED = "unsupported"
+    ERROR = "error"
+    NOT_REACHED = "not_reached"  # the run was interrupted first
+    FILTERED_OUT = "filtered_out"
+
+
+COMPUTED = "a computed buffer that holds the expected values"  # the reason of a consumed leftover
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Entries that are not compared, and the reason."""
+
+    name: str
+    side: str
+    bucket: Bucket
+    reason: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Other weights that replace a pair's if a sample of the values favours them."""
+
+    original: Weight
+    quantized: Weight | None  # None: the pair's own
+    bar: ReadingThreshold
+    evidence: str = ""  # evidence to add to the pair if the alternative wins; {error} is the relative error
+    warning: str = ""  # warning to add, likewise
+    leftovers: tuple[Leftover, ...] = ()  # replace the pair, if a winning alternative is an error
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One weight as both sides store it; ``name`` is the original's name."""
+
+    name: str
+    original: Weight
+    quantized: Weight
+    codes: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # per side: the entries that hold the elements
+    consumed: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # per side: all other entries of the weight
+    alternative: Alternative | None = None
+    importance: Callable[[Chunk], Tensor] | None = None  # chunk → importance of its elements, (1 or r, c)
+
+    def leave(self, bucket: Bucket, reason: str) -> tuple[Leftover, ...]:
+        """Return the leftovers of the pair, for when it cannot be compared after all."""
+        original = Leftover(self.name, "original", bucket, reason, (*self.codes[0], *self.consumed[0]))
+        first, *others = [Leftover(entry.name, "quantized", bucket, reason, (entry,)) for entry in self.codes[1]]
+        return original, replace(first, entries=(*first.entries, *self.consumed[1])), *others
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedScales:
+    """Factors that a quantizer moved from weights into the norm or weight before them, and that were moved back."""
+
+    source: str  # name of the norm or weight that absorbed the factors
+    names: tuple[str, ...]  # names of the weights that were corrected
+    worst: str = ""  # name of the weight with the largest error as stored
+    before_db: float = 0.0  # SNR of ``worst`` on a sample, as stored
+    after_db: float = 0.0  # SNR of ``worst`` with all factors undone
+    without: tuple[str, ...] = ()  # names of weights that should have the factors as well, but clearly do not
+    bias: str = ""  # name of the source's bias, if it lacks the factors that the source's rows have
+
+
+class ImportanceCoverage(NamedTuple):
+    """The coverage of a weight by an importance matrix: its number of matrices with count 0, or None if missing."""
+
+    name: str
+    uncovered: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """The result of pairing: the pairs to compare, and the leftovers."""
+
+    pairs: Sequence[Pair] = ()
+    leftovers: Sequence[Leftover] = ()
+    prefixes: Mapping[str, str] = field(default_factory=dict)  # side → prefix stripped from its names
+    labels: Mapping[str, Labels] = field(default_factory=dict)
+    folded: Sequence[FoldedScales] = ()
+    covered: Sequence[ImportanceCoverage] | None = None  # coverage by the importance matrix, if one was given
+    idle: Sequence[str] = ()  # messages about excluding patterns that match nothing
+
+    @property
+    def names_with_unused_scale(self) -> list[str]:
+        """Names of weights of plain floats that have a scale nevertheless."""
+        return [pair.name for pair in self.pairs if pair.quantized.encoding == "floats" and pair.consumed[1]]
+
+
+class LargestError(NamedTuple):
+    """The element of a weight with the largest error."""
+
+    row: int
+    col: int
+    x: float
+    y: float
+
+
+class ComparedWeight(NamedTuple):
+    """The result of comparing a pair; ``number`` is the pair's index."""
+
+    number: int
+    sums: Sums
+    scales: ScaleStatistics | None
+    worst: LargestError | None
+    attainable: Attainable | None = None  # None if the nearest codes are unknown
+    copy: Copy | None = None  # whether unquantized values are a copy of the original; None if either side is quantized
+    fingerprint: str | None = None  # checksum of sampled bytes of the original

@@ -1,0 +1,265 @@
+"""An original as a checkpoint that is quantized while it is read.
+
+Each weight that a recipe takes is a file of its own with the tensors that the recipe stores; they are made when they
+are read and not kept. So such a candidate goes through the same pairing, readers and findings as one on disk.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Checkpoint, CheckpointFile, Entry
+from quanterr.checkpoints.base import DTYPE_BITS
+from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.errors import UsageError
+from quanterr.recipes.base import FLOATS, Recipe, Rows, Source, StoredTensor
+from quanterr.recipes.matrices import is_stack, matrices_of
+from quanterr.recipes.scales import ScaleCache
+from quanterr.selection import LayerSelection
+from quanterr.util.text import count, display, listed
+
+PIECE = 1 << 19  # elements measured or encoded at once: fewer cost more in Python than the cache saves
+
+# Parts of names of tensors that stay unquantized. Norms and biases are small and sensitive; embeddings (also T5's
+# relative_attention_bias) are looked up and not multiplied; the head and the routers of experts choose among
+# alternatives, where a small error changes the choice. Programs quantize embeddings and heads too if asked to, and
+# llama-quantize always does: so do recipes if a pattern names them.
+SKIP = ("norm", "bias", "router", ".gate.", "wpe")
+ENDS = ("embed", "wte", "lm_head")
+
+ImportanceOf = Callable[[str, tuple[int, ...]], Tensor | None]  # by a weight's name and shape: (cols,) float32
+
+
+class QuantizedFile(CheckpointFile):
+    """The tensors that a recipe stores for one weight, one after the other, made while they are read."""
+
+    is_certain = True
+
+    def __init__(
+        self,
+        weight: str,
+        recipe: Recipe,
+        source: Source,
+        rows: Rows,
+        kept: ScaleCache,
+        stretch: float = 1.0,
+        importance: Tensor | None = None,
+    ) -> None:
+        """Describe the file; ``rows`` returns the weight's rows, and nothing is read yet.
+
+        ``stretch`` multiplies the numbers that scales are derived from; ``importance`` of the columns is for
+        calibrators.
+        """
+        self.stretch, self.importance, self.wanted = stretch, importance, recipe
+        recipe = recipe.for_columns(source.cols)
+        self.path = Path(recipe.name)
+        self.weight, self.recipe, self.source, self.rows, self._kept = weight, recipe, source, rows, kept
+        self.entries = list(self._make_entries(recipe.scheme.list_tensors(source)))
+        self.size = self.entries[-1].offset + self.entries[-1].nbytes
+        self._known = {
+            self._expand_name(name): tensor for name, tensor in recipe.scheme.constant_tensors(source).items()
+        }
+        self._made = [entry.name for entry in self.entries[1:] if entry.name not in self._known]
+        together = min(recipe.scheme.joint_rows(source), source.rows)
+        self._together, self._unit = together, self.entries[0].nbytes * together // source.rows  # bytes of joint rows
+        kept.register(self)
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether another recipe stores the weight than the one that was wanted."""
+        return self.recipe.name != self.wanted.name
+
+    @property
+    def kind(self) -> tuple[str, int]:
+        """Key of the recipes that can be measured together."""
+        return self.weight, self._together
+
+    def _expand_name(self, name: str) -> str:
+        return name.format(weight=self.weight, module=self.weight.removesuffix(".weight"))
+
+    def _make_entries(self, stored: tuple[StoredTensor, ...]) -> Iterator[Entry]:
+        offset = 0
+        for name, dtype, shape in stored:
+            entry = Entry(self._expand_name(name), dtype, shape, self, offset, _count_bytes(dtype, shape))
+            offset += entry.nbytes
+            yield entry
+
+    def __str__(self) -> str:
+        return f"{display(self.recipe.name)} of {display(self.weight)}"
+
+    @property
+    def descriptor(self) -> int:
+        """-1: there is no file."""
+        return -1
+
+    @torch.inference_mode()
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill ``view`` with the bytes from ``offset`` on.
+
+        Raises:
+            CheckpointError: the original cannot be read, or holds NaN or infinity.
+        """
+        for entry in self.entries:
+            begin, end = max(offset, entry.offset), min(offset + len(view), entry.offset + entry.nbytes)
+            if begin < end:
+                into = torch.frombuffer(view[begin - offset : end - offset], dtype=torch.uint8)
+                if entry is self.entries[0]:
+                    self._encode(into, begin)
+                else:
+                    into.copy_(self._read_part(entry)[begin - entry.offset : end - entry.offset])
+
+    def _read_part(self, entry: Entry) -> Tensor:
+        """Return all bytes of a part other than the codes."""
+        found = self._known.get(entry.name)
+        if found is None:
+            found = self._kept.get(self)[self._made.index(entry.name)]
+        return found.contiguous().view(-1).view(torch.uint8)
+
+    def _encode(self, into: Tensor, begin: int) -> None:
+        """Write the bytes of the codes from ``begin`` on to ``into``."""
+        settled = self._kept.get(self)
+        first, last = begin // self._unit, -(-(begin + len(into)) // self._unit)
+        done = 0
+        for row, stop in self.pieces(first * self._together, min(last * self._together, self.source.rows)):
+            codes = self.recipe.scheme.encode(self.rows(row, stop), row, settled, self.importance).view(-1)
+            at = row // self._together * self._unit  # offset of the piece in the entry
+            skip = max(begin - at, 0)
+            n = min(len(codes) - skip, len(into) - done)
+            into[done : done + n] = codes[skip : skip + n]
+            done += n
+
+    def pieces(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the spans of rows that are measured or encoded at once."""
+        step = max(PIECE // max(self.source.cols, 1) // self._together, 1) * self._together
+        for row in range(first, stop, step):
+            yield row, min(row + step, stop)
+
+    def will_need(self, offset: int, n: int) -> None:
+        """Do nothing: there is nothing to fetch."""
+
+    def check_unchanged(self) -> None:
+        """Do nothing: the original's file is checked."""
+
+    def close(self) -> None:
+        """Do nothing: there is no open file."""
+
+
+def _count_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    elements, n_bytes = BLOCKS.get(dtype) or (8, DTYPE_BITS[dtype])
+    return prod(shape) * n_bytes // elements
+
+
+class SkippedWeight(NamedTuple):
+    """A weight that stays unquantized."""
+
+    name: str
+    reason: str
+
+
+def choose_weights(original: Checkpoint, selection: LayerSelection) -> tuple[list[str], list[SkippedWeight]]:
+    """Return the selected weights to quantize, and the matrices that stay, with the reason.
+
+    Embeddings and heads stay unless a pattern names them.
+    """
+    chosen, left = [], []
+    for name, entry in original.entries.items():
+        if len(entry.shape) < 2 or not selection.takes(name):
+            continue
+        stays = SKIP if selection.names(name) else (*SKIP, *ENDS)
+        skipped = next((part for part in stays if part in name.lower()), None)
+        is_matrix = len(entry.shape) == 2 and name.endswith(".weight")
+        if not is_matrix and not is_stack(name, entry.shape):
+            why = "recipes quantize matrices X.weight and stacks of experts"
+            left.append(SkippedWeight(name, f"of shape {list(entry.shape)}: {why}"))
+        elif entry.dtype not in FLOATS:
+            left.append(SkippedWeight(name, f"stored as {entry.dtype}, not as floats"))
+        elif skipped:
+            why = "norms and routers stay, embeddings and heads where no pattern names them"
+            left.append(SkippedWeight(name, f'"{skipped}" in its name: {why}'))
+        elif not all(entry.shape):
+            left.append(SkippedWeight(name, "it is empty"))
+        else:
+            chosen.append(name)
+    return chosen, left
+
+
+def quantize_by(
+    recipes: Sequence[Recipe], original: Checkpoint, selection: LayerSelection, importance: ImportanceOf | None = None
+) -> list[Checkpoint]:
+    """Return the original with the selected weights quantized by each recipe; notes list weights it cannot store.
+
+    ``importance`` returns the importance of a weight's columns, if known.
+
+    Raises:
+        UsageError: there is nothing to quantize.
+    """
+    if not recipes:
+        return []
+    kept, (chosen, stay) = ScaleCache(), choose_weights(original, selection)
+    return [_quantize_by_one(recipe, original, chosen, stay, importance, kept) for recipe in recipes]
+
+
+def _quantize_by_one(
+    recipe: Recipe,
+    original: Checkpoint,
+    chosen: list[str],
+    stay: list[SkippedWeight],
+    importance: ImportanceOf | None,
+    kept: ScaleCache,
+) -> Checkpoint:
+    virtual, left = mix_recipes(original, dict.fromkeys(chosen, recipe), recipe.name, importance, kept)
+    if len(left) == len(chosen):
+        why = (left or stay)[0] if left or stay else None
+        reason = f": {display(why.name)} ({why.reason})" if why else ""
+        raise UsageError(f"{recipe.name}: no selected weight can be quantized{reason}")
+    if left:
+        names = listed([one.name for one in left], 3)
+        verb = "stays" if len(left) == 1 else "stay"
+        note = f"{recipe.name}: {count(len(left), 'weight')} cannot be stored and {verb}: {names} ({left[0].reason})"
+        return replace(virtual, notes=(note,))
+    return virtual
+
+
+def mix_recipes(
+    original: Checkpoint,
+    recipes: Mapping[str, Recipe],
+    name: str,
+    importance: ImportanceOf | None = None,
+    kept: ScaleCache | None = None,
+) -> tuple[Checkpoint, list[SkippedWeight]]:
+    """Return the original with some weights quantized, each by its recipe, and the weights that a recipe cannot store.
+
+    ``importance`` returns the importance of a weight's columns; candidates share ``kept``.
+    """
+    entries: dict[str, Entry] = {}
+    left: list[SkippedWeight] = []
+    kept = kept or ScaleCache()
+    for own, entry in original.entries.items():
+        recipe = recipes.get(own)
+        if recipe is None:
+            entries[own] = entry
+            continue
+        matrices = matrices_of(own, original.entries)
+        source = Source(*matrices[0].shape, entry.dtype)
+        why = recipe.scheme.explain_refusal(source)
+        if why:
+            left.append(SkippedWeight(own, f"{recipe.name}: {why}"))
+            entries[own] = entry
+            continue
+        for each in matrices:
+            columns = None if importance is None else importance(each.name, each.shape)
+            for part in QuantizedFile(each.name, recipe, source, each.read, kept, importance=columns).entries:
+                entries[part.name] = part
+    configs = {str(recipe.scheme.config): recipe.scheme.config for recipe in recipes.values() if recipe.scheme.config}
+    config = dict(original.config)
+    if len(configs) == 1:
+        own_config = config.get("config.json")
+        config["config.json"] = (own_config if isinstance(own_config, dict) else {}) | {
+            "quantization_config": dict(next(iter(configs.values())))
+        }
+    return Checkpoint(name, "recipe", (), entries, (), config), left

@@ -1,0 +1,3 @@
+"""What one checkpoint stores, and how that is shown."""
+
+SCHEMA = "quanterr.inspection"

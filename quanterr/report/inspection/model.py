@@ -1,0 +1,116 @@
+"""The inspection of one checkpoint: data with a schema version, inferred from headers alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from quanterr.report import notebook
+from quanterr.report.base import Finding, RunInfo, Score, Tool
+from quanterr.report.document import Document
+from quanterr.report.inspection import SCHEMA
+from quanterr.report.model import StoredFile
+
+SCHEMA_VERSION = "1.3"  # 1.1 adds decode; 1.2 activations and kv; 1.3 checksum and run
+SCORES = {
+    "bytes": Score("bytes", "lower", "B"),
+    "bits_per_weight": Score("bits per weight", "lower"),
+    "unread": Score("weights that are not read", "lower"),
+}
+
+
+@dataclass(slots=True)
+class StoredWeight:
+    """A weight and its storage."""
+
+    name: str
+    display_name: Annotated[str, Field(description="name with unprintable characters escaped")]
+    role: str
+    block: Annotated[str | None, Field(description="the model block that contains the weight, such as layers.12")]
+    format: Annotated[str | None, Field(description="see `quanterr formats`; null: unsupported, see `reason`")]
+    dtype: Annotated[str, Field(description="stored dtype of the codes, as named in the file")]
+    shape: list[int]
+    elements: int
+    bytes: Annotated[int, Field(description="bytes of all parts")]
+    bits_per_weight: float | None
+    code_bits: Annotated[int | None, Field(description="bits per code, without scales")]
+    block_size: Annotated[list[int] | None, Field(description="(rows, columns) that share a scale")]
+    scales: Annotated[int, Field(description="number of scales")]
+    comfy_format: Annotated[str | None, Field(description="format named by a ComfyUI label")]
+    evidence: Annotated[list[str], Field(description="evidence for the detected format")]
+    reason: Annotated[str | None, Field(description="why the weight cannot be read")]
+    activations: Annotated[
+        str | None,
+        Field(description="declared rounding scheme of the inputs; `unknown`: not supported by evaluate"),
+    ] = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """Totals over several weights."""
+
+    weights: int
+    elements: int
+    bytes: int
+    bits_per_weight: float | None
+    scales: int
+
+
+@dataclass(slots=True)
+class DecodeBound:
+    """Upper bound on tokens per second by memory bandwidth: each token of one sequence reads all active weights."""
+
+    hardware: str
+    gigabytes_per_second: float
+    active_bytes: Annotated[int, Field(description="without embedding tables and inactive experts")]
+    tokens_per_second: Annotated[float, Field(description="an upper bound: activations, cache and compute are ignored")]
+    experts: Annotated[str | None, Field(description="counted share of the experts, and why; null: no experts")]
+
+
+class Inspection(Document):
+    """The formats, weights and findings of one checkpoint, from headers and labels alone."""
+
+    VIEW: ClassVar[str] = "quanterr.report.inspection.view"
+    ITEMS: ClassVar[Mapping[str, str]] = {"weights": "weight"}
+
+    schema_: str = Field(SCHEMA, alias="schema")
+    schema_version: str = SCHEMA_VERSION
+    tool: Tool
+    path: str
+    kind: str
+    files: list[StoredFile]
+    tensors: int
+    bytes: int
+    architecture: str | None = Field(description="model architecture declared by the GGUF file or config.json")
+    quant_method: str | None = Field(description="quantization method declared by config.json or a similar file")
+    total: Tally
+    formats: dict[str, Tally] = Field(
+        description="by format, the largest first; `unread` has weights of no known format"
+    )
+    groups: dict[str, dict[str, Tally]] = Field(description="by role, then format")
+    activations: dict[str, int] = Field({}, description="number of weights by declared rounding scheme of inputs")
+    kv: str | None = Field(None, description="declared storage scheme of keys and values; null: none")
+    decode: DecodeBound | None = Field(None, description="only with --hardware")
+    findings: list[Finding]
+    weights: list[StoredWeight]
+    run: RunInfo
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Bits per weight of all weights together, scales included; None without any."""
+        return self.total.bits_per_weight
+
+    @property
+    def unread(self) -> int:
+        """The number of weights that no format claims."""
+        return sum(weight.reason is not None for weight in self.weights)
+
+    def to_pandas(self) -> notebook.Frame:
+        """Return a pandas.DataFrame with a row per weight.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        names = [field.name for field in fields(StoredWeight)]
+        return notebook.make_frame({name: getattr(weight, name) for name in names} for weight in self.weights)

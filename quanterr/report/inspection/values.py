@@ -1,0 +1,29 @@
+"""What rules see of an inspection: its sizes, and its weights."""
+
+from collections.abc import Collection
+
+from quanterr.report.inspection.model import SCORES, Inspection
+from quanterr.report.subjects import Item, Subject, Vocabulary
+
+OF_CHECKPOINTS = ("bytes", "bits_per_weight", "tensors", "unread")
+OF_WEIGHTS = ("elements", "bytes", "bits_per_weight", "code_bits", "scales")
+
+VOCABULARY = Vocabulary(
+    "inspection",
+    dict.fromkeys(OF_WEIGHTS, "weight"),
+    OF_CHECKPOINTS,
+    "bits_per_weight <= 4.5",
+    done="every weight is read",
+    scores=SCORES,
+)
+
+
+def list_subjects(inspection: Inspection, metrics: Collection[str]) -> list[Subject]:
+    """Return the checkpoint; weights that are not read make every verdict inconclusive."""
+    weights = [
+        Item(weight.name, "weight", {name: getattr(weight, name) for name in (*OF_WEIGHTS, "format")}, weight.reason)
+        for weight in inspection.weights
+    ]
+    whole = {name: getattr(inspection, name) for name in OF_CHECKPOINTS}
+    unread = [f"{weight.display_name}: {weight.reason}" for weight in inspection.weights if weight.reason is not None]
+    return [Subject(VOCABULARY, weights, whole, unreliable=unread)]

@@ -1,0 +1,189 @@
+"""An inspection as its reader sees it: formats, roles, what is non-standard, all weights."""
+
+from collections.abc import Iterator, Sequence
+
+from quanterr.report import html_data
+from quanterr.report.formatting import sentence
+from quanterr.report.html_data import DIFFERS, NOT_COMPARED, Row, make_columns, round_digits
+from quanterr.report.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
+from quanterr.report.made import describe_run
+from quanterr.report.sections import (
+    LAYERS,
+    MAP,
+    VERBOSE,
+    Case,
+    Cells,
+    Column,
+    Findings,
+    Lines,
+    MapMetric,
+    Maps,
+    Name,
+    Section,
+    Suite,
+    Table,
+    View,
+)
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import count, display, size
+
+TALLIES = (
+    Column("weights", 1),
+    Column("parameters", 2),
+    Column("share", 4),
+    Column("size", 3),
+    Column("bits/w", 0),
+    Column("scales", 5),
+)
+WEIGHTS = (
+    Column("format", 0, right=False),
+    Column("shape", 2, right=False),
+    Column("dtype", 4, right=False),
+    Column("group", 3, right=False),
+    Column("bits", 5),
+    Column("bits/w", 1),
+    Column("activations", 6, right=False),
+)
+METRICS = {
+    "bits": MapMetric("Bits per weight", "lower", "bit", column="Bits/w"),
+    "bytes": MapMetric("Bytes", "lower", log=True, column="Bytes", is_wide=True),
+}
+WORDS = {"role": "Role", "format": "Format", "group": "Group", "activations": "Activations"}
+CSV_WEIGHT = (
+    *("name", "role", "block", "format", "dtype", "shape", "elements", "bytes", "bits_per_weight", "code_bits"),
+    *("block_size", "scales", "comfy_format", "activations", "reason"),
+)
+CSV_COLUMNS = ("list", *CSV_WEIGHT)
+ABOUT = "From headers and labels alone: no value was read."
+
+
+def view(inspection: Inspection, top: int) -> View:
+    """Return what a reader sees; all weights are in a page, and in a terminal with ``-v``."""
+    total = inspection.total
+    bits = "" if total.bits_per_weight is None else f", {total.bits_per_weight:.4g} bits per weight"
+    stored = f"{count(inspection.tensors, 'tensor')}, {size(inspection.bytes)}"
+    runs = ", ".join(f"{name} in {count(n, 'weight')}" for name, n in inspection.activations.items())
+    facts: list[tuple[str, list[str]]] = [
+        ("checkpoint", [Name(inspection.path), f", {inspection.kind}"]),
+        ("stored", [f"{count(len(inspection.files), 'file')}, {stored}, {total.elements:,} parameters{bits}"]),
+        *([("architecture", [inspection.architecture])] if inspection.architecture else []),
+        *([("config says", [inspection.quant_method])] if inspection.quant_method else []),
+        *([("activations", [runs])] if runs else []),
+        *([("KV cache", [inspection.kv])] if inspection.kv else []),
+    ]
+    return View(
+        "What is stored",
+        None,
+        conclusion(inspection),
+        [],
+        facts,
+        list(_sections(inspection)),
+        ABOUT,
+        f"{inspection.tool.name} {inspection.tool.version}",
+        Maps(METRICS, WORDS, lambda: page_data(inspection), "bytes", "bits"),
+    )
+
+
+def conclusion(inspection: Inspection) -> str:
+    """Return how much is stored in how many formats, and how much of it is not read."""
+    total = inspection.total
+    bits = "" if total.bits_per_weight is None else f" at {total.bits_per_weight:.4g} bits per weight"
+    formats = ", ".join(name for name in inspection.formats if name != "unread")
+    unread = f"; {count(inspection.unread, 'weight')} not read" if inspection.unread else ""
+    return f"{count(total.weights, 'weight')}{bits}, {size(inspection.bytes)}: {formats or 'no format'}{unread}"
+
+
+def brief(inspection: Inspection) -> str:
+    """Return the answer on one line."""
+    return f"quanterr: {conclusion(inspection)}"
+
+
+def _sections(inspection: Inspection) -> Iterator[Section]:
+    total = inspection.total
+    formats = [[Name(name), *_tally_cells(tally, total)] for name, tally in inspection.formats.items()]
+    yield Section("formats", "By format", [Table("By format", "format", TALLIES, formats)])
+    roles = [
+        [Name(f"{role}, {name}"), *_tally_cells(tally, total)]
+        for role, tallies in inspection.groups.items()
+        for name, tally in tallies.items()
+    ]
+    yield Section("roles", "By role and format", [Table("By role and format", "role", TALLIES, roles)])
+    if inspection.decode is not None:
+        yield Section("decode", "Speed at most", [Lines([_describe_bound(inspection.decode)])])
+    if inspection.findings:
+        yield Section("findings", "Findings", [Findings([("", found) for found in inspection.findings])])
+    weights = [[Name(weight.name), *_weight_cells(weight)] for weight in inspection.weights]
+    yield Section("weights", "All weights", [Table("All weights", "weight", WEIGHTS, weights)], (VERBOSE,))
+    yield MAP
+    yield LAYERS
+    yield describe_run(inspection.run, f"{inspection.tool.name} {inspection.tool.version}")
+
+
+def _describe_bound(decode: DecodeBound) -> str:
+    experts = f" ({display(decode.experts)})" if decode.experts else ""
+    return (
+        f"{decode.hardware}, {decode.gigabytes_per_second:g} GB/s: at most {decode.tokens_per_second:,.0f} tokens/s "
+        f"for one sequence, {size(decode.active_bytes)} of weights for each{experts}. "
+        "A bound of memory bandwidth alone."
+    )
+
+
+def _tally_cells(tally: Tally, total: Tally) -> Sequence[str]:
+    share = f"{100 * tally.elements / max(total.elements, 1):.3g} %"
+    stored = (size(tally.bytes), _format_bits(tally.bits_per_weight), f"{tally.scales:,}")
+    return (f"{tally.weights:,}", f"{tally.elements:,}", share, *stored)
+
+
+def _weight_cells(weight: StoredWeight) -> Sequence[str]:
+    return (
+        weight.format or "unread",
+        " x ".join(map(str, weight.shape)) or "scalar",
+        weight.dtype,
+        _format_group(weight.block_size),
+        str(weight.code_bits or "-"),
+        _format_bits(weight.bits_per_weight),
+        weight.activations or "-",
+    )
+
+
+def _format_group(block: list[int] | None) -> str:
+    """Return ``128`` for groups of columns, ``128 x 128`` for tiles that share a scale."""
+    if block is None:
+        return "-"
+    return str(block[1]) if block[0] == 1 else f"{block[0]} x {block[1]}"
+
+
+def _format_bits(bits: float | None) -> str:
+    return "unknown" if bits is None else f"{bits:.4g}"
+
+
+def page_data(inspection: Inspection) -> JsonObject:
+    """Return all weights, for the scripts of a page."""
+    return make_columns(map(_row, inspection.weights))
+
+
+def _row(weight: StoredWeight) -> Row:
+    words = {
+        "role": display(weight.role),
+        "format": display(weight.format or "unread"),
+        "group": _format_group(weight.block_size),
+        "activations": weight.activations and display(weight.activations),
+        "reason": weight.reason and sentence(weight.reason),
+    }
+    numbers = {"bits": round_digits(weight.bits_per_weight, html_data.DIGITS), "bytes": weight.bytes}
+    return Row(weight.name, DIFFERS if weight.reason is None else NOT_COMPARED, words, numbers)
+
+
+def rows(inspection: Inspection) -> Iterator[Cells]:
+    """Yield the rows of CSV: the checkpoint, then each weight."""
+    whole = {"list": "inspection", "name": inspection.path, "bytes": inspection.bytes}
+    yield (whole | {"elements": inspection.total.elements, "bits_per_weight": inspection.bits_per_weight}).items()
+    for weight in inspection.weights:
+        yield ({"list": "weights"} | {name: getattr(weight, name) for name in CSV_WEIGHT}).items()
+
+
+def suites(inspection: Inspection) -> list[Suite]:
+    """Return one test of JUnit: an error where weights are not read."""
+    reasons = [sentence(f"{one.display_name}: {one.reason}") for one in inspection.weights if one.reason is not None]
+    problem = ("error", f"{count(len(reasons), 'weight')} not read", "\n".join(reasons)) if reasons else ("", "", "")
+    return [Suite("inspection", [Case("inspection", "every weight is read", *problem, output=conclusion(inspection))])]

@@ -1,0 +1,30 @@
+"""Atomic replacement of files: readers see the old file or the complete new one."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+PRIVATE = 0o600
+
+
+@contextmanager
+def replace_atomically(path: Path, mode: int = PRIVATE) -> Iterator[IO[bytes]]:
+    """Yield a temporary binary file beside ``path`` that replaces it at the end; after an error nothing is left.
+
+    ``mode`` is the permissions as for open(2), reduced by the umask.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    file = open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115 - closed below
+    try:
+        with file:
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

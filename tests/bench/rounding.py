@@ -1,0 +1,177 @@
+"""What the rounding of inputs, keys and values costs, on the model that evaluate.py trains: divergence by scheme.
+
+python tests/bench/rounding.py [FOLDER]     after evaluate.py; prints the table of the guide's page evaluate
+
+Static scales come from the largest inputs on the text itself. Files are in the layout of compressed-tensors, and of
+ComfyUI where the scheme is ComfyUI's.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import quanterr
+
+CHUNKS, CONTEXT = 12, 512
+SMOOTH = 0.5  # SmoothQuant's alpha: how much of the inputs' range goes into the weights
+TOO_SMALL = 8.0  # times, a wrong calibration
+
+
+class Calibration(NamedTuple):
+    """The largest magnitudes on the text: of inputs by module and column, of keys and values of each block."""
+
+    inputs: dict[str, Tensor]
+    cache: dict[str, float]
+
+
+def main() -> None:
+    """Calibrate, write the files, evaluate, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(".bench-evaluate"))
+    folder = parser.parse_args().folder
+    calibration = calibrate(folder)
+    static = {name: float(columns.amax()) for name, columns in calibration.inputs.items()}
+    small = {name: most / TOO_SMALL for name, most in static.items()}
+    token = {"strategy": "token", "dynamic": True}
+    tensor = {"strategy": "tensor", "dynamic": False}
+    smooth = smoothing(folder, calibration.inputs)
+    smoothed = {name: float((columns / smooth[name]).amax()) for name, columns in calibration.inputs.items()}
+    files = {
+        "FP8 rows, inputs FP8 by token": write(folder, "fp8_token", 8, "float", token),
+        "FP8 rows, inputs FP8 static": write(folder, "fp8_static", 8, "float", tensor, static),
+        "FP8 rows, inputs FP8 static, ranges 8 × too small": write(folder, "fp8_small", 8, "float", tensor, small),
+        "FP8 rows, cache FP8 with scales": write(folder, "fp8_kv", 8, "float", None, cache=calibration.cache),
+        "FP8 rows, cache FP8 without scales": write(folder, "fp8_kv_1", 8, "float", None, cache={}),
+        "FP8, ComfyUI, with input_scale": comfy(folder, "comfy", static),
+        "FP8, ComfyUI, without input_scale": comfy(folder, "comfy_without", {}),
+        "INT8 rows, inputs INT8 by token": write(folder, "int8_token", 8, "int", token),
+        "INT8 rows, inputs INT8 static": write(folder, "int8_static", 8, "int", tensor, static),
+        "INT8 rows, inputs INT8 static, SmoothQuant": write(
+            folder, "int8_smooth", 8, "int", tensor, smoothed, smooth=smooth
+        ),
+    }
+    text = {"text": folder / "held_out.txt", "chunks": CHUNKS, "context": CONTEXT}
+    found = quanterr.evaluate(folder / "original", list(files.values()), split=True, **text)
+    divergences = [one.scores.kld_mean for one in found.candidates if one.scores is not None]
+    rounded, alone = divergences[: len(files)], divergences[len(files) :]  # --split appends the weights alone
+    print("| weights and inputs | KLD, weights alone | KLD, as the runtime computes |\n|---|---|---|")
+    for title, of_weights, of_all in zip(files, alone, rounded, strict=True):
+        print(f"| {title} | {of_weights:.5f} | {of_all:.5f} |")
+    for recipe, scheme in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("gguf_q8_0", "q8_0"), ("gguf_q4_0", "q8_0")):
+        both = quanterr.evaluate(folder / "original", against=[recipe], activations=scheme, split=True, **text)
+        of_all, of_weights = (one.scores.kld_mean for one in both.candidates if one.scores is not None)
+        print(f"| {recipe}, inputs {scheme} | {of_weights:.5f} | {of_all:.5f} |")
+    print(f"\n{found.run.seconds:.0f} s for {len(found.candidates)} candidates", file=sys.stderr)
+
+
+def calibrate(folder: Path) -> Calibration:
+    """Run the original on the chunks that are scored."""
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(folder / "original").train(False)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "original")
+    ids = torch.tensor(tokenizer((folder / "held_out.txt").read_text(encoding="utf-8"))["input_ids"])
+    found = Calibration({}, {})
+
+    def look(name: str, x: Tensor) -> None:
+        most = x.abs().flatten(0, -2).amax(0)
+        found.inputs[name] = torch.maximum(found.inputs[name], most) if name in found.inputs else most
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            module.register_forward_pre_hook(lambda _, args, name=name: look(name, args[0]))
+    with torch.inference_mode():
+        cached = model(ids[: CHUNKS * CONTEXT].view(CHUNKS, CONTEXT), use_cache=True).past_key_values
+    for n, layer in enumerate(cached.layers):
+        found.cache[f"model.layers.{n}.self_attn.k_scale"] = float(layer.keys.abs().amax()) / 448
+        found.cache[f"model.layers.{n}.self_attn.v_scale"] = float(layer.values.abs().amax()) / 448
+    return found
+
+
+def smoothing(folder: Path, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The factors by which SmoothQuant divides the inputs behind a norm, one for all weights that it feeds."""
+    tensors = load_file(folder / "original" / "model.safetensors")
+    found = {name: torch.ones(len(columns)) for name, columns in inputs.items()}
+    for group in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
+        for block in {name.rsplit(".", 2)[0] for name in inputs}:
+            names = [f"{block}.{part}" for part in group]
+            of_weights = torch.stack([tensors[f"{name}.weight"].abs().amax(0) for name in names]).amax(0)
+            factors = (inputs[names[0]] ** SMOOTH / of_weights ** (1 - SMOOTH)).clamp(min=1e-5)
+            found |= dict.fromkeys(names, factors)
+    return found
+
+
+def write(
+    folder: Path,
+    name: str,
+    bits: int,
+    kind: str,
+    args: Mapping[str, Any] | None,
+    static: Mapping[str, float] | None = None,
+    cache: Mapping[str, float] | None = None,
+    smooth: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """A checkpoint of compressed-tensors: weights by rows; ``static`` and ``cache`` are ranges and scales."""
+    most, dtype = (448.0, torch.float8_e4m3fn) if kind == "float" else (127.0, torch.int8)
+    written: dict[str, Tensor] = {key: torch.tensor(scale) for key, scale in (cache or {}).items()}
+    for key, tensor in load_file(folder / "original" / "model.safetensors").items():
+        module = key.removesuffix(".weight")
+        if "layers." not in key or tensor.dim() < 2:
+            feeds = {"input_layernorm": "self_attn.q_proj", "post_attention_layernorm": "mlp.gate_proj"}
+            block, _, norm = module.rpartition(".")
+            fed = f"{block}.{feeds.get(norm)}"
+            written[key] = tensor / smooth[fed] if smooth and norm in feeds else tensor
+            continue
+        weight = tensor * smooth[module] if smooth else tensor
+        scale = weight.abs().amax(1, keepdim=True) / most
+        codes = weight / scale
+        written[key] = (codes if kind == "float" else codes.round()).to(dtype)
+        written[f"{module}.weight_scale"] = scale
+        if static:
+            written[f"{module}.input_scale"] = torch.tensor(static[module] / most)
+    common = {"num_bits": bits, "type": kind, "symmetric": True}
+    group = {
+        "weights": common | {"strategy": "channel", "dynamic": False},
+        "input_activations": None if args is None else common | dict(args),
+        "targets": ["Linear"],
+    }
+    fields = {
+        "quant_method": "compressed-tensors", "format": f"{kind}-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+        "kv_cache_scheme": None if cache is None else common | {"strategy": "tensor", "dynamic": False},
+    }  # fmt: skip
+    config = json.loads((folder / "original" / "config.json").read_text())
+    path = folder / name
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": fields}))
+    save_file({key: value.contiguous() for key, value in written.items()}, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def comfy(folder: Path, name: str, static: Mapping[str, float]) -> Path:
+    """A file of ComfyUI: FP8 with one scale for a weight, labels, input_scale where a range is given."""
+    written = {}
+    label = torch.tensor(list(json.dumps({"format": "float8_e4m3fn"}).encode()), dtype=torch.uint8)
+    for key, tensor in load_file(folder / "original" / "model.safetensors").items():
+        module = key.removesuffix(".weight")
+        written[key] = tensor
+        if "layers." in key and tensor.dim() == 2:
+            scale = tensor.abs().amax() / 448
+            written |= {key: (tensor / scale).to(torch.float8_e4m3fn), f"{module}.weight_scale": scale}
+            written[f"{module}.comfy_quant"] = label.clone()
+            if static:
+                written[f"{module}.input_scale"] = torch.tensor(static[module] / 448)
+    path = folder / f"{name}.safetensors"
+    save_file(written, path)
+    return path
+
+
+if __name__ == "__main__":
+    main()

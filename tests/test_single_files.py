@@ -1,0 +1,304 @@
+"""Denoisers in single files, in the names of their authors: the numbers of their diffusers folders, of any format."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import quanterr
+from quanterr.errors import CheckpointError
+from quanterr.evaluation.families import recognize
+
+diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
+
+# diffusers' Chroma imports a class of FLUX from its old place.
+pytestmark = pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")
+
+from denoisers import (  # noqa: E402 - it imports diffusers
+    FAMILIES,
+    auraflow,
+    call,
+    converter,
+    flux,
+    flux2,
+    hunyuan_video,
+    made,
+    nested,
+    sana,
+    sd3,
+    wan,
+    write_calls,
+    z_image,
+)
+
+
+def scaled_fp8(tensors):
+    """ComfyUI's scaled FP8 of matrices in blocks, and the values that it stands for."""
+    written, values = {}, dict(tensors)
+    for name, tensor in tensors.items():
+        written[name] = tensor
+        if tensor.dim() == 2 and name.endswith(".weight") and min(tensor.shape) > 8 and "." in name:
+            scale = tensor.abs().max() / 448
+            codes = (tensor / scale).to(torch.float8_e4m3fn)
+            written[name], written[name.replace(".weight", ".scale_weight")] = codes, scale
+            values[name] = codes.float() * scale
+    return written | {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}, values
+
+
+def output(model, family, number):
+    with torch.no_grad():
+        found = model(**nested(call(family, number)), return_dict=False)[0]
+    return (torch.cat([each.flatten() for each in found]) if isinstance(found, list) else found).double()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_single_file_has_the_numbers_of_its_diffusers_folder(family, tmp_path, monkeypatch):
+    model, tensors = made(family, tmp_path / "diffusers", monkeypatch)
+    written, values = scaled_fp8(tensors)
+    save_file(tensors, tmp_path / "original.safetensors")
+    save_file(written, tmp_path / "fp8.safetensors")
+    prefix = "" if family.startswith("SD ") or family == "SDXL" else "model.diffusion_model."
+    beside = {"first_stage_model.decoder.conv_in.weight": torch.ones(3, 3)} if prefix else {}
+    save_file({prefix + key: value for key, value in written.items()} | beside, tmp_path / "whole.safetensors")
+    inputs = write_calls(family, tmp_path / "calls.safetensors")
+
+    base = [output(model, family, n) for n in range(4)]
+    name, _, _, _, _ = FAMILIES[family]
+    convert = diffusers.loaders.single_file_model.SINGLE_FILE_LOADABLE_CLASSES[name]["checkpoint_mapping_fn"]
+    model.load_state_dict(convert(checkpoint=dict(values), config=dict(model.config)), strict=True)
+    quantized = [output(model, family, n) for n in range(4)]
+    errors = [float((y - x).square().sum() / x.square().sum()) for x, y in zip(base, quantized, strict=True)]
+
+    candidates = [tmp_path / "fp8.safetensors", tmp_path / "whole.safetensors"]
+    of_folder = quanterr.evaluate(tmp_path / "diffusers", candidates, inputs=inputs)
+    of_file = quanterr.evaluate(
+        tmp_path / "original.safetensors", candidates, inputs=inputs, config=tmp_path / "diffusers"
+    )
+
+    # Both compute in float32, in products that are cut alike: some thousand roundings of 2^-24 of the outputs, beside
+    # an error of some 2^-5 of them.
+    for candidate in (*of_folder.candidates, *of_file.candidates):
+        assert ("pass", []) == (candidate.verdict, candidate.missing), candidate.reasons
+        assert sum(errors) / 4 == pytest.approx(candidate.outputs.output_error, rel=1e-4)
+    assert 0 < sum(errors)
+    assert {row.layer_name for row in of_file.candidates[0].weights} <= tensors.keys()
+
+
+@pytest.mark.parametrize("family", ["SD3", "Wan", "Qwen-Image", "Z-Image"])
+def test_a_family_is_recognized_from_names_and_shapes(family, tmp_path, monkeypatch):
+    model, tensors = made(family, tmp_path / "diffusers", monkeypatch)
+    save_file({f"model.diffusion_model.{key}": value for key, value in tensors.items()}, tmp_path / "original.sft")
+    found = recognize({key: tuple(value.shape) for key, value in tensors.items()}, "a file")
+    same = quanterr.evaluate(
+        tmp_path / "original.sft", [tmp_path / "diffusers"], inputs=write_calls(family, tmp_path / "calls.sft", 1)
+    )
+
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in model.config.items()}
+    own = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+    assert {key: given[key] for key in own} == own
+    assert 0 == same.candidates[0].outputs.output_error
+
+
+# Of transformer/config.json of black-forest-labs/FLUX.1-dev, stabilityai/stable-diffusion-3.5-medium,
+# Wan-AI/Wan2.1-I2V-14B-480P-Diffusers and Tongyi-MAI/Z-Image-Turbo, and of unet/config.json of
+# stable-diffusion-v1-5/stable-diffusion-v1-5 and stabilityai/stable-diffusion-xl-base-1.0.
+RELEASED = {
+    "FLUX.1 dev": (
+        lambda: flux(3072, 128, 4096, 768, 64, 19, 38),
+        {"_class_name": "FluxTransformer2DModel", "attention_head_dim": 128, "guidance_embeds": True, "in_channels": 64,
+         "joint_attention_dim": 4096, "num_attention_heads": 24, "num_layers": 19, "num_single_layers": 38,
+         "pooled_projection_dim": 768, "out_channels": 64},
+    ),
+    "FLUX.1 schnell": (
+        lambda: flux(3072, 128, 4096, 768, 64, 19, 38, guidance=False),
+        {"_class_name": "FluxTransformer2DModel", "guidance_embeds": False},
+    ),
+    "FLUX.2 dev": (
+        lambda: flux2(6144, 128, 15360, 128),
+        {"_class_name": "Flux2Transformer2DModel", "attention_head_dim": 128, "in_channels": 128, "mlp_ratio": 3.0,
+         "joint_attention_dim": 15360, "num_attention_heads": 48, "timestep_guidance_channels": 256},
+    ),
+    "SD3.5 medium": (
+        lambda: sd3(1536, 4096, 2048, 16, 24) | {"pos_embed": (1, 384**2, 1536)},
+        {"_class_name": "SD3Transformer2DModel", "attention_head_dim": 64, "caption_projection_dim": 1536,
+         "in_channels": 16, "joint_attention_dim": 4096, "num_attention_heads": 24, "num_layers": 24,
+         "out_channels": 16, "patch_size": 2, "pooled_projection_dim": 2048, "pos_embed_max_size": 384,
+         "qk_norm": "rms_norm"},
+    ),
+    "Wan 2.1 image to video": (
+        lambda: wan(5120, 4096, 13824, 36, image=True)
+        | {"head.head.weight": (64, 5120), "img_emb.proj.0.weight": (1280,)},
+        {"_class_name": "WanTransformer3DModel", "added_kv_proj_dim": 5120, "attention_head_dim": 128,
+         "cross_attn_norm": True, "ffn_dim": 13824, "freq_dim": 256, "image_dim": 1280, "in_channels": 36,
+         "num_attention_heads": 40, "out_channels": 16, "patch_size": [1, 2, 2], "text_dim": 4096},
+    ),
+    "Z-Image Turbo": (
+        lambda: z_image(3840, 2560, 16),
+        {"_class_name": "ZImageTransformer2DModel", "cap_feat_dim": 2560, "dim": 3840, "in_channels": 16, "n_heads": 30,
+         "n_kv_heads": 30},
+    ),
+    "HunyuanVideo": (
+        lambda: hunyuan_video(3072, 128, 4096, 768, 16),
+        {"_class_name": "HunyuanVideoTransformer3DModel", "attention_head_dim": 128, "guidance_embeds": True,
+         "in_channels": 16, "num_attention_heads": 24, "out_channels": 16, "patch_size": 2, "patch_size_t": 1,
+         "pooled_projection_dim": 768, "text_embed_dim": 4096, "image_condition_type": None},
+    ),
+    "Sana 1600M": (
+        lambda: sana(2240, 2304, 32)
+        | {"blocks.0.mlp.inverted_conv.conv.weight": (11200, 2240, 1, 1)},
+        {"_class_name": "SanaTransformer2DModel", "attention_head_dim": 32, "caption_channels": 2304,
+         "cross_attention_dim": 2240, "cross_attention_head_dim": 112, "in_channels": 32, "mlp_ratio": 2.5,
+         "num_attention_heads": 70, "num_cross_attention_heads": 20, "out_channels": 32},
+    ),
+    "AuraFlow 0.3": (
+        lambda: auraflow(3072, 2048, 4) | {"positional_encoding": (1, 9216, 3072)},
+        {"_class_name": "AuraFlowTransformer2DModel", "attention_head_dim": 256, "caption_projection_dim": 3072,
+         "in_channels": 4, "joint_attention_dim": 2048, "num_attention_heads": 12, "out_channels": 4,
+         "pos_embed_max_size": 9216},
+    ),
+    "SD 1.5": (
+        lambda: {"input_blocks.0.0.weight": (320, 4, 3, 3), "out.2.weight": (4, 320, 3, 3),
+                 "middle_block.1.transformer_blocks.0.attn2.to_k.weight": (1280, 768)},
+        {"_class_name": "UNet2DConditionModel", "attention_head_dim": 8, "block_out_channels": [320, 640, 1280, 1280],
+         "cross_attention_dim": 768, "in_channels": 4, "out_channels": 4},
+    ),
+    "SDXL": (
+        lambda: {"input_blocks.0.0.weight": (320, 4, 3, 3), "out.2.weight": (4, 320, 3, 3),
+                 "middle_block.1.transformer_blocks.0.attn2.to_k.weight": (1280, 2048)},
+        {"_class_name": "UNet2DConditionModel", "attention_head_dim": [5, 10, 20], "cross_attention_dim": 2048,
+         "addition_embed_type": "text_time", "projection_class_embeddings_input_dim": 2816,
+         "transformer_layers_per_block": [1, 2, 10], "use_linear_projection": True},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("release", RELEASED)
+def test_released_models_have_their_published_config(release):
+    shapes, config = RELEASED[release]
+    found = recognize(shapes(), "a file")
+
+    assert config == {key: found[key] for key in config}
+
+
+def test_a_quantized_original_in_other_names_is_dequantized(tmp_path, monkeypatch):
+    family = "FLUX.2"
+    model, tensors = made(family, tmp_path / "diffusers", monkeypatch)
+    written, values = scaled_fp8(tensors)
+    save_file(written, tmp_path / "fp8.safetensors")
+    inputs = write_calls(family, tmp_path / "calls.safetensors", 1)
+    found = quanterr.evaluate(
+        tmp_path / "fp8.safetensors", [tmp_path / "diffusers"], inputs=inputs, config=tmp_path / "diffusers"
+    )
+    y = output(model, family, 0)
+    model.load_state_dict(converter(family, monkeypatch)(checkpoint=dict(values), config={}), strict=True)
+    x = output(model, family, 0)
+
+    assert ("pass", []) == (found.candidates[0].verdict, found.candidates[0].missing), found.candidates[0].reasons
+    assert float((y - x).square().sum() / x.square().sum()) == pytest.approx(
+        found.candidates[0].outputs.output_error, rel=1e-4
+    )
+
+
+UNKNOWN = {
+    "HunyuanVideo 1.5": ("byt5_in.fc1.weight", "HunyuanVideo 1.5 by its tensor byt5_in.fc1.weight; diffusers has no"),
+    "PixArt": ("t_block.1.weight", "PixArt by its tensor t_block.1.weight; diffusers has no converter"),
+    "VACE": ("vace_blocks.0.after_proj.bias", "Wan VACE by its tensor .*give that of its diffusers folder with"),
+    "none": ("a.weight", r"its names \(a.weight\) are of no known family of denoisers \(FLUX.2, Chroma"),
+    "FLUX without the rest": (
+        "double_blocks.0.img_attn.norm.key_norm.scale",
+        "FLUX.1 by its tensor .*, but it lacks img_in.weight; give the config",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_what_cannot_be_recognized_is_refused(kind, tmp_path):
+    name, says = UNKNOWN[kind]
+    save_file({name: torch.ones(4, 4)}, tmp_path / "a.safetensors")
+    save_file({"0/hidden_states": torch.ones(1)}, tmp_path / "calls.safetensors")
+
+    with pytest.raises(CheckpointError, match=says):
+        quanterr.evaluate(tmp_path / "a.safetensors", ["b"], inputs=tmp_path / "calls.safetensors")
+
+
+class TestOfTheWrongModel:
+    @pytest.fixture
+    def folder(self, tmp_path, monkeypatch):
+        made("FLUX.2", tmp_path / "diffusers", monkeypatch)
+        return tmp_path
+
+    @staticmethod
+    def evaluated(original, candidate, folder, **options):
+        inputs = write_calls("FLUX.2", folder / "calls.safetensors", 1)
+        return quanterr.evaluate(original, [candidate], inputs=inputs, **options)
+
+    def test_a_candidate_of_another_family(self, folder):
+        save_file({key: torch.ones(shape) for key, shape in wan().items()}, folder / "wan.safetensors")
+        with pytest.raises(CheckpointError, match=r"wan.safetensors: nothing in it makes up .* more of Flux2Trans"):
+            self.evaluated(folder / "diffusers", folder / "wan.safetensors", folder)
+
+    def test_a_candidate_that_no_converter_takes(self, folder):
+        save_file({"single_blocks.0.colour.weight": torch.ones(2, 2)}, folder / "odd.safetensors")
+        with pytest.raises(
+            CheckpointError, match=r"odd.safetensors: lacks colour, which diffusers' converter to Flux2"
+        ):
+            self.evaluated(folder / "diffusers", folder / "odd.safetensors", folder)
+
+    def test_a_candidate_that_lacks_a_tensor(self, folder):
+        tensors = {key: torch.ones(shape) for key, shape in flux2().items() if key != "img_in.weight"}
+        save_file(tensors, folder / "part.safetensors")
+        with pytest.raises(
+            CheckpointError, match=r"part.safetensors: nothing in it makes up x_embedder.weight of Flux2"
+        ):
+            self.evaluated(folder / "diffusers", folder / "part.safetensors", folder)
+
+    def test_a_config_of_another_size(self, folder):
+        path = folder / "diffusers" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"joint_attention_dim": 32}))
+        save_file({key: torch.ones(shape) for key, shape in flux2().items()}, folder / "a.safetensors")
+        says = r"32 rows of txt_in.weight \[32, 24\] make up context_embedder.weight, which is \[32, 32\] in the model"
+        with pytest.raises(CheckpointError, match=says):
+            self.evaluated(folder / "a.safetensors", folder / "a.safetensors", folder, config=folder / "diffusers")
+
+    def test_a_tensor_that_the_model_lacks(self, folder):
+        tensors = {key: torch.ones(shape) for key, shape in flux2().items()} | {"adapter.weight": torch.ones(2, 2)}
+        save_file(tensors, folder / "a.safetensors")
+        with pytest.raises(CheckpointError, match=r"Flux2Transformer2DModel of the config has no adapter.weight"):
+            self.evaluated(folder / "a.safetensors", folder / "a.safetensors", folder, config=folder / "diffusers")
+
+    def test_a_config_of_transformers(self, folder):
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+        with pytest.raises(CheckpointError, match="no _class_name: not the config of a model of diffusers"):
+            self.evaluated(folder / "diffusers", folder / "diffusers", folder, config=folder / "config.json")
+
+
+def test_a_gguf_file_in_their_authors_names_is_original_and_candidate(tmp_path, monkeypatch):
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    family, q8 = "FLUX.2", gguf.GGMLQuantizationType.Q8_0
+    _, tensors = made(family, tmp_path / "diffusers", monkeypatch)
+    writer, values = gguf.GGUFWriter(tmp_path / "q8.gguf", "flux"), {}
+    for name, tensor in tensors.items():
+        if tensor.dim() == 2 and tensor.shape[1] % 32 == 0:
+            codes = gguf.quants.quantize(tensor.numpy(), q8)
+            writer.add_tensor(name, codes, raw_dtype=q8)
+            values[name] = torch.from_numpy(gguf.quants.dequantize(codes, q8)).clone()
+        else:
+            writer.add_tensor(name, tensor.numpy())
+            values[name] = tensor
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    save_file(values, tmp_path / "values.safetensors")
+    inputs = write_calls(family, tmp_path / "calls.safetensors", 1)
+    both = [tmp_path / "q8.gguf", tmp_path / "values.safetensors"]
+    found = quanterr.evaluate(tmp_path / "diffusers", both, inputs=inputs)
+    same = quanterr.evaluate(both[0], [both[1]], inputs=inputs, config=tmp_path / "diffusers")
+
+    assert ["pass", "pass", "pass"] == [one.verdict for one in (*found.candidates, *same.candidates)]
+    errors = [one.outputs.output_error for one in (*found.candidates, *same.candidates)]
+    assert errors[0] == errors[1] > 0 == errors[2]
