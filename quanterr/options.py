@@ -319,7 +319,9 @@ class EvaluateOptions(ReadOptions, GateOptions):
     """Options of :func:`quanterr.evaluate`.
 
     Attributes:
-        text: a UTF-8 text file, tokenized with the original's tokenizer.json; or
+        text: UTF-8 text files, tokenized with the original's tokenizer.json, each with a name if given as
+            ``prose=a.txt``; and
+        chat: files of conversations, through its chat template; see evaluation/conversations.py; or
         tokens: a safetensors file with one tensor of token ids; or
         inputs: recorded calls of a model's forward, of diffusers or transformers; see evaluation/calls.py.
         config: a folder with the config.json of a denoiser in a single file; by default the model is recognized.
@@ -332,6 +334,8 @@ class EvaluateOptions(ReadOptions, GateOptions):
         importance_out: the file for the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
         saliency_out: the file for the most salient columns and elements of each weight (JSON).
         saliency: percentage of columns and elements that go into ``saliency_out``.
+        save_reference: a folder in which to keep all that is needed of the original to evaluate candidates without it.
+        reference: such a folder in the place of the original; then every path is a candidate.
         activations: rounding of the inputs of quantized weights: ``declared``, ``none`` or a scheme of
             recipes/inputs.py.
         kv: rounding of keys and values: ``declared``, ``none`` or ``fp8``.
@@ -341,7 +345,19 @@ class EvaluateOptions(ReadOptions, GateOptions):
         on_progress: called with (units done, units, micro-batches done, micro-batches).
     """
 
-    text: Annotated[Path | None, Option(READ_TEXT, TEXT, "FILE")] = None
+    text: Annotated[
+        Iterable[Path],
+        Option(f"{READ_TEXT} Repeatable, with names: prose=a.txt.", TEXT, "[NAME=]FILE"),
+    ] = ()
+    chat: Annotated[
+        Iterable[Path],
+        Option(
+            "Conversations, a JSON line each, through the original's chat template; the assistant's tokens are scored. "
+            "Repeatable.",
+            TEXT,
+            "[NAME=]FILE",
+        ),
+    ] = ()
     tokens: Annotated[
         Path | None,
         Option("Token ids instead of a text: a safetensors file with one integer tensor.", TEXT, "FILE"),
@@ -409,6 +425,18 @@ class EvaluateOptions(ReadOptions, GateOptions):
     saliency: Annotated[
         float, Option("Percentage of columns and elements that --saliency-out writes.", OUTPUT, "PERCENT")
     ] = 1.0
+    save_reference: Annotated[
+        Path | None,
+        Option("Keep what is needed of the original to evaluate candidates without it.", OUTPUT, "FOLDER"),
+    ] = None
+    reference: Annotated[
+        Path | None,
+        Option(
+            "What --save-reference kept, in the place of the original: then every path is a candidate.",
+            INPUTS,
+            "FOLDER",
+        ),
+    ] = None
     activations: Annotated[
         str,
         Option(
@@ -507,7 +535,8 @@ class PlanKeywords(ComparisonKeywords, total=False):
 class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
     """The fields of :class:`EvaluateOptions`."""
 
-    text: Path | None
+    text: Iterable[Path]
+    chat: Iterable[Path]
     tokens: Path | None
     inputs: Path | None
     config: Path | None
@@ -520,6 +549,8 @@ class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
     importance_out: Path | None
     saliency_out: Path | None
     saliency: float
+    save_reference: Path | None
+    reference: Path | None
     activations: str
     kv: str
     split: bool

@@ -19,6 +19,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2Config", GATED),
     "qwen3_moe": ("Qwen3MoeConfig", MOE | {"num_experts": 4}),
     "mixtral": ("MixtralConfig", GATED | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gpt_oss": ("GptOssConfig", GATED | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "llama4": (
+        "Llama4TextConfig",
+        GATED | {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 48, "pad_token_id": 0},
+    ),
     "deepseek_v3": (
         "DeepseekV3Config",
         MOE

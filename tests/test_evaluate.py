@@ -302,7 +302,7 @@ class TestTokens:
     def test_the_first_of_a_chunk_is_what_the_tokenizer_puts_there_and_targets_stay(self, llama):
         from quanterr.evaluation.tokens import Text, chunks_of
 
-        given, raw = chunks_of(Text(torch.arange(40), "x", 7), 16, None, 96)
+        given, raw, *_ = chunks_of(Text(torch.arange(40), "x", 7), 16, None, 96)
 
         assert [7, 7] == given[:, 0].tolist()
         assert [0, 16] == raw[:, 0].tolist()
@@ -485,7 +485,7 @@ class TestWhatIsWrong:
             quanterr.evaluate(original, [quantized], tokens=few, context=CONTEXT)
         with pytest.raises(UsageError, match="has token 96, the vocabulary has 96"):
             quanterr.evaluate(original, [quantized], tokens=large, context=CONTEXT)
-        with pytest.raises(UsageError, match="give a text with text, or token ids with tokens"):
+        with pytest.raises(UsageError, match="give a text with text or chat, or token ids with tokens"):
             quanterr.evaluate(original, [quantized])
 
     def test_a_model_that_wants_more_than_tokens_is_told(self, llama, tmp_path, monkeypatch):

@@ -80,7 +80,7 @@ class TestCommand:
         done = call("evaluate", "original", "quantized", cwd=folder)
 
         assert Status.USAGE == done.returncode
-        assert "give a text with --text FILE, or token ids" in done.stderr
+        assert "give a text with --text FILE or --chat FILE, or token ids" in done.stderr
 
     def test_an_output_that_cannot_be_written_costs_no_run(self, folder, tmp_path):
         for words, status, told in (

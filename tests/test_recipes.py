@@ -16,7 +16,8 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.recipes import Source, list_recipes, parse_recipe, parse_recipes
-from quanterr.recipes.quantized_file import PIECE, choose_weights, mix_recipes, open_rows
+from quanterr.recipes.matrices import open_rows
+from quanterr.recipes.quantized_file import PIECE, choose_weights, mix_recipes
 from quanterr.recipes.tensors import (
     calibrate,
     error_within_bounds,
@@ -53,6 +54,10 @@ def digest(values):
 
 def snr(x, y):
     return float(10 * torch.log10(x.square().sum() / (y - x).square().sum()))
+
+
+def _type(kind):
+    return gguf.GGMLQuantizationType[kind.upper()]
 
 
 @pytest.mark.parametrize("case", VALUES)
@@ -222,10 +227,10 @@ class TestCandidate:
             assert virtual.entries["a.weight"] is checkpoint.entries["a.weight"]
             assert ["b.weight"] == [layer.layer_name for layer in quanterr.compare(checkpoint, virtual).layers]
 
-    def test_norms_heads_routers_and_stacks_stay_with_a_reason(self, tmp_path):
+    def test_norms_heads_routers_and_convolutions_stay_with_a_reason(self, tmp_path):
         tensors = {
             "lm_head.weight": numbers(4, 8),
-            "a.experts.up_proj": numbers(2, 4, 8, seed=1),
+            "a.conv1d.weight": numbers(4, 1, 8, seed=1),
             "b.weight": numbers(4, 8, seed=2).to(torch.float8_e4m3fn),
             "c.weight": numbers(4, 8, seed=3),
         }
@@ -233,7 +238,7 @@ class TestCandidate:
             chosen, left = choose_weights(checkpoint, LayerSelection())
 
         assert ["c.weight"] == chosen
-        assert {"lm_head.weight", "a.experts.up_proj", "b.weight"} == {one.name for one in left}
+        assert {"lm_head.weight", "a.conv1d.weight", "b.weight"} == {one.name for one in left}
 
     @pytest.mark.parametrize(
         ("patterns", "chosen"),
@@ -411,6 +416,46 @@ class TestSweep:
 
         with pytest.raises(UsageError, match=r"no selected weight can be quantized: a\.up_proj\.weight"):
             quanterr.sweep(path, ["int4_g32"], layers=["up_proj"], device="cpu")
+
+    @pytest.mark.parametrize(
+        ("kind", "fallback"), [("q6_k", "Q8_0"), ("q5_k", "Q5_1"), ("q4_k", "Q5_0"), ("q3_k", "Q4_0"), ("q2_k", "Q4_0")]
+    )
+    def test_a_k_type_falls_back_as_llama_quantize_does(self, kind, fallback, tmp_path):
+        """Rows of 256 are its blocks; of rows of 96 the values are those that gguf writes of the other type."""
+        x = {"a.up_proj.weight": numbers(8, 256).float(), "a.down_proj.weight": numbers(8, 96, seed=1).float()}
+        path, recipe = store(tmp_path / "x.safetensors", x), f"gguf_{kind}"
+        found, left = (quanterr.sweep(path, [name], device="cpu") for name in (recipe, f"{recipe}:strict"))
+        [falling], [strict] = found.candidates, left.candidates
+        choices = {layer.layer_name: layer.choices[0] for layer in found.layers}
+        whole, other = choices["a.up_proj.weight"], choices["a.down_proj.weight"]
+
+        quants, values = getattr(gguf.GGMLQuantizationType, fallback), x["a.down_proj.weight"].numpy()
+        theirs = gguf.quants.dequantize(gguf.quants.quantize(values, quants), quants)
+        error = float(((torch.from_numpy(theirs) - x["a.down_proj.weight"]).double() ** 2).sum())
+        assert other.squared_error == pytest.approx(error, rel=1e-6)  # float32 of x, summed in float64
+        assert {recipe: 1, f"gguf_{fallback.lower()}": 1} == falling.formats
+        assert ["fallback_recipe"] == [finding.code for finding in falling.findings]
+        assert f"stored as gguf_{fallback.lower()}" in falling.findings[0].message
+        assert ["left_unquantized"] == [finding.code for finding in strict.findings]
+        assert whole.bytes == x["a.up_proj.weight"].numel() * gguf.GGML_QUANT_SIZES[_type(kind)][1] // 256
+
+    def test_only_rows_of_whole_blocks_of_32_fall_back_and_tensors_never(self, tmp_path):
+        path = store(tmp_path / "x.safetensors", {"a.up_proj.weight": numbers(8, 40)})
+        with pytest.raises(UsageError, match="its 40 columns are not a multiple of 32"):
+            quanterr.sweep(path, ["gguf_q4_k"], device="cpu")
+        with pytest.raises(UsageError, match="96 columns do not fill its blocks; gguf_q5_0 stores them"):
+            fake_quantize(numbers(8, 96), "gguf_q4_k")
+        with pytest.raises(UsageError, match="unknown option :strict; it has none"):
+            parse_recipe("gguf_q5_0:strict")
+
+    def test_a_plan_names_what_stores_a_layer(self, tmp_path):
+        x = {"a.up_proj.weight": numbers(8, 256), "b.up_proj.weight": numbers(8, 96, seed=1)}
+        path = store(tmp_path / "x.safetensors", x)
+        planned = quanterr.plan(path, to=["gguf_q4_k"], bits=6)
+
+        assert ["gguf_q4_k", "gguf_q5_0"] == [layer.recipe for layer in planned.layers]
+        assert "gguf_q4_k: 1 weight is stored as gguf_q5_0, as llama-quantize does" in planned.notes[-1]
+        assert (4.5 * 8 * 256 + 5.5 * 8 * 96) / 8 == sum(layer.bytes for layer in planned.layers)
 
     def test_the_command_writes_shows_and_lists(self, original, tmp_path):
         checkpoint, _ = original

@@ -10,6 +10,7 @@ from making import store
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, Status, UsageError
+from quanterr.recipes.matrices import matrices_of
 from quanterr.recipes.sampling import LEAST_RUNS, RUN_BYTES, draw_runs, parse_share
 
 RECIPES = ["int8_row", "int8_tensor", "fp8_block128", "int4_g32", "nf4", "nf4:double", "nvfp4", "gguf_q4_0"]
@@ -75,8 +76,8 @@ def test_a_scale_of_the_tensor_is_that_of_all_rows(tmp_path):
     x[7, 0] = 100  # in a row that is not read
     path = store(tmp_path / "x.safetensors", {"a.up_proj.weight": x})
     with open_checkpoint(path) as checkpoint:
-        entry = checkpoint.entries["a.up_proj.weight"]
-        assert not any(first <= 7 < stop for first, stop in draw_runs("a.up_proj.weight", entry, 0.1, 1).spans())
+        [matrix] = matrices_of("a.up_proj.weight", checkpoint.entries)
+        assert not any(first <= 7 < stop for first, stop in draw_runs(matrix, 0.1, 1).spans())
     (full,), (sampled,) = (
         quanterr.sweep(path, ["int8_tensor"], **more).candidates for more in ({"device": "cpu"}, {"sample": "10%"})
     )
@@ -87,11 +88,12 @@ def test_a_scale_of_the_tensor_is_that_of_all_rows(tmp_path):
 
 @pytest.mark.parametrize(("rows", "cols", "together"), [(4096, 4096, 1), (4096, 4096, 128), (300, 64, 16), (5, 64, 4)])
 def test_runs_are_a_share_of_the_rows_spread_over_all(tmp_path, rows, cols, together):
-    entry = open_checkpoint(store(tmp_path / "x.safetensors", {"x": torch.zeros(rows, cols).bfloat16()})).entries["x"]
-    runs = draw_runs("x", entry, 0.1, together)
+    entries = open_checkpoint(store(tmp_path / "x.safetensors", {"x": torch.zeros(rows, cols).bfloat16()})).entries
+    [matrix] = matrices_of("x", entries)
+    runs = draw_runs(matrix, 0.1, together)
     spans = runs.spans()
 
-    assert runs == draw_runs("x", entry, 0.1, together)
+    assert runs == draw_runs(matrix, 0.1, together)
     assert all(first % together == 0 and first < stop <= rows for first, stop in spans)
     assert sorted(spans) == spans
     assert len(set(spans)) == len(spans) == max(round(0.1 * runs.total), min(LEAST_RUNS, runs.total))

@@ -15,7 +15,7 @@ from quanterr.errors import UsageError
 from quanterr.evaluation import models
 from quanterr.evaluation.folder import model_folder
 from quanterr.evaluation.names import ConversionNames
-from quanterr.evaluation.sensitivity import SEED, Curvature, profile
+from quanterr.evaluation.sensitivity import SEED, WHOLE, Curvature, profile
 from quanterr.evaluation.sides import Sides
 from quanterr.evaluation.stepping import Stream
 from quanterr.pairing.importance import read_importance
@@ -82,9 +82,9 @@ def test_curvature_is_that_of_a_plain_backward_pass(name, tmp_path):
     assert found.scored == len(chunks) * (CONTEXT // 2 - 1)
     assert len(both) >= 8
     for path in both:
-        assert torch.allclose(inputs[path], found.found[path].inputs, rtol=FLOAT64, atol=0)
-        assert torch.allclose(gradients[path], found.found[path].gradients, rtol=FLOAT64, atol=0), path
-        curvature = found.found[path]
+        curvature = found.found[path][WHOLE]
+        assert torch.allclose(inputs[path], curvature.inputs, rtol=FLOAT64, atol=0)
+        assert torch.allclose(gradients[path], curvature.gradients, rtol=FLOAT64, atol=0), path
         n = curvature.shape[0] * curvature.shape[1]
         want = 0.5 * products[path] / found.scored * curvature.energy / n
         assert curvature.alpha(found.scored) == pytest.approx(want, rel=FLOAT64), path
@@ -98,7 +98,7 @@ def test_a_weight_that_is_stored_turned_has_its_vectors_the_right_way_round(tmp_
     folder = saved("gpt2", tmp_path / "original")
     chunks = load_file(ids(tmp_path))["ids"].view(-1, CONTEXT)
     found = streamed(folder, chunks)
-    curvature = found.found["transformer.h.0.mlp.c_fc.weight"]
+    curvature = found.found["transformer.h.0.mlp.c_fc.weight"][WHOLE]
     error = torch.zeros(curvature.shape)
     error[3] = 1.0
     over_tokens = float(torch.cat(curvature.products).sum())
@@ -130,7 +130,7 @@ def test_a_tied_head_matters_in_both_of_its_uses(tmp_path):
     ).candidates[0]  # fmt: skip
     [row] = [row for row in json.loads((tmp_path / "s.json").read_text())["weights"] if row["layer_name"] == name]
     made = streamed(original, load_file(tokens)["ids"].view(-1, CONTEXT))
-    both = [made.found[path].alpha(made.scored) for path in made.found if "embed" in path or "lm_head" in path]
+    both = [made.found[path][WHOLE].alpha(made.scored) for path in made.found if "embed" in path or "lm_head" in path]
 
     assert len(both) == 2
     assert row["alpha"] == pytest.approx(sum(both), rel=FLOAT64)

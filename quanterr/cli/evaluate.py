@@ -22,7 +22,7 @@ from quanterr.cli.common import (
 from quanterr.cli.gate import report_verdict, summarize
 from quanterr.cli.options import Only, with_options
 from quanterr.options import EvaluateOptions, RankOptions
-from quanterr.util.text import display
+from quanterr.util.text import display, named_path
 
 HELP = wrap_help("""Run the original's model with the weights of each side on a text: perplexity, divergence, agreement.
 
@@ -30,7 +30,10 @@ HELP = wrap_help("""Run the original's model with the weights of each side on a 
 [bold]quanterr evaluate original/ quantized/ --text wiki.test.raw[/bold]
 [bold]quanterr evaluate original/ a/ b.gguf --text wiki.test.raw --chunks 20 -o eval.html[/bold]
 [bold]quanterr evaluate original/ --against fp8_row,nvfp4,int4_g128 --text wiki.test.raw[/bold]
+[bold]quanterr evaluate original/ a/ --text prose=a.txt --text code=b.txt --chat conversations.jsonl[/bold]
 [bold]quanterr evaluate original/ --text calibration.txt --sensitivity s.json[/bold]
+[bold]quanterr evaluate original/ --text wiki.test.raw --save-reference reference/[/bold]
+[bold]quanterr evaluate a.gguf --reference reference/ --text wiki.test.raw[/bold]
 [bold]quanterr evaluate original/ quantized/ --tokens ids.safetensors --require 'upper(kld_mean) <= 0.01'[/bold]
 
 ORIGINAL is a folder with config.json, local or in a remote store (hf://org/name). Any format that compare reads runs
@@ -55,7 +58,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="QUANTIZED ...",
-            help="Quantized checkpoints. Optional with --sensitivity, --importance-out or --saliency-out.",
+            help="Quantized checkpoints. Optional with --sensitivity, --save-reference and other files to write.",
             show_default=False,
         ),
     ] = None,
@@ -70,7 +73,7 @@ def evaluate(
     inputs = [
         original,
         *(candidates or []),
-        options.text,
+        *(named_path(fspath(text))[1] for text in (*options.text, *options.chat)),
         options.tokens,
         options.inputs,
         *options.tasks,
@@ -86,6 +89,8 @@ def evaluate(
     written = {option: fspath(path) for option, path in by_products.items() if path is not None}
     for option, path in written.items():
         check_place(path, option, [fspath(path) for path in inputs if path is not None])
+    if options.save_reference is not None:
+        written["--save-reference"] = fspath(options.save_reference)
     announce([original, *(candidates or [])], show.quiet)
     with Interrupt(keeps=False) as interrupt:
         require_memory()
@@ -93,7 +98,7 @@ def evaluate(
 
         with show_steps(show.quiet) as on_progress, exit_on_interrupt(interrupt):
             asked = replace(options, on_progress=on_progress, stop=interrupt.stop, command=tuple(command_line()))
-            if not candidates and not recipes.against:
+            if not candidates and not recipes.against and options.reference is None:
                 study_original(original, asked)
                 print(f"quanterr: wrote {', '.join(map(display, written.values()))}", file=sys.stderr)
                 return

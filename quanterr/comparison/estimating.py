@@ -9,14 +9,15 @@ from math import prod
 
 import torch
 
-from quanterr.checkpoints import Checkpoint, Entry, enter_checkpoint
+from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison.assembly import reported_dtype
 from quanterr.comparison.scheduler import Progress
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings.files import report_notes
 from quanterr.options import ComparisonOptions
 from quanterr.recipes import Recipe
-from quanterr.recipes.quantized_file import QuantizedFile, quantize_by
+from quanterr.recipes.matrices import Matrix, matrices_of
+from quanterr.recipes.quantized_file import QuantizedFile, choose_weights, quantize_by
 from quanterr.recipes.sampling import Estimate, estimate_matrix, find_margin
 from quanterr.recipes.tensors import read_weight
 from quanterr.report.base import Tool
@@ -56,7 +57,9 @@ def estimate(
         selection.check(checkpoint.entries)
         virtuals = _quantize(recipes, checkpoint, selection)
         files = [_list_files(virtual) for virtual in virtuals]
-        found = _estimate_all(checkpoint, files, share, options)
+        chosen_names, _ = choose_weights(checkpoint, selection)
+        matrices = {one.name: one for name in chosen_names for one in matrices_of(name, checkpoint.entries)}
+        found = _estimate_all(matrices, files, share, options)
         checkpoint.check_unchanged()
         others = {
             name: StoredTensor(
@@ -67,10 +70,17 @@ def estimate(
         }
         signals = {name: next(one.signal for one in each if one is not None) for name, each in found.items()}
         chosen = [
-            _make_rankable(recipe, virtual, own, {name: each[n] for name, each in found.items()}, signals, others)
+            _make_rankable(
+                recipe,
+                virtual,
+                own,
+                {name: each[n] for name, each in found.items()},
+                signals,
+                {name: one for name, one in others.items() if virtual.entries.get(name) is checkpoint.entries[name]},
+            )
             for n, (recipe, virtual, own) in enumerate(zip(recipes, virtuals, files, strict=True))
         ]
-        read_bytes = sum(_count_read_bytes(checkpoint.entries[name], recipes, each) for name, each in found.items())
+        read_bytes = sum(_count_read_bytes(matrices[name], recipes, each) for name, each in found.items())
         run = clock.describe_run(options.command, "cpu", usable_cores(), read_bytes)
     return Ranking.model_construct(
         tool=Tool(name="quanterr", version=__version__),
@@ -110,11 +120,11 @@ def _quantize(recipes: Sequence[Recipe], original: Checkpoint, selection: LayerS
     return [found[recipe.name] for recipe in recipes]
 
 
-def _count_read_bytes(entry: Entry, recipes: Sequence[Recipe], estimates: Sequence[Estimate | None]) -> int:
+def _count_read_bytes(matrix: Matrix, recipes: Sequence[Recipe], estimates: Sequence[Estimate | None]) -> int:
     """Return the bytes read from a weight: each sample once, and all rows if scales depend on all rows."""
     rows = {one.runs: one.runs.read for one in estimates if one is not None}
     is_whole = any(one and not recipe.scheme.is_local for one, recipe in zip(estimates, recipes, strict=True))
-    return entry.nbytes // entry.shape[0] * (sum(rows.values()) + is_whole * entry.shape[0])
+    return matrix.nbytes // matrix.shape[0] * (sum(rows.values()) + is_whole * matrix.shape[0])
 
 
 def _list_files(virtual: Checkpoint) -> dict[str, QuantizedFile]:
@@ -124,23 +134,23 @@ def _list_files(virtual: Checkpoint) -> dict[str, QuantizedFile]:
 
 
 def _estimate_all(
-    original: Checkpoint, files: Sequence[dict[str, QuantizedFile]], share: float, options: ComparisonOptions
+    matrices: dict[str, Matrix], files: Sequence[dict[str, QuantizedFile]], share: float, options: ComparisonOptions
 ) -> dict[str, list[Estimate | None]]:
-    """Estimate each weight for each recipe, on all cores; None where a recipe does not quantize the weight."""
-    entries = {name: original.entries[name] for own in files for name in own}
-    progress = Progress(sum(entry.nbytes for entry in entries.values()), total_weights=len(entries))
+    """Estimate each matrix for each recipe, on all cores; None where a recipe does not quantize the matrix."""
+    asked = {name: matrices[name] for own in files for name in own}
+    progress = Progress(sum(matrix.nbytes for matrix in asked.values()), total_weights=len(asked))
 
     def one(name: str) -> list[Estimate | None]:
         if options.stop is not None and options.stop.is_set():
             raise Interrupted("interrupted before all weights were sampled: no estimate")
         progress.name = name
-        made = estimate_matrix(name, entries[name], share, [each.get(name) for each in files])
-        progress.done_bytes += entries[name].nbytes
+        made = estimate_matrix(asked[name], share, [each.get(name) for each in files])
+        progress.done_bytes += asked[name].nbytes
         progress.done_weights += 1
         return made
 
     with ThreadPoolExecutor(usable_cores(), initializer=partial(torch.set_num_threads, 1)) as pool:
-        futures = {name: pool.submit(one, name) for name in entries}
+        futures = {name: pool.submit(one, name) for name in asked}
         missing = set(futures.values())
         while missing and not any(future.exception() for future in futures.values() if future.done()):
             _, missing = wait(missing, LOOK, FIRST_EXCEPTION)
@@ -159,7 +169,10 @@ def _make_rankable(
     signals: dict[str, float],
     others: dict[str, StoredTensor],
 ) -> Rankable:
-    """Make the ranking entry of a recipe; all recipes use the same ``signals``, whatever rows each was measured on."""
+    """Make the ranking entry of a recipe; all recipes use the same ``signals``, whatever rows each was measured on.
+
+    ``others`` are the tensors that it leaves as they are.
+    """
     known = {name: one for name, one in estimates.items() if one is not None}
     tensors, formats = dict(others), dict[str, int]()
     for name, one in known.items():

@@ -5,6 +5,8 @@ names.py      which stored tensors make up a parameter
 sides.py      the weights of both checkpoints in the original's terms
 stepping.py   a forward that stops at each unit
 rounding.py   inputs, keys and values as a runtime rounds them
+tokens.py     texts as tokens; conversations.py: those of chats
+references.py what is kept of an original, to evaluate candidates without it
 lockstep.py   all sides, unit by unit, compared as they pass
 scores.py     perplexity, divergence, agreement
 states.py     errors of hidden states and of the outputs of weights
@@ -29,10 +31,12 @@ from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation import models, together
 from quanterr.evaluation.calls import Calls, read_calls
+from quanterr.evaluation.conversations import read_conversations
 from quanterr.evaluation.folder import ModelFolder, model_folder
 from quanterr.evaluation.importance import Origin, write_importance
-from quanterr.evaluation.lockstep import Lockstep, Outcome, Pace
+from quanterr.evaluation.lockstep import BesideReference, Lockstep, Outcome, RunSettings
 from quanterr.evaluation.profiling import Measured, profile_of, write_sensitivity
+from quanterr.evaluation.references import SAVE, USE, Reference, Settings, check_place, write_reference
 from quanterr.evaluation.rollout import check_rollout, roll_out
 from quanterr.evaluation.rounding import check_schemes, of_rounding
 from quanterr.evaluation.saliency import Saliency
@@ -46,6 +50,7 @@ from quanterr.evaluation.tokens import (
     chunks_of,
     fingerprint,
     likeness,
+    named_files,
     read_text,
     read_tokens,
     tokenizer_fingerprint,
@@ -64,7 +69,16 @@ from quanterr.recipes.quantized_file import mix_recipes, quantize_by
 from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.documents import KINDS
 from quanterr.report.evaluation import SCHEMA
-from quanterr.report.evaluation.model import Evaluated, Evaluation, Missing, Rollout, Task, Tokens
+from quanterr.report.evaluation.model import (
+    Evaluated,
+    Evaluation,
+    Missing,
+    NamedTokens,
+    Rollout,
+    Task,
+    TextScores,
+    Tokens,
+)
 from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.report.ranking.making import shorten_names
 from quanterr.report.subjects import combine_verdicts
@@ -78,7 +92,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 
 PLAN = ".json"  # how the name of a plan ends
-NOTHING_TO_DO = "no candidate is given: evaluate needs one, or --sensitivity, --importance-out or --saliency-out alone"
+NOTHING_TO_DO = (
+    "no candidate is given: evaluate needs one, or --sensitivity, --importance-out, --saliency-out or --save-reference "
+    "alone"
+)
 
 
 @accept_fields_of(EvaluateOptions)
@@ -112,8 +129,10 @@ def evaluate_candidates(
     chosen: EvaluateOptions,
     rules: PreparedRules,
 ) -> Evaluation:
-    """The same with rules that were read before."""
+    """Evaluate candidates as :func:`evaluate`, by rules that were read before."""
     started = datetime.now(UTC)
+    if chosen.reference is not None:
+        return _evaluate_beside_reference([original, *candidates], against, chosen, rules, started)
     plans, words = _plans_and_recipes(against)
     recipes = parse_recipes(words) if words else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
@@ -144,11 +163,13 @@ def evaluate_candidates(
                 names.append(f"{name}, weights alone")
                 found.append(Candidate(one.sides, one.checkpoint))
         together.agree(company, every, prepared.chunks, chosen.batch, chosen.dtype)
-        pace = _pace(chosen, stop, company)
-        with Lockstep(prepared.architecture, sides, found, prepared.chunks, pace, with_floor=True) as lockstep:
+        settings = _run_settings(chosen, stop, company)
+        with Lockstep(prepared.architecture, sides, found, prepared.chunks, settings, with_floor=True) as lockstep:
             together.run(lockstep, company)
             outcomes = lockstep.outcomes()
             _write_by_products(chosen, prepared, lockstep, saliency, opened)
+            if chosen.save_reference is not None:
+                _save_reference(chosen, prepared, lockstep, opened)
         answers = (
             answered(prepared.architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
         )
@@ -173,6 +194,7 @@ def evaluate_candidates(
             kind=prepared.architecture.workload.kind,
             dtype=chosen.dtype,
             tokens=_tokens(prepared, chosen, outcomes),
+            texts=_named_texts(prepared, chosen, outcomes),
             floor=lockstep.floor(),
             candidates=evaluated,
             run=_run(chosen, prepared.architecture.device, started, seconds, n_read),
@@ -194,8 +216,100 @@ def _read_bytes(sides: Sides, found: Iterable[Candidate]) -> int:
     return sum(each.read_bytes for each in {sides, *(candidate.sides for candidate in found)})
 
 
+def _evaluate_beside_reference(
+    candidates: Sequence[str | os.PathLike[str] | Checkpoint],
+    against: Iterable[str | Plan],
+    chosen: EvaluateOptions,
+    rules: PreparedRules,
+    started: datetime,
+) -> Evaluation:
+    """Evaluate candidates on the text of a reference; the original is not needed, so weights have no output errors."""
+    _check_needs_no_original(against, chosen)
+    check_schemes(chosen.activations, chosen.kv)
+    clock, stop = time.monotonic(), chosen.stop or threading.Event()
+    paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
+    reference = Reference(Path(chosen.reference or ""))
+    with ExitStack() as stack:
+        original = reference.checkpoint()
+        prepared = _prepared(chosen, original)
+        reference.check(_settings_of(chosen, prepared))
+        every = [enter_checkpoint(stack, side, chosen.lenient, chosen.cache) for side in candidates]
+        sides = Sides(original, prepared.architecture.device)
+        found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv, undo=False) for checkpoint in every]
+        assert isinstance(prepared.architecture, models.Architecture)  # noqa: S101 - none of another kind is saved
+        settings = _run_settings(chosen, stop, None)
+        with BesideReference(
+            prepared.architecture, sides, found, [text.chunks for text in prepared.texts], settings, reference
+        ) as running:
+            running.run()
+            outcomes = running.outcomes()
+        for checkpoint in every:
+            checkpoint.check_unchanged()
+        evaluated = [
+            _evaluated(*each, {}, [], prepared) for each in zip(shorten_names(paths), found, outcomes, strict=True)
+        ]
+        verdict, reasons = combine_verdicts({candidate.name: candidate for candidate in evaluated})
+        made = Evaluation.model_construct(
+            tool=Tool(name="quanterr", version=__version__),
+            verdict=verdict,
+            reasons=reasons,
+            original=reference.original,
+            original_bytes=reference.original_bytes,
+            model=type(running.model).__name__,
+            kind=prepared.architecture.workload.kind,
+            dtype=chosen.dtype,
+            tokens=_tokens(prepared, chosen, outcomes),
+            texts=_named_texts(prepared, chosen, outcomes),
+            candidates=evaluated,
+            reference=os.fspath(chosen.reference or ""),
+            run=_run(chosen, prepared.architecture.device, started, time.monotonic() - clock, sides.read_bytes),
+        )
+    return rules.judge(made)
+
+
+def _check_needs_no_original(against: Iterable[str | Plan], chosen: EvaluateOptions) -> None:
+    """Refuse options that a reference cannot serve.
+
+    Raises:
+        UsageError: one of them is given.
+    """
+    given = {
+        "--against": against,
+        "--task": chosen.tasks,
+        "--sensitivity": chosen.sensitivity,
+        "--importance-out": chosen.importance_out,
+        "--saliency-out": chosen.saliency_out,
+        SAVE: chosen.save_reference,
+    }
+    for option, value in given.items():
+        if value:
+            raise UsageError(f"{option}: needs the original, and {USE} has none of its weights; leave one of them out")
+    with join_rank_group(threading.Event()) as company:
+        if company is not None:
+            raise UsageError(f"{USE}: one process reads a reference")
+
+
+def _save_reference(chosen: EvaluateOptions, prepared: "_Prepared", lockstep: Lockstep, original: Checkpoint) -> None:
+    with model_folder(original) as folder:
+        settings = _settings_of(chosen, prepared)
+        write_reference(Path(chosen.save_reference or ""), original, folder, settings, lockstep.hidden, lockstep.head)
+
+
+def _settings_of(chosen: EvaluateOptions, prepared: "_Prepared") -> Settings:
+    chunks = [text.chunks for text in prepared.texts]
+    return Settings(
+        dtype=chosen.dtype,
+        batch=chosen.batch,
+        device=prepared.architecture.device.type,
+        context=chosen.context,
+        chunks=sum(len(each.raw) for each in chunks),
+        tokens=fingerprint(*(each.given for each in chunks)),
+        targets=fingerprint(*(part for each in chunks for part in _scored_parts(each))),
+    )
+
+
 def study(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[EvaluateKeywords]) -> None:
-    """What can be learned of an original alone: write its ``sensitivity``, ``importance_out``, ``saliency_out``.
+    """Measure an original alone: write its ``sensitivity``, ``importance_out``, ``saliency_out``, ``save_reference``.
 
     ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name. Errors are those of
     :func:`evaluate`.
@@ -206,18 +320,20 @@ def study(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[Evalu
 def study_original(original: str | os.PathLike[str] | Checkpoint, chosen: EvaluateOptions) -> None:
     """The same with its options as one."""
     stop, saliency = chosen.stop or threading.Event(), _saliency(chosen)
-    if chosen.sensitivity is None and not chosen.with_moments:
+    if chosen.sensitivity is None and chosen.save_reference is None and not chosen.with_moments:
         raise UsageError(NOTHING_TO_DO)
     with join_rank_group(stop) as company, ExitStack() as stack:
         checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
         prepared = _prepared(chosen, checkpoint)
         sides = Sides(checkpoint, prepared.architecture.device)
         together.agree(company, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)
-        if chosen.with_moments:
-            pace = _pace(chosen, stop, company)
-            with Lockstep(prepared.architecture, sides, [], prepared.chunks, pace) as lockstep:
+        if chosen.with_moments or chosen.save_reference is not None:
+            settings = _run_settings(chosen, stop, company)
+            with Lockstep(prepared.architecture, sides, [], prepared.chunks, settings) as lockstep:
                 together.run(lockstep, company)
                 _write_by_products(chosen, prepared, lockstep, saliency, checkpoint)
+                if chosen.save_reference is not None:
+                    _save_reference(chosen, prepared, lockstep, checkpoint)
         else:
             together.leave_to_rank_0(company)
         _profiled(chosen, prepared, sides, [], [])
@@ -236,35 +352,56 @@ def _write_by_products(
         write_importance(os.fspath(chosen.importance_out), lockstep.moments(), architecture_of(original), origin)
 
 
+class ReadText(NamedTuple):
+    """A text, or conversations, as tokens."""
+
+    name: str
+    source: str
+    chunks: Chunks
+    like: Likeness
+
+
 class _Prepared(NamedTuple):
-    """What is known before a weight is read."""
+    """All that is known before a weight is read."""
 
     architecture: models.Architecture | models.Denoiser
-    text: Text | None
-    chunks: Chunks | Calls
+    texts: list[ReadText]
+    calls: Calls | None
     tasks: list[Asked]
-    like: Likeness | None
     vocabulary: int
     tokenizer: str | None  # fingerprint
 
     @property
+    def chunks(self) -> list[Chunks] | Calls:
+        """The tokens of all texts, or recorded calls."""
+        return [text.chunks for text in self.texts] if self.calls is None else self.calls
+
+    @property
     def doubts(self) -> list[str]:
-        """Why numbers of this text say nothing."""
-        if self.like is None or isinstance(self.chunks, Calls):
-            return []
-        return self.like.doubts(len(self.chunks.raw), self.vocabulary)
+        """The reasons why numbers of these texts say nothing."""
+        found = []
+        for text in self.texts:
+            named = f"{text.name}: " if len(self.texts) > 1 else ""
+            found += [f"{named}{why}" for why in text.like.doubts(len(text.chunks.raw), self.vocabulary)]
+        return found
 
     @property
     def source(self) -> str:
-        """What both sides read."""
-        return self.chunks.source if isinstance(self.chunks, Calls) else self.text.source if self.text else ""
+        """The paths of all that both sides read."""
+        return self.calls.source if self.calls is not None else ", ".join(text.source for text in self.texts)
 
     @property
     def given(self) -> Tensor:
-        """Token ids as the model gets them."""
-        if isinstance(self.chunks, Calls):
-            raise UsageError("recorded calls hold no tokens: --sensitivity, --importance-out need a text")
-        return self.chunks.given
+        """Token ids (n, context) of the texts as the model gets them, a chunk of each text in turn.
+
+        Raises:
+            UsageError: there is no text.
+        """
+        plain = [text.chunks.given for text in self.texts if text.chunks.scored is None]
+        if not plain:
+            raise UsageError("--sensitivity, --importance-out: need a text, with --text or --tokens")
+        order = sorted((n, k) for k, given in enumerate(plain) for n in range(len(given)))
+        return torch.stack([plain[k][n] for n, k in order])
 
 
 def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
@@ -282,31 +419,36 @@ def _prepared(chosen: EvaluateOptions, original: Checkpoint) -> _Prepared:
             return _of_calls(chosen, models.Architecture(config, dtype, device, recorded=True), config.model_type)
         if chosen.rollout:
             raise UsageError("--rollout: for denoisers, with recorded calls: give them with --inputs")
-        text = _text(chosen, folder)
+        vocabulary = config.get_text_config().vocab_size
+        texts = _texts(chosen, folder, vocabulary)
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
         tokenizer = tokenizer_fingerprint(folder)
     architecture = models.Architecture(config, dtype, device)
-    vocabulary = config.get_text_config().vocab_size
-    chunks = chunks_of(text, chosen.context, chosen.chunks, vocabulary)
-    if (tasks or chosen.sensitivity is not None) and architecture.workload is not CAUSAL:
-        option = "--task" if tasks else "--sensitivity"
+    if (tasks or chosen.chat or chosen.sensitivity is not None) and architecture.workload is not CAUSAL:
+        option = "--task" if tasks else "--chat" if chosen.chat else "--sensitivity"
         raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
-    return _Prepared(architecture, text, chunks, tasks, likeness(text, chunks.raw), vocabulary, tokenizer)
+    if chosen.save_reference is not None:
+        check_place(Path(chosen.save_reference))
+    if (chosen.save_reference or chosen.reference) and architecture.workload is not CAUSAL:
+        option = SAVE if chosen.save_reference else USE
+        raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
+    return _Prepared(architecture, texts, None, tasks, vocabulary, tokenizer)
 
 
 def _of_calls(chosen: EvaluateOptions, architecture: models.Architecture | models.Denoiser, name: str) -> "_Prepared":
     """Return a model with the recorded calls that it runs on; ``name`` names the model in errors."""
-    if chosen.inputs is None or chosen.text is not None or chosen.tokens is not None:
+    if chosen.inputs is None or chosen.text or chosen.chat or chosen.tokens is not None:
         raise UsageError(
             f"{display(name)} reads no text: give recorded calls of it with --inputs FILE.safetensors, and no other"
         )
-    for option, given in (("--task", chosen.tasks), ("--sensitivity", chosen.sensitivity)):
+    of_texts = {"--task": chosen.tasks, "--sensitivity": chosen.sensitivity, SAVE: chosen.save_reference}
+    for option, given in of_texts.items():
         if given:
             raise UsageError(f"{option}: for models that continue a text")
     calls = read_calls(os.fspath(chosen.inputs))
     if chosen.rollout:
         check_rollout(architecture, calls)
-    return _Prepared(architecture, None, calls, [], None, 0, None)
+    return _Prepared(architecture, [], calls, [], 0, None)
 
 
 def _saliency(chosen: EvaluateOptions) -> Saliency:
@@ -351,9 +493,17 @@ def _quantize_as_planned(plan: Plan, path: str, original: Checkpoint) -> Checkpo
     return made
 
 
-def _pace(chosen: EvaluateOptions, stop: threading.Event, company: RankGroup | None) -> Pace:
+def _run_settings(chosen: EvaluateOptions, stop: threading.Event, company: RankGroup | None) -> RunSettings:
+    """Return the settings of a run.
+
+    Raises:
+        UsageError: several processes cannot save one reference.
+    """
     rank, world = (0, 1) if company is None else (company.rank, company.world)
-    return Pace(chosen.batch, chosen.on_progress, stop, chosen.with_moments, rank, world)
+    with_hidden = chosen.save_reference is not None
+    if with_hidden and world > 1:
+        raise UsageError(f"{SAVE}: one process saves a reference")
+    return RunSettings(chosen.batch, chosen.on_progress, stop, chosen.with_moments, rank, world, with_hidden)
 
 
 def _profiled(
@@ -383,15 +533,41 @@ def _is_of_recipe(candidate: Candidate) -> bool:
     return checkpoint.kind == RECIPE and not checkpoint.path.endswith(PLAN)
 
 
-def _text(chosen: EvaluateOptions, folder: ModelFolder) -> Text:
-    if (chosen.text is None) == (chosen.tokens is None):
-        raise UsageError("give a text with --text FILE, or token ids with --tokens FILE.safetensors")
+def _texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int) -> list[ReadText]:
+    """Read all texts and conversations.
+
+    Raises:
+        UsageError: there is none, or one cannot be read.
+    """
+    texts, chats = list(chosen.text), list(chosen.chat)
+    if bool(texts or chats) == (chosen.tokens is not None):
+        raise UsageError("give a text with --text FILE or --chat FILE, or token ids with --tokens FILE.safetensors")
     if chosen.context < 2:
         raise UsageError(f"--context {chosen.context}: at least 2 tokens are needed")
     if chosen.tokens is not None:
-        return read_tokens(os.fspath(chosen.tokens))
+        text = read_tokens(os.fspath(chosen.tokens))
+        return [_read_text(Path(text.source).stem, text, chosen, vocabulary)]
     enough = None if chosen.chunks is None else max(chosen.chunks, LEAST_CONTEXTS) * chosen.context
-    return read_text(os.fspath(chosen.text or ""), folder, enough)
+    named = named_files([*texts, *chats], "--text" if texts else "--chat")
+    found = [
+        _read_text(one.name, read_text(one.path, folder, enough), chosen, vocabulary) for one in named[: len(texts)]
+    ]
+    for one in named[len(texts) :]:
+        chunks = read_conversations(one.path, folder, chosen.context, chosen.chunks)
+        tokens = torch.cat([row[:length] for row, length in zip(chunks.raw, chunks.lengths, strict=True)])
+        like = likeness(Text(tokens, one.path, None), tokens[None])._replace(repeated=_repeated(chunks.raw))
+        found.append(ReadText(one.name, one.path, chunks, like))
+    return found
+
+
+def _read_text(name: str, text: Text, chosen: EvaluateOptions, vocabulary: int) -> ReadText:
+    chunks = chunks_of(text, chosen.context, chosen.chunks, vocabulary)
+    return ReadText(name, text.source, chunks, likeness(text, chunks.raw))
+
+
+def _repeated(raw: Tensor) -> int:
+    """Return how many of some conversations repeat others."""
+    return len(raw) - len({row.numpy().tobytes() for row in raw})
 
 
 def _evaluated(
@@ -426,6 +602,7 @@ def _evaluated(
         reasons=reasons or ["evaluated on all tokens; no gates set"],
         bytes=candidate.checkpoint.nbytes,
         scores=outcome.scores,
+        texts=[TextScores(text.name, each) for text, each in zip(prepared.texts, outcome.texts, strict=False)],
         predicted_kld=sum(known.values()) if known else None,
         embeddings=outcome.embeddings,
         outputs=outcome.outputs,
@@ -462,20 +639,38 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: _Prepared) -> It
 
 def _tokens(prepared: _Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> Tokens:
     scored = next((outcome.scores.tokens for outcome in outcomes if outcome.scores), 0)
-    if isinstance(prepared.chunks, Calls) or prepared.like is None:
-        calls = prepared.chunks
-        assert isinstance(calls, Calls)  # noqa: S101 - what has no likeness is recorded calls
-        return Tokens(calls.source, calls.sha256, 0, len(calls.calls), 0)
-    raw = prepared.chunks.raw
+    if prepared.calls is not None:
+        return Tokens(prepared.calls.source, prepared.calls.sha256, 0, len(prepared.calls.calls), 0)
+    if len(prepared.texts) == 1:
+        return _tokens_of(prepared.texts[0], prepared, chosen, scored)
+    n = sum(len(text.chunks.raw) for text in prepared.texts)
+    digest = fingerprint(*(part for text in prepared.texts for part in _scored_parts(text.chunks)))
+    return Tokens(prepared.source, digest, chosen.context, n, scored, tokenizer=prepared.tokenizer)
+
+
+def _tokens_of(text: ReadText, prepared: _Prepared, chosen: EvaluateOptions, scored: int) -> Tokens:
     return Tokens(
-        prepared.source,
-        fingerprint(raw),
+        text.source,
+        fingerprint(*_scored_parts(text.chunks)),
         chosen.context,
-        len(raw),
+        len(text.chunks.raw),
         scored,
-        **prepared.like._asdict(),
+        **text.like._asdict(),
         tokenizer=prepared.tokenizer,
     )
+
+
+def _scored_parts(chunks: Chunks) -> list[Tensor]:
+    return [chunks.raw] if chunks.scored is None else [chunks.raw, chunks.scored]
+
+
+def _named_texts(prepared: _Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> list[NamedTokens]:
+    """Return each of several texts."""
+    found = next((outcome.texts for outcome in outcomes if outcome.texts), [])
+    return [
+        NamedTokens(text.name, _tokens_of(text, prepared, chosen, scores.tokens))
+        for text, scores in zip(prepared.texts, found, strict=False)
+    ]
 
 
 def _run(chosen: EvaluateOptions, device: torch.device, started: datetime, seconds: float, read_bytes: int) -> RunInfo:

@@ -10,17 +10,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.errors import CheckpointError, Interrupted
+from quanterr.errors import CheckpointError, Interrupted, UsageError
 from quanterr.evaluation.calls import Call, CallError, Calls
 from quanterr.evaluation.floor import FloorRun
 from quanterr.evaluation.memory import keep_memory_for_activations
 from quanterr.evaluation.models import Architecture, Denoiser
 from quanterr.evaluation.names import Names
+from quanterr.evaluation.references import SAVE, Head, Reference, head_of
 from quanterr.evaluation.rounding import RoundingMode
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.states import Errors, HiddenError, OutputErrors, Product, Visit, hidden_of
 from quanterr.evaluation.stepping import Stream
-from quanterr.evaluation.tokens import Chunks
+from quanterr.evaluation.tokens import Chunks, spans_of
 from quanterr.evaluation.units import Unit
 from quanterr.evaluation.workload import CALLS, Measures
 from quanterr.report.evaluation.model import BlockError, Embeddings, Floor, Outputs, WeightError
@@ -29,14 +30,16 @@ from quanterr.util.platform import give_back_memory
 from quanterr.util.text import display, listed
 
 MAX_NAMED = 3
-LOGITS = "the logits"  # what may be the first that is not finite
+LOGITS = "the logits"  # may be the first output that is not finite
+STOPPED = "interrupted before the last block: nothing is scored"
 
 
 @dataclass
 class Outcome:
-    """What came of a candidate."""
+    """All that was measured of a candidate."""
 
     scores: ReportedScores | None = None
+    texts: list[ReportedScores] = field(default_factory=list)  # of each, where there are several
     embeddings: Embeddings | None = None
     outputs: Outputs | None = None
     not_finite: str | None = None
@@ -44,10 +47,11 @@ class Outcome:
     weights: list[WeightError] = field(default_factory=list)
 
 
-class Pace(NamedTuple):
-    """How a run goes: chunks of a micro-batch, who is told, what ends it, whether moments of inputs are kept.
+class RunSettings(NamedTuple):
+    """Settings of a run: chunks of a micro-batch, progress callback, stop event, by-products to keep.
 
-    Of ``world`` processes number ``rank`` takes its share of the micro-batches.
+    Of ``world`` processes number ``rank`` takes its share of the micro-batches. ``with_hidden`` keeps the inputs of the
+    head, of which a reference is made.
     """
 
     batch: int
@@ -56,36 +60,47 @@ class Pace(NamedTuple):
     with_moments: bool
     rank: int = 0
     world: int = 1
+    with_hidden: bool = False
 
 
-class _Batch(NamedTuple):
-    """A micro-batch: its number, and its chunks (n, context) as the model gets them and as they are in the text.
+class Batch(NamedTuple):
+    """One micro-batch: its index, and its chunks (n, context) as the model gets them and as they are in the text.
 
-    Of recorded calls it is one call.
+    One recorded call is a micro-batch of its own.
     """
 
     number: int
     given: Any
     raw: Any
     tokens: int
+    first: int  # number of its first chunk
+    scored: Tensor | None = None  # (n, context) bool, of conversations
 
 
-def _batches(chunks: Chunks | Calls, size: int) -> list[_Batch]:
-    if isinstance(chunks, Calls):
-        return [_Batch(n, call, call, _tokens_of(call)) for n, call in enumerate(chunks.calls)]
-    split = zip(*(torch.split(each, size) for each in chunks), strict=True)
-    return [_Batch(number, given, raw, given.numel()) for number, (given, raw) in enumerate(split)]
+def batches_of(texts: Sequence[Chunks] | Calls, size: int) -> list[Batch]:
+    """Return the micro-batches of ``size`` chunks each; of conversations, which differ in length, one each."""
+    if isinstance(texts, Calls):
+        return [Batch(n, call, call, _tokens_of(call), n) for n, call in enumerate(texts.calls)]
+    found: list[Batch] = []
+    for chunks, span in zip(texts, spans_of(texts), strict=True):
+        step = 1 if chunks.lengths else size
+        for n in range(0, len(chunks.raw), step):
+            width = chunks.lengths[n] if chunks.lengths else chunks.raw.shape[1]
+            given, raw = (each[n : n + step, :width] for each in (chunks.given, chunks.raw))
+            scored = None if chunks.scored is None else chunks.scored[n : n + step, :width]
+            found.append(Batch(len(found), given, raw, given.numel(), span[n], scored))
+    return found
 
 
 def _tokens_of(call: Call) -> int:
-    """About as many vectors go through a model's weights."""
+    """Return about how many vectors of a call go through a model's weights."""
     tensors = [value for value in call.arguments.values() if isinstance(value, Tensor) and value.dim()]
     return max((value.numel() // max(value.shape[-1], 1) for value in tensors), default=1)
 
 
 @dataclass
-class _Side:
-    """A candidate on its way."""
+class Running:
+    """A candidate while it runs."""
 
     candidate: Candidate
     stream: Stream
@@ -94,7 +109,7 @@ class _Side:
     not_finite: set[str] = field(default_factory=set)
 
     def found(self) -> dict[str, object]:
-        """What :meth:`add` takes."""
+        """Return the measurements in the form that :meth:`add` takes."""
         embedded = self.measures.embedded
         return {
             "scores": self.measures.scores.columns,
@@ -106,7 +121,7 @@ class _Side:
         }
 
     def add(self, found: Mapping[str, Any]) -> None:
-        """What was found for other micro-batches."""
+        """Add what was measured on other micro-batches."""
         self.measures.scores.columns |= found["scores"]
         embedded, (of_x, of_y, error) = self.measures.embedded, found["embedded"]
         embedded.of_x |= of_x
@@ -121,56 +136,90 @@ class _Side:
             noise[name] = noise.get(name, 0.0) + more
 
     def compared(self, unit: Unit, loaded: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The weights of a unit, loaded as the model needs them, in the original's scales."""
+        """Return the weights of a unit in the original's scales; ``loaded`` are those that the model needs."""
         names = [slot.name for slot in unit.slots]
         folded = any(key in self.candidate.unfolded for name in names for key in self.stream.names.sources(name))
         return self.stream.names.tensors(names, self.candidate.compared) if folded else loaded
 
-    def mode(self, unit: Unit) -> RoundingMode:
-        """What rounds while a unit of it runs, whose weights are loaded."""
-        return self.candidate.rounding.of_unit(unit, self.stream.names, measures=True)
+    def outcome(self, order: Sequence[str], spans: Sequence[range]) -> Outcome:
+        """Return what was measured, weights aside.
+
+        ``order`` are the units as the model runs them, ``spans`` the numbers of the chunks of each text.
+        """
+        blocks = [BlockError(name, **error.row()) for name, error in self.blocks.items()]
+        not_finite = min(self.not_finite, key=[*order, LOGITS].index, default=None)
+        outcome, measures = Outcome(not_finite=not_finite, blocks=blocks), self.measures
+        if not_finite is None and measures.scores.columns:
+            try:
+                outcome.scores = ReportedScores(**measures.scores.result())
+                if len(spans) > 1:
+                    outcome.texts = [ReportedScores(**measures.scores.among(span).result()) for span in spans]
+            except OverflowError:
+                outcome.not_finite = "the perplexity"
+        if not_finite is None and measures.embedded.chunks:
+            outcome.embeddings = measures.embedded.result()
+        if not_finite is None and measures.outputs.calls:
+            outcome.outputs = measures.outputs.result()
+        return outcome
+
+    def mode(self, unit: Unit, measures: bool) -> RoundingMode:
+        """Return the mode that rounds inputs while a unit runs, whose weights are loaded.
+
+        ``measures``: it also adds up the change of the outputs, for rows of weights.
+        """
+        return self.candidate.rounding.of_unit(unit, self.stream.names, measures)
 
 
 class Lockstep:
-    """The original and its candidates on the same tokens."""
+    """Runs the original and its candidates on the same tokens."""
 
     def __init__(
         self,
         architecture: Architecture | Denoiser,
         sides: Sides,
         candidates: Sequence[Candidate],
-        chunks: Chunks | Calls,
-        pace: Pace,
+        chunks: Sequence[Chunks] | Calls,
+        pace: RunSettings,
         with_floor: bool = False,
     ) -> None:
-        """Build a model for each side; no weight is read but those that are in no unit.
+        """Build a model for each side; the only weights read here are those outside of all units.
 
         ``with_floor``: the original runs in its own dtype as well, on recorded calls.
 
         Raises:
-            CheckpointError: the model has a weight that is not stored, or stored otherwise.
+            CheckpointError: the model has a weight that is not stored, or has another shape.
+            UsageError: the inputs of the head are to be kept, and the model has no head of its own.
         """
         keep_memory_for_activations()
         self._workload, self._pace = architecture.workload, pace
         self.model = architecture.build()
-        self._batches = _batches(chunks, pace.batch)[pace.rank :: pace.world]
+        self._batches = batches_of(chunks, pace.batch)[pace.rank :: pace.world]
         if isinstance(chunks, Calls):
             chunks.check(self.model)
-        inputs = [self._workload.inputs(self.model, architecture.config, batch.given) for batch in self._batches]
-        names = _complete(architecture.names(self.model, sides, sides.weights), sides)
+        self._spans = [] if isinstance(chunks, Calls) else spans_of(chunks)
+        inputs = [
+            self._workload.inputs(self.model, architecture.config, batch.given, batch.scored) for batch in self._batches
+        ]
+        names = complete(architecture.names(self.model, sides, sides.weights), sides)
         recorded = self._workload is CALLS
         self._original = Stream(self.model, names, sides.get, inputs, architecture.device, recorded=recorded)
         self._others = []
         for candidate in candidates:
             model = architecture.build()
-            own = _complete(architecture.names(model, candidate.sides, candidate.names), sides)
+            own = complete(architecture.names(model, candidate.sides, candidate.names), sides)
             stream = Stream(model, own, candidate.get, inputs, architecture.device, recorded=recorded)
-            self._others.append(_Side(candidate, stream))
+            self._others.append(Running(candidate, stream))
         self._floor: FloorRun | None = None
         if with_floor and recorded:
             self._floor = FloorRun(architecture, sides, [batch.given for batch in self._batches])
         self._products: dict[str, Product] = {}
         self._unit_of: dict[str, str] = {}
+        self.hidden: dict[int, Tensor] = {}  # inputs of the head, (chunks, positions, width), by micro-batches
+        self.head: dict[str, Tensor] = {}  # its weights
+        self._architecture, self._inputs = architecture, inputs
+        self._head = head_of(self.model, self._original.units) if pace.with_hidden else None
+        if pace.with_hidden and self._head is None:
+            raise UsageError(f"{SAVE}: {type(self.model).__name__} has no head of its own, whose inputs can be kept")
 
     def __enter__(self) -> "Lockstep":
         return self
@@ -184,7 +233,7 @@ class Lockstep:
             self._floor.close()
 
     def run(self) -> None:
-        """Every unit for every micro-batch of every side.
+        """Run every unit for every micro-batch of every side.
 
         Raises:
             Interrupted: ``stop`` was set.
@@ -195,7 +244,7 @@ class Lockstep:
             done += 1
 
     def outcomes(self) -> list[Outcome]:
-        """What came of each candidate."""
+        """Return what was measured of each candidate."""
         return [self._outcome(n) for n in range(len(self._others))]
 
     def floor(self) -> Floor | None:
@@ -203,7 +252,7 @@ class Lockstep:
         return None if self._floor is None else self._floor.result()
 
     def _step(self, unit: Unit, done: int, total: int) -> None:
-        """One unit: loaded on all sides, run for all micro-batches, freed."""
+        """Load a unit on all sides, run it for all micro-batches, free it."""
         tensors = self._original.tensors(unit)
         unit.load(tensors)
         units = [side.stream.units[unit.name] for side in self._others]
@@ -216,10 +265,12 @@ class Lockstep:
             own.load(loaded)
         if self._floor is not None:
             self._floor.load(unit.name, tensors)
-        modes = [side.mode(own) for side, own in zip(self._others, units, strict=True)]
+        modes = [side.mode(own, measures=True) for side, own in zip(self._others, units, strict=True)]
+        if unit is self._head:
+            self.head = {name: tensor.clone() for name, tensor in tensors.items()}
         for batch in range(len(self._batches)):
             if self._pace.stop.is_set():
-                raise Interrupted("interrupted; nothing is scored before all units were passed")
+                raise Interrupted(STOPPED)
             if self._original.waits(batch, unit):
                 self._run(done, batch, unit, watching, modes)
             if self._pace.on_progress:
@@ -232,6 +283,8 @@ class Lockstep:
         give_back_memory()
 
     def _run(self, done: int, batch: int, unit: Unit, watching: OutputErrors, modes: Sequence[RoundingMode]) -> None:
+        if unit is self._head:
+            self.hidden[self._batches[batch].number] = self._original.first_argument(batch).cpu()
         with watching:
             output = self._original.run(batch)
         watching.settle()
@@ -239,6 +292,8 @@ class Lockstep:
         self._original.resume(batch, output)
         del output
         base = self._original.result(batch)
+        if base is not None and unit is self._head and not batch:
+            self._check_head(base)
         if self._floor is not None:
             self._floor.run(batch, self._batches[batch].number, unit.name, base)
         for side, mode in zip(self._others, modes, strict=True):
@@ -257,26 +312,24 @@ class Lockstep:
             result = side.stream.result(batch)
             if base is not None and result is not None:
                 own = self._batches[batch]
-                first = own.number * self._pace.batch
-                if not self._workload.measure(base, result, own.raw, first, side.measures):
+                if not self._workload.measure(base, result, own.raw, own.first, side.measures, own.scored):
                     side.not_finite.add(LOGITS)
+
+    def _check_head(self, base: Any) -> None:
+        """Check that the kept inputs of the head give the same logits again.
+
+        Raises:
+            UsageError: they do not: the model computes something else between its blocks and its logits.
+        """
+        assert isinstance(self._architecture, Architecture)  # noqa: S101 - denoisers have no head
+        again = Head(self._architecture, self.head)(self.hidden[self._batches[0].number], self._inputs[0])
+        if not torch.equal(again.logits, base.logits):
+            raise UsageError(f"{SAVE}: {type(self.model).__name__} makes other logits of the kept inputs of its head")
 
     def _outcome(self, n: int) -> Outcome:
         side = self._others[n]
-        blocks = [BlockError(name, **error.row()) for name, error in side.blocks.items()]
-        order = (*self._original.units, LOGITS)
-        not_finite = min(side.not_finite, key=order.index, default=None)
-        outcome = Outcome(not_finite=not_finite, blocks=blocks, weights=self._weights(n))
-        measures = side.measures
-        if not_finite is None and measures.scores.columns:
-            try:
-                outcome.scores = ReportedScores(**measures.scores.result())
-            except OverflowError:
-                outcome.not_finite = "the perplexity"
-        if not_finite is None and measures.embedded.chunks:
-            outcome.embeddings = measures.embedded.result()
-        if not_finite is None and measures.outputs.calls:
-            outcome.outputs = measures.outputs.result()
+        outcome = side.outcome([*self._original.units], self._spans)
+        outcome.weights = self._weights(n)
         return outcome
 
     def _weights(self, n: int) -> list[WeightError]:
@@ -333,7 +386,7 @@ class Lockstep:
         return replace(first, signal=sum(product.signal for product in products), noise=noise)
 
     def found(self) -> dict[str, Any]:
-        """What :meth:`add` of another process takes: tensors, numbers and texts."""
+        """Return all measurements in the form that :meth:`add` of another process takes: tensors, numbers, texts."""
         return {
             "products": {name: vars(product) for name, product in self._products.items()},
             "unit_of": self._unit_of,
@@ -342,7 +395,7 @@ class Lockstep:
         }
 
     def add(self, found: Mapping[str, Any]) -> None:
-        """What another process found for its share of the micro-batches."""
+        """Add what another process measured on its share of the micro-batches."""
         self._unit_of |= found["unit_of"]
         for name, fields in found["products"].items():
             product = Product(**fields)
@@ -357,7 +410,7 @@ class Lockstep:
 
 
 def _shared(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a candidate, with the original's where they are the same: half the memory, of embeddings often."""
+    """Return the weights of a candidate, the original's in the place of equal ones: embeddings often are."""
     return {name: tensors[name] if torch.equal(tensor, tensors[name]) else tensor for name, tensor in own.items()}
 
 
@@ -369,11 +422,11 @@ def _parts(plain: Mapping[Visit, tuple[Any, ...]]) -> dict[Visit, Errors]:
     return {visit: Errors(*errors) for visit, errors in plain.items()}
 
 
-def _complete(names: Names, sides: Sides) -> Names:
-    """Names of a model for which every parameter is stored.
+def complete(names: Names, sides: Sides) -> Names:
+    """Check that every parameter of a model is stored, and return its names.
 
     Raises:
-        CheckpointError: one is not.
+        CheckpointError: one is not stored.
     """
     missing = names.missing()
     if missing:
@@ -381,3 +434,91 @@ def _complete(names: Names, sides: Sides) -> Names:
             f"{display(sides.checkpoint.path)}: lacks {listed(missing, MAX_NAMED)}, which the model of config.json has"
         )
     return names
+
+
+class BesideReference:
+    """Runs candidates on the tokens of a reference, whose logits come from the hidden states that it keeps."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        sides: Sides,
+        candidates: Sequence[Candidate],
+        chunks: Sequence[Chunks],
+        pace: RunSettings,
+        reference: Reference,
+    ) -> None:
+        """Build a model for each candidate; the only weights read here are those outside of all units.
+
+        Raises:
+            CheckpointError: a candidate lacks a weight of the model, or has it in another shape.
+        """
+        keep_memory_for_activations()
+        self._workload, self._pace, self._reference = architecture.workload, pace, reference
+        self._batches = batches_of(chunks, pace.batch)
+        self._head = reference.head(architecture)
+        self.model = self._head.model
+        self._spans = spans_of(chunks)
+        self._inputs = [
+            self._workload.inputs(self.model, architecture.config, batch.given, batch.scored) for batch in self._batches
+        ]
+        self._running = []
+        for candidate in candidates:
+            model = architecture.build()
+            names = complete(architecture.names(model, sides, candidate.names), sides)
+            stream = Stream(model, names, candidate.get, self._inputs, architecture.device)
+            self._running.append(Running(candidate, stream))
+
+    def __enter__(self) -> "BesideReference":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for side in self._running:
+            side.stream.close()
+
+    def run(self) -> None:
+        """Run every unit for every micro-batch of every candidate.
+
+        Raises:
+            Interrupted: ``stop`` was set.
+        """
+        first, done = self._running[0].stream, 0
+        while (unit := first.next_unit) is not None:
+            self._step(unit.name, done, len(first.units))
+            done += 1
+
+    def outcomes(self) -> list[Outcome]:
+        """Return what was measured of each candidate: its scores."""
+        return [side.outcome([*side.stream.units], self._spans) for side in self._running]
+
+    def _step(self, name: str, done: int, total: int) -> None:
+        units = [side.stream.units[name] for side in self._running]
+        for side, unit in zip(self._running, units, strict=True):
+            unit.load(side.stream.tensors(unit))
+        modes = [side.mode(unit, measures=False) for side, unit in zip(self._running, units, strict=True)]
+        for batch in range(len(self._batches)):
+            if self._pace.stop.is_set():
+                raise Interrupted(STOPPED)
+            base = None
+            for side, unit, mode in zip(self._running, units, modes, strict=True):
+                if not side.stream.waits(batch, unit):
+                    continue
+                with mode:
+                    output = side.stream.run(batch)
+                mode.forget()
+                hidden = hidden_of(output)
+                if hidden is not None and not bool(hidden.isfinite().all()):
+                    side.not_finite.add(name)
+                side.stream.resume(batch, output)
+                result = side.stream.result(batch)
+                if result is not None:
+                    if base is None:
+                        base = self._head(self._reference.hidden(batch), self._inputs[batch])
+                    own = self._batches[batch]
+                    if not self._workload.measure(base, result, own.raw, own.first, side.measures, own.scored):
+                        side.not_finite.add(LOGITS)
+            if self._pace.on_progress:
+                self._pace.on_progress(done, total, batch + 1, len(self._batches))
+        for unit in units:
+            unit.free()
+        give_back_memory()

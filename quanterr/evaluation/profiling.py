@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from math import fsum, hypot, isfinite
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from quanterr.evaluation.models import Architecture, Denoiser
-from quanterr.evaluation.names import ConversionNames
-from quanterr.evaluation.sensitivity import Curvature, Profile, profile
+from quanterr.evaluation.names import ConversionNames, Names
+from quanterr.evaluation.sensitivity import Curvature, Part, Profile, parts_of_shape, profile
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.tokens import fingerprint
@@ -29,49 +30,113 @@ NOTE = (
 
 @dataclass
 class Profiled:
-    """What is known of each weight, by stored names, and what it predicts of each candidate."""
+    """The sensitivity of each weight, by stored names, and the divergence that it predicts for each candidate."""
 
     scored: int = 0
     weights: dict[str, JsonObject] = field(default_factory=dict)
-    predictions: list[dict[str, float]] = field(default_factory=list)  # of each candidate
-    alphas: list[dict[str, float]] = field(default_factory=list)  # the same / NMSE: of errors as each candidate has
+    predictions: list[dict[str, float]] = field(default_factory=list)  # of each candidate, by rows of its weights
+    alphas: list[dict[str, float]] = field(default_factory=list)  # of each candidate: predicted / NMSE, by stored names
 
-    def add(self, name: str, curvature: Curvature, scored: int) -> None:
-        """Take in what is known of a weight; of one that is used twice (a tied head) the sum of both."""
-        found = self.weights.setdefault(name, {"alpha": 0.0, "alpha_se": 0.0, "shape": list(curvature.shape)})
+    def add(self, name: str, shape: Sequence[int], curvature: Curvature, scored: int) -> None:
+        """Add the alpha of a matrix to that of the weight: a stack has several, and a tied head is used twice."""
+        found = self.weights.setdefault(name, {"alpha": 0.0, "alpha_se": 0.0, "shape": list(shape)})
         before = found["alpha"], found["alpha_se"]
         found["alpha"] = _known(before[0] + curvature.alpha(scored)) if before[0] is not None else None
-        found["alpha_se"] = _known(hypot(before[1], curvature.alpha_se(scored))) if before[1] is not None else None
+        if curvature.products:  # an expert that no token was sent to is certain to cost nothing on this text
+            found["alpha_se"] = _known(hypot(before[1], curvature.alpha_se(scored))) if before[1] is not None else None
+
+
+class StoredParts:
+    """The stored tensors that the matrices of a model's parameters are made of."""
+
+    def __init__(self, names: Names, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """``shapes`` are those of the stored tensors, by name."""
+        self._names, self._shapes = names, shapes
+        self._found: dict[str, dict[Part, str]] = {}
+
+    def of(self, name: str, shape: tuple[int, ...]) -> dict[Part, str]:
+        """Return the parts of a parameter with the names under which they are stored.
+
+        Where the model joins several tensors (the experts of Qwen3-MoE are stored one by one, gate and up apart), each
+        run of outputs that comes from one of them is a part. The model's own conversion says which, applied to numbers
+        in the place of weights. Where it cuts tensors otherwise, the parts keep the name of the parameter.
+        """
+        if name not in self._found:
+            stored = self._names.stored_name(name)
+            joined = self._joined(name) if len(self._names.sources(name)) > 1 else {}
+            self._found[name] = joined or dict.fromkeys(parts_of_shape(name, shape), stored)
+        return self._found[name]
+
+    def shape_of(self, stored: str, part: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a stored tensor; of a name that is only the model's, the shape of its part."""
+        return self._shapes.get(stored, tuple(part))
+
+    def _joined(self, name: str) -> dict[Part, str]:
+        sources = self._names.sources(name)
+        numbers = {source: torch.tensor(n, dtype=torch.int32) for n, source in enumerate(sources)}
+        where = self._names.tensors([name], lambda key: numbers[key].expand(self._shapes[key]))[name]
+        found: dict[Part, str] = {}
+        for expert in range(where.shape[0]) if where.dim() == 3 else (None,):
+            matrix = where if expert is None else where[expert]
+            if bool((matrix != matrix[:, :1]).any()):
+                return {}
+            runs, heights = torch.unique_consecutive(matrix[:, 0], return_counts=True)
+            first = 0
+            for number, height in zip(runs.tolist(), heights.tolist(), strict=True):
+                found[Part(expert, first, first + height)] = sources[number]
+                first += height
+        return found
 
 
 def profile_of(
     architecture: Architecture | Denoiser, sides: Sides, candidates: Sequence[Candidate], given: Tensor
 ) -> Profiled:
-    """One pass through the original and back, with the errors of the candidates where each unit is loaded."""
+    """Go once through the original and back, with the errors of the candidates where each unit is loaded."""
     model = architecture.build()
     names = ConversionNames(model, sides.weights)
     inputs = [inputs_of(model, chunk[None]) for chunk in given]
     others = [ConversionNames(model, candidate.names) for candidate in candidates]
     made = Profiled(predictions=[{} for _ in candidates], alphas=[{} for _ in candidates])
+    parts = StoredParts(names, {name: weight.shape for name, weight in sides.weights.items()})
 
     def seen(unit: Unit, found: Profile) -> None:
-        slots = {slot.name: slot.tensor.detach() for slot in unit.slots if slot.name in found.found}
-        for name, weight in slots.items():
-            curvature = found.found[name]
-            stored = names.stored_name(name)
-            made.add(stored, curvature, found.scored)
-            for n, (other, candidate) in enumerate(zip(others, candidates, strict=True)):
-                error = other.tensors([name], candidate.compared)[name].to(weight.dtype) - weight
-                predicted = curvature.predicted(error, found.scored)
-                own, alphas = made.predictions[n], made.alphas[n]
-                own[stored] = own.get(stored, 0.0) + predicted
-                energy = float(error.double().square().sum())
-                if isfinite(predicted) and energy > 0:
-                    alphas[stored] = alphas.get(stored, 0.0) + predicted / energy * curvature.energy
+        for slot in unit.slots:
+            if slot.name in found.found:
+                weight = slot.tensor.detach()
+                own = parts.of(slot.name, tuple(weight.shape))
+                for part, curvature in found.found[slot.name].items():
+                    made.add(own[part], parts.shape_of(own[part], curvature.shape), curvature, found.scored)
+                for n, (other, candidate) in enumerate(zip(others, candidates, strict=True)):
+                    error = other.tensors([slot.name], candidate.compared)[slot.name].to(weight.dtype) - weight
+                    predict(n, names.stored_name(slot.name), own, found.found[slot.name], error, weight, found.scored)
+
+    def predict(
+        n: int,
+        row: str,
+        stored: Mapping[Part, str],
+        curvatures: Mapping[Part, Curvature],
+        error: Tensor,
+        weight: Tensor,
+        scored: int,
+    ) -> None:
+        """Predict what the error of a parameter costs a candidate; keep its alpha / NMSE by stored tensors.
+
+        The error of a stack is measured over all of it, so an expert counts by its own error and the stack's energy.
+        """
+        costs: dict[str, list[tuple[float, float, float]]] = {}
+        for part, curvature in curvatures.items():
+            own = part.of(error, curvature.transposed or curvature.is_table)
+            cost, squares = curvature.predicted(own, scored), float(own.double().square().sum())
+            costs.setdefault(stored[part], []).append((cost, squares, curvature.energy))
+            made.predictions[n][row] = made.predictions[n].get(row, 0.0) + cost
+        for name, found in costs.items():
+            cost, squares, energy = (fsum(column) for column in zip(*found, strict=True))
+            if isfinite(cost) and squares > 0:
+                made.alphas[n][name] = made.alphas[n].get(name, 0.0) + cost / squares * energy
 
     stream = Stream(model, names, sides.get, inputs, architecture.device, graph=True)
     try:
-        made.scored = profile(stream, len(inputs), given.shape[1] // 2, seen).scored
+        made.scored = profile(stream, len(inputs), given.shape[1] // 2, seen, parts.of).scored
     finally:
         stream.close()
     return made

@@ -4,6 +4,7 @@ Where llama.cpp stores the base's logits in 16 bits, nothing is rounded here. Lo
 is that of a mean of independent values; as tokens of a chunk are not, ``*_chunk_se`` is that of the means of chunks.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import exp, sqrt
 
@@ -23,12 +24,12 @@ NLL, NLL_Q, KLD, SAME_TOP, OVERLAP, CONFIDENCE, P, P_Q = range(8)
 
 @dataclass
 class Scores:
-    """What was scored of one candidate against the original."""
+    """The scored predictions of one candidate beside the original's."""
 
-    columns: dict[int, Tensor] = field(default_factory=dict)  # (8, tokens) float64 of each chunk, by their numbers
+    columns: dict[int, Tensor] = field(default_factory=dict)  # (8, tokens) float64 of each chunk, by its number
 
     def add(self, chunk: int, base: Tensor, other: Tensor, targets: Tensor) -> bool:
-        """Score a chunk: logits (T, V) of both and the tokens (T,) that came next; whether all logits are finite."""
+        """Score a chunk: logits (T, V) of both and the tokens (T,) that came next. Return whether all are finite."""
         slabs, finite = [], True
         step = max(SLAB // base.shape[1], 1)
         for first in range(0, len(targets), step):
@@ -47,7 +48,7 @@ class Scores:
         return finite
 
     def result(self) -> JsonObject:
-        """All numbers; see report/evaluation/model.py."""
+        """Return all numbers; see report/evaluation/model.py."""
         rows = torch.cat(self._in_order(), 1)
         n = rows.shape[1]
         nll, nll_q, kld, same, overlap, confidence, p, p_q = rows
@@ -88,16 +89,29 @@ class Scores:
             "confident_flips": float(((same == 0) & (confidence > SURE)).double().mean()),
         }
 
+    def among(self, chunks: Iterable[int]) -> "Scores":
+        """Return the scores of some chunks alone, by their numbers."""
+        return Scores({number: self.columns[number] for number in chunks})
+
     def _in_order(self) -> list[Tensor]:
         return [columns for _, columns in sorted(self.columns.items())]
 
     def _chunk_se(self, column: int, less: int | None = None) -> float | None:
-        """Standard error from the means of chunks; None of a single one."""
-        means = torch.stack([(c[column] if less is None else c[column] - c[less]).mean() for c in self._in_order()])
-        return float(means.std()) / sqrt(len(means)) if len(means) > 1 else None
+        """Return the standard error of a mean over tokens, from chunks; None of a single one.
+
+        Chunks with more tokens count more, as conversations have: Cochran, Sampling Techniques, 3rd edition, 6.4.
+        """
+        values = [c[column] if less is None else c[column] - c[less] for c in self._in_order()]
+        if len(values) < 2:
+            return None
+        sizes = torch.tensor([len(each) for each in values], dtype=torch.float64)
+        means = torch.stack([each.mean() for each in values])
+        whole = float((means * sizes).sum() / sizes.sum())
+        apart = (means - whole) * sizes / sizes.mean()
+        return sqrt(float(apart.square().sum()) / (len(values) - 1) / len(values))
 
     def _quantile_se(self, q: float) -> float | None:
-        """Standard error of a quantile of the divergence: of chunks that are drawn again; None of too few of them."""
+        """Return the standard error of a quantile of the divergence, of chunks drawn again; None of too few of them."""
         chunks = [columns[KLD] for columns in self._in_order()]
         if len(chunks) < LEAST_CHUNKS:
             return None
@@ -107,7 +121,7 @@ class Scores:
 
 
 def _mean(values: Tensor) -> tuple[float, float]:
-    """Mean and its standard error, as llama.cpp's mean_and_uncertainty: from the biased variance over n - 1."""
+    """Return mean and standard error, as llama.cpp's mean_and_uncertainty: from the biased variance over n - 1."""
     n, mean = len(values), float(values.mean())
     variance = float((values - mean).square().mean())
     return mean, sqrt(variance / (n - 1)) if n > 1 else 0.0

@@ -86,11 +86,14 @@ class Candidate:
         activations: str = NONE,
         kv: str = NONE,
         ignored: Collection[str] = (),
+        undo: bool = True,
     ) -> None:
         """Pair it with the original.
 
         ``activations`` and ``kv`` say how its runtime rounds (rounding.py); ``ignored`` are tensors of either side that
         the model does without: a VAE in the same file.
+
+        ``undo``: :meth:`compared` undoes factors that a quantizer folded elsewhere, which takes the original's values.
 
         Raises:
             CheckpointError: a weight that cannot be brought into the original's shape.
@@ -103,7 +106,7 @@ class Candidate:
         inputs, cache = (NONE if is_virtual and way == DECLARED else way for way in (activations, kv))
         self.rounding = Rounding(self.plan, quantized.entries, inputs, cache, sides.device)
         self.found = {each.name: (each.quantized, self._restorer(each)) for each in self.plan.pairs}
-        self.unfolded = self._unfold()
+        self.unfolded = self._unfold() if undo else {}
         left = [
             item
             for item in self.plan.leftovers

@@ -189,6 +189,12 @@ class OutputErrors(TorchFunctionMode):
             if watched is not None:
                 with torch._C.DisableTorchFunction():
                     self._add(watched, values, weight, transposed, _without_bias(function, args, kwargs, output))
+        for values, stack in stacked_products_of(function, args):
+            watched = self._watched.get(storage_of(stack))
+            if watched is not None:
+                with torch._C.DisableTorchFunction():
+                    for expert, matrix in enumerate(stack):
+                        self._add(watched, values[expert], matrix, True, output[expert])
         return output
 
     def _add(self, watched: Watched, values: Tensor, weight: Tensor, transposed: bool, output: Tensor) -> None:
@@ -286,3 +292,9 @@ def products_of(function: object, args: tuple[Any, ...]) -> Iterator[tuple[Tenso
         if isinstance(weight, Tensor) and weight.dim() == 2:
             is_view = weight.stride(0) < weight.stride(1)  # weight.t(), whose memory is [out, in]
             yield args[0], weight.t() if is_view else weight, not is_view
+
+
+def stacked_products_of(function: object, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs (experts, n, in) and weights (experts, in, out) of a product that computes all experts at once."""
+    if function in (torch.bmm, torch.Tensor.bmm) and len(args) > 1 and isinstance(args[1], Tensor):
+        yield args[0], args[1]

@@ -37,20 +37,19 @@ class _Forward(greenlet):
         self.result: object = None
 
     def run(self, _: object) -> None:
-        """What runs in the greenlet: the model."""
+        """Run the model, in the greenlet."""
         self.result = self.model(**self.inputs)
 
     def ask(self, *asked: Any) -> object:
-        """Called by the model in the place of a unit: what the driver answers."""
+        """Hand the arguments of a unit over to the driver, and return what it answers."""
         self.asked, driver = asked, self.parent
         assert driver is not None  # noqa: S101 - who made it
         return driver.switch()
 
     def resume(self, answer: Any = None) -> None:
-        """Go on, with what the unit gave, until the next unit or the end.
+        """Go on, with the output of the unit, until the next unit or the end.
 
-        What runs in there has the driver's modes of torch, which are those of the thread: they are set here, at every
-        switch.
+        A greenlet runs under torch's modes of the thread: they are set here, at every switch.
         """
         self.asked, answers = None, [answer]
         del answer
@@ -72,7 +71,7 @@ def explain_failure(error: BaseException, model: nn.Module, recorded: bool) -> B
 
 
 class Stream:
-    """One side's model on its way through all micro-batches."""
+    """The model of one side, and its forwards of all micro-batches."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class Stream:
     ) -> None:
         """Start a forward for each micro-batch; all stop at the first unit.
 
-        ``get`` gives tensors on the device. ``graph``: what is between units keeps what a backward pass needs.
+        ``get`` gives tensors on the device. ``graph``: code between units keeps what a backward pass needs.
         ``recorded``: the batches are recorded calls, which errors name.
         """
         self.model, self.names, self.get, self._recorded = model, names, get, recorded
@@ -112,20 +111,20 @@ class Stream:
 
     @property
     def next_unit(self) -> Unit | None:
-        """The unit that some forward waits for; None: all have ended."""
+        """The unit that some forward waits for; None if all have ended."""
         return next((forward.asked[0] for forward in self._forwards if forward.asked), None)
 
     def tensors(self, unit: Unit) -> dict[str, Tensor]:
-        """The weights of a unit, dequantized."""
+        """Return the weights of a unit, dequantized."""
         return self.names.tensors([slot.name for slot in unit.slots], self.get)
 
     def waits(self, batch: int, unit: Unit) -> bool:
-        """Whether a micro-batch is at that unit."""
+        """Return whether a micro-batch waits for that unit."""
         asked = self._forwards[batch].asked
         return asked is not None and asked[0].name == unit.name
 
     def run(self, batch: int) -> object:
-        """Run the unit that a micro-batch waits for, whose weights are loaded; its output."""
+        """Run the unit that a micro-batch waits for, whose weights are loaded, and return its output."""
         unit, args, kwargs = self.taken(batch)
         try:
             with torch.inference_mode():
@@ -134,18 +133,27 @@ class Stream:
             raise explain_failure(error, self.model, self._recorded) from error
 
     def taken(self, batch: int) -> Asked:
-        """The unit that a micro-batch waits for, and its arguments, which are then held by nobody else."""
+        """Return the unit that a micro-batch waits for, and its arguments, and let go of both."""
         asked = self._forwards[batch].asked
         assert asked is not None  # noqa: S101 - waits() said so
         self._forwards[batch].asked = None
         return asked
+
+    def first_argument(self, batch: int) -> Tensor:
+        """Return the first argument of the unit that a micro-batch waits for: hidden states."""
+        asked = self._forwards[batch].asked
+        assert asked is not None  # noqa: S101 - waits() said so
+        _, args, _ = asked
+        argument = args[0]
+        assert isinstance(argument, Tensor)  # noqa: S101 - a linear layer gets one
+        return argument
 
     def resume(self, batch: int, output: object) -> None:
         """Give the output to the micro-batch, which goes on to its next unit or to its end."""
         self._forwards[batch].resume(output)
 
     def result(self, batch: int) -> Any:
-        """What the forward of a micro-batch returned; given away, so that it can be freed."""
+        """Return the result of the forward of a micro-batch, once, so that it can be freed; None before its end."""
         forward = self._forwards[batch]
         result, forward.result = forward.result, None
         return result

@@ -15,13 +15,13 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.errors import Interrupted
 from quanterr.evaluation.calls import Calls
 from quanterr.evaluation.lockstep import Lockstep
-from quanterr.evaluation.tokens import Chunks, fingerprint
+from quanterr.evaluation.tokens import Chunks, digest_of
 from quanterr.util.rank_group import LOOK, RankGroup
 from quanterr.version import __version__
 
 
 def agree(
-    company: RankGroup | None, checkpoints: Sequence[Checkpoint], chunks: Chunks | Calls, *settings: object
+    company: RankGroup | None, checkpoints: Sequence[Checkpoint], chunks: Sequence[Chunks] | Calls, *settings: object
 ) -> None:
     """See that all ranks evaluate the same.
 
@@ -33,7 +33,7 @@ def agree(
             {
                 "quanterr": __version__,
                 "inputs": [checkpoint.identity for checkpoint in checkpoints],
-                "tokens": [chunks.sha256] if isinstance(chunks, Calls) else [fingerprint(each) for each in chunks],
+                "tokens": [chunks.sha256] if isinstance(chunks, Calls) else [digest_of(each) for each in chunks],
                 "settings": settings,
             }
         )

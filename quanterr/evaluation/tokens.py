@@ -1,8 +1,10 @@
-"""What is read by both models: a text through the original's own tokenizer, or token ids as they are."""
+"""The tokens that both models read: texts through the original's own tokenizer, or token ids as they are."""
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ from torch import Tensor
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.evaluation.folder import ModelFolder
 from quanterr.evaluation.models import EXTRA
-from quanterr.util.text import count, display
+from quanterr.util.text import count, display, named_path
 
 LEAST_CONTEXTS = 2
 CHARACTERS = 8  # of a token, at first
@@ -25,7 +27,7 @@ CUT = 64  # tokens at the end of a beginning, which the rest of the text might h
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Token ids (n,) int64, where they are from, the token that begins each chunk, and that of what is unknown."""
+    """Token ids (n,) int64, their source, the token that begins each chunk, and the one that stands for the unknown."""
 
     ids: Tensor
     source: str
@@ -33,13 +35,13 @@ class Text:
     unknown: int | None = None
 
 
-def fingerprint(chunks: Tensor) -> str:
-    """SHA-256 of token ids: two evaluations compare only over the same ones."""
-    return sha256(chunks.contiguous().numpy().tobytes()).hexdigest()
+def fingerprint(*chunks: Tensor) -> str:
+    """Return the SHA-256 of token ids: two evaluations compare only over the same ones."""
+    return sha256(b"".join(each.contiguous().numpy().tobytes() for each in chunks)).hexdigest()
 
 
 def read_text(path: str, folder: ModelFolder, enough: int | None = None) -> Text:
-    """A text file through the tokenizer.json of the original; of a long one a beginning with ``enough`` tokens.
+    """Read a text file through the tokenizer.json of the original; of a long one a beginning with ``enough`` tokens.
 
     Raises:
         UsageError: no such file, not UTF-8, or tokenizers is not installed.
@@ -62,7 +64,7 @@ def read_text(path: str, folder: ModelFolder, enough: int | None = None) -> Text
 
 
 def tokenizer_of(folder: ModelFolder) -> Any:
-    """The tokenizer of a model.
+    """Read the tokenizer of a model.
 
     Raises:
         UsageError: transformers is not installed.
@@ -85,17 +87,17 @@ def tokenizer_of(folder: ModelFolder) -> Any:
 
 
 def _bos(tokenizer: Any) -> int | None:
-    """The token that the tokenizer puts before a text; None: it puts none."""
+    """Return the token that the tokenizer puts before a text; None if it puts none."""
     first = tokenizer("a")["input_ids"][:1]
     bos: int | None = tokenizer.bos_token_id
     return bos if bos is not None and first == [bos] else None
 
 
 def read_tokens(path: str) -> Text:
-    """Token ids from a safetensors file with one tensor of integers.
+    """Read token ids from a safetensors file with one tensor of integers.
 
     Raises:
-        UsageError: no such file, or not such a file.
+        UsageError: no such file, or another one.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -113,14 +115,57 @@ def read_tokens(path: str) -> Text:
 
 
 class Chunks(NamedTuple):
-    """Chunks (n, context) without overlap: as the model gets them, and as they are in the text."""
+    """Chunks (n, context) without overlap: as the model gets them, and as they are in the text.
+
+    Conversations, one a chunk, have lengths of their own, and say which of their tokens are scored.
+    """
 
     given: Tensor
     raw: Tensor
+    scored: Tensor | None = None  # (n, width) bool; None: the second half of each chunk
+    lengths: tuple[int, ...] = ()  # of conversations, behind which there is padding
+
+
+def digest_of(chunks: Chunks) -> str:
+    """Return the SHA-256 of all that a model is given and scored on."""
+    return fingerprint(*(each for each in (chunks.given, chunks.raw, chunks.scored) if each is not None))
+
+
+def spans_of(texts: Sequence[Chunks]) -> list[range]:
+    """Return the numbers of the chunks of each text, counted through all of them."""
+    spans, first = [], 0
+    for chunks in texts:
+        spans.append(range(first, first + len(chunks.raw)))
+        first += len(chunks.raw)
+    return spans
+
+
+class Given(NamedTuple):
+    """A file with its name among several texts."""
+
+    name: str
+    path: str
+
+
+def named_files(given: Iterable[str | PathLike[str]], option: str) -> list[Given]:
+    """Return files with their names: ``prose=a.txt``, or the name of the file.
+
+    Raises:
+        UsageError: two have the same name.
+    """
+    found = []
+    for one in given:
+        name, path = named_path(fspath(one))
+        found.append(Given(name or Path(path).stem, path))
+    names = [one.name for one in found]
+    twice = next((name for n, name in enumerate(names) if name in names[:n]), None)
+    if twice is not None:
+        raise UsageError(f"{option}: two texts are called {display(twice)}; name them, as in {option} prose=a.txt")
+    return found
 
 
 def chunks_of(text: Text, context: int, limit: int | None, vocabulary: int) -> Chunks:
-    """The chunks of a text, ``limit`` at most.
+    """Cut a text into chunks, ``limit`` at most.
 
     Raises:
         UsageError: less than two contexts, or an id that the vocabulary does not have.
@@ -144,7 +189,7 @@ def chunks_of(text: Text, context: int, limit: int | None, vocabulary: int) -> C
 
 
 class Likeness(NamedTuple):
-    """What tells a text from something that only looks like one to a counter of tokens."""
+    """Counts that tell a text from something that only looks like one."""
 
     distinct: int
     commonest: float  # share
@@ -152,7 +197,7 @@ class Likeness(NamedTuple):
     repeated: int  # chunks
 
     def doubts(self, chunks: int, vocabulary: int) -> list[str]:
-        """Why numbers of such a text say nothing, as sentences."""
+        """Return the reasons why numbers of such a text say nothing, as sentences."""
         found = []
         if (self.unknown or 0) > MOST_UNKNOWN:
             found.append(f"{self.unknown:.0%} of the tokens are unknown to the tokenizer: is it of another language?")
@@ -168,7 +213,7 @@ class Likeness(NamedTuple):
 
 
 def likeness(text: Text, raw: Tensor) -> Likeness:
-    """Of the chunks of a text, (n, context)."""
+    """Count what the chunks of a text, (n, context), are like."""
     numbers = raw.flatten().bincount()
     unknown = None if text.unknown is None else float((raw == text.unknown).double().mean())
     commonest = float(numbers.max()) / raw.numel()
@@ -178,7 +223,7 @@ def likeness(text: Text, raw: Tensor) -> Likeness:
 
 
 def tokenizer_fingerprint(folder: ModelFolder) -> str | None:
-    """SHA-256 of what decides on tokens in a tokenizer.json, whatever wrote it; None where none can be read."""
+    """Return the SHA-256 of what decides on tokens in a tokenizer.json, whoever wrote it; None where none is read."""
     from tokenizers import Tokenizer
 
     try:

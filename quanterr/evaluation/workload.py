@@ -1,4 +1,4 @@
-"""What is asked of a model, by its kind: how it is built, what it is given, which of its outputs are measured.
+"""The kinds of models: how each is built, what it is given, which of its outputs are measured.
 
 To add a kind: a class with the members of :class:`Workload`, and its place in :func:`workload_of`.
 """
@@ -23,7 +23,7 @@ POSITIONS = "_ids"  # end of names of positions, such as img_ids, which 16 bits 
 
 @dataclass
 class Measures:
-    """What is measured of a candidate's outputs beside the original's."""
+    """The measures of a candidate's outputs beside the original's."""
 
     scores: Scores = field(default_factory=Scores)
     embedded: Embedded = field(default_factory=Embedded)
@@ -36,11 +36,16 @@ class Workload(Protocol):
     kind: Kind
     loader: str  # class of transformers that builds it from a config
 
-    def inputs(self, model: nn.Module, config: object, chunks: Tensor) -> Inputs:
-        """What the model is given for chunks of token ids (n, context)."""
+    def inputs(self, model: nn.Module, config: object, chunks: Tensor, scored: Tensor | None = None) -> Inputs:
+        """Return the arguments of the model for chunks of token ids (n, context); ``scored`` is as of measure."""
 
-    def measure(self, base: object, other: object, chunks: Tensor, first: int, to: Measures) -> bool:
-        """Add what both models gave for the chunks from number ``first`` on; whether all of it is finite."""
+    def measure(
+        self, base: object, other: object, chunks: Tensor, first: int, to: Measures, scored: Tensor | None = None
+    ) -> bool:
+        """Add what both models gave for the chunks from number ``first`` on; return whether all of it is finite.
+
+        ``scored``, (n, context) bool, are the tokens whose predictions count, where it is no second half.
+        """
 
 
 class Causal:
@@ -49,13 +54,22 @@ class Causal:
     kind: Kind = "causal"
     loader = "AutoModelForCausalLM"
 
-    def inputs(self, model: nn.Module, config: object, chunks: Tensor) -> Inputs:
-        """The chunks; logits of the second half alone, where the model can leave out others."""
-        rows = chunks.shape[1] - chunks.shape[1] // 2
+    def inputs(self, model: nn.Module, config: object, chunks: Tensor, scored: Tensor | None = None) -> Inputs:
+        """Return the chunks; logits from the first scored one on alone, where the model can leave out others."""
+        rows = chunks.shape[1] - (chunks.shape[1] // 2 if scored is None else _before_first(scored))
         return inputs_of(model, chunks) | ({"logits_to_keep": rows} if _takes(model, "logits_to_keep") else {})
 
-    def measure(self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures) -> bool:
-        """Of each token of the second half behind its first."""
+    def measure(
+        self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures, scored: Tensor | None = None
+    ) -> bool:
+        """Score each token of the second half behind its first, or those of ``scored``."""
+        if scored is not None:
+            kept = chunks.shape[1] - _before_first(scored)
+            finite = []
+            for n, mask in enumerate(scored[:, -kept + 1 :]):
+                x, y = (each[n, -kept:-1][mask.to(each.device)] for each in (base.logits, other.logits))
+                finite.append(to.scores.add(first + n, x, y, chunks[n, -kept + 1 :][mask]))
+            return all(finite)
         half = chunks.shape[1] // 2
         rows = chunks.shape[1] - half
         pairs = ((x[-rows:-1], y[-rows:-1]) for x, y in zip(base.logits, other.logits, strict=True))
@@ -68,15 +82,17 @@ class SequenceToSequence:
     kind: Kind = "sequence to sequence"
     loader = "AutoModelForSeq2SeqLM"
 
-    def inputs(self, model: nn.Module, config: Any, chunks: Tensor) -> Inputs:
-        """The first half for the encoder; for the decoder its start token and the second half but the last."""
+    def inputs(self, model: nn.Module, config: Any, chunks: Tensor, scored: Tensor | None = None) -> Inputs:
+        """Return the first half for the encoder; for the decoder its start token and the second half but the last."""
         half = chunks.shape[1] // 2
         start = torch.full((len(chunks), 1), config.decoder_start_token_id or 0)
         decoder = torch.cat([start, chunks[:, half:-1]], 1)
         return {"input_ids": chunks[:, :half], "decoder_input_ids": decoder, "use_cache": False}
 
-    def measure(self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures) -> bool:
-        """Of each token of the second half."""
+    def measure(
+        self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures, scored: Tensor | None = None
+    ) -> bool:
+        """Score each token of the second half."""
         return _score(to.scores, first, zip(base.logits, other.logits, strict=True), chunks[:, chunks.shape[1] // 2 :])
 
 
@@ -86,12 +102,14 @@ class Encoder:
     kind: Kind = "encoder"
     loader = "AutoModel"
 
-    def inputs(self, model: nn.Module, config: object, chunks: Tensor) -> Inputs:
-        """The chunks."""
+    def inputs(self, model: nn.Module, config: object, chunks: Tensor, scored: Tensor | None = None) -> Inputs:
+        """Return the chunks."""
         return inputs_of(model, chunks)
 
-    def measure(self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures) -> bool:
-        """Of each chunk; what is not finite makes its cosine undefined."""
+    def measure(
+        self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures, scored: Tensor | None = None
+    ) -> bool:
+        """Compare the embedding of each chunk; one that is not finite has an undefined cosine."""
         to.embedded.add(first, base.last_hidden_state, other.last_hidden_state)
         return True
 
@@ -102,7 +120,7 @@ class Recorded:
     kind: Kind = "calls"
     loader = "AutoModel"  # where the config names no class
 
-    def inputs(self, model: nn.Module, config: object, chunks: Any) -> Inputs:
+    def inputs(self, model: nn.Module, config: object, chunks: Any, scored: Tensor | None = None) -> Inputs:
         """Return the arguments of a call, floats in the dtype of the model.
 
         Positions, and numbers such as timesteps, keep their dtype: the model converts them where it wants to.
@@ -118,8 +136,10 @@ class Recorded:
             for key, value in given.arguments.items()
         }
 
-    def measure(self, base: Any, other: Any, chunks: Any, first: int, to: Measures) -> bool:
-        """The output of a call."""
+    def measure(
+        self, base: Any, other: Any, chunks: Any, first: int, to: Measures, scored: Tensor | None = None
+    ) -> bool:
+        """Compare the outputs of a call."""
         return to.outputs.add(first, chunks, output_of(base), output_of(other))
 
 
@@ -127,7 +147,7 @@ CAUSAL, SEQUENCE, ENCODER, CALLS = Causal(), SequenceToSequence(), Encoder(), Re
 
 
 def workload_of(config: Any) -> Workload:
-    """What the model of a config is for."""
+    """Return the kind of the model of a config."""
     names = getattr(config, "architectures", None) or []
     if getattr(config, "is_encoder_decoder", False):
         return SEQUENCE
@@ -141,8 +161,13 @@ def workload_of(config: Any) -> Workload:
 
 
 def inputs_of(model: nn.Module, ids: Tensor) -> Inputs:
-    """Arguments of the model's forward for token ids (n, tokens); nothing is generated, so nothing is cached."""
+    """Return the arguments of the model's forward for token ids (n, tokens); nothing is generated, nor cached."""
     return {"input_ids": ids} | ({"use_cache": False} if _takes(model, "use_cache") else {})
+
+
+def _before_first(scored: Tensor) -> int:
+    """Return the position whose logits predict the first scored token of any chunk."""
+    return int(scored.any(0).to(torch.uint8).argmax()) - 1
 
 
 def _takes(model: nn.Module, argument: str) -> bool:
@@ -150,6 +175,6 @@ def _takes(model: nn.Module, argument: str) -> bool:
 
 
 def _score(scores: Scores, first: int, pairs: Iterable[tuple[Tensor, Tensor]], targets: Tensor) -> bool:
-    """Add the logits of both models for each chunk; whether all are finite."""
+    """Add the logits of both models for each chunk; return whether all are finite."""
     finite = [scores.add(first + n, x, y, targets[n]) for n, (x, y) in enumerate(pairs)]
     return all(finite)

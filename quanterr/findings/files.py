@@ -12,7 +12,7 @@ from quanterr.util.text import count, display, listed
 
 NOTE = "nonstandard_file"
 LEFT, RECIPE = "left_unquantized", "recipe"  # RECIPE is a kind of checkpoint
-UNREAD = "unread_weights"
+UNREAD, FALLBACK = "unread_weights", "fallback_recipe"
 MAX_NOTES = 20
 
 BITS = ("bits", "w_bit", "num_bits")  # keys of a quantization_config, or of the weights of one of its groups
@@ -22,12 +22,35 @@ LOADED = {"load_in_4bit": 4, "load_in_8bit": 8}
 
 
 def report_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Report the notes made when the files were opened, or the weights that a recipe cannot store."""
+    """Report the notes made when the files were opened.
+
+    The notes of a recipe are the weights that it cannot store; those that its fallback stores are reported too.
+    """
     code = LEFT if checkpoint.kind == RECIPE else NOTE
     for note in checkpoint.notes[:MAX_NOTES]:
         yield make_finding(code, "warning", None, note)
     if more := checkpoint.notes[MAX_NOTES:]:
         yield make_finding(NOTE, "warning", None, f"{display(checkpoint.path)}: {count(len(more), 'more note')}")
+    if checkpoint.kind == RECIPE:
+        yield from _report_fallbacks(checkpoint)
+
+
+def _report_fallbacks(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report each recipe of a virtual checkpoint that stores weights by its fallback."""
+    from quanterr.recipes.quantized_file import QuantizedFile  # a comparison of files needs no recipes
+
+    files = (entry.file for entry in checkpoint.entries.values())
+    fallen: dict[tuple[str, str], list[QuantizedFile]] = {}
+    for file in (file for file in files if isinstance(file, QuantizedFile) and file.fell_back):
+        fallen.setdefault((file.wanted.name, file.recipe.name), []).append(file)
+    for (wanted, stored), own in fallen.items():
+        names, columns = listed([file.weight for file in own], 3), own[0].source.cols
+        verb = "is" if len(own) == 1 else "are"
+        message = (
+            f"{wanted}: {count(len(own), 'weight')} {verb} stored as {stored}, as llama-quantize does: {names} "
+            f"({columns:,} columns do not fill its blocks)"
+        )
+        yield make_finding(FALLBACK, "info", None, message)
 
 
 def report_unread(checkpoint: Checkpoint, other: Checkpoint | None = None) -> Iterator[Finding]:

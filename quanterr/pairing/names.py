@@ -97,7 +97,10 @@ CONVENTIONS = (
         "Mistral, Meta",
         renames=(
             (r"(layers\.\d+)\.attention\.w([qkvo])", r"\1.self_attn.\2_proj"),
-            (r"(layers\.\d+)\.feed_forward\.((?:experts\.\d+\.)?(?:gate|up|down)_proj|gate)", r"\1.mlp.\2"),
+            (
+                r"(layers\.\d+)\.feed_forward\.((?:experts\.(?:\d+\.)?)?(?:gate_up|gate|up|down)_proj|gate)",
+                r"\1.mlp.\2",
+            ),
             (r"(layers\.\d+)\.feed_forward\.w1", r"\1.mlp.gate_proj"),
             (r"(layers\.\d+)\.feed_forward\.w2", r"\1.mlp.down_proj"),
             (r"(layers\.\d+)\.feed_forward\.w3", r"\1.mlp.up_proj"),

@@ -136,6 +136,11 @@ def _sum_row_products(original: Weight, quantized: Weight, workspaces: Workspace
     return xx, xy, yy
 
 
+def sampled_rows(rows: int, cols: int) -> list[tuple[int, int]]:
+    """Return the first and last row of each chunk of a sample."""
+    return [(chunk.row, chunk.stop_row) for chunk in _sample(rows, cols)]
+
+
 def _sample(rows: int, cols: int) -> Iterable[Chunk]:
     """Yield a few chunks, spread over the rows."""
     step = max(-(-rows // PLACES), 1)

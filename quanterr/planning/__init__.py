@@ -17,12 +17,12 @@ from typing import Final, Literal, NamedTuple, Unpack
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
-from quanterr.findings.files import LEFT
+from quanterr.findings.files import FALLBACK, LEFT
 from quanterr.keywords import accept_fields_of
 from quanterr.knapsack import KnapsackItem, solve, trace_path
 from quanterr.options import PlanKeywords, PlanOptions, SameIn
 from quanterr.pairing.importance import architecture_of
-from quanterr.recipes import PRESETS, parse_recipes
+from quanterr.recipes import PRESETS, parse_recipe, parse_recipes
 from quanterr.report.base import Tool
 from quanterr.report.kept_layers import UNITS, original_bytes, parse_amount, stored_bytes
 from quanterr.report.model import Layer, LosslessLayer, Report
@@ -76,6 +76,7 @@ class Goal(NamedTuple):
 class _LayerOption:
     """One layer in one recipe."""
 
+    recipe: str  # that stores it: of one whose blocks the rows do not fill, its fallback
     nbytes: int
     cost: float
     error: float  # Σe²
@@ -192,7 +193,8 @@ def _make_plan(
     curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sample_curve(trace_path(choices))]
     notes = [GUESSES[measure]] if measure in GUESSES else []
     notes += [first.settings.calibration] if first.settings.calibration else []
-    notes += [found.message for report in reports.values() for found in report.findings if found.code == LEFT]
+    every = [found for report in reports.values() for found in report.findings]
+    notes += [found.message for found in every if found.code in (LEFT, FALLBACK)]
     if left_out:
         notes.append(
             f"the {SOURCES[measure]} does not name {count(len(left_out), 'layer')}, left unquantized: "
@@ -249,13 +251,13 @@ def _collect_layers(reports: Mapping[str, Report], measure: Measure) -> tuple[li
     for name, stored in found.items():
         any_layer = next(iter(stored.values()))
         signal = (any_layer.original_norm or 0.0) ** 2
-        options = {recipe: _make_option(layer, measure) for recipe, layer in stored.items()}
+        options = {recipe: _make_option(recipe, layer, measure) for recipe, layer in stored.items()}
         known = {recipe: option for recipe, option in options.items() if option is not None}
         if len(known) < len(options):
             left_out.append(name)
             continue
         nbytes = original_bytes(any_layer.original_dtype, any_layer.tensor_elements)
-        known[ORIGINAL] = _LayerOption(nbytes, 0.0, 0.0, None)
+        known[ORIGINAL] = _LayerOption(ORIGINAL, nbytes, 0.0, 0.0, None)
         rows.append(
             _PlannableLayer(
                 name,
@@ -269,16 +271,17 @@ def _collect_layers(reports: Mapping[str, Report], measure: Measure) -> tuple[li
     return rows, left_out
 
 
-def _make_option(layer: Layer | LosslessLayer, measure: Measure) -> _LayerOption | None:
+def _make_option(recipe: str, layer: Layer | LosslessLayer, measure: Measure) -> _LayerOption | None:
     """Return a layer's option for a recipe; None if its cost is unknown."""
     nbytes = stored_bytes(layer.bits_per_weight, layer.tensor_elements)
+    recipe = parse_recipe(recipe).for_columns(layer.tensor_shape[-1]).name
     if isinstance(layer, LosslessLayer):
-        return _LayerOption(nbytes, 0.0, 0.0, layer)
+        return _LayerOption(recipe, nbytes, 0.0, 0.0, layer)
     error = layer.error_norm**2
     weighted = layer.weighted_error_norm
     costs = {KLD: layer.predicted_kld, SQUARED: error, WEIGHTED: None if weighted is None else weighted**2}
     cost = costs[measure]
-    return None if cost is None else _LayerOption(nbytes, cost, error, layer)
+    return None if cost is None else _LayerOption(recipe, nbytes, cost, error, layer)
 
 
 def _group_layers(rows: Sequence[_PlannableLayer], same_in: SameIn) -> list[list[_PlannableLayer]]:
@@ -342,7 +345,7 @@ def _make_layer(row: _PlannableLayer, recipe: str) -> PlannedLayer:
     return PlannedLayer(
         layer_name=row.name,
         display_name=display(row.name),
-        recipe=recipe,
+        recipe=option.recipe,
         format=row.original if layer is None else layer.format,
         elements=row.elements,
         bytes=option.nbytes,

@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from quanterr.errors import UsageError
 from quanterr.pairing.gguf import to_llama_name
-from quanterr.pairing.names import canonicalize
+from quanterr.pairing.names import atoms_of, canonicalize
+from quanterr.recipes.matrices import is_stack
 from quanterr.recipes.names import MLX
 from quanterr.report.plan.model import ORIGINAL, Plan, PlannedLayer
 from quanterr.util.strict_json import JsonObject
@@ -49,6 +50,7 @@ CONVERT_TO_QUANT: dict[str, JsonObject] = {
 }
 # ggml types whose name differs when llama-quantize uses them as the base type of a file.
 BASE_TYPES = {"mxfp4": "MXFP4_MOE"}
+STACK = (1, 1, 1)  # a shape such as that of a stack of experts
 SPECIAL = re.compile(r'[$`"\\!]')  # characters that a shell interprets within double quotes
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>\d+)|(?P<channel>channel))(?P<asym>:asym)?")
 
@@ -66,6 +68,11 @@ def export_plan(plan: Plan, consumer: str) -> str:
     if refused := _unwritable_recipes(plan, consumer):
         raise UsageError(
             f"--export {consumer}: {consumer} does not write {listed(refused, 5)}; plan with other recipes: --to"
+        )
+    if not CONSUMERS[consumer].takes_stacks and (stack := _quantized_stack(plan)) is not None:
+        raise UsageError(
+            f"--export {consumer}: {display(stack)} is a stack of experts, for which it has no words; -l '!experts' "
+            "leaves these out"
         )
     return CONSUMERS[consumer].export(plan, modules)
 
@@ -85,8 +92,13 @@ def export_command(plan: Plan, consumer: str) -> str:
 
 
 def consumers_of(plan: Plan) -> list[str]:
-    """Return the programs that write all recipes of a plan."""
-    return [consumer for consumer in CONSUMERS if not _unwritable_recipes(plan, consumer)]
+    """Return the programs that write all recipes and layers of a plan."""
+    stack = _quantized_stack(plan)
+    return [
+        name
+        for name, one in CONSUMERS.items()
+        if not _unwritable_recipes(plan, name) and (one.takes_stacks or stack is None)
+    ]
 
 
 def check_consumer(consumer: str | None) -> None:
@@ -101,7 +113,7 @@ def check_consumer(consumer: str | None) -> None:
 
 def _base_recipe(layer: PlannedLayer) -> str:
     """Return a layer's recipe without its choice of scales."""
-    return layer.recipe.partition(":scales")[0]
+    return layer.recipe.partition(":scales")[0].removesuffix(":strict")
 
 
 def _unwritable_recipes(plan: Plan, consumer: str) -> list[str]:
@@ -110,17 +122,27 @@ def _unwritable_recipes(plan: Plan, consumer: str) -> list[str]:
     return [recipe for recipe in recipes if recipe != ORIGINAL and not CONSUMERS[consumer].writes(recipe)]
 
 
+def _quantized_stack(plan: Plan) -> str | None:
+    """Return the name of a stack of experts that a plan quantizes."""
+    quantized = (layer.layer_name for layer in plan.layers if layer.recipe != ORIGINAL)
+    return next((name for name in quantized if is_stack(name, STACK)), None)
+
+
 def _export_llama_quantize(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     """Return the command of llama-quantize.
 
     An unplanned embedding or head stays as it is: the base type would quantize it. Versions of llama-quantize differ in
-    which of two matching patterns decides, so no tensor gets two.
+    which of two matching patterns decides, so no tensor gets two. Gate
+    and up of experts, which may be one stack in the original, are two there.
     """
     lines: dict[str, str] = {}
     for recipe, names in modules.items():
         kind = "bf16" if recipe == ORIGINAL else recipe.removeprefix("gguf_")
-        for name in names:
-            own = re.sub(r"\.\d+$", "", to_llama_name(plan.architecture, canonicalize(f"{name}.weight")[0]))
+        stacks = {name for name in names if is_stack(name, STACK)}
+        paths = [canonicalize(f"{name}.weight")[0] for name in names if name not in stacks]
+        paths += [path for name in stacks for path in atoms_of(name, STACK).names]
+        for path in paths:
+            own = re.sub(r"\.\d+$", "", to_llama_name(plan.architecture, path))
             if lines.setdefault(own, kind) != kind:
                 raise UsageError(f"--export llama-quantize: {display(own)} is one tensor there, but has two recipes")
     ends = {"--token-embedding-type": "token_embd", "--output-tensor-type": "output"}
@@ -265,23 +287,24 @@ class Consumer(NamedTuple):
 
     writes: Callable[[str], bool]
     export: Callable[[Plan, Mapping[str, Sequence[str]]], str]
+    takes_stacks: bool = False  # of experts
     file: str = ""  # the file that the command reads
     command: str = ""  # a command with {original} and {file}
     python: str = ""  # Python code with {original} and {file}, for a library
 
 
 CONSUMERS = {
-    "llama-quantize": Consumer(lambda recipe: recipe.startswith("gguf_"), _export_llama_quantize),
+    "llama-quantize": Consumer(lambda recipe: recipe.startswith("gguf_"), _export_llama_quantize, takes_stacks=True),
     "llmcompressor": Consumer(
         _is_ct,
         _export_llmcompressor,
-        "recipe.yaml",
+        file="recipe.yaml",
         python="from llmcompressor import oneshot; oneshot(model={original}, recipe={file}, output_dir='quantized')",
     ),
     "torchao": Consumer(
         lambda recipe: recipe == "fp8_row" or bool(INTEGER.fullmatch(recipe)),
         _export_torchao,
-        "torchao.json",
+        file="torchao.json",
         python="import json; from torchao.core.config import config_from_dict; "
         "from transformers import AutoModelForCausalLM, TorchAoConfig; "
         "config = TorchAoConfig(config_from_dict(json.load(open({file})))); "
@@ -291,7 +314,7 @@ CONSUMERS = {
     "modelopt": Consumer(
         _is_modelopt,
         _export_modelopt,
-        "modelopt.yaml",
+        file="modelopt.yaml",
         python="from modelopt.torch import export, quantization; "
         "from modelopt.torch.opt.config_loader import load_config; "
         "from transformers import AutoModelForCausalLM; "
@@ -302,7 +325,7 @@ CONSUMERS = {
     "bitsandbytes": Consumer(
         lambda recipe: recipe in ("nf4", "fp4", "nf4:double", "fp4:double"),
         _export_bitsandbytes,
-        "bitsandbytes.json",
+        file="bitsandbytes.json",
         python="import json; from transformers import AutoModelForCausalLM, BitsAndBytesConfig; "
         "config = BitsAndBytesConfig(**json.load(open({file}))); "
         "AutoModelForCausalLM.from_pretrained({original}, dtype='auto', quantization_config=config)"
@@ -311,13 +334,13 @@ CONSUMERS = {
     "convert_to_quant": Consumer(
         lambda recipe: recipe in CONVERT_TO_QUANT,
         _export_convert_to_quant,
-        "layers.json",
-        "convert_to_quant -i {original} --layer-config {file} --comfy_quant -o quantized.safetensors",
+        file="layers.json",
+        command="convert_to_quant -i {original} --layer-config {file} --comfy_quant -o quantized.safetensors",
     ),
     "mlx": Consumer(
         lambda recipe: bool(MLX.fullmatch(recipe)),
         _export_mlx,
-        "mlx.json",
+        file="mlx.json",
         python="import json; from mlx_lm import convert; plan = json.load(open({file})); "
         "convert({original}, 'quantized', quantize=True, quant_predicate=lambda name, module: plan.get(name, False))",
     ),

@@ -24,7 +24,7 @@ def measure(plan: Plan, original: Checkpoint, chosen: PlanOptions) -> Measuremen
             transformers is missing.
     """
     options = EvaluateOptions(
-        text=chosen.text,
+        text=() if chosen.text is None else [chosen.text],
         context=chosen.context,
         chunks=chosen.chunks,
         device=chosen.device,

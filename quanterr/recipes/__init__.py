@@ -12,6 +12,7 @@ superblocks.py     K types of ggml
 searches.py        searches for the scales of ggml's types
 lookup.py          nearest numbers of a small table
 calibration.py     calibrators: the numbers that scales are derived from
+matrices.py        stored weights as the matrices that recipes quantize; stacks of experts
 quantized_file.py  an original as a checkpoint that is quantized while it is read
 scales.py          scales of the weights being quantized
 tensors.py         tensors in memory, for training and for tests of quantizers

@@ -44,6 +44,13 @@ class Scheme(Protocol):
         """Explain why a weight of that shape cannot be stored like this; None if it can. By default any can."""
         return None
 
+    def fallback(self, cols: int) -> "Recipe | None":
+        """Return the recipe that replaces this one where rows of so many columns do not fill its blocks.
+
+        None where they do, or where nothing replaces it.
+        """
+        return None
+
     def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:
         """List the tensors that are stored for a weight. The first holds the codes, row by row."""
 
@@ -89,6 +96,10 @@ class Recipe(NamedTuple):
 
     name: str
     scheme: Scheme
+
+    def for_columns(self, cols: int) -> "Recipe":
+        """Return the recipe that really stores a weight of so many columns: this one, or its fallback."""
+        return self.scheme.fallback(cols) or self
 
 
 def view_bytes(values: Tensor) -> Tensor:

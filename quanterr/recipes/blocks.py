@@ -11,8 +11,11 @@ The low bits of the bytes hold the first 16 codes. Division is multiplication by
 If the importance of the columns is known, scales are searched as llama.cpp does with an importance matrix (except in
 Q8_0).
 
+A K type has blocks of 256 elements. A weight whose rows do not fill them falls back to a type with blocks of 32, as
+llama-quantize does: see ``FALLBACKS``. ``:strict`` leaves such a weight as it is.
+
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c quantize_row_q…_ref, with importance
-quantize_row_q…_impl; gguf-py gguf/quants.py.
+quantize_row_q…_impl; gguf-py gguf/quants.py; the fallbacks: src/llama-quant.cpp, tensor_type_fallback.
 """
 
 from collections.abc import Callable
@@ -22,7 +25,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.recipes.base import Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
+from quanterr.recipes.base import Recipe, Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
 from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance
 
 Quantize = Callable[..., Tensor]  # (n, 32) float32, and weights of that shape → uint8 (n, bytes of a block)
@@ -35,10 +38,18 @@ class BlockScheme(Scheme):
     dtype: str
     quantize: Quantize
     weighs: bool = True  # weighs errors by the importance of columns
+    other: Recipe | None = None  # for rows that are no whole blocks
 
     def explain_refusal(self, source: Source) -> str | None:
-        """Explain why rows are not whole blocks; None if they are."""
-        return explain_partial_groups(source, BLOCKS[self.dtype][0])
+        """Explain why rows are not whole blocks, of this type or of its fallback; None if they are."""
+        found = self.fallback(source.cols)
+        if found is None:
+            return explain_partial_groups(source, BLOCKS[self.dtype][0])
+        return found.scheme.explain_refusal(source)
+
+    def fallback(self, cols: int) -> Recipe | None:
+        """Return the recipe of a type with smaller blocks, where rows do not fill blocks of this one."""
+        return self.other if cols % BLOCKS[self.dtype][0] else None
 
     def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:
         """List the blocks, which contain their scales."""
@@ -151,5 +162,8 @@ def _pack_high_bits(codes: Tensor) -> Tensor:
     places = torch.arange(8, dtype=torch.uint8)
     return ((codes >> 4).view(-1, 4, 8) << places).sum(2, dtype=torch.uint8)
 
+
+# As llama-quantize falls back; older versions took IQ4_NL for Q3_K and Q2_K.
+FALLBACKS = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0", "Q3_K": "Q4_0", "Q2_K": "Q4_0"}
 
 LEGACY: dict[str, Quantize] = {"Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1}

@@ -4,6 +4,7 @@ fp8_tensor  fp8_row  fp8_column  fp8_block128  fp8_block1x128  int8_tensor  int8
 int2_g32 … int8_g128  int4_channel  int4_g64:asym  mlx_q4_g64
 mxfp8  mxfp4  nvfp4  nf4  nf4_g128  nf4:double  fp4
 gguf_q8_0  gguf_q5_1  gguf_q5_0  gguf_q4_1  gguf_q4_0  gguf_q6_k  gguf_q5_k  gguf_q4_k  gguf_q3_k  gguf_q2_k
+gguf_q4_k:strict
 """
 
 import re
@@ -12,7 +13,7 @@ from difflib import get_close_matches
 
 from quanterr.errors import UsageError
 from quanterr.recipes.base import Recipe, Scheme
-from quanterr.recipes.blocks import LEGACY, BlockScheme
+from quanterr.recipes.blocks import FALLBACKS, LEGACY, BlockScheme
 from quanterr.recipes.calibration import ABSMAX, Calibrator, parse_calibrator
 from quanterr.recipes.integers import IntegerScheme
 from quanterr.recipes.microscaled import MicroscaledScheme
@@ -52,7 +53,11 @@ LISTING = {
     "nvfp4": "E2M1 codes, an E4M3 scale per 16 columns, and one of the tensor",
     "nf4": "16 numbers of a normal distribution, a scale per 64 elements; nf4_g128; :double (bitsandbytes)",
     "fp4": "E2M1 codes of bitsandbytes, a scale per 64 elements; fp4_g128; :double",
-    **{f"gguf_{dtype.lower()}": f"ggml's {dtype}" for dtype in GGML},
+    **{f"gguf_{dtype.lower()}": f"ggml's {dtype}" for dtype in LEGACY},
+    **{
+        f"gguf_{dtype.lower()}": f"ggml's {dtype}; {other} for rows that do not fill blocks of 256; :strict"
+        for dtype, other in FALLBACKS.items()
+    },
 }
 
 
@@ -137,7 +142,8 @@ def _parse_scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme 
     elif base in ("mxfp8", "mxfp4", "nvfp4"):
         scheme = MicroscaledScheme(8 if base == "mxfp8" else 4, nv=base == "nvfp4")
     elif (dtype := base.removeprefix("gguf_").upper()) in GGML and base.startswith("gguf_"):
-        scheme = BlockScheme(dtype, GGML[dtype], dtype not in UNWEIGHED)
+        allowed = {"strict"} if dtype in FALLBACKS else set()
+        scheme = _make_blocks(dtype, falls_back="strict" not in flags)
     if scheme is None:
         return None
     if flags - allowed:
@@ -146,3 +152,10 @@ def _parse_scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme 
     if not calibrates:
         raise UsageError(f"{base} has no scales={calibrator.name}: its scales follow from the largest magnitudes")
     return scheme
+
+
+def _make_blocks(dtype: str, falls_back: bool = False) -> BlockScheme:
+    """Return the scheme of a type of ggml, with the recipe for rows that do not fill its blocks if asked."""
+    other = FALLBACKS.get(dtype) if falls_back else None
+    recipe = None if other is None else Recipe(f"gguf_{other.lower()}", _make_blocks(other))
+    return BlockScheme(dtype, GGML[dtype], dtype not in UNWEIGHED, recipe)

@@ -4,11 +4,8 @@ Each weight that a recipe takes is a file of its own with the tensors that the r
 are read and not kept. So such a candidate goes through the same pairing, readers and findings as one on disk.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -21,13 +18,12 @@ from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import UsageError
 from quanterr.recipes.base import FLOATS, Recipe, Rows, Source, StoredTensor
+from quanterr.recipes.matrices import is_stack, matrices_of
 from quanterr.recipes.scales import ScaleCache
 from quanterr.selection import LayerSelection
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
 PIECE = 1 << 19  # elements measured or encoded at once: fewer cost more in Python than the cache saves
-PIECES_KEPT = 4  # per thread
 
 # Parts of names of tensors that stay unquantized. Norms and biases are small and sensitive; embeddings (also T5's
 # relative_attention_bias) are looked up and not multiplied; the head and the routers of experts choose among
@@ -59,7 +55,8 @@ class QuantizedFile(CheckpointFile):
         ``stretch`` multiplies the numbers that scales are derived from; ``importance`` of the columns is for
         calibrators.
         """
-        self.stretch, self.importance = stretch, importance
+        self.stretch, self.importance, self.wanted = stretch, importance, recipe
+        recipe = recipe.for_columns(source.cols)
         self.path = Path(recipe.name)
         self.weight, self.recipe, self.source, self.rows, self._kept = weight, recipe, source, rows, kept
         self.entries = list(self._make_entries(recipe.scheme.list_tensors(source)))
@@ -71,6 +68,11 @@ class QuantizedFile(CheckpointFile):
         together = min(recipe.scheme.joint_rows(source), source.rows)
         self._together, self._unit = together, self.entries[0].nbytes * together // source.rows  # bytes of joint rows
         kept.register(self)
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether another recipe stores the weight than the one that was wanted."""
+        return self.recipe.name != self.wanted.name
 
     @property
     def kind(self) -> tuple[str, int]:
@@ -159,38 +161,6 @@ class SkippedWeight(NamedTuple):
     reason: str
 
 
-class _RowReader(threading.local):
-    """A thread's buffers: the rows it read last, which several recipes request in turn."""
-
-    def __init__(self) -> None:
-        self.workspace = Workspace(torch.device("cpu"))
-        self.kept: OrderedDict[tuple[int, int, int], tuple[Entry, str]] = OrderedDict()
-
-    @torch.inference_mode()
-    def read_rows(self, entry: Entry, first: int, stop: int) -> Tensor:
-        """Return rows of a matrix as float32."""
-        shape, key = (stop - first, entry.shape[1]), (id(entry), first, stop)
-        if key in self.kept:
-            return self.workspace.buffer(self.kept[key][1], shape, torch.float32)
-        stored = self.workspace.read("stored", entry, first * shape[1], shape)
-        name = self.kept.popitem(last=False)[1][1] if len(self.kept) == PIECES_KEPT else f"x{len(self.kept)}"
-        found = self.workspace.buffer(name, shape, torch.float32).copy_(stored)
-        self.kept[key] = entry, name  # keeping the entry prevents reuse of its id
-        return found
-
-
-_reader = _RowReader()
-
-
-def open_rows(entry: Entry) -> Rows:
-    """Return a reader of a stored float matrix; its read-only buffers are valid until the thread reads a few others."""
-    return partial(_read_rows, entry)
-
-
-def _read_rows(entry: Entry, first: int, stop: int) -> Tensor:
-    return _reader.read_rows(entry, first, stop)
-
-
 def choose_weights(original: Checkpoint, selection: LayerSelection) -> tuple[list[str], list[SkippedWeight]]:
     """Return the selected weights to quantize, and the matrices that stay, with the reason.
 
@@ -202,8 +172,10 @@ def choose_weights(original: Checkpoint, selection: LayerSelection) -> tuple[lis
             continue
         stays = SKIP if selection.names(name) else (*SKIP, *ENDS)
         skipped = next((part for part in stays if part in name.lower()), None)
-        if len(entry.shape) != 2 or not name.endswith(".weight"):
-            left.append(SkippedWeight(name, f"of shape {list(entry.shape)}: recipes quantize matrices X.weight"))
+        is_matrix = len(entry.shape) == 2 and name.endswith(".weight")
+        if not is_matrix and not is_stack(name, entry.shape):
+            why = "recipes quantize matrices X.weight and stacks of experts"
+            left.append(SkippedWeight(name, f"of shape {list(entry.shape)}: {why}"))
         elif entry.dtype not in FLOATS:
             left.append(SkippedWeight(name, f"stored as {entry.dtype}, not as floats"))
         elif skipped:
@@ -272,16 +244,17 @@ def mix_recipes(
         if recipe is None:
             entries[own] = entry
             continue
-        rows, cols = entry.shape
-        source = Source(rows, cols, entry.dtype)
+        matrices = matrices_of(own, original.entries)
+        source = Source(*matrices[0].shape, entry.dtype)
         why = recipe.scheme.explain_refusal(source)
         if why:
             left.append(SkippedWeight(own, f"{recipe.name}: {why}"))
             entries[own] = entry
             continue
-        columns = None if importance is None else importance(own, entry.shape)
-        for part in QuantizedFile(own, recipe, source, open_rows(entry), kept, importance=columns).entries:
-            entries[part.name] = part
+        for each in matrices:
+            columns = None if importance is None else importance(each.name, each.shape)
+            for part in QuantizedFile(each.name, recipe, source, each.read, kept, importance=columns).entries:
+                entries[part.name] = part
     configs = {str(recipe.scheme.config): recipe.scheme.config for recipe in recipes.values() if recipe.scheme.config}
     config = dict(original.config)
     if len(configs) == 1:

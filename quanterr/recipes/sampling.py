@@ -22,10 +22,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.checkpoints import Entry
 from quanterr.errors import UsageError
 from quanterr.recipes.base import FLOATS
-from quanterr.recipes.quantized_file import QuantizedFile, open_rows
+from quanterr.recipes.matrices import Matrix
+from quanterr.recipes.quantized_file import QuantizedFile
 from quanterr.recipes.tensors import apply_recipe, read_weight
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -76,10 +76,10 @@ class Runs(NamedTuple):
         return [(n * self.height, min((n + 1) * self.height, self.rows)) for n in self.numbers]
 
 
-def draw_runs(name: str, entry: Entry, share: float, together: int) -> Runs:
+def draw_runs(matrix: Matrix, share: float, together: int) -> Runs:
     """Choose the runs of a matrix to read, always the same for a name; they begin at multiples of ``together`` rows."""
-    rows = entry.shape[0]
-    height = max(RUN_BYTES // max(entry.nbytes // rows, 1) // together, 1) * together
+    name, rows = matrix.name, matrix.shape[0]
+    height = max(RUN_BYTES // max(matrix.nbytes // rows, 1) // together, 1) * together
     while height > together and ceil(rows / height) * share < WANTED_RUNS:
         height = max(height // 2 // together, 1) * together
     total = ceil(rows / height)
@@ -143,28 +143,28 @@ def _student_quantile(freedom: int) -> float:
 
 
 @torch.inference_mode()
-def estimate_matrix(
-    name: str, entry: Entry, share: float, files: Sequence[QuantizedFile | None]
-) -> list[Estimate | None]:
+def estimate_matrix(matrix: Matrix, share: float, files: Sequence[QuantizedFile | None]) -> list[Estimate | None]:
     """Estimate a matrix by the recipes of ``files``; None for recipes that cannot store it.
 
     Raises:
         CheckpointError: NaN or infinity, or the file cannot be read.
     """
     heights = [0 if file is None else file.recipe.scheme.joint_rows(file.source) for file in files]
-    runs = {height: draw_runs(name, entry, share, height) for height in sorted(set(heights) - {0})}
+    runs = {height: draw_runs(matrix, share, height) for height in sorted(set(heights) - {0})}
     found = [Estimate(runs[height], [], []) if height else None for height in heights]
     for own in runs.values():
-        for spans in _batch_spans(own, entry.shape[1]):
+        for spans in _batch_spans(own, matrix.shape[1]):
             _measure_runs(
-                entry, spans, [(f, e) for f, e in zip(files, found, strict=True) if f and e and e.runs is own]
+                matrix, spans, [(f, e) for f, e in zip(files, found, strict=True) if f and e and e.runs is own]
             )
     return found
 
 
-def _measure_runs(entry: Entry, spans: Sequence[tuple[int, int]], of: Sequence[tuple[QuantizedFile, Estimate]]) -> None:
+def _measure_runs(
+    matrix: Matrix, spans: Sequence[tuple[int, int]], of: Sequence[tuple[QuantizedFile, Estimate]]
+) -> None:
     """Add the squared errors of some runs to the estimates ``of``."""
-    x = _read_rows(entry, spans)
+    x = _read_rows(matrix, spans)
     heights = [stop - first for first, stop in spans]
     signals = _sum_by_runs(x.float(), heights)
     for file, estimate in of:
@@ -180,10 +180,9 @@ def _batch_spans(runs: Runs, cols: int) -> Iterator[list[tuple[int, int]]]:
         yield spans[first : first + step]
 
 
-def _read_rows(entry: Entry, spans: Sequence[tuple[int, int]]) -> Tensor:
+def _read_rows(matrix: Matrix, spans: Sequence[tuple[int, int]]) -> Tensor:
     """Read rows of a matrix in its dtype."""
-    read = open_rows(entry)
-    return torch.cat([read(first, stop).to(FLOATS[entry.dtype], copy=True) for first, stop in spans])
+    return torch.cat([matrix.read(first, stop).to(FLOATS[matrix.dtype], copy=True) for first, stop in spans])
 
 
 def _quantize_rows(file: QuantizedFile, x: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:

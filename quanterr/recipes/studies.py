@@ -11,11 +11,12 @@ from math import log10
 import torch
 from torch import Tensor
 
-from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.checkpoints import Checkpoint
 from quanterr.errors import Interrupted
 from quanterr.recipes.base import FLOATS, Recipe
 from quanterr.recipes.blocks import BlockScheme
-from quanterr.recipes.quantized_file import ImportanceOf, choose_weights, open_rows
+from quanterr.recipes.matrices import Matrix, matrices_of
+from quanterr.recipes.quantized_file import ImportanceOf, choose_weights
 from quanterr.recipes.tensors import apply_recipe, explain_refusal
 from quanterr.report.ranking.model import Changed, Study
 from quanterr.selection import LayerSelection
@@ -44,23 +45,25 @@ def study_recipes(
     chosen, _ = choose_weights(original, selection)
     noises = [[0.0] * (2 + len(OUTLIERS) + len(STRETCHES)) for _ in recipes]
     for name in chosen:
-        x = _sample_rows(original.entries[name])
-        columns = None if importance is None else importance(name, original.entries[name].shape)
-        lesser = [*_zero_outliers(x), _zero_columns(x, columns)]
-        for recipe, own in zip(recipes, noises, strict=True):
-            if stop is not None and stop.is_set():
-                raise Interrupted("interrupted while outliers and scales were studied")
-            if explain_refusal(x, recipe) is None:
-                own[:] = [total + noise for total, noise in zip(own, _measure_noises(x, lesser, recipe), strict=True)]
+        for matrix in matrices_of(name, original.entries):
+            x = _sample_rows(matrix)
+            columns = None if importance is None else importance(matrix.name, matrix.shape)
+            lesser = [*_zero_outliers(x), _zero_columns(x, columns)]
+            for recipe, own in zip(recipes, noises, strict=True):
+                if stop is not None and stop.is_set():
+                    raise Interrupted("interrupted while outliers and scales were studied")
+                if explain_refusal(x, recipe) is None:
+                    found = _measure_noises(x, lesser, recipe)
+                    own[:] = [total + noise for total, noise in zip(own, found, strict=True)]
     return [_make_study(recipe, own, importance is not None) for recipe, own in zip(recipes, noises, strict=True)]
 
 
-def _sample_rows(entry: Entry) -> Tensor:
+def _sample_rows(matrix: Matrix) -> Tensor:
     """Read evenly spaced rows of a weight in its dtype."""
-    rows, read = entry.shape[0], open_rows(entry)
+    rows = matrix.shape[0]
     n = min(rows, SAMPLE)
     places = [place * rows // n for place in range(n)]
-    return torch.cat([read(place, place + 1).to(FLOATS[entry.dtype], copy=True) for place in places])
+    return torch.cat([matrix.read(place, place + 1).to(FLOATS[matrix.dtype], copy=True) for place in places])
 
 
 def _zero_outliers(x: Tensor) -> list[Tensor]:

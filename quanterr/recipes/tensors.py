@@ -32,7 +32,7 @@ def quantize_tensor(tensor: Tensor, recipe: str) -> dict[str, Tensor]:
         UsageError: not a recipe, not a matrix of floats, or columns that the recipe cannot group.
         CheckpointError: NaN or infinity.
     """
-    file = _make_file(tensor, parse_recipe(recipe))
+    file = _make_file(tensor, _parse_exact(tensor, recipe))
     found = {}
     for entry in file.entries:
         raw = torch.frombuffer(bytearray(entry.read()) or bytearray(1), dtype=torch.uint8)[: entry.nbytes]
@@ -51,7 +51,7 @@ def fake_quantize(tensor: Tensor, recipe: str) -> Tensor:
         UsageError: not a recipe, not a matrix of floats, or columns that the recipe cannot group.
         CheckpointError: NaN or infinity.
     """
-    found: Tensor = _StraightThrough.apply(tensor, parse_recipe(recipe))  # type: ignore[no-untyped-call]
+    found: Tensor = _StraightThrough.apply(tensor, _parse_exact(tensor, recipe))  # type: ignore[no-untyped-call]
     return found
 
 
@@ -84,7 +84,7 @@ def theoretical_max_error(tensor: Tensor, recipe: str) -> Tensor:
     Raises:
         UsageError, CheckpointError: as :func:`quantize_tensor`.
     """
-    file = _make_file(tensor, parse_recipe(recipe))
+    file = _make_file(tensor, _parse_exact(tensor, recipe))
     weight, chunk = read_weight(file), Chunk(0, file.source.rows, 0, file.source.cols)
     filled = FilledWorkspace(torch.device("cpu")), FilledWorkspace(torch.device("cpu"))
     scales = weight.scaling(chunk, filled)
@@ -125,6 +125,18 @@ class _StraightThrough(torch.autograd.Function):
 def explain_refusal(tensor: Tensor, recipe: Recipe) -> str | None:
     """Explain why a matrix of floats cannot be stored by a recipe; None if it can."""
     return recipe.scheme.explain_refusal(_describe_source(tensor))
+
+
+def _parse_exact(tensor: Tensor, name: str) -> Recipe:
+    """Return the recipe of a name, by which the tensor is stored and by no fallback.
+
+    Raises:
+        UsageError: not a recipe, or one that falls back to another for these columns.
+    """
+    recipe = parse_recipe(name)
+    if tensor.dim() == 2 and (other := recipe.scheme.fallback(tensor.shape[1])) is not None:
+        raise UsageError(f"{recipe.name}: {tensor.shape[1]} columns do not fill its blocks; {other.name} stores them")
+    return recipe
 
 
 def _describe_source(tensor: Tensor) -> Source:

@@ -390,6 +390,13 @@ CODES = {
         "(gguf_q4_k: its 576 columns are not a multiple of 256)",
         "Choose a recipe that can store them. Otherwise the numbers describe only the weights that are quantized.",
     ),
+    "fallback_recipe": FindingCode(
+        ("info",),
+        "weights whose rows do not fill the blocks of a K type, stored in another type of ggml as llama-quantize does",
+        "gguf_q4_k: 180 weights are stored as gguf_q5_0, as llama-quantize does: "
+        "model.layers.0.self_attn.q_proj.weight and 179 more (576 columns do not fill its blocks)",
+        "Nothing: the size counts what is stored. gguf_q4_k:strict leaves these weights as they are instead.",
+    ),
     "nothing_excluded": FindingCode(
         ("info",),
         "a pattern that excludes layers matches none",

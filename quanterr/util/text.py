@@ -1,6 +1,7 @@
 """Text for people: escaping of untrusted names, formatting of sizes, counts and numbers."""
 
 import re
+from os.path import exists
 
 MAX_SHOWN = 200
 MAX_LINE = 20_000
@@ -89,3 +90,9 @@ def format_decisive(value: float, limit: float | None = None) -> str:
 def format_exact(value: float) -> str:
     """Format a number exactly: ``30``, ``29.999999999999996``."""
     return repr(float(value)).removesuffix(".0")
+
+
+def named_path(given: str) -> tuple[str, str]:
+    """Return name and path of ``prose=a.txt``; no name where there is no sign, or a file of the whole name."""
+    name, sign, path = given.partition("=")
+    return (name, path) if name and sign and not exists(given) else ("", given)

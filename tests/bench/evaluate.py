@@ -105,7 +105,7 @@ def bench(folder: Path, original: Checkpoint) -> None:
     started = time.monotonic()
     sensitivity = folder / "sensitivity.json"
     found = quanterr.evaluate(
-        folder / "original", candidates, text=folder / "held_out.txt", chunks=CHUNKS, sensitivity=sensitivity
+        folder / "original", candidates, text=[folder / "held_out.txt"], chunks=CHUNKS, sensitivity=sensitivity
     )
     seconds = time.monotonic() - started
     found.save(folder / "evaluation.json")
@@ -137,7 +137,7 @@ def show_plans(folder: Path, original: Checkpoint, sensitivity: Path) -> None:
         best.append(min(fitting, key=lambda one: one.cost).recipe if fitting else None)
     uniform = [recipe for recipe in dict.fromkeys(best) if recipe is not None]
     found = quanterr.evaluate(
-        folder / "original", candidates, against=uniform, text=folder / "held_out.txt", chunks=CHUNKS
+        folder / "original", candidates, against=uniform, text=[folder / "held_out.txt"], chunks=CHUNKS
     )
     kld = {one.name: one.scores.kld_mean for one in found.candidates if one.scores is not None}
     print("\n| bits per weight | one recipe for all | plan by NMSE | plan by squared error | plan by sensitivity |")

@@ -13,7 +13,7 @@ from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
 
 # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
-# 1.4 input_error, floor, rollout
+# 1.4 input_error, floor, rollout, reference, texts
 SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
@@ -33,6 +33,14 @@ class Tokens:
     unknown: Annotated[Number, Field(description="share of unknown tokens, 0 to 1")] = None
     repeated: Annotated[int | None, Field(description="number of chunks that repeat an earlier one")] = None
     tokenizer: Annotated[str | None, Field(description="SHA-256 of tokenizer.json's output for a fixed text")] = None
+
+
+@dataclass(slots=True)
+class NamedTokens:
+    """One of several texts."""
+
+    name: str
+    tokens: Tokens
 
 
 @dataclass(slots=True)
@@ -93,6 +101,32 @@ class Scores:
     def kld_error(self) -> float:
         """The standard error of the mean KL divergence [nat], over predictions or chunks, whichever is larger."""
         return max(self.kld_mean_se, self.kld_mean_chunk_se or 0.0)
+
+
+@dataclass(slots=True)
+class TextScores:
+    """The predictions of one of several texts."""
+
+    name: str
+    scores: Scores
+
+    @property
+    def text_kld_mean(self) -> float:
+        """Mean divergence on this text [nat], for rules."""
+        return self.scores.kld_mean
+
+    @property
+    def text_ppl_ratio(self) -> float:
+        """Ratio of perplexities on this text, for rules."""
+        return self.scores.ppl_ratio
+
+    @property
+    def text_top1(self) -> float:
+        """Share of predictions on this text with the same most probable token, for rules."""
+        return self.scores.top1
+
+
+OF_TEXTS = ("text_kld_mean", "text_ppl_ratio", "text_top1")
 
 
 @dataclass(slots=True)
@@ -276,6 +310,9 @@ class Evaluated:
     kv: Annotated[str | None, Field(description="rounding scheme of keys and values; null: none")] = None
     outputs: Annotated[Outputs | None, Field(description="null for a model that reads tokens")] = None
     rollout: Annotated[Rollout | None, Field(description="with --rollout")] = None
+    texts: Annotated[list[TextScores], Field(description="of several; ``scores`` are of all predictions")] = field(
+        default_factory=list
+    )
 
     def value(self, metric: str) -> float | None:
         """Return a metric of the candidate, for task metrics the lowest over tasks; None if missing."""
@@ -320,6 +357,10 @@ class Evaluation(Document):
     dtype: str = Field(description="compute dtype of both sides")
     tokens: Tokens
     candidates: list[Evaluated]
+    texts: list[NamedTokens] = Field([], description="each of several texts; empty of one, which ``tokens`` says")
+    reference: str | None = Field(
+        None, description="folder of what was kept of the original; null: the original itself was run"
+    )
     gated: bool = Field(False, description="true if gates were set; without gates, pass means evaluated, not approved")
     floor: Floor | None = Field(None, description="of recorded calls; null of a model that reads tokens")
     run: RunInfo

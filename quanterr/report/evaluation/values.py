@@ -1,4 +1,4 @@
-"""Subjects of an evaluation for rules: each candidate with its scores, tasks, blocks and weights.
+"""Subjects of an evaluation for rules: each candidate with its scores, texts, tasks, blocks and weights.
 
 A candidate is inconclusive under any rule if it equals the original, or if its config.json or tokenizer differs from
 the one used. There is no confidence interval from fewer than eight chunks: tokens of one chunk are not independent.
@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from quanterr.errors import UsageError
-from quanterr.report.evaluation.model import METRICS, OF_TASKS, SCORES, Evaluated, Evaluation, find_difference
+from quanterr.report.evaluation.model import METRICS, OF_TASKS, OF_TEXTS, SCORES, Evaluated, Evaluation, find_difference
 from quanterr.report.gate_results import Verdict
 from quanterr.report.subjects import Item, Subject, Vocabulary, list_own_reasons, merge_verdicts
 
@@ -29,6 +29,7 @@ VOCABULARY = Vocabulary(
         **dict.fromkeys(OF_BLOCKS, "block"),
         **dict.fromkeys(OF_WEIGHTS, "weight"),
         **dict.fromkeys(OF_TASKS, "task"),
+        **dict.fromkeys(OF_TEXTS, "text"),
     },
     OF_CANDIDATES,
     "kld_mean <= 0.01",
@@ -91,6 +92,7 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
 def _items(candidate: Evaluated) -> list[Item]:
     of_kinds = (
         ("task", [(task.name, task) for task in candidate.tasks], OF_TASKS),
+        ("text", [(text.name, text) for text in candidate.texts], OF_TEXTS),
         ("block", [(block.name, block) for block in candidate.blocks], OF_BLOCKS),
         ("weight", [(weight.layer_name, weight) for weight in candidate.weights], OF_WEIGHTS),
     )

@@ -4,9 +4,11 @@ Also its CSV rows and JUnit tests.
 """
 
 from collections.abc import Iterator, Sequence
+from math import exp
+from statistics import fmean
 
 from quanterr.report import html_data
-from quanterr.report.evaluation.model import METRICS, OF_ROLLOUTS, Evaluated, Evaluation, StepError
+from quanterr.report.evaluation.model import METRICS, OF_ROLLOUTS, OF_TEXTS, Evaluated, Evaluation, Scores, StepError
 from quanterr.report.evaluation.pairs import compare_neighbours
 from quanterr.report.evaluation.wording import (
     conclusion,
@@ -50,6 +52,11 @@ from quanterr.util.text import count, display, size
 BLOCKS = (Column("relative error", 0), Column("cosine", 1), Column("worst token", 2))
 WEIGHTS = (Column("output error", 0), Column("share of block", 1))
 TASKS = (Column("questions", 3), Column("original", 1), Column("accuracy", 0), Column("agreement", 2), Column("p", 4))
+TEXTS = (
+    *(Column("predictions", 5), Column("KLD", 0), Column("KLD 99 %", 1), Column("PPL", 4), Column("PPL ratio", 2)),
+    Column("same top token", 3),
+)
+MACRO = "macro average"
 MAX_BLOCKS = 8
 MAX_STEPS = 8
 MAX_DETAILED = 2  # candidates shown with blocks and weights
@@ -66,6 +73,8 @@ def view(evaluation: Evaluation, top: int) -> View:
         ("text", [Name(evaluation.tokens.source)]),
         ("model", [describe_setup(evaluation)]),
     ]
+    if evaluation.reference is not None:
+        facts.insert(1, ("reference", [Name(evaluation.reference), ", in the place of the original"]))
     words, first = {"role": "Role", "unit": "Block"}, "output_0"
     maps = Maps(_metrics(evaluation), words, lambda: page_data(evaluation), first, first)
     has_weights = any(candidate.weights for candidate in evaluation.candidates)
@@ -90,6 +99,8 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     gates = [(candidate.name, gate) for candidate in candidates for gate in candidate.gates]
     has_weights = any(candidate.weights for candidate in candidates)
     yield Section("scores", "Scores", [make_scores_table(evaluation), *_compare_candidates(evaluation)])
+    if any(candidate.texts for candidate in candidates):
+        yield Section("texts", "By text", [_texts(candidate) for candidate in candidates if candidate.texts])
     if steps := list(_steps(evaluation)):
         yield Section("steps", "Output error by step", steps)
     if rollouts := list(_rollouts(evaluation)):
@@ -142,6 +153,27 @@ def make_scores_table(evaluation: Evaluation) -> Table:
         own = f"floor: the original in {floor.dtype}"
         rows.append([own, size(evaluation.original_bytes), *cells, *([""] if emulated else [])])
     return Table("Against the original", "candidate", columns, rows)
+
+
+def _texts(candidate: Evaluated) -> Part:
+    """Return the scores of each text, and their macro average: each text counts the same."""
+    rows = [[Name(text.name), f"{text.scores.tokens:,}", *_text_cells(text.scores)] for text in candidate.texts]
+    scores = [text.scores for text in candidate.texts]
+    ratio = exp(fmean(each.ln_ppl_ratio for each in scores))
+    cells = [f"{fmean(each.kld_mean for each in scores):.5g}", f"{fmean(each.kld_p99 for each in scores):.5g}"]
+    cells += ["-", f"{ratio:.5g}", f"{100 * fmean(each.top1 for each in scores):.4g} %"]
+    rows.append([MACRO, "", *cells])
+    return Table(f"By text, {display(candidate.name)}", "text", TEXTS, rows)
+
+
+def _text_cells(scores: Scores) -> list[str]:
+    return [
+        f"{scores.kld_mean:.5g} ± {scores.kld_error:.2g}",
+        f"{scores.kld_p99:.5g}",
+        f"{scores.ppl:.5g}",
+        f"{scores.ppl_ratio:.5g}",
+        f"{100 * scores.top1:.4g} %",
+    ]
 
 
 def _rollouts(evaluation: Evaluation) -> Iterator[Part]:
@@ -263,6 +295,9 @@ def _list_rows(candidate: Evaluated) -> Iterator[JsonObject]:
     for metric in METRICS:
         if (value := candidate.value(metric)) is not None:
             yield {"list": "scores", "name": metric, "value": value}
+    for text in candidate.texts:
+        for metric in OF_TEXTS:
+            yield {"list": "texts", "name": text.name, "block": metric, "value": getattr(text, metric)}
     for block in candidate.blocks:
         yield {"list": "blocks", "name": block.name, "value": block.relative_error, "cosine": block.cosine}
     for w in candidate.weights:
