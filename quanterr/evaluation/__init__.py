@@ -318,7 +318,7 @@ def study(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[Evalu
 
 
 def study_original(original: str | os.PathLike[str] | Checkpoint, chosen: EvaluateOptions) -> None:
-    """The same with its options as one."""
+    """Write what :func:`evaluate` writes of the original alone, by options that were parsed before."""
     stop, saliency = chosen.stop or threading.Event(), _saliency(chosen)
     if chosen.sensitivity is None and chosen.save_reference is None and not chosen.with_moments:
         raise UsageError(NOTHING_TO_DO)
@@ -619,7 +619,7 @@ def _evaluated(
 
 
 def _findings(candidate: Candidate, outcome: Outcome, prepared: _Prepared) -> Iterator[Finding]:
-    """What it says of its model otherwise than the original, in whose way both were run; that it is the original."""
+    """Report how a candidate describes its model differently from the original, and that it equals the original."""
     same = {block.relative_error for block in outcome.blocks} == {0.0}
     if same and not any(pair.quantized.has_codes for pair in candidate.plan.pairs):
         message = "nothing differs from the original; is this the quantized checkpoint?"

@@ -1,4 +1,4 @@
-"""How far the embeddings of an encoder are apart: of each chunk the mean of its last hidden states."""
+"""The distance between embeddings of an encoder: for each chunk the mean of the last hidden states."""
 
 from dataclasses import dataclass, field
 from math import isfinite
@@ -21,7 +21,7 @@ class Embedded:
 
     @property
     def chunks(self) -> int:
-        """How many chunks there are."""
+        """The number of chunks."""
         return sum(map(len, self.of_x.values()))
 
     def add(self, batch: int, x: Tensor, y: Tensor) -> None:

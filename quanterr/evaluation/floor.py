@@ -1,7 +1,7 @@
 """The floor of an evaluation on recorded calls: the original in the dtype that it is stored in, against float32.
 
 Runtimes compute denoisers in bfloat16 or float16. The rounding of that alone changes outputs, and a candidate whose
-error is no larger cannot be told from the original by looking at what a runtime makes of both.
+error is no larger cannot be distinguished from the original by the outputs of a runtime.
 
 Timesteps and scales of guidance stay exact: models of diffusers round them to 16 bits before they multiply them by 1000
 (3.5 becomes 3504), which changes the output in the same way for both and is no noise. ComfyUI computes them in float32.

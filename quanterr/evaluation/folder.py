@@ -17,7 +17,7 @@ LARGEST = 256 << 20  # bytes
 
 
 class ModelFolder(NamedTuple):
-    """Where the files are, and where the user knows them to be."""
+    """The folder of a model: where the files are on this machine, and the path that the user gave."""
 
     path: Path
     address: str

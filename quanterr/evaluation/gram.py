@@ -11,7 +11,7 @@ class Gram:
     """XᵀX without blocks below the diagonal, as it is symmetric: half of the products, and half of the memory."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
-        """Of no inputs yet."""
+        """Begin without inputs."""
         self._starts = range(0, columns, EDGE)
         self._blocks = [
             torch.zeros(min(EDGE, columns - first), columns - first, dtype=torch.float64, device=device)
@@ -20,7 +20,7 @@ class Gram:
 
     @staticmethod
     def is_cheaper(columns: int, inputs: int, outputs: int) -> bool:
-        """Whether XᵀX of ``inputs`` rows and :meth:`energy` of an error of ``outputs`` rows take less than X Eᵀ."""
+        """Return whether XᵀX of ``inputs`` rows and :meth:`energy` of ``outputs`` rows cost less than X Eᵀ."""
         if columns**2 > MOST:
             return False
         blocks = min(columns + EDGE, 2 * columns) / 2  # columns of a row on and above the diagonal, in the mean
@@ -44,5 +44,5 @@ class Gram:
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """The same in float64 where they are, in float32 else."""
+    """Return float64 values as they are, all others in float32."""
     return values if values.dtype == torch.float64 else values.float()

@@ -72,12 +72,12 @@ class StreamedModel(_base()):  # type: ignore[misc]
             raise UsageError(f"tasks are for models that continue a text; {model_type} does not")
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Of each request's continuation behind its context: Σ ln p, and whether greedy decoding gives it."""
+        """Return for each request Σ ln p of the continuation, and whether greedy decoding gives it."""
         asked = [sequence(self._tokenizer, *request.args) for request in requests]
         return [(found.total, found.is_greedy) for found in self._scored(asked)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Of each request's text, all of it behind its first token, in chunks of the model's length."""
+        """Return for each request Σ ln p of its text after the first token, in chunks of the model's length."""
         length = getattr(self._architecture.config, "max_position_embeddings", None) or USUAL_LENGTH
         parts: list[tuple[int, Scored]] = []
         for n, request in enumerate(requests):

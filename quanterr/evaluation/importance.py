@@ -19,7 +19,7 @@ VERSION = 3
 
 
 class Origin(NamedTuple):
-    """What the moments are of."""
+    """The text, context and chunks that the moments were measured on."""
 
     source: str
     context: int

@@ -1,4 +1,4 @@
-"""Which rows of which stored tensors make up a denoiser's parameters, read off diffusers' own single-file converters.
+"""The rows of stored tensors that make up a denoiser's parameters, read off diffusers' own single-file converters.
 
 A file of the original authors (Black Forest Labs, Stability AI, Alibaba, …) or of ComfyUI has other names than
 diffusers' class of the model, and fuses projections. diffusers' converters rename, split, join and swap tensors along
@@ -48,7 +48,7 @@ class Layout:
     prefix: str = ""  # of the stored names
 
     def has_names_of(self, other: "Layout") -> bool:
-        """Whether both make up the parameters that they share from tensors of the same names, prefixes aside."""
+        """Return whether both make up the parameters that they share from tensors of the same names, prefixes aside."""
         own, others = self._bare(), other._bare()
         shared = own.keys() & others.keys()
         return bool(shared) and all(own[name] == others[name] for name in shared)

@@ -1,4 +1,4 @@
-"""Where weights and activations are in memory: blocks come and go all the time, and shall leave no holes."""
+"""The memory of weights and activations: blocks come and go all the time and must leave no holes."""
 
 import mmap
 from math import prod
@@ -14,7 +14,7 @@ WEIGHT = 1 << 20  # bytes from which a weight has pages of its own
 
 
 def keep_memory_for_activations() -> None:
-    """What is freed is used again, as fresh pages cost a third of the time; threads share one heap."""
+    """Make the allocator reuse freed memory in one heap: fresh pages cost a third of the time."""
     keep_freed_memory(ACTIVATION)
 
 

@@ -195,5 +195,5 @@ class RowsFile(CheckpointFile):
 
 
 def _is_plain(weight: Weight) -> bool:
-    """Whether a weight's values are its stored floats, in order."""
+    """Return whether a weight's values are its stored floats, in order."""
     return weight.encoding == "floats" and weight.codes.shape == weight.shape and not weight.computed

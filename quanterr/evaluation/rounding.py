@@ -40,7 +40,7 @@ CACHE = ("fp8",)
 
 
 class Rounded(NamedTuple):
-    """How the inputs of a weight are rounded: a scheme, its stored numbers, and what happens to inputs before.
+    """The rounding of the inputs of a weight: a scheme, its stored numbers, and the operations on inputs before it.
 
     The dequantized weight has factors and rotation undone. So they are undone in the rounded inputs as well.
     """
@@ -138,7 +138,7 @@ class Rounding:
 
     @property
     def is_any(self) -> bool:
-        """Whether anything is rounded."""
+        """True if anything is rounded."""
         return bool(self.inputs) or self.rounds_cache
 
     def reasons(self) -> list[str]:
@@ -160,7 +160,7 @@ class Rounding:
 
     @property
     def schemes(self) -> dict[str, int]:
-        """How many weights each scheme has."""
+        """The number of weights of each scheme."""
         return dict(Counter(one.scheme.name for one in self.inputs.values()))
 
     def of_unit(self, unit: Unit, names: Names, measures: bool = False) -> "RoundingMode":
@@ -305,7 +305,7 @@ def _ways(watched: Watched, weight: Tensor, transposed: bool) -> _Ways:
 
 
 def _is_same(one: Rounded | None, other: Rounded | None) -> bool:
-    """Whether both round alike."""
+    """Return whether two roundings are the same."""
     if one is None or other is None or one is other:
         return one is other
     plain = all(each is None for each in (one.factors, other.factors, one.turn, other.turn))

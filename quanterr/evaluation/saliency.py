@@ -1,4 +1,4 @@
-"""Which columns and elements of a weight an output depends on: Var(x_j) · w_ij², the question that AWQ asks.
+"""The columns and elements of a weight that an output depends on most: Var(x_j) · w_ij², the measure behind AWQ.
 
 x_j is what the weight's input column j really holds on the text. A column's saliency is the sum over its elements: the
 variance that it brings into the output.
@@ -23,7 +23,7 @@ SCHEMA_VERSION = "1.0"
 
 
 class Salient(NamedTuple):
-    """What is most salient in a weight of shape (rows, columns) as stored; the most salient first."""
+    """The most salient columns and elements of a weight of shape (rows, columns) as stored, in descending order."""
 
     name: str
     shape: tuple[int, int]

@@ -127,7 +127,7 @@ class Use:
 
     @property
     def key(self) -> Part:
-        """What identifies the part of the weight."""
+        """The key of the part of the weight."""
         return self.watched.name, int(self.weight.storage_offset()), tuple(self.weight.shape)
 
     def others(self) -> Iterator[tuple[int, Tensor]]:

@@ -31,7 +31,7 @@ BATCH_TOKENS = 4096  # of a micro-batch, padding included
 
 
 class Question(NamedTuple):
-    """What is asked, what can be answered, and which of these is right."""
+    """A question with its choices and the number of the right one."""
 
     question: str
     choices: tuple[str, ...]
@@ -113,7 +113,7 @@ def loglikelihoods(
     sequences: Sequence[Scored],
     rounding: Rounding | None = None,
 ) -> list[Likelihood]:
-    """How likely the scored tokens of each sequence are, by a model that is read once, a unit at a time.
+    """Return ln p of the scored tokens of each sequence, by a model that is read once, a unit at a time.
 
     Padding stands behind a sequence, where no token of it can see it.
     """
@@ -173,7 +173,7 @@ def _of(logits: Tensor, of: Scored) -> Likelihood:
 def answered(
     architecture: Architecture | Denoiser, sides: Sides, candidates: Sequence[Candidate], tasks: Sequence[Asked]
 ) -> list[list[Task]]:
-    """Every task by every candidate, held against the original's answers."""
+    """Return the results of every task by every candidate, compared with the original's answers."""
     sequences = [each for task in tasks for each in task.sequences]
     base = _answers(tasks, loglikelihoods(architecture, list(sides.weights), sides.get, sequences))
     made = []

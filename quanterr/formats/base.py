@@ -247,7 +247,7 @@ class Weight:
 
     @property
     def scales_are_float16(self) -> bool:
-        """Whether codes are multiplied by a float16 scale; in GGUF, by the scale of each block."""
+        """True if codes are multiplied by a float16 scale; in GGUF, by the scale of each block."""
         scale = self.parts.get("scale") or self.scale
         in_blocks = self.levels is not None and self.levels.span is not None and self.scale_steps is None
         return in_blocks if scale is None else scale.dtype == "F16"
@@ -280,7 +280,7 @@ class Weight:
 
     @property
     def has_codes(self) -> bool:
-        """Whether the stored bytes are codes, not plain numbers."""
+        """True if the stored bytes are codes, not plain numbers."""
         return self.encoding in ("codes", "cast")
 
     @property

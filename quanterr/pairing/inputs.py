@@ -1,4 +1,4 @@
-"""How the inputs of weights are rounded, as the files of a checkpoint declare it, by the names of recipes/inputs.py.
+"""The rounding of inputs that the files of a checkpoint declare for its weights, by the names of recipes/inputs.py.
 
     compressed-tensors   config_groups.*.input_activations, targets, ignore; input_scale, input_zero_point,
                          input_global_scale (a factor: 448 · 6 / amax); transform_config: rotations while it runs
@@ -41,7 +41,7 @@ GGUF_EMBEDDING, GGUF_HEAD = "token_embd.weight", "output.weight"
 
 
 class Inputs(NamedTuple):
-    """How a runtime rounds the inputs of a weight."""
+    """The rounding of the inputs of a weight at runtime."""
 
     scheme: str = ""  # "": not emulated, for the reason in ``why_not``
     scale: Entry | None = None

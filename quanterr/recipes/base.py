@@ -82,7 +82,7 @@ class Scheme(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether rows that are quantized together need nothing from other rows; true by default."""
+        """True, the default, if rows that are quantized together need nothing from other rows."""
         return True
 
     @property

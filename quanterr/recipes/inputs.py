@@ -1,4 +1,4 @@
-"""How runtimes round the inputs of quantized weights before they multiply: schemes by name, in float32.
+"""Schemes by which runtimes round the inputs of quantized weights before a product, by name, in float32.
 
     fp8_token          s = max(min(amax, bound) / 448, 1 / (448 · 512)) for a token; E4M3 of clamp(x / s, ±448)
     fp8_tensor         the same for all tokens of a chunk

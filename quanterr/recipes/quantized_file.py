@@ -71,7 +71,7 @@ class QuantizedFile(CheckpointFile):
 
     @property
     def fell_back(self) -> bool:
-        """Whether another recipe stores the weight than the one that was wanted."""
+        """True if a fallback stores the weight in place of the wanted recipe."""
         return self.recipe.name != self.wanted.name
 
     @property

@@ -1,3 +1,3 @@
-"""Whether a quantized model is still good: the evaluation of candidates on a text, and how it is shown."""
+"""The evaluation of candidates on a text, and its outputs."""
 
 SCHEMA = "quanterr.evaluation"

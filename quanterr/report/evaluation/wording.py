@@ -103,7 +103,7 @@ def conclusion(evaluation: Evaluation) -> str:
 
 
 def is_below_floor(evaluation: Evaluation, candidate: Evaluated) -> bool:
-    """Whether a candidate's error is no larger than the rounding of the original's own dtype."""
+    """Return whether a candidate's error is no larger than the rounding of the original's own dtype."""
     floor = evaluation.floor.value("output_error") if evaluation.floor else None
     own = candidate.value("output_error")
     return floor is not None and own is not None and own <= floor

@@ -1,3 +1,3 @@
-"""What one checkpoint stores, and how that is shown."""
+"""The inspection of one checkpoint, and its outputs."""
 
 SCHEMA = "quanterr.inspection"

@@ -1,4 +1,4 @@
-"""What rules see of an inspection: its sizes, and its weights."""
+"""The numbers of an inspection that rules may name: sizes of the checkpoint and of its weights."""
 
 from collections.abc import Collection
 
