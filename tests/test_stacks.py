@@ -12,7 +12,7 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation.sensitivity import SEED
-from quanterr.planning.exports import exported
+from quanterr.planning.exports import export_plan
 from quanterr.recipes.matrices import matrices_of
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
@@ -73,12 +73,12 @@ class TestOfInputsByOutputs:
         assert 0.5 < made.predicted_kld / made.scores.kld_mean < 2
         assert stacks <= {layer.layer_name for layer in plan.layers}
         with pytest.raises(UsageError, match="is a stack of experts"):
-            exported(plan, "llmcompressor")
+            export_plan(plan, "llmcompressor")
 
 
 def test_gate_and_up_are_two_tensors_for_llama_quantize(tmp_path):
     original = saved("gpt_oss", tmp_path / "original")
-    command = exported(quanterr.plan(original, bits=9, to=["gguf_q8_0"], layers=["experts"]), "llama-quantize")
+    command = export_plan(quanterr.plan(original, bits=9, to=["gguf_q8_0"], layers=["experts"]), "llama-quantize")
 
     assert command.count("ffn_gate_exps") == command.count("ffn_up_exps") == 2
     assert "'^blk\\.1\\.ffn_up_exps\\.weight$=q8_0'" in command
