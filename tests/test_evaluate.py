@@ -502,7 +502,7 @@ class TestWhatIsWrong:
         stop = threading.Event()
         before = threading.active_count()
         stop.set()
-        with pytest.raises(Interrupted, match="nothing is scored before all units were passed"):
+        with pytest.raises(Interrupted, match="no scores: interrupted before the last block"):
             quanterr.evaluate(llama[0], [llama[1]], tokens=llama[3], context=CONTEXT, stop=stop)
 
         assert before == threading.active_count()

@@ -74,12 +74,12 @@ def kept(tmp_path_factory):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"context": 16}, f"--context differs: 16, and {CONTEXT} in the reference"),
+        ({"context": 16}, f"context differs: 16, and {CONTEXT} in the reference"),
         ({"chunks": 5}, f"the number of chunks differs: 5, and {TOKENS // CONTEXT} in the reference"),
-        ({"batch": 2}, "--batch differs: 2, and 3 in the reference"),
-        ({"dtype": "float64"}, "--dtype differs: float64, and float32 in the reference"),
-        ({"against": ["int8_row"]}, "--against: needs the original"),
-        ({"importance_out": "imatrix.gguf"}, "--importance-out: needs the original"),
+        ({"batch": 2}, "batch differs: 2, and 3 in the reference"),
+        ({"dtype": "float64"}, "dtype differs: float64, and float32 in the reference"),
+        ({"against": ["int8_row"]}, "against: needs the original"),
+        ({"importance_out": "imatrix.gguf"}, "importance_out: needs the original"),
     ],
 )
 def test_what_differs_is_named(kept, more, told):

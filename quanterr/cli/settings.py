@@ -25,6 +25,7 @@ FILE, PROJECT = "quanterr.toml", "pyproject.toml"
 PREFIX = "QUANTERR"
 WEIGHTS = (".safetensors", ".sft", ".gguf")
 FILES = ("FILE", "FOLDER")  # metavars of options whose paths are relative to the settings file
+NAMED = "[NAME=]"  # begins the metavar of files that may have a name
 INPUTS = ("original", "quantized")  # these must be on the command line
 
 
@@ -155,12 +156,14 @@ def _check_value(option: TyperOption, value: object, where: str) -> object:
 
 def _resolve_paths(path: Path, option: TyperOption, value: Any) -> object:
     """Make file names relative to the settings file; leave ``-``, addresses and names of presets as they are."""
-    if option.metavar not in FILES or path.parent == Path.cwd():
+    metavar = option.metavar or ""
+    if metavar.removeprefix(NAMED) not in FILES or path.parent == Path.cwd():
         return value
     if isinstance(value, list):
         return [_resolve_paths(path, option, item) for item in value]
+    name, named, file = value.partition("=") if metavar.startswith(NAMED) and "=" in value else ("", "", value)
     is_preset = option.name == "thresholds" and not Path(value).suffix
-    return value if value == "-" or "://" in value or is_preset else str(path.parent / value)
+    return value if file == "-" or "://" in file or is_preset else f"{name}{named}{path.parent / file}"
 
 
 def _read_environment(

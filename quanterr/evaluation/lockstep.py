@@ -31,7 +31,7 @@ from quanterr.util.text import display, listed
 
 MAX_NAMED = 3
 LOGITS = "the logits"  # may be the first output that is not finite
-STOPPED = "interrupted before the last block: nothing is scored"
+STOPPED = "no scores: interrupted before the last block"
 
 
 @dataclass
