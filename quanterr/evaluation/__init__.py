@@ -14,12 +14,9 @@ together.py   several processes for one evaluation
 """
 
 import os
-import platform
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from math import isfinite, prod
 from pathlib import Path
 from typing import NamedTuple, Unpack
@@ -83,6 +80,7 @@ from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.report.ranking.making import shorten_names
 from quanterr.report.subjects import combine_verdicts
 from quanterr.selection import LayerSelection
+from quanterr.tensors.clock import Clock
 from quanterr.tensors.devices import describe_device, pick_device
 from quanterr.util.rank_group import RankGroup, join_rank_group
 from quanterr.util.text import count, display, listed
@@ -130,9 +128,9 @@ def evaluate_candidates(
     rules: PreparedRules,
 ) -> Evaluation:
     """Evaluate candidates as :func:`evaluate`, by rules that were read before."""
-    started = datetime.now(UTC)
+    clock = Clock()
     if chosen.reference is not None:
-        return _evaluate_beside_reference([original, *candidates], against, chosen, rules, started)
+        return _evaluate_beside_reference([original, *candidates], against, chosen, rules, clock)
     plans, words = _plans_and_recipes(against)
     recipes = parse_recipes(words) if words else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
@@ -141,7 +139,7 @@ def evaluate_candidates(
     if not paths:
         raise UsageError(NOTHING_TO_DO)
     stop = chosen.stop or threading.Event()
-    saliency, clock = _saliency(chosen), time.monotonic()
+    saliency = _saliency(chosen)
     with join_rank_group(stop) as company, ExitStack() as stack:
         opened = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
         prepared = _prepared(chosen, opened)
@@ -183,7 +181,7 @@ def evaluate_candidates(
         for row, rollout in zip(evaluated, rollouts, strict=True):
             row.rollout = rollout
         verdict, reasons = combine_verdicts({candidate.name: candidate for candidate in evaluated})
-        seconds, n_read = time.monotonic() - clock, _read_bytes(sides, found)
+        n_read = _read_bytes(sides, found)
         made = Evaluation.model_construct(
             tool=Tool(name="quanterr", version=__version__),
             verdict=verdict,
@@ -197,7 +195,7 @@ def evaluate_candidates(
             texts=_named_texts(prepared, chosen, outcomes),
             floor=lockstep.floor(),
             candidates=evaluated,
-            run=_run(chosen, prepared.architecture.device, started, seconds, n_read),
+            run=_describe_run(chosen, prepared.architecture.device, clock, n_read),
         )
     return rules.judge(made)
 
@@ -221,12 +219,12 @@ def _evaluate_beside_reference(
     against: Iterable[str | Plan],
     chosen: EvaluateOptions,
     rules: PreparedRules,
-    started: datetime,
+    clock: Clock,
 ) -> Evaluation:
     """Evaluate candidates on the text of a reference; the original is not needed, so weights have no output errors."""
     _check_needs_no_original(against, chosen)
     check_schemes(chosen.activations, chosen.kv)
-    clock, stop = time.monotonic(), chosen.stop or threading.Event()
+    stop = chosen.stop or threading.Event()
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     reference = Reference(Path(chosen.reference or ""))
     with ExitStack() as stack:
@@ -262,7 +260,7 @@ def _evaluate_beside_reference(
             texts=_named_texts(prepared, chosen, outcomes),
             candidates=evaluated,
             reference=os.fspath(chosen.reference or ""),
-            run=_run(chosen, prepared.architecture.device, started, time.monotonic() - clock, sides.read_bytes),
+            run=_describe_run(chosen, prepared.architecture.device, clock, sides.read_bytes),
         )
     return rules.judge(made)
 
@@ -673,15 +671,5 @@ def _named_texts(prepared: _Prepared, chosen: EvaluateOptions, outcomes: Sequenc
     ]
 
 
-def _run(chosen: EvaluateOptions, device: torch.device, started: datetime, seconds: float, read_bytes: int) -> RunInfo:
-    return RunInfo(
-        started=started.isoformat(timespec="seconds"),
-        seconds=seconds,
-        device=describe_device(device),
-        threads=torch.get_num_threads(),
-        kernel=None,
-        torch=torch.__version__,
-        python=platform.python_version(),
-        read_bytes=read_bytes,
-        command=list(chosen.command),
-    )
+def _describe_run(chosen: EvaluateOptions, device: torch.device, clock: Clock, read_bytes: int) -> RunInfo:
+    return clock.describe_run(chosen.command, describe_device(device), torch.get_num_threads(), read_bytes)
