@@ -1,7 +1,7 @@
 """Files on web servers (``https://``), read by ranges.
 
 fsspec would hide whether a server sent the requested range, and of which version of the file. Here, each answer must
-state the same version as the first one, and servers are told to refuse any other version where they can:
+state the same version as the first one, and requests ask servers to refuse any other version:
 
     strong ETag      If-Match
     weak ETag        no condition, as servers cannot compare it: RFC 9110 13.1.1

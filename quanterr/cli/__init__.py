@@ -476,7 +476,7 @@ def schema(
 
 
 class _Stderr(io.TextIOWrapper):
-    """Standard error that goes to the null device once a write fails; the exit status still reports the result."""
+    """A standard error stream that drops its output once a write fails; the exit status still reports the result."""
 
     def write(self, text: str) -> int:
         try:
