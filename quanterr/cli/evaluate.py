@@ -94,12 +94,13 @@ def evaluate(
     announce([original, *(candidates or [])], show.quiet)
     with Interrupt(keeps=False) as interrupt:
         require_memory()
-        from quanterr.evaluation import evaluate_candidates, study_original
+        from quanterr.evaluation import evaluate_candidates
+        from quanterr.evaluation.beside_original import measure_alone
 
         with show_steps(show.quiet) as on_progress, exit_on_interrupt(interrupt):
             asked = replace(options, on_progress=on_progress, stop=interrupt.stop, command=tuple(command_line()))
             if not candidates and not recipes.against and options.reference is None:
-                study_original(original, asked)
+                measure_alone(original, asked)
                 print(f"quanterr: wrote {', '.join(map(display, written.values()))}", file=sys.stderr)
                 return
             evaluation = evaluate_candidates(original, candidates or [], recipes.against, asked, rules)

@@ -18,9 +18,8 @@ from typing import Any
 
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
-from quanterr.evaluation import DTYPES
 from quanterr.evaluation.folder import model_folder
-from quanterr.evaluation.models import Architecture, read_config
+from quanterr.evaluation.models import DTYPES, Architecture, read_config
 from quanterr.evaluation.rounding import DECLARED, check_schemes
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.tasks import Likelihood, Scored, loglikelihoods, sequence

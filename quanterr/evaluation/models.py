@@ -24,6 +24,7 @@ from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display, listed
 
 DIFFUSION = 'evaluate --inputs needs diffusers: pip install "quanterr[diffusion]"'
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 EXTRA = 'evaluate needs transformers and greenlet: pip install "quanterr[evaluate]"'
 
 

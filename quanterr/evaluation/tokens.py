@@ -125,6 +125,11 @@ class Chunks(NamedTuple):
     scored: Tensor | None = None  # (n, width) bool; None: the second half of each chunk
     lengths: tuple[int, ...] = ()  # of conversations, behind which there is padding
 
+    @property
+    def parts(self) -> list[Tensor]:
+        """The text: its token ids, and which of them are scored where that is not the second half of each chunk."""
+        return [self.raw] if self.scored is None else [self.raw, self.scored]
+
 
 def digest_of(chunks: Chunks) -> str:
     """Return the SHA-256 of all that a model is given and scored on."""

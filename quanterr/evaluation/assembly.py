@@ -1,0 +1,184 @@
+"""The document of an evaluation, made of what was measured."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from typing import NamedTuple
+
+import torch
+
+from quanterr.evaluation.folder import model_folder
+from quanterr.evaluation.lockstep import Outcome
+from quanterr.evaluation.preparation import Prepared, ReadText
+from quanterr.evaluation.rounding import of_rounding
+from quanterr.evaluation.sides import Candidate
+from quanterr.evaluation.tokens import fingerprint, tokenizer_fingerprint
+from quanterr.findings import make_finding
+from quanterr.findings.configs import compare_configs
+from quanterr.findings.files import RECIPE, report_notes
+from quanterr.options import EvaluateOptions
+from quanterr.report.base import Finding, RunInfo, Tool
+from quanterr.report.evaluation.model import (
+    Evaluated,
+    Evaluation,
+    Floor,
+    Missing,
+    NamedTokens,
+    Rollout,
+    Task,
+    TextScores,
+    Tokens,
+)
+from quanterr.report.subjects import combine_verdicts
+from quanterr.tensors.clock import Clock
+from quanterr.tensors.devices import describe_device
+from quanterr.util.text import count, display, listed
+from quanterr.version import __version__
+
+
+class Measured(NamedTuple):
+    """All that was measured of a candidate."""
+
+    name: str
+    candidate: Candidate
+    outcome: Outcome
+    predicted: Mapping[str, float]  # by weight [nat]
+    tasks: list[Task]
+    rollout: Rollout | None
+
+
+class Baseline(NamedTuple):
+    """The side that candidates are measured against: the original, or a reference in its place."""
+
+    original: str
+    nbytes: int
+    model: str  # class
+    floor: Floor | None = None
+    reference: str | None = None  # folder
+
+
+def assemble(
+    found: Sequence[Measured],
+    baseline: Baseline,
+    prepared: Prepared,
+    chosen: EvaluateOptions,
+    clock: Clock,
+    read_bytes: int,
+) -> Evaluation:
+    """Return the document, without gates."""
+    candidates = [_evaluated(each, prepared) for each in found]
+    outcomes = [each.outcome for each in found]
+    verdict, reasons = combine_verdicts({candidate.name: candidate for candidate in candidates})
+    return Evaluation.model_construct(
+        tool=Tool(name="quanterr", version=__version__),
+        verdict=verdict,
+        reasons=reasons,
+        original=baseline.original,
+        original_bytes=baseline.nbytes,
+        model=baseline.model,
+        kind=prepared.architecture.workload.kind,
+        dtype=chosen.dtype,
+        tokens=_tokens(prepared, chosen, outcomes),
+        texts=_named_texts(prepared, chosen, outcomes),
+        floor=baseline.floor,
+        candidates=candidates,
+        reference=baseline.reference,
+        run=_describe_run(chosen, prepared.architecture.device, clock, read_bytes),
+    )
+
+
+def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
+    candidate, outcome, predicted = measured.candidate, measured.outcome, measured.predicted
+    for weight in outcome.weights:
+        found = predicted.get(weight.layer_name)
+        weight.predicted_kld = found if found is not None and isfinite(found) else None
+    known = {one.layer_name: one.predicted_kld for one in outcome.weights if one.predicted_kld is not None}
+    missing = [Missing(key, display(key), why) for key, why in candidate.not_found.items()]
+    reasons = prepared.doubts
+    if missing:
+        names = listed([item.layer_name for item in missing], 3)
+        reasons.append(f"{count(len(missing), 'tensor')} taken from the original: {names} ({missing[0].reason})")
+    extra = {key: why for key, why in candidate.unused.items() if key not in candidate.not_found}
+    if extra:
+        why = next(iter(extra.values()))
+        names = listed(list(extra), 3)
+        reasons.append(f"{count(len(extra), 'tensor')} of it took no part: {names} ({why})")
+    if outcome.not_finite:
+        reasons.append(f"not finite from {outcome.not_finite} on")
+    reasons += candidate.rounding.reasons()
+    return Evaluated(
+        name=measured.name,
+        path=candidate.checkpoint.path,
+        verdict="inconclusive" if reasons else "pass",
+        reasons=reasons or ["evaluated on all tokens; no gates set"],
+        bytes=candidate.checkpoint.nbytes,
+        scores=outcome.scores,
+        texts=[TextScores(text.name, each) for text, each in zip(prepared.texts, outcome.texts, strict=False)],
+        predicted_kld=sum(known.values()) if known else None,
+        embeddings=outcome.embeddings,
+        outputs=outcome.outputs,
+        tasks=measured.tasks,
+        not_finite=outcome.not_finite,
+        blocks=outcome.blocks,
+        weights=outcome.weights,
+        missing=missing,
+        gates=[],
+        findings=list(_findings(candidate, outcome, prepared)),
+        activations=candidate.rounding.schemes,
+        kv="fp8" if candidate.rounding.cached else None,
+        rollout=measured.rollout,
+    )
+
+
+def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Iterator[Finding]:
+    """Report how a candidate describes its model differently from the original, and that it equals the original."""
+    same = {block.relative_error for block in outcome.blocks} == {0.0}
+    if same and not any(pair.quantized.has_codes for pair in candidate.plan.pairs):
+        message = "nothing differs from the original; is this the quantized checkpoint?"
+        yield make_finding("identical", "warning", None, message, "check that it is the quantized one")
+    yield from compare_configs(candidate.sides.checkpoint, candidate.checkpoint)
+    yield from of_rounding(candidate.rounding)
+    if candidate.checkpoint.kind == RECIPE:
+        yield from report_notes(candidate.checkpoint)
+    if candidate.checkpoint.gguf is not None:  # which has its own: a tokenizer.json beside it is another model's
+        return
+    with model_folder(candidate.checkpoint) as folder:
+        own = tokenizer_fingerprint(folder)
+    if None not in (own, prepared.tokenizer) and own != prepared.tokenizer:
+        message = f"{folder.named('tokenizer.json')} is another tokenizer than the original's, with which both were run"
+        yield make_finding("config_mismatch", "warning", None, message, "take the original's tokenizer.json")
+
+
+def _tokens(prepared: Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> Tokens:
+    scored = next((outcome.scores.tokens for outcome in outcomes if outcome.scores), 0)
+    if prepared.calls is not None:
+        return Tokens(prepared.calls.source, prepared.calls.sha256, 0, len(prepared.calls.calls), 0)
+    if len(prepared.texts) == 1:
+        return _tokens_of(prepared.texts[0], prepared, chosen, scored)
+    n = sum(len(text.chunks.raw) for text in prepared.texts)
+    digest = fingerprint(*(part for text in prepared.texts for part in text.chunks.parts))
+    return Tokens(prepared.source, digest, chosen.context, n, scored, tokenizer=prepared.tokenizer)
+
+
+def _tokens_of(text: ReadText, prepared: Prepared, chosen: EvaluateOptions, scored: int) -> Tokens:
+    return Tokens(
+        text.source,
+        fingerprint(*text.chunks.parts),
+        chosen.context,
+        len(text.chunks.raw),
+        scored,
+        **text.like._asdict(),
+        tokenizer=prepared.tokenizer,
+    )
+
+
+def _named_texts(prepared: Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> list[NamedTokens]:
+    """Return each of several texts."""
+    found = next((outcome.texts for outcome in outcomes if outcome.texts), [])
+    return [
+        NamedTokens(text.name, _tokens_of(text, prepared, chosen, scores.tokens))
+        for text, scores in zip(prepared.texts, found, strict=False)
+    ]
+
+
+def _describe_run(chosen: EvaluateOptions, device: torch.device, clock: Clock, read_bytes: int) -> RunInfo:
+    return clock.describe_run(chosen.command, describe_device(device), torch.get_num_threads(), read_bytes)

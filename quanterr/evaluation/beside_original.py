@@ -1,0 +1,123 @@
+"""The original and its candidates run side by side, or the original alone."""
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+
+from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.errors import UsageError
+from quanterr.evaluation import together
+from quanterr.evaluation.assembly import Baseline, Measured, assemble
+from quanterr.evaluation.by_products import check_saliency, predict, write_by_products
+from quanterr.evaluation.calls import Calls
+from quanterr.evaluation.lockstep import Lockstep
+from quanterr.evaluation.opening import read_given
+from quanterr.evaluation.preparation import Prepared, prepare, run_settings
+from quanterr.evaluation.rollout import roll_out
+from quanterr.evaluation.rounding import check_schemes
+from quanterr.evaluation.sides import Candidate, Sides
+from quanterr.evaluation.tasks import answered
+from quanterr.options import EvaluateOptions
+from quanterr.report.evaluation.model import Evaluation, Rollout
+from quanterr.report.plan.model import Plan
+from quanterr.report.ranking.making import shorten_names
+from quanterr.tensors.clock import Clock
+from quanterr.util.rank_group import join_rank_group
+
+NOTHING_TO_DO = (
+    "no candidate is given: evaluate needs one, or --sensitivity, --importance-out, --saliency-out or --save-reference "
+    "alone"
+)
+
+
+def measure(
+    original: str | os.PathLike[str] | Checkpoint,
+    candidates: Sequence[str | os.PathLike[str] | Checkpoint],
+    against: Iterable[str | Plan],
+    chosen: EvaluateOptions,
+    clock: Clock,
+) -> Evaluation:
+    """Evaluate candidates beside their original; no gates are applied. Errors are those of ``evaluate``."""
+    given = read_given(candidates, against)
+    check_schemes(chosen.activations, chosen.kv)
+    if not given.names:
+        raise UsageError(NOTHING_TO_DO)
+    stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
+    with join_rank_group(stop) as company, ExitStack() as stack:
+        opened = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
+        prepared = prepare(chosen, opened)
+        architecture = prepared.architecture
+        every = [opened, *given.open(opened, stack, chosen)]
+        sides = Sides(opened, architecture.device)
+        names, found = _candidates(given.names, every[1:], prepared, sides, chosen)
+        together.agree(company, every, prepared.chunks, chosen.batch, chosen.dtype)
+        settings = run_settings(chosen, stop, company)
+        with Lockstep(architecture, sides, found, prepared.chunks, settings, with_floor=True) as lockstep:
+            together.run(lockstep, company)
+            outcomes = lockstep.outcomes()
+            write_by_products(chosen, prepared, lockstep, saliency, opened)
+        answers = answered(architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
+        rollouts = _rolled_out(chosen, prepared, sides, found, stop)
+        predictions = predict(chosen, prepared, sides, found, outcomes)
+        for checkpoint in every:
+            checkpoint.check_unchanged()
+        measured = list(map(Measured._make, zip(names, found, outcomes, predictions, answers, rollouts, strict=True)))
+        baseline = Baseline(opened.path, opened.nbytes, type(lockstep.model).__name__, lockstep.floor())
+        return assemble(measured, baseline, prepared, chosen, clock, _read_bytes(sides, found))
+
+
+def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: EvaluateOptions) -> None:
+    """Write what ``evaluate`` writes of the original alone. Errors are those of ``study``."""
+    stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
+    if chosen.sensitivity is None and chosen.save_reference is None and not chosen.with_moments:
+        raise UsageError(NOTHING_TO_DO)
+    with join_rank_group(stop) as company, ExitStack() as stack:
+        checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
+        prepared = prepare(chosen, checkpoint)
+        sides = Sides(checkpoint, prepared.architecture.device)
+        together.agree(company, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)
+        if chosen.with_moments or chosen.save_reference is not None:
+            settings = run_settings(chosen, stop, company)
+            with Lockstep(prepared.architecture, sides, [], prepared.chunks, settings) as lockstep:
+                together.run(lockstep, company)
+                write_by_products(chosen, prepared, lockstep, saliency, checkpoint)
+        else:
+            together.leave_to_rank_0(company)
+        predict(chosen, prepared, sides, [], [])
+        checkpoint.check_unchanged()
+
+
+def _candidates(
+    paths: Sequence[str],
+    checkpoints: Sequence[Checkpoint],
+    prepared: Prepared,
+    sides: Sides,
+    chosen: EvaluateOptions,
+) -> tuple[list[str], list[Candidate]]:
+    """Return the candidates and their names; with ``--split`` those that round are there once more, weights alone."""
+    counterparts = prepared.architecture.counterparts(sides, checkpoints)
+    found = [
+        Candidate(own, checkpoint, chosen.activations, chosen.kv, ignored)
+        for checkpoint, (own, ignored) in zip(checkpoints, counterparts, strict=True)
+    ]
+    names = shorten_names(paths)
+    for name, one in list(zip(names, found, strict=True)) if chosen.split else ():
+        if one.rounding.is_any:
+            names.append(f"{name}, weights alone")
+            found.append(Candidate(one.sides, one.checkpoint))
+    return names, found
+
+
+def _rolled_out(
+    chosen: EvaluateOptions, prepared: Prepared, sides: Sides, found: Sequence[Candidate], stop: threading.Event
+) -> Sequence[Rollout | None]:
+    """Return the rollout of each candidate, where rollouts are asked for."""
+    if not chosen.rollout or not isinstance(prepared.chunks, Calls):
+        return [None for _ in found]
+    return roll_out(prepared.architecture, sides, found, prepared.chunks, stop, chosen.on_progress)
+
+
+def _read_bytes(sides: Sides, found: Iterable[Candidate]) -> int:
+    """Return the bytes read of all checkpoints; a candidate with names of its own has sides of its own."""
+    return sum(each.read_bytes for each in {sides, *(candidate.sides for candidate in found)})

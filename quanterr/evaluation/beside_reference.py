@@ -1,0 +1,87 @@
+"""Candidates run beside a reference: the original is not needed, so weights have no output errors."""
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.errors import UsageError
+from quanterr.evaluation import models
+from quanterr.evaluation.assembly import Baseline, Measured, assemble
+from quanterr.evaluation.lockstep import BesideReference
+from quanterr.evaluation.preparation import prepare, reference_settings, run_settings
+from quanterr.evaluation.references import SAVE, USE, Reference
+from quanterr.evaluation.rounding import check_schemes
+from quanterr.evaluation.sides import Candidate, Sides
+from quanterr.options import EvaluateOptions
+from quanterr.report.evaluation.model import Evaluation
+from quanterr.report.plan.model import Plan
+from quanterr.report.ranking.making import shorten_names
+from quanterr.tensors.clock import Clock
+from quanterr.util.rank_group import join_rank_group
+
+
+def measure_beside(
+    folder: Path,
+    candidates: Sequence[str | os.PathLike[str] | Checkpoint],
+    against: Iterable[str | Plan],
+    chosen: EvaluateOptions,
+    clock: Clock,
+) -> Evaluation:
+    """Evaluate candidates on the text of the reference in ``folder``; no gates are applied.
+
+    Raises:
+        UsageError: an option that needs the original; the text or a setting differs from the reference's.
+        CheckpointError: the reference is damaged; a candidate needs values that it does not hold.
+    """
+    _check_needs_no_original(against, chosen)
+    check_schemes(chosen.activations, chosen.kv)
+    stop = chosen.stop or threading.Event()
+    paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
+    reference = Reference(folder)
+    with ExitStack() as stack:
+        original = reference.checkpoint()
+        prepared = prepare(chosen, original)
+        reference.check(reference_settings(chosen, prepared))
+        every = [enter_checkpoint(stack, side, chosen.lenient, chosen.cache) for side in candidates]
+        sides = Sides(original, prepared.architecture.device)
+        found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv, undo=False) for checkpoint in every]
+        assert isinstance(prepared.architecture, models.Architecture)  # noqa: S101 - none of another kind is saved
+        settings = run_settings(chosen, stop, None)
+        texts = [text.chunks for text in prepared.texts]
+        with BesideReference(prepared.architecture, sides, found, texts, settings, reference) as running:
+            running.run()
+            outcomes = running.outcomes()
+        for checkpoint in every:
+            checkpoint.check_unchanged()
+        measured = [
+            Measured(*each, predicted={}, tasks=[], rollout=None)
+            for each in zip(shorten_names(paths), found, outcomes, strict=True)
+        ]
+        name = type(running.model).__name__
+        baseline = Baseline(reference.original, reference.original_bytes, name, reference=os.fspath(folder))
+        return assemble(measured, baseline, prepared, chosen, clock, sides.read_bytes)
+
+
+def _check_needs_no_original(against: Iterable[str | Plan], chosen: EvaluateOptions) -> None:
+    """Refuse options that a reference cannot serve.
+
+    Raises:
+        UsageError: one of them is given.
+    """
+    given = {
+        "--against": against,
+        "--task": chosen.tasks,
+        "--sensitivity": chosen.sensitivity,
+        "--importance-out": chosen.importance_out,
+        "--saliency-out": chosen.saliency_out,
+        SAVE: chosen.save_reference,
+    }
+    for option, value in given.items():
+        if value:
+            raise UsageError(f"{option}: needs the original, and {USE} has none of its weights; leave one of them out")
+    with join_rank_group(threading.Event()) as company:
+        if company is not None:
+            raise UsageError(f"{USE}: one process reads a reference")

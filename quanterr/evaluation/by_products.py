@@ -1,0 +1,73 @@
+"""What is written beside an evaluation: sensitivity, importance, saliency, and references."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.errors import UsageError
+from quanterr.evaluation.folder import model_folder
+from quanterr.evaluation.importance import Origin, write_importance
+from quanterr.evaluation.lockstep import Lockstep, Outcome
+from quanterr.evaluation.opening import is_of_recipe
+from quanterr.evaluation.preparation import Prepared, reference_settings
+from quanterr.evaluation.profiling import Measured, profile_of, write_sensitivity
+from quanterr.evaluation.references import write_reference
+from quanterr.evaluation.saliency import Saliency
+from quanterr.evaluation.sides import Candidate, Sides
+from quanterr.options import EvaluateOptions
+from quanterr.pairing.importance import architecture_of
+
+
+def check_saliency(chosen: EvaluateOptions) -> Saliency:
+    """Return an empty collection of the most salient columns and elements.
+
+    Raises:
+        UsageError: the share of them is none.
+    """
+    if not 0 < chosen.saliency <= 100:
+        raise UsageError(f"--saliency {chosen.saliency:g}: per cent, above 0 and up to 100")
+    return Saliency(chosen.saliency)
+
+
+def write_by_products(
+    chosen: EvaluateOptions, prepared: Prepared, lockstep: Lockstep, saliency: Saliency, original: Checkpoint
+) -> None:
+    """Write what was found in the original while it ran.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
+    if chosen.saliency_out is not None:
+        for name, weight, product in lockstep.weights():
+            saliency.add(name, weight, product)
+        saliency.write(os.fspath(chosen.saliency_out), original.path, prepared.source)
+    if chosen.importance_out is not None:
+        origin = Origin(prepared.source, chosen.context, len(prepared.given))
+        write_importance(os.fspath(chosen.importance_out), lockstep.moments(), architecture_of(original), origin)
+    if chosen.save_reference is not None:
+        with model_folder(original) as folder:
+            settings = reference_settings(chosen, prepared)
+            write_reference(Path(chosen.save_reference), original, folder, settings, lockstep.hidden, lockstep.head)
+
+
+def predict(
+    chosen: EvaluateOptions,
+    prepared: Prepared,
+    sides: Sides,
+    found: Sequence[Candidate],
+    outcomes: Sequence[Outcome],
+) -> Sequence[Mapping[str, float]]:
+    """Return predictions by weight of each candidate [nat], where the sensitivity is asked for, and write it."""
+    if chosen.sensitivity is None:
+        return [{} for _ in found]
+    given = prepared.given[: chosen.sensitivity_chunks]
+    profiled = profile_of(prepared.architecture, sides, found, given)
+    measured = {
+        candidate.checkpoint.path: Measured(n, outcome.scores.kld_mean, outcome.scores.kld_error)
+        for n, (candidate, outcome) in enumerate(zip(found, outcomes, strict=True))
+        if outcome.scores is not None and is_of_recipe(candidate.checkpoint) and not candidate.rounding.is_any
+    }
+    path = os.fspath(chosen.sensitivity)
+    write_sensitivity(path, profiled, measured, sides.checkpoint.path, prepared.source, given)
+    return profiled.predictions

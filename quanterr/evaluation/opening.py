@@ -1,0 +1,99 @@
+"""Candidates as checkpoints: those that are stored, and the original quantized by recipes and plans."""
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from math import prod
+from typing import NamedTuple
+
+from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.errors import UsageError
+from quanterr.findings.files import RECIPE
+from quanterr.gates.plan_check import read_plan
+from quanterr.options import EvaluateOptions
+from quanterr.recipes import Recipe, parse_recipe, parse_recipes
+from quanterr.recipes.quantized_file import mix_recipes, quantize_by
+from quanterr.report.plan.model import ORIGINAL, Plan
+from quanterr.selection import LayerSelection
+from quanterr.util.text import display
+
+PLAN = ".json"  # how the name of a plan ends
+
+
+class Given(NamedTuple):
+    """The candidates that are asked for, before the original is open."""
+
+    stored: Sequence[str | os.PathLike[str] | Checkpoint]
+    recipes: Sequence[Recipe]
+    plans: dict[str, Plan]
+
+    @property
+    def names(self) -> list[str]:
+        """The paths of files and plans, and the names of recipes."""
+        paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in self.stored]
+        return [*paths, *(recipe.name for recipe in self.recipes), *self.plans]
+
+    def open(self, original: Checkpoint, stack: ExitStack, chosen: EvaluateOptions) -> list[Checkpoint]:
+        """Open all of them, in the order of the names, until ``stack`` ends.
+
+        Raises:
+            CheckpointError: one is missing or damaged.
+            UsageError: a plan is one of another original.
+        """
+        return [
+            *(enter_checkpoint(stack, side, chosen.lenient, chosen.cache) for side in self.stored),
+            *quantize_by(self.recipes, original, LayerSelection(())),
+            *(_quantize_as_planned(plan, name, original) for name, plan in self.plans.items()),
+        ]
+
+
+def read_given(stored: Sequence[str | os.PathLike[str] | Checkpoint], against: Iterable[str | Plan]) -> Given:
+    """Read plans and recipes; nothing stored is opened.
+
+    Raises:
+        ReportError: a file is no plan.
+        UsageError: a recipe is none.
+    """
+    plans, words = _plans_and_recipes(against)
+    return Given(stored, parse_recipes(words) if words else [], plans)
+
+
+def is_of_recipe(checkpoint: Checkpoint) -> bool:
+    """Return whether a candidate is the original quantized by one recipe."""
+    return checkpoint.kind == RECIPE and not checkpoint.path.endswith(PLAN)
+
+
+def _plans_and_recipes(against: Iterable[str | Plan]) -> tuple[dict[str, Plan], list[str]]:
+    """Plans, by their paths or goals, and names of recipes.
+
+    Raises:
+        ReportError: a file is no plan.
+    """
+    given = [against] if isinstance(against, str | Plan) else list(against)
+    plans = {f"{one.goal}{PLAN}": one for one in given if isinstance(one, Plan)}
+    words = [one for one in given if isinstance(one, str)]
+    if any(PLAN in word for word in words):
+        words = [word for one in words for word in one.split(",")]
+    plans |= {word: read_plan(word) for word in words if word.endswith(PLAN)}
+    return plans, [word for word in words if not word.endswith(PLAN)]
+
+
+def _quantize_as_planned(plan: Plan, path: str, original: Checkpoint) -> Checkpoint:
+    """The original with each layer as a plan says.
+
+    Raises:
+        UsageError: it is one of another original.
+    """
+    for layer in plan.layers:
+        entry = original.entries.get(layer.layer_name)
+        if entry is None or prod(entry.shape) != layer.elements:
+            found = "is not there" if entry is None else f"has the shape {list(entry.shape)}"
+            raise UsageError(
+                f"--against {display(path)}: it is of another original: {layer.display_name} {found}, where "
+                f"{layer.elements:,} elements are planned; plan again, from this one"
+            )
+    recipes = {one.layer_name: parse_recipe(one.recipe) for one in plan.layers if one.recipe != ORIGINAL}
+    made, left = mix_recipes(original, recipes, path)
+    if left:
+        raise UsageError(f"--against {display(path)}: {display(left[0].name)} cannot be stored so: {left[0].reason}")
+    return made

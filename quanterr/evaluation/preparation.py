@@ -1,0 +1,207 @@
+"""All that is known of an evaluation before a weight is read: the model, the texts or calls, the tasks."""
+
+import os
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.errors import UsageError
+from quanterr.evaluation import models
+from quanterr.evaluation.calls import Calls, read_calls
+from quanterr.evaluation.conversations import read_conversations
+from quanterr.evaluation.folder import ModelFolder, model_folder
+from quanterr.evaluation.lockstep import RunSettings
+from quanterr.evaluation.references import SAVE, USE, Settings, check_place
+from quanterr.evaluation.rollout import check_rollout
+from quanterr.evaluation.tasks import Asked, read_task
+from quanterr.evaluation.tokens import (
+    LEAST_CONTEXTS,
+    Chunks,
+    Likeness,
+    Text,
+    chunks_of,
+    fingerprint,
+    likeness,
+    named_files,
+    read_text,
+    read_tokens,
+    tokenizer_fingerprint,
+)
+from quanterr.evaluation.workload import CAUSAL
+from quanterr.options import EvaluateOptions
+from quanterr.tensors.devices import pick_device
+from quanterr.util.rank_group import RankGroup
+from quanterr.util.text import display
+
+
+class ReadText(NamedTuple):
+    """A text, or conversations, as tokens."""
+
+    name: str
+    source: str
+    chunks: Chunks
+    like: Likeness
+
+
+class Prepared(NamedTuple):
+    """All that is known before a weight is read."""
+
+    architecture: models.Architecture | models.Denoiser
+    texts: list[ReadText]
+    calls: Calls | None
+    tasks: list[Asked]
+    vocabulary: int
+    tokenizer: str | None  # fingerprint
+
+    @property
+    def chunks(self) -> list[Chunks] | Calls:
+        """The tokens of all texts, or recorded calls."""
+        return [text.chunks for text in self.texts] if self.calls is None else self.calls
+
+    @property
+    def doubts(self) -> list[str]:
+        """The reasons why numbers of these texts say nothing."""
+        found = []
+        for text in self.texts:
+            named = f"{text.name}: " if len(self.texts) > 1 else ""
+            found += [f"{named}{why}" for why in text.like.doubts(len(text.chunks.raw), self.vocabulary)]
+        return found
+
+    @property
+    def source(self) -> str:
+        """The paths of all that both sides read."""
+        return self.calls.source if self.calls is not None else ", ".join(text.source for text in self.texts)
+
+    @property
+    def given(self) -> Tensor:
+        """Token ids (n, context) of the texts as the model gets them, a chunk of each text in turn.
+
+        Raises:
+            UsageError: there is no text.
+        """
+        plain = [text.chunks.given for text in self.texts if text.chunks.scored is None]
+        if not plain:
+            raise UsageError("--sensitivity, --importance-out: need a text, with --text or --tokens")
+        order = sorted((n, k) for k, given in enumerate(plain) for n in range(len(given)))
+        return torch.stack([plain[k][n] for n, k in order])
+
+
+def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
+    """Read the config, the texts and the tasks, and check that the options fit the model.
+
+    Raises:
+        UsageError: an option that does not, no text or too little of it.
+        CheckpointError: a model that transformers lacks.
+    """
+    dtype = models.DTYPES.get(chosen.dtype)
+    if dtype is None:
+        raise UsageError(f"--dtype {display(chosen.dtype)}: choose one of {', '.join(models.DTYPES)}")
+    device = pick_device(chosen.device)
+    given = None if chosen.config is None else Path(chosen.config)
+    with model_folder(original) as folder:
+        denoiser = models.read_denoiser_config(folder, original, given, chosen.inputs is not None)
+        if denoiser is not None:
+            return _of_calls(chosen, models.Denoiser(denoiser, dtype, device), str(denoiser["_class_name"]))
+        config = models.read_config(folder)
+        if chosen.inputs is not None:
+            return _of_calls(chosen, models.Architecture(config, dtype, device, recorded=True), config.model_type)
+        if chosen.rollout:
+            raise UsageError("--rollout: for denoisers, with recorded calls: give them with --inputs")
+        vocabulary = config.get_text_config().vocab_size
+        texts = _texts(chosen, folder, vocabulary)
+        tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
+        tokenizer = tokenizer_fingerprint(folder)
+    architecture = models.Architecture(config, dtype, device)
+    if (tasks or chosen.chat or chosen.sensitivity is not None) and architecture.workload is not CAUSAL:
+        option = "--task" if tasks else "--chat" if chosen.chat else "--sensitivity"
+        raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
+    if chosen.save_reference is not None:
+        check_place(Path(chosen.save_reference))
+    if (chosen.save_reference or chosen.reference) and architecture.workload is not CAUSAL:
+        option = SAVE if chosen.save_reference else USE
+        raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
+    return Prepared(architecture, texts, None, tasks, vocabulary, tokenizer)
+
+
+def _of_calls(chosen: EvaluateOptions, architecture: models.Architecture | models.Denoiser, name: str) -> Prepared:
+    """Return a model with the recorded calls that it runs on; ``name`` names the model in errors."""
+    if chosen.inputs is None or chosen.text or chosen.chat or chosen.tokens is not None:
+        raise UsageError(
+            f"{display(name)} reads no text: give recorded calls of it with --inputs FILE.safetensors, and no other"
+        )
+    of_texts = {"--task": chosen.tasks, "--sensitivity": chosen.sensitivity, SAVE: chosen.save_reference}
+    for option, given in of_texts.items():
+        if given:
+            raise UsageError(f"{option}: for models that continue a text")
+    calls = read_calls(os.fspath(chosen.inputs))
+    if chosen.rollout:
+        check_rollout(architecture, calls)
+    return Prepared(architecture, [], calls, [], 0, None)
+
+
+def _texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int) -> list[ReadText]:
+    """Read all texts and conversations.
+
+    Raises:
+        UsageError: there is none, or one cannot be read.
+    """
+    texts, chats = list(chosen.text), list(chosen.chat)
+    if bool(texts or chats) == (chosen.tokens is not None):
+        raise UsageError("give a text with --text FILE or --chat FILE, or token ids with --tokens FILE.safetensors")
+    if chosen.context < 2:
+        raise UsageError(f"--context {chosen.context}: at least 2 tokens are needed")
+    if chosen.tokens is not None:
+        text = read_tokens(os.fspath(chosen.tokens))
+        return [_read_text(Path(text.source).stem, text, chosen, vocabulary)]
+    enough = None if chosen.chunks is None else max(chosen.chunks, LEAST_CONTEXTS) * chosen.context
+    named = named_files([*texts, *chats], "--text" if texts else "--chat")
+    found = [
+        _read_text(one.name, read_text(one.path, folder, enough), chosen, vocabulary) for one in named[: len(texts)]
+    ]
+    for one in named[len(texts) :]:
+        chunks = read_conversations(one.path, folder, chosen.context, chosen.chunks)
+        tokens = torch.cat([row[:length] for row, length in zip(chunks.raw, chunks.lengths, strict=True)])
+        like = likeness(Text(tokens, one.path, None), tokens[None])._replace(repeated=_repeated(chunks.raw))
+        found.append(ReadText(one.name, one.path, chunks, like))
+    return found
+
+
+def _read_text(name: str, text: Text, chosen: EvaluateOptions, vocabulary: int) -> ReadText:
+    chunks = chunks_of(text, chosen.context, chosen.chunks, vocabulary)
+    return ReadText(name, text.source, chunks, likeness(text, chunks.raw))
+
+
+def _repeated(raw: Tensor) -> int:
+    """Return how many of some conversations repeat others."""
+    return len(raw) - len({row.numpy().tobytes() for row in raw})
+
+
+def run_settings(chosen: EvaluateOptions, stop: threading.Event, company: RankGroup | None) -> RunSettings:
+    """Return the settings of a run.
+
+    Raises:
+        UsageError: several processes cannot save one reference.
+    """
+    rank, world = (0, 1) if company is None else (company.rank, company.world)
+    with_hidden = chosen.save_reference is not None
+    if with_hidden and world > 1:
+        raise UsageError(f"{SAVE}: one process saves a reference")
+    return RunSettings(chosen.batch, chosen.on_progress, stop, chosen.with_moments, rank, world, with_hidden)
+
+
+def reference_settings(chosen: EvaluateOptions, prepared: Prepared) -> Settings:
+    """Return the settings and the text that a reference is of."""
+    chunks = [text.chunks for text in prepared.texts]
+    return Settings(
+        dtype=chosen.dtype,
+        batch=chosen.batch,
+        device=prepared.architecture.device.type,
+        context=chosen.context,
+        chunks=sum(len(each.raw) for each in chunks),
+        tokens=fingerprint(*(each.given for each in chunks)),
+        targets=fingerprint(*(part for each in chunks for part in each.parts)),
+    )
