@@ -506,11 +506,10 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def converter(family, monkeypatch):
+def converter(family):
     """diffusers' converter for a family, at the width of the small config."""
     name, _, _, constants, _ = FAMILIES[family]
-    row = single_file_model.SINGLE_FILE_LOADABLE_CLASSES[name]
-    function = row["checkpoint_mapping_fn"]
+    function = single_file_model.SINGLE_FILE_LOADABLE_CLASSES[name]["checkpoint_mapping_fn"]
     if constants:
         source = inspect.getsource(function)
         for large, small in constants.items():
@@ -519,11 +518,10 @@ def converter(family, monkeypatch):
         scope = dict(vars(single_file_utils))
         exec(source, scope)  # diffusers' own function
         function = scope[function.__name__]
-        monkeypatch.setitem(row, "checkpoint_mapping_fn", function)
     return function
 
 
-def made(family, folder, monkeypatch):
+def made(family, folder):
     """A model of a family, saved as a folder of diffusers; the tensors of its single file."""
     name, config, names, _, _ = FAMILIES[family]
     torch.manual_seed(1)
@@ -531,7 +529,7 @@ def made(family, folder, monkeypatch):
     wanted = "" if name != "UNet2DConditionModel" else "model.diffusion_model."
     assert all(key.startswith(wanted) for key in tensors)
     model = getattr(diffusers, name)(**config).eval()
-    converted = converter(family, monkeypatch)(checkpoint=dict(tensors), config=dict(model.config))
+    converted = converter(family)(checkpoint=dict(tensors), config=dict(model.config))
     model.load_state_dict(converted, strict=True)
     model.save_pretrained(folder)
     return model, tensors

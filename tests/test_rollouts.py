@@ -62,8 +62,8 @@ def write(family, path, groups, guided):
 
 
 @pytest.mark.parametrize("guided", [False, True])
-def test_both_sides_follow_the_path_of_diffusers_scheduler(family, guided, tmp_path, monkeypatch):
-    model, _ = made(family, tmp_path / "original", monkeypatch)
+def test_both_sides_follow_the_path_of_diffusers_scheduler(family, guided, tmp_path):
+    model, _ = made(family, tmp_path / "original")
     base = [path_of(model, family, seed, guided) for seed in range(2)]
     inputs = write(family, tmp_path / "calls.safetensors", [calls for _, calls in base], guided)
     stored = load_file(next((tmp_path / "original").glob("*.safetensors")))
@@ -94,8 +94,8 @@ def test_both_sides_follow_the_path_of_diffusers_scheduler(family, guided, tmp_p
     assert [(0, 2), (1, 2), (2, 2)] == [(step.step, step.calls) for step in rollout.steps]
 
 
-def test_the_page_has_it_and_rules_may_name_it(tmp_path, monkeypatch):
-    model, _ = made("SD3", tmp_path / "original", monkeypatch)
+def test_the_page_has_it_and_rules_may_name_it(tmp_path):
+    model, _ = made("SD3", tmp_path / "original")
     _, calls = path_of(model, "SD3", 0, False)
     inputs = write("SD3", tmp_path / "calls.safetensors", [calls], False)
     found = quanterr.evaluate(
@@ -111,8 +111,8 @@ def test_the_page_has_it_and_rules_may_name_it(tmp_path, monkeypatch):
 
 class TestRefused:
     @pytest.fixture
-    def evaluated(self, tmp_path, monkeypatch):
-        made("SD3", tmp_path / "original", monkeypatch)
+    def evaluated(self, tmp_path):
+        made("SD3", tmp_path / "original")
 
         def evaluate(described, n_calls=2, **changed):
             tensors = {}
@@ -158,16 +158,16 @@ class TestRefused:
         with pytest.raises(UsageError, match="rollout: for denoisers, with recorded calls"):
             quanterr.evaluate(tmp_path, [tmp_path], text="a.txt", rollout=True)
 
-    def test_a_model_that_predicts_noise(self, tmp_path, monkeypatch):
-        made("SD 1.5", tmp_path / "original", monkeypatch)
+    def test_a_model_that_predicts_noise(self, tmp_path):
+        made("SD 1.5", tmp_path / "original")
         tensors = {f"0/{name}": value for name, value in call("SD 1.5", 0).items()}
         save_file(tensors, tmp_path / "calls.sft")
         with pytest.raises(UsageError, match="rollout: for denoisers of flow matching"):
             quanterr.evaluate(tmp_path / "original", ["b"], inputs=tmp_path / "calls.sft", rollout=True)
 
 
-def test_the_example_records_sigmas_and_branches(tmp_path, monkeypatch):
-    model, _ = made("SD3", tmp_path / "original", monkeypatch)
+def test_the_example_records_sigmas_and_branches(tmp_path):
+    model, _ = made("SD3", tmp_path / "original")
     example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "capture_inputs.py"))
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(sigmas=SIGMAS)

@@ -87,8 +87,21 @@ class Family(NamedTuple):
     config: Callable[[Tensors], JsonObject]
 
 
-def _flux1(t: Tensors) -> JsonObject:
-    head = t.size("double_blocks.0.img_attn.norm.key_norm.scale")
+def _rotary_head(t: Tensors, name: str) -> int:
+    """Return the width of a head by a norm of its; the axes of rotary embeddings, which no tensor tells, need HEAD.
+
+    Raises:
+        KeyError: it is another.
+    """
+    head = t.size(name)
+    if head != HEAD:
+        raise KeyError(f"heads of {HEAD} channels (it has {head})")
+    return head
+
+
+def _flux(t: Tensors) -> JsonObject:
+    """Return what FLUX.1, FLUX.2 and Chroma share."""
+    head = _rotary_head(t, "double_blocks.0.img_attn.norm.key_norm.scale")
     return {
         "in_channels": t.size("img_in.weight", 1),
         "out_channels": t.size("final_layer.linear.weight"),
@@ -97,37 +110,26 @@ def _flux1(t: Tensors) -> JsonObject:
         "attention_head_dim": head,
         "num_attention_heads": t.size("img_in.weight") // head,
         "joint_attention_dim": t.size("txt_in.weight", 1),
+    }
+
+
+def _flux1(t: Tensors) -> JsonObject:
+    return _flux(t) | {
         "pooled_projection_dim": t.size("vector_in.in_layer.weight", 1),
         "guidance_embeds": "guidance_in.in_layer.weight" in t,
     }
 
 
 def _flux2(t: Tensors) -> JsonObject:
-    head, inner = t.size("double_blocks.0.img_attn.norm.key_norm.scale"), t.size("img_in.weight")
-    return {
-        "in_channels": t.size("img_in.weight", 1),
-        "out_channels": t.size("final_layer.linear.weight"),
-        "num_layers": t.blocks("double_blocks."),
-        "num_single_layers": t.blocks("single_blocks."),
-        "attention_head_dim": head,
-        "num_attention_heads": inner // head,
-        "joint_attention_dim": t.size("txt_in.weight", 1),
+    return _flux(t) | {
         "timestep_guidance_channels": t.size("time_in.in_layer.weight", 1),
-        "mlp_ratio": t.size("double_blocks.0.img_mlp.2.weight", 1) / inner,
+        "mlp_ratio": t.size("double_blocks.0.img_mlp.2.weight", 1) / t.size("img_in.weight"),
         "guidance_embeds": "guidance_in.in_layer.weight" in t,
     }
 
 
 def _chroma(t: Tensors) -> JsonObject:
-    head = t.size("double_blocks.0.img_attn.norm.key_norm.scale")
-    return {
-        "in_channels": t.size("img_in.weight", 1),
-        "out_channels": t.size("final_layer.linear.weight"),
-        "num_layers": t.blocks("double_blocks."),
-        "num_single_layers": t.blocks("single_blocks."),
-        "attention_head_dim": head,
-        "num_attention_heads": t.size("img_in.weight") // head,
-        "joint_attention_dim": t.size("txt_in.weight", 1),
+    return _flux(t) | {
         "approximator_num_channels": t.size("distilled_guidance_layer.in_proj.weight", 1),
         "approximator_hidden_dim": t.size("distilled_guidance_layer.in_proj.weight"),
         "approximator_layers": t.blocks("distilled_guidance_layer.layers."),
@@ -197,35 +199,32 @@ def _qwen_image(t: Tensors) -> JsonObject:
     }
 
 
-def _z_image(t: Tensors) -> JsonObject:
-    dim, head = t.size("x_embedder.weight"), t.size("layers.0.attention.q_norm.weight")
+def _next_dit(t: Tensors, width: str, layers: str, refiners: str, heads: str, kv_heads: str) -> JsonObject:
+    """Return what Z-Image and Lumina 2 share, by the names that diffusers has for it."""
+    channels, head = t.size("x_embedder.weight"), t.size("layers.0.attention.q_norm.weight")
     return {
         "in_channels": t.size("x_embedder.weight", 1) // 4,
-        "dim": dim,
-        "n_layers": t.blocks("layers."),
-        "n_refiner_layers": t.blocks("noise_refiner."),
-        "n_heads": dim // head,
-        "n_kv_heads": (t.size("layers.0.attention.qkv.weight") - dim) // 2 // head,
+        width: channels,
+        layers: t.blocks("layers."),
+        refiners: t.blocks("noise_refiner."),
+        heads: channels // head,
+        kv_heads: (t.size("layers.0.attention.qkv.weight") - channels) // 2 // head,
         "cap_feat_dim": t.size("cap_embedder.0.weight"),
     }
+
+
+def _z_image(t: Tensors) -> JsonObject:
+    return _next_dit(t, "dim", "n_layers", "n_refiner_layers", "n_heads", "n_kv_heads")
 
 
 def _lumina2(t: Tensors) -> JsonObject:
-    hidden, head = t.size("x_embedder.weight"), t.size("layers.0.attention.q_norm.weight")
-    return {
-        "in_channels": t.size("x_embedder.weight", 1) // 4,
-        "hidden_size": hidden,
-        "num_layers": t.blocks("layers."),
-        "num_refiner_layers": t.blocks("noise_refiner."),
-        "num_attention_heads": hidden // head,
-        "num_kv_heads": (t.size("layers.0.attention.qkv.weight") - hidden) // 2 // head,
-        "cap_feat_dim": t.size("cap_embedder.0.weight"),
-    }
+    names = "hidden_size", "num_layers", "num_refiner_layers", "num_attention_heads", "num_kv_heads"
+    return _next_dit(t, *names)
 
 
 def _hunyuan_video(t: Tensors) -> JsonObject:
     channels, patch = t.size("img_in.proj.weight", 1), t.shapes["img_in.proj.weight"][2:]
-    head = t.size("double_blocks.0.img_attn_q_norm.weight")
+    head = _rotary_head(t, "double_blocks.0.img_attn_q_norm.weight")
     return {
         "in_channels": channels,
         "out_channels": t.size("final_layer.linear.weight") // prod(patch),

@@ -10,12 +10,13 @@ SINGLE_FILE_LOADABLE_CLASSES.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from quanterr.errors import CheckpointError
 from quanterr.util.text import count, display, listed
@@ -144,7 +145,8 @@ def _convert(model: nn.Module, config: Mapping[str, object], rows: Mapping[str, 
         labels[wanted + short] = torch.arange(first, first + n)[:, None]
         first += n
     try:
-        converted = row["checkpoint_mapping_fn"](checkpoint=labels, config=dict(config))
+        with _AtOwnSizes(model):
+            converted = row["checkpoint_mapping_fn"](checkpoint=labels, config=dict(config))
     except KeyError as error:
         raise CheckpointError(
             f"{where}: lacks {display(str(error.args[0]))}, which diffusers' converter to {name} needs; it has {some}"
@@ -154,6 +156,38 @@ def _convert(model: nn.Module, config: Mapping[str, object], rows: Mapping[str, 
             f"{where}: diffusers' converter to {name} fails on its names ({some}): {display(str(error), 300)}"
         ) from error
     return {key: value.flatten() for key, value in converted.items() if isinstance(value, Tensor)}
+
+
+def _inner(config: Mapping[str, Any]) -> int:
+    return config["num_attention_heads"] * config["attention_head_dim"]
+
+
+def _of_keys(config: Mapping[str, Any]) -> int:
+    return config["num_kv_heads"] * config["hidden_size"] // config["num_attention_heads"]
+
+
+# Sizes that converters have in them, those of the released models, at which they split fused projections.
+CONSTANTS: Mapping[str, Mapping[int, Callable[[Mapping[str, Any]], int]]] = {
+    "FluxTransformer2DModel": {3072: _inner},
+    "ChromaTransformer2DModel": {3072: _inner},
+    "HunyuanVideoTransformer3DModel": {3072: _inner},
+    "Lumina2Transformer2DModel": {2304: lambda config: config["hidden_size"], 768: _of_keys},
+}
+
+
+class _AtOwnSizes(TorchFunctionMode):
+    """Splits at the sizes of the model in place of a converter's constants, and takes what is left as the last part."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        constants = CONSTANTS.get(type(model).__name__, {})
+        self._sizes = {constant: size(model.config) for constant, size in constants.items()}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.split and self._sizes:
+            *sizes, _ = [self._sizes.get(size, size) for size in args[1]]
+            args = (args[0], [*sizes, len(args[0]) - sum(sizes)])
+        return function(*args, **(kwargs or {}))
 
 
 def _runs(labels: Tensor, order: list[str], shapes: Shapes) -> list[Rows]:
