@@ -158,16 +158,16 @@ def _convert(model: nn.Module, config: Mapping[str, object], rows: Mapping[str, 
     return {key: value.flatten() for key, value in converted.items() if isinstance(value, Tensor)}
 
 
-def _inner(config: Mapping[str, Any]) -> int:
+def _inner(config: Mapping[str, int]) -> int:
     return config["num_attention_heads"] * config["attention_head_dim"]
 
 
-def _of_keys(config: Mapping[str, Any]) -> int:
+def _of_keys(config: Mapping[str, int]) -> int:
     return config["num_kv_heads"] * config["hidden_size"] // config["num_attention_heads"]
 
 
 # Sizes that converters have in them, those of the released models, at which they split fused projections.
-CONSTANTS: Mapping[str, Mapping[int, Callable[[Mapping[str, Any]], int]]] = {
+CONSTANTS: Mapping[str, Mapping[int, Callable[[Mapping[str, int]], int]]] = {
     "FluxTransformer2DModel": {3072: _inner},
     "ChromaTransformer2DModel": {3072: _inner},
     "HunyuanVideoTransformer3DModel": {3072: _inner},
@@ -178,7 +178,7 @@ CONSTANTS: Mapping[str, Mapping[int, Callable[[Mapping[str, Any]], int]]] = {
 class _AtOwnSizes(TorchFunctionMode):
     """Splits at the sizes of the model in place of a converter's constants, and takes what is left as the last part."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         constants = CONSTANTS.get(type(model).__name__, {})
         self._sizes = {constant: size(model.config) for constant, size in constants.items()}
