@@ -1,14 +1,18 @@
-"""The floor of an evaluation on recorded calls: the original in the dtype that it is stored in, against float32.
+"""The floor of an evaluation: the original in the dtype that it is stored in, against float32.
 
-Runtimes compute denoisers in bfloat16 or float16. The rounding of that alone changes outputs, and a candidate whose
-error is no larger cannot be distinguished from the original by the outputs of a runtime.
+Runtimes compute in bfloat16 or float16. The rounding of that alone changes outputs, and a candidate whose error is no
+larger cannot be distinguished from the original by the outputs of a runtime.
 
-Timesteps and scales of guidance stay exact: models of diffusers round them to 16 bits before they multiply them by 1000
-(3.5 becomes 3504), which changes the output in the same way for both and is no noise. ComfyUI computes them in float32.
+The rounding is nearly the same everywhere, so that the first chunks of each text are enough.
+
+Of denoisers timesteps and scales of guidance stay exact: models of diffusers round them to 16 bits before they multiply
+them by 1000 (3.5 becomes 3504), which changes the output in the same way for both and is no noise. ComfyUI computes
+them in float32.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,16 +22,29 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
 from quanterr.errors import QuanterrError
-from quanterr.evaluation.calls import Call, CallError, OutputMeasures, output_of
+from quanterr.evaluation.batches import Batch
 from quanterr.evaluation.models import Architecture, Denoiser
 from quanterr.evaluation.sides import Sides
 from quanterr.evaluation.stepping import Stream
+from quanterr.evaluation.workload import CALLS, Measures
 from quanterr.report.evaluation.model import Floor
+from quanterr.report.evaluation.model import Scores as ReportedScores
 from quanterr.util.text import display
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}  # of stored floats that runtimes compute in
 HALVES = frozenset(DTYPES.values())
 REFERENCES = (torch.float32, torch.float64)
+CHUNKS = 4  # of each text
+
+
+class _Products(TorchFunctionMode):
+    """Adds up the products of a linear layer in float32 and rounds once, as a GPU does: a CPU takes 8 times as long."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        dtype = args[1].dtype if function is F.linear and len(args) > 1 else None
+        if dtype not in HALVES or args[0].device.type != "cpu":
+            return function(*args, **(kwargs or {}))
+        return function(*(each if each is None else each.float() for each in args), **(kwargs or {})).to(dtype)
 
 
 class _ExactScalars(TorchFunctionMode):
@@ -44,12 +61,14 @@ class _ExactScalars(TorchFunctionMode):
 
 
 class FloorRun:
-    """The original on its way through all calls in its own dtype; its failure ends the floor and nothing else."""
+    """The original on its way through some micro-batches in its own dtype; its failure ends the floor, nothing else."""
 
-    def __init__(self, architecture: Architecture | Denoiser, sides: Sides, calls: Sequence[Call]) -> None:
-        """Start a forward for each call."""
-        self._measures = OutputMeasures()
-        self._calls: Sequence[Any] = calls
+    def __init__(self, architecture: Architecture | Denoiser, sides: Sides, batches: Sequence[Batch]) -> None:
+        """Start a forward for each of the micro-batches that it reads."""
+        self._measures = Measures()
+        self._batches = {place: batch for place, batch in enumerate(batches) if _is_read(architecture, batch)}
+        self._places = {place: n for n, place in enumerate(self._batches)}
+        self._workload = architecture.workload
         self._stream: Stream | None = None
         self.dtype, self.reason = _own_dtype(sides), ""
         if self.dtype is None:
@@ -61,9 +80,9 @@ class FloorRun:
 
     def _start(self, own: Architecture | Denoiser, sides: Sides) -> None:
         model = own.build()
-        inputs = [own.workload.inputs(model, own.config, call) for call in self._calls]
+        inputs = [own.workload.inputs(model, own.config, each.given, each.scored) for each in self._batches.values()]
         names = own.names(model, sides, sides.weights)
-        self._stream = Stream(model, names, sides.get, inputs, own.device, recorded=True)
+        self._stream = Stream(model, names, sides.get, inputs, own.device, recorded=own.workload is CALLS)
 
     def load(self, unit: str, tensors: Mapping[str, Tensor]) -> None:
         """Load a unit with the original's weights."""
@@ -75,31 +94,33 @@ class FloorRun:
         if self._stream is not None:
             self._stream.units[unit].free()
 
-    def run(self, place: int, number: int, unit: str, base: Any) -> None:
-        """Run a unit for the call at a place; ``base`` is the original's result, where its forward has ended."""
-        self._attempt(lambda: self._run(place, number, unit, base))
+    def run(self, place: int, unit: str, base: Any) -> None:
+        """Run a unit for the micro-batch at a place; ``base`` is the original's result, where its forward has ended."""
+        if place in self._batches:
+            self._attempt(lambda: self._run(place, unit, base))
 
-    def _run(self, place: int, number: int, unit: str, base: Any) -> None:
-        stream = self._stream
-        if stream is None or not stream.waits(place, stream.units[unit]):
+    def _run(self, place: int, unit: str, base: Any) -> None:
+        stream, own = self._stream, self._places[place]
+        if stream is None or not stream.waits(own, stream.units[unit]):
             return
-        stream.resume(place, stream.run(place))
-        result = stream.result(place)
+        stream.resume(own, stream.run(own))
+        result = stream.result(own)
         if base is not None and result is not None:
-            finite = self._measures.add(number, self._calls[place], output_of(base), output_of(result))
+            batch = self._batches[place]
+            finite = self._workload.measure(base, result, batch.raw, batch.first, self._measures, batch.scored)
             if not finite:
                 self._end(f"the original's output is not finite in {_name(self.dtype)}")
 
     def _attempt(self, action: Any) -> None:
         try:
-            with _ExactScalars():
+            with _Products(), _ExactScalars() if self._workload is CALLS else nullcontext():
                 action()
         except QuanterrError as error:
             self._end(f"the original does not run in {_name(self.dtype)}: {display(str(error), 200)}")
 
     def _end(self, reason: str) -> None:
         self.close()
-        self.reason, self._measures.calls = reason, {}
+        self.reason, self._measures = reason, Measures()
 
     def close(self) -> None:
         """End all forwards."""
@@ -109,19 +130,27 @@ class FloorRun:
 
     def found(self) -> dict[str, object]:
         """Return what :meth:`add` of another process takes."""
-        return {"calls": {n: tuple(row) for n, row in self._measures.calls.items()}, "reason": self.reason}
+        return {"measures": self._measures.found(), "reason": self.reason}
 
     def add(self, found: Mapping[str, Any]) -> None:
-        """Add what another process found for its share of the calls."""
-        self._measures.calls |= {number: CallError(*row) for number, row in found["calls"].items()}
+        """Add what another process found for its share of the micro-batches."""
+        self._measures.add(found["measures"])
         self.reason = self.reason or found["reason"]
 
     def result(self) -> Floor:
         """Return the floor, or why there is none."""
         name = None if self.dtype is None else _name(self.dtype)
-        if self.reason or not self._measures.calls:
-            return Floor(name, None, self.reason or "no call was completed")
-        return Floor(name, self._measures.result(), None)
+        found = self._measures
+        if not self.reason and found.scores.columns:
+            return Floor(name, None, None, ReportedScores(**found.scores.result()), sorted(found.scores.columns))
+        if not self.reason and found.outputs.calls:
+            return Floor(name, found.outputs.result(), None)
+        return Floor(name, None, self.reason or "nothing was completed")
+
+
+def _is_read(architecture: Architecture | Denoiser, batch: Batch) -> bool:
+    """Return whether the floor reads a micro-batch: every recorded call, the first chunks of each text."""
+    return architecture.workload is CALLS or batch.in_text < CHUNKS
 
 
 def _own_dtype(sides: Sides) -> torch.dtype | None:

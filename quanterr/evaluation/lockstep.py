@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import CheckpointError, Interrupted, UsageError
-from quanterr.evaluation.calls import Call, CallError, Calls
+from quanterr.evaluation.batches import batches_of
+from quanterr.evaluation.calls import Calls
 from quanterr.evaluation.floor import FloorRun
 from quanterr.evaluation.memory import keep_memory_for_activations
 from quanterr.evaluation.models import Architecture, Denoiser
@@ -19,11 +20,11 @@ from quanterr.evaluation.names import Names
 from quanterr.evaluation.references import SAVE, Head, Reference, head_of
 from quanterr.evaluation.rounding import RoundingMode
 from quanterr.evaluation.sides import Candidate, Sides
-from quanterr.evaluation.states import Errors, HiddenError, OutputErrors, Product, Visit, hidden_of
+from quanterr.evaluation.states import HiddenError, OutputErrors, Product, hidden_of
 from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.tokens import Chunks, spans_of
 from quanterr.evaluation.units import Unit
-from quanterr.evaluation.workload import CALLS, Measures
+from quanterr.evaluation.workload import CALLS, ENCODER, Measures
 from quanterr.report.evaluation.model import BlockError, Embeddings, Floor, Outputs, WeightError
 from quanterr.report.evaluation.model import Scores as ReportedScores
 from quanterr.util.platform import give_back_memory
@@ -63,41 +64,6 @@ class RunSettings(NamedTuple):
     with_hidden: bool = False
 
 
-class Batch(NamedTuple):
-    """One micro-batch: its index, and its chunks (n, context) as the model gets them and as they are in the text.
-
-    One recorded call is a micro-batch of its own.
-    """
-
-    number: int
-    given: Any
-    raw: Any
-    tokens: int
-    first: int  # number of its first chunk
-    scored: Tensor | None = None  # (n, context) bool, of conversations
-
-
-def batches_of(texts: Sequence[Chunks] | Calls, size: int) -> list[Batch]:
-    """Return the micro-batches of ``size`` chunks each; of conversations, which differ in length, one each."""
-    if isinstance(texts, Calls):
-        return [Batch(n, call, call, _tokens_of(call), n) for n, call in enumerate(texts.calls)]
-    found: list[Batch] = []
-    for chunks, span in zip(texts, spans_of(texts), strict=True):
-        step = 1 if chunks.lengths else size
-        for n in range(0, len(chunks.raw), step):
-            width = chunks.lengths[n] if chunks.lengths else chunks.raw.shape[1]
-            given, raw = (each[n : n + step, :width] for each in (chunks.given, chunks.raw))
-            scored = None if chunks.scored is None else chunks.scored[n : n + step, :width]
-            found.append(Batch(len(found), given, raw, given.numel(), span[n], scored))
-    return found
-
-
-def _tokens_of(call: Call) -> int:
-    """Return about how many vectors of a call go through a model's weights."""
-    tensors = [value for value in call.arguments.values() if isinstance(value, Tensor) and value.dim()]
-    return max((value.numel() // max(value.shape[-1], 1) for value in tensors), default=1)
-
-
 @dataclass
 class Running:
     """A candidate while it runs."""
@@ -110,26 +76,18 @@ class Running:
 
     def found(self) -> dict[str, object]:
         """Return the measurements in the form that :meth:`add` takes."""
-        embedded = self.measures.embedded
         return {
-            "scores": self.measures.scores.columns,
-            "embedded": (embedded.of_x, embedded.of_y, _plain(embedded.error)),
-            "outputs": {number: tuple(row) for number, row in self.measures.outputs.calls.items()},
-            "blocks": {name: _plain(error) for name, error in self.blocks.items()},
+            "measures": self.measures.found(),
+            "blocks": {name: error.plain() for name, error in self.blocks.items()},
             "not_finite": list(self.not_finite),
             "input_noise": dict(self.candidate.rounding.noise),
         }
 
     def add(self, found: Mapping[str, Any]) -> None:
         """Add what was measured on other micro-batches."""
-        self.measures.scores.columns |= found["scores"]
-        embedded, (of_x, of_y, error) = self.measures.embedded, found["embedded"]
-        embedded.of_x |= of_x
-        embedded.of_y |= of_y
-        embedded.error.parts |= _parts(error)
-        self.measures.outputs.calls |= {number: CallError(*row) for number, row in found["outputs"].items()}
+        self.measures.add(found["measures"])
         for name, parts in found["blocks"].items():
-            self.blocks.setdefault(name, HiddenError()).parts |= _parts(parts)
+            self.blocks.setdefault(name, HiddenError()).add_plain(parts)
         self.not_finite |= set(found["not_finite"])
         noise = self.candidate.rounding.noise
         for name, more in found["input_noise"].items():
@@ -184,7 +142,7 @@ class Lockstep:
     ) -> None:
         """Build a model for each side; the only weights read here are those outside of all units.
 
-        ``with_floor``: the original runs in its own dtype as well, on recorded calls.
+        ``with_floor``: the original runs in its own dtype as well, unless it is an encoder.
 
         Raises:
             CheckpointError: the model has a weight that is not stored, or has another shape.
@@ -210,8 +168,8 @@ class Lockstep:
             stream = Stream(model, own, candidate.get, inputs, architecture.device, recorded=recorded)
             self._others.append(Running(candidate, stream))
         self._floor: FloorRun | None = None
-        if with_floor and recorded:
-            self._floor = FloorRun(architecture, sides, [batch.given for batch in self._batches])
+        if with_floor and self._workload is not ENCODER:
+            self._floor = FloorRun(architecture, sides, self._batches)
         self._products: dict[str, Product] = {}
         self._unit_of: dict[str, str] = {}
         self.hidden: dict[int, Tensor] = {}  # inputs of the head, (chunks, positions, width), by micro-batches
@@ -295,7 +253,7 @@ class Lockstep:
         if base is not None and unit is self._head and not batch:
             self._check_head(base)
         if self._floor is not None:
-            self._floor.run(batch, self._batches[batch].number, unit.name, base)
+            self._floor.run(batch, unit.name, base)
         for side, mode in zip(self._others, modes, strict=True):
             if not side.stream.waits(batch, unit):
                 raise CheckpointError(f"the control flow of the models diverges at {display(unit.name)}")
@@ -412,14 +370,6 @@ class Lockstep:
 def _shared(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of a candidate, the original's in the place of equal ones: embeddings often are."""
     return {name: tensors[name] if torch.equal(tensor, tensors[name]) else tensor for name, tensor in own.items()}
-
-
-def _plain(error: HiddenError) -> dict[Visit, tuple[Any, ...]]:
-    return {visit: tuple(errors) for visit, errors in error.parts.items()}
-
-
-def _parts(plain: Mapping[Visit, tuple[Any, ...]]) -> dict[Visit, Errors]:
-    return {visit: Errors(*errors) for visit, errors in plain.items()}
 
 
 def complete(names: Names, sides: Sides) -> Names:

@@ -123,9 +123,13 @@ class Architecture:
         name = next(iter(self.config.architectures or ()), "") if self.recorded else ""
         kind = getattr(transformers, name, None)
         if self.recorded and kind is not None:  # the class that the weights were saved from, with its head
-            return _build(lambda: kind._from_config(self.config, dtype=self.dtype), "transformers", self.device)
-        auto = getattr(transformers, self.workload.loader)
-        return _build(lambda: auto.from_config(self.config, dtype=self.dtype), "transformers", self.device)
+            model = _build(lambda: kind._from_config(self.config, dtype=self.dtype), "transformers", self.device)
+        else:
+            auto = getattr(transformers, self.workload.loader)
+            model = _build(lambda: auto.from_config(self.config, dtype=self.dtype), "transformers", self.device)
+        kept = {"_keep_in_fp32_modules_strict"} | ({"_keep_in_fp32_modules"} if self.dtype is torch.float16 else set())
+        _keep_float32(model, *kept)
+        return model
 
     def names(self, model: nn.Module, sides: Sides, stored: Iterable[str]) -> Names:
         """Sort stored tensors to the parameters of the model."""
@@ -170,7 +174,7 @@ class Denoiser:
             model = _build(lambda: kind.from_config(self.config), "diffusers", self.device)  # type: ignore[attr-defined]
         finally:
             torch.set_default_dtype(before)
-        _keep_float32(model)
+        _keep_float32(model, "_keep_in_fp32_modules")
         return model
 
     def names(self, model: nn.Module, sides: Sides, stored: Iterable[str]) -> Names:
@@ -218,13 +222,19 @@ def _build(make: Callable[[], Any], program: str, device: torch.device) -> nn.Mo
     return found
 
 
-def _keep_float32(model: nn.Module) -> None:
-    """Make the modules float32 that from_pretrained of diffusers keeps in it in a model of 16 bits."""
-    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+def _keep_float32(model: nn.Module, *lists: str) -> None:
+    """Make the modules float32 that from_pretrained keeps in it in a model of 16 bits; ``lists`` of it name them.
+
+    Reference: transformers, modeling_utils.py, _get_dtype_plan; diffusers, models/modeling_utils.py.
+    """
+    kept = {name for each in lists for name in getattr(model, each, None) or ()}
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.dtype.itemsize == 2 and kept & {*path.split("."), name}:
                 module._parameters[name] = nn.Parameter(parameter.float(), requires_grad=False)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.dtype.itemsize == 2 and kept & {*path.split("."), name}:
+                module._buffers[name] = buffer.float()
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:

@@ -53,6 +53,14 @@ class HiddenError:
         )
         return found.finite
 
+    def plain(self) -> dict[Visit, tuple[Any, ...]]:
+        """Return the sums in the form that :meth:`add_plain` of another process takes."""
+        return {visit: tuple(errors) for visit, errors in self.parts.items()}
+
+    def add_plain(self, plain: Mapping[Visit, tuple[Any, ...]]) -> None:
+        """Add the sums over other micro-batches."""
+        self.parts |= {visit: Errors(*errors) for visit, errors in plain.items()}
+
     def row(self) -> dict[str, Any]:
         """Return the relative error ‖y - x‖ / ‖x‖, the mean cosine, and the worst token, as fields of BlockError."""
         signal = noise = cosines = worst = 0.0

@@ -5,14 +5,14 @@ To add a kind: a class with the members of :class:`Workload`, and its place in :
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from quanterr.evaluation.calls import Call, OutputMeasures, map_tensors, output_of
+from quanterr.evaluation.calls import Call, CallError, OutputMeasures, map_tensors, output_of
 from quanterr.evaluation.embeddings import Embedded
 from quanterr.evaluation.scores import Scores
 
@@ -28,6 +28,24 @@ class Measures:
     scores: Scores = field(default_factory=Scores)
     embedded: Embedded = field(default_factory=Embedded)
     outputs: OutputMeasures = field(default_factory=OutputMeasures)
+
+    def found(self) -> dict[str, Any]:
+        """Return the measurements in the form that :meth:`add` of another process takes."""
+        embedded = self.embedded
+        return {
+            "scores": self.scores.columns,
+            "embedded": (embedded.of_x, embedded.of_y, embedded.error.plain()),
+            "outputs": {number: tuple(row) for number, row in self.outputs.calls.items()},
+        }
+
+    def add(self, found: Mapping[str, Any]) -> None:
+        """Add what was measured on other micro-batches."""
+        self.scores.columns |= found["scores"]
+        of_x, of_y, error = found["embedded"]
+        self.embedded.of_x |= of_x
+        self.embedded.of_y |= of_y
+        self.embedded.error.add_plain(error)
+        self.outputs.calls |= {number: CallError(*row) for number, row in found["outputs"].items()}
 
 
 class Workload(Protocol):

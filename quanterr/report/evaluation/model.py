@@ -1,6 +1,6 @@
 """The evaluation of candidates on a text or recorded calls: data with a schema version."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Annotated, ClassVar, Literal
 
@@ -202,22 +202,43 @@ class Rollout:
     steps: Annotated[list[StepError], Field(description="of the latents after each step; calls: groups")]
 
 
+Measured = Scores | Embeddings | Outputs | Rollout | None
+
+
+def _find(parts: Iterable[Measured], metric: str) -> float | None:
+    """Return a number of the first part that has it."""
+    found: float | None = next((getattr(part, metric) for part in parts if hasattr(part, metric)), None)
+    return found
+
+
+def _find_error(value: Callable[[str], float | None], metric: str) -> float | None:
+    """Return the standard error of a metric, from predictions or from means of chunks, whichever is larger."""
+    if metric == "ppl_ratio":
+        ratio, error = value(metric), _find_error(value, "ln_ppl_ratio")
+        return None if ratio is None or error is None else ratio * error
+    errors = (value(f"{metric}{suffix}") for suffix in ("_se", "_chunk_se"))
+    return max((error for error in errors if error is not None), default=None)
+
+
 @dataclass(slots=True)
 class Floor:
     """The original in the dtype that it is stored in, against float32: the rounding that a runtime makes anyway."""
 
     dtype: Annotated[str | None, Field(description="that it is stored in; null: no float of 16 bits")]
-    outputs: Annotated[Outputs | None, Field(description="null: see reason")]
+    outputs: Annotated[Outputs | None, Field(description="null of a model that reads tokens, and see reason")]
     reason: Annotated[str | None, Field(description="why it was not measured")]
+    scores: Annotated[Scores | None, Field(description="null of recorded calls, and see reason")] = None
+    chunks: Annotated[list[int], Field(description="numbers of the chunks that it read, from 0")] = field(
+        default_factory=list
+    )
 
     def value(self, metric: str) -> float | None:
-        """Return a number of its outputs; None where it was not measured."""
-        found: float | None = getattr(self.outputs, metric, None)
-        return found
+        """Return a number of its predictions or outputs; None where it was not measured."""
+        return _find((self.scores, self.outputs), metric)
 
     def error(self, metric: str) -> float | None:
-        """Return the standard error of a number."""
-        return self.value(f"{metric}_se")
+        """Return the standard error of a number, as of a candidate's."""
+        return _find_error(self.value, metric)
 
 
 @dataclass(slots=True)
@@ -321,19 +342,11 @@ class Evaluated:
         if metric in OF_TASKS:
             values = [getattr(task, metric) for task in self.tasks]
             return None if None in values or not values else min(values)
-        for part in (self.scores, self.embeddings, self.outputs, self.rollout):
-            if part is not None and metric in part.__dataclass_fields__:
-                found: float | None = getattr(part, metric)
-                return found
-        return None
+        return _find((self.scores, self.embeddings, self.outputs, self.rollout), metric)
 
     def error(self, metric: str) -> float | None:
         """Return the standard error of a metric, from predictions or from means of chunks, whichever is larger."""
-        if metric == "ppl_ratio":
-            ratio, error = self.value(metric), self.error("ln_ppl_ratio")
-            return None if ratio is None or error is None else ratio * error
-        errors = (self.value(f"{metric}{suffix}") for suffix in ("_se", "_chunk_se"))
-        return max((error for error in errors if error is not None), default=None)
+        return _find_error(self.value, metric)
 
 
 class Evaluation(Document):
@@ -362,7 +375,7 @@ class Evaluation(Document):
         None, description="folder of what was kept of the original; null: the original itself was run"
     )
     gated: bool = Field(False, description="true if gates were set; without gates, pass means evaluated, not approved")
-    floor: Floor | None = Field(None, description="of recorded calls; null of a model that reads tokens")
+    floor: Floor | None = Field(None, description="null of an encoder, and beside a reference")
     run: RunInfo
 
     @property

@@ -4,6 +4,7 @@ Also its CSV rows and JUnit tests.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from math import exp
 from statistics import fmean
 
@@ -12,6 +13,7 @@ from quanterr.report.evaluation.model import METRICS, OF_ROLLOUTS, OF_TEXTS, Eva
 from quanterr.report.evaluation.pairs import compare_neighbours
 from quanterr.report.evaluation.wording import (
     conclusion,
+    describe_floor,
     describe_nearer,
     describe_precision,
     describe_setup,
@@ -148,10 +150,11 @@ def make_scores_table(evaluation: Evaluation) -> Table:
         for candidate in evaluation.candidates
     ]
     floor = evaluation.floor
-    if floor is not None and floor.outputs is not None:
-        cells = [format_metric(floor, metric) for _, metric in metrics]
-        own = f"floor: the original in {floor.dtype}"
-        rows.append([own, size(evaluation.original_bytes), *cells, *([""] if emulated else [])])
+    if floor is not None and floor.reason is None:
+        cells = ["-" if floor.value(metric) is None else format_metric(floor, metric) for _, metric in metrics]
+        rows.append(
+            [describe_floor(evaluation, floor), size(evaluation.original_bytes), *cells, *([""] if emulated else [])]
+        )
     return Table("Against the original", "candidate", columns, rows)
 
 
@@ -285,6 +288,9 @@ def rows(evaluation: Evaluation) -> Iterator[Cells]:
 
 def _rows(evaluation: Evaluation) -> Iterator[JsonObject]:
     yield {"list": "evaluation", "reason": "; ".join(evaluation.reasons)}
+    for floor, metric in product(filter(None, [evaluation.floor]), METRICS):
+        if (value := floor.value(metric)) is not None:
+            yield {"list": "floor", "name": metric, "value": value}
     for candidate in evaluation.candidates:
         yield {"list": "candidates", "candidate": candidate.name, "reason": "; ".join(candidate.reasons)}
         for row in _list_rows(candidate):

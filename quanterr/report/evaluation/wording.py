@@ -1,6 +1,7 @@
 """Numbers of an evaluation as text, with their errors; the same in all outputs."""
 
 from math import ceil
+from statistics import fmean
 
 from quanterr.report.evaluation.model import (
     OF_EMBEDDINGS,
@@ -17,6 +18,7 @@ from quanterr.report.formatting import format_in_units
 from quanterr.util.text import count
 
 SURE = 0.05  # p-value below which a difference is significant
+CHUNK = "chunk"
 PRECISE = 0.03  # wanted standard error of the KL divergence, relative
 ALONE = "Weights are dequantized and activations are not quantized: a runtime that quantizes them may be worse. "
 EMULATED = (
@@ -103,10 +105,23 @@ def conclusion(evaluation: Evaluation) -> str:
 
 
 def is_below_floor(evaluation: Evaluation, candidate: Evaluated) -> bool:
-    """Return whether a candidate's error is no larger than the rounding of the original's own dtype."""
-    floor = evaluation.floor.value("output_error") if evaluation.floor else None
-    own = candidate.value("output_error")
-    return floor is not None and own is not None and own <= floor
+    """Return whether a candidate's error is no larger than the rounding of the original's own dtype.
+
+    Divergences are those of the same chunks.
+    """
+    floor = evaluation.floor
+    if floor is None:
+        return False
+    if floor.scores is not None and candidate.scores is not None:
+        return fmean(candidate.scores.kld_chunks[n] for n in floor.chunks) <= fmean(floor.scores.kld_chunks)
+    least, own = floor.value("output_error"), candidate.value("output_error")
+    return least is not None and own is not None and own <= least
+
+
+def describe_floor(evaluation: Evaluation, floor: Floor) -> str:
+    """Name the row of the floor."""
+    n = len(floor.chunks)
+    return f"floor: the original in {floor.dtype}{f', {count(n, CHUNK)}' if 0 < n < evaluation.tokens.chunks else ''}"
 
 
 def list_floor_lines(evaluation: Evaluation) -> list[str]:
@@ -114,7 +129,7 @@ def list_floor_lines(evaluation: Evaluation) -> list[str]:
     floor = evaluation.floor
     if floor is None:
         return []
-    if floor.outputs is None:
+    if floor.outputs is None and floor.scores is None:
         return [f"no floor: {floor.reason}"]
     below = [candidate.name for candidate in evaluation.candidates if is_below_floor(evaluation, candidate)]
     return [f"below the floor: {', '.join(below)}: {floor.dtype} alone rounds more than that"] if below else []
