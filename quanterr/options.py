@@ -21,6 +21,10 @@ RUNTIME = "Runtime"
 # Help texts that several commands share.
 READ_TEXT = "A UTF-8 text file, tokenized with the original's tokenizer.json."
 CONTEXT, CHUNKS = "Tokens per chunk; the predictions of its second half are scored.", "Maximum number of chunks."
+NOTHING_TO_DO = (
+    "no candidate is given: evaluate needs one, or --sensitivity, --importance-out, --saliency-out or --save-reference "
+    "alone"
+)
 PANELS = (INPUTS, TEXT, RUNTIME, RECIPES, GOAL, SELECTION, METRICS, GATES, OUTPUT, PERFORMANCE)  # in display order
 
 
@@ -460,6 +464,11 @@ class EvaluateOptions(ReadOptions, GateOptions):
     def with_moments(self) -> bool:
         """True if an output needs the second moments of inputs."""
         return self.importance_out is not None or self.saliency_out is not None
+
+    @property
+    def studies_original(self) -> bool:
+        """True if an output needs no candidate."""
+        return self.with_moments or self.sensitivity is not None or self.save_reference is not None
 
 
 class ReadKeywords(TypedDict, total=False):

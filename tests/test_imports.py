@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import stored
+import torch
 
 import quanterr
 
@@ -21,7 +23,7 @@ FLOORS = [
     {"version", "errors", "roles", "metrics", "knapsack"},
     {"util"},
     {"selection", "options", "checkpoints", "native", "report"},
-    {"keywords", "gates", "tensors"},
+    {"keywords", "goals", "gates", "tensors"},
     {"formats"},
     {"pairing", "recipes"},
     {"findings"},
@@ -123,6 +125,44 @@ def test_commands_that_need_no_torch_do_not_import_it():
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     assert (0, "") == (done.returncode, done.stderr)
+
+
+def test_mistakes_in_commands_and_inputs_end_them_before_torch_is_imported(tmp_path):
+    """torch takes seconds. One process for all: the forked ones of other tests have imported it."""
+    good, damaged = str(tmp_path / "good.safetensors"), str(tmp_path / "damaged.safetensors")
+    stored.write(Path(good), {"X.weight": torch.ones(4, 4)})
+    Path(damaged).write_bytes(b"\xff" * 64)
+    pair, missing = [good, good], str(tmp_path / "missing")
+    mistakes = [
+        (2, ["compare", good]),
+        (2, ["compare", *pair, "--unknown"]),
+        (2, ["compare", *pair, "--device", "gpu"]),
+        (2, ["compare", *pair, "-l", "re:("]),
+        (2, ["compare", *pair, "--require", "snr >"]),
+        (2, ["compare", *pair, "-o", "report.docx"]),
+        (3, ["compare", *pair, "--importance", missing]),
+        (3, ["compare", *pair, "--baseline", missing]),
+        (3, ["compare", *pair, "--plan", missing]),
+        (3, ["compare", good, missing]),
+        (3, ["compare", good, damaged]),
+        (3, ["rank", *pair, damaged]),
+        (3, ["sweep", damaged]),
+        (2, ["plan", good]),
+        (3, ["plan", missing, "--bits", "4"]),
+        (3, ["inspect", damaged]),
+        (2, ["inspect", good, "--hardware", "abacus"]),
+        (2, ["evaluate", good]),
+        (3, ["evaluate", good, missing]),
+        (2, ["gate", missing, "--require", "snr >"]),
+    ]
+    code = (
+        "import sys\nfrom quanterr import cli\n"
+        f"for status, words in {mistakes}:\n    sys.argv[1:] = words\n"
+        "    assert status == cli._run_app(), words\n    assert 'torch' not in sys.modules, words"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert 0 == done.returncode, done.stderr
 
 
 def test_the_version_is_printed_without_the_report():

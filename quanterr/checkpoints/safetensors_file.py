@@ -16,6 +16,7 @@ import errno
 import os
 import sys
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import TypeVar
 
 from safetensors import SafetensorError, safe_open
@@ -44,6 +45,8 @@ Shared = TypeVar("Shared", int, tuple[int, ...])
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 MAX_OFFSET = 2**63
 WHITESPACE = b" \t\r\n"
+# The library opens a file for a framework, which it imports; numpy takes 0.1 s, torch seconds and storage for the file.
+FRAMEWORK = "numpy" if find_spec("numpy") else "pt"
 
 
 def read_header(file: CheckpointFile, lenient: bool = False) -> tuple[list[Entry], dict[str, str], list[str]]:
@@ -226,7 +229,7 @@ def _check_tiling(file: CheckpointFile, entries: list[Entry], data_start: int) -
 
 def _check_with_library(file: CheckpointFile) -> None:
     try:
-        with safe_open(file.utf8_path(), framework="pt"):
+        with safe_open(file.utf8_path(), framework=FRAMEWORK):
             pass
     except (OSError, SafetensorError) as error:
         file.probe()

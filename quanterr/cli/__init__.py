@@ -233,11 +233,13 @@ def _make_judge(rules: "PreparedRules", planned: str | None) -> "Callable[[Repor
 
 
 def _compare_pair(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "Report":
+    from quanterr.cli.opening import opened
+
     require_memory()
-    with show_progress(quiet) as on_progress:
+    with opened(sides, options) as (original, quantized), show_progress(quiet) as on_progress:
         from quanterr.comparison import compare_each
 
-        return compare_each(sides[0], [sides[1]], replace(options, on_progress=on_progress))[0]
+        return compare_each(original, [quantized], replace(options, on_progress=on_progress))[0]
 
 
 def _deliver(report: "Report", to: "list[Target]", show: Display, status: Status, next_step: str) -> None:
@@ -373,12 +375,18 @@ def inspect(
     ] = None,
 ) -> None:
     """List a checkpoint's formats, sizes, bits per weight and problems. Reads headers only."""
-    require_memory()
-    from quanterr.inspection import inspect as run
+    from quanterr.checkpoints import open_checkpoint
+    from quanterr.report.hardware import bandwidth_of
 
+    if hardware is not None:
+        bandwidth_of(hardware)  # raises before torch is imported
     to = show.targets([checkpoint])
     announce([checkpoint], quiet=show.quiet or show.as_json)
-    inspection = run(checkpoint, options.lenient, hardware, command_line())
+    require_memory()
+    with open_checkpoint(checkpoint, options.lenient) as found:
+        from quanterr.inspection import inspect as run
+
+        inspection = run(found, hardware=hardware, command=command_line())
     warn(inspection.findings)
     deliver(inspection, to, show)
     if inspection.unread:

@@ -21,7 +21,8 @@ from quanterr.cli.common import (
 )
 from quanterr.cli.gate import report_verdict, summarize
 from quanterr.cli.options import Only, with_options
-from quanterr.options import EvaluateOptions, RankOptions
+from quanterr.errors import UsageError
+from quanterr.options import NOTHING_TO_DO, EvaluateOptions, RankOptions
 from quanterr.util.text import display, named_path
 
 HELP = wrap_help("""Run the original's model with the weights of each side on a text: perplexity, divergence, agreement.
@@ -64,6 +65,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate candidates, or study the original alone."""
+    from quanterr.cli.opening import opened
     from quanterr.gates import prepare
     from quanterr.report.documents import KINDS
     from quanterr.report.evaluation import SCHEMA
@@ -92,18 +94,22 @@ def evaluate(
     if options.save_reference is not None:
         written["--save-reference"] = fspath(options.save_reference)
     announce([original, *(candidates or [])], show.quiet)
-    with Interrupt(keeps=False) as interrupt:
-        require_memory()
+    alone = not candidates and not recipes.against and options.reference is None
+    if alone and not options.studies_original:
+        raise UsageError(NOTHING_TO_DO)
+    paths = [original, *(candidates or [])]
+    require_memory()
+    with Interrupt(keeps=False) as interrupt, exit_on_interrupt(interrupt), opened(paths, options) as checkpoints:
         from quanterr.evaluation import evaluate_candidates
         from quanterr.evaluation.beside_original import measure_alone
 
-        with show_steps(show.quiet) as on_progress, exit_on_interrupt(interrupt):
+        with show_steps(show.quiet) as on_progress:
             asked = replace(options, on_progress=on_progress, stop=interrupt.stop, command=tuple(command_line()))
-            if not candidates and not recipes.against and options.reference is None:
-                measure_alone(original, asked)
+            if alone:
+                measure_alone(checkpoints[0], asked)
                 print(f"quanterr: wrote {', '.join(map(display, written.values()))}", file=sys.stderr)
                 return
-            evaluation = evaluate_candidates(original, candidates or [], recipes.against, asked, rules)
+            evaluation = evaluate_candidates(checkpoints[0], checkpoints[1:], recipes.against, asked, rules)
         status = exit_status(evaluation, show.allow_partial)
         deliver(evaluation, to, show, status)
         for candidate in evaluation.candidates:

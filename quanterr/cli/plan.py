@@ -57,13 +57,16 @@ def plan(
     ] = None,
 ) -> None:
     """Choose a recipe for each layer."""
+    from quanterr.cli.opening import opened
+    from quanterr.goals import parse_goal
     from quanterr.report.files import write_output
     from quanterr.report.formatting import LONG
 
+    parse_goal(options)  # raises before torch is imported
     to = show.targets([original, options.importance, options.sensitivity])
     announce([original], show.quiet)
-    with Interrupt(keeps=False) as interrupt:
-        require_memory()
+    require_memory()
+    with Interrupt(keeps=False) as interrupt, opened([original], options) as (checkpoint,):
         from quanterr.planning import plan_layers
         from quanterr.planning.exports import CONSUMERS, check_consumer, export_command, export_plan
 
@@ -71,7 +74,7 @@ def plan(
         with show_progress(show.quiet or export is not None) as on_progress:
             command = tuple(command_line())
             found = plan_layers(
-                original, replace(options, on_progress=on_progress, stop=interrupt.stop, command=command)
+                checkpoint, replace(options, on_progress=on_progress, stop=interrupt.stop, command=command)
             )
         if export is not None:
             text = export_plan(found, export)

@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar
 
+    from quanterr.checkpoints import Checkpoint
     from quanterr.report.files import Target
     from quanterr.report.ranking.model import Ranking
 
     Asked = TypeVar("Asked", bound=CompareOptions)
+    Opened = Sequence[str] | Sequence[Checkpoint]
 
 HELP = wrap_help("""Compare several quantized checkpoints with one original and rank them by error and size.
 
@@ -69,25 +71,30 @@ def rank(
     to = show.targets([original, *candidates, options.baseline, options.importance, options.sensitivity])
     rules = prepare(options)
 
-    def ranking(asked: RankOptions) -> "Ranking":
+    def ranking(opened: "Opened", asked: RankOptions) -> "Ranking":
         from quanterr.comparison.ranking import rank_candidates
 
-        return rank_candidates(original, candidates, asked, rules)
+        return rank_candidates(opened[0], opened[1:], asked, rules)
 
     run(ranking, options, [original, *candidates], to, show)
 
 
 def run(
-    make: "Callable[[Asked], Ranking]", options: "Asked", paths: "Sequence[str]", to: "list[Target]", show: Display
+    make: "Callable[[Opened, Asked], Ranking]",
+    options: "Asked",
+    paths: "Sequence[str]",
+    to: "list[Target]",
+    show: Display,
 ) -> None:
     """Make a ranking, write it, print it, and exit with its status."""
+    from quanterr.cli.opening import opened
+
     announce(paths, show.quiet)
     with Interrupt() as interrupt, exit_on_interrupt(interrupt):
         require_memory()
-        with show_progress(show.quiet) as on_progress:
-            ranking = make(
-                replace(options, on_progress=on_progress, stop=interrupt.stop, command=tuple(command_line()))
-            )
+        with opened(paths, options) as checkpoints, show_progress(show.quiet) as on_progress:
+            asked = replace(options, on_progress=on_progress, stop=interrupt.stop, command=tuple(command_line()))
+            ranking = make(checkpoints, asked)
         warn(found for candidate in ranking.candidates for found in candidate.findings)
         status = _decide_status(ranking, show.allow_partial, interrupt.signal)
         deliver(ranking, to, show, status, next_step=suggest_after_rank(ranking, paths))

@@ -9,6 +9,7 @@ from quanterr.errors import UsageError
 from quanterr.options import SweepOptions
 
 if TYPE_CHECKING:
+    from quanterr.cli.rank import Opened
     from quanterr.report.ranking.model import Ranking
 
 HELP = wrap_help("""Quantize the original on the fly by several recipes and rank them by error and size.
@@ -41,9 +42,9 @@ def sweep(original: Original, options: SweepOptions, show: Annotated[Display, RE
     if options.sample is not None and rules.rules:
         raise UsageError("--sample cannot be combined with rules, which need all rows; leave one of them out")
 
-    def ranking(asked: SweepOptions) -> "Ranking":
+    def ranking(opened: "Opened", asked: SweepOptions) -> "Ranking":
         from quanterr.comparison.ranking import sweep_recipes
 
-        return sweep_recipes(original, asked, rules)
+        return sweep_recipes(opened[0], asked, rules)
 
     run(ranking, options, [original], to, show)

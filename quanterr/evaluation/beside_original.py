@@ -18,17 +18,12 @@ from quanterr.evaluation.rollout import roll_out
 from quanterr.evaluation.rounding import check_schemes
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.tasks import answered
-from quanterr.options import EvaluateOptions
+from quanterr.options import NOTHING_TO_DO, EvaluateOptions
 from quanterr.report.evaluation.model import Evaluation, Rollout
 from quanterr.report.plan.model import Plan
 from quanterr.report.ranking.making import shorten_names
 from quanterr.tensors.clock import Clock
 from quanterr.util.rank_group import join_rank_group
-
-NOTHING_TO_DO = (
-    "no candidate is given: evaluate needs one, or --sensitivity, --importance-out, --saliency-out or --save-reference "
-    "alone"
-)
 
 
 def measure(
@@ -70,7 +65,7 @@ def measure(
 def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: EvaluateOptions) -> None:
     """Write what ``evaluate`` writes of the original alone. Errors are those of ``study``."""
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
-    if chosen.sensitivity is None and chosen.save_reference is None and not chosen.with_moments:
+    if not chosen.studies_original:
         raise UsageError(NOTHING_TO_DO)
     with join_rank_group(stop) as company, ExitStack() as stack:
         checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)

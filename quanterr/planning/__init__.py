@@ -12,19 +12,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import fsum, log10, sqrt
-from typing import Final, Literal, NamedTuple, Unpack
+from typing import Unpack
 
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
 from quanterr.findings.files import FALLBACK, LEFT
+from quanterr.goals import KLD, SQUARED, WEIGHTED, Goal, choose_measure, parse_goal
 from quanterr.keywords import accept_fields_of
 from quanterr.knapsack import KnapsackItem, solve, trace_path
 from quanterr.options import PlanKeywords, PlanOptions, SameIn
 from quanterr.pairing.importance import architecture_of
 from quanterr.recipes import PRESETS, parse_recipe, parse_recipes
 from quanterr.report.base import Tool
-from quanterr.report.kept_layers import UNITS, original_bytes, parse_amount, stored_bytes
+from quanterr.report.kept_layers import original_bytes, stored_bytes
 from quanterr.report.model import Layer, LosslessLayer, Report
 from quanterr.report.plan.model import ORIGINAL, Measure, Plan, PlannedLayer, Point, Uniform
 from quanterr.roles import block_of, role_of
@@ -33,9 +34,6 @@ from quanterr.version import __version__
 
 POINTS = 40  # points of the curve
 ROUNDED = 5e-4  # bits per weight: a recipe with 4.50025 fits a budget of 4.5
-SQUARED: Final = "squared error"
-WEIGHTED: Final = "weighted squared error"
-KLD: Final = "predicted KLD"
 SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", KLD: "sensitivity"}  # measure → where costs come from
 BETTER = (
     ": a guess, which can be worse than one format for all layers. "
@@ -55,21 +53,6 @@ FUSED = tuple(
         (r"\bexperts\.\d+\b", "experts"),
     )
 )
-
-
-class Goal(NamedTuple):
-    """Goal of a plan: a budget of bytes, or a limit of the cost for which the size is minimized."""
-
-    kind: Literal["size", "bits", "kld", "snr"]
-    amount: float
-
-    def __str__(self) -> str:
-        return {
-            "size": f"--size {size(self.amount)}",
-            "bits": f"--bits {self.amount:g}",
-            "kld": f"--max-kld {self.amount:g}",
-            "snr": f"--min-snr {self.amount:g}",
-        }[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +96,7 @@ def plan(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[PlanKe
 
 def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptions) -> Plan:
     """Do the same as :func:`plan`, given its options as one object."""
-    nbytes_at_most = _parse_bytes(chosen.size) if isinstance(chosen.size, str) else chosen.size
-    given = {"size": nbytes_at_most, "bits": chosen.bits, "kld": chosen.max_kld, "snr": chosen.min_snr}
-    goals = [Goal(kind, amount) for kind, amount in given.items() if amount is not None]  # type: ignore[arg-type]
-    if len(goals) != 1:
-        raise UsageError("give one goal: --size, --bits, --max-kld or --min-snr")
-    if goals[0].kind == "kld" and chosen.sensitivity is None:
-        raise UsageError("--max-kld needs --sensitivity FILE, written by quanterr evaluate --sensitivity")
-    if chosen.verify != (chosen.text is not None):
-        raise UsageError("--verify measures a plan on a text: give both --verify and --text FILE")
-    if chosen.verify and chosen.importance is not None:
-        raise UsageError("--verify quantizes without an importance matrix; omit --importance")
-    measured_as = _choose_measure(chosen)
-    if goals[0].kind == "snr" and measured_as != SQUARED:
-        raise UsageError("--min-snr limits the squared error; omit --sensitivity and --importance")
+    goal, measured_as = parse_goal(chosen), choose_measure(chosen)
     recipes = parse_recipes(chosen.to or PRESETS, chosen.scales)
     with ExitStack() as stack:
         checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
@@ -136,7 +106,6 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
             if report.verdict == "inconclusive":
                 raise UsageError(f"{recipe.name}: {display('; '.join(report.reasons), 2000)}")
         by_recipe = {recipe.name: report for recipe, report in zip(recipes, reports, strict=True)}
-        goal = goals[0]
 
         def make(amount: float) -> Plan:
             return _make_plan(Goal(goal.kind, amount), by_recipe, nbytes, architecture, chosen.same_in, measured_as)
@@ -223,20 +192,6 @@ def _make_plan(
         knee=_find_knee(curve),
         run=first.run,
     )
-
-
-def _parse_bytes(text: str) -> float:
-    amount, unit = parse_amount(text)
-    if unit not in UNITS:
-        raise UsageError(f"--size {display(text)}: give bytes, such as 6GiB or 700MB")
-    return amount * UNITS[unit]
-
-
-def _choose_measure(options: PlanOptions) -> Measure:
-    """Return the measure of cost; with both files the importance still decides the scales of recipes that search."""
-    if options.sensitivity is not None:
-        return KLD
-    return SQUARED if options.importance is None else WEIGHTED
 
 
 def _collect_layers(reports: Mapping[str, Report], measure: Measure) -> tuple[list[_PlannableLayer], list[str]]:

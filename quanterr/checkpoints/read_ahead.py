@@ -1,0 +1,63 @@
+"""Reading ahead: files move into the system's cache while the program does something else."""
+
+import heapq
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import NamedTuple
+
+from quanterr.checkpoints.base import Checkpoint, CheckpointFile
+
+AHEAD = 2 << 30  # bytes at most: what fast disks deliver while torch is imported
+PIECE = 8 << 20  # bytes that are asked for at a time
+
+
+class _Piece(NamedTuple):
+    """A piece of a file, and the share of its checkpoint that lies before it."""
+
+    share: float
+    file: CheckpointFile
+    offset: int
+    n: int
+
+
+@contextmanager
+def reading_ahead(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
+    """Ask the system in a thread for the beginnings of all local files, in the order in which a comparison reads them.
+
+    The thread ends with the context, at the latest. Stores are left out: they are asked for what is surely needed.
+    """
+    ended = threading.Event()
+    files = [[file for file in checkpoint.files if file.descriptor >= 0] for checkpoint in checkpoints]
+    thread = threading.Thread(target=_ask, args=[list_pieces(files), ended], daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _ask(pieces: Iterable[_Piece], ended: threading.Event) -> None:
+    left = AHEAD
+    for piece in pieces:
+        if ended.is_set() or left < piece.n:
+            return
+        piece.file.will_need(piece.offset, piece.n)
+        left -= piece.n
+
+
+def list_pieces(checkpoints: Iterable[Iterable[CheckpointFile]]) -> Iterator[_Piece]:
+    """Yield pieces of the files of all checkpoints, front to back and by equal shares of each checkpoint."""
+    return heapq.merge(*map(_cut, checkpoints), key=itemgetter(0))
+
+
+def _cut(files: Iterable[CheckpointFile]) -> Iterator[_Piece]:
+    ordered = sorted(files, key=lambda file: str(file.path))
+    total, done = sum(file.size for file in ordered), 0
+    for file in ordered:
+        for offset in range(0, file.size, PIECE):
+            n = min(PIECE, file.size - offset)
+            yield _Piece(done / total, file, offset, n)
+            done += n
