@@ -15,11 +15,14 @@ from quanterr.report.evaluation.model import (
     Embeddings,
     Evaluated,
     Evaluation,
+    LikelyToken,
     Missing,
+    PositionScores,
     Scores,
     Task,
     Tokens,
     WeightError,
+    WorstToken,
 )
 from quanterr.report.inspection.model import Inspection, StoredWeight, Tally
 from quanterr.report.model import Selection, StoredFile
@@ -138,6 +141,19 @@ def candidate(name: str, scale: float = 1.0) -> Evaluated:
         missing=[Missing("lm_head.weight", "lm_head.weight", "tied: the embedding stands for it")],
         gates=[],
         findings=[make_finding("config_mismatch", "warning", None, "rope_theta is 10000, the original's 500000")],
+        positions=[PositionScores(257 + 32 * n, 288 + 32 * n, 0.02 * scale / (n + 1), 512) for n in range(8)],
+        worst_tokens=[
+            WorstToken(
+                chunk=3,
+                position=300,
+                source="wiki",
+                kld=1.5 * scale,
+                before="the capital of France is",
+                token=LikelyToken(17, " Paris", 0.9, 0.2),
+                predicted_original=LikelyToken(17, " Paris", 0.9, None),
+                predicted=LikelyToken(23, " the", None, 0.5),
+            )
+        ],
     )
 
 
@@ -161,9 +177,8 @@ def evaluation(scale: float = 1.0) -> Evaluation:
 
 def encoder() -> Evaluation:
     """One candidate of a model that embeds texts."""
-    own = replace(
-        candidate("q8"), scores=None, predicted_kld=None, tasks=[], embeddings=Embeddings(16, 0.999, 0.99, 0.98, 0.02)
-    )
+    without = {"scores": None, "positions": [], "worst_tokens": [], "predicted_kld": None, "tasks": []}
+    own = replace(candidate("q8"), **without, embeddings=Embeddings(16, 0.999, 0.99, 0.98, 0.02))
     changed = {"candidates": [own], "kind": "encoder", "model": "BertModel", "tokens": replace(TEXT, scored=0)}
     return evaluation().model_copy(update=changed | {"verdict": "pass", "reasons": ["evaluated"]})
 

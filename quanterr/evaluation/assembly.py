@@ -10,8 +10,9 @@ from quanterr.evaluation.folder import model_folder
 from quanterr.evaluation.lockstep import Outcome
 from quanterr.evaluation.preparation import Prepared, ReadText
 from quanterr.evaluation.rounding import of_rounding
+from quanterr.evaluation.scores import Prediction
 from quanterr.evaluation.sides import Candidate
-from quanterr.evaluation.tokens import fingerprint, tokenizer_fingerprint
+from quanterr.evaluation.tokens import fingerprint, spans_of, tokenizer_fingerprint
 from quanterr.findings import make_finding
 from quanterr.findings.configs import compare_configs
 from quanterr.findings.files import RECIPE, report_notes
@@ -21,18 +22,22 @@ from quanterr.report.evaluation.model import (
     Evaluated,
     Evaluation,
     Floor,
+    LikelyToken,
     Missing,
     NamedTokens,
     Rollout,
     Task,
     TextScores,
     Tokens,
+    WorstToken,
 )
 from quanterr.report.subjects import combine_verdicts
 from quanterr.tensors.clock import Clock
 from quanterr.tensors.devices import describe_device
 from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
+
+BEFORE = 16  # tokens in front of one that are shown
 
 
 class Measured(NamedTuple):
@@ -126,6 +131,30 @@ def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
         activations=candidate.rounding.schemes,
         kv="fp8" if candidate.rounding.cached else None,
         rollout=measured.rollout,
+        positions=outcome.positions,
+        worst_tokens=[_worst_token(each, prepared) for each in outcome.worst],
+    )
+
+
+def _worst_token(found: Prediction, prepared: Prepared) -> WorstToken:
+    """Return a prediction with the text of its tokens."""
+    decode, spans = prepared.decode, spans_of([text.chunks for text in prepared.texts])
+    place = next(n for n, span in enumerate(spans) if found.chunk in span)
+    text, number = prepared.texts[place], found.chunk - spans[place][0]
+    before = text.chunks.raw[number, max(found.position - BEFORE, 0) : found.position].tolist()
+
+    def likely(token: int, p: float | None, p_q: float | None) -> LikelyToken:
+        return LikelyToken(token, None if decode is None else decode([token]), p, p_q)
+
+    return WorstToken(
+        chunk=number,
+        position=found.position,
+        source=text.name,
+        kld=found.kld,
+        before=None if decode is None else decode(before),
+        token=likely(found.target, found.p, found.p_q),
+        predicted_original=likely(found.first, found.confidence, None),
+        predicted=likely(found.first_q, None, found.confidence_q),
     )
 
 

@@ -19,13 +19,14 @@ from quanterr.evaluation.models import Architecture, Denoiser
 from quanterr.evaluation.names import Names
 from quanterr.evaluation.references import SAVE, Head, Reference, head_of
 from quanterr.evaluation.rounding import RoundingMode
+from quanterr.evaluation.scores import Prediction
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.states import HiddenError, OutputErrors, Product, hidden_of
 from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.tokens import Chunks, spans_of
 from quanterr.evaluation.units import Unit
 from quanterr.evaluation.workload import CALLS, ENCODER, Measures
-from quanterr.report.evaluation.model import BlockError, Embeddings, Floor, Outputs, WeightError
+from quanterr.report.evaluation.model import BlockError, Embeddings, Floor, Outputs, PositionScores, WeightError
 from quanterr.report.evaluation.model import Scores as ReportedScores
 from quanterr.util.platform import give_back_memory
 from quanterr.util.text import display, listed
@@ -41,6 +42,8 @@ class Outcome:
 
     scores: ReportedScores | None = None
     texts: list[ReportedScores] = field(default_factory=list)  # of each, where there are several
+    positions: list[PositionScores] = field(default_factory=list)
+    worst: list[Prediction] = field(default_factory=list)
     embeddings: Embeddings | None = None
     outputs: Outputs | None = None
     not_finite: str | None = None
@@ -110,6 +113,7 @@ class Running:
         if not_finite is None and measures.scores.columns:
             try:
                 outcome.scores = ReportedScores(**measures.scores.result())
+                outcome.positions, outcome.worst = measures.scores.by_position(), measures.scores.worst()
                 if len(spans) > 1:
                     outcome.texts = [ReportedScores(**measures.scores.among(span).result()) for span in spans]
             except OverflowError:

@@ -21,9 +21,11 @@ from quanterr.evaluation.tasks import Asked, read_task
 from quanterr.evaluation.tokens import (
     LEAST_CONTEXTS,
     Chunks,
+    Decode,
     Likeness,
     Text,
     chunks_of,
+    decoder_of,
     fingerprint,
     likeness,
     named_files,
@@ -56,6 +58,7 @@ class Prepared(NamedTuple):
     tasks: list[Asked]
     vocabulary: int
     tokenizer: str | None  # fingerprint
+    decode: Decode | None = None  # token ids to text
 
     @property
     def chunks(self) -> list[Chunks] | Calls:
@@ -114,7 +117,7 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
         vocabulary = config.get_text_config().vocab_size
         texts = _texts(chosen, folder, vocabulary)
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
-        tokenizer = tokenizer_fingerprint(folder)
+        tokenizer, decode = tokenizer_fingerprint(folder), decoder_of(folder)
     architecture = models.Architecture(config, dtype, device)
     if (tasks or chosen.chat or chosen.sensitivity is not None) and architecture.workload is not CAUSAL:
         option = "--task" if tasks else "--chat" if chosen.chat else "--sensitivity"
@@ -124,7 +127,7 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
     if (chosen.save_reference or chosen.reference) and architecture.workload is not CAUSAL:
         option = SAVE if chosen.save_reference else USE
         raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
-    return Prepared(architecture, texts, None, tasks, vocabulary, tokenizer)
+    return Prepared(architecture, texts, None, tasks, vocabulary, tokenizer, decode)
 
 
 def _of_calls(chosen: EvaluateOptions, architecture: models.Architecture | models.Denoiser, name: str) -> Prepared:

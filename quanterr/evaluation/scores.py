@@ -6,11 +6,13 @@ is that of a mean of independent values; as tokens of a chunk are not, ``*_chunk
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import exp, sqrt
+from math import exp, inf, sqrt
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from quanterr.report.evaluation.model import PositionScores
 from quanterr.util.strict_json import JsonObject
 
 SLAB = 1 << 20  # logits of each side that are scored at once
@@ -20,20 +22,41 @@ SURE = 0.5  # probability of the original's first choice above which a flip is a
 
 # Columns that are kept of each scored token.
 NLL, NLL_Q, KLD, SAME_TOP, OVERLAP, CONFIDENCE, P, P_Q = range(8)
+CONFIDENCE_Q, FIRST, FIRST_Q, TARGET, POSITION = range(8, 13)
+SPANS = 16  # of positions
+WORST = 50  # predictions that are kept with what both sides predicted
+
+
+class Prediction(NamedTuple):
+    """The prediction of a token: where it is, what came, and the most probable tokens of both sides."""
+
+    chunk: int
+    position: int
+    kld: float
+    target: int
+    p: float
+    p_q: float
+    first: int
+    confidence: float
+    first_q: int
+    confidence_q: float
 
 
 @dataclass
 class Scores:
-    """The scored predictions of one candidate beside the original's."""
+    """The scored predictions of one candidate beside the original's; a chunk has a row of each column for a token."""
 
-    columns: dict[int, Tensor] = field(default_factory=dict)  # (8, tokens) float64 of each chunk, by its number
+    columns: dict[int, Tensor] = field(default_factory=dict)  # (13, tokens) float64 of each chunk, by its number
 
-    def add(self, chunk: int, base: Tensor, other: Tensor, targets: Tensor) -> bool:
-        """Score a chunk: logits (T, V) of both and the tokens (T,) that came next. Return whether all are finite."""
+    def add(self, chunk: int, base: Tensor, other: Tensor, targets: Tensor, positions: Tensor) -> bool:
+        """Score a chunk: logits (T, V) of both, the tokens (T,) that came next and their positions (T,) in the chunk.
+
+        Return whether all are finite.
+        """
         slabs, finite = [], True
         step = max(SLAB // base.shape[1], 1)
-        for first in range(0, len(targets), step):
-            rows = slice(first, first + step)
+        for begin in range(0, len(targets), step):
+            rows = slice(begin, begin + step)
             x, y, target = base[rows].double(), other[rows].double(), targets[rows, None].to(base.device)
             finite = finite and bool(y.isfinite().all())
             log_p, log_q = x.log_softmax(-1), y.log_softmax(-1)
@@ -41,9 +64,12 @@ class Scores:
             nll, nll_q = -log_p.gather(1, target)[:, 0], -log_q.gather(1, target)[:, 0]
             top, top_q = x.topk(min(TOP, x.shape[1])).indices, y.topk(min(TOP, y.shape[1])).indices
             overlap = (top[:, :, None] == top_q[:, None, :]).any(-1).double().mean(-1)
-            same = (x.argmax(-1) == y.argmax(-1)).double()
+            first, first_q = x.argmax(-1), y.argmax(-1)
+            same = (first == first_q).double()
             kld = (p * (log_p - log_q)).nan_to_num(nan=float("nan")).sum(-1)
-            slabs.append(torch.stack([nll, nll_q, kld, same, overlap, p.amax(-1), (-nll).exp(), (-nll_q).exp()]))
+            of_both = [nll, nll_q, kld, same, overlap, p.amax(-1), (-nll).exp(), (-nll_q).exp()]
+            of_both += [log_q.amax(-1).exp(), first, first_q, target[:, 0], positions[rows].to(base.device)]
+            slabs.append(torch.stack([each.double() for each in of_both]))
         self.columns[chunk] = torch.cat(slabs, 1).cpu()
         return finite
 
@@ -51,7 +77,7 @@ class Scores:
         """Return all numbers; see report/evaluation/model.py."""
         rows = torch.cat(self._in_order(), 1)
         n = rows.shape[1]
-        nll, nll_q, kld, same, overlap, confidence, p, p_q = rows
+        nll, nll_q, kld, same, overlap, confidence, p, p_q = rows[:CONFIDENCE_Q]
         base, base_se = _mean(nll)
         mean, mean_se = _mean(nll_q)
         covariance = float(((nll - nll.mean()) * (nll_q - nll_q.mean())).mean()) / max(n - 1, 1)
@@ -89,6 +115,27 @@ class Scores:
             "confident_flips": float(((same == 0) & (confidence > SURE)).double().mean()),
         }
 
+    def by_position(self) -> list[PositionScores]:
+        """Return the mean divergence in up to ``SPANS`` spans of positions of the same width."""
+        rows = torch.cat(self._in_order(), 1)
+        first, last = (int(end) for end in rows[POSITION].aminmax())
+        width = -(-(last + 1 - first) // SPANS)
+        span = (rows[POSITION].long() - first) // width
+        found = []
+        for n in sorted(set(span.tolist())):
+            klds = rows[KLD][span == n]
+            end = min(first + (n + 1) * width - 1, last)
+            found.append(PositionScores(first + n * width, end, float(klds.mean()), len(klds)))
+        return found
+
+    def worst(self) -> list[Prediction]:
+        """Return the ``WORST`` predictions with the largest divergence, the largest first."""
+        numbers = sorted(self.columns)
+        chunks = torch.cat([torch.full((self.columns[n].shape[1],), n) for n in numbers])
+        rows = torch.cat(self._in_order(), 1)
+        order = rows[KLD].nan_to_num(nan=-inf).sort(descending=True, stable=True).indices[:WORST]
+        return [_prediction(int(chunks[n]), rows[:, n]) for n in order.tolist()]
+
     def among(self, chunks: Iterable[int]) -> "Scores":
         """Return the scores of some chunks alone, by their numbers."""
         return Scores({number: self.columns[number] for number in chunks})
@@ -118,6 +165,12 @@ class Scores:
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randint(len(chunks), (DRAWN, len(chunks)), generator=generator).tolist()
         return float(torch.stack([torch.cat([chunks[n] for n in row]).quantile(q) for row in drawn]).std())
+
+
+def _prediction(chunk: int, row: Tensor) -> Prediction:
+    position, target, first, first_q = (int(row[n]) for n in (POSITION, TARGET, FIRST, FIRST_Q))
+    kld, p, p_q, confidence, confidence_q = (float(row[n]) for n in (KLD, P, P_Q, CONFIDENCE, CONFIDENCE_Q))
+    return Prediction(chunk, position, kld, target, p, p_q, first, confidence, first_q, confidence_q)
 
 
 def _mean(values: Tensor) -> tuple[float, float]:

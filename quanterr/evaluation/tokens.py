@@ -1,7 +1,7 @@
 """The tokens that both models read: texts through the original's own tokenizer, or token ids as they are."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from os import PathLike, fspath
@@ -227,13 +227,29 @@ def likeness(text: Text, raw: Tensor) -> Likeness:
     )
 
 
-def tokenizer_fingerprint(folder: ModelFolder) -> str | None:
-    """Return the SHA-256 of what decides on tokens in a tokenizer.json, whoever wrote it; None where none is read."""
+Decode = Callable[[Sequence[int]], str]
+
+
+def decoder_of(folder: ModelFolder) -> Decode | None:
+    """Return what makes text of token ids, special ones included; None where there is no tokenizer.json."""
+    read = _tokenizer_in(folder)
+    return None if read is None else lambda ids: str(read.decode(list(ids), skip_special_tokens=False))
+
+
+def _tokenizer_in(folder: ModelFolder) -> Any | None:
+    """Return the tokenizer of a tokenizer.json; None where none is read."""
     from tokenizers import Tokenizer
 
     try:
-        read = Tokenizer.from_file(str(folder.path / "tokenizer.json"))
+        return Tokenizer.from_file(str(folder.path / "tokenizer.json"))
     except Exception:  # its own, which says nothing more
+        return None
+
+
+def tokenizer_fingerprint(folder: ModelFolder) -> str | None:
+    """Return the SHA-256 of what decides on tokens in a tokenizer.json, whoever wrote it; None where none is read."""
+    read = _tokenizer_in(folder)
+    if read is None:
         return None
     fields = json.loads(read.to_str())
     special = [[token["id"], token["content"]] for token in fields["added_tokens"]]

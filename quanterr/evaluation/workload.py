@@ -86,12 +86,13 @@ class Causal:
             finite = []
             for n, mask in enumerate(scored[:, -kept + 1 :]):
                 x, y = (each[n, -kept:-1][mask.to(each.device)] for each in (base.logits, other.logits))
-                finite.append(to.scores.add(first + n, x, y, chunks[n, -kept + 1 :][mask]))
+                places = mask.nonzero()[:, 0] + chunks.shape[1] - kept + 1
+                finite.append(to.scores.add(first + n, x, y, chunks[n, places], places))
             return all(finite)
         half = chunks.shape[1] // 2
         rows = chunks.shape[1] - half
         pairs = ((x[-rows:-1], y[-rows:-1]) for x, y in zip(base.logits, other.logits, strict=True))
-        return _score(to.scores, first, pairs, chunks[:, half + 1 :])
+        return _score(to.scores, first, pairs, chunks, half + 1)
 
 
 class SequenceToSequence:
@@ -111,7 +112,7 @@ class SequenceToSequence:
         self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures, scored: Tensor | None = None
     ) -> bool:
         """Score each token of the second half."""
-        return _score(to.scores, first, zip(base.logits, other.logits, strict=True), chunks[:, chunks.shape[1] // 2 :])
+        return _score(to.scores, first, zip(base.logits, other.logits, strict=True), chunks, chunks.shape[1] // 2)
 
 
 class Encoder:
@@ -192,7 +193,8 @@ def _takes(model: nn.Module, argument: str) -> bool:
     return argument in inspect.signature(model.forward).parameters
 
 
-def _score(scores: Scores, first: int, pairs: Iterable[tuple[Tensor, Tensor]], targets: Tensor) -> bool:
-    """Add the logits of both models for each chunk; return whether all are finite."""
-    finite = [scores.add(first + n, x, y, targets[n]) for n, (x, y) in enumerate(pairs)]
+def _score(scores: Scores, first: int, pairs: Iterable[tuple[Tensor, Tensor]], chunks: Tensor, begin: int) -> bool:
+    """Add the logits of both models for the tokens of each chunk from ``begin`` on; return whether all are finite."""
+    places = torch.arange(begin, chunks.shape[1])
+    finite = [scores.add(first + n, x, y, chunks[n, begin:], places) for n, (x, y) in enumerate(pairs)]
     return all(finite)

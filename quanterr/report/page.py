@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 from quanterr.report.base import Finding
+from quanterr.report.chart import draw_chart
 from quanterr.report.finding_codes import CODES
 from quanterr.report.formatting import describe_gate, describe_violation, format_observed, sentence
 from quanterr.report.gate_results import Gate
@@ -26,6 +27,7 @@ from quanterr.report.markup import (
 from quanterr.report.sections import (
     PAGE,
     BlockMap,
+    Chart,
     Details,
     FactList,
     FigureGroup,
@@ -176,6 +178,8 @@ def _part(one: Part, section: Section, is_first: bool) -> Iterator[Markup]:
     elif isinstance(one, FactList):
         facts = [tag("dt", title) + tag("dd", sentence(text)) for title, text in one.shown]
         yield tag("dl", *map(Markup, facts), class_="facts")
+    elif isinstance(one, Chart):
+        yield draw_chart(one)
     elif not isinstance(one, BlockMap | FigureGroup | Interactive):
         yield from (tag("p", sentence(line), class_="warning" if one.warn else "about") for line in one.lines)
 

@@ -141,7 +141,22 @@ class Interactive(NamedTuple):
     file: str
 
 
-Part = Table | Lines | Findings | Gates | FigureGroup | Shares | FactList | BlockMap | Interactive
+class Curve(NamedTuple):
+    """A line of a chart, through points from left to right."""
+
+    name: Name
+    points: Sequence[tuple[float, float]]
+
+
+class Chart(NamedTuple):
+    """Curves of positive numbers on a logarithmic scale, which only pages draw."""
+
+    title: str
+    across: str  # title of the axis
+    curves: Sequence[Curve]
+
+
+Part = Table | Lines | Findings | Gates | FigureGroup | Shares | FactList | BlockMap | Interactive | Chart
 TERMINAL, VERBOSE, PAGE, CARD = "terminal", "verbose", "page", "card"  # VERBOSE: a terminal with -v
 
 

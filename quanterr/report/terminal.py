@@ -22,6 +22,7 @@ from quanterr.report.sections import (
     VERBOSE,
     BarCell,
     BlockMap,
+    Chart,
     Column,
     FigureGroup,
     Findings,
@@ -85,7 +86,9 @@ def show(view: View, to: Console, answer: Outcome = NO_OUTCOME, verbose: bool = 
     for section in sections:
         before = None
         for part in section.parts:
-            if isinstance(part, Findings | Gates) or (isinstance(part, BlockMap) and not (plot and to.file.isatty())):
+            if isinstance(part, BlockMap) and not (plot and to.file.isatty()):
+                continue
+            if isinstance(part, Findings | Gates | Chart):
                 continue
             if not (isinstance(before, Table) and isinstance(part, Lines)):  # a table is followed by an empty line
                 to.print()

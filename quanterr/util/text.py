@@ -31,6 +31,11 @@ def display(name: str, limit: int = MAX_SHOWN) -> str:
     return shown
 
 
+def quote(text: str) -> str:
+    """Return text in quotation marks, which show the spaces at its ends."""
+    return f'"{text}"'
+
+
 def escape_commands(line: str) -> str:
     """Escape the CI runner commands inside a line; a ``::`` at its beginning stays."""
     return COMMAND.sub(r"\\x23#", line) if "##" in line else line

@@ -13,7 +13,7 @@ from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
 
 # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
-# 1.4 input_error, floor, rollout, reference, texts
+# 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens
 SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
@@ -101,6 +101,40 @@ class Scores:
     def kld_error(self) -> float:
         """The standard error of the mean KL divergence [nat], over predictions or chunks, whichever is larger."""
         return max(self.kld_mean_se, self.kld_mean_chunk_se or 0.0)
+
+
+@dataclass(slots=True)
+class PositionScores:
+    """The predictions of tokens at some positions of their chunks."""
+
+    first: Annotated[int, Field(description="position in the chunk, from 0")]
+    last: int
+    kld_mean: Annotated[FiniteFloat, Field(description="mean KL divergence [nat]")]
+    predictions: int
+
+
+@dataclass(slots=True)
+class LikelyToken:
+    """A token with its probabilities."""
+
+    id: int
+    text: Annotated[str | None, Field(description="null without a tokenizer")]
+    p_original: Annotated[Number, Field(description="probability by the original; null: not kept")]
+    p: Annotated[Number, Field(description="probability by the candidate; null: not kept")]
+
+
+@dataclass(slots=True)
+class WorstToken:
+    """A prediction with a large divergence: the token that came, and the most probable one of each side."""
+
+    chunk: Annotated[int, Field(description="number of the chunk in its text, from 0")]
+    position: Annotated[int, Field(description="position of the token in the chunk, from 0")]
+    source: Annotated[str, Field(description="name of the text")]
+    kld: Annotated[FiniteFloat, Field(description="KL divergence [nat]")]
+    before: Annotated[str | None, Field(description="the text in front of it; null without a tokenizer")]
+    token: LikelyToken
+    predicted_original: LikelyToken
+    predicted: LikelyToken
 
 
 @dataclass(slots=True)
@@ -332,6 +366,12 @@ class Evaluated:
     outputs: Annotated[Outputs | None, Field(description="null for a model that reads tokens")] = None
     rollout: Annotated[Rollout | None, Field(description="with --rollout")] = None
     texts: Annotated[list[TextScores], Field(description="of several; ``scores`` are of all predictions")] = field(
+        default_factory=list
+    )
+    positions: Annotated[list[PositionScores], Field(description="divergence by position in the chunk")] = field(
+        default_factory=list
+    )
+    worst_tokens: Annotated[list[WorstToken], Field(description="the largest divergence first")] = field(
         default_factory=list
     )
 

@@ -9,7 +9,16 @@ from math import exp
 from statistics import fmean
 
 from quanterr.report import html_data
-from quanterr.report.evaluation.model import METRICS, OF_ROLLOUTS, OF_TEXTS, Evaluated, Evaluation, Scores, StepError
+from quanterr.report.evaluation.model import (
+    METRICS,
+    OF_ROLLOUTS,
+    OF_TEXTS,
+    Evaluated,
+    Evaluation,
+    LikelyToken,
+    Scores,
+    StepError,
+)
 from quanterr.report.evaluation.pairs import compare_neighbours
 from quanterr.report.evaluation.wording import (
     conclusion,
@@ -29,11 +38,16 @@ from quanterr.report.formatting import LONG, format_answer, list_doubts, sentenc
 from quanterr.report.html_data import DIFFERS, Row, make_columns, round_digits
 from quanterr.report.made import describe_run
 from quanterr.report.sections import (
+    CARD,
     LAYERS,
     MAP,
+    PAGE,
+    VERBOSE,
     Case,
     Cells,
+    Chart,
     Column,
+    Curve,
     Findings,
     Gates,
     LayerName,
@@ -49,7 +63,7 @@ from quanterr.report.sections import (
 )
 from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, size
+from quanterr.util.text import count, display, quote, size
 
 BLOCKS = (Column("relative error", 0), Column("cosine", 1), Column("worst token", 2))
 WEIGHTS = (Column("output error", 0), Column("share of block", 1))
@@ -58,7 +72,12 @@ TEXTS = (
     *(Column("predictions", 5), Column("KLD", 0), Column("KLD 99 %", 1), Column("PPL", 4), Column("PPL ratio", 2)),
     Column("same top token", 3),
 )
+TOKENS = (
+    *(Column("where", 3, right=False), Column("text before", 2, right=False), Column("token", 1, right=False)),
+    *(Column("original predicted", 0, right=False), Column("predicted", 0, right=False)),
+)
 MACRO = "macro average"
+BEFORE = 40  # characters of the text before a token
 MAX_BLOCKS = 8
 MAX_STEPS = 8
 MAX_DETAILED = 2  # candidates shown with blocks and weights
@@ -103,6 +122,10 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     yield Section("scores", "Scores", [make_scores_table(evaluation), *_compare_candidates(evaluation)])
     if any(candidate.texts for candidate in candidates):
         yield Section("texts", "By text", [_texts(candidate) for candidate in candidates if candidate.texts])
+    if found_tokens := [_worst_tokens(one, top) for one in _pick_detailed(evaluation) if top and one.worst_tokens]:
+        yield Section("tokens", "Worst tokens", found_tokens, (VERBOSE, PAGE, CARD))
+    if positions := list(_positions(evaluation)):
+        yield Section("positions", "Divergence by position", positions, (VERBOSE, PAGE))
     if steps := list(_steps(evaluation)):
         yield Section("steps", "Output error by step", steps)
     if rollouts := list(_rollouts(evaluation)):
@@ -177,6 +200,49 @@ def _text_cells(scores: Scores) -> list[str]:
         f"{scores.ppl_ratio:.5g}",
         f"{100 * scores.top1:.4g} %",
     ]
+
+
+def _worst_tokens(candidate: Evaluated, top: int) -> Part:
+    """Return the predictions with the largest divergence, with their text."""
+    rows = [
+        [
+            f"{one.kld:.4g}",
+            Name(f"{one.source}, chunk {one.chunk}, {one.position}"),
+            Name("-" if one.before is None else quote(one.before[-BEFORE:])),
+            _token(one.token),
+            _token(one.predicted_original),
+            _token(one.predicted),
+        ]
+        for one in candidate.worst_tokens[:top]
+    ]
+    return Table(f"Worst tokens, {display(candidate.name)}", "KLD", TOKENS, rows)
+
+
+def _token(token: LikelyToken) -> Name:
+    """Return a token, quoted, or its number, with its probability by each side that is known."""
+    shares = [f"{100 * p:.3g} %" for p in (token.p_original, token.p) if p is not None]
+    return Name(f"{f'#{token.id}' if token.text is None else quote(token.text)} {' → '.join(shares)}")
+
+
+def _positions(evaluation: Evaluation) -> Iterator[Part]:
+    """Divergence by position of the predicted token in its chunk."""
+    found = [candidate for candidate in evaluation.candidates if len(candidate.positions) > 1]
+    if not found:
+        return
+    spans = found[0].positions
+    shown = list(dict.fromkeys(round(k * (len(spans) - 1) / (MAX_STEPS - 1)) for k in range(MAX_STEPS)))
+    columns = [Column(f"{spans[n].first:,}-{spans[n].last:,}", k) for k, n in enumerate(shown)]
+    rows = [
+        [Name(one.name), *(f"{one.positions[n].kld_mean:.4g}" for n in shown)]
+        for one in found
+        if len(one.positions) == len(spans)
+    ]
+    yield Table("KLD by position in the chunk", "candidate", columns, rows)
+    curves = [
+        Curve(Name(one.name), [((each.first + each.last) / 2, each.kld_mean) for each in one.positions])
+        for one in found
+    ]
+    yield Chart("KLD [nat] by position in the chunk", "position", curves)
 
 
 def _rollouts(evaluation: Evaluation) -> Iterator[Part]:
@@ -301,6 +367,8 @@ def _list_rows(candidate: Evaluated) -> Iterator[JsonObject]:
     for metric in METRICS:
         if (value := candidate.value(metric)) is not None:
             yield {"list": "scores", "name": metric, "value": value}
+    for span in candidate.positions:
+        yield {"list": "positions", "name": f"{span.first}-{span.last}", "value": span.kld_mean}
     for text in candidate.texts:
         for metric in OF_TEXTS:
             yield {"list": "texts", "name": text.name, "block": metric, "value": getattr(text, metric)}

@@ -15,7 +15,7 @@ from quanterr.report.evaluation.model import (
 )
 from quanterr.report.evaluation.pairs import PairedDifference, compare_neighbours
 from quanterr.report.formatting import format_in_units
-from quanterr.util.text import count
+from quanterr.util.text import count, display
 
 SURE = 0.05  # p-value below which a difference is significant
 CHUNK = "chunk"
@@ -99,7 +99,8 @@ def conclusion(evaluation: Evaluation) -> str:
         return "; ".join(evaluation.reasons)
     metric = pick_main_metric(evaluation)
     what = f"{SCORES[metric].title} {format_metric(best, metric)}"
-    subject = f"{best.name} is nearest to the original" if len(evaluation.candidates) > 1 else best.name
+    name = display(best.name)
+    subject = f"{name} is nearest to the original" if len(evaluation.candidates) > 1 else name
     first = next(iter(compare_neighbours(evaluation)), None)
     return f"{subject}: {what}" + (f"; {_describe_next(*first[1:])}" if first and first[0] is best else "")
 
@@ -144,9 +145,9 @@ def describe_nearer(near: Evaluated, far: Evaluated, apart: PairedDifference) ->
 def _describe_next(far: Evaluated, apart: PairedDifference) -> str:
     """Return whether the next candidate is significantly farther."""
     return (
-        f"{far.name} is next ({_format_p(apart.p)})"
+        f"{display(far.name)} is next ({_format_p(apart.p)})"
         if apart.p < SURE
-        else f"{far.name} may be as near ({_format_p(apart.p)})"
+        else f"{display(far.name)} may be as near ({_format_p(apart.p)})"
     )
 
 

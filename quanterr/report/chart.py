@@ -1,0 +1,58 @@
+"""Charts of pages: SVG without scripts."""
+
+from collections.abc import Iterator
+from math import floor, log10
+
+from quanterr.report.markup import Markup, tag
+from quanterr.report.sections import Chart
+from quanterr.util.text import display
+
+WIDTH, HEIGHT = 720, 240
+LEFT, RIGHT, TOP, BOTTOM = 64, 150, 12, 40  # margins; names of curves stand at the right
+LINE = 14  # height of a name
+STYLES = 4  # of lines, in the style sheet
+NARROW = 0.05  # decades that an axis has at least
+
+
+def draw_chart(chart: Chart) -> Markup:
+    """Return a figure with a line for each curve, and its name at the line's end; points that are not positive lack."""
+    curves = [(curve.name, [(x, y) for x, y in curve.points if y > 0]) for curve in chart.curves]
+    curves = [(name, points) for name, points in curves if len(points) > 1]
+    if not curves:
+        return tag("p", "There is nothing to draw.", class_="about")
+    every = [point for _, points in curves for point in points]
+    left, right = min(x for x, _ in every), max(x for x, _ in every)
+    low, high = (log10(pick(y for _, y in every)) for pick in (min, max))
+    low, high = low - max(NARROW - (high - low), 0) / 2, high + max(NARROW - (high - low), 0) / 2
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (x - left) / ((right - left) or 1)
+        up = (log10(y) - low) / (high - low)
+        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+
+    drawn = []
+    for level in _levels(low, high):
+        _, y = place(left, level)
+        drawn.append(tag("line", class_="grid", x1=f"{LEFT}", x2=f"{WIDTH - RIGHT}", y1=f"{y:.1f}", y2=f"{y:.1f}"))
+        drawn.append(tag("text", f"{level:.3g}", class_="tick end", x=f"{LEFT - 8}", y=f"{y + 4:.1f}"))
+    for x, kind in ((left, "tick"), (right, "tick end")):
+        drawn.append(tag("text", f"{x:,.0f}", class_=kind, x=f"{place(x, every[0][1])[0]:.1f}", y=f"{HEIGHT - 22}"))
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    drawn.append(tag("text", chart.across, class_="tick middle", x=f"{middle:.0f}", y=f"{HEIGHT - 6}"))
+    taken = -LINE
+    for n, (name, points) in sorted(enumerate(curves), key=lambda one: -one[1][1][-1][1]):
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in (place(*point) for point in points))
+        drawn.append(tag("path", class_=f"curve c{n % STYLES}", d=f"M{path}"))
+        x, y = place(*points[-1])
+        taken = max(taken + LINE, round(y) + 4)
+        drawn.append(tag("text", display(name, 20), x=f"{x + 8:.1f}", y=f"{taken}"))
+    title = tag("figcaption", chart.title)
+    return tag("figure", title, tag("svg", *drawn, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img"), class_="chart")
+
+
+def _levels(low: float, high: float) -> Iterator[float]:
+    """Yield 1, 2 and 5 times powers of ten, or these powers alone over many decades."""
+    for decade in range(floor(low), floor(high) + 1):
+        for first in (1, 2, 5) if high - low < 3 else (1,):
+            if low <= log10(first * 10.0**decade) <= high:
+                yield first * 10.0**decade
