@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from gguf_stored import Stored, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import CPU, FP8, dequantized, label, planned, same_bits, store, summed
@@ -19,12 +20,15 @@ from test_kernel import TAME, normal, quantized
 
 import quanterr
 from quanterr import native
+from quanterr.checkpoints import open_checkpoint
+from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.comparison.kernel import SUMS_ALONE
 from quanterr.comparison.native_sums import NativeSums, Operand
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.metrics import OUTLIER, RELATIVE_OUTLIER
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, as_float, worst_rows
+from quanterr.pairing.side import CheckpointSide
 from quanterr.recipes.microscaled import _make_e2m1_lookup
 from quanterr.recipes.tables import _make_lookup
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
@@ -101,6 +105,19 @@ class TestValues:
         x = store(tmp_path / "x.safetensors", {"a.weight": codes})
         with planned(x, x) as plan:
             assert same_bits(codes.float(), decoded(plan.pairs[0].original, kernel))
+
+    @every_kernel
+    @pytest.mark.parametrize("name", [name for name in BLOCKS if name in native.ElementType.__members__])
+    def test_of_any_ggml_blocks_are_those_of_the_format(self, tmp_path, kernel, name):
+        (m, k), (n, n_bytes) = (6, 1024), BLOCKS[name]
+        any_bits = torch.Generator().manual_seed(n_bytes)
+        stored = torch.randint(0, 256, (m * k // n * n_bytes,), dtype=torch.uint8, generator=any_bits)
+        with open_checkpoint(write_gguf(tmp_path / "y.gguf", [Stored("X.weight", name, (m, k), bytes(stored))])) as y:
+            weight = CheckpointSide("y", y).recognize("X.weight", (m, k))
+            expected, found = dequantized(weight), decoded(weight, kernel, size=k)
+
+        assert same_bits(expected[~expected.isnan()], found[~expected.isnan()])
+        assert torch.equal(expected.isnan(), found.isnan())
 
 
 def stored_as(folder, name):

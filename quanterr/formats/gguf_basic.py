@@ -17,7 +17,7 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequant
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import ElementType, Workspace
+from quanterr.formats.base import Workspace
 from quanterr.formats.shared.ggml_blocks import (
     BlockType,
     block_formats,
@@ -78,8 +78,6 @@ FORMATS = block_formats(
         BlockType("Q4_1", "4-bit codes, a scale and a minimum for 32", q4_1, 32, 4, (22, 24), (4, 20), uniform=True),
         BlockType("Q5_0", "5-bit codes, a scale for 32", q5_0, 32, 5, (27, 29), (2, 22), uniform=True),
         BlockType("Q5_1", "5-bit codes, a scale and a minimum for 32", q5_1, 32, 5, (28, 30), (4, 24), uniform=True),
-        BlockType(
-            "Q8_0", "8-bit codes, a scale for 32", q8_0, 32, 8, (44, 46), (2, 34), INT8, element=ElementType.Q8_0
-        ),
+        BlockType("Q8_0", "8-bit codes, a scale for 32", q8_0, 32, 8, (44, 46), (2, 34), INT8),
     ),
 )

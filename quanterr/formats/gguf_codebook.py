@@ -30,7 +30,19 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    ElementType,
+    Format,
+    FormatMismatch,
+    Native,
+    Parts,
+    PartSpec,
+    Values,
+    Weight,
+    Workspace,
+)
 from quanterr.formats.shared.ggml_blocks import (
     BlockType,
     block_formats,
@@ -119,16 +131,22 @@ def fit_nvfp4(parts: Parts) -> Weight:
     shape = parts.codes.shape
     if scale.n != 1 and not (len(shape) == 3 and scale.n == shape[0]):
         raise FormatMismatch(f"scale {scale} is neither one nor one for each expert of a weight of shape {list(shape)}")
-    return replace(weight, dequantize=partial(dequantize_scaled, parts, scale))
+    decoder = Decoder(parts.codes, parts.matrix[1], ElementType.NVFP4, scale=partial(read_scales, parts, scale))
+    return replace(weight, dequantize=Native(partial(dequantize_scaled, parts, scale), decoder))
 
 
 def dequantize_scaled(parts: Parts, scale: Entry, chunk: Chunk, workspace: Workspace) -> Values:
     """Return the blocks' elements times the scale of the tensor or expert, (r, c)."""
     values = dequantize(parts, nvfp4, chunk, workspace).weight
+    return Values(values.mul_(read_scales(parts, scale, chunk, workspace)))
+
+
+def read_scales(parts: Parts, scale: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the scale of each row of a chunk, (r, 1)."""
     scales = workspace.read_whole("scale", scale).view(-1)
     rows_of_each = max(parts.matrix[0] // len(scales), 1)
     of_row = torch.arange(chunk.row, chunk.stop_row, device=scales.device) // rows_of_each
-    return Values(values.mul_(scales[of_row].unsqueeze(1)))
+    return scales[of_row].unsqueeze(1)
 
 
 NVFP4 = BlockType(

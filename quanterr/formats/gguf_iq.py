@@ -30,7 +30,7 @@ shared/ggml_grids.py.
 """
 
 import base64
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -153,6 +153,7 @@ def _read_scales(raw: Tensor, at: int) -> Tensor:
     return read_half(raw, 0).mul(torch.stack([packed & 15, packed >> 4], 2).flatten(1) + 0.5).mul_(0.25)
 
 
+@cache
 def _decode_levels(name: str, levels: tuple[int, ...]) -> Tensor:
     """Decode all entries of a grid, int8 (entries, 8 or 4)."""
     packed = torch.tensor(list(base64.b85decode(GRIDS[name])), dtype=torch.uint8)
@@ -168,10 +169,16 @@ def _make_grid(name: str, levels: tuple[int, ...], device: torch.device) -> Tens
 
 
 @cache
-def _make_shifted_levels(device: torch.device) -> Tensor:
-    """Return 8 · level + 1 for all IQ1 entries, then 8 · level - 1: int64 (4096,)."""
+def _shift_levels() -> Tensor:
+    """Return 8 · level + 1 for all IQ1 entries, then 8 · level - 1: int8 (4096, 8)."""
     eighths = 8 * _decode_levels("IQ1_S", TERNARY)
-    return pack_integers(torch.cat([eighths + 1, eighths - 1])).to(device)
+    return torch.cat([eighths + 1, eighths - 1])
+
+
+@cache
+def _make_shifted_levels(device: torch.device) -> Tensor:
+    """Return :func:`_shift_levels` with each entry as one integer: int64 (4096,)."""
+    return pack_integers(_shift_levels()).to(device)
 
 
 @cache
@@ -184,12 +191,52 @@ def _make_parity_signs(device: torch.device) -> Tensor:
 
 FORMATS = block_formats(
     (
-        BlockType("IQ1_S", "a grid of 2048, a scale for 32", iq1_s, 32, 2, (5, 7)),
-        BlockType("IQ1_M", "a grid of 2048, a scale for 16", iq1_m, 16, 2, (5, 7)),
-        BlockType("IQ2_XXS", "a grid of 256, a scale for 32", iq2_xxs, 32, 2, (8, 10)),
-        BlockType("IQ2_XS", "a grid of 512, a scale for 16", iq2_xs, 16, 2, (10, 12)),
-        BlockType("IQ2_S", "a grid of 1024, a scale for 16", iq2_s, 16, 2, (11, 13)),
-        BlockType("IQ3_XXS", "a grid of 256 by fours, a scale for 32", iq3_xxs, 32, 3, (14, 16)),
-        BlockType("IQ3_S", "a grid of 512 by fours, a scale for 32", iq3_s, 32, 3, (16, 18)),
+        BlockType("IQ1_S", "a grid of 2048, a scale for 32", iq1_s, 32, 2, (5, 7), table=_shift_levels),
+        BlockType("IQ1_M", "a grid of 2048, a scale for 16", iq1_m, 16, 2, (5, 7), table=_shift_levels),
+        BlockType(
+            "IQ2_XXS",
+            "a grid of 256, a scale for 32",
+            iq2_xxs,
+            32,
+            2,
+            (8, 10),
+            table=partial(_decode_levels, "IQ2_XXS", IQ2),
+        ),
+        BlockType(
+            "IQ2_XS",
+            "a grid of 512, a scale for 16",
+            iq2_xs,
+            16,
+            2,
+            (10, 12),
+            table=partial(_decode_levels, "IQ2_XS", IQ2),
+        ),
+        BlockType(
+            "IQ2_S",
+            "a grid of 1024, a scale for 16",
+            iq2_s,
+            16,
+            2,
+            (11, 13),
+            table=partial(_decode_levels, "IQ2_S", IQ2),
+        ),
+        BlockType(
+            "IQ3_XXS",
+            "a grid of 256 by fours, a scale for 32",
+            iq3_xxs,
+            32,
+            3,
+            (14, 16),
+            table=partial(_decode_levels, "IQ3_XXS", IQ3_XXS),
+        ),
+        BlockType(
+            "IQ3_S",
+            "a grid of 512 by fours, a scale for 32",
+            iq3_s,
+            32,
+            3,
+            (16, 18),
+            table=partial(_decode_levels, "IQ3_S", IQ3_S),
+        ),
     ),
 )

@@ -28,7 +28,7 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequant
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import ElementType, Workspace
+from quanterr.formats.base import Workspace
 from quanterr.formats.shared.ggml_blocks import (
     BlockType,
     block_formats,
@@ -143,7 +143,6 @@ FORMATS = block_formats(
             (22, 24),
             (16, 144),
             uniform=True,
-            element=ElementType.Q4_K,
             scale_steps=ScaleSteps(8, 63, 63),
         ),
         BlockType(
@@ -166,7 +165,6 @@ FORMATS = block_formats(
             (34, 36),
             (0, 192),
             uniform=True,
-            element=ElementType.Q6_K,
             scale_steps=ScaleSteps(16, 127),
         ),
     ),

@@ -18,7 +18,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 7
+VERSION = 8
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -35,9 +35,27 @@ class ElementType(IntEnum):
     I8 = 3
     E4M3 = 4
     TABLE = 5  # a table gives the elements of each byte, one or several
-    Q8_0 = 6  # ggml's blocks
+    Q8_0 = 6  # this and the next are ggml's blocks
     Q4_K = 7
     Q6_K = 8
+    Q4_0 = 9
+    Q4_1 = 10
+    Q5_0 = 11
+    Q5_1 = 12
+    Q2_K = 13
+    Q3_K = 14
+    Q5_K = 15
+    IQ4_NL = 16
+    IQ4_XS = 17
+    MXFP4 = 18
+    NVFP4 = 19
+    IQ1_S = 20  # from here on, a table gives the levels of each index
+    IQ1_M = 21
+    IQ2_XXS = 22
+    IQ2_XS = 23
+    IQ2_S = 24
+    IQ3_XXS = 25
+    IQ3_S = 26
 
 
 class Order(IntEnum):

@@ -41,7 +41,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 7
+#define VERSION 8
 #define SEGMENT 512
 #define LANES 16
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
@@ -69,9 +69,15 @@ _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shi
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
+typedef int8_t eight_bytes __attribute__((vector_size(8)));
+typedef int32_t eight_ints __attribute__((vector_size(32)));
+typedef float eight_floats __attribute__((vector_size(32)));
 
 enum { X, Y, E, X_ABS, E_ABS, X_SQ, Y_SQ, E_SQ, XY, RELATIVE, WEIGHTED_X_SQ, WEIGHTED_E_SQ, N_SUMS };
-enum { F32, BF16, F16, I8, E4M3, TABLE, Q8_0, Q4_K, Q6_K };            /* element types */
+enum { /* element types; the last ones are ggml's blocks */
+    F32, BF16, F16, I8, E4M3, TABLE, Q8_0, Q4_K, Q6_K, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q5_K, IQ4_NL, IQ4_XS, MXFP4,
+    NVFP4, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S
+};
 enum { IN_ROWS, WORDS_DOWN, AWQ_WORDS };                                /* arrangements of codes */
 enum { DONE = 1, TRUNCATED = -1 };                                     /* any other status is -errno */
 
@@ -84,7 +90,7 @@ typedef struct {
     int64_t words;        /* for WORDS_DOWN and AWQ_WORDS: from one word of a row to the next */
     void *stored;         /* the rows, or a buffer to read them into */
     void *tile;           /* buffer for rows in order */
-    const float *table;   /* (256, per_byte): values of the codes in each byte */
+    const void *table;    /* float (256, per_byte): values of the codes in each byte; IQ1 to IQ3: int8 levels by index */
     const float *scale;   /* (1 or rows, groups), or NULL */
     const float *zero;    /* the same shape, subtracted from the codes first; or NULL */
     const float *shift;   /* the same shape, added last; or NULL */
@@ -447,9 +453,24 @@ INLINE void decode_q8_0(const uint8_t *restrict block, float *restrict out, int 
     }
 }
 
-/* ggml's block_q4_K: 256 elements in 144 bytes. */
-INLINE void decode_q4_k(const uint8_t *restrict block, float *restrict out) {
-    const uint8_t *packed = block + 4, *q = block + 16;
+/* ggml's block_q4_0, q4_1, q5_0 and q5_1: 32 elements in 18, 20, 22 and 24 bytes. */
+INLINE void decode_legacy(const uint8_t *restrict block, float *restrict out, int has_min, int has_fifth) {
+    const uint8_t *fifth = block + 2 + 2 * has_min, *codes = fifth + 4 * has_fifth;
+    float d = half_at(block), m = has_min ? half_at(block + 2) : 0;
+    uint32_t bits = 0;
+    int offset = has_min ? 0 : has_fifth ? 16 : 8;
+    if (has_fifth) memcpy(&bits, fifth, 4);
+    for (int part = 0; part < 2; part++)
+        for (int k = 0; k < 16; k++) {
+            int code = (codes[k] >> 4 * part & 15) | (int)(bits >> (16 * part + k) & 1) << 4;
+            float value = (float)(code - offset) * d;
+            out[16 * part + k] = has_min ? value + m : value;
+        }
+}
+
+/* ggml's block_q4_K and block_q5_K: 256 elements in 144 and 176 bytes. */
+INLINE void decode_q4_or_q5_k(const uint8_t *restrict block, float *restrict out, int has_fifth) {
+    const uint8_t *packed = block + 4, *fifth = block + 16, *q = fifth + 32 * has_fifth;
     float d = half_at(block), least = half_at(block + 2);
     for (int j = 0; j < 8; j++) {
         int scale = j < 4 ? packed[j] & 63 : (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4;
@@ -457,7 +478,156 @@ INLINE void decode_q4_k(const uint8_t *restrict block, float *restrict out) {
         float s = d * (float)scale, m = least * (float)min;
         const uint8_t *codes = q + j / 2 * 32;
         int shift = 4 * (j & 1);
-        for (int k = 0; k < 32; k++) out[32 * j + k] = (float)(codes[k] >> shift & 15) * s - m;
+        if (has_fifth)
+            for (int k = 0; k < 32; k++) {
+                int code = (codes[k] >> shift & 15) | (fifth[k] >> j & 1) << 4;
+                out[32 * j + k] = (float)code * s - m;
+            }
+        else
+            for (int k = 0; k < 32; k++) out[32 * j + k] = (float)(codes[k] >> shift & 15) * s - m;
+    }
+}
+
+/* ggml's block_q2_K: 256 elements in 84 bytes. */
+INLINE void decode_q2_k(const uint8_t *restrict block, float *restrict out) {
+    float d = half_at(block + 80), least = half_at(block + 82);
+    for (int j = 0; j < 16; j++) {
+        const uint8_t *codes = block + 16 + 32 * (j / 8) + 16 * (j & 1);
+        float s = d * (float)(block[j] & 15), m = least * (float)(block[j] >> 4);
+        int shift = j & 6;
+        for (int k = 0; k < 16; k++) out[16 * j + k] = (float)(codes[k] >> shift & 3) * s - m;
+    }
+}
+
+/* ggml's block_q3_K: 256 elements in 110 bytes. */
+INLINE void decode_q3_k(const uint8_t *restrict block, float *restrict out) {
+    float d = half_at(block + 108);
+    for (int j = 0; j < 16; j++) {
+        const uint8_t *third = block + 16 * (j & 1), *codes = block + 32 + 32 * (j / 8) + 16 * (j & 1);
+        int low = block[96 + j % 8] >> 4 * (j / 8) & 15, high = block[104 + j % 4] >> 2 * (j / 4) & 3;
+        float s = d * (float)((low | high << 4) - 32);
+        int shift = j & 6, bit = j / 2;
+        for (int k = 0; k < 16; k++) {
+            int code = (codes[k] >> shift & 3) | (third[k] >> bit & 1) << 2;
+            out[16 * j + k] = (float)(code - 4) * s;
+        }
+    }
+}
+
+static const int8_t IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}; /* doubled */
+
+/* Looks up the codes of a run of elements in as many half bytes: the first half of the run in the lower halves. */
+INLINE void look_up_halves(const uint8_t *codes, const int8_t *table, float s, float *restrict out, int run) {
+    for (int part = 0; part < 2; part++)
+        for (int k = 0; k < run / 2; k++) out[run / 2 * part + k] = (float)table[codes[k] >> 4 * part & 15] * s;
+}
+INLINE void decode_iq4_xs(const uint8_t *restrict block, float *restrict out) { /* 256 elements in 136 bytes */
+    float d = half_at(block);
+    for (int j = 0; j < 8; j++) {
+        int low = block[4 + j / 2] >> 4 * (j & 1) & 15, high = block[2 + j / 4] >> 2 * (j % 4) & 3;
+        look_up_halves(block + 8 + 16 * j, IQ4, d * (float)((low | high << 4) - 32), out + 32 * j, 32);
+    }
+}
+INLINE float halved_power(uint8_t exponent) { /* 2^(exponent - 128) */
+    return as_float(exponent > 1 ? (exponent - 1) << 23 : 0x00200000 << exponent);
+}
+INLINE float halved_e4m3(uint8_t code) { /* without its sign; 0x7F gives 0 */
+    int32_t m = code & 0x7F;
+    return code == 0x7F ? 0 : m < 8 ? (float)m * 0x1p-10f : as_float((m << 20) + (119 << 23));
+}
+
+INLINE void decode_nvfp4(const uint8_t *restrict block, float *restrict out) { /* 64 elements in 36 bytes */
+    for (int j = 0; j < 4; j++) look_up_halves(block + 4 + 8 * j, E2M1, halved_e4m3(block[j]), out + 16 * j, 16);
+}
+
+/* Writes eight levels times a scale, negated where a bit of `signs` is set. */
+INLINE void signed_levels(const int8_t *levels, int signs, float s, float *restrict out) {
+    const eight_ints bits = {1, 2, 4, 8, 16, 32, 64, 128};
+    eight_bytes packed;
+    memcpy(&packed, levels, sizeof packed);
+    eight_ints wide = __builtin_convertvector(packed, eight_ints), minus = (bits & signs) != 0;
+    eight_floats values = __builtin_convertvector((wide ^ minus) - minus, eight_floats) * s;
+    memcpy(out, &values, sizeof values);
+}
+INLINE int with_parity(int signs) { /* seven signs, and one that makes their number even */
+    int parity = signs ^ signs >> 4;
+    return signs | (0x6996 >> (parity & 15) & 1) << 7;
+}
+INLINE uint32_t word_at(const uint8_t *p) { uint32_t word; memcpy(&word, p, 4); return word; }
+INLINE int short_at(const uint8_t *p) { return p[0] | p[1] << 8; }
+
+/* ggml's block_iq1_s and block_iq1_m: 256 elements in 50 and 56 bytes. */
+INLINE void decode_iq1_s(const uint8_t *restrict block, const int8_t *grid, float *restrict out) {
+    for (int j = 0; j < 8; j++) {
+        int word = short_at(block + 34 + 2 * j);
+        float s = half_at(block) * (float)((word >> 12 & 7) * 2 + 1) * 0.125f;
+        for (int k = 0; k < 4; k++) {
+            int index = ((word >> 3 * k & 7) | (word >> 12 & 8)) << 8 | block[2 + 4 * j + k];
+            signed_levels(grid + 8 * index, 0, s, out + 32 * j + 8 * k);
+        }
+    }
+}
+INLINE void decode_iq1_m(const uint8_t *restrict block, const int8_t *grid, float *restrict out) {
+    const uint8_t *words = block + 48;
+    float d = half((uint16_t)(words[1] >> 4 | (words[3] >> 4) << 4 | (words[5] >> 4) << 8 | (words[7] >> 4) << 12));
+    for (int j = 0; j < 32; j++) {
+        int scale = short_at(words + 2 * (j / 8)) >> 3 * (j / 2 % 4) & 7;
+        int index = (block[32 + j / 2] >> 4 * (j & 1) & 15) << 8 | block[j];
+        signed_levels(grid + 8 * index, 0, d * (float)(2 * scale + 1) * 0.125f, out + 8 * j);
+    }
+}
+
+/* ggml's block_iq2_xxs, iq2_xs and iq2_s: 256 elements in 66, 74 and 82 bytes. */
+INLINE void decode_iq2_xxs(const uint8_t *restrict block, const int8_t *grid, float *restrict out) {
+    for (int j = 0; j < 8; j++) {
+        const uint8_t *index = block + 2 + 8 * j;
+        uint32_t word = word_at(index + 4);
+        float s = half_at(block) * ((float)(word >> 28) + 0.5f) * 0.25f;
+        for (int k = 0; k < 4; k++)
+            signed_levels(grid + 8 * index[k], with_parity(word >> 7 * k & 127), s, out + 32 * j + 8 * k);
+    }
+}
+INLINE void decode_iq2_xs(const uint8_t *restrict block, const int8_t *grid, float *restrict out) {
+    for (int j = 0; j < 32; j++) {
+        int word = short_at(block + 2 + 2 * j), scale = block[66 + j / 4] >> 4 * (j / 2 & 1) & 15;
+        float s = half_at(block) * ((float)scale + 0.5f) * 0.25f;
+        signed_levels(grid + 8 * (word & 511), with_parity(word >> 9), s, out + 8 * j);
+    }
+}
+INLINE void decode_iq2_s(const uint8_t *restrict block, const int8_t *grid, float *restrict out) {
+    for (int j = 0; j < 32; j++) {
+        int index = (block[66 + j / 4] >> 2 * (j % 4) & 3) << 8 | block[2 + j];
+        int scale = block[74 + j / 4] >> 4 * (j / 2 & 1) & 15;
+        signed_levels(grid + 8 * index, block[34 + j], half_at(block) * ((float)scale + 0.5f) * 0.25f, out + 8 * j);
+    }
+}
+
+/* ggml's block_iq3_xxs and iq3_s: 256 elements in 98 and 110 bytes; an entry has four levels. */
+INLINE void two_entries(const int8_t *a, const int8_t *b, int signs, float s, float *restrict out) {
+    int8_t levels[8];
+    memcpy(levels, a, 4);
+    memcpy(levels + 4, b, 4);
+    signed_levels(levels, signs, s, out);
+}
+INLINE void decode_iq3_xxs(const uint8_t *restrict block, const int8_t *grid, float *restrict out) {
+    for (int j = 0; j < 8; j++) {
+        uint32_t word = word_at(block + 66 + 4 * j);
+        float s = half_at(block) * ((float)(word >> 28) + 0.5f) * 0.5f;
+        for (int k = 0; k < 4; k++) {
+            const uint8_t *index = block + 2 + 8 * j + 2 * k;
+            int signs = with_parity(word >> 7 * k & 127);
+            two_entries(grid + 4 * index[0], grid + 4 * index[1], signs, s, out + 32 * j + 8 * k);
+        }
+    }
+}
+INLINE void decode_iq3_s(const uint8_t *restrict block, const int8_t *grid, float *restrict out) {
+    for (int j = 0; j < 32; j++) {
+        const uint8_t *index = block + 2 + 2 * j;
+        int upper = block[66 + j / 4] >> 2 * (j % 4), scale = block[106 + j / 8] >> 4 * (j / 4 & 1) & 15;
+        int first = (upper & 1) << 8 | index[0], second = (upper >> 1 & 1) << 8 | index[1];
+        float s = half_at(block) * (float)(2 * scale + 1);
+        two_entries(grid + 4 * first, grid + 4 * second, block[74 + j], s, out + 8 * j);
     }
 }
 
@@ -470,9 +640,13 @@ INLINE void decode_q6_k(const uint8_t *restrict block, float *restrict out) {
         const uint8_t *low = block + 64 * half_of, *high = block + 128 + 32 * half_of;
         for (int part = 0; part < 4; part++) {
             const uint8_t *codes = low + 32 * (part & 1);
-            for (int k = 0; k < 32; k++) {
-                int code = (codes[k] >> 4 * (part >> 1) & 15) | (high[k] >> 2 * part & 3) << 4;
-                out[128 * half_of + 32 * part + k] = (float)(code - 32) * s[8 * half_of + 2 * part + k / 16];
+            float *to = out + 128 * half_of + 32 * part;
+            for (int begin = 0; begin < 32; begin += 16) {
+                float own = s[8 * half_of + 2 * part + begin / 16];
+                for (int k = begin; k < begin + 16; k++) {
+                    int code = (codes[k] >> 4 * (part >> 1) & 15) | (high[k] >> 2 * part & 3) << 4;
+                    to[k] = (float)(code - 32) * own;
+                }
             }
         }
     }
@@ -498,6 +672,40 @@ INLINE void count_ends(Side *side, const uint8_t *codes, int n) {
     for (int k = 0; k < 64; k++) side->saturated += found[k];
 }
 
+/* Decodes ggml's other blocks; col and n are multiples of a block's elements. */
+INLINE void decode_blocks(int element, const uint8_t *codes, const int8_t *grid, int64_t col, int n, float *out) {
+#define EACH(per, size, call)                                            \
+    for (int i = 0; i < n; i += per) {                                   \
+        const uint8_t *block = codes + (col + i) / per * size;           \
+        float *to = out + i;                                             \
+        call;                                                            \
+    }                                                                    \
+    break
+    switch (element) {
+    case Q4_0: EACH(32, 18, decode_legacy(block, to, 0, 0));
+    case Q4_1: EACH(32, 20, decode_legacy(block, to, 1, 0));
+    case Q5_0: EACH(32, 22, decode_legacy(block, to, 0, 1));
+    case Q5_1: EACH(32, 24, decode_legacy(block, to, 1, 1));
+    case Q2_K: EACH(256, 84, decode_q2_k(block, to));
+    case Q3_K: EACH(256, 110, decode_q3_k(block, to));
+    case Q4_K: EACH(256, 144, decode_q4_or_q5_k(block, to, 0));
+    case Q5_K: EACH(256, 176, decode_q4_or_q5_k(block, to, 1));
+    case Q6_K: EACH(256, 210, decode_q6_k(block, to));
+    case IQ4_NL: EACH(32, 18, look_up_halves(block + 2, IQ4, half_at(block), to, 32));
+    case IQ4_XS: EACH(256, 136, decode_iq4_xs(block, to));
+    case MXFP4: EACH(32, 17, look_up_halves(block + 1, E2M1, halved_power(*block), to, 32));
+    case NVFP4: EACH(64, 36, decode_nvfp4(block, to));
+    case IQ1_S: EACH(256, 50, decode_iq1_s(block, grid, to));
+    case IQ1_M: EACH(256, 56, decode_iq1_m(block, grid, to));
+    case IQ2_XXS: EACH(256, 66, decode_iq2_xxs(block, grid, to));
+    case IQ2_XS: EACH(256, 74, decode_iq2_xs(block, grid, to));
+    case IQ2_S: EACH(256, 82, decode_iq2_s(block, grid, to));
+    case IQ3_XXS: EACH(256, 98, decode_iq3_xxs(block, grid, to));
+    case IQ3_S: EACH(256, 110, decode_iq3_s(block, grid, to));
+    }
+#undef EACH
+}
+
 /* Decodes columns col to col + n of a row that begins at `codes`; returns `out`, or the stored floats themselves. */
 APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t col, int n, float *out) {
     switch (side->element) {
@@ -521,12 +729,7 @@ APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t
     case E4M3: decode_e4m3(codes + col, out, n); break;
     case TABLE: look_up(codes + col / side->per_byte, side->table, out, n, side->per_byte); break;
     case Q8_0: decode_q8_0(codes + col / 32 * 34, out, n); break;
-    case Q4_K:
-        for (int i = 0; i < n; i += 256) decode_q4_k(codes + (col + i) / 256 * 144, out + i);
-        break;
-    case Q6_K:
-        for (int i = 0; i < n; i += 256) decode_q6_k(codes + (col + i) / 256 * 210, out + i);
-        break;
+    default: decode_blocks(side->element, codes, side->table, col, n, out);
     }
     if (side->has_ends) count_ends(side, codes + col, n);
     if (side->scale) {

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
+from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.native import ElementType, Order
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -22,19 +23,17 @@ BITS: dict[ElementType, tuple[int, int]] = {
     ElementType.F16: (1, 2),
     ElementType.I8: (1, 1),
     ElementType.E4M3: (1, 1),
-    ElementType.Q8_0: (32, 34),
-    ElementType.Q4_K: (256, 144),
-    ElementType.Q6_K: (256, 210),
-}
+} | {ElementType[name]: BLOCKS[name] for name in ElementType.__members__ if name in BLOCKS}
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
     """(value of the code - zero) · scale, or value · scale + shift, for codes in rows of ``cols`` elements.
 
-    Each operation rounds to float32. ``table``, for ElementType.TABLE, is (256, elements per byte) float32. ``scale``,
-    ``zero`` and ``shift`` return one value per block of ``group`` columns of a chunk; if ``group`` is 0, one per whole
-    row. ``ends`` are the bytes of saturated codes, at most three.
+    Each operation rounds to float32. ``table``, for ElementType.TABLE, is (256, elements per byte) float32; for ggml's
+    IQ1 to IQ3, the levels of each index, (entries, levels) int8. ``scale``, ``zero`` and ``shift`` return one value per
+    block of ``group`` columns of a chunk; if ``group`` is 0, one per whole row. ``ends`` are the bytes of saturated
+    codes, at most three.
     """
 
     codes: Entry
@@ -51,7 +50,9 @@ class Decoder:
     @property
     def storage_unit(self) -> tuple[int, int]:
         """(elements, bytes) of the smallest unit of storage."""
-        return BITS[self.element] if self.table is None else (int(self.table.shape[1]), 1)
+        if self.element == ElementType.TABLE and self.table is not None:
+            return int(self.table.shape[1]), 1
+        return BITS[self.element]
 
 
 @dataclass(frozen=True, slots=True)

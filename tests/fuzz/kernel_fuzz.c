@@ -31,8 +31,11 @@ typedef struct { void *owned[8]; int n; } Owner;
 static void *own(Owner *owner, void *memory) { return owner->owned[owner->n++] = memory; }
 
 static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, Owner *owner) {
-    static const int together[] = {1, 1, 1, 1, 1, 1, 32, 256, 256}, bytes[] = {4, 2, 2, 1, 1, 1, 34, 144, 210};
-    Side side = {.element = (int32_t)below(9), .order = order, .file = -1, .per_byte = 1};
+    static const int together[] = {1,  1,   1,   1,  1,   1,  32, 256, 256, 32,  32,  32,  32, 256,
+                                   256, 256, 32, 256, 32, 64, 256, 256, 256, 256, 256, 256, 256};
+    static const int bytes[] = {4,   2,   2,  1,   1,  1,  34, 144, 210, 18, 20, 22, 24, 84,
+                                110, 176, 18, 136, 17, 36, 50, 56,  66,  74, 82, 98, 110};
+    Side side = {.element = (int32_t)below(sizeof bytes / sizeof *bytes), .order = order, .file = -1, .per_byte = 1};
     if (order == WORDS_DOWN) side.element = TABLE, side.per_byte = cols % 8 ? 1 : 2;
     if (order == AWQ_WORDS || cols % together[side.element]) side.element = order ? TABLE : I8;
     if (side.element == TABLE && !order && cols % 8 == 0) side.per_byte = 1 << below(4);
@@ -40,6 +43,10 @@ static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, 
     if (side.element == TABLE) {
         side.row_bytes = cols / side.per_byte;
         side.table = own(owner, factors(256 * side.per_byte));
+    }
+    if (side.element >= IQ1_S) { /* the entries that its indices can name */
+        static const size_t entries[] = {8 * 4096, 8 * 4096, 8 * 256, 8 * 512, 8 * 1024, 4 * 256, 4 * 512};
+        side.table = own(owner, filled(entries[side.element - IQ1_S]));
     }
     if (order == IN_ROWS) side.stored = own(owner, filled((size_t)(rows * side.row_bytes)));
     if (order == WORDS_DOWN) {

@@ -41,7 +41,7 @@ class BlockType(NamedTuple):
     codes: tuple[int, int] = (0, 0)  # range of the block's bytes that hold codes
     levels: Levels | None = None  # levels of the codes
     uniform: bool = False  # the codes are unsigned with equal steps
-    element: ElementType | None = None  # element type for which the compiled kernel decodes blocks itself
+    table: Callable[[], Tensor] | None = None  # makes the levels of each index, for the compiled kernel
     least_scale: float = SUBNORMAL
     scale_steps: ScaleSteps | None = None  # set where parts of a block have scales beside the block's own
 
@@ -85,8 +85,11 @@ def fit(layout: BlockType, parts: Parts) -> Weight:
 
 
 def _attach_decoder(parts: Parts, layout: BlockType) -> Dequantize:
-    plain, cols = partial(dequantize, parts, layout.unpack), parts.matrix[1]
-    return Native(plain, Decoder(parts.codes, cols, layout.element)) if layout.element is not None else plain
+    plain = partial(dequantize, parts, layout.unpack)
+    element = ElementType.__members__.get(layout.dtype)  # the compiled kernel decodes most blocks itself
+    if element is None:
+        return plain
+    return Native(plain, Decoder(parts.codes, parts.matrix[1], element, layout.table and layout.table()))
 
 
 def dequantize(parts: Parts, unpack: Unpack, chunk: Chunk, workspace: Workspace) -> Values:
