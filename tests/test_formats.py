@@ -142,7 +142,7 @@ class TestEveryGoldenCaseOfNumbers:
             for pair in plan.pairs:
                 weight = pair.quantized
                 cols = weight.matrix[1]
-                sizes = {cols, 3 * cols + 1, 50 * cols, max(cols - 1, 1), cols // 3 + 1}
+                sizes = {3 * cols + 1, 50 * cols, max(cols - 1, 1)}  # a few rows, many, pieces of one
                 whole = dequantized(weight)
 
                 assert all(same_bits(whole, dequantized(weight, size)) for size in sizes), pair.name
@@ -154,7 +154,7 @@ class TestEveryGoldenCaseOfNumbers:
                 rows, cols = pair.quantized.matrix
                 whole = dequantized(pair.quantized)
                 for row in {0, rows // 2, rows - 1}:
-                    for piece in reversed(Cut(1, cols, 7)):
+                    for piece in reversed(Cut(1, cols, max(7, cols // 32 | 1))):
                         chunk = Chunk(row, row + 1, piece.col, piece.stop_col)
                         actual = chunk_of(pair.quantized, chunk, workspace)
 

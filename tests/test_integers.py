@@ -56,13 +56,12 @@ def read(folder, values, arrays, config=None, name="a.weight"):
 
 
 def check_cuts(weight, whole):
-    """Any cut gives the same values: odd numbers of rows, and pieces of a row that start anywhere."""
+    """Any cut gives the same values: a few rows at a time, and pieces of a row that start anywhere."""
     rows, cols = weight.matrix
-    for size in {3 * cols, cols, max(cols - 1, 1)}:
-        assert same_bits(whole, dequantized(weight, size)), size
+    assert same_bits(whole, dequantized(weight, 3 * cols))
     workspace = Workspace(torch.device("cpu"))
-    for row in {0, rows // 2, rows - 1}:
-        for piece in reversed(Cut(1, cols, 37)):
+    for row in {0, min(5, rows - 1), rows // 2, rows - 1}:
+        for piece in [*reversed(Cut(1, cols, 37)), *Cut(1, cols, max(cols - 1, 1))]:
             chunk = Chunk(row, row + 1, piece.col, piece.stop_col)
             assert same_bits(whole[row : row + 1, piece.col : piece.stop_col], chunk_of(weight, chunk, workspace)), (
                 chunk

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import CPU, planned
 from test_formats import NUMBERS, expected_of
@@ -138,6 +138,7 @@ class TestLevels:
         assert (numbers.diff() == 1).all()
         assert torch.equal(levels.values(numbers), values)
 
+    @settings(max_examples=40)
     @given(st.data())
     def test_the_nearest_is_nearest_of_all(self, levels, data):
         numbers = st.floats(2 * levels.lowest - 1, 2 * levels.highest + 1, width=32)
@@ -147,6 +148,7 @@ class TestLevels:
 
         assert torch.allclose((levels.values(levels.numbers(codes)) - codes).abs(), least, rtol=1e-5, atol=1e-6)
 
+    @settings(max_examples=40)
     @given(st.data())
     def test_the_short_test_never_says_nearest_of_what_is_not(self, levels, data):
         values = values_of(levels)
