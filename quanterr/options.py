@@ -141,7 +141,8 @@ class ComparisonOptions(ReadOptions):
         exclude: patterns of layers to leave out: ``exclude="norm"`` equals ``layers="!norm"``.
         outlier_threshold: an element with a larger ``|e|`` counts as an outlier.
         importance: an importance matrix of llama.cpp; yields weighted_nmse and weighted_snr_db.
-        sensitivity: a file written by ``evaluate --sensitivity``; yields predicted_kld.
+        sensitivity: a file written by ``evaluate --sensitivity``; yields predicted_kld, or
+            predicted_output_error where it is of recorded calls.
         resume: a journal of finished weights, read first and then extended; see comparison/journal.py.
         on_progress: called with the progress ten times per second.
         on_layer: called from a thread of the run with each layer that differs, as soon as it is compared.
@@ -175,7 +176,7 @@ class ComparisonOptions(ReadOptions):
     sensitivity: Annotated[
         Path | None,
         Option(
-            "A file written by evaluate --sensitivity: predicts the KL divergence that the errors cause.",
+            "A file written by evaluate --sensitivity: predicts the KLD, or output error, that the errors cause.",
             METRICS,
             "FILE",
         ),
@@ -286,13 +287,14 @@ class SweepOptions(CompareOptions, RecipeOptions, KeepOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(ComparisonOptions, RecipeOptions):
-    """Options of :func:`quanterr.plan`; exactly one of ``size``, ``bits``, ``max_kld`` and ``min_snr`` is required.
+    """Options of :func:`quanterr.plan`; exactly one of ``size``, ``bits`` and the limits is required.
 
     Attributes:
         same_in: the groups of layers that share a recipe: ``fused`` (by runtimes), ``block`` or ``role``.
         size: maximum size of the whole checkpoint, in bytes or as ``6GiB``.
         bits: maximum bits per weight of the planned layers, scales included.
         max_kld: find the smallest size whose predicted KLD [nat] is at most this; needs ``sensitivity``.
+        max_output_error: as ``max_kld``, of the outputs of recorded calls, with their ``sensitivity``.
         min_snr: find the smallest size whose SNR over the planned layers [dB] is at least this.
         verify: measure the plan on ``text``, quantized on the fly; ``max_kld`` then bounds the measured divergence.
             Needs transformers.
@@ -308,6 +310,14 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
     ] = None
     max_kld: Annotated[
         float | None, Option("Smallest size with at most this predicted KLD; needs --sensitivity.", GOAL, "NAT")
+    ] = None
+    max_output_error: Annotated[
+        float | None,
+        Option(
+            "Smallest size with at most this predicted error of a denoiser's output (1: 100 %); needs --sensitivity.",
+            GOAL,
+            "SHARE",
+        ),
     ] = None
     min_snr: Annotated[
         float | None, Option("Smallest size with at least this SNR over the planned layers.", GOAL, "dB")
@@ -334,7 +344,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
         context: tokens per chunk; the predictions of its second half are scored.
         chunks: maximum number of chunks; None for all.
         sensitivity: the file to write each weight's sensitivity to; the result then has predictions for the candidates.
-        sensitivity_chunks: number of chunks to measure the sensitivity on, all kept in memory.
+        sensitivity_chunks: number of chunks or calls to measure the sensitivity on, all kept in memory.
         importance_out: the file for the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
         saliency_out: the file for the most salient columns and elements of each weight (JSON).
         saliency: percentage of columns and elements that go into ``saliency_out``.
@@ -404,7 +414,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
     sensitivity: Annotated[
         Path | None,
         Option(
-            "Write each weight's sensitivity (JSON), and predict the divergence of the candidates.",
+            "Write each weight's sensitivity (JSON), and predict the divergence, or output error, of the candidates.",
             OUTPUT,
             "FILE",
         ),
@@ -412,7 +422,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
     sensitivity_chunks: Annotated[
         int,
         Option(
-            "Number of chunks to measure the sensitivity on; their activations are kept in memory.",
+            "Number of chunks or calls to measure the sensitivity on; their activations are kept in memory.",
             TEXT,
             "N",
             least=1,
@@ -534,6 +544,7 @@ class PlanKeywords(ComparisonKeywords, total=False):
     size: float | str | None
     bits: float | None
     max_kld: float | None
+    max_output_error: float | None
     min_snr: float | None
     verify: bool
     text: Path | None

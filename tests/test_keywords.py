@@ -35,7 +35,7 @@ class TestSignatures:
 
 
 def test_errors_name_arguments_and_leave_commands_as_they_are():
-    with pytest.raises(UsageError, match=r"^give one goal: size, bits, max_kld or min_snr$"):
+    with pytest.raises(UsageError, match=r"^give one goal: size, bits, max_kld, max_output_error or min_snr$"):
         quanterr.plan("original")
     with pytest.raises(UsageError, match=r"^max_kld needs sensitivity, written by quanterr evaluate --sensitivity$"):
         quanterr.plan("original", max_kld=0.1)

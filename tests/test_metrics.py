@@ -13,6 +13,7 @@ from quanterr.metrics import (
     METRICS,
     OUTLIER,
     PERCENTILES,
+    PREDICTED,
     RELATIVE_OUTLIER,
     Measurement,
     compute_metrics,
@@ -111,6 +112,7 @@ BY_HAND = {
     "off_code_pct": 100 / 3,
     "clipped_pct": 25.0,
     "predicted_kld": 8 / 16,
+    "predicted_output_error": None,  # the sensitivity is of the other
     "effective_bits": (12.041199826559248 - 1.76) / 6.02,
 }
 
@@ -136,6 +138,12 @@ class TestByHand:
 
         assert nonfinite == {}
         assert values[name] == (pytest.approx(expected, rel=1e-14) if isinstance(expected, float) else expected)
+
+    def test_a_sensitivity_of_recorded_calls_predicts_their_output_error(self):
+        sums = summed(torch.tensor(X), torch.tensor(Y))
+        values, _ = compute_metrics(METRICS, Measurement(sums, alpha=8.0, predicts="predicted_output_error"))
+
+        assert (8 / 16, None) == (values["predicted_output_error"], values["predicted_kld"])
 
     def test_zeroed_are_those_that_were_something(self):
         values, _ = measured([[0.0, 0.0, 3.0, 4.0]], [[0.0, 1.0, 0.0, -0.0]])
@@ -229,6 +237,7 @@ BY_NUMPY = {
     "off_code_pct": lambda x, y: None,
     "clipped_pct": lambda x, y: None,
     "predicted_kld": lambda x, y: None,  # without a sensitivity
+    "predicted_output_error": lambda x, y: None,
     "effective_bits": lambda x, y: (20 * np.log10(np.linalg.norm(x) / np.linalg.norm(y - x)) - 1.76) / 6.02,
 }
 # Of the fast way. A mean of signed errors is relative to their size, not to itself.
@@ -322,6 +331,7 @@ NONE_OF_THEM = {
     "weighted_error_norm",
     "weighted_snr_db",
     "predicted_kld",
+    "predicted_output_error",
 }  # sums of nothing are zero; the others are reported otherwise
 
 UNDEFINED = {
@@ -415,7 +425,7 @@ class TestUndefined:
     def test_metrics_alone_are_null(self, x, y, expected):
         values, _ = measured(x, y)
         # null for formats that have none, without an importance matrix, and without a sensitivity
-        told_otherwise = {"saturated_pct", "theoretical_sqnr_db", "weighted_nmse", "weighted_snr_db", "predicted_kld"}
+        told_otherwise = {"saturated_pct", "theoretical_sqnr_db", "weighted_nmse", "weighted_snr_db", *PREDICTED}
         told_otherwise |= {"weighted_error_norm"}
         told_otherwise |= {"attainable_snr_db", "excess_db", "off_code_pct", "clipped_pct"}
         told_otherwise |= {"format_snr_db", "scale_loss_db", "avoidable_db"}
@@ -448,7 +458,7 @@ class TestUndefined:
     def test_aggregates_of_no_layer_are_null_and_named(self):
         values, nonfinite = compute_metrics(AGGREGATES, Measurement(Sums()))
         percentiles = {"relative_error_percentiles", "absolute_error_percentiles"}
-        weighted = {"weighted_nmse", "weighted_snr_db", "predicted_kld"}  # null without the files that these need
+        weighted = {"weighted_nmse", "weighted_snr_db", *PREDICTED}  # null without the files that these need
         of_scales = {"attainable_snr_db", "excess_db", "worst_layer_excess_db"}  # and without nearest codes
         of_scales |= {"format_snr_db", "scale_loss_db", "avoidable_db"}
 
@@ -513,6 +523,7 @@ AGGREGATED = {
     # |e|: five zeros, 0.25, 0.5, 0.5, 1, 2
     "absolute_error_percentiles": {"p50": 0.0, "p75": 0.5, "p90": 1.0, "p95": 2.0, "p99": 2.0, "p99_9": 2.0},
     "predicted_kld": None,
+    "predicted_output_error": None,
     "bits_per_weight": 16.0,
     "compression_ratio": 2.0,
 }
@@ -576,7 +587,7 @@ class TestAggregates:
             "bits_per_weight": 32.0,
             "compression_ratio": 1.0,
         }
-        of_scales = {"attainable_snr_db", "excess_db", "predicted_kld"}
+        of_scales = {"attainable_snr_db", "excess_db", *PREDICTED}
         of_scales |= {"format_snr_db", "scale_loss_db", "avoidable_db"}
         same = set(AGGREGATE_NAMES) & set(BY_NUMPY) - {"mean_relative_error", "bits_per_weight"} - of_scales
         expected |= {name: BY_NUMPY[name](x, y) for name in same}

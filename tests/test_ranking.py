@@ -382,7 +382,7 @@ def test_json_is_strict_and_only_run_changes(rank):
         document.pop("run")
 
     assert documents[0] == documents[1]
-    assert ("quanterr.ranking", "1.5") == (documents[0]["schema"], documents[0]["schema_version"])
+    assert ("quanterr.ranking", "1.6") == (documents[0]["schema"], documents[0]["schema_version"])
 
 
 def test_a_candidate_may_be_an_open_checkpoint(tmp_path, x):

@@ -121,6 +121,7 @@ class TestEveryReport:
             "weighted_error_norm",
             "weighted_snr_db",
             "predicted_kld",
+            "predicted_output_error",
         } | OF_SCALES
         for layer in report.layers + report.other_changes:
             null = {row.name for row in METRICS if getattr(layer, row.name) is None} - optional

@@ -13,9 +13,10 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation import models
+from quanterr.evaluation.fisher import SEED, Fisher, FisherCurvature
 from quanterr.evaluation.folder import model_folder
 from quanterr.evaluation.names import ConversionNames
-from quanterr.evaluation.sensitivity import SEED, WHOLE, Curvature, profile
+from quanterr.evaluation.sensitivity import WHOLE, profile
 from quanterr.evaluation.sides import Sides
 from quanterr.evaluation.stepping import Stream
 from quanterr.pairing.importance import read_importance
@@ -32,7 +33,7 @@ def streamed(folder, chunks):
         inputs = [{"input_ids": chunk[None], "use_cache": False} for chunk in chunks]
         stream = Stream(model, ConversionNames(model, sides.weights), sides.get, inputs, CPU, graph=True)
         try:
-            return profile(stream, len(inputs), CONTEXT // 2)
+            return profile(stream, len(inputs), Fisher(CONTEXT // 2))
         finally:
             stream.close()
 
@@ -112,7 +113,7 @@ def test_a_huge_input_without_gradient_costs_nothing():
     """Massive activations: a product of sums over tokens would give half of 1e6."""
     inputs, gradients = torch.tensor([1e6, 1.0]), torch.tensor([0.0, 1.0])
     sums = inputs.sum().view(1), gradients.sum().view(1)
-    curvature = Curvature(*sums, [inputs * gradients], energy=1.0, shape=(1, 1))
+    curvature = FisherCurvature(*sums, [inputs * gradients], energy=1.0, shape=(1, 1))
 
     assert curvature.alpha(1) == 0.5 == curvature.predicted(torch.ones(1, 1), 1)
 
@@ -176,7 +177,7 @@ class TestEvaluation:
         _, document = made
         alphas = [row["alpha"] for row in document["weights"]]
 
-        assert ("quanterr.sensitivity", "1.2") == (document["schema"], document["schema_version"])
+        assert ("quanterr.sensitivity", "1.3") == (document["schema"], document["schema_version"])
         assert alphas == sorted(alphas, reverse=True)
         assert {"model.layers.0.mlp.up_proj.weight", "lm_head.weight"} <= {r["layer_name"] for r in document["weights"]}
         assert "a ranking first" in document["note"]

@@ -108,7 +108,9 @@ def _compare_each(
             ]
         del recognized
         builders = [
-            ReportBuilder(pairing, None if sensitivity is None else sensitivity.alphas(_recipe_of(side)))
+            ReportBuilder(pairing)
+            if sensitivity is None
+            else ReportBuilder(pairing, sensitivity.alphas(_recipe_of(side)), sensitivity.cost.metric)
             for pairing, side in zip(pairings, after, strict=True)
         ]
         give_back_memory()  # pairing's tables of names

@@ -20,7 +20,16 @@ from quanterr.findings.configs import compare_configs
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.findings.structure import check_structure
 from quanterr.formats import CODE_DTYPES, FORMATS
-from quanterr.metrics import AGGREGATES, METRICS, LayerValues, Measurement, compute_metrics, finite, original_norm
+from quanterr.metrics import (
+    AGGREGATES,
+    METRICS,
+    PREDICTED,
+    LayerValues,
+    Measurement,
+    compute_metrics,
+    finite,
+    original_norm,
+)
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import Sums, as_float, exact
@@ -123,8 +132,10 @@ class LayerGroup:
         self._values.add(layer.mean_absolute_error, layer.relative_error, layer.snr_db)
         if layer.excess_db is not None:
             self._values.excess_db.append(layer.excess_db)
-        if layer.predicted_kld is not None or "predicted_kld" in layer.nonfinite:
-            self._values.predicted_kld.append(nan if layer.predicted_kld is None else layer.predicted_kld)
+        for name, values in self._values.predicted.items():
+            predicted = getattr(layer, name)
+            if predicted is not None or name in layer.nonfinite:
+                values.append(nan if predicted is None else predicted)
 
     def merge(self, other: "LayerGroup") -> None:
         """Add the layers of another group."""
@@ -162,10 +173,12 @@ class LayerGroup:
 class ReportBuilder:
     """A builder that collects finished weights and makes the report at the end."""
 
-    def __init__(self, pairing: Pairing, alphas: Mapping[str, float] | None = None) -> None:
-        """Prepare the groups of a pairing; ``alphas`` maps weight names to sensitivities."""
+    def __init__(
+        self, pairing: Pairing, alphas: Mapping[str, float] | None = None, predicts: str = PREDICTED[0]
+    ) -> None:
+        """Prepare the groups of a pairing; ``alphas`` maps weight names to sensitivities of the metric ``predicts``."""
         self._pairing = pairing
-        self._alphas = alphas
+        self._alphas, self._predicts = alphas, predicts
         self._all = LayerGroup()
         self._groups: dict[str, dict[str, LayerGroup]] = {"role": {}, "format": {}, "block": {}}
         self._batch, self._batch_keys = LayerGroup(), NO_GROUPS  # consecutive layers of the same groups
@@ -195,7 +208,7 @@ class ReportBuilder:
             )
             return None
         self._buckets[done.number] = Bucket.NON_FINITE if sums.nonfinite else Bucket.COMPARED
-        layer = _make_layer(pair, done, (self._alphas or {}).get(pair.name))
+        layer = _make_layer(pair, done, (self._alphas or {}).get(pair.name), self._predicts)
         if len(pair.original.shape) < 2:
             self._other[done.number] = layer
             return layer
@@ -412,7 +425,7 @@ def _bits_per_weight(pair: Pair) -> float | None:
     return 8 * pair.quantized.nbytes / n if n else None
 
 
-def _make_layer(pair: Pair, done: ComparedWeight, alpha: float | None) -> Layer:
+def _make_layer(pair: Pair, done: ComparedWeight, alpha: float | None, predicts: str) -> Layer:
     measured = Measurement(
         done.sums,
         8 * pair.quantized.nbytes,
@@ -421,6 +434,7 @@ def _make_layer(pair: Pair, done: ComparedWeight, alpha: float | None) -> Layer:
         pair.quantized.scale is not None,
         done.attainable,
         alpha,
+        predicts,
     )
     values, nonfinite = compute_metrics(METRICS, measured)
     scales, worst = done.scales, done.worst

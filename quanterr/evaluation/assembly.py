@@ -31,6 +31,7 @@ from quanterr.report.evaluation.model import (
     Tokens,
     WorstToken,
 )
+from quanterr.report.sensitivity import KLD, OUTPUT_ERROR
 from quanterr.report.subjects import combine_verdicts
 from quanterr.tensors.clock import Clock
 from quanterr.tensors.devices import describe_device
@@ -46,7 +47,7 @@ class Measured(NamedTuple):
     name: str
     candidate: Candidate
     outcome: Outcome
-    predicted: Mapping[str, float]  # by weight [nat]
+    predicted: Mapping[str, float]  # cost by weight
     tasks: list[Task]
     rollout: Rollout | None
 
@@ -93,10 +94,12 @@ def assemble(
 
 def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
     candidate, outcome, predicted = measured.candidate, measured.outcome, measured.predicted
+    cost = KLD if prepared.calls is None else OUTPUT_ERROR
+    known = {one.layer_name: predicted[one.layer_name] for one in outcome.weights if one.layer_name in predicted}
+    known = {name: each for name, each in known.items() if isfinite(each)}
     for weight in outcome.weights:
-        found = predicted.get(weight.layer_name)
-        weight.predicted_kld = found if found is not None and isfinite(found) else None
-    known = {one.layer_name: one.predicted_kld for one in outcome.weights if one.predicted_kld is not None}
+        setattr(weight, cost.metric, known.get(weight.layer_name))
+    total = sum(known.values()) if known else None
     missing = [Missing(key, display(key), why) for key, why in candidate.not_found.items()]
     reasons = prepared.doubts
     if missing:
@@ -114,11 +117,11 @@ def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
         name=measured.name,
         path=candidate.checkpoint.path,
         verdict="inconclusive" if reasons else "pass",
-        reasons=reasons or ["evaluated on all tokens; no gates set"],
+        reasons=reasons or [f"evaluated on all {'tokens' if prepared.calls is None else 'calls'}; no gates set"],
         bytes=candidate.checkpoint.nbytes,
         scores=outcome.scores,
         texts=[TextScores(text.name, each) for text, each in zip(prepared.texts, outcome.texts, strict=False)],
-        predicted_kld=sum(known.values()) if known else None,
+        predicted_kld=total if cost is KLD else None,
         embeddings=outcome.embeddings,
         outputs=outcome.outputs,
         tasks=measured.tasks,
@@ -133,6 +136,7 @@ def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
         rollout=measured.rollout,
         positions=outcome.positions,
         worst_tokens=[_worst_token(each, prepared) for each in outcome.worst],
+        predicted_output_error=total if cost is OUTPUT_ERROR else None,
     )
 
 

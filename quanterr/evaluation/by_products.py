@@ -4,17 +4,21 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from quanterr.checkpoints import Checkpoint
 from quanterr.errors import UsageError
+from quanterr.evaluation.calls import Call
 from quanterr.evaluation.folder import model_folder
 from quanterr.evaluation.importance import Origin, write_importance
 from quanterr.evaluation.lockstep import Lockstep, Outcome
 from quanterr.evaluation.opening import is_of_recipe
 from quanterr.evaluation.preparation import Prepared, reference_settings
-from quanterr.evaluation.profiling import Measured, profile_of, write_sensitivity
+from quanterr.evaluation.profiling import Basis, Measured, profile_of, write_sensitivity
 from quanterr.evaluation.references import write_reference
 from quanterr.evaluation.saliency import Saliency
 from quanterr.evaluation.sides import Candidate, Sides
+from quanterr.evaluation.tokens import fingerprint
 from quanterr.options import EvaluateOptions
 from quanterr.pairing.importance import architecture_of
 
@@ -43,7 +47,9 @@ def write_by_products(
             saliency.add(name, weight, product)
         saliency.write(os.fspath(chosen.saliency_out), original.path, prepared.source)
     if chosen.importance_out is not None:
-        origin = Origin(prepared.source, chosen.context, len(prepared.given))
+        calls = prepared.calls
+        chunks = (chosen.context, len(prepared.given)) if calls is None else (0, len(calls.calls))
+        origin = Origin(prepared.source, *chunks)
         write_importance(os.fspath(chosen.importance_out), lockstep.moments(), architecture_of(original), origin)
     if chosen.save_reference is not None:
         with model_folder(original) as folder:
@@ -58,16 +64,30 @@ def predict(
     found: Sequence[Candidate],
     outcomes: Sequence[Outcome],
 ) -> Sequence[Mapping[str, float]]:
-    """Return predictions by weight of each candidate [nat], where the sensitivity is asked for, and write it."""
+    """Return the predicted cost by weight of each candidate, where the sensitivity is asked for, and write it."""
     if chosen.sensitivity is None:
         return [{} for _ in found]
-    given = prepared.given[: chosen.sensitivity_chunks]
+    n, original = chosen.sensitivity_chunks, sides.checkpoint.path
+    if prepared.calls is not None:
+        given: Tensor | Sequence[Call] = prepared.calls.spread(n)
+        basis = Basis(original, prepared.source, prepared.calls.sha256, 0)
+    else:
+        given = prepared.given[:n]
+        basis = Basis(original, prepared.source, fingerprint(given), given.shape[1])
     profiled = profile_of(prepared.architecture, sides, found, given)
     measured = {
-        candidate.checkpoint.path: Measured(n, outcome.scores.kld_mean, outcome.scores.kld_error)
+        candidate.checkpoint.path: Measured(n, *cost)
         for n, (candidate, outcome) in enumerate(zip(found, outcomes, strict=True))
-        if outcome.scores is not None and is_of_recipe(candidate.checkpoint) and not candidate.rounding.is_any
+        if (cost := _cost_of(outcome)) and is_of_recipe(candidate.checkpoint) and not candidate.rounding.is_any
     }
-    path = os.fspath(chosen.sensitivity)
-    write_sensitivity(path, profiled, measured, sides.checkpoint.path, prepared.source, given)
+    write_sensitivity(os.fspath(chosen.sensitivity), profiled, measured, basis)
     return profiled.predictions
+
+
+def _cost_of(outcome: Outcome) -> tuple[float, float] | None:
+    """Return what was measured of the cost that a sensitivity predicts, and its standard error; None of neither."""
+    if outcome.scores is not None:
+        return outcome.scores.kld_mean, outcome.scores.kld_error
+    if outcome.outputs is not None and outcome.outputs.output_error is not None:
+        return outcome.outputs.output_error, outcome.outputs.output_error_se or 0.0  # on the same calls
+    return None

@@ -54,6 +54,10 @@ class Calls:
     model: str | None  # the class that they are for
     calls: Sequence[Call]
 
+    def spread(self, n: int) -> Sequence[Call]:
+        """Return at most ``n`` of the calls, from all over the file: steps of a group follow each other there."""
+        return self.calls if n >= len(self.calls) else [self.calls[k * len(self.calls) // n] for k in range(n)]
+
     def check(self, model: nn.Module) -> None:
         """Check that the calls are for this model.
 

@@ -136,7 +136,7 @@ def _of_calls(chosen: EvaluateOptions, architecture: models.Architecture | model
         raise UsageError(
             f"{display(name)} reads no text: give recorded calls of it with --inputs FILE.safetensors, and no other"
         )
-    of_texts = {"--task": chosen.tasks, "--sensitivity": chosen.sensitivity, SAVE: chosen.save_reference}
+    of_texts = {"--task": chosen.tasks, SAVE: chosen.save_reference}
     for option, given in of_texts.items():
         if given:
             raise UsageError(f"{option}: for models that continue a text")

@@ -1,4 +1,4 @@
-"""The sensitivity of a model's weights, the divergence that it predicts for candidates, and the file that keeps it."""
+"""The sensitivity of a model's weights, the cost that it predicts for candidates, and the file that keeps it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,30 +8,39 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.evaluation.calls import Call
+from quanterr.evaluation.fisher import Fisher
+from quanterr.evaluation.gauss_newton import GaussNewton
 from quanterr.evaluation.models import Architecture, Denoiser
-from quanterr.evaluation.names import ConversionNames, Names
-from quanterr.evaluation.sensitivity import Curvature, Part, Profile, parts_of_shape, profile
+from quanterr.evaluation.names import Names
+from quanterr.evaluation.sensitivity import Curvature, Method, Part, Profile, parts_of_shape, profile
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.stepping import Stream
-from quanterr.evaluation.tokens import fingerprint
 from quanterr.evaluation.units import Unit
-from quanterr.evaluation.workload import inputs_of
+from quanterr.evaluation.workload import CALLS, Inputs, inputs_of
 from quanterr.report.files import open_replacement
+from quanterr.report.sensitivity import KLD, OUTPUT_ERROR, Cost
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
 
-SCHEMA, SCHEMA_VERSION = "quanterr.sensitivity", "1.2"  # 1.1 adds alpha_se; 1.2 alphas, recipes
-NOTE = (
-    "KLD is about the sum of alpha * NMSE over the weights: a ranking first. As a prediction it holds up to about "
-    "0.1 nat, and is too low beyond. Where recipes were measured, readers correct it by measured / predicted. "
-    "It is of errors of weights: the rounding of inputs, keys and values comes on top."
+SCHEMA, SCHEMA_VERSION = "quanterr.sensitivity", "1.3"  # 1.1 adds alpha_se; 1.2 alphas, recipes; 1.3 cost
+MEASURED = (
+    "Where recipes were measured, readers correct it by measured / predicted. It is of errors of weights: the rounding "
+    "of inputs, keys and values comes on top."
 )
+NOTES = {
+    KLD: "KLD is about the sum of alpha * NMSE over the weights: a ranking first. As a prediction it holds up to about "
+    f"0.1 nat, and is too low beyond. {MEASURED}",
+    OUTPUT_ERROR: "The output error of the calls, the mean of |y - x|^2 / |x|^2, is about the sum of alpha * NMSE over "
+    f"the weights, for small errors that do not depend on each other. {MEASURED}",
+}
 
 
 @dataclass
 class Profiled:
-    """The sensitivity of each weight, by stored names, and the divergence that it predicts for each candidate."""
+    """The sensitivity of each weight, by stored names, and the cost that it predicts for each candidate."""
 
+    cost: Cost
     scored: int = 0
     weights: dict[str, JsonObject] = field(default_factory=dict)
     predictions: list[dict[str, float]] = field(default_factory=list)  # of each candidate, by rows of its weights
@@ -42,7 +51,7 @@ class Profiled:
         found = self.weights.setdefault(name, {"alpha": 0.0, "alpha_se": 0.0, "shape": list(shape)})
         before = found["alpha"], found["alpha_se"]
         found["alpha"] = _known(before[0] + curvature.alpha(scored)) if before[0] is not None else None
-        if curvature.products:  # an expert that no token was sent to is certain to cost nothing on this text
+        if curvature.is_used:  # an expert that no token was sent to is certain to cost nothing on this text
             found["alpha_se"] = _known(hypot(before[1], curvature.alpha_se(scored))) if before[1] is not None else None
 
 
@@ -89,26 +98,36 @@ class StoredParts:
 
 
 def profile_of(
-    architecture: Architecture | Denoiser, sides: Sides, candidates: Sequence[Candidate], given: Tensor
+    architecture: Architecture | Denoiser, sides: Sides, candidates: Sequence[Candidate], given: Tensor | Sequence[Call]
 ) -> Profiled:
-    """Go once through the original and back, with the errors of the candidates where each unit is loaded."""
+    """Go once through the original and back, with the errors of the candidates where each unit is loaded.
+
+    ``given`` are token ids (n, context), or recorded calls.
+    """
     model = architecture.build()
-    names = ConversionNames(model, sides.weights)
-    inputs = [inputs_of(model, chunk[None]) for chunk in given]
-    others = [ConversionNames(model, candidate.names) for candidate in candidates]
-    made = Profiled(predictions=[{} for _ in candidates], alphas=[{} for _ in candidates])
+    names = architecture.names(model, sides, sides.weights)
+    inputs: list[Inputs]
+    method: Method
+    if isinstance(given, Tensor):
+        inputs, method, cost = [inputs_of(model, chunk[None]) for chunk in given], Fisher(given.shape[1] // 2), KLD
+    else:
+        inputs = [CALLS.inputs(model, architecture.config, call) for call in given]
+        method, cost = GaussNewton(), OUTPUT_ERROR
+    others = [architecture.names(model, candidate.sides, candidate.names) for candidate in candidates]
+    made = Profiled(cost, predictions=[{} for _ in candidates], alphas=[{} for _ in candidates])
     parts = StoredParts(names, {name: weight.shape for name, weight in sides.weights.items()})
 
     def seen(unit: Unit, found: Profile) -> None:
         for slot in unit.slots:
-            if slot.name in found.found:
+            curvatures = found.found.pop(slot.name, None)  # they may be as large as the weight
+            if curvatures is not None:
                 weight = slot.tensor.detach()
                 own = parts.of(slot.name, tuple(weight.shape))
-                for part, curvature in found.found[slot.name].items():
+                for part, curvature in curvatures.items():
                     made.add(own[part], parts.shape_of(own[part], curvature.shape), curvature, found.scored)
                 for n, (other, candidate) in enumerate(zip(others, candidates, strict=True)):
                     error = other.tensors([slot.name], candidate.compared)[slot.name].to(weight.dtype) - weight
-                    predict(n, names.stored_name(slot.name), own, found.found[slot.name], error, weight, found.scored)
+                    predict(n, names.stored_name(slot.name), own, curvatures, error, weight, found.scored)
 
     def predict(
         n: int,
@@ -134,9 +153,10 @@ def profile_of(
             if isfinite(cost) and squares > 0:
                 made.alphas[n][name] = made.alphas[n].get(name, 0.0) + cost / squares * energy
 
-    stream = Stream(model, names, sides.get, inputs, architecture.device, graph=True)
+    recorded = not isinstance(given, Tensor)
+    stream = Stream(model, names, sides.get, inputs, architecture.device, graph=True, recorded=recorded)
     try:
-        made.scored = profile(stream, len(inputs), given.shape[1] // 2, seen, parts.of).scored
+        made.scored = profile(stream, len(inputs), method, seen, parts.of).scored
     finally:
         stream.close()
     return made
@@ -147,16 +167,23 @@ def _known(figure: float) -> float | None:
 
 
 class Measured(NamedTuple):
-    """A recipe that was evaluated: its number among the candidates, its divergence and its standard error [nat]."""
+    """A recipe that was evaluated: its number among the candidates, what it costs, and the standard error of that."""
 
     number: int
-    kld: float
+    cost: float
     error: float
 
 
-def write_sensitivity(
-    path: str, profiled: Profiled, recipes: Mapping[str, Measured], original: str, source: str, given: Tensor
-) -> None:
+class Basis(NamedTuple):
+    """What a sensitivity was measured on."""
+
+    original: str
+    source: str  # path of the text or of the calls
+    sha256: str
+    context: int  # tokens of a chunk; 0 of calls
+
+
+def write_sensitivity(path: str, profiled: Profiled, recipes: Mapping[str, Measured], basis: Basis) -> None:
     """Write it as JSON, the most sensitive weight first; with what was measured of ``recipes``, by name.
 
     Raises:
@@ -167,23 +194,25 @@ def write_sensitivity(
     for recipe, one in recipes.items():
         for name, alpha in profiled.alphas[one.number].items():
             alphas[name][recipe] = alpha
+    cost = profiled.cost
     measured = {
         name: {
-            "predicted_kld": fsum(filter(isfinite, profiled.predictions[recipe.number].values())),
-            "kld": recipe.kld,
-            "kld_se": recipe.error,
+            cost.metric: fsum(filter(isfinite, profiled.predictions[recipe.number].values())),
+            cost.field: recipe.cost,
+            f"{cost.field}_se": recipe.error,
         }
         for name, recipe in recipes.items()
     }
     document = {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
-        "original": original,
-        "note": NOTE,
+        "original": basis.original,
+        "cost": cost.name,
+        "note": NOTES[cost],
         "tokens": {
-            "source": source,
-            "sha256": fingerprint(given),
-            "context": given.shape[1],
+            "source": basis.source,
+            "sha256": basis.sha256,
+            "context": basis.context,
             "scored": profiled.scored,
         },
         "recipes": measured,

@@ -1,40 +1,22 @@
-"""The Fisher information of each weight, from one pass back through the model, unit by unit: how much it matters.
+"""How much each weight of a model matters, from one pass back through it, unit by unit.
 
-At labels that are drawn from the model's own distribution, the divergence that an error e of a weight makes is
-
-    KLD ≈ ½ Σ_t Σ_ij g_ti² x_tj² e_ij² / scored
-
-g_ti: the gradient of output i at token t; x_tj: input j. Of an error that is spread evenly, ‖W‖² · NMSE / n for each of
-n elements, that is alpha · NMSE with
-
-    alpha = ½ Σ_t ‖g_t‖² ‖x_t‖² / scored · ‖W‖² / n
-
-The sum has to be over tokens: a model may have one token in a chunk with a huge input and hardly any gradient (massive
-activations), and Σ_t ‖g_t‖² · Σ_t ‖x_t‖² / tokens would then be tens of times too large. A prediction for one error
-weighs each element by G_i A_j, the sums over tokens of g_ti² and x_tj², scaled so that an even error costs what alpha
-says. It is a ranking first: as a prediction it holds up to about 0.1 nat.
-
-A stack of experts has such numbers for each expert, over the tokens that were sent to it; so has each stored matrix
-where the model joins several.
+fisher.py        language models: the divergence of the predicted tokens
+gauss_newton.py  recorded calls: the error of the output
 
 The forward pass keeps the inputs of each unit; the backward pass loads each unit again, in reverse, and recomputes it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - its usual name
-from torch.overrides import TorchFunctionMode
 
-from quanterr.evaluation.states import products_of, stacked_products_of, storage_of
 from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.units import Unit
-
-SEED = 11  # of the labels
 
 
 class Part(NamedTuple):
@@ -55,49 +37,38 @@ PartsOf = Callable[[str, tuple[int, ...]], Iterable[Part]]  # of a parameter wit
 
 
 def parts_of_shape(_: str, shape: tuple[int, ...]) -> list[Part]:
-    """Return the experts of a stack; of a matrix all of it."""
-    return [WHOLE] if len(shape) == 2 else [Part(expert) for expert in range(shape[0])]
+    """Return the experts of a stack; of a matrix, and of the kernel of a convolution, all of it."""
+    return [WHOLE] if len(shape) != 3 else [Part(expert) for expert in range(shape[0])]
 
 
-@dataclass
-class Curvature:
-    """The sums that are kept of a matrix."""
+class Curvature(ABC):
+    """The weight that errors of a matrix have in the errors of the model's outputs, for ``scored`` outputs of it."""
 
-    inputs: Tensor | None = None  # A (columns,) float64; of an embedding how often each row was read
-    gradients: Tensor | None = None  # G (rows,) float64; of an embedding by columns
-    products: list[Tensor] = field(default_factory=list)  # ‖g_t‖² ‖x_t‖² of each token; of a table ‖x_t‖ is 1
-    transposed: bool = False  # the weight is stored [in, out]
-    is_table: bool = False  # an embedding, whose rows are chosen
-    energy: float = 0.0  # ‖W‖²
-    shape: tuple[int, ...] = ()
+    transposed: bool  # the parameter is stored [in, out]
+    is_table: bool  # an embedding, whose rows are chosen
+    energy: float  # ‖W‖²
+    shape: tuple[int, ...]
 
+    @property
+    @abstractmethod
+    def is_used(self) -> bool:
+        """Whether the matrix took part; an expert that no token was sent to did not."""
+
+    @abstractmethod
+    def complete(self, part: Part, weight: Tensor, transposed: bool) -> None:
+        """Keep what the parameter itself says of its part; ``transposed``: it is stored [in, out]."""
+
+    @abstractmethod
     def predicted(self, error: Tensor, scored: int) -> float:
-        """Return the divergence that an error of the weight makes, by prediction [nat]; NaN where nothing is known."""
-        if self.gradients is None or self.inputs is None or error.dim() != 2:
-            return float("nan")
-        rows, cols = (
-            (self.inputs, self.gradients) if self.is_table or self.transposed else (self.gradients, self.inputs)
-        )
-        even = float(rows.sum() * cols.sum())
-        weighed = float(torch.einsum("ij,i,j->", error.double().square(), rows, cols))
-        return 0.5 * self._over_tokens() / scored * weighed / even if even else 0.0
+        """Return what an error of the matrix costs, by prediction; NaN where nothing is known."""
 
+    @abstractmethod
     def alpha(self, scored: int) -> float:
-        """Return alpha [nat]: KLD ≈ alpha · NMSE of an error that is spread evenly; NaN where nothing is known."""
-        if self.gradients is None or self.inputs is None:
-            return float("nan")
-        n = self.inputs.numel() * self.gradients.numel()
-        return 0.5 * self._over_tokens() / scored * self.energy / n
+        """Return alpha: an error that is spread evenly costs about alpha · NMSE; NaN where nothing is known."""
 
+    @abstractmethod
     def alpha_se(self, scored: int) -> float:
-        """Return the standard error of alpha over tokens, as if these were independent; NaN of fewer than two."""
-        values = torch.cat(self.products).double() if self.products else torch.zeros(0)
-        if len(values) < 2 or not values.any():
-            return float("nan")
-        return self.alpha(scored) * sqrt(len(values) * float(values.var())) / float(values.sum())
-
-    def _over_tokens(self) -> float:
-        return sum(float(products.sum(dtype=torch.float64)) for products in self.products)
+        """Return the standard error of alpha; NaN where it is not known."""
 
 
 @dataclass
@@ -118,14 +89,37 @@ class Profile:
     found: dict[str, dict[Part, Curvature]] = field(default_factory=dict)
 
 
+class Recorder(Protocol):
+    """Collects the curvatures of a unit while it runs again, once for each micro-batch."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> object: ...
+
+    def settle(self) -> None:
+        """Take the gradients of the unit's weights for the micro-batch that ends."""
+
+
+class Method(Protocol):
+    """The measure of a model's outputs whose curvature is wanted."""
+
+    def backward(self, number: int, result: object) -> int:
+        """Compute gradients at the result of micro-batch ``number``; return how many outputs that scores."""
+
+    def record(self, unit: Unit, made: "Profile", parts_of: PartsOf) -> Recorder:
+        """Return a recorder for a loaded unit, which puts what it finds into ``made``."""
+
+
 def profile(
     stream: Stream,
     batches: int,
-    first: int,
+    method: Method,
     seen: Callable[[Unit, Profile], None] | None = None,
     parts_of: PartsOf = parts_of_shape,
 ) -> Profile:
-    """Go through the model and back; ``first`` is the first prediction of a chunk that is scored.
+    """Go through the model and back.
 
     ``stream`` was started with ``graph``. ``seen`` is called with each unit on the way back, while its weights are
     loaded and their curvatures are complete. An expert that no token was sent to costs nothing.
@@ -136,32 +130,20 @@ def profile(
         _forward(stream, unit, tapes)
         order.append(unit)
     made = Profile()
-    generator = torch.Generator().manual_seed(SEED)
     for batch in range(batches):
-        made.scored += _loss(stream.result(batch).logits, first, generator)
+        made.scored += method.backward(batch, stream.result(batch))
     for unit in reversed(order):
         unit.load(stream.tensors(unit))
-        _backward(unit, tapes, made, parts_of)
+        _backward(unit, tapes, method.record(unit, made, parts_of))
         for slot in unit.slots:
-            if slot.name in made.found:
-                _complete(made.found[slot.name], slot.tensor.detach())
+            parts = made.found.get(slot.name, {})
+            turned = any(curvature.transposed for curvature in parts.values())
+            for part, curvature in parts.items():
+                curvature.complete(part, slot.tensor.detach(), turned)
         if seen is not None:
             seen(unit, made)
         unit.free()
     return made
-
-
-def _complete(parts: Mapping[Part, Curvature], weight: Tensor) -> None:
-    """Add to the curvatures of a parameter what the parameter itself says; of unused experts all of it."""
-    turned = any(curvature.transposed for curvature in parts.values())
-    for part, curvature in parts.items():
-        matrix = part.of(weight, turned or curvature.is_table)
-        curvature.energy, curvature.shape = float(matrix.double().square().sum()), tuple(matrix.shape)
-        if curvature.gradients is None and part.expert is not None:
-            curvature.transposed = turned
-            outputs, inputs = matrix.shape[::-1] if turned else matrix.shape
-            curvature.inputs = torch.zeros(inputs, dtype=torch.float64, device=weight.device)
-            curvature.gradients = torch.zeros(outputs, dtype=torch.float64, device=weight.device)
 
 
 def _forward(stream: Stream, unit: Unit, tapes: Sequence[list[_Step]]) -> None:
@@ -179,20 +161,8 @@ def _forward(stream: Stream, unit: Unit, tapes: Sequence[list[_Step]]) -> None:
     unit.free()
 
 
-def _loss(logits: Tensor, first: int, generator: torch.Generator) -> int:
-    """Compute the gradients of -ln p at labels drawn from the model; return how many labels there are."""
-    with torch.enable_grad():
-        rows = logits[:, first:-1].flatten(0, 1)
-        drawn = torch.multinomial(rows.detach().softmax(-1).cpu(), 1, generator=generator)  # the same on any device
-        labels = drawn[:, 0].to(rows.device)
-        loss: Any = F.cross_entropy(rows, labels, reduction="sum")
-        loss.backward()
-    return len(labels)
-
-
-def _backward(unit: Unit, tapes: Sequence[list[_Step]], made: Profile, parts_of: PartsOf) -> None:
+def _backward(unit: Unit, tapes: Sequence[list[_Step]], recorder: Recorder) -> None:
     """Run the unit again for each micro-batch, with a graph; gradients go on to what is below it."""
-    recorder = _Recorder(unit, made, parts_of)
     if not any(step.unit is unit and _requiring(step) for tape in tapes for step in tape):
         for slot in unit.slots:  # nothing with a gradient comes in: let it end in the weight
             if not slot.is_buffer:
@@ -201,9 +171,10 @@ def _backward(unit: Unit, tapes: Sequence[list[_Step]], made: Profile, parts_of:
         for step in [step for step in tape if step.unit is unit][::-1]:
             _step_back(unit, step, recorder)
             tape.remove(step)
+        recorder.settle()
 
 
-def _step_back(unit: Unit, step: _Step, recorder: "_Recorder") -> None:
+def _step_back(unit: Unit, step: _Step, recorder: Recorder) -> None:
     inputs = _tensors((step.args, step.kwargs))
     fresh = {id(tensor): tensor.detach().requires_grad_(tensor.requires_grad) for tensor in inputs}
 
@@ -227,68 +198,6 @@ def _step_back(unit: Unit, step: _Step, recorder: "_Recorder") -> None:
 
 def _requiring(step: _Step) -> bool:
     return any(tensor.requires_grad for tensor in _tensors((step.args, step.kwargs)))
-
-
-class _Recorder(TorchFunctionMode):
-    """Adds up squares of the inputs of weights, and of the gradients of their outputs, while a unit runs again."""
-
-    def __init__(self, unit: Unit, made: Profile, parts_of: PartsOf) -> None:
-        super().__init__()
-        self._made, self._parts_of = made, parts_of
-        self._slots = {
-            storage_of(slot.tensor): (slot.name, slot.tensor)
-            for slot in unit.slots
-            if slot.tensor.dim() in (2, 3) and not slot.is_buffer
-        }
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = function(*args, **(kwargs or {}))
-        if not isinstance(output, Tensor) or not output.requires_grad:
-            return output
-        with torch._C.DisableTorchFunction():
-            for values, weight, transposed in products_of(function, args):
-                self._record(values, weight, transposed, output)
-            for values, stack in stacked_products_of(function, args):
-                for expert, matrix in enumerate(stack):
-                    self._record(values[expert], matrix, True, output, expert)
-        return output
-
-    def _record(self, values: Tensor, weight: Tensor, transposed: bool, output: Any, expert: int | None = None) -> None:
-        """Add up a product with a watched weight; ``expert`` is its place in an output that is a stack."""
-        slot = self._slots.get(storage_of(weight))
-        if slot is None:
-            return
-        name, whole = slot
-        found = self._made.found.get(name)
-        if found is None:
-            found = {part: Curvature() for part in self._parts_of(name, tuple(whole.shape))}
-            self._made.found[name] = found
-        number = None
-        if whole.dim() == 3:
-            number = (weight.storage_offset() - whole.storage_offset()) // (whole.shape[1] * whole.shape[2])
-        own = {part: curvature for part, curvature in found.items() if part.expert == number}
-        is_table = not values.is_floating_point()
-        if is_table:
-            squares = torch.bincount(values.flatten(), minlength=weight.shape[0]).double()
-            norms = torch.ones(values.numel(), device=values.device)
-        else:
-            flat = values.detach().reshape(-1, values.shape[-1])
-            squares = flat.square().sum(0, dtype=torch.float64)
-            norms = flat.square().sum(1)
-        for curvature in own.values():
-            curvature.transposed, curvature.is_table = transposed, is_table
-            curvature.inputs = squares if curvature.inputs is None else curvature.inputs + squares
-
-        def add(gradient: Tensor) -> None:
-            gradient = gradient if expert is None else gradient[expert]
-            squares = gradient.detach().reshape(-1, gradient.shape[-1]).square()
-            for part, curvature in own.items():
-                outputs = squares[:, part.first : part.stop]
-                found = outputs.sum(0, dtype=torch.float64)
-                curvature.products.append(outputs.sum(1) * norms)
-                curvature.gradients = found if curvature.gradients is None else curvature.gradients + found
-
-        output.register_hook(add)
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -32,6 +32,9 @@ PERCENTILES = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p
 LAYER_PERCENTILES = {key: q for key, q in PERCENTILES.items() if key != "p99_9"}
 
 
+PREDICTED = ("predicted_kld", "predicted_output_error")  # costs that a sensitivity predicts
+
+
 @dataclass(slots=True)
 class Measurement:
     """The measured data of a compared weight, or of a group of weights."""
@@ -42,7 +45,8 @@ class Measurement:
     uniform_bits: int | None = None  # bits of a uniform integer code; None for other codes
     counts_saturated: bool = False  # whether the format has codes that can saturate
     attainable: Attainable | None = None  # error of the nearest codes on a sample
-    alpha: float | None = None  # sensitivity: the predicted KLD of the weight is alpha · nmse [nat]
+    alpha: float | None = None  # sensitivity: the predicted cost of the weight is alpha · nmse
+    predicts: str = "predicted_kld"  # the one of PREDICTED that alpha is of
     layers: LayerValues | None = None  # per-layer values of a group; None for a single weight
 
 
@@ -54,7 +58,8 @@ class LayerValues:
     relative_error: list[float] = field(default_factory=list)
     snr_db: list[float] = field(default_factory=list)
     excess_db: list[float] = field(default_factory=list)  # layers with an excess only
-    predicted_kld: list[float] = field(default_factory=list)  # layers with a sensitivity only
+    # Layers with a sensitivity only: predicted cost, by the metric.
+    predicted: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PREDICTED})
 
     def add(self, mean_absolute_error: float | None, relative_error: float | None, snr_db: float | None) -> None:
         """Add one layer. An undefined value (None) becomes NaN and makes statistics over layers undefined."""
@@ -68,7 +73,8 @@ class LayerValues:
         self.relative_error += other.relative_error
         self.snr_db += other.snr_db
         self.excess_db += other.excess_db
-        self.predicted_kld += other.predicted_kld
+        for name, values in other.predicted.items():
+            self.predicted[name] += values
 
 
 Fields = dict[str, float | int | None]  # a metric with several named values
@@ -220,6 +226,19 @@ def effective_bits(m: Measurement) -> float:
 def finite(value: float) -> float | None:
     """Return the value as a report stores it: None if it is not finite."""
     return value if isfinite(value) else None
+
+
+def _predict(measured: Measurement, name: str) -> float | None:
+    """Return the cost that a sensitivity predicts for a weight, as the metric ``name``."""
+    if measured.alpha is None or measured.predicts != name:
+        return None
+    return measured.alpha * ratio(measured.sums.e_sq, measured.sums.x_sq)
+
+
+def _add_predicted(measured: Measurement, name: str) -> float | None:
+    """Return the sum of a predicted cost over the layers of a group; None if none has one."""
+    values = measured.layers.predicted[name] if measured.layers else []
+    return fsum(values) if values else None
 
 
 METRICS: tuple[Metric, ...] = (
@@ -406,7 +425,16 @@ METRICS: tuple[Metric, ...] = (
         "nat",
         "lower",
         "alpha · nmse: the KLD predicted for the error of this weight alone; null without a sensitivity for it",
-        lambda m: None if m.alpha is None else m.alpha * ratio(m.sums.e_sq, m.sums.x_sq),
+        lambda m: _predict(m, "predicted_kld"),
+        later=True,
+    ),
+    Metric(
+        "predicted_output_error",
+        "",
+        "lower",
+        "alpha · nmse: the error of a denoiser's output, ‖y - x‖² / ‖x‖², predicted for the error of this weight "
+        "alone; null without a sensitivity of recorded calls for it",
+        lambda m: _predict(m, "predicted_output_error"),
         later=True,
     ),
     Metric("effective_bits", "bit", "higher", "(snr_db - 1.76) / 6.02", effective_bits),
@@ -525,7 +553,11 @@ AGGREGATES: tuple[Metric, ...] = (
     _find_row("absolute_error_percentiles")._replace(formula="as for a layer, over all elements"),
     _find_row("predicted_kld")._replace(
         formula="Σ over the layers with a sensitivity; too low beyond about 0.1; null if none has one",
-        of=lambda m: fsum(m.layers.predicted_kld) if m.layers and m.layers.predicted_kld else None,
+        of=lambda m: _add_predicted(m, "predicted_kld"),
+    ),
+    _find_row("predicted_output_error")._replace(
+        formula="Σ over the layers with a sensitivity of recorded calls; null if none has one",
+        of=lambda m: _add_predicted(m, "predicted_output_error"),
     ),
     _find_row("bits_per_weight")._replace(formula="stored bits of all parts / elements, over the layers that differ"),
     Metric(

@@ -18,7 +18,7 @@ from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
 from quanterr.findings.files import FALLBACK, LEFT
-from quanterr.goals import KLD, SQUARED, WEIGHTED, Goal, choose_measure, parse_goal
+from quanterr.goals import LIMITS, PREDICTED, SQUARED, WEIGHTED, Goal, choose_measure, parse_goal
 from quanterr.keywords import accept_fields_of
 from quanterr.knapsack import KnapsackItem, solve, trace_path
 from quanterr.options import PlanKeywords, PlanOptions, SameIn
@@ -34,10 +34,11 @@ from quanterr.version import __version__
 
 POINTS = 40  # points of the curve
 ROUNDED = 5e-4  # bits per weight: a recipe with 4.50025 fits a budget of 4.5
-SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", KLD: "sensitivity"}  # measure → where costs come from
+SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", **dict.fromkeys(PREDICTED, "sensitivity")}  # of costs
 BETTER = (
     ": a guess, which can be worse than one format for all layers. "
-    "quanterr evaluate ORIGINAL --text FILE --sensitivity s.json measures how much each layer matters"
+    "quanterr evaluate ORIGINAL --text FILE --sensitivity s.json measures how much each layer matters (of a denoiser: "
+    "--inputs FILE)"
 )
 GUESSES = {
     SQUARED: "without --sensitivity every squared error counts the same" + BETTER,
@@ -83,8 +84,8 @@ def plan(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[PlanKe
     """Choose a recipe for each layer: the least cost within a budget, or the least size within a limit of the cost.
 
     ``options`` are the fields of :class:`quanterr.options.PlanOptions`, by name. Every layer may also stay as it is.
-    The cost is predicted KLD with ``sensitivity``, squared error weighted by the importance matrix with ``importance``
-    alone, and otherwise squared error.
+    The cost is predicted KLD, or output error, with ``sensitivity``, squared error weighted by the importance matrix
+    with ``importance`` alone, and otherwise squared error.
 
     Raises:
         UsageError: there is no goal or more than one; the goal cannot be met (the message gives the least possible); or
@@ -234,8 +235,8 @@ def _make_option(recipe: str, layer: Layer | LosslessLayer, measure: Measure) ->
         return _LayerOption(recipe, nbytes, 0.0, 0.0, layer)
     error = layer.error_norm**2
     weighted = layer.weighted_error_norm
-    costs = {KLD: layer.predicted_kld, SQUARED: error, WEIGHTED: None if weighted is None else weighted**2}
-    cost = costs[measure]
+    costs = {SQUARED: error, WEIGHTED: None if weighted is None else weighted**2}
+    cost = costs[measure] if measure in costs else getattr(layer, PREDICTED[measure])
     return None if cost is None else _LayerOption(recipe, nbytes, cost, error, layer)
 
 
@@ -274,7 +275,7 @@ def _cost_limit(goal: Goal, signal: float) -> float:
     """Return the largest cost of the planned layers; infinite without a limit."""
     if goal.kind == "snr":
         return signal / 10 ** (goal.amount / 10)
-    return goal.amount if goal.kind == "kld" else float("inf")
+    return goal.amount if goal.kind in LIMITS else float("inf")
 
 
 def _solve(choices: Sequence[Sequence[KnapsackItem]], limit: float, most: float) -> tuple[list[int], float] | None:

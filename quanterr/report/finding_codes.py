@@ -471,7 +471,7 @@ CODES = {
         ("info",),
         "the sensitivity does not cover all weights",
         "the sensitivity does not cover 1 weight: model.layers.0.conv.weight",
-        "Nothing. The predicted divergence leaves these weights out: stacks of experts and convolutions have no alpha.",
+        "Nothing. Predictions leave these weights out: of language models, convolutions have no alpha.",
     ),
     "other_changes": FindingCode(
         ("info",),

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from math import fsum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quanterr.metrics import METRICS
+from quanterr.metrics import METRICS, PREDICTED
 from quanterr.report.base import Finding
 from quanterr.report.formatting import sentence
 from quanterr.report.kept_layers import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from quanterr.report.evaluation.model import Evaluated, WeightError
 
 NUMBERS = ("excess_db", "relative_error", "mean_absolute_error", "max_absolute_error", "bits_per_weight")
-EVALUATED = ("output_error", "predicted_kld")  # from an evaluation; predicted_kld also from a sensitivity file
+EVALUATED = ("output_error", *PREDICTED)  # from an evaluation; predictions also from a sensitivity file
 DIGITS = 4  # significant digits of a number in a column
 MORE_DIGITS = 5  # significant digits in the details
 SHARE_DIGITS = 3

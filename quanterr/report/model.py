@@ -21,8 +21,9 @@ from quanterr.report.document import DRAFT, Document
 from quanterr.report.gate_results import Gate
 from quanterr.util.strict_json import JsonFields, JsonObject
 
-# 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 losses of scales, fingerprints
-SCHEMA_VERSION = "1.6"
+# 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 losses of scales, fingerprints;
+# 1.7 predicted_output_error
+SCHEMA_VERSION = "1.7"
 # Per-layer parts are dataclasses with slots, a third of the size of pydantic models. They hold tuples so that layers
 # can share equal ones.
 
@@ -235,8 +236,10 @@ class Settings(Model):
 
     outlier_threshold: FiniteFloat
     importance: str | None = Field(None, description="importance matrix used for weighted_nmse and weighted_snr_db")
-    sensitivity: str | None = Field(None, description="sensitivity file used for predicted_kld")
-    calibration: str | None = Field(None, description="measurement that calibrates predicted_kld")
+    sensitivity: str | None = Field(
+        None, description="sensitivity file used for predicted_kld or predicted_output_error"
+    )
+    calibration: str | None = Field(None, description="measurement that calibrates predictions")
     metrics_version: int = Field(1, description="metrics of different versions are not comparable")
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp, isfinite, log
+from typing import NamedTuple
 
 from quanterr.errors import ReportError
 from quanterr.util import strict_json
@@ -10,24 +11,42 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, listed
 
 SCHEMA, MAJOR = "quanterr.sensitivity", "1"
-FARTHEST = 0.3  # nat; above this, divergence is no longer proportional to squared error
-SURE = 3.0  # minimum ratio of a divergence to its standard error for calibration
+SURE = 3.0  # minimum ratio of a cost to its standard error for calibration
+
+
+class Cost(NamedTuple):
+    """What errors of weights cost: the name of it, its field in files, and how far it is proportional to NMSE."""
+
+    name: str
+    field: str
+    farthest: float  # above this, it grows less than the squared error
+
+    @property
+    def metric(self) -> str:
+        """The metric of a report that predicts it."""
+        return f"predicted_{self.field}"
+
+
+KLD = Cost("KLD", "kld", 0.3)  # of predicted tokens [nat]
+OUTPUT_ERROR = Cost("output error", "output_error", 0.1)  # of recorded calls, relative
+COSTS = (KLD, OUTPUT_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Sensitivities alpha of weights, for KLD ≈ Σ alpha · NMSE [nat]."""
+    """Sensitivities alpha of weights, for a cost of about Σ alpha · NMSE."""
 
     weights: Mapping[str, float]  # alpha by name, for evenly spread errors
     recipes: Mapping[str, Mapping[str, float]] = field(
         default_factory=dict
     )  # alpha by recipe and name, for the errors of the recipe
-    factors: Mapping[str, float] = field(default_factory=dict)  # measured / predicted KLD by recipe
+    factors: Mapping[str, float] = field(default_factory=dict)  # measured / predicted cost by recipe
+    cost: Cost = KLD
 
     def alphas(self, recipe: str | None = None) -> dict[str, float]:
         """Return alpha by weight for the errors of a recipe, or of an unknown source if None; calibrated if possible.
 
-        A measured recipe is calibrated by its own measured / predicted KLD, any other by the geometric mean of all.
+        A measured recipe is calibrated by its own measured / predicted cost, any other by the geometric mean of all.
         """
         factor = self.factors.get(recipe or "", self.factor)
         found = {**self.weights, **self.recipes.get(recipe or "", {})}
@@ -44,7 +63,10 @@ class Sensitivity:
         if not self.factors:
             return None
         each = listed([f"{name} {factor:.2f}" for name, factor in self.factors.items()], 4)
-        return f"predicted KLD is calibrated by recipes measured with the sensitivity (measured ÷ predicted: {each})"
+        return (
+            f"predicted {self.cost.name} is calibrated by recipes measured with the sensitivity "
+            f"(measured ÷ predicted: {each})"
+        )
 
 
 def read_sensitivity(path: str) -> Sensitivity:
@@ -77,20 +99,25 @@ def read_sensitivity(path: str) -> Sensitivity:
         for recipe in own:
             if (alpha := _read_number(own, recipe)) is not None:
                 recipes.setdefault(recipe, {})[name] = alpha
-    return Sensitivity(weights, recipes, _read_factors(fields.get("recipes")))
+    named = fields.get("cost", KLD.name)
+    cost = next((one for one in COSTS if one.name == named), None)
+    if cost is None:
+        raise ReportError(f"{where}: predicts {display(str(named))}, which this version does not know: update quanterr")
+    return Sensitivity(weights, recipes, _read_factors(fields.get("recipes"), cost), cost)
 
 
-def _read_factors(measured: object) -> dict[str, float]:
-    """Return measured / predicted KLD of recipes whose KLD exceeds the noise and is small enough to predict."""
+def _read_factors(measured: object, cost: Cost) -> dict[str, float]:
+    """Return measured / predicted cost of recipes whose cost exceeds the noise and is small enough to predict."""
     found = {}
     for name, row in measured.items() if isinstance(measured, dict) else ():
         if not isinstance(row, dict):
             continue
-        kld, error, predicted = (_read_number(row, key) for key in ("kld", "kld_se", "predicted_kld"))
-        if kld is None or error is None or not predicted or predicted < 0:
+        keys = cost.field, f"{cost.field}_se", cost.metric
+        known, error, predicted = (_read_number(row, key) for key in keys)
+        if known is None or error is None or not predicted or predicted < 0:
             continue
-        if SURE * error < kld <= FARTHEST and isfinite(kld / predicted):
-            found[name] = kld / predicted
+        if SURE * error < known <= cost.farthest and isfinite(known / predicted):
+            found[name] = known / predicted
     return found
 
 

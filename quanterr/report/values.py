@@ -14,6 +14,7 @@ from quanterr.metrics import (
     LAYER_PERCENTILES,
     METRICS,
     PERCENTILES,
+    PREDICTED,
     LayerValues,
     Measurement,
     Metric,
@@ -51,7 +52,7 @@ MODEL_METRICS = _list_numbers(AGGREGATES)
 # Metric → the setting that defines it.
 NEEDS = {
     **dict.fromkeys(("weighted_nmse", "weighted_error_norm", "weighted_snr_db"), "importance"),
-    "predicted_kld": "sensitivity",
+    **dict.fromkeys(PREDICTED, "sensitivity"),
 }
 NOT_JUDGED = (
     "not judged: "  # prefix of the reason if the rules or baseline were wrong; other rules may judge the report
@@ -105,6 +106,7 @@ VOCABULARY = Vocabulary(
     MODEL_METRICS,
 )
 
+EQUAL_LAYERS = LayerValues([0.0], [0.0], [inf], [], {name: [0.0] for name in PREDICTED})
 EQUAL = Attainable(n=4, x_sq=1.0, e_sq=0.0, best_sq=0.0, stored_sq=0.0)
 
 
@@ -113,9 +115,7 @@ def _compute_equal_metrics(rows: tuple[Metric, ...]) -> dict[str, float]:
     first, second = (
         _evaluate_numbers(
             rows,
-            Measurement(
-                _make_equal_sums(a), attainable=EQUAL, alpha=a, layers=LayerValues([0.0], [0.0], [inf], [], [0.0])
-            ),
+            Measurement(_make_equal_sums(a), attainable=EQUAL, alpha=a, layers=EQUAL_LAYERS),
         )
         for a in (1.0, 2.0)
     )

@@ -212,6 +212,11 @@ def _figures(report: Report) -> FigureGroup:
         *_make_attainable(a),
         _make_level("Worst layer", a.worst_layer_snr_db, LayerName(worst.layer_name)),
         *([] if a.predicted_kld is None else [Figure("Predicted KLD", format_number(a.predicted_kld), "nat")]),
+        *(
+            []
+            if a.predicted_output_error is None
+            else [Figure("Predicted output error", format_percent(a.predicted_output_error))]
+        ),
         Figure("Relative error", format_percent(a.mean_relative_error), note="sum of |e| over sum of |x|"),
         Figure("Mean |e|", format_number(a.mean_absolute_error)),
         Figure(

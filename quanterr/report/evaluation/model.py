@@ -13,7 +13,7 @@ from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
 
 # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
-# 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens
+# 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error
 SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
@@ -160,6 +160,7 @@ class TextScores:
         return self.scores.top1
 
 
+PREDICTED = ("predicted_kld", "predicted_output_error")  # of candidates and of weights
 OF_TEXTS = ("text_kld_mean", "text_ppl_ratio", "text_top1")
 
 
@@ -323,6 +324,9 @@ class WeightError:
             description="‖(X̃ - X) Ŵᵀ‖² / ‖X Wᵀ‖², where the candidate's inputs X are rounded to X̃; null: not rounded"
         ),
     ] = None
+    predicted_output_error: Annotated[
+        Number, Field(description="predicted output error of the calls from this weight's error alone")
+    ] = None
 
 
 @dataclass(slots=True)
@@ -374,11 +378,17 @@ class Evaluated:
     worst_tokens: Annotated[list[WorstToken], Field(description="the largest divergence first")] = field(
         default_factory=list
     )
+    predicted_output_error: Annotated[
+        Number,
+        Score("predicted output error", "lower", "%", column=4),
+        Field(description="of recorded calls: sum over the weights, from --sensitivity"),
+    ] = None
 
     def value(self, metric: str) -> float | None:
         """Return a metric of the candidate, for task metrics the lowest over tasks; None if missing."""
-        if metric == "predicted_kld":
-            return self.predicted_kld
+        if metric in PREDICTED:
+            predicted: float | None = getattr(self, metric)
+            return predicted
         if metric in OF_TASKS:
             values = [getattr(task, metric) for task in self.tasks]
             return None if None in values or not values else min(values)
@@ -475,7 +485,7 @@ METRICS = (
     *(f.name for kind in (Scores, Embeddings) for f in fields(kind) if f.name not in COUNTS),
     *("output_snr_db", "output_cosine", "output_error_worst"),  # output_error names the error of weights
     *("rollout_error", "rollout_error_se", "rollout_psnr_db", "rollout_cosine"),
-    "predicted_kld",
+    *PREDICTED,
     *OF_TASKS,
 )
 

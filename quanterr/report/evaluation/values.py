@@ -9,7 +9,16 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from quanterr.errors import UsageError
-from quanterr.report.evaluation.model import METRICS, OF_TASKS, OF_TEXTS, SCORES, Evaluated, Evaluation, find_difference
+from quanterr.report.evaluation.model import (
+    METRICS,
+    OF_TASKS,
+    OF_TEXTS,
+    PREDICTED,
+    SCORES,
+    Evaluated,
+    Evaluation,
+    find_difference,
+)
 from quanterr.report.gate_results import Verdict
 from quanterr.report.subjects import Item, Subject, Vocabulary, list_own_reasons, merge_verdicts
 
@@ -19,7 +28,7 @@ ANOTHER_MODEL = (
     "config_mismatch",
 )  # findings: the evaluated model is not the quantized model that will run
 OF_BLOCKS = ("relative_error", "cosine", "worst_token_error")
-OF_WEIGHTS = ("output_error", "share_of_block", "predicted_kld")
+OF_WEIGHTS = ("output_error", "share_of_block", *PREDICTED)
 
 OF_CANDIDATES = [name for name in METRICS if name not in OF_TASKS]
 

@@ -7,6 +7,7 @@ from quanterr.report.evaluation.model import (
     OF_EMBEDDINGS,
     OF_OUTPUTS,
     OF_PREDICTIONS,
+    PREDICTED,
     SCORES,
     Evaluated,
     Evaluation,
@@ -25,7 +26,7 @@ EMULATED = (
     "Weights are dequantized; inputs, keys and values are rounded as in a runtime, but computed in float32: "
     "the kernels of a runtime may differ. "
 )
-OF_WEIGHTS = "The predicted KLD is that of the weights alone. "
+OF_WEIGHTS = "Predictions are those of the weights alone. "
 DEFINED = (
     "Perplexity and divergence follow llama.cpp's definitions; ± is the standard error over predictions or chunks, "
     "whichever is larger."
@@ -35,7 +36,7 @@ DEFINED = (
 def format_caveat(evaluation: Evaluation) -> str:
     """Return what the numbers include and leave out."""
     emulated = any(candidate.activations or candidate.kv for candidate in evaluation.candidates)
-    predicted = emulated and any(candidate.predicted_kld is not None for candidate in evaluation.candidates)
+    predicted = emulated and bool(_list_predicted(evaluation))
     return f"{EMULATED if emulated else ALONE}{OF_WEIGHTS if predicted else ''}{DEFINED}"
 
 
@@ -49,9 +50,12 @@ def list_metrics(evaluation: Evaluation) -> list[tuple[str, str]]:
     """Return titles and names of the metrics to show."""
     kinds = {"encoder": OF_EMBEDDINGS, "calls": OF_OUTPUTS}.get(evaluation.kind, OF_PREDICTIONS)
     own = {name: score for name, score in kinds.items() if score.column is not None}
-    if any(candidate.predicted_kld is not None for candidate in evaluation.candidates):
-        own["predicted_kld"] = SCORES["predicted_kld"]
+    own |= {name: SCORES[name] for name in _list_predicted(evaluation)}
     return [(score.title, name) for name, score in sorted(own.items(), key=lambda item: item[1].column or 0)]
+
+
+def _list_predicted(evaluation: Evaluation) -> list[str]:
+    return [name for name in PREDICTED if any(one.value(name) is not None for one in evaluation.candidates)]
 
 
 def format_metric(candidate: Evaluated | Floor, metric: str) -> str:

@@ -20,6 +20,9 @@ const METRICS = {
 /** Metrics of an evaluation of the same pair, if there is one. */
 const EVALUATED = {
   output_error: { title: "Output error", unit: "%", better: "lower", log: true, show: (v) => percent(v, 3), brief: (v) => percent(v, 2) },
+  predicted_output_error: {
+    title: "Predicted output error", unit: "%", better: "lower", log: true, show: (v) => percent(v, 3), brief: (v) => percent(v, 2),
+  },
   predicted_kld: { title: "Predicted KLD", unit: "nat", better: "lower", log: true, show: scientific, brief: () => "" },
 };
 

@@ -12,8 +12,9 @@ from quanterr.report.document import Document
 from quanterr.report.model import Selection
 
 SCHEMA = "quanterr.plan"
-SCHEMA_VERSION = "1.3"  # 1.1 adds weighted squared error; 1.2 fields that identify the original; 1.3 measured
-Measure = Literal["squared error", "weighted squared error", "predicted KLD"]
+# 1.1 adds weighted squared error; 1.2 fields that identify the original; 1.3 measured; 1.4 predicted output error
+SCHEMA_VERSION = "1.4"
+Measure = Literal["squared error", "weighted squared error", "predicted KLD", "predicted output error"]
 ORIGINAL = "original"  # recipe of a layer that stays unquantized
 
 Number = FiniteFloat | None

@@ -32,7 +32,7 @@ UNIFORM = (Column("size", 0), Column("cost", 1), Column("fits", 2, right=False))
 COSTS = (Column("recipe", 0, right=False), Column("bits", 2), Column("SNR dB", 3), Column("share", 1))
 CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_weight", "snr_db", "cost")
 CSV_COLUMNS = ("list", *CSV_LAYER, "reason")
-LIMITS_OF_COST = ("--max-kld", "--min-snr")  # goals that minimize bytes
+LIMITS_OF_COST = ("--max-kld", "--max-output-error", "--min-snr")  # goals that minimize bytes
 TIMES = 3  # ratio from which a change is written as a factor
 CURVE = 8  # number of points shown
 METRICS = {

@@ -247,6 +247,7 @@ def _make_candidate(name: str, report: Report, why_not: str | None) -> Candidate
         formats=formats,
         findings=report.findings,
         gates=report.gates,
+        predicted_output_error=report.aggregate.predicted_output_error,
     )
 
 

@@ -14,8 +14,8 @@ from quanterr.report.model import Selection
 
 SCHEMA = "quanterr.ranking"
 # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies, tokens_per_second;
-# 1.4 sample, snr_db_margin, columns of studies
-SCHEMA_VERSION = "1.5"  # 1.5 adds a checksum
+# 1.4 sample, snr_db_margin, columns of studies; 1.5 a checksum; 1.6 predicted_output_error
+SCHEMA_VERSION = "1.6"
 
 
 Margin = Annotated[
@@ -91,6 +91,11 @@ class Candidate:
         Score("max. tokens/s", "higher"),
     ] = None
     snr_db_margin: Margin = None
+    predicted_output_error: Annotated[
+        FiniteFloat | None,
+        Field(description="Σ alpha · NMSE over the layers; null without a --sensitivity of recorded calls"),
+        Score("predicted output error", "lower", "%"),
+    ] = None
 
 
 @dataclass(slots=True)

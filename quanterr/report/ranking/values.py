@@ -11,6 +11,7 @@ from quanterr.report.subjects import Item, Subject, Vocabulary, list_own_reasons
 OF_CANDIDATES = (
     *("rank", "bytes", "bits_per_weight", "squared_error", "snr_db", "snr_db_margin", "best_layers"),
     *("checkpoint_bytes", "overall_snr_db", "weighted_snr_db", "predicted_kld", "excess_db", "tokens_per_second"),
+    "predicted_output_error",
 )
 OF_LAYERS = ("bytes", "squared_error", "snr_db")
 

@@ -50,7 +50,8 @@ COLUMNS = (
     Column("worst layer", 9, right=False),
 )
 WEIGHTED = Column("weighted dB", 2)
-PREDICTED = Column("predicted KLD", 2)
+# Of the two costs that a sensitivity may predict, a ranking has one.
+PREDICTED = {"predicted_kld": "predicted KLD", "predicted_output_error": "predicted output error"}
 SPEED = Column("max. tokens/s", 2)
 GATES = Column("gates held", 1)
 SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
@@ -138,15 +139,17 @@ def _candidates(ranking: Ranking) -> Table:
     columns, rows = list(COLUMNS), []
     weighted = any(candidate.weighted_snr_db is not None for candidate in ranking.candidates)
     gates = any(candidate.gates for candidate in ranking.candidates)
-    predicted = any(candidate.predicted_kld is not None for candidate in ranking.candidates)
+    predicted = _find_predicted(ranking)
     bounded = any(candidate.tokens_per_second is not None for candidate in ranking.candidates)
-    columns += [WEIGHTED] * weighted + [PREDICTED] * predicted + [SPEED] * bounded + [GATES] * gates
+    of_cost = [Column(PREDICTED[predicted], 2)] if predicted else []
+    columns += [*[WEIGHTED] * weighted, *of_cost, *[SPEED] * bounded, *[GATES] * gates]
     for candidate in ranking.candidates:
         cells = _cells(candidate, len(ranking.layers))
         if weighted:
             cells.append(NONE if candidate.weighted_snr_db is None else f"{candidate.weighted_snr_db:.2f}")
         if predicted:
-            cells.append(NONE if candidate.predicted_kld is None else f"{candidate.predicted_kld:.4g}")
+            cost = getattr(candidate, predicted)
+            cells.append(NONE if cost is None else f"{cost:.4g}")
         if bounded:
             speed = candidate.tokens_per_second
             cells.append(NONE if speed is None else f"{speed:,.0f}")
@@ -154,6 +157,12 @@ def _candidates(ranking: Ranking) -> Table:
             cells.append(f"{sum(gate.status == 'pass' for gate in candidate.gates)} of {len(candidate.gates)}")
         rows.append([Name(candidate.name), *cells])
     return Table("Candidates, the least error first", "candidate", columns, rows)
+
+
+def _find_predicted(ranking: Ranking) -> str | None:
+    """Return the predicted cost that some candidate has; None if none has any."""
+    every = ((name, getattr(one, name)) for name in PREDICTED for one in ranking.candidates)
+    return next((name for name, cost in every if cost is not None), None)
 
 
 def _cells(candidate: Candidate, layers: int) -> list[str]:
@@ -181,10 +190,11 @@ def conclusion(ranking: Ranking) -> str:
     kept = next((swaps for swaps in ranking.kept if swaps.candidate == ranking.candidates[0].name), None)
     more = f"; {_describe_kept(kept, ranking.candidates[0])}" if kept else ""
     failing = [display(candidate.name) for candidate in ranking.candidates if candidate.verdict == "fail"]
-    predicted = [(c.predicted_kld, c) for c in ranking.candidates if c.predicted_kld is not None]
-    least = min(predicted, key=lambda item: item[0], default=None)
-    if least and least[1].name != ranking.candidates[0].name:
-        more += f"; {display(least[1].name)} has the least predicted KLD ({least[0]:.4g})"
+    if metric := _find_predicted(ranking):
+        costs = [(getattr(one, metric), one.name) for one in ranking.candidates if getattr(one, metric) is not None]
+        cost, least = min(costs)
+        if least != ranking.candidates[0].name:
+            more += f"; {display(least)} has the least {PREDICTED[metric]} ({cost:.4g})"
     held = f"; gates do not hold for {', '.join(failing)}" if failing else ""
     sampled = "" if ranking.sample is None else f"; estimated from {100 * ranking.sample:g} % of the rows"
     return f"{_describe_best(ranking)}{more}{held}{sampled}"
