@@ -68,14 +68,17 @@ class LayerSelection:
             UsageError: as :meth:`check`, or an excluding pattern matches no name.
         """
         names = list(names)
-        if idle := self.describe_idle(names):
-            raise UsageError(idle[0])
+        if idle := self._list_idle(names):
+            raise UsageError(_describe_no_match(idle[0], names))
         self.check(names)
 
     def describe_idle(self, names: Iterable[str]) -> list[str]:
         """Return a message for each excluding pattern that matches none of these names."""
         names = list(names)
-        return [_describe_no_match(word, names) for word, matches in self._left if not any(map(matches, names))]
+        return [_describe_idle(word, names) for word in self._list_idle(names)]
+
+    def _list_idle(self, names: list[str]) -> list[str]:
+        return [word for word, matches in self._left if not any(map(matches, names))]
 
 
 def _split(patterns: Iterable[str]) -> list[str]:
@@ -107,6 +110,13 @@ def _make_matcher(word: str) -> Callable[[str], bool]:
 
 def _describe_no_match(word: str, names: list[str]) -> str:
     return f'no layer matches "{display(word)}"{_suggest(word, names)}'
+
+
+def _describe_idle(word: str, names: list[str]) -> str:
+    """Return a message for an excluding pattern; a group, such as vae, is often excluded from files that lack it."""
+    bare = word.removeprefix("!")
+    near = "" if ALIASES.get(bare, bare) in NAMED else _suggest(word, names)
+    return f'"{display(word)}" excludes nothing: no layer matches it{near}'
 
 
 def _suggest(word: str, names: list[str]) -> str:

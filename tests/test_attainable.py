@@ -84,6 +84,22 @@ class TestOneWeight:
         assert found.evidence["snr_db_without"] == pytest.approx(true, abs=1.0)
         assert "pass" == report.verdict
 
+    @pytest.mark.parametrize("scale", ["row", "tensor"])
+    def test_all_columns_that_rule_the_scales_are_named(self, tmp_path, x, scale):
+        x = torch.cat([x, x, x, x], dim=1)
+        x[:, [17, 40, 300]] *= 40
+        unit = x.abs().amax(1, keepdim=True) / 127
+        unit = unit if scale == "row" else unit.amax().view(1)
+        found = told(report_of(tmp_path, x, (x / unit).round().to(torch.int8), unit))["outlier_column"]
+        rest = x.clone()
+        rest[:, [17, 40, 300]] = 0
+        finer = rest.abs().amax(1, keepdim=True) / 127 if scale == "row" else rest.abs().amax() / 127
+        e = (rest / finer).round() * finer - rest
+        true = 10 * math.log10(float(rest.square().sum() / e.square().sum()))
+
+        assert [17, 40, 300] == found.evidence["columns"]
+        assert found.evidence["snr_db_without"] == pytest.approx(true, abs=1.0)
+
     def test_no_column_rules_what_has_no_outliers(self, tmp_path, x):
         assert "outlier_column" not in told(report_of(tmp_path, x, *by_row(x, bits=4)))
 

@@ -17,7 +17,7 @@ FUSED_LOCATIONS = frozenset({"weight_input", "weight_output"})
 def check_plan(plan: Pairing) -> Iterator[Finding]:
     """Report contradictions and oddities in headers and labels."""
     if plan.idle:
-        yield make_finding("nothing_excluded", "info", None, f"{'; '.join(plan.idle)}; nothing was excluded")
+        yield make_finding("nothing_excluded", "info", None, "; ".join(plan.idle))
     for side, labels in plan.labels.items():
         if labels.orphans:
             layers = listed(list(labels.orphans))

@@ -1,8 +1,12 @@
-"""Single outlier columns that set the scales of whole rows and so limit a weight's SNR."""
+"""Outlier columns that set the scales of whole rows and so limit a weight's SNR."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from math import log10
+from statistics import median
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from quanterr.findings.codes import make_finding
@@ -10,25 +14,55 @@ from quanterr.findings.layers import WeightSummary
 from quanterr.findings.samples import read_first_rows, use_one_thread
 from quanterr.pairing.sampling import on_cpu
 from quanterr.report.base import Finding
-from quanterr.util.text import display
+from quanterr.roles import role_of
+from quanterr.util.text import count, display, listed
 
 BIT_DB = 6.02
 LOW_DB = 14.0  # below 6.02 dB per bit; rows of a few thousand Gaussian values lose 8 to their largest
-GAIN_DB = 6.0  # least cost of a column that is reported
-RULED = 0.5  # share of the rows that the column must rule
-MOST = 3  # weights that are read again
-FEWEST = 16  # columns of a weight that is checked
+GAIN_DB = 6.0  # least cost of columns that are reported
+ENOUGH_DB = 1.0  # columns that gain less than this together are not named
+RULED = 0.5  # share of the rows that the columns must rule
+MOST = 8  # weights that are read again
+FEWEST = 16  # columns of a weight that is checked, for each outlier column
+MOST_COLUMNS = 16
+FEWEST_PEERS = 3
+
+Group = tuple[str, str]  # format and role
+
+
+class _Ruling(NamedTuple):
+    """Columns that set scales."""
+
+    columns: list[int]
+    ruled: float  # share of the rows whose scale they set
+    snr_db: float  # SNR without them
 
 
 def find_outlier_columns(seen: Sequence[WeightSummary]) -> Iterator[Finding]:
-    """Report the column that limits the scales, for the worst weights that are as good as their scales allow."""
+    """Report the columns that limit the scales, for the worst weights that are as good as their scales allow."""
     low = [one for one in seen if one.near and one.figures and _is_low(one, one.figures.snr_db)]
     low.sort(key=lambda one: one.figures.snr_db if one.figures else 0.0)
+    usual = _find_usual_levels(seen) if low else {}
     with use_one_thread(), on_cpu() as workspaces:
         for one in low[:MOST]:
-            found = _find_ruling_column(one, read_first_rows(one.pair.original, workspaces[0]))
+            assert one.figures is not None  # noqa: S101 - others are not low
+            by_row = one.pair.quantized.scale is not None and one.pair.quantized.scale.n > 1
+            found = _find_ruling_columns(read_first_rows(one.pair.original, workspaces[0]), by_row, one.figures.snr_db)
             if found:
-                yield found
+                yield _describe(one.pair.name, one.figures.snr_db, found, by_row, usual.get(_find_group(one)))
+
+
+def _find_group(one: WeightSummary) -> Group:
+    return one.pair.quantized.format, role_of(one.pair.name)
+
+
+def _find_usual_levels(seen: Sequence[WeightSummary]) -> Mapping[Group, float]:
+    """Return the median SNR in dB of the weights of each format and role, for groups of more than FEWEST_PEERS."""
+    levels: dict[Group, list[float]] = defaultdict(list)
+    for one in seen:
+        if one.figures and len(one.pair.original.shape) > 1:
+            levels[_find_group(one)].append(one.figures.snr_db)
+    return {group: median(found) for group, found in levels.items() if len(found) > FEWEST_PEERS}
 
 
 def _is_low(one: WeightSummary, snr_db: float) -> bool:
@@ -38,32 +72,58 @@ def _is_low(one: WeightSummary, snr_db: float) -> bool:
     return whole_rows and weight.shape[1] >= FEWEST and snr_db < BIT_DB * (weight.uniform_bits or 0) - LOW_DB
 
 
-def _find_ruling_column(one: WeightSummary, x: Tensor) -> Finding | None:
-    """Report the column that holds the largest value of most rows, if it costs GAIN_DB or more.
+def _find_ruling_columns(x: Tensor, by_row: bool, snr_db: float) -> _Ruling | None:
+    """Return the fewest columns that hold the largest value of most rows and together cost GAIN_DB or more.
 
     Args:
-        one: the weight.
         x: rows of the original, (r, c).
+        by_row: each row has its own scale; otherwise one scale is for all.
+        snr_db: SNR of the weight [dB].
     """
     size = x.abs()
-    by_row = one.pair.quantized.scale is not None and one.pair.quantized.scale.n > 1
-    column = int(size.argmax(1).mode().values) if by_row else int(size.amax(0).argmax())
-    rest = size.clone()
-    rest[:, column] = 0
+    most = min(MOST_COLUMNS, x.shape[1] // FEWEST)
+    columns = size.square().sum(0).topk(most).indices.tolist()
+    tried = [found for n in range(1, most + 1) if (found := _leave_out(size, columns[:n], by_row, snr_db))]
+    best = max((found.snr_db for found in tried), default=snr_db)
+    enough = (found for found in tried if found.snr_db >= best - ENOUGH_DB)
+    return next(enough, None) if best >= snr_db + GAIN_DB else None
+
+
+def _leave_out(size: Tensor, columns: Sequence[int], by_row: bool, snr_db: float) -> _Ruling | None:
+    """Return the SNR without some columns; None if they do not set the scales.
+
+    The energy of rounding errors is in proportion to the squares of scales, which are those of the largest values.
+    """
+    rest = size.index_fill(1, torch.tensor(columns), 0.0)
     largest, without = (part.amax(1) if by_row else part.amax().view(1) for part in (size, rest))
     energy, kept = float(largest.square().sum()), float(without.square().sum())
     signal = float(rest.square().sum() / size.square().sum().clamp(min=1e-30))
     ruled = float((largest > without).double().mean())
-    if not kept or not signal or ruled < RULED or one.figures is None:
+    if not kept or not signal or ruled < RULED:
         return None
-    reached = one.figures.snr_db + 10 * log10(energy / kept * signal)
-    if reached < one.figures.snr_db + GAIN_DB:
-        return None
-    name = one.pair.name
-    whose = f"{100 * ruled:.3g} % of the sampled rows" if by_row else "the whole weight"
+    return _Ruling(sorted(columns), ruled, snr_db + 10 * log10(energy / kept * signal))
+
+
+def _describe(name: str, snr_db: float, found: _Ruling, by_row: bool, usual_db: float | None) -> Finding:
+    """Return the finding; ``usual_db`` is the median SNR of weights of the same format and role, if there are some."""
+    several = len(found.columns) > 1
+    which = f"{count(len(found.columns), 'outlier column')}, {listed(list(map(str, found.columns)), MOST_COLUMNS)},"
+    what = f"{which} set" if several else f"an outlier in column {found.columns[0]} sets"
+    whose = f"{100 * found.ruled:.3g} % of the sampled rows" if by_row else "the whole weight"
+    usual = "" if usual_db is None else f" where its peers reach {usual_db:.1f}"
     message = (
-        f"{display(name)}: its scales allow no more than {one.figures.snr_db:.1f} dB: an outlier in column {column} "
-        f"sets the scale of {whose}; without it the SNR would be about {reached:.0f} dB"
+        f"{display(name)}: its scales allow no more than {snr_db:.1f} dB{usual}: {what} the scale of {whose}; without "
+        f"{'them' if several else 'it'} the SNR would be about {found.snr_db:.0f} dB"
     )
     remedy = "use a scale per block of columns, smooth or rotate the layer's inputs, or leave the weight unquantized"
-    return make_finding("outlier_column", "info", name, message, remedy, column=column, snr_db_without=reached)
+    return make_finding(
+        "outlier_column",
+        "info",
+        name,
+        message,
+        remedy,
+        column=found.columns[0],
+        columns=found.columns,
+        snr_db_without=found.snr_db,
+        median_snr_db=usual_db,
+    )
