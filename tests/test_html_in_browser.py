@@ -1,5 +1,7 @@
 """The HTML page in a real browser: sorted, filtered, by keyboard, in all themes; and no name is more than text."""
 
+import re
+import shlex
 import time
 from contextlib import contextmanager
 
@@ -370,6 +372,23 @@ class TestKeep:
 
         assert text == page.run("return document.getElementById('keep-list').value")
 
+    def test_the_program_that_wrote_the_file_gets_a_complete_command(self, browser, tmp_path):
+        made = report_of(small())
+        original = made.original.model_copy(update={"path": "its $ original.safetensors"})
+        made = made.model_copy(update={"original": original})
+        for layer in made.layers:
+            layer.comfy_format = "float8_e4m3fn_rowwise"
+        with opened(browser, written(tmp_path, made)) as page:
+            program = page.run("return document.getElementById('keep-syntax').value")
+            command = page.run("return document.getElementById('keep-list').value")
+            shown = page.text("#keep-copy")
+
+        assert ("convert_to_quant", "Copy command") == (program, shown)
+        assert [
+            *["convert_to_quant", "-i", "its $ original.safetensors", "--comfy_quant", "--scaling_mode", "row"],
+            *["--exclude-layers", r"^(model\.layers\.11\.mlp\.down_proj\.weight)$", "-o", "kept.safetensors"],
+        ] == shlex.split(command.replace("\\\n", ""))
+
     def test_a_list_that_cannot_work_is_not_offered(self, partial):
         offered = "return [...document.getElementById('keep-syntax').options].map((one) => one.value)"
 
@@ -459,6 +478,15 @@ class TestDetails:
         assert "model.layers.11.mlp.down_proj.weight: 4.1 dB as fp8_row" in told
         for text in ("cosine similarity", "10·log10(Σx² / Σe²)", "Percentiles of |e|", "Worst rows", "Largest error"):
             assert text in told
+
+    def test_place_the_layer_among_its_peers_and_say_what_keeping_it_costs(self, page):
+        page.click("#rows button")
+        page.wait("return document.getElementById('details').open")
+        told = page.text(".context")
+
+        assert "other layers of role mlp in fp8_row usually have" in told
+        assert re.search(r"This layer is \d+\.\d dB below\.", told)
+        assert "Keeping it unquantized removes 90" in told
 
     def test_say_why_a_tensor_was_not_compared(self, partial):
         partial.click("#rows button")
@@ -650,7 +678,7 @@ class TestRankingPage:
         assert "snr_1" == ranked.run("return document.getElementById('place-metric').value")
 
     def test_a_layer_shows_how_each_stores_it(self, ranked):
-        ranked.click("#mix a.layer")
+        ranked.run("[...document.querySelectorAll('#mix a.layer')].at(-1).click()")
         told = ranked.text("#details-body")
 
         for text in ("quantized_int8", "quantized_fp8", "int8_tensor", "fp8_tensor", "Σe²"):

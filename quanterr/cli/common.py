@@ -363,29 +363,34 @@ def deliver(
         to: the outputs to write.
         display: how to print it; with ``quiet``, one line on stderr.
         status: the exit status, shown below the tables.
-        next_step: the command to propose below the tables.
+        next_step: the command to propose below the tables and on the page.
         view: printed instead of the document's default view.
 
     Files come first, so that a closed pager costs no result; tables are printed even if a file cannot be written.
     Tables go to stderr if the document goes to standard output.
     """
-    from quanterr.report.files import write_output
-
     documents = [target for target in to if target.path is None]
     wrote: list[str] = []
     with guard_stdout():
         try:
             for target in to:
                 if target.path is not None:
-                    write_output(found, target)
+                    _write(found, target, next_step)
                     wrote.append(str(target.path))
         finally:
             _print_result(found, display, bool(documents), (status, wrote, next_step), view)
         for target in documents:
-            write_output(found, target)
+            _write(found, target, next_step)
         if display.as_json and not documents:
             sys.stdout.write(found.to_json())
             sys.stdout.flush()
+
+
+def _write(found: "Document | Difference", target: "Target", next_step: str) -> None:
+    """Write an output; pages show the proposed command, too."""
+    from quanterr.report.files import write_output
+
+    write_output(found, target, **({"next_step": next_step} if target.output.name == "html" else {}))
 
 
 def _print_result(

@@ -92,13 +92,15 @@ def export_command(plan: Plan, consumer: str) -> str:
 
 
 def consumers_of(plan: Plan) -> list[str]:
-    """Return the programs that write all recipes and layers of a plan."""
+    """Return the programs that write all recipes and layers of a plan, first those that read an original like its."""
     stack = _quantized_stack(plan)
-    return [
+    able = [
         name
         for name, one in CONSUMERS.items()
         if not _unwritable_recipes(plan, name) and (one.takes_stacks or stack is None)
     ]
+    suffix = next((ending for ending in (".safetensors", ".gguf") if plan.original.endswith(ending)), "")
+    return sorted(able, key=lambda name: CONSUMERS[name].reads != suffix)
 
 
 def check_consumer(consumer: str | None) -> None:
@@ -291,10 +293,13 @@ class Consumer(NamedTuple):
     file: str = ""  # the file that the command reads
     command: str = ""  # a command with {original} and {file}
     python: str = ""  # Python code with {original} and {file}, for a library
+    reads: str = ""  # suffix of the original; empty for a folder
 
 
 CONSUMERS = {
-    "llama-quantize": Consumer(lambda recipe: recipe.startswith("gguf_"), _export_llama_quantize, takes_stacks=True),
+    "llama-quantize": Consumer(
+        lambda recipe: recipe.startswith("gguf_"), _export_llama_quantize, takes_stacks=True, reads=".gguf"
+    ),
     "llmcompressor": Consumer(
         _is_ct,
         _export_llmcompressor,
@@ -336,6 +341,7 @@ CONSUMERS = {
         _export_convert_to_quant,
         file="layers.json",
         command="convert_to_quant -i {original} --layer-config {file} --comfy_quant -o quantized.safetensors",
+        reads=".safetensors",
     ),
     "mlx": Consumer(
         lambda recipe: bool(MLX.fullmatch(recipe)),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quanterr.metrics import METRICS, PREDICTED
 from quanterr.report.base import Finding
 from quanterr.report.formatting import sentence
+from quanterr.report.kept_commands import find_commands
 from quanterr.report.kept_layers import (
     DTYPES,
     KeptLayer,
@@ -170,6 +171,7 @@ def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
         "snr_db": report.aggregate.overall_snr_db,
         "dtype": dtypes.pop() if len(dtypes) == 1 else None,
         "bound": len(report.layers) - len(free),
+        "commands": {program: list(command) for program, command in find_commands(report).items()},
     }
 
 

@@ -6,7 +6,7 @@ from typing import IO
 from quanterr.report.base import Finding
 from quanterr.report.chart import draw_chart
 from quanterr.report.finding_codes import CODES
-from quanterr.report.formatting import describe_gate, describe_violation, format_observed, sentence
+from quanterr.report.formatting import LONG, describe_gate, describe_violation, format_observed, sentence
 from quanterr.report.gate_results import Gate
 from quanterr.report.html_data import DETAILED
 from quanterr.report.markup import (
@@ -57,12 +57,13 @@ SEVERITIES = ("error", "warning", "info")
 FRONT = ("name", "bytes", "snr_db", "on_front")  # keys of a candidate in the script's data
 
 
-def write(document: Renderable, file: IO[str], view: View | None = None) -> None:
-    """Write the page of a document, or of a view made before."""
+def write(document: Renderable, file: IO[str], view: View | None = None, next_step: str = "") -> None:
+    """Write the page of a document, or of a view made before; ``next_step`` is the command that it proposes."""
     view = view or document.view(TOP)
     sections = [section for section in view.sections if PAGE in section.media]
     body = join_markup(
         make_header(_pick_tone(view), list(_reasons(view, sections)), _facts(view), _format_word(view)),
+        _next_step(next_step),
         make_navigation([(section.key, section.title) for section in sections]),
         *map(_section, sections),
         tag("p", view.about, class_="about"),
@@ -70,6 +71,15 @@ def write(document: Renderable, file: IO[str], view: View | None = None) -> None
     title = f"{view.word or view.heading}: {display(view.conclusion, 80)}"
     scripts, data = _pick_scripts(view.maps)
     file.write(page(document.noun, title, scripts, body, data))
+
+
+def _next_step(command: str) -> Markup:
+    """Return the section of the proposed command, with a button that copies it; nothing without a command."""
+    if not command:
+        return Markup("")
+    button = tag("button", "Copy", type="button", class_="script")
+    proposed = tag("div", tag("code", display(command, LONG)), button, class_="command")
+    return tag("section", tag("h2", "Next command"), proposed, id="next")
 
 
 def _reasons(view: View, sections: Sequence[Section]) -> Iterator[Markup | str]:
@@ -185,12 +195,21 @@ def _part(one: Part, section: Section, is_first: bool) -> Iterator[Markup]:
 
 
 def render_table(one: Table) -> Markup:
-    """Return a table without the columns that only terminals draw; without numbers its rows stack on narrow screens."""
+    """Return a table without the columns that only terminals draw, and its minor rows as a second table that unfolds.
+
+    Without numbers, rows stack on narrow screens.
+    """
     kept = [n for n, column in enumerate(one.columns) if not column.legend]
     heads = [one.first, *(one.columns[n].header for n in kept)]
     right = [False, *(one.columns[n].right for n in kept)]
     rows = [[_cell(row[0]), *(_cell(row[n + 1]) for n in kept)] for row in one.rows]
-    return cells_table(heads, rows, "rows" if any(right) or not kept else "stack", right)
+    kind = "rows" if any(right) or not kept else "stack"
+    major = len(rows) - one.minor
+    shown = cells_table(heads, rows[:major], kind, right) if major else Markup("")
+    if not one.minor:
+        return shown
+    folded = tag("summary", f"{count(one.minor, 'row')} {one.minor_because}")
+    return join_markup(shown, tag("details", folded, cells_table(heads, rows[major:], kind, right), class_="minor"))
 
 
 def _render_whole(one: Whole) -> Markup:

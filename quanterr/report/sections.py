@@ -54,6 +54,8 @@ class Table(NamedTuple):
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
     more: int = 0  # number of rows left out
+    minor: int = 0  # number of rows at the end that matter little, which pages fold
+    minor_because: str = ""  # such as "below 1 % of the error"
 
 
 class Lines(NamedTuple):

@@ -4,7 +4,8 @@ Also its CSV rows.
 """
 
 from collections.abc import Iterator, Sequence
-from math import inf
+from itertools import takewhile
+from math import inf, log10
 
 from quanterr.report.diff.base import format_answer, format_sizes, join_counts
 from quanterr.report.diff.model import Both, Change, Diff, Totals
@@ -16,6 +17,7 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
 from quanterr.version import __version__
 
+MINOR_DB = 10 * log10(1.01)  # a change of the squared error by 1 %
 SHOWN_DB = 0.5  # smaller changes of the avoidable loss are rounding
 TOTALS = (
     Column("verdict", 1, right=False),
@@ -83,11 +85,12 @@ def brief(diff: Diff) -> str:
 def _sections(diff: Diff, top: int) -> Iterator[Section]:
     rows = [_totals(word, totals) for word, totals in (("old", diff.old), ("new", diff.new))]
     yield Section("totals", "Both reports", [Table("Both reports", "report", TOTALS, rows)])
-    yield from [MAP] if diff.layers else []
     for word, items in (("worse", diff.worse), ("better", diff.better)):
         if items:
             title = f"{count(len(items), 'layer')} {word}"
             yield Section(word, title, [_changes(title, items, top)])
+        if word == "worse" and diff.layers:
+            yield MAP
     for key, word, names in (
         ("undefined", "undefined in both", diff.undefined),
         ("new", "new", diff.added),
@@ -125,7 +128,13 @@ def _changes(title: str, items: Sequence[Change], top: int) -> Table:
         by = f"{item.change_db:+.4g}" if item.change_db is not None else display(item.reason or "", 2000)
         cells = [LayerName(item.layer), _level(item.old_snr_db), _level(item.new_snr_db), by]
         rows.append([*cells, f"{_level(item.old_excess_db)} -> {_level(item.new_excess_db)}"] if with_excess else cells)
-    return Table(title, "layer", (*CHANGES, EXCESS) if with_excess else CHANGES, rows, len(items) - len(shown))
+    columns = (*CHANGES, EXCESS) if with_excess else CHANGES
+    minor = len(list(takewhile(_is_minor, reversed(shown))))
+    return Table(title, "layer", columns, rows, len(items) - len(shown), minor, "that change by less than 1 %")
+
+
+def _is_minor(item: Change) -> bool:
+    return item.change_db is not None and abs(item.change_db) < MINOR_DB
 
 
 def _excess_change(item: Change) -> float:

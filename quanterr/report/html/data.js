@@ -24,6 +24,7 @@ function layersOf(report) {
   return {
     n: names.length,
     name: names,
+    common: commonPrefix(names),
     lower: names.map((name) => name.toLowerCase()),
     status: Uint8Array.from(columns.status),
     block: Int32Array.from(columns.block),
@@ -40,6 +41,17 @@ function namesOf({ patterns, numbers, columns }) {
     const [first, ...rest] = pieces[id];
     return rest.reduce((name, piece) => name + numbers[at++] + piece, first);
   });
+}
+
+/** Return the words, each with its dot, with which all names begin. */
+function commonPrefix(names) {
+  let words = (names[0] ?? "").split(".").slice(0, -1);
+  for (const name of names) {
+    const own = name.split(".");
+    const differs = words.findIndex((word, n) => word !== own[n] || n === own.length - 1);
+    if (differs >= 0) words = words.slice(0, differs);
+  }
+  return words.map((word) => `${word}.`).join("");
 }
 
 /** Return how bad a layer is by a metric: not compared is worst, then undefined; identical is best. */

@@ -43,7 +43,7 @@ function addRovingFocus(container, selector, step) {
   });
 }
 
-/** Let the theme button cycle through the addThemeButton. */
+/** Let the theme button cycle through the themes. */
 function addThemeButton() {
   const button = byId("theme");
   const names = ["auto", "light", "dark"];
@@ -65,4 +65,23 @@ function sizeStrips() {
 function showFailure(error) {
   byId("failure").hidden = false;
   byId("failure").textContent = `The table of layers cannot be shown in this browser (${error}). The JSON report has all layers.`;
+}
+
+/** Copy text to the clipboard; the button shows whether that worked. */
+async function copy(text, button) {
+  const before = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Cannot copy here";
+  }
+  button.addEventListener("blur", () => (button.textContent = before), { once: true });
+}
+
+/** Let a button next to a command copy it. */
+function addCopyButtons() {
+  for (const button of document.querySelectorAll(".command button")) {
+    button.addEventListener("click", () => copy(button.previousElementSibling.textContent, button));
+  }
 }

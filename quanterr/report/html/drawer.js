@@ -44,18 +44,6 @@ class Drawer {
   }
 }
 
-/** Copy text to the clipboard; the button shows whether that worked. */
-async function copy(text, button) {
-  const before = button.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Cannot copy here";
-  }
-  button.addEventListener("blur", () => (button.textContent = before), { once: true });
-}
-
 function plainTable(title, heads, rows) {
   const made = element("table", { class: "plain" });
   if (heads) made.append(element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col", class: "number" }, head)))));

@@ -40,11 +40,11 @@ function drawFront(svg, points, choose) {
 function pointOf(svg, point, x, y, width, choose) {
   const [px, py] = [x(point.bytes), y(point.snr_db)];
   const label = `${point.name}: ${bytesText(point.bytes)}, ${point.snr_db.toFixed(2)} dB${point.on_front ? "" : ", not Pareto-optimal"}`;
-  const late = px > width / 2;
+  const late = px > width / 2; // labels stay clear of the line, which rises to the right
   const button = shape(
     svg, "g", { class: "point", role: "button", tabindex: "0", "aria-label": label, "data-n": point.n },
     shape(svg, "circle", { class: `dot${point.on_front ? "" : " behind"}`, cx: px, cy: py, r: 6 }),
-    shape(svg, "text", { class: late ? "end" : null, x: late ? px - 12 : px + 12, y: py + 5 }, point.name),
+    shape(svg, "text", { class: late ? "end" : null, x: late ? px - 12 : px + 12, y: late ? py - 6 : py + 18 }, point.name),
   );
   button.addEventListener("click", () => choose(point.n));
   button.addEventListener("keydown", (event) => {

@@ -1,10 +1,10 @@
 // Layers to keep unquantized: the error that the first n of them remove, and their cost in bytes.
 
 const CURVE = { height: 180, side: 8, top: 8, bottom: 20 }; // pixels
-// The default selection: at most FIRST layers, removing at most this share of the error,
-const HALF = 0.5;
+// The default selection: at most FIRST layers, adding at most this share of the file's bytes.
 const FIRST = 10;
-const LITTLE = 0.1; // and adding at most this share of the file's bytes
+const LITTLE = 0.1;
+const WORTHWHILE = 0.1; // share of the error that these layers must make beyond their share of the bytes
 
 // Paths of Llama-like models in transformers and in llama.cpp (its gguf-py/gguf/tensor_mapping.py).
 const LLAMA_CPP = {
@@ -14,16 +14,30 @@ const LLAMA_CPP = {
 };
 const LLAMA_CPP_WHOLE = { "model.embed_tokens": "token_embd", lm_head: "output" };
 
-/** Syntaxes of lists for quantizers: [value, text, names → text]; the last where llama.cpp has every name. */
-const SYNTAXES = [
-  ["names", "names", (names) => names.join("\n")],
-  ["convert_to_quant", "convert_to_quant", (names) => `--exclude-layers '^(${names.map(escapeRegex).join("|")})$'`],
-  [
-    "llmcompressor", "llmcompressor",
-    (names) => `ignore:\n${names.map((name) => `  - "${name.replace(/\.weight$/, "")}"`).join("\n")}`,
-  ],
-  ["llama-quantize", "llama-quantize", llamaQuantize],
-];
+/** Lists of layers for quantizers: names → text; the last where llama.cpp has every name. */
+const LISTS = {
+  names: (names) => names.join("\n"),
+  convert_to_quant: (names) => `--exclude-layers '^(${names.map(escapeRegex).join("|")})$'`,
+  llmcompressor: (names) => `ignore:\n${names.map((name) => `  - "${name.replace(/\.weight$/, "")}"`).join("\n")}`,
+  "llama-quantize": llamaQuantize,
+};
+const CONTINUED = " \\\n  "; // a shell command on several lines
+
+/** Return the complete command that keeps the layers, or else the list for a program. */
+function writeList(program, names, commands) {
+  const list = LISTS[program](names);
+  if (!(program in commands)) return list;
+  const [before, after] = commands[program];
+  return [before, ...list.split("\n"), after].join(CONTINUED);
+}
+
+/** Return the knee of the curve, after which more layers gain least for their bytes; 0 if there is none worth a change. */
+function kneeOf(left, added, allowed) {
+  const most = added.at(-1) || 1;
+  const above = left.slice(0, allowed + 1).map((share, n) => 1 - share - added[n] / most);
+  const best = Math.max(...above);
+  return best < WORTHWHILE ? 0 : above.indexOf(best);
+}
 
 function escapeRegex(name) {
   return name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replaceAll("'", "'\\''");
@@ -51,8 +65,9 @@ function showKeep(layers, keep, pick) {
   const range = byId("keep-range");
   range.max = `${keep.rows.length}`;
   const isInLlama = keep.rows.every((row) => llamaName(layers.name[row]) !== null);
-  const syntaxes = SYNTAXES.filter(([value]) => value !== "llama-quantize" || isInLlama);
-  fillSelect(byId("keep-syntax"), syntaxes.map(([value, text]) => [value, text]));
+  const programs = Object.keys(LISTS).filter((program) => program !== "llama-quantize" || isInLlama);
+  programs.sort((a, b) => (b in keep.commands) - (a in keep.commands));
+  fillSelect(byId("keep-syntax"), programs.map((program) => [program, program]));
   const curves = [
     new Curve(byId("keep-layers"), left.map((_, n) => n), left, (n) => formatCount(n, "layer")),
     new Curve(byId("keep-bytes"), added, left, (n) => `+${bytesText(added[n])}`),
@@ -63,8 +78,11 @@ function showKeep(layers, keep, pick) {
     for (const curve of curves) curve.mark(n);
     byId("keep-answer").replaceChildren(...answerOf(layers, keep, n, left[n], added[n], pick));
     const names = keep.rows.slice(0, n).map((row) => layers.name[row]);
-    const [, , write] = SYNTAXES.find(([value]) => value === byId("keep-syntax").value);
-    byId("keep-list").value = n ? write(names) : "";
+    const program = byId("keep-syntax").value;
+    byId("keep-list").value = n ? writeList(program, names, keep.commands) : "";
+    const isCommand = program in keep.commands;
+    byId("keep-kind").textContent = isCommand ? "Command of" : "List for";
+    byId("keep-copy").textContent = isCommand ? "Copy command" : "Copy list";
   };
   for (const curve of curves) {
     curve.choose = (n) => {
@@ -80,15 +98,14 @@ function showKeep(layers, keep, pick) {
     "Names longer than 200 characters are cut.",
   ];
   byId("keep-note").textContent = layers.name.some((name) => name.length >= 200) ? notes.join(" ") : notes[0];
-  const half = left.findIndex((share) => share <= HALF);
   const cheap = added.findLastIndex((bytes) => bytes <= LITTLE * keep.bytes);
-  range.value = `${Math.min(half < 0 ? FIRST : half, FIRST, Math.max(cheap, 1), keep.rows.length)}`;
+  range.value = `${kneeOf(left, added, Math.min(FIRST, Math.max(cheap, 1)))}`;
   show();
 }
 
 /** Return a sentence about n kept layers, and a button that shows them. */
 function answerOf(layers, keep, n, left, added, pick) {
-  if (!n) return ["Every layer stays as it is."];
+  if (!n) return ["No layer kept. If few layers made most of the error, they would be proposed here."];
   const error = `${Number((100 * (1 - left)).toPrecision(3))} %`;
   const bytes = Number(((100 * added) / keep.bytes).toPrecision(3));
   const snr = keep.snr_db === null || left <= 1e-9 ? "" : `, SNR ${keep.snr_db.toFixed(2)} → ${(keep.snr_db - 10 * Math.log10(left)).toFixed(2)} dB`;

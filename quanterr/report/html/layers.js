@@ -49,6 +49,7 @@ function contentsOf({ titles, details }, layers, i) {
 
 async function main() {
   addThemeButton();
+  addCopyButtons();
   const report = await unpack(byId("data"));
   metricsOf(report.metrics);
   const layers = layersOf(report);

@@ -2,6 +2,7 @@
 
 async function main() {
   addThemeButton();
+  addCopyButtons();
   sizeStrips();
   const report = await unpack(byId("data"));
   withEvaluation(report.evaluated);

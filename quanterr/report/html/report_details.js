@@ -22,7 +22,7 @@ class Details {
     const { layers, report } = this;
     const n = this.known.get(i);
     const known = n === undefined ? null : (key) => report.details.columns[key]?.[n] ?? null;
-    const parts = [this.headline(i), this.findings(i), this.facts(i, known)];
+    const parts = [this.headline(i), this.findings(i), this.context(i, known), this.facts(i, known)];
     if (layers.status[i] === DIFFERS || layers.status[i] === CHANGED) {
       parts.push(this.metrics(i, known), ...(known ? this.more(known) : []));
       if (!known) parts.push(element("p", { class: "about" }, "The other metrics of this layer are in the JSON and CSV reports."));
@@ -52,6 +52,16 @@ class Details {
         ),
       ),
     );
+  }
+
+  /** Return sentences that place the SNR: its peers, its format, and the price of keeping the layer. */
+  context(i, known) {
+    const { layers, report } = this;
+    const snr = layers.snr_db[i];
+    if (layers.status[i] !== DIFFERS || !Number.isFinite(snr)) return null;
+    const said = [peersText(layers, i), ...formatTexts(known, snr), keepText(report.keep, i)].filter(Boolean);
+    if (!said.length) return null;
+    return element("div", { class: "context" }, element("h3", {}, "In context"), element("ul", {}, ...said.map((text) => element("li", {}, text))));
   }
 
   facts(i, known) {
@@ -106,4 +116,45 @@ class Details {
     }
     return parts;
   }
+}
+
+const FEWEST_PEERS = 3;
+const FAR_DB = 6;
+
+/** Describe the SNR of the other layers of the same role and format. */
+function peersText(layers, i) {
+  const peers = [];
+  for (let n = 0; n < layers.n; n++) {
+    const alike = layers.role[n] === layers.role[i] && layers.format[n] === layers.format[i];
+    if (n !== i && alike && layers.status[n] === DIFFERS && Number.isFinite(layers.snr_db[n])) peers.push(layers.snr_db[n]);
+  }
+  if (peers.length < FEWEST_PEERS) return null;
+  peers.sort((a, b) => a - b);
+  const at = (share) => peers[Math.round(share * (peers.length - 1))];
+  const [low, middle, high] = [at(0.1), at(0.5), at(0.9)].map((level) => level.toFixed(1));
+  const range = low === high ? `${middle} dB` : `${low} to ${high} dB, with a median of ${middle}`;
+  const below = at(0.5) - layers.snr_db[i];
+  const far = below > FAR_DB ? ` This layer is ${below.toFixed(1)} dB below.` : "";
+  return `The ${peers.length.toLocaleString("en")} other layers of role ${layers.role[i]} in ${layers.format[i]} usually have ${range}.${far}`;
+}
+
+/** Describe how the format, the scales and the codes limit the SNR. Limits from a sample of rows can be below the SNR. */
+function formatTexts(known, snr) {
+  if (!known) return [];
+  const [format, attainable, excess, lost] = ["format_snr_db", "attainable_snr_db", "excess_db", "scale_loss_db"].map(known);
+  const least = (level) => Math.max(level, snr).toFixed(1);
+  return [
+    format === null ? null : `With good scales, the format allows about ${least(format)} dB for these weights.`,
+    attainable === null ? null : `The stored scales allow about ${least(attainable)} dB${lost > 1 ? `: they lose ${lost.toFixed(1)} dB` : ""}.`,
+    attainable === null || excess === null ? null : excess > 0.1 ? `The stored codes lose another ${excess.toFixed(1)} dB.` : "The stored codes are the nearest: no other rounding would help.",
+  ];
+}
+
+/** Describe the gain and the cost of keeping the layer as it is in the original. */
+function keepText(keep, i) {
+  const place = keep.rows.indexOf(i);
+  if (place < 0) return null;
+  const share = Number((100 * keep.shares[place]).toPrecision(3));
+  const bytes = Number(((100 * keep.added[place]) / keep.bytes).toPrecision(3));
+  return `Keeping it unquantized removes ${share} % of the whole error for ${bytes} % more bytes (${bytesText(keep.added[place])}).`;
 }

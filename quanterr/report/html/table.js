@@ -100,7 +100,10 @@ class LayerTable {
     const { key, worstFirst } = this.sort;
     const rank = key in METRICS ? Float64Array.from({ length: this.layers.n }, (_, i) => -badness(this.layers, key, i)) : this.textRank(key);
     const sign = worstFirst ? 1 : -1;
-    this.order.sort((a, b) => (rank[a] === rank[b] ? a - b : rank[a] < rank[b] ? -sign : sign));
+    // By a metric, norms and biases follow the weights, and identical tensors are last or first.
+    const tiers = key in METRICS ? { [CHANGED]: 1, [IDENTICAL]: worstFirst ? 2 : 0 } : {};
+    const tier = (i) => tiers[this.layers.status[i]] ?? 0;
+    this.order.sort((a, b) => tier(a) - tier(b) || (rank[a] === rank[b] ? a - b : rank[a] < rank[b] ? -sign : sign));
     for (const head of byId("columns").cells) {
       const ascending = key in METRICS ? worstFirst === (METRICS[key].better === "higher") : worstFirst;
       if (head.dataset.key === key) head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
@@ -155,7 +158,7 @@ class LayerTable {
     const i = this.order[place];
     const { layers } = this;
     const tabindex = place === this.active ? "0" : "-1";
-    const name = element("button", { type: "button", tabindex, title: layers.name[i] }, layers.name[i]);
+    const name = element("button", { type: "button", tabindex, title: layers.name[i] }, element("span", { class: "common" }, layers.common), layers.name[i].slice(layers.common.length));
     const row = element("tr", { "aria-rowindex": place + 2, "data-place": place }, element("th", { scope: "row" }, name));
     for (const { key, number, wide } of this.columns.slice(1)) {
       const classes = [number ? "number" : "", wide ? "wide" : ""];

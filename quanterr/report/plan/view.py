@@ -34,6 +34,7 @@ CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_we
 CSV_COLUMNS = ("list", *CSV_LAYER, "reason")
 LIMITS_OF_COST = ("--max-kld", "--max-output-error", "--min-snr")  # goals that minimize bytes
 TIMES = 3  # ratio from which a change is written as a factor
+MINOR = 0.01  # share of the cost below which pages fold a layer
 CURVE = 8  # number of points shown
 METRICS = {
     "share": MapMetric("Share of the cost", "lower", "%", log=True, column="Share %"),
@@ -122,7 +123,8 @@ def _worst(plan: Plan, top: int) -> Table:
         for layer in worst
     ]
     title = f"The {len(worst):,} most expensive of {count(len(plan.layers), 'layer')}"
-    return Table(title, "layer", COSTS, rows)
+    minor = sum(layer.cost < MINOR * total for layer in worst)
+    return Table(title, "layer", COSTS, rows, minor=minor, minor_because="below 1 % of the cost")
 
 
 def _curve(plan: Plan) -> str:

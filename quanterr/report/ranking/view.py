@@ -63,6 +63,7 @@ GAIN_COLUMNS = (
 )
 STUDY_TITLE = "dB gained by keeping outliers unquantized and by other scales (on a sample of rows)"
 SAME_SIZE = 0.05  # %
+MINOR, MINOR_BECAUSE = 0.01, "below 1 % of the error"
 NONE = "-"
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "rank", "layer_name", "format", "bytes", "squared_error", "snr_db"),
@@ -117,6 +118,8 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
     parts: list[Part] = [Lines(excluded, warn=True)] if excluded else []
     parts.append(_candidates(ranking))
     yield Section("candidates", "Candidates", [*parts, *([Lines(behind)] if behind else [])])
+    if swaps := [*ranking.swaps, *ranking.kept]:
+        yield Section("mix", "Layers to change", [part for one in swaps for part in _swaps(one, ranking, top)])
     if sum(candidate.rank is not None for candidate in ranking.candidates) > 1:
         yield FRONT
     yield MAP
@@ -126,8 +129,6 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
         yield Section("studies", "Outliers and scales", [_studies(ranking)])
     if top and ranking.layers:
         yield Section("spread", "Layers that differ most", [_spread_table(ranking, top)])
-    if swaps := [*ranking.swaps, *ranking.kept]:
-        yield Section("mix", "Layers to change", [part for one in swaps for part in _swaps(one, ranking, top)])
     if gates := [(candidate.name, gate) for candidate in ranking.candidates for gate in candidate.gates]:
         yield Section("gates", "Gates", [Gates(gates)], (PAGE, CARD))
     yield LAYERS
@@ -306,7 +307,9 @@ def _spread_table(ranking: Ranking, top: int) -> Table:
         for layer in layers
     ]
     title = f"SNR in dB of the {len(layers):,} layers that differ most, of {count(len(ranking.layers), 'layer')}"
-    return Table(title, "layer", columns, rows)
+    total = max((candidate.squared_error or 0.0 for candidate in ranking.candidates), default=0.0)
+    minor = sum(_compute_spread(layer) < MINOR * total for layer in layers)
+    return Table(title, "layer", columns, rows, minor=minor, minor_because=MINOR_BECAUSE)
 
 
 def _compute_spread(layer: RankedLayer) -> float:
@@ -324,6 +327,7 @@ def _swaps(swaps: Swaps, ranking: Ranking, top: int) -> Iterator[Part]:
         f"{_format_percent(swaps.bytes_change, own.bytes or 1)} bytes, "
         f"{_format_percent(swaps.squared_error_change, error)} squared error, {_format_snr_of(own)} -> {after}"
     )
+    shown = sorted(swaps.layers[: max(top, FEW)], key=lambda swap: swap.squared_error_change)
     rows = [
         [
             LayerName(swap.layer_name),
@@ -331,9 +335,10 @@ def _swaps(swaps: Swaps, ranking: Ranking, top: int) -> Iterator[Part]:
             f"{swap.bytes_change:+,}",
             _format_percent(swap.squared_error_change, error),
         ]
-        for swap in swaps.layers[: max(top, FEW)]
+        for swap in shown
     ]
-    yield Table(title, "layer", SWAP_COLUMNS, rows, len(swaps.layers) - len(rows))
+    minor = sum(abs(swap.squared_error_change) < MINOR * error for swap in shown)
+    yield Table(title, "layer", SWAP_COLUMNS, rows, len(swaps.layers) - len(rows), minor, MINOR_BECAUSE)
 
 
 def _format_percent(change: float, whole: float) -> str:

@@ -1,0 +1,53 @@
+"""Commands that quantize a checkpoint again and keep some layers as they are, for the program that wrote it.
+
+The layers are listed by the page (html/keep.js), between the two parts of a command.
+"""
+
+import shlex
+from collections import Counter
+from typing import NamedTuple
+
+from quanterr.report.model import Report
+
+# Options of convert_to_quant 1.3 (--help-experimental) by the format that it writes.
+CONVERT_TO_QUANT = {
+    "fp8_tensor": "",
+    "fp8_row": " --scaling_mode row",
+    "fp8_block": " --scaling_mode block",
+    "int8_tensor": " --int8 --scaling_mode tensor",
+    "int8_row": " --int8 --scaling_mode row",
+    "int8_block": " --int8 --scaling_mode block",
+    "int8_convrot": " --int8 --scaling_mode row --convrot",
+    "mxfp8": " --mxfp8",
+    "nvfp4": " --nvfp4",
+}
+# Names of llama-quantize for files whose most frequent type has another name; tools/quantize/quantize.cpp of llama.cpp.
+GGUF_FILES = {"q2_k": "Q2_K", "q3_k": "Q3_K_M", "q4_k": "Q4_K_M", "q5_k": "Q5_K_M", "mxfp4": "MXFP4_MOE"}
+GGUF = "gguf_"
+PLAIN = ("dense", "gguf_f32", "gguf_f16", "gguf_bf16")  # formats that are not quantized
+
+
+class Command(NamedTuple):
+    """A shell command in two parts, with a list of layers between them."""
+
+    before: str
+    after: str
+
+
+def find_commands(report: Report) -> dict[str, Command]:
+    """Return the command of each program that could have written all quantized layers; none if no program is known."""
+    sizes: Counter[str] = Counter()
+    for layer in report.layers:
+        sizes[layer.format] += layer.tensor_elements
+    formats = [name for name, _ in sizes.most_common() if name not in PLAIN]
+    original = report.original.path
+    if formats and all(name.startswith(GGUF) for name in formats):
+        kind = formats[0].removeprefix(GGUF)
+        source = shlex.quote(original) if original.endswith(".gguf") else "original.gguf"
+        name = GGUF_FILES.get(kind, kind.upper())
+        return {"llama-quantize": Command("llama-quantize", f"{source} kept.gguf {name}")}
+    is_comfy = all(layer.comfy_format for layer in report.layers if layer.format not in PLAIN)
+    if len(formats) == 1 and formats[0] in CONVERT_TO_QUANT and is_comfy and original.endswith(".safetensors"):
+        before = f"convert_to_quant -i {shlex.quote(original)} --comfy_quant{CONVERT_TO_QUANT[formats[0]]}"
+        return {"convert_to_quant": Command(before, "-o kept.safetensors")}
+    return {}
