@@ -345,6 +345,8 @@ class EvaluateOptions(ReadOptions, GateOptions):
         chunks: maximum number of chunks; None for all.
         sensitivity: the file to write each weight's sensitivity to; the result then has predictions for the candidates.
         sensitivity_chunks: number of chunks or calls to measure the sensitivity on, all kept in memory.
+        swap: patterns of weights, each of which is measured alone in the original, as is
+        swap_blocks: each block of a candidate; see evaluation/swaps.py.
         importance_out: the file for the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
         saliency_out: the file for the most salient columns and elements of each weight (JSON).
         saliency: percentage of columns and elements that go into ``saliency_out``.
@@ -419,6 +421,22 @@ class EvaluateOptions(ReadOptions, GateOptions):
             "FILE",
         ),
     ] = None
+    swap: Annotated[
+        Iterable[str],
+        Option(
+            "Also measure the divergence of each of these weights alone in the original; patterns as of "
+            "--layers-to-compare. Repeatable.",
+            METRICS,
+            "PATTERN",
+        ),
+    ] = ()
+    swap_blocks: Annotated[
+        bool,
+        Option(
+            "Also measure the divergence of each block alone in the original; of L blocks, takes L / 4 times as long.",
+            METRICS,
+        ),
+    ] = False
     sensitivity_chunks: Annotated[
         int,
         Option(
@@ -565,6 +583,8 @@ class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
     context: int
     chunks: int | None
     sensitivity: Path | None
+    swap: Iterable[str]
+    swap_blocks: bool
     sensitivity_chunks: int
     importance_out: Path | None
     saliency_out: Path | None

@@ -26,6 +26,7 @@ from quanterr.report.evaluation.model import (
     Missing,
     NamedTokens,
     Rollout,
+    SwapScore,
     Task,
     TextScores,
     Tokens,
@@ -135,9 +136,19 @@ def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
         kv="fp8" if candidate.rounding.cached else None,
         rollout=measured.rollout,
         positions=outcome.positions,
+        swaps=_with_predictions(outcome),
         worst_tokens=[_worst_token(each, prepared) for each in outcome.worst],
         predicted_output_error=total if cost is OUTPUT_ERROR else None,
     )
+
+
+def _with_predictions(outcome: Outcome) -> list[SwapScore]:
+    """Return the swaps, with what is predicted of their weights: of a block those of all that are in it."""
+    for swap in outcome.swaps:
+        own = {one.layer_name: one.predicted_kld for one in outcome.weights if swap.name in (one.block, one.layer_name)}
+        known = [each for each in own.values() if each is not None]
+        swap.predicted_kld = sum(known) if known else None
+    return outcome.swaps
 
 
 def _worst_token(found: Prediction, prepared: Prepared) -> WorstToken:

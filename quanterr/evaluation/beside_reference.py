@@ -75,6 +75,8 @@ def _check_needs_no_original(against: Iterable[str | Plan], chosen: EvaluateOpti
         "--against": against,
         "--task": chosen.tasks,
         "--sensitivity": chosen.sensitivity,
+        "--swap": chosen.swap,
+        "--swap-blocks": chosen.swap_blocks,
         "--importance-out": chosen.importance_out,
         "--saliency-out": chosen.saliency_out,
         SAVE: chosen.save_reference,

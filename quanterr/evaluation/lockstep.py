@@ -23,10 +23,19 @@ from quanterr.evaluation.scores import Prediction
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.states import HiddenError, OutputErrors, Product, hidden_of
 from quanterr.evaluation.stepping import Stream
+from quanterr.evaluation.swaps import Swaps
 from quanterr.evaluation.tokens import Chunks, spans_of
 from quanterr.evaluation.units import Unit
 from quanterr.evaluation.workload import CALLS, ENCODER, Measures
-from quanterr.report.evaluation.model import BlockError, Embeddings, Floor, Outputs, PositionScores, WeightError
+from quanterr.report.evaluation.model import (
+    BlockError,
+    Embeddings,
+    Floor,
+    Outputs,
+    PositionScores,
+    SwapScore,
+    WeightError,
+)
 from quanterr.report.evaluation.model import Scores as ReportedScores
 from quanterr.util.platform import give_back_memory
 from quanterr.util.text import display, listed
@@ -49,13 +58,14 @@ class Outcome:
     not_finite: str | None = None
     blocks: list[BlockError] = field(default_factory=list)
     weights: list[WeightError] = field(default_factory=list)
+    swaps: list[SwapScore] = field(default_factory=list)
 
 
 class RunSettings(NamedTuple):
     """Settings of a run: chunks of a micro-batch, progress callback, stop event, by-products to keep.
 
     Of ``world`` processes number ``rank`` takes its share of the micro-batches. ``with_hidden`` keeps the inputs of the
-    head, of which a reference is made.
+    head, of which a reference is made. ``swap_blocks`` and ``swap``: see swaps.py.
     """
 
     batch: int
@@ -65,6 +75,8 @@ class RunSettings(NamedTuple):
     rank: int = 0
     world: int = 1
     with_hidden: bool = False
+    swap_blocks: bool = False
+    swap: Sequence[str] = ()  # patterns of weights
 
 
 @dataclass
@@ -174,6 +186,9 @@ class Lockstep:
         self._floor: FloorRun | None = None
         if with_floor and self._workload is not ENCODER:
             self._floor = FloorRun(architecture, sides, self._batches)
+        self._swaps: Swaps | None = None
+        if pace.swap_blocks or pace.swap:
+            self._swaps = Swaps(self._original, inputs, len(self._others), pace.swap_blocks, pace.swap)
         self._products: dict[str, Product] = {}
         self._unit_of: dict[str, str] = {}
         self.hidden: dict[int, Tensor] = {}  # inputs of the head, (chunks, positions, width), by micro-batches
@@ -221,7 +236,10 @@ class Lockstep:
         others = [_shared(side.stream.tensors(unit), tensors) for side in self._others]
         tokens = sum(batch.tokens for batch in self._batches)
         watching = OutputErrors(self._products, tokens, self._pace.with_moments)
-        watching.watch(unit, [side.compared(unit, own) for side, own in zip(self._others, others, strict=True)])
+        compared = [side.compared(unit, own) for side, own in zip(self._others, others, strict=True)]
+        watching.watch(unit, compared)
+        if self._swaps is not None:
+            self._swaps.load(tensors, compared)
         self._unit_of |= {slot.name: unit.name for slot in unit.slots}
         for own, loaded in zip(units, others, strict=True):
             own.load(loaded)
@@ -251,6 +269,8 @@ class Lockstep:
             output = self._original.run(batch)
         watching.settle()
         x = hidden_of(output)
+        if self._swaps is not None:
+            self._swaps.run(batch, unit, output)
         self._original.resume(batch, output)
         del output
         base = self._original.result(batch)
@@ -258,6 +278,8 @@ class Lockstep:
             self._check_head(base)
         if self._floor is not None:
             self._floor.run(batch, unit.name, base)
+        if self._swaps is not None and base is not None:
+            self._swaps.measure(batch, base, self._workload, self._batches[batch])
         for side, mode in zip(self._others, modes, strict=True):
             if not side.stream.waits(batch, unit):
                 raise CheckpointError(f"the control flow of the models diverges at {display(unit.name)}")
@@ -292,6 +314,7 @@ class Lockstep:
         side = self._others[n]
         outcome = side.outcome([*self._original.units], self._spans)
         outcome.weights = self._weights(n)
+        outcome.swaps = [] if self._swaps is None else self._swaps.scores(n)
         return outcome
 
     def _weights(self, n: int) -> list[WeightError]:
@@ -354,6 +377,7 @@ class Lockstep:
             "unit_of": self._unit_of,
             "sides": [side.found() for side in self._others],
             "floor": None if self._floor is None else self._floor.found(),
+            "swaps": None if self._swaps is None else self._swaps.parts(),
         }
 
     def add(self, found: Mapping[str, Any]) -> None:
@@ -369,6 +393,8 @@ class Lockstep:
             side.add(other)
         if self._floor is not None:
             self._floor.add(found["floor"])
+        if self._swaps is not None:
+            self._swaps.add(found["swaps"])
 
 
 def _shared(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -119,15 +119,25 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
         tokenizer, decode = tokenizer_fingerprint(folder), decoder_of(folder)
     architecture = models.Architecture(config, dtype, device)
-    if (tasks or chosen.chat or chosen.sensitivity is not None) and architecture.workload is not CAUSAL:
-        option = "--task" if tasks else "--chat" if chosen.chat else "--sensitivity"
-        raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
+    if architecture.workload is not CAUSAL:
+        for option, value in (_of_texts(chosen) | {"--sensitivity": chosen.sensitivity}).items():
+            if value:
+                raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
     if chosen.save_reference is not None:
         check_place(Path(chosen.save_reference))
-    if (chosen.save_reference or chosen.reference) and architecture.workload is not CAUSAL:
-        option = SAVE if chosen.save_reference else USE
-        raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
     return Prepared(architecture, texts, None, tasks, vocabulary, tokenizer, decode)
+
+
+def _of_texts(chosen: EvaluateOptions) -> dict[str, object]:
+    """Return what is asked for by the options that need a model that continues a text."""
+    return {
+        "--task": chosen.tasks,
+        "--chat": chosen.chat,
+        "--swap": chosen.swap,
+        "--swap-blocks": chosen.swap_blocks,
+        SAVE: chosen.save_reference,
+        USE: chosen.reference,
+    }
 
 
 def _of_calls(chosen: EvaluateOptions, architecture: models.Architecture | models.Denoiser, name: str) -> Prepared:
@@ -136,9 +146,8 @@ def _of_calls(chosen: EvaluateOptions, architecture: models.Architecture | model
         raise UsageError(
             f"{display(name)} reads no text: give recorded calls of it with --inputs FILE.safetensors, and no other"
         )
-    of_texts = {"--task": chosen.tasks, SAVE: chosen.save_reference}
-    for option, given in of_texts.items():
-        if given:
+    for option, value in _of_texts(chosen).items():
+        if value:
             raise UsageError(f"{option}: for models that continue a text")
     calls = read_calls(os.fspath(chosen.inputs))
     if chosen.rollout:
@@ -193,7 +202,17 @@ def run_settings(chosen: EvaluateOptions, stop: threading.Event, company: RankGr
     with_hidden = chosen.save_reference is not None
     if with_hidden and world > 1:
         raise UsageError(f"{SAVE}: one process saves a reference")
-    return RunSettings(chosen.batch, chosen.on_progress, stop, chosen.with_moments, rank, world, with_hidden)
+    return RunSettings(
+        chosen.batch,
+        chosen.on_progress,
+        stop,
+        chosen.with_moments,
+        rank,
+        world,
+        with_hidden,
+        chosen.swap_blocks,
+        [chosen.swap] if isinstance(chosen.swap, str) else list(chosen.swap),
+    )
 
 
 def reference_settings(chosen: EvaluateOptions, prepared: Prepared) -> Settings:

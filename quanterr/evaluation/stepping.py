@@ -97,17 +97,21 @@ class Stream:
         for unit in self.units.values():
             unit.free()
             unit.module.forward = partial(self._called, unit)
-        on_device = [
-            {key: map_tensors(value, lambda tensor: tensor.to(device)) for key, value in batch.items()}
-            for batch in batches
-        ]
-        self._forwards = [_Forward(model, batch, graph, recorded) for batch in on_device]
-        for forward in self._forwards:
-            forward.resume()
+        self._device, self._graph = device, graph
+        self._forwards: list[_Forward] = []
+        for batch in batches:
+            self.begin(batch)
 
     def _called(self, unit: Unit, *args: object, **kwargs: object) -> object:
         forward = getcurrent()
         return forward.ask(unit, args, kwargs) if isinstance(forward, _Forward) else unit.forward(*args, **kwargs)
+
+    def begin(self, batch: Mapping[str, object]) -> int:
+        """Start one more forward, which stops at the first unit; return its place."""
+        on_device = {key: map_tensors(value, lambda tensor: tensor.to(self._device)) for key, value in batch.items()}
+        self._forwards.append(_Forward(self.model, on_device, self._graph, self._recorded))
+        self._forwards[-1].resume()
+        return len(self._forwards) - 1
 
     @property
     def next_unit(self) -> Unit | None:

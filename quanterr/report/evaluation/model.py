@@ -13,7 +13,7 @@ from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
 
 # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
-# 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error
+# 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps
 SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
@@ -330,6 +330,32 @@ class WeightError:
 
 
 @dataclass(slots=True)
+class SwapScore:
+    """The divergence of the original with one block or weight of the candidate; its inputs are not rounded."""
+
+    name: Annotated[str, Field(description="of a block in the model, or of a weight as stored")]
+    display_name: str
+    block: Annotated[str, Field(description="the model unit that contains it")]
+    kld_mean: Annotated[Number, Field(description="mean KL divergence [nat]; null: not finite")]
+    kld_mean_se: Number
+    kld_mean_chunk_se: Number
+    top1: Annotated[Number, Field(description="share of predictions with the same most probable token")]
+    predicted_kld: Annotated[
+        Number, Field(description="predicted KL divergence of its weights, from --sensitivity [nat]")
+    ] = None
+
+    @property
+    def swap_kld(self) -> float | None:
+        """The divergence that it causes alone [nat], for rules."""
+        return self.kld_mean
+
+    @property
+    def kld_error(self) -> float | None:
+        """The standard error of the divergence [nat], over predictions or chunks, whichever is larger."""
+        return max((each for each in (self.kld_mean_se, self.kld_mean_chunk_se) if each is not None), default=None)
+
+
+@dataclass(slots=True)
 class Missing:
     """A tensor missing from the candidate and taken from the original."""
 
@@ -373,6 +399,9 @@ class Evaluated:
         default_factory=list
     )
     positions: Annotated[list[PositionScores], Field(description="divergence by position in the chunk")] = field(
+        default_factory=list
+    )
+    swaps: Annotated[list[SwapScore], Field(description="with --swap or --swap-blocks, the largest first")] = field(
         default_factory=list
     )
     worst_tokens: Annotated[list[WorstToken], Field(description="the largest divergence first")] = field(

@@ -28,6 +28,7 @@ ANOTHER_MODEL = (
     "config_mismatch",
 )  # findings: the evaluated model is not the quantized model that will run
 OF_BLOCKS = ("relative_error", "cosine", "worst_token_error")
+OF_SWAPS = ("swap_kld",)
 OF_WEIGHTS = ("output_error", "share_of_block", *PREDICTED)
 
 OF_CANDIDATES = [name for name in METRICS if name not in OF_TASKS]
@@ -39,6 +40,7 @@ VOCABULARY = Vocabulary(
         **dict.fromkeys(OF_WEIGHTS, "weight"),
         **dict.fromkeys(OF_TASKS, "task"),
         **dict.fromkeys(OF_TEXTS, "text"),
+        **dict.fromkeys(OF_SWAPS, "swap"),
     },
     OF_CANDIDATES,
     "kld_mean <= 0.01",
@@ -102,6 +104,7 @@ def _items(candidate: Evaluated) -> list[Item]:
     of_kinds = (
         ("task", [(task.name, task) for task in candidate.tasks], OF_TASKS),
         ("text", [(text.name, text) for text in candidate.texts], OF_TEXTS),
+        ("swap", [(swap.name, swap) for swap in candidate.swaps], OF_SWAPS),
         ("block", [(block.name, block) for block in candidate.blocks], OF_BLOCKS),
         ("weight", [(weight.layer_name, weight) for weight in candidate.weights], OF_WEIGHTS),
     )

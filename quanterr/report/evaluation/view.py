@@ -67,6 +67,7 @@ from quanterr.util.text import count, display, quote, size
 
 BLOCKS = (Column("relative error", 0), Column("cosine", 1), Column("worst token", 2))
 WEIGHTS = (Column("output error", 0), Column("share of block", 1))
+SWAPS = (Column("KLD", 0), Column("same top token", 1))
 TASKS = (Column("questions", 3), Column("original", 1), Column("accuracy", 0), Column("agreement", 2), Column("p", 4))
 TEXTS = (
     *(Column("predictions", 5), Column("KLD", 0), Column("KLD 99 %", 1), Column("PPL", 4), Column("PPL ratio", 2)),
@@ -138,6 +139,8 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
         yield Section("blocks", "Hidden states by block", blocks)
     if worst := [_worst(candidate, top) for candidate in _pick_detailed(evaluation) if top and candidate.weights]:
         yield Section("worst", "Largest output errors", worst)
+    if swaps := [_swaps(candidate, top) for candidate in candidates if top and candidate.swaps]:
+        yield Section("swaps", "Measured alone in the original", swaps)
     if missing := [candidate for candidate in candidates if candidate.missing]:
         yield Section("missing", "Taken from the original", [Lines(list(map(_missing, missing)), warn=True)])
     if gates:
@@ -311,6 +314,23 @@ def _worst(candidate: Evaluated, top: int) -> Part:
     return Table(f"{title}, {display(candidate.name)}", "weight", columns, rows)
 
 
+def _swaps(candidate: Evaluated, top: int) -> Part:
+    """Return the blocks and weights with the largest divergence alone in the original."""
+    predicted = any(swap.predicted_kld is not None for swap in candidate.swaps)
+    rows = [
+        [
+            Name(swap.name),
+            "not finite" if swap.kld_mean is None else f"{swap.kld_mean:.4g} ± {swap.kld_error or 0.0:.2g}",
+            "-" if swap.top1 is None else f"{100 * swap.top1:.4g} %",
+            *(["-" if swap.predicted_kld is None else f"{swap.predicted_kld:.4g}"] if predicted else []),
+        ]
+        for swap in candidate.swaps[:top]
+    ]
+    columns = [*SWAPS, *([Column("predicted KLD", 2)] if predicted else [])]
+    more = len(candidate.swaps) - len(rows)
+    return Table(f"One at a time in the original, {display(candidate.name)}", "swapped", columns, rows, more)
+
+
 def _missing(candidate: Evaluated) -> str:
     names = [one.display_name for one in candidate.missing]
     return f"{display(candidate.name)}: {count(len(names), 'missing tensor')}: {', '.join(names[:3])}"
@@ -374,6 +394,8 @@ def _list_rows(candidate: Evaluated) -> Iterator[JsonObject]:
             yield {"list": "texts", "name": text.name, "block": metric, "value": getattr(text, metric)}
     for block in candidate.blocks:
         yield {"list": "blocks", "name": block.name, "value": block.relative_error, "cosine": block.cosine}
+    for swap in candidate.swaps:
+        yield {"list": "swaps", "name": swap.name, "block": swap.block, "value": swap.kld_mean}
     for w in candidate.weights:
         numbers = {"value": w.output_error, "share_of_block": w.share_of_block}
         yield {"list": "weights", "name": w.layer_name, "block": w.block, **numbers}
