@@ -26,6 +26,7 @@ from quanterr.comparison.kernel import SUMS_ALONE
 from quanterr.comparison.native_sums import NativeSums, Operand
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
+from quanterr.formats.shared import convrot
 from quanterr.metrics import OUTLIER, RELATIVE_OUTLIER
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, as_float, worst_rows
 from quanterr.pairing.side import CheckpointSide
@@ -59,6 +60,19 @@ def decoded(weight, kernel=BUILT, size=1 << 22):
         assert same_bits(*kept)
         whole[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col] = kept[1]
     return whole
+
+
+@every_kernel
+@pytest.mark.parametrize("size", [2, 4, 8, 64, 128, 256, 4096])
+def test_rotated_values_are_those_of_torch(monkeypatch, kernel, size):
+    values = normal(8192, 3).view(-1) * torch.tensor(10.0) ** torch.randint(-30, 30, (3 * 8192,))
+    found, expected = values.clone(), values.clone()
+    monkeypatch.setattr(convrot, "choose_kernel", lambda: native.KernelChoice(None))
+    convrot.unrotate(expected, size, Workspace(CPU))
+    monkeypatch.setattr(convrot, "choose_kernel", lambda: native.KernelChoice(kernel))
+    convrot.unrotate(found, size, Workspace(CPU))
+
+    assert same_bits(expected, found)
 
 
 @needs_kernel

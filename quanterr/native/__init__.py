@@ -163,6 +163,14 @@ class Kernel(NamedTuple):
         of_x, of_table = (ctypes.c_void_p(x), ctypes.c_int64(n)), (ctypes.c_void_p(bounds), ctypes.c_void_p(changes))
         self.library.quanterr_nearest(*of_x, *of_table, n_bounds, first, ctypes.c_void_p(codes))
 
+    def rotate(self, values: int, groups: int, size: int, unit: float, room: int) -> None:
+        """Multiply groups of ``size`` float32 values by a ConvRot matrix and by ``unit``, in place.
+
+        ``values`` is their address, ``room`` that of ``size`` float64 numbers; formats/shared/convrot.py specifies it.
+        """
+        group = ctypes.c_int64(groups), ctypes.c_int64(size), ctypes.c_double(unit)
+        self.library.quanterr_rotate(ctypes.c_void_p(values), *group, ctypes.c_void_p(room))
+
 
 class KernelChoice(NamedTuple):
     """The kernel of a run; None means torch, and ``reason`` says why."""

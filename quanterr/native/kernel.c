@@ -944,6 +944,48 @@ EXPORT void quanterr_nearest(const float *x, int64_t n, const float *bounds, con
     }
 }
 
+/* ---- rotations ---- */
+
+typedef double doubles __attribute__((vector_size(32)));
+INLINE doubles load4(const double *from) { doubles v; memcpy(&v, from, sizeof v); return v; }
+INLINE void store4(double *to, doubles v) { memcpy(to, &v, sizeof v); }
+
+/* Multiplies by H4: the sum of four minus twice one of them, the last first. */
+static void rotate_fours(double *x, int64_t size, int64_t stride) {
+    if (stride == 1)
+        for (int64_t i = 0; i < size; i += 4) {
+            double a = x[i], b = x[i + 1], c = x[i + 2], d = x[i + 3], total = a + b + c + d;
+            store4(x + i, (doubles){0} + total - 2 * (doubles){d, c, b, a});
+        }
+    else
+        for (int64_t i = 0; i < size; i += 4 * stride)
+            for (int64_t j = i; j < i + stride; j += 4) {
+                double *p = x + j, *q = p + stride, *r = q + stride, *s = r + stride;
+                doubles a = load4(p), b = load4(q), c = load4(r), d = load4(s), total = a + b + c + d;
+                store4(p, total - 2 * d); store4(q, total - 2 * c); store4(r, total - 2 * b); store4(s, total - 2 * a);
+            }
+}
+static void rotate_pairs(double *x, int64_t size, int64_t stride) {
+    for (int64_t i = 0; i < size; i += 2 * stride)
+        for (int64_t j = i; j < i + stride; j++) {
+            double a = x[j], b = x[j + stride];
+            x[j] = a + b;
+            x[j + stride] = a - b;
+        }
+}
+
+/* Multiplies each group of `size` values, a power of two, by the matrix that formats/shared/convrot.py specifies, in
+ * float64, and by `unit`; `room` holds a group. */
+EXPORT void quanterr_rotate(float *values, int64_t groups, int64_t size, double unit, double *room) {
+    int by_fours = size > 1 && (size & 0x5555555555555555) != 0;
+    for (float *own = values; groups--; own += size) {
+        for (int64_t i = 0; i < size; i++) room[i] = own[i];
+        for (int64_t stride = 1; stride < size; stride *= by_fours ? 4 : 2)
+            (by_fours ? rotate_fours : rotate_pairs)(room, size, stride);
+        for (int64_t i = 0; i < size; i++) own[i] = (float)(room[i] * unit);
+    }
+}
+
 /* Version, sizes and offsets of the fields, which quanterr/native/__init__.py must share. */
 typedef struct { const char *name; int64_t at; } Field;
 #define S(field) {"Side." #field, offsetof(Side, field)}

@@ -7,7 +7,7 @@
                              [1, -1, 1, 1], [-1, 1, 1, 1]] (ConvRot)
     another power of two     Sylvester: kron([[1, 1], [1, -1]], …) / sqrt(size)
 
-Computed in float64 and rounded to float32 once.
+Computed in float64 and rounded to float32 once, by the compiled kernel with the same operations in the same order.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/int8_utils.py; silveroxides/convert_to_quant@1.3.4
 utils/convrot.py.
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quanterr.checkpoints.labels import Label
 from quanterr.errors import FormatMismatch
+from quanterr.native import choose_kernel
 from quanterr.tensors.workspace import Workspace
 
 DEFAULT_GROUP = 256
@@ -60,6 +61,11 @@ def unrotate(values: Tensor, size: int, workspace: Workspace) -> Tensor:
     Multiplies by each small factor in turn: a tenth of the operations of one large product and, unlike that product,
     the same result on every device and for every cut.
     """
+    kernel = choose_kernel().kernel if values.device.type == "cpu" else None
+    if kernel is not None:
+        room = workspace.buffer("rotated", (size,), torch.float64)
+        kernel.rotate(values.view(-1).data_ptr(), values.numel() // size, size, 1 / sqrt(size), room.data_ptr())
+        return values
     flat, factor = values.view(-1), 4 if is_power_of_four(size) else 2
     source = workspace.buffer("rotated", (flat.numel(),), torch.float64).copy_(flat)
     target = workspace.buffer("back", (flat.numel(),), torch.float64)
