@@ -33,7 +33,7 @@ from quanterr.pairing.side import CheckpointSide
 from quanterr.recipes.microscaled import _make_e2m1_lookup
 from quanterr.recipes.tables import _make_lookup
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
-from quanterr.tensors.decoder import decoder_of
+from quanterr.tensors.decoder import MOST_ROTATED, decoder_of
 from quanterr.tensors.workspace import Workspace
 
 BUILT = native.find_best().kernel
@@ -42,6 +42,7 @@ WIDEST = native.INSTRUCTION_SETS.index(BUILT.instructions) if BUILT else -1
 HERE = [native.load(name).kernel for name in native.INSTRUCTION_SETS[: WIDEST + 1]]
 every_kernel = pytest.mark.parametrize("kernel", HERE, ids=lambda kernel: kernel.instructions)
 
+ROTATED = "int8_convrot", "convrot_w4a4"
 AGREEMENT = 5e-8  # relative: what float32 lanes of a segment lose
 SUMS = [name for name in native.SUMS if name not in ("x", "y", "e", "xy")]
 SIGNED = {"x": "x_abs", "y": "x_abs", "e": "e_abs", "xy": "x_sq"}  # what cancels, and of what it is a part
@@ -89,11 +90,11 @@ class TestValues:
                     ):
                         assert same_bits(dequantized(weight), decoded(weight)), weight.name
 
-    @pytest.mark.parametrize("name", ["bf16", "e4m3", "gptq", "awq_gemm", "ct_pack", "gguf_q4_k", "nvfp4"])
+    @pytest.mark.parametrize("name", ["bf16", "e4m3", "gptq", "awq_gemm", "ct_pack", "gguf_q4_k", "nvfp4", *ROTATED])
     def test_do_not_depend_on_the_cut(self, tmp_path, name):
         with planned(*stored_as(tmp_path, name)) as plan:
             weight = plan.pairs[0].quantized
-            sizes = [8 * weight.matrix[1], 24 * weight.matrix[1]]
+            sizes = [8 * weight.matrix[1], 24 * weight.matrix[1], *([512] if name in ROTATED else [])]
 
             assert decoder_of(weight.dequantize)
             assert all(same_bits(dequantized(weight), decoded(weight, size=size)) for size in sizes)
@@ -167,6 +168,16 @@ def stored_as(folder, name):
             "X.weight_scale": fp8_scales,
             "X.weight_scale_2": torch.tensor(0.01),
             "X.comfy_quant": label(format="nvfp4"),
+        },
+        "int8_convrot": {
+            "X.weight": codes(m, k, dtype=torch.int8),
+            "X.weight_scale": scales(m, 1).float(),
+            "X.comfy_quant": label(format="int8_tensorwise", convrot=True, convrot_groupsize=64),
+        },
+        "convrot_w4a4": {
+            "X.weight": codes(m, k // 2, dtype=torch.int8),
+            "X.weight_scale": scales(m).float(),
+            "X.comfy_quant": label(format="convrot_w4a4", convrot_groupsize=256),
         },
     }
     x = store(folder / "x.safetensors", {"X.weight": normal(m, k)})
@@ -410,6 +421,7 @@ class TestBuild:
         assert 4 * int(found["LIMBS"]) == native.SUM_BYTES
         assert int(found["ROOM"]) == native.ROOM
         assert int(found["VERSION"]) == native.VERSION
+        assert int(found["SEGMENT"]) == MOST_ROTATED
 
 
 @every_kernel

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from math import prod
+from math import prod, sqrt
 from typing import NamedTuple
 
 import torch
@@ -198,12 +198,13 @@ def _find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
     decoder = decoder_of(weight.dequantize)
     if decoder is None:
         return None
-    cols, (together, _) = weight.matrix[1], decoder.storage_unit
+    cols, (together, _), rotated = weight.matrix[1], decoder.storage_unit, decoder.rotation or 1
     if cols % together or decoder.cols % together or (decoder.order == Order.AWQ_WORDS and chunks[0].row % AWQ_ROWS):
         return None
     if chunks[0].stop_col - chunks[0].col == cols:
         return decoder
-    begins_blocks = all(chunk.col % together == chunk.col % (decoder.group or 1) == 0 for chunk in chunks)
+    units = together, decoder.group or 1, rotated
+    begins_blocks = not any(chunk.col % unit for chunk in chunks for unit in units)
     return decoder if begins_blocks and decoder.order == Order.ROWS else None
 
 
@@ -232,6 +233,8 @@ def _make_code_side(
         side.ends[:], side.has_ends = (3 * decoder.ends)[:3], True
     if decoder.order == Order.ROWS:
         first = chunk.row * row_bytes + chunk.col // together * n_bytes
+        if chunk.shape[0] == 1:  # a piece of a row, perhaps the last in its file
+            side.row_bytes = row_bytes = -(-chunk.shape[1] // together) * n_bytes
         side.file, side.offset = kernel_file(entry.file.descriptor), entry.offset + first
         if side.file < 0:  # not a local file: pass the bytes
             side.stored = workspace.read_bytes("native", entry, first, (chunk.shape[0], row_bytes)).data_ptr()
@@ -243,6 +246,8 @@ def _make_code_side(
         side.table = decoder.table.data_ptr()
         alive.append(decoder.table)
     side.group = decoder.group or max(decoder.cols, 1)
+    if decoder.rotation:
+        side.rotation, side.unit = decoder.rotation, 1 / sqrt(decoder.rotation)
     for name in ("scale", "zero", "shift"):
         of_blocks = getattr(decoder, name)
         if of_blocks is not None:

@@ -15,10 +15,17 @@ Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/convrot_w4a4.py,
 
 from functools import partial
 
+import torch
+from torch import Tensor
+
 from quanterr.formats.base import (
     Chunk,
+    Decoder,
+    Dequantize,
+    ElementType,
     Format,
     FormatMismatch,
+    Native,
     Parts,
     PartSpec,
     RotatedWeight,
@@ -28,7 +35,7 @@ from quanterr.formats.base import (
 )
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import ALWAYS_ROTATED, FLOATS, INT8, check_labels
-from quanterr.formats.shared.convrot import group_size, rotate, unrotate
+from quanterr.formats.shared.convrot import attach_rotated_decoder, group_size, rotate, unrotate
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import to_float
 from quanterr.tensors.levels import INT4
@@ -55,7 +62,7 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
     plain = parts.weight(padded.shape, partial(dequantize, parts, padded, False), code_bits=4, levels=INT4)
     return parts.weight(
         padded.shape,
-        partial(dequantize, parts, padded, rotated),
+        _attach_decoder(parts, padded, rotated),
         code_bits=4,
         levels=None if rotated else INT4,
         rotated=RotatedWeight(plain, partial(rotate, size)) if rotated else None,
@@ -67,6 +74,21 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
     )
 
 
+def _attach_decoder(parts: Parts, padded: Padded, rotated: bool) -> Dequantize:
+    plain, pairs = partial(dequantize, parts, padded, rotated), element_types.int4_pairs(torch.device("cpu"))
+    scale = partial(_read_scales, parts)
+    decoder = Decoder(parts.codes, padded.stored_cols, ElementType.TABLE, pairs, scale)
+    if rotated:
+        return attach_rotated_decoder(plain, decoder, padded)
+    whole = padded.shape == (padded.stored_rows, padded.stored_cols)
+    return Native(plain, decoder) if whole else plain
+
+
+def _read_scales(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the scale of each row of a chunk, (r, 1) float32."""
+    return to_float(parts["scale"], workspace.read("scale", parts["scale"], chunk.row, (chunk.shape[0], 1)))
+
+
 def dequantize(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk, workspace: Workspace) -> Values:
     """Return float32(code) · float32(scale), (r, c), with the rotation undone if ``rotated``."""
     return padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, padded, rotated))
@@ -76,8 +98,7 @@ def _dequantize_block(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk,
     first = (chunk.row * padded.stored_cols + chunk.col) // 2
     codes = workspace.read("codes", parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
     values = element_types.unpack(codes, element_types.int4_pairs(workspace.device), workspace)
-    scale = to_float(parts["scale"], workspace.read("scale", parts["scale"], chunk.row, (chunk.shape[0], 1)))
-    values.mul_(scale)
+    values.mul_(_read_scales(parts, chunk, workspace))
     return Values(unrotate(values, padded.step, workspace) if rotated else values)
 
 

@@ -18,7 +18,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 8
+VERSION = 9
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -87,6 +87,8 @@ class SideStruct(ctypes.Structure):
         ("zero_step", ctypes.c_int64),
         ("shift_step", ctypes.c_int64),
         ("group", ctypes.c_int64),
+        ("rotation", ctypes.c_int64),
+        ("unit", ctypes.c_double),
         ("values", ctypes.c_void_p),
         ("ends", ctypes.c_int32 * 3),
         ("has_ends", ctypes.c_int32),

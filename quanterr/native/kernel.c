@@ -41,7 +41,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 8
+#define VERSION 9
 #define SEGMENT 512
 #define LANES 16
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
@@ -98,6 +98,8 @@ typedef struct {
     int64_t zero_step;
     int64_t shift_step;
     int64_t group;        /* columns that share a scale */
+    int64_t rotation;     /* columns of a rotated group, a power of two up to SEGMENT; 0: not rotated */
+    double unit;          /* factor of rotated values */
     float *values;        /* buffer for decoded rows, or NULL */
     int32_t ends[3];      /* bytes of saturated codes; fewer than three are repeated */
     int32_t has_ends;
@@ -427,6 +429,48 @@ INLINE void segment(const float *x, const float *y, int n, const float *weights,
     if (whole < n) precise(x, y, whole, n, weights, run, s);
 }
 
+/* ---- rotations ---- */
+
+typedef double doubles __attribute__((vector_size(32)));
+INLINE doubles load4(const double *from) { doubles v; memcpy(&v, from, sizeof v); return v; }
+INLINE void store4(double *to, doubles v) { memcpy(to, &v, sizeof v); }
+
+/* Multiplies by H4: the sum of four minus twice one of them, the last first. */
+static void rotate_fours(double *x, int64_t size, int64_t stride) {
+    if (stride == 1)
+        for (int64_t i = 0; i < size; i += 4) {
+            double a = x[i], b = x[i + 1], c = x[i + 2], d = x[i + 3], total = a + b + c + d;
+            store4(x + i, (doubles){0} + total - 2 * (doubles){d, c, b, a});
+        }
+    else
+        for (int64_t i = 0; i < size; i += 4 * stride)
+            for (int64_t j = i; j < i + stride; j += 4) {
+                double *p = x + j, *q = p + stride, *r = q + stride, *s = r + stride;
+                doubles a = load4(p), b = load4(q), c = load4(r), d = load4(s), total = a + b + c + d;
+                store4(p, total - 2 * d); store4(q, total - 2 * c); store4(r, total - 2 * b); store4(s, total - 2 * a);
+            }
+}
+static void rotate_pairs(double *x, int64_t size, int64_t stride) {
+    for (int64_t i = 0; i < size; i += 2 * stride)
+        for (int64_t j = i; j < i + stride; j++) {
+            double a = x[j], b = x[j + stride];
+            x[j] = a + b;
+            x[j + stride] = a - b;
+        }
+}
+
+/* Multiplies each group of `size` values, a power of two, by the matrix that formats/shared/convrot.py specifies, in
+ * float64, and by `unit`; `room` holds a group. */
+EXPORT void quanterr_rotate(float *values, int64_t groups, int64_t size, double unit, double *room) {
+    int by_fours = size > 1 && (size & 0x5555555555555555) != 0;
+    for (float *own = values; groups--; own += size) {
+        for (int64_t i = 0; i < size; i++) room[i] = own[i];
+        for (int64_t stride = 1; stride < size; stride *= by_fours ? 4 : 2)
+            (by_fours ? rotate_fours : rotate_pairs)(room, size, stride);
+        for (int64_t i = 0; i < size; i++) own[i] = (float)(room[i] * unit);
+    }
+}
+
 /* ---- decoding ---- */
 
 INLINE float half(uint16_t h) {
@@ -710,7 +754,7 @@ INLINE void decode_blocks(int element, const uint8_t *codes, const int8_t *grid,
 APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t col, int n, float *out) {
     switch (side->element) {
     case F32:
-        if (!side->scale && !side->values && side->order == IN_ROWS) return (const float *)(codes + 4 * col);
+        if (!side->scale && !side->rotation && !side->values && side->order == IN_ROWS) return (const float *)(codes + 4 * col);
         memcpy(out, codes + 4 * col, 4 * (size_t)n);
         break;
     case BF16:
@@ -746,6 +790,10 @@ APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t
             else for (int k = i; k < stop; k++) out[k] *= s;
             i = stop;
         }
+    }
+    if (side->rotation) {
+        double room[SEGMENT];
+        quanterr_rotate(out, n / side->rotation, side->rotation, side->unit, room);
     }
     return out;
 }
@@ -944,48 +992,6 @@ EXPORT void quanterr_nearest(const float *x, int64_t n, const float *bounds, con
     }
 }
 
-/* ---- rotations ---- */
-
-typedef double doubles __attribute__((vector_size(32)));
-INLINE doubles load4(const double *from) { doubles v; memcpy(&v, from, sizeof v); return v; }
-INLINE void store4(double *to, doubles v) { memcpy(to, &v, sizeof v); }
-
-/* Multiplies by H4: the sum of four minus twice one of them, the last first. */
-static void rotate_fours(double *x, int64_t size, int64_t stride) {
-    if (stride == 1)
-        for (int64_t i = 0; i < size; i += 4) {
-            double a = x[i], b = x[i + 1], c = x[i + 2], d = x[i + 3], total = a + b + c + d;
-            store4(x + i, (doubles){0} + total - 2 * (doubles){d, c, b, a});
-        }
-    else
-        for (int64_t i = 0; i < size; i += 4 * stride)
-            for (int64_t j = i; j < i + stride; j += 4) {
-                double *p = x + j, *q = p + stride, *r = q + stride, *s = r + stride;
-                doubles a = load4(p), b = load4(q), c = load4(r), d = load4(s), total = a + b + c + d;
-                store4(p, total - 2 * d); store4(q, total - 2 * c); store4(r, total - 2 * b); store4(s, total - 2 * a);
-            }
-}
-static void rotate_pairs(double *x, int64_t size, int64_t stride) {
-    for (int64_t i = 0; i < size; i += 2 * stride)
-        for (int64_t j = i; j < i + stride; j++) {
-            double a = x[j], b = x[j + stride];
-            x[j] = a + b;
-            x[j + stride] = a - b;
-        }
-}
-
-/* Multiplies each group of `size` values, a power of two, by the matrix that formats/shared/convrot.py specifies, in
- * float64, and by `unit`; `room` holds a group. */
-EXPORT void quanterr_rotate(float *values, int64_t groups, int64_t size, double unit, double *room) {
-    int by_fours = size > 1 && (size & 0x5555555555555555) != 0;
-    for (float *own = values; groups--; own += size) {
-        for (int64_t i = 0; i < size; i++) room[i] = own[i];
-        for (int64_t stride = 1; stride < size; stride *= by_fours ? 4 : 2)
-            (by_fours ? rotate_fours : rotate_pairs)(room, size, stride);
-        for (int64_t i = 0; i < size; i++) own[i] = (float)(room[i] * unit);
-    }
-}
-
 /* Version, sizes and offsets of the fields, which quanterr/native/__init__.py must share. */
 typedef struct { const char *name; int64_t at; } Field;
 #define S(field) {"Side." #field, offsetof(Side, field)}
@@ -994,7 +1000,7 @@ static const Field LAYOUT[] = {
     {"version", VERSION},
     {"Side", sizeof(Side)},
     S(element), S(order), S(file), S(per_byte), S(offset), S(row_bytes), S(words), S(stored), S(tile),
-    S(table), S(scale), S(zero), S(shift), S(scale_step), S(zero_step), S(shift_step), S(group), S(values),
+    S(table), S(scale), S(zero), S(shift), S(scale_step), S(zero_step), S(shift_step), S(group), S(rotation), S(unit), S(values),
     S(ends), S(has_ends), S(saturated),
     {"Run", sizeof(Run)},
     R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(normal), R(importance), R(importance_step), R(counts),

@@ -14,6 +14,7 @@ from quanterr.tensors.workspace import Workspace
 
 __all__ = ["BITS", "Decoder", "ElementType", "Native", "Order"]
 
+MOST_ROTATED = 512  # columns that the compiled kernel holds at a time
 OfBlocks = Callable[[Chunk, Workspace], Tensor]  # (1 or r, blocks of columns) float32
 
 # By element: how many elements are stored together, and in how many bytes.
@@ -33,7 +34,8 @@ class Decoder:
     Each operation rounds to float32. ``table``, for ElementType.TABLE, is (256, elements per byte) float32; for ggml's
     IQ1 to IQ3, the levels of each index, (entries, levels) int8. ``scale``, ``zero`` and ``shift`` return one value per
     block of ``group`` columns of a chunk; if ``group`` is 0, one per whole row. ``ends`` are the bytes of saturated
-    codes, at most three.
+    codes, at most three. ``rotation`` columns each, a power of two up to MOST_ROTATED, are rotated at last, as
+    formats/shared/convrot.py specifies.
     """
 
     codes: Entry
@@ -46,6 +48,7 @@ class Decoder:
     group: int = 0
     order: Order = Order.ROWS
     ends: tuple[int, ...] = ()
+    rotation: int = 0
 
     @property
     def storage_unit(self) -> tuple[int, int]:

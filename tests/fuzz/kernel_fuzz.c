@@ -67,6 +67,7 @@ static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, 
         if (!below(3)) side.zero = own(owner, factors(of_rows * groups)), side.zero_step = side.scale_step;
         else if (!below(3)) side.shift = own(owner, factors(of_rows * groups)), side.shift_step = side.scale_step;
     }
+    if (cols % 256 == 0 && !below(3)) side.rotation = 2 << below(8), side.unit = 0.25;
     if (side.row_bytes == cols && !below(3)) side.has_ends = 1, side.ends[0] = 0x7E, side.ends[1] = 0xFE;
     if (!below(3)) side.values = own(owner, malloc((size_t)(4 * rows * cols)));
     return side;

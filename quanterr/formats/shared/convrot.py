@@ -13,6 +13,7 @@ Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/int8_utils.py; s
 utils/convrot.py.
 """
 
+from dataclasses import replace
 from math import sqrt
 
 import torch
@@ -20,7 +21,10 @@ from torch import Tensor
 
 from quanterr.checkpoints.labels import Label
 from quanterr.errors import FormatMismatch
+from quanterr.formats.base import Decoder, Dequantize, Native
+from quanterr.formats.shared.padding import Padded
 from quanterr.native import choose_kernel
+from quanterr.tensors.decoder import MOST_ROTATED
 from quanterr.tensors.workspace import Workspace
 
 DEFAULT_GROUP = 256
@@ -48,6 +52,13 @@ def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
     if is_power_of_four(size):
         return size, ()
     return size, (f"rotated in groups of {size}, which ComfyUI does not load: a Sylvester matrix undoes it",)
+
+
+def attach_rotated_decoder(dequantize: Dequantize, plain: Decoder | None, padded: Padded) -> Dequantize:
+    """Attach the decoder of the rotated codes with the rotation, if there is one and the kernel can carry it out."""
+    if plain is None or padded.step > MOST_ROTATED or padded.shape[-2:] != (padded.stored_rows, padded.stored_cols):
+        return dequantize
+    return Native(dequantize, replace(plain, rotation=padded.step))
 
 
 def rotate(size: int, values: Tensor, workspace: Workspace) -> Tensor:

@@ -6,10 +6,11 @@ from functools import partial
 from quanterr.formats.base import Parts, PartSpec, RotatedWeight, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
-from quanterr.formats.shared.convrot import rotate, unrotate
+from quanterr.formats.shared.convrot import attach_rotated_decoder, rotate, unrotate
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import Grid
 from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.decoder import decoder_of
 from quanterr.tensors.workspace import Workspace
 
 NAMES = (
@@ -34,7 +35,7 @@ def read_as_rotated(parts: Parts, plain: Weight, size: int) -> Weight:
     return replace(
         plain,
         format="int8_convrot",
-        dequantize=partial(_unrotate, plain, padded),
+        dequantize=attach_rotated_decoder(partial(_unrotate, plain, padded), decoder_of(plain.dequantize), padded),
         levels=None,
         rotated=RotatedWeight(plain, partial(rotate, size)),
         evidence=(f"{plain.evidence[0]}; rotated in groups of {size}",),
