@@ -1,10 +1,10 @@
-"""Conversations through the original's own chat template; predictions of the assistant's tokens are scored.
+"""Conversations in the original's own chat template; only the assistant's tokens are scored.
 
 A file of JSON lines: a list of messages, or {"messages": [...]}, each {"role": "user", "content": "…"}.
 
-Which tokens are the assistant's, the template says where it marks what is generated ({% generation %}). Of others a
-turn is what the template adds to the conversation before it, the beginning of an answer included, up to the token that
-ends the turn. So a template that rewrites earlier turns is refused.
+Some templates mark the assistant's tokens ({% generation %}). For others, a turn is the text that the template appends
+to the earlier turns, from the beginning of the answer to the token that ends it. A template that rewrites earlier turns
+is refused.
 """
 
 import json
@@ -21,18 +21,18 @@ from quanterr.util.text import display
 
 OPTION = "--chat"
 FORM = '{"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}'
-MARK = "{% generation"  # of a template, also with -
+MARK = "{% generation"  # in a template; {%- generation works, too
 
 Message = dict[str, Any]
 
 
 def read_conversations(path: str, folder: ModelFolder, context: int, limit: int | None) -> Chunks:
-    """Read conversations, ``limit`` at most, each the first ``context`` tokens of it.
+    """Read at most ``limit`` conversations, each cut to its first ``context`` tokens.
 
     Raises:
-        UsageError: no such file, a line that is no conversation, a tokenizer without a chat template, or one whose
-            template rewrites earlier turns.
-        CheckpointError: no tokenizer.json, or one that is damaged.
+        UsageError: the file is missing, a line is not a conversation, or the tokenizer has no chat template, or one
+            that rewrites earlier turns.
+        CheckpointError: the tokenizer.json is missing or damaged.
     """
     where = f"{OPTION} {display(path)}"
     try:
@@ -78,7 +78,7 @@ def _is_message(message: object) -> bool:
 
 
 def _tokens(tokenizer: Any, messages: Sequence[Message], where: str) -> tuple[list[int], list[bool]]:
-    """Return the ids of a conversation, and which of them are the assistant's."""
+    """Return the token ids of a conversation and a mask of the assistant's tokens."""
     try:
         ids = _applied(tokenizer, messages)
         if MARK in tokenizer.chat_template.replace("{%-", "{%"):
@@ -101,7 +101,7 @@ def _tokens(tokenizer: Any, messages: Sequence[Message], where: str) -> tuple[li
                 scored[len(before) : stop] = [True] * (stop - len(before))
     except UsageError:
         raise
-    except Exception as error:  # jinja's, of a template that refuses a conversation
+    except Exception as error:  # of jinja: the template refuses the conversation
         raise UsageError(f"{where}: the chat template refuses it: {display(str(error), 300)}") from error
     return ids, scored
 
@@ -112,6 +112,6 @@ def _applied(tokenizer: Any, messages: Sequence[Message], **more: bool) -> list[
 
 
 def _length_of(turn: Sequence[int], end: int | None) -> int:
-    """Return how many tokens of a turn the assistant generates: up to the one that ends it, if it is there."""
+    """Return the number of tokens that the assistant generates in a turn, including the one that ends it."""
     places = [n for n, token in enumerate(turn) if token == end]
     return places[-1] + 1 if places else len(turn)

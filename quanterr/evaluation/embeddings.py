@@ -1,4 +1,4 @@
-"""The distance between embeddings of an encoder: for each chunk the mean of the last hidden states."""
+"""The error of an encoder's embeddings: the mean of the last hidden states of each chunk."""
 
 from dataclasses import dataclass, field
 from math import isfinite
@@ -15,22 +15,22 @@ from quanterr.report.evaluation.model import Embeddings
 class Embedded:
     """The embeddings of both sides."""
 
-    of_x: dict[int, Tensor] = field(default_factory=dict)  # of the chunks of a micro-batch, by its number
+    of_x: dict[int, Tensor] = field(default_factory=dict)  # by micro-batch
     of_y: dict[int, Tensor] = field(default_factory=dict)
     error: HiddenError = field(default_factory=HiddenError)
 
     @property
     def chunks(self) -> int:
-        """The number of chunks."""
+        """Number of chunks."""
         return sum(map(len, self.of_x.values()))
 
     def add(self, batch: int, x: Tensor, y: Tensor) -> None:
-        """Last hidden states (chunks, tokens, d) of both."""
+        """Add the last hidden states of both sides, (chunks, tokens, d)."""
         self.of_x[batch], self.of_y[batch] = (each.double().mean(1).cpu() for each in (x, y))
         self.error.add((0, batch), x, y)
 
     def result(self) -> Embeddings:
-        """Cosines of the same chunk on both sides, and whether chunks are as near to each other as they were."""
+        """Return the cosine of each chunk on both sides, and the rank correlation of similarities between chunks."""
         x, y = (torch.cat([each for _, each in sorted(side.items())]) for side in (self.of_x, self.of_y))
         cosines = F.cosine_similarity(x, y, -1)
         places = torch.triu_indices(len(x), len(x), 1)
@@ -46,14 +46,14 @@ class Embedded:
 
 
 def spearman(x: Tensor, y: Tensor) -> float | None:
-    """Spearman's rank correlation; None where one side is constant."""
+    """Return Spearman's rank correlation; None if one side is constant."""
     ranks = torch.stack([_ranks(each) for each in (x, y)])
     found = float(torch.corrcoef(ranks)[0, 1])
     return found if isfinite(found) else None
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Ranks from 1; equal values have the mean of theirs."""
+    """Return ranks from 1; equal values share their mean rank."""
     _, which, counts = torch.unique(values, return_inverse=True, return_counts=True)
     last: Tensor = counts.cumsum(0).double()
     middle: Tensor = last - (counts.double() - 1) / 2

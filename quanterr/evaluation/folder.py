@@ -1,4 +1,4 @@
-"""The folder of a model with its config.json and its tokenizer: the original's own, or copies of them from a store."""
+"""The folder with a model's config.json and tokenizer: the original's own, or copies from a store."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from quanterr.checkpoints.places import find_missing, read_small_file
 from quanterr.errors import CheckpointError
 from quanterr.util.text import display
 
-# What transformers reads of a config and of a tokenizer.json.
+# Files that transformers reads for a config and a tokenizer.
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 LARGEST = 256 << 20  # bytes
 
@@ -23,17 +23,17 @@ class ModelFolder(NamedTuple):
     address: str
 
     def named(self, name: str) -> str:
-        """A file of it, for messages."""
+        """Return the path of one of its files, for messages."""
         return display(f"{self.address.rstrip('/')}/{name}")
 
 
 @contextmanager
 def model_folder(original: Checkpoint) -> Iterator[ModelFolder]:
-    """The folder that the checkpoint's files are in; of a store, one with copies, which is removed again.
+    """Return the folder of the checkpoint's files; for a store, a temporary folder with copies.
 
     Raises:
-        CheckpointError: a file may not be read, or is too large.
-        ResourceError: the store does not answer.
+        CheckpointError: a file cannot be read, or is too large.
+        ResourceError: the store does not respond.
     """
     place = original.folder
     if place is None or isinstance(place, Path):

@@ -1,17 +1,17 @@
-"""XᵀX of inputs that come one after the other, and what it says of the outputs that an error of a weight changes."""
+"""XᵀX of inputs that arrive in batches, and the output error ‖X Eᵀ‖² that follows from it."""
 
 import torch
 from torch import Tensor
 
 EDGE = 384  # columns of a block: smaller products are slower
-MOST = 1 << 24  # elements: larger ones take too much memory
+MOST = 1 << 24  # elements; larger products take too much memory
 
 
 class Gram:
-    """XᵀX without blocks below the diagonal, as it is symmetric: half of the products, and half of the memory."""
+    """XᵀX without the blocks below the diagonal: it is symmetric, which halves products and memory."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
-        """Begin without inputs."""
+        """Start without inputs."""
         self._starts = range(0, columns, EDGE)
         self._blocks = [
             torch.zeros(min(EDGE, columns - first), columns - first, dtype=torch.float64, device=device)
@@ -23,21 +23,21 @@ class Gram:
         """Return whether XᵀX of ``inputs`` rows and :meth:`energy` of ``outputs`` rows cost less than X Eᵀ."""
         if columns**2 > MOST:
             return False
-        blocks = min(columns + EDGE, 2 * columns) / 2  # columns of a row on and above the diagonal, in the mean
+        blocks = min(columns + EDGE, 2 * columns) / 2  # mean number of columns on and above the diagonal
         return (inputs + outputs) * blocks < inputs * outputs
 
     def add(self, x: Tensor) -> None:
-        """Inputs, (n, columns)."""
+        """Add inputs, (n, columns)."""
         x = at_least_float32(x)
         for first, block in zip(self._starts, self._blocks, strict=True):
             block += x[:, first : first + len(block)].t() @ x[:, first:]
 
     def energy(self, error: Tensor) -> float:
-        """‖X Eᵀ‖² of an error, (outputs, columns), as Σ (E XᵀX) ∘ E."""
+        """Return ‖X Eᵀ‖² of an error E, (outputs, columns), as Σ (E XᵀX) ∘ E."""
         error, total = at_least_float32(error), 0.0
         for first, block in zip(self._starts, self._blocks, strict=True):
             n, both = len(block), block.to(error.dtype, copy=True)
-            both[:, n:] *= 2  # what is above the diagonal is below it as well
+            both[:, n:] *= 2  # each block above the diagonal counts twice
             products = error[:, first : first + n] @ both
             total += float(torch.linalg.vecdot(products, error[:, first:]).sum(dtype=torch.float64))
         return total

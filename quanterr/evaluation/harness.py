@@ -1,11 +1,12 @@
-"""A model of lm-evaluation-harness whose weights are streamed, of any format that quanterr reads.
+"""A model for lm-evaluation-harness that streams weights of any format that quanterr reads.
 
     import lm_eval
     from quanterr.lm_eval import StreamedModel
     lm_eval.simple_evaluate(model=StreamedModel("original/", "model-Q4_K_M.gguf"), tasks=["arc_easy"])
 
-Every call reads the model once: tasks that score choices need one, tasks that generate are not for it. Interface:
-EleutherAI/lm-evaluation-harness, lm_eval/api/model.py, class LM.
+Every call reads the whole model once. Tasks that score choices need one call; tasks that generate are refused.
+
+Interface: EleutherAI/lm-evaluation-harness, lm_eval/api/model.py, class LM.
 """
 
 import os
@@ -28,16 +29,16 @@ from quanterr.evaluation.workload import CAUSAL
 from quanterr.tensors.devices import pick_device
 
 StrPath = str | os.PathLike[str]
-USUAL_LENGTH = 2048  # tokens, of a model that does not say
+USUAL_LENGTH = 2048  # tokens, if the config names no context length
 
 
 def _base() -> object:
-    """The harness' own base, where it is installed; without it, whoever asks as the harness does is answered."""
+    """Return the harness's base class if it is installed, else a plain class with the same interface."""
     return import_module("lm_eval.api.model").LM if find_spec("lm_eval") else object
 
 
 class StreamedModel(_base()):  # type: ignore[misc]
-    """The original's model with the weights of ``quantized``; without it, the original itself."""
+    """The original's model with the weights of ``quantized``, or with its own if there is none."""
 
     def __init__(
         self,
@@ -48,14 +49,14 @@ class StreamedModel(_base()):  # type: ignore[misc]
         activations: str = DECLARED,
         kv: str = DECLARED,
     ) -> None:
-        """Read config and tokenizer; inputs, keys and values are rounded as ``evaluate`` rounds them.
+        """Read the config and the tokenizer; inputs, keys and values are rounded as by ``evaluate``.
 
-        What is declared and not emulated is a :class:`UserWarning`.
+        A declared scheme that is not emulated raises a :class:`UserWarning`.
 
         Raises:
-            UsageError: transformers is missing, an unknown dtype or scheme, a model that does not continue a text.
-            CheckpointError: an input that is missing or damaged.
-            ResourceError: no such device.
+            UsageError: transformers is missing, a dtype or scheme is unknown, or the model is not causal.
+            CheckpointError: an input is missing or damaged.
+            ResourceError: the device is not available.
         """
         super().__init__()
         if dtype not in DTYPES:
@@ -76,7 +77,7 @@ class StreamedModel(_base()):  # type: ignore[misc]
         return [(found.total, found.is_greedy) for found in self._scored(asked)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return for each request Σ ln p of its text after the first token, in chunks of the model's length."""
+        """Return for each request Σ ln p of its text after the first token, in chunks of the model's context length."""
         length = getattr(self._architecture.config, "max_position_embeddings", None) or USUAL_LENGTH
         parts: list[tuple[int, Scored]] = []
         for n, request in enumerate(requests):
@@ -90,7 +91,7 @@ class StreamedModel(_base()):  # type: ignore[misc]
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Not for a model that is read anew for each token.
+        """Refuse: the model would be read again for each token.
 
         Raises:
             UsageError: always.

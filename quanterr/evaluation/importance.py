@@ -27,9 +27,9 @@ class Origin(NamedTuple):
 
 
 def write_importance(path: str, moments: Mapping[str, Product], architecture: str, origin: Origin) -> None:
-    """Write it under llama.cpp's names of an architecture; modules that it does not know keep their own.
+    """Write the matrix under llama.cpp's names for an architecture; modules without such a name keep their own.
 
-    Stacked experts are left out: their inputs are not told apart here.
+    Stacked experts are left out: the inputs of single experts are not known here.
 
     Raises:
         ResourceError: the file cannot be written.

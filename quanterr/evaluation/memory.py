@@ -1,4 +1,4 @@
-"""The memory of weights and activations: blocks come and go all the time and must leave no holes."""
+"""Memory of weights and activations: blocks are loaded and freed all the time and must not fragment it."""
 
 import mmap
 from math import prod
@@ -9,8 +9,8 @@ from torch import Tensor
 from quanterr.tensors.devices import CPU
 from quanterr.util.platform import keep_freed_memory, prefer_large_pages
 
-ACTIVATION = 16 << 20  # bytes up to which what is freed is kept for the next one
-WEIGHT = 1 << 20  # bytes from which a weight has pages of its own
+ACTIVATION = 16 << 20  # bytes; smaller freed blocks are kept for reuse
+WEIGHT = 1 << 20  # bytes; larger weights get pages of their own
 
 
 def keep_memory_for_activations() -> None:
@@ -19,10 +19,10 @@ def keep_memory_for_activations() -> None:
 
 
 def room_for_weight(shape: tuple[int, int], device: torch.device) -> Tensor:
-    """A float32 tensor of any content.
+    """Return an uninitialized float32 tensor.
 
-    A large one on the CPU has pages of its own, which leave no hole between activations when it is freed; large pages,
-    as they are quicker to get.
+    A large one on the CPU has pages of its own, which leave no hole between activations when it is freed. They are huge
+    pages, which the system provides faster.
     """
     n_bytes = 4 * prod(shape)
     if device != CPU or n_bytes < WEIGHT:

@@ -2,7 +2,7 @@
 
     x ← x + (σ' - σ) · v(x, σ),   v = v_u + s · (v_c - v_u) where a step has both branches of guidance of scale s
 
-σ is that of a recorded step, σ' that of the next one, and 0 behind the last. The original and every candidate read
+σ is that of a recorded step, σ' that of the next one, and 0 after the last. The original and every candidate read
 their weights once a step, for all groups. Conditionings are those of the calls; latents are each side's own.
 
 Source: huggingface/diffusers, src/diffusers/schedulers/scheduling_flow_match_euler_discrete.py, step.

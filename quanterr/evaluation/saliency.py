@@ -1,7 +1,7 @@
-"""The columns and elements of a weight that an output depends on most: Var(x_j) · w_ij², the measure behind AWQ.
+"""The columns and elements of a weight on which the output depends most: Var(x_j) · w_ij², the measure behind AWQ.
 
-x_j is what the weight's input column j really holds on the text. A column's saliency is the sum over its elements: the
-variance that it brings into the output.
+x_j is input j of the weight, measured on the text. A column's saliency is the sum over its elements: the variance that
+it contributes to the output.
 
 Reference: Lin et al., AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration (MLSys 2024), 3.1.
 """
@@ -27,9 +27,9 @@ class Salient(NamedTuple):
 
     name: str
     shape: tuple[int, int]
-    inputs: int  # vectors that were seen
+    inputs: int  # number of input vectors
     columns: list[int]  # of inputs
-    column_share: float  # of the saliency of all
+    column_share: float  # share of the weight's saliency
     weights: list[int]  # row · columns + column
     weight_share: float
 
@@ -42,7 +42,7 @@ class Saliency:
     found: list[Salient] = field(default_factory=list)
 
     def add(self, name: str, weight: Tensor, product: Product) -> None:
-        """A weight as the model has it, and what is known of all its inputs; of matrices."""
+        """Add a matrix as the model has it, with the statistics of its inputs."""
         if product.moments is None or product.sums is None or weight.dim() != 2 or not product.inputs:
             return
         mean = product.sums / product.inputs
@@ -55,14 +55,14 @@ class Saliency:
         self.found.append(Salient(name, (rows, cols), product.inputs, columns, column_share, weights, weight_share))
 
     def _most(self, saliency: Tensor) -> tuple[list[int], float]:
-        """Places of the most salient, and their share of all."""
+        """Return the indices of the most salient, and their share of the total."""
         n = max(round(saliency.numel() * self.percent / 100), 1)
         values, places = torch.topk(saliency, n)
         total = float(saliency.sum(dtype=torch.float64))
         return places.tolist(), float(values.sum(dtype=torch.float64)) / total if total else 0.0
 
     def write(self, path: str, original: str, source: str) -> None:
-        """Write it as JSON, a weight a line.
+        """Write JSON with one line per weight.
 
         Raises:
             ResourceError: the file cannot be written.

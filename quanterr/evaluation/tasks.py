@@ -1,7 +1,7 @@
-"""Questions with choices, answered by log-likelihood: is the quantized model still right as often?
+"""Multiple-choice tasks, answered by log-likelihood: does the quantized model still answer as many questions right?
 
-A task is a file of JSON lines: {"question": "2 + 2 =", "choices": [" 3", " 4"], "answer": 1}. The choice with the
-highest log-likelihood behind the question is the model's answer, as lm-evaluation-harness counts ``acc``.
+A task is a file of JSON lines: {"question": "2 + 2 =", "choices": [" 3", " 4"], "answer": 1}. The model
+answers with the choice that has the highest log-likelihood after the question, as ``acc`` of lm-evaluation-harness.
 """
 
 import json
@@ -31,7 +31,7 @@ BATCH_TOKENS = 4096  # of a micro-batch, padding included
 
 
 class Question(NamedTuple):
-    """A question with its choices and the number of the right one."""
+    """A question, its choices and the index of the right one."""
 
     question: str
     choices: tuple[str, ...]
@@ -39,14 +39,14 @@ class Question(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Token ids of which the last ``scored`` are predicted."""
+    """Token ids; the last ``scored`` of them are predicted."""
 
     ids: tuple[int, ...]
     scored: int
 
 
 class Likelihood(NamedTuple):
-    """Σ ln p of tokens, and whether each was the most probable one."""
+    """Σ ln p of tokens, and whether greedy decoding gives them."""
 
     total: float
     is_greedy: bool
@@ -54,7 +54,7 @@ class Likelihood(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A task with the sequences of its questions."""
+    """A task and the token sequences of its questions."""
 
     name: str
     questions: tuple[Question, ...]
@@ -62,11 +62,11 @@ class Asked:
 
 
 def read_task(path: str, folder: ModelFolder) -> Asked:
-    """A task through the tokenizer of the original.
+    """Read a task and tokenize its questions with the original's tokenizer.
 
     Raises:
-        UsageError: no such file, or a line that is no question.
-        CheckpointError: no tokenizer.json, or one that is damaged.
+        UsageError: the file is missing, or a line is not a question.
+        CheckpointError: the tokenizer.json is missing or damaged.
     """
     where = f"--task {display(path)}"
     try:
@@ -99,7 +99,7 @@ def _question(line: str, where: str) -> Question:
 
 
 def sequence(tokenizer: Any, context: str, continuation: str) -> Scored:
-    """A continuation behind its context: the tokens of both together, of which those behind the context's count."""
+    """Return the tokens of a context and its continuation together; the continuation's are scored."""
     whole = tokenizer(context + continuation)["input_ids"]
     behind = len(tokenizer(context)["input_ids"])
     scored = max(len(whole) - max(behind, 1), 1)
@@ -113,9 +113,9 @@ def loglikelihoods(
     sequences: Sequence[Scored],
     rounding: Rounding | None = None,
 ) -> list[Likelihood]:
-    """Return ln p of the scored tokens of each sequence, by a model that is read once, a unit at a time.
+    """Return ln p of the scored tokens of each sequence; the model is read once, unit by unit.
 
-    Padding stands behind a sequence, where no token of it can see it.
+    Padding follows the sequence, so causal attention never sees it.
     """
     order = sorted(range(len(sequences)), key=lambda n: len(sequences[n].ids))
     batches = _batches(order, sequences)
@@ -147,7 +147,7 @@ def loglikelihoods(
 
 
 def _batches(order: Sequence[int], sequences: Sequence[Scored]) -> list[list[int]]:
-    """Sequences of nearly the same length together."""
+    """Group sequences of similar length into batches."""
     batches: list[list[int]] = []
     for n in order:
         if batches and (len(batches[-1]) + 1) * len(sequences[n].ids) <= BATCH_TOKENS:
@@ -173,7 +173,7 @@ def _of(logits: Tensor, of: Scored) -> Likelihood:
 def answered(
     architecture: Architecture | Denoiser, sides: Sides, candidates: Sequence[Candidate], tasks: Sequence[Asked]
 ) -> list[list[Task]]:
-    """Return the results of every task by every candidate, compared with the original's answers."""
+    """Return the results of every candidate on every task, compared with the original's answers."""
     sequences = [each for task in tasks for each in task.sequences]
     base = _answers(tasks, loglikelihoods(architecture, list(sides.weights), sides.get, sequences))
     made = []
@@ -185,7 +185,7 @@ def answered(
 
 
 def _answers(tasks: Sequence[Asked], likelihoods: Sequence[Likelihood]) -> list[list[int]]:
-    """The most likely choice of each question of each task."""
+    """Return the most likely choice for each question of each task."""
     answers, at = [], 0
     for task in tasks:
         own = []
@@ -215,7 +215,7 @@ def _compared(task: Asked, base: Sequence[int], own: Sequence[int]) -> Task:
 
 
 def mcnemar(lost: int, won: int) -> float:
-    """The exact, two-sided p of McNemar's test: how likely so unequal a change is, were both as likely."""
+    """Return the exact two-sided p-value of McNemar's test on questions that only one side answers right."""
     n, least = lost + won, min(lost, won)
     tail: float = 2 * sum(comb(n, k) for k in range(least + 1)) / 2.0**n
     return min(1.0, tail)

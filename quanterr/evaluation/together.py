@@ -1,7 +1,7 @@
 """Several processes for one evaluation, as torchrun and srun start them: each takes its share of the micro-batches.
 
-Every rank reads every weight and keeps only its own hidden states. Rank 0 adds up what all have found. It alone answers
-tasks, measures the sensitivity, judges and writes.
+Every rank reads every weight and keeps only its own hidden states. Rank 0 adds up the results. It alone answers tasks,
+measures the sensitivity, judges and writes.
 """
 
 import io
@@ -23,10 +23,10 @@ from quanterr.version import __version__
 def agree(
     company: RankGroup | None, checkpoints: Sequence[Checkpoint], chunks: Sequence[Chunks] | Calls, *settings: object
 ) -> None:
-    """See that all ranks evaluate the same.
+    """Check that all ranks evaluate the same inputs.
 
     Raises:
-        QuanterrError: one of them does not.
+        QuanterrError: a rank has other inputs.
     """
     if company is not None:
         company.agree(
@@ -40,11 +40,11 @@ def agree(
 
 
 def run(lockstep: Lockstep, company: RankGroup | None) -> None:
-    """Run it, with what all other ranks found.
+    """Run the evaluation, and add the results of all other ranks.
 
     Raises:
         Interrupted: the run was stopped.
-        ElsewhereError: this is another rank than 0, which has all.
+        ElsewhereError: this is not rank 0, which has all results.
         QuanterrError: another rank has failed.
     """
     if company is None:
@@ -68,10 +68,10 @@ def run(lockstep: Lockstep, company: RankGroup | None) -> None:
 
 
 def leave_to_rank_0(company: RankGroup | None) -> None:
-    """Go on as rank 0, or as the only process; the others end.
+    """Continue as rank 0 or as the only process; the other ranks end here.
 
     Raises:
-        ElsewhereError: this is one of them.
+        ElsewhereError: this is not rank 0.
     """
     if company is not None:
         if company.rank:

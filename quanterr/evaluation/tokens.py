@@ -1,4 +1,4 @@
-"""The tokens that both models read: texts through the original's own tokenizer, or token ids as they are."""
+"""The tokens that both models read: texts in the original's own tokenizer, or stored token ids."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -17,17 +17,17 @@ from quanterr.evaluation.models import EXTRA
 from quanterr.util.text import count, display, named_path
 
 LEAST_CONTEXTS = 2
-CHARACTERS = 8  # of a token, at first
+CHARACTERS = 8  # assumed per token at first
 MOST_UNKNOWN = 0.1  # share of tokens
 MOST_ALIKE = 0.5  # share of the most frequent token: in a text of characters a space has less than a fifth
 LEAST_DISTINCT = 16  # tokens
-MOST_REPEATED = 0.1  # share of chunks that repeat others
-CUT = 64  # tokens at the end of a beginning, which the rest of the text might have made others
+MOST_REPEATED = 0.1  # share of chunks that are repeated
+CUT = 64  # last tokens of a cut text, which might differ in the whole text
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Token ids (n,) int64, their source, the token that begins each chunk, and the one that stands for the unknown."""
+    """Token ids, (n,) int64, their source, the token that begins each chunk, and the unknown token."""
 
     ids: Tensor
     source: str
@@ -36,16 +36,16 @@ class Text:
 
 
 def fingerprint(*chunks: Tensor) -> str:
-    """Return the SHA-256 of token ids: two evaluations compare only over the same ones."""
+    """Return the SHA-256 of token ids: evaluations are comparable only if it is the same."""
     return sha256(b"".join(each.contiguous().numpy().tobytes() for each in chunks)).hexdigest()
 
 
 def read_text(path: str, folder: ModelFolder, enough: int | None = None) -> Text:
-    """Read a text file through the tokenizer.json of the original; of a long one a beginning with ``enough`` tokens.
+    """Tokenize a text file with the original's tokenizer.json; of a long file only the first ``enough`` tokens.
 
     Raises:
-        UsageError: no such file, not UTF-8, or tokenizers is not installed.
-        CheckpointError: no tokenizer.json, or one that is damaged.
+        UsageError: the file is missing or not UTF-8, or tokenizers is not installed.
+        CheckpointError: the tokenizer.json is missing or damaged.
     """
     try:
         text = Path(path).read_bytes().decode("utf-8")
@@ -68,7 +68,7 @@ def tokenizer_of(folder: ModelFolder) -> Any:
 
     Raises:
         UsageError: transformers is not installed.
-        CheckpointError: no tokenizer.json, or one that is damaged.
+        CheckpointError: the tokenizer.json is missing or damaged.
     """
     try:
         from transformers import AutoTokenizer
@@ -87,7 +87,7 @@ def tokenizer_of(folder: ModelFolder) -> Any:
 
 
 def _bos(tokenizer: Any) -> int | None:
-    """Return the token that the tokenizer puts before a text; None if it puts none."""
+    """Return the token that the tokenizer puts before a text, or None."""
     first = tokenizer("a")["input_ids"][:1]
     bos: int | None = tokenizer.bos_token_id
     return bos if bos is not None and first == [bos] else None
@@ -97,7 +97,7 @@ def read_tokens(path: str) -> Text:
     """Read token ids from a safetensors file with one tensor of integers.
 
     Raises:
-        UsageError: no such file, or another one.
+        UsageError: the file is missing or of another kind.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -115,29 +115,29 @@ def read_tokens(path: str) -> Text:
 
 
 class Chunks(NamedTuple):
-    """Chunks (n, context) without overlap: as the model gets them, and as they are in the text.
+    """Chunks without overlap, (n, context): as the model gets them, and as they are in the text.
 
-    Conversations, one a chunk, have lengths of their own, and say which of their tokens are scored.
+    A conversation is one chunk with its own length and a mask of its scored tokens.
     """
 
     given: Tensor
     raw: Tensor
     scored: Tensor | None = None  # (n, width) bool; None: the second half of each chunk
-    lengths: tuple[int, ...] = ()  # of conversations, behind which there is padding
+    lengths: tuple[int, ...] = ()  # of conversations, which are padded
 
     @property
     def parts(self) -> list[Tensor]:
-        """The text: its token ids, and which of them are scored where that is not the second half of each chunk."""
+        """Token ids, and a mask of the scored ones unless they are the second half of each chunk."""
         return [self.raw] if self.scored is None else [self.raw, self.scored]
 
 
 def digest_of(chunks: Chunks) -> str:
-    """Return the SHA-256 of all that a model is given and scored on."""
+    """Return the SHA-256 of everything that the model is given and scored on."""
     return fingerprint(*(each for each in (chunks.given, chunks.raw, chunks.scored) if each is not None))
 
 
 def spans_of(texts: Sequence[Chunks]) -> list[range]:
-    """Return the numbers of the chunks of each text, counted through all of them."""
+    """Return the range of chunk numbers of each text; chunks are numbered across all texts."""
     spans, first = [], 0
     for chunks in texts:
         spans.append(range(first, first + len(chunks.raw)))
@@ -146,17 +146,17 @@ def spans_of(texts: Sequence[Chunks]) -> list[range]:
 
 
 class Given(NamedTuple):
-    """A file with its name among several texts."""
+    """A text file and its name among several texts."""
 
     name: str
     path: str
 
 
 def named_files(given: Iterable[str | PathLike[str]], option: str) -> list[Given]:
-    """Return files with their names: ``prose=a.txt``, or the name of the file.
+    """Return files with their names: that of ``prose=a.txt``, or the file's own.
 
     Raises:
-        UsageError: two have the same name.
+        UsageError: two files have the same name.
     """
     found = []
     for one in given:
@@ -170,10 +170,10 @@ def named_files(given: Iterable[str | PathLike[str]], option: str) -> list[Given
 
 
 def chunks_of(text: Text, context: int, limit: int | None, vocabulary: int) -> Chunks:
-    """Cut a text into chunks, ``limit`` at most.
+    """Cut a text into at most ``limit`` chunks.
 
     Raises:
-        UsageError: less than two contexts, or an id that the vocabulary does not have.
+        UsageError: the text is shorter than two contexts, or an id is not in the vocabulary.
     """
     n = len(text.ids) // context
     if n < LEAST_CONTEXTS:
@@ -194,15 +194,15 @@ def chunks_of(text: Text, context: int, limit: int | None, vocabulary: int) -> C
 
 
 class Likeness(NamedTuple):
-    """Counts that tell a text from something that only looks like one."""
+    """Counts that distinguish running text from files that only look like text."""
 
     distinct: int
     commonest: float  # share
-    unknown: float | None  # share; None where no token stands for the unknown
+    unknown: float | None  # share; None if there is no unknown token
     repeated: int  # chunks
 
     def doubts(self, chunks: int, vocabulary: int) -> list[str]:
-        """Return the reasons why numbers of such a text say nothing, as sentences."""
+        """Return the reasons, as sentences, why results on such a text mean little."""
         found = []
         if (self.unknown or 0) > MOST_UNKNOWN:
             found.append(f"{self.unknown:.0%} of the tokens are unknown to the tokenizer: is it of another language?")
@@ -218,7 +218,7 @@ class Likeness(NamedTuple):
 
 
 def likeness(text: Text, raw: Tensor) -> Likeness:
-    """Count what the chunks of a text, (n, context), are like."""
+    """Count frequent, unknown and repeated tokens of a text's chunks, (n, context)."""
     numbers = raw.flatten().bincount()
     unknown = None if text.unknown is None else float((raw == text.unknown).double().mean())
     commonest = float(numbers.max()) / raw.numel()
@@ -231,23 +231,23 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def decoder_of(folder: ModelFolder) -> Decode | None:
-    """Return what makes text of token ids, special ones included; None where there is no tokenizer.json."""
+    """Return a function from token ids to text, special tokens included; None without a tokenizer.json."""
     read = _tokenizer_in(folder)
     return None if read is None else lambda ids: str(read.decode(list(ids), skip_special_tokens=False))
 
 
 def _tokenizer_in(folder: ModelFolder) -> Any | None:
-    """Return the tokenizer of a tokenizer.json; None where none is read."""
+    """Return the tokenizer of a tokenizer.json; None if it cannot be read."""
     from tokenizers import Tokenizer
 
     try:
         return Tokenizer.from_file(str(folder.path / "tokenizer.json"))
-    except Exception:  # its own, which says nothing more
+    except Exception:  # of the library, without more information
         return None
 
 
 def tokenizer_fingerprint(folder: ModelFolder) -> str | None:
-    """Return the SHA-256 of what decides on tokens in a tokenizer.json, whoever wrote it; None where none is read."""
+    """Return the SHA-256 of the parts of a tokenizer.json that decide on tokens; None if it cannot be read."""
     read = _tokenizer_in(folder)
     if read is None:
         return None

@@ -26,13 +26,13 @@ class Slot(NamedTuple):
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor that is there now."""
+        """The tensor that fills the slot now."""
         found = (self.module._buffers if self.is_buffer else self.module._parameters)[self.attribute]
         assert found is not None  # noqa: S101 - a slot is made of a tensor
         return found
 
     def fill(self, tensor: Tensor) -> None:
-        """Put a weight there."""
+        """Put a weight into the slot."""
         if self.is_buffer:
             self.module._buffers[self.attribute] = tensor
         else:
@@ -62,7 +62,7 @@ def convert(tensor: Tensor, slot: Slot) -> Tensor:
     """Return a weight in the dtype of its slot.
 
     Raises:
-        CheckpointError: the model has another shape there.
+        CheckpointError: the model's parameter has another shape.
     """
     if tensor.shape != slot.tensor.shape:
         expected = list(slot.tensor.shape)

@@ -94,7 +94,7 @@ class QuantizedFile(CheckpointFile):
 
     @property
     def descriptor(self) -> int:
-        """-1: there is no file."""
+        """Always -1, as there is no file."""
         return -1
 
     @torch.inference_mode()

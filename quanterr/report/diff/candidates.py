@@ -31,7 +31,7 @@ class MetricChange:
     old: float
     new: float
     change: float
-    change_se: float | None  # standard error as for independent tokens, so rather too large; null: unknown
+    change_se: float | None  # standard error if both had read different tokens, so an upper bound; null: unknown
     chance: bool | None  # null: unknown
     word: Word
 
