@@ -746,3 +746,48 @@ class TestUnknown:
         assert unknown / 100 == found.tokens.unknown
         assert verdict == found.verdict
         assert (verdict == "pass") == ("tokens are unknown to the tokenizer" not in " ".join(found.reasons))
+
+
+class TestMassiveActivations:
+    def test_spread_is_that_of_the_inputs_of_plain_transformers(self, evaluation, llama):
+        import transformers
+
+        original, _, _, tokens = llama
+        model = transformers.AutoModelForCausalLM.from_pretrained(original, dtype=torch.float64).eval()
+        found = {}
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear):
+                keep = found.setdefault(f"{name}.weight", [])
+                module.register_forward_hook(lambda _, given, __, keep=keep: keep.append(given[0].flatten(0, -2)))
+        with torch.inference_mode():
+            half = CONTEXT // 2
+            model(load_file(tokens)["ids"].view(-1, CONTEXT), use_cache=False, logits_to_keep=CONTEXT - half)
+        norms = {name: torch.cat(inputs).norm(dim=-1) for name, inputs in found.items()}
+        want = {name: float(each.max() / each.log().mean().exp()) for name, each in norms.items()}
+        spreads = {one.layer_name: one.input_spread for one in evaluation.candidates[0].weights}
+
+        assert spreads.pop("model.embed_tokens.weight") is None
+        assert want == pytest.approx(spreads, rel=FLOAT64)
+
+    def test_a_token_far_above_others_is_a_finding(self, tmp_path):
+        """Only token 7 has the first number of its embedding, which an mlp squares."""
+        original = saved("llama", tmp_path / "original")
+        tensors = stored(original)
+        embedding = tensors["model.embed_tokens.weight"]
+        embedding[:, 0] = 0
+        embedding[7] = 0
+        embedding[7, 0] = 1
+        for name in ("gate", "up"):
+            tensors[f"model.layers.0.mlp.{name}_proj.weight"][:, 0] = 300
+        save_file(tensors, original / "model.safetensors", {"format": "pt"})
+        tokens = torch.randint(8, 96, (96,), generator=torch.Generator().manual_seed(1))
+        tokens[[5, 40]] = 7
+        save_file({"ids": tokens}, tmp_path / "ids.safetensors")
+        options = {"tokens": tmp_path / "ids.safetensors", "context": CONTEXT}
+        [candidate] = quanterr.evaluate(original, against=["int8_row"], **options).candidates
+        [found] = [one for one in candidate.findings if one.code == "massive_activations"]
+
+        assert ("info", "model.layers.0.mlp.down_proj.weight") == (found.severity, found.layer)
+        assert "1 changed weight" in found.message
+        assert found.evidence["spreads"][found.layer] > 1000
+        assert "pass" == candidate.verdict

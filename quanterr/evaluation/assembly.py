@@ -39,6 +39,7 @@ from quanterr.tensors.devices import describe_device
 from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
 
+MASSIVE = 100.0  # input_spread
 BEFORE = 16  # tokens in front of one that are shown
 
 
@@ -179,6 +180,7 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Ite
     if same and not any(pair.quantized.has_codes for pair in candidate.plan.pairs):
         message = "nothing differs from the original; is this the quantized checkpoint?"
         yield make_finding("identical", "warning", None, message, "check that it is the quantized one")
+    yield from _report_massive(outcome)
     yield from compare_configs(candidate.sides.checkpoint, candidate.checkpoint)
     yield from of_rounding(candidate.rounding)
     if candidate.checkpoint.kind == RECIPE:
@@ -190,6 +192,25 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Ite
     if None not in (own, prepared.tokenizer) and own != prepared.tokenizer:
         message = f"{folder.named('tokenizer.json')} is another tokenizer than the original's, with which both were run"
         yield make_finding("config_mismatch", "warning", None, message, "take the original's tokenizer.json")
+
+
+def _report_massive(outcome: Outcome) -> Iterator[Finding]:
+    """Report changed weights whose inputs hold massive activations.
+
+    Reference: Sun et al., Massive Activations in Large Language Models (COLM 2024); Yu et al., The Super Weight in
+    Large Language Models (2024).
+    """
+    found = [one for one in outcome.weights if one.output_error and (one.input_spread or 0.0) >= MASSIVE]
+    found.sort(key=lambda one: -(one.input_spread or 0.0))
+    if found:
+        names = listed([one.layer_name for one in found], 3)
+        message = (
+            f"massive activations: {count(len(found), 'changed weight')} with an input {found[0].input_spread:,.0f} "
+            f"times as large as others: {names}"
+        )
+        spreads = {one.layer_name: one.input_spread for one in found}
+        remedy = "measure them alone with --swap; keep them unquantized if they matter"
+        yield make_finding("massive_activations", "info", found[0].layer_name, message, remedy, spreads=spreads)
 
 
 def _tokens(prepared: Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> Tokens:

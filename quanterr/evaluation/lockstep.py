@@ -339,6 +339,7 @@ class Lockstep:
                     inputs=max(product.inputs for product in products),
                     predicted_kld=None,
                     input_error=sum(rounded) / signal if known and rounded else None,
+                    input_spread=max((product.spread or 0.0 for product in products), default=0.0) or None,
                 )
             )
         return sorted(rows, key=lambda row: (row.output_error is not None, -(row.output_error or 0.0)))

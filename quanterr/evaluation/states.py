@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import fsum, sqrt
+from math import exp, fsum, inf, log, sqrt
 from typing import Any, NamedTuple
 
 import torch
@@ -87,6 +87,23 @@ def hidden_of(output: object) -> Tensor | None:
     return next((part for part in map(hidden_of, parts) if part is not None), None)
 
 
+class Norms(NamedTuple):
+    """The norms ‖x‖ of inputs: the largest, and Σ ln of those that are not zero, and their number."""
+
+    largest: float
+    logs: float
+    nonzero: int
+
+
+def norms_of(x: Tensor) -> Norms:
+    """Return the norms of inputs (n, columns)."""
+    norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+    norms = norms[norms > 0].double()
+    if not norms.numel():
+        return Norms(0.0, 0.0, 0)
+    return Norms(float(norms.max()), float(norms.log().sum()), norms.numel())
+
+
 @dataclass
 class Product:
     """The output of one weight: ‖X Wᵀ‖² over all inputs, and ‖X Eᵀ‖² of each candidate's error E."""
@@ -98,12 +115,26 @@ class Product:
     sums: Tensor | None = None  # (columns,) Σ of inputs
     inputs: int = 0
     transposed: bool = False  # the weight is stored [in, out]
+    largest: float = 0.0  # largest ‖x‖ of an input
+    logs: float = 0.0  # Σ ln ‖x‖ of the inputs that are not zero
+    nonzero: int = 0  # number of these
+
+    @property
+    def spread(self) -> float | None:
+        """The largest ‖x‖ over the geometric mean of all but zeros, which a few inputs hardly change."""
+        return exp(log(self.largest) - self.logs / self.nonzero) if 0 < self.largest < inf else None
+
+    def add_norms(self, norms: "Norms") -> None:
+        """Add the norms of other inputs."""
+        self.largest = max(self.largest, norms.largest)
+        self.logs, self.nonzero = self.logs + norms.logs, self.nonzero + norms.nonzero
 
     def add(self, other: "Product") -> None:
         """Add the sums over other inputs."""
         self.signal += other.signal
         self.noise = [own + more for own, more in zip(self.noise, other.noise, strict=True)]
         self.inputs += other.inputs
+        self.add_norms(Norms(other.largest, other.logs, other.nonzero))
         if self.moments is None or self.sums is None:
             self.moments, self.sums = other.moments, other.sums
         elif other.moments is not None and other.sums is not None:
@@ -176,6 +207,7 @@ class OutputErrors(TorchFunctionMode):
         self._products, self._inputs, self._with_moments = products, inputs, with_moments
         self._watched: dict[int, Watched] = {}
         self._x: Tensor | None = None
+        self._norms = Norms(0.0, 0.0, 0)  # of x
         self._uses: list[Use] = []  # with x, whose errors are still to be computed
         self._gram: dict[tuple[Part, ...], Gram] = {}  # by the parts of weights that share the inputs
         self._later: list[tuple[Use, Gram]] = []  # errors to multiply by XᵀX once all micro-batches have run
@@ -220,6 +252,8 @@ class OutputErrors(TorchFunctionMode):
                 product.sums = sums if product.sums is None else product.sums + sums
             if self._x is None or self._x.data_ptr() != flat.data_ptr() or self._x.shape != flat.shape:
                 self.settle()
+                self._norms = norms_of(flat)
+            product.add_norms(self._norms)
             self._x = flat
             self._uses.append(use)
         else:

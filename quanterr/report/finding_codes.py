@@ -346,6 +346,15 @@ CODES = {
         "Nothing, if the quantizer does this (AWQ, SmoothQuant) and both tensors are used together. An error: some "
         "layers, or a bias, lack the scales; quantize them again.",
     ),
+    "massive_activations": FindingCode(
+        ("info",),
+        "a few tokens have inputs of a weight a hundred times as large as all others (evaluate): massive activations, "
+        "which super weights make and pass on",
+        "massive activations: 1 changed weight with an input 310 times as large as others: "
+        "model.layers.1.mlp.down_proj.weight",
+        "Measure the weight alone with `evaluate --swap`: predictions are the least certain here. Keep it unquantized "
+        "if it matters; one or two weights of a model are small.",
+    ),
     "not_emulated": FindingCode(
         ("warning",),
         "the files declare rounding of activations, keys or values that evaluate does not emulate",

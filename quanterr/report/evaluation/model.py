@@ -13,7 +13,8 @@ from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
 
 # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
-# 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps
+# 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
+# input_spread
 SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
@@ -323,6 +324,9 @@ class WeightError:
         Field(
             description="‖(X̃ - X) Ŵᵀ‖² / ‖X Wᵀ‖², where the candidate's inputs X are rounded to X̃; null: not rounded"
         ),
+    ] = None
+    input_spread: Annotated[
+        Number, Field(description="largest ‖x‖ of an input over the geometric mean of all; null: its inputs are tokens")
     ] = None
     predicted_output_error: Annotated[
         Number, Field(description="predicted output error of the calls from this weight's error alone")
