@@ -296,7 +296,7 @@ METRICS: tuple[Metric, ...] = (
         "√(Σe² / Σx²) = ‖e‖ / ‖x‖",
         lambda m: sqrt(ratio(m.sums.e_sq, m.sums.x_sq)),
     ),
-    Metric("cosine_similarity", "", "higher", "Σxy / (‖x‖·‖y‖), in [-1, 1], not clamped", cosine_similarity),
+    Metric("cosine_similarity", "", "higher", "Σxy / (‖x‖·‖y‖), in [-1, 1]", cosine_similarity),
     Metric(
         "pearson_correlation",
         "",
