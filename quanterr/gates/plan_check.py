@@ -12,8 +12,8 @@ from quanterr.report.stored import read_stored
 from quanterr.util.text import count, display
 
 REQUIRE = "as planned: format, bits, SNR; the rest unchanged"
-# dB below the prediction. A program that divides by the scale in BF16 rounds codes from 64 on to halves first, which adds
-# (1/2)² / 12 to an error of 1² / 12: 0.97 dB if all codes are that large.
+# dB below the prediction. A program that divides by the scale in BF16 first rounds codes from 64 on to halves, which
+# adds (1/2)² / 12 to an error of 1² / 12: 0.97 dB if all codes are that large.
 TOLERANCE = 1.0
 BITS = 0.05  # relative difference of the bits: scales may be stored in another dtype
 

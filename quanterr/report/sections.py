@@ -183,7 +183,7 @@ class MapMetric(NamedTuple):
 
     title: str
     better: str  # "lower" or "higher"
-    unit: str = ""  # dB or bit; %: a share
+    unit: str = ""  # dB, bit or B; %: a share
     log: bool = False  # colours are on a logarithmic scale
     column: str = ""  # heading in the table of layers
     is_wide: bool = False  # left out on narrow screens

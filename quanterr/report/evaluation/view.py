@@ -121,10 +121,12 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     gates = [(candidate.name, gate) for candidate in candidates for gate in candidate.gates]
     has_weights = any(candidate.weights for candidate in candidates)
     yield Section("scores", "Scores", [make_scores_table(evaluation), *_compare_candidates(evaluation)])
+    if gates:
+        yield Section("gates", "Gates", [Gates(gates)])
+    if found:
+        yield Section("findings", "Findings", [Findings(found)])
     if any(candidate.texts for candidate in candidates):
         yield Section("texts", "By text", [_texts(candidate) for candidate in candidates if candidate.texts])
-    if found_tokens := [_worst_tokens(one, top) for one in _pick_detailed(evaluation) if top and one.worst_tokens]:
-        yield Section("tokens", "Worst tokens", found_tokens, (VERBOSE, PAGE, CARD))
     if positions := list(_positions(evaluation)):
         yield Section("positions", "Divergence by position", positions, (VERBOSE, PAGE))
     if steps := list(_steps(evaluation)):
@@ -143,10 +145,8 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
         yield Section("swaps", "Measured alone in the original", swaps)
     if missing := [candidate for candidate in candidates if candidate.missing]:
         yield Section("missing", "Taken from the original", [Lines(list(map(_missing, missing)), warn=True)])
-    if gates:
-        yield Section("gates", "Gates", [Gates(gates)])
-    if found:
-        yield Section("findings", "Findings", [Findings(found)])
+    if found_tokens := [_worst_tokens(one, top) for one in _pick_detailed(evaluation) if top and one.worst_tokens]:
+        yield Section("tokens", "Worst tokens", found_tokens, (VERBOSE, PAGE, CARD), is_open=False)
     yield from [LAYERS] if has_weights else []
     yield describe_run(evaluation.run, f"{evaluation.tool.name} {evaluation.tool.version}")
 

@@ -5,6 +5,7 @@ const METRICS = {};
 const SHOWN = {
   dB: { step: 3, show: (v) => v.toFixed(2), brief: (v) => v.toFixed(0) },
   bit: { step: 0.5, show: (v) => v.toFixed(3), brief: (v) => v.toFixed(1) },
+  B: { show: (v) => bytesText(v), brief: () => "" },
   "%": { show: (v) => percent(v, 3), brief: (v) => percent(v, 2) },
   "": { show: (v) => figure(v), brief: () => "" },
 };
@@ -19,7 +20,7 @@ function addSign({ step, show, brief }) {
 function metricsOf(declared) {
   for (const [key, { title, better, unit, log, is_signed }] of Object.entries(declared)) {
     const own = SHOWN[unit] ?? SHOWN[""];
-    METRICS[key] = { title, better, unit: unit === "bit" ? "" : unit, log, ...(is_signed ? addSign(own) : own) };
+    METRICS[key] = { title, better, unit: ["bit", "B"].includes(unit) ? "" : unit, log, ...(is_signed ? addSign(own) : own) };
   }
 }
 

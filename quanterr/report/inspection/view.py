@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data
 from quanterr.report.formatting import sentence
-from quanterr.report.html_data import DIFFERS, NOT_COMPARED, Row, make_columns, round_digits
+from quanterr.report.html_data import CHANGED, DIFFERS, NOT_COMPARED, Row, make_columns, round_digits
 from quanterr.report.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.report.made import describe_run
 from quanterr.report.sections import (
@@ -46,7 +46,7 @@ WEIGHTS = (
 )
 METRICS = {
     "bits": MapMetric("Bits per weight", "lower", "bit", column="Bits/w"),
-    "bytes": MapMetric("Bytes", "lower", log=True, column="Bytes", is_wide=True),
+    "bytes": MapMetric("Bytes", "lower", "B", log=True, column="Bytes", is_wide=True),
 }
 WORDS = {"role": "Role", "format": "Format", "group": "Group", "activations": "Activations"}
 CSV_WEIGHT = (
@@ -171,7 +171,8 @@ def _row(weight: StoredWeight) -> Row:
         "reason": weight.reason and sentence(weight.reason),
     }
     numbers = {"bits": round_digits(weight.bits_per_weight, html_data.DIGITS), "bytes": weight.bytes}
-    return Row(weight.name, DIFFERS if weight.reason is None else NOT_COMPARED, words, numbers)
+    status = NOT_COMPARED if weight.reason is not None else DIFFERS if len(weight.shape) > 1 else CHANGED
+    return Row(weight.name, status, words, numbers)
 
 
 def rows(inspection: Inspection) -> Iterator[Cells]:
