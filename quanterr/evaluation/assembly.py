@@ -137,6 +137,7 @@ def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
         kv="fp8" if candidate.rounding.cached else None,
         rollout=measured.rollout,
         positions=outcome.positions,
+        routers=outcome.routers,
         swaps=_with_predictions(outcome),
         worst_tokens=[_worst_token(each, prepared) for each in outcome.worst],
         predicted_output_error=total if cost is OUTPUT_ERROR else None,

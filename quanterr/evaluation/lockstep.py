@@ -19,6 +19,7 @@ from quanterr.evaluation.models import Architecture, Denoiser
 from quanterr.evaluation.names import Names
 from quanterr.evaluation.references import SAVE, Head, Reference, head_of
 from quanterr.evaluation.rounding import RoundingMode
+from quanterr.evaluation.routers import Routers, RouterWatch
 from quanterr.evaluation.scores import Prediction
 from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.evaluation.states import HiddenError, OutputErrors, Product, hidden_of
@@ -33,6 +34,7 @@ from quanterr.report.evaluation.model import (
     Floor,
     Outputs,
     PositionScores,
+    RouterAgreement,
     SwapScore,
     WeightError,
 )
@@ -59,6 +61,7 @@ class Outcome:
     blocks: list[BlockError] = field(default_factory=list)
     weights: list[WeightError] = field(default_factory=list)
     swaps: list[SwapScore] = field(default_factory=list)
+    routers: list[RouterAgreement] = field(default_factory=list)
 
 
 class RunSettings(NamedTuple):
@@ -88,6 +91,10 @@ class Running:
     measures: Measures = field(default_factory=Measures)
     blocks: dict[str, HiddenError] = field(default_factory=dict)
     not_finite: set[str] = field(default_factory=set)
+    routers: Routers = field(default_factory=Routers)
+
+    def __post_init__(self) -> None:
+        self.watch = RouterWatch(self.stream.model)
 
     def found(self) -> dict[str, object]:
         """Return the measurements in the form that :meth:`add` takes."""
@@ -95,6 +102,7 @@ class Running:
             "measures": self.measures.found(),
             "blocks": {name: error.plain() for name, error in self.blocks.items()},
             "not_finite": list(self.not_finite),
+            "routers": self.routers.found(),
             "input_noise": dict(self.candidate.rounding.noise),
         }
 
@@ -104,6 +112,7 @@ class Running:
         for name, parts in found["blocks"].items():
             self.blocks.setdefault(name, HiddenError()).add_plain(parts)
         self.not_finite |= set(found["not_finite"])
+        self.routers.merge(**found["routers"])
         noise = self.candidate.rounding.noise
         for name, more in found["input_noise"].items():
             noise[name] = noise.get(name, 0.0) + more
@@ -121,7 +130,8 @@ class Running:
         """
         blocks = [BlockError(name, **error.row()) for name, error in self.blocks.items()]
         not_finite = min(self.not_finite, key=[*order, LOGITS].index, default=None)
-        outcome, measures = Outcome(not_finite=not_finite, blocks=blocks), self.measures
+        outcome = Outcome(not_finite=not_finite, blocks=blocks, routers=self.routers.rows())
+        measures = self.measures
         if not_finite is None and measures.scores.columns:
             try:
                 outcome.scores = ReportedScores(**measures.scores.result())
@@ -177,6 +187,7 @@ class Lockstep:
         names = complete(architecture.names(self.model, sides, sides.weights), sides)
         recorded = self._workload is CALLS
         self._original = Stream(self.model, names, sides.get, inputs, architecture.device, recorded=recorded)
+        self._watch = RouterWatch(self.model)
         self._others = []
         for candidate in candidates:
             model = architecture.build()
@@ -268,6 +279,7 @@ class Lockstep:
         with watching:
             output = self._original.run(batch)
         watching.settle()
+        routed = self._watch.taken()
         x = hidden_of(output)
         if self._swaps is not None:
             self._swaps.run(batch, unit, output)
@@ -286,6 +298,7 @@ class Lockstep:
             with mode:
                 other = side.stream.run(batch)
             mode.forget()
+            side.routers.add(self._batches[batch].number, routed, side.watch.taken())
             y = hidden_of(other)
             if x is not None and y is not None and base is None:
                 error = side.blocks.setdefault(unit.name, HiddenError())

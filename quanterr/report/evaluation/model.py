@@ -14,7 +14,7 @@ from quanterr.report.gate_results import Gate
 
 # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
 # 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
-# input_spread
+# input_spread, routers
 SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
@@ -334,6 +334,23 @@ class WeightError:
 
 
 @dataclass(slots=True)
+class RouterAgreement:
+    """The agreement of one router of experts with the original's, over all tokens."""
+
+    name: Annotated[str, Field(description="name in the model")]
+    experts: int
+    chosen: Annotated[int, Field(description="experts of a token")]
+    tokens: int
+    same_experts: Annotated[FiniteFloat, Field(description="share of tokens with the same experts")]
+    router_kld: Annotated[
+        Number, Field(description="mean of KL(original || candidate) of the softmax of the router's logits [nat]")
+    ]
+
+
+OF_ROUTERS = ("same_experts", "router_kld")
+
+
+@dataclass(slots=True)
 class SwapScore:
     """The divergence of the original with one block or weight of the candidate; its inputs are not rounded."""
 
@@ -403,6 +420,9 @@ class Evaluated:
         default_factory=list
     )
     positions: Annotated[list[PositionScores], Field(description="divergence by position in the chunk")] = field(
+        default_factory=list
+    )
+    routers: Annotated[list[RouterAgreement], Field(description="of a mixture of experts")] = field(
         default_factory=list
     )
     swaps: Annotated[list[SwapScore], Field(description="with --swap or --swap-blocks, the largest first")] = field(

@@ -11,6 +11,7 @@ from typing import Self
 from quanterr.errors import UsageError
 from quanterr.report.evaluation.model import (
     METRICS,
+    OF_ROUTERS,
     OF_TASKS,
     OF_TEXTS,
     PREDICTED,
@@ -41,6 +42,7 @@ VOCABULARY = Vocabulary(
         **dict.fromkeys(OF_TASKS, "task"),
         **dict.fromkeys(OF_TEXTS, "text"),
         **dict.fromkeys(OF_SWAPS, "swap"),
+        **dict.fromkeys(OF_ROUTERS, "router"),
     },
     OF_CANDIDATES,
     "kld_mean <= 0.01",
@@ -104,6 +106,7 @@ def _items(candidate: Evaluated) -> list[Item]:
     of_kinds = (
         ("task", [(task.name, task) for task in candidate.tasks], OF_TASKS),
         ("text", [(text.name, text) for text in candidate.texts], OF_TEXTS),
+        ("router", [(router.name, router) for router in candidate.routers], OF_ROUTERS),
         ("swap", [(swap.name, swap) for swap in candidate.swaps], OF_SWAPS),
         ("block", [(block.name, block) for block in candidate.blocks], OF_BLOCKS),
         ("weight", [(weight.layer_name, weight) for weight in candidate.weights], OF_WEIGHTS),

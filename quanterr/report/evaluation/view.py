@@ -12,10 +12,12 @@ from quanterr.report import html_data
 from quanterr.report.evaluation.model import (
     METRICS,
     OF_ROLLOUTS,
+    OF_ROUTERS,
     OF_TEXTS,
     Evaluated,
     Evaluation,
     LikelyToken,
+    RouterAgreement,
     Scores,
     StepError,
 )
@@ -67,6 +69,7 @@ from quanterr.util.text import count, display, quote, size
 
 BLOCKS = (Column("relative error", 0), Column("cosine", 1), Column("worst token", 2))
 WEIGHTS = (Column("output error", 0), Column("share of block", 1))
+ROUTERS = (Column("same experts", 0), Column("KL of probabilities", 1))
 SWAPS = (Column("KLD", 0), Column("same top token", 1))
 TASKS = (Column("questions", 3), Column("original", 1), Column("accuracy", 0), Column("agreement", 2), Column("p", 4))
 TEXTS = (
@@ -141,6 +144,8 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
         yield Section("blocks", "Hidden states by block", blocks)
     if worst := [_worst(candidate, top) for candidate in _pick_detailed(evaluation) if top and candidate.weights]:
         yield Section("worst", "Largest output errors", worst)
+    if routers := [_routers(candidate) for candidate in _pick_detailed(evaluation) if top and candidate.routers]:
+        yield Section("routers", "Experts that routers choose", routers)
     if swaps := [_swaps(candidate, top) for candidate in candidates if top and candidate.swaps]:
         yield Section("swaps", "Measured alone in the original", swaps)
     if missing := [candidate for candidate in candidates if candidate.missing]:
@@ -314,6 +319,22 @@ def _worst(candidate: Evaluated, top: int) -> Part:
     return Table(f"{title}, {display(candidate.name)}", "weight", columns, rows)
 
 
+def _routers(candidate: Evaluated) -> Part:
+    """Return the agreement of evenly spaced routers, including the first and the last, and the mean of all."""
+    routers, n = candidate.routers, min(len(candidate.routers), MAX_BLOCKS)
+    places = sorted({round(k * (len(routers) - 1) / max(n - 1, 1)) for k in range(n)})
+    rows = [[Name(router.name), *_router_cells([router])] for router in (routers[place] for place in places)]
+    rows.append([f"mean of {count(len(routers), 'router')}", *_router_cells(routers)])
+    title = f"{routers[0].chosen} of {routers[0].experts} experts for a token, {display(candidate.name)}"
+    return Table(title, "router", ROUTERS, rows)
+
+
+def _router_cells(routers: Sequence[RouterAgreement]) -> list[str]:
+    klds = [router.router_kld for router in routers if router.router_kld is not None]
+    kld = f"{fmean(klds):.4g}" if len(klds) == len(routers) else "not finite"
+    return [f"{100 * fmean(router.same_experts for router in routers):.4g} %", kld]
+
+
 def _swaps(candidate: Evaluated, top: int) -> Part:
     """Return the blocks and weights with the largest divergence alone in the original."""
     predicted = any(swap.predicted_kld is not None for swap in candidate.swaps)
@@ -394,6 +415,9 @@ def _list_rows(candidate: Evaluated) -> Iterator[JsonObject]:
             yield {"list": "texts", "name": text.name, "block": metric, "value": getattr(text, metric)}
     for block in candidate.blocks:
         yield {"list": "blocks", "name": block.name, "value": block.relative_error, "cosine": block.cosine}
+    for router in candidate.routers:
+        for metric in OF_ROUTERS:
+            yield {"list": "routers", "name": router.name, "block": metric, "value": getattr(router, metric)}
     for swap in candidate.swaps:
         yield {"list": "swaps", "name": swap.name, "block": swap.block, "value": swap.kld_mean}
     for w in candidate.weights:
