@@ -1,5 +1,7 @@
 """How many weights a second each format dequantizes, and compares with a BF16 original: any codes, warm cache.
 
+Scales are such that both sides are of one size: of others, the kernel adds up in float64.
+
 python tests/bench/formats.py [--rows 4096] [--cols 4096] [--only nvfp4]
 """
 
@@ -23,6 +25,7 @@ from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.comparison.scheduler import CHUNKS_AT_ONCE
 from quanterr.comparison.worker import Worker
 from quanterr.formats import Weight
+from quanterr.formats.spqr import RECORD_AT
 from quanterr.metrics import OUTLIER
 from quanterr.native import Kernel, find_best
 from quanterr.pairing.model import Pair
@@ -108,7 +111,7 @@ def made(m: int, k: int) -> Iterator[Tensors]:
     yield nvfp4 | {"X.weight_global_scale": 100 * scales(1)}
     yield {"X.weight_packed": codes(m, 3 * k // 4), "X.weight_scale": exponents(m, k // 32)}
     yield {"X.weight": codes(m, k // 8, dtype=torch.uint32), "X.scales": exponents(m, k // 32)}
-    yield {"X.weight": codes(m, k // 4, dtype=torch.uint32), "X.scales": exponents(m, k // 32)}
+    yield {"X.weight": fp8(m, k).view(torch.uint32), "X.scales": exponents(m, k // 32)}
     yield {"X.weight._data": codes(m, k, dtype=torch.int8), "X.weight._scale": scales(m, 1, **half)}
     quanto = {"X.weight._data._data": codes(m * k // 256, 128), "X.weight._scale": scales(m * k // 128, 1, **half)}
     yield quanto | {"X.weight._shift": scales(m * k // 128, 1, **half)}
@@ -140,16 +143,21 @@ def made(m: int, k: int) -> Iterator[Tensors]:
     yield hqq | {"X.packing": torch.tensor(list(b"4bit_u8"), dtype=torch.uint8)}
     yield {"X.weight": codes(m // 4, k), "X.weight_scale": scales(1)}
     aqlm = {"X.codes": codes(m, k // 8, 2, dtype=torch.int8), "X.codebooks": scales(2, 256, 1, 8, **half)}
-    yield aqlm | {"X.scales": scales(m, 1, 1, 1, **half)}
+    yield aqlm | {"X.scales": 1 + scales(m, 1, 1, 1, **half)}
     exl2 = {"X.q_weight": codes(k // 8, m, dtype=torch.int32), "X.q_scale": codes(k // 128, m // 8, dtype=torch.int32)}
     places = torch.tensor([n for group in range(k // 128) for n in (4, 16 * group)], dtype=torch.int16)
     exl2 |= {"X.q_groups": places, "X.q_scale_max": scales(k // 128, **half)}
     yield exl2 | {"X.q_invperm": torch.randperm(k, dtype=torch.int32)}
     exl3 = {"X.trellis": codes(k // 16, m // 16, 64, dtype=torch.int16)}
-    yield exl3 | {"X.suh": scales(k, **half), "X.svh": scales(m, **half)}
-    quip = {"X.Qidxs": codes(m, k // 32, dtype=torch.int64), "X.SU": scales(k, **half), "X.SV": scales(m, **half)}
+    yield exl3 | {"X.suh": 1 + scales(k, **half), "X.svh": scales(m, **half)}
+    quip = {
+        "X.Qidxs": codes(m, k // 32, dtype=torch.int64),
+        "X.SU": 1 + scales(k, **half),
+        "X.SV": 1 + scales(m, **half),
+    }
     yield quip | {"X.Wscale": scales(), "X.codebook_id": torch.tensor(7)}
-    spqr = {"X.dense_weights": codes(m * k // 16, dtype=torch.int64), "X.in_perm": torch.zeros(0, dtype=torch.int32)}
+    words = codes(m * k // 16, dtype=torch.int64) & (1 << RECORD_AT) - 1 | 0x28 << RECORD_AT
+    spqr = {"X.dense_weights": words, "X.in_perm": torch.zeros(0, dtype=torch.int32)}
     yield spqr | {
         "X.row_offsets": torch.arange(m + 1, dtype=torch.int32),
         "X.col_vals": codes(m, dtype=torch.int32) & 31,
@@ -182,14 +190,15 @@ def described(m: int, k: int) -> Iterator[tuple[Tensors, dict[str, object]]]:
     yield int4 | {"X._weight_zero_point": scales(k // 128, m)}, kind("Int4Tensor", block_size=[1, 128], shape=[m, k])
 
 
-def stored_bytes(n: int) -> bytes:
-    """Any bytes whose pairs are float16 numbers between 0.03 and 0.12."""
-    return torch.randint(0x28, 0x30, (n,), dtype=torch.uint8).numpy().tobytes()
+def stored_bytes(name: str, n: int) -> bytes:
+    """Any bytes whose pairs are float16 numbers between 0.03 and 0.12; in MXFP4 bytes that are exponents near -6."""
+    low = 0x78 if name == "MXFP4" else 0x28
+    return torch.randint(low, low + 8, (n,), dtype=torch.uint8).numpy().tobytes()
 
 
 def in_gguf(m: int, k: int) -> Iterator[Stored]:
     for name, (n, n_bytes) in BLOCKS.items():
-        yield Stored("X.weight", name, (m, k), stored_bytes(m * k // n * n_bytes))
+        yield Stored("X.weight", name, (m, k), stored_bytes(name, m * k // n * n_bytes))
 
 
 def best_of(work: Callable[[], None], threads: int) -> float:
