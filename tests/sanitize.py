@@ -33,7 +33,8 @@ def golden_files(folder: Path) -> int:
 def random_weights(folder: Path, n: int) -> int:
     """The same of so many made-up weights; its status."""
     program = folder / "fuzz"
-    instructions = build.INSTRUCTION_SETS[native.INSTRUCTION_SETS[-1] if len(list(folder.glob("*.so"))) > 2 else "base"]
+    best = native.find_best().kernel
+    instructions = build.INSTRUCTION_SETS[best.instructions if best else "base"]
     flags = [flag for flag in build.FLAGS if flag not in ("-shared", "-fPIC", "-O3")]
     source = HERE / "fuzz" / "kernel_fuzz.c"
     command = ["cc", *flags, "-O2", *FLAGS, *instructions, f"-I{build.HERE}", str(source), "-o", str(program)]
