@@ -339,6 +339,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
         tokens: a safetensors file with one tensor of token ids; or
         inputs: recorded calls of a model's forward, of diffusers or transformers; see evaluation/calls.py.
         config: a folder with the config.json of a denoiser in a single file; by default the model is recognized.
+        lora: a LoRA that is merged into both sides of a denoiser; see evaluation/lora.py.
         rollout: also let each side of a denoiser follow its own Euler path, and compare the final latents.
         tasks: files of multiple-choice questions; see evaluation/tasks.py.
         context: tokens per chunk; the predictions of its second half are scored.
@@ -393,6 +394,10 @@ class EvaluateOptions(ReadOptions, GateOptions):
             TEXT,
             "FOLDER",
         ),
+    ] = None
+    lora: Annotated[
+        Path | None,
+        Option("Merge this LoRA into both sides of a denoiser before they are compared (with --inputs).", TEXT, "FILE"),
     ] = None
     rollout: Annotated[
         bool,
@@ -578,6 +583,7 @@ class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
     tokens: Path | None
     inputs: Path | None
     config: Path | None
+    lora: Path | None
     rollout: bool
     tasks: Iterable[Path]
     context: int

@@ -1,5 +1,6 @@
 """The document of an evaluation, made of what was measured."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import NamedTuple
@@ -90,6 +91,7 @@ def assemble(
         floor=baseline.floor,
         candidates=candidates,
         reference=baseline.reference,
+        lora=None if chosen.lora is None else os.fspath(chosen.lora),
         run=_describe_run(chosen, prepared.architecture.device, clock, read_bytes),
     )
 

@@ -15,6 +15,7 @@ from quanterr.errors import CheckpointError, ResourceError, UsageError
 from quanterr.evaluation.families import MARKERS, recognize
 from quanterr.evaluation.folder import ModelFolder
 from quanterr.evaluation.layouts import Layout, find_layout
+from quanterr.evaluation.lora import Lora, MergedNames
 from quanterr.evaluation.names import ConversionNames, LayoutNames, Names
 from quanterr.evaluation.renaming import Counterpart, counterpart
 from quanterr.evaluation.sides import Sides
@@ -147,6 +148,7 @@ class Denoiser:
     config: JsonObject
     dtype: torch.dtype
     device: torch.device = CPU
+    lora: Lora | None = None  # merged into all sides
 
     @property
     def workload(self) -> Workload:
@@ -182,8 +184,12 @@ class Denoiser:
 
         Raises:
             CheckpointError: the names are of another model, or the model lacks some of the tensors.
+            UsageError: the LoRA is one of another model.
         """
-        return LayoutNames(model, self._layout(model, sides))
+        layout = self._layout(model, sides)
+        if self.lora is None:
+            return LayoutNames(model, layout)
+        return MergedNames(model, layout, self.lora.changes(model, layout))
 
     def _layout(self, model: nn.Module, sides: Sides) -> Layout:
         """Find the layout of the original, once."""

@@ -15,6 +15,7 @@ from quanterr.evaluation.calls import Calls, read_calls
 from quanterr.evaluation.conversations import read_conversations
 from quanterr.evaluation.folder import ModelFolder, model_folder
 from quanterr.evaluation.lockstep import RunSettings
+from quanterr.evaluation.lora import read_lora
 from quanterr.evaluation.references import SAVE, USE, Settings, check_place
 from quanterr.evaluation.rollout import check_rollout
 from quanterr.evaluation.tasks import Asked, read_task
@@ -108,7 +109,11 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
     with model_folder(original) as folder:
         denoiser = models.read_denoiser_config(folder, original, given, chosen.inputs is not None)
         if denoiser is not None:
-            return _of_calls(chosen, models.Denoiser(denoiser, dtype, device), str(denoiser["_class_name"]))
+            lora = None if chosen.lora is None else read_lora(os.fspath(chosen.lora))
+            model = models.Denoiser(denoiser, dtype, device, lora)
+            return _of_calls(chosen, model, str(denoiser["_class_name"]))
+        if chosen.lora is not None:
+            raise UsageError("--lora: for denoisers of diffusers, with recorded calls: give them with --inputs")
         config = models.read_config(folder)
         if chosen.inputs is not None:
             return _of_calls(chosen, models.Architecture(config, dtype, device, recorded=True), config.model_type)

@@ -14,7 +14,7 @@ from quanterr.report.gate_results import Gate
 
 # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
 # 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
-# input_spread, routers
+# input_spread, routers, lora
 SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
@@ -477,6 +477,7 @@ class Evaluation(Document):
     reference: str | None = Field(
         None, description="folder of what was kept of the original; null: the original itself was run"
     )
+    lora: str | None = Field(None, description="LoRA merged into both sides")
     gated: bool = Field(False, description="true if gates were set; without gates, pass means evaluated, not approved")
     floor: Floor | None = Field(None, description="null of an encoder, and beside a reference")
     run: RunInfo
@@ -519,6 +520,7 @@ def find_difference(old: Evaluation, new: Evaluation) -> str | None:
         ("context", old.tokens.context, new.tokens.context),
         ("number of chunks", old.tokens.chunks, new.tokens.chunks),
         ("dtype", old.dtype, new.dtype),
+        ("LoRA", old.lora, new.lora),
         ("rounding of activations, keys or values", _list_roundings(old), _list_roundings(new)),
     ):
         if before != after:

@@ -98,6 +98,8 @@ def view(evaluation: Evaluation, top: int) -> View:
         ("text", [Name(evaluation.tokens.source)]),
         ("model", [describe_setup(evaluation)]),
     ]
+    if evaluation.lora is not None:
+        facts.append(("LoRA on both sides", [Name(evaluation.lora)]))
     if evaluation.reference is not None:
         facts.insert(1, ("reference", [Name(evaluation.reference), ", in the place of the original"]))
     words, first = {"role": "Role", "unit": "Block"}, "output_0"
