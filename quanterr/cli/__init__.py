@@ -169,7 +169,7 @@ def compare(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="A plan.json of quanterr plan: each layer must match it in format, bits and SNR (within 0.5 dB).",
+            help="A plan.json of quanterr plan: each layer must match it in format, bits and SNR (at most 1 dB less).",
             rich_help_panel=GATES,
             show_default=False,
         ),
