@@ -351,8 +351,8 @@ class EvaluateOptions(ReadOptions, GateOptions):
         importance_out: the file for the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
         saliency_out: the file for the most salient columns and elements of each weight (JSON).
         saliency: percentage of columns and elements that go into ``saliency_out``.
-        save_reference: a folder in which to keep all that is needed of the original to evaluate candidates without it.
-        reference: such a folder in the place of the original; then every path is a candidate.
+        save_reference: a folder for what evaluating candidates needs of the original.
+        reference: such a folder, instead of the original; every path is then a candidate.
         activations: rounding of the inputs of quantized weights: ``declared``, ``none`` or a scheme of
             recipes/inputs.py.
         kv: rounding of keys and values: ``declared``, ``none`` or ``fp8``.
@@ -390,7 +390,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
     config: Annotated[
         Path | None,
         Option(
-            "Folder with the config.json of a denoiser in a single file; most families are recognized without.",
+            "Folder with the config.json of a denoiser in a single file, if its family is not recognized.",
             TEXT,
             "FOLDER",
         ),
@@ -402,7 +402,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
     rollout: Annotated[
         bool,
         Option(
-            "Let each side follow its own path of flow matching, too, and compare the final latents (with --inputs).",
+            "With --inputs: also let each side follow its own path of flow matching, and compare the final latents.",
             TEXT,
         ),
     ] = False
@@ -429,7 +429,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
     swap: Annotated[
         Iterable[str],
         Option(
-            "Also measure the divergence of each of these weights alone in the original; patterns as of "
+            "Also measure the divergence of each of these weights alone in the original; patterns as for "
             "--layers-to-compare. Repeatable.",
             METRICS,
             "PATTERN",
@@ -464,12 +464,12 @@ class EvaluateOptions(ReadOptions, GateOptions):
     ] = 1.0
     save_reference: Annotated[
         Path | None,
-        Option("Keep what is needed of the original to evaluate candidates without it.", OUTPUT, "FOLDER"),
+        Option("Store what evaluating candidates needs of the original, for --reference.", OUTPUT, "FOLDER"),
     ] = None
     reference: Annotated[
         Path | None,
         Option(
-            "What --save-reference kept, in the place of the original: then every path is a candidate.",
+            "A folder that --save-reference wrote, instead of the original: every path is then a candidate.",
             INPUTS,
             "FOLDER",
         ),

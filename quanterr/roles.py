@@ -43,6 +43,7 @@ ALIASES = {
     "expert": "experts",
     "norms": "norm",
     "te": "text_encoder",
+    "text_encoders": "text_encoder",
 }
 
 MAX_DIGITS = 9  # digits of a block number

@@ -54,6 +54,12 @@ def test_recipes_are_planned_next_between_the_sizes_that_they_have():
     assert "" == suggest_after_rank(SimpleNamespace(candidates=ranking.candidates[:1]), ["original"])
 
 
+def test_the_proposed_budget_can_be_met_by_recipes_of_one_size():
+    ranking = SimpleNamespace(candidates=[candidate("int8_row", 1, 8.0331), candidate("fp8_row", 2, 8.0331)])
+
+    assert "8.04" in shlex.split(suggest_after_rank(ranking, ["original"]))
+
+
 def test_credentials_are_not_repeated(tmp_path):
     found = suggest_after_compare("https://user:secret@host/x", "q", ["quanterr", "compare", "https://host/x", "q"], [])
     assert "secret" not in found

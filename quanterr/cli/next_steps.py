@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 from collections.abc import Sequence
+from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,8 @@ def suggest_after_rank(ranking: "Ranking", paths: Sequence[str]) -> str:
     if files or len(bits) < 2:
         return ""
     recipes = ",".join(candidate.name for candidate in ranked)
-    return _join_command(["quanterr", "plan", original, "--bits", f"{median(bits):.3g}", "--to", recipes])
+    budget = ceil(100 * median(bits)) / 100  # rounded up, so that it can be met
+    return _join_command(["quanterr", "plan", original, "--bits", f"{budget:g}", "--to", recipes])
 
 
 def suggest_after_plan(plan: "Plan", command: Sequence[str]) -> str:
