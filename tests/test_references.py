@@ -1,20 +1,25 @@
 """References: the same numbers without the original, to the last digit; refused where anything differs."""
 
 import json
+import shutil
 from dataclasses import asdict
 
 import pytest
+import torch
 from forked import call
 from safetensors.torch import load_file, save_file
-from small_models import ids, saved, stored
+from small_models import ids, saved, stored, with_words
 from test_evaluate import CONTEXT, candidate
 from test_evaluate_gguf import GEMMA, LLAMA, written
+from test_texts import CONVERSATIONS, PROMPT, TURNS, template
 
 import quanterr
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.evaluation import references, study
 
-pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+transformers = pytest.importorskip(
+    "transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")'
+)
 
 
 TOKENS = 200
@@ -153,3 +158,73 @@ def test_the_command_writes_and_reads_it(kept, tmp_path):
     assert f"wrote {tmp_path / 'r'}" in saving.stderr
     assert "in the place of the original" in reading.stdout
     assert str(tmp_path / "r") == json.loads((tmp_path / "e.json").read_text())["reference"]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """A model with a chat template, a candidate, two texts and conversations, and a reference of all."""
+    folder = tmp_path_factory.mktemp("said")
+    original = saved("llama", folder / "original")
+    with_words(original)
+    template(original, TURNS + PROMPT)
+    for n, name in enumerate(("prose", "code")):
+        (folder / f"{name}.txt").write_text(" ".join(f"w{(7 * k + n) % 90}" for k in range(8 * 16)))
+    lines = [{"messages": [{"role": r, "content": c} for r, c in one]} for one in CONVERSATIONS]
+    (folder / "chat.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    options = {"text": [folder / "prose.txt", folder / "code.txt"], "chat": folder / "chat.jsonl", "context": 16}
+    study(original, save_reference=folder / "reference", **options)
+    return folder, original, candidate(original)[0], options
+
+
+def test_several_texts_and_conversations_are_those_beside_the_original(said):
+    folder, original, quantized, options = said
+    beside = quanterr.evaluate(original, [quantized], **options)
+    alone = quanterr.evaluate(quantized, reference=folder / "reference", **options)
+
+    for one, other in zip(beside.candidates, alone.candidates, strict=True):
+        assert (one.scores, one.texts, one.positions, one.worst_tokens) == (
+            other.scores,
+            other.texts,
+            other.positions,
+            other.worst_tokens,
+        )
+    assert ["prose", "code", "chat"] == [text.name for text in alone.candidates[0].texts]
+    assert beside.texts == alone.texts
+
+
+def test_other_conversations_are_refused(said, tmp_path):
+    folder, _, quantized, options = said
+    text = (folder / "chat.jsonl").read_text()
+    (tmp_path / "chat.jsonl").write_text(text.replace("w33", "w34"))
+    with pytest.raises(UsageError, match="the text differs"):
+        quanterr.evaluate(quantized, reference=folder / "reference", **options | {"chat": tmp_path / "chat.jsonl"})
+
+
+def test_a_single_text_may_be_a_string(said, tmp_path):
+    folder, original, quantized, _ = said
+    paths = folder / "prose.txt", str(folder / "prose.txt")
+    first, second = (quanterr.evaluate(original, [quantized], text=path, context=16) for path in paths)
+
+    assert first.candidates[0].scores == second.candidates[0].scores
+
+
+@pytest.mark.parametrize(
+    ("versions", "says"),
+    [
+        ({"torch": "1.0", "transformers": transformers.__version__}, f"torch 1.0, now {torch.__version__}:"),
+        (None, f"torch of an unknown version, now {torch.__version__}, transformers of an unknown version"),
+    ],
+)
+def test_other_versions_are_said(said, tmp_path, versions, says):
+    folder, _, quantized, options = said
+    shutil.copytree(folder / "reference", tmp_path / "reference")
+    path = tmp_path / "reference" / "reference.json"
+    header = json.loads(path.read_text())
+    same = header.pop("versions")
+    path.write_text(json.dumps(header if versions is None else header | {"versions": versions}))
+    [candidate] = quanterr.evaluate(quantized, reference=path.parent, **options).candidates
+    [found] = [one for one in candidate.findings if one.code == "reference_versions"]
+
+    assert {"torch": torch.__version__, "transformers": transformers.__version__} == same
+    assert says in found.message
+    assert "info" == found.severity

@@ -11,7 +11,7 @@ from test_evaluate import CONTEXT, FLOAT64
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
-from quanterr.evaluation.sensitivity import SEED
+from quanterr.evaluation.fisher import SEED
 from quanterr.planning.exports import export_plan
 from quanterr.recipes.matrices import matrices_of
 
@@ -44,6 +44,18 @@ class TestOfInputsByOutputs:
             experts, rows, cols = x.shape
             assert layers[key].squared_error == pytest.approx(error, rel=1e-4)  # codes at ties, of float32 products
             assert layers[key].bytes == experts * (rows * cols + 4 * cols)
+
+    def test_it_is_ranked_as_the_file_that_it_stands_for(self, name, tmp_path):
+        original = saved(name, tmp_path / "original")
+        file = produced(original, tmp_path)
+        found = quanterr.rank(original, [file], against=["int8_row"], layers=["experts"])
+        stacks = [key for key, tensor in stored(original).items() if tensor.dim() == 3]
+        errors = {layer.layer_name: [choice.squared_error for choice in layer.choices] for layer in found.layers}
+
+        assert set(stacks) <= set(errors)
+        for key in stacks:
+            ranked, recipe = errors[key]
+            assert 0 < ranked == pytest.approx(recipe, rel=1e-3)  # a few codes at ties
 
     def test_it_is_evaluated_as_the_file_that_it_stands_for(self, name, tmp_path):
         original = saved(name, tmp_path / "original")

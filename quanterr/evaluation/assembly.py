@@ -63,6 +63,7 @@ class Baseline(NamedTuple):
     model: str  # class
     floor: Floor | None = None
     reference: str | None = None  # folder
+    findings: Sequence[Finding] = ()  # about it, for each candidate
 
 
 def assemble(
@@ -75,6 +76,8 @@ def assemble(
 ) -> Evaluation:
     """Return the document, without gates."""
     candidates = [_evaluated(each, prepared) for each in found]
+    for candidate in candidates:
+        candidate.findings += baseline.findings
     outcomes = [each.outcome for each in found]
     verdict, reasons = combine_verdicts({candidate.name: candidate for candidate in candidates})
     return Evaluation.model_construct(

@@ -61,7 +61,13 @@ def measure_beside(
             for each in zip(shorten_names(paths), found, outcomes, strict=True)
         ]
         name = type(running.model).__name__
-        baseline = Baseline(reference.original, reference.original_bytes, name, reference=os.fspath(folder))
+        baseline = Baseline(
+            reference.original,
+            reference.original_bytes,
+            name,
+            reference=os.fspath(folder),
+            findings=list(reference.findings()),
+        )
         return assemble(measured, baseline, prepared, chosen, clock, sides.read_bytes)
 
 

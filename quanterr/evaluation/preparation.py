@@ -216,7 +216,7 @@ def run_settings(chosen: EvaluateOptions, stop: threading.Event, company: RankGr
         world,
         with_hidden,
         chosen.swap_blocks,
-        [chosen.swap] if isinstance(chosen.swap, str) else list(chosen.swap),
+        list(chosen.swap),
     )
 
 

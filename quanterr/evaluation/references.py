@@ -13,8 +13,9 @@ candidate: the others are not there, and whoever asks for them is refused.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
+from importlib.metadata import version
 from math import prod
 from pathlib import Path
 from shutil import copyfile
@@ -31,7 +32,9 @@ from quanterr.evaluation.folder import FILES, ModelFolder
 from quanterr.evaluation.models import Architecture
 from quanterr.evaluation.units import Unit, units_of
 from quanterr.evaluation.workload import Inputs
+from quanterr.findings import make_finding
 from quanterr.pairing.sampling import sampled_rows
+from quanterr.report.base import Finding
 from quanterr.report.files import open_replacement
 from quanterr.util import strict_json
 from quanterr.util.strict_json import as_object
@@ -67,6 +70,11 @@ NAMES = {
     "tokens": "the text",
     "targets": "the text",
 }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that compute."""
+    return {"torch": torch.__version__, "transformers": version("transformers")}
 
 
 class _Body:
@@ -167,6 +175,18 @@ class Reference:
         file.size = at
         config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
         return Checkpoint(self.original, KIND, (), entries, (), {"config.json": config}, folder=self.folder)
+
+    def findings(self) -> Iterator[Finding]:
+        """Report that other versions of libraries compute now than computed the reference."""
+        saved = as_object(self._header.get("versions") or {})
+        other = [
+            f"{name} {saved.get(name) or 'of an unknown version'}, now {now}"
+            for name, now in versions().items()
+            if saved.get(name) != now
+        ]
+        if other:
+            message = f"the reference was computed by {', '.join(other)}: numbers may differ by roundings"
+            yield make_finding("reference_versions", "info", None, message, f"save it again with {SAVE}")
 
     def check(self, settings: Settings) -> None:
         """Refuse to evaluate otherwise than the original was.
@@ -301,6 +321,7 @@ def write_reference(
         "original_bytes": original.nbytes,
         "revision": original.revision,
         "settings": settings._asdict(),
+        "versions": versions(),
         "files": {name: _digest_of(folder / name) for name in copied},
         "sha256": {name: _digest(each) for name, each in tensors.items()},
         "tensors": headers,

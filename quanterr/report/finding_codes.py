@@ -362,6 +362,12 @@ CODES = {
         "activation scale, but store no input_scale",
         "The numbers describe the weights alone. --activations none --kv none says so, and is judged accordingly.",
     ),
+    "reference_versions": FindingCode(
+        ("info",),
+        "other versions of torch or transformers compute the candidates than computed the reference (evaluate)",
+        "the reference was computed by torch 2.12.0, now 2.13.0: numbers may differ by roundings",
+        "Save the reference again with `evaluate --save-reference` to compare to the last digit.",
+    ),
     "sibling_scales": FindingCode(
         ("info", "warning"),
         "weights that runtimes fuse have different global scales, of which a runtime uses one; a warning from a ratio "
