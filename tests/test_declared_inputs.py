@@ -135,7 +135,8 @@ def test_torchaos_configurations_are_read_field_by_field(quant_type, expected):
         ({"format": "convrot_w4a4"}, "int4_token_narrow"),
         ({"format": "convrot_w4a4", "linear_dtype": "int8"}, "int8_token"),
         ({"format": "asym_w4a8_int8"}, "int8_token"),
-        ({"format": "svdquant_w4a4"}, ""),
+        ({"format": "svdquant_w4a4"}, "int4_g64_narrow"),
+        ({"format": "svdquant_w4a4", "act_unsigned": True}, ""),
         ({"format": "awq_w4a16"}, None),
     ],
 )

@@ -1,5 +1,6 @@
 """Inputs, keys and values that are rounded as a runtime rounds them, against plain transformers with hooks."""
 
+import csv
 import json
 import math
 import shutil
@@ -14,6 +15,7 @@ from small_models import auto_of, ids, saved, stored, with_words
 from torch.nn import functional
 
 import quanterr
+from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.labels import Label
 from quanterr.errors import UsageError
 from quanterr.evaluation.rounding import Rounded, RoundingMode, Watched
@@ -21,6 +23,7 @@ from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.formats.shared.convrot import rotate
 from quanterr.pairing.inputs import _read_comfy
 from quanterr.recipes.inputs import INPUT_SCHEMES, StoredInputScale
+from quanterr.report.evaluation.view import page_data
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
 
@@ -232,6 +235,28 @@ def test_output_errors_by_rounded_inputs_are_those_of_plain_hooks(original, tmp_
 
     assert sums[0][0] / sums[0][1] == pytest.approx(found[f"{name}.weight"].input_error, rel=CLOSE)
     assert found["lm_head.weight"].input_error is None
+    of_both = found[f"{name}.weight"].input_error + found[f"{name}.weight"].output_error
+    assert found[f"{name}.weight"].input_error / of_both == pytest.approx(found[f"{name}.weight"].share_of_inputs)
+
+
+def test_every_output_has_the_share_of_rounded_inputs(original, tmp_path):
+    path, _ = quantized(tmp_path / "quantized", original, "int8_token")
+    found = evaluated(original, path)
+    paths = [tmp_path / f"evaluation.{kind}" for kind in ("json", "csv", "md")]
+    for each in paths:
+        found.save(each)
+    rows = {row["name"]: row for row in csv.DictReader(paths[1].read_text().splitlines()) if row["list"] == "weights"}
+    weights = {weight["layer_name"]: weight for weight in json.loads(paths[0].read_text())["candidates"][0]["weights"]}
+    name = "model.layers.0.self_attn.v_proj.weight"
+
+    assert 0 < weights[name]["share_of_inputs"] < 1
+    for column in ("input_error", "share_of_inputs"):
+        assert weights[name][column] == pytest.approx(float(rows[name][column]))
+        assert weights["lm_head.weight"][column] is None
+        assert rows["lm_head.weight"][column] == ""
+    assert "share of both" in paths[2].read_text()
+    of_both = dict(zip(weights, page_data(found)["columns"]["of_both_0"], strict=True))
+    assert weights[name]["share_of_inputs"] == pytest.approx(of_both[name], rel=5e-3)  # three digits
 
 
 def test_a_declared_cache_is_rounded_behind_the_rotary_embedding(original, tmp_path):
@@ -340,6 +365,45 @@ def test_inputs_of_rotated_weights_are_rotated_rounded_and_rotated_back():
 
     assert bool(((found - expected).abs() <= allowed).all())
     assert not torch.allclose(INPUT_SCHEMES["int8_token"](golden["x"], StoredInputScale()).double(), expected)
+
+
+SVDQUANT = ("svdquant_w4a4_kitchen", "svdquant_w4a4_kitchen_smooth_defect", "svdquant_w4a4_tilepacked_awq_w4a16")
+BRANCHES = [
+    *(("comfy_kitchen_branches", name, f"svdquant_w4a4/{name}", ".safetensors") for name in SVDQUANT),
+    ("sdnq_branches", "mm_svd_int8", "sdnq/products", ""),
+]
+
+
+@pytest.mark.parametrize(("producer", "name", "file", "suffix"), BRANCHES)
+def test_a_branch_of_low_rank_has_inputs_that_are_not_rounded(producer, name, file, suffix, tmp_path):
+    """As the producer's own forward computes: codes times rounded inputs, the branch times the inputs."""
+    folder = Path(__file__).parent
+    golden, path = load_file(folder / "golden_inputs" / f"{producer}.safetensors"), folder / f"golden/{file}{suffix}"
+    if not suffix:  # which multiplies in float by its config
+        config = json.loads((path / "config.json").read_text())
+        config["quantization_config"] |= {"use_quantized_matmul": True, "modules_to_not_use_matmul": []}
+        path = Path(shutil.copytree(path, tmp_path / "quantized"))
+        (path / "config.json").write_text(json.dumps(config))
+    with (
+        open_checkpoint(folder / f"golden/{file}.expected.safetensors") as original,
+        open_checkpoint(path) as candidate,
+    ):
+        made = Candidate(Sides(original), candidate, "declared", "none")
+        key = next((key for key in made.names if key.startswith(name)), next(iter(made.names)))
+        way, weight = made.rounding.inputs[key], made.get(key)
+    layout = list(zip(weight.shape, weight.stride(), strict=True))
+    watched = {weight.untyped_storage().data_ptr(): Watched(key, [key], [way], layout, None)}
+    x = golden["x"][..., : weight.shape[1]]
+    with RoundingMode(watched, None, made.rounding):
+        found = functional.linear(x, weight)
+
+    up, down = way.branch
+    # Sums of that many products in float32, of codes and of the branch, which we add to the weight and take away again.
+    terms = way(x).abs() @ weight.abs().T + 3 * (x.abs() @ down.abs().T @ up.abs().T)
+    allowed = (sum(weight.shape) + len(down)) * 2.0**-24 * terms
+    assert not made.rounding.reasons()
+    assert bool(((found - golden[name]).abs() <= allowed).all())
+    assert not bool(((functional.linear(way(x), weight) - golden[name]).abs() <= allowed).all())
 
 
 def test_factors_of_inputs_come_before_the_rounding():

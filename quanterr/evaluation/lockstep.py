@@ -342,6 +342,7 @@ class Lockstep:
             signal = sum(product.signal for product in products)
             rounded = [of_inputs[name] for name in names if name in of_inputs]
             known = 0 < signal < inf and isfinite(noise)
+            of_both = sum(rounded) + noise
             rows.append(
                 WeightError(
                     layer_name=stored,
@@ -352,6 +353,7 @@ class Lockstep:
                     inputs=max(product.inputs for product in products),
                     predicted_kld=None,
                     input_error=sum(rounded) / signal if known and rounded else None,
+                    share_of_inputs=sum(rounded) / of_both if known and rounded and of_both > 0 else None,
                     input_spread=max((product.spread or 0.0 for product in products), default=0.0) or None,
                 )
             )

@@ -49,15 +49,35 @@ class Rounded(NamedTuple):
     stored: StoredInputScale
     factors: Tensor | None = None  # (k,)
     turn: Callable[[Tensor], Tensor] | None = None  # rotates rows, (r, k) float32, in place; its own inverse
+    branch: tuple[Tensor, Tensor] | None = None  # (rows, rank), (rank, k): of inputs that are not rounded
+    divides: bool = False  # by the factors
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return inputs, (…, k), as the product sees them, in their own dtype."""
-        y = x.float() if self.factors is None else x.float() * self.factors
-        y = self.scheme(self._rotate(y), self.stored)
-        y = self._rotate(y)
-        if self.factors is not None:
-            y = torch.where(self.factors == 0, 0.0, y / self.factors)
-        return y.to(x.dtype)
+        y = self.scheme(self._rotate(self._scale(x.float(), self.divides)), self.stored)
+        return self._scale(self._rotate(y), not self.divides).to(x.dtype)
+
+    def add_branch(self, product: Tensor, rounded_away: Tensor, outputs: Tensor | None) -> bool:
+        """Add to a product what its branch makes of ``rounded_away``, (…, k), in place.
+
+        ``outputs``, (n,) bool, are those that the branch has; None: all. Return False if it has another number.
+        """
+        assert self.branch is not None  # noqa: S101 - the caller has looked
+        up, down = (each.to(product.dtype) for each in self.branch)
+        n = product.shape[-1] if outputs is None else int(outputs.sum())
+        if len(up) != n:
+            return False
+        found = F.linear(F.linear(rounded_away, down), up)
+        if outputs is None:
+            product += found
+        else:
+            product[..., outputs] += found
+        return True
+
+    def _scale(self, y: Tensor, divides: bool) -> Tensor:
+        if self.factors is None:
+            return y
+        return torch.where(self.factors == 0, 0.0, y / self.factors) if divides else y * self.factors
 
     def _rotate(self, y: Tensor) -> Tensor:
         if self.turn is None:
@@ -99,6 +119,7 @@ class Rounding:
         self._device, self._workspace = device, Workspace(torch.device("cpu"))
         self._turning = Workspace(device)
         self._rows = {pair.name: pair.original.matrix[0] for pair in plan.pairs}
+        self._columns = {pair.name: pair.quantized.matrix[1] for pair in plan.pairs}
         self.inputs, self.why_not = dict[str, Rounded](), dict[str, str]()
         self.clamped: list[str] = []  # weights whose inputs have no stored scale
         self.used_otherwise = dict[str, None]()  # weights that the model uses in no product that is known
@@ -126,10 +147,13 @@ class Rounding:
             scale = torch.ones((), device=self._device)
             self.clamped.append(name)
         zero = None if found.zero_point is None else self._tensor(found.zero_point)
-        factors = None if found.factors is None else self._tensor(found.factors)
+        stored_factors = found.divisors or found.factors
+        factors = None if stored_factors is None else self._tensor(stored_factors).view(-1)[: self._columns[name]]
         turn = None if found.turn is None else partial(_turn, found.turn, self._turning)
         stored = StoredInputScale(scale, zero, found.bound)
-        self.inputs[name] = Rounded(INPUT_SCHEMES[found.scheme], stored, factors, turn)
+        branch = None if found.branch is None else found.branch.factors(self._turning)
+        divides = found.divisors is not None
+        self.inputs[name] = Rounded(INPUT_SCHEMES[found.scheme], stored, factors, turn, branch, divides)
 
     def _tensor(self, entry: Entry) -> Tensor:
         pieces = [piece.flatten().float() for piece in iterate_scales(entry, self._workspace)]
@@ -226,7 +250,9 @@ class RoundingMode(TorchFunctionMode):
                     if not values.is_floating_point():
                         break
                     with torch._C.DisableTorchFunction():
-                        product = self._multiply(function, args, kwargs, values, _ways(watched, weight, transposed))
+                        product = self._multiply(
+                            function, args, kwargs, values, watched, _ways(watched, weight, transposed)
+                        )
                         if self._measures:
                             noise = energy(product - function(*args, **kwargs))
                             self._owner.noise[watched.parameter] = self._owner.noise.get(watched.parameter, 0.0) + noise
@@ -239,12 +265,14 @@ class RoundingMode(TorchFunctionMode):
         """Let go of the last inputs: their memory is needed."""
         self._last = None
 
-    def _multiply(self, function: Any, args: Any, kwargs: Any, values: Tensor, ways: "_Ways") -> Any:
+    def _multiply(self, function: Any, args: Any, kwargs: Any, values: Tensor, watched: Watched, ways: "_Ways") -> Any:
         """Compute a product once for each way in which inputs are rounded, and take of each the outputs that it has."""
         found = None
         for way, outputs in ways:
             given = values if way is None else self._round(values, way)
             product = function(*(given if each is values else each for each in args), **kwargs)
+            if way is not None and way.branch is not None and not way.add_branch(product, values - given, outputs):
+                self._owner.used_otherwise |= dict.fromkeys(watched.names)
             found = product if found is None or outputs is None else torch.where(outputs, product, found)
         return found
 
@@ -308,7 +336,7 @@ def _is_same(one: Rounded | None, other: Rounded | None) -> bool:
     """Return whether two roundings are the same."""
     if one is None or other is None or one is other:
         return one is other
-    plain = all(each is None for each in (one.factors, other.factors, one.turn, other.turn))
+    plain = all(each is None for way in (one, other) for each in (way.factors, way.turn, way.branch))
     if one.scheme is not other.scheme or not plain:
         return False
     pairs = zip(one.stored, other.stored, strict=True)

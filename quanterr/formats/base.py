@@ -24,6 +24,7 @@ from quanterr.util.strict_json import JsonFields
 __all__ = [
     "FUSED",
     "WEIGHT_SUFFIX",
+    "Branch",
     "Chunk",
     "Decoder",
     "Dequantize",
@@ -164,6 +165,7 @@ class Parts:
         scale_steps: ScaleSteps | None = None,
         unit: Callable[[Chunk, Workspace], Tensor] | None = None,
         rotated: "RotatedWeight | None" = None,
+        branch: "Branch | None" = None,
     ) -> "Weight":
         """Build the :class:`Weight` of these parts; ``format`` defaults to the row that is being tried."""
         return Weight(
@@ -188,6 +190,7 @@ class Parts:
             levels=levels,
             unit=unit,
             rotated=rotated,
+            branch=branch,
         )
 
 
@@ -224,6 +227,7 @@ class Weight:
     coded: tuple[Entry, ...] = ()  # the parts that hold the codes, if not the first part alone
     unit: Callable[[Chunk, Workspace], Tensor] | None = None  # (r or 1, 1): factor of the codes of each row
     rotated: "RotatedWeight | None" = None  # the weight before the rotation of its columns is undone
+    branch: "Branch | None" = None  # a part of low rank, which is in its values
     computed: bool = False  # values are the result of float32 arithmetic on stored numbers
 
     def with_alternatives(self, others: "Iterable[Weight]") -> "Weight":
@@ -319,6 +323,13 @@ class RotatedWeight(NamedTuple):
 
     weight: Weight  # has levels; its rows may be longer
     rotate: Callable[[Tensor, Workspace], Tensor]  # rotates whole rows of the original, (r, c), as the quantizer did
+
+
+class Branch(NamedTuple):
+    """A product of two thin matrices in a weight. Runtimes multiply it by inputs that they have not rounded."""
+
+    factors: Callable[[Workspace], tuple[Tensor, Tensor]]  # (rows, rank) and (rank, cols) of the weight, float32
+    smooth: Entry | None = None  # (cols or more,): the inputs of the codes are divided by it
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
+    Branch,
     Chunk,
     Format,
     FormatMismatch,
@@ -281,6 +282,7 @@ def _make_weight(parts: Parts, layout: SdnqLayout, coding: NumberType | None, ro
     levels = coding.levels if coding else OF_DTYPE[parts.codes.dtype]
     padded = fit_unpadded(parts, layout.shape, rotation or len(Packing("spread", layout.bits).run(BYTE).codes))
     name = coding.name if coding else STORED[parts.codes.dtype]
+    branch = Branch(partial(_read_branch, parts, layout, rotation)) if parts.get("svd_up") else None
     described = f"SDNQ {name} in {parts.codes}, scale {parts['scale']}"
     plain = parts.weight(
         layout.shape,
@@ -290,6 +292,7 @@ def _make_weight(parts: Parts, layout: SdnqLayout, coding: NumberType | None, ro
         levels=levels,
         block_size=layout.blocks.edges,
         scale=parts["scale"],
+        branch=branch,
         evidence=(described,),
     )
     if not rotation:
@@ -302,6 +305,7 @@ def _make_weight(parts: Parts, layout: SdnqLayout, coding: NumberType | None, ro
         rotated=RotatedWeight(plain, partial(rotate, rotation)),
         block_size=layout.blocks.edges,
         scale=parts["scale"],
+        branch=branch,
         evidence=(f"{described}; rotated in groups of {rotation}",),
     )
 
@@ -328,11 +332,21 @@ def _dequantize_block(
         zero_points = _read_groups("zero_point", parts, layout, chunk, workspace)
         layout.blocks.apply(Tensor.add_, values, zero_points, chunk, workspace)
     if parts.get("svd_up"):
-        up, down = (workspace.read_whole(role, parts[role]) for role in ("svd_up", "svd_down"))
-        up, down = (up.t(), down.t()) if layout.transposed else (up, down)
+        up, down = _read_thin(parts, layout, workspace)
         up, down = up[chunk.row : chunk.stop_row], down[:, chunk.col : chunk.stop_col]
         add_branch(values, None, up, down, False, workspace)
     return Values(unrotate(values, rotation, workspace) if rotation else values)
+
+
+def _read_thin(parts: Parts, layout: SdnqLayout, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    up, down = (workspace.read_whole(role, parts[role]) for role in ("svd_up", "svd_down"))
+    return (up.t(), down.t()) if layout.transposed else (up, down)
+
+
+def _read_branch(parts: Parts, layout: SdnqLayout, rotation: int, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    """Read the whole branch, (rows, rank) and (rank, cols) float32, for inputs that are not rotated."""
+    up, down = (each.float().contiguous().clone() for each in _read_thin(parts, layout, workspace))
+    return up, unrotate(down, rotation, workspace) if rotation else down
 
 
 def _read_values(

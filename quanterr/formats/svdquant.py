@@ -31,7 +31,7 @@ from functools import partial
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import Branch, Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.lowrank_branch import add_branch
@@ -79,6 +79,7 @@ def fit(parts: Parts) -> Weight:
         code_bits=4,
         levels=INT4,
         block_size=(1, GROUP),
+        branch=Branch(partial(_read_branch, parts, padded, smoothed), parts["smooth"]),
         evidence=(f"4-bit codes {lies}, a branch of rank {rank}" + (", the branch smoothed too" if smoothed else ""),),
         warnings=warnings,
         comfy_format=comfy_format,
@@ -146,6 +147,17 @@ def _read_tiles(parts: Parts, padded: Padded, chunk: Chunk, workspace: Workspace
     scale = workspace.read("scale", parts["scale"], top * groups * TILE_ROWS, (tiles, groups, TILE_ROWS))
     up = workspace.read("up", parts["up"], top * rank * TILE_ROWS, (tiles, rank, TILE_ROWS))
     return codes, _untile(scale)[inside], _untile(up)[inside]
+
+
+def _read_branch(parts: Parts, padded: Padded, smoothed: bool, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    """Read the whole branch, (rows, rank) and (rank, cols) float32, for inputs that are not smoothed."""
+    rows, cols = padded.shape
+    stored = workspace.read_whole("up", parts["up"])
+    up = (_untile(stored) if len(stored.shape) == 3 else stored)[:rows].float()
+    down = workspace.read_whole("down", parts["down"])[:cols].t().float()
+    if smoothed:
+        down = down / workspace.read_whole("smooth", parts["smooth"])[:cols].float()
+    return up.clone(), down.clone()
 
 
 def _untile(stored: Tensor) -> Tensor:

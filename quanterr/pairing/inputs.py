@@ -13,7 +13,8 @@
     ComfyUI              label: format, full_precision_matrix_mult; input_scale, without which FP8 is clamped at 448
     GGUF                 the type of the weight: llama.cpp's CPU backend rounds to Q8_0, Q8_1 or Q8_K
 
-Rotated weights (ConvRot, SDNQ) have rotated inputs: these are rotated, rounded and rotated back.
+Rotated weights (ConvRot, SDNQ) have rotated inputs: these are rotated, rounded and rotated back. A branch of low rank
+(SVDQuant, SDNQ) has inputs that are not rounded.
 
 Reference: vllm-project/compressed-tensors quantization/quant_scheme.py, transform/transform_args.py;
 NVIDIA/Model-Optimizer modelopt/torch/export/quant_utils.py; amd-quark; comfyanonymous/ComfyUI comfy/ops.py,
@@ -31,12 +32,14 @@ from torch import Tensor
 from quanterr.checkpoints import Entry, ggml_types
 from quanterr.checkpoints.labels import Label, Labels
 from quanterr.formats import Weight
+from quanterr.formats.base import Branch
 from quanterr.pairing.model import Pairing
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import display
 
 WEIGHT = ".weight"
+BRANCHES = ("up", "svd_up")  # roles of the parts of a branch of low rank
 GGUF_EMBEDDING, GGUF_HEAD = "token_embd.weight", "output.weight"
 
 
@@ -49,7 +52,9 @@ class Inputs(NamedTuple):
     zero_point: Entry | None = None
     bound: float | None = None
     factors: Entry | None = None  # (k,): inputs are multiplied by these first
+    divisors: Entry | None = None  # (k or more,): or divided by these
     turn: Callable[[Tensor, Workspace], Tensor] | None = None  # then rotated so, in place, which undoes itself
+    branch: Branch | None = None  # of the weight: its inputs are not rounded
     why_not: str = ""
     absent: str = ""  # the name of a static scale that is declared and not stored
     clamps: bool = False  # the scale is 1 because none is stored
@@ -99,7 +104,12 @@ def inputs_of(weight: Weight, labels: Labels, entries: Stored) -> Declared:
         own = own._replace(turn=weight.rotated.rotate)
     elif any(label.rotated for label in labels.of(weight.name)):
         return Inputs(why_not="its label says rotated, and the weight is not read so")
-    return own._replace(factors=entries.get(f"{module}.pre_quant_scale"))
+    own = own._replace(factors=entries.get(f"{module}.pre_quant_scale"))
+    if weight.branch is not None:
+        return own._replace(branch=weight.branch, divisors=weight.branch.smooth)
+    if any(role.rpartition(".")[2] in BRANCHES for role in weight.parts):
+        return Inputs(why_not="its branch of low rank is in another order than the model has it")
+    return own
 
 
 def _read_module(module: str, labels: Labels, entries: Stored) -> Declared:
@@ -140,7 +150,9 @@ def _read_comfy(module: str, label: Label, entries: Stored) -> Declared:
     if not form or form.endswith("a16") or form.startswith("bnb_"):
         return None  # weights alone
     if form == "svdquant_w4a4":
-        return Inputs(why_not="its branch of low rank has inputs that are not rounded, which is not emulated")
+        if label.fields.get("act_unsigned"):
+            return Inputs(why_not="its label says act_unsigned: inputs are shifted, which is not emulated")
+        return Inputs("int4_g64_narrow")
     return Inputs(why_not=f"how ComfyUI rounds the inputs of {display(form)} is not emulated")
 
 
@@ -324,8 +336,6 @@ def _read_sdnq(module: str, config: JsonFields, entries: Stored) -> Declared:
     scale = entries.get(f"{module}.scale")
     if config.get("use_codebook") or scale is None or scale.n > max(scale.shape, default=1):
         return Inputs(why_not="SDNQ quantizes its weight once more, by rows, which is not emulated")
-    if f"{module}.svd_up" in entries:
-        return Inputs(why_not="its branch of low rank has inputs that are not rounded, which is not emulated")
     if scheme := {"int8": "int8_token", "float8_e4m3fn": "fp8_token", "fp8": "fp8_token"}.get(dtype):
         return Inputs(scheme)
     return Inputs(why_not=f"products of SDNQ in {display(dtype)} are not emulated")

@@ -39,7 +39,10 @@ def reshape_weight(weight: Weight, shape: tuple[int, ...]) -> Weight:
     if shape == weight.shape:
         return weight
     return _view_readings(
-        weight, lambda one: replace(_make_view(one, shape, one.dequantize), rotated=one.rotated, unit=one.unit)
+        weight,
+        lambda one: replace(
+            _make_view(one, shape, one.dequantize), rotated=one.rotated, branch=one.branch, unit=one.unit
+        ),
     )
 
 
@@ -73,6 +76,7 @@ def _stack_reading(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
         coded=tuple(entry for weight in weights for entry in weight.coded or (weight.codes,)),
         unit=None,
         rotated=None,
+        branch=None,
         evidence=tuple(dict.fromkeys(evidence for weight in weights for evidence in weight.evidence)),
         warnings=tuple(dict.fromkeys(evidence for weight in weights for evidence in weight.warnings)),
         alternatives=(),
@@ -298,5 +302,6 @@ def _make_view(weight: Weight, shape: tuple[int, ...], dequantize: Dequantize, s
         scale=weight.scale if share == 1.0 else None,
         unit=None,
         rotated=None,
+        branch=None,
         alternatives=(),
     )

@@ -7,7 +7,8 @@ Producers: compressed_tensors (compressed-tensors 0.20), torchao (0.18), comfy_k
 in llama-cpp-python 0.3.36, compiled as GGML below says).
 
 Each file holds the inputs ``x``, float32 (1, 8, 256): Laplace, one column 40 times and one token 100 times as large,
-32 zeros in a row; and the rounded inputs under the name of the scheme. All libraries get the same stored scales.
+32 zeros in a row; and the rounded inputs under the name of the scheme; in files of branches, whole outputs of layers
+with a branch of low rank. All libraries get the same stored scales.
 """
 
 import ctypes
@@ -18,11 +19,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 FACTOR = 448 * 6 / 300.0  # the global scale of NVFP4: a divisor
 STATIC, ZERO_POINT = 0.05, 3
+GOLDEN = Path(__file__).parents[1] / "golden"
 Rounded = Iterator[tuple[str, Tensor]]
 GGML = """
     cd vendor/llama.cpp/ggml        in the sources of llama-cpp-python
@@ -71,6 +73,30 @@ def compressed_tensors(x: Tensor) -> Rounded:
     args = QuantizationArgs(num_bits=8, type="int", strategy="tensor", dynamic=False, symmetric=False)
     zero = torch.tensor([ZERO_POINT], dtype=torch.int8)
     yield "int8_static", fake_quantize(x, torch.tensor([STATIC]), zero, args)
+
+
+def comfy_kitchen_branches(x: Tensor) -> Rounded:
+    """Outputs of layers of SVDQuant in tests/golden/svdquant_w4a4, by its eager backend, all numbers in float32."""
+    from comfy_kitchen.backends.eager import svdquant
+
+    for name in ("svdquant_w4a4_kitchen", "svdquant_w4a4_kitchen_smooth_defect", "svdquant_w4a4_tilepacked_awq_w4a16"):
+        stored = load_file(GOLDEN / "svdquant_w4a4" / f"{name}.safetensors")
+        part = {key.rpartition(".")[2].removeprefix("weight_"): value for key, value in stored.items()}
+        scale, smooth, down, up = (part[key].float() for key in ("scale", "smooth_factor", "proj_down", "proj_up"))
+        flat = x[0, :, : len(smooth)]
+        codes, scales, branch = svdquant.quantize_svdquant_w4a4(flat, smooth, down, pad_size=1)
+        yield name, svdquant.scaled_mm_svdquant_w4a4(codes, part["weight"], scales, scale, branch, up)[None]
+
+
+def sdnq_branches(x: Tensor) -> Rounded:
+    """Outputs of the layer mm_svd_int8 in tests/golden/sdnq/products; on CPUs, it multiplies FP8 in half precision."""
+    from sdnq.layers.linear.linear_int8 import int8_matmul
+
+    stored = load_file(GOLDEN / "sdnq/products/model.safetensors")
+    part = {key: stored[f"mm_svd_int8.{key}"] for key in ("weight", "scale", "svd_up", "svd_down")}
+    given = {"svd_up": part["svd_up"].t(), "svd_down": part["svd_down"].t()}
+    flat = x[..., : part["weight"].shape[1]]
+    yield "mm_svd_int8", int8_matmul(flat, part["weight"].t(), part["scale"].t(), **given)
 
 
 def torchao(x: Tensor) -> Rounded:
@@ -189,6 +215,8 @@ PRODUCERS: dict[str, tuple[str, Callable[[Tensor], Rounded]]] = {
     "compressed_tensors": ("compressed-tensors", compressed_tensors),
     "torchao": ("torchao", torchao),
     "comfy_kitchen": ("comfy-kitchen", comfy_kitchen),
+    "comfy_kitchen_branches": ("comfy-kitchen", comfy_kitchen_branches),
+    "sdnq_branches": ("sdnq", sdnq_branches),
     "modelopt": ("nvidia-modelopt", modelopt),
     "quark": ("amd-quark", quark),
     "gguf": ("gguf", gguf),

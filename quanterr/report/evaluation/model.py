@@ -14,7 +14,7 @@ from quanterr.report.gate_results import Gate
 
 # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
 # 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
-# input_spread, routers, lora
+# input_spread, routers, lora, share_of_inputs
 SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
@@ -324,6 +324,10 @@ class WeightError:
         Field(
             description="‖(X̃ - X) Ŵᵀ‖² / ‖X Wᵀ‖², where the candidate's inputs X are rounded to X̃; null: not rounded"
         ),
+    ] = None
+    share_of_inputs: Annotated[
+        Number,
+        Field(description="input_error / (output_error + input_error): the rest is of the weight's own error"),
     ] = None
     input_spread: Annotated[
         Number, Field(description="largest ‖x‖ of an input over the geometric mean of all; null: its inputs are tokens")

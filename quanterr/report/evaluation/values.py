@@ -30,7 +30,7 @@ ANOTHER_MODEL = (
 )  # findings: the evaluated model is not the quantized model that will run
 OF_BLOCKS = ("relative_error", "cosine", "worst_token_error")
 OF_SWAPS = ("swap_kld",)
-OF_WEIGHTS = ("output_error", "share_of_block", *PREDICTED)
+OF_WEIGHTS = ("output_error", "share_of_block", *PREDICTED, "input_error", "share_of_inputs")
 
 OF_CANDIDATES = [name for name in METRICS if name not in OF_TASKS]
 

@@ -20,6 +20,7 @@ from quanterr.report.evaluation.model import (
     RouterAgreement,
     Scores,
     StepError,
+    WeightError,
 )
 from quanterr.report.evaluation.pairs import compare_neighbours
 from quanterr.report.evaluation.wording import (
@@ -87,7 +88,7 @@ MAX_STEPS = 8
 MAX_DETAILED = 2  # candidates shown with blocks and weights
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "name", "block", "value", "cosine", "share_of_block"),
-    *("reason", "severity"),
+    *("reason", "severity", "input_error", "share_of_inputs"),
 )
 
 
@@ -306,17 +307,17 @@ def _blocks(candidate: Evaluated) -> Part:
 
 def _worst(candidate: Evaluated, top: int) -> Part:
     weights = [weight for weight in candidate.weights if weight.output_error][:top]
-    rounded = any(weight.input_error is not None for weight in weights)
+    rounded = _has_rounded_inputs(candidate)
     rows = [
         [
             LayerName(w.layer_name),
             f"{w.output_error:.4g}",
             f"{100 * (w.share_of_block or 0):.3g} %",
-            *(["-" if w.input_error is None else f"{w.input_error:.4g}"] if rounded else []),
+            *(_by_inputs(w) if rounded else []),
         ]
         for w in weights
     ]
-    columns = [*WEIGHTS, Column("by rounded inputs", 3)] if rounded else WEIGHTS
+    columns = [*WEIGHTS, Column("by rounded inputs", 3), Column("share of both", 4)] if rounded else WEIGHTS
     title = f"The {len(weights)} largest output errors of {count(len(candidate.weights), 'weight')}"
     return Table(f"{title}, {display(candidate.name)}", "weight", columns, rows)
 
@@ -354,13 +355,25 @@ def _swaps(candidate: Evaluated, top: int) -> Part:
     return Table(f"One at a time in the original, {display(candidate.name)}", "swapped", columns, rows, more)
 
 
+def _by_inputs(weight: WeightError) -> list[str]:
+    """Return the output error by rounded inputs, and its share of the sum of this and the weight's own."""
+    if weight.input_error is None:
+        return ["–", "–"]
+    share = weight.share_of_inputs
+    return [f"{weight.input_error:.4g}", "–" if share is None else f"{100 * share:.3g} %"]
+
+
+def _has_rounded_inputs(candidate: Evaluated) -> bool:
+    return any(weight.input_error is not None for weight in candidate.weights)
+
+
 def _missing(candidate: Evaluated) -> str:
     names = [one.display_name for one in candidate.missing]
     return f"{display(candidate.name)}: {count(len(names), 'missing tensor')}: {', '.join(names[:3])}"
 
 
 def _metrics(evaluation: Evaluation) -> dict[str, MapMetric]:
-    """Return the output error and the share of its block for each candidate."""
+    """Return the output error of each candidate, its share of the block, and what rounded inputs add."""
     single, found = len(evaluation.candidates) == 1, {}
     for n, candidate in enumerate(evaluation.candidates):
         name = display(candidate.name)
@@ -369,6 +382,13 @@ def _metrics(evaluation: Evaluation) -> dict[str, MapMetric]:
     for n, candidate in enumerate(evaluation.candidates):
         of, column = ("", "Share of block %") if single else (f", {display(candidate.name)}", "")
         found[f"share_{n}"] = MapMetric(f"Share of its block{of}", "lower", "%", log=True, column=column, is_wide=True)
+    for n, candidate in enumerate(evaluation.candidates):
+        if _has_rounded_inputs(candidate):
+            of, column = ("", "Rounded inputs %") if single else (f", {display(candidate.name)}", "")
+            title = f"Output error by rounded inputs{of}"
+            found[f"inputs_{n}"] = MapMetric(title, "lower", "%", log=True, column=column, is_wide=True)
+            title, column = f"Share of rounded inputs in both{of}", "Of both %" if single else ""
+            found[f"of_both_{n}"] = MapMetric(title, "lower", "%", log=False, column=column, is_wide=True)
     return found
 
 
@@ -376,13 +396,16 @@ def page_data(evaluation: Evaluation) -> JsonObject:
     """Return all weights with the output errors of each candidate, for the page's scripts."""
     by_name: dict[str, JsonObject] = {}
     blocks: dict[str, str] = {}
-    keys = [f"{kind}_{n}" for n in range(len(evaluation.candidates)) for kind in ("output", "share")]
+    keys = list(_metrics(evaluation))
     for n, candidate in enumerate(evaluation.candidates):
         for weight in candidate.weights:
             blocks[weight.layer_name] = weight.block
             own = by_name.setdefault(weight.layer_name, dict.fromkeys(keys))
             own[f"output_{n}"] = round_digits(weight.output_error, html_data.DIGITS)
             own[f"share_{n}"] = round_digits(weight.share_of_block, html_data.SHARE_DIGITS)
+            if f"inputs_{n}" in own:
+                own[f"inputs_{n}"] = round_digits(weight.input_error, html_data.DIGITS)
+                own[f"of_both_{n}"] = round_digits(weight.share_of_inputs, html_data.SHARE_DIGITS)
     return make_columns(
         Row(name, DIFFERS, {"role": role_of(name), "unit": display(blocks[name])}, numbers)
         for name, numbers in by_name.items()
@@ -424,6 +447,7 @@ def _list_rows(candidate: Evaluated) -> Iterator[JsonObject]:
         yield {"list": "swaps", "name": swap.name, "block": swap.block, "value": swap.kld_mean}
     for w in candidate.weights:
         numbers = {"value": w.output_error, "share_of_block": w.share_of_block}
+        numbers |= {"input_error": w.input_error, "share_of_inputs": w.share_of_inputs}
         yield {"list": "weights", "name": w.layer_name, "block": w.block, **numbers}
     for found in candidate.findings:
         yield {"list": "findings", "name": found.code, "severity": found.severity, "reason": found.message}
