@@ -344,6 +344,19 @@ class TestCompare:
         assert [left] == changed(left, (weight * 1.01).half())
         assert [norm] == changed(norm, (tensors[norm].float() * 1.04).half())
 
+    @pytest.mark.parametrize(("shift", "verdict"), [(1e-4, "pass"), (1.0, "fail")])
+    def test_biases_of_quantized_weights_may_only_be_corrected(self, tmp_path, shift, verdict):
+        weight, bias = numbers(32, 128, seed=1).float(), numbers(32, seed=2).float()
+        unit = weight.abs().amax(1, keepdim=True) / 448
+        codes = (weight / unit).to(torch.float8_e4m3fn)
+        path, produced = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
+        save_file({"a.weight": weight, "a.bias": bias}, path)
+        save_file({"a.weight": codes, "a.weight_scale": unit, "a.bias": bias + shift * weight.norm(dim=1)}, produced)
+        report = quanterr.compare(path, produced, device="cpu")
+        gate = check_against_plan(report, plan(path, bits=16, to="fp8_row", device="cpu")).gates[0]
+
+        assert verdict == gate.status, gate.message
+
     def test_all_its_layers_must_be_there(self, original, made):
         found, recipes = made
         produced, _ = mix_recipes(original, recipes, "produced")

@@ -89,10 +89,13 @@ def _check_original(plan: Plan, actual: Mapping[str, Layer | LosslessLayer]) -> 
 
 
 def _find_unplanned_changes(report: Report, plan: Plan) -> Iterator[Violation]:
-    """Find layers outside the plan that changed by more than a cast or absorbed scales explain."""
+    """Find layers outside the plan that changed by more than casts, absorbed scales or corrected biases explain."""
     expected = {layer.layer_name for layer in plan.layers}
-    folded = (finding for finding in report.findings if finding.code == "folded_scales" and finding.severity == "info")
+    harmless = [finding for finding in report.findings if finding.severity == "info"]
+    folded = [finding for finding in harmless if finding.code == "folded_scales"]
     expected |= {name for finding in folded for name in (finding.layer, *finding.evidence.get("sources", ()))}
+    corrected = [finding for finding in harmless if finding.code == "bias_corrected"]
+    expected |= {name for finding in corrected for name in finding.evidence["layers"]}
     for layer in (*report.layers, *report.other_changes):
         if layer.layer_name not in expected and not _is_cast(layer):
             snr = "" if layer.snr_db is None else f" ({layer.snr_db:.2f} dB)"
