@@ -32,7 +32,7 @@ import torch
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import BlockRun
-from quanterr.formats.shared.scale_grid import Grid, fit_grid
+from quanterr.formats.shared.scale_grid import Grid, attach_grid_decoder, fit_grid
 from quanterr.formats.shared.segmented_packing import Planes
 from quanterr.tensors.chunks import as_matrix
 from quanterr.tensors.levels import OF_DTYPE, uniform
@@ -58,7 +58,7 @@ def fit_bytes(format: str, parts: Parts) -> Weight:
         raise FormatMismatch(f"its scale {parts['scale']} should be one, or one for each row of {parts.codes}")
     return parts.weight(
         parts.codes.shape,
-        partial(dequantize_bytes, parts, grid),
+        attach_grid_decoder(parts, grid, dequantize_bytes),
         code_bits=8,
         levels=OF_DTYPE[parts.codes.dtype].scaled,
         uniform_bits=8 if format == "quanto_int8" else None,

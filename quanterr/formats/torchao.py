@@ -33,7 +33,20 @@ from math import prod
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    Dequantize,
+    ElementType,
+    Format,
+    FormatMismatch,
+    Native,
+    Parts,
+    PartSpec,
+    Values,
+    Weight,
+    Workspace,
+)
 from quanterr.formats.shared import element_types, torchao_int4
 from quanterr.formats.shared.microscaling import (
     CODE_BITS,
@@ -47,7 +60,7 @@ from quanterr.formats.shared.microscaling import (
     multiply_scales,
 )
 from quanterr.formats.shared.padding import Padded, fit_unpadded
-from quanterr.formats.shared.scale_grid import Grid, fit_grid
+from quanterr.formats.shared.scale_grid import Grid, attach_grid_decoder, fit_grid
 from quanterr.formats.shared.swizzled_scales import TILE_COLS, TILE_ROWS, BlockScales
 from quanterr.formats.shared.torchao_header import (
     Description,
@@ -131,7 +144,7 @@ def _fit_integers(parts: Parts, declared: Description) -> Weight:
     padded = fit_unpadded(parts, codes.shape, group)
     return parts.weight(
         codes.shape,
-        IntegerTensor(parts, padded, one, code_bits == 8, fit_pre_scale(parts, cols)).dequantize,
+        IntegerTensor(parts, padded, one, code_bits == 8, fit_pre_scale(parts, cols)).native,
         code_bits=code_bits,
         uniform_bits=code_bits,
         levels=signed_bytes(code_bits),
@@ -150,6 +163,27 @@ class IntegerTensor:
     one: bool
     counted: bool  # count codes at the end of their range
     pre_scale: Entry | None
+
+    @property
+    def native(self) -> Dequantize:
+        """:meth:`dequantize`, with a decoder unless columns have scales of their own."""
+        if self.pre_scale:
+            return self.dequantize
+        _, ends = element_types.ELEMENTS["I8"]
+        decoder = Decoder(
+            self.parts.codes,
+            self.padded.stored_cols,
+            ElementType.I8,
+            scale=partial(self._read_matrix, "scale"),
+            zero=partial(self._read_matrix, "zero_point") if "zero_point" in self.parts.entries else None,
+            group=0 if self.one else self.padded.step,
+            ends=ends if self.counted else (),
+        )
+        return Native(self.dequantize, decoder)
+
+    def _read_matrix(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Read one number per group of a chunk, (r, groups), or the only one, (1, 1), as float32."""
+        return self._read_groups(role, chunk, workspace).squeeze(2)
 
     def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
         """Return (code - zero_point) · scale, (r, c)."""
@@ -183,7 +217,7 @@ def _fit_float8(parts: Parts, declared: Description) -> Weight:
     grid = fit_grid(scale, codes.shape, [((rows, cols), "the header")])
     return parts.weight(
         codes.shape,
-        partial(_dequantize_float8, parts, grid),
+        attach_grid_decoder(parts, grid, _dequantize_float8),
         code_bits=8,
         levels=OF_DTYPE[codes.dtype].scaled,
         block_size=grid.block if grid.granularity == "block" else None,

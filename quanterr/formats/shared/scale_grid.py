@@ -204,7 +204,7 @@ def fit_scaled(
     warnings += check_granularity(parts, comfy_format, grid.granularity)
     weight = parts.weight(
         codes.shape,
-        _attach_decoder(parts, grid, dequantize),
+        attach_grid_decoder(parts, grid, dequantize),
         block_size=grid.block if grid.granularity == "block" else None,
         code_bits=8,
         uniform_bits=uniform_bits,
@@ -222,7 +222,7 @@ def fit_scaled(
         return weight
     alternative = replace(
         weight,
-        dequantize=_attach_decoder(parts, fit_grid(scale, codes.shape, [(other, "")]), dequantize),
+        dequantize=attach_grid_decoder(parts, fit_grid(scale, codes.shape, [(other, "")]), dequantize),
         unit=None,
         block_size=other,
         evidence=(f"blocks of {other[0]} × {other[1]}{', which divide it' if other == edges else ''}",),
@@ -233,7 +233,8 @@ def fit_scaled(
     return first.with_alternatives([alternative])
 
 
-def _attach_decoder(parts: Parts, grid: Grid, dequantize: Dequantize) -> Callable[[Chunk, Workspace], Values]:
+def attach_grid_decoder(parts: Parts, grid: Grid, dequantize: Dequantize) -> Callable[[Chunk, Workspace], Values]:
+    """Return ``dequantize`` for these parts and grid, with a decoder if elements are stored one by one."""
     group = grid.block[1] if grid.granularity == "block" else 0
     return element_types.attach_decoder(parts, partial(dequantize, parts, grid), grid.scales, group)
 
