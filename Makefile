@@ -81,6 +81,7 @@ bench-evaluate: install ## evaluate: a model trained for it, quantized in many w
 	$(BIN)/python tests/bench/evaluate.py
 	$(BIN)/python tests/bench/rounding.py
 	$(BIN)/python tests/bench/evaluate_memory.py
+	$(BIN)/python tests/bench/denoise.py
 
 docs: install ## the site, in site/: guide, references, a gallery of real reports (a minute)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
@@ -95,4 +96,4 @@ wheels: ## wheels of all systems and the source, cross-compiled by zig and check
 	.wheels/bin/python tools/make_wheels.py dist
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .venv-lowest .venv-newest .wheels $(DEMO) .bench .bench-evaluate .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) .venv-lowest .venv-newest .wheels $(DEMO) .bench .bench-evaluate .bench-denoise .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from float32 import of_squared_error
 from safetensors.torch import load_file, save_file
 
 import quanterr
@@ -134,12 +135,11 @@ def test_output_errors_are_those_of_diffusers_own_forward(name, tmp_path):
     outputs, expected = found.candidates[0].outputs, errors(model, values, name, 6)
     means = [sum(expected[:3]) / 3, sum(expected[3:]) / 3]
 
-    # Both compute in float32, in products that are cut alike: some thousand roundings of 2^-24 of the outputs, beside
-    # an error of about 2^-5 of them.
-    assert sum(expected) / 6 == pytest.approx(outputs.output_error, rel=1e-4)
-    assert max(expected) == pytest.approx(outputs.output_error_worst, rel=1e-4)
+    mean = sum(expected) / 6
+    assert mean == pytest.approx(outputs.output_error, rel=of_squared_error(mean))
+    assert max(expected) == pytest.approx(outputs.output_error_worst, rel=of_squared_error(max(expected)))
     assert f"{expected.index(max(expected)):04}" == outputs.worst_call
-    assert abs(means[0] - means[1]) / 2 == pytest.approx(outputs.output_error_se, rel=1e-2)
+    assert abs(means[0] - means[1]) / 2 == pytest.approx(outputs.output_error_se, abs=mean * of_squared_error(mean))
     assert [(0, 2), (1, 2), (2, 2)] == [(step.step, step.calls) for step in outputs.steps]
     assert ("calls", "pass", 2) == (found.kind, found.verdict, outputs.groups)
 
@@ -288,9 +288,9 @@ def test_models_of_transformers_take_calls(name, tmp_path):
         tmp_path / "original", [tmp_path / "int8.safetensors"], inputs=tmp_path / "calls.safetensors"
     )
 
-    # Products in float32 that are cut alike: some thousand roundings of 2^-24, beside an error of about 2^-8.
-    assert sum(expected) / 2 == pytest.approx(found.candidates[0].outputs.output_error, rel=1e-3)
-    assert 0 < sum(expected)
+    mean = sum(expected) / 2
+    assert mean > 0
+    assert mean == pytest.approx(found.candidates[0].outputs.output_error, rel=of_squared_error(mean))
     assert ("calls", name, "pass") == (found.kind, found.model, found.verdict)
 
 
@@ -339,8 +339,8 @@ class TestTheFloor:
                 x = model.float()(**own, **plain).sample.double()
             expected.append(float((y - x).square().sum() / x.square().sum()))
 
-        # The float32 side has some thousand roundings of 2^-24 beside 2^-9; the other is the same code in bfloat16.
-        assert sum(expected) / 3 == pytest.approx(found.floor.outputs.output_error, rel=1e-3)
+        mean = sum(expected) / 3  # the side in bfloat16 is the same code with the same roundings
+        assert mean == pytest.approx(found.floor.outputs.output_error, rel=of_squared_error(mean))
         assert ("bfloat16", None, 3) == (found.floor.dtype, found.floor.reason, found.floor.outputs.calls)
 
     def test_is_in_every_table_and_names_who_is_below_it(self, tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from float32 import of_squared_error
 from safetensors.torch import load_file, save_file
 
 import quanterr
@@ -80,8 +81,7 @@ def test_a_lora_in_the_names_of_the_file_is_merged_into_both_sides(kind, prefix,
         config=folder / "original", lora=tmp_path / "lora.safetensors",
     )  # fmt: skip
 
-    # As in test_evaluate_calls: roundings of float32 beside an error of about 2^-9.
-    assert found.candidates[0].outputs.output_error == pytest.approx(expected, rel=1e-3)
+    assert found.candidates[0].outputs.output_error == pytest.approx(expected, rel=of_squared_error(expected))
     assert ("pass", str(tmp_path / "lora.safetensors")) == (found.verdict, found.lora)
 
 
@@ -107,7 +107,7 @@ def test_a_lora_in_diffusers_names_has_the_alpha_of_its_metadata(flux, tmp_path)
         folder / "original", [tmp_path / "bf16.safetensors"], inputs=inputs, lora=tmp_path / "lora.safetensors"
     )
 
-    assert found.candidates[0].outputs.output_error == pytest.approx(expected, rel=1e-3)
+    assert found.candidates[0].outputs.output_error == pytest.approx(expected, rel=of_squared_error(expected))
 
 
 def test_other_names_go_through_diffusers_loader(tmp_path):
@@ -130,7 +130,7 @@ def test_other_names_go_through_diffusers_loader(tmp_path):
         tmp_path / "original", [tmp_path / "bf16.safetensors"], inputs=inputs, lora=tmp_path / "lora.safetensors"
     )
 
-    assert found.candidates[0].outputs.output_error == pytest.approx(expected, rel=1e-3)
+    assert found.candidates[0].outputs.output_error == pytest.approx(expected, rel=of_squared_error(expected))
 
 
 REFUSED = {

@@ -2,10 +2,12 @@
 
 import json
 import runpy
+from math import log
 from pathlib import Path
 
 import pytest
 import torch
+from float32 import of_squared_error
 from safetensors.torch import load_file, save_file
 
 import quanterr
@@ -83,14 +85,15 @@ def test_both_sides_follow_the_path_of_diffusers_scheduler(family, guided, tmp_p
     psnr = [10 * torch.log10((x.max() - x.min()) ** 2 / (y - x).square().mean()).item() for x, y in finals]
     cosines = [float((x * y).sum() / (x.norm() * y.norm())) for x, y in finals]
 
-    # Both compute in float32 through the same code: some thousand roundings of 2^-24 a step of the latents, beside an
-    # error of about 2^-9 of them.
-    assert sum(steps[-1] for steps in errors) / 2 == pytest.approx(rollout.rollout_error, rel=1e-3)
-    assert sum(psnr) / 2 == pytest.approx(rollout.rollout_psnr_db, abs=0.01)
-    assert sum(cosines) / 2 == pytest.approx(rollout.rollout_cosine, abs=1e-6)
+    mean = sum(steps[-1] for steps in errors) / 2
+    relative = of_squared_error(mean) * len(SIGMAS)  # a forward a step
+    assert mean == pytest.approx(rollout.rollout_error, rel=relative)
+    assert sum(psnr) / 2 == pytest.approx(rollout.rollout_psnr_db, abs=10 * relative / log(10))
+    assert sum(cosines) / 2 == pytest.approx(rollout.rollout_cosine, abs=mean * relative)
     growth = [sum(steps[n] for steps in errors) / 2 for n in range(3)]
-    assert growth == pytest.approx([step.output_error for step in rollout.steps], rel=1e-3)
-    assert abs(errors[0][-1] - errors[1][-1]) / 2 == pytest.approx(rollout.rollout_error_se, rel=0.01)
+    for n, (own, step) in enumerate(zip(growth, rollout.steps, strict=True), 1):
+        assert own == pytest.approx(step.output_error, rel=of_squared_error(own) * n)
+    assert abs(errors[0][-1] - errors[1][-1]) / 2 == pytest.approx(rollout.rollout_error_se, abs=mean * relative)
     assert [(0, 2), (1, 2), (2, 2)] == [(step.step, step.calls) for step in rollout.steps]
 
 

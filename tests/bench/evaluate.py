@@ -13,6 +13,7 @@ import shutil
 import sys
 import sysconfig
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.evaluation.embeddings import spearman
 from quanterr.recipes import parse_recipe
 from quanterr.recipes.quantized_file import mix_recipes
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from plans import show_plans
 
 VOCABULARY, LENGTH, BATCH, STEPS = 2048, 256, 12, 700
 MIXES = 16
@@ -112,40 +117,13 @@ def bench(folder: Path, original: Checkpoint) -> None:
     alphas = {row["layer_name"]: row["alpha"] for row in json.loads(sensitivity.read_text())["weights"]}
     rows = [row_of(original, *each, alphas) for each in zip(candidates, found.candidates, strict=True)]
     show(found, rows, seconds)
-    show_plans(folder, original, sensitivity)
 
+    def measure(plans: Sequence[Checkpoint], uniform: Sequence[str]) -> dict[str, float]:
+        held_out = [folder / "held_out.txt"]
+        found = quanterr.evaluate(folder / "original", plans, against=uniform, text=held_out, chunks=CHUNKS)
+        return {one.name: one.scores.kld_mean for one in found.candidates if one.scores is not None}
 
-def show_plans(folder: Path, original: Checkpoint, sensitivity: Path) -> None:
-    """What plans of equal size lose, measured: one recipe for all, and three measures to plan by."""
-    evenly = folder / "evenly.json"
-    weights = [{"layer_name": name, "alpha": 1.0} for name in original.entries]
-    evenly.write_text(json.dumps({"schema": "quanterr.sensitivity", "schema_version": "1.1", "weights": weights}))
-    ways: dict[str, dict[str, Any]] = {
-        "NMSE": {"sensitivity": evenly},
-        "squared error": {},
-        "sensitivity": {"sensitivity": sensitivity},
-    }
-    options: dict[str, Any] = {"to": PLANNED, "layers": ["layers."], "device": "cpu", "same_in": "fused"}
-    candidates, best = [], []
-    for bits in BUDGETS:
-        for title, way in ways.items():
-            plan = quanterr.plan(original, bits=bits, **way, **options)
-            recipes = {one.layer_name: one.recipe for one in plan.layers if one.recipe != "original"}
-            named = {name: parse_recipe(recipe) for name, recipe in recipes.items()}
-            candidates.append(mix_recipes(original, named, f"{bits} {title}")[0])
-        fitting = [one for one in plan.uniform if one.fits]
-        best.append(min(fitting, key=lambda one: one.cost).recipe if fitting else None)
-    uniform = [recipe for recipe in dict.fromkeys(best) if recipe is not None]
-    found = quanterr.evaluate(
-        folder / "original", candidates, against=uniform, text=[folder / "held_out.txt"], chunks=CHUNKS
-    )
-    kld = {one.name: one.scores.kld_mean for one in found.candidates if one.scores is not None}
-    print("\n| bits per weight | one recipe for all | plan by NMSE | plan by squared error | plan by sensitivity |")
-    print("|---|---|---|---|---|")
-    for bits, recipe in zip(BUDGETS, best, strict=True):
-        first = "none fits" if recipe is None else f"{kld[recipe]:.4f} ({recipe})"
-        measured = " | ".join(f"{kld[f'{bits} {title}']:.4f}" for title in ways)
-        print(f"| {bits} | {first} | {measured} |")
+    show_plans(original, sensitivity, PLANNED, BUDGETS, measure, layers=["layers."])
 
 
 def row_of(original: Checkpoint, made: Checkpoint, candidate: Any, alphas: dict[str, float]) -> dict[str, Any]:
