@@ -337,7 +337,9 @@ class EvaluateOptions(ReadOptions, GateOptions):
             ``prose=a.txt``; and
         chat: files of conversations, through its chat template; see evaluation/conversations.py; or
         tokens: a safetensors file with one tensor of token ids; or
-        inputs: recorded calls of a model's forward, of diffusers or transformers; see evaluation/calls.py.
+        inputs: recorded calls of a model's forward, of diffusers or transformers, see evaluation/calls.py; or
+            ``gaussian:8``, eight made-up calls of a denoiser, see evaluation/gaussian.py.
+        allow_gaussian: let gates judge made-up calls, which are inconclusive otherwise.
         config: a folder with the config.json of a denoiser in a single file; by default the model is recognized.
         lora: a LoRA that is merged into both sides of a denoiser; see evaluation/lora.py.
         rollout: also let each side of a denoiser follow its own Euler path, and compare the final latents.
@@ -382,11 +384,15 @@ class EvaluateOptions(ReadOptions, GateOptions):
     inputs: Annotated[
         Path | None,
         Option(
-            "Recorded calls of the model instead (denoisers, vision towers): safetensors with tensors CALL/ARGUMENT.",
+            "Recorded calls of the model instead (denoisers, vision towers): safetensors with tensors CALL/ARGUMENT. "
+            "gaussian:8 makes up eight calls, as a smoke test.",
             TEXT,
             "FILE",
         ),
     ] = None
+    allow_gaussian: Annotated[
+        bool, Option("Let gates judge calls that --inputs gaussian:N made up; they are inconclusive otherwise.", TEXT)
+    ] = False
     config: Annotated[
         Path | None,
         Option(
@@ -581,7 +587,8 @@ class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
     text: Iterable[Path]
     chat: Iterable[Path]
     tokens: Path | None
-    inputs: Path | None
+    inputs: Path | str | None
+    allow_gaussian: bool
     config: Path | None
     lora: Path | None
     rollout: bool

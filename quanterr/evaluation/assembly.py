@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from quanterr.evaluation.folder import model_folder
+from quanterr.evaluation.gaussian import is_made_up
 from quanterr.evaluation.lockstep import Outcome
 from quanterr.evaluation.preparation import Prepared, ReadText
 from quanterr.evaluation.rounding import of_rounding
@@ -94,6 +95,8 @@ def assemble(
         floor=baseline.floor,
         candidates=candidates,
         reference=baseline.reference,
+        made_up=prepared.calls is not None and is_made_up(prepared.calls.source),
+        made_up_allowed=chosen.allow_gaussian,
         lora=None if chosen.lora is None else os.fspath(chosen.lora),
         run=_describe_run(chosen, prepared.architecture.device, clock, read_bytes),
     )

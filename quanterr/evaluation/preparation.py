@@ -14,6 +14,7 @@ from quanterr.evaluation import models
 from quanterr.evaluation.calls import Calls, read_calls
 from quanterr.evaluation.conversations import read_conversations
 from quanterr.evaluation.folder import ModelFolder, model_folder
+from quanterr.evaluation.gaussian import is_made_up, make_calls
 from quanterr.evaluation.lockstep import RunSettings
 from quanterr.evaluation.lora import read_lora
 from quanterr.evaluation.references import SAVE, USE, Settings, check_place
@@ -154,7 +155,8 @@ def _of_calls(chosen: EvaluateOptions, architecture: models.Architecture | model
     for option, value in _of_texts(chosen).items():
         if value:
             raise UsageError(f"{option}: for models that continue a text")
-    calls = read_calls(os.fspath(chosen.inputs))
+    inputs = os.fspath(chosen.inputs)
+    calls = make_calls(inputs, architecture.build()) if is_made_up(inputs) else read_calls(inputs)
     if chosen.rollout:
         check_rollout(architecture, calls)
     return Prepared(architecture, [], calls, [], 0, None)

@@ -14,7 +14,7 @@ from quanterr.report.gate_results import Gate
 
 # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
 # 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
-# input_spread, routers, lora, share_of_inputs
+# input_spread, routers, lora, share_of_inputs, made_up
 SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
@@ -481,6 +481,8 @@ class Evaluation(Document):
     reference: str | None = Field(
         None, description="folder of what was kept of the original; null: the original itself was run"
     )
+    made_up: bool = Field(False, description="true if the calls were drawn at random: a smoke test")
+    made_up_allowed: bool = Field(False, description="true if gates may judge made-up calls")
     lora: str | None = Field(None, description="LoRA merged into both sides")
     gated: bool = Field(False, description="true if gates were set; without gates, pass means evaluated, not approved")
     floor: Floor | None = Field(None, description="null of an encoder, and beside a reference")

@@ -28,6 +28,7 @@ ANOTHER_MODEL = (
     "identical",
     "config_mismatch",
 )  # findings: the evaluated model is not the quantized model that will run
+MADE_UP = "its calls were made up: record real ones, or let gates judge these with --allow-gaussian"
 OF_BLOCKS = ("relative_error", "cosine", "worst_token_error")
 OF_SWAPS = ("swap_kld",)
 OF_WEIGHTS = ("output_error", "share_of_block", *PREDICTED, "input_error", "share_of_inputs")
@@ -95,7 +96,10 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
         {name: candidate.value(name) for name in METRICS} | {"bytes": candidate.bytes},
         candidate.name,
         {name: candidate.error(name) for name in VOCABULARY.errors},
-        unreliable=list_own_reasons(candidate.verdict, candidate.reasons, of_gates),
+        unreliable=[
+            *list_own_reasons(candidate.verdict, candidate.reasons, of_gates),
+            *([MADE_UP] if evaluation.made_up and not evaluation.made_up_allowed else []),
+        ],
         unquantized=[found.message for found in candidate.findings if found.code in ANOTHER_MODEL],
         too_few=too_few,
         evaluation=evaluation,

@@ -26,6 +26,7 @@ EMULATED = (
     "Weights are dequantized; inputs, keys and values are rounded as in a runtime, but computed in float32: "
     "the kernels of a runtime may differ. "
 )
+MADE_UP = "Latents and conditionings were made up (normal numbers): errors on real ones will differ. "
 OF_WEIGHTS = "Predictions are those of the weights alone. "
 DEFINED = (
     "Perplexity and divergence follow llama.cpp's definitions; ± is the standard error over predictions or chunks, "
@@ -37,7 +38,8 @@ def format_caveat(evaluation: Evaluation) -> str:
     """Return what the numbers include and leave out."""
     emulated = any(candidate.activations or candidate.kv for candidate in evaluation.candidates)
     predicted = emulated and bool(_list_predicted(evaluation))
-    return f"{EMULATED if emulated else ALONE}{OF_WEIGHTS if predicted else ''}{DEFINED}"
+    inputs = MADE_UP if evaluation.made_up else ""
+    return f"{inputs}{EMULATED if emulated else ALONE}{OF_WEIGHTS if predicted else ''}{DEFINED}"
 
 
 def format_inputs(candidate: Evaluated) -> str:
