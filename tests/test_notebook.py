@@ -30,7 +30,7 @@ def test_a_report_is_one_line(report):
 
 
 def test_a_ranking_is_one_line(ranking):
-    assert repr(ranking).startswith("<quanterr.Ranking pass: ")
+    assert repr(ranking).startswith("<quanterr.Ranking compared: ")
     assert "\n" not in repr(ranking)
     assert len(repr(ranking)) < 200
 

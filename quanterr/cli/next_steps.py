@@ -44,7 +44,8 @@ def suggest_after_plan(plan: "Plan", command: Sequence[str]) -> str:
     from quanterr.planning.exports import consumers_of
 
     programs = consumers_of(plan)
-    return _join_command([*command, "--export", programs[0]]) if programs else ""
+    words = [word for word in command if word not in ("-q", "--quiet")]  # the export says on stderr how to use it
+    return _join_command([*words, "--export", programs[0]]) if programs else ""
 
 
 def _list_inputs(original: str) -> list[str]:

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from quanterr.report import OUTPUTS, Output, checksum, notebook
 from quanterr.report.base import Model, dumps
+from quanterr.report.formatting import format_answer
 from quanterr.report.sections import TERMINAL, Cells, Suite, Table, View
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
@@ -59,9 +60,9 @@ class Result:
         return type(self).__name__.lower()
 
     def __repr__(self) -> str:
-        verdict = getattr(self, "verdict", None)
-        answer = display(self._shown().conclusion(self), LINE)
-        return f"<quanterr.{type(self).__name__} {f'{verdict}: ' if verdict else ''}{answer}>"
+        view = self.view(0)
+        answer = view.conclusion if view.word is None else format_answer(view.word, view.doubts, view.conclusion)
+        return f"<quanterr.{type(self).__name__} {display(answer, LINE)}>"
 
     __str__ = __repr__
 
