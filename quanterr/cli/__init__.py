@@ -10,6 +10,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
@@ -316,7 +317,9 @@ def render(
 ) -> None:
     """Write other outputs of a stored document."""
     from quanterr.report.documents import read_document
+    from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.files import STDOUT, check_targets, find_output, update_section, write_output
+    from quanterr.report.front_matter import put_front_matter
 
     outputs = list(show.outputs)
     if not to and not outputs and not document:
@@ -331,7 +334,8 @@ def render(
     page = None if evaluation is None else _view_with_evaluation(evaluation, found, targeted)
     with guard_stdout():
         if document:
-            update_section(document, found, find_output("md"), append)
+            finish = partial(put_front_matter, evaluation=found) if isinstance(found, Evaluation) else None
+            update_section(document, found, find_output("md"), append, finish)
         for target in targeted:
             if page is not None and target.output.name == "html":
                 write_output(found, target, view=page)

@@ -218,10 +218,13 @@ def _replace_atomically(path: Path) -> Iterator[IO[bytes]]:
     sync_folder(path.parent)
 
 
-def update_section(given: str, found: object, output: Output, append: bool = False) -> None:
+def update_section(
+    given: str, found: object, output: Output, append: bool = False, finish: Callable[[str, str], str] | None = None
+) -> None:
     """Put a section into a Markdown file, between its two comments; with ``append``, at the end if there are none.
 
-    ``output`` renders the section from the document ``found``.
+    ``output`` renders the section from the document ``found``. ``finish`` changes the whole text;
+    it also gets the name of the file, for errors.
 
     Raises:
         UsageError: the file is missing, not UTF-8, or lacks exactly one pair of comments.
@@ -239,4 +242,6 @@ def update_section(given: str, found: object, output: Output, append: bool = Fal
     section = io.StringIO()
     output.write(found, section)
     made = replace_section(text, section.getvalue(), where, append)
+    if finish is not None:
+        made = finish(made, where)
     write(Target(output, Path(os.path.realpath(given))), lambda file: file.write(made), "--update")
