@@ -58,11 +58,13 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
     side.attach_siblings()
     weights, warnings = [], []
     absent: dict[str, str] = {}
+    calibrated = False
     for name in side.codes:
         weight, reason = _recognize(side, name)
         if weight is None and is_auxiliary(name):
             continue
         inputs = inputs_of(weight, side.labels, checkpoint.entries) if weight else None
+        calibrated = calibrated or (inputs is not None and inputs.scale is not None)
         if inputs is not None and inputs.absent:
             absent[name] = inputs.absent
         weights.append(_make_row(side, name, weight, reason, inputs))
@@ -90,7 +92,9 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
         findings=[
             *_find_in_layers(weights, warnings),
             *_find_in_checkpoint(side, weights),
-            *report_uncalibrated(absent, find_uncalibrated_attention(side.labels.config, checkpoint.entries)),
+            *report_uncalibrated(
+                absent, find_uncalibrated_attention(side.labels.config, checkpoint.entries), calibrated
+            ),
         ],
         weights=weights,
         run=clock.describe_run(command, "cpu", 1, 0),

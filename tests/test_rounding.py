@@ -496,6 +496,40 @@ class TestFindings:
             assert [key] == finding.evidence["layers"]
             assert snr_db == pytest.approx(finding.evidence["as_fused_db"], abs=1e-6)
 
+    @pytest.mark.parametrize(("name", "part"), [("fp8_static", "input_scale"), ("nvfp4", "input_global_scale")])
+    def test_scales_of_inputs_that_fused_weights_share_are_held_against_each_other(
+        self, original, tmp_path, name, part
+    ):
+        path, _ = quantized(tmp_path / "quantized", original, name)
+        tensors = load_file(path / "model.safetensors")
+        sound = quanterr.compare(original, path)
+        tensors[f"model.layers.1.self_attn.k_proj.{part}"] /= 8
+        save_file(tensors, path / "model.safetensors", {"format": "pt"})
+        broken = quanterr.compare(original, path)
+        before, found = (
+            [found for found in each.findings if found.code == "sibling_scales" and "of inputs" in found.message]
+            for each in (sound, broken)
+        )
+
+        assert [] == before
+        assert ["warning"] == [found.severity for found in found]
+        assert (pytest.approx(8), ["model.layers.1.self_attn.k_proj.weight"]) == (
+            found[0].evidence["ratio"],
+            found[0].evidence["layers"],
+        )
+        assert ("its range" in found[0].message) == (name == "nvfp4")  # where the stored scale is a divisor
+
+    def test_a_static_scheme_without_any_scale_is_no_scheme_of_the_runtime(self, original, tmp_path):
+        path, _ = quantized(tmp_path / "quantized", original, "nvfp4")
+        tensors = load_file(path / "model.safetensors")
+        kept = {key: value for key, value in tensors.items() if not key.endswith("input_global_scale")}
+        save_file(kept, path / "model.safetensors", {"format": "pt"})
+        for found in (quanterr.compare(original, path), quanterr.inspect(path)):
+            messages = [finding.message for finding in found.findings if finding.code == "missing_input_scale"]
+
+            assert len(messages) == 1
+            assert "W4A16 for W4A4" in messages[0]
+
     @pytest.mark.parametrize(
         ("form", "rounded"),
         [

@@ -18,6 +18,7 @@ from quanterr.findings import (
 from quanterr.findings.activations import report_missing_input_scales, report_uncalibrated
 from quanterr.findings.configs import compare_configs
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
+from quanterr.findings.siblings import report_sibling_inputs
 from quanterr.findings.structure import check_structure
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.metrics import (
@@ -34,7 +35,12 @@ from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.pairing import SIDES
-from quanterr.pairing.inputs import find_absent_scales, find_clamped_inputs, find_uncalibrated_attention
+from quanterr.pairing.inputs import (
+    find_absent_scales,
+    find_clamped_inputs,
+    find_uncalibrated_attention,
+    read_static_scales,
+)
 from quanterr.pairing.model import Bucket, ComparedWeight, Leftover, Pair, Pairing
 from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.model import (
@@ -252,6 +258,7 @@ class ReportBuilder:
         """Make the report from all weights that were added."""
         self._end_batch()
         not_compared = [_make_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
+        scales = read_static_scales(self._pairing, quantized.entries)
         findings = [
             *report_notes(original),
             *report_notes(quantized),
@@ -268,9 +275,11 @@ class ReportBuilder:
             *check_plan(self._pairing),
             *check_activation_scales(self._pairing),
             *report_missing_input_scales(find_clamped_inputs(self._pairing, quantized.entries)),
+            *report_sibling_inputs(scales),
             *report_uncalibrated(
                 find_absent_scales(self._pairing, quantized.entries),
                 find_uncalibrated_attention(self._pairing.labels["quantized"].config, quantized.entries),
+                bool(scales),
             ),
             *report_folding(self._pairing.folded),
             *check_importance(self._pairing),

@@ -48,10 +48,11 @@ def report_missing_input_scales(names: list[str]) -> Iterator[Finding]:
         yield make_finding("no_input_scale", "info", None, message, remedy, layers=names)
 
 
-def report_uncalibrated(weights: Mapping[str, str], attention: Sequence[str]) -> Iterator[Finding]:
+def report_uncalibrated(weights: Mapping[str, str], attention: Sequence[str], is_calibrated: bool) -> Iterator[Finding]:
     """Report declared static scales that are not stored.
 
-    ``weights``: the missing tensor by the name of its weight; ``attention``: modules without scales of keys or values.
+    ``weights``: the missing tensor by the name of its weight; ``attention``: modules without scales of keys or values;
+    ``is_calibrated``: other weights have a scale.
     """
     if weights:
         names, missing = list(weights), listed(list(dict.fromkeys(weights.values())), 3)
@@ -59,6 +60,8 @@ def report_uncalibrated(weights: Mapping[str, str], attention: Sequence[str]) ->
             f"static scales of inputs are declared, and {count(len(names), 'weight')} have no {missing}: "
             f"{listed(names, 3)}"
         )
+        if not is_calibrated:
+            message += "; as no weight has one, a runtime does not quantize the inputs (W4A16 for W4A4), or refuses"
         remedy = "recalibrate, or declare dynamic activations: runtimes refuse the file or use a scale of 1"
         yield make_finding("missing_input_scale", "warning", None, message, remedy, layers=names)
     if attention:

@@ -1,17 +1,20 @@
-"""Weights that runtimes fuse into one although their global scales differ.
+"""Weights that runtimes fuse into one although their global scales, or the static scales of their inputs, differ.
 
-A runtime uses one scale for the fused weight. Each part is right as stored, but wrong by the ratio of the scales as
-used, up to 10 times (vllm-project/vllm issues 47515 and 54974).
+A runtime uses one scale for the fused weight: the largest number that is stored (vllm-project/vllm
+model_executor/layers/quantization). Each part is right as stored, but wrong by the ratio of the scales as used, up to
+10 times (vllm-project/vllm issues 47515 and 54974). Fused weights have the same inputs, so a calibration that gives
+them different ranges has seen different inputs, or has been changed afterwards.
 """
 
-from collections.abc import Iterator, Sequence
-from math import log10
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf, log10
 
 from quanterr.checkpoints import Entry
 from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary
 from quanterr.formats.shared.scale_grid import iterate_scales
+from quanterr.pairing.inputs import StaticScale
 from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
@@ -19,6 +22,7 @@ from quanterr.util.text import count, display, listed
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 DIVISOR = "weight_global_scale"  # compressed-tensors divides by it; ModelOpt's weight_scale_2 multiplies
 DIFFER = 1e-3  # ratio of scales, above 1, from which on they differ
+MUCH_OF_INPUTS = 1.25  # a larger ratio than the roundings of bfloat16 and float16 scales make: inputs are the same
 MUCH = 4.0  # a larger ratio than the ranges of q, k and v have in sound weights: 2.3, with heavy rows 3.8
 
 
@@ -45,14 +49,46 @@ def check_sibling_scales(seen: Sequence[WeightSummary], read: Workspace) -> Iter
     )
 
 
+def report_sibling_inputs(scales: Mapping[str, StaticScale]) -> Iterator[Finding]:
+    """Report fused weights whose static scales of inputs differ; ``scales`` by the names of weights."""
+    groups = []
+    for names in _group_names(scales):
+        numbers = {name: scales[name].number for name in names}
+        low, high = min(numbers, key=lambda name: numbers[name]), max(numbers.values())
+        if 0 < numbers[low] < high < inf and high / numbers[low] > 1 + DIFFER:
+            groups.append((high / numbers[low], low))
+    if not groups:
+        return
+    largest, name = max(groups)
+    names = [one for _, one in groups]
+    used = (
+        f"the scale that a runtime takes clips the inputs of {display(name)} at 1/{largest:.3g} of its range"
+        if scales[name].is_divisor
+        else f"the range of {display(name)} is the smaller one, which clips the inputs that its siblings saw"
+    )
+    message = (
+        f"runtimes fuse {count(len(groups), 'group')} of weights whose static scales of inputs differ, by a factor of "
+        f"up to {largest:.3g}, though their inputs are the same: {listed(names, 3)}; {used}"
+    )
+    remedy = "calibrate the inputs again, with one scale for fused weights (q, k and v; gate and up; w1 and w3)"
+    severity = "warning" if largest >= MUCH_OF_INPUTS else "info"
+    yield make_finding("sibling_scales", severity, None, message, remedy, ratio=largest, layers=names)
+
+
 def _group_siblings(seen: Sequence[WeightSummary]) -> Iterator[list[WeightSummary]]:
     """Group the weights of one parent module that runtimes fuse."""
-    found: dict[tuple[str, int], list[WeightSummary]] = {}
-    for one in seen:
-        parent, _, last = one.pair.name.removesuffix(".weight").rpartition(".")
-        kind = next((n for n, names in enumerate(FUSED) if last in names), None)
-        if kind is not None and _find_global_scale(one) is not None and one.figures is not None:
-            found.setdefault((parent, kind), []).append(one)
+    found = {one.pair.name: one for one in seen if _find_global_scale(one) is not None and one.figures is not None}
+    return ([found[name] for name in names] for names in _group_names(found))
+
+
+def _group_names(names: Iterable[str]) -> Iterator[list[str]]:
+    """Group the names of the weights of one parent module that runtimes fuse."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for name in names:
+        parent, _, last = name.removesuffix(".weight").rpartition(".")
+        kind = next((n for n, fused in enumerate(FUSED) if last in fused), None)
+        if kind is not None:
+            found.setdefault((parent, kind), []).append(name)
     return (group for group in found.values() if len(group) > 1)
 
 

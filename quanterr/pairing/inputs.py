@@ -33,7 +33,9 @@ from quanterr.checkpoints import Entry, ggml_types
 from quanterr.checkpoints.labels import Label, Labels
 from quanterr.formats import Weight
 from quanterr.formats.base import Branch
+from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.model import Pairing
+from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import display
@@ -58,6 +60,11 @@ class Inputs(NamedTuple):
     why_not: str = ""
     absent: str = ""  # the name of a static scale that is declared and not stored
     clamps: bool = False  # the scale is 1 because none is stored
+
+    @property
+    def multiplies(self) -> bool:
+        """True if inputs are multiplied by the stored scale."""
+        return self.scheme == "nvfp4" and not self.is_divisor
 
 
 Stored = Mapping[str, Entry]
@@ -85,6 +92,23 @@ def find_clamped_inputs(plan: Pairing, entries: Stored) -> list[str]:
 def find_absent_scales(plan: Pairing, entries: Stored) -> dict[str, str]:
     """Return the declared static scales that are not stored, by the names of their weights."""
     return {name: inputs.absent for name, inputs in find_declared_inputs(plan, entries).items() if inputs.absent}
+
+
+class StaticScale(NamedTuple):
+    """A stored scale of the inputs of a weight."""
+
+    number: float
+    is_divisor: bool  # inputs are multiplied by it: the larger, the smaller the range
+
+
+def read_static_scales(plan: Pairing, entries: Stored) -> dict[str, StaticScale]:
+    """Return the static scales of inputs that are single numbers, by the names of their weights."""
+    workspace = Workspace(CPU)
+    return {
+        name: StaticScale(float(next(iterate_scales(inputs.scale, workspace))), inputs.multiplies)
+        for name, inputs in find_declared_inputs(plan, entries).items()
+        if inputs.scale is not None and inputs.scale.n == 1
+    }
 
 
 def inputs_of(weight: Weight, labels: Labels, entries: Stored) -> Declared:

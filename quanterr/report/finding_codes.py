@@ -370,8 +370,8 @@ CODES = {
     ),
     "sibling_scales": FindingCode(
         ("info", "warning"),
-        "weights that runtimes fuse have different global scales, of which a runtime uses one; a warning from a ratio "
-        "of 4 on",
+        "weights that runtimes fuse have different global scales, or different static scales of their inputs, of which "
+        "a runtime uses one; a warning from a ratio of 4 on, of inputs from 1.25 on",
         "runtimes fuse 12 groups of weights whose global scales differ, by a factor of up to 2.14: "
         "model.layers.0.self_attn.k_proj.weight, model.layers.1.self_attn.k_proj.weight and 10 more; "
         "model.layers.7.self_attn.k_proj.weight has 20.6 dB as stored and 5.5 dB as fused",

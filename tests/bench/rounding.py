@@ -1,15 +1,17 @@
-"""What the rounding of inputs, keys and values costs, on the model that evaluate.py trains: divergence by scheme.
+"""What the rounding of inputs, keys and values costs, on a small model: divergence by scheme.
 
-python tests/bench/rounding.py [FOLDER]     after evaluate.py; prints the table of the guide's page evaluate
+python tests/bench/rounding.py [FOLDER] [--chunks 12] [--context 512]
 
-Static scales come from the largest inputs on the text itself. Files are in the layout of compressed-tensors, and of
-ComfyUI where the scheme is ComfyUI's.
+Prints a table like that of the guide's page evaluate, after evaluate.py, or of any Llama in FOLDER/original, on the
+text FOLDER/held_out.txt. Static scales come from the largest inputs on the text itself. Files are in the layout of
+compressed-tensors, and of ComfyUI where the scheme is ComfyUI's.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,6 @@ from torch import Tensor
 
 import quanterr
 
-CHUNKS, CONTEXT = 12, 512
 SMOOTH = 0.5  # SmoothQuant's alpha: how much of the inputs' range goes into the weights
 TOO_SMALL = 8.0  # times, a wrong calibration
 
@@ -31,51 +32,74 @@ class Calibration(NamedTuple):
     cache: dict[str, float]
 
 
+class Row(NamedTuple):
+    """A row of the table and its file."""
+
+    weights: str
+    inputs: str
+    path: Path
+
+
 def main() -> None:
     """Calibrate, write the files, evaluate, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path(".bench-evaluate"))
-    folder = parser.parse_args().folder
-    calibration = calibrate(folder)
+    parser.add_argument("--chunks", type=int, default=12)
+    parser.add_argument("--context", type=int, default=512)
+    given = parser.parse_args()
+    folder, started = given.folder, time.monotonic()
+    text = {"text": folder / "held_out.txt", "chunks": given.chunks, "context": given.context}
+    rows = list(make_rows(folder, calibrate(folder, given.chunks, given.context)))
+    whole = measure(folder, [row.path for row in rows], text)
+    alone = {row.weights: row.path for row in rows}
+    by_weights = measure(folder, list(alone.values()), text | {"activations": "none", "kv": "none"})
+    of_weights = dict(zip(alone, by_weights, strict=True))
+    print("| weights | inputs | KLD, weights alone | KLD, as the runtime computes |\n|---|---|---|---|")
+    for row, found in zip(rows, whole, strict=True):
+        print(f"| {row.weights} | {row.inputs} | {of_weights[row.weights]:.5f} | {found:.5f} |")
+    for recipe, scheme in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("gguf_q8_0", "q8_0"), ("gguf_q4_0", "q8_0")):
+        both = quanterr.evaluate(folder / "original", against=[recipe], activations=scheme, split=True, **text)
+        rounded, of_recipe = (one.scores.kld_mean for one in both.candidates if one.scores is not None)
+        print(f"| {recipe} | {scheme} | {of_recipe:.5f} | {rounded:.5f} |")
+    print(f"\n{time.monotonic() - started:.0f} s", file=sys.stderr)
+
+
+def measure(folder: Path, paths: Sequence[Path], options: Mapping[str, Any]) -> list[float]:
+    """The divergence of each file [nat]."""
+    found = quanterr.evaluate(folder / "original", paths, **options)
+    return [one.scores.kld_mean for one in found.candidates if one.scores is not None]
+
+
+def make_rows(folder: Path, calibration: Calibration) -> Iterator[Row]:
+    """Write the file of each row."""
     static = {name: float(columns.amax()) for name, columns in calibration.inputs.items()}
     small = {name: most / TOO_SMALL for name, most in static.items()}
     token = {"strategy": "token", "dynamic": True}
     tensor = {"strategy": "tensor", "dynamic": False}
     smooth = smoothing(folder, calibration.inputs)
     smoothed = {name: float((columns / smooth[name]).amax()) for name, columns in calibration.inputs.items()}
-    files = {
-        "FP8 rows, inputs FP8 by token": write(folder, "fp8_token", 8, "float", token),
-        "FP8 rows, inputs FP8 static": write(folder, "fp8_static", 8, "float", tensor, static),
-        "FP8 rows, inputs FP8 static, ranges 8 × too small": write(folder, "fp8_small", 8, "float", tensor, small),
-        "FP8 rows, cache FP8 with scales": write(folder, "fp8_kv", 8, "float", None, cache=calibration.cache),
-        "FP8 rows, cache FP8 without scales": write(folder, "fp8_kv_1", 8, "float", None, cache={}),
-        "FP8, ComfyUI, with input_scale": comfy(folder, "comfy", static),
-        "FP8, ComfyUI, without input_scale": comfy(folder, "comfy_without", {}),
-        "INT8 rows, inputs INT8 by token": write(folder, "int8_token", 8, "int", token),
-        "INT8 rows, inputs INT8 static": write(folder, "int8_static", 8, "int", tensor, static),
-        "INT8 rows, inputs INT8 static, SmoothQuant": write(
-            folder, "int8_smooth", 8, "int", tensor, smoothed, smooth=smooth
-        ),
-    }
-    text = {"text": folder / "held_out.txt", "chunks": CHUNKS, "context": CONTEXT}
-    found = quanterr.evaluate(folder / "original", list(files.values()), split=True, **text)
-    divergences = [one.scores.kld_mean for one in found.candidates if one.scores is not None]
-    rounded, alone = divergences[: len(files)], divergences[len(files) :]  # --split appends the weights alone
-    print("| weights and inputs | KLD, weights alone | KLD, as the runtime computes |\n|---|---|---|")
-    for title, of_weights, of_all in zip(files, alone, rounded, strict=True):
-        print(f"| {title} | {of_weights:.5f} | {of_all:.5f} |")
-    for recipe, scheme in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("gguf_q8_0", "q8_0"), ("gguf_q4_0", "q8_0")):
-        both = quanterr.evaluate(folder / "original", against=[recipe], activations=scheme, split=True, **text)
-        of_all, of_weights = (one.scores.kld_mean for one in both.candidates if one.scores is not None)
-        print(f"| {recipe}, inputs {scheme} | {of_weights:.5f} | {of_all:.5f} |")
-    print(f"\n{found.run.seconds:.0f} s for {len(found.candidates)} candidates", file=sys.stderr)
+    rows = "FP8, a scale per row"
+    yield Row(rows, "FP8 by token", write(folder, "fp8_token", 8, "float", token))
+    scaled = write(folder, "fp8_kv", 8, "float", token, cache=calibration.cache)
+    yield Row(rows, "FP8 by token, cache FP8 with scales", scaled)
+    yield Row(rows, "FP8 by token, cache FP8, scale 1", write(folder, "fp8_kv_1", 8, "float", token, cache={}))
+    yield Row(rows, "FP8, static", write(folder, "fp8_static", 8, "float", tensor, static))
+    yield Row(rows, "FP8, static, ranges 8 × too small", write(folder, "fp8_small", 8, "float", tensor, small))
+    yield Row("FP8 of ComfyUI", "FP8, with input_scale", comfy(folder, "comfy", static))
+    yield Row("FP8 of ComfyUI", "FP8, without input_scale", comfy(folder, "comfy_without", {}))
+    rows = "INT8, a scale per row"
+    yield Row(rows, "INT8 by token", write(folder, "int8_token", 8, "int", token))
+    yield Row(rows, "INT8, static", write(folder, "int8_static", 8, "int", tensor, static))
+    path = write(folder, "int8_smooth", 8, "int", tensor, smoothed, smooth=smooth)
+    yield Row(f"{rows}, SmoothQuant", "INT8, static", path)
+    yield Row(f"{rows}, SmoothQuant", "INT8 by token", write(folder, "int8_both", 8, "int", token, smooth=smooth))
 
 
-def calibrate(folder: Path) -> Calibration:
+def calibrate(folder: Path, chunks: int, context: int) -> Calibration:
     """Run the original on the chunks that are scored."""
     from transformers import AutoTokenizer, LlamaForCausalLM
 
-    model = LlamaForCausalLM.from_pretrained(folder / "original").train(False)
+    model = LlamaForCausalLM.from_pretrained(folder / "original", dtype=torch.float32).train(False)
     tokenizer = AutoTokenizer.from_pretrained(folder / "original")
     ids = torch.tensor(tokenizer((folder / "held_out.txt").read_text(encoding="utf-8"))["input_ids"])
     found = Calibration({}, {})
@@ -88,16 +112,21 @@ def calibrate(folder: Path) -> Calibration:
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
             module.register_forward_pre_hook(lambda _, args, name=name: look(name, args[0]))
     with torch.inference_mode():
-        cached = model(ids[: CHUNKS * CONTEXT].view(CHUNKS, CONTEXT), use_cache=True).past_key_values
+        cached = model(ids[: chunks * context].view(chunks, context), use_cache=True).past_key_values
     for n, layer in enumerate(cached.layers):
         found.cache[f"model.layers.{n}.self_attn.k_scale"] = float(layer.keys.abs().amax()) / 448
         found.cache[f"model.layers.{n}.self_attn.v_scale"] = float(layer.values.abs().amax()) / 448
     return found
 
 
+def load(folder: Path) -> dict[str, Tensor]:
+    """The original's tensors, float32."""
+    return {name: tensor.float() for name, tensor in load_file(folder / "original" / "model.safetensors").items()}
+
+
 def smoothing(folder: Path, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The factors by which SmoothQuant divides the inputs behind a norm, one for all weights that it feeds."""
-    tensors = load_file(folder / "original" / "model.safetensors")
+    tensors = load(folder)
     found = {name: torch.ones(len(columns)) for name, columns in inputs.items()}
     for group in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
         for block in {name.rsplit(".", 2)[0] for name in inputs}:
@@ -121,7 +150,7 @@ def write(
     """A checkpoint of compressed-tensors: weights by rows; ``static`` and ``cache`` are ranges and scales."""
     most, dtype = (448.0, torch.float8_e4m3fn) if kind == "float" else (127.0, torch.int8)
     written: dict[str, Tensor] = {key: torch.tensor(scale) for key, scale in (cache or {}).items()}
-    for key, tensor in load_file(folder / "original" / "model.safetensors").items():
+    for key, tensor in load(folder).items():
         module = key.removesuffix(".weight")
         if "layers." not in key or tensor.dim() < 2:
             feeds = {"input_layernorm": "self_attn.q_proj", "post_attention_layernorm": "mlp.gate_proj"}
@@ -159,7 +188,7 @@ def comfy(folder: Path, name: str, static: Mapping[str, float]) -> Path:
     """A file of ComfyUI: FP8 with one scale for a weight, labels, input_scale where a range is given."""
     written = {}
     label = torch.tensor(list(json.dumps({"format": "float8_e4m3fn"}).encode()), dtype=torch.uint8)
-    for key, tensor in load_file(folder / "original" / "model.safetensors").items():
+    for key, tensor in load(folder).items():
         module = key.removesuffix(".weight")
         written[key] = tensor
         if "layers." in key and tensor.dim() == 2:
