@@ -8,10 +8,16 @@ from math import prod
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.errors import FormatMismatch
 from quanterr.findings import make_finding
-from quanterr.findings.activations import report_uncalibrated
+from quanterr.findings.activations import report_lone_rotations, report_uncalibrated
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
-from quanterr.pairing.inputs import Inputs, find_declared_cache, find_uncalibrated_attention, inputs_of
+from quanterr.pairing.inputs import (
+    Inputs,
+    find_declared_cache,
+    find_lone_rotations,
+    find_uncalibrated_attention,
+    inputs_of,
+)
 from quanterr.pairing.side import CheckpointSide
 from quanterr.report.base import Finding, Tool
 from quanterr.report.hardware import bandwidth_of
@@ -92,6 +98,7 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
         findings=[
             *_find_in_layers(weights, warnings),
             *_find_in_checkpoint(side, weights),
+            *report_lone_rotations(find_lone_rotations(side.labels.config, checkpoint.entries)),
             *report_uncalibrated(
                 absent, find_uncalibrated_attention(side.labels.config, checkpoint.entries), calibrated
             ),

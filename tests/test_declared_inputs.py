@@ -8,7 +8,8 @@ import pytest
 import quanterr
 from quanterr.checkpoints.ggml_types import BLOCKS, INPUT_SCHEMES
 from quanterr.checkpoints.labels import Label
-from quanterr.pairing.inputs import _read_comfy, _read_torchao, find_online_rotations
+from quanterr.findings.activations import report_lone_rotations
+from quanterr.pairing.inputs import _read_comfy, _read_torchao, find_lone_rotations, find_online_rotations
 
 FOLDER = Path(__file__).parent / "golden_declared"  # make.py there says how the files were made
 CASES = [
@@ -75,6 +76,30 @@ def test_rotations_of_inputs_are_known_from_fused_ones(places, expected):
     config = {"transform_config": {"config_groups": {"r4": {"type": "hadamard", "apply": apply}}}}
 
     assert expected == find_online_rotations(config)
+
+
+STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}  # as compressed-tensors stores it, once
+
+
+@pytest.mark.parametrize(
+    ("kind", "places", "entries", "expected"),
+    [
+        ("hadamard", ["weight_input", "input"], {}, []),
+        ("random-hadamard", ["weight_input", "input"], STORED_MATRIX, []),
+        ("random-hadamard", ["weight_output", "weight_input"], {}, []),
+        ("hadamard", ["q_attn", "k_cache"], {}, []),
+        ("hadamard", ["weight_input"], {}, ["applied as weight_input only"]),
+        ("random-hadamard", ["weight_input", "input"], {}, ["r4_input.weight, is not stored"]),
+    ],
+)
+def test_a_rotation_without_its_counterpart_is_noticed(kind, places, entries, expected):
+    apply = [{"targets": ["re:.*down_proj$"], "location": place} for place in places]
+    config = {"transform_config": {"config_groups": {"r4": {"type": kind, "apply": apply}}}}
+    found = list(report_lone_rotations(find_lone_rotations(config, entries)))
+
+    assert [("missing_rotation", "warning")] * len(expected) == [(one.code, one.severity) for one in found]
+    for one, words in zip(found, expected, strict=True):
+        assert words in one.message
 
 
 @pytest.mark.parametrize(

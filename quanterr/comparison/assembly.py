@@ -15,7 +15,7 @@ from quanterr.findings import (
     make_finding,
     report_folding,
 )
-from quanterr.findings.activations import report_missing_input_scales, report_uncalibrated
+from quanterr.findings.activations import report_lone_rotations, report_missing_input_scales, report_uncalibrated
 from quanterr.findings.configs import compare_configs
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.findings.siblings import report_sibling_inputs
@@ -38,6 +38,7 @@ from quanterr.pairing import SIDES
 from quanterr.pairing.inputs import (
     find_absent_scales,
     find_clamped_inputs,
+    find_lone_rotations,
     find_uncalibrated_attention,
     read_static_scales,
 )
@@ -276,6 +277,7 @@ class ReportBuilder:
             *check_activation_scales(self._pairing),
             *report_missing_input_scales(find_clamped_inputs(self._pairing, quantized.entries)),
             *report_sibling_inputs(scales),
+            *report_lone_rotations(find_lone_rotations(self._pairing.labels["quantized"].config, quantized.entries)),
             *report_uncalibrated(
                 find_absent_scales(self._pairing, quantized.entries),
                 find_uncalibrated_attention(self._pairing.labels["quantized"].config, quantized.entries),

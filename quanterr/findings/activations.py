@@ -14,7 +14,7 @@ from quanterr.pairing import SIDES
 from quanterr.pairing.model import Bucket, Pair, Pairing
 from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, display, listed
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 NO_SCALES = "zero_point", "scaled_fp8"  # endings of auxiliary tensors that are not scales
@@ -71,6 +71,14 @@ def report_uncalibrated(weights: Mapping[str, str], attention: Sequence[str], is
         )
         remedy = "calibrate k_scale and v_scale"
         yield make_finding("missing_kv_scale", "warning", None, message, remedy, modules=list(attention))
+
+
+def report_lone_rotations(reasons: Mapping[str, str]) -> Iterator[Finding]:
+    """Report rotations of weights without a counterpart; ``reasons`` by the names of transforms."""
+    for name, why in reasons.items():
+        message = f"config.json declares the transform {display(name)}: {why}; the weights stay rotated at run time"
+        remedy = "export the model again with both sides of the transform, and with its matrix"
+        yield make_finding("missing_rotation", "warning", None, message, remedy, transform=name)
 
 
 def _check_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:

@@ -433,6 +433,30 @@ def find_online_rotations(config: JsonFields) -> list[str]:
     return found
 
 
+def find_lone_rotations(config: JsonFields, entries: Stored) -> dict[str, str]:
+    """Return the transforms of compressed-tensors that nothing undoes while a model runs, with the reason.
+
+    A rotation of the columns of weights is undone by one of their inputs, or of the rows of the weights before them.
+    Random matrices for inputs, queries and keys have to be stored; a runtime knows the Hadamard matrix.
+    """
+    groups = as_object(as_object(config.get("transform_config")).get("config_groups"))
+    found = {}
+    for name, group in groups.items():
+        applied = as_object(group).get("apply")
+        places = {str(as_object(place).get("location")) for place in (applied if isinstance(applied, list) else [])}
+        online = places.difference(FUSED_LOCATIONS)
+        endings = tuple(f".{name}_{place}.weight" for place in online)
+        if len(places) == 1 and not online:
+            found[name] = f"it is applied as {min(places)} only, and nothing undoes it"
+        elif (
+            online
+            and str(as_object(group).get("type")).startswith("random")
+            and not any(entry.endswith(endings) for entry in entries)
+        ):
+            found[name] = f"its matrix, {min(endings)[1:]}, is not stored"
+    return found
+
+
 def _find_cache_scales(entries: Stored) -> Iterator[tuple[str, Entry]]:
     for name, entry in entries.items():
         if name.endswith((*KEY_SCALES, *VALUE_SCALES)) and entry.n == 1:

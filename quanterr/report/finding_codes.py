@@ -391,6 +391,13 @@ CODES = {
         "model.layers.0.mlp.gate_proj.weight and 110 more",
         "Calibrate again, or declare dynamic activations. Runtimes refuse such a file or take a scale of 1.",
     ),
+    "missing_rotation": FindingCode(
+        ("warning",),
+        "config.json declares a rotation of weights that nothing undoes at run time, or whose matrix is not stored",
+        "config.json declares the transform R4: it is applied as weight_input only, and nothing undoes it; the weights "
+        "stay rotated at run time",
+        "Export the model again with both sides of the transform, and with its matrix.",
+    ),
     "missing_kv_scale": FindingCode(
         ("warning",),
         "config.json declares a KV cache of FP8, and attention modules have no scale of keys or values",
