@@ -1,8 +1,12 @@
 """The compiled kernel beside torch's: the same values bit for bit, sums as near as float32 allows."""
 
 import ctypes
+import os
+import random
 import re
 import subprocess
+import threading
+import time
 from dataclasses import fields
 from math import isfinite
 from pathlib import Path
@@ -29,7 +33,7 @@ from quanterr.errors import CheckpointError, UsageError
 from quanterr.formats import exl3
 from quanterr.formats.shared import convrot
 from quanterr.metrics import OUTLIER, RELATIVE_OUTLIER
-from quanterr.metrics.sums import ADDED, KEPT_ROWS, as_float, worst_rows
+from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
 from quanterr.pairing.side import CheckpointSide
 from quanterr.recipes.microscaled import _make_e2m1_lookup
 from quanterr.recipes.tables import _make_lookup
@@ -462,3 +466,43 @@ def words(declaration):
     """The names that a C declaration declares."""
     first, *others = declaration.strip().split(",")
     return [name for name in (first.split(" ")[-1], *others) if name.strip()]
+
+
+@needs_kernel
+@pytest.mark.slow
+def test_a_file_that_is_cut_while_it_is_read_is_an_error_and_never_a_signal(tmp_path):
+    """A thousand cuts at random moments: each comparison ends with all sums or with an error."""
+    x = normal(512, 1024)
+    paths = (
+        store(tmp_path / "x.safetensors", {"a.weight": x}),
+        store(tmp_path / "y.safetensors", {"a.weight": x.half()}),
+    )
+    contents, chance = [path.read_bytes() for path in paths], random.Random(1)
+    chunks = list(Cut(512, 1024, 1 << 16))
+
+    def compare(cut=None):
+        with planned(*paths) as plan, torch.inference_mode():
+            worker, total = Worker(CPU, 1 << 16, OUTLIER, kernel=BUILT), Sums()
+            if cut:
+                cut.start()
+            for first in range(0, len(chunks), 2):
+                total.add(worker.compare(plan.pairs, chunks[first : first + 2])[0])
+            for side in (plan.pairs[0].original, plan.pairs[0].quantized):
+                side.codes.file.check_unchanged()
+        return total.n, total.x_sq, total.e_sq
+
+    started = time.perf_counter()
+    whole, errors = compare(), 0
+    usual = time.perf_counter() - started
+    for _ in range(1000):
+        side = chance.randrange(2)
+        length = chance.randrange(len(contents[side]))
+        cut = threading.Timer(chance.random() * usual, os.truncate, [paths[side], length])
+        try:
+            assert whole == compare(cut)
+        except CheckpointError:
+            errors += 1
+        cut.join()
+        paths[side].write_bytes(contents[side])
+
+    assert 0 < errors
