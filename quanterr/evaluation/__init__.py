@@ -10,6 +10,9 @@ references.py what is kept of an original, to evaluate candidates without it
 lockstep.py   all sides, unit by unit, compared as they pass
 scores.py     perplexity, divergence, agreement
 states.py     errors of hidden states and of the outputs of weights
+floor.py      the original in its own dtype
+swaps.py      one block or weight of a candidate in the original
+routers.py    the experts that both sides choose
 together.py   several processes for one evaluation
 
 An evaluation opens the candidates (opening.py), prepares the model and the texts (preparation.py), runs them beside the
