@@ -8,7 +8,7 @@ from math import prod
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.errors import FormatMismatch
 from quanterr.findings import make_finding
-from quanterr.findings.activations import report_lone_rotations, report_uncalibrated
+from quanterr.findings.activations import report_absent_scales, report_lone_rotations
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.pairing.inputs import (
@@ -99,7 +99,7 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
             *_find_in_layers(weights, warnings),
             *_find_in_checkpoint(side, weights),
             *report_lone_rotations(find_lone_rotations(side.labels.config, checkpoint.entries)),
-            *report_uncalibrated(
+            *report_absent_scales(
                 absent, find_uncalibrated_attention(side.labels.config, checkpoint.entries), calibrated
             ),
         ],

@@ -365,7 +365,7 @@ class TestOutputs:
         rows = list(csv.DictReader(self.text(folder, "csv").splitlines()))
 
         assert {"pass"} == {row["quanterr_verdict"] for row in rows}
-        assert {"evaluation", "candidates", "scores", "blocks", "weights"} == {row["list"] for row in rows}
+        assert {"evaluation", "candidates", "scores", "positions", "blocks", "weights"} == {row["list"] for row in rows}
 
     def test_markdown_and_junit_name_verdict_and_gate(self, folder):
         root = ElementTree.fromstring(self.text(folder, "xml"))

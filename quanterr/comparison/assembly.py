@@ -15,7 +15,7 @@ from quanterr.findings import (
     make_finding,
     report_folding,
 )
-from quanterr.findings.activations import report_lone_rotations, report_missing_input_scales, report_uncalibrated
+from quanterr.findings.activations import report_absent_scales, report_lone_rotations, report_missing_input_scales
 from quanterr.findings.configs import compare_configs
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.findings.siblings import report_sibling_inputs
@@ -278,7 +278,7 @@ class ReportBuilder:
             *report_missing_input_scales(find_clamped_inputs(self._pairing, quantized.entries)),
             *report_sibling_inputs(scales),
             *report_lone_rotations(find_lone_rotations(self._pairing.labels["quantized"].config, quantized.entries)),
-            *report_uncalibrated(
+            *report_absent_scales(
                 find_absent_scales(self._pairing, quantized.entries),
                 find_uncalibrated_attention(self._pairing.labels["quantized"].config, quantized.entries),
                 bool(scales),

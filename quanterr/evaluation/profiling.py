@@ -100,7 +100,9 @@ class StoredParts:
 def profile_of(
     architecture: Architecture | Denoiser, sides: Sides, candidates: Sequence[Candidate], given: Tensor | Sequence[Call]
 ) -> Profiled:
-    """Go once through the original and back, with the errors of the candidates where each unit is loaded.
+    """Return the sensitivities and predictions of one pass through the original and back.
+
+    A unit's errors of the candidates are taken where it is loaded.
 
     ``given`` are token ids (n, context), or recorded calls.
     """

@@ -48,7 +48,9 @@ def report_missing_input_scales(names: list[str]) -> Iterator[Finding]:
         yield make_finding("no_input_scale", "info", None, message, remedy, layers=names)
 
 
-def report_uncalibrated(weights: Mapping[str, str], attention: Sequence[str], is_calibrated: bool) -> Iterator[Finding]:
+def report_absent_scales(
+    weights: Mapping[str, str], attention: Sequence[str], is_calibrated: bool
+) -> Iterator[Finding]:
     """Report declared static scales that are not stored.
 
     ``weights``: the missing tensor by the name of its weight; ``attention``: modules without scales of keys or values;
