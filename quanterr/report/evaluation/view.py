@@ -96,7 +96,7 @@ def view(evaluation: Evaluation, top: int) -> View:
     """Return the view of an evaluation with ``top`` weights of each candidate."""
     facts: list[tuple[str, list[str]]] = [
         ("original", [Name(evaluation.original), f", {size(evaluation.original_bytes)}"]),
-        ("text", [Name(evaluation.tokens.source)]),
+        ("calls" if evaluation.kind == "calls" else "text", [Name(evaluation.tokens.source)]),
         ("model", [describe_setup(evaluation)]),
     ]
     if evaluation.lora is not None:

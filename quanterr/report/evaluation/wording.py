@@ -32,14 +32,16 @@ DEFINED = (
     "Perplexity and divergence follow llama.cpp's definitions; ± is the standard error over predictions or chunks, "
     "whichever is larger."
 )
+OF_CALLS = "± is the standard error over groups of calls."
 
 
 def format_caveat(evaluation: Evaluation) -> str:
     """Return what the numbers include and leave out."""
     emulated = any(candidate.activations or candidate.kv for candidate in evaluation.candidates)
     predicted = emulated and bool(_list_predicted(evaluation))
+    defined = OF_CALLS if evaluation.kind == "calls" else DEFINED
     inputs = MADE_UP if evaluation.made_up else ""
-    return f"{inputs}{EMULATED if emulated else ALONE}{OF_WEIGHTS if predicted else ''}{DEFINED}"
+    return f"{inputs}{EMULATED if emulated else ALONE}{OF_WEIGHTS if predicted else ''}{defined}"
 
 
 def format_inputs(candidate: Evaluated) -> str:
