@@ -111,23 +111,38 @@ def in_terminal(*words: Any, columns: int = 100) -> str:
     return out.decode()
 
 
+def together(runs: Iterable[tuple[Iterable[Any], Mapping[str, str], str]], **more: Any) -> list[Done]:
+    """Run ``quanterr`` several times at once, each with its words, what its environment has besides, and its folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        number = -1
+        for number, (words, env, cwd) in enumerate(runs):
+            own = Path(folder, str(number))
+            own.mkdir()
+            _send(words, PLAIN | env, os.path.abspath(cwd), number, folder=str(own), seconds=2 * SECONDS, **more)
+        return [_ended(Path(folder, str(n)), "utf-8", n) for n in range(number + 1)]
+
+
 def _forked(words: Iterable[Any], env: Mapping[str, str], cwd: str, encoding: str, **more: Any) -> Done:
     with tempfile.TemporaryDirectory() as folder:
         _send(words, env, cwd, folder=folder, **more)
-        status = json.loads(_server().stdout.readline())
-        out, err = (Path(folder, name).read_text(encoding=encoding) for name in ("stdout", "stderr"))
-    return Done(status, out, err)
+        return _ended(Path(folder), encoding)
 
 
-def _send(words: Iterable[Any], env: Mapping[str, str], cwd: str, **more: Any) -> None:
+def _ended(folder: Path, encoding: str, number: int = 0) -> Done:
+    status = json.loads(_server(number).stdout.readline())
+    return Done(status, *(Path(folder, name).read_text(encoding=encoding) for name in ("stdout", "stderr")))
+
+
+def _send(words: Iterable[Any], env: Mapping[str, str], cwd: str, number: int = 0, **more: Any) -> None:
     request = {"words": [*map(str, words)], "env": dict(env), "cwd": cwd} | more
-    server = _server()
+    server = _server(number)
     server.stdin.write(json.dumps(request) + "\n")
     server.stdin.flush()
 
 
 @cache
-def _server() -> subprocess.Popen[str]:
+def _server(number: int = 0) -> subprocess.Popen[str]:
+    """One of the servers: each has one child at a time."""
     process = subprocess.Popen(
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="ascii"
     )
@@ -166,6 +181,7 @@ def _become(
     before: str = "",
     merged: bool = False,
     program: str = "quanterr",
+    seconds: int = SECONDS,
 ) -> None:
     """Be the command, and end."""
     import quanterr.cli
@@ -186,7 +202,7 @@ def _become(
     sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    signal.alarm(SECONDS)
+    signal.alarm(seconds)
     if memory is not None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + memory)

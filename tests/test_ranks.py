@@ -16,7 +16,7 @@ import time
 
 import gguf
 import pytest
-from forked import call
+from forked import call, together
 from gguf_stored import TEXT, Stored, key, write_gguf
 from making import legacy, numbers, store
 from small_models import ids, saved
@@ -36,25 +36,26 @@ def free_port():
         return str(listening.getsockname()[1])
 
 
-QUANTERR = ("-m", "quanterr")
 SMALL_PIECES = """
 import sys
 from quanterr.comparison import ranks, scheduler
 scheduler.CPU_CHUNK, scheduler.CHUNKS_AT_ONCE, scheduler.PIECE, scheduler.SMALL = 1 << 13, 2, 1 << 15, 1 << 12
 finish = ranks.Ranks.finish
 ranks.Ranks.finish = lambda own, parts: print(len(parts), file=sys.stderr) or finish(own, parts)
-from quanterr.cli import main
-main()
 """
 
 
-def start(rank, world, port, *words, cwd, program=QUANTERR):
-    """A rank, as torchrun and srun start it."""
+def environment(rank, world, port):
+    """The variables that torchrun sets."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-    environment = os.environ | {key: str(value) for key, value in own.items()}
+    return {key: str(value) for key, value in own.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def start(rank, world, port, *words, cwd):
+    """A rank that can be killed."""
     return subprocess.Popen(
-        [sys.executable, *program, *map(str, words)],
-        env=environment | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        [sys.executable, "-m", "quanterr", *map(str, words)],
+        env=os.environ | environment(rank, world, port),
         cwd=cwd,
         text=True,
         stdout=subprocess.PIPE,
@@ -62,15 +63,21 @@ def start(rank, world, port, *words, cwd, program=QUANTERR):
     )
 
 
-def run(world, *words, cwd, program=QUANTERR):
+def run(world, *words, cwd, before=""):
     """All ranks to their end: status, standard output and standard error of each; of one, without a meeting."""
     if world == 1:
         done = call(*words, cwd=cwd)
         return [(done.returncode, done.stdout, done.stderr)]
+    return meet([words] * world, [cwd] * world, before)
+
+
+def meet(lines, folders, before=""):
+    """Ranks that are given different words or folders."""
     port = free_port()
-    processes = [start(rank, world, port, *words, cwd=cwd, program=program) for rank in range(world)]
-    said = [process.communicate(timeout=LIMIT) for process in processes]
-    return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
+    runs = zip(lines, folders, strict=True)
+    return together(
+        ((words, environment(rank, len(lines), port), cwd) for rank, (words, cwd) in enumerate(runs)), before=before
+    )
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +93,7 @@ def original(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(original):
     """What one process finds."""
-    command = [sys.executable, "-m", "quanterr", "sweep", original, *RECIPES, "--json"]
-    return without_run(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return without_run(call("sweep", original, *RECIPES, "--json").stdout)
 
 
 def without_run(text):
@@ -145,14 +151,12 @@ class TestEvaluate:
         }
 
     def test_ranks_with_other_tokens_are_told(self, words, tmp_path):
-        port, own = free_port(), list(words["bert"])
-        other = [*own, "--chunks", 4]
-        processes = [start(rank, 2, port, "evaluate", *line, cwd=tmp_path) for rank, line in enumerate((own, other))]
-        said = [process.communicate(timeout=LIMIT) for process in processes]
+        own = ["evaluate", *words["bert"]]
+        done = meet([own, [*own, "--chunks", 4]], [tmp_path] * 2)
 
-        assert [Status.USAGE] * 2 == [process.returncode for process in processes]
-        assert "rank 1 differs from rank 0 in tokens" in said[0][1]
-        assert ("", "") == said[1]
+        assert [Status.USAGE] * 2 == [status for status, _, _ in done]
+        assert "rank 1 differs from rank 0 in tokens" in done[0].stderr
+        assert ("", "") == done[1][1:]
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
@@ -212,7 +216,7 @@ def test_what_pairing_made_of_weights_is_the_same_everywhere(tmp_path, made):
 def test_a_huge_weight_is_shared(original, alone, tmp_path):
     """In pieces that are small enough for this one."""
     words = ("sweep", original, *RECIPES, "-o", "s.json", "-q", "--resume", "j", "-l", "12")
-    done = run(3, *words, cwd=tmp_path, program=("-c", SMALL_PIECES))
+    done = run(3, *words, cwd=tmp_path, before=SMALL_PIECES)
     expected = [layer for layer in alone["layers"] if ".12." in layer["layer_name"]]
 
     assert {Status.OK} == {status for status, _, _ in done}, done
@@ -304,14 +308,10 @@ def test_a_node_with_another_file_is_named(original, tmp_path):
         (tmp_path / name).mkdir()
     shutil.copy(original, tmp_path / "a/x.safetensors")
     store(tmp_path / "b/x.safetensors", {"model.layers.0.mlp.up_proj.weight": numbers(64, 256)})
-    port = free_port()
-    processes = [
-        start(rank, 2, port, "sweep", "x.safetensors", *RECIPES, "-o", "s.json", cwd=tmp_path / name)
-        for rank, name in enumerate("ab")
-    ]
-    said = [process.communicate(timeout=LIMIT)[1] for process in processes]
+    done = meet([("sweep", "x.safetensors", *RECIPES, "-o", "s.json")] * 2, [tmp_path / name for name in "ab"])
+    said = [each.stderr for each in done]
 
-    assert [Status.USAGE] * 2 == [process.returncode for process in processes]
+    assert [Status.USAGE] * 2 == [status for status, _, _ in done]
     assert re.search(
         "rank 1 differs from rank 0 in inputs, contents, plan|rank 0 differs from rank 1 in inputs", said[0]
     )
@@ -320,14 +320,11 @@ def test_a_node_with_another_file_is_named(original, tmp_path):
 
 
 def test_a_file_that_one_node_does_not_see_ends_all(original, tmp_path):
-    port = free_port()
-    processes = [
-        start(rank, 3, port, "sweep", name, *RECIPES, "-q", cwd=tmp_path)
-        for rank, name in enumerate((original, original, "missing.safetensors"))
-    ]
-    said = [process.communicate(timeout=LIMIT)[1] for process in processes]
+    names = (original, original, "missing.safetensors")
+    done = meet([("sweep", name, *RECIPES, "-q") for name in names], [tmp_path] * 3)
+    said = [each.stderr for each in done]
 
-    assert [Status.UNREADABLE] * 3 == [process.returncode for process in processes]
+    assert [Status.UNREADABLE] * 3 == [status for status, _, _ in done]
     assert "quanterr: rank 2: missing.safetensors: no such file" in said[0]
     assert ["", ""] == said[1:]
 

@@ -197,7 +197,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_report(tmp_path):
     seconds = time.monotonic() - started
     expected = json.loads((tmp_path / "peace.json").read_text())
     moments, kills = random.Random(5), 0
-    while kills < int(os.environ.get("MOMENTS", "5")):
+    while kills < int(os.environ.get("MOMENTS", "3")):
         journal = tmp_path / f"journal{kills}"
         while True:
             process = subprocess.Popen([*command, "--resume", journal, "-o", tmp_path / "killed.json"], **quiet)
