@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from quanterr.cli import progress
-from quanterr.cli.progress import Bar, Heartbeat
+from quanterr.cli.progress import Bar, Heartbeat, Steps
 from quanterr.comparison.scheduler import Progress
 
 GIB = 1 << 30
@@ -90,3 +90,20 @@ def test_in_50_columns_a_bar_has_room_for_share_time_and_both_ends_of_the_name(m
 @pytest.mark.parametrize(("room", "shown"), [(9, "abcdefghi"), (8, "abc…fghi"), (3, "a…i")])
 def test_a_name_is_cut_in_the_middle(room, shown):
     assert shown == progress.shorten("abcdefghi", room)
+
+
+def test_an_evaluation_draws_a_bar_in_a_terminal(capsys):
+    steps = Steps(terminal=True)
+    steps(1, 4, 1, 2)
+    steps.close()
+
+    assert "% " in capsys.readouterr().err
+
+
+def test_an_evaluation_shows_a_line_every_half_minute(clock, capsys):
+    steps = Steps(terminal=False)
+    for second in range(1, 61):
+        clock[0] = second
+        steps(0, 2, second, 60)
+
+    assert "progress 25% unit 1/2 eta 90 s" == capsys.readouterr().err.splitlines()[0]

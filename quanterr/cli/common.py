@@ -316,10 +316,10 @@ def show_progress(quiet: bool) -> "Iterator[Bar | Heartbeat | None]":
 
 @contextmanager
 def show_steps(quiet: bool) -> "Iterator[Steps | None]":
-    """Show the progress of an evaluation on stderr; yields its callback, None if ``quiet``."""
+    """Show the progress of an evaluation on stderr; yields its callback, None if ``quiet`` or on other ranks."""
     from quanterr.cli.progress import Steps
 
-    steps = None if quiet else Steps(sys.stderr.isatty())
+    steps = None if quiet or is_other_rank() else Steps(sys.stderr.isatty())
     try:
         yield steps
     finally:

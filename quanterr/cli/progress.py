@@ -111,6 +111,8 @@ class Steps:
         done, total, now = unit * batches + batch, units * batches, time.monotonic()
         if self._terminal:
             if self._bar is None:
+                from tqdm import tqdm
+
                 self._bar = tqdm(total=total, file=sys.stderr, leave=False, dynamic_ncols=True, bar_format=SHORT)
             self._bar.set_postfix_str(f"unit {unit + 1:,}/{units:,}", refresh=False)
             self._bar.update(done - self._bar.n)
