@@ -205,7 +205,7 @@ class TestPowersOfTwo:
 
 class TestZeros:
     def test_of_the_original_have_scales_of_zero(self, tmp_path):
-        w = weights(64, 256)
+        w = weights(64, 256, outliers=0)  # columns of outliers are an info of their own
         w[10:14] = 0
         stored = as_int8(w, np.abs(w).max(1, keepdims=True) / 127)
 
