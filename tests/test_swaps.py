@@ -7,6 +7,7 @@ from test_evaluate import CONTEXT, EXACTLY, FLOAT64, candidate, expected, plain
 
 import quanterr
 from quanterr.errors import UsageError
+from quanterr.evaluation import study
 from quanterr.report.evaluation.reading import read_evaluation
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
@@ -103,3 +104,8 @@ def test_a_pattern_that_names_nothing_is_refused(tmp_path):
 def test_other_models_are_refused(tmp_path):
     with pytest.raises(UsageError, match="swap_blocks: for models that continue a text; bert does not"):
         measured(tmp_path, "bert", swap_blocks=True)
+
+
+def test_the_original_alone_has_nothing_to_swap(tmp_path):
+    with pytest.raises(UsageError, match="--swap-blocks: puts weights of candidates into the original"):
+        study(tmp_path, sensitivity=tmp_path / "s.json", swap_blocks=True)

@@ -39,17 +39,17 @@ def measure(
     if not given.names:
         raise UsageError(NOTHING_TO_DO)
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
-    with join_rank_group(stop) as company, ExitStack() as stack:
+    with join_rank_group(stop) as group, ExitStack() as stack:
         opened = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
         prepared = prepare(chosen, opened)
         architecture = prepared.architecture
         every = [opened, *given.open(opened, stack, chosen)]
         sides = Sides(opened, architecture.device)
         names, found = _candidates(given.names, every[1:], prepared, sides, chosen)
-        together.agree(company, every, prepared.chunks, chosen.batch, chosen.dtype)
-        settings = run_settings(chosen, stop, company)
+        together.agree(group, every, prepared.chunks, chosen.batch, chosen.dtype)
+        settings = run_settings(chosen, stop, group)
         with Lockstep(architecture, sides, found, prepared.chunks, settings, with_floor=True) as lockstep:
-            together.run(lockstep, company)
+            together.run(lockstep, group)
             outcomes = lockstep.outcomes()
             write_by_products(chosen, prepared, lockstep, saliency, opened)
         answers = answered(architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
@@ -67,18 +67,21 @@ def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: Evaluat
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
     if not chosen.studies_original:
         raise UsageError(NOTHING_TO_DO)
-    with join_rank_group(stop) as company, ExitStack() as stack:
+    if chosen.swap or chosen.swap_blocks:
+        option = "--swap" if chosen.swap else "--swap-blocks"
+        raise UsageError(f"{option}: puts weights of candidates into the original; give a candidate")
+    with join_rank_group(stop) as group, ExitStack() as stack:
         checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
         prepared = prepare(chosen, checkpoint)
         sides = Sides(checkpoint, prepared.architecture.device)
-        together.agree(company, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)
+        together.agree(group, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)
         if chosen.with_moments or chosen.save_reference is not None:
-            settings = run_settings(chosen, stop, company)
+            settings = run_settings(chosen, stop, group)
             with Lockstep(prepared.architecture, sides, [], prepared.chunks, settings) as lockstep:
-                together.run(lockstep, company)
+                together.run(lockstep, group)
                 write_by_products(chosen, prepared, lockstep, saliency, checkpoint)
         else:
-            together.leave_to_rank_0(company)
+            together.leave_to_rank_0(group)
         predict(chosen, prepared, sides, [], [])
         checkpoint.check_unchanged()
 

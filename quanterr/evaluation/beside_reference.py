@@ -90,6 +90,6 @@ def _check_needs_no_original(against: Iterable[str | Plan], chosen: EvaluateOpti
     for option, value in given.items():
         if value:
             raise UsageError(f"{option}: needs the original, and {USE} has none of its weights; leave one of them out")
-    with join_rank_group(threading.Event()) as company:
-        if company is not None:
+    with join_rank_group(threading.Event()) as group:
+        if group is not None:
             raise UsageError(f"{USE}: one process reads a reference")

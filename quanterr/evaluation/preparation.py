@@ -199,13 +199,13 @@ def _repeated(raw: Tensor) -> int:
     return len(raw) - len({row.numpy().tobytes() for row in raw})
 
 
-def run_settings(chosen: EvaluateOptions, stop: threading.Event, company: RankGroup | None) -> RunSettings:
+def run_settings(chosen: EvaluateOptions, stop: threading.Event, group: RankGroup | None) -> RunSettings:
     """Return the settings of a run.
 
     Raises:
         UsageError: several processes cannot save one reference.
     """
-    rank, world = (0, 1) if company is None else (company.rank, company.world)
+    rank, world = (0, 1) if group is None else (group.rank, group.world)
     with_hidden = chosen.save_reference is not None
     if with_hidden and world > 1:
         raise UsageError(f"{SAVE}: one process saves a reference")

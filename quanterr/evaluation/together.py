@@ -21,15 +21,15 @@ from quanterr.version import __version__
 
 
 def agree(
-    company: RankGroup | None, checkpoints: Sequence[Checkpoint], chunks: Sequence[Chunks] | Calls, *settings: object
+    group: RankGroup | None, checkpoints: Sequence[Checkpoint], chunks: Sequence[Chunks] | Calls, *settings: object
 ) -> None:
     """Check that all ranks evaluate the same inputs.
 
     Raises:
         QuanterrError: a rank has other inputs.
     """
-    if company is not None:
-        company.agree(
+    if group is not None:
+        group.agree(
             {
                 "quanterr": __version__,
                 "inputs": [checkpoint.identity for checkpoint in checkpoints],
@@ -39,7 +39,7 @@ def agree(
         )
 
 
-def run(lockstep: Lockstep, company: RankGroup | None) -> None:
+def run(lockstep: Lockstep, group: RankGroup | None) -> None:
     """Run the evaluation, and add the results of all other ranks.
 
     Raises:
@@ -47,36 +47,36 @@ def run(lockstep: Lockstep, company: RankGroup | None) -> None:
         ElsewhereError: this is not rank 0, which has all results.
         QuanterrError: another rank has failed.
     """
-    if company is None:
+    if group is None:
         lockstep.run()
         return
     try:
         lockstep.run()
     except Interrupted:
-        company.check()
+        group.check()
         raise
-    if company.rank:
-        company.set(f"found/{company.rank}", _packed(lockstep.found()))
-        company.leave()
-    for other in range(1, company.world):
-        while not company.has(key := f"found/{other}"):
-            company.check()
+    if group.rank:
+        group.set(f"found/{group.rank}", _packed(lockstep.found()))
+        group.leave()
+    for other in range(1, group.world):
+        while not group.has(key := f"found/{other}"):
+            group.check()
             time.sleep(LOOK)
-        lockstep.add(_unpacked(company.get(key)))
-        company.delete(key)
-    company.end()
+        lockstep.add(_unpacked(group.get(key)))
+        group.delete(key)
+    group.end()
 
 
-def leave_to_rank_0(company: RankGroup | None) -> None:
+def leave_to_rank_0(group: RankGroup | None) -> None:
     """Continue as rank 0 or as the only process; the other ranks end here.
 
     Raises:
         ElsewhereError: this is not rank 0.
     """
-    if company is not None:
-        if company.rank:
-            company.leave()
-        company.end()
+    if group is not None:
+        if group.rank:
+            group.leave()
+        group.end()
 
 
 def _packed(found: dict[str, object]) -> bytes:
