@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import threading
 from dataclasses import replace
 from zlib import crc32
 
@@ -391,3 +392,15 @@ class TestColumns:
 
         with pytest.raises(ReportError, match="its layer_columns contradict its layers: it was edited"):
             read_report(stored)
+
+
+def test_an_interrupted_report_without_layers_is_read(tmp_path):
+    weight, computed = {"a.weight": torch.ones(8, 32)}, {"embeddings.position_ids": torch.arange(8).view(1, 8)}
+    x, y = write(tmp_path / "x.safetensors", weight | computed), write(tmp_path / "y.safetensors", weight)
+    stop = threading.Event()
+    stop.set()
+    made = quanterr.compare(x, y, device="cpu", stop=stop)
+    (tmp_path / "report.json").write_text(made.to_json())
+
+    assert made.coverage.original_compared_fraction > 0  # of what the model computes
+    assert not read_report(tmp_path / "report.json").complete
