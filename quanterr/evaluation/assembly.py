@@ -1,4 +1,4 @@
-"""The document of an evaluation, made of what was measured."""
+"""Assembly of an evaluation's document from the measurements."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,11 +42,11 @@ from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
 
 MASSIVE = 100.0  # input_spread
-BEFORE = 16  # tokens in front of one that are shown
+BEFORE = 16  # preceding tokens to show
 
 
 class Measured(NamedTuple):
-    """All that was measured of a candidate."""
+    """All measurements of a candidate."""
 
     name: str
     candidate: Candidate
@@ -153,7 +153,7 @@ def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
 
 
 def _with_predictions(outcome: Outcome) -> list[SwapScore]:
-    """Return the swaps, with what is predicted of their weights: of a block those of all that are in it."""
+    """Return the swaps with their predicted KLD: that of a block is the sum over its weights."""
     for swap in outcome.swaps:
         own = {one.layer_name: one.predicted_kld for one in outcome.weights if swap.name in (one.block, one.layer_name)}
         known = [each for each in own.values() if each is not None]
@@ -184,7 +184,7 @@ def _worst_token(found: Prediction, prepared: Prepared) -> WorstToken:
 
 
 def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Iterator[Finding]:
-    """Report how a candidate describes its model differently from the original, and that it equals the original."""
+    """Report differences between a candidate's config and the original's, and a candidate equal to the original."""
     same = {block.relative_error for block in outcome.blocks} == {0.0}
     if same and not any(pair.quantized.has_codes for pair in candidate.plan.pairs):
         message = "nothing differs from the original; is this the quantized checkpoint?"

@@ -20,12 +20,12 @@ class Batch(NamedTuple):
     raw: Any
     tokens: int
     first: int  # number of its first chunk
-    in_text: int  # and that in its own text
+    in_text: int  # its number within its own text
     scored: Tensor | None = None  # (n, context) bool, of conversations
 
 
 def batches_of(texts: Sequence[Chunks] | Calls, size: int) -> list[Batch]:
-    """Return the micro-batches of ``size`` chunks each; of conversations, which differ in length, one each."""
+    """Return micro-batches of ``size`` chunks; conversations, which differ in length, are one micro-batch each."""
     if isinstance(texts, Calls):
         return [Batch(n, call, call, _tokens_of(call), n, n) for n, call in enumerate(texts.calls)]
     found: list[Batch] = []
@@ -40,6 +40,6 @@ def batches_of(texts: Sequence[Chunks] | Calls, size: int) -> list[Batch]:
 
 
 def _tokens_of(call: Call) -> int:
-    """Return about how many vectors of a call go through a model's weights."""
+    """Return roughly the number of vectors of a call that pass through the model's weights."""
     tensors = [value for value in call.arguments.values() if isinstance(value, Tensor) and value.dim()]
     return max((value.numel() // max(value.shape[-1], 1) for value in tensors), default=1)

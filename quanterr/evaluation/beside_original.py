@@ -63,7 +63,7 @@ def measure(
 
 
 def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: EvaluateOptions) -> None:
-    """Write what ``evaluate`` writes of the original alone. Errors are those of ``study``."""
+    """Write the outputs of ``evaluate`` that need only the original. Errors are those of ``study``."""
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
     if not chosen.studies_original:
         raise UsageError(NOTHING_TO_DO)
@@ -93,7 +93,7 @@ def _candidates(
     sides: Sides,
     chosen: EvaluateOptions,
 ) -> tuple[list[str], list[Candidate]]:
-    """Return the candidates and their names; with ``--split`` those that round are there once more, weights alone."""
+    """Return the candidates and their names; ``--split`` adds those with rounded inputs once more, by weights alone."""
     counterparts = prepared.architecture.counterparts(sides, checkpoints)
     found = [
         Candidate(own, checkpoint, chosen.activations, chosen.kv, ignored)
@@ -110,12 +110,12 @@ def _candidates(
 def _rolled_out(
     chosen: EvaluateOptions, prepared: Prepared, sides: Sides, found: Sequence[Candidate], stop: threading.Event
 ) -> Sequence[Rollout | None]:
-    """Return the rollout of each candidate, where rollouts are asked for."""
+    """Return the rollout of each candidate, or None for each if rollouts are not requested."""
     if not chosen.rollout or not isinstance(prepared.chunks, Calls):
         return [None for _ in found]
     return roll_out(prepared.architecture, sides, found, prepared.chunks, stop, chosen.on_progress)
 
 
 def _read_bytes(sides: Sides, found: Iterable[Candidate]) -> int:
-    """Return the bytes read of all checkpoints; a candidate with names of its own has sides of its own."""
+    """Return the bytes read of all checkpoints; a candidate with other names has its own sides of the original."""
     return sum(each.read_bytes for each in {sides, *(candidate.sides for candidate in found)})

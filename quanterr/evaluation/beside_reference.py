@@ -1,4 +1,4 @@
-"""Candidates run beside a reference: the original is not needed, so weights have no output errors."""
+"""Evaluation of candidates against a stored reference, without the original; weights then have no output errors."""
 
 import os
 import threading
@@ -33,8 +33,8 @@ def measure_beside(
     """Evaluate candidates on the text of the reference in ``folder``; no gates are applied.
 
     Raises:
-        UsageError: an option that needs the original; the text or a setting differs from the reference's.
-        CheckpointError: the reference is damaged; a candidate needs values that it does not hold.
+        UsageError: an option needs the original, or the text or a setting differs from the reference's.
+        CheckpointError: the reference is damaged, or a candidate needs values that it does not hold.
     """
     _check_needs_no_original(against, chosen)
     check_schemes(chosen.activations, chosen.kv)

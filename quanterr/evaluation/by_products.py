@@ -1,4 +1,4 @@
-"""What is written beside an evaluation: sensitivity, importance, saliency, and references."""
+"""Files that an evaluation writes besides its document: sensitivity, importance, saliency, references."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ def check_saliency(chosen: EvaluateOptions) -> Saliency:
     """Return an empty collection of the most salient columns and elements.
 
     Raises:
-        UsageError: the share of them is none.
+        UsageError: the requested share is not a percentage.
     """
     if not 0 < chosen.saliency <= 100:
         raise UsageError(f"--saliency {chosen.saliency:g}: per cent, above 0 and up to 100")
@@ -37,10 +37,10 @@ def check_saliency(chosen: EvaluateOptions) -> Saliency:
 def write_by_products(
     chosen: EvaluateOptions, prepared: Prepared, lockstep: Lockstep, saliency: Saliency, original: Checkpoint
 ) -> None:
-    """Write what was found in the original while it ran.
+    """Write the files measured on the original during the run.
 
     Raises:
-        ResourceError: it cannot be written.
+        ResourceError: a file cannot be written.
     """
     if chosen.saliency_out is not None:
         for name, weight, product in lockstep.weights():
@@ -64,7 +64,7 @@ def predict(
     found: Sequence[Candidate],
     outcomes: Sequence[Outcome],
 ) -> Sequence[Mapping[str, float]]:
-    """Return the predicted cost by weight of each candidate, where the sensitivity is asked for, and write it."""
+    """Measure and write the sensitivity if it is requested; return the predicted cost by weight of each candidate."""
     if chosen.sensitivity is None:
         return [{} for _ in found]
     n, original = chosen.sensitivity_chunks, sides.checkpoint.path
@@ -85,7 +85,7 @@ def predict(
 
 
 def _cost_of(outcome: Outcome) -> tuple[float, float] | None:
-    """Return what was measured of the cost that a sensitivity predicts, and its standard error; None of neither."""
+    """Return the measured cost that the sensitivity predicts, with its standard error; None without scores."""
     if outcome.scores is not None:
         return outcome.scores.kld_mean, outcome.scores.kld_error
     if outcome.outputs is not None and outcome.outputs.output_error is not None:

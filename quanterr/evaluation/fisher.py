@@ -1,21 +1,21 @@
 """The Fisher information of each weight of a language model: how much it matters to the predicted tokens.
 
-At labels that are drawn from the model's own distribution, the divergence that an error e of a weight makes is
+With labels drawn from the model's own distribution, an error e of a weight causes the divergence
 
     KLD ≈ ½ Σ_t Σ_ij g_ti² x_tj² e_ij² / scored
 
-g_ti: the gradient of output i at token t; x_tj: input j. Of an error that is spread evenly, ‖W‖² · NMSE / n for each of
-n elements, that is alpha · NMSE with
+g_ti is the gradient of output i at token t, x_tj input j. For an evenly spread error, ‖W‖² · NMSE / n in each of n
+elements, this is alpha · NMSE with
 
     alpha = ½ Σ_t ‖g_t‖² ‖x_t‖² / scored · ‖W‖² / n
 
-The sum has to be over tokens: a model may have one token in a chunk with a huge input and hardly any gradient (massive
-activations), and Σ_t ‖g_t‖² · Σ_t ‖x_t‖² / tokens would then be tens of times too large. A prediction for one error
-weighs each element by G_i A_j, the sums over tokens of g_ti² and x_tj², scaled so that an even error costs what alpha
-says. It is a ranking first: as a prediction it holds up to about 0.1 nat.
+The sum must be over tokens: a chunk may have one token with a huge input and hardly any gradient (massive activations),
+and Σ_t ‖g_t‖² · Σ_t ‖x_t‖² / tokens would then be tens of times too large. The prediction for a given error weighs each
+element by G_i A_j, the sums over tokens of g_ti² and x_tj², scaled so that an even error costs what alpha says. It
+ranks weights; as a prediction it holds up to about 0.1 nat.
 
-A stack of experts has such numbers for each expert, over the tokens that were sent to it; so has each stored matrix
-where the model joins several.
+Each expert of a stack has its own numbers, over the tokens that were routed to it; so has each stored matrix that the
+model joins with others.
 """
 
 from dataclasses import dataclass, field
@@ -36,11 +36,11 @@ SEED = 11  # of the labels
 
 @dataclass
 class FisherCurvature(Curvature):
-    """The sums over tokens that are kept of a matrix."""
+    """Sums over tokens for one matrix."""
 
     inputs: Tensor | None = None  # A (columns,) float64; of an embedding how often each row was read
     gradients: Tensor | None = None  # G (rows,) float64; of an embedding by columns
-    products: list[Tensor] = field(default_factory=list)  # ‖g_t‖² ‖x_t‖² of each token; of a table ‖x_t‖ is 1
+    products: list[Tensor] = field(default_factory=list)  # ‖g_t‖² ‖x_t‖² of each token; ‖x_t‖ is 1 for a table
     transposed: bool = False  # the weight is stored [in, out]
     is_table: bool = False  # an embedding, whose rows are chosen
     energy: float = 0.0  # ‖W‖²
@@ -48,11 +48,11 @@ class FisherCurvature(Curvature):
 
     @property
     def is_used(self) -> bool:
-        """Whether the matrix took part."""
+        """True if the matrix took part in the model's forward."""
         return bool(self.products)
 
     def complete(self, part: Part, weight: Tensor, transposed: bool) -> None:
-        """Keep energy and shape; an expert that no token was sent to costs nothing."""
+        """Keep energy and shape; an expert without tokens costs nothing."""
         matrix = part.of(weight, transposed or self.is_table)
         self.energy, self.shape = float(matrix.double().square().sum()), tuple(matrix.shape)
         if self.gradients is None and part.expert is not None:
@@ -62,7 +62,7 @@ class FisherCurvature(Curvature):
             self.gradients = torch.zeros(outputs, dtype=torch.float64, device=weight.device)
 
     def predicted(self, error: Tensor, scored: int) -> float:
-        """Return the divergence that an error of the weight makes, by prediction [nat]; NaN where nothing is known."""
+        """Return the predicted divergence for an error of the weight [nat]; NaN if unknown."""
         if self.gradients is None or self.inputs is None or error.dim() != 2:
             return float("nan")
         rows, cols = (
@@ -73,14 +73,14 @@ class FisherCurvature(Curvature):
         return 0.5 * self._over_tokens() / scored * weighed / even if even else 0.0
 
     def alpha(self, scored: int) -> float:
-        """Return alpha [nat]: KLD ≈ alpha · NMSE of an error that is spread evenly; NaN where nothing is known."""
+        """Return alpha [nat]: KLD ≈ alpha · NMSE for an evenly spread error; NaN if unknown."""
         if self.gradients is None or self.inputs is None:
             return float("nan")
         n = self.inputs.numel() * self.gradients.numel()
         return 0.5 * self._over_tokens() / scored * self.energy / n
 
     def alpha_se(self, scored: int) -> float:
-        """Return the standard error of alpha over tokens, as if these were independent; NaN of fewer than two."""
+        """Return the standard error of alpha over tokens, assumed independent; NaN for fewer than two."""
         values = torch.cat(self.products).double() if self.products else torch.zeros(0)
         if len(values) < 2 or not values.any():
             return float("nan")
@@ -91,14 +91,14 @@ class FisherCurvature(Curvature):
 
 
 class Fisher:
-    """The divergence of the predictions from number ``first`` of each chunk on, at labels that the model draws."""
+    """The divergence of the predictions from position ``first`` of each chunk on, with labels drawn from the model."""
 
     def __init__(self, first: int) -> None:
         """Seed the labels."""
         self._first, self._generator = first, torch.Generator().manual_seed(SEED)
 
     def backward(self, number: int, result: Any) -> int:
-        """Compute the gradients of -ln p at labels drawn from the model; return how many labels there are."""
+        """Compute the gradients of -ln p of labels drawn from the model; return the number of labels."""
         with torch.enable_grad():
             rows = result.logits[:, self._first : -1].flatten(0, 1)
             drawn = torch.multinomial(rows.detach().softmax(-1).cpu(), 1, generator=self._generator)  # on any device
@@ -138,7 +138,7 @@ class _Products(TorchFunctionMode):
         return output
 
     def settle(self) -> None:
-        """Do nothing: gradients of outputs come by hooks."""
+        """Do nothing: hooks collect the gradients of outputs."""
 
     def _record(self, values: Tensor, weight: Tensor, transposed: bool, output: Any, expert: int | None = None) -> None:
         """Add up a product with a watched weight; ``expert`` is its place in an output that is a stack."""

@@ -5,14 +5,12 @@ square ‖J e‖². Where errors of elements are independent, the output error o
 
     ‖J e‖² / ‖y‖² ≈ Σ_ij e_ij² G_ij² / ‖y‖²        G = ∂(u · y) / ∂W
 
-G is the gradient of a whole call, Σ_t g_t x_tᵀ over tokens t, as all tokens share one error. So a modulation of all
-tokens, and inputs that tokens have in common, count with what they add up to, which a sum of g_ti² x_tj² would miss. An
-error that is spread evenly makes alpha · NMSE with
+G is the gradient of a whole call, Σ_t g_t x_tᵀ over tokens t, because all tokens share one error. A sum of g_ti² x_tj²
+would miss what tokens have in common, such as modulations. An evenly spread error causes alpha · NMSE with
 
     alpha = Σ_ij G_ij² / ‖y‖² · ‖W‖² / n
 
-Both are means over calls, with one probe for each. What is left out are errors that depend on each other, and
-all beyond first order.
+Both are means over calls, with one probe each. Correlated errors and higher orders are left out.
 
 Source: Botev, Ritter, Barber, Practical Gauss-Newton Optimisation for Deep Learning (2017), section 2; random signs:
 Hutchinson, A stochastic estimator of the trace of the influence matrix (1990).
@@ -46,7 +44,7 @@ class ElementCurvature(Curvature):
 
     @property
     def is_used(self) -> bool:
-        """Whether the matrix took part in a call."""
+        """True if the matrix took part in a call."""
         return bool(self.calls)
 
     def add(self, gradient: Tensor) -> None:
@@ -61,17 +59,17 @@ class ElementCurvature(Curvature):
         self.energy, self.shape = float(matrix.double().square().sum()), tuple(matrix.shape)
 
     def predicted(self, error: Tensor, scored: int) -> float:
-        """Return the output error that an error of the matrix makes, by prediction; ``scored`` are all calls."""
+        """Return the predicted output error for an error of the matrix; ``scored`` is the number of calls."""
         if self.squares is None:
             return 0.0
         return float((error.square() * self.squares).sum(dtype=torch.float64)) / scored
 
     def alpha(self, scored: int) -> float:
-        """Return alpha: output error ≈ alpha · NMSE of an error that is spread evenly."""
+        """Return alpha: output error ≈ alpha · NMSE for an evenly spread error."""
         return sum(self.calls) / scored * self.energy / max(torch.Size(self.shape).numel(), 1)
 
     def alpha_se(self, scored: int) -> float:
-        """Return the standard error of alpha over calls and their probes; NaN of fewer than two."""
+        """Return the standard error of alpha over calls and their probes; NaN for fewer than two."""
         if len(self.calls) < 2 or not any(self.calls):
             return float("nan")
         return self.alpha(scored) * sqrt(len(self.calls)) * stdev(self.calls) / sum(self.calls)
@@ -102,7 +100,7 @@ class _Gradients:
     """Squares the gradients of a unit's weights after each call."""
 
     def __init__(self, unit: Unit, made: Profile, parts_of: PartsOf) -> None:
-        """Ask for the gradients of all weights that are matrices, stacks or kernels of convolutions."""
+        """Request gradients for all weights that are matrices, stacks or convolution kernels."""
         self._slots = [slot for slot in unit.slots if slot.tensor.dim() > 1 and not slot.is_buffer]
         self._found: dict[str, dict[Part, ElementCurvature]] = {}
         for slot in self._slots:
@@ -115,7 +113,7 @@ class _Gradients:
     def __exit__(self, *_: object) -> None: ...
 
     def settle(self) -> None:
-        """Take the gradients of the call that ends; a weight that took no part in it has none."""
+        """Take the gradients of the finished call; a weight that took no part has none."""
         for slot in self._slots:
             gradient, slot.tensor.grad = slot.tensor.grad, None
             if gradient is not None:

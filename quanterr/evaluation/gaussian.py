@@ -1,7 +1,7 @@
 """Made-up calls of denoisers, which ``--inputs gaussian:N`` draws: latents and conditionings of unit variance.
 
-A smoke test: real conditionings have outliers and structure, and errors on them differ. A row is a class of diffusers;
-shapes are those of its forward, small, and timesteps in the scale of its pipeline.
+This is a smoke test: real conditionings have outliers and structure, and errors on them differ. Each row is a class of
+diffusers, with small inputs of the shapes that its forward takes and timesteps in the scale of its pipeline.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ Made = Callable[[Any, Draw, float], Arguments]  # of a config, for a sigma betwe
 
 
 def _grid(axes: int) -> Tensor:
-    """Positions (SIDE², axes): row and column on the second and the third axis."""
+    """Return positions (SIDE², axes): row and column are on the second and third axis."""
     ids = torch.zeros(SIDE * SIDE, axes)
     ids[:, 1], ids[:, 2] = torch.arange(SIDE * SIDE) // SIDE, torch.arange(SIDE * SIDE) % SIDE
     return ids
 
 
 def _packed(config: Any, draw: Draw, sigma: float, axes: int = 3) -> Arguments:
-    """Packed latents with positions, as FLUX has them."""
+    """Return packed latents with positions, as FLUX takes them."""
     return {
         "hidden_states": draw(1, SIDE * SIDE, config.in_channels),
         "encoder_hidden_states": draw(1, TEXT, config.joint_attention_dim),
@@ -48,7 +48,7 @@ def _guidance(config: Any) -> Arguments:
 
 
 def _image(config: Any, draw: Draw, time: Tensor, text: int) -> Arguments:
-    """Latents as an image, with a text of that width."""
+    """Return latents as an image, with a text of this width."""
     side = min(2 * SIDE, getattr(config, "sample_size", None) or 2 * SIDE)
     return {
         "hidden_states": draw(1, config.in_channels, side, side),
@@ -141,10 +141,10 @@ def is_made_up(inputs: str) -> bool:
 
 
 def make_calls(inputs: str, model: nn.Module) -> Calls:
-    """Draw calls for a model, each a group of its own, with sigmas from 1 down.
+    """Draw calls for a model with descending sigmas; each is a group of its own.
 
     Raises:
-        UsageError: the model is of no known family.
+        UsageError: the model's family is unknown.
     """
     name, n = type(model).__name__, int(inputs.partition(":")[2])
     made = FAMILIES.get(name)

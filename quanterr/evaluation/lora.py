@@ -1,10 +1,10 @@
-"""LoRA adapters, which ``--lora`` merges into the weights of both sides: does one still work on a quantized model?
+"""LoRA adapters that ``--lora`` merges into both sides: does the adapter still work on the quantized model?
 
     W' = W + alpha / rank · B A        in float32, after W is dequantized
 
 A (rank, columns) and B (rows, rank) are called lora_A and lora_B (PEFT, diffusers), or lora_down and lora_up (kohya).
-Modules have the names of diffusers or those of the original's own file, with dots or with underscores (kohya). Others
-are those that diffusers' loaders of LoRAs convert. Without an alpha it equals the rank.
+Modules are named as in diffusers or in the original's own file, with dots or with underscores (kohya). diffusers' LoRA
+loaders convert other names. A missing alpha equals the rank.
 
 Source: kohya-ss/sd-scripts, networks/lora.py; huggingface/diffusers, src/diffusers/loaders/lora_pipeline.py and
 lora_conversion_utils.py; huggingface/peft, src/peft/tuners/lora/layer.py.
@@ -57,7 +57,7 @@ LOADERS = {
 
 
 class Change(NamedTuple):
-    """What an adapter adds to rows of a parameter, from row ``first`` on: ``scale`` · B A."""
+    """The change that an adapter makes to rows of a parameter, from row ``first`` on: ``scale`` · B A."""
 
     first: int
     down: Tensor  # A (rank, …)
@@ -65,7 +65,7 @@ class Change(NamedTuple):
     scale: float
 
     def add_to(self, weight: Tensor) -> None:
-        """Add it to a weight, in place."""
+        """Add the change to a weight, in place."""
         rows = weight[self.first : self.first + len(self.up)]
         product = self.up.flatten(1).to(weight) @ self.down.flatten(1).to(weight)
         rows.add_(product.view(rows.shape), alpha=self.scale)
@@ -73,7 +73,7 @@ class Change(NamedTuple):
 
 @dataclass
 class Lora:
-    """An adapter as it is stored."""
+    """A stored adapter."""
 
     source: str
     sha256: str
@@ -89,7 +89,7 @@ class Lora:
         """Return the changes of each parameter of a model; ``layout`` is the original's, at the first call.
 
         Raises:
-            UsageError: it adapts a module that the model lacks, or one of another shape.
+            UsageError: the adapter changes a module that the model lacks, or that has another shape.
         """
         if not self._changes:
             shapes = {name: tuple(one.shape) for name, one in model.state_dict().items() if one.dim() > 1}
@@ -124,7 +124,7 @@ class Lora:
 
 
 class MergedNames(LayoutNames):
-    """The stored names of a denoiser's checkpoint, whose parameters get what an adapter adds to them."""
+    """The stored names of a denoiser's checkpoint, with an adapter merged into its parameters."""
 
     def __init__(self, model: nn.Module, layout: Layout, changes: Mapping[str, list[Change]]) -> None:
         """Keep the layout and the changes."""
@@ -146,7 +146,7 @@ def read_lora(path: str) -> Lora:
     """Read an adapter.
 
     Raises:
-        UsageError: no such file, or no LoRA of two matrices for each module.
+        UsageError: the file is missing, or is not a LoRA with two matrices per module.
     """
     where = f"--lora {display(path)}"
     try:
@@ -171,10 +171,10 @@ def read_lora(path: str) -> Lora:
 
 
 def _scale(described: JsonObject, where: str) -> float | None:
-    """Return alpha / rank of all modules by diffusers' metadata; None where they do not say.
+    """Return alpha / rank of all modules from diffusers' metadata; None if it is not given.
 
     Raises:
-        UsageError: modules have different ones.
+        UsageError: modules have different alphas.
     """
     bare = {key.rpartition(".")[2]: value for key, value in described.items()}
     if bare.get("alpha_pattern") or bare.get("rank_pattern"):
@@ -184,10 +184,10 @@ def _scale(described: JsonObject, where: str) -> float | None:
 
 
 def _pairs(tensors: Mapping[str, Tensor], where: str, scale: float | None) -> dict[str, Change]:
-    """Return A, B and scale of each module, by its name without what stands around it.
+    """Return A, B and scale of each module, by its name without prefixes and suffixes.
 
     Raises:
-        UsageError: one of the matrices is missing.
+        UsageError: a matrix is missing.
     """
     found = {}
     for name, down in tensors.items():
@@ -212,7 +212,7 @@ def _bare(module: str) -> str:
 def _place(
     pairs: Mapping[str, Change], shapes: Mapping[str, tuple[int, ...]], layout: Layout
 ) -> dict[str, list[Change]] | None:
-    """Return the changes of each parameter; None where some name is that of no parameter, and of no stored tensor."""
+    """Return the changes of each parameter; None if a name matches no parameter and no stored tensor."""
     by_module = {_flat(name.removesuffix(".weight")): name for name in shapes}
     pieces: dict[str, list[tuple[str, int, Rows]]] = {}
     for name, parts in layout.parameters.items():
@@ -242,7 +242,7 @@ def _flat(module: str) -> str:
 
 
 def _convert(tensors: Mapping[str, Tensor], model: str) -> Mapping[str, Tensor]:
-    """Return a LoRA in diffusers' names; nothing where diffusers has no loader for the model, or it cannot."""
+    """Return a LoRA in diffusers' names; empty if diffusers cannot convert it."""
     try:
         from diffusers.loaders import lora_pipeline
     except ImportError:

@@ -34,7 +34,7 @@ def read_config(folder: ModelFolder) -> Any:
 
     Raises:
         UsageError: transformers is not installed.
-        CheckpointError: no config.json, one that is damaged or quantized, or an architecture that transformers lacks.
+        CheckpointError: config.json is missing, damaged or quantized, or transformers lacks the architecture.
     """
     try:
         from transformers import AutoConfig
@@ -229,7 +229,7 @@ def _build(make: Callable[[], Any], program: str, device: torch.device) -> nn.Mo
 
 
 def _keep_float32(model: nn.Module, *lists: str) -> None:
-    """Make the modules float32 that from_pretrained keeps in it in a model of 16 bits; ``lists`` of it name them.
+    """Make those modules float32 that from_pretrained keeps in float32; ``lists`` are the attributes that name them.
 
     Reference: transformers, modeling_utils.py, _get_dtype_plan; diffusers, models/modeling_utils.py.
     """

@@ -1,4 +1,4 @@
-"""Candidates as checkpoints: those that are stored, and the original quantized by recipes and plans."""
+"""Opening of candidates: stored checkpoints, and the original quantized by recipes and plans."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -17,11 +17,11 @@ from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.selection import LayerSelection
 from quanterr.util.text import display
 
-PLAN = ".json"  # how the name of a plan ends
+PLAN = ".json"  # suffix of a plan
 
 
 class Given(NamedTuple):
-    """The candidates that are asked for, before the original is open."""
+    """The requested candidates, before the original is open."""
 
     stored: Sequence[str | os.PathLike[str] | Checkpoint]
     recipes: Sequence[Recipe]
@@ -29,7 +29,7 @@ class Given(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The paths of files and plans, and the names of recipes."""
+        """Paths of files and plans, and names of recipes."""
         paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in self.stored]
         return [*paths, *(recipe.name for recipe in self.recipes), *self.plans]
 
@@ -37,8 +37,8 @@ class Given(NamedTuple):
         """Open all of them, in the order of the names, until ``stack`` ends.
 
         Raises:
-            CheckpointError: one is missing or damaged.
-            UsageError: a plan is one of another original.
+            CheckpointError: a checkpoint is missing or damaged.
+            UsageError: a plan was made for another original.
         """
         return [
             *(enter_checkpoint(stack, side, chosen.lenient, chosen.cache) for side in self.stored),
@@ -48,11 +48,11 @@ class Given(NamedTuple):
 
 
 def read_given(stored: Sequence[str | os.PathLike[str] | Checkpoint], against: Iterable[str | Plan]) -> Given:
-    """Read plans and recipes; nothing stored is opened.
+    """Read plans and recipes; no checkpoint is opened.
 
     Raises:
-        ReportError: a file is no plan.
-        UsageError: a recipe is none.
+        ReportError: a file is not a plan.
+        UsageError: a recipe is unknown.
     """
     plans, words = _plans_and_recipes(against)
     return Given(stored, parse_recipes(words) if words else [], plans)
@@ -64,10 +64,10 @@ def is_of_recipe(checkpoint: Checkpoint) -> bool:
 
 
 def _plans_and_recipes(against: Iterable[str | Plan]) -> tuple[dict[str, Plan], list[str]]:
-    """Plans, by their paths or goals, and names of recipes.
+    """Return plans, by path or goal, and names of recipes.
 
     Raises:
-        ReportError: a file is no plan.
+        ReportError: a file is not a plan.
     """
     given = [against] if isinstance(against, str | Plan) else list(against)
     plans = {f"{one.goal}{PLAN}": one for one in given if isinstance(one, Plan)}
@@ -79,10 +79,10 @@ def _plans_and_recipes(against: Iterable[str | Plan]) -> tuple[dict[str, Plan], 
 
 
 def _quantize_as_planned(plan: Plan, path: str, original: Checkpoint) -> Checkpoint:
-    """The original with each layer as a plan says.
+    """Return the original with each layer quantized as planned.
 
     Raises:
-        UsageError: it is one of another original.
+        UsageError: the plan was made for another original.
     """
     for layer in plan.layers:
         entry = original.entries.get(layer.layer_name)

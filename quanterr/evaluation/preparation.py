@@ -1,4 +1,4 @@
-"""All that is known of an evaluation before a weight is read: the model, the texts or calls, the tasks."""
+"""Preparation of an evaluation before any weight is read: the model, the texts or calls, the tasks."""
 
 import os
 import threading
@@ -43,7 +43,7 @@ from quanterr.util.text import display
 
 
 class ReadText(NamedTuple):
-    """A text, or conversations, as tokens."""
+    """A tokenized text, or tokenized conversations."""
 
     name: str
     source: str
@@ -52,7 +52,7 @@ class ReadText(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """All that is known before a weight is read."""
+    """The prepared inputs of an evaluation."""
 
     architecture: models.Architecture | models.Denoiser
     texts: list[ReadText]
@@ -69,7 +69,7 @@ class Prepared(NamedTuple):
 
     @property
     def doubts(self) -> list[str]:
-        """The reasons why numbers of these texts say nothing."""
+        """The reasons why results on these texts mean little."""
         found = []
         for text in self.texts:
             named = f"{text.name}: " if len(self.texts) > 1 else ""
@@ -78,12 +78,12 @@ class Prepared(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The paths of all that both sides read."""
+        """The paths of all texts that both sides read."""
         return self.calls.source if self.calls is not None else ", ".join(text.source for text in self.texts)
 
     @property
     def given(self) -> Tensor:
-        """Token ids (n, context) of the texts as the model gets them, a chunk of each text in turn.
+        """Token ids of the texts as the model gets them, (n, context), taking chunks from the texts in turn.
 
         Raises:
             UsageError: there is no text.
@@ -99,8 +99,8 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
     """Read the config, the texts and the tasks, and check that the options fit the model.
 
     Raises:
-        UsageError: an option that does not, no text or too little of it.
-        CheckpointError: a model that transformers lacks.
+        UsageError: an option does not fit, or there is no text, or too little.
+        CheckpointError: transformers lacks the model.
     """
     dtype = models.DTYPES.get(chosen.dtype)
     if dtype is None:
@@ -135,7 +135,7 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
 
 
 def _of_texts(chosen: EvaluateOptions) -> dict[str, object]:
-    """Return what is asked for by the options that need a model that continues a text."""
+    """Return the options that need a causal model, with their values."""
     return {
         "--task": chosen.tasks,
         "--chat": chosen.chat,
@@ -195,7 +195,7 @@ def _read_text(name: str, text: Text, chosen: EvaluateOptions, vocabulary: int) 
 
 
 def _repeated(raw: Tensor) -> int:
-    """Return how many of some conversations repeat others."""
+    """Return the number of conversations that repeat others."""
     return len(raw) - len({row.numpy().tobytes() for row in raw})
 
 

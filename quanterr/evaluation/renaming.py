@@ -1,4 +1,4 @@
-"""The original in the names of a candidate that has others: a diffusers folder beside a file of ComfyUI.
+"""The original in a candidate's names, if these differ: a diffusers folder beside a file of ComfyUI.
 
 Both name the rows of the same parameters (layouts.py). So every tensor of the candidate is rows of the original's
 tensors, and these make up a checkpoint that pairs with the candidate name by name, in whatever format it is stored.
@@ -181,7 +181,7 @@ class RowsFile(CheckpointFile):
 
     @property
     def descriptor(self) -> int:
-        """-1: there is no file."""
+        """Always -1, as there is no file."""
         return -1
 
     def will_need(self, offset: int, n: int) -> None:

@@ -1,4 +1,4 @@
-"""The experts that routers of both sides choose for the same tokens.
+"""Agreement of routers: do both sides choose the same experts for the same tokens?
 
 A router of transformers returns its logits (tokens, experts), weights, and the chosen experts (tokens, k); Llama 4's
 returns weights and logits, of which it takes the k largest.
@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from quanterr.report.evaluation.model import RouterAgreement
 
-ROUTER = "Router"  # how the names of their classes end
+ROUTER = "Router"  # suffix of their class names
 
 
 class Routing(NamedTuple):
-    """What a router makes of some tokens."""
+    """A router's output for some tokens."""
 
     logits: Tensor  # (tokens, experts)
     chosen: Tensor  # (tokens, k), in the order of the experts
 
 
 class Agreement(NamedTuple):
-    """How far two routers agree about some tokens, as sums."""
+    """The agreement of two routers on some tokens, as sums."""
 
     tokens: int
     same: int  # tokens with the same experts
@@ -33,10 +33,10 @@ class Agreement(NamedTuple):
 
 
 class RouterWatch:
-    """The routers of a model, whose outputs are kept until they are taken."""
+    """Hooks on a model's routers, which keep their outputs until they are taken."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Watch all that the model has."""
+        """Watch every router of the model."""
         self._seen: dict[str, Routing] = {}
         for name, module in model.named_modules():
             if type(module).__name__.endswith(ROUTER):
@@ -48,13 +48,13 @@ class RouterWatch:
             self._seen[name] = found
 
     def taken(self) -> dict[str, Routing]:
-        """Return what the routers said since the last call, by their names in the model."""
+        """Return the outputs since the last call, by the routers' names in the model."""
         seen, self._seen = self._seen, {}
         return seen
 
 
 def _routing(module: nn.Module, output: object) -> Routing | None:
-    """Return what a router said; None if it is of another kind."""
+    """Return the routing in a router's output; None if its layout is unknown."""
     parts = [part for part in output if isinstance(part, Tensor)] if isinstance(output, tuple) else []
     chosen = next((part for part in parts if not part.is_floating_point()), None)
     floats = [part.flatten(0, -2) for part in parts if part.is_floating_point() and part.dim() > 1]
@@ -73,10 +73,10 @@ class Routers:
     """The agreement of a candidate's routers with the original's, by router and micro-batch."""
 
     parts: dict[tuple[str, int], Agreement] = field(default_factory=dict)
-    experts: dict[str, tuple[int, int]] = field(default_factory=dict)  # number of all, and of those that are chosen
+    experts: dict[str, tuple[int, int]] = field(default_factory=dict)  # experts, and those chosen per token
 
     def add(self, batch: int, base: Mapping[str, Routing], other: Mapping[str, Routing]) -> None:
-        """Compare what the routers of both sides said of a micro-batch."""
+        """Compare the outputs of both sides' routers for a micro-batch."""
         for name in base.keys() & other.keys():
             x, y = base[name], other[name]
             log_p, log_q = (each.logits.double().log_softmax(-1) for each in (x, y))

@@ -1,7 +1,7 @@
 """Perplexity, KL divergence and agreement as llama.cpp defines them (tools/perplexity/perplexity.cpp), in float64.
 
-Where llama.cpp stores the base's logits in 16 bits, nothing is rounded here. Logarithms are natural. A standard error
-is that of a mean of independent values; as tokens of a chunk are not, ``*_chunk_se`` is that of the means of chunks.
+llama.cpp stores the base's logits in 16 bits; here nothing is rounded. Logarithms are natural. A standard error assumes
+independent values. Tokens of one chunk are not independent: ``*_chunk_se`` is the standard error from chunk means.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ WORST = 50  # predictions that are kept with what both sides predicted
 
 
 class Prediction(NamedTuple):
-    """The prediction of a token: where it is, what came, and the most probable tokens of both sides."""
+    """The prediction of one token: its place, the actual token, and the most probable token of each side."""
 
     chunk: int
     position: int
@@ -44,12 +44,12 @@ class Prediction(NamedTuple):
 
 @dataclass
 class Scores:
-    """The scored predictions of one candidate beside the original's; a chunk has a row of each column for a token."""
+    """The scored predictions of a candidate and the original: for each chunk, columns with one value per token."""
 
     columns: dict[int, Tensor] = field(default_factory=dict)  # (13, tokens) float64 of each chunk, by its number
 
     def add(self, chunk: int, base: Tensor, other: Tensor, targets: Tensor, positions: Tensor) -> bool:
-        """Score a chunk: logits (T, V) of both, the tokens (T,) that came next and their positions (T,) in the chunk.
+        """Score a chunk: logits of both sides (T, V), the next tokens (T,) and their positions in the chunk (T,).
 
         Return whether all are finite.
         """
@@ -137,16 +137,16 @@ class Scores:
         return [_prediction(int(chunks[n]), rows[:, n]) for n in order.tolist()]
 
     def among(self, chunks: Iterable[int]) -> "Scores":
-        """Return the scores of some chunks alone, by their numbers."""
+        """Return the scores of these chunks only."""
         return Scores({number: self.columns[number] for number in chunks})
 
     def _in_order(self) -> list[Tensor]:
         return [columns for _, columns in sorted(self.columns.items())]
 
     def _chunk_se(self, column: int, less: int | None = None) -> float | None:
-        """Return the standard error of a mean over tokens, from chunks; None of a single one.
+        """Return the standard error of a mean over tokens from chunk means; None for a single chunk.
 
-        Chunks with more tokens count more, as conversations have: Cochran, Sampling Techniques, 3rd edition, 6.4.
+        Longer chunks (conversations) count more: Cochran, Sampling Techniques, 3rd edition, 6.4.
         """
         values = [c[column] if less is None else c[column] - c[less] for c in self._in_order()]
         if len(values) < 2:
@@ -158,7 +158,7 @@ class Scores:
         return sqrt(float(apart.square().sum()) / (len(values) - 1) / len(values))
 
     def _quantile_se(self, q: float) -> float | None:
-        """Return the standard error of a quantile of the divergence, of chunks drawn again; None of too few of them."""
+        """Return the bootstrap standard error over chunks of a quantile of the divergence; None for too few chunks."""
         chunks = [columns[KLD] for columns in self._in_order()]
         if len(chunks) < LEAST_CHUNKS:
             return None
@@ -174,7 +174,7 @@ def _prediction(chunk: int, row: Tensor) -> Prediction:
 
 
 def _mean(values: Tensor) -> tuple[float, float]:
-    """Return mean and standard error, as llama.cpp's mean_and_uncertainty: from the biased variance over n - 1."""
+    """Return mean and standard error as llama.cpp's mean_and_uncertainty: the biased variance over n - 1."""
     n, mean = len(values), float(values.mean())
     variance = float((values - mean).square().mean())
     return mean, sqrt(variance / (n - 1)) if n > 1 else 0.0

@@ -88,7 +88,7 @@ def hidden_of(output: object) -> Tensor | None:
 
 
 class Norms(NamedTuple):
-    """The norms ‖x‖ of inputs: the largest, and Σ ln of those that are not zero, and their number."""
+    """Norms ‖x‖ of inputs: the largest, and Σ ln ‖x‖ and number of those that are not zero."""
 
     largest: float
     logs: float
@@ -121,7 +121,7 @@ class Product:
 
     @property
     def spread(self) -> float | None:
-        """The largest ‖x‖ over the geometric mean of all but zeros, which a few inputs hardly change."""
+        """The largest ‖x‖ over the geometric mean of nonzero ‖x‖, which a few inputs hardly change."""
         return exp(log(self.largest) - self.logs / self.nonzero) if 0 < self.largest < inf else None
 
     def add_norms(self, norms: "Norms") -> None:
@@ -184,14 +184,14 @@ class Use:
 
     @property
     def outputs(self) -> int:
-        """The number of outputs."""
+        """Number of outputs."""
         return self.weight.shape[1 if self.transposed else 0]
 
 
 class OutputErrors(TorchFunctionMode):
-    """Computes the output errors of a unit's weights while the original's unit runs, with the inputs that it has.
+    """Computes the output errors of a unit's weights while the original's unit runs, on its inputs.
 
-    A matrix of stacked experts counts with the inputs that are routed to it.
+    The inputs of a stacked expert are those that are routed to it.
 
     ‖X Eᵀ‖² is computed directly, or as Σ (E XᵀX) ∘ E where that takes fewer products: weights with the same inputs
     share XᵀX, as do all candidates and micro-batches. Stacked experts have few inputs each, and are computed directly.
@@ -199,7 +199,7 @@ class OutputErrors(TorchFunctionMode):
     """
 
     def __init__(self, products: dict[str, Product], inputs: int, with_moments: bool) -> None:
-        """Add to ``products``, by names of the model; ``with_moments``: moments of the inputs, too.
+        """Add results to ``products``, by names of the model, with moments of the inputs if ``with_moments``.
 
         ``inputs`` is the number of tokens in all micro-batches.
         """
@@ -303,13 +303,13 @@ def _differing(other: Tensor, weight: Tensor) -> Tensor | None:
 
 
 def energy(values: Tensor) -> float:
-    """Return the sum of squares: within a row in its own dtype, over rows in float64."""
+    """Return the sum of squares, added in its own dtype along rows and in float64 across rows."""
     norms: Tensor = torch.linalg.vector_norm(values, dim=-1)
     return float(norms.double().square().sum())
 
 
 def _without_bias(function: Any, args: tuple[Any, ...], kwargs: Any, output: Tensor) -> Tensor:
-    """Return the product without the bias that the function may have added."""
+    """Return the product without its bias."""
     bias = None
     if function is F.linear:
         bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")

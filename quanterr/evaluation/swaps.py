@@ -1,7 +1,7 @@
-"""The divergence that one block or weight of a candidate causes alone, in the place of the original's.
+"""The divergence that a single block or weight of a candidate causes in the original's model.
 
-A swap is a forward of the original's model, which gets the original's own outputs as far as the swapped unit. So only
-the units behind it are computed again: of L blocks L² / 2 for all.
+A swap is a forward of the original's model that reuses the original's outputs up to the swapped unit. Only later units
+are computed again: for all of L blocks, L² / 2 units.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,25 +25,25 @@ from quanterr.util.text import display
 
 @dataclass
 class Swap:
-    """The parameters of one unit that are a candidate's, and what that changes."""
+    """Parameters of one unit that come from a candidate, and the measurements with them."""
 
     name: str  # of the unit, or as the weight is stored
     side: int  # number of the candidate
     unit: str
     slots: frozenset[str]  # names of the parameters in the model
-    places: list[int]  # of its forwards in the original's stream, by micro-batches
+    places: list[int]  # of its forwards in the original's stream, by micro-batch
     changed: set[int] = field(default_factory=set)  # micro-batches whose states are no longer the original's
     measures: Measures = field(default_factory=Measures)
     not_finite: bool = False
 
 
 class Swaps:
-    """All swaps of all candidates, on their way through the original's model."""
+    """All swaps of all candidates, as they run through the original's model."""
 
     def __init__(
         self, stream: Stream, inputs: Sequence[Inputs], sides: int, blocks: bool, patterns: Iterable[str]
     ) -> None:
-        """Start a forward for each swap and micro-batch; ``blocks``: of every unit; ``patterns``: of these weights.
+        """Start a forward for each swap and micro-batch: of every unit if ``blocks``, and of weights by ``patterns``.
 
         Raises:
             UsageError: a pattern names no weight.
@@ -58,7 +58,7 @@ class Swaps:
         self._tensors: Mapping[str, Tensor] = {}
 
     def load(self, tensors: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take the weights of the unit that is loaded: the original's, and each candidate's in its scales."""
+        """Take the weights of the loaded unit: the original's and each candidate's."""
         self._tensors, self._own = tensors, dict(enumerate(others))
 
     def run(self, batch: int, unit: Unit, output: object) -> None:
@@ -78,7 +78,7 @@ class Swaps:
             self._stream.resume(place, own)
 
     def _differing(self, swap: Swap) -> dict[str, Tensor]:
-        """Return the parameters of a swap that are not the original's."""
+        """Return the parameters of a swap that differ from the original's."""
         own = self._own[swap.side]
         return {name: own[name] for name in swap.slots if not torch.equal(own[name], self._tensors[name])}
 
@@ -141,7 +141,7 @@ def _chosen(stream: Stream, blocks: bool, wanted: LayerSelection) -> Iterator[tu
 
 @contextmanager
 def _swapped(unit: Unit, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Put other weights in a unit for a while."""
+    """Put other weights into a unit within the context."""
     slots = [slot for slot in unit.slots if slot.name in own]
     for slot in slots:
         slot.fill(convert(own[slot.name], slot))

@@ -1,4 +1,4 @@
-"""The kinds of models: how each is built, what it is given, which of its outputs are measured.
+"""Kinds of models: how each is built, its inputs, and the outputs that are measured.
 
 To add a kind: a class with the members of :class:`Workload`, and its place in :func:`workload_of`.
 """
@@ -60,14 +60,14 @@ class Workload(Protocol):
     def measure(
         self, base: object, other: object, chunks: Tensor, first: int, to: Measures, scored: Tensor | None = None
     ) -> bool:
-        """Add what both models gave for the chunks from number ``first`` on; return whether all of it is finite.
+        """Add the outputs of both models for the chunks from number ``first`` on; return whether all are finite.
 
-        ``scored``, (n, context) bool, are the tokens whose predictions count, where it is no second half.
+        ``scored``, (n, context) bool, marks the scored tokens; None: the second half.
         """
 
 
 class Causal:
-    """Continues a text: predictions of the second half of each chunk are scored, as llama.cpp's perplexity does."""
+    """A causal model: predictions of the second half of each chunk are scored, as by llama.cpp's perplexity."""
 
     kind: Kind = "causal"
     loader = "AutoModelForCausalLM"
@@ -80,7 +80,7 @@ class Causal:
     def measure(
         self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures, scored: Tensor | None = None
     ) -> bool:
-        """Score each token of the second half behind its first, or those of ``scored``."""
+        """Score the tokens of the second half after its first, or those that ``scored`` marks."""
         if scored is not None:
             kept = chunks.shape[1] - _before_first(scored)
             finite = []
@@ -96,7 +96,7 @@ class Causal:
 
 
 class SequenceToSequence:
-    """Answers a text with another: the first half of a chunk is given, predictions of the second are scored."""
+    """An encoder-decoder: the first half of a chunk is given, predictions of the second half are scored."""
 
     kind: Kind = "sequence to sequence"
     loader = "AutoModelForSeq2SeqLM"
@@ -116,7 +116,7 @@ class SequenceToSequence:
 
 
 class Encoder:
-    """Embeds a text: the last hidden states are compared."""
+    """An encoder: the last hidden states are compared."""
 
     kind: Kind = "encoder"
     loader = "AutoModel"
@@ -134,7 +134,7 @@ class Encoder:
 
 
 class Recorded:
-    """Gets recorded calls: its outputs are compared."""
+    """A model that runs on recorded calls: its outputs are compared."""
 
     kind: Kind = "calls"
     loader = "AutoModel"  # where the config names no class
@@ -142,7 +142,7 @@ class Recorded:
     def inputs(self, model: nn.Module, config: object, chunks: Any, scored: Tensor | None = None) -> Inputs:
         """Return the arguments of a call, floats in the dtype of the model.
 
-        Positions, and numbers such as timesteps, keep their dtype: the model converts them where it wants to.
+        Positions and numbers such as timesteps keep their dtype: the model converts them itself.
         """
         dtype = Counter(parameter.dtype for parameter in model.parameters()).most_common(1)[0][0]
         given: Call = chunks
@@ -180,7 +180,7 @@ def workload_of(config: Any) -> Workload:
 
 
 def inputs_of(model: nn.Module, ids: Tensor) -> Inputs:
-    """Return the arguments of the model's forward for token ids (n, tokens); nothing is generated, nor cached."""
+    """Return the arguments of the model's forward for token ids (n, tokens), without a cache."""
     return {"input_ids": ids} | ({"use_cache": False} if _takes(model, "use_cache") else {})
 
 
