@@ -99,9 +99,9 @@ def in_terminal(*words: Any, columns: int = 100) -> str:
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     _send(words, PLAIN | {"TERM": "xterm"}, os.getcwd(), terminal=os.ttyname(follower))
     out = b""
-    while select.select([leader, _server().stdout], [], [])[0] != [_server().stdout]:
+    while select.select([leader, _server(0).stdout], [], [])[0] != [_server(0).stdout]:
         out += os.read(leader, 1 << 16)
-    status = json.loads(_server().stdout.readline())
+    status = json.loads(_server(0).stdout.readline())
     os.close(follower)
     with contextlib.suppress(OSError):  # all of it is read
         while piece := os.read(leader, 1 << 16):
@@ -141,7 +141,7 @@ def _send(words: Iterable[Any], env: Mapping[str, str], cwd: str, number: int = 
 
 
 @cache
-def _server(number: int = 0) -> subprocess.Popen[str]:
+def _server(number: int) -> subprocess.Popen[str]:
     """One of the servers: each has one child at a time."""
     process = subprocess.Popen(
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="ascii"
