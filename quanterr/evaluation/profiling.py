@@ -177,7 +177,7 @@ class Measured(NamedTuple):
 
 
 class Basis(NamedTuple):
-    """What a sensitivity was measured on."""
+    """The inputs that a sensitivity was measured on."""
 
     original: str
     source: str  # path of the text or of the calls

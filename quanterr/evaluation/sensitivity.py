@@ -1,4 +1,4 @@
-"""How much each weight of a model matters, from one pass back through it, unit by unit.
+"""The sensitivity of each weight of a model, from one backward pass through it, unit by unit.
 
 fisher.py        language models: the divergence of the predicted tokens
 gauss_newton.py  recorded calls: the error of the output
@@ -52,7 +52,7 @@ class Curvature(ABC):
     @property
     @abstractmethod
     def is_used(self) -> bool:
-        """Whether the matrix took part; an expert that no token was sent to did not."""
+        """True if the matrix took part; an expert without tokens did not."""
 
     @abstractmethod
     def complete(self, part: Part, weight: Tensor, transposed: bool) -> None:

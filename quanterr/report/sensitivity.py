@@ -15,7 +15,7 @@ SURE = 3.0  # minimum ratio of a cost to its standard error for calibration
 
 
 class Cost(NamedTuple):
-    """What errors of weights cost: the name of it, its field in files, and how far it is proportional to NMSE."""
+    """The cost that errors of weights cause: its name, its field in files, and how far it follows NMSE."""
 
     name: str
     field: str
