@@ -9,7 +9,7 @@ from small_models import ids, saved, with_words
 import quanterr
 from quanterr.errors import UsageError
 from quanterr.report.plan.view import conclusion
-from quanterr.report.sensitivity import FARTHEST, Sensitivity, read_sensitivity
+from quanterr.report.sensitivity import KLD, Sensitivity, read_sensitivity
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 CONTEXT = 16
@@ -84,7 +84,7 @@ class TestCalibration:
         assert pytest.approx(average * alpha) == found.alphas()[name] == found.alphas("int5_g32")[name]
         assert f"int8_row {off[0]:.2f}" in found.note
 
-    @pytest.mark.parametrize(("kld", "error"), [(1e-3, 5e-4), (FARTHEST + 0.01, 1e-4), (0.0, 0.0), (-1e-9, 0.0)])
+    @pytest.mark.parametrize(("kld", "error"), [(1e-3, 5e-4), (KLD.farthest + 0.01, 1e-4), (0.0, 0.0), (-1e-9, 0.0)])
     def test_noise_and_what_is_far_off_calibrate_nothing(self, studied, tmp_path, kld, error):
         document = json.loads(studied[2].read_text())
         document["recipes"] = {"int8_row": {"kld": kld, "kld_se": error, "predicted_kld": 1e-3}}

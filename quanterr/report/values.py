@@ -112,14 +112,17 @@ EQUAL = Attainable(n=4, x_sq=1.0, e_sq=0.0, best_sq=0.0, stored_sq=0.0)
 
 def _compute_equal_metrics(rows: tuple[Metric, ...]) -> dict[str, float]:
     """Return the metrics of two equal tensors that do not depend on the values: 0, 1 or infinite."""
-    first, second = (
-        _evaluate_numbers(
-            rows,
-            Measurement(_make_equal_sums(a), attainable=EQUAL, alpha=a, layers=EQUAL_LAYERS),
+    found: dict[str, float] = {}
+    for predicts in PREDICTED:
+        first, second = (
+            _evaluate_numbers(
+                rows,
+                Measurement(_make_equal_sums(a), attainable=EQUAL, alpha=a, predicts=predicts, layers=EQUAL_LAYERS),
+            )
+            for a in (1.0, 2.0)
         )
-        for a in (1.0, 2.0)
-    )
-    return {name: value for name, value in first.items() if value == second.get(name)}
+        found |= {name: value for name, value in first.items() if value == second.get(name)}
+    return found
 
 
 def _make_equal_sums(a: float) -> Sums:
