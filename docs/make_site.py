@@ -25,7 +25,7 @@ DOCS = ROOT / "docs"
 PAGES = ROOT / "build" / "docs"
 RUNS = ROOT / "build" / "gallery"
 SITE = ROOT / "site"
-KINDS = ("report", "ranking", "evaluation", "plan")
+KINDS = ("report", "ranking", "evaluation", "plan", "images")
 # Path in the repository → path of the page on the site.
 PLACES = {
     "README.md": "index.md",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from quanterr.evaluation import evaluate
     from quanterr.formats import FORMATS
     from quanterr.gates import judge
+    from quanterr.images import compare_images
     from quanterr.inspection import inspect
     from quanterr.metrics import METRICS, theoretical_sqnr
     from quanterr.options import CompareOptions, EvaluateOptions
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "CompareOptions": "quanterr.options",
     "compare": "quanterr.comparison",
+    "compare_images": "quanterr.images",
     "diff": "quanterr.report.diff.making",
     "evaluate": "quanterr.evaluation",
     "inspect": "quanterr.inspection",
@@ -80,6 +82,7 @@ __all__ = [
     "UsageError",
     "calibrate",
     "compare",
+    "compare_images",
     "diff",
     "error_within_bounds",
     "evaluate",

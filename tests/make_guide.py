@@ -148,7 +148,7 @@ def recipes() -> str:
 
 
 def scores() -> str:
-    """One row for each number that readers see of rankings, evaluations, plans and inspections."""
+    """One row for each number that readers see of rankings, evaluations, plans, inspections and images."""
     from quanterr.report.documents import KINDS
 
     rows = ["| number | of | what it is | unit | better |", "|---|---|---|---|---|"]

@@ -101,11 +101,13 @@ SNAPSHOTS: dict[str, Callable[[], str]] = {
     **of_document("encoder", sample_documents.encoder, OUTPUTS, show_view),
     **of_document("plan", sample_documents.plan, OUTPUTS, show_view),
     **of_document("inspection", sample_documents.inspection, OUTPUTS, show_view),
+    **of_document("images", sample_documents.images, OUTPUTS, show_view),
     **of_document("diff", sample_documents.report_diff, Difference.OUTPUTS, show_view),
     **of_document("evaluation_diff", sample_documents.evaluation_diff, Difference.OUTPUTS, show_view),
     **of_document("ranking_diff", sample_documents.ranking_diff, Difference.OUTPUTS, show_view),
     **of_document("plan_diff", sample_documents.plan_diff, Difference.OUTPUTS, show_view),
     **of_document("inspection_diff", sample_documents.inspection_diff, Difference.OUTPUTS, show_view),
+    **of_document("images_diff", sample_documents.images_diff, Difference.OUTPUTS, show_view),
 }
 
 

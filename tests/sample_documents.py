@@ -24,6 +24,7 @@ from quanterr.report.evaluation.model import (
     WeightError,
     WorstToken,
 )
+from quanterr.report.images.model import ImagePair, Images, Mean, NotCompared, WorstPair
 from quanterr.report.inspection.model import Inspection, StoredWeight, Tally
 from quanterr.report.model import Selection, StoredFile
 from quanterr.report.plan.model import Plan, PlannedLayer, Point, Uniform
@@ -325,3 +326,48 @@ def inspection(path: str = "tiny-8bit/model.safetensors", width: int = 8) -> Ins
 def inspection_diff() -> CandidateDiff:
     """The same with codes of four bits."""
     return diff(inspection(), inspection("tiny-4bit/model.safetensors", 4))
+
+
+def images(loss: float = 0.01) -> Images:
+    """Two pairs that differ, one that does not, and an image without a counterpart; not judged."""
+    ssim = {"cat-1": 1 - 2 * loss, "cat-2": 1 - loss, "sky": 1.0}
+    psnr = {"cat-1": 28.0, "cat-2": 32.0, "sky": None}
+    pairs = [
+        ImagePair(
+            name=name,
+            display_name=name,
+            width=512,
+            height=384,
+            identical=psnr[name] is None,
+            psnr_db=psnr[name],
+            ssim=value,
+            lpips=None,
+            original_sha256="0" * 64,
+        )
+        for name, value in ssim.items()
+    ]
+    jpeg = "data:image/jpeg;base64,/9j/4AAQ"
+    return Images(
+        tool=TOOL,
+        verdict="inconclusive",
+        reasons=["dog: not compared: no image of this name in fp8"],
+        gated=False,
+        original="original",
+        quantized="fp8",
+        psnr_db=Mean(30.0, 2.0, None, None, 2),
+        ssim=Mean(1 - loss, loss / 3**0.5, None, None, 3),
+        lpips=None,
+        lpips_by=None,
+        lpips_absent="neither lpips nor torchmetrics is installed",
+        gates=[],
+        other_files=["prompts.txt"],
+        pairs=pairs,
+        not_compared=[NotCompared("dog", "dog", "no image of this name in fp8")],
+        worst=[WorstPair("cat-1", jpeg, jpeg)],
+        run=RUN,
+    )
+
+
+def images_diff() -> CandidateDiff:
+    """The same with twice the loss."""
+    return diff(images(), images(0.02))

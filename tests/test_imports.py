@@ -27,7 +27,7 @@ FLOORS = [
     {"formats"},
     {"pairing", "recipes"},
     {"findings"},
-    {"inspection"},
+    {"inspection", "images"},
     {"comparison", "evaluation", "guide"},
     {"planning"},
     {"cli", "lm_eval", "quanterr"},

@@ -164,7 +164,7 @@ class TestErrors:
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["ranking", "evaluation", "plan"])
+@pytest.mark.parametrize("kind", ["ranking", "evaluation", "plan", "images"])
 def test_every_document_can_be_rendered(kind, tmp_path):
     document = getattr(sample_documents, kind)()
     document.save(tmp_path / "x.json")

@@ -17,7 +17,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quanterr.cli import bench_formats, completion, diff, evaluate, gate, guide, plan, ppl, rank, settings, sweep
+from quanterr.cli import (
+    bench_formats,
+    completion,
+    diff,
+    evaluate,
+    gate,
+    guide,
+    images,
+    plan,
+    ppl,
+    rank,
+    settings,
+    sweep,
+)
 from quanterr.cli.common import (
     TABLE_OPTIONS,
     Command,
@@ -264,6 +277,7 @@ app.command(cls=Command, help=rank.HELP, rich_help_panel=FILES)(rank.rank)
 app.command(cls=Command, help=sweep.HELP, rich_help_panel=ORIGINAL)(sweep.sweep)
 app.command(cls=Command, help=plan.HELP, rich_help_panel=ORIGINAL)(plan.plan)
 app.command(cls=Command, help=evaluate.HELP, rich_help_panel=RUNS)(evaluate.evaluate)
+app.command(cls=Command, help=images.HELP, rich_help_panel=RUNS)(images.images)
 
 
 RENDER_HELP = wrap_help("""Write other outputs of a stored report, ranking, evaluation or plan, without the models.

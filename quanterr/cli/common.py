@@ -88,6 +88,7 @@ class SchemaKind(StrEnum):
     EVALUATION = "evaluation"
     PLAN = "plan"
     INSPECTION = "inspection"
+    IMAGES = "images"
 
 
 class SortBy(StrEnum):

@@ -15,8 +15,8 @@ HELP = wrap_help("""Compare two stored results of the same original: list layers
 [bold]quanterr diff old.json new.json -o diff.html[/bold]
 [bold]quanterr diff old-evaluation.json new-evaluation.json[/bold]
 
-Both must be reports, rankings, evaluations, plans or inspections. For evaluations on the same text, changes that
-exceed chance are marked.
+Both must be reports, rankings, evaluations, plans, inspections or comparisons of images. For evaluations on the same
+text, changes that exceed chance are marked.
 
 Exit status: 0 whatever changed (to fail on a change, use quanterr gate --baseline); 2 wrong usage, or results that
 cannot be compared; 3 one is unreadable.

@@ -137,16 +137,16 @@ def list_words() -> Iterator[GuideEntry]:
 
 
 def list_scores() -> Iterator[GuideEntry]:
-    """Yield one entry per metric of a ranking, an evaluation, a plan or an inspection."""
+    """Yield one entry per metric of a ranking, an evaluation, a plan, an inspection or compared images."""
     from quanterr.report.documents import KINDS
 
     units = {"": "", "%": ", a share"}
     for kind in KINDS.values():
         noun = kind.name.lower()
-        article = "an" if noun[0] in "aeiou" else "a"
+        of = noun if noun.endswith("s") else f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
         for name, score in kind.values.VOCABULARY.scores.items():
             unit = units.get(score.unit, f", in {score.unit}")
-            text = f"Metric of {article} {noun}{unit}, {score.better} is better: {score.title}."
+            text = f"Metric of {of}{unit}, {score.better} is better: {score.title}."
             yield GuideEntry(name, f"## {name}\n\n{text}")
 
 

@@ -34,6 +34,7 @@ KINDS = {
     "quanterr.evaluation": DocumentKind("quanterr.report.evaluation", "Evaluation"),
     "quanterr.plan": DocumentKind("quanterr.report.plan", "Plan"),
     "quanterr.inspection": DocumentKind("quanterr.report.inspection", "Inspection"),
+    "quanterr.images": DocumentKind("quanterr.report.images", "Images"),
 }
 
 
@@ -61,7 +62,7 @@ def find_kind(path: str) -> DocumentKind:
 
 
 def read_document(path: str) -> "Document":
-    """Read a report, ranking, evaluation, plan or inspection.
+    """Read a report, ranking, evaluation, plan, inspection or comparison of images.
 
     Raises:
         ReportError: the file is missing, no such document, of an unknown schema version, or has an invalid value.

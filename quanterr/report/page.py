@@ -14,6 +14,7 @@ from quanterr.report.markup import (
     Markup,
     cells_table,
     figures,
+    image,
     join_markup,
     link_layer,
     link_names,
@@ -39,6 +40,8 @@ from quanterr.report.sections import (
     Name,
     PageScripts,
     Part,
+    Picture,
+    Pictures,
     Renderable,
     Section,
     Shares,
@@ -86,7 +89,7 @@ def _reasons(view: View, sections: Sequence[Section]) -> Iterator[Markup | str]:
     """Yield doubts about the comparison, the conclusion, and the reasons with links to layers."""
     yield from (tag("strong", sentence(one)) for one in view.doubts)
     yield view.conclusion
-    named = list(_list_named_layers(sections))[:MAX_LISTED]
+    named = list(_list_named_layers(sections))[:MAX_LISTED] if view.maps else []  # else there are no details to link
     yield from (link_names(sentence(reason), named) for reason in view.reasons[:MAX_LISTED])
     if len(view.reasons) > MAX_LISTED:
         yield f"and {count(len(view.reasons) - MAX_LISTED, 'more reason')}"
@@ -190,8 +193,16 @@ def _part(one: Part, section: Section, is_first: bool) -> Iterator[Markup]:
         yield tag("dl", *map(Markup, facts), class_="facts")
     elif isinstance(one, Chart):
         yield draw_chart(one)
+    elif isinstance(one, Pictures):
+        yield from map(_show_pair, one.shown)
     elif not isinstance(one, BlockMap | FigureGroup | Interactive):
         yield from (tag("p", sentence(line), class_="warning" if one.warn else "about") for line in one.lines)
+
+
+def _show_pair(one: Picture) -> Markup:
+    caption = tag("figcaption", _cell(one.name), f": {one.note}")
+    sides = (("original", one.original), ("quantized", one.quantized))
+    return tag("figure", *(image(uri, alt) for alt, uri in sides), caption, class_="pair")
 
 
 def render_table(one: Table) -> Markup:

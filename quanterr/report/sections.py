@@ -158,7 +158,22 @@ class Chart(NamedTuple):
     curves: Sequence[Curve]
 
 
-Part = Table | Lines | Findings | Gates | FigureGroup | Shares | FactList | BlockMap | Interactive | Chart
+class Picture(NamedTuple):
+    """Two small images beside each other, as data: URIs, with the name of the pair and a note."""
+
+    name: Name
+    note: str
+    original: str
+    quantized: str
+
+
+class Pictures(NamedTuple):
+    """Pairs of images, which only pages show."""
+
+    shown: Sequence[Picture]
+
+
+Part = Table | Lines | Findings | Gates | FigureGroup | Shares | FactList | BlockMap | Interactive | Chart | Pictures
 TERMINAL, VERBOSE, PAGE, CARD = "terminal", "verbose", "page", "card"  # VERBOSE: a terminal with -v
 
 

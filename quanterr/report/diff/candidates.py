@@ -9,6 +9,7 @@ from quanterr.report.diff.base import Difference, check_comparable
 from quanterr.report.document import Document
 from quanterr.report.documents import DocumentKind
 from quanterr.report.evaluation.model import find_difference as of_evaluations
+from quanterr.report.images.model import find_difference as of_images
 from quanterr.report.plan.model import Plan, PlannedLayer
 from quanterr.report.ranking.model import Ranking
 from quanterr.report.same_original import Marks, find_tensor_difference
@@ -20,6 +21,7 @@ SCHEMA_VERSION = "1.0"
 Word = Literal["better", "worse", "unchanged"]
 
 SAME = 0.01  # relative change of an output error up to which it counts as unchanged
+SAME_SSIM = 1e-6
 SAME_DB = 1e-6  # devices sum in different orders, so smaller changes are noise
 
 
@@ -80,7 +82,17 @@ class StoredChange:
     new_bytes: int
 
 
-ItemChange = WeightChange | LayerChange | RecipeChange | StoredChange
+@dataclass(slots=True)
+class ImageChange:
+    """A pair of images whose SSIM changed."""
+
+    layer: str
+    old_ssim: float
+    new_ssim: float
+    change: float
+
+
+ItemChange = WeightChange | LayerChange | RecipeChange | StoredChange | ImageChange
 
 
 @dataclass(slots=True)
@@ -163,7 +175,9 @@ def _list_sides(kind: DocumentKind, document: Document) -> list[CandidateSide]:
     subjects: Sequence[Subject] = kind.values.list_subjects(document, ())
     candidates = getattr(document, "candidates", [document])
     return [
-        CandidateSide(subject.name or kind.name.lower(), getattr(one, "verdict", None), one.bytes, subject)
+        CandidateSide(
+            subject.name or kind.name.lower(), getattr(one, "verdict", None), getattr(one, "bytes", None), subject
+        )
         for subject, one in zip(subjects, candidates, strict=True)
     ]
 
@@ -242,6 +256,11 @@ def _find_stored_change(was: Item, now: Item) -> tuple[float, ItemChange] | None
     return float(new["bytes"] - old["bytes"]), change
 
 
+def _compare_image(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+    x, y = was.values["ssim"], now.values["ssim"]
+    return None if abs(y - x) <= SAME_SSIM else (x - y, ImageChange(now.name, x, y, y - x))
+
+
 def _find_ranking_difference(old: Ranking, new: Ranking) -> str | None:
     return _find_other_original(old, new) or (None if old.sample == new.sample else "it has a different sample of rows")
 
@@ -275,4 +294,5 @@ CHANGES: Mapping[str, Changes] = {
     "ranking": Changes("layer", _compare_layer, _find_ranking_difference),
     "plan": Changes("layer", _compare_recipe, _find_plan_difference),
     "inspection": Changes("weight", _find_stored_change, lambda old, new: None),
+    "images": Changes("pair", _compare_image, of_images),
 }

@@ -8,6 +8,7 @@ from quanterr.report.diff.base import format_answer, format_sizes
 from quanterr.report.diff.candidates import (
     CandidateChange,
     CandidateDiff,
+    ImageChange,
     ItemChange,
     LayerChange,
     MetricChange,
@@ -27,27 +28,32 @@ OF_ITEMS = {
     "plan": (Column("old recipe", 0, right=False), Column("new recipe", 1, right=False), Column("bytes", 3),
              Column("cost", 2)),
     "inspection": (Column("old format", 0, right=False), Column("new format", 1, right=False), Column("bytes", 2)),
+    "images": (Column("old SSIM", 1), Column("new SSIM", 2), Column("change", 0)),
 }  # fmt: skip
 ITEMS = {
     "evaluation": ("weight", "with worse output", "with better output"),
     "ranking": ("layer", "worse", "better"),
     "plan": ("layer", "that costs more", "that costs no more"),
     "inspection": ("weight", "with more bytes", "with no more bytes"),
+    "images": ("pair", "further from the original", "nearer to it"),
 }
-LEADS = ("kld_mean", "cosine_mean", "snr_db", "cost", "bits_per_weight")  # the first that there is says most
+LEADS = ("kld_mean", "cosine_mean", "snr_db", "ssim", "cost", "bits_per_weight")  # the first that there is says most
 CSV_COLUMNS = ("list", "candidate", "name", "old", "new", "change", "change_se", "chance", "word")
 ABOUT = (
     "From two stored results. ± is a standard error as if both had read different tokens. Within chance: the change is "
     "no larger than different tokens would cause."
 )
 ABOUT_PLAN = "From two stored plans. Costs are predicted, in the same measure for both."
+ABOUT_IMAGES = "From two stored results. ± is a standard error as if both had compared different images."
 ABOUT_INSPECTION = "From two stored inspections: formats and sizes, no values."
 
 
 def view(diff: CandidateDiff, top: int) -> View:
     """Return the view of the changes with ``top`` items of each kind."""
     facts: list[tuple[str, list[str]]] = [("old", [Name(diff.old)]), ("new", [Name(diff.new)])]
-    about = {"plan": ABOUT_PLAN, "inspection": ABOUT_INSPECTION}.get(find_document_kind(diff), ABOUT)
+    about = {"plan": ABOUT_PLAN, "inspection": ABOUT_INSPECTION, "images": ABOUT_IMAGES}.get(
+        find_document_kind(diff), ABOUT
+    )
     return View(
         "What changed", None, conclusion(diff), [], facts, list(_sections(diff, top)), about, f"quanterr {__version__}"
     )
@@ -135,6 +141,8 @@ def _cells(item: ItemChange) -> Sequence[str]:
     if isinstance(item, LayerChange):
         levels = ["exact" if level is None else f"{level:.2f}" for level in (item.old_snr_db, item.new_snr_db)]
         return [*levels, "-" if item.change_db is None else f"{item.change_db:+.4g}"]
+    if isinstance(item, ImageChange):
+        return [f"{item.old_ssim:.4g}", f"{item.new_ssim:.4g}", f"{item.change:+.3g}"]
     stored = format_size_change(item.new_bytes - item.old_bytes)
     if isinstance(item, StoredChange):
         return [item.old_format or "unread", item.new_format or "unread", stored]
@@ -164,4 +172,6 @@ def _pick_values(item: ItemChange) -> dict[str, object]:
         return {"old": item.old_snr_db, "new": item.new_snr_db, "change": item.change_db}
     if isinstance(item, StoredChange):
         return {"old": item.old_format, "new": item.new_format, "change": item.new_bytes - item.old_bytes}
+    if isinstance(item, ImageChange):
+        return {"old": item.old_ssim, "new": item.new_ssim, "change": item.change}
     return {"old": item.old_recipe, "new": item.new_recipe, "change": item.new_bytes - item.old_bytes}

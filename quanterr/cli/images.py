@@ -1,0 +1,53 @@
+"""``quanterr images``: compare two folders of decoded images in pairs."""
+
+from typing import Annotated
+
+import typer
+
+from quanterr.cli.common import RESULT_OPTIONS, Display, command_line, deliver, require_memory, wrap_help
+from quanterr.cli.gate import report_verdict, summarize
+from quanterr.cli.options import AllBut, with_options
+from quanterr.options import GateOptions
+
+HELP = wrap_help("""Compare the images of two models in pairs of the same name: PSNR, SSIM, and LPIPS where installed.
+
+\b
+[bold]quanterr images original/ fp8/ -o images.html[/bold]
+[bold]quanterr images original/ fp8/ --require 'min(ssim) >= 0.9' --require 'lower(psnr_db) >= 25'[/bold]
+
+PNG, JPEG and WebP, made with the same prompts, seeds and settings; the suffix may differ. LPIPS needs lpips or
+torchmetrics, and its weights on this machine: nothing is downloaded. Needs pip install "quanterr\\[diffusion]".
+
+Exit status: 0 all gates hold; 1 a gate does not hold; 2 wrong usage, or a folder without images; 3 a folder is
+unreadable; 4 an image was not compared (missing on one side, damaged, of another size), or all pairs are identical.
+""")
+
+
+@with_options
+def images(
+    original: Annotated[
+        str, typer.Argument(metavar="ORIGINAL", help="The folder of the original model's images.", show_default=False)
+    ],
+    quantized: Annotated[
+        str, typer.Argument(metavar="QUANTIZED", help="The folder of the quantized model's.", show_default=False)
+    ],
+    gates: Annotated[GateOptions, AllBut(("baseline",))],
+    show: Annotated[Display, RESULT_OPTIONS],
+) -> None:
+    """Compare two folders of images."""
+    from quanterr.gates import prepare
+    from quanterr.report.documents import KINDS
+    from quanterr.report.gate_results import exit_status
+    from quanterr.report.images import SCHEMA
+
+    to = show.targets([original, quantized])
+    rules = prepare(gates, KINDS[SCHEMA])
+    require_memory()
+    from quanterr.images import judge_images
+
+    found = judge_images(original, quantized, rules, command_line())
+    status = exit_status(found, show.allow_partial)
+    deliver(found, to, show, status)
+    report_verdict(found)
+    summarize(found)
+    raise typer.Exit(status)

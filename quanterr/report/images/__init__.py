@@ -1,0 +1,3 @@
+"""The comparison of two folders of images, and its outputs."""
+
+SCHEMA = "quanterr.images"

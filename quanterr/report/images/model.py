@@ -1,0 +1,136 @@
+"""The comparison of two folders of images in pairs: data with a schema version."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, ClassVar
+
+from pydantic import Field, FiniteFloat
+
+from quanterr.report import notebook
+from quanterr.report.base import RunInfo, Score, Tool
+from quanterr.report.document import Document
+from quanterr.report.gate_results import Gate, Word
+from quanterr.report.images import SCHEMA
+
+SCHEMA_VERSION = "1.0"
+PICTURE = r"^data:image/jpeg;base64,[A-Za-z0-9+/]+={0,2}$"
+SCORES = {
+    "psnr_db": Score("PSNR", "higher", "dB"),
+    "ssim": Score("SSIM", "higher"),
+    "lpips": Score("LPIPS", "lower"),
+}
+
+Number = FiniteFloat | None
+Picture = Annotated[str, Field(pattern=PICTURE, description="data: URI of a JPEG")]
+
+
+@dataclass(slots=True)
+class ImagePair:
+    """Two images of the same name, without suffix, in both folders."""
+
+    name: str
+    display_name: Annotated[str, Field(description="name with unprintable characters escaped")]
+    width: int
+    height: int
+    identical: Annotated[bool, Field(description="true: every pixel is equal, so the PSNR is infinite")]
+    psnr_db: Annotated[Number, Field(description="peak signal-to-noise ratio [dB]; null: infinite, as identical")]
+    ssim: Annotated[FiniteFloat, Field(description="structural similarity, mean over pixels and channels")]
+    lpips: Annotated[Number, Field(description="perceptual distance; null: not measured, see `lpips_absent`")]
+    original_sha256: Annotated[str, Field(description="SHA-256 of the original's pixels; identifies it")]
+
+
+@dataclass(slots=True)
+class NotCompared:
+    """An image that was not compared."""
+
+    name: str
+    display_name: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Mean:
+    """The mean of a metric over pairs."""
+
+    mean: FiniteFloat
+    se: Annotated[Number, Field(description="standard error over pairs; null: a single pair")]
+    low: Annotated[Number, Field(description="lower end of the 95 % interval; null: fewer than eight pairs")]
+    high: Annotated[Number, Field(description="upper end of the 95 % interval; null: fewer than eight pairs")]
+    pairs: int
+
+
+@dataclass(slots=True)
+class WorstPair:
+    """Small pictures of one of the worst pairs."""
+
+    name: str
+    original: Picture
+    quantized: Picture
+
+
+class Images(Document):
+    """Images that the original model and the quantized one made, compared in pairs."""
+
+    VIEW: ClassVar[str] = "quanterr.report.images.view"
+    ITEMS: ClassVar[Mapping[str, str]] = {"pairs": "pair", "not_compared": "not_compared"}
+
+    schema_: str = Field(SCHEMA, alias="schema")
+    schema_version: str = SCHEMA_VERSION
+    tool: Tool
+    verdict: Word
+    reasons: list[str]
+    gated: bool = Field(description="true if gates decided the verdict")
+    original: str = Field(description="path of the folder with the original model's images")
+    quantized: str = Field(description="path of the folder with the quantized model's images")
+    psnr_db: Mean | None = Field(description="PSNR [dB] over the pairs that differ; null: none does")
+    ssim: Mean | None = Field(description="SSIM over all pairs; null: no pair was compared")
+    lpips: Mean | None = Field(description="LPIPS over all pairs; null: see `lpips_absent`")
+    lpips_by: str | None = Field(description="package and version that computed LPIPS; null: see `lpips_absent`")
+    lpips_absent: str | None = Field(description="why LPIPS was not measured; null: it was")
+    gates: list[Gate]
+    other_files: list[str] = Field(description="files and folders that are no PNG, JPEG or WebP")
+    pairs: list[ImagePair] = Field(description="by name")
+    not_compared: list[NotCompared]
+    worst: list[WorstPair] = Field(description="the pairs of lowest SSIM, the worst first")
+    run: RunInfo
+
+    @property
+    def identical(self) -> int:
+        """The number of pairs that are equal in every pixel."""
+        return sum(pair.identical for pair in self.pairs)
+
+    @property
+    def worst_first(self) -> list[ImagePair]:
+        """The pairs by SSIM, then PSNR, the lowest first; identical pairs come last."""
+        return sorted(self.pairs, key=lambda pair: (pair.identical, pair.ssim, pair.psnr_db or 0.0))
+
+    def to_pandas(self) -> notebook.Frame:
+        """Return a pandas.DataFrame with a row per pair.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        names = [field.name for field in fields(ImagePair)]
+        return notebook.make_frame({name: getattr(pair, name) for name in names} for pair in self.pairs)
+
+
+def list_reasons(images: Images) -> list[str]:
+    """Return why the verdict on images can only be inconclusive, other than that both folders hold the same images."""
+    nothing = [] if images.pairs else ["no pair of images was compared"]
+    return [*nothing, *(f"{one.display_name}: not compared: {one.reason}" for one in images.not_compared)]
+
+
+def find_copies(images: Images) -> list[str]:
+    """Return that all pairs are identical, if they are: nothing was quantized, or one folder is a copy."""
+    if not images.pairs or images.identical < len(images.pairs):
+        return []
+    return ["every pair is identical: one folder is a copy of the other, or the model was not quantized"]
+
+
+def find_difference(old: Images, new: Images) -> str | None:
+    """Return why two results are not comparable: an image of the same name is of another original."""
+    known = {pair.name: pair.original_sha256 for pair in old.pairs}
+    for pair in new.pairs:
+        if known.get(pair.name, pair.original_sha256) != pair.original_sha256:
+            return f"it has other original images: {pair.display_name} differs"
+    return None

@@ -1,0 +1,160 @@
+"""Compared images as their reader sees them: means, the worst pairs as pictures, what was not compared."""
+
+from collections.abc import Iterator, Sequence
+
+from quanterr.report.base import Score
+from quanterr.report.formatting import format_db, format_in_units, format_number, sentence
+from quanterr.report.images.model import SCORES, ImagePair, Images, Mean
+from quanterr.report.images.values import LEAST_PAIRS
+from quanterr.report.made import describe_run
+from quanterr.report.sections import (
+    PAGE,
+    Case,
+    Cells,
+    Column,
+    Gates,
+    Lines,
+    Name,
+    Picture,
+    Pictures,
+    Section,
+    Suite,
+    Table,
+    View,
+)
+from quanterr.util.text import count, listed
+
+MEANS = (Column("mean", 0), Column("95 % interval", 1), Column("pairs", 2))
+PAIRS = (Column("SSIM", 0), Column("PSNR dB", 1), Column("LPIPS", 2), Column("size", 3))
+LOST = (Column("reason", 0, right=False),)
+CSV_COLUMNS = (
+    *("quanterr_verdict", "list", "name", "width", "height", "identical", "psnr_db", "ssim", "lpips"),
+    *("psnr_db_se", "ssim_se", "lpips_se", "reason"),
+)
+CSV_PAIR = ("name", "width", "height", "identical", *SCORES)
+ABOUT = (
+    "± is a standard error over pairs. The mean PSNR leaves out identical pairs, whose PSNR is infinite. Images of "
+    "one seed can differ much and still be as good: read PSNR, SSIM and LPIPS as distance, not as quality."
+)
+
+
+def view(images: Images, top: int) -> View:
+    """Return what a reader sees, with ``top`` of the worst pairs."""
+    facts: list[tuple[str, list[str]]] = [
+        ("original", [Name(images.original)]),
+        ("quantized", [Name(images.quantized)]),
+    ]
+    return View(
+        "Images",
+        images.verdict,
+        conclusion(images),
+        images.reasons,
+        facts,
+        list(_sections(images, top)),
+        ABOUT,
+        f"{images.tool.name} {images.tool.version}",
+        done="" if images.gates else "compared",
+    )
+
+
+def conclusion(images: Images) -> str:
+    """Return how many pairs were compared, and the means."""
+    shown = [f"{score.title} {format_in_units(score, one.mean, one.se, 4)}" for _, score, one in _means(images)]
+    same = f"{images.identical:,} identical" if images.identical else ""
+    lost = f"{len(images.not_compared):,} not compared" if images.not_compared else ""
+    return ", ".join(filter(None, [count(len(images.pairs), "pair"), same, lost, *shown]))
+
+
+def brief(images: Images) -> str:
+    """Return the answer on one line."""
+    return (
+        f"quanterr: {images.verdict if images.gates or images.verdict != 'pass' else 'compared'}: {conclusion(images)}"
+    )
+
+
+def _means(images: Images) -> Iterator[tuple[str, Score, Mean]]:
+    for name, score in SCORES.items():
+        one: Mean | None = getattr(images, name)
+        if one is not None:
+            yield name, score, one
+
+
+def _sections(images: Images, top: int) -> Iterator[Section]:
+    means = [
+        [score.title, format_in_units(score, one.mean, one.se), _format_interval(one), f"{one.pairs:,}"]
+        for _, score, one in _means(images)
+    ]
+    yield Section("scores", "Means over pairs", [Table("Means over pairs", "metric", MEANS, means), *_notes(images)])
+    if images.gates:
+        yield Section("gates", "Gates", [Gates([("", gate) for gate in images.gates])])
+    if images.not_compared:
+        lost = [[Name(one.name), Name(one.reason)] for one in images.not_compared]
+        title = f"{count(len(lost), 'image')} not compared"
+        yield Section("not-compared", title, [Table(title, "image", LOST, lost)], is_problem=True)
+    if images.worst:
+        shown = {pair.name: pair for pair in images.pairs}
+        pictures = [
+            Picture(Name(one.name), _describe(shown[one.name]), one.original, one.quantized)
+            for one in images.worst
+            if one.name in shown
+        ]
+        yield Section("pictures", "Worst pairs: original, quantized", [Pictures(pictures)], (PAGE,))
+    worst = images.worst_first[:top]
+    if worst:
+        rows = [[Name(pair.name), *_cells(pair)] for pair in worst]
+        more = len(images.pairs) - len(worst)
+        yield Section("worst", "Worst pairs by SSIM", [Table("Worst pairs by SSIM", "image", PAIRS, rows, more)])
+    yield describe_run(images.run, f"{images.tool.name} {images.tool.version}")
+
+
+def _notes(images: Images) -> Iterator[Lines]:
+    lines = []
+    if images.identical:
+        lines.append(f"{count(images.identical, 'pair')} identical: the PSNR is infinite, and left out of its mean")
+    if images.lpips is None and images.lpips_absent:
+        lines.append(f"no LPIPS: {sentence(images.lpips_absent)}")
+    if len(images.pairs) - images.identical < LEAST_PAIRS:
+        lines.append(f"no 95 % interval from fewer than {LEAST_PAIRS} pairs that differ")
+    if images.other_files:
+        lines.append(f"neither PNG, JPEG nor WebP, not read: {listed(images.other_files, 3)}")
+    if lines:
+        yield Lines(lines)
+
+
+def _format_interval(one: Mean) -> str:
+    return "-" if one.low is None or one.high is None else f"{one.low:.4g} to {one.high:.4g}"
+
+
+def _describe(pair: ImagePair) -> str:
+    level = "" if pair.psnr_db is None else f", PSNR {format_db(pair.psnr_db, ' dB')}"
+    return f"SSIM {format_number(pair.ssim)}{level}"
+
+
+def _cells(pair: ImagePair) -> Sequence[str]:
+    return (
+        format_number(pair.ssim),
+        "identical" if pair.identical else format_db(pair.psnr_db),
+        "-" if pair.lpips is None else format_number(pair.lpips),
+        f"{pair.width} x {pair.height}",
+    )
+
+
+def rows(images: Images) -> Iterator[Cells]:
+    """Yield the rows of CSV: the means, then each pair, then images that were not compared."""
+    means = {name: one.mean for name, _, one in _means(images)}
+    errors = {f"{name}_se": one.se for name, _, one in _means(images)}
+    first = {"quanterr_verdict": images.verdict}
+    yield (first | {"list": "images", **means, **errors, "reason": "; ".join(images.reasons)}).items()
+    for pair in images.pairs:
+        yield (first | {"list": "pairs"} | {name: getattr(pair, name) for name in CSV_PAIR}).items()
+    for one in images.not_compared:
+        yield (first | {"list": "not_compared", "name": one.name, "reason": one.reason}).items()
+
+
+def suites(images: Images) -> list[Suite]:
+    """Return one JUnit suite: a test that every image was compared, and one for each gate."""
+    problem, message, text = "", "", "\n".join(map(sentence, images.reasons))
+    if images.verdict == "inconclusive":
+        problem, message = "error", f"inconclusive: {sentence(images.reasons[0])}"
+    case = Case("images", "every image was compared", problem, message, text, conclusion(images))
+    return [Suite("images", [case], images.gates)]
