@@ -256,13 +256,15 @@ class TestDocument:
         jsonschema.validate(json.loads(path.read_text()), schema)
 
     def test_is_judged_again(self, stored):
-        _, path = stored
+        found, path = stored
         statuses = [
             CliRunner().invoke(app, ["gate", str(path), "--require", f"min(ssim) >= {limit}"]).exit_code
             for limit in (0.1, 0.9999)
         ]
 
         assert [Status.OK, Status.GATE_FAILED] == statuses
+        with pytest.raises(UsageError, match="take no baseline"):
+            quanterr.judge(found, require="delta(ssim) >= 0", baseline=found)
 
     def test_shows_the_worst_pairs_first_on_a_page_that_loads_nothing(self, stored):
         found, _ = stored

@@ -3,7 +3,9 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Self
 
+from quanterr.errors import UsageError
 from quanterr.report.gate_results import Verdict
 from quanterr.report.images.model import SCORES, Images, find_copies, list_reasons
 from quanterr.report.subjects import Item, Subject, Vocabulary
@@ -12,7 +14,7 @@ LEAST_PAIRS = 8  # for a confidence interval
 PERFECT = {"psnr_db": inf}  # an identical pair's; the others are ordinary numbers
 
 VOCABULARY = Vocabulary(
-    "comparison of images",
+    "images",
     dict.fromkeys(SCORES, "pair"),
     tuple(SCORES),
     "min(ssim) >= 0.9",
@@ -29,6 +31,14 @@ class ImageValues(Subject):
     def list_items(self, metric: str) -> list[Item]:
         """Return all images: identical pairs hold, images that were not compared violate."""
         return self.items
+
+    def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
+        """Refuse every baseline.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("compared images take no baseline; quanterr diff says what changed")
 
 
 def list_subjects(images: Images, metrics: Collection[str]) -> list[Subject]:
