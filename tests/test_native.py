@@ -30,7 +30,6 @@ from quanterr.comparison.kernel import SUMS_ALONE
 from quanterr.comparison.native_sums import NativeSums, Operand
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.formats import exl3
 from quanterr.formats.shared import convrot
 from quanterr.metrics import OUTLIER, RELATIVE_OUTLIER
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
@@ -79,26 +78,6 @@ def test_rotated_values_are_those_of_torch(monkeypatch, kernel, size):
     convrot.unrotate(found, size, Workspace(CPU))
 
     assert same_bits(expected, found)
-
-
-@every_kernel
-@pytest.mark.parametrize("codebook", ["3inst", "mcg", "mul1"])
-def test_exl3_is_dequantized_as_by_torch(monkeypatch, tmp_path, kernel, codebook):
-    rows, cols = 256, 128
-    any_bits = torch.Generator().manual_seed(len(codebook))
-    for bits in range(1, 9):
-        trellis = torch.randint(-1 << 15, 1 << 15, (cols // 16, rows // 16, 16 * bits), generator=any_bits)
-        factors = {"X.suh": torch.rand(cols, generator=any_bits).half(), "X.svh": torch.rand(rows).half()}
-        if codebook != "3inst":
-            factors[f"X.{codebook}"] = torch.tensor([exl3.MULTIPLIERS[codebook]]).int()
-        path = store(tmp_path / f"{bits}.safetensors", {"X.trellis": trellis.short(), **factors})
-        with open_checkpoint(path) as checkpoint:
-            weight, found = CheckpointSide("y", checkpoint).recognize("X.weight", (rows, cols)), []
-            for choice in (native.KernelChoice(None), native.KernelChoice(kernel)):
-                monkeypatch.setattr(exl3, "choose_kernel", lambda choice=choice: choice)
-                found.append(dequantized(weight))
-
-        assert same_bits(*found), bits
 
 
 @needs_kernel

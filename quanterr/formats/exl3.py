@@ -19,8 +19,7 @@ exact in float32 (the CUDA kernels round the sum to float16). Code t = 8 · lane
     weight = diag(svh) · (H · ((values · H) · diag(suh)))    H = float32(1 / sqrt(128)) · Sylvester in blocks,
                                                              values (rows, cols); each operation rounded
 
-Products are in float32, as in the reference, whose last bits depend on the order in which a library adds 128 numbers.
-Here they are sums and differences of pairs, neighbours first, then times the factor: the same on every device.
+Products are in float32, as in the reference: their last bits depend on the order in which a library adds 128 numbers.
 Rows and columns are padded to multiples of 128. Blocks of 128 rows are dequantized and kept for the chunks that begin
 or end in them. The whole trellis stays in memory, because the tiles of one row are scattered.
 
@@ -37,13 +36,11 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared import hadamard
 from quanterr.formats.shared.config_checks import check_quant_method, read_integers
 from quanterr.formats.shared.padding import fit_padded
-from quanterr.native import Kernel, choose_kernel
 
 BLOCK, TILE = 128, 16
-UNIT = float(torch.tensor(1 / sqrt(BLOCK)))  # in float32
-CPU = torch.device("cpu")
 AT_ONCE = 1024  # columns dequantized at a time, so that the buffers stay in the cache
 FACTOR, BIAS = 1774 / 2.0**18, -10.3828125  # float16 values 0x1EEE and 0xC931 of mul1
 MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
@@ -115,53 +112,24 @@ def dequantize(parts: Parts, layer: Exl3Layout, chunk: Chunk, workspace: Workspa
 
 def _dequantize_block(parts: Parts, layer: Exl3Layout, number: int, workspace: Workspace) -> Tensor:
     """Dequantize the 128 rows of block ``number``, (128, cols) float32."""
-    rows = _read_factors(parts["rows"], workspace)[number * BLOCK : (number + 1) * BLOCK]
+    rows = _read_factors(parts["rows"], workspace)[number * BLOCK : (number + 1) * BLOCK, None]
     cols = _read_factors(parts["cols"], workspace)
+    matrix = _scaled_hadamard(workspace.device)
     block = workspace.buffer("block", (BLOCK, layer.cols), torch.float32)
-    kernel = choose_kernel().kernel if block.device.type == "cpu" else None
-    if kernel is not None:
-        _dequantize_by_kernel(kernel, parts, layer, number, (cols, rows), block, workspace)
-        return block
     for left in range(0, layer.cols, AT_ONCE):
         right = min(left + AT_ONCE, layer.cols)
         values = _look_up_values(parts["trellis"], layer, number, left, right, workspace)
-        _multiply(values.view(-1, BLOCK, 1)).mul_(UNIT)
-        _multiply(values.mul_(cols[left:right]).view(1, BLOCK, -1)).mul_(UNIT)
-        block[:, left:right] = values.mul_(rows[:, None])
+        other = workspace.buffer("other", tuple(values.shape), torch.float32)
+        torch.matmul(values.view(-1, BLOCK), matrix, out=other.view(-1, BLOCK))
+        torch.matmul(matrix, other.mul_(cols[left:right]), out=values)
+        block[:, left:right] = values.mul_(rows)
     return block
 
 
-def _dequantize_by_kernel(
-    kernel: Kernel,
-    parts: Parts,
-    layer: Exl3Layout,
-    number: int,
-    factors: tuple[Tensor, Tensor],
-    block: Tensor,
-    workspace: Workspace,
-) -> None:
-    """Dequantize the 128 rows of block ``number``, with the factors of columns and of its rows, into ``block``."""
-    trellis, codebook = workspace.read_whole("trellis", parts["trellis"]), make_codebook(layer.codebook, CPU)
-    cols, rows = (values.contiguous() for values in factors)
-    for left in range(0, layer.cols, BLOCK):
-        tiles = trellis[left // TILE, 8 * number].data_ptr()
-        of_block = cols[left:].data_ptr(), rows.data_ptr()
-        step = layer.rows // TILE * 8 * layer.bits
-        out = block[:, left:].data_ptr()
-        kernel.dequantize_exl3(tiles, step, layer.bits, codebook.data_ptr(), of_block, UNIT, out, layer.cols)
-
-
-def _multiply(values: Tensor) -> Tensor:
-    """Multiply the middle axis of (n, 128, m) by Sylvester's matrix, in place."""
-    n, size, m = values.shape
-    stride = 1
-    while stride < size:
-        a, b = values.view(n, size // (2 * stride), 2, stride, m).unbind(2)
-        total = a + b
-        torch.sub(a, b, out=b)
-        a.copy_(total)
-        stride *= 2
-    return values
+@cache
+def _scaled_hadamard(device: torch.device) -> Tensor:
+    """Return Sylvester's matrix divided by sqrt(128), (128, 128) float32."""
+    return (hadamard.make_sylvester(BLOCK) / sqrt(BLOCK)).float().to(device)
 
 
 def _read_factors(entry: Entry, workspace: Workspace) -> Tensor:

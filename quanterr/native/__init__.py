@@ -173,26 +173,6 @@ class Kernel(NamedTuple):
         group = ctypes.c_int64(groups), ctypes.c_int64(size), ctypes.c_double(unit)
         self.library.quanterr_rotate(ctypes.c_void_p(values), *group, ctypes.c_void_p(room))
 
-    def dequantize_exl3(
-        self,
-        tiles: int,
-        step: int,
-        bits: int,
-        codebook: int,
-        factors: tuple[int, int],
-        unit: float,
-        out: int,
-        cols: int,
-    ) -> None:
-        """Dequantize 128 × 128 elements of EXL3, as formats/exl3.py specifies; all but numbers are addresses.
-
-        ``tiles`` are those of 128 rows, ``step`` words from one column of tiles to the next; ``codebook`` is (65536,),
-        ``factors`` those of the columns and rows, ``out`` (128, cols), all float32.
-        """
-        stored = ctypes.c_void_p(tiles), ctypes.c_int64(step), ctypes.c_int32(bits), ctypes.c_void_p(codebook)
-        scales = *map(ctypes.c_void_p, factors), ctypes.c_float(unit)
-        self.library.quanterr_exl3(*stored, *scales, ctypes.c_void_p(out), ctypes.c_int64(cols))
-
 
 class KernelChoice(NamedTuple):
     """The kernel of a run; None means torch, and ``reason`` says why."""

@@ -472,48 +472,6 @@ EXPORT void quanterr_rotate(float *values, int64_t groups, int64_t size, double 
     }
 }
 
-/* Multiplies each column by Sylvester's matrix, in place. */
-#define BLOCK 128
-static void hadamard(float (*x)[BLOCK]) {
-    for (int stride = 1; stride < BLOCK; stride *= 2)
-        for (int i = 0; i < BLOCK; i += 2 * stride)
-            for (int j = i; j < i + stride; j++)
-                for (int k = 0; k < BLOCK; k += WIDTH) {
-                    floats a = load(x[j] + k), b = load(x[j + stride] + k), sum = a + b, rest = a - b;
-                    memcpy(x[j] + k, &sum, sizeof sum);
-                    memcpy(x[j + stride] + k, &rest, sizeof rest);
-                }
-}
-
-/* Dequantizes 128 x 128 elements of EXL3, as formats/exl3.py specifies: `tiles` has 8 tiles of 8 * bits words for 128
- * rows, then after `step` words those of the next 16 columns. `codebook`: 65536 values. `out`: rows of `stride` values. */
-EXPORT void quanterr_exl3(const uint32_t *tiles, int64_t step, int32_t bits, const float *codebook, const float *cols,
-                          const float *rows, float unit, float *out, int64_t stride) {
-    float turned[BLOCK][BLOCK] __attribute__((aligned(64))), block[BLOCK][BLOCK] __attribute__((aligned(64)));
-    int words = 8 * bits;
-    for (int tile = 0; tile < 64; tile++) {
-        const uint32_t *stored = tiles + tile / 8 * step + tile % 8 * words;
-        float(*to)[BLOCK] = turned + tile / 8 * 16;
-        int first = 256 * bits - 16; /* of a code's bits; the string is a circle */
-        for (int t = 0; t < 256; t++) {
-            first = first + bits < 256 * bits ? first + bits : first + bits - 256 * bits;
-            int at = first >> 5, lane = t / 8;
-            uint64_t window = (uint64_t)stored[at] << 32 | stored[at + 1 < words ? at + 1 : 0];
-            int col = 2 * (lane % 4) + t % 2 + 8 * (t / 2 % 2), row = lane / 4 + 8 * (t / 4 % 2);
-            to[col][tile % 8 * 16 + row] = codebook[window >> (48 - (first & 31)) & 0xFFFF];
-        }
-    }
-    hadamard(turned);
-    for (int col = 0; col < BLOCK; col++)
-        for (int row = 0; row < BLOCK; row++) turned[col][row] = turned[col][row] * unit * cols[col];
-    for (int top = 0; top < BLOCK; top += 16)
-        for (int col = 0; col < BLOCK; col++)
-            for (int row = top; row < top + 16; row++) block[row][col] = turned[col][row];
-    hadamard(block);
-    for (int row = 0; row < BLOCK; row++)
-        for (int col = 0; col < BLOCK; col++) out[row * stride + col] = block[row][col] * unit * rows[row];
-}
-
 /* ---- decoding ---- */
 
 INLINE float half(uint16_t h) {

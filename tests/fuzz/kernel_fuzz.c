@@ -73,22 +73,12 @@ static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, 
     return side;
 }
 
-static void random_exl3(void) {
-    Owner owner = {.n = 0};
-    int32_t bits = 1 + (int32_t)below(8);
-    const uint32_t *tiles = own(&owner, filled(64 * 32 * (size_t)bits));
-    const float *codebook = own(&owner, filled(4 << 16)), *cols = own(&owner, factors(128)), *rows = own(&owner, factors(128));
-    quanterr_exl3(tiles, 64 * bits, bits, codebook, cols, rows, 0.5f, own(&owner, malloc(4 * 128 * 128)), 128);
-    while (owner.n) free(owner.owned[--owner.n]);
-}
-
 int main(int argc, char **argv) {
     long n = argc > 1 ? atol(argv[1]) : 1000;
     state = argc > 2 ? strtoull(argv[2], 0, 0) : 88172645463325252ull;
     uint32_t *counts = calloc(2 * ROOM, 4), sums[2][N_SUMS * LIMBS];
     int64_t *histogram = malloc(ROOM * 8);
     for (long turn = 0; turn < n; turn++) {
-        if (!below(100)) random_exl3();
         Owner owner = {.n = 0}, other = {.n = 0};
         int order = below(4) ? IN_ROWS : (int)below(3);
         int64_t rows = 1 + below(below(8) ? 6 : 70), cols = 1 + below(below(8) ? 70 : 1300);
