@@ -2,32 +2,33 @@
 
 import os
 from collections.abc import Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 
 from quanterr.errors import UsageError
 from quanterr.options import PlanOptions
 from quanterr.report.kept_layers import UNITS, parse_amount
 from quanterr.report.plan.model import Measure
-from quanterr.report.sensitivity import read_sensitivity
+from quanterr.report.sensitivity import COSTS, KLD, OUTPUT_ERROR, read_sensitivity
 from quanterr.util.text import display, size
 
 SQUARED: Final = "squared error"
 WEIGHTED: Final = "weighted squared error"
-PREDICTED: Mapping[Measure, str] = {  # by a sensitivity: measure → metric of a layer
-    "predicted KLD": "predicted_kld",
-    "predicted output error": "predicted_output_error",
+METRICS: Mapping[str, str] = {cost.measure: cost.metric for cost in COSTS}  # measure that a sensitivity gives → metric
+LIMITS: Mapping[str, tuple[str, str]] = {  # goal → its option, the measure that it limits
+    KLD.field: ("--max-kld", KLD.measure),
+    OUTPUT_ERROR.field: ("--max-output-error", OUTPUT_ERROR.measure),
 }
-LIMITS: Mapping[str, tuple[str, Measure]] = {  # goal → its option, the measure that it limits
-    "kld": ("--max-kld", "predicted KLD"),
-    "output_error": ("--max-output-error", "predicted output error"),
-}
+
+
+Kind = Literal["size", "bits", "kld", "output_error", "snr"]
 
 
 class Goal(NamedTuple):
     """Goal of a plan: a budget of bytes, or a limit of the cost for which the size is minimized."""
 
-    kind: Literal["size", "bits", "kld", "output_error", "snr"]
+    kind: Kind
     amount: float
+    measure: Measure  # of the cost
 
     def __str__(self) -> str:
         return {
@@ -54,31 +55,31 @@ def parse_goal(chosen: PlanOptions) -> Goal:
         "output_error": chosen.max_output_error,
         "snr": chosen.min_snr,
     }
-    goals = [Goal(kind, amount) for kind, amount in given.items() if amount is not None]  # type: ignore[arg-type]
+    goals = [(kind, amount) for kind, amount in given.items() if amount is not None]
     if len(goals) != 1:
         raise UsageError("give one goal: --size, --bits, --max-kld, --max-output-error or --min-snr")
-    option, limited = LIMITS.get(goals[0].kind, ("", None))
+    [(kind, amount)] = goals
+    option, limited = LIMITS.get(kind, ("", None))
     if limited is not None and chosen.sensitivity is None:
         raise UsageError(f"{option} needs --sensitivity FILE, written by quanterr evaluate --sensitivity")
     if chosen.verify != (chosen.text is not None):
         raise UsageError("--verify measures a plan on a text: give both --verify and --text FILE")
     if chosen.verify and chosen.importance is not None:
         raise UsageError("--verify quantizes without an importance matrix; omit --importance")
-    measured_as = choose_measure(chosen)
-    if limited not in (None, measured_as):
-        raise UsageError(f"{option}: {display(str(chosen.sensitivity))} gives a {measured_as}, and no {limited}")
-    if chosen.verify and measured_as == "predicted output error":
+    measure = _choose_measure(chosen)
+    if limited not in (None, measure):
+        raise UsageError(f"{option}: {display(str(chosen.sensitivity))} gives a {measure}, and no {limited}")
+    if chosen.verify and measure == OUTPUT_ERROR.measure:
         raise UsageError("--verify reads a text; quanterr evaluate --against plan.json --inputs FILE measures this")
-    if goals[0].kind == "snr" and measured_as != SQUARED:
+    if kind == "snr" and measure != SQUARED:
         raise UsageError("--min-snr limits the squared error; omit --sensitivity and --importance")
-    return goals[0]
+    return Goal(cast("Kind", kind), amount, measure)
 
 
-def choose_measure(options: PlanOptions) -> Measure:
+def _choose_measure(options: PlanOptions) -> Measure:
     """Return the measure of cost; with both files the importance still decides the scales of recipes that search."""
     if options.sensitivity is not None:
-        cost = read_sensitivity(os.fspath(options.sensitivity)).cost
-        return next(measure for measure, metric in PREDICTED.items() if metric == cost.metric)
+        return cast("Measure", read_sensitivity(os.fspath(options.sensitivity)).cost.measure)
     return SQUARED if options.importance is None else WEIGHTED
 
 

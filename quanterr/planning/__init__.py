@@ -18,7 +18,7 @@ from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison import compare_each
 from quanterr.errors import UsageError
 from quanterr.findings.files import FALLBACK, LEFT
-from quanterr.goals import LIMITS, PREDICTED, SQUARED, WEIGHTED, Goal, choose_measure, parse_goal
+from quanterr.goals import LIMITS, METRICS, SQUARED, WEIGHTED, Goal, parse_goal
 from quanterr.keywords import accept_fields_of
 from quanterr.knapsack import KnapsackItem, solve, trace_path
 from quanterr.options import PlanKeywords, PlanOptions, SameIn
@@ -34,7 +34,7 @@ from quanterr.version import __version__
 
 POINTS = 40  # points of the curve
 ROUNDED = 5e-4  # bits per weight: a recipe with 4.50025 fits a budget of 4.5
-SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", **dict.fromkeys(PREDICTED, "sensitivity")}  # of costs
+SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", **dict.fromkeys(METRICS, "sensitivity")}  # of costs
 BETTER = (
     ": a guess, which can be worse than one format for all layers. "
     "quanterr evaluate ORIGINAL --text FILE --sensitivity s.json measures how much each layer matters (of a denoiser: "
@@ -97,7 +97,7 @@ def plan(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[PlanKe
 
 def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptions) -> Plan:
     """Do the same as :func:`plan`, given its options as one object."""
-    goal, measured_as = parse_goal(chosen), choose_measure(chosen)
+    goal = parse_goal(chosen)
     recipes = parse_recipes(chosen.to or PRESETS, chosen.scales)
     with ExitStack() as stack:
         checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
@@ -109,7 +109,7 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
         by_recipe = {recipe.name: report for recipe, report in zip(recipes, reports, strict=True)}
 
         def make(amount: float) -> Plan:
-            return _make_plan(Goal(goal.kind, amount), by_recipe, nbytes, architecture, chosen.same_in, measured_as)
+            return _make_plan(goal._replace(amount=amount), by_recipe, nbytes, architecture, chosen.same_in)
 
         if not chosen.verify:
             return make(goal.amount)
@@ -121,9 +121,8 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
         return plan.model_copy(update={"measured": measure(plan, checkpoint, chosen)})
 
 
-def _make_plan(
-    goal: Goal, reports: Mapping[str, Report], nbytes: int, architecture: str, same_in: SameIn, measure: Measure
-) -> Plan:
+def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architecture: str, same_in: SameIn) -> Plan:
+    measure = goal.measure
     rows, left_out = _collect_layers(reports, measure)
     if not rows:
         raise UsageError(f"no layer can be planned: the {SOURCES[measure]} names no layer")
@@ -236,7 +235,7 @@ def _make_option(recipe: str, layer: Layer | LosslessLayer, measure: Measure) ->
     error = layer.error_norm**2
     weighted = layer.weighted_error_norm
     costs = {SQUARED: error, WEIGHTED: None if weighted is None else weighted**2}
-    cost = costs[measure] if measure in costs else getattr(layer, PREDICTED[measure])
+    cost = costs[measure] if measure in costs else getattr(layer, METRICS[measure])
     return None if cost is None else _LayerOption(recipe, nbytes, cost, error, layer)
 
 

@@ -26,6 +26,11 @@ class Cost(NamedTuple):
         """The metric of a report that predicts it."""
         return f"predicted_{self.field}"
 
+    @property
+    def measure(self) -> str:
+        """The measure of plans that predicts it."""
+        return f"predicted {self.name}"
+
 
 KLD = Cost("KLD", "kld", 0.3)  # of predicted tokens [nat]
 OUTPUT_ERROR = Cost("output error", "output_error", 0.1)  # of recorded calls, relative
@@ -64,8 +69,7 @@ class Sensitivity:
             return None
         each = listed([f"{name} {factor:.2f}" for name, factor in self.factors.items()], 4)
         return (
-            f"predicted {self.cost.name} is calibrated by recipes measured with the sensitivity "
-            f"(measured ÷ predicted: {each})"
+            f"{self.cost.measure} is calibrated by recipes measured with the sensitivity (measured ÷ predicted: {each})"
         )
 
 
