@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
+from quanterr.metrics import PREDICTED
 from quanterr.report import notebook
 from quanterr.report.base import Finding, RunInfo, Score, Tool, collect_scores, dumps
 from quanterr.report.document import Document
@@ -161,7 +163,6 @@ class TextScores:
         return self.scores.top1
 
 
-PREDICTED = ("predicted_kld", "predicted_output_error")  # of candidates and of weights
 OF_TEXTS = ("text_kld_mean", "text_ppl_ratio", "text_top1")
 
 
@@ -377,7 +378,7 @@ class SwapScore:
     @property
     def kld_error(self) -> float | None:
         """The standard error of the divergence [nat], over predictions or chunks, whichever is larger."""
-        return max((each for each in (self.kld_mean_se, self.kld_mean_chunk_se) if each is not None), default=None)
+        return _find_error(partial(getattr, self), "kld_mean")
 
 
 @dataclass(slots=True)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from quanterr.errors import UsageError
+from quanterr.metrics import PREDICTED
 from quanterr.report.evaluation.model import (
     METRICS,
     OF_ROUTERS,
     OF_TASKS,
     OF_TEXTS,
-    PREDICTED,
     SCORES,
     Evaluated,
     Evaluation,

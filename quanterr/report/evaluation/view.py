@@ -241,7 +241,7 @@ def _positions(evaluation: Evaluation) -> Iterator[Part]:
     if not found:
         return
     spans = found[0].positions
-    shown = list(dict.fromkeys(round(k * (len(spans) - 1) / (MAX_STEPS - 1)) for k in range(MAX_STEPS)))
+    shown = _spread(len(spans), MAX_STEPS)
     columns = [Column(f"{spans[n].first:,}-{spans[n].last:,}", k) for k, n in enumerate(shown)]
     rows = [
         [Name(one.name), *(f"{one.positions[n].kld_mean:.4g}" for n in shown)]
@@ -279,13 +279,19 @@ def _by_step(title: str, found: Sequence[tuple[Name | str, Sequence[StepError]]]
     steps = sorted({one.step for _, own in found for one in own})
     if len(steps) < 2:
         return
-    shown = list(dict.fromkeys(steps[round(k * (len(steps) - 1) / (MAX_STEPS - 1))] for k in range(MAX_STEPS)))
+    shown = [steps[n] for n in _spread(len(steps), MAX_STEPS)]
     rows = []
     for name, own in found:
         errors = {one.step: one.output_error for one in own}
         cells = [errors.get(step) for step in shown]
         rows.append([name, *("–" if error is None else f"{100 * error:.4g} %" for error in cells)])
     yield Table(title, "candidate", [Column(f"step {step}", n) for n, step in enumerate(shown)], rows)
+
+
+def _spread(n: int, most: int) -> list[int]:
+    """Return up to ``most`` evenly spaced indices of ``n`` items, including the first and the last."""
+    shown = min(n, most)
+    return sorted({round(k * (n - 1) / max(shown - 1, 1)) for k in range(shown)})
 
 
 def _pick_detailed(evaluation: Evaluation) -> Sequence[Evaluated]:
@@ -296,10 +302,8 @@ def _pick_detailed(evaluation: Evaluation) -> Sequence[Evaluated]:
 
 def _blocks(candidate: Evaluated) -> Part:
     """Return a table of evenly spaced blocks, including the first and the last."""
-    blocks, n = candidate.blocks, min(len(candidate.blocks), MAX_BLOCKS)
-    places = sorted({round(k * (len(blocks) - 1) / max(n - 1, 1)) for k in range(n)})
     rows = []
-    for block in (blocks[place] for place in places):
+    for block in (candidate.blocks[n] for n in _spread(len(candidate.blocks), MAX_BLOCKS)):
         cells = (block.relative_error, block.cosine, block.worst_token_error)
         rows.append([Name(block.name), *("not finite" if cell is None else f"{cell:.5g}" for cell in cells)])
     return Table(f"Hidden states, {display(candidate.name)}", "after", BLOCKS, rows)
@@ -324,9 +328,9 @@ def _worst(candidate: Evaluated, top: int) -> Part:
 
 def _routers(candidate: Evaluated) -> Part:
     """Return the agreement of evenly spaced routers, including the first and the last, and the mean of all."""
-    routers, n = candidate.routers, min(len(candidate.routers), MAX_BLOCKS)
-    places = sorted({round(k * (len(routers) - 1) / max(n - 1, 1)) for k in range(n)})
-    rows = [[Name(router.name), *_router_cells([router])] for router in (routers[place] for place in places)]
+    routers = candidate.routers
+    shown = [routers[n] for n in _spread(len(routers), MAX_BLOCKS)]
+    rows = [[Name(router.name), *_router_cells([router])] for router in shown]
     rows.append([f"mean of {count(len(routers), 'router')}", *_router_cells(routers)])
     title = f"{routers[0].chosen} of {routers[0].experts} experts for a token, {display(candidate.name)}"
     return Table(title, "router", ROUTERS, rows)

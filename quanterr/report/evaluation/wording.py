@@ -3,11 +3,11 @@
 from math import ceil
 from statistics import fmean
 
+from quanterr.metrics import PREDICTED
 from quanterr.report.evaluation.model import (
     OF_EMBEDDINGS,
     OF_OUTPUTS,
     OF_PREDICTIONS,
-    PREDICTED,
     SCORES,
     Evaluated,
     Evaluation,
