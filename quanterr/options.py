@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
 
+from quanterr.errors import UsageError
 from quanterr.metrics import OUTLIER
 
 Path = str | os.PathLike[str]
@@ -504,10 +505,17 @@ class EvaluateOptions(ReadOptions, GateOptions):
         """True if an output needs the second moments of inputs."""
         return self.importance_out is not None or self.saliency_out is not None
 
-    @property
-    def studies_original(self) -> bool:
-        """True if an output needs no candidate."""
-        return self.with_moments or self.sensitivity is not None or self.save_reference is not None
+    def check_alone(self) -> None:
+        """Check that some output needs no candidate, and that nothing asks for one.
+
+        Raises:
+            UsageError: there is no such output, or weights of candidates should be swapped.
+        """
+        if not (self.with_moments or self.sensitivity is not None or self.save_reference is not None):
+            raise UsageError(NOTHING_TO_DO)
+        if self.swap or self.swap_blocks:
+            option = "--swap" if self.swap else "--swap-blocks"
+            raise UsageError(f"{option}: puts weights of candidates into the original; give a candidate")
 
 
 class ReadKeywords(TypedDict, total=False):

@@ -23,7 +23,7 @@ class _Piece(NamedTuple):
 
 
 @contextmanager
-def reading_ahead(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
+def read_ahead(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
     """Ask the system in a thread for the beginnings of all local files, in the order in which a comparison reads them.
 
     The thread ends with the context, at the latest. Stores are left out: they are asked for what is surely needed.

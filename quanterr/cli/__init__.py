@@ -183,7 +183,7 @@ def compare(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="A plan.json of quanterr plan: each layer must match it in format, bits and SNR (at most 1 dB less).",
+            help="A plan.json of quanterr plan: each layer must match it in format, bits and SNR (within 0.5 dB).",
             rich_help_panel=GATES,
             show_default=False,
         ),
@@ -247,10 +247,10 @@ def _make_judge(rules: "PreparedRules", planned: str | None) -> "Callable[[Repor
 
 
 def _compare_pair(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "Report":
-    from quanterr.cli.opening import opened
+    from quanterr.cli.opening import open_inputs
 
     require_memory()
-    with opened(sides, options) as (original, quantized), show_progress(quiet) as on_progress:
+    with open_inputs(sides, options) as (original, quantized), show_progress(quiet) as on_progress:
         from quanterr.comparison import compare_each
 
         return compare_each(original, [quantized], replace(options, on_progress=on_progress))[0]

@@ -21,8 +21,7 @@ from quanterr.cli.common import (
 )
 from quanterr.cli.gate import report_verdict, summarize
 from quanterr.cli.options import Only, with_options
-from quanterr.errors import UsageError
-from quanterr.options import NOTHING_TO_DO, EvaluateOptions, RankOptions
+from quanterr.options import EvaluateOptions, RankOptions
 from quanterr.util.text import display, named_path
 
 HELP = wrap_help("""Run the original's model with the weights of each side on a text: perplexity, divergence, agreement.
@@ -65,7 +64,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate candidates, or study the original alone."""
-    from quanterr.cli.opening import opened
+    from quanterr.cli.opening import open_inputs
     from quanterr.gates import prepare
     from quanterr.report.documents import KINDS
     from quanterr.report.evaluation import SCHEMA
@@ -93,13 +92,13 @@ def evaluate(
         check_place(path, option, [fspath(path) for path in inputs if path is not None])
     if options.save_reference is not None:
         written["--save-reference"] = fspath(options.save_reference)
-    announce([original, *(candidates or [])], show.quiet)
-    alone = not candidates and not recipes.against and options.reference is None
-    if alone and not options.studies_original:
-        raise UsageError(NOTHING_TO_DO)
     paths = [original, *(candidates or [])]
+    announce(paths, show.quiet)
+    alone = not candidates and not recipes.against and options.reference is None
+    if alone:
+        options.check_alone()
     require_memory()
-    with Interrupt(keeps=False) as interrupt, exit_on_interrupt(interrupt), opened(paths, options) as checkpoints:
+    with Interrupt(keeps=False) as interrupt, exit_on_interrupt(interrupt), open_inputs(paths, options) as checkpoints:
         from quanterr.evaluation import evaluate_candidates
         from quanterr.evaluation.beside_original import measure_alone
 

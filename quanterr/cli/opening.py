@@ -10,7 +10,7 @@ from pathlib import Path
 
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.checkpoints.base import CheckpointFile
-from quanterr.checkpoints.read_ahead import reading_ahead
+from quanterr.checkpoints.read_ahead import read_ahead
 from quanterr.errors import UsageError
 from quanterr.options import ComparisonOptions, ReadOptions
 from quanterr.selection import LayerSelection
@@ -21,14 +21,14 @@ DEVICE = re.compile(r"auto|(cpu|cuda)(:\d+)?")
 
 
 @contextmanager
-def opened(paths: Iterable[str], options: ReadOptions) -> Iterator[list[str] | list[Checkpoint]]:
+def open_inputs(paths: Iterable[str], options: ReadOptions) -> Iterator[list[str] | list[Checkpoint]]:
     """Open checkpoints, read them ahead, and close them at the end.
 
-    One of several processes gets the paths as they are: it opens them once the others can learn of its errors.
+    A run of several processes gets the paths: it opens them later, when each process can tell the others of an error.
 
     Raises:
-        UsageError: the device's name is none, or a pattern of layers is invalid; as :func:`open_checkpoint`.
-        CheckpointError: the importance matrix is missing; as :func:`open_checkpoint`.
+        UsageError: the device is unknown, or a pattern of layers is invalid; or as :func:`open_checkpoint`.
+        CheckpointError: the importance matrix is missing; or as :func:`open_checkpoint`.
     """
     if not DEVICE.fullmatch(options.device):
         raise UsageError(f"--device {display(options.device)}: choose auto, cpu, cuda or cuda:N")
@@ -39,7 +39,7 @@ def opened(paths: Iterable[str], options: ReadOptions) -> Iterator[list[str] | l
         found = [stack.enter_context(open_checkpoint(path, options.lenient, options.cache)) for path in paths]
         if isinstance(options, ComparisonOptions):
             _check_selection(options)
-        stack.enter_context(reading_ahead(found))
+        stack.enter_context(read_ahead(found))
         yield found
 
 

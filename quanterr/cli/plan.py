@@ -57,7 +57,7 @@ def plan(
     ] = None,
 ) -> None:
     """Choose a recipe for each layer."""
-    from quanterr.cli.opening import opened
+    from quanterr.cli.opening import open_inputs
     from quanterr.goals import parse_goal
     from quanterr.report.files import write_output
     from quanterr.report.formatting import LONG
@@ -66,7 +66,7 @@ def plan(
     to = show.targets([original, options.importance, options.sensitivity])
     announce([original], show.quiet)
     require_memory()
-    with Interrupt(keeps=False) as interrupt, opened([original], options) as (checkpoint,):
+    with Interrupt(keeps=False) as interrupt, open_inputs([original], options) as (checkpoint,):
         from quanterr.planning import plan_layers
         from quanterr.planning.exports import CONSUMERS, check_consumer, export_command, export_plan
 

@@ -87,12 +87,12 @@ def run(
     show: Display,
 ) -> None:
     """Make a ranking, write it, print it, and exit with its status."""
-    from quanterr.cli.opening import opened
+    from quanterr.cli.opening import open_inputs
 
     announce(paths, show.quiet)
     with Interrupt() as interrupt, exit_on_interrupt(interrupt):
         require_memory()
-        with opened(paths, options) as checkpoints, show_progress(show.quiet) as on_progress:
+        with open_inputs(paths, options) as checkpoints, show_progress(show.quiet) as on_progress:
             asked = replace(options, on_progress=on_progress, stop=interrupt.stop, command=tuple(command_line()))
             ranking = make(checkpoints, asked)
         warn(found for candidate in ranking.candidates for found in candidate.findings)

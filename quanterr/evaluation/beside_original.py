@@ -63,13 +63,12 @@ def measure(
 
 
 def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: EvaluateOptions) -> None:
-    """Write the outputs of ``evaluate`` that need only the original. Errors are those of ``study``."""
+    """Write the outputs that need only the original: sensitivity, importance, saliency, reference.
+
+    Raises the errors of :func:`quanterr.evaluation.study`.
+    """
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
-    if not chosen.studies_original:
-        raise UsageError(NOTHING_TO_DO)
-    if chosen.swap or chosen.swap_blocks:
-        option = "--swap" if chosen.swap else "--swap-blocks"
-        raise UsageError(f"{option}: puts weights of candidates into the original; give a candidate")
+    chosen.check_alone()
     with join_rank_group(stop) as group, ExitStack() as stack:
         checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
         prepared = prepare(chosen, checkpoint)
