@@ -323,6 +323,17 @@ class TestCompare:
         assert "fail" == gate.status
         assert "dB, planned" in gate.violations[0].reason
 
+    @pytest.mark.parametrize(("recipe", "verdict"), [("int8_row", "pass"), ("fp8_row", "fail"), ("int4_g32", "fail")])
+    def test_integers_of_8_bits_alone_may_lose_more_than_half_a_db(self, original, recipe, verdict):
+        produced, _ = mix_recipes(original, dict.fromkeys(LAYERS, parse_recipe(recipe)), "produced")
+        found = plan(original, bits=9, to=recipe, device="cpu")
+        for layer in found.layers:
+            layer.snr_db += 0.8
+        gate = check_against_plan(quanterr.compare(original, produced, device="cpu"), found).gates[0]
+
+        assert {recipe} == {layer.recipe for layer in found.layers}
+        assert verdict == gate.status, gate.message
+
     def test_layers_that_are_not_in_it_may_only_be_cast(self, original, made, tmp_path):
         found, _ = made
         tensors = load_file(original.path)

@@ -12,9 +12,10 @@ from quanterr.report.stored import read_stored
 from quanterr.util.text import count, display
 
 REQUIRE = "as planned: format, bits, SNR; the rest unchanged"
-# dB below the prediction. A program that divides by the scale in BF16 first rounds codes from 64 on to halves, which
-# adds (1/2)² / 12 to an error of 1² / 12: 0.97 dB if all codes are that large.
-TOLERANCE = 1.0
+TOLERANCE = 0.5  # dB below the prediction
+# Of integers of 8 bits. A program that divides by the scale in BF16 first rounds codes from 64 on to halves, which adds
+# (1/2)² / 12 to an error of 1² / 12: 0.97 dB if all codes are that large.
+TOLERANCE_OF_INT8 = 1.0
 BITS = 0.05  # relative difference of the bits: scales may be stored in another dtype
 
 FLOAT16 = "torch.float16"
@@ -26,12 +27,8 @@ CASTS = {
     FLOAT16: (2.0**-11, 2.0**-25),
 }
 
-# Formats that store the same codes and scales in other tensors.
-SAME = (
-    frozenset({"ct_nvfp4", "nvfp4", "nvfp4_experts", "gguf_nvfp4", "torchao_nvfp4", "mlx_nvfp4"}),
-    frozenset({"ct_mxfp4", "mxfp4", "gpt_oss_mxfp4", "gguf_mxfp4", "mlx_mxfp4"}),
-    frozenset({"mxfp8", "mlx_mxfp8", "torchao_mx"}),
-    frozenset({"fp8_row", "torchao_fp8"}),
+# Formats that store the same codes and scales in other tensors; integers with a scale for each row, and in groups.
+INTEGERS = (
     frozenset({"int8_row", "ct_int", "bnb_int8", "torchao_int8"}),
     frozenset(
         {
@@ -40,6 +37,14 @@ SAME = (
             *("sdnq", "quanto_int4", "quanto_int2", "quanto_int8"),
         }
     ),
+)
+OF_8_BITS = frozenset({"int8_tensor", "int8_block"})
+SAME = (
+    frozenset({"ct_nvfp4", "nvfp4", "nvfp4_experts", "gguf_nvfp4", "torchao_nvfp4", "mlx_nvfp4"}),
+    frozenset({"ct_mxfp4", "mxfp4", "gpt_oss_mxfp4", "gguf_mxfp4", "mlx_mxfp4"}),
+    frozenset({"mxfp8", "mlx_mxfp8", "torchao_mx"}),
+    frozenset({"fp8_row", "torchao_fp8"}),
+    *INTEGERS,
 )
 
 
@@ -128,9 +133,16 @@ def _find_violations(planned: PlannedLayer, actual: Layer | LosslessLayer | None
         yield Violation(name, bits, None, f"has {bits:.4g} bits per weight, planned {planned.bits_per_weight:.4g}")
         return
     snr = getattr(actual, "snr_db", None)
-    if planned.snr_db is not None and snr is not None and snr < planned.snr_db - TOLERANCE:
-        margin = snr - (planned.snr_db - TOLERANCE)
+    if planned.snr_db is None or snr is None:
+        return
+    margin = snr - (planned.snr_db - _find_tolerance(planned))
+    if margin < 0:
         yield Violation(name, snr, margin, f"has {snr:.2f} dB, planned {planned.snr_db:.2f}")
+
+
+def _find_tolerance(planned: PlannedLayer) -> float:
+    is_int8 = planned.bits_per_weight >= 8 and any(planned.format in formats for formats in (*INTEGERS, OF_8_BITS))
+    return TOLERANCE_OF_INT8 if is_int8 else TOLERANCE
 
 
 def _is_same_format(planned: str, found: str) -> bool:
