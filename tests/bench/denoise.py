@@ -6,9 +6,7 @@ The model (0.6 M parameters) learns by flow matching to draw waves of twelve ori
 random phases. Sensitivities are of calls on its way from noise to image; errors are measured on other calls.
 """
 
-import argparse
 import json
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from math import pi
@@ -19,11 +17,12 @@ import torch
 from safetensors.torch import save_file
 
 import quanterr
-from quanterr.checkpoints import Checkpoint, open_checkpoint
+from quanterr.checkpoints import Checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from plans import show_plans
+from trained import run
 
 SIDE, PATCH, KINDS = 16, 2, 12
 TOKENS, CHANNELS = (SIDE // PATCH) ** 2, PATCH**2
@@ -124,19 +123,6 @@ def record(model: Any, path: Path, seeds: Sequence[int]) -> None:
     save_file(tensors, path, {"quanterr.inputs": json.dumps(described)})
 
 
-def main() -> None:
-    """Train, quantize, evaluate, print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(".bench-denoise"))
-    folder = parser.parse_args().folder
-    if not (folder / "original/config.json").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        train(folder)
-    with open_checkpoint(folder / "original") as original:
-        bench(folder, original)
-
-
 def bench(folder: Path, original: Checkpoint) -> None:
     """Both tables."""
     sensitivity = folder / "sensitivity.json"
@@ -163,4 +149,4 @@ def bench(folder: Path, original: Checkpoint) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__ or "", ".bench-denoise", "original/config.json", train, bench)

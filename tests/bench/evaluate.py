@@ -6,10 +6,8 @@ The model (3 M parameters) learns from the text of Python's standard library; to
 Eight recipes quantize all matrices of its blocks, and a few more models take each matrix from a recipe at random.
 """
 
-import argparse
 import json
 import random
-import shutil
 import sys
 import sysconfig
 import time
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 
 import quanterr
-from quanterr.checkpoints import Checkpoint, open_checkpoint
+from quanterr.checkpoints import Checkpoint
 from quanterr.evaluation.embeddings import spearman
 from quanterr.recipes import parse_recipe
 from quanterr.recipes.quantized_file import mix_recipes
@@ -28,6 +26,7 @@ from quanterr.recipes.quantized_file import mix_recipes
 sys.path.insert(0, str(Path(__file__).parent))
 
 from plans import show_plans
+from trained import run
 
 VOCABULARY, LENGTH, BATCH, STEPS = 2048, 256, 12, 700
 MIXES = 16
@@ -82,19 +81,6 @@ def train(folder: Path) -> None:
     model.train(False).save_pretrained(folder / "original")
     tokenizer.save(str(folder / "original/tokenizer.json"))
     (folder / "original/tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-
-
-def main() -> None:
-    """Train, quantize, evaluate, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(".bench-evaluate"))
-    folder = parser.parse_args().folder
-    if not (folder / "original/model.safetensors").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        train(folder)
-    with open_checkpoint(folder / "original") as original:
-        bench(folder, original)
 
 
 def bench(folder: Path, original: Checkpoint) -> None:
@@ -177,4 +163,4 @@ def show(found: Any, rows: list[dict[str, Any]], seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__ or "", ".bench-evaluate", "original/model.safetensors", train, bench)
