@@ -5,10 +5,14 @@ from math import sqrt
 ROUNDINGS = 4096  # on the way to an output of a small model: some 60 products of some 60 terms, one after the other
 
 
+# How far an output may be off, relatively to its norm, if it is computed twice in another order: roundings of 2^-24 add
+# up at random on both sides.
+OF_OUTPUT = sqrt(2) * 2**-24 * sqrt(ROUNDINGS)
+
+
 def of_squared_error(error):
     """Return how far ``error`` = ‖y - x‖² / ‖x‖² may be off, relatively, if x and y are computed in another order.
 
-    Roundings of 2^-24 of the output add up at random, to η = 2^-24 · √ROUNDINGS of ‖x‖ on each of both sides. So y - x
-    changes by √2 η ‖x‖ at most, which is √2 η / √error of itself, and its square by twice that.
+    y - x changes by OF_OUTPUT · ‖x‖ at most, which is OF_OUTPUT / √error of itself, and its square by twice that.
     """
-    return 2 * sqrt(2) * 2**-24 * sqrt(ROUNDINGS) / sqrt(error)
+    return 2 * OF_OUTPUT / sqrt(error)
