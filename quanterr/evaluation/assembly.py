@@ -153,7 +153,7 @@ def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
 
 
 def _with_predictions(outcome: Outcome) -> list[SwapScore]:
-    """Return the swaps with their predicted KLD: that of a block is the sum over its weights."""
+    """Return the swaps with their predicted KLD; a block's is the sum over its weights."""
     for swap in outcome.swaps:
         own = {one.layer_name: one.predicted_kld for one in outcome.weights if swap.name in (one.block, one.layer_name)}
         known = [each for each in own.values() if each is not None]

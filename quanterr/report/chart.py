@@ -15,7 +15,7 @@ NARROW = 0.05  # decades that an axis has at least
 
 
 def draw_chart(chart: Chart) -> Markup:
-    """Return a figure with a line for each curve, and its name at the line's end; points that are not positive lack."""
+    """Return a figure with a named line for each curve; points that are not positive are left out."""
     curves = [(curve.name, [(x, y) for x, y in curve.points if y > 0]) for curve in chart.curves]
     curves = [(name, points) for name, points in curves if len(points) > 1]
     if not curves:
