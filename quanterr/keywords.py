@@ -3,13 +3,13 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from functools import partial, wraps
 from typing import ParamSpec, TypeVar, get_type_hints
 
 from quanterr.errors import UsageError
-from quanterr.options import Option
+from quanterr.options import list_flags, list_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,8 +23,9 @@ def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     ``help()`` and notebooks then show each keyword with its type and default. An unknown keyword raises a TypeError
     that names the nearest one. A UsageError names arguments instead of the command line's options.
     """
-    hints = get_type_hints(kind, include_extras=True)
-    arguments = {_flag(field, hints[field.name]): field.name for field in fields(kind)}
+    arguments = {field.name.replace("_", "-"): field.name for field in fields(kind)}
+    for name, option in list_options(kind).items():
+        arguments[list_flags(name, option)[0].removeprefix("--")] = name
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = _signature(function, kind)
@@ -48,12 +49,6 @@ def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def _name_argument(arguments: Mapping[str, str], flag: re.Match[str]) -> str:
     return flag[0] if flag[1] else arguments.get(flag[2], flag[0])
-
-
-def _flag(field: "Field[object]", hint: object) -> str:
-    """Return the long option of a field on the command line, without its dashes."""
-    flags = next((note.flags for note in getattr(hint, "__metadata__", ()) if isinstance(note, Option)), "")
-    return flags.split()[0].removeprefix("--") if flags else field.name.replace("_", "-")
 
 
 def _signature(function: Callable[..., object], kind: type) -> inspect.Signature:

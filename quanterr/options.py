@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from math import isfinite
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
 
 from quanterr.errors import UsageError
@@ -36,18 +37,53 @@ class Option(NamedTuple):
     panel: str
     metavar: str | None = None  # FILE and FOLDER: paths in a settings file are relative to its folder
     flags: str = ""  # such as "--json"; empty: made from the field's name
-    least: float | None = None  # the smallest allowed value
+    least: float | None = None  # the smallest and
+    most: float | None = None  # the largest allowed value
     words: str | None = None  # the function of cli/completion.py that completes the value
 
 
 class _Options:
-    """Base class: a single string or path given for a field of several values becomes a tuple of one."""
+    """Base class: a single string or path given for a field of several values becomes a tuple of one.
+
+    Raises:
+        UsageError: a number is not finite or outside of its range.
+    """
 
     def __post_init__(self) -> None:
         for name in list_multiple_fields(type(self)):
             value = getattr(self, name)
             if isinstance(value, str | os.PathLike):
                 object.__setattr__(self, name, (value,))
+        for name, option in list_options(type(self)).items():
+            _check_range(name, getattr(self, name), option)
+
+
+def _check_range(name: str, value: object, option: Option) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    given = f"{list_flags(name, option)[0]} {value}"
+    if isinstance(value, float) and not isfinite(value):
+        raise UsageError(f"{given}: must be a finite number")
+    if option.least is not None and value < option.least:
+        raise UsageError(f"{given}: must be at least {option.least}")
+    if option.most is not None and value > option.most:
+        raise UsageError(f"{given}: must be at most {option.most}")
+
+
+def list_flags(name: str, option: Option) -> list[str]:
+    """Return the flags of a field on the command line, the long one first."""
+    return option.flags.split() or [f"--{name.replace('_', '-')}"]
+
+
+def list_options(kind: type) -> dict[str, Option]:
+    """Return the command line options of a dataclass by the names of their fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        field.name: note
+        for field in fields(kind)
+        for note in getattr(hints[field.name], "__metadata__", ())
+        if isinstance(note, Option)
+    }
 
 
 def list_multiple_fields(kind: type) -> list[str]:
@@ -307,10 +343,11 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
     same_in: Annotated[SameIn, Option("Layers that must share a recipe.", RECIPES)] = "fused"
     size: Annotated[float | str | None, Option("Maximum checkpoint size, e.g. 6GiB.", GOAL, "BYTES")] = None
     bits: Annotated[
-        float | None, Option("Maximum bits per weight of the planned layers, scales included.", GOAL, "NUMBER")
+        float | None, Option("Maximum bits per weight of the planned layers, scales included.", GOAL, "NUMBER", least=0)
     ] = None
     max_kld: Annotated[
-        float | None, Option("Smallest size with at most this predicted KLD; needs --sensitivity.", GOAL, "NAT")
+        float | None,
+        Option("Smallest size with at most this predicted KLD; needs --sensitivity.", GOAL, "NAT", least=0),
     ] = None
     max_output_error: Annotated[
         float | None,
@@ -318,6 +355,7 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
             "Smallest size with at most this predicted error of a denoiser's output (1: 100 %); needs --sensitivity.",
             GOAL,
             "SHARE",
+            least=0,
         ),
     ] = None
     min_snr: Annotated[
@@ -467,7 +505,8 @@ class EvaluateOptions(ReadOptions, GateOptions):
         Option("Write the columns and elements of each weight with the largest Var(x) · w² (JSON).", OUTPUT, "FILE"),
     ] = None
     saliency: Annotated[
-        float, Option("Percentage of columns and elements that --saliency-out writes.", OUTPUT, "PERCENT")
+        float,
+        Option("Percentage of columns and elements that --saliency-out writes.", OUTPUT, "PERCENT", least=0, most=100),
     ] = 1.0
     save_reference: Annotated[
         Path | None,

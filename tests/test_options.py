@@ -1,7 +1,8 @@
 """Options are declared once: the command line, the library and settings files have the same."""
 
 from dataclasses import fields
-from typing import Annotated, get_type_hints
+from math import inf, nan
+from typing import Annotated, get_args, get_type_hints
 
 import pytest
 import typer
@@ -31,6 +32,28 @@ def test_keywords_of_the_library_are_the_fields(kind):
 @pytest.mark.parametrize(("given", "expected"), [("attn", ("attn",)), (["attn", "mlp"], ["attn", "mlp"]), ((), ())])
 def test_a_string_is_one_of_several(given, expected):
     assert expected == CompareOptions(layers=given).layers
+
+
+NUMBERS = [
+    (kind, name)
+    for kind in KINDS
+    for name, hint in get_type_hints(kind).items()
+    if float in get_args(hint) or hint is float
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_a_number_is_finite(kind, name, value):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} {value}: must be a finite number"):
+        kind(**{name: value})
+
+
+def test_a_number_is_within_its_range():
+    with pytest.raises(UsageError, match="--context 1: must be at least 2"):
+        EvaluateOptions(context=1)
+    with pytest.raises(UsageError, match="--saliency 101: must be at most 100"):
+        EvaluateOptions(saliency=101)
 
 
 class TestLibrary:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
-from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -194,8 +193,6 @@ def compare(
     from quanterr.gates.fail_fast import make_violation_check
     from quanterr.report.formatting import list_doubts
 
-    if not isfinite(options.outlier_threshold):
-        raise UsageError(f"--outlier-threshold {options.outlier_threshold}: must be a finite number")
     sides = _resolve_sides(original, quantized, original_option, quantized_option)
     to = show.targets([*sides, options.baseline, options.importance, options.sensitivity, planned])
     rules = prepare(options)

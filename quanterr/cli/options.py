@@ -12,7 +12,7 @@ import typer
 from typer.models import OptionInfo
 
 from quanterr.cli import completion
-from quanterr.options import PANELS, Option
+from quanterr.options import PANELS, Option, list_flags, list_options
 
 
 class AllBut(NamedTuple):
@@ -89,12 +89,11 @@ class _Row(NamedTuple):
 
 
 def _option_rows(kind: type) -> list[_Row]:
-    hints = get_type_hints(kind, include_extras=True)
+    hints, options = get_type_hints(kind, include_extras=True), list_options(kind)
     return [
-        _Row(field.name, get_args(hints[field.name])[0], note, field.default)
+        _Row(field.name, get_args(hints[field.name])[0], options[field.name], field.default)
         for field in fields(kind)
-        for note in getattr(hints[field.name], "__metadata__", ())
-        if isinstance(note, Option)
+        if field.name in options
     ]
 
 
@@ -112,10 +111,11 @@ def _is_wanted(name: str, notes: Iterable[object]) -> bool:
 def _make_parameter(row: _Row) -> inspect.Parameter:
     kind, default = _typer_type(row.kind), None if row.default in ((), MISSING) else row.default
     info = typer.Option(
-        *_list_flags(row),
+        *list_flags(row.name, row.option),
         metavar=row.option.metavar,
         help=row.option.help,
         min=row.option.least,
+        max=row.option.most,
         rich_help_panel=row.option.panel,
         show_default=default is not None and not isinstance(default, bool),
         autocompletion=getattr(completion, row.option.words) if row.option.words else None,
@@ -123,10 +123,6 @@ def _make_parameter(row: _Row) -> inspect.Parameter:
     return inspect.Parameter(
         row.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
-
-
-def _list_flags(row: _Row) -> list[str]:
-    return row.option.flags.split() or [f"--{row.name.replace('_', '-')}"]
 
 
 def _typer_type(kind: object) -> object:
