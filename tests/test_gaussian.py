@@ -55,3 +55,9 @@ def test_a_model_of_no_known_family_is_refused(original, tmp_path):
     save_file({"a": torch.ones(1)}, tmp_path / "a.safetensors")
     with pytest.raises(UsageError, match="gaussian:1: how DiTTransformer2DModel is called is not known"):
         quanterr.evaluate(tmp_path, [tmp_path], inputs="gaussian:1")
+
+
+@pytest.mark.parametrize("inputs", ["gaussian:0", "gaussian:-3", "gaussian:", "gaussian:many"])
+def test_their_number_is_checked(original, inputs):
+    with pytest.raises(UsageError, match=f"inputs '?{inputs}'?: give a number of calls from 1 to 9999"):
+        quanterr.evaluate(original, against=["int8_row"], inputs=inputs)

@@ -16,7 +16,8 @@ from quanterr.errors import UsageError
 from quanterr.evaluation.calls import Call, Calls
 from quanterr.util.text import display
 
-NAME = re.compile(r"gaussian:([1-9]\d{0,3})")
+PREFIX = "gaussian:"
+NAME = re.compile(PREFIX + r"[1-9]\d{0,3}")
 SIDE, TEXT = 16, 32  # latents: SIDE × SIDE tokens, or 2 SIDE × 2 SIDE pixels; tokens of a text
 SEED = 17
 
@@ -136,8 +137,14 @@ FAMILIES: Mapping[str, Made] = {
 
 
 def is_made_up(inputs: str) -> bool:
-    """Return whether ``--inputs`` asks for made-up calls."""
-    return NAME.fullmatch(inputs) is not None
+    """Return whether ``--inputs`` asks for made-up calls.
+
+    Raises:
+        UsageError: it asks for no number of them.
+    """
+    if inputs.startswith(PREFIX) and not NAME.fullmatch(inputs):
+        raise UsageError(f"--inputs {display(inputs)}: give a number of calls from 1 to 9999, such as {PREFIX}8")
+    return inputs.startswith(PREFIX)
 
 
 def make_calls(inputs: str, model: nn.Module) -> Calls:

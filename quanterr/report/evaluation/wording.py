@@ -33,14 +33,16 @@ DEFINED = (
     "whichever is larger."
 )
 OF_CALLS = "± is the standard error over groups of calls."
+OF_CHUNKS = "An embedding is the mean of the last hidden states of a chunk."
+DEFINITIONS = {"calls": OF_CALLS, "encoder": OF_CHUNKS}  # by the kind of evaluation; DEFINED for all others
 
 
 def format_caveat(evaluation: Evaluation) -> str:
     """Return what the numbers include and leave out."""
     emulated = any(candidate.activations or candidate.kv for candidate in evaluation.candidates)
     predicted = emulated and bool(_list_predicted(evaluation))
-    defined = OF_CALLS if evaluation.kind == "calls" else DEFINED
     inputs = MADE_UP if evaluation.made_up else ""
+    defined = DEFINITIONS.get(evaluation.kind, DEFINED)
     return f"{inputs}{EMULATED if emulated else ALONE}{OF_WEIGHTS if predicted else ''}{defined}"
 
 
