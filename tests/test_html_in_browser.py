@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 from browsing import BROWSER, DRIVER, started
 from making import numbers, quantized_fp8, quantized_int8, store
+from sample_documents import inspection, plan
 from sample_reports import hostile, large_page, mixed, report_of, small
 
 import quanterr
@@ -719,6 +720,26 @@ class TestDiffPage:
 
         assert "Old SNR" in changed.text("#details-body")
         assert "New SNR" in changed.text("#details-body")
+
+
+class TestOtherPages:
+    def test_links_lead_to_what_is_shown(self, browser, tmp_path):
+        inspection().save(tmp_path / "flat.html")  # a single block: no map
+        page = Page(browser, tmp_path / "flat.html")
+
+        assert [True] == list(
+            set(
+                page.run(
+                    "return [...document.querySelectorAll('nav a')].map((e) => !document.querySelector(e.hash).hidden)"
+                )
+            )
+        )
+        assert page.run("return document.getElementById('places').hidden")
+
+    def test_the_curve_of_a_plan_is_drawn(self, browser, tmp_path):
+        plan().save(tmp_path / "plan.html")
+
+        assert 1 == Page(browser, tmp_path / "plan.html").run("return document.querySelectorAll('#curve path').length")
 
 
 class TestEvaluationPage:

@@ -7,9 +7,9 @@ from quanterr.report.markup import Markup, tag
 from quanterr.report.sections import Chart
 from quanterr.util.text import display
 
-WIDTH, HEIGHT = 720, 240
-LEFT, RIGHT, TOP, BOTTOM = 64, 150, 12, 40  # margins; names of curves stand at the right
-LINE = 14  # height of a name
+WIDTH, HEIGHT = 720, 264
+LEFT, RIGHT, TOP, BOTTOM = 84, 170, 16, 54  # margins; names of curves stand at the right
+LINE = 24  # height of a name
 STYLES = 4  # of lines, in the style sheet
 NARROW = 0.05  # decades that an axis has at least
 
@@ -35,8 +35,8 @@ def draw_chart(chart: Chart) -> Markup:
         _, y = place(left, level)
         drawn.append(tag("line", class_="grid", x1=f"{LEFT}", x2=f"{WIDTH - RIGHT}", y1=f"{y:.1f}", y2=f"{y:.1f}"))
         drawn.append(tag("text", f"{level:.3g}", class_="tick end", x=f"{LEFT - 8}", y=f"{y + 4:.1f}"))
-    for x, kind in ((left, "tick"), (right, "tick end")):
-        drawn.append(tag("text", f"{x:,.0f}", class_=kind, x=f"{place(x, every[0][1])[0]:.1f}", y=f"{HEIGHT - 22}"))
+    for x, kind, at in ((left, "tick", LEFT), (right, "tick end", WIDTH - RIGHT)):
+        drawn.append(tag("text", _format_place(x), class_=kind, x=f"{at}", y=f"{HEIGHT - 30}"))
     middle = (LEFT + WIDTH - RIGHT) / 2
     drawn.append(tag("text", chart.across, class_="tick middle", x=f"{middle:.0f}", y=f"{HEIGHT - 6}"))
     taken = -LINE
@@ -48,6 +48,10 @@ def draw_chart(chart: Chart) -> Markup:
         drawn.append(tag("text", display(name, 20), x=f"{x + 8:.1f}", y=f"{taken}"))
     title = tag("figcaption", chart.title)
     return tag("figure", title, tag("svg", *drawn, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img"), class_="chart")
+
+
+def _format_place(x: float) -> str:
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
 def _levels(low: float, high: float) -> Iterator[float]:

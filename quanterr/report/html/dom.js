@@ -43,6 +43,11 @@ function addRovingFocus(container, selector, step) {
   });
 }
 
+/** Remove links to sections that have nothing to show. */
+function dropDeadLinks() {
+  for (const link of document.querySelectorAll("nav a")) if (byId(link.hash.slice(1))?.hidden) link.remove();
+}
+
 /** Let the theme button cycle through the themes. */
 function addThemeButton() {
   const button = byId("theme");

@@ -72,6 +72,7 @@ async function main() {
       map.scrollIntoView();
     });
   }
+  dropDeadLinks();
   followLinks(opener(layers, drawer), (parts) => filters.follow(parts));
 }
 

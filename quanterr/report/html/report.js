@@ -25,6 +25,7 @@ async function main() {
   heatMaps(byId("places"), layers, pick);
   histograms(layers, report.usual, pick);
   showKeep(layers, report.keep, pick);
+  dropDeadLinks();
   followLinks(opener(layers, drawer), (parts) => filters.follow(parts));
 }
 

@@ -13,7 +13,9 @@ from quanterr.report.sections import (
     MAP,
     Case,
     Cells,
+    Chart,
     Column,
+    Curve,
     LayerName,
     Lines,
     MapMetric,
@@ -35,7 +37,8 @@ CSV_COLUMNS = ("list", *CSV_LAYER, "reason")
 LIMITS_OF_COST = ("--max-kld", "--max-output-error", "--min-snr")  # goals that minimize bytes
 TIMES = 3  # ratio from which a change is written as a factor
 MINOR = 0.01  # share of the cost below which pages fold a layer
-CURVE = 8  # number of points shown
+CURVE = 8  # number of points in the text
+MIB = 2**20
 METRICS = {
     "share": MapMetric("Share of the cost", "lower", "%", log=True, column="Share %"),
     "bits": MapMetric("Bits per weight", "lower", "bit", column="Bits"),
@@ -60,7 +63,7 @@ def view(plan: Plan, top: int) -> View:
         Section("uniform", "One recipe for all", [_uniform(plan), Lines([_count_recipes(plan)])]),
         MAP,
         *([Section("worst", "Most expensive layers", [_worst(plan, top)])] if top else []),
-        Section("curve", "Size and cost", [Lines([_curve(plan)])]),
+        Section("curve", "Size and cost", [*_draw_curve(plan), Lines([_curve(plan)])]),
         LAYERS,
         describe_run(plan.run, f"{plan.tool.name} {plan.tool.version}"),
     ]
@@ -133,6 +136,12 @@ def _curve(plan: Plan) -> str:
     points = ", ".join(f"{size(point.bytes)} {point.cost:.3g}" for point in plan.curve[::step])
     knee = f"; diminishing returns from {size(plan.knee.bytes)} on" if plan.knee else ""
     return f"least cost by size: {points}{knee}"
+
+
+def _draw_curve(plan: Plan) -> Iterator[Chart]:
+    points = [(point.bytes / MIB, point.cost) for point in plan.curve if point.cost > 0]
+    if len(points) > 1:
+        yield Chart(f"least {plan.measure} by size", "MiB", [Curve(Name("plans"), points)])
 
 
 def rows(plan: Plan) -> Iterator[Cells]:
