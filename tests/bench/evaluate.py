@@ -1,6 +1,7 @@
 """A small Llama that is trained here, quantized in many ways: weight error, output error, divergence, prediction.
 
-python tests/bench/evaluate.py [FOLDER]     ten minutes on two cores; prints the table of the guide's page evaluate
+python tests/bench/evaluate.py [FOLDER] [--chunks N] [--mixes N]
+                                            ten minutes on two cores; prints the table of the guide's page evaluate
 
 The model (3 M parameters) learns from the text of Python's standard library; tokens that it has not seen are scored.
 Eight recipes quantize all matrices of its blocks, and a few more models take each matrix from a recipe at random.
@@ -29,8 +30,10 @@ from plans import show_plans
 from trained import run
 
 VOCABULARY, LENGTH, BATCH, STEPS = 2048, 256, 12, 700
-MIXES = 16
-CHUNKS = 12
+COLUMNS = (
+    *("recipe", "bits", "weight SNR dB", "output error", "KLD", "predicted KLD", "predicted ÷ measured", "PPL"),
+    "same top token",
+)
 HELD_OUT = 0.1  # of the text
 SEED = 0
 RECIPES = ("fp8_tensor", "fp8_row", "int8_g64", "int6_g64", "int5_g32", "int4_g32", "int4_g64", "int3_g32")
@@ -38,7 +41,7 @@ PLANNED = ("int2_g32", "int3_g64", "int3_g32", "int4_g64", "int4_g32", "int5_g64
 BUDGETS = (3.6, 4.1, 4.6, 5.1, 6.1)  # bits per weight of the matrices in blocks
 
 
-def text() -> str:
+def read_sources() -> str:
     """The standard library's own sources, in the order of their names."""
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return "\n".join(path.read_text(encoding="utf-8", errors="ignore") for path in paths)
@@ -50,7 +53,7 @@ def train(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(SEED)
-    whole = text()
+    whole = read_sources()
     cut = int(len(whole) * (1 - HELD_OUT))
     (folder / "held_out.txt").write_text(whole[cut:], encoding="utf-8")
     tokenizer = Tokenizer(models.BPE())
@@ -83,21 +86,20 @@ def train(folder: Path) -> None:
     (folder / "original/tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
 
-def bench(folder: Path, original: Checkpoint) -> None:
+def bench(folder: Path, original: Checkpoint, chunks: int, mixes: int) -> None:
     """Both tables."""
     names = [name for name, entry in original.entries.items() if len(entry.shape) == 2 and "layers." in name]
     chosen = random.Random(SEED)
     assignments = {recipe: dict.fromkeys(names, recipe) for recipe in RECIPES}
-    assignments |= {f"mix_{n}": {name: chosen.choice(RECIPES[2:]) for name in names} for n in range(MIXES)}
+    assignments |= {f"mix_{n}": {name: chosen.choice(RECIPES[2:]) for name in names} for n in range(mixes)}
     candidates = [
         mix_recipes(original, {name: parse_recipe(recipe) for name, recipe in recipe_of.items()}, title)[0]
         for title, recipe_of in assignments.items()
     ]
+    text = [folder / "held_out.txt"]
     started = time.monotonic()
     sensitivity = folder / "sensitivity.json"
-    found = quanterr.evaluate(
-        folder / "original", candidates, text=[folder / "held_out.txt"], chunks=CHUNKS, sensitivity=sensitivity
-    )
+    found = quanterr.evaluate(folder / "original", candidates, text=text, chunks=chunks, sensitivity=sensitivity)
     seconds = time.monotonic() - started
     found.save(folder / "evaluation.json")
     alphas = {row["layer_name"]: row["alpha"] for row in json.loads(sensitivity.read_text())["weights"]}
@@ -105,8 +107,7 @@ def bench(folder: Path, original: Checkpoint) -> None:
     show(found, rows, seconds)
 
     def measure(plans: Sequence[Checkpoint], uniform: Sequence[str]) -> dict[str, float]:
-        held_out = [folder / "held_out.txt"]
-        found = quanterr.evaluate(folder / "original", plans, against=uniform, text=held_out, chunks=CHUNKS)
+        found = quanterr.evaluate(folder / "original", plans, against=uniform, text=text, chunks=chunks)
         return {one.name: one.scores.kld_mean for one in found.candidates if one.scores is not None}
 
     show_plans(original, sensitivity, PLANNED, BUDGETS, measure, layers=["layers."])
@@ -139,8 +140,8 @@ def show(found: Any, rows: list[dict[str, Any]], seconds: float) -> None:
         f"PPL of the original {base.ppl_original:.3f} ± {base.ppl_original_se:.2f}; {base.tokens:,} predictions scored"
     )
     print()
-    print("| recipe | bits | weight SNR dB | output error | KLD | predicted KLD | PPL | same top token |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(COLUMNS)} |")
+    print(f"|{'---|' * len(COLUMNS)}")
     for row in rows[: len(RECIPES)]:
         cells = (
             row["name"],
@@ -149,18 +150,24 @@ def show(found: Any, rows: list[dict[str, Any]], seconds: float) -> None:
             f"{row['output']:.3g}",
             f"{row['kld']:.5f} ± {row['kld_se']:.1g}",
             f"{row['predicted']:.5f}",
+            f"{row['predicted'] / row['kld']:.2f}",
             f"{row['ppl']:.3f}",
             f"{100 * row['top1']:.1f} %",
         )
         print(f"| {' | '.join(cells)} |")
     print()
-    for title, part in ((f"{len(RECIPES)} recipes", rows[: len(RECIPES)]), (f"{MIXES} mixes", rows[len(RECIPES) :])):
+    for title, part in (
+        (f"{len(RECIPES)} recipes", rows[: len(RECIPES)]),
+        (f"{len(rows) - len(RECIPES)} mixes", rows[len(RECIPES) :]),
+    ):
         kld = torch.tensor([row["kld"] for row in part])
         values = {key: torch.tensor([row[key] for row in part]) for key in ("nmse", "output", "alpha", "predicted")}
-        told = ", ".join(f"{key} {spearman(value, kld):.3f}" for key, value in values.items())
-        print(f"Spearman with the measured KLD over {title}: {told}")
+        ranked = ", ".join(f"{key} {spearman(value, kld):.3f}" for key, value in values.items())
+        ratios = sorted((values["predicted"] / kld).tolist())
+        print(f"Spearman with the measured KLD over {title}: {ranked}")
+        print(f"predicted ÷ measured over {title}: {ratios[0]:.2f} to {ratios[-1]:.2f}")
     print(f"{len(rows)} candidates with the sensitivity in {seconds:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    run(__doc__ or "", ".bench-evaluate", "original/model.safetensors", train, bench)
+    run(__doc__ or "", ".bench-evaluate", "original/model.safetensors", train, bench, chunks=12, mixes=16)
