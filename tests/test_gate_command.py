@@ -458,6 +458,8 @@ class TestGitHub:
         assert "Since the baseline: 0 layers worse, 0 better" in text
         assert "| SNR, pooled |" in text
         assert "layers, the worst first, by SNR:" in text
+        assert 1 == text.count("| yes |")  # the gates once
+        assert "| holds |" not in text.replace("| gate | holds |", "")
 
     def test_a_summary_that_cannot_be_written_is_told_and_changes_nothing(self, stored, tmp_path):
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path)}

@@ -1,6 +1,5 @@
 """``quanterr gate``: judge a stored document without the models; also prints the gates of other commands."""
 
-import io
 import os
 import sys
 from contextlib import suppress
@@ -188,15 +187,14 @@ def summarize(document: "Document", baseline: str | os.PathLike[str] | None = No
 
     if not github.has_summary():
         return
+    from quanterr.report.card import format_numbers
     from quanterr.report.diff.making import diff
-    from quanterr.report.files import find_output
 
-    section, change = io.StringIO(), ""
-    find_output("md").write(document, section)
+    change = ""
     with suppress(UsageError):  # an unrelated baseline: the gates have reported it
         if baseline is not None:
             change = f"Since the baseline: {diff(os.fspath(baseline), document).view(0).conclusion}"
-    if problem := github.write_numbers(section.getvalue(), change):
+    if problem := github.write_numbers(format_numbers(document, gates=False), change):
         print(f"quanterr: {problem}", file=sys.stderr)
 
 

@@ -52,9 +52,8 @@ def write_summary(judged: HasGates, candidate: str | None = None) -> str | None:
     return _append(lambda room: format_summary(judged, room, candidate))
 
 
-def write_numbers(section: str, change: str) -> str | None:
-    """Append a document's Markdown section and the change since the baseline; return as :func:`write_summary` does."""
-    numbers = "".join(line for line in section.splitlines(keepends=True) if not line.startswith("<!-- quanterr:"))
+def write_numbers(numbers: str, change: str) -> str | None:
+    """Append a document's Markdown and the change since the baseline; return as :func:`write_summary` does."""
     text = f"{_code(change)}\n\n{numbers}\n" if change else f"{numbers}\n"
     return _append(lambda room: text if len(text.encode()) <= room - len(LEFT_OUT) else LEFT_OUT)
 

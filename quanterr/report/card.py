@@ -36,7 +36,12 @@ def write(document: Renderable, file: IO[str]) -> None:
 
 def section(document: Renderable) -> str:
     """Return the section of a model card, with its comments."""
-    return "\n".join([BEGIN, *_lines(document), END]) + "\n"
+    return f"{BEGIN}\n{format_numbers(document)}{END}\n"
+
+
+def format_numbers(document: Renderable, *, gates: bool = True) -> str:
+    """Return the section without its comments, and without the table of gates if ``gates`` is False."""
+    return "\n".join(_lines(document, gates)) + "\n"
 
 
 def replace_section(text: str, section: str, where: str, append: bool = False) -> str:
@@ -76,7 +81,7 @@ def _append_section(text: str, section: str) -> str:
     return f"{text}{ends}{newline if text else ''}{section.replace(chr(10), newline)}"
 
 
-def _lines(document: Renderable) -> Iterator[str]:
+def _lines(document: Renderable, gates: bool) -> Iterator[str]:
     view = document.view(TOP)
     yield f"## {view.heading}"
     yield ""
@@ -89,7 +94,7 @@ def _lines(document: Renderable) -> Iterator[str]:
     yield from _facts(view)
     for section in view.sections:
         for part in section.parts if CARD in section.media else ():
-            if lines := list(_part(part)):
+            if (gates or not isinstance(part, Gates)) and (lines := list(_part(part))):
                 yield from ("", *lines)
     yield ""
     yield f"Made by {format_prose(view.made_by)}. {view.about}"
