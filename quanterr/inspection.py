@@ -14,11 +14,11 @@ from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.pairing.inputs import (
     Inputs,
     find_declared_cache,
-    find_lone_rotations,
     find_uncalibrated_attention,
     inputs_of,
 )
 from quanterr.pairing.side import CheckpointSide
+from quanterr.pairing.transforms import find_lone_transforms
 from quanterr.report.base import Finding, Tool
 from quanterr.report.hardware import bandwidth_of
 from quanterr.report.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
@@ -98,7 +98,7 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
         findings=[
             *_find_in_layers(weights, warnings),
             *_find_in_checkpoint(side, weights),
-            *report_lone_rotations(find_lone_rotations(side.labels.config, checkpoint.entries)),
+            *report_lone_rotations(find_lone_transforms(side.labels.config, checkpoint.entries)),
             *report_absent_scales(
                 absent, find_uncalibrated_attention(side.labels.config, checkpoint.entries), calibrated
             ),

@@ -9,7 +9,8 @@ import quanterr
 from quanterr.checkpoints.ggml_types import BLOCKS, INPUT_SCHEMES
 from quanterr.checkpoints.labels import Label
 from quanterr.findings.activations import report_lone_rotations
-from quanterr.pairing.inputs import _read_comfy, _read_torchao, find_lone_rotations, find_online_rotations
+from quanterr.pairing.inputs import _read_comfy, _read_torchao
+from quanterr.pairing.transforms import find_lone_transforms, find_online_transforms
 
 FOLDER = Path(__file__).parent / "golden_declared"  # make.py there says how the files were made
 CASES = [
@@ -69,13 +70,17 @@ def test_a_declared_cache_without_scales_is_a_finding(without, tmp_path):
 
 @pytest.mark.parametrize(
     ("places", "expected"),
-    [(["weight_input", "weight_output"], []), (["weight_input", "input"], ["r4"]), (["k_cache"], ["r4"])],
+    [
+        (["weight_input", "weight_output"], []),
+        (["weight_input", "input"], ["r4 (input)"]),
+        (["k_cache"], ["r4 (k_cache)"]),
+    ],
 )
 def test_rotations_of_inputs_are_known_from_fused_ones(places, expected):
     apply = [{"targets": ["Linear"], "location": place} for place in places]
     config = {"transform_config": {"config_groups": {"r4": {"type": "hadamard", "apply": apply}}}}
 
-    assert expected == find_online_rotations(config)
+    assert expected == find_online_transforms(config, [])
 
 
 STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}  # as compressed-tensors stores it, once
@@ -95,7 +100,7 @@ STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}  # as com
 def test_a_rotation_without_its_counterpart_is_noticed(kind, places, entries, expected):
     apply = [{"targets": ["re:.*down_proj$"], "location": place} for place in places]
     config = {"transform_config": {"config_groups": {"r4": {"type": kind, "apply": apply}}}}
-    found = list(report_lone_rotations(find_lone_rotations(config, entries)))
+    found = list(report_lone_rotations(find_lone_transforms(config, entries)))
 
     assert [("missing_rotation", "warning")] * len(expected) == [(one.code, one.severity) for one in found]
     for one, words in zip(found, expected, strict=True):

@@ -38,11 +38,11 @@ from quanterr.pairing import SIDES
 from quanterr.pairing.inputs import (
     find_absent_scales,
     find_clamped_inputs,
-    find_lone_rotations,
     find_uncalibrated_attention,
     read_static_scales,
 )
 from quanterr.pairing.model import Bucket, ComparedWeight, Leftover, Pair, Pairing
+from quanterr.pairing.transforms import find_lone_transforms
 from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.model import (
     Aggregate,
@@ -277,7 +277,7 @@ class ReportBuilder:
             *check_activation_scales(self._pairing),
             *report_missing_input_scales(find_clamped_inputs(self._pairing, quantized.entries)),
             *report_sibling_inputs(scales),
-            *report_lone_rotations(find_lone_rotations(self._pairing.labels["quantized"].config, quantized.entries)),
+            *report_lone_rotations(find_lone_transforms(self._pairing.labels["quantized"].config, quantized.entries)),
             *report_absent_scales(
                 find_absent_scales(self._pairing, quantized.entries),
                 find_uncalibrated_attention(self._pairing.labels["quantized"].config, quantized.entries),

@@ -20,6 +20,7 @@ from quanterr.evaluation.states import energy, products_of, storage_of
 from quanterr.evaluation.units import Slot, Unit
 from quanterr.findings import make_finding
 from quanterr.findings.activations import report_missing_input_scales
+from quanterr.formats.base import InputRotation
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.inputs import (
     KEY_SCALES,
@@ -27,13 +28,16 @@ from quanterr.pairing.inputs import (
     Inputs,
     find_declared_cache,
     find_declared_inputs,
-    find_online_rotations,
+    rotation_of,
 )
-from quanterr.pairing.model import Pairing
+from quanterr.pairing.model import Pair, Pairing
+from quanterr.pairing.transforms import find_online_transforms
 from quanterr.recipes.inputs import INPUT_SCHEMES, InputScheme, StoredInputScale
 from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
+
+Turn = Callable[[Tensor], Tensor]
 
 NONE, DECLARED = "none", "declared"
 CACHE = ("fp8",)
@@ -48,14 +52,15 @@ class Rounded(NamedTuple):
     scheme: InputScheme
     stored: StoredInputScale
     factors: Tensor | None = None  # (k,)
-    turn: Callable[[Tensor], Tensor] | None = None  # rotates rows, (r, k) float32, in place; its own inverse
+    turn: Turn | None = None  # rotates rows, (r, k) float32, in place
     branch: tuple[Tensor, Tensor] | None = None  # (rows, rank), (rank, k): of inputs that are not rounded
     divides: bool = False  # by the factors
+    turn_back: Turn | None = None  # None: ``turn``
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return inputs, (…, k), as the product sees them, in their own dtype."""
-        y = self.scheme(self._rotate(self._scale(x.float(), self.divides)), self.stored)
-        return self._scale(self._rotate(y), not self.divides).to(x.dtype)
+        y = self.scheme(_rotate(self.turn, self._scale(x.float(), self.divides)), self.stored)
+        return self._scale(_rotate(self.turn_back or self.turn, y), not self.divides).to(x.dtype)
 
     def add_branch(self, product: Tensor, rounded_away: Tensor, outputs: Tensor | None) -> bool:
         """Add to a product what its branch makes of ``rounded_away``, (…, k), in place.
@@ -79,10 +84,9 @@ class Rounded(NamedTuple):
             return y
         return torch.where(self.factors == 0, 0.0, y / self.factors) if divides else y * self.factors
 
-    def _rotate(self, y: Tensor) -> Tensor:
-        if self.turn is None:
-            return y
-        return self.turn(y.reshape(-1, y.shape[-1]).clone()).view(y.shape)
+
+def _rotate(turn: Turn | None, y: Tensor) -> Tensor:
+    return y if turn is None else turn(y.reshape(-1, y.shape[-1]).clone()).view(y.shape)
 
 
 class Watched(NamedTuple):
@@ -128,8 +132,10 @@ class Rounding:
                 self._add(name, found)
         elif activations != NONE:
             coded = [pair for pair in plan.pairs if pair.quantized.has_codes and pair.quantized.matrix[0] > 1]
-            self.inputs = {pair.name: Rounded(INPUT_SCHEMES[activations], StoredInputScale()) for pair in coded}
-        self.rotations = find_online_rotations(plan.labels["quantized"].config)
+            self.inputs = {pair.name: self._round_by(INPUT_SCHEMES[activations], pair) for pair in coded}
+        self.rotations = find_online_transforms(
+            plan.labels["quantized"].config, [pair.quantized for pair in plan.pairs]
+        )
         declared, scales = find_declared_cache(plan.labels["quantized"].config, entries)
         self.rounds_cache = kv != NONE if kv != DECLARED else declared
         self._cache = {name: float(self._tensor(entry)) for name, entry in scales.items()} if self.rounds_cache else {}
@@ -149,11 +155,20 @@ class Rounding:
         zero = None if found.zero_point is None else self._tensor(found.zero_point)
         stored_factors = found.divisors or found.factors
         factors = None if stored_factors is None else self._tensor(stored_factors).view(-1)[: self._columns[name]]
-        turn = None if found.turn is None else partial(_turn, found.turn, self._turning)
+        turn, back = self._turns(found.rotation)
         stored = StoredInputScale(scale, zero, found.bound)
         branch = None if found.branch is None else found.branch.factors(self._turning)
         divides = found.divisors is not None
-        self.inputs[name] = Rounded(INPUT_SCHEMES[found.scheme], stored, factors, turn, branch, divides)
+        self.inputs[name] = Rounded(INPUT_SCHEMES[found.scheme], stored, factors, turn, branch, divides, back)
+
+    def _round_by(self, scheme: InputScheme, pair: Pair) -> Rounded:
+        turn, back = self._turns(rotation_of(pair.quantized))
+        return Rounded(scheme, StoredInputScale(), turn=turn, turn_back=back)
+
+    def _turns(self, rotation: InputRotation | None) -> tuple[Turn | None, Turn | None]:
+        if rotation is None:
+            return None, None
+        return partial(_turn, rotation.rotate, self._turning), partial(_turn, rotation.undo, self._turning)
 
     def _tensor(self, entry: Entry) -> Tensor:
         pieces = [piece.flatten().float() for piece in iterate_scales(entry, self._workspace)]
@@ -167,6 +182,10 @@ class Rounding:
 
     def reasons(self) -> list[str]:
         """Return why numbers are not those of the runtime that the files ask for."""
+        return [*self.not_rounded(), *self.not_transformed()]
+
+    def not_rounded(self) -> list[str]:
+        """Return what is not rounded as the runtime would: a candidate without any rounding lacks nothing."""
         found = []
         if self.why_not:
             name, why = next(iter(self.why_not.items()))
@@ -175,12 +194,15 @@ class Rounding:
             name, number = next(iter(self.used_otherwise)), count(len(self.used_otherwise), "weight")
             why = "the model does not multiply by it in a way that is known"
             found.append(f"inputs of {number} were not rounded: {display(name)}: {why}")
-        if self.rotations:
-            named = listed(self.rotations, 3)
-            found.append(f"config.json declares rotations while the model runs, which are not emulated: {named}")
         if self.rounds_cache and not self.cached:
             found.append("keys and values were not rounded: this model's attention is none of torch's own")
         return found
+
+    def not_transformed(self) -> list[str]:
+        """Return what is not transformed as the runtime would, whatever is rounded."""
+        if not self.rotations:
+            return []
+        return [f"config.json declares transforms at run time that are not emulated: {listed(self.rotations, 3)}"]
 
     @property
     def schemes(self) -> dict[str, int]:
@@ -353,7 +375,9 @@ def _tensors(args: Iterable[Any]) -> Iterator[Tensor]:
 
 def of_rounding(rounding: Rounding) -> Iterator[Finding]:
     """Yield what is not emulated, and inputs that a runtime clamps because no scale is stored."""
-    for why in rounding.reasons():
+    for why in rounding.not_rounded():
         remedy = "evaluate with --activations none --kv none, or in the runtime"
         yield make_finding("not_emulated", "warning", None, why, remedy)
+    for why in rounding.not_transformed():
+        yield make_finding("not_emulated", "warning", None, why, "evaluate in the runtime, or export without them")
     yield from report_missing_input_scales(rounding.clamped)

@@ -4,26 +4,30 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from quanterr.findings.codes import make_finding
 from quanterr.pairing.model import COMPUTED, Bucket, FoldedScales, Pairing
+from quanterr.pairing.transforms import find_fused_transforms
 from quanterr.report.base import Finding
 from quanterr.roles import role_of
-from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 
 NOT_COLLECTED = ("embedding", "head")  # roles that llama-imatrix skips by default
 FEW_MISSING = 0.05  # share of the other quantized weights that may be missing
-FUSED_LOCATIONS = frozenset({"weight_input", "weight_output"})
 
 
 def check_plan(plan: Pairing) -> Iterator[Finding]:
     """Report contradictions and oddities in headers and labels."""
     if plan.idle:
         yield make_finding("nothing_excluded", "info", None, "; ".join(plan.idle))
+    weights = {
+        "original": [pair.original for pair in plan.pairs],
+        "quantized": [pair.quantized for pair in plan.pairs],
+    }
     for side, labels in plan.labels.items():
         if labels.orphans:
             layers = listed(list(labels.orphans))
             message = f"the header of the {side} checkpoint labels layers that are not stored: {layers}"
             yield make_finding("label_without_layer", "warning", None, message)
-        if rotated := _describe_fused_rotations(labels.config):
+        fused = find_fused_transforms(labels.config, weights[side])
+        if rotated := ", ".join(f"{display(each.group)} ({display(each.kind)})" for each in fused):
             message = f"config.json of the {side} checkpoint declares rotations fused into its weights: {rotated}"
             remedy = "compare the checkpoint from before the rotations were fused, or use the rotated original"
             yield make_finding("rotated_weights", "error", None, message, remedy)
@@ -58,17 +62,6 @@ def check_plan(plan: Pairing) -> Iterator[Finding]:
     for pair in plan.pairs:
         for warning in pair.original.warnings + pair.quantized.warnings:
             yield make_finding("ambiguous_layout", "warning", pair.name, f"{display(pair.name)}: {warning}")
-
-
-def _describe_fused_rotations(config: JsonFields) -> str:
-    """Name the transforms of compressed-tensors that are fused into the stored weights; empty if there are none."""
-    names = []
-    for name, group in as_object(as_object(config.get("transform_config")).get("config_groups")).items():
-        applied = as_object(group).get("apply")
-        places = applied if isinstance(applied, list) else []
-        if any(as_object(place).get("location") in FUSED_LOCATIONS for place in places):
-            names.append(f"{display(name)} ({display(str(group.get('type')))})")
-    return ", ".join(names)
 
 
 def report_folding(folded: Sequence[FoldedScales]) -> Iterator[Finding]:

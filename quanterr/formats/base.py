@@ -33,6 +33,7 @@ __all__ = [
     "Format",
     "FormatMismatch",
     "Hints",
+    "InputRotation",
     "Native",
     "Order",
     "PartSpec",
@@ -323,6 +324,14 @@ class RotatedWeight(NamedTuple):
 
     weight: Weight  # has levels; its rows may be longer
     rotate: Callable[[Tensor, Workspace], Tensor]  # rotates whole rows of the original, (r, c), as the quantizer did
+    of_inputs: "InputRotation | None" = None  # None: inputs are rotated as the original is, twice is not at all
+
+
+class InputRotation(NamedTuple):
+    """The rotation of the inputs of a rotated weight, (r, c) float32, in place, and the way back."""
+
+    rotate: Callable[[Tensor, Workspace], Tensor]
+    undo: Callable[[Tensor, Workspace], Tensor]
 
 
 class Branch(NamedTuple):

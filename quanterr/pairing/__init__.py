@@ -106,8 +106,8 @@ class _Pairer:
             if own not in copies and own not in self.holders.used:
                 self._leave(self.quantized, shared, own, *self._explain_extra(shared, self.quantized.codes[own]))
         for side in (self.original, self.quantized):
-            for name in sorted(side.labels.consumed):
-                self.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, "a label", (side.entries[name],)))
+            for name, reason in side.consumed.items():
+                self.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, reason, (side.entries[name],)))
         self._adapt()
         return Pairing(
             _offer_transposed_squares(self.pairs, self.original),
@@ -244,6 +244,8 @@ class _Pairer:
         named = (self.original, own), (self.quantized, there)
         if any(side.siblings.get(name) or side.labels.of(name) for side, name in named) or not _is_same_kind(*entries):
             return False
+        if any(side.transforms.applies_to(name, side.codes[name].shape) for side, name in named):
+            return False  # its bytes are not all that a model uses
         x, y = (verbatim(own, entry, reason) for entry in entries)
         self.pairs.append(self._make_pair(own, x, y, own, (there,), None))
         return True
@@ -254,6 +256,8 @@ class _Pairer:
             return Bucket.CONSUMED, "computed by the converter"
         if is_auxiliary(entry.name):
             return Bucket.CONSUMED, "does not affect any weight"
+        if reason := self.quantized.transforms.explain(entry.name):
+            return Bucket.UNSUPPORTED, reason
         if is_computed(entry):
             return Bucket.CONSUMED, COMPUTED
         if not self.selection.takes(shared):

@@ -1,7 +1,7 @@
 """The rounding of inputs that the files of a checkpoint declare for its weights, by the names of recipes/inputs.py.
 
     compressed-tensors   config_groups.*.input_activations, targets, ignore; input_scale, input_zero_point,
-                         input_global_scale (a factor: 448 · 6 / amax); transform_config: rotations while it runs
+                         input_global_scale (a factor: 448 · 6 / amax); transforms.py: rotations while it runs
     ModelOpt             quant_algo of the model or in quantized_layers; input_scale = amax / 448, for NVFP4
                          amax / (6 · 448), for INT8 amax / 127; pre_quant_scale
     Quark                global_quant_config, layer_quant_config, exclude: input_tensors; for NVFP4 input_scale_2 =
@@ -13,8 +13,8 @@
     ComfyUI              label: format, full_precision_matrix_mult; input_scale, without which FP8 is clamped at 448
     GGUF                 the type of the weight: llama.cpp's CPU backend rounds to Q8_0, Q8_1 or Q8_K
 
-Rotated weights (ConvRot, SDNQ) have rotated inputs: these are rotated, rounded and rotated back. A branch of low rank
-(SVDQuant, SDNQ) has inputs that are not rounded.
+Rotated weights (ConvRot, SDNQ, compressed-tensors) have rotated inputs: these are rotated, rounded and rotated back. A
+branch of low rank (SVDQuant, SDNQ) has inputs that are not rounded.
 
 Reference: vllm-project/compressed-tensors quantization/quant_scheme.py, transform/transform_args.py;
 NVIDIA/Model-Optimizer modelopt/torch/export/quant_utils.py; amd-quark; comfyanonymous/ComfyUI comfy/ops.py,
@@ -27,14 +27,13 @@ from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from torch import Tensor
-
 from quanterr.checkpoints import Entry, ggml_types
 from quanterr.checkpoints.labels import Label, Labels
 from quanterr.formats import Weight
-from quanterr.formats.base import Branch
+from quanterr.formats.base import Branch, InputRotation
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.model import Pairing
+from quanterr.pairing.transforms import Transforms
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonFields, as_object
@@ -55,7 +54,7 @@ class Inputs(NamedTuple):
     bound: float | None = None
     factors: Entry | None = None  # (k,): inputs are multiplied by these first
     divisors: Entry | None = None  # (k or more,): or divided by these
-    turn: Callable[[Tensor, Workspace], Tensor] | None = None  # then rotated so, in place, which undoes itself
+    rotation: InputRotation | None = None  # then rotated, and rotated back once they are rounded
     branch: Branch | None = None  # of the weight: its inputs are not rounded
     why_not: str = ""
     absent: str = ""  # the name of a static scale that is declared and not stored
@@ -125,15 +124,23 @@ def inputs_of(weight: Weight, labels: Labels, entries: Stored) -> Declared:
     if weight.rotated is not None:
         if weight.rotated.weight.matrix != weight.matrix:
             return Inputs(why_not="its rotated rows are padded, and how the inputs are is not emulated")
-        own = own._replace(turn=weight.rotated.rotate)
+        own = own._replace(rotation=rotation_of(weight))
     elif any(label.rotated for label in labels.of(weight.name)):
         return Inputs(why_not="its label says rotated, and the weight is not read so")
+    elif Transforms(labels.config, {}).applies_to(weight.name, weight.shape):
+        return Inputs(why_not="config.json declares a transform of its inputs, and the weight is not read so")
     own = own._replace(factors=entries.get(f"{module}.pre_quant_scale"))
     if weight.branch is not None:
         return own._replace(branch=weight.branch, divisors=weight.branch.smooth)
     if any(role.rpartition(".")[2] in BRANCHES for role in weight.parts):
         return Inputs(why_not="its branch of low rank is in another order than the model has it")
     return own
+
+
+def rotation_of(weight: Weight) -> InputRotation | None:
+    """Return the rotation of the inputs of a weight; None if they are not rotated."""
+    turned = weight.rotated
+    return turned and (turned.of_inputs or InputRotation(turned.rotate, turned.rotate))
 
 
 def _read_module(module: str, labels: Labels, entries: Stored) -> Declared:
@@ -396,7 +403,6 @@ def _fits(module: str, pattern: str) -> bool:
 
 
 KEY_SCALES = (".k_scale", "k_proj.output_scale")
-FUSED_LOCATIONS = ("weight_input", "weight_output")  # of a transform: the stored weight has it
 VALUE_SCALES = (".v_scale", "v_proj.output_scale")
 
 
@@ -419,42 +425,6 @@ def find_uncalibrated_attention(config: JsonFields, entries: Stored) -> list[str
         for endings in (KEY_SCALES, VALUE_SCALES)
     ]
     return [module for module in modules if not all(module in own for own in calibrated)]
-
-
-def find_online_rotations(config: JsonFields) -> list[str]:
-    """Return the transforms of compressed-tensors that a runtime applies to inputs, outputs, queries or keys."""
-    groups = as_object(as_object(config.get("transform_config")).get("config_groups"))
-    found = []
-    for name, group in groups.items():
-        applied = as_object(group).get("apply")
-        places = [as_object(place).get("location") for place in applied] if isinstance(applied, list) else []
-        if any(place not in FUSED_LOCATIONS for place in places):
-            found.append(name)
-    return found
-
-
-def find_lone_rotations(config: JsonFields, entries: Stored) -> dict[str, str]:
-    """Return the transforms of compressed-tensors that nothing undoes while a model runs, with the reason.
-
-    A rotation of the columns of weights is undone by one of their inputs, or of the rows of the weights before them.
-    Random matrices for inputs, queries and keys have to be stored; a runtime knows the Hadamard matrix.
-    """
-    groups = as_object(as_object(config.get("transform_config")).get("config_groups"))
-    found = {}
-    for name, group in groups.items():
-        applied = as_object(group).get("apply")
-        places = {str(as_object(place).get("location")) for place in (applied if isinstance(applied, list) else [])}
-        online = places.difference(FUSED_LOCATIONS)
-        endings = tuple(f".{name}_{place}.weight" for place in online)
-        if len(places) == 1 and not online:
-            found[name] = f"it is applied as {min(places)} only, and nothing undoes it"
-        elif (
-            online
-            and str(as_object(group).get("type")).startswith("random")
-            and not any(entry.endswith(endings) for entry in entries)
-        ):
-            found[name] = f"its matrix, {min(endings)[1:]}, is not stored"
-    return found
 
 
 def _find_cache_scales(entries: Stored) -> Iterator[tuple[str, Entry]]:

@@ -7,6 +7,7 @@ from quanterr.checkpoints.labels import read_labels
 from quanterr.errors import FormatMismatch
 from quanterr.formats import CODE_DTYPES, Hints, Weight, anchored_weight, part_names, recognize
 from quanterr.formats.shared.scale_grid import CONFIG, find_common_block
+from quanterr.pairing.transforms import Transforms
 from quanterr.util.text import display
 
 NEVER_CODES = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})  # dtypes that no format uses for codes
@@ -26,6 +27,11 @@ class CheckpointSide:
         """
         self.side, self.checkpoint, self._recognized = side, checkpoint, recognized
         self.labels = read_labels(checkpoint)
+        self.transforms = Transforms(self.labels.config, checkpoint.entries)
+        self.consumed = {  # entries that are neither weights nor parts → what they are
+            **dict.fromkeys(sorted(self.labels.consumed), "a label"),
+            **dict.fromkeys(sorted(self.transforms.consumed), "the matrix of a transform"),
+        }
         self.entries: Mapping[str, Entry] = checkpoint.entries
         self.part_of: dict[str, str] = {}  # name of a known part → its weight
         self.codes = self._find_anchored()  # weight → the entry that holds its elements
@@ -36,7 +42,7 @@ class CheckpointSide:
         self._hints: dict[tuple[int, ...] | None, Hints] = {}  # shape → hints for weights without a label
         self._gather_parts()
         for name, entry in self.entries.items():
-            if name not in self.part_of and name not in self.labels.consumed:
+            if name not in self.part_of and name not in self.consumed:
                 self.codes.setdefault(name, entry)
 
     def _find_anchored(self) -> dict[str, Entry]:
@@ -80,7 +86,7 @@ class CheckpointSide:
             module, _, last = name.rpartition(".")
             if last not in ("weight", "bias"):
                 self.by_module.setdefault(module, []).append(name)
-            if name in self.labels.consumed or (name in elsewhere and name not in self.part_of):
+            if name in self.consumed or (name in elsewhere and name not in self.part_of):
                 continue
             owner = self.part_of.get(name) or (None if plain else _find_owner(name, self.codes))
             if owner is not None and self.codes.get(owner) is not entry:
@@ -97,7 +103,8 @@ class CheckpointSide:
         """Return the weight of this name; ``shape`` is the original's shape, if known.
 
         Raises:
-            FormatMismatch: no format fits, or a tensor of the weight has an unknown type.
+            FormatMismatch: no format fits, a tensor of the weight has an unknown type, or its inputs have a transform
+                that cannot be undone.
         """
         if self.labels.divides:
             raise FormatMismatch(
@@ -111,7 +118,11 @@ class CheckpointSide:
                 )
         key = weight, shape, tuple(entry.name for entry in siblings)
         hints = self._make_hints(weight, shape)
-        return self.memoize(key, lambda: recognize(weight, self.codes[weight], self.entries, siblings, hints))
+
+        def make() -> Weight:
+            return self.transforms.undo(recognize(weight, self.codes[weight], self.entries, siblings, hints))
+
+        return self.memoize(key, make)
 
     def memoize(self, key: Hashable, make: Callable[[], Weight]) -> Weight:
         """Return the result of ``make``, cached under ``key`` if sides share a cache."""

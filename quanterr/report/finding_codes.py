@@ -56,7 +56,7 @@ CODES = {
     ),
     "rotated_weights": FindingCode(
         ("error",),
-        "config.json declares rotations that are fused into the stored weights",
+        "config.json declares rotations that are fused into the stored weights, and that their inputs do not undo",
         "config.json of the quantized checkpoint declares rotations fused into its weights: R1 (hadamard)",
         "Compare the checkpoint from before the rotations were fused, or use the rotated original.",
     ),

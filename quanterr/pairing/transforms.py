@@ -1,0 +1,305 @@
+"""Transforms of compressed-tensors: matrices that multiply the inputs of layers while a model runs, undone in weights.
+
+    transform_config.config_groups.NAME    type, head_dim, randomize; apply: targets, ignore, location, inverse
+    X.NAME_input.weight, .perm             the matrix T of layer X; layers with equal matrices store one, the first's
+
+    input           inputs are multiplied by V before they are rounded: x V
+    weight_input    the stored weight is W V^-T; so stored · V^T is the weight in the original's basis
+
+Only ``input`` is undone. With ``output``, ``q_attn`` and ``k_cache`` a model computes in a way that no weight shows.
+A wrong declaration is not believed: a weight that was not rotated comes out rotated, far from the original.
+
+Reference: vllm-project/compressed-tensors 0.20.0 transform/transform_args.py, transform/factory/base.py,
+transform/utils/matrix.py, utils/match.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from quanterr.checkpoints import Entry
+from quanterr.errors import FormatMismatch
+from quanterr.formats import Values, Weight
+from quanterr.formats.base import WEIGHT_SUFFIX, InputRotation, RotatedWeight
+from quanterr.formats.shared.config_checks import matches, read_integers
+from quanterr.formats.shared.transform_matrix import TransformMatrix
+from quanterr.roles import role_of
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.strict_json import JsonFields, as_object
+from quanterr.util.text import display, listed
+
+INPUT = "input"
+FUSED = ("weight_input", "weight_output")  # locations of which the stored weight has the matrix
+HADAMARD, RANDOM_HADAMARD, RANDOM_MATRIX = "hadamard", "random-hadamard", "random-matrix"
+KINDS = (HADAMARD, RANDOM_HADAMARD, RANDOM_MATRIX)
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+LINEAR = "Linear"
+LOOKED_UP = ("embedding", "norm")  # roles of matrices that no Linear has
+AGAIN = "export the model again with both sides of the transform, and with its matrix"
+
+
+class Transform(NamedTuple):
+    """A transform at one location, as config.json declares it."""
+
+    group: str
+    kind: str
+    location: str
+    targets: tuple[str, ...]
+    ignored: tuple[str, ...]
+    inverse: bool
+    block: object  # head_dim: columns that are multiplied together; None: all
+    randomized: bool
+
+    def is_of(self, weight: str, shape: tuple[int, ...]) -> bool:
+        """Return whether the module of a weight has it: by name, or because it is a Linear as far as that shows."""
+        module, is_linear = weight.removesuffix(WEIGHT_SUFFIX), _may_be_linear(weight, shape)
+        return weight.endswith(WEIGHT_SUFFIX) and self._names(module, is_linear)
+
+    def is_at(self, module: str) -> bool:
+        """Return whether a Linear of this name has it."""
+        return self._names(module, True)
+
+    def _names(self, module: str, is_linear: bool) -> bool:
+        return _is_named(self.targets, module, is_linear) and not _is_named(self.ignored, module, is_linear)
+
+
+def read_transforms(config: JsonFields) -> list[Transform]:
+    """Return the transforms that a quantization_config declares, in its order."""
+    groups = as_object(as_object(config.get("transform_config")).get("config_groups"))
+    return [
+        Transform(
+            group,
+            str(scheme.get("type")),
+            str(place.get("location")),
+            _texts(place.get("targets")),
+            _texts(place.get("ignore")),
+            place.get("inverse") is True,
+            scheme.get("head_dim"),
+            scheme.get("randomize") is True,
+        )
+        for group, scheme in ((group, as_object(fields)) for group, fields in groups.items())
+        for place in map(as_object, _items(scheme.get("apply")))
+    ]
+
+
+def _items(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    given = value if isinstance(value, list) else [value]
+    return tuple(text for text in given if isinstance(text, str))
+
+
+def _is_named(patterns: tuple[str, ...], module: str, is_linear: bool) -> bool:
+    return any(
+        matches(pattern[3:], module, from_start=True)
+        if pattern.startswith("re:")
+        else pattern == module or (is_linear and pattern == LINEAR)
+        for pattern in patterns
+    )
+
+
+def find_fused_transforms(config: JsonFields, weights: Sequence[Weight]) -> list[Transform]:
+    """Return the transforms that weights have and that their inputs do not undo, one of each group."""
+    declared = read_transforms(config)
+    found = dict[str, Transform]()
+    for each in declared:
+        undoing = [other for other in declared if other.group == each.group and other.location == INPUT]
+        if each.location in FUSED and not (each.location == "weight_input" and _is_undone(each, undoing, weights)):
+            found.setdefault(each.group, each)
+    return list(found.values())
+
+
+def _is_undone(fused: Transform, by: Sequence[Transform], weights: Sequence[Weight]) -> bool:
+    """Return whether inputs have the transform wherever weights have it."""
+    own = [weight for weight in weights if fused.is_of(weight.name, weight.shape)]
+    if not own:
+        return any((one.targets, one.ignored) == (fused.targets, fused.ignored) for one in by)
+    return all(any(one.is_of(weight.name, weight.shape) for one in by) for weight in own)
+
+
+def find_online_transforms(config: JsonFields, weights: Sequence[Weight]) -> list[str]:
+    """Name the transforms that a runtime applies and that none of these weights undoes, by group and location."""
+    found = [
+        f"{display(each.group)} ({display(each.location)})"
+        for each in read_transforms(config)
+        if each.location not in FUSED
+        and not (each.location == INPUT and any(each.is_of(one.name, one.shape) for one in weights if one.rotated))
+    ]
+    return list(dict.fromkeys(found))
+
+
+def find_lone_transforms(config: JsonFields, entries: Mapping[str, Entry]) -> dict[str, str]:
+    """Return the groups of transforms that nothing undoes while a model runs, with the reason.
+
+    A rotation of the columns of weights is undone by one of their inputs, or of the rows of the weights before them.
+    Random matrices for inputs, queries and keys have to be stored; a runtime knows the Hadamard matrix.
+    """
+    found = dict[str, str]()
+    groups: dict[str, list[Transform]] = {}
+    for each in read_transforms(config):
+        groups.setdefault(each.group, []).append(each)
+    for group, own in groups.items():
+        places = {each.location for each in own}
+        online = places.difference(FUSED)
+        endings = tuple(f".{group}_{place}.weight" for place in online)
+        if len(places) == 1 and not online:
+            found[group] = f"it is applied as {min(places)} only, and nothing undoes it"
+        elif online and own[0].kind.startswith("random") and not any(name.endswith(endings) for name in entries):
+            found[group] = f"its matrix, {min(endings)[1:]}, is not stored"
+    return found
+
+
+class Transforms:
+    """The transforms of one checkpoint, and its stored matrices."""
+
+    def __init__(self, config: JsonFields, entries: Mapping[str, Entry]) -> None:
+        """Find the stored matrices by their names."""
+        self._all, self._entries = read_transforms(config), entries
+        self._matrices: dict[str, list[tuple[str, Transform]]] = {}  # by group: name, of what it is the matrix
+        self.consumed: set[str] = set()  # tensors of transforms of inputs
+        self._others = dict[str, Transform]()  # tensors of other transforms
+        for name in entries if self._all else ():
+            module, _, last = name.rpartition(".")
+            owner, _, place = module.rpartition(".")
+            own = [each for each in self._all if place == f"{each.group}_{each.location}"]
+            if not own or last not in ("weight", "perm"):
+                continue
+            one = next((each for each in own if each.is_at(owner)), own[0])
+            if one.location == INPUT:
+                self.consumed.add(name)
+            else:
+                self._others[name] = one
+            if last == "weight":
+                self._matrices.setdefault(one.group, []).append((name, one))
+
+    def explain(self, name: str) -> str | None:
+        """Return why a stored matrix is not undone; None for any other tensor."""
+        one = self._others.get(name)
+        if one is None:
+            return None
+        return (
+            f"the matrix of the transform {display(one.group)}, which a runtime applies at {display(one.location)}: "
+            "only transforms of inputs are undone; measure the checkpoint in its runtime, or export it without"
+        )
+
+    def applies_to(self, weight: str, shape: tuple[int, ...]) -> bool:
+        """Return whether a transform of inputs is declared for a weight."""
+        return any(each.location == INPUT and each.is_of(weight, shape) for each in self._all)
+
+    def undo(self, weight: Weight) -> Weight:
+        """Return a weight with the transform of its inputs undone, as if it took inputs that are not transformed.
+
+        Raises:
+            FormatMismatch: a transform is declared for it and cannot be undone; says what was found and expected.
+        """
+        own = [each for each in self._all if each.location == INPUT and each.is_of(weight.name, weight.shape)]
+        if not own:
+            return weight
+        named = listed([each.group for each in own], 3)
+        if len(own) > 1:
+            raise FormatMismatch(
+                f"config.json declares several transforms of its inputs, {named}, and not in which order: {AGAIN}"
+            )
+        if not _may_be_linear(weight.name, weight.shape) or weight.rotated or weight.branch:
+            raise FormatMismatch(
+                f"config.json declares the transform {named} of its inputs, and {list(weight.shape)} in "
+                f"{weight.format} is no plain matrix of a linear layer: {AGAIN}"
+            )
+        module = weight.name.removesuffix(WEIGHT_SUFFIX)
+        return _view(weight, own[0], self._find_matrix(own[0], module, weight.matrix[1]))
+
+    def _find_matrix(self, transform: Transform, module: str, cols: int) -> TransformMatrix:
+        called = f"the transform {display(transform.group)} of its inputs"
+        if transform.kind not in KINDS:
+            raise FormatMismatch(
+                f"config.json declares {called} as {display(transform.kind)}; known are {listed(list(KINDS))}: {AGAIN}"
+            )
+        n = cols if transform.block is None else transform.block
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1 or cols % n:
+            raise FormatMismatch(
+                f"config.json declares {called} with head_dim {display(str(n))}, which does not divide its {cols} "
+                f"columns: {AGAIN}"
+            )
+        is_hadamard = transform.kind != RANDOM_MATRIX
+        randomized = transform.randomized and is_hadamard
+        is_transposed = is_hadamard and transform.inverse
+        name = self._find_stored(transform, module, n)
+        if name is None:
+            if transform.kind != HADAMARD or randomized or n & (n - 1):
+                looked_for = f"{module}.{transform.group}_{INPUT}.weight"
+                raise FormatMismatch(
+                    f"config.json declares {called}, and its matrix {display(looked_for)}, [{n}, {n}], is not stored: "
+                    f"{AGAIN}"
+                )
+            return TransformMatrix(n, None)
+        entry = self._entries[name]
+        if entry.shape != (n, n) or entry.dtype not in FLOATS:
+            raise FormatMismatch(f"the matrix of {called}, {entry}, should be floats of [{n}, {n}]: {AGAIN}")
+        return TransformMatrix(
+            n, entry, self._find_permutation(name, n) if randomized else None, is_hadamard, is_transposed
+        )
+
+    def _find_stored(self, transform: Transform, module: str, n: int) -> str | None:
+        """Return the name of the matrix of a module: its own, or the only one of that size that it can share."""
+        own = f"{module}.{transform.group}_{INPUT}.weight"
+        if own in self._entries:
+            return own
+        found = [
+            name
+            for name, other in self._matrices.get(transform.group, ())
+            if self._entries[name].shape == (n, n)
+            and (transform.kind != RANDOM_MATRIX or other.inverse == transform.inverse)
+        ]
+        if len(found) > 1:
+            raise FormatMismatch(
+                f"its inputs have the transform {display(transform.group)}; it stores no matrix, and could share any "
+                f"of {listed(found, 3)}: {AGAIN}"
+            )
+        return found[0] if found else None
+
+    def _find_permutation(self, matrix: str, n: int) -> Entry:
+        name = matrix.removesuffix("weight") + "perm"
+        entry = self._entries.get(name)
+        if entry is None or entry.dtype != "I64" or entry.shape != (n,):
+            raise FormatMismatch(
+                f"its inputs have a transform with randomize, and the permutation {display(name)}, I64 [{n}], "
+                + (f"is not stored: {AGAIN}" if entry is None else f"is stored as {entry}: {AGAIN}")
+            )
+        if sorted(read_integers(entry)) != list(range(n)):
+            raise FormatMismatch(f"{entry} should hold each number from 0 to {n - 1} once: {AGAIN}")
+        return entry
+
+
+def _may_be_linear(weight: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and role_of(weight) not in LOOKED_UP
+
+
+def _view(weight: Weight, transform: Transform, matrix: TransformMatrix) -> Weight:
+    what = f"its inputs are transformed by {transform.group} ({transform.kind}, {matrix.n} columns), which is undone"
+    return replace(
+        weight,
+        dequantize=partial(_dequantize, weight, matrix),
+        uniform_bits=None,
+        levels=None,
+        unit=None,
+        rotated=RotatedWeight(weight, matrix.apply_to_weight, InputRotation(matrix.apply, matrix.undo)),
+        evidence=(*weight.evidence, what),
+        alternatives=tuple(_view(one, transform, matrix) for one in weight.alternatives),
+        computed=True,
+    )
+
+
+def _dequantize(weight: Weight, matrix: TransformMatrix, chunk: Chunk, workspace: Workspace) -> Values:
+    """Dequantize whole runs of columns and multiply them."""
+    n = matrix.n
+    whole = chunk._replace(col=chunk.col // n * n, stop_col=-(-chunk.stop_col // n) * n)
+    found = weight.dequantize(whole, workspace)
+    values = matrix.undo_in_weight(found.weight, workspace)
+    if whole == chunk:
+        return Values(values, found.saturated)
+    cropped = workspace.buffer("transformed_part", chunk.shape, values.dtype)
+    return Values(cropped.copy_(values[:, chunk.col - whole.col : chunk.stop_col - whole.col]), found.saturated)
