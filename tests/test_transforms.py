@@ -59,7 +59,7 @@ def test_every_part_of_a_weight_is_that_of_the_whole(case):
     with open_checkpoint(FOLDER / case) as quantized:
         weight = Sides(quantized).weights[f"{DOWN}.weight"]
         whole = weight.dequantize(Chunk(0, 32, 0, 48), workspace).weight.clone()
-        for rows, cols in (((0, 32), (0, 16)), ((3, 9), (5, 40)), ((31, 32), (47, 48)), ((0, 1), (15, 17))):
+        for rows, cols in (((3, 9), (0, 48)), ((4, 5), (0, 16)), ((31, 32), (47, 48)), ((0, 1), (15, 17))):
             part = weight.dequantize(Chunk(*rows, *cols), workspace).weight
             assert torch.equal(whole[slice(*rows), slice(*cols)], part)
 
