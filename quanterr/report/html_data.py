@@ -7,7 +7,7 @@ and all details only for the worst ones.
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from math import fsum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,7 +47,7 @@ SAME = "="  # stands for the number of a layer that equals the original
 # Statuses of a layer, by index.
 DIFFERS, CHANGED, IDENTICAL, NOT_COMPARED = range(4)
 
-_NUMBER = re.compile(r"(?<!\d)(?:0|[1-9]\d{0,8})(?!\d)")
+_NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d{0,8})(?!\d)")
 
 
 class Row(NamedTuple):
@@ -73,21 +73,25 @@ class Words:
 
 def make_columns(rows: Iterable[Row]) -> JsonObject:
     """Return rows as columns. Each name is stored as a pattern and the numbers in it."""
+    every = list(rows)
     words: dict[str, Words] = defaultdict(Words)
+    names = [_NUMBER.split(display(row.name)) for row in every]  # text and numbers in turn
+    places = [place_of(row.name) for row in every]
     patterns = Words()
-    columns: dict[str, list[object]] = {"status": [], "pattern": [], "block": []}
-    numbers: list[int] = []
-    for row in rows:
-        name, place = display(row.name), place_of(row.name)
-        columns["status"].append(row.status)
-        columns["pattern"].append(patterns.number(_NUMBER.sub("\0", name)))
-        numbers += map(int, _NUMBER.findall(name))
-        columns["block"].append(place.block if place else -1)
-        where = {"stack": place and display(place.stack), "module": place and display(place.module)}
-        for key, word in (where | dict(row.words)).items():
-            columns.setdefault(key, []).append(words[key].number(word))
-        for key, value in row.numbers.items():
-            columns.setdefault(key, []).append(value)
+    columns: dict[str, list[object]] = {
+        "status": [row.status for row in every],
+        "pattern": [patterns.number("\0".join(name[::2])) for name in names],
+        "block": [place.block if place else -1 for place in places],
+    }
+    shared: dict[str, list[str | None]] = {
+        "stack": [place and display(place.stack) for place in places],
+        "module": [place and display(place.module) for place in places],
+    }
+    shared |= {key: [row.words[key] for row in every] for key in (every[0].words if every else ())}
+    if every:
+        columns |= {key: list(map(words[key].number, found)) for key, found in shared.items()}
+        columns |= {key: [row.numbers[key] for row in every] for key in every[0].numbers}
+    numbers = [int(number) for name in names for number in name[1::2]]
     return {
         "columns": columns,
         "words": {key: list(found.words) for key, found in words.items()},
@@ -244,8 +248,8 @@ def _clean_value(value: Any) -> Any:
         return [_clean_value(item) for item in value]
     if isinstance(value, dict):
         return {display(key): _clean_value(item) for key, item in value.items()}
-    if is_dataclass(value):
-        return {field.name: _clean_value(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _clean_value(getattr(value, name)) for name in value.__dataclass_fields__}
     return value
 
 
