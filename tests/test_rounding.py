@@ -120,15 +120,33 @@ CASES = {
 }  # fmt: skip
 
 
-def quantized(folder: Path, original: Path, name: str, inputs: object = True, cache: bool = False):
+def hadamard_signs():
+    """A matrix of 16 rows as compressed-tensors stores it, and the rotation that it stands for."""
+    two = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    four = torch.kron(two, two)
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0] * 4)[:, None] * torch.kron(four, four)
+    return signs, signs.double() / 4
+
+
+def turned(x, matrix):
+    """Multiply each 16 columns in float64."""
+    return (x.double().reshape(*x.shape[:-1], -1, 16) @ matrix).view(x.shape)
+
+
+def quantized(
+    folder: Path, original: Path, name: str, inputs: object = True, cache: bool = False, transformed: bool = False
+):
     """A checkpoint in the layout of compressed-tensors, and the values of its weights."""
+    signs, rotation = hadamard_signs()
     store, of_weights, of_inputs, _, form = CASES[name]
     written, values = {}, {}
     for key, tensor in stored(original).items():
         values[key] = written[key] = tensor
         if tensor.dim() == 2 and "proj" in key:
             module = key.removesuffix(".weight")
-            parts, values[key] = store(tensor)
+            parts, values[key] = store(turned(tensor, rotation).float() if transformed else tensor)
+            if transformed:
+                values[key] = turned(values[key], rotation.T)
             del written[key]
             written |= {f"{module}.{part}": value.contiguous() for part, value in parts.items()}
             if name == "fp8_static":
@@ -137,6 +155,13 @@ def quantized(folder: Path, original: Path, name: str, inputs: object = True, ca
                 attention = module.removesuffix(".k_proj")
                 written[f"{attention}.k_scale"] = torch.tensor([0.02])
                 written[f"{attention}.v_scale"] = torch.tensor([0.01])
+    places = [
+        {"targets": ["Linear"], "ignore": ["lm_head"], "location": place, "inverse": place != "input"}
+        for place in ("input", "weight_input")
+    ]
+    transform = {"type": "random-hadamard", "head_dim": 16, "apply": places}
+    if transformed:
+        written["model.layers.0.self_attn.q_proj.R_input.weight"] = signs
     folder.mkdir()
     save_file(written, folder / "model.safetensors", {"format": "pt"})
     group = {"weights": of_weights, "input_activations": of_inputs if inputs is True else inputs, "targets": ["Linear"]}
@@ -144,6 +169,7 @@ def quantized(folder: Path, original: Path, name: str, inputs: object = True, ca
     config["quantization_config"] = {
         "quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"],
         "config_groups": {"group_0": group},
+        "transform_config": {"config_groups": {"R": transform}} if transformed else {},
         "kv_cache_scheme": arguments(8, "float", strategy="tensor", dynamic=False) if cache else None,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
@@ -216,6 +242,23 @@ def test_declared_activations_are_those_of_a_plain_emulation(original, tmp_path,
     expected = kld(original, values, chunks, rounded=CASES[name][3])
     assert expected == pytest.approx(declared.candidates[0].scores.kld_mean, rel=CLOSE)
     assert not math.isclose(expected, alone.candidates[0].scores.kld_mean, rel_tol=5 * CLOSE)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_transformed_inputs_are_rounded_as_the_product_sees_them(original, tmp_path, name):
+    path, values = quantized(tmp_path / "quantized", original, name, transformed=True)
+    found = evaluated(original, path).candidates[0]
+    _, rotation = hadamard_signs()
+
+    def rounded(x):
+        return turned(CASES[name][3](turned(x, rotation).float()), rotation.T)
+
+    expected = kld(original, values, chunks_of(original), rounded=rounded)
+    unrotated = kld(original, values, chunks_of(original), rounded=CASES[name][3])
+    # Each product's inputs and weights are rounded to float32 once more: 2^-24 of their size, where codes lose 2^-8 at
+    # least. So the divergence changes by 2 · sqrt(2) · 2^-16 of itself, for each of seven products in two blocks.
+    assert expected == pytest.approx(found.scores.kld_mean, rel=14 * 2**1.5 * 2**-16)
+    assert expected != pytest.approx(unrotated, rel=10 * 14 * 2**1.5 * 2**-16)
 
 
 def test_output_errors_by_rounded_inputs_are_those_of_plain_hooks(original, tmp_path):

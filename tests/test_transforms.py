@@ -294,7 +294,7 @@ def test_other_transforms_at_run_time_are_refused_by_name(location, tmp_path):
 
     assert f"a runtime applies at {location}" in left.reason
     assert Status.INCONCLUSIVE == exit_status(report)
-    found = evaluated(changed(tmp_path / "without", "hadamard_blocks", None, declare)).candidates[0]
+    found = evaluated(path).candidates[0]
     assert "inconclusive" == found.verdict
     assert any(f"R3 ({location})" in reason for reason in found.reasons)
 
