@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_models import ids, saved, stored
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -329,3 +330,65 @@ def test_hadamard_matrices_are_taken_apart_as_far_as_possible(size, middle):
 
     assert len(found) <= middle
     assert torch.equal(matrix, found_signs[:, None] * torch.kron(found, hadamard.make_sylvester(size // len(found))))
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    """A mixture of experts, and it with rotated attention: in transformers 5 routers and experts are no Linear."""
+    pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+    folder = tmp_path_factory.mktemp("experts")
+    path = saved("qwen3_moe", folder / "original", num_hidden_layers=1)
+    ids(folder)
+    return path
+
+
+def rotated(folder, original, *endings):
+    """As compressed-tensors stores it: all weights with these endings are rotated in blocks of four columns."""
+    matrix = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]])[[0, 2, 1, 3]].double()
+    tensors = {
+        name: (x.double().view(len(x), -1, 4) @ matrix / 2).view(x.shape).float() if name.endswith(endings) else x
+        for name, x in stored(original).items()
+    }
+    tensors["model.layers.0.self_attn.q_proj.v_input.weight"] = matrix.float()
+    apply = [
+        {"targets": ["Linear"], "ignore": ["lm_head"], "location": place, "inverse": place != "input"}
+        for place in ("input", "weight_input")
+    ]
+    config = json.loads((original / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "transform_config": {"config_groups": {"v": {"type": "random-hadamard", "head_dim": 4, "apply": apply}}},
+    }
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_values_decide_whether_routers_and_experts_are_linear(experts, tmp_path):
+    path = rotated(tmp_path / "quantized", experts, *(f"{letter}_proj.weight" for letter in "qkvo"))
+    report = quanterr.compare(experts, path)
+    doubted = {finding.layer for finding in report.findings if finding.code == "ambiguous_layout"}
+    tokens = experts.parent / "ids.safetensors"
+    (found,) = quanterr.evaluate(experts, [path], tokens=tokens, context=CONTEXT, dtype="float64").candidates
+
+    # Rounding a weight to float32 twice changes logits by less than 2^-20, and a divergence by its square.
+    assert 0 <= found.scores.kld_mean < 2.0**-40
+    assert "model.layers.0.mlp.gate.weight" in doubted
+    assert all(".mlp." in name for name in doubted)
+    assert "implausible_error" not in {finding.code for finding in report.findings}
+
+
+def test_a_quantized_or_rotated_router_is_linear(experts, tmp_path):
+    mixed = rotated(tmp_path / "quantized", experts, "_proj.weight", "gate.weight")
+    report = quanterr.compare(experts, mixed)
+
+    assert not {"ambiguous_layout", "implausible_error"} & {finding.code for finding in report.findings}
+
+
+def test_attention_that_was_not_rotated_is_no_other_class(experts, tmp_path):
+    report = quanterr.compare(experts, rotated(tmp_path / "quantized", experts, "k_proj.weight"))
+    wrong = {finding.layer for finding in report.findings if finding.code == "implausible_error"}
+
+    assert {f"model.layers.0.self_attn.{letter}_proj.weight" for letter in "qvo"} == wrong
+    assert Status.INCONCLUSIVE == exit_status(report)

@@ -6,6 +6,9 @@
     input           inputs are multiplied by V before they are rounded: x V
     weight_input    the stored weight is W V^-T; so stored · V^T is the weight in the original's basis
 
+A target can be a class, which no file names: "Linear" is taken to be all matrices but embeddings. Routers and experts
+that are not quantized may be of other classes; there the original's values decide (alternatives.py), with a warning.
+
 Only ``input`` is undone. With ``output``, ``q_attn`` and ``k_cache`` a model computes in a way that no weight shows.
 A wrong declaration is not believed: a weight that was not rotated comes out rotated, far from the original.
 
@@ -34,9 +37,11 @@ INPUT = "input"
 FUSED = ("weight_input", "weight_output")  # locations of which the stored weight has the matrix
 HADAMARD, RANDOM_HADAMARD, RANDOM_MATRIX = "hadamard", "random-hadamard", "random-matrix"
 KINDS = (HADAMARD, RANDOM_HADAMARD, RANDOM_MATRIX)
+STORED = "the weight of a module that is no Linear, whose inputs have no transform"
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 LINEAR = "Linear"
 LOOKED_UP = ("embedding", "norm")  # roles of matrices that no Linear has
+ROUTERS = ("gate", "router")  # last parts of names of modules that are Linear in some models only
 AGAIN = "export the model again with both sides of the transform, and with its matrix"
 
 
@@ -57,9 +62,9 @@ class Transform(NamedTuple):
         module, is_linear = weight.removesuffix(WEIGHT_SUFFIX), _may_be_linear(weight, shape)
         return weight.endswith(WEIGHT_SUFFIX) and self._names(module, is_linear)
 
-    def is_at(self, module: str) -> bool:
-        """Return whether a Linear of this name has it."""
-        return self._names(module, True)
+    def is_at(self, module: str, is_linear: bool = True) -> bool:
+        """Return whether a module of this name has it; ``is_linear``: whether it is a Linear."""
+        return self._names(module, is_linear)
 
     def _names(self, module: str, is_linear: bool) -> bool:
         return _is_named(self.targets, module, is_linear) and not _is_named(self.ignored, module, is_linear)
@@ -210,7 +215,10 @@ class Transforms:
                 f"{weight.format} is no plain matrix of a linear layer: {AGAIN}"
             )
         module = weight.name.removesuffix(WEIGHT_SUFFIX)
-        return _view(weight, own[0], self._find_matrix(own[0], module, weight.matrix[1]))
+        undone = _view(weight, own[0], self._find_matrix(own[0], module, weight.matrix[1]))
+        if weight.has_codes or own[0].is_at(module, False) or not _may_be_of_another_class(module):
+            return undone
+        return undone.with_alternatives([replace(weight, evidence=(STORED, *weight.evidence))])
 
     def _find_matrix(self, transform: Transform, module: str, cols: int) -> TransformMatrix:
         called = f"the transform {display(transform.group)} of its inputs"
@@ -278,6 +286,10 @@ def _may_be_linear(weight: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and role_of(weight) not in LOOKED_UP
 
 
+def _may_be_of_another_class(module: str) -> bool:
+    return role_of(module + WEIGHT_SUFFIX) == "experts" or module.rpartition(".")[2] in ROUTERS
+
+
 def _view(weight: Weight, transform: Transform, matrix: TransformMatrix) -> Weight:
     what = f"its inputs are transformed by {transform.group} ({transform.kind}, {matrix.n} columns), which is undone"
     return replace(
@@ -287,7 +299,7 @@ def _view(weight: Weight, transform: Transform, matrix: TransformMatrix) -> Weig
         levels=None,
         unit=None,
         rotated=RotatedWeight(weight, matrix.apply_to_weight, InputRotation(matrix.apply, matrix.undo)),
-        evidence=(*weight.evidence, what),
+        evidence=(what, *weight.evidence),
         alternatives=tuple(_view(one, transform, matrix) for one in weight.alternatives),
         computed=True,
     )
