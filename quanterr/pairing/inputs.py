@@ -127,7 +127,7 @@ def inputs_of(weight: Weight, labels: Labels, entries: Stored) -> Declared:
         own = own._replace(rotation=rotation_of(weight))
     elif any(label.rotated for label in labels.of(weight.name)):
         return Inputs(why_not="its label says rotated, and the weight is not read so")
-    elif Transforms(labels.config, {}).applies_to(weight.name, weight.shape):
+    elif Transforms(labels.config, {}).applies_to(weight.name, weight.matrix):
         return Inputs(why_not="config.json declares a transform of its inputs, and the weight is not read so")
     own = own._replace(factors=entries.get(f"{module}.pre_quant_scale"))
     if weight.branch is not None:
