@@ -11,6 +11,7 @@ from test_evaluate import CONTEXT, expected, plain
 
 import quanterr
 from quanterr.report.evaluation.reading import read_evaluation
+from quanterr.report.evaluation.wording import is_below_floor
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
@@ -53,6 +54,22 @@ def test_is_the_divergence_of_plain_transformers_in_bfloat16(name, tmp_path):
         pytest.approx(found.floor.scores.kld_mean, rel=3e-2),
     )
     assert ("bfloat16", None, [0, 1, 2]) == (found.floor.dtype, found.floor.reason, found.floor.chunks)
+
+
+def test_of_an_encoder_is_that_of_its_hidden_states_in_all_chunks(tmp_path):
+    """As above; the error is a root, so that 1 % of the noise's energy is half a per cent of it."""
+    tokens, found = evaluated(tmp_path, "bert", n=6 * CONTEXT)
+    chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
+    x, y = (plain("bert", tmp_path / "original", chunks, dtype).double() for dtype in (torch.float32, torch.bfloat16))
+    floor = found.floor.embeddings
+    cosines = torch.nn.functional.cosine_similarity(x.mean(1), y.mean(1), -1)
+
+    assert 6 == floor.chunks
+    assert pytest.approx(float((y - x).norm() / x.norm()), rel=1.5e-2) == floor.relative_error
+    assert pytest.approx(float(1 - cosines.mean()), rel=3e-2) == 1 - floor.cosine_mean
+    errors = [candidate.embeddings.relative_error for candidate in found.candidates]
+    assert [error <= floor.relative_error for error in errors] == [is_below_floor(found, c) for c in found.candidates]
+    assert errors[0] < floor.relative_error < errors[1]
 
 
 def test_reads_the_first_chunks_alone(found):

@@ -3,7 +3,8 @@
 Runtimes compute in bfloat16 or float16. The rounding of that alone changes outputs, and a candidate whose error is no
 larger cannot be distinguished from the original by the outputs of a runtime.
 
-The rounding is nearly the same everywhere, so that the first chunks of each text are enough.
+The rounding is nearly the same everywhere, so that the first chunks of each text are enough; an encoder, which is
+small, reads all.
 
 Of denoisers timesteps and scales of guidance stay exact: models of diffusers round them to 16 bits before they multiply
 them by 1000 (3.5 becomes 3504), which changes the output in the same way for both and is no noise. ComfyUI computes
@@ -26,7 +27,7 @@ from quanterr.evaluation.batches import Batch
 from quanterr.evaluation.models import Architecture, Denoiser
 from quanterr.evaluation.sides import Sides
 from quanterr.evaluation.stepping import Stream
-from quanterr.evaluation.workload import CALLS, Measures
+from quanterr.evaluation.workload import CALLS, ENCODER, Measures
 from quanterr.report.evaluation.model import Floor
 from quanterr.report.evaluation.model import Scores as ReportedScores
 from quanterr.util.text import display
@@ -145,12 +146,14 @@ class FloorRun:
             return Floor(name, None, None, ReportedScores(**found.scores.result()), sorted(found.scores.columns))
         if not self.reason and found.outputs.calls:
             return Floor(name, found.outputs.result(), None)
+        if not self.reason and found.embedded.chunks:
+            return Floor(name, None, None, embeddings=found.embedded.result())
         return Floor(name, None, self.reason or "nothing was completed")
 
 
 def _is_read(architecture: Architecture | Denoiser, batch: Batch) -> bool:
-    """Return whether the floor reads a micro-batch: every recorded call, the first chunks of each text."""
-    return architecture.workload is CALLS or batch.in_text < CHUNKS
+    """Return whether the floor reads a micro-batch: every call, every chunk of an encoder, the first of each text."""
+    return architecture.workload in (CALLS, ENCODER) or batch.in_text < CHUNKS
 
 
 def _own_dtype(sides: Sides) -> torch.dtype | None:

@@ -27,7 +27,7 @@ from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.swaps import Swaps
 from quanterr.evaluation.tokens import Chunks, spans_of
 from quanterr.evaluation.units import Unit
-from quanterr.evaluation.workload import CALLS, ENCODER, Measures
+from quanterr.evaluation.workload import CALLS, Measures
 from quanterr.report.evaluation.model import (
     BlockError,
     Embeddings,
@@ -168,7 +168,7 @@ class Lockstep:
     ) -> None:
         """Build a model for each side; the only weights read here are those outside of all units.
 
-        ``with_floor``: the original runs in its own dtype as well, unless it is an encoder.
+        ``with_floor``: the original runs in its own dtype as well.
 
         Raises:
             CheckpointError: the model has a weight that is not stored, or has another shape.
@@ -195,7 +195,7 @@ class Lockstep:
             stream = Stream(model, own, candidate.get, inputs, architecture.device, recorded=recorded)
             self._others.append(Running(candidate, stream))
         self._floor: FloorRun | None = None
-        if with_floor and self._workload is not ENCODER:
+        if with_floor:
             self._floor = FloorRun(architecture, sides, self._batches)
         self._swaps: Swaps | None = None
         if pace.swap_blocks or pace.swap:

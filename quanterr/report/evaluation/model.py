@@ -16,7 +16,7 @@ from quanterr.report.gate_results import Gate
 
 # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
 # 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
-# input_spread, routers, lora, share_of_inputs, made_up
+# input_spread, routers, lora, share_of_inputs, made_up, floor of encoders
 SCHEMA_VERSION = "1.4"
 
 Number = FiniteFloat | None
@@ -264,14 +264,15 @@ class Floor:
     dtype: Annotated[str | None, Field(description="that it is stored in; null: no float of 16 bits")]
     outputs: Annotated[Outputs | None, Field(description="null of a model that reads tokens, and see reason")]
     reason: Annotated[str | None, Field(description="why it was not measured")]
-    scores: Annotated[Scores | None, Field(description="null of recorded calls, and see reason")] = None
+    scores: Annotated[Scores | None, Field(description="null of recorded calls and encoders, and see reason")] = None
     chunks: Annotated[list[int], Field(description="numbers of the chunks that it read, from 0")] = field(
         default_factory=list
     )
+    embeddings: Annotated[Embeddings | None, Field(description="of an encoder, and see reason")] = None
 
     def value(self, metric: str) -> float | None:
-        """Return a number of its predictions or outputs; None where it was not measured."""
-        return _find((self.scores, self.outputs), metric)
+        """Return a number of its predictions, embeddings or outputs; None where it was not measured."""
+        return _find((self.scores, self.embeddings, self.outputs), metric)
 
     def error(self, metric: str) -> float | None:
         """Return the standard error of a number, as of a candidate's."""
@@ -486,7 +487,7 @@ class Evaluation(Document):
     made_up_allowed: bool = Field(False, description="true if gates may judge made-up calls")
     lora: str | None = Field(None, description="LoRA merged into both sides")
     gated: bool = Field(False, description="true if gates were set; without gates, pass means evaluated, not approved")
-    floor: Floor | None = Field(None, description="null of an encoder, and beside a reference")
+    floor: Floor | None = Field(None, description="null beside a reference")
     run: RunInfo
 
     @property

@@ -118,14 +118,15 @@ def conclusion(evaluation: Evaluation) -> str:
 def is_below_floor(evaluation: Evaluation, candidate: Evaluated) -> bool:
     """Return whether a candidate's error is no larger than the rounding of the original's own dtype.
 
-    Divergences are those of the same chunks.
+    Divergences are those of the same chunks; embeddings and outputs are all.
     """
     floor = evaluation.floor
     if floor is None:
         return False
     if floor.scores is not None and candidate.scores is not None:
         return fmean(candidate.scores.kld_chunks[n] for n in floor.chunks) <= fmean(floor.scores.kld_chunks)
-    least, own = floor.value("output_error"), candidate.value("output_error")
+    metric = "relative_error" if floor.embeddings is not None else "output_error"
+    least, own = floor.value(metric), candidate.value(metric)
     return least is not None and own is not None and own <= least
 
 
@@ -140,7 +141,7 @@ def list_floor_lines(evaluation: Evaluation) -> list[str]:
     floor = evaluation.floor
     if floor is None:
         return []
-    if floor.outputs is None and floor.scores is None:
+    if floor.reason is not None:
         return [f"no floor: {floor.reason}"]
     below = [candidate.name for candidate in evaluation.candidates if is_below_floor(evaluation, candidate)]
     return [f"below the floor: {', '.join(below)}: {floor.dtype} alone rounds more than that"] if below else []
