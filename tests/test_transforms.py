@@ -392,3 +392,29 @@ def test_attention_that_was_not_rotated_is_no_other_class(experts, tmp_path):
 
     assert {f"model.layers.0.self_attn.{letter}_proj.weight" for letter in "qvo"} == wrong
     assert Status.INCONCLUSIVE == exit_status(report)
+
+
+def test_inputs_of_a_stack_of_transformed_experts_are_not_rounded_unrotated(tmp_path):
+    """The original holds the experts in one tensor, the file each by itself: no rotation is that of the stack."""
+    place, x = "model.layers.0.mlp.experts", torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0))
+    save_file({f"{place}.down_proj": x}, tmp_path / "original.safetensors")
+    tensors = {}
+    for number, expert in enumerate(x):
+        scale = expert.abs().amax(1, keepdim=True) / 448
+        codes = {"weight": (expert / scale).to(torch.float8_e4m3fn), "weight_scale": scale}
+        tensors |= {f"{place}.{number}.down_proj.{part}": tensor for part, tensor in codes.items()}
+    config = json.loads((FOLDER / "random_hadamard" / "config.json").read_text())
+    config["quantization_config"]["transform_config"]["config_groups"]["R4"] |= {"type": "hadamard"}
+    found = {}
+    for name, kept in (("transformed", config["quantization_config"]["transform_config"]), ("plain", {})):
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+        config["quantization_config"]["transform_config"] = kept
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        with open_checkpoint(tmp_path / "original.safetensors") as original, open_checkpoint(tmp_path / name) as own:
+            rounding = Candidate(Sides(original), own, "declared", "none").rounding
+            found[name] = list(rounding.inputs), rounding.why_not
+
+    assert ([f"{place}.down_proj"], {}) == found["plain"]
+    assert [] == found["transformed"][0]
+    assert "declares a transform of its inputs" in found["transformed"][1][f"{place}.down_proj"]
