@@ -24,6 +24,7 @@ from quanterr.tensors.levels import SUBNORMAL, ScaleSteps, Scaling
 
 PART = 64  # columns of a part of a group
 PART_DB = 5.0  # loss of a group's scale from which the group stands out
+FAR = 3.0  # ratio of errors below PART_DB: without any larger one, no group can stand out
 WIDE, NARROW = 2.2, 0.7  # range of stored / good scale that searches and roundings choose: never wrong
 CLIPPED_DB = 12.0  # loss from which clipping is wrong: no search accepts it for smaller steps elsewhere in the group
 # Number of levels → largest good / stored scale that is not wrong. With 8 bits no clipping pays off, and a scale is too
@@ -165,7 +166,7 @@ class ScaleSampler:
         if self._one_zero is None:
             self._one_zero = has_one_zero(self._weight.levels, scales, groups, x.shape)
         found = measure_losses(self._weight.levels, x, e, scales, groups, largest, y, self._one_zero)
-        if not all(bool(numbers.isfinite().all()) for numbers in found):
+        if not bool(torch.cat([numbers.flatten() for numbers in found]).isfinite().all()):
             return
         found = self._accept_near_scales(found, rows, col // groups.cols)
         places: Sequence[int] = range(col, col + cols, groups.cols)
@@ -275,7 +276,8 @@ class ScaleSampler:
         if not self._sampled:
             return found
         stored = sum(float(one.losses.stored_sq.sum()) for one in self._sampled)
-        good = max(sum(float(one.losses.good_sq[way].sum()) for one in self._sampled) for way in (0, -1))
+        ways = (0, -1) if any(len(one.losses.good_sq) > 1 for one in self._sampled) else (0,)
+        good = max(sum(float(one.losses.good_sq[way].sum()) for one in self._sampled) for way in ways)
         worst = sum(float(one.losses.worst_sq.sum()) for one in self._sampled)
         if good < self._lucky * worst:
             good = max(good, min(stored, worst))
@@ -294,12 +296,15 @@ class ScaleSampler:
         number = levels.number if levels and not levels.mantissa else 0
         most = next(most for least, most in CLIPPED.items() if number >= least)
         for one in sampled:
+            far = one.losses.stored_sq > FAR * one.losses.good_sq.amax(0)
+            if not one.whole or one.size < FEWEST or not bool(far.any()):
+                continue
             lost = 10 * (one.losses.stored_sq / _get_good_sq(one.losses, self._lucky)).log10()
             clips = one.losses.needed > 1
             fits = (one.losses.used > 1 / WIDE) & (one.losses.needed < most) & ((lost < CLIPPED_DB) | ~clips)
             fits &= one.losses.stored != 0
             out = (lost > PART_DB) & (one.losses.stored_sq > FLOOR * one.losses.x_sq) & ~fits
-            for down, across in out.nonzero().tolist() if one.whole and one.size >= FEWEST else ():
+            for down, across in out.nonzero().tolist():
                 place = one.rows[down], one.cols[across] if across < len(one.cols) else -1
                 group = _BadGroup(float(lost[down, across]), place, one.size, one.losses, (down, across))
                 step = self._find_least_scale(group)

@@ -371,6 +371,6 @@ def least_scale(pair: Pair) -> float:
 def underflows(pair: Pair, sums: Sums) -> bool:
     """Return True if the original's values are too small for the format's scales, which are float16 in GGUF."""
     least, levels = least_scale(pair), pair.quantized.levels
-    if not sums.n or not sums.x_sq:
+    if not least or not sums.n or not sums.x_sq:
         return False
     return sqrt(as_float(sums.x_sq) / sums.n) < least * (levels.highest - levels.lowest if levels else 1)

@@ -164,6 +164,7 @@ AUXILIARY = (
     "prob_output_scale",
     "scaled_fp8",
 )
+_AUXILIARY_ENDINGS = tuple(sign + ending for ending in AUXILIARY for sign in "._")
 CODE_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", *BLOCKS})
 
 
@@ -176,7 +177,7 @@ def find_rows(format_name: str) -> tuple[Format, ...]:
 
 def is_auxiliary(name: str) -> bool:
     """Return whether a tensor of this name never changes a weight."""
-    return any(name.endswith(("." + ending, "_" + ending)) or name == ending for ending in AUXILIARY)
+    return name.endswith(_AUXILIARY_ENDINGS) or name in AUXILIARY
 
 
 def anchored_weight(entry: Entry, entries: Mapping[str, Entry]) -> str | None:

@@ -6,6 +6,7 @@ checks shapes and labels and returns a :class:`Weight` that dequantizes any chun
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -91,12 +92,15 @@ class PartSpec:
 def names_for(weight: str, templates: Iterable[str]) -> list[str]:
     """Expand templates such as ``{module}.scale`` for the weight named ``weight``; see :class:`PartSpec`."""
     module = weight.removesuffix(WEIGHT_SUFFIX)
-    private = private_name(weight)
-    return [
-        template.replace("{weight}", weight).replace("{module}", module).replace("{private}", private)
-        for template in templates
-        if module != weight or "{module}" not in template
-    ]
+    stems = {"weight": weight, "private": private_name(weight)} | ({"module": module} if module != weight else {})
+    return [stems[stem] + ending for stem, ending in map(_split_template, templates) if stem in stems]
+
+
+@cache
+def _split_template(template: str) -> tuple[str, str]:
+    """Split a template such as ``{module}.scale``, which begins with the name in braces, at the closing one."""
+    stem, _, ending = template.removeprefix("{").partition("}")
+    return stem, ending
 
 
 def private_name(weight: str) -> str:

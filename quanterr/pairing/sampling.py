@@ -127,13 +127,19 @@ def error_up_to_factor(original: Weight, quantized: Weight, workspaces: Workspac
 
 def _sum_row_products(original: Weight, quantized: Weight, workspaces: Workspaces) -> tuple[Tensor, Tensor, Tensor]:
     """Return x · x, x · y and y · y for each of a few rows, float64."""
-    found = []
-    for chunk in _sample(*original.matrix):
-        x = original.dequantize(chunk, workspaces[0]).weight.double()
-        y = quantized.dequantize(chunk, workspaces[1]).weight.double()
-        found.append(torch.stack(((x * x).sum(1), (x * y).sum(1), (y * y).sum(1))))
-    xx, xy, yy = torch.cat(found, 1) if found else torch.zeros(3, 0, dtype=torch.float64)
-    return xx, xy, yy
+    if not original.n:
+        xx, xy, yy = torch.zeros(3, 0, dtype=torch.float64)
+        return xx, xy, yy
+    chunks = list(_sample(*original.matrix))
+    rows: slice | Tensor = slice(None)
+    if original.n <= ELEMENTS:  # a small weight is read at once
+        rows = torch.tensor([row for chunk in chunks for row in range(chunk.row, chunk.stop_row)])
+        chunks = [Chunk(0, original.matrix[0], 0, original.matrix[1])]
+    x, y = (
+        torch.cat([side.dequantize(chunk, workspace).weight[rows].double() for chunk in chunks])
+        for side, workspace in zip((original, quantized), workspaces, strict=True)
+    )
+    return (x * x).sum(1), (x * y).sum(1), (y * y).sum(1)
 
 
 def sampled_rows(rows: int, cols: int) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ A weight is handled as a matrix whose rows are the output rows of a linear layer
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple, overload
 
@@ -49,6 +50,7 @@ def split_chunk(chunk: Chunk, size: int) -> list[Chunk]:
     return [Chunk(row + c.row, row + c.stop_row, col + c.col, col + c.stop_col) for c in Cut(*chunk.shape, size)]
 
 
+@lru_cache(maxsize=1 << 10)  # weights share their shapes
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return (rows, cols) of a weight of that shape."""
     if len(shape) < 2:

@@ -115,9 +115,9 @@ def measure_losses(
     if not groups.whole:
         needed = _estimate_whole(needed, unit, levels, largest)
     live = needed > 0
-    needed = (needed / _find_share_used(levels, needed[live])).masked_fill(~live, 1.0)
+    needed = (needed / _find_share_used(levels, needed, live)).masked_fill(~live, 1.0)
     x_sq = groups.sum(x.square())
-    size = groups.max_of_units(unit.abs(), x.shape)
+    size = stored if lost is None else groups.max_of_units(unit.abs(), x.shape)
     good, moved = needed * size, (levels.lowest - start - (levels.lowest - first) * needed) * size
     lowest = moved.abs() if zeros is None else ((start + (levels.lowest - first) * needed - zeros) * size).abs()
     of_groups = [numbers.double() for numbers in (needed, used, stored, good, moved.abs(), lowest)]
@@ -198,9 +198,13 @@ def _find_needed(
     The codes are the start of the range, and the level there: the zero point, or the lowest level if groups differ.
     """
     high, low = groups.max(codes), groups.min(codes)
-    if zeros is None or one_zero:
-        zero = torch.zeros_like(high) if zeros is None else zeros
-        return _find_needed_around(levels, high, low, zero), zero, zero
+    if zeros is None:
+        zero = torch.zeros_like(high)
+        up = high / levels.highest if levels.highest > 0 else zero
+        down = low / levels.lowest if levels.lowest < 0 else zero
+        return torch.maximum(up, down), zero, zero
+    if one_zero:
+        return _find_needed_around(levels, high, low, zeros), zeros, zeros
     start = torch.minimum(low, zeros)
     needed = (torch.maximum(high, zeros) - start) / (levels.highest - levels.lowest)
     return needed, start, torch.full_like(low, levels.lowest)
@@ -248,12 +252,15 @@ def _loses_nothing(levels: Levels, needed: Tensor) -> bool:
     return bool(((needed >= least) & (needed <= 1)).all())
 
 
-def _find_share_used(levels: Levels, needed: Tensor) -> float:
+def _find_share_used(levels: Levels, needed: Tensor, live: Tensor) -> float:
     """Return the share of the code range in use, for files that hold codes of fewer bits in whole bytes; else 1.
 
     Scales are then the largest values over the largest code of these bits, or half a step more, in all groups.
     """
-    if levels.table or levels.mantissa or levels.number <= BYTE // 2 or not needed.numel():
+    if levels.table or levels.mantissa or levels.number <= BYTE // 2:
+        return 1.0
+    needed = needed[live]
+    if not needed.numel():
         return 1.0
     largest = float(needed.median()) * levels.highest
     for bits in (1, 2, 3):  # plus a sign
