@@ -73,6 +73,7 @@ def compare_images(
     thresholds: str | os.PathLike[str] | None = None,
     require: Iterable[str] = (),
     fail_if: Iterable[str] = (),
+    baseline: str | os.PathLike[str] | None = None,
     strict_warnings: bool = False,
 ) -> Images:
     """Compare images of the same name (PNG, JPEG, WebP, 8 bits) in two folders, such as of the same prompts and seeds.
@@ -83,13 +84,18 @@ def compare_images(
     torchmetrics, and its weights on this machine: nothing is downloaded.
 
     ``thresholds``, ``require``, ``fail_if`` and ``strict_warnings`` are rules, such as ``min(ssim) >= 0.9``.
+    ``baseline`` is a stored result of the same original images, for ``delta(ssim) >= -0.01`` and the like.
 
     Raises:
-        UsageError: Pillow is not installed, a folder holds no image, both are the same folder, or a rule is invalid.
+        UsageError: Pillow is not installed, a folder holds no image, both are the same folder, or a rule is invalid,
+            or the baseline is of other images.
         CheckpointError: a folder is missing or cannot be read.
+        ReportError: the baseline cannot be read.
     """
-    path = None if thresholds is None else Path(thresholds)
-    options = GateOptions(thresholds=path, require=require, fail_if=fail_if, strict_warnings=strict_warnings)
+    rules, before = (None if path is None else Path(path) for path in (thresholds, baseline))
+    options = GateOptions(
+        thresholds=rules, require=require, fail_if=fail_if, baseline=before, strict_warnings=strict_warnings
+    )
     return judge_images(original, quantized, prepare(options, KINDS[SCHEMA]))
 
 

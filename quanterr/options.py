@@ -161,7 +161,8 @@ class GateOptions(_Options):
         Path | None,
         Option(
             "An older result of the same command (JSON) for delta, rel_delta and ratio. Without a rule that uses it, "
-            "'delta(snr_db) >= -0.5' must hold, for evaluate 'ratio(kld_mean) <= 1.1'.",
+            "'delta(snr_db) >= -0.5' must hold; for evaluate 'ratio(kld_mean) <= 1.1', for images "
+            "'delta(ssim) >= -0.01'.",
             GATES,
             "FILE",
         ),

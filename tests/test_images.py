@@ -241,6 +241,47 @@ class TestCommand:
             quanterr.compare_images(folders[0], tmp_path / "missing")
 
 
+class TestBaseline:
+    @pytest.fixture
+    def old(self, folders, tmp_path):
+        quanterr.compare_images(*folders).save(tmp_path / "old.json")
+        return tmp_path / "old.json"
+
+    def test_compares_the_means_of_the_same_originals(self, folders, old):
+        assert Status.OK == run(*folders, "-q", "--baseline", old).exit_code
+        before = quanterr.read_document(str(old)).ssim.mean
+        save(folders[1] / "8.png", make_pair(60, 8)[1])
+        change = quanterr.compare_images(*folders).ssim.mean - before
+        statuses = [
+            run(*folders, "-q", "--baseline", old, "--require", f"delta(ssim) >= {change + by}").exit_code
+            for by in (-FLOAT64, FLOAT64)
+        ]
+
+        assert change < -0.01
+        assert [Status.OK, Status.GATE_FAILED] == statuses
+        assert Status.GATE_FAILED == run(*folders, "-q", "--baseline", old).exit_code
+        assert "fail" == quanterr.compare_images(*folders, baseline=old).verdict
+
+    def test_of_other_images_is_refused(self, folders, old):
+        for folder in folders:
+            (folder / "8.png").unlink()
+
+        with pytest.raises(UsageError, match="--baseline: only one of both compares 8: means over other images"):
+            quanterr.compare_images(*folders, baseline=old)
+
+    def test_of_another_original_is_refused(self, folders, old):
+        save(folders[0] / "8.png", make_pair(9, 9)[0])
+        with pytest.raises(UsageError, match="--baseline: it has other original images: 8 differs"):
+            quanterr.compare_images(*folders, baseline=old)
+
+    def test_in_which_other_pairs_are_identical_has_another_mean_of_psnr(self, folders, old):
+        (folders[1] / "0.png").write_bytes((folders[0] / "0.png").read_bytes())
+        with pytest.raises(UsageError, match="0 is identical in only one of both"):
+            quanterr.compare_images(*folders, require="delta(psnr_db) >= -100", baseline=old)
+
+        assert "pass" == quanterr.compare_images(*folders, baseline=old).verdict
+
+
 class TestDocument:
     @pytest.fixture
     def stored(self, folders, tmp_path):
@@ -256,15 +297,13 @@ class TestDocument:
         jsonschema.validate(json.loads(path.read_text()), schema)
 
     def test_is_judged_again(self, stored):
-        found, path = stored
+        _, path = stored
         statuses = [
             CliRunner().invoke(app, ["gate", str(path), "--require", f"min(ssim) >= {limit}"]).exit_code
             for limit in (0.1, 0.9999)
         ]
 
         assert [Status.OK, Status.GATE_FAILED] == statuses
-        with pytest.raises(UsageError, match="take no baseline"):
-            quanterr.judge(found, require="delta(ssim) >= 0", baseline=found)
 
     def test_shows_the_worst_pairs_first_on_a_page_that_loads_nothing(self, stored):
         found, _ = stored

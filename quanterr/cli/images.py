@@ -6,7 +6,7 @@ import typer
 
 from quanterr.cli.common import RESULT_OPTIONS, Display, command_line, deliver, require_memory, wrap_help
 from quanterr.cli.gate import report_verdict, summarize
-from quanterr.cli.options import AllBut, with_options
+from quanterr.cli.options import with_options
 from quanterr.options import GateOptions
 
 HELP = wrap_help("""Compare the images of two models in pairs of the same name: PSNR, SSIM, and LPIPS where installed.
@@ -14,6 +14,7 @@ HELP = wrap_help("""Compare the images of two models in pairs of the same name: 
 \b
 [bold]quanterr images original/ fp8/ -o images.html[/bold]
 [bold]quanterr images original/ fp8/ --require 'min(ssim) >= 0.9' --require 'lower(psnr_db) >= 25'[/bold]
+[bold]quanterr images original/ fp8/ --baseline last-release.json[/bold]
 
 PNG, JPEG and WebP, made with the same prompts, seeds and settings; the suffix may differ. LPIPS needs lpips or
 torchmetrics, and its weights on this machine: nothing is downloaded. Needs pip install "quanterr\\[diffusion]".
@@ -31,7 +32,7 @@ def images(
     quantized: Annotated[
         str, typer.Argument(metavar="QUANTIZED", help="The folder of the quantized model's.", show_default=False)
     ],
-    gates: Annotated[GateOptions, AllBut(("baseline",))],
+    gates: GateOptions,
     show: Annotated[Display, RESULT_OPTIONS],
 ) -> None:
     """Compare two folders of images."""
@@ -40,7 +41,7 @@ def images(
     from quanterr.report.gate_results import exit_status
     from quanterr.report.images import SCHEMA
 
-    to = show.targets([original, quantized])
+    to = show.targets([original, quantized, gates.baseline])
     rules = prepare(gates, KINDS[SCHEMA])
     require_memory()
     from quanterr.images import judge_images
@@ -49,5 +50,5 @@ def images(
     status = exit_status(found, show.allow_partial)
     deliver(found, to, show, status)
     report_verdict(found)
-    summarize(found)
+    summarize(found, gates.baseline)
     raise typer.Exit(status)

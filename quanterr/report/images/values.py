@@ -7,8 +7,9 @@ from typing import Self
 
 from quanterr.errors import UsageError
 from quanterr.report.gate_results import Verdict
-from quanterr.report.images.model import SCORES, Images, find_copies, list_reasons
+from quanterr.report.images.model import SCORES, Images, find_copies, find_difference, list_reasons
 from quanterr.report.subjects import Item, Subject, Vocabulary
+from quanterr.util.text import display
 
 LEAST_PAIRS = 8  # for a confidence interval
 PERFECT = {"psnr_db": inf}  # an identical pair's; the others are ordinary numbers
@@ -18,27 +19,41 @@ VOCABULARY = Vocabulary(
     dict.fromkeys(SCORES, "pair"),
     tuple(SCORES),
     "min(ssim) >= 0.9",
+    "delta(ssim) >= -0.01",
     errors=tuple(SCORES),
     done="every image was compared",
     scores=SCORES,
 )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ImageValues(Subject):
     """The subject of a comparison of images."""
+
+    images: Images
 
     def list_items(self, metric: str) -> list[Item]:
         """Return all images: identical pairs hold, images that were not compared violate."""
         return self.items
 
     def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
-        """Refuse every baseline.
+        """Check that both are means over the same images.
 
         Raises:
-            UsageError: always.
+            UsageError: a baseline of other images or of other originals; for the PSNR, other pairs are identical.
         """
-        raise UsageError("compared images take no baseline; quanterr diff says what changed")
+        old, new = baseline.images, self.images
+        if why := find_difference(old, new):
+            raise UsageError(f"--baseline: {why}")
+        if other := {pair.name for pair in old.pairs} ^ {pair.name for pair in new.pairs}:
+            raise UsageError(f"--baseline: only one of both compares {display(min(other))}: means over other images")
+        if "psnr_db" in metrics and (
+            other := {p.name for p in old.pairs if p.identical} ^ {p.name for p in new.pairs if p.identical}
+        ):
+            raise UsageError(
+                f"--baseline: {display(min(other))} is identical in only one of both, so that the means of psnr_db are "
+                "over other pairs; compare ssim"
+            )
 
 
 def list_subjects(images: Images, metrics: Collection[str]) -> list[Subject]:
@@ -63,6 +78,7 @@ def list_subjects(images: Images, metrics: Collection[str]) -> list[Subject]:
             errors={name: None if one is None else one.se for name, one in means.items()},
             unreliable=list_reasons(images),
             unquantized=find_copies(images),
+            images=images,
             too_few=f"needs at least {LEAST_PAIRS} pairs that differ, found {n}" if n < LEAST_PAIRS else None,
         )
     ]
