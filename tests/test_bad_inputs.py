@@ -472,7 +472,7 @@ GGUF = [
     Row(35, "half a block", gg(shape_of(1, 48, kind=2)), UNREADABLE, "a: rows of 48 elements are not whole blocks of"),
     Row(36, "a product of 2^64 + 4", gg(shape_of(4, 20, 5_581, 8_681 * 49_477, 384_773)), UNREADABLE, "is too large"),
     Row(37, "a huge size", gg(shape_of(2, 0, 2**41)), UNREADABLE, "a: dimension exceeds 2^40"),
-    Row(38, "five dimensions", gg(shape_of(5, 1, 1, 1, 1, 1)), UNREADABLE, "a: 5 dimensions; the limit is 4"),
+    Row(38, "six dimensions", gg(shape_of(6, 1, 1, 1, 1, 1, 1)), UNREADABLE, "a: 6 dimensions; the limit is 5"),
     Row(39, "2^64 - 1 tensors", gg(counted(2**64 - 1)), UNREADABLE, "tensors exceed the limit of 1000000"),
     Row(39, "more tensors than fit", gg(counted(10**6, 0, bytes(100))), UNREADABLE, "1000000 tensors do not fit in"),
     Row(39, "too many keys", gg(counted(0, 2**17 + 1)), UNREADABLE, "131073 keys exceed the limit of 131072"),

@@ -212,3 +212,14 @@ def test_tensor_that_is_missing_is_told(tmp_path):
 
     assert ["model.layers.0.self_attn.v_proj.weight"] == [left.layer_name for left in report.not_compared]
     assert Status.INCONCLUSIVE == exit_status(report)
+
+
+def test_leading_ones_that_ggml_does_not_write_are_the_originals(tmp_path):
+    original = {"blocks.0.modulation": numbers(1, 6, 64, seed=1), "x_pad_token": numbers(1, 64, seed=2)}
+    without = {name: weight.float().squeeze(0) for name, weight in original.items()}
+    x = store(tmp_path / "x.safetensors", original)
+    report = quanterr.compare(x, written(tmp_path / "y.gguf", without, "wan"), device="cpu")
+    of_another = quanterr.compare(x, store(tmp_path / "z.safetensors", without), device="cpu")
+
+    assert ([], 2) == (report.not_compared, len(report.lossless))
+    assert {"shape_mismatch"} == {left.bucket for left in of_another.not_compared}

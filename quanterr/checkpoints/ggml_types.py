@@ -92,3 +92,12 @@ BLOCKS = {
 # of Q4_1 and Q5_1, is Q8_0 with the sum of a block beside it, which is rounded to float16 once more: up to 2^-11 of it.
 # Reference: ggml-org/llama.cpp ggml/src/ggml-cpu/ggml-cpu.c, type_traits_cpu.
 INPUT_SCHEMES = {name: "q8_k" if size == 256 else "q8_0" for name, (size, _) in BLOCKS.items()}
+
+
+def lacks_leading_ones(stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Return whether a stored shape is ``shape`` without leading ones.
+
+    llama-quantize and stable-diffusion.cpp write it so: ggml-org/llama.cpp ggml/src/ggml.c, ``ggml_n_dims``.
+    """
+    lost = len(shape) - len(stored)
+    return lost > 0 and shape == (1,) * lost + stored

@@ -4,7 +4,7 @@
     u32         version
     u64, u64    number of tensors, number of keys
     keys        for each: text, u32 type of the value, value
-    tensors     for each: text, u32 number of dimensions (at most 4), u64 sizes, innermost first, u32 type, u64 offset
+    tensors     for each: text, u32 number of dimensions (at most 5), u64 sizes, innermost first, u32 type, u64 offset
     padding     up to the next multiple of general.alignment (32 if the file does not say)
     data        the tensors, each padded to a multiple of the alignment; offsets count from here
 
@@ -17,7 +17,8 @@ has the true shape as an array of integers.
 
 No number is trusted: each length and count is checked against the rest of the file before anything is read.
 
-Reference: ggml-org/ggml docs/gguf.md; ggml-org/llama.cpp ggml/src/gguf.cpp; city96/ComfyUI-GGUF loader.py.
+Reference: ggml-org/ggml docs/gguf.md; ggml-org/llama.cpp ggml/src/gguf.cpp; city96/ComfyUI-GGUF loader.py,
+tools/fix_5d_tensors.py.
 """
 
 from bisect import bisect_right
@@ -54,7 +55,7 @@ NEEDED = (ORIGINAL_SHAPE, ALIGNMENT_KEY, "split.")
 
 MAX_KEYS = 1 << 17
 MAX_KEY = 65_535  # bytes, the format's own limit
-MAX_TENSOR_DIMENSIONS = 4
+MAX_TENSOR_DIMENSIONS = 5  # ggml has 4; ComfyUI-GGUF adds the kernels of video models
 MAX_BYTES = 1 << 63  # bytes of a tensor
 MAX_ALIGNMENT = 1 << 30
 MAX_KEPT_TEXT = 4096  # bytes; longer texts are chat templates

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.checkpoints.ggml_types import lacks_leading_ones
 from quanterr.checkpoints.labels import PREFIXES
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats import CODE_DTYPES, Weight, explain_unsupported, is_auxiliary
@@ -30,6 +31,7 @@ from quanterr.pairing.tied import Ties
 from quanterr.pairing.views import take_rows, transpose_weight
 from quanterr.roles import role_of
 from quanterr.selection import LayerSelection
+from quanterr.tensors.chunks import as_matrix
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.text import display, listed
 
@@ -198,6 +200,8 @@ class _Pairer:
     def _add(self, own: str, x: Weight, held: HeldWeight, there: str | None, alternative: Alternative | None) -> None:
         """Add a pair with both weights in one orientation, or leave both weights with the reason."""
         x, y = _orient(x, held.weight, self.original)
+        if self.quantized.checkpoint.gguf is not None:
+            y = _restore_ones(y, x.shape)
         if "bits" in (x.encoding, y.encoding) and not _is_same_kind(x.codes, y.codes):
             reason = f"{x.codes.dtype} in the original, {y.codes.dtype} in the quantized: not comparable"
             bucket = Bucket.SHAPE_MISMATCH if x.shape != y.shape else Bucket.UNSUPPORTED
@@ -389,6 +393,12 @@ def _crop_padding(x: Weight, y: Weight) -> Weight:
         return y
     cropped = take_rows(y, 0, x.shape)
     return replace(cropped, warnings=(*y.warnings, f"{extra} more rows than in the original were dropped as padding"))
+
+
+def _restore_ones(y: Weight, shape: tuple[int, ...]) -> Weight:
+    """Return a weight of a GGUF file in a shape with leading ones, which ggml does not write."""
+    is_same = lacks_leading_ones(y.shape, shape) and as_matrix(shape) == y.matrix
+    return replace(y, shape=shape) if is_same else y
 
 
 def _is_same_kind(x: Entry, y: Entry) -> bool:
