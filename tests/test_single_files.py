@@ -303,3 +303,70 @@ def test_a_gguf_file_in_their_authors_names_is_original_and_candidate(tmp_path):
     assert ["pass", "pass", "pass"] == [one.verdict for one in (*found.candidates, *same.candidates)]
     errors = [one.outputs.output_error for one in (*found.candidates, *same.candidates)]
     assert errors[0] == errors[1] > 0 == errors[2]
+
+
+@pytest.mark.parametrize("family", ["Wan", "Z-Image"])
+def test_a_gguf_file_lacks_the_leading_ones_and_has_kernels_over_time_and_space(family, tmp_path):
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    model, tensors = made(family, tmp_path / "diffusers")
+    save_file(tensors, tmp_path / "original.safetensors")
+    values = {name: tensor.half().float() for name, tensor in tensors.items()}
+    writer = gguf.GGUFWriter(tmp_path / "f16.gguf", "wan")
+    for name, tensor in tensors.items():
+        while tensor.dim() > 1 and len(tensor) == 1:
+            tensor = tensor[0]
+        writer.add_tensor(name, tensor.half().numpy())
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    inputs = write_calls(family, tmp_path / "calls.safetensors", 1)
+    x = output(model, family, 0)
+    model.load_state_dict(converter(family)(checkpoint=values, config=dict(model.config)), strict=True)
+    y = output(model, family, 0)
+    error = float((y - x).square().sum() / x.square().sum())
+    for original in ("diffusers", "original.safetensors"):
+        (found,) = quanterr.evaluate(
+            tmp_path / original,
+            [tmp_path / "f16.gguf"],
+            inputs=inputs,
+            config=tmp_path / "diffusers" if original != "diffusers" else None,
+            activations="none",
+        ).candidates
+
+        assert ("pass", []) == (found.verdict, found.missing), found.reasons
+        assert error == pytest.approx(found.outputs.output_error, rel=of_squared_error(error))
+
+
+def test_a_candidate_whose_rows_are_padded_pairs_with_a_single_file(tmp_path):
+    family, name = "Chroma", "distilled_guidance_layer.in_proj.weight"
+    model, tensors = made(family, tmp_path / "diffusers")
+    save_file(tensors, tmp_path / "original.safetensors")
+    written = dict(model.state_dict())
+    rows, cols = written[name].shape  # 24 rows, which comfy-kitchen pads to 32: here, codes of 0.5 with scales of 1
+    said = json.dumps({"format": "nvfp4"}).encode()
+    written |= {
+        name: torch.full((32, cols // 2), 0x11, dtype=torch.uint8),
+        name + "_scale": torch.ones(128, 4).to(torch.float8_e4m3fn),
+        name + "_scale_2": torch.ones(()),
+        name.replace(".weight", ".comfy_quant"): torch.tensor(list(said), dtype=torch.uint8),
+    }
+    save_file({key: tensor.contiguous() for key, tensor in written.items()}, tmp_path / "nvfp4.safetensors")
+    inputs = write_calls(family, tmp_path / "calls.safetensors", 1)
+    (found,) = quanterr.evaluate(
+        tmp_path / "original.safetensors",
+        [tmp_path / "nvfp4.safetensors"],
+        inputs=inputs,
+        config=tmp_path / "diffusers",
+        activations="none",
+    ).candidates
+    x = output(model, family, 0)
+    model.load_state_dict(dict(model.state_dict()) | {name: torch.full((rows, cols), 0.5)})
+    y = output(model, family, 0)
+
+    assert ("pass", []) == (found.verdict, found.missing), found.reasons
+    error = float((y - x).square().sum() / x.square().sum())
+    assert error == pytest.approx(found.outputs.output_error, rel=of_squared_error(error))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from quanterr.checkpoints.ggml_types import lacks_leading_ones
 from quanterr.errors import CheckpointError
 from quanterr.util.text import count, display, listed
 
@@ -69,10 +70,13 @@ def denoiser_names(names: Iterable[str]) -> tuple[dict[str, str], str]:
     return {name.removeprefix(prefix): name for name in every if name.startswith(prefix)}, prefix
 
 
-def find_layout(model: nn.Module, config: Mapping[str, object], shapes: Shapes, where: str) -> Layout:
+def find_layout(
+    model: nn.Module, config: Mapping[str, object], shapes: Shapes, where: str, has_lost_ones: bool = False
+) -> Layout:
     """Find the layout of a checkpoint for a model of diffusers, by the names and shapes of its tensors.
 
-    ``where`` names the checkpoint in errors. A parameter for which nothing is stored is not in the layout.
+    ``where`` names the checkpoint in errors. ``has_lost_ones``: it is a file of ggml, which does not write the leading
+    ones of a shape. A parameter for which nothing is stored is not in the layout.
 
     Raises:
         CheckpointError: the names are neither those of the model nor names that diffusers' converter takes, or a
@@ -99,6 +103,11 @@ def find_layout(model: nn.Module, config: Mapping[str, object], shapes: Shapes, 
     found = {name: rows for name, rows in pieces.items() if name in known}
     if len(found) < len(own.parameters):
         return own
+    if has_lost_ones:
+        for name, rows in found.items():
+            source, shape = rows[0].source, tuple(known[name].shape)
+            if rows == (Rows(source, 0, _rows(shapes[source])),) and lacks_leading_ones(shapes[source], shape):
+                found[name], shapes = (Rows(source, 0, 1),), {**shapes, source: shape}
     for name, rows in found.items():
         _check_shape(name, tuple(known[name].shape), rows, shapes, where)
     used = {rows.source for each in pieces.values() for rows in each}

@@ -4,7 +4,7 @@ Both name the rows of the same parameters (layouts.py). So every tensor of the c
 tensors, and these make up a checkpoint that pairs with the candidate name by name, in whatever format it is stored.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -52,7 +52,7 @@ def counterpart(
         return same
     where = display(candidate.path)
     try:
-        own = find_layout(model, config, shapes, where)
+        own = find_layout(model, config, shapes, where, has_lost_ones=candidate.gguf is not None)
     except CheckpointError:
         if 2 * len(wanted & bare.keys()) > len(wanted):  # the original's names, some of which are missing
             return same
@@ -61,7 +61,7 @@ def counterpart(
         return same
     if missing := [name for name in layout.parameters if name not in own.parameters]:
         raise CheckpointError(f"{where}: nothing in it makes up {listed(missing, 3)} of {type(model).__name__}")
-    return Counterpart(_renamed(sides, layout, own, shapes), layout.ignored | own.ignored)
+    return Counterpart(_renamed(sides, layout, own), layout.ignored | own.ignored)
 
 
 def _shapes(candidate: Checkpoint) -> dict[str, Shape]:
@@ -78,8 +78,11 @@ def _shape(side: CheckpointSide, name: str) -> Shape:
         return side.codes[name].shape
 
 
-def _renamed(sides: Sides, layout: Layout, own: Layout, shapes: Mapping[str, Shape]) -> Sides:
-    """Return the original with the tensors of the candidate's layout."""
+def _renamed(sides: Sides, layout: Layout, own: Layout) -> Sides:
+    """Return the original with the tensors of the candidate's layout.
+
+    Their shapes are those that the original's rows make up: a candidate may store padding, or omit leading ones.
+    """
     pieces: dict[str, list[tuple[int, Rows]]] = {}  # of each tensor of the candidate: its row, rows of the original
     for name, parts in own.parameters.items():
         first = 0
@@ -91,9 +94,13 @@ def _renamed(sides: Sides, layout: Layout, own: Layout, shapes: Mapping[str, Sha
             first += part.n
     entries = {}
     for name, found in pieces.items():
-        ordered = [rows for _, rows in sorted(found)]
-        if sum(rows.n for rows in ordered) == (shapes[name][0] if shapes[name] else 1):
-            entries[name] = RowsFile(name, shapes[name], [(sides.weights[rows.source], rows) for rows in ordered]).entry
+        ordered = sorted(found)
+        weights = [(sides.weights[rows.source], rows) for _, rows in ordered]
+        of_first = weights[0][0].shape
+        shape = (sum(rows.n for _, rows in ordered), *of_first[1:]) if of_first else ()
+        ends = [0, *(first + rows.n for first, rows in ordered)]
+        if [first for first, _ in ordered] == ends[:-1]:  # no row between them belongs to no parameter
+            entries[name] = RowsFile(name, shape, weights).entry
     original = sides.checkpoint
     virtual = Checkpoint(original.path, original.kind, (), entries, config=original.config, folder=original.folder)
     renamed = Sides(virtual, sides.device)
