@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from float32 import of_squared_error
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import quanterr
 from quanterr.errors import CheckpointError
@@ -253,6 +253,13 @@ class TestOfTheWrongModel:
             CheckpointError, match=r"part.safetensors: nothing in it makes up x_embedder.weight of Flux2"
         ):
             self.evaluated(folder / "diffusers", folder / "part.safetensors", folder)
+
+    def test_an_original_that_lacks_a_tensor(self, folder):
+        path = next((folder / "diffusers").glob("*.safetensors"))
+        save_file({key: t for key, t in load_file(path).items() if key != "x_embedder.weight"}, path)
+        save_file({key: torch.ones(shape) for key, shape in flux2().items()}, folder / "a.safetensors")
+        with pytest.raises(CheckpointError, match=r"diffusers: lacks x_embedder.weight, which the config's model has"):
+            self.evaluated(folder / "diffusers", folder / "a.safetensors", folder)
 
     def test_a_config_of_another_size(self, folder):
         path = folder / "diffusers" / "config.json"

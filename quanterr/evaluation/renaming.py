@@ -41,7 +41,7 @@ def counterpart(
     """Return the original, of that layout, in the names of a candidate: itself, where they are the same.
 
     Raises:
-        CheckpointError: the candidate's names are of another model, or it lacks tensors.
+        CheckpointError: the candidate's names are of another model, or either side lacks tensors.
     """
     shapes = _shapes(candidate)
     bare, _ = denoiser_names(shapes)
@@ -61,6 +61,10 @@ def counterpart(
         return same
     if missing := [name for name in layout.parameters if name not in own.parameters]:
         raise CheckpointError(f"{where}: nothing in it makes up {listed(missing, 3)} of {type(model).__name__}")
+    if lacking := [name for name in own.parameters if name not in layout.parameters]:
+        raise CheckpointError(
+            f"{display(sides.checkpoint.path)}: lacks {listed(lacking, 3)}, which the config's model has"
+        )
     return Counterpart(_renamed(sides, layout, own), layout.ignored | own.ignored)
 
 
