@@ -71,6 +71,7 @@ class FloorRun:
         self._places = {place: n for n, place in enumerate(self._batches)}
         self._workload = architecture.workload
         self._stream: Stream | None = None
+        self._loaded: str | None = None  # name of a unit
         self.dtype, self.reason = _own_dtype(sides), ""
         if self.dtype is None:
             self.reason = "the original is stored in no float of 16 bits"
@@ -86,12 +87,14 @@ class FloorRun:
         self._stream = Stream(model, names, sides.get, inputs, own.device, recorded=own.workload is CALLS)
 
     def load(self, unit: str, tensors: Mapping[str, Tensor]) -> None:
-        """Load a unit with the original's weights."""
-        if self._stream is not None:
+        """Load a unit with the original's weights, unless it is loaded."""
+        if self._stream is not None and self._loaded != unit:
             self._stream.units[unit].load(tensors)
+            self._loaded = unit
 
     def free(self, unit: str) -> None:
         """Free a unit."""
+        self._loaded = None
         if self._stream is not None:
             self._stream.units[unit].free()
 

@@ -240,9 +240,23 @@ class Lockstep:
         return None if self._floor is None else self._floor.result()
 
     def _step(self, unit: Unit, done: int, total: int) -> None:
-        """Load a unit on all sides, run it for all micro-batches, free it."""
+        """Load a unit on all sides, run it for all micro-batches, free it; then for the floor.
+
+        The floor's weights take the memory of the candidates', except where forwards end, whose results it needs.
+        """
         tensors = self._original.tensors(unit)
         unit.load(tensors)
+        self._step_together(unit, tensors, done, total)
+        unit.free()
+        if self._floor is not None:
+            self._floor.load(unit.name, tensors)
+            for batch in range(len(self._batches)):
+                self._floor.run(batch, unit.name, None)
+            self._floor.free(unit.name)
+        give_back_memory()
+
+    def _step_together(self, unit: Unit, tensors: dict[str, Tensor], done: int, total: int) -> None:
+        """Run a unit of the original, which is loaded, and those of the candidates."""
         units = [side.stream.units[unit.name] for side in self._others]
         others = [_shared(side.stream.tensors(unit), tensors) for side in self._others]
         tokens = sum(batch.tokens for batch in self._batches)
@@ -254,8 +268,6 @@ class Lockstep:
         self._unit_of |= {slot.name: unit.name for slot in unit.slots}
         for own, loaded in zip(units, others, strict=True):
             own.load(loaded)
-        if self._floor is not None:
-            self._floor.load(unit.name, tensors)
         modes = [side.mode(own, measures=True) for side, own in zip(self._others, units, strict=True)]
         if unit is self._head:
             self.head = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -263,17 +275,22 @@ class Lockstep:
             if self._pace.stop.is_set():
                 raise Interrupted(STOPPED)
             if self._original.waits(batch, unit):
-                self._run(done, batch, unit, watching, modes)
+                self._run(done, batch, unit, tensors, watching, modes)
             if self._pace.on_progress:
                 self._pace.on_progress(done, total, batch + 1, len(self._batches))
         watching.finish()
-        for each in (unit, *units):
-            each.free()
-        if self._floor is not None:
-            self._floor.free(unit.name)
-        give_back_memory()
+        for own in units:
+            own.free()
 
-    def _run(self, done: int, batch: int, unit: Unit, watching: OutputErrors, modes: Sequence[RoundingMode]) -> None:
+    def _run(
+        self,
+        done: int,
+        batch: int,
+        unit: Unit,
+        tensors: dict[str, Tensor],
+        watching: OutputErrors,
+        modes: Sequence[RoundingMode],
+    ) -> None:
         if unit is self._head:
             self.hidden[self._batches[batch].number] = self._original.first_argument(batch).cpu()
         with watching:
@@ -288,7 +305,8 @@ class Lockstep:
         base = self._original.result(batch)
         if base is not None and unit is self._head and not batch:
             self._check_head(base)
-        if self._floor is not None:
+        if self._floor is not None and base is not None:
+            self._floor.load(unit.name, tensors)
             self._floor.run(batch, unit.name, base)
         if self._swaps is not None and base is not None:
             self._swaps.measure(batch, base, self._workload, self._batches[batch])
