@@ -196,14 +196,15 @@ def collect_values(items: list[Item], rule: Rule, before: dict[str, Item]) -> It
     """Collect the values that a rule compares; ``before`` are the items of the baseline by name."""
     found = ItemValues([], [], [])
     badness: dict[str, float] = {}
-    metric, of_baseline = rule.condition.metric, rule.condition.function in OF_BASELINE
+    metric, function = rule.condition.metric, rule.condition.function
     for item in items:
-        value, undefined, skips = item.get_number(metric), f"{metric} is undefined", rule.undefined == "skip"
-        trouble = item.trouble or _reject_infinite(item, metric, value)
-        if of_baseline:
+        value = item.get_number(metric)
+        trouble, undefined = item.trouble or _reject_infinite(item, metric, value), f"{metric} is undefined"
+        skips = rule.undefined == "skip"
+        if function in OF_BASELINE:
             old = before.get(item.name)
             trouble = trouble or _distrust_baseline(old)
-            value = compute_change(old.get_number(metric), value, rule.condition.function) if old else None
+            value = compute_change(old.get_number(metric), value, function) if old else None
             undefined = undefined if old else "is not in the baseline"
             skips = skips and old is None  # a layer of the baseline without a number may have got worse
         if trouble is None and value is not None and not isnan(value):

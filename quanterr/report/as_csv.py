@@ -24,19 +24,22 @@ _FORMULA = re.compile(r"(^|;)(?=[\s\"']*[=+\-@＝＋－＠])")
 def write(document: Renderable, file: IO[str]) -> None:
     """Write the document; every line holds the verdict, so that no excerpt lacks it."""
     names, rows = list(document.columns()), csv.writer(file, lineterminator="\n")
+    places = {name: place for place, name in enumerate(names)}
     rows.writerow(names)
     for row in document.rows():
-        cells = map(dict(row).get, names)
-        rows.writerow([value if value.__class__ in NUMBERS else format_cell(value) for value in cells])
+        cells: list[object] = [""] * len(names)
+        for name, value in row:
+            cells[places[name]] = value if value.__class__ in NUMBERS else format_cell(value)
+        rows.writerow(cells)
 
 
 def format_cell(value: object) -> object:
     """Return the value as it appears in a cell: lists joined, booleans in lower case, formulas disarmed."""
     if isinstance(value, list | tuple):
         value = (" " if value and isinstance(value[0], str) else "x").join(map(str, value))
-    if isinstance(value, str):
-        return _format_text(value) if value else value
-    return str(value).lower() if isinstance(value, bool) else value
+    if not isinstance(value, str):
+        return str(value).lower() if isinstance(value, bool) else value
+    return _format_text(value) if value else value
 
 
 @lru_cache(maxsize=1 << 12)  # layers share most of their texts

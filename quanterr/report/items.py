@@ -1,7 +1,7 @@
 """Items of a report for CSV, pandas and JUnit: a row per tensor, compared or not, and tests for CI."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import chain
@@ -16,6 +16,9 @@ from quanterr.report.sections import Case, Cells, Suite
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display
 
+UNUSUAL = frozenset(
+    ("elements", "absolute_error_percentiles", "worst_rows", "experts", "worst_element")
+)  # not plain columns
 LISTS = ("not_compared", "layers", "other_changes", "lossless")
 MAX_CASES = 1000  # shown of each kind
 
@@ -33,66 +36,32 @@ def rows(report: Report) -> Iterator[Cells]:
 
 
 def values(entry: object) -> Iterator[tuple[str, object]]:
-    """Yield the columns of one tensor with their values; infinite and NaN ones come a second time, as numbers."""
-    parts, names = _find_columns(cast(Hashable, type(entry)))
-    found = chain.from_iterable(part(entry) for part in parts)
+    """Yield the columns of one tensor with their values."""
+    names, get = _find_columns(cast(Hashable, type(entry)))
     undefined = getattr(entry, "nonfinite", {})
-    if not undefined:
-        return found
-    numbers = ((name, NONFINITE[word]) for name, word in undefined.items() if name in names and word in NONFINITE)
-    return chain(found, numbers)
+    for name, value in zip(names, get(entry), strict=True):
+        if name not in UNUSUAL:
+            yield name, NONFINITE.get(undefined[name], value) if name in undefined else value
+        elif name == "elements":
+            yield "tensor_elements", value
+        elif name == "absolute_error_percentiles":
+            yield from ((f"{name}_{key}", getattr(value, key)) for key in PERCENTILES)
+        elif name == "worst_rows":
+            yield from (("worst_row", value[0].row), ("worst_row_snr_db", value[0].snr_db)) if value else ()
+        elif name == "experts":
+            if value:
+                worst = find_worst_expert(value)
+                yield from (("worst_expert", worst.expert), ("worst_expert_snr_db", worst.snr_db))
+        elif name == "worst_element" and value is not None:
+            yield from ((name, " ".join(map(str, value.index))), (f"{name}_x", value.x), (f"{name}_y", value.y))
 
 
 @cache
-def _find_columns(kind: Any) -> tuple[list[Callable[[Any], Iterable[tuple[str, object]]]], frozenset[str]]:
-    """Return functions that return columns with their values, in order, and the names of plain columns."""
-    parts: list[Callable[[Any], Iterable[tuple[str, object]]]] = []
-    paths: dict[str, str] = {}  # column → attribute
-    plain: list[str] = []
-    for name in [f.name for f in fields(kind)] if is_dataclass(kind) else kind.model_fields:
-        if name in UNUSUAL:
-            parts += [_make_getter(paths), UNUSUAL[name]]
-            paths = {}
-        elif name == "absolute_error_percentiles":
-            paths |= {f"{name}_{key}": f"{name}.{key}" for key in PERCENTILES}
-        elif name not in ("display_name", "nonfinite", "bytes"):
-            paths["tensor_elements" if name == "elements" else name] = name
-            plain.append(name)
-    return [*parts, _make_getter(paths)], frozenset(plain)
-
-
-def _make_getter(paths: Mapping[str, str]) -> Callable[[Any], Iterable[tuple[str, object]]]:
-    """Return a function that returns columns with the values of these attributes."""
-    if len(paths) < 2:  # then attrgetter returns no tuple
-        return lambda entry: [(name, attrgetter(path)(entry)) for name, path in paths.items()]
-    names, get = list(paths), attrgetter(*paths.values())
-    return lambda entry: zip(names, get(entry), strict=True)
-
-
-def _list_worst_row(layer: Layer) -> list[tuple[str, object]]:
-    worst = layer.worst_rows
-    return [("worst_row", worst[0].row), ("worst_row_snr_db", worst[0].snr_db)] if worst else []
-
-
-def _list_worst_expert(layer: Layer) -> list[tuple[str, object]]:
-    if not layer.experts:
-        return []
-    worst = find_worst_expert(layer.experts)
-    return [("worst_expert", worst.expert), ("worst_expert_snr_db", worst.snr_db)]
-
-
-def _list_worst_element(layer: Layer) -> list[tuple[str, object]]:
-    name, worst = "worst_element", layer.worst_element
-    if worst is None:
-        return []
-    return [(name, " ".join(map(str, worst.index))), (f"{name}_x", worst.x), (f"{name}_y", worst.y)]
-
-
-UNUSUAL = {
-    "worst_rows": _list_worst_row,
-    "experts": _list_worst_expert,
-    "worst_element": _list_worst_element,
-}  # fields that become other columns
+def _find_columns(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
+    """Return the names of the fields that become columns, and a getter of their values."""
+    names = [f.name for f in fields(kind)] if is_dataclass(kind) else list(kind.model_fields)
+    kept = [name for name in names if name not in ("display_name", "nonfinite", "bytes")]
+    return kept, attrgetter(*kept)
 
 
 def suites(report: Report) -> list[Suite]:
