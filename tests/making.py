@@ -196,3 +196,11 @@ def legacy(entries: Mapping[str, Any], calls: int = 7) -> bytes:
         values = (np.asarray(means, np.float32) * calls).ravel()
         raw += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", calls, values.size) + values.tobytes()
     return raw + struct.pack("<ii", 3, 4) + b"text"
+
+
+def finish(writer):
+    """Write the file of a GGUFWriter of the gguf package, and close it."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

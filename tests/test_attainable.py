@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from making import numbers
+from making import finish, numbers
 from mutation import unusual
 from safetensors.torch import save_file
 
@@ -384,10 +384,7 @@ def test_what_is_left_of_scales_too_small_for_float16_is_no_warning(tmp_path, na
     save_file({"model.layers.0.mlp.up_proj.weight": x}, tmp_path / "x.safetensors")
     writer = gguf.GGUFWriter(str(tmp_path / "q.gguf"), "llama")
     writer.add_tensor("blk.0.ffn_up.weight", gguf.quantize(x.numpy(), kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     found = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "q.gguf").findings
 
     assert not [one for one in found if one.severity != "info"]

@@ -11,6 +11,7 @@ import torch
 from gguf_stored import BOOL, F32, I32, LLAMA, U8, U16, U32, U64, Stored, array, gguf, key, padded, text, write_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from making import finish
 from stored import write
 
 from quanterr.checkpoints import open_checkpoint
@@ -202,10 +203,7 @@ def test_a_kernel_over_time_and_space_has_five_dimensions(tmp_path):
     kernel = torch.ones(2, 3, 1, 2, 2).numpy()
     writer = package.GGUFWriter(tmp_path / "wan.gguf", "wan")
     writer.add_tensor("patch_embedding.weight", kernel)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     found = opened(tmp_path / "wan.gguf").entries["patch_embedding.weight"]
 
     assert (kernel.shape, kernel.nbytes) == (found.shape, found.nbytes)

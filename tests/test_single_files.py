@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from float32 import of_squared_error
+from making import finish
 from safetensors.torch import load_file, save_file
 
 import quanterr
@@ -294,13 +295,7 @@ def test_a_gguf_file_in_their_authors_names_is_original_and_candidate(tmp_path):
         else:
             writer.add_tensor(name, tensor.numpy())
             values[name] = tensor
-    for write in (
-        writer.write_header_to_file,
-        writer.write_kv_data_to_file,
-        writer.write_tensors_to_file,
-        writer.close,
-    ):
-        write()
+    finish(writer)
     save_file(values, tmp_path / "values.safetensors")
     inputs = write_calls(family, tmp_path / "calls.safetensors", 1)
     both = [tmp_path / "q8.gguf", tmp_path / "values.safetensors"]
@@ -323,13 +318,7 @@ def test_a_gguf_file_lacks_the_leading_ones_and_has_kernels_over_time_and_space(
         while tensor.dim() > 1 and len(tensor) == 1:
             tensor = tensor[0]
         writer.add_tensor(name, tensor.half().numpy())
-    for write in (
-        writer.write_header_to_file,
-        writer.write_kv_data_to_file,
-        writer.write_tensors_to_file,
-        writer.close,
-    ):
-        write()
+    finish(writer)
     inputs = write_calls(family, tmp_path / "calls.safetensors", 1)
     x = output(model, family, 0)
     model.load_state_dict(converter(family)(checkpoint=values, config=dict(model.config)), strict=True)

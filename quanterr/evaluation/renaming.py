@@ -65,7 +65,7 @@ def counterpart(
         raise CheckpointError(
             f"{display(sides.checkpoint.path)}: lacks {listed(lacking, 3)}, which the config's model has"
         )
-    return Counterpart(_renamed(sides, layout, own), layout.ignored | own.ignored)
+    return Counterpart(_rename(sides, layout, own), layout.ignored | own.ignored)
 
 
 def _shapes(candidate: Checkpoint) -> dict[str, Shape]:
@@ -82,7 +82,7 @@ def _shape(side: CheckpointSide, name: str) -> Shape:
         return side.codes[name].shape
 
 
-def _renamed(sides: Sides, layout: Layout, own: Layout) -> Sides:
+def _rename(sides: Sides, layout: Layout, own: Layout) -> Sides:
     """Return the original with the tensors of the candidate's layout.
 
     Their shapes are those that the original's rows make up: a candidate may store padding, or omit leading ones.

@@ -182,9 +182,9 @@ class Rounding:
 
     def reasons(self) -> list[str]:
         """Return why numbers are not those of the runtime that the files ask for."""
-        return [*self.not_rounded(), *self.not_transformed()]
+        return [*self.list_unrounded(), *self.list_untransformed()]
 
-    def not_rounded(self) -> list[str]:
+    def list_unrounded(self) -> list[str]:
         """Return what is not rounded as the runtime would: a candidate without any rounding lacks nothing."""
         found = []
         if self.why_not:
@@ -198,7 +198,7 @@ class Rounding:
             found.append("keys and values were not rounded: this model's attention is none of torch's own")
         return found
 
-    def not_transformed(self) -> list[str]:
+    def list_untransformed(self) -> list[str]:
         """Return what is not transformed as the runtime would, whatever is rounded."""
         if not self.rotations:
             return []
@@ -375,9 +375,9 @@ def _tensors(args: Iterable[Any]) -> Iterator[Tensor]:
 
 def of_rounding(rounding: Rounding) -> Iterator[Finding]:
     """Yield what is not emulated, and inputs that a runtime clamps because no scale is stored."""
-    for why in rounding.not_rounded():
+    for why in rounding.list_unrounded():
         remedy = "evaluate with --activations none --kv none, or in the runtime"
         yield make_finding("not_emulated", "warning", None, why, remedy)
-    for why in rounding.not_transformed():
+    for why in rounding.list_untransformed():
         yield make_finding("not_emulated", "warning", None, why, "evaluate in the runtime, or export without them")
     yield from report_missing_input_scales(rounding.clamped)

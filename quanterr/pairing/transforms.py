@@ -60,13 +60,10 @@ class Transform(NamedTuple):
     def is_of(self, weight: str, shape: tuple[int, ...]) -> bool:
         """Return whether the module of a weight has it: by name, or because it is a Linear as far as that shows."""
         module, is_linear = weight.removesuffix(WEIGHT_SUFFIX), _may_be_linear(weight, shape)
-        return weight.endswith(WEIGHT_SUFFIX) and self._names(module, is_linear)
+        return weight.endswith(WEIGHT_SUFFIX) and self.is_at(module, is_linear)
 
     def is_at(self, module: str, is_linear: bool = True) -> bool:
         """Return whether a module of this name has it; ``is_linear``: whether it is a Linear."""
-        return self._names(module, is_linear)
-
-    def _names(self, module: str, is_linear: bool) -> bool:
         return _is_named(self.targets, module, is_linear) and not _is_named(self.ignored, module, is_linear)
 
 

@@ -10,7 +10,8 @@ report (edited, merged, processed by jq) is searched for them first, which takes
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from io import BytesIO
 from operator import attrgetter
 from pathlib import Path
@@ -269,19 +270,11 @@ def _read_by_line(raw: bytes, parts: JsonObject) -> Extract | None:
     lists = {
         key: _make_schema(part[0]) for key, part in parts.items() if isinstance(part, list) and part[0] is not _TEXT
     }
-    items: dict[str, list[object]] = {key: [] for key in lists}
-    readers = {key: (SchemaValidator(schema).validate_json, items[key].append) for key, schema in lists.items()}
-    rest, key = [], ""
+    readers = {key: SchemaValidator(schema).validate_json for key, schema in lists.items()}
     try:
         columns = _read_columns(raw, parts["layers"][0])
-        for line in BytesIO(columns.elsewhere if columns else raw):
-            if not line.startswith(b"  "):
-                rest.append(line)  # includes a list's key with no items: an empty list
-                key = line[1:].partition(b'"')[0].decode()
-            elif key in readers:
-                validate, add = readers[key]
-                add(validate(line.rstrip(b",\n")))
-        found: Extract = SchemaValidator(_make_schema(parts)).validate_json(b"".join(rest))
+        items, rest = _take_items(columns.elsewhere if columns else raw, readers, lambda key: True)
+        found: Extract = SchemaValidator(_make_schema(parts)).validate_json(rest)
     except ValueError:  # includes ValidationError, and columns of unequal length
         return None
     return found | items | ({} if columns is None else {"layers": columns.layers})
@@ -295,25 +288,37 @@ def _read_items_by_line(raw: bytes, kind: "type[Report]") -> "Report | None":
     from pydantic import TypeAdapter
 
     hints = get_type_hints(kind, include_extras=True)
-    items: dict[str, list[object]] = {key: [] for key in kind.ITEMS}
     readers = {
-        key: (TypeAdapter(*get_args(hints[key])).validator.validate_json, items[key].append) for key in kind.ITEMS
+        key: partial(TypeAdapter(*get_args(hints[key])).validator.validate_json, strict=True) for key in kind.ITEMS
     }
-    rest, key = [], ""
-    try:
-        for line in BytesIO(raw):
-            if not line.startswith(b"  "):
-                key = line[1:].partition(b'"')[0].decode()
-                rest.append(line)
-            elif key in readers:
-                validate, add = readers[key]
-                add(validate(line.rstrip(b",\n"), strict=True))
-            elif key != "layer_columns":  # its values are those of the layers
-                rest.append(line)
-        report = kind.model_validate_json(b"".join(rest), strict=True)
+    try:  # the values of columns are those of the layers
+        items, rest = _take_items(raw, readers, lambda key: key == "layer_columns")
+        report = kind.model_validate_json(rest, strict=True)
     except ValueError:  # includes ValidationError
         return None
     return report.model_copy(update=items)
+
+
+def _take_items(
+    raw: bytes, readers: Mapping[str, Callable[[bytes], object]], skips: Callable[[str], bool]
+) -> tuple[dict[str, list[object]], bytes]:
+    """Return the items of the lists that ``readers`` read, each from its line, and the other bytes.
+
+    These include each list's key with no items: an empty list. Items of other lists that ``skips`` names are left out.
+    """
+    items: dict[str, list[object]] = {key: [] for key in readers}
+    adders = {key: (validate, items[key].append) for key, validate in readers.items()}
+    rest, key = [], ""
+    for line in BytesIO(raw):
+        if not line.startswith(b"  "):
+            rest.append(line)
+            key = line[1:].partition(b'"')[0].decode()
+        elif key in adders:
+            validate, add = adders[key]
+            add(validate(line.rstrip(b",\n")))
+        elif not skips(key):
+            rest.append(line)
+    return items, b"".join(rest)
 
 
 class _Columns(NamedTuple):
