@@ -15,11 +15,12 @@ help: ## this list
 
 install: $(VENV)/installed ## quanterr and its development tools, in .venv
 
-# torch first: which build of it is wanted is not this project's business, and the next line keeps it.
+# torch first: which build of it is wanted is not this project's business, and the next line keeps it. Most modules of
+# these packages are never imported: to compile all of them takes longer than to install them.
 $(VENV)/installed: pyproject.toml quanterr/native/kernel.c quanterr/native/build.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
 demo: install ## quantize a real model to FP8 and INT8, compare and evaluate both, show the reports
@@ -45,8 +46,9 @@ SESSIONS = bad_inputs cli diff examples faults files fuzz gate_command guide htm
 test-fast: install ## the tests of the inner loop (45 s)
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow' $(SESSIONS:%=--ignore=tests/test_%.py)
 
+# They wait for processes more than they compute, so one worker more than cores.
 test-slow: install ## tests marked slow, which CI runs as well
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m slow
+	$(BIN)/python -m pytest -q -n $$(($(WORKERS) + 1)) -m slow $$(grep -l mark.slow tests/test_*.py)
 
 test-matrix: install ## the tests under other instruction sets, threads, kernels, oldest and newest libraries (an hour)
 	$(BIN)/python tests/matrix.py -n $(WORKERS)

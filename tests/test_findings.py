@@ -73,25 +73,22 @@ class TestCodes:
 
         assert {"snr_db": None, "cosine_similarity": None, "rows": [1]} == made.evidence
 
-    def test_every_finding_that_is_made_has_a_code_with_a_meaning_and_one_of_its_severities(self):
-        made = set()
+    def test_every_finding_that_is_made_has_a_code_and_one_of_its_severities_and_every_code_is_used(self):
+        made, used = {}, set()
         for path in Path(quanterr.__file__).parent.rglob("*.py"):
-            for call in ast.walk(ast.parse(path.read_text())):
-                if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "finding":
-                    code, severity = call.args[:2]
-                    if isinstance(code, ast.Constant):
-                        made.add(code.value)
-                        if isinstance(severity, ast.Constant):
-                            assert severity.value in CODES[code.value].severities
+            declares = path.name in ("finding_codes.py", "explanations.py")
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "make_finding":
+                    code, severity = (getattr(value, "value", None) for value in node.args[:2])
+                    if isinstance(code, str):
+                        made.setdefault(code, set()).add(severity)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not declares:
+                    used.add(node.value)
 
-        assert made <= CODES.keys()
-
-    def test_every_code_is_used(self):
-        but = ("finding_codes.py", "explanations.py")
-        paths = [path for path in Path(quanterr.__file__).parent.rglob("*.py") if path.name not in but]
-        nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
-        used = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-
+        assert made
+        assert made.keys() <= CODES.keys()
+        for code, severities in made.items():
+            assert {severity for severity in severities if isinstance(severity, str)} <= set(CODES[code].severities)
         assert CODES.keys() - used == {"nonfinite_original", "nonfinite_quantized"}  # put together from the side
 
     def test_former_names_are_read_as_todays(self):

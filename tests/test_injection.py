@@ -190,25 +190,23 @@ def test_every_output_has_its_check():
 
 
 @every_name
-@pytest.mark.parametrize("output", CHECKS)
-def test_a_name_is_only_text_in_an_output(name, output):
-    CHECKS[output](rendered(named(name), output))
-
-
-@every_name
-def test_a_name_is_only_text_in_a_terminal(name):
+def test_a_name_is_only_text_in_every_output(name):
+    report = named(name)
+    for output, check in CHECKS.items():
+        check(rendered(report, output))
     file = io.StringIO()
-    show(named(name).view(30), console(file, "never"), verbose=True)
+    show(report.view(30), console(file, "never"), verbose=True)
 
-    check_lines(file.getvalue() + named(name).brief())
+    check_lines(file.getvalue() + report.brief())
 
 
 @every_name
 def test_a_name_can_be_read_back_exactly_from_json(name):
-    text = rendered(named(name), "json")
+    report = named(name)
+    text = rendered(report, "json")
 
     assert name == json.loads(text)["layers"][0]["layer_name"] == json.loads(dumps({name: name}))[name]
-    assert name == json.loads(rendered(named(name), "jsonl").splitlines()[1])["layer_name"]
+    assert name == json.loads(rendered(report, "jsonl").splitlines()[1])["layer_name"]
     if name.encode(errors="ignore").decode() == name:  # a lone surrogate is no text, and never was a tensor's name
         assert name == Report.model_validate_json(text).layers[0].layer_name
 
