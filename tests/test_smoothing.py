@@ -1,9 +1,13 @@
 import pytest
 import torch
-from making import compared, numbers
+from making import compared, numbers, store
 
+from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import Status
+from quanterr.pairing import pair
+from quanterr.pairing.sampling import error_up_to_factor, on_cpu, relative_error
 from quanterr.report.gate_results import exit_status
+from quanterr.selection import LayerSelection
 
 BLOCK = "model.layers.0."
 FED = [f"{BLOCK}self_attn.{letter}_proj.weight" for letter in "qkv"]
@@ -245,3 +249,15 @@ def test_a_norm_with_noise_is_no_fold(tmp_path):
 
     assert [] == folded(report)
     assert "unquantized_changed" in {finding.code for finding in report.findings}
+
+
+@pytest.mark.parametrize("rows", [64, 1024], ids=["read at once", "read in pieces"])
+def test_a_sample_of_float64_has_all_its_rows(tmp_path, rows):
+    """Pieces of float64 are not converted, so they must be copied before the next is read."""
+    x = torch.randn(rows, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sides = [open_checkpoint(store(tmp_path / f"{y.dtype}.safetensors", {"a.weight": y})) for y in (x, x.float())]
+    made = pair(*sides, LayerSelection()).pairs[0]
+    with on_cpu() as workspaces:
+        errors = [find(made.original, made.quantized, workspaces) for find in (relative_error, error_up_to_factor)]
+
+    assert max(errors) <= 2**-24  # the largest relative rounding error of float32

@@ -90,9 +90,8 @@ def on_cpu() -> Iterator[Workspaces]:
 def relative_error(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
     """Return ||y - x|| / ||x|| over a few rows; infinity if a value is not finite, or x is zero and y is not."""
     signal = noise = 0.0
-    for chunk in _sample(*original.matrix):
-        x = original.dequantize(chunk, workspaces[0]).weight.double()
-        e = quantized.dequantize(chunk, workspaces[1]).weight.double() - x
+    for x, y in _read_sample(original, quantized, workspaces):
+        e = y - x
         signal, noise = signal + float((x * x).sum()), noise + float((e * e).sum())
     if not isfinite(noise) or not isfinite(signal):
         return inf
@@ -130,16 +129,23 @@ def _sum_row_products(original: Weight, quantized: Weight, workspaces: Workspace
     if not original.n:
         xx, xy, yy = torch.zeros(3, 0, dtype=torch.float64)
         return xx, xy, yy
-    chunks = list(_sample(*original.matrix))
-    rows: slice | Tensor = slice(None)
-    if original.n <= ELEMENTS:  # a small weight is read at once
-        rows = torch.tensor([row for chunk in chunks for row in range(chunk.row, chunk.stop_row)])
-        chunks = [Chunk(0, original.matrix[0], 0, original.matrix[1])]
-    x, y = (
-        torch.cat([side.dequantize(chunk, workspace).weight[rows].double() for chunk in chunks])
-        for side, workspace in zip((original, quantized), workspaces, strict=True)
-    )
+    x, y = map(torch.cat, zip(*_read_sample(original, quantized, workspaces), strict=True))
     return (x * x).sum(1), (x * y).sum(1), (y * y).sum(1)
+
+
+def _read_sample(original: Weight, quantized: Weight, workspaces: Workspaces) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield copies of both sides of the sampled chunks, (r, c) float64 each; a small weight is read at once."""
+    chunks = list(_sample(*original.matrix))
+    at_once = [chunks] if 0 < original.n <= ELEMENTS else [[chunk] for chunk in chunks]
+    for group in at_once:
+        first, last = group[0], group[-1]
+        read = Chunk(first.row, last.stop_row, first.col, first.stop_col)
+        x, y = (
+            side.dequantize(read, workspace).weight
+            for side, workspace in zip((original, quantized), workspaces, strict=True)
+        )
+        for rows in (slice(chunk.row - read.row, chunk.stop_row - read.row) for chunk in group):
+            yield x[rows].to(torch.float64, copy=True), y[rows].to(torch.float64, copy=True)
 
 
 def sampled_rows(rows: int, cols: int) -> list[tuple[int, int]]:
