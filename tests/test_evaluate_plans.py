@@ -2,6 +2,7 @@
 
 import json
 import random
+from math import exp, sqrt
 
 import pytest
 from small_models import ids, saved, with_words
@@ -83,6 +84,20 @@ class TestCalibration:
         average = (off[0] * off[1] * off[2]) ** (1 / 3)
         assert pytest.approx(average * alpha) == found.alphas()[name] == found.alphas("int5_g32")[name]
         assert f"int8_row {off[0]:.2f}" in found.note
+
+    def test_the_interval_of_others_is_that_of_one_more_ratio(self):
+        """ln of the ratios is -1, 0, 1: deviation 1; t is that of NIST's table for two degrees of freedom."""
+        found = Sensitivity({"w": 2.0}, factors={"a": exp(-1), "b": 1.0, "c": exp(1)})
+        margin = exp(4.303 * sqrt(4 / 3))
+
+        assert found.margin == pytest.approx(margin, rel=0.0005 * sqrt(4 / 3))  # t has three decimals
+        assert f"19 of 20 measure {1 / margin:.2g} to {margin:.2g} times the prediction" in found.note
+
+    def test_two_recipes_have_no_interval(self):
+        found = Sensitivity({"w": 2.0}, factors={"a": 0.5, "b": 1.0})
+
+        assert found.margin is None
+        assert "measure 3 or more" in found.note
 
     @pytest.mark.parametrize(("kld", "error"), [(1e-3, 5e-4), (KLD.farthest + 0.01, 1e-4), (0.0, 0.0), (-1e-9, 0.0)])
     def test_noise_and_what_is_far_off_calibrate_nothing(self, studied, tmp_path, kld, error):

@@ -8,8 +8,9 @@ from small_models import ids, saved
 
 import quanterr
 from quanterr.evaluation import scores
-from quanterr.report.evaluation.pairs import compare_neighbours, compare_paired, compute_p_value
+from quanterr.report.evaluation.pairs import compare_neighbours, compare_paired
 from quanterr.report.evaluation.wording import conclusion, describe_nearer, describe_precision, format_metric
+from quanterr.util.student import compute_p_value, find_t
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
@@ -31,6 +32,7 @@ def test_p_is_that_of_students_t(freedom, t):
     steepest = 0.12  # 2 · density at these quantiles: p changes by so much for 1
     assert compute_p_value(t, freedom) == pytest.approx(0.05, abs=0.0005 * steepest)  # t has three decimals
     assert compute_p_value(0.0, freedom) == 1
+    assert find_t(0.05, freedom) == pytest.approx(t, abs=0.0005)
 
 
 def test_a_difference_is_of_the_same_chunks():

@@ -2,16 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import exp, isfinite, log
+from math import exp, isfinite, log, sqrt
+from statistics import stdev
 from typing import NamedTuple
 
 from quanterr.errors import ReportError
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
+from quanterr.util.student import find_t
 from quanterr.util.text import display, listed
 
 SCHEMA, MAJOR = "quanterr.sensitivity", "1"
 SURE = 3.0  # minimum ratio of a cost to its standard error for calibration
+FEWEST = 3  # recipes that show how far ratios of measured to predicted cost differ
+OUTSIDE = 0.05  # share of measurements outside the interval of a prediction
 
 
 class Cost(NamedTuple):
@@ -63,13 +67,32 @@ class Sensitivity:
         return exp(sum(map(log, self.factors.values())) / len(self.factors)) if self.factors else 1.0
 
     @property
+    def margin(self) -> float | None:
+        """The factor m of a calibrated prediction's 95 % interval, prediction / m to m · prediction; None if unknown.
+
+        It is the prediction interval of one more logarithm of measured / predicted, by Student's t. It takes the
+        logarithms of the measured recipes and the new one as independent and normal.
+        """
+        if len(self.factors) < FEWEST:
+            return None
+        n, logs = len(self.factors), [log(factor) for factor in self.factors.values()]
+        return exp(find_t(OUTSIDE, n - 1) * stdev(logs) * sqrt(1 + 1 / n))
+
+    @property
     def note(self) -> str | None:
-        """The calibration in words; None without one."""
+        """The calibration in words, with the interval of other recipes and plans; None without a calibration."""
         if not self.factors:
             return None
         each = listed([f"{name} {factor:.2f}" for name, factor in self.factors.items()], 4)
-        return (
+        told = (
             f"{self.cost.measure} is calibrated by recipes measured with the sensitivity (measured ÷ predicted: {each})"
+        )
+        margin = self.margin
+        if margin is None:
+            return f"{told}; measure {FEWEST} or more to learn how far off others may be"
+        return (
+            f"{told}; if others are off as these are, 19 of 20 measure {1 / margin:.2g} to {margin:.2g} times the "
+            "prediction"
         )
 
 

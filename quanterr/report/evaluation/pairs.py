@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import atan, cos, pi, sin, sqrt
+from math import sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
 from quanterr.report.evaluation.model import Evaluated, Evaluation
+from quanterr.util.student import compute_p_value
 
 
 class PairedDifference(NamedTuple):
@@ -24,24 +25,6 @@ def compare_paired(first: Sequence[float], second: Sequence[float]) -> PairedDif
         return None
     mean, error = fmean(each), stdev(each) / sqrt(len(each))
     return PairedDifference(mean, error, compute_p_value(abs(mean) / error, len(each) - 1) if error else 0.0)
-
-
-def compute_p_value(t: float, freedom: int) -> float:
-    """Return the two-sided p-value of Student's t for an integer number of degrees of freedom.
-
-    Reference: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
-    """
-    angle = atan(t / sqrt(freedom))
-    square, term, total = cos(angle) ** 2, 1.0, 1.0
-    start = 2 if freedom % 2 == 0 else 3
-    for k in range(start, freedom - 1, 2):
-        term *= square * (k - 1) / k
-        total += term
-    if freedom % 2 == 0:
-        within = sin(angle) * total
-    else:
-        within = 2 / pi * (angle + (sin(angle) * cos(angle) * total if freedom > 1 else 0.0))
-    return min(max(1 - within, 0.0), 1.0)
 
 
 def compare_neighbours(evaluation: Evaluation) -> list[tuple[Evaluated, Evaluated, PairedDifference]]:
