@@ -6,6 +6,7 @@ import pytest
 import torch
 from forked import call
 from making import store
+from test_importance import gguf
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -105,6 +106,41 @@ def test_a_share_is_a_part_of_the_rows(text):
     assert (0.1, 0.025) == (parse_share("10%"), parse_share("2.5 %"))
     with pytest.raises(UsageError, match="between 0 and 100 %, such as 10%"):
         parse_share(text)
+
+
+class TestImportanceAndSensitivity:
+    """With all rows read, an estimate is what the whole sweep gives; with a part, it is near."""
+
+    @pytest.fixture
+    def small(self, tmp_path):
+        """Few rows, which are all read; an importance of their columns, and a sensitivity of one of two weights."""
+        random = torch.Generator().manual_seed(3)
+        names = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(2)]
+        path = store(tmp_path / "x.safetensors", {n: torch.randn(6, 64, generator=random) for n in names})
+        means = [torch.rand(64, generator=random).add(0.1).tolist() for _ in names]
+        gguf(tmp_path / "i.gguf", {f"blk.{n}.ffn_up.weight": ([of], [9.0]) for n, of in enumerate(means)})
+        weights = [{"layer_name": names[0], "alpha": 2.0, "alphas": {"int4_g32": 3.0}}]
+        (tmp_path / "s.json").write_text(
+            json.dumps({"schema": "quanterr.sensitivity", "schema_version": "1.3", "weights": weights})
+        )
+        return path, {"importance": tmp_path / "i.gguf", "sensitivity": tmp_path / "s.json"}
+
+    def test_are_those_of_all_rows(self, small):
+        path, files = small
+        full, sampled = (
+            quanterr.sweep(path, ["int8_row", "int4_g32", "gguf_q4_k"], **files, **more)
+            for more in ({"device": "cpu"}, {"sample": "10%"})
+        )
+        for a, b in zip(full.candidates, sampled.candidates, strict=True):
+            assert a.name == b.name
+            for metric in ("snr_db", "weighted_snr_db", "predicted_kld"):
+                assert getattr(a, metric) == pytest.approx(getattr(b, metric), rel=1e-6), (a.name, metric)
+            assert "sensitivity_missing" in {finding.code for finding in b.findings}
+
+    def test_a_sensitivity_of_another_model_is_refused(self, small, tmp_path):
+        other = store(tmp_path / "other.safetensors", {"a.up_proj.weight": torch.ones(6, 64)})
+        with pytest.raises(UsageError, match="names none of the compared weights"):
+            quanterr.sweep(other, ["int8_row"], sample="10%", sensitivity=small[1]["sensitivity"])
 
 
 def test_nan_is_an_error(tmp_path):

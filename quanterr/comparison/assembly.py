@@ -285,7 +285,9 @@ class ReportBuilder:
             ),
             *report_folding(self._pairing.folded),
             *check_importance(self._pairing),
-            *check_sensitivity(self._pairing, self._alphas),
+            *check_sensitivity(
+                [pair.name for pair in self._pairing.pairs if len(pair.original.shape) > 1], self._alphas
+            ),
             *self._noticed.findings(complete),
             *self._find_in_report(),
         ]

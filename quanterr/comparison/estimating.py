@@ -1,7 +1,7 @@
 """A sweep over a sample of rows, which estimates the result of all rows with a margin."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
@@ -13,11 +13,13 @@ from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison.assembly import reported_dtype
 from quanterr.comparison.scheduler import Progress
 from quanterr.errors import Interrupted, UsageError
+from quanterr.findings import check_sensitivity
 from quanterr.findings.files import report_notes
 from quanterr.options import ComparisonOptions
+from quanterr.pairing.importance import make_importance_lookup, read_importance
 from quanterr.recipes import Recipe
 from quanterr.recipes.matrices import Matrix, matrices_of
-from quanterr.recipes.quantized_file import QuantizedFile, choose_weights, quantize_by
+from quanterr.recipes.quantized_file import ImportanceOf, QuantizedFile, choose_weights, quantize_by
 from quanterr.recipes.sampling import Estimate, estimate_matrix, find_margin
 from quanterr.recipes.tensors import read_weight
 from quanterr.report.base import Tool
@@ -25,6 +27,7 @@ from quanterr.report.kept_layers import Budget
 from quanterr.report.model import Selection as Selected
 from quanterr.report.ranking.making import UNPLACED, Rankable, StoredTensor, compare_candidates, compute_snr
 from quanterr.report.ranking.model import Candidate, Ranking, WorstLayer
+from quanterr.report.sensitivity import Sensitivity, read_sensitivity
 from quanterr.selection import LayerSelection
 from quanterr.tensors.clock import Clock
 from quanterr.util.platform import usable_cores
@@ -55,10 +58,13 @@ def estimate(
     with ExitStack() as stack:
         checkpoint = enter_checkpoint(stack, original, options.lenient, options.cache)
         selection.check(checkpoint.entries)
-        virtuals = _quantize(recipes, checkpoint, selection)
+        means = None if options.importance is None else read_importance(options.importance)
+        sensitivity = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
+        virtuals = _quantize(recipes, checkpoint, selection, make_importance_lookup(checkpoint, means))
         files = [_list_files(virtual) for virtual in virtuals]
         chosen_names, _ = choose_weights(checkpoint, selection)
-        matrices = {one.name: one for name in chosen_names for one in matrices_of(name, checkpoint.entries)}
+        by_weight = {name: matrices_of(name, checkpoint.entries) for name in chosen_names}
+        matrices = {one.name: one for alike in by_weight.values() for one in alike}
         found = _estimate_all(matrices, files, share, options)
         checkpoint.check_unchanged()
         others = {
@@ -80,6 +86,9 @@ def estimate(
             )
             for n, (recipe, virtual, own) in enumerate(zip(recipes, virtuals, files, strict=True))
         ]
+        if sensitivity is not None:
+            for candidate in chosen:
+                _add_prediction(candidate, sensitivity, {n: [one.name for one in of] for n, of in by_weight.items()})
         read_bytes = sum(_count_read_bytes(matrices[name], recipes, each) for name, each in found.items())
         run = clock.describe_run(options.command, "cpu", usable_cores(), read_bytes)
     return Ranking.model_construct(
@@ -98,25 +107,23 @@ def estimate(
 
 
 def _check(options: ComparisonOptions) -> None:
-    for option, value in (
-        ("--importance", options.importance),
-        ("--sensitivity", options.sensitivity),
-        ("--resume", options.resume),
-    ):
-        if value is not None:
-            raise UsageError(f"{option}: needs all rows; leave --sample out")
+    if options.resume is not None:
+        raise UsageError("--resume: needs all rows; leave --sample out")
     if options.device not in ("auto", "cpu"):
         raise UsageError(f"--device {display(options.device)}: a sample is measured on the CPU")
     if this_process().world > 1:
         raise UsageError("--sample: a sample is measured by a single process")
 
 
-def _quantize(recipes: Sequence[Recipe], original: Checkpoint, selection: LayerSelection) -> list[Checkpoint]:
+def _quantize(
+    recipes: Sequence[Recipe], original: Checkpoint, selection: LayerSelection, importance: ImportanceOf | None
+) -> list[Checkpoint]:
     """Return the original quantized by each recipe, on the fly; only recipes with non-local scales measure all rows."""
     found: dict[str, Checkpoint] = {}
     for is_local in (True, False):
         own = [recipe for recipe in recipes if recipe.scheme.is_local == is_local]
-        found |= {recipe.name: made for recipe, made in zip(own, quantize_by(own, original, selection), strict=True)}
+        made = quantize_by(own, original, selection, importance)
+        found |= {recipe.name: one for recipe, one in zip(own, made, strict=True)}
     return [found[recipe.name] for recipe in recipes]
 
 
@@ -184,6 +191,7 @@ def _make_rankable(
         tensors[name] = StoredTensor(form, n, file.size, noise, signals[name], dtype, True, find_margin([one]))
     worst = min(known, key=lambda name: -known[name].ratio)
     total = [sum(part) for part in zip(*((one.signal, one.noise) for one in known.values()), strict=True)]
+    weighted = [sum(part) for part in zip(*(one.weighted for one in known.values() if one.weighted), strict=True)]
     row = Candidate(
         name=recipe.name,
         path=virtual.path,
@@ -193,7 +201,7 @@ def _make_rankable(
         **UNPLACED,
         checkpoint_bytes=virtual.nbytes,
         overall_snr_db=compute_snr(total[0], total[1]),
-        weighted_snr_db=None,
+        weighted_snr_db=compute_snr(weighted[0], weighted[1]) if weighted else None,
         predicted_kld=None,
         excess_db=None,
         worst_layer=WorstLayer(worst, display(worst), compute_snr(known[worst].signal, known[worst].noise)),
@@ -203,3 +211,22 @@ def _make_rankable(
         snr_db_margin=find_margin(list(known.values())),
     )
     return Rankable(recipe.name, row, tensors, set())
+
+
+def _add_prediction(candidate: Rankable, sensitivity: Sensitivity, weights: Mapping[str, Sequence[str]]) -> None:
+    """Add the cost that a sensitivity predicts; ``weights`` are the names of each stored weight's matrices.
+
+    Raises:
+        UsageError: the sensitivity names none of the weights.
+    """
+    alphas, cost = sensitivity.alphas(candidate.name), 0.0
+    quantized = {name: of for name, of in weights.items() if any(candidate.tensors[one].is_layer for one in of)}
+    for finding in check_sensitivity(list(quantized), alphas):
+        if finding.severity == "error":
+            raise UsageError(f"--sensitivity: {finding.message}; {finding.remedy}")
+        candidate.row.findings.append(finding)
+    for name in quantized.keys() & alphas.keys():
+        stored = [candidate.tensors[one] for one in quantized[name]]
+        signal = sum(one.signal or 0.0 for one in stored)
+        cost += alphas[name] * sum(one.error for one in stored) / signal if signal else 0.0
+    setattr(candidate.row, sensitivity.cost.metric, cost)

@@ -143,9 +143,8 @@ def _report_uncovered(plan: Pairing, missing: Sequence[str]) -> Finding:
     return make_finding("importance_missing", "info", None, message, weights=len(missing), share=share)
 
 
-def check_sensitivity(plan: Pairing, alphas: Mapping[str, float] | None) -> Iterator[Finding]:
-    """Report the matrices that the sensitivity (``alphas``, by name) does not cover."""
-    matrices = [pair.name for pair in plan.pairs if len(pair.original.shape) > 1]
+def check_sensitivity(matrices: Sequence[str], alphas: Mapping[str, float] | None) -> Iterator[Finding]:
+    """Report the compared matrices that the sensitivity (``alphas``, by name) does not cover."""
     missing = [name for name in matrices if name not in (alphas or {})]
     if alphas is None or not missing:
         return

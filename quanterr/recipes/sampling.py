@@ -13,7 +13,7 @@ that are quantized again), all rows are read for the scales.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
 from math import ceil, log, sqrt
@@ -96,8 +96,9 @@ class Estimate:
     """A weight's estimate by a recipe: Σe² and Σx² of each run that was read."""
 
     runs: Runs
-    noises: list[float]
-    signals: list[float]
+    noises: list[float] = field(default_factory=list)
+    signals: list[float] = field(default_factory=list)
+    read_weighted: tuple[float, float] | None = None  # Σ importance · x² and e² of the runs; None without importance
 
     @property
     def _up(self) -> float:
@@ -113,6 +114,13 @@ class Estimate:
     def signal(self) -> float:
         """Estimated Σx² of all rows."""
         return sum(self.signals) * self._up
+
+    @property
+    def weighted(self) -> tuple[float, float] | None:
+        """Estimated Σ importance · x² and Σ importance · e² of all rows."""
+        return (
+            None if self.read_weighted is None else (self._up * self.read_weighted[0], self._up * self.read_weighted[1])
+        )
 
     @property
     def ratio(self) -> float:
@@ -151,7 +159,7 @@ def estimate_matrix(matrix: Matrix, share: float, files: Sequence[QuantizedFile 
     """
     heights = [0 if file is None else file.recipe.scheme.joint_rows(file.source) for file in files]
     runs = {height: draw_runs(matrix, share, height) for height in sorted(set(heights) - {0})}
-    found = [Estimate(runs[height], [], []) if height else None for height in heights]
+    found = [Estimate(runs[height]) if height else None for height in heights]
     for own in runs.values():
         for spans in _batch_spans(own, matrix.shape[1]):
             _measure_runs(
@@ -168,8 +176,13 @@ def _measure_runs(
     heights = [stop - first for first, stop in spans]
     signals = _sum_by_runs(x.float(), heights)
     for file, estimate in of:
-        estimate.noises += _sum_by_runs(_quantize_rows(file, x, spans) - x.float(), heights)
+        errors = _quantize_rows(file, x, spans) - x.float()
+        estimate.noises += _sum_by_runs(errors, heights)
         estimate.signals += signals
+        if file.importance is not None:
+            before = estimate.read_weighted or (0.0, 0.0)
+            signal, noise = (_sum_weighted(values, file.importance) for values in (x.float(), errors))
+            estimate.read_weighted = before[0] + signal, before[1] + noise
 
 
 def _batch_spans(runs: Runs, cols: int) -> Iterator[list[tuple[int, int]]]:
@@ -188,7 +201,7 @@ def _read_rows(matrix: Matrix, spans: Sequence[tuple[int, int]]) -> Tensor:
 def _quantize_rows(file: QuantizedFile, x: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
     """Return the rows as the recipe stores them, float32."""
     if file.recipe.scheme.is_local:
-        return apply_recipe(x, file.recipe)
+        return apply_recipe(x, file.recipe, importance=file.importance)
     weight, workspace = read_weight(file), Workspace(torch.device("cpu"))
     chunks = [Chunk(first, stop, 0, x.shape[1]) for first, stop in spans]
     return torch.cat([weight.dequantize(chunk, workspace).weight.clone() for chunk in chunks])
@@ -198,3 +211,8 @@ def _sum_by_runs(values: Tensor, heights: Sequence[int]) -> list[float]:
     """Return the sum of squares of each run."""
     of_rows = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64).square_()
     return [float(part.sum()) for part in of_rows.split(list(heights))]
+
+
+def _sum_weighted(values: Tensor, importance: Tensor) -> float:
+    """Return Σ importance · v², with the importance of each column."""
+    return float((values.double().square().sum(0) * importance).sum())

@@ -55,9 +55,12 @@ def fake_quantize(tensor: Tensor, recipe: str) -> Tensor:
     return found
 
 
-def apply_recipe(tensor: Tensor, recipe: Recipe, stretch: float = 1.0) -> Tensor:
-    """Return a weight as readers see it, float32 (rows, cols); raises as :func:`fake_quantize`."""
-    return _dequantize(_make_file(tensor, recipe, stretch))
+def apply_recipe(tensor: Tensor, recipe: Recipe, stretch: float = 1.0, importance: Tensor | None = None) -> Tensor:
+    """Return a weight as readers see it, float32 (rows, cols); raises as :func:`fake_quantize`.
+
+    ``stretch`` and ``importance`` are as in :class:`QuantizedFile`.
+    """
+    return _dequantize(_make_file(tensor, recipe, stretch, importance))
 
 
 def count_stored_bytes(tensor: Tensor, recipe: Recipe) -> int:
@@ -143,7 +146,7 @@ def _describe_source(tensor: Tensor) -> Source:
     return Source(tensor.shape[0], tensor.shape[1], NAMES[tensor.dtype])
 
 
-def _make_file(tensor: Tensor, recipe: Recipe, stretch: float = 1.0) -> QuantizedFile:
+def _make_file(tensor: Tensor, recipe: Recipe, stretch: float = 1.0, importance: Tensor | None = None) -> QuantizedFile:
     """Return the stored form of a tensor.
 
     Raises:
@@ -155,7 +158,7 @@ def _make_file(tensor: Tensor, recipe: Recipe, stretch: float = 1.0) -> Quantize
     if why := explain_refusal(plain, recipe):
         raise UsageError(f"{recipe.name}: {why}")
     rows: Rows = lambda first, stop: plain[first:stop].float().clone()  # noqa: E731 - the name carries the type
-    return QuantizedFile(NAME, recipe, _describe_source(plain), rows, ScaleCache(), stretch)
+    return QuantizedFile(NAME, recipe, _describe_source(plain), rows, ScaleCache(), stretch, importance)
 
 
 def read_weight(file: QuantizedFile) -> Weight:
