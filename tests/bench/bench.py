@@ -29,6 +29,7 @@ class Taken(NamedTuple):
     """What a process took."""
 
     seconds: float
+    cpu: float
     peak_mb: float
 
 
@@ -39,7 +40,7 @@ def make(folder: Path, layers: int, rows: int, cols: int, name: str = "model.lay
         f"{cols}, {name!r})"
     )
     subprocess.run([sys.executable, "-c", code], cwd=HERE, check=True)
-    versions = ("original", "fp8_tensor", "int8_block")
+    versions = ("original", "fp8_tensor", "int8_block", "int8_row")
     return {version: folder / f"{version}-{layers}x{rows}x{cols}.safetensors" for version in versions}
 
 
@@ -51,11 +52,12 @@ def run(*command: str) -> Taken:
     _, status, usage = os.wait4(process.pid, 0)
     if os.waitstatus_to_exitcode(status):
         sys.exit(f"{' '.join(command)}: status {os.waitstatus_to_exitcode(status)}\n{said.decode()}")
-    return Taken(time.monotonic() - started, usage.ru_maxrss / 1024)
+    return Taken(time.monotonic() - started, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
 def median(taken: list[Taken]) -> Taken:
-    return Taken(statistics.median(t.seconds for t in taken), max(t.peak_mb for t in taken))
+    seconds, cpu = (statistics.median(times) for times in zip(*(t[:2] for t in taken), strict=True))
+    return Taken(seconds, cpu, max(t.peak_mb for t in taken))
 
 
 def spread(taken: list[Taken]) -> str:
@@ -119,17 +121,19 @@ def compare_small(options: argparse.Namespace) -> None:
     """Very many small matrices."""
     paths = make(options.folder, options.small, *SMALL, "model.layers.0.mlp.experts.{}.up_proj")
     quanterr, report = [sys.executable, "-m", "quanterr"], options.folder / "small.json"
-    command = [*quanterr, "compare", str(paths["original"]), str(paths["fp8_tensor"]), "-q", "-o", str(report)]
-    taken = [run(*command, "--device", options.device) for _ in range(options.runs)]
-    each = median(taken).seconds / options.small
-    print(f"\n{options.small} matrices of {SMALL[0]} x {SMALL[1]}, fp8_tensor")
-    print(f"  quanterr           {median(taken).seconds:6.2f} s ({spread(taken)}), {1000 * each:.2f} ms each,", end=" ")
-    print(f"peak {median(taken).peak_mb:.0f} MB")
+    for version in ("int8_row", "fp8_tensor"):  # the report of the last is rendered below
+        command = [*quanterr, "compare", str(paths["original"]), str(paths[version]), "-q", "-o", str(report)]
+        taken = [run(*command, "--device", options.device) for _ in range(options.runs)]
+        found = median(taken)
+        print(f"\n{options.small} matrices of {SMALL[0]} x {SMALL[1]}, {version}")
+        print(f"  quanterr           {found.seconds:6.2f} s ({spread(taken)}), {found.cpu:.2f} s CPU,", end=" ")
+        print(f"{1000 * found.seconds / options.small:.2f} ms each, peak {found.peak_mb:.0f} MB")
     print(f"  its report         {report.stat().st_size / 1e6:6.0f} MB")
     for words in (["gate", "--require", "snr_db >= 20"], ["render", "--to", "html"], ["render", "--to", "csv"]):
         taken = [run(*quanterr, words[0], str(report), *words[1:]) for _ in range(options.runs)]
-        print(f"  {' '.join(words[:3]):18} {median(taken).seconds:6.2f} s ({spread(taken)}), ", end="")
-        print(f"peak {median(taken).peak_mb:.0f} MB")
+        found = median(taken)
+        print(f"  {' '.join(words[:3]):18} {found.seconds:6.2f} s ({spread(taken)}), {found.cpu:.2f} s CPU,", end=" ")
+        print(f"peak {found.peak_mb:.0f} MB")
 
 
 def start_up(options: argparse.Namespace) -> None:

@@ -1,4 +1,7 @@
-"""Makes the checkpoints of the benchmark, a layer at a time: a BF16 original, FP8 with one scale, INT8 in blocks."""
+"""Makes the checkpoints of the benchmark, a layer at a time: a BF16 original, FP8 with one scale, and INT8.
+
+INT8 has a scale for each block; for each row of small weights, which have no whole block.
+"""
 
 import json
 import struct
@@ -29,10 +32,16 @@ def int8_block(weight: torch.Tensor) -> Tensors:
     return {"weight": codes, "weight_scale": scale[:, 0, :, 0].contiguous()}
 
 
+def int8_row(weight: torch.Tensor) -> Tensors:
+    scale = weight.float().abs().amax(1, keepdim=True) / 127
+    return {"weight": (weight.float() / scale).round().to(torch.int8), "weight_scale": scale}
+
+
 VERSIONS: dict[str, Callable[[torch.Tensor], Tensors]] = {
     "original": original,
     "fp8_tensor": fp8_tensor,
     "int8_block": int8_block,
+    "int8_row": int8_row,
 }
 
 
@@ -41,7 +50,7 @@ def make(folder: Path, layers: int, rows: int, cols: int, name: str = "model.lay
     paths = {version: folder / f"{version}-{layers}x{rows}x{cols}.safetensors" for version in VERSIONS}
     folder.mkdir(parents=True, exist_ok=True)
     for version, quantize in VERSIONS.items():
-        if not paths[version].exists() and (version != "int8_block" or rows >= BLOCK):
+        if not paths[version].exists() and version != ("int8_block" if rows < BLOCK else "int8_row"):
             parts = ((name.format(n), quantize(_weight(n, rows, cols))) for n in range(layers))
             shapes = quantize(_weight(0, rows, cols))
             _write(paths[version], shapes, [name.format(n) for n in range(layers)], parts)
