@@ -92,23 +92,30 @@ def written(folder, report):
     return path
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Pages by name: each test opens one anew, but they are written once."""
+    reports = {"small": report_of(small()), "mixed": report_of(mixed()), "hostile": hostile()}
+    return {name: written(tmp_path_factory.mktemp(name), report) for name, report in reports.items()}
+
+
 @pytest.fixture
-def page(browser, tmp_path):
+def page(browser, files):
     """A small model with one bad layer."""
-    with opened(browser, written(tmp_path, report_of(small()))) as page:
+    with opened(browser, files["small"]) as page:
         yield page
 
 
 @pytest.fixture
-def partial(browser, tmp_path):
+def partial(browser, files):
     """A model of two formats and two stacks of which two tensors were not compared."""
-    with opened(browser, written(tmp_path, report_of(mixed()))) as page:
+    with opened(browser, files["mixed"]) as page:
         yield page
 
 
 @pytest.fixture
-def evil(browser, tmp_path):
-    with opened(browser, written(tmp_path, hostile())) as page:
+def evil(browser, files):
+    with opened(browser, files["hostile"]) as page:
         yield page
 
 
