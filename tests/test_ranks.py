@@ -51,10 +51,18 @@ def environment(rank, world, port):
     return {key: str(value) for key, value in own.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
+SHORT_START = """
+import runpy
+from quanterr.util import rank_group
+rank_group.START = 20.0
+runpy.run_module("quanterr", run_name="__main__", alter_sys=True)
+"""
+
+
 def start(rank, world, port, *words, cwd):
-    """A rank that can be killed."""
+    """A rank that can be killed; it does not wait long for one that was killed before they met."""
     return subprocess.Popen(
-        [sys.executable, "-m", "quanterr", *map(str, words)],
+        [sys.executable, "-c", SHORT_START, *map(str, words)],
         env=os.environ | environment(rank, world, port),
         cwd=cwd,
         text=True,

@@ -22,7 +22,7 @@ from quanterr.util.text import display
 
 BEAT = 1.0  # seconds between two heartbeats
 SILENCE = 12.0  # seconds without a heartbeat after which a rank counts as dead
-START = 40.0  # seconds after its own start within which a rank has to see all others
+START = 120.0  # seconds after its own start within which a rank has to see all others: a busy node imports slowly
 GOODBYE = 5.0  # seconds that rank 0 waits for the others at the end
 LOOK = 0.05  # seconds between two polls of the store
 
