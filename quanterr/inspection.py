@@ -10,6 +10,7 @@ from quanterr.errors import FormatMismatch
 from quanterr.findings import make_finding
 from quanterr.findings.activations import report_absent_scales, report_lone_rotations
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
+from quanterr.findings.headers import report_layouts
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.pairing.inputs import (
     Inputs,
@@ -206,8 +207,7 @@ def _find_in_layers(weights: list[StoredWeight], warnings: list[tuple[str, str]]
         if weight.reason:
             message = f"{weight.display_name}: not read: {weight.reason}"
             yield make_finding("not_read", "error", weight.name, message)
-    for name, warning in warnings:
-        yield make_finding("ambiguous_layout", "warning", name, f"{display(name)}: {warning}")
+    yield from report_layouts(warnings)
 
 
 def _find_in_checkpoint(side: CheckpointSide, weights: list[StoredWeight]) -> Iterator[Finding]:

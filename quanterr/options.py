@@ -42,7 +42,7 @@ class Option(NamedTuple):
     words: str | None = None  # the function of cli/completion.py that completes the value
 
 
-class _Options:
+class CheckedOptions:
     """Base class: a single string or path given for a field of several values becomes a tuple of one.
 
     Raises:
@@ -93,7 +93,7 @@ def list_multiple_fields(kind: type) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOptions(_Options):
+class ReadOptions(CheckedOptions):
     """Options that control how checkpoints are read.
 
     Attributes:
@@ -126,7 +126,7 @@ class ReadOptions(_Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateOptions(_Options):
+class GateOptions(CheckedOptions):
     """Rules that judge a result; see ``quanterr guide gates``.
 
     Attributes:
@@ -237,7 +237,7 @@ class CompareOptions(ComparisonOptions, GateOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeepOptions(_Options):
+class KeepOptions(CheckedOptions):
     """The option that proposes layers to leave unquantized.
 
     Attributes:
@@ -271,7 +271,7 @@ class RankOptions(CompareOptions, KeepOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeOptions(_Options):
+class RecipeOptions(CheckedOptions):
     """Recipes that quantize the original on the fly.
 
     Attributes:

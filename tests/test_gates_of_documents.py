@@ -223,3 +223,12 @@ def test_every_kind_of_document_has_its_vocabulary():
         assert kind.name.lower() == vocabulary.document
         assert parse(vocabulary.example, vocabulary)
         assert vocabulary.no_worse is None or parse(vocabulary.no_worse, vocabulary)
+
+
+def test_a_checkpoint_is_no_baseline(stored, tmp_path):
+    checkpoint = tmp_path / "model.safetensors"
+    checkpoint.write_bytes((2).to_bytes(8, "little") + b"{}")
+    done = call("gate", stored, "--baseline", checkpoint)
+
+    assert Status.UNREADABLE == done.returncode
+    assert "is a checkpoint, not a report" in done.stderr

@@ -92,8 +92,14 @@ class TestChoice:
         worst, *rest = (KeptLayer(f"l{n}", 10, 60.0 if n == 0 else 1.0) for n in range(30))
 
         assert [worst] == choose_few([worst, *rest], 89.0, nbytes=1000)
-        assert [] == choose_few([worst, *rest], 89.0, nbytes=100)
+        assert [] == choose_few([worst, *rest], 89.0, nbytes=99)
         assert [] == choose_few(rest, 29.0, nbytes=1000)
+
+    def test_every_outlier_is_proposed_and_no_ordinary_layer(self):
+        outliers = [KeptLayer("a", 10, 47.0), KeptLayer("b", 10, 12.0), KeptLayer("c", 14, 14.0)]
+        rest = [KeptLayer(f"l{n}", 10, 0.5) for n in range(54)]
+
+        assert outliers == choose_few([*outliers, *rest], 100.0, nbytes=600)
 
     def test_bytes_are_those_of_the_originals_dtype(self):
         assert (400, 200, 200) == tuple(

@@ -36,6 +36,21 @@ class TestOutputs:
         assert "inconclusive" in done.stdout
         assert done.stderr.startswith("quanterr: inconclusive: 6 layers, ")
 
+    def test_quiet_is_accepted(self, stored, tmp_path):
+        assert Status.OK == call("render", stored, "-q", "-o", tmp_path / "report.csv").returncode
+
+    def test_a_page_proposes_the_command_that_the_run_proposed(self, tmp_path):
+        plan = sample_documents.plan()
+        run = plan.run.model_copy(update={"command": ["quanterr", "plan", "original.safetensors"]})
+        plan.model_copy(update={"run": run}).save(tmp_path / "plan.json")
+        plan.save(tmp_path / "library.json")
+        for name in ("plan", "library"):
+            assert Status.OK == call("render", tmp_path / f"{name}.json", "-o", tmp_path / f"{name}.html").returncode
+
+        proposed = "quanterr plan original.safetensors --export llmcompressor"
+        assert proposed in (tmp_path / "plan.html").read_text()
+        assert "Next command" not in (tmp_path / "library.html").read_text()
+
     def test_suffixes_choose_and_several_are_written(self, stored, tmp_path):
         paths = [tmp_path / f"report{output.suffix}" for output in OUTPUTS]
         done = call("render", stored, *(word for path in paths for word in ("-o", path)))

@@ -368,7 +368,8 @@ def rotated(folder, original, *endings):
 def test_values_decide_whether_routers_and_experts_are_linear(experts, tmp_path):
     path = rotated(tmp_path / "quantized", experts, *(f"{letter}_proj.weight" for letter in "qkvo"))
     report = quanterr.compare(experts, path)
-    doubted = {finding.layer for finding in report.findings if finding.code == "ambiguous_layout"}
+    doubts = [finding for finding in report.findings if finding.code == "ambiguous_layout"]
+    doubted = {name for finding in doubts for name in finding.evidence["tensors"]}
     tokens = experts.parent / "ids.safetensors"
     (found,) = quanterr.evaluate(experts, [path], tokens=tokens, context=CONTEXT, dtype="float64").candidates
 

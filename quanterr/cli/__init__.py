@@ -48,7 +48,7 @@ from quanterr.cli.common import (
     warn,
     wrap_help,
 )
-from quanterr.cli.next_steps import suggest_after_compare
+from quanterr.cli.next_steps import suggest_after_compare, suggest_for_stored
 from quanterr.cli.options import AllBut, Only, with_options
 from quanterr.errors import ElsewhereError, QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.options import GATES, CompareOptions, ReadOptions
@@ -293,7 +293,7 @@ Prints the stored verdict on stderr and exits with 0 whatever it is. To fail on 
 @with_options
 def render(
     stored: Annotated[str, typer.Argument(metavar="REPORT", help="A JSON result written by -o FILE.json.")],
-    show: Annotated[Display, Only(("outputs", "no_clobber"))],
+    show: Annotated[Display, Only(("outputs", "no_clobber", "quiet"))],
     to: Annotated[
         str | None,
         typer.Option(
@@ -350,6 +350,8 @@ def render(
         for target in targeted:
             if page is not None and target.output.name == "html":
                 write_output(found, target, view=page)
+            elif target.output.name == "html":
+                write_output(found, target, next_step=suggest_for_stored(found))
             else:
                 write_output(found, target)
         print(found.brief(), file=sys.stderr)

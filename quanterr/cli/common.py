@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from quanterr.cli.options import AllBut, Only
 from quanterr.errors import Interrupted, ResourceError, Status, UsageError
-from quanterr.options import OUTPUT, SELECTION, Option
+from quanterr.options import OUTPUT, SELECTION, CheckedOptions, Option
 from quanterr.util.addresses import host_of, strip_credentials
 from quanterr.util.platform import is_closed_pipe, limit_of_memory
 from quanterr.util.processes import count_unconnected_tasks, this_process
@@ -101,7 +101,7 @@ class SortBy(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Display:
+class Display(CheckedOptions):
     """Output options: where a result goes, and how it is shown."""
 
     as_json: Annotated[bool, Option("JSON on stdout instead of tables.", OUTPUT, flags="--json")] = False

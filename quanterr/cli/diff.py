@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from quanterr.cli.common import Display, deliver, wrap_help
-from quanterr.cli.options import AllBut, with_options
+from quanterr.cli.options import AllBut, Reworded, with_options
 
 HELP = wrap_help("""Compare two stored results of the same original: list layers that are better, worse, new or missing.
 
@@ -23,6 +23,12 @@ cannot be compared; 3 one is unreadable.
 """)
 
 
+OUTPUTS = Reworded(
+    "outputs",
+    "Write the differences here, in the format of the suffix (.json .csv .html .md); - is JSON on stdout. Repeatable.",
+)
+
+
 @with_options
 def diff(
     old: Annotated[
@@ -30,7 +36,7 @@ def diff(
         typer.Argument(metavar="OLD", help="JSON of compare, rank, sweep, evaluate or plan.", show_default=False),
     ],
     new: Annotated[str, typer.Argument(metavar="NEW", help="A newer result of the same kind.", show_default=False)],
-    show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "allow_partial"))],
+    show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "allow_partial")), OUTPUTS],
     force: Annotated[
         bool, typer.Option("--force", help="Compare even if originals, selections or settings differ.")
     ] = False,

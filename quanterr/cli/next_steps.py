@@ -12,8 +12,11 @@ from quanterr.util.addresses import strip_credentials
 from quanterr.util.text import escape_surrogates
 
 if TYPE_CHECKING:
+    from quanterr.report.document import Document
     from quanterr.report.plan.model import Plan
     from quanterr.report.ranking.model import Ranking
+
+MADE_BY_COMMAND = 3  # words that a recorded command line has at least: quanterr, the command, a path
 
 
 def suggest_after_compare(original: str, quantized: str, command: Sequence[str], wrote: Sequence[object]) -> str:
@@ -46,6 +49,25 @@ def suggest_after_plan(plan: "Plan", command: Sequence[str]) -> str:
     programs = consumers_of(plan)
     words = [word for word in command if word not in ("-q", "--quiet")]  # the export says on stderr how to use it
     return _join_command([*words, "--export", programs[0]]) if programs else ""
+
+
+def suggest_for_stored(found: "Document") -> str:
+    """Propose the command that the run proposed which made a stored document; empty for documents without one."""
+    from quanterr.report.formatting import list_doubts
+    from quanterr.report.model import Report
+    from quanterr.report.plan.model import Plan
+    from quanterr.report.ranking.model import Ranking
+
+    if not isinstance(found, Report | Ranking | Plan) or len(found.run.command) < MADE_BY_COMMAND:
+        return ""
+    command = found.run.command
+    if isinstance(found, Report):
+        sure = found.verdict != "inconclusive" and not list_doubts(found.verdict, found.findings)
+        return suggest_after_compare(found.original.path, found.quantized.path, command, command) if sure else ""
+    if isinstance(found, Ranking):
+        files = [one.path for one in found.candidates if one.path in command]
+        return suggest_after_rank(found, [found.original, *files])
+    return suggest_after_plan(found, command)
 
 
 def _list_inputs(original: str) -> list[str]:

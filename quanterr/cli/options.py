@@ -1,7 +1,7 @@
 """Command line options made from the fields of dataclasses."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from enum import Enum
 from functools import wraps
@@ -25,6 +25,13 @@ class Only(NamedTuple):
     """Annotation of a command's parameter: the only fields of its dataclass that are options of this command."""
 
     names: tuple[str, ...]
+
+
+class Reworded(NamedTuple):
+    """Annotation of a command's parameter: another help text for a field of its dataclass."""
+
+    name: str
+    help: str
 
 
 class _Choice(str, Enum):  # noqa: UP042 - memberless base: each Literal gets its own enumeration
@@ -52,7 +59,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         if not hasattr(kind, "__dataclass_fields__"):
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
-        made = [option for option in _make_parameters(kind) if _is_wanted(option.name, notes)]
+        helps = {note.name: note.help for note in notes if isinstance(note, Reworded)}
+        made = [option for option in _make_parameters(kind, helps) if _is_wanted(option.name, notes)]
         groups[name] = _OptionGroup(kind, tuple(option.name for option in made))
         parameters += made
 
@@ -97,8 +105,8 @@ def _option_rows(kind: type) -> list[_Row]:
     ]
 
 
-def _make_parameters(kind: type) -> list[inspect.Parameter]:
-    return [_make_parameter(row) for row in _option_rows(kind)]
+def _make_parameters(kind: type, helps: Mapping[str, str]) -> list[inspect.Parameter]:
+    return [_make_parameter(row, helps.get(row.name, row.option.help)) for row in _option_rows(kind)]
 
 
 def _is_wanted(name: str, notes: Iterable[object]) -> bool:
@@ -108,14 +116,12 @@ def _is_wanted(name: str, notes: Iterable[object]) -> bool:
     return True
 
 
-def _make_parameter(row: _Row) -> inspect.Parameter:
+def _make_parameter(row: _Row, help_text: str) -> inspect.Parameter:
     kind, default = _typer_type(row.kind), None if row.default in ((), MISSING) else row.default
     info = typer.Option(
         *list_flags(row.name, row.option),
         metavar=row.option.metavar,
-        help=row.option.help,
-        min=row.option.least,
-        max=row.option.most,
+        help=help_text,
         rich_help_panel=row.option.panel,
         show_default=default is not None and not isinstance(default, bool),
         autocompletion=getattr(completion, row.option.words) if row.option.words else None,

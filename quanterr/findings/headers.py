@@ -1,6 +1,6 @@
 """Findings from before any weight is compared: headers, labels, undone factors, importance matrix, sensitivity."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from quanterr.findings.codes import make_finding
 from quanterr.pairing.model import COMPUTED, Bucket, FoldedScales, Pairing
@@ -59,9 +59,19 @@ def check_plan(plan: Pairing) -> Iterator[Finding]:
         message = f"FP8 without a scale, read as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
         remedy = "if the model was quantized with scales, they are missing from this file"
         yield make_finding("fp8_without_scale", "info", None, message, remedy)
-    for pair in plan.pairs:
-        for warning in pair.original.warnings + pair.quantized.warnings:
-            yield make_finding("ambiguous_layout", "warning", pair.name, f"{display(pair.name)}: {warning}")
+    sides = ((pair.name, side) for pair in plan.pairs for side in (pair.original, pair.quantized))
+    yield from report_layouts((name, warning) for name, side in sides for warning in side.warnings)
+
+
+def report_layouts(doubts: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    """Report weights with more than one reading, given with the reason; weights with the same reason at once."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in doubts:
+        by_reason.setdefault(reason, []).append(name)
+    for reason, names in by_reason.items():
+        layer = names[0] if len(names) == 1 else None
+        whose = display(names[0]) if layer else f"{count(len(names), 'weight')} ({listed(names, 3)})"
+        yield make_finding("ambiguous_layout", "warning", layer, f"{whose}: {reason}", tensors=names)
 
 
 def report_folding(folded: Sequence[FoldedScales]) -> Iterator[Finding]:

@@ -38,6 +38,21 @@ KINDS = {
 }
 
 
+def _refuse_checkpoint(path: str) -> None:
+    """Raise an error if a file is a checkpoint: its first bytes, or those after eight bytes of length, say so.
+
+    Raises:
+        ReportError: it is.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(9)
+    except (OSError, ValueError):  # reading the document raises the proper error
+        return
+    if start.startswith(b"GGUF") or (start[8:] == b"{" and not start.lstrip().startswith((b"{", b"["))):
+        raise ReportError(f"{display(path)}: is a checkpoint, not a report; give the JSON that -o FILE.json wrote")
+
+
 def find_schema(path: str) -> str:
     """Return the schema named at the start of a file; a report's if there is none, as its reader explains the error."""
     try:
@@ -52,8 +67,9 @@ def find_kind(path: str) -> DocumentKind:
     """Return the kind of document that a file holds.
 
     Raises:
-        ReportError: the file holds a document that cannot be read again.
+        ReportError: the file is a checkpoint, or holds a document that cannot be read again.
     """
+    _refuse_checkpoint(path)
     schema = find_schema(path)
     if schema not in KINDS:
         known = ", ".join(KINDS)

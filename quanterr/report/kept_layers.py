@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import inf, isfinite
 from typing import NamedTuple
 
 from quanterr.errors import UsageError
@@ -15,7 +15,8 @@ DB = "db"
 # Without a budget, layers are proposed only if FEW at most make MOST_ERROR of the error for LITTLE of the bytes.
 FEW = 5
 MOST_ERROR = 0.5
-LITTLE = 0.05
+LITTLE = 0.1
+LEAST_GAIN = 0.01  # share of the error that one more layer must gain beyond its share of the bytes
 KNEE, WORTHWHILE = 0.95, 2 / 3  # a budget is not filled if 2/3 of its bytes give 95 % of its gain
 
 # Plain floats: name in a report → name in a file, bits per element.
@@ -129,15 +130,21 @@ def cut_at_knee(found: Sequence[KeptLayer]) -> list[KeptLayer]:
 def choose_few(ordered: Sequence[KeptLayer], error: float, nbytes: int) -> list[KeptLayer]:
     """Return a few layers that make most of the error and cost little to keep; empty if there are none.
 
+    Among these, it stops where further layers gain less than their share of the bytes (html/keep.js, kneeOf).
+
     Args:
         ordered: layers from :func:`order_by_worth`.
         error: Σe² of all layers.
         nbytes: size of the quantized checkpoint.
     """
-    for n in range(1, FEW + 1):
-        if sum(layer.error for layer in ordered[:n]) >= MOST_ERROR * error:
-            return list(ordered[:n]) if sum(layer.added for layer in ordered[:n]) <= LITTLE * nbytes else []
-    return []
+    best, best_gain = 0, -inf
+    gone, added, whole = 0.0, 0, sum(max(layer.added, 0) for layer in ordered) or 1
+    for n, layer in enumerate(ordered[:FEW], 1):
+        gone, added = gone + layer.error, added + layer.added
+        gain = gone / error - added / whole
+        if gone >= MOST_ERROR * error and added <= LITTLE * nbytes and gain > best_gain + LEAST_GAIN:
+            best, best_gain = n, gain
+    return list(ordered[:best])
 
 
 def find_bound_layers(findings: Iterable[Finding]) -> set[str]:

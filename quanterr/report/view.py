@@ -61,6 +61,7 @@ from quanterr.util.text import count, display, size
 if TYPE_CHECKING:
     from quanterr.report.evaluation.model import Evaluated, Evaluation
 
+KEEP = Section("keep", "Layers to keep", [Interactive("keep")], (PAGE,))
 SCRIPTS = ("histogram", "report_metrics", "report_details", "keep", "report")
 ABOUT = (
     "SNR is the energy of the original weights over the energy of their errors, in dB. Attainable is the SNR of the "
@@ -176,6 +177,8 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
     yield Section("summary", "The whole model", [_figures(report)])
     if report.not_compared:
         yield _make_not_compared(report)
+    if report.verdict != "inconclusive":
+        yield KEEP
     if evaluation is not None:
         from quanterr.report.evaluation.view import make_scores_table
 
@@ -183,7 +186,8 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
         yield Section("scores", "Scores", [make_scores_table(evaluation), Findings(found)], (PAGE,))
     yield Section("gates", "Gates", [Gates([("", gate) for gate in report.gates])], (PAGE, CARD))
     yield Section("findings", "Findings", [Findings([("", found) for found in _sort_findings(report)])])
-    yield Section("keep", "Layers to keep", [Interactive("keep")], (PAGE,))
+    if report.verdict == "inconclusive":  # then the findings come first
+        yield KEEP
     yield Section("map", MAP.title, [BlockMap(lambda: map_cells(report))], (TERMINAL,))
     yield MAP
     coverage: list[Part] = [

@@ -51,7 +51,6 @@ from quanterr.report.sections import (
     Chart,
     Column,
     Curve,
-    Findings,
     Gates,
     LayerName,
     Lines,
@@ -63,6 +62,7 @@ from quanterr.report.sections import (
     Suite,
     Table,
     View,
+    merge_findings,
 )
 from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonObject
@@ -130,7 +130,7 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     if gates:
         yield Section("gates", "Gates", [Gates(gates)])
     if found:
-        yield Section("findings", "Findings", [Findings(found)])
+        yield Section("findings", "Findings", [merge_findings(found)])
     if any(candidate.texts for candidate in candidates):
         yield Section("texts", "By text", [_texts(candidate) for candidate in candidates if candidate.texts])
     if positions := list(_positions(evaluation)):
@@ -143,7 +143,7 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     if tasks := [(task, candidate) for candidate in candidates for task in candidate.tasks]:
         rows = [[Name(f"{task.name}, {candidate.name}"), *format_task_cells(task)] for task, candidate in tasks]
         yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", TASKS, rows)])
-    if blocks := [_blocks(candidate) for candidate in _pick_detailed(evaluation) if top and candidate.blocks]:
+    if blocks := list(_blocks(evaluation)) if top else []:
         yield Section("blocks", "Hidden states by block", blocks)
     if worst := [_worst(candidate, top) for candidate in _pick_detailed(evaluation) if top and candidate.weights]:
         yield Section("worst", "Largest output errors", worst)
@@ -300,13 +300,28 @@ def _pick_detailed(evaluation: Evaluation) -> Sequence[Evaluated]:
     return evaluation.candidates if len(evaluation.candidates) <= MAX_DETAILED or best is None else [best]
 
 
-def _blocks(candidate: Evaluated) -> Part:
-    """Return a table of evenly spaced blocks, including the first and the last."""
+def _blocks(evaluation: Evaluation) -> Iterator[Part]:
+    """Yield a curve of each candidate, then tables of evenly spaced blocks, including the first and the last."""
+    found = [candidate for candidate in evaluation.candidates if len(candidate.blocks) > 1]
+    if found:
+        errors = [[block.relative_error for block in candidate.blocks] for candidate in found]
+        curves = [
+            Curve(Name(candidate.name), [(n, error) for n, error in enumerate(own, 1) if error is not None])
+            for candidate, own in zip(found, errors, strict=True)
+        ]
+        yield Chart("Relative error of hidden states", "after the n-th unit", curves)
+    for candidate in _pick_detailed(evaluation):
+        if candidate.blocks:
+            yield _block_table(candidate, is_minor=bool(found))
+
+
+def _block_table(candidate: Evaluated, is_minor: bool) -> Table:
     rows = []
     for block in (candidate.blocks[n] for n in _spread(len(candidate.blocks), MAX_BLOCKS)):
         cells = (block.relative_error, block.cosine, block.worst_token_error)
         rows.append([Name(block.name), *("not finite" if cell is None else f"{cell:.5g}" for cell in cells)])
-    return Table(f"Hidden states, {display(candidate.name)}", "after", BLOCKS, rows)
+    minor, because = (len(rows), f"of {count(len(candidate.blocks), 'block')}") if is_minor else (0, "")
+    return Table(f"Hidden states, {display(candidate.name)}", "after", BLOCKS, rows, minor=minor, minor_because=because)
 
 
 def _worst(candidate: Evaluated, top: int) -> Part:

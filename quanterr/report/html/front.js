@@ -1,6 +1,7 @@
 // Size against SNR: a point for each candidate, and a line through the Pareto-optimal ones.
 
 const PLOT = { height: 300, left: 62, right: 24, top: 22, bottom: 44 }; // pixels
+const POINT_LABEL = { character: 7.5, height: 13 }; // pixels, of the names of points
 const MARGIN = 0.12; // on each side, relative to the range
 
 /** Draw the plot; `choose(n)` is called with the index of a selected candidate. */
@@ -31,20 +32,41 @@ function drawFront(svg, points, choose) {
   const ends = [fromBytes, toBytes].map((bytes, n) =>
     shape(svg, "text", { class: n ? "tick end" : "tick", x: x(bytes), y: height - bottom + 20 }, bytesText(bytes)),
   );
+  const placed = [];
+  const taken = []; // boxes of dots and labels
+  for (const p of points) taken.push({ left: x(p.bytes) - 7, right: x(p.bytes) + 7, top: y(p.snr_db) - 7, bottom: y(p.snr_db) + 7 });
+  for (const p of points) placed.push(pointOf(svg, p, x, y, labelOf(p, x, y, width, taken), choose));
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const focused = svg.contains(document.activeElement) ? document.activeElement.dataset.n : null;
-  svg.replaceChildren(...grid, ...ends, shape(svg, "path", { class: "curve", d: `M${line}` }), ...points.map((p) => pointOf(svg, p, x, y, width, choose)));
+  svg.replaceChildren(...grid, ...ends, shape(svg, "path", { class: "curve", d: `M${line}` }), ...placed);
   if (focused !== null) svg.querySelector(`[data-n="${focused}"]`)?.focus();
 }
 
-function pointOf(svg, point, x, y, width, choose) {
+/** Return the first place of a label, near to far from its dot, that no dot and no other label takes. */
+function labelOf(point, x, y, width, taken) {
+  const [px, py] = [x(point.bytes), y(point.snr_db)];
+  const long = point.name.length * POINT_LABEL.character;
+  const right = { late: false, dx: 12, dy: 18 }, left = { late: true, dx: -12, dy: -6 };
+  const sides = px > width / 2 ? [left, right] : [right, left]; // clear of the line, which rises to the right
+  const near = sides.flatMap(({ late, dx, dy }) => [dy, -dy + 12, dy + 18, dy - 18, dy + 36, dy - 36].map((down) => ({ late, x: px + dx, y: py + down })));
+  const boxOf = (at) => ({ left: at.late ? at.x - long : at.x, right: at.late ? at.x : at.x + long, top: at.y - POINT_LABEL.height, bottom: at.y + 3 });
+  const isFree = (at) => {
+    const own = boxOf(at);
+    const isInside = own.left >= 0 && own.right <= width && own.top >= 0 && own.bottom <= PLOT.height - PLOT.bottom;
+    return isInside && !taken.some((one) => own.left < one.right && one.left < own.right && own.top < one.bottom && one.top < own.bottom);
+  };
+  const found = near.find(isFree) ?? near[0];
+  taken.push(boxOf(found));
+  return found;
+}
+
+function pointOf(svg, point, x, y, at, choose) {
   const [px, py] = [x(point.bytes), y(point.snr_db)];
   const label = `${point.name}: ${bytesText(point.bytes)}, ${point.snr_db.toFixed(2)} dB${point.on_front ? "" : ", not Pareto-optimal"}`;
-  const late = px > width / 2; // labels stay clear of the line, which rises to the right
   const button = shape(
     svg, "g", { class: "point", role: "button", tabindex: "0", "aria-label": label, "data-n": point.n },
     shape(svg, "circle", { class: `dot${point.on_front ? "" : " behind"}`, cx: px, cy: py, r: 6 }),
-    shape(svg, "text", { class: late ? "end" : null, x: late ? px - 12 : px + 12, y: late ? py - 6 : py + 18 }, point.name),
+    shape(svg, "text", { class: at.late ? "end" : null, x: at.x, y: at.y }, point.name),
   );
   button.addEventListener("click", () => choose(point.n));
   button.addEventListener("keydown", (event) => {

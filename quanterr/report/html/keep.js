@@ -4,6 +4,7 @@ const CURVE = { height: 180, side: 8, top: 8, bottom: 20 }; // pixels
 // The default selection: at most FIRST layers, adding at most this share of the file's bytes.
 const FIRST = 10;
 const LITTLE = 0.1;
+const LEAST_GAIN = 0.01; // more layers must gain this share of the error beyond their share of the bytes
 const WORTHWHILE = 0.1; // share of the error that these layers must make beyond their share of the bytes
 
 // Paths of Llama-like models in transformers and in llama.cpp (its gguf-py/gguf/tensor_mapping.py).
@@ -36,7 +37,7 @@ function kneeOf(left, added, allowed) {
   const most = added.at(-1) || 1;
   const above = left.slice(0, allowed + 1).map((share, n) => 1 - share - added[n] / most);
   const best = Math.max(...above);
-  return best < WORTHWHILE ? 0 : above.indexOf(best);
+  return best < WORTHWHILE ? 0 : above.findIndex((gain) => gain >= best - LEAST_GAIN);
 }
 
 function escapeRegex(name) {

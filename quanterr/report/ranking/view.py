@@ -87,7 +87,7 @@ def view(ranking: Ranking, top: int) -> View:
         "Quantized candidates",
         ranking.verdict,
         conclusion(ranking),
-        ranking.reasons,
+        ranking.reasons if ranking.sample is None else [],  # of a sample, the conclusion says it
         facts,
         list(_sections(ranking, top)),
         about,
