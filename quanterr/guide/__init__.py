@@ -26,6 +26,16 @@ WORDS = {
     "Pareto-optimal": "A candidate is Pareto-optimal if every other candidate is larger or has more error.",
     "front": "The Pareto-optimal candidates: every other candidate is larger or has more error.",
     "knee": "The size beyond which more bytes gain little: where the curve of error over size bends.",
+    "bits/w": "Column: the bytes of a weight's stored parts, scales included, in bits per element (`bits_per_weight`).",
+    "worst dB": "Column: the SNR of the layer with the lowest SNR (`worst_layer_snr_db`).",
+    "avoidable dB": "Column: the dB that the stored codes lose against the nearest codes under their scales "
+    "(`excess_db`).",
+    "attainable": "Column: the SNR of the nearest codes under the stored scales (`attainable_snr_db`).",
+    "lowest error in": "Column: the layers in which a candidate has less error than the others.",
+    "same top token": "Column: the share of predictions with the same most likely token on both sides (`top1`).",
+    "confident flips": "Column: predictions that changed although the original was confident (`confident_flips`).",
+    "margin": "Distance of an observed value from a gate's limit: negative if the gate does not hold.",
+    "coverage": "The share of the selected tensors and bytes of the original that was compared.",
 }
 PERCENTILE = re.compile(r"p\d+(_\d+)?")
 # Pages in the order in which ``quanterr guide`` lists them.
