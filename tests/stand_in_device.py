@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from quanterr import evaluation
-from quanterr.evaluation import fisher, preparation, sides, states
+from quanterr.evaluation import preparation, sides, states
 from quanterr.tensors.devices import CPU
 
 NAME = "elsewhere"
@@ -89,7 +89,7 @@ def prepare():
     getattr(torch, NAME)._lazy_init = lambda: None
     torch.inference_mode = torch.no_grad  # such tensors have no version counters
     of_storage, dequantized = states.storage_of, sides.Sides.whole
-    states.storage_of = fisher.storage_of = lambda weight: of_storage(here(weight))
+    states.storage_of = lambda weight: of_storage(here(weight))
     init = sides.Sides.__init__
     sides.Sides.__init__ = lambda side, original, device: init(side, original)
     sides.Sides.whole = lambda side, weight: There(dequantized(side, weight))

@@ -113,7 +113,7 @@ def test_where_shapes_are_square_the_other_stack_tells(tmp_path):
     assert torch.equal(straight["down_proj"][1, 1], row)
 
 
-def test_experts_that_the_model_joins_are_worth_what_a_plain_backward_pass_says(tmp_path, monkeypatch):
+def test_experts_that_the_model_joins_are_worth_what_a_plain_backward_pass_says(tmp_path):
     """Qwen3-MoE stores gate and up of each expert apart; its model has one stack of both."""
     original, tokens = saved("qwen3_moe", tmp_path / "original"), ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
@@ -123,24 +123,16 @@ def test_experts_that_the_model_joins_are_worth_what_a_plain_backward_pass_says(
     found = {row["layer_name"]: row["alpha"] for row in json.loads((tmp_path / "s.json").read_text())["weights"]}
 
     model = auto_of("qwen3_moe").from_pretrained(original, dtype=torch.float64, experts_implementation="eager").eval()
-    model.requires_grad_(False)
-    real, sums = torch.nn.functional.linear, {}
-
-    def linear(x, weight, bias=None):
-        y = real(x, weight, bias)
-        where, squares = weight.data_ptr(), x.detach().square().sum(-1)
-        y = y if y.requires_grad else y.requires_grad_(True)
-        y.register_hook(lambda g: sums.setdefault(where, []).append((g.square(), squares)) and None)
-        return y
-
-    monkeypatch.setattr(torch.nn.functional, "linear", linear)
-    generator, scored = torch.Generator().manual_seed(SEED), 0
+    experts, generator, scored = model.model.layers[1].mlp.experts, torch.Generator().manual_seed(SEED), 0
+    squares = dict.fromkeys((experts.gate_up_proj, experts.down_proj), 0)
     for chunk in chunks:
         logits = model(input_ids=chunk[None], use_cache=False).logits[0, CONTEXT // 2 : -1]
         labels = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator)[:, 0]
-        torch.nn.functional.cross_entropy(logits, labels, reduction="sum").backward()
+        model.zero_grad()
+        (0.5**0.5 * torch.nn.functional.cross_entropy(logits, labels, reduction="sum")).backward()
+        squares = {stack: found + stack.grad.square() for stack, found in squares.items()}
         scored += len(labels)
-    experts, tensors, wide = model.model.layers[1].mlp.experts, stored(original), 24
+    tensors, wide = stored(original), 24
     for n in range(4):
         for name, stack, outputs in (
             ("gate_proj", experts.gate_up_proj, slice(0, wide)),
@@ -148,6 +140,5 @@ def test_experts_that_the_model_joins_are_worth_what_a_plain_backward_pass_says(
             ("down_proj", experts.down_proj, slice(None)),
         ):
             key = f"model.layers.1.mlp.experts.{n}.{name}.weight"
-            over_tokens = sum(float((g[:, outputs].sum(1) * x).sum()) for g, x in sums.get(stack[n].data_ptr(), []))
-            want = 0.5 * over_tokens / scored * float(tensors[key].double().square().mean())
+            want = float(squares[stack][n, outputs].sum()) / scored * float(tensors[key].double().square().mean())
             assert found[key] == pytest.approx(want, rel=FLOAT64), key

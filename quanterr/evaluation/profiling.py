@@ -146,7 +146,7 @@ def profile_of(
         """
         costs: dict[str, list[tuple[float, float, float]]] = {}
         for part, curvature in curvatures.items():
-            own = part.of(error, curvature.transposed or curvature.is_table)
+            own = part.of(error)
             cost, squares = curvature.predicted(own, scored), float(own.double().square().sum())
             costs.setdefault(stored[part], []).append((cost, squares, curvature.energy))
             made.predictions[n][row] = made.predictions[n].get(row, 0.0) + cost

@@ -3,13 +3,22 @@
 fisher.py        language models: the divergence of the predicted tokens
 gauss_newton.py  recorded calls: the error of the output
 
+Both give a gradient of each weight, G, for each chunk or call. Where errors of elements do not depend on each other, an
+error e costs Σ_ij e_ij² Σ G_ij² / scored. For an evenly spread error, ‖W‖² · NMSE / n in each of n elements, this is
+alpha · NMSE with
+
+    alpha = Σ_ij Σ G_ij² / scored · ‖W‖² / n
+
+G is the gradient of all tokens, Σ_t g_t x_tᵀ, since they share one error: a sum of g_ti² x_tj² would miss what they
+have in common.
+
 The forward pass keeps the inputs of each unit; the backward pass loads each unit again, in reverse, and recomputes it.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from math import sqrt
+from statistics import stdev
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,13 +32,12 @@ class Part(NamedTuple):
     """A matrix within a parameter of the model: an expert of a stack, a run of outputs, or all of it."""
 
     expert: int | None = None
-    first: int = 0  # output
+    first: int = 0  # row, as stored
     stop: int | None = None
 
-    def of(self, weight: Tensor, transposed: bool) -> Tensor:
-        """Return the matrix; ``transposed``: the parameter is stored [in, out], or [experts, in, out]."""
-        matrix = weight if self.expert is None else weight[self.expert]
-        return matrix[:, self.first : self.stop] if transposed else matrix[self.first : self.stop]
+    def of(self, weight: Tensor) -> Tensor:
+        """Return the matrix."""
+        return (weight if self.expert is None else weight[self.expert])[self.first : self.stop]
 
 
 WHOLE = Part()
@@ -41,34 +49,45 @@ def parts_of_shape(_: str, shape: tuple[int, ...]) -> list[Part]:
     return [WHOLE] if len(shape) != 3 else [Part(expert) for expert in range(shape[0])]
 
 
-class Curvature(ABC):
-    """The weight that errors of a matrix have in the errors of the model's outputs, for ``scored`` outputs of it."""
+@dataclass
+class Curvature:
+    """The squared gradients of a matrix, summed over chunks or calls."""
 
-    transposed: bool  # the parameter is stored [in, out]
-    is_table: bool  # an embedding, whose rows are chosen
-    energy: float  # ‖W‖²
-    shape: tuple[int, ...]
+    squares: Tensor | None = None  # (rows, columns) as stored; None if the matrix took no part
+    sums: list[float] = field(default_factory=list)  # of each chunk or call: the sum over the elements
+    energy: float = 0.0  # ‖W‖²
+    shape: tuple[int, ...] = ()
 
     @property
-    @abstractmethod
     def is_used(self) -> bool:
         """True if the matrix took part; an expert without tokens did not."""
+        return any(self.sums)
 
-    @abstractmethod
-    def complete(self, part: Part, weight: Tensor, transposed: bool) -> None:
-        """Keep what the parameter itself says of its part; ``transposed``: it is stored [in, out]."""
+    def add(self, gradient: Tensor) -> None:
+        """Add the gradient of a chunk or call."""
+        squares = gradient.to(torch.promote_types(gradient.dtype, torch.float32)).square()
+        self.sums.append(float(squares.sum(dtype=torch.float64)))
+        self.squares = squares if self.squares is None else self.squares.add_(squares)
 
-    @abstractmethod
+    def complete(self, matrix: Tensor) -> None:
+        """Keep energy and shape of the matrix."""
+        self.energy, self.shape = float(matrix.double().square().sum()), tuple(matrix.shape)
+
     def predicted(self, error: Tensor, scored: int) -> float:
-        """Return what an error of the matrix costs, by prediction; NaN where nothing is known."""
+        """Return what an error of the matrix costs, by prediction."""
+        if self.squares is None:
+            return 0.0
+        return float((error.square() * self.squares).sum(dtype=torch.float64)) / scored
 
-    @abstractmethod
     def alpha(self, scored: int) -> float:
-        """Return alpha: an error that is spread evenly costs about alpha · NMSE; NaN where nothing is known."""
+        """Return alpha: an error that is spread evenly costs about alpha · NMSE."""
+        return sum(self.sums) / scored * self.energy / max(torch.Size(self.shape).numel(), 1)
 
-    @abstractmethod
     def alpha_se(self, scored: int) -> float:
-        """Return the standard error of alpha; NaN where it is not known."""
+        """Return the standard error of alpha over chunks or calls; NaN for fewer than two."""
+        if len(self.sums) < 2 or not self.is_used:
+            return float("nan")
+        return self.alpha(scored) * sqrt(len(self.sums)) * stdev(self.sums) / sum(self.sums)
 
 
 @dataclass
@@ -89,27 +108,32 @@ class Profile:
     found: dict[str, dict[Part, Curvature]] = field(default_factory=dict)
 
 
-class Recorder(Protocol):
-    """Collects the curvatures of a unit while it runs again, once for each micro-batch."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> object: ...
-
-    def settle(self) -> None:
-        """Take the gradients of the unit's weights for the micro-batch that ends."""
-
-
 class Method(Protocol):
     """The measure of a model's outputs whose curvature is wanted."""
 
     def backward(self, number: int, result: object) -> int:
         """Compute gradients at the result of micro-batch ``number``; return how many outputs that scores."""
 
-    def record(self, unit: Unit, made: "Profile", parts_of: PartsOf) -> Recorder:
-        """Return a recorder for a loaded unit, which puts what it finds into ``made``."""
+
+class _Gradients:
+    """Squares the gradients of a unit's weights after each micro-batch."""
+
+    def __init__(self, unit: Unit, made: Profile, parts_of: PartsOf) -> None:
+        """Request gradients for all weights that are matrices, stacks or convolution kernels."""
+        self._slots = [slot for slot in unit.slots if slot.tensor.dim() > 1 and not slot.is_buffer]
+        self._found: dict[str, dict[Part, Curvature]] = {}
+        for slot in self._slots:
+            slot.tensor.requires_grad_(True)
+            own = {part: Curvature() for part in parts_of(slot.name, tuple(slot.tensor.shape))}
+            self._found[slot.name], made.found[slot.name] = own, dict(own)
+
+    def settle(self) -> None:
+        """Take the gradients of the finished micro-batch; a weight that took no part has none."""
+        for slot in self._slots:
+            gradient, slot.tensor.grad = slot.tensor.grad, None
+            if gradient is not None:
+                for part, curvature in self._found[slot.name].items():
+                    curvature.add(part.of(gradient))
 
 
 def profile(
@@ -134,12 +158,10 @@ def profile(
         made.scored += method.backward(batch, stream.result(batch))
     for unit in reversed(order):
         unit.load(stream.tensors(unit))
-        _backward(unit, tapes, method.record(unit, made, parts_of))
+        _backward(unit, tapes, _Gradients(unit, made, parts_of))
         for slot in unit.slots:
-            parts = made.found.get(slot.name, {})
-            turned = any(curvature.transposed for curvature in parts.values())
-            for part, curvature in parts.items():
-                curvature.complete(part, slot.tensor.detach(), turned)
+            for part, curvature in made.found.get(slot.name, {}).items():
+                curvature.complete(part.of(slot.tensor.detach()))
         if seen is not None:
             seen(unit, made)
         unit.free()
@@ -161,7 +183,7 @@ def _forward(stream: Stream, unit: Unit, tapes: Sequence[list[_Step]]) -> None:
     unit.free()
 
 
-def _backward(unit: Unit, tapes: Sequence[list[_Step]], recorder: Recorder) -> None:
+def _backward(unit: Unit, tapes: Sequence[list[_Step]], gradients: _Gradients) -> None:
     """Run the unit again for each micro-batch, with a graph; gradients go on to what is below it."""
     if not any(step.unit is unit and _requiring(step) for tape in tapes for step in tape):
         for slot in unit.slots:  # nothing with a gradient comes in: let it end in the weight
@@ -169,19 +191,19 @@ def _backward(unit: Unit, tapes: Sequence[list[_Step]], recorder: Recorder) -> N
                 slot.tensor.requires_grad_(True)
     for tape in tapes:
         for step in [step for step in tape if step.unit is unit][::-1]:
-            _step_back(unit, step, recorder)
+            _step_back(unit, step)
             tape.remove(step)
-        recorder.settle()
+        gradients.settle()
 
 
-def _step_back(unit: Unit, step: _Step, recorder: Recorder) -> None:
+def _step_back(unit: Unit, step: _Step) -> None:
     inputs = _tensors((step.args, step.kwargs))
     fresh = {id(tensor): tensor.detach().requires_grad_(tensor.requires_grad) for tensor in inputs}
 
     def renewed(tensor: Tensor) -> Tensor:
         return fresh[id(tensor)]
 
-    with torch.enable_grad(), recorder:
+    with torch.enable_grad():
         output = unit.forward(*_mapped(step.args, renewed), **_mapped(step.kwargs, renewed))
     pairs = [
         (made, leaf.grad)
