@@ -493,7 +493,7 @@ CODES = {
         ("info",),
         "the sensitivity does not cover all weights",
         "the sensitivity does not cover 1 weight: model.layers.0.conv.weight",
-        "Nothing. Predictions leave these weights out: of language models, convolutions have no alpha.",
+        "Nothing. Predictions leave these weights out.",
     ),
     "other_changes": FindingCode(
         ("info",),
