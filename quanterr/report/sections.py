@@ -66,17 +66,19 @@ class Lines(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """Findings, each with the names of its candidates, joined by commas ("" if there is only one candidate)."""
+    """Findings, each with the names of its candidates in words ("" if there is only one candidate)."""
 
     found: Sequence[tuple[str, Finding]]
 
 
-def merge_findings(found: Iterable[tuple[str, Finding]]) -> Findings:
-    """Return findings with the names of all candidates that share them."""
+def merge_findings(found: Iterable[tuple[str, Finding]], candidates: int) -> Findings:
+    """Return findings with the names of those of so many candidates that share them."""
     names: dict[tuple[str, str, str | None, str], tuple[list[str], Finding]] = {}
     for name, one in found:
         names.setdefault((one.code, one.severity, one.layer, one.message), ([], one))[0].append(name)
-    return Findings([(", ".join(dict.fromkeys(own)), one) for own, one in names.values()])
+    shared = [(list(dict.fromkeys(own)), one) for own, one in names.values()]
+    everyone = "all candidates" if candidates > 1 else ""
+    return Findings([(everyone if len(own) == candidates else ", ".join(own), one) for own, one in shared])
 
 
 class Gates(NamedTuple):

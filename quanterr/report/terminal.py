@@ -122,11 +122,8 @@ def _pick_style(view: View) -> str:
 
 def _reasons(view: View, found: Sequence[tuple[str, Finding]]) -> Iterator[str]:
     """Yield the reasons of the verdict that repeat no finding."""
-    given = tuple(
-        f"{name}: {one.message}" if name else one.message for names, one in found for name in names.split(", ")
-    )
     for reason in view.reasons if view.verdict not in ("pass", None) else ():
-        if not reason.startswith(given):
+        if not any(one.message in reason for _, one in found):
             yield reason
 
 

@@ -130,7 +130,7 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     if gates:
         yield Section("gates", "Gates", [Gates(gates)])
     if found:
-        yield Section("findings", "Findings", [merge_findings(found)])
+        yield Section("findings", "Findings", [merge_findings(found, len(candidates))])
     if any(candidate.texts for candidate in candidates):
         yield Section("texts", "By text", [_texts(candidate) for candidate in candidates if candidate.texts])
     if positions := list(_positions(evaluation)):
@@ -248,12 +248,13 @@ def _positions(evaluation: Evaluation) -> Iterator[Part]:
         for one in found
         if len(one.positions) == len(spans)
     ]
-    yield Table("KLD by position in the chunk", "candidate", columns, rows)
     curves = [
         Curve(Name(one.name), [((each.first + each.last) / 2, each.kld_mean) for each in one.positions])
         for one in found
     ]
     yield Chart("KLD [nat] by position in the chunk", "position", curves)
+    title = "KLD by position in the chunk"
+    yield Table(title, "candidate", columns, rows, minor=len(rows), minor_because="in numbers")
 
 
 def _rollouts(evaluation: Evaluation) -> Iterator[Part]:
