@@ -401,7 +401,7 @@ class TestFindings:
         return evaluate(folder, "original", *words)
 
     def test_the_terminal_shows_it_before_the_answer(self, done):
-        assert any(line.startswith(f"warning: original: {self.TOLD}") for line in done.stdout.splitlines()[:-1])
+        assert any(line.startswith(f"warning: {self.TOLD}") for line in done.stdout.splitlines()[:-1])
 
     @pytest.mark.parametrize("suffix", SUFFIXES)
     def test_and_so_does_each_file(self, folder, done, suffix):
