@@ -142,7 +142,8 @@ def test_every_reader_sees_them(tmp_path):
 def test_a_page_draws_a_line_for_each_candidate():
     found = shown("a")
     page = rendered(found, "html")
-    [chart] = [part for one in found.view(5).sections for part in one.parts if isinstance(part, Chart)]
+    charts = [part for one in found.view(5).sections for part in one.parts if isinstance(part, Chart)]
 
-    assert page.count('class="curve c') == len(chart.curves) == 2
+    assert [2, 2] == [len(chart.curves) for chart in charts]  # by position, and of hidden states
+    assert page.count('class="curve c') == 4
     assert page.count("L", page.index('class="curve c0"'), page.index('class="curve c1"')) >= 15

@@ -149,8 +149,9 @@ def _read_sample(original: Weight, quantized: Weight, workspaces: Workspaces) ->
 
 
 def sampled_rows(rows: int, cols: int) -> list[tuple[int, int]]:
-    """Return the first and last row of each chunk of a sample."""
-    return [(chunk.row, chunk.stop_row) for chunk in _sample(rows, cols)]
+    """Return the first and last row of each piece of a sample that is read; a small weight is read at once."""
+    spans = [(chunk.row, chunk.stop_row) for chunk in _sample(rows, cols)]
+    return [(spans[0][0], spans[-1][1])] if 0 < rows * cols <= ELEMENTS else spans
 
 
 def _sample(rows: int, cols: int) -> Iterable[Chunk]:
