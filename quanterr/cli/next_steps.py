@@ -52,7 +52,7 @@ def suggest_after_plan(plan: "Plan", command: Sequence[str]) -> str:
 
 
 def suggest_for_stored(found: "Document") -> str:
-    """Propose the command that the run proposed which made a stored document; empty for documents without one."""
+    """Propose the next command for a stored document, as the run that made it did; empty if there is none."""
     from quanterr.report.formatting import list_doubts
     from quanterr.report.model import Report
     from quanterr.report.plan.model import Plan

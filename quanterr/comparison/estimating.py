@@ -87,8 +87,9 @@ def estimate(
             for n, (recipe, virtual, own) in enumerate(zip(recipes, virtuals, files, strict=True))
         ]
         if sensitivity is not None:
+            names = {name: [one.name for one in alike] for name, alike in by_weight.items()}
             for candidate in chosen:
-                _add_prediction(candidate, sensitivity, {n: [one.name for one in of] for n, of in by_weight.items()})
+                _add_prediction(candidate, sensitivity, names)
         read_bytes = sum(_count_read_bytes(matrices[name], recipes, each) for name, each in found.items())
         run = clock.describe_run(options.command, "cpu", usable_cores(), read_bytes)
     return Ranking.model_construct(

@@ -72,7 +72,7 @@ class Findings(NamedTuple):
 
 
 def merge_findings(found: Iterable[tuple[str, Finding]], candidates: int) -> Findings:
-    """Return findings with the names of those of so many candidates that share them."""
+    """Return each finding once, with the names of the candidates that share it: "all candidates" for all of them."""
     names: dict[tuple[str, str, str | None, str], tuple[list[str], Finding]] = {}
     for name, one in found:
         names.setdefault((one.code, one.severity, one.layer, one.message), ([], one))[0].append(name)

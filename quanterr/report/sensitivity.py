@@ -84,14 +84,14 @@ class Sensitivity:
         if not self.factors:
             return None
         each = listed([f"{name} {factor:.2f}" for name, factor in self.factors.items()], 4)
-        told = (
+        words = (
             f"{self.cost.measure} is calibrated by recipes measured with the sensitivity (measured ÷ predicted: {each})"
         )
         margin = self.margin
         if margin is None:
-            return f"{told}; measure {FEWEST} or more to learn how far off others may be"
+            return f"{words}; measure {FEWEST} or more to learn how far off others may be"
         return (
-            f"{told}; if others are off as these are, 19 of 20 measure {1 / margin:.2g} to {margin:.2g} times the "
+            f"{words}; if others are off as these are, 19 of 20 measure {1 / margin:.2g} to {margin:.2g} times the "
             "prediction"
         )
 
