@@ -8,7 +8,7 @@ DEMO = .demo
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-slow test-matrix lint types tests mutate producers fuzz sanitize bench bench-evaluate bench-scale wheels docs clean
+.PHONY: help install demo test test-fast test-slow test-all test-matrix lint types tests mutate producers fuzz sanitize bench bench-evaluate bench-scale wheels docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,8 +36,11 @@ lint: install ## ruff
 types: install ## mypy, strict
 	$(BIN)/mypy
 
+TESTS ?= -m 'not slow'
+
+# A worker takes neighbours, which share what is prepared for a file.
 tests: install ## pytest, without tests marked slow
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow'
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
 
 # Whole commands, browsers, properties and damage: what the inner loop leaves to `make test`.
 SESSIONS = bad_inputs cli diff examples faults files fuzz gate_command guide html_in_browser injection mutate outputs \
@@ -46,9 +49,11 @@ SESSIONS = bad_inputs cli diff examples faults files fuzz gate_command guide htm
 test-fast: install ## the tests of the inner loop (45 s)
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow' $(SESSIONS:%=--ignore=tests/test_%.py)
 
-# They wait for processes more than they compute, so one worker more than cores.
-test-slow: install ## tests marked slow, which CI runs as well
-	$(BIN)/python -m pytest -q -n $$(($(WORKERS) + 1)) -m slow $$(grep -l mark.slow tests/test_*.py)
+test-slow: install ## tests marked slow: whole processes, many inputs
+	$(MAKE) --no-print-directory tests TESTS='-m slow'
+
+test-all: lint ## lint, types and all tests: what CI runs
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target types tests TESTS=
 
 test-matrix: install ## the tests under other instruction sets, threads, kernels, oldest and newest libraries (an hour)
 	$(BIN)/python tests/matrix.py -n $(WORKERS)

@@ -1,7 +1,7 @@
 """The command in a process of its own, without the seconds that torch takes to be imported, within limits.
 
-``python tests/forked.py`` imports everything once and then forks one child for each request: a line of JSON on
-standard input, answered by a line with the child's exit status. A child has a limit of memory and one of time.
+``python tests/forked.py`` imports everything once and then forks children: a line of JSON on standard input lists what
+each is to be, a line with their exit statuses answers when all have ended. A child has a limit of memory and of time.
 """
 
 import atexit
@@ -68,7 +68,7 @@ def command(
     executed first, ``hub`` the cache of Hugging Face.
     """
     env = os.environ | {"NO_COLOR": "1", "COLUMNS": "500", "HF_HUB_CACHE": hub}
-    return _forked(words, env, os.getcwd(), "utf-8", memory=memory, files=files, before=before)
+    return _forked([_request(words, env, os.getcwd(), memory=memory, files=files, before=before)])[0]
 
 
 def call(
@@ -83,7 +83,7 @@ def call(
     ``merged=True`` sends what is written to stderr to stdout, ``program=`` runs a script instead, ``before=`` is Python
     that is executed first.
     """
-    status, out, err = _forked(words, PLAIN | (env or {}), os.path.abspath(cwd), encoding, memory=None, **more)
+    [(status, out, err)] = _forked([_request(words, PLAIN | (env or {}), cwd, **more)], encoding)
     return subprocess.CompletedProcess(["quanterr", *map(str, words)], status, out, err)
 
 
@@ -97,11 +97,11 @@ def in_terminal(*words: Any, columns: int = 100) -> str:
     """Run ``quanterr`` in a terminal; what that shows."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    _send(words, PLAIN | {"TERM": "xterm"}, os.getcwd(), terminal=os.ttyname(follower))
+    _send(_request(words, PLAIN | {"TERM": "xterm"}, os.getcwd(), terminal=os.ttyname(follower)))
     out = b""
-    while select.select([leader, _server(0).stdout], [], [])[0] != [_server(0).stdout]:
+    while select.select([leader, _server().stdout], [], [])[0] != [_server().stdout]:
         out += os.read(leader, 1 << 16)
-    status = json.loads(_server(0).stdout.readline())
+    [status] = _statuses()
     os.close(follower)
     with contextlib.suppress(OSError):  # all of it is read
         while piece := os.read(leader, 1 << 16):
@@ -111,38 +111,46 @@ def in_terminal(*words: Any, columns: int = 100) -> str:
     return out.decode()
 
 
-def together(runs: Iterable[tuple[Iterable[Any], Mapping[str, str], str]], **more: Any) -> list[Done]:
-    """Run ``quanterr`` several times at once, each with its words, what its environment has besides, and its folder."""
+def together(runs: Iterable[tuple[Iterable[Any], Mapping[str, str], str, str]]) -> list[Done]:
+    """Run ``quanterr`` several times at once.
+
+    Of each: its words, what its environment has besides, its folder, and Python that is executed first.
+    """
+    return _forked(
+        [_request(words, PLAIN | env, cwd, before=before, seconds=4 * SECONDS) for words, env, cwd, before in runs]
+    )
+
+
+def _request(words: Iterable[Any], env: Mapping[str, str], cwd: str | os.PathLike[str], **more: Any) -> dict[str, Any]:
+    """Say what a child is to be: the parameters of :func:`_become`."""
+    return {"words": [*map(str, words)], "env": dict(env), "cwd": os.path.abspath(cwd)} | more
+
+
+def _forked(requests: list[dict[str, Any]], encoding: str = "utf-8") -> list[Done]:
     with tempfile.TemporaryDirectory() as folder:
-        number = -1
-        for number, (words, env, cwd) in enumerate(runs):
-            own = Path(folder, str(number))
+        folders = [Path(folder, str(number)) for number in range(len(requests))]
+        for own in folders:
             own.mkdir()
-            _send(words, PLAIN | env, os.path.abspath(cwd), number, folder=str(own), seconds=2 * SECONDS, **more)
-        return [_ended(Path(folder, str(n)), "utf-8", n) for n in range(number + 1)]
+        _send(*(each | {"folder": str(own)} for each, own in zip(requests, folders, strict=True)))
+        texts = [[own / name for name in ("stdout", "stderr")] for own in folders]
+        return [
+            Done(status, *(path.read_text(encoding=encoding) for path in paths))
+            for status, paths in zip(_statuses(), texts, strict=True)
+        ]
 
 
-def _forked(words: Iterable[Any], env: Mapping[str, str], cwd: str, encoding: str, **more: Any) -> Done:
-    with tempfile.TemporaryDirectory() as folder:
-        _send(words, env, cwd, folder=folder, **more)
-        return _ended(Path(folder), encoding)
+def _send(*requests: dict[str, Any]) -> None:
+    _server().stdin.write(json.dumps(requests) + "\n")
+    _server().stdin.flush()
 
 
-def _ended(folder: Path, encoding: str, number: int = 0) -> Done:
-    status = json.loads(_server(number).stdout.readline())
-    return Done(status, *(Path(folder, name).read_text(encoding=encoding) for name in ("stdout", "stderr")))
-
-
-def _send(words: Iterable[Any], env: Mapping[str, str], cwd: str, number: int = 0, **more: Any) -> None:
-    request = {"words": [*map(str, words)], "env": dict(env), "cwd": cwd} | more
-    server = _server(number)
-    server.stdin.write(json.dumps(request) + "\n")
-    server.stdin.flush()
+def _statuses() -> list[int]:
+    """Wait for all children of a request."""
+    return json.loads(_server().stdout.readline())
 
 
 @cache
-def _server(number: int) -> subprocess.Popen[str]:
-    """One of the servers: each has one child at a time."""
+def _server() -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="ascii"
     )
@@ -164,10 +172,16 @@ def _serve() -> None:
             import_module(name)
     gc.freeze()  # or a child would copy what its collector looks at
     for line in sys.stdin:
-        child = os.fork()
-        if not child:
-            _become(**json.loads(line))
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        children = [_fork(request) for request in json.loads(line)]
+        print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], flush=True)
+
+
+def _fork(request: dict[str, Any]) -> int:
+    """Begin a child; its process ID."""
+    child = os.fork()
+    if not child:
+        _become(**request)
+    return child
 
 
 def _become(

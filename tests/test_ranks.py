@@ -51,24 +51,11 @@ def environment(rank, world, port):
     return {key: str(value) for key, value in own.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
-SHORT_START = """
-import runpy
-from quanterr.util import rank_group
-rank_group.START = 20.0
-runpy.run_module("quanterr", run_name="__main__", alter_sys=True)
-"""
-
-
-def start(rank, world, port, *words, cwd):
-    """A rank that can be killed; it does not wait long for one that was killed before they met."""
-    return subprocess.Popen(
-        [sys.executable, "-c", SHORT_START, *map(str, words)],
-        env=os.environ | environment(rank, world, port),
-        cwd=cwd,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+# A rank that is killed after some seconds. The others do not wait long for one that was killed before they met.
+SHORT_START = "from quanterr.util import rank_group; rank_group.START = 20.0;"
+KILLED = (
+    SHORT_START + "import os, signal, threading; threading.Timer({}, os.kill, (os.getpid(), signal.SIGKILL)).start()"
+)
 
 
 def run(world, *words, cwd, before=""):
@@ -76,15 +63,15 @@ def run(world, *words, cwd, before=""):
     if world == 1:
         done = call(*words, cwd=cwd)
         return [(done.returncode, done.stdout, done.stderr)]
-    return meet([words] * world, [cwd] * world, before)
+    return meet([words] * world, [cwd] * world, [before] * world)
 
 
-def meet(lines, folders, before=""):
-    """Ranks that are given different words or folders."""
+def meet(lines, folders, befores=None):
+    """Ranks that are given different words, folders, or Python that is executed first."""
     port = free_port()
-    runs = zip(lines, folders, strict=True)
+    runs = zip(lines, folders, befores or [""] * len(lines), strict=True)
     return together(
-        ((words, environment(rank, len(lines), port), cwd) for rank, (words, cwd) in enumerate(runs)), before=before
+        (words, environment(rank, len(lines), port), cwd, before) for rank, (words, cwd, before) in enumerate(runs)
     )
 
 
@@ -294,12 +281,8 @@ def test_journals_of_more_ranks_are_read_too(original, alone, tmp_path, world):
 def test_killed_together_they_go_on(original, alone, tmp_path, moment):
     chosen = random.Random(moment)
     words = ("sweep", original, *RECIPES, "-q", "-o", "s.json", "--resume", "journal")
-    port = free_port()
-    processes = [start(rank, 3, port, *words, cwd=tmp_path) for rank in range(3)]
-    time.sleep(chosen.uniform(1, 4))
-    for process in processes:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+    killed = run(3, *words, cwd=tmp_path, before=KILLED.format(chosen.uniform(0.2, 2)))
+    assert -signal.SIGKILL in {each.status for each in killed}
     assert {Status.OK} == {status for status, _, _ in run(3, *words, cwd=tmp_path)}
 
     assert alone == without_run((tmp_path / "s.json").read_text())
@@ -341,22 +324,19 @@ def test_a_file_that_one_node_does_not_see_ends_all(original, tmp_path):
 def test_a_rank_that_dies_ends_all(original, alone, tmp_path, moment):
     """At any moment: before they have met, or while they compute and when they are nearly done."""
     chosen = random.Random(moment)
-    port, victim = free_port(), chosen.randrange(3)
+    victim = chosen.randrange(3)
+    befores = [SHORT_START] * 3
+    befores[victim] = KILLED.format(chosen.uniform(0.5, 2) if moment % 2 else chosen.uniform(0, 0.5))
     words = ("sweep", original, *RECIPES, "-q", "-o", "s.json")
-    processes = [start(rank, 3, port, *words, cwd=tmp_path) for rank in range(3)]
-    time.sleep(chosen.uniform(2.2, 4.5) if moment % 2 else chosen.uniform(0.2, 2.2))
-    killed = processes[victim].poll() is None
-    processes[victim].send_signal(signal.SIGKILL)
     started = time.monotonic()
-    for process in processes:
-        process.communicate(timeout=LIMIT)
-    others = [process.returncode for n, process in enumerate(processes) if n != victim]
+    statuses = [each.status for each in meet([words] * 3, [tmp_path] * 3, befores)]
+    others = [status for n, status in enumerate(statuses) if n != victim]
 
     assert time.monotonic() - started < LIMIT
     if (tmp_path / "s.json").exists():  # it was done before
         assert alone == without_run((tmp_path / "s.json").read_text())
-        assert processes[0].returncode in (Status.OK, -signal.SIGKILL)
+        assert statuses[0] in (Status.OK, -signal.SIGKILL)
     else:
-        assert killed
+        assert -signal.SIGKILL == statuses[victim]
         let_go = victim == 0 and others == [Status.OK] * 2  # rank 0 had all, and was killed while it wrote
         assert let_go or [Status.ENVIRONMENT] * 2 == others
