@@ -25,6 +25,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 MEMORY = 1 << 30  # bytes more than what is there when the child begins
@@ -80,8 +81,9 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``quanterr`` as a shell would, in an environment that says nothing of a terminal: :data:`PLAIN` and ``env``.
 
-    ``merged=True`` sends what is written to stderr to stdout, ``program=`` runs a script instead, ``before=`` is Python
-    that is executed first.
+    ``merged=True`` sends what is written to stderr to stdout, ``redirected=`` streams of these numbers to files, or to
+    a pipe that nobody reads where the name is empty. ``program=`` runs a script instead, ``before=`` is Python that is
+    executed first.
     """
     [(status, out, err)] = _forked([_request(words, PLAIN | (env or {}), cwd, **more)], encoding)
     return subprocess.CompletedProcess(["quanterr", *map(str, words)], status, out, err)
@@ -118,6 +120,14 @@ def together(runs: Iterable[tuple[Iterable[Any], Mapping[str, str], str, str]]) 
     """
     return _forked(
         [_request(words, PLAIN | env, cwd, before=before, seconds=4 * SECONDS) for words, env, cwd, before in runs]
+    )
+
+
+def signalled(seconds: float, number: int = signal.SIGKILL) -> str:
+    """Python for ``before=`` that sends the signal after so many seconds, unless the command has ended."""
+    return (
+        f"import os, threading; _timer = threading.Timer({seconds}, os.kill, (os.getpid(), {number:d})); "
+        "_timer.daemon = True; _timer.start()\n"
     )
 
 
@@ -194,6 +204,7 @@ def _become(
     files: int | None = None,
     before: str = "",
     merged: bool = False,
+    redirected: Mapping[str, str] = MappingProxyType({}),
     program: str = "quanterr",
     seconds: int = SECONDS,
 ) -> None:
@@ -208,6 +219,8 @@ def _become(
         os.dup2(os.open(path, flags), number)
     if merged:
         os.dup2(1, 2)
+    for number, path in redirected.items():
+        os.dup2(os.open(path, os.O_WRONLY) if path else _open_unread_pipe(), int(number))
     os.environ.clear()
     os.environ |= env
     os.chdir(cwd)
@@ -228,6 +241,12 @@ def _become(
     sys.path.insert(0, os.path.dirname(program))
     runpy.run_path(program, run_name="__main__")
     sys.exit()
+
+
+def _open_unread_pipe() -> int:
+    read, write = os.pipe()
+    os.close(read)
+    return write
 
 
 def _limit(what: int, value: int) -> None:

@@ -124,7 +124,8 @@ def mixed() -> Model:
 
 
 def large() -> Model:
-    """A mixture of experts with more than 47,000 weights."""
+    """The first quarter of a mixture of experts that has more than 47,000 weights."""
+    blocks = 16
     random, weights = Random(3), []
     attention = {
         "kv_a_proj_with_mqa": (576, 7168),
@@ -138,7 +139,7 @@ def large() -> Model:
         for part, shape in (("down", (7168, width)), ("gate", (width, 7168)), ("up", (width, 7168))):
             yield f"{prefix}.{part}_proj.weight", shape, "fp8_block", level + random.gauss(0, 0.2)
 
-    for n in range(64):
+    for n in range(blocks):
         base = f"model.layers.{n}"
         if n < 3:
             weights += mlp(f"{base}.mlp", 31.8, 18432)
@@ -148,9 +149,11 @@ def large() -> Model:
                 weights += mlp(f"{base}.mlp.experts.{expert}", 31.5 - (random.expovariate(0.2) if rare else 0), 2048)
             weights += mlp(f"{base}.mlp.shared_experts", 31.2, 2048)
         for module, shape in attention.items():
-            level = 31.4 + random.gauss(0, 0.2) - (3.5 if module == "kv_b_proj" and n > 50 else 0)
+            level = 31.4 + random.gauss(0, 0.2) - (3.5 if module == "kv_b_proj" and n > 12 else 0)
             weights.append((f"{base}.self_attn.{module}.weight", shape, "fp8_block", level))
-    norms = [(f"model.layers.{n}.{which}.weight", (7168,)) for n in range(64) for which in ("input_norm", "post_norm")]
+    norms = [
+        (f"model.layers.{n}.{which}.weight", (7168,)) for n in range(blocks) for which in ("input_norm", "post_norm")
+    ]
     return Model("moe-700b", weights, [("model.embed_tokens.weight", (129280, 7168)), *norms])
 
 

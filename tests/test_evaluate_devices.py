@@ -1,12 +1,11 @@
 """Where an evaluation computes: the same numbers on every device."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import call
 from small_models import ids, saved
 from test_evaluate import CONTEXT, candidate
 
@@ -52,7 +51,7 @@ def test_everything_is_moved_to_the_device(name, tmp_path):
     here = quanterr.evaluate(original, [quantized], tokens=tokens, context=16, device="cpu", **more)
     script = Path(__file__).with_name("stand_in_device.py")
     words = [*map(str, (original, quantized, tokens)), *(f"{key}={path}.there" for key, path in more.items())]
-    done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True)
+    done = call(*words, program=str(script))
 
     assert 0 == done.returncode, done.stderr[-2000:]
     x, y = (figures(json.loads(text)["candidates"][0]) for text in (here.to_json(), done.stdout))

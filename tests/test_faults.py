@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from forked import command
+from forked import command, signalled
 from stored import pair, raw_header, write, write_index
 
 from quanterr.errors import Status
@@ -91,11 +91,6 @@ def after_goes(n, number):
     )
 
 
-def after_seconds(seconds, number):
-    """Python that sends the signal then, wherever the command is."""
-    return f"import os, threading\nthreading.Timer({seconds}, os.kill, (os.getpid(), {number:d})).start()\n"
-
-
 @pytest.mark.slow
 class TestSignals:
     """The work is eight weights, each taken in one go."""
@@ -118,6 +113,7 @@ class TestSignals:
         judged = command("gate", path, "--require", "lossless >= 0", "--require", "snr_db >= -1000")
 
         assert (SIGNALLED[number], False) == (status, report.complete)
+        assert any("interrupted" in reason for reason in report.reasons)
         assert ["report.json"] == [file.name for file in tmp_path.iterdir()]
         assert Status.INCONCLUSIVE == judged.status
 
@@ -131,7 +127,7 @@ class TestSignals:
     def test_at_any_moment_leave_a_whole_report(self, large, tmp_path, number):
         moments = random.Random(0)
         for _ in range(4):
-            before = after_seconds(moments.uniform(0, 0.8), number)
+            before = signalled(moments.uniform(0, 0.8), number)
             status, _ = self.ended(large, tmp_path / "report.json", before)
 
             assert status in (Status.OK, SIGNALLED[number], -number)

@@ -1,14 +1,10 @@
 """The rank command as its users call it."""
 
 import json
-import os
-import pty
-import subprocess
-import sys
 
 import pytest
 import torch
-from forked import PLAIN, call
+from forked import call, in_terminal
 from making import legacy, numbers, quantized_fp8, quantized_int8, store
 
 from quanterr.errors import Status
@@ -85,23 +81,10 @@ class TestTable:
         assert max(map(len, tables)) <= int(columns)
         assert "SNR dB" in out
 
-    @pytest.mark.slow
     def test_of_a_terminal_is_drawn(self, folder):
-        leader, follower = pty.openpty()
-        command = [sys.executable, "-m", "quanterr", "rank", "x.safetensors", "fp8.safetensors", "int8.safetensors"]
-        process = subprocess.Popen(
-            command, stdout=follower, stderr=follower, cwd=folder, env=PLAIN | {"TERM": "xterm", "COLUMNS": "100"}
-        )
-        os.close(follower)
-        out = b""
-        try:
-            while piece := os.read(leader, 65536):
-                out += piece
-        except OSError:  # the other end is closed
-            pass
+        words = (folder / f"{name}.safetensors" for name in ("x", "fp8", "int8"))
 
-        assert 0 == process.wait()
-        assert "─" in out.decode()
+        assert "─" in in_terminal("rank", *words)
 
     def test_shows_as_many_layers_as_asked_for(self, folder):
         assert "2 layers that differ most, of 3 layers" in rank(folder, "fp8", "int8", "--top-layers", "2").stdout
@@ -202,7 +185,7 @@ class TestGates:
 
     def test_annotations_on_github_name_the_candidate(self, folder, tmp_path):
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
-        done = rank(folder, "fp8", "int8", "--require", "snr_db >= 35", env=PLAIN | env)
+        done = rank(folder, "fp8", "int8", "--require", "snr_db >= 35", env=env)
         summary = (tmp_path / "summary.md").read_text()
 
         assert "::error title=quanterr::fp8: gate snr_db >= 35 does not hold" in done.stderr

@@ -16,7 +16,7 @@ import time
 
 import gguf
 import pytest
-from forked import call, together
+from forked import call, signalled, together
 from gguf_stored import TEXT, Stored, key, write_gguf
 from making import legacy, numbers, store
 from small_models import ids, saved
@@ -51,11 +51,8 @@ def environment(rank, world, port):
     return {key: str(value) for key, value in own.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
-# A rank that is killed after some seconds. The others do not wait long for one that was killed before they met.
-SHORT_START = "from quanterr.util import rank_group; rank_group.START = 20.0;"
-KILLED = (
-    SHORT_START + "import os, signal, threading; threading.Timer({}, os.kill, (os.getpid(), signal.SIGKILL)).start()"
-)
+# Ranks that do not wait long for one that was killed before they met.
+SHORT_START = "from quanterr.util import rank_group; rank_group.START = 20.0\n"
 
 
 def run(world, *words, cwd, before=""):
@@ -281,7 +278,7 @@ def test_journals_of_more_ranks_are_read_too(original, alone, tmp_path, world):
 def test_killed_together_they_go_on(original, alone, tmp_path, moment):
     chosen = random.Random(moment)
     words = ("sweep", original, *RECIPES, "-q", "-o", "s.json", "--resume", "journal")
-    killed = run(3, *words, cwd=tmp_path, before=KILLED.format(chosen.uniform(0.2, 2)))
+    killed = run(3, *words, cwd=tmp_path, before=SHORT_START + signalled(chosen.uniform(0.2, 1.5)))
     assert -signal.SIGKILL in {each.status for each in killed}
     assert {Status.OK} == {status for status, _, _ in run(3, *words, cwd=tmp_path)}
 
@@ -326,7 +323,7 @@ def test_a_rank_that_dies_ends_all(original, alone, tmp_path, moment):
     chosen = random.Random(moment)
     victim = chosen.randrange(3)
     befores = [SHORT_START] * 3
-    befores[victim] = KILLED.format(chosen.uniform(0.5, 2) if moment % 2 else chosen.uniform(0, 0.5))
+    befores[victim] += signalled(chosen.uniform(0.5, 1.5) if moment % 2 else chosen.uniform(0, 0.5))
     words = ("sweep", original, *RECIPES, "-q", "-o", "s.json")
     started = time.monotonic()
     statuses = [each.status for each in meet([words] * 3, [tmp_path] * 3, befores)]

@@ -8,14 +8,12 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from forked import call
+from forked import call, signalled
 from making import numbers, quantized_fp8, store
 
 import quanterr
@@ -186,28 +184,18 @@ class TestRefused:
 
 @pytest.mark.slow
 def test_killed_at_random_moments_it_ends_with_the_same_report(tmp_path):
-    """A run of about two seconds, killed again and again; the report that comes at last is that of a run in peace."""
-    x = {f"model.layers.{n}.mlp.up_proj.weight": numbers(1024, 2048, seed=n) for n in range(12)}
-    original = store(tmp_path / "x.safetensors", x)
-    recipes = "fp8_row,int4_g128,nf4"
-    command = [sys.executable, "-m", "quanterr", "sweep", original, "--to", recipes, "--device", "cpu", "-q"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    """A run of about a second, killed again and again; the report that comes at last is that of a run in peace."""
+    x = {f"model.layers.{n}.mlp.up_proj.weight": numbers(1024, 1024, seed=n) for n in range(12)}
+    words = ("sweep", store(tmp_path / "x.safetensors", x), "--to", "fp8_row,int4_g128,nf4", "--device", "cpu", "-q")
     started = time.monotonic()
-    assert 0 == subprocess.run([*command, "-o", tmp_path / "peace.json"], **quiet).returncode
+    assert 0 == call(*words, "-o", tmp_path / "peace.json").returncode
     seconds = time.monotonic() - started
     expected = json.loads((tmp_path / "peace.json").read_text())
     moments, kills = random.Random(5), 0
     while kills < int(os.environ.get("MOMENTS", "3")):
-        journal = tmp_path / f"journal{kills}"
-        while True:
-            process = subprocess.Popen([*command, "--resume", journal, "-o", tmp_path / "killed.json"], **quiet)
-            try:
-                process.wait(moments.uniform(0.3, 1) * seconds)
-                break
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-                kills += 1
-        assert 0 == process.returncode
+        more = ("--resume", tmp_path / f"journal{kills}", "-o", tmp_path / "killed.json")
+        while status := call(*words, *more, before=signalled(moments.uniform(0.3, 1) * seconds)).returncode:
+            assert -signal.SIGKILL == status
+            kills += 1
         found = json.loads((tmp_path / "killed.json").read_text())
         assert expected | {"run": None} == found | {"run": None}

@@ -34,6 +34,8 @@ from denoisers import (  # noqa: E402 - it imports diffusers
     z_image,
 )
 
+CALLS = 2
+
 
 def scaled_fp8(tensors):
     """ComfyUI's scaled FP8 of matrices in blocks, and the values that it stands for."""
@@ -63,11 +65,11 @@ def test_a_single_file_has_the_numbers_of_its_diffusers_folder(family, tmp_path)
     prefix = "" if family.startswith("SD ") or family == "SDXL" else "model.diffusion_model."
     beside = {"first_stage_model.decoder.conv_in.weight": torch.ones(3, 3)} if prefix else {}
     save_file({prefix + key: value for key, value in written.items()} | beside, tmp_path / "whole.safetensors")
-    inputs = write_calls(family, tmp_path / "calls.safetensors")
+    inputs = write_calls(family, tmp_path / "calls.safetensors", CALLS)
 
-    base = [output(model, family, n) for n in range(4)]
+    base = [output(model, family, n) for n in range(CALLS)]
     model.load_state_dict(converter(family)(checkpoint=dict(values), config=dict(model.config)), strict=True)
-    quantized = [output(model, family, n) for n in range(4)]
+    quantized = [output(model, family, n) for n in range(CALLS)]
     errors = [float((y - x).square().sum() / x.square().sum()) for x, y in zip(base, quantized, strict=True)]
 
     candidates = [tmp_path / "fp8.safetensors", tmp_path / "whole.safetensors"]
@@ -76,7 +78,7 @@ def test_a_single_file_has_the_numbers_of_its_diffusers_folder(family, tmp_path)
         tmp_path / "original.safetensors", candidates, inputs=inputs, config=tmp_path / "diffusers"
     )
 
-    mean = sum(errors) / 4
+    mean = sum(errors) / CALLS
     for candidate in (*of_folder.candidates, *of_file.candidates):
         assert ("pass", []) == (candidate.verdict, candidate.missing), candidate.reasons
         assert mean == pytest.approx(candidate.outputs.output_error, rel=of_squared_error(mean))
