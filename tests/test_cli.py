@@ -384,6 +384,7 @@ class TestCompletion:
         [
             (["gate", "r.json", "--thresholds", "fp"], {"fp8"}),
             (["explain", "excess_r"], {"excess_rows"}),
+            (["explain", "atten"], {"attention"}),
             (["explain", "awq_gemm"], {"awq_gemm"}),
             (["formats", "gguf_q4"], {"gguf_q4_0", "gguf_q4_1", "gguf_q4_k"}),
             (["guide", "met"], {"metrics"}),

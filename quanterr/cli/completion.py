@@ -23,10 +23,9 @@ def topics(incomplete: str) -> list[str]:
 
 def names(incomplete: str) -> list[str]:
     """Return the names that explain knows and that begin with ``incomplete``."""
-    from quanterr.guide import KINDS
+    from quanterr.guide import KINDS, list_names
 
-    known = (entry.name for kind in KINDS for entry in kind())
-    return [*_filter_prefix(dict.fromkeys(known), incomplete), *formats(incomplete)]
+    return [*_filter_prefix(list_names(KINDS), incomplete), *formats(incomplete)]
 
 
 def formats(incomplete: str) -> list[str]:

@@ -26,17 +26,18 @@ def guide(
 
 def explain(
     name: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            help="A finding, metric, format, recipe, preset, verdict, function of rules or exit status.",
+            help="A finding, metric, heading of a table, kind of layers, format, recipe, preset, verdict, function of "
+            "rules or exit status.",
             autocompletion=names,
         ),
     ],
 ) -> None:
-    """Explain one finding, metric, format, recipe, preset, verdict, function of rules or exit status."""
+    """Explain a word of an output: a finding, metric, heading, verdict, format, recipe, preset or exit status."""
     from quanterr import guide as pages
 
-    _show(pages.explain(name), paged=False)
+    _show(pages.explain(" ".join(name)), paged=False)
 
 
 def _show(text: str, paged: bool) -> None:

@@ -1,43 +1,29 @@
 """The guide: a Markdown page per topic, shipped with the package, and the entries of ``quanterr explain``."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from quanterr.errors import MEANINGS, UsageError
 from quanterr.gates.expression import FUNCTIONS
+from quanterr.guide.words import HEADINGS, WORDS
 from quanterr.metrics import AGGREGATES, METRICS, Metric
 from quanterr.report.finding_codes import CODES, FORMER_NAMES
 from quanterr.report.values import REPORT_METRICS
+from quanterr.roles import ALIASES
 from quanterr.util.text import display
+
+if TYPE_CHECKING:
+    from quanterr.report.documents import DocumentKind
 
 PAGES = Path(__file__).parent
 MARKER = re.compile(r"^<!-- /?[a-z-]+(?:: made by \S+)? -->\n", re.MULTILINE)  # markers of generated parts
-WORDS = {
-    "pass": "Verdict: everything selected was compared, and all gates hold. Without gates, the answer says `compared`.",
-    "compared": "Everything selected was compared, but no limits were set, so nothing says whether the error is small "
-    "enough. In the JSON, the verdict is `pass` and `gated` is false.",
-    "evaluated": "The model ran with the weights of both sides, but no limits were set: see compared.",
-    "fail": "Verdict: a gate does not hold. Exit status 1.",
-    "inconclusive": "Verdict: something selected was not compared, or a finding of severity error says that the "
-    "numbers cannot be relied on. Exit status 4.",
-    "Pareto-optimal": "A candidate is Pareto-optimal if every other candidate is larger or has more error.",
-    "front": "The Pareto-optimal candidates: every other candidate is larger or has more error.",
-    "knee": "The size beyond which more bytes gain little: where the curve of error over size bends.",
-    "bits/w": "Column: the bytes of a weight's stored parts, scales included, in bits per element (`bits_per_weight`).",
-    "worst dB": "Column: the SNR of the layer with the lowest SNR (`worst_layer_snr_db`).",
-    "avoidable dB": "Column: the dB that the stored codes lose against the nearest codes under their scales "
-    "(`excess_db`).",
-    "attainable": "Column: the SNR of the nearest codes under the stored scales (`attainable_snr_db`).",
-    "lowest error in": "Column: the layers in which a candidate has less error than the others.",
-    "same top token": "Column: the share of predictions with the same most likely token on both sides (`top1`).",
-    "confident flips": "Column: predictions that changed although the original was confident (`confident_flips`).",
-    "margin": "Distance of an observed value from a gate's limit: negative if the gate does not hold.",
-    "coverage": "The share of the selected tensors and bytes of the original that was compared.",
-}
 PERCENTILE = re.compile(r"p\d+(_\d+)?")
+OLD_OR_NEW, UNIT = re.compile(r"(old|new) (?=.)", re.IGNORECASE), re.compile(r"(?<=.) (dB|%)$")  # around a heading
 # Pages in the order in which ``quanterr guide`` lists them.
 TOPICS = (
     "verdict",
@@ -78,26 +64,49 @@ def list_pages() -> str:
 
 
 def explain(name: str) -> str:
-    """Explain a finding, metric, function of rules, exit status, verdict, preset, format or recipe in Markdown.
+    """Explain a word of an output in Markdown: a finding, metric, heading, verdict, role, format, recipe and so on.
+
+    Upper and lower case are the same. "old SNR dB" is explained as "SNR", and "findings.error" also as "findings".
 
     Raises:
         UsageError: nothing has this name; the message suggests the nearest.
     """
-    wanted = "pNN" if PERCENTILE.fullmatch(name) else FORMER_NAMES.get(name, name)
-    found = [entry.text for kind in KINDS for entry in kind() if entry.name == wanted]
+    found = next(filter(None, (_find_texts(KINDS, wanted) for wanted in _list_spellings(name))), [])
     if not found or name in {entry.name for entry in list_presets()}:  # some presets share a name with a format
-        found += [entry.text for kind in LATER for entry in kind() if entry.name == name]
+        found += _find_texts(LATER, name)
     if not found:
-        names = [entry.name for kind in (*KINDS, *LATER) for entry in kind()]
-        raise UsageError(f"nothing to explain is named {display(name)}; {_suggest(name, names)}")
+        raise UsageError(f"nothing to explain is named {display(name)}; {_suggest(name, list_names((*KINDS, *LATER)))}")
     return "\n\n".join(found)
 
 
+def _list_spellings(name: str) -> Iterator[str]:
+    """Yield the names to look for, one after the other."""
+    yield "pNN" if PERCENTILE.fullmatch(name) else FORMER_NAMES.get(name, name)
+    yield UNIT.sub("", OLD_OR_NEW.sub("", name, count=1))
+    yield name.partition(".")[0]
+
+
+def _find_texts(kinds: "Sequence[Kind]", name: str) -> list[str]:
+    wanted = name.casefold()
+    entries = (entry for kind in kinds for entry in kind())
+    return [entry.text for entry in entries if any(wanted == known.casefold() for known in (entry.name, *entry.also))]
+
+
+def list_names(kinds: "Sequence[Kind]") -> list[str]:
+    """Return the names of entries, and the other words for them, each once."""
+    entries = (entry for kind in kinds for entry in kind())
+    return list(dict.fromkeys(name for entry in entries for name in (entry.name, *entry.also)))
+
+
 class GuideEntry(NamedTuple):
-    """Something that ``quanterr explain`` explains by name."""
+    """Something that ``quanterr explain`` explains by name, or by another word for it."""
 
     name: str
     text: str
+    also: Sequence[str] = ()
+
+
+Kind = Callable[[], Iterable[GuideEntry]]
 
 
 def list_findings() -> Iterator[GuideEntry]:
@@ -115,9 +124,8 @@ def list_metrics() -> Iterator[GuideEntry]:
     """Yield one entry per metric of layers, of the model and of reports."""
     for place, rows in (("a layer", METRICS), ("the model and each group", AGGREGATES)):
         for metric in rows:
-            yield GuideEntry(
-                metric.name, f"## {metric.name}\n\nMetric of {place}{_describe_direction(metric)}: {metric.formula}."
-            )
+            text = f"## {metric.name}\n\nMetric of {place}{_describe_direction(metric)}: {metric.formula}."
+            yield GuideEntry(metric.name, text, HEADINGS.get(metric.name, ()))
     for name, row in REPORT_METRICS.items():
         yield GuideEntry(name, f"## {name}\n\nMetric of the report: {row.summary}.")
 
@@ -141,23 +149,54 @@ def list_statuses() -> Iterator[GuideEntry]:
 
 
 def list_words() -> Iterator[GuideEntry]:
-    """Yield one entry per word of an answer."""
+    """Yield one entry per word of an answer or a table."""
+    from quanterr.report.layers import BUCKETS
+
+    synonyms = [*ALIASES.items(), *BUCKETS.items()]
     for name, meaning in WORDS.items():
-        yield GuideEntry(name, f"## {name}\n\n{meaning}")
+        yield GuideEntry(name, f"## {name}\n\n{meaning}", [other for other, word in synonyms if word == name])
 
 
-def list_scores() -> Iterator[GuideEntry]:
-    """Yield one entry per metric of a ranking, an evaluation, a plan, an inspection or compared images."""
+@cache  # the schemas take a quarter of a second
+def list_fields() -> Sequence[GuideEntry]:
+    """Return one entry per metric or described field of each kind of document, except what list_metrics has."""
     from quanterr.report.documents import KINDS
 
+    found: list[GuideEntry] = []
+    known = {metric.name for metric in (*METRICS, *AGGREGATES)} | REPORT_METRICS.keys()
     units = {"": "", "%": ", a share"}
     for kind in KINDS.values():
         noun = kind.name.lower()
         of = noun if noun.endswith("s") else f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
-        for name, score in kind.values.VOCABULARY.scores.items():
-            unit = units.get(score.unit, f", in {score.unit}")
-            text = f"Metric of {of}{unit}, {score.better} is better: {score.title}."
-            yield GuideEntry(name, f"## {name}\n\n{text}")
+        scores, described = kind.values.VOCABULARY.scores, _describe_fields(kind)
+        for name in dict.fromkeys((*scores, *described)):
+            if (name in known and name not in scores) or PERCENTILE.fullmatch(name):
+                continue
+            what, words = f"Field of {of}", list(HEADINGS.get(name, ()))
+            if score := scores.get(name):
+                unit = units.get(score.unit, f", in {score.unit}")
+                what = f"Metric of {of}{unit}, {score.better} is better, shown as {score.title}"
+                words.append(score.title)
+            texts = described.get(name, [])
+            text = f": {texts[0]}." if len(texts) == 1 else "\n- ".join([":\n", *texts]) if texts else "."
+            found.append(GuideEntry(name, f"## {name}\n\n{what}{text}", words))
+    return found
+
+
+def _describe_fields(kind: "DocumentKind") -> dict[str, list[str]]:
+    """Return the different descriptions of each field in a kind of document, and of properties that rules may name."""
+    model, vocabulary = import_module(f"{kind.package}.model"), kind.values.VOCABULARY
+    schema = getattr(model, kind.name).json_schema()
+    found: dict[str, list[str]] = {}
+    for part in (schema, *schema["$defs"].values()):
+        for name, own in part.get("properties", {}).items():
+            if "description" in own:
+                found.setdefault(name, []).append(own["description"])
+    for part in vars(model).values():
+        for name, own in vars(part).items() if isinstance(part, type) else ():
+            if name in (*vocabulary.items, *vocabulary.whole) and isinstance(own, property):
+                found.setdefault(name, []).append((own.__doc__ or "").rstrip("."))
+    return {name: list(dict.fromkeys(texts)) for name, texts in found.items()}
 
 
 def list_presets() -> Iterator[GuideEntry]:
@@ -190,19 +229,19 @@ def list_formats() -> Iterator[GuideEntry]:
         )
 
 
-KINDS: tuple[Callable[[], Iterator[GuideEntry]], ...] = (
+KINDS: tuple[Kind, ...] = (
     list_findings,
     list_metrics,
-    list_scores,
+    list_words,
+    list_fields,
     list_functions,
     list_statuses,
-    list_words,
     list_presets,
 )
 LATER = (list_formats, list_recipes)  # they import torch
 
 
-def _suggest(name: str, names: "tuple[str, ...] | list[str]") -> str:
+def _suggest(name: str, names: Sequence[str]) -> str:
     """Return the nearest names as the end of a sentence."""
     part = [known for known in names if len(name) > 2 and name in known]
     near = list(dict.fromkeys([*get_close_matches(name, names, 4), *part]))[:6]

@@ -53,11 +53,11 @@ class Scores:
     tokens: int
     chunks: int
     ppl_original: Annotated[FiniteFloat, Field(description="perplexity of the original: exp(mean of -ln p)")]
-    ppl_original_se: FiniteFloat
+    ppl_original_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
     ppl: Annotated[FiniteFloat, Score("PPL", "lower", column=2), Field(description="perplexity of the candidate")]
-    ppl_se: FiniteFloat
+    ppl_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
     ppl_ratio: Annotated[FiniteFloat, Score("PPL ratio", "lower", column=3), Field(description="ppl / ppl_original")]
-    ln_ppl_ratio: FiniteFloat
+    ln_ppl_ratio: Annotated[FiniteFloat, Field(description="logarithm of ppl_ratio")]
     ln_ppl_ratio_se: Annotated[FiniteFloat, Field(description="standard error that includes the covariance of both")]
     ln_ppl_ratio_chunk_se: Annotated[Number, Field(description="standard error from the means of chunks")]
     kld_mean: Annotated[
@@ -65,29 +65,41 @@ class Scores:
         Score("KLD", "lower", "nat", column=0),
         Field(description="mean of KL(original || candidate) over the predictions [nat]"),
     ]
-    kld_mean_se: FiniteFloat
-    kld_mean_chunk_se: Number
-    kld_median: FiniteFloat
-    kld_p90: FiniteFloat
-    kld_p95: FiniteFloat
-    kld_p99: Annotated[FiniteFloat, Score("KLD 99 %", "lower", "nat", column=1)]
-    kld_p99_9: FiniteFloat
-    kld_max: Annotated[FiniteFloat, Score("largest KLD", "lower", "nat")]
+    kld_mean_se: Annotated[FiniteFloat, Field(description="standard error over predictions [nat]")]
+    kld_mean_chunk_se: Annotated[Number, Field(description="standard error from the means of chunks [nat]")]
+    kld_median: Annotated[FiniteFloat, Field(description="divergence that half of the predictions do not exceed [nat]")]
+    kld_p90: Annotated[FiniteFloat, Field(description="divergence that 90 % of the predictions do not exceed [nat]")]
+    kld_p95: Annotated[FiniteFloat, Field(description="divergence that 95 % of the predictions do not exceed [nat]")]
+    kld_p99: Annotated[
+        FiniteFloat,
+        Score("KLD 99 %", "lower", "nat", column=1),
+        Field(description="divergence that 99 % of the predictions do not exceed [nat]"),
+    ]
+    kld_p99_9: Annotated[
+        FiniteFloat, Field(description="divergence that 99.9 % of the predictions do not exceed [nat]")
+    ]
+    kld_max: Annotated[
+        FiniteFloat, Score("largest KLD", "lower", "nat"), Field(description="largest divergence of a prediction [nat]")
+    ]
     top1: Annotated[
         FiniteFloat,
         Score("same top token", "higher", "%", column=4),
         Field(description="share of predictions with the same most probable token"),
     ]
-    top1_se: FiniteFloat
+    top1_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
     top5_overlap: Annotated[
         FiniteFloat,
         Score("top 5 in common", "higher", "%"),
         Field(description="mean share of the five most probable tokens in common"),
     ]
     delta_p_mean: Annotated[FiniteFloat, Field(description="mean change of the actual token's probability")]
-    delta_p_mean_se: FiniteFloat
-    delta_p_rms: Annotated[FiniteFloat, Score("Δp rms", "lower", "%", column=5)]
-    delta_p_rms_se: FiniteFloat
+    delta_p_mean_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
+    delta_p_rms: Annotated[
+        FiniteFloat,
+        Score("Δp rms", "lower", "%", column=5),
+        Field(description="root mean square of the change of the actual token's probability"),
+    ]
+    delta_p_rms_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
     confident_flips: Annotated[
         FiniteFloat,
         Score("confident flips", "lower", "%", column=6),
@@ -176,7 +188,9 @@ class Embeddings:
         Score("cosine", "higher", column=0),
         Field(description="mean cosine between the embeddings of both sides"),
     ]
-    cosine_min: Annotated[Number, Score("least cosine", "higher", column=1)]
+    cosine_min: Annotated[
+        Number, Score("least cosine", "higher", column=1), Field(description="least cosine of a chunk's embeddings")
+    ]
     rank_correlation: Annotated[
         Number,
         Score("rank correlation", "higher", column=2),
@@ -286,7 +300,11 @@ class Task:
     name: str
     questions: int
     accuracy_original: FiniteFloat
-    accuracy: Annotated[FiniteFloat, Score("accuracy", "higher", "%")]
+    accuracy: Annotated[
+        FiniteFloat,
+        Score("accuracy", "higher", "%"),
+        Field(description="share of questions that the candidate answers correctly"),
+    ]
     retention: Annotated[Number, Field(description="accuracy / accuracy_original; null if accuracy_original is 0")]
     agreement: Annotated[
         FiniteFloat,
@@ -305,9 +323,9 @@ class BlockError:
 
     name: str
     relative_error: Annotated[Number, Field(description="‖y - x‖ / ‖x‖ over all tokens; null: not finite")]
-    cosine: Number
-    worst_token: int
-    worst_token_error: Number
+    cosine: Annotated[Number, Field(description="cosine between the hidden states of both sides, over all tokens")]
+    worst_token: Annotated[int, Field(description="index of the token with the largest error")]
+    worst_token_error: Annotated[Number, Field(description="‖y - x‖ / ‖x‖ of the token with the largest error")]
 
 
 @dataclass(slots=True)
