@@ -126,14 +126,13 @@ def _list_fields(whole: "Verdict", subjects: "Sequence[Subject]", verdicts: "Seq
 
 def _print_verdict(found: "Verdict", quiet: bool, colored: bool) -> None:
     from quanterr.report.formatting import sentence
+    from quanterr.report.gate_results import drop_gate_messages
 
     print(f"verdict: {paint(found.verdict, TONES[found.verdict], colored)}", file=sys.stderr)
     if quiet or found.verdict != "inconclusive":
         return
-    of_gates = {gate.message for gate in found.gates}
-    for reason in found.reasons:
-        if reason not in of_gates:
-            print(f"  - {escape_commands(sentence(reason))}", file=sys.stderr)
+    for reason in drop_gate_messages(found.reasons, found.gates):
+        print(f"  - {escape_commands(sentence(reason))}", file=sys.stderr)
 
 
 def _print_json(fields: dict[str, object]) -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from quanterr.report.formatting import LONG, describe_violation, sentence
-from quanterr.report.gate_results import Gate, HasGates
+from quanterr.report.gate_results import Gate, HasGates, drop_gate_messages
 from quanterr.report.markdown import format_code
 from quanterr.util.text import escape_commands, format_decisive, format_exact
 
@@ -29,8 +29,9 @@ def make_annotations(judged: HasGates, candidate: str | None = None) -> list[str
     failed = [gate for gate in judged.gates if gate.status == "fail"]
     failed.sort(key=lambda gate: gate.severity)  # "error" before "warn"
     found = [("error" if gate.severity == "error" else "warning", gate.message) for gate in failed]
-    if judged.verdict == "inconclusive":
-        found.insert(0, ("error", f"inconclusive: {judged.reasons[0]}"))
+    reasons = drop_gate_messages(judged.reasons, judged.gates)
+    if judged.verdict == "inconclusive" and reasons:  # else a gate says why
+        found.insert(0, ("error", f"inconclusive: {reasons[0]}"))
     if len(found) > MAX_ANNOTATIONS:
         kind = found[MAX_ANNOTATIONS - 1][0]  # the worst of the omitted gates
         found[MAX_ANNOTATIONS - 1 :] = [(kind, f"and {len(found) - MAX_ANNOTATIONS + 1} more gates do not hold")]
@@ -86,7 +87,7 @@ def _summary_pieces(judged: HasGates, candidate: str | None) -> Iterator[str]:
     of = "" if candidate is None else f" {_code(candidate)}"
     yield f"### quanterr{of}: {judged.verdict}\n\n"
     if judged.verdict == "inconclusive":
-        yield from (f"- {_code(reason)}\n" for reason in judged.reasons)
+        yield from (f"- {_code(reason)}\n" for reason in drop_gate_messages(judged.reasons, judged.gates))
         yield "\n"
     if not judged.gates:
         return
@@ -94,10 +95,12 @@ def _summary_pieces(judged: HasGates, candidate: str | None) -> Iterator[str]:
     for gate in judged.gates:
         yield _format_row([_code(gate.id), _format_status(gate), _code(gate.require), *_format_numbers(gate)])
     for gate in judged.gates:
-        if gate.status == "fail":
+        layers = [violation for violation in gate.violations if violation.layer is not None]
+        said = not layers and gate.observed is not None and gate.reason is None  # by the row of the table
+        if gate.status == "fail" and not said:
             yield f"\n{_code(gate.message)}{', because: ' + _code(gate.reason) if gate.reason else ''}\n\n"
-            layers = [violation for violation in gate.violations if violation.layer is not None]
-            yield from (f"- {_code(describe_violation(v, gate.limit))}\n" for v in layers[:MOST_LAYERS])
+            if len(layers) > 1:  # the message names a single one
+                yield from (f"- {_code(describe_violation(v, gate.limit))}\n" for v in layers[:MOST_LAYERS])
             if len(layers) > MOST_LAYERS:
                 yield f"- and {len(layers) - MOST_LAYERS:,} more\n"
     yield "\n"

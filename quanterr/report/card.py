@@ -8,6 +8,7 @@ from typing import IO
 
 from quanterr.errors import UsageError
 from quanterr.report.formatting import describe_gate, format_observed
+from quanterr.report.gate_results import drop_gate_messages
 from quanterr.report.markdown import format_code, format_prose, format_verdict, shorten_path, table
 from quanterr.report.sections import (
     CARD,
@@ -40,7 +41,7 @@ def section(document: Renderable) -> str:
 
 
 def format_numbers(document: Renderable, *, gates: bool = True) -> str:
-    """Return the section without its comments, and without the table of gates if ``gates`` is False."""
+    """Return the section without its comments, and without what gates say if ``gates`` is False."""
     return "\n".join(_lines(document, gates)) + "\n"
 
 
@@ -88,9 +89,10 @@ def _lines(document: Renderable, gates: bool) -> Iterator[str]:
     verdict = "" if view.word is None else f"**{_verdict(view)}**: "
     yield f"{verdict}{format_prose(view.conclusion)}"
     yield ""
-    yield from (f"- {format_prose(reason)}" for reason in view.reasons[:MAX_LISTED])
-    if len(view.reasons) > MAX_LISTED:
-        yield f"- and {count(len(view.reasons) - MAX_LISTED, 'more reason')}"
+    reasons = view.reasons if gates else drop_gate_messages(view.reasons, view.gates)
+    yield from (f"- {format_prose(reason)}" for reason in reasons[:MAX_LISTED])
+    if len(reasons) > MAX_LISTED:
+        yield f"- and {count(len(reasons) - MAX_LISTED, 'more reason')}"
     yield from _facts(view)
     for section in view.sections:
         for part in section.parts if CARD in section.media else ():

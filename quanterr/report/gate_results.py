@@ -76,6 +76,12 @@ class HasGates(Protocol):
         """The results of all gates."""
 
 
+def drop_gate_messages(reasons: Sequence[str], gates: Sequence[Gate]) -> list[str]:
+    """Return the reasons that repeat no gate's message; candidates may be named before it."""
+    messages = tuple(gate.message for gate in gates)
+    return [reason for reason in reasons if not reason.endswith(messages)]
+
+
 def exit_status(judged: HasGates, allow_partial: bool = False) -> Status:
     """Return the exit status of a judged result; an inconclusive verdict outranks a gate that does not hold."""
     if judged.verdict == "inconclusive" and not allow_partial:

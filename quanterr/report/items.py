@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from quanterr.metrics import METRICS, NONFINITE, PERCENTILES
 from quanterr.report.formatting import sentence
+from quanterr.report.gate_results import drop_gate_messages
 from quanterr.report.layers import BUCKETS, describe_coverage, find_worst_expert
 from quanterr.report.model import Layer, Report
 from quanterr.report.sections import Case, Cells, Suite
@@ -71,13 +72,15 @@ def suites(report: Report) -> list[Suite]:
 
 
 def _cases(report: Report) -> Iterator[Case]:
-    reasons = "\n".join(sentence(reason) for reason in report.reasons)
+    own = drop_gate_messages(report.reasons, report.gates)
+    reasons = "\n".join(map(sentence, own or (report.reasons[:1] if report.verdict == "inconclusive" else [])))
     problem, message = "", ""
     if report.verdict == "inconclusive":
-        problem, message = "error", f"inconclusive: {sentence(report.reasons[0]) if report.reasons else ''}"
+        problem, message = "error", f"inconclusive: {reasons.partition(chr(10))[0]}"
     elif report.verdict == "fail" and not any(g.status == "fail" and g.severity == "error" for g in report.gates):
         problem, message = "failure", "fail"
-    name, output = "everything selected was compared reliably", f"{describe_coverage(report)}\n{reasons}"
+    said = "" if problem or not reasons else f"\n{reasons}"
+    name, output = "everything selected was compared reliably", f"{describe_coverage(report)}{said}"
     yield Case("comparison", name, problem, message, reasons, output)
     for item in report.not_compared[:MAX_CASES]:
         message = f"not compared: {BUCKETS.get(item.bucket, display(item.bucket))}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, Self
 
 from quanterr.report.base import Finding, RunInfo
+from quanterr.report.formatting import name_candidates
 from quanterr.report.gate_results import Gate
 from quanterr.util.strict_json import JsonObject
 
@@ -72,13 +73,12 @@ class Findings(NamedTuple):
 
 
 def merge_findings(found: Iterable[tuple[str, Finding]], candidates: int) -> Findings:
-    """Return each finding once, with the names of the candidates that share it: "all candidates" for all of them."""
+    """Return each finding once, with the names of the candidates that share it; "" for a single candidate."""
     names: dict[tuple[str, str, str | None, str], tuple[list[str], Finding]] = {}
     for name, one in found:
         names.setdefault((one.code, one.severity, one.layer, one.message), ([], one))[0].append(name)
     shared = [(list(dict.fromkeys(own)), one) for own, one in names.values()]
-    everyone = "all candidates" if candidates > 1 else ""
-    return Findings([(everyone if len(own) == candidates else ", ".join(own), one) for own, one in shared])
+    return Findings([(name_candidates(own, candidates) if candidates > 1 else "", one) for own, one in shared])
 
 
 class Gates(NamedTuple):
@@ -261,6 +261,12 @@ class View(NamedTuple):
     def word(self) -> str | None:
         """The verdict in one word."""
         return self.done if self.done and self.verdict == "pass" else self.verdict
+
+    @property
+    def gates(self) -> list[Gate]:
+        """The results of all gates."""
+        parts = (part for section in self.sections for part in section.parts if isinstance(part, Gates))
+        return [gate for part in parts for _, gate in part.judged]
 
 
 class Case(NamedTuple):

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, Self
 from quanterr.errors import UsageError
 from quanterr.metrics import NONFINITE
 from quanterr.report.base import Score
+from quanterr.report.formatting import name_candidates
 from quanterr.report.gate_results import Verdict, Word
 from quanterr.util.strict_json import JsonFields, JsonObject
 from quanterr.util.text import display
@@ -136,14 +137,16 @@ class HasVerdict(Protocol):
 
 
 def combine_verdicts(candidates: Mapping[str, "HasVerdict | Verdict"]) -> tuple[Word, list[str]]:
-    """Return the joint verdict of candidates, given by name, and its reasons."""
+    """Return the joint verdict of candidates, given by name, and its reasons, each once."""
     found = [one.verdict for one in candidates.values()]
     verdict: Word = "inconclusive" if "inconclusive" in found else "fail" if "fail" in found else "pass"
     if verdict == "pass":
         return verdict, list(next(iter(candidates.values())).reasons)
-    return verdict, [
-        f"{name}: {reason}" for name, one in candidates.items() if one.verdict == verdict for reason in one.reasons
-    ]
+    names: dict[str, list[str]] = {}
+    for name, one in candidates.items():
+        for reason in one.reasons if one.verdict == verdict else ():
+            names.setdefault(reason, []).append(name)
+    return verdict, [f"{name_candidates(own, len(candidates))}: {reason}" for reason, own in names.items()]
 
 
 def merge_verdicts(judged: Sequence[Subject], candidates: Sequence[object], verdicts: Sequence[Verdict]) -> JsonObject:

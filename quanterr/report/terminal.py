@@ -17,6 +17,7 @@ from rich.text import Text
 from quanterr.report.base import Finding
 from quanterr.report.block_map import draw_block_maps
 from quanterr.report.formatting import LONG, format_answer, sentence
+from quanterr.report.gate_results import drop_gate_messages
 from quanterr.report.sections import (
     TERMINAL,
     VERBOSE,
@@ -121,8 +122,8 @@ def _pick_style(view: View) -> str:
 
 
 def _reasons(view: View, found: Sequence[tuple[str, Finding]]) -> Iterator[str]:
-    """Yield the reasons of the verdict that repeat no finding."""
-    for reason in view.reasons if view.verdict not in ("pass", None) else ():
+    """Yield the reasons of the verdict that repeat no finding; commands print the gates themselves."""
+    for reason in drop_gate_messages(view.reasons, view.gates) if view.verdict not in ("pass", None) else ():
         if not any(one.message in reason for _, one in found):
             yield reason
 

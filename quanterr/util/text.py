@@ -1,6 +1,7 @@
 """Text for people: escaping of untrusted names, formatting of sizes, counts and numbers."""
 
 import re
+from collections.abc import Sequence
 from os.path import exists
 
 MAX_SHOWN = 200
@@ -65,7 +66,7 @@ def escape_surrogates(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def listed(names: list[str], limit: int = 5) -> str:
+def listed(names: Sequence[str], limit: int = 5) -> str:
     """Return up to ``limit`` names, escaped and joined by commas, and how many more there are."""
     shown = ", ".join(display(name) for name in names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"

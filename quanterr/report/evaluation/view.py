@@ -488,6 +488,7 @@ def _suite(candidate: Evaluated) -> Suite:
     problem, message = "", ""
     if candidate.verdict == "inconclusive":
         problem, message = "error", f"inconclusive: {sentence(candidate.reasons[0])}"
-    noticed = "\n".join(f"{found.severity}: {sentence(found.message)}" for found in candidate.findings)
+    others = [found for found in candidate.findings if found.message not in candidate.reasons]
+    noticed = "\n".join(f"{found.severity}: {sentence(found.message)}" for found in others)
     case = Case("evaluation", "evaluated completely and reliably", problem, message, output=noticed)
     return Suite(candidate.name, [case], candidate.gates)
