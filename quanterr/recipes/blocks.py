@@ -28,6 +28,7 @@ from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.recipes.base import Recipe, Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
 from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance
 
+AT_ONCE = 1 << 17  # elements whose scales are searched at once
 Quantize = Callable[..., Tensor]  # (n, 32) float32, and weights of that shape → uint8 (n, bytes of a block)
 
 
@@ -67,12 +68,21 @@ class BlockScheme(Scheme):
         """Return the blocks of rows."""
         blocks = x.reshape(-1, BLOCKS[self.dtype][0])
         if importance is None or not self.weighs:
-            return self.quantize(blocks).view(len(x), -1)
-        if self.dtype in LEGACY:  # K types use the mean square of a block instead
-            weights = weigh_by_importance(x, importance, x.square().mean(1, keepdim=True))
+            parts = [self.quantize(blocks[some]) for some in _cut(blocks)]
         else:
-            weights = importance.repeat(len(x))
-        return self.quantize(blocks, weights.view(blocks.shape)).view(len(x), -1)
+            if self.dtype in LEGACY:  # K types use the mean square of a block instead
+                weights = weigh_by_importance(x, importance, x.square().mean(1, keepdim=True))
+            else:
+                weights = importance.repeat(len(x))
+            weights = weights.view(blocks.shape)
+            parts = [self.quantize(blocks[some], weights[some]) for some in _cut(blocks)]
+        return torch.cat(parts).view(len(x), -1)
+
+
+def _cut(blocks: Tensor) -> list[slice]:
+    """Cut into parts of which a core's cache holds all that a search keeps."""
+    step = AT_ONCE // blocks.shape[1]
+    return [slice(first, first + step) for first in range(0, len(blocks), step)]
 
 
 def q8_0(x: Tensor) -> Tensor:

@@ -32,53 +32,70 @@ def search_with_minimum(
 
     Candidates add ``steps`` to ``most``; ``absolute``: errors are not squared.
     """
-    low, high = x.amin(2).clamp_(max=0), x.amax(2)
+    parts = x.shape
+    x, weights = _turn(x), _turn(weights)
+    low, high = x.amin(0).clamp_(max=0), x.amax(0)
     spread = high - low
     flat = spread <= 0
     spread = torch.where(flat, 1.0, spread)
-    sum_w, sum_x = weights.sum(2), (weights * x).sum(2)
+    products = weights * x
+    sum_w, sum_x = weights.sum(0), products.sum(0)
+    codes, weighted, spare = (torch.empty_like(x) for _ in range(3))
 
-    def cost(scale: Tensor, least: Tensor, codes: Tensor) -> Tensor:
-        error = codes * scale[..., None] + least[..., None] - x
-        return (weights * (error.abs_() if absolute else error.square_())).sum(2)
+    def encode(least: Tensor, inverse: Tensor) -> None:
+        torch.sub(x, least, out=codes).mul_(inverse).round_().clamp_(0, most)
+
+    def cost(scale: Tensor, least: Tensor) -> Tensor:
+        error = torch.mul(codes, scale, out=spare).add_(least).sub_(x)
+        return (error.abs_() if absolute else error.square_()).mul_(weights).sum(0)
 
     best_scale, best_low = spread / most, low
-    best_codes = round_clamped((x - low[..., None]) * (most / spread)[..., None], 0, most)
-    best = cost(best_scale, low, best_codes)
+    chosen = low, most / spread  # what the codes of the best candidate are made with
+    encode(*chosen)
+    best = cost(best_scale, low)
     for step in steps:
-        inverse = (step + most) / torch.where(flat, 1.0, high - best_low)  # uses the best minimum so far
-        codes = round_clamped((x - best_low[..., None]) * inverse[..., None], 0, most)
-        weighted = weights * codes
-        sum_l, sum_l2, sum_xl = weighted.sum(2), (weighted * codes).sum(2), (weighted * x).sum(2)
+        tried = best_low, (step + most) / torch.where(flat, 1.0, high - best_low)  # uses the best minimum so far
+        encode(*tried)
+        sum_xl = torch.mul(products, codes, out=spare).sum(0)
+        sum_l = torch.mul(weights, codes, out=weighted).sum(0)
+        sum_l2 = weighted.mul_(codes).sum(0)
         determinant = sum_w * sum_l2 - sum_l * sum_l
         scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
         least = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
         scale = torch.where(least > 0, sum_xl / sum_l2, scale)
         least = least.clamp(max=0)
-        found = cost(scale, least, codes)
+        found = cost(scale, least)
         better = (determinant > 0) & (found < best)
         best = torch.where(better, found, best)
         best_scale, best_low = torch.where(better, scale, best_scale), torch.where(better, least, best_low)
-        best_codes = torch.where(better[..., None], codes, best_codes)
-    return best_scale.masked_fill_(flat, 0), -best_low, best_codes
+        chosen = torch.where(better, tried[0], chosen[0]), torch.where(better, tried[1], chosen[1])
+    encode(*chosen)
+    found_scale, minimum = best_scale.masked_fill_(flat, 0), -best_low
+    return found_scale.view(parts[:2]), minimum.view(parts[:2]), codes.t().contiguous().view(parts)
 
 
 def search_symmetric(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Search the scale of parts, (n, k), and codes from -most to most - 1: make_qx_quants."""
-    largest = x.gather(2, x.abs().argmax(2, keepdim=True))
+    parts = x.shape
+    x, weights = _turn(x), _turn(weights)
+    largest = x.gather(0, x.abs().argmax(0, keepdim=True))[0]
     zero = largest.abs() < LEAST
     largest = torch.where(zero, 1.0, largest)
-    best, best_scale, best_codes = torch.zeros_like(largest[..., 0]), torch.zeros_like(largest[..., 0]), x
+    best, best_scale, best_inverse = (torch.zeros_like(largest) for _ in range(3))
+    products = weights * x
+    codes, spare = torch.empty_like(x), torch.empty_like(x)
     for step in (0, *range(-9, 0), *range(1, 10)):
-        codes = round_clamped(x * (-(most + 0.1 * step) / largest), -most, most - 1)
-        weighted = weights * codes
-        sum_lx, sum_l2 = (weighted * x).sum(2), (weighted * codes).sum(2)
+        inverse = -(most + 0.1 * step) / largest
+        torch.mul(x, inverse, out=codes).round_().clamp_(-most, most - 1)
+        sum_lx = torch.mul(products, codes, out=spare).sum(0)
+        sum_l2 = torch.mul(weights, codes, out=spare).mul_(codes).sum(0)
         better = (sum_l2 > 0) & ((sum_lx * sum_lx > best * sum_l2) | (step == 0))
         scale = sum_lx / sum_l2
         best = torch.where(better, scale * sum_lx, best)
         best_scale = torch.where(better, scale, best_scale)
-        best_codes = torch.where(better[..., None], codes, best_codes)
-    return best_scale.masked_fill_(zero[..., 0], 0), best_codes
+        best_inverse = torch.where(better, inverse, best_inverse)
+    torch.mul(x, best_inverse, out=codes).round_().clamp_(-most, most - 1)
+    return best_scale.masked_fill_(zero, 0).view(parts[:2]), codes.t().contiguous().view(parts)
 
 
 def search_positive(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,31 +108,38 @@ def search_positive(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tens
         own = (0.1 * step + most) / largest
         error = (weights * ((x * own).round_().clamp_(max=most) / own - x).square_()).sum(1, keepdim=True)
         inverse, least = torch.where(error < least, own, inverse), torch.minimum(error, least)
-    scale, codes = _refine(x, weights, (x * inverse).round_().clamp_(max=most), (0, most))
-    return scale[:, None].masked_fill_(zero, 0), codes.masked_fill_(zero, 0)
+    codes = (x * inverse).round_().clamp_(max=most)
+    scale, codes = _refine(_turn(x), _turn(weights), _turn(codes), (0, most))
+    return scale[:, None].masked_fill_(zero, 0), codes.t().masked_fill(zero, 0)
 
 
 def search_three_bits(x: Tensor) -> Tensor:
-    """Search the scale of parts, (n, 16), for codes from -4 to 3, refined code by code: make_q3_quants."""
-    largest = x.gather(2, x.abs().argmax(2, keepdim=True))
+    """Search the scale of parts, (n, k), for codes from -4 to 3, refined code by code: make_q3_quants."""
+    parts = x.shape[:2]
+    x = _turn(x)
+    largest = x.gather(0, x.abs().argmax(0, keepdim=True))[0]
     zero = largest.abs() < LEAST
     codes = round_clamped(x * (-4 / torch.where(zero, 1.0, largest)), -4, 3)
     scale, _ = _refine(x, x * x, codes, (-4, 3))
-    return scale.masked_fill_(zero[..., 0], 0)
+    return scale.masked_fill_(zero, 0).view(parts)
+
+
+def _turn(x: Tensor) -> Tensor:
+    """Copy parts, (..., elements), to (elements, parts): sums over elements are then sums of rows."""
+    return x.reshape(-1, x.shape[-1]).t().contiguous()
 
 
 def _refine(x: Tensor, weights: Tensor, codes: Tensor, ends: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Refine scales of parts, (...), and codes, (..., elements), by changing each code where that improves the fit."""
-    sum_lx, sum_l2 = (weights * x * codes).sum(-1), (weights * codes * codes).sum(-1)
+    """Refine the scales of parts, (parts), and codes, (elements, parts), changing each code where the fit gains."""
+    sum_lx, sum_l2 = (weights * x * codes).sum(0), (weights * codes * codes).sum(0)
     for _ in range(PASSES):
-        changed = torch.zeros((), dtype=torch.bool)
-        for i in range(x.shape[-1]):
-            w, own, code = weights[..., i], x[..., i], codes[..., i]
+        changed = torch.zeros((), dtype=torch.bool, device=x.device)
+        for w, own, code in zip(weights, x, codes, strict=True):
             lx, l2 = sum_lx - w * own * code, sum_l2 - w * code * code
             new = round_clamped(own * l2 / torch.where(lx > 0, lx, 1.0), *ends)
             new_lx, new_l2 = lx + w * own * new, l2 + w * new * new
             better = (lx > 0) & (new != code) & (new_l2 > 0) & (new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2)
-            codes[..., i] = torch.where(better, new, code)
+            code.copy_(torch.where(better, new, code))
             sum_lx, sum_l2 = torch.where(better, new_lx, sum_lx), torch.where(better, new_l2, sum_l2)
             changed = changed | better.any()
         if not bool(changed):
