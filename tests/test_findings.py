@@ -476,6 +476,20 @@ class TestVectors:
         assert found.evidence["share"] == pytest.approx(share, rel=1e-3)
         assert ("info" if share <= 1 else "warning") == found.severity
 
+    @pytest.mark.parametrize("norm_too", [False, True])
+    def test_corrected_biases_are_not_told_among_other_changes_too(self, tmp_path, norm_too):
+        x = vectors() | model()
+        changed = {BIAS: 3 * x[BIAS]} | ({NORM: 1.01 * x[NORM].float()} if norm_too else {})
+        report = compared(tmp_path, x, x | stored(model()) | changed)
+        found = told(report)
+
+        assert [BIAS] == found["bias_corrected"].evidence["layers"]
+        assert {BIAS, *([NORM] if norm_too else [])} == {layer.layer_name for layer in report.other_changes}
+        assert norm_too == ("other_changes" in found)
+        if norm_too:
+            assert (1, "info") == (found["other_changes"].evidence["tensors"], found["other_changes"].severity)
+            assert BIAS not in found["other_changes"].message
+
     @pytest.mark.parametrize(("by", "severity"), [(0.1, "info"), (0.95, "info"), (1.05, "warning"), (20, "warning")])
     @pytest.mark.parametrize("norm", [None, 4.0])
     def test_corrections_are_judged_by_what_the_error_does_to_typical_inputs(self, tmp_path, by, severity, norm):

@@ -1,6 +1,6 @@
 """Assembly of the report from the sums of weights: layers, groups, coverage, findings, verdict."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import nan
 
@@ -288,8 +288,8 @@ class ReportBuilder:
             *check_sensitivity(
                 [pair.name for pair in self._pairing.pairs if len(pair.original.shape) > 1], self._alphas
             ),
-            *self._noticed.findings(complete),
-            *self._find_in_report(),
+            *(noticed := self._noticed.findings(complete)),
+            *self._find_in_report(noticed),
         ]
         reasons = self._list_reasons(complete, not_compared, findings, original, quantized)
         return Report.model_construct(
@@ -317,10 +317,12 @@ class ReportBuilder:
             run=run,
         )
 
-    def _find_in_report(self) -> list[Finding]:
+    def _find_in_report(self, noticed: Sequence[Finding]) -> list[Finding]:
+        """Report changed tensors of one dimension, except corrected biases, which have a finding of their own."""
         found = []
-        if self._other:
-            names = [self._other[n].layer_name for n in sorted(self._other)]
+        corrected = {name for one in noticed if one.code == "bias_corrected" for name in one.evidence["layers"]}
+        names = [name for n in sorted(self._other) if (name := self._other[n].layer_name) not in corrected]
+        if names:
             message = (
                 f"{count(len(names), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed: "
             )

@@ -497,7 +497,7 @@ CODES = {
     ),
     "other_changes": FindingCode(
         ("info",),
-        "norms, biases or other 1-D tensors changed",
+        "norms, biases or other 1-D tensors changed, other than biases that bias_corrected names",
         "64 norms, biases or other 1-D tensors changed: model.layers.0.input_layernorm.weight and 63 more; see "
         "other_changes",
         "Nothing, if the quantizer casts them, folds scales into them or corrects biases.",
