@@ -19,7 +19,7 @@ SameIn = Literal["fused", "block", "role"]
 
 INPUTS, SELECTION, METRICS, RECIPES = "Inputs", "Selection", "Metrics", "Recipes"
 GATES, TEXT, GOAL, OUTPUT, PERFORMANCE = "Gates", "Text", "Goal (one of them)", "Output", "Performance"
-RUNTIME = "Runtime"
+RUNTIME, WEIGHTS = "Runtime", "Weights"
 # Help texts that several commands share.
 READ_TEXT = "A UTF-8 text file, tokenized with the original's tokenizer.json."
 CONTEXT, CHUNKS = "Tokens per chunk; the predictions of its second half are scored.", "Maximum number of chunks."
@@ -27,7 +27,19 @@ NOTHING_TO_DO = (
     "no candidate is given: evaluate needs one, or --sensitivity, --importance-out, --saliency-out or --save-reference "
     "alone"
 )
-PANELS = (INPUTS, TEXT, RUNTIME, RECIPES, GOAL, SELECTION, METRICS, GATES, OUTPUT, PERFORMANCE)  # in display order
+PANELS = (
+    INPUTS,
+    TEXT,
+    RUNTIME,
+    WEIGHTS,
+    RECIPES,
+    GOAL,
+    SELECTION,
+    METRICS,
+    GATES,
+    OUTPUT,
+    PERFORMANCE,
+)  # in display order
 
 
 class Option(NamedTuple):
@@ -290,6 +302,21 @@ class RecipeOptions(CheckedOptions):
     scales: Annotated[
         str | None, Option("Run each recipe with each calibrator: absmax, mse, p99.9, ema.", RECIPES, "CALIBRATORS")
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(RecipeOptions):
+    """Options of ``quanterr bench-formats``.
+
+    Attributes:
+        rows: rows of each weight.
+        columns: columns of each weight.
+        seed: seed of the random numbers.
+    """
+
+    rows: Annotated[int, Option("Rows of each weight.", WEIGHTS, "N", least=1)] = 1024
+    columns: Annotated[int, Option("Columns of each weight.", WEIGHTS, "N", least=1)] = 4096
+    seed: Annotated[int, Option("Seed of the random numbers.", WEIGHTS, "N", least=0)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,3 +50,11 @@ def test_the_command_says_it_as_a_table_and_as_json():
     assert all(word in table.stdout for word in ("fp8_row", "nf4", *WEIGHTS))
     assert ("quanterr.bench_formats", 10) == (found["schema"], len(found["rows"]))
     assert Status.USAGE == call("bench-formats", "--to", "int4_g128", "--columns", 64).returncode
+
+
+@pytest.mark.parametrize(("option", "least"), [("--rows", 1), ("--columns", 1), ("--seed", 0)])
+def test_a_number_out_of_range_has_the_sentence_of_all_options(option, least):
+    done = call("bench-formats", option, least - 1)
+
+    assert Status.USAGE == done.returncode
+    assert f"{option} {least - 1}: must be at least {least}" in done.stderr

@@ -3,11 +3,9 @@
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from quanterr.cli.common import TABLE_OPTIONS, Color, Display, guard_stdout, require_memory, wrap_help
 from quanterr.cli.options import with_options
-from quanterr.options import RecipeOptions
+from quanterr.options import BenchOptions
 from quanterr.util import strict_json
 
 if TYPE_CHECKING:
@@ -29,21 +27,20 @@ SCHEMA, SCHEMA_VERSION = "quanterr.bench_formats", "1.0"
 
 @with_options
 def bench_formats(
-    recipes: RecipeOptions,
+    options: BenchOptions,
     show: Annotated[Display, TABLE_OPTIONS],
-    rows: Annotated[int, typer.Option("--rows", metavar="N", help="Rows of each weight.", min=1)] = 1024,
-    columns: Annotated[int, typer.Option("--columns", metavar="N", help="Columns of each weight.", min=1)] = 4096,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the random numbers.", min=0)] = 0,
 ) -> None:
     """Compare recipes on synthetic weights."""
     require_memory()
     from quanterr.recipes import PRESETS, parse_recipes
     from quanterr.recipes.synthetic import bench_formats as measured
 
-    found = measured(parse_recipes(recipes.to or PRESETS, recipes.scales), rows, columns, seed)
+    recipes = parse_recipes(options.to or PRESETS, options.scales)
+    found = measured(recipes, options.rows, options.columns, options.seed)
     with guard_stdout():
         if show.as_json:
-            fields = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "seed": seed, "shape": [rows, columns]}
+            shape = [options.rows, options.columns]
+            fields = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "seed": options.seed, "shape": shape}
             print(strict_json.dumps({**fields, "rows": [row._asdict() for row in found]}), flush=True)
         else:
             _show(found, show.colors)
