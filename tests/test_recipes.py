@@ -16,6 +16,7 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.recipes import Source, list_recipes, parse_recipe, parse_recipes
+from quanterr.recipes.blocks import BlockScheme
 from quanterr.recipes.matrices import open_rows
 from quanterr.recipes.quantized_file import PIECE, choose_weights, mix_recipes
 from quanterr.recipes.tensors import (
@@ -104,6 +105,22 @@ def original(tmp_path_factory):
     path = store(tmp_path_factory.mktemp("original") / "x.safetensors", tensors)
     with open_checkpoint(path) as checkpoint:
         yield checkpoint, tensors
+
+
+@pytest.mark.parametrize(("rows", "times"), [(8192, 2), (32768, 3)])
+def test_codes_of_a_small_weight_are_made_once(tmp_path, monkeypatch, rows, times):
+    """A comparison reads it whole, here in two pieces, and then samples rows; those of a large one are made again."""
+    with open_checkpoint(store(tmp_path / "x.safetensors", {"a.weight": numbers(rows, 256)})) as checkpoint:
+        virtual, _ = mix_recipes(checkpoint, {"a.weight": parse_recipe("gguf_q8_0")}, "gguf_q8_0")
+        entry = virtual.entries["a.weight"]
+        made, encode = [], BlockScheme.encode
+        monkeypatch.setattr(BlockScheme, "encode", lambda *words: made.append(1) or encode(*words))
+        piece, row = entry.nbytes // rows * (PIECE // 256), entry.nbytes // rows
+        whole = [bytes(entry.file.read(entry.offset + n * piece, piece)) for n in range(2)]
+        some = bytes(entry.file.read(entry.offset + piece + 7 * row, 3 * row))
+
+        assert times == len(made)
+        assert whole[1][7 * row : 10 * row] == some
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q6_k"])

@@ -25,6 +25,9 @@ from quanterr.util.text import count, display, listed
 
 PIECE = 1 << 19  # elements measured or encoded at once: fewer cost more in Python than the cache saves
 
+# Of a weight with more elements, a comparison samples so few rows that encoding them again costs little.
+SMALL = 1 << 22
+
 # Parts of names of tensors that stay unquantized. Norms and biases are small and sensitive; embeddings (also T5's
 # relative_attention_bias) are looked up and not multiplied; the head and the routers of experts choose among
 # alternatives, where a small error changes the choice. Programs quantize embeddings and heads too if asked to, and
@@ -67,6 +70,8 @@ class QuantizedFile(CheckpointFile):
         self._made = [entry.name for entry in self.entries[1:] if entry.name not in self._known]
         together = min(recipe.scheme.joint_rows(source), source.rows)
         self._together, self._unit = together, self.entries[0].nbytes * together // source.rows  # bytes of joint rows
+        self._step = max(PIECE // max(source.cols, 1) // together, 1) * together
+        self._keeps_codes = source.rows * source.cols <= SMALL
         kept.register(self)
 
     @property
@@ -125,8 +130,12 @@ class QuantizedFile(CheckpointFile):
         settled = self._kept.get(self)
         first, last = begin // self._unit, -(-(begin + len(into)) // self._unit)
         done = 0
-        for row, stop in self.pieces(first * self._together, min(last * self._together, self.source.rows)):
-            codes = self.recipe.scheme.encode(self.rows(row, stop), row, settled, self.importance).view(-1)
+        for row, stop in self._choose_pieces(first * self._together, min(last * self._together, self.source.rows)):
+
+            def encode(row: int = row, stop: int = stop) -> Tensor:
+                return self.recipe.scheme.encode(self.rows(row, stop), row, settled, self.importance).view(-1)
+
+            codes = self._kept.codes.get(self, row, encode) if self._keeps_codes else encode()
             at = row // self._together * self._unit  # offset of the piece in the entry
             skip = max(begin - at, 0)
             n = min(len(codes) - skip, len(into) - done)
@@ -135,9 +144,14 @@ class QuantizedFile(CheckpointFile):
 
     def pieces(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield the spans of rows that are measured or encoded at once."""
-        step = max(PIECE // max(self.source.cols, 1) // self._together, 1) * self._together
-        for row in range(first, stop, step):
-            yield row, min(row + step, stop)
+        for row in range(first, stop, self._step):
+            yield row, min(row + self._step, stop)
+
+    def _choose_pieces(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the spans of rows to encode: whole pieces of a weight whose codes are kept."""
+        if self._keeps_codes:
+            first, stop = first // self._step * self._step, min(-(-stop // self._step) * self._step, self.source.rows)
+        return self.pieces(first, stop)
 
     def will_need(self, offset: int, n: int) -> None:
         """Do nothing: there is nothing to fetch."""

@@ -1,8 +1,8 @@
-"""Scales of the weights being quantized: measured once for all recipes, by all threads that need them."""
+"""Scales of the weights being quantized, measured once for all recipes by all threads that need them; and codes."""
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -13,6 +13,7 @@ from quanterr.recipes.base import Recipe, Rows, Source
 from quanterr.util.text import display
 
 MOST_KEPT = 4  # weights whose scales are cached
+CODE_BYTES = 1 << 24  # of codes that are cached
 
 
 class QuantizedWeight(Protocol):
@@ -114,11 +115,37 @@ class _WeightScales:
         return file.recipe.scheme.settle(measured, file.source)
 
 
-class ScaleCache:
-    """The scales, for all recipes, of the weights that are being read."""
+class CodeCache:
+    """The codes that were made last: a comparison reads a weight whole, and then samples its rows."""
 
     def __init__(self) -> None:
         """Start empty."""
+        self._pieces: OrderedDict[tuple[int, int], tuple[QuantizedWeight, Tensor]] = OrderedDict()
+        self._bytes, self._lock = 0, threading.Lock()
+
+    def get(self, file: QuantizedWeight, row: int, make: Callable[[], Tensor]) -> Tensor:
+        """Return the codes, uint8, of the piece that begins at a row; makes them if they are not kept."""
+        key = id(file), row
+        with self._lock:
+            if key in self._pieces:
+                self._pieces.move_to_end(key)
+                return self._pieces[key][1]
+        codes = make()
+        with self._lock:
+            if key not in self._pieces:  # another thread may have made them meanwhile
+                self._pieces[key] = file, codes  # keeping the file prevents reuse of its id
+                self._bytes += codes.nbytes
+            while self._bytes > CODE_BYTES:
+                self._bytes -= self._pieces.popitem(last=False)[1][1].nbytes
+        return codes
+
+
+class ScaleCache:
+    """The scales, for all recipes, of the weights that are being read, and codes."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.codes = CodeCache()
         self._files: dict[tuple[str, int], list[QuantizedWeight]] = {}
         self._scales: OrderedDict[tuple[str, int], _WeightScales] = OrderedDict()
         self._lock = threading.Lock()
