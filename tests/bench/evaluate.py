@@ -106,6 +106,9 @@ def bench(folder: Path, original: Checkpoint, chunks: int, mixes: int) -> None:
     rows = [row_of(original, *each, alphas) for each in zip(candidates, found.candidates, strict=True)]
     show(found, rows, seconds)
 
+    # Recipes that are evaluated with the sensitivity calibrate what plans predict for them.
+    quanterr.evaluate(folder / "original", against=PLANNED, text=text, chunks=chunks, sensitivity=sensitivity)
+
     def measure(plans: Sequence[Checkpoint], uniform: Sequence[str]) -> dict[str, float]:
         found = quanterr.evaluate(folder / "original", plans, against=uniform, text=text, chunks=chunks)
         return {one.name: one.scores.kld_mean for one in found.candidates if one.scores is not None}

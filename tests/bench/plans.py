@@ -30,19 +30,21 @@ def show_plans(
             "sensitivity": {"sensitivity": sensitivity},
         }
         options |= {"to": recipes, "device": "cpu", "same_in": "fused"}
-        candidates, best = [], []
+        candidates, best, predicted = [], [], []
         for bits in budgets:
             for title, way in ways.items():
                 plan = quanterr.plan(original, bits=bits, **way, **options)
                 chosen = {one.layer_name: one.recipe for one in plan.layers if one.recipe != "original"}
                 named = {name: parse_recipe(recipe) for name, recipe in chosen.items()}
                 candidates.append(mix_recipes(original, named, f"{bits} {title}")[0])
+            predicted.append(plan.cost)
             fitting = [one for one in plan.uniform if one.fits]
             best.append(min(fitting, key=lambda one: one.cost).recipe if fitting else None)
     cost = measure(candidates, [recipe for recipe in dict.fromkeys(best) if recipe is not None])
-    print("\n| bits per weight | one recipe for all | plan by NMSE | plan by squared error | plan by sensitivity |")
-    print("|---|---|---|---|---|")
-    for bits, recipe in zip(budgets, best, strict=True):
+    ways_told = " | ".join(f"plan by {title}" for title in ways)
+    print(f"\n| bits per weight | one recipe for all | {ways_told} | predicted ÷ measured |")
+    print("|---|---|---|---|---|---|")
+    for bits, recipe, value in zip(budgets, best, predicted, strict=True):
         first = "none fits" if recipe is None else f"{cost[recipe]:.4g} ({recipe})"
         measured = " | ".join(f"{cost[f'{bits} {title}']:.4g}" for title in ways)
-        print(f"| {bits} | {first} | {measured} |")
+        print(f"| {bits} | {first} | {measured} | {value / cost[f'{bits} sensitivity']:.2f} |")
