@@ -697,7 +697,7 @@ class TestRankingPage:
         quanterr.rank(candidates / "x.safetensors", [lacking, candidates / "x.safetensors"]).save(tmp_path / "r.html")
         with opened(browser, tmp_path / "r.html", ready="#columns th") as page:
             assert "0 tensors" in page.text("#count")
-            assert "not ranked" in page.text("#candidates")
+            assert "lacking: inconclusive" in page.text(".reasons")
 
     def test_the_best_filters(self, ranked):
         ranked.choose("#best", "quantized_int8")

@@ -7,7 +7,7 @@ neither Markdown nor a workflow command.
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from quanterr.report.formatting import LONG, describe_violation, sentence
+from quanterr.report.formatting import LONG, describe_violation, is_said_in_numbers, sentence
 from quanterr.report.gate_results import Gate, HasGates, drop_gate_messages
 from quanterr.report.markdown import format_code
 from quanterr.util.text import escape_commands, format_decisive, format_exact
@@ -96,8 +96,7 @@ def _summary_pieces(judged: HasGates, candidate: str | None) -> Iterator[str]:
         yield _format_row([_code(gate.id), _format_status(gate), _code(gate.require), *_format_numbers(gate)])
     for gate in judged.gates:
         layers = [violation for violation in gate.violations if violation.layer is not None]
-        said = not layers and gate.observed is not None and gate.reason is None  # by the row of the table
-        if gate.status == "fail" and not said:
+        if gate.status == "fail" and not is_said_in_numbers(gate):
             yield f"\n{_code(gate.message)}{', because: ' + _code(gate.reason) if gate.reason else ''}\n\n"
             if len(layers) > 1:  # the message names a single one
                 yield from (f"- {_code(describe_violation(v, gate.limit))}\n" for v in layers[:MOST_LAYERS])

@@ -1,6 +1,5 @@
 """Charts of pages: SVG without scripts."""
 
-from collections.abc import Iterator
 from math import floor, log10
 
 from quanterr.report.markup import Markup, tag
@@ -8,7 +7,8 @@ from quanterr.report.sections import Chart
 from quanterr.util.text import display
 
 WIDTH, HEIGHT = 720, 264
-LEFT, RIGHT, TOP, BOTTOM = 84, 170, 16, 54  # margins; names of curves stand at the right
+LEFT, TOP, BOTTOM = 84, 16, 54  # margins; names of curves stand at the right
+NAME, LETTER = 20, 13.5  # letters of a name at most, and the width of one on narrow screens
 LINE = 24  # height of a name
 STYLES = 4  # of lines, in the style sheet
 NARROW = 0.05  # decades that an axis has at least
@@ -21,6 +21,7 @@ def draw_chart(chart: Chart) -> Markup:
     if not curves:
         return tag("p", "There is nothing to draw.", class_="about")
     every = [point for _, points in curves for point in points]
+    end = WIDTH - 14 - LETTER * max(len(display(name, NAME)) for name, _ in curves)  # of the axis
     left, right = min(x for x, _ in every), max(x for x, _ in every)
     low, high = (log10(pick(y for _, y in every)) for pick in (min, max))
     low, high = low - max(NARROW - (high - low), 0) / 2, high + max(NARROW - (high - low), 0) / 2
@@ -28,16 +29,16 @@ def draw_chart(chart: Chart) -> Markup:
     def place(x: float, y: float) -> tuple[float, float]:
         across = (x - left) / ((right - left) or 1)
         up = (log10(y) - low) / (high - low)
-        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+        return LEFT + across * (end - LEFT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
     drawn = []
     for level in _levels(low, high):
         _, y = place(left, level)
-        drawn.append(tag("line", class_="grid", x1=f"{LEFT}", x2=f"{WIDTH - RIGHT}", y1=f"{y:.1f}", y2=f"{y:.1f}"))
+        drawn.append(tag("line", class_="grid", x1=f"{LEFT}", x2=f"{end:.1f}", y1=f"{y:.1f}", y2=f"{y:.1f}"))
         drawn.append(tag("text", f"{level:.3g}", class_="tick end", x=f"{LEFT - 8}", y=f"{y + 4:.1f}"))
-    for x, kind, at in ((left, "tick", LEFT), (right, "tick end", WIDTH - RIGHT)):
+    for x, kind, at in ((left, "tick", LEFT), (right, "tick end", end)):
         drawn.append(tag("text", _format_place(x), class_=kind, x=f"{at}", y=f"{HEIGHT - 30}"))
-    middle = (LEFT + WIDTH - RIGHT) / 2
+    middle = (LEFT + end) / 2
     drawn.append(tag("text", chart.across, class_="tick middle", x=f"{middle:.0f}", y=f"{HEIGHT - 6}"))
     taken = -LINE
     for n, (name, points) in sorted(enumerate(curves), key=lambda one: -one[1][1][-1][1]):
@@ -45,7 +46,7 @@ def draw_chart(chart: Chart) -> Markup:
         drawn.append(tag("path", class_=f"curve c{n % STYLES}", d=f"M{path}"))
         x, y = place(*points[-1])
         taken = max(taken + LINE, round(y) + 4)
-        drawn.append(tag("text", display(name, 20), x=f"{x + 8:.1f}", y=f"{taken}"))
+        drawn.append(tag("text", display(name, NAME), x=f"{x + 8:.1f}", y=f"{taken}"))
     title = tag("figcaption", chart.title)
     return tag("figure", title, tag("svg", *drawn, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img"), class_="chart")
 
@@ -54,9 +55,11 @@ def _format_place(x: float) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
-def _levels(low: float, high: float) -> Iterator[float]:
-    """Yield 1, 2 and 5 times powers of ten, or these powers alone over many decades."""
-    for decade in range(floor(low), floor(high) + 1):
-        for first in (1, 2, 5) if high - low < 3 else (1,):
-            if low <= log10(first * 10.0**decade) <= high:
-                yield first * 10.0**decade
+def _levels(low: float, high: float) -> list[float]:
+    """Return levels between two powers of ten: powers over many decades, else 1, 2 and 5 times them or finer steps."""
+    for firsts in ((1,), (1, 2, 5), range(1, 10)) if high - low >= 3 else ((1, 2, 5), range(1, 10)):
+        every = (first * 10.0**decade for decade in range(floor(low), floor(high) + 1) for first in firsts)
+        found = [level for level in every if low <= log10(level) <= high]
+        if len(found) > 1:
+            return found
+    return [10.0**low, 10.0**high]

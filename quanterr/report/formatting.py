@@ -93,6 +93,11 @@ def describe_gate(gate: Gate) -> tuple[str, str]:
     return ("does not hold", "fail") if gate.severity == "error" else ("does not hold, a warning", "warning")
 
 
+def is_said_in_numbers(gate: Gate) -> bool:
+    """Return True if the observed value and the margin say all about a gate, without layers or a reason."""
+    return gate.observed is not None and not gate.reason and all(one.layer is None for one in gate.violations)
+
+
 def describe_violation(violation: Violation, limit: float | None = None) -> str:
     """Describe where a gate does not hold and by how much; names ``limit`` if given."""
     where = "the whole" if violation.layer is None else display(violation.layer)

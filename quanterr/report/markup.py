@@ -20,6 +20,7 @@ from quanterr.util.text import display
 FOLDER = Path(__file__).parent / "html"
 SIGNS = {"pass": "✓", "fail": "✕", "inconclusive": "?", "info": "›"}
 LAYER_SCRIPTS = ("data", "dom", "address", "scale", "map", "table", "filters", "drawer")  # for every page with layers
+NOTHING = ("-", "–")  # cells without a value
 LISTED_NAME = 80  # maximum length of a file name in a title
 
 
@@ -76,15 +77,20 @@ def cells_table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str, 
     """Return a table whose first cells are row heads; ``are_numbers`` marks the columns of numbers.
 
     ``kind``: "short" names never break. On narrow screens, "stack" turns rows into lines, and "rows" turns cells into
-    lines that begin with the column's head.
+    pairs of the column's head and the text, without cells that say nothing.
     """
     right = [{"class_": "number"} if is_number else {} for is_number in are_numbers]
+
+    def cell(text: str, n: int) -> Markup:
+        kinds = " ".join((*right[n].values(), *(["none"] if text in NOTHING else [])))
+        return tag("td", text, data_head=heads[n], **({"class_": kinds} if kinds else {}))
+
     head = tag("tr", *(tag("th", text, scope="col", **right[n]) for n, text in enumerate(heads)))
     body = [
         tag(
             "tr",
             tag("th", tag("span", row[0], class_="name"), scope="row"),
-            *(tag("td", text, data_head=heads[n], **right[n]) for n, text in enumerate(row[1:], 1)),
+            *(cell(text, n) for n, text in enumerate(row[1:], 1)),
         )
         for row in rows
     ]

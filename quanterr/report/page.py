@@ -6,7 +6,14 @@ from typing import IO
 from quanterr.report.base import Finding
 from quanterr.report.chart import draw_chart
 from quanterr.report.finding_codes import CODES
-from quanterr.report.formatting import LONG, describe_gate, describe_violation, format_observed, sentence
+from quanterr.report.formatting import (
+    LONG,
+    describe_gate,
+    describe_violation,
+    format_observed,
+    is_said_in_numbers,
+    sentence,
+)
 from quanterr.report.gate_results import Gate
 from quanterr.report.html_data import DETAILED
 from quanterr.report.markup import (
@@ -263,16 +270,17 @@ def _gate(name: str, gate: Gate) -> list[Markup]:
         tag("td", format_exact(gate.limit), class_="number", data_head="limit"),
         tag("td", format_observed(gate.margin, 0), class_="number", data_head="margin"),
     )
-    if gate.status == "pass":
+    if gate.status == "pass" or is_said_in_numbers(gate):
         return [row]
     reason = [tag("p", f"Reason: {sentence(gate.reason)}", class_="remedy")] if gate.reason else []
     shown = [
-        tag("li", link_names(describe_violation(violation), [violation.layer] if violation.layer else []))
+        tag("li", link_names(describe_violation(violation), [violation.layer]))
         for violation in gate.violations[:MAX_VIOLATIONS]
+        if violation.layer is not None  # else the message says it
     ]
     if len(gate.violations) > MAX_VIOLATIONS:
         shown.append(tag("li", f"and {len(gate.violations) - MAX_VIOLATIONS:,} more, in the JSON"))
-    why = [tag("p", sentence(gate.message)), *reason, tag("ul", *shown)]
+    why = [tag("p", sentence(gate.message)), *reason, *([tag("ul", *shown)] if shown else [])]
     return [row, tag("tr", tag("td", ""), tag("td", *why, colspan="5"), class_="why")]
 
 

@@ -85,6 +85,7 @@ MACRO = "macro average"
 BEFORE = 40  # characters of the text before a token
 MAX_BLOCKS = 8
 MAX_STEPS = 8
+UNFOLDED = 10  # weights that pages show at once
 MAX_DETAILED = 2  # candidates shown with blocks and weights
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "name", "block", "value", "cosine", "share_of_block"),
@@ -339,7 +340,10 @@ def _worst(candidate: Evaluated, top: int) -> Part:
     ]
     columns = [*WEIGHTS, Column("by rounded inputs", 3), Column("share of both", 4)] if rounded else WEIGHTS
     title = f"The {len(weights)} largest output errors of {count(len(candidate.weights), 'weight')}"
-    return Table(f"{title}, {display(candidate.name)}", "weight", columns, rows)
+    minor = max(len(rows) - UNFOLDED, 0)
+    return Table(
+        f"{title}, {display(candidate.name)}", "weight", columns, rows, minor=minor, minor_because="with less error"
+    )
 
 
 def _routers(candidate: Evaluated) -> Part:

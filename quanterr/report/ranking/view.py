@@ -17,6 +17,7 @@ from quanterr.report.sections import (
     LAYERS,
     MAP,
     PAGE,
+    TERMINAL,
     Case,
     Cells,
     Column,
@@ -115,9 +116,10 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
         for c in ranking.candidates
         if c.behind
     ]
-    parts: list[Part] = [Lines(excluded, warn=True)] if excluded else []
-    parts.append(_candidates(ranking))
-    yield Section("candidates", "Candidates", [*parts, *([Lines(behind)] if behind else [])])
+    if excluded:  # pages and cards have it among the reasons of the verdict, unless only a sample was read
+        media = (TERMINAL,) if ranking.sample is None else (TERMINAL, PAGE, CARD)
+        yield Section("excluded", "Not ranked", [Lines(excluded, warn=True)], media)
+    yield Section("candidates", "Candidates", [_candidates(ranking), *([Lines(behind)] if behind else [])])
     if swaps := [*ranking.swaps, *ranking.kept]:
         yield Section("mix", "Layers to change", [part for one in swaps for part in _swaps(one, ranking, top)])
     if sum(candidate.rank is not None for candidate in ranking.candidates) > 1:

@@ -1,0 +1,39 @@
+"""Charts of pages: ticks and names."""
+
+import re
+from math import log10
+
+import pytest
+
+from quanterr.report.chart import WIDTH, draw_chart
+from quanterr.report.sections import Chart, Curve, Name
+
+
+def drawn(low: float, high: float, name: str = "fp8") -> str:
+    return draw_chart(Chart("KLD", "position", [Curve(Name(name), [(1.0, low), (2.0, high)])]))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.011, 0.045), (0.0101, 0.0102), (1e-9, 1.0), (0.5, 0.5), (3.0, 9.0)])
+def test_an_axis_has_at_least_two_ticks_in_its_range(low, high):
+    places = [float(y) for y in re.findall(r'class="grid"[^>]* y1="([\d.]+)"', drawn(low, high))]
+
+    assert 2 <= len(places) <= 12
+    assert len(set(places)) == len(places)
+    assert all(0 <= y <= 264 for y in places)
+
+
+def test_ticks_are_where_their_numbers_are():
+    found = re.findall(r'<text class="tick end" x="[\d.]+" y="([\d.]+)">([\d.]+)', drawn(0.01, 0.1))
+    place = {float(text): float(y) - 4 for y, text in found if float(text) < 1}
+    span = place[0.01] - place[0.1]
+
+    assert {0.01, 0.02, 0.05, 0.1} == place.keys()
+    assert place[0.01] - place[0.02] == pytest.approx(span * log10(2), abs=0.11)  # places have one decimal
+
+
+@pytest.mark.parametrize("name", ["fp8", "a-name-of-20-letters", "a" * 200])
+def test_a_name_fits_beside_its_curve(name):
+    """At 13.5 units a letter, the width of a wide one at the size of narrow screens."""
+    x, text = re.findall(r'<text x="([\d.]+)" y="\d+">([^<]+)', drawn(0.01, 0.1, name))[-1]
+
+    assert float(x) + 13.5 * len(text) <= WIDTH
