@@ -648,6 +648,16 @@ class TestTexts:
         assert "inconclusive" == found.verdict
         assert any(told in reason for reason in found.reasons), found.reasons
 
+    def test_that_are_none_are_told_where_the_original_is_measured_alone(self, llama, tmp_path, caplog):
+        ids, told = NO_TEXTS["constant"]
+        save_file({"ids": ids}, tmp_path / "ids.safetensors")
+        quanterr.evaluation.study(
+            llama[0], tokens=tmp_path / "ids.safetensors", context=16, importance_out=tmp_path / "i.gguf", **EXACTLY
+        )
+
+        assert ["ERROR"] * 2 == [record.levelname for record in caplog.records]  # its chunks are all the same, too
+        assert told in caplog.text
+
 
 class TestModel:
     """What a candidate's files say of its model, which is run as the original's say."""

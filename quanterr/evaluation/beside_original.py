@@ -24,6 +24,8 @@ from quanterr.report.plan.model import Plan
 from quanterr.report.ranking.making import shorten_names
 from quanterr.tensors.clock import Clock
 from quanterr.util.rank_group import join_rank_group
+from quanterr.util.text import display
+from quanterr.util.waiting import notices
 
 
 def measure(
@@ -65,6 +67,8 @@ def measure(
 def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: EvaluateOptions) -> None:
     """Write the outputs that need only the original: sensitivity, importance, saliency, reference.
 
+    Why a text says little is logged as an error, which no quiet option hides, as no verdict can say it.
+
     Raises the errors of :func:`quanterr.evaluation.study`.
     """
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
@@ -83,6 +87,8 @@ def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: Evaluat
             together.leave_to_rank_0(group)
         predict(chosen, prepared, sides, [], [])
         checkpoint.check_unchanged()
+        for doubt in prepared.doubts if group is None or group.rank == 0 else ():
+            notices.error("%s: %s", display(prepared.source), doubt)
 
 
 def _candidates(
