@@ -8,6 +8,7 @@ import sample_documents
 from make_snapshots import show_view, terminal
 from sample_reports import report_of, tiny
 
+from quanterr.findings import make_finding
 from quanterr.gates import judge
 from quanterr.gates.as_text import format_gates
 from quanterr.gates.github import format_summary, make_annotations
@@ -15,6 +16,7 @@ from quanterr.report import OUTPUTS
 from quanterr.report.card import format_numbers
 from quanterr.report.formatting import name_candidates
 from quanterr.report.gate_results import Verdict
+from quanterr.report.sections import merge_findings
 from quanterr.report.subjects import combine_verdicts
 
 RULES = ["upper(kld_mean) <= 0.02", "top1 >= 0.9"]
@@ -99,6 +101,15 @@ def test_a_gate_that_cannot_be_judged_is_one_annotation():
     assert "inconclusive" == judged.verdict
     assert 1 == len(make_annotations(judged))
     assert "cannot be judged" in format_summary(judged)
+
+
+def test_a_finding_that_begins_with_its_recipe_names_it_once():
+    found = make_finding("fallback_recipe", "info", None, "gguf_q4_k: 2 weights are stored as gguf_q5_0")
+    shown = merge_findings(
+        [("gguf_q4_k", found), ("plan.json", found.model_copy(update={"message": "another"}))], 2
+    ).found
+
+    assert ["", "plan.json"] == [name for name, _ in shown]
 
 
 def test_junit_says_why_a_report_is_unreliable_in_one_test_only():

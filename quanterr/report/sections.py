@@ -73,12 +73,18 @@ class Findings(NamedTuple):
 
 
 def merge_findings(found: Iterable[tuple[str, Finding]], candidates: int) -> Findings:
-    """Return each finding once, with the names of the candidates that share it; "" for a single candidate."""
+    """Return each finding once, with the names of the candidates that share it.
+
+    They are "" for a single candidate, and for a finding that begins with the name: those of recipes do.
+    """
     names: dict[tuple[str, str, str | None, str], tuple[list[str], Finding]] = {}
     for name, one in found:
         names.setdefault((one.code, one.severity, one.layer, one.message), ([], one))[0].append(name)
-    shared = [(list(dict.fromkeys(own)), one) for own, one in names.values()]
-    return Findings([(name_candidates(own, candidates) if candidates > 1 else "", one) for own, one in shared])
+    shared = []
+    for own, one in names.values():
+        whose = name_candidates(list(dict.fromkeys(own)), candidates) if candidates > 1 else ""
+        shared.append(("" if one.message.startswith(f"{whose}: ") else whose, one))
+    return Findings(shared)
 
 
 class Gates(NamedTuple):
