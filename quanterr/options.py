@@ -278,7 +278,12 @@ class RankOptions(CompareOptions, KeepOptions):
 
     against: Annotated[
         Iterable[str],
-        Option("Recipes as further candidates: fp8_row,int4_g128 quantize the original on the fly.", INPUTS, "RECIPES"),
+        Option(
+            "Recipes as further candidates: fp8_row,int4_g128 quantize the original on the fly.",
+            INPUTS,
+            "RECIPES",
+            words="recipes",
+        ),
     ] = ()
 
 
@@ -297,6 +302,7 @@ class RecipeOptions(CheckedOptions):
             "Recipes, separated by commas; int4_g{32,64} stands for two. Default: a preset list. Repeatable.",
             RECIPES,
             "RECIPES",
+            words="recipes",
         ),
     ] = ()
     scales: Annotated[

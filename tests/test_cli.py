@@ -16,6 +16,8 @@ import quanterr
 from quanterr import native
 from quanterr.cli import completion
 from quanterr.errors import Status, UsageError
+from quanterr.planning.exports import CONSUMERS
+from quanterr.recipes import list_recipes
 from quanterr.report.terminal import NARROWEST
 
 FULL = "/dev/full"
@@ -387,6 +389,8 @@ class TestCompletion:
             (["explain", "atten"], {"attention"}),
             (["explain", "awq_gemm"], {"awq_gemm"}),
             (["formats", "gguf_q4"], {"gguf_q4_0", "gguf_q4_1", "gguf_q4_k"}),
+            (["sweep", "x", "--to", "nf4,fp8_r"], {"nf4,fp8_row"}),
+            (["plan", "x", "--export", "ll"], {"llama-quantize", "llmcompressor"}),
             (["guide", "met"], {"metrics"}),
         ],
     )
@@ -405,8 +409,10 @@ class TestCompletion:
 
         assert ["fine.toml"] == completion.presets("fi")
 
-    def test_offers_every_format(self):
+    def test_offers_every_format_recipe_and_program(self):
         assert {row.name for row in quanterr.FORMATS} == set(completion.formats(""))
+        assert list(list_recipes()) == completion.recipes("")
+        assert (*CONSUMERS,) == completion.PROGRAMS
 
 
 class TestUsage:

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable
 from glob import escape, glob
 
-FORMAT = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)  # a row of the guide's table
+NAME = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)  # in a row of the guide's tables of formats and recipes
+PROGRAMS = ("llama-quantize", "llmcompressor", "torchao", "modelopt", "bitsandbytes", "convert_to_quant", "mlx")
 
 
 def presets(incomplete: str) -> list[str]:
@@ -25,14 +26,28 @@ def names(incomplete: str) -> list[str]:
     """Return the names that explain knows and that begin with ``incomplete``."""
     from quanterr.guide import KINDS, list_names
 
-    return [*_filter_prefix(list_names(KINDS), incomplete), *formats(incomplete)]
+    known = [*_filter_prefix(list_names(KINDS), incomplete), *formats(incomplete), *recipes(incomplete)]
+    return list(dict.fromkeys(known))
 
 
 def formats(incomplete: str) -> list[str]:
     """Return the supported formats that begin with ``incomplete``."""
     from quanterr.guide import read_page
 
-    return _filter_prefix(FORMAT.findall(read_page("formats")), incomplete)
+    return _filter_prefix(NAME.findall(read_page("formats")), incomplete)
+
+
+def recipes(incomplete: str) -> list[str]:
+    """Return lists of recipes, separated by commas, whose last one is completed."""
+    from quanterr.guide import read_page
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in _filter_prefix(NAME.findall(read_page("plan")), last)]
+
+
+def programs(incomplete: str) -> list[str]:
+    """Return the programs that plans are exported for and that begin with ``incomplete``."""
+    return _filter_prefix(PROGRAMS, incomplete)
 
 
 def _filter_prefix(known: Iterable[str], incomplete: str) -> list[str]:

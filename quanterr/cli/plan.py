@@ -18,6 +18,7 @@ from quanterr.cli.common import (
     show_progress,
     wrap_help,
 )
+from quanterr.cli.completion import PROGRAMS, programs
 from quanterr.cli.next_steps import suggest_after_plan
 from quanterr.cli.options import AllBut, with_options
 from quanterr.options import OUTPUT, PlanOptions
@@ -49,8 +50,8 @@ def plan(
         typer.Option(
             "--export",
             metavar="PROGRAM",
-            help="Print the plan for this program instead of tables: llama-quantize, llmcompressor, torchao, modelopt, "
-            "bitsandbytes, convert_to_quant or mlx.",
+            help=f"Print the plan for this program instead of tables: {', '.join(PROGRAMS[:-1])} or {PROGRAMS[-1]}.",
+            autocompletion=programs,
             rich_help_panel=OUTPUT,
             show_default=False,
         ),
