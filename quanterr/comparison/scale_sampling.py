@@ -1,7 +1,7 @@
 """The loss of a weight's stored scales against good ones: sums over sampled groups, and groups that stand out."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -101,8 +101,7 @@ class ScaleSampler:
         ``largest`` is the original's largest magnitude, and ``runs`` the largest in each run of groups. ``least`` maps
         a row to the factors, (1, c), that its codes would have with the least scale, or None if unknown.
         """
-        self._weight, self._largest, self._least = weight, largest, cache(least) if least else None
-        self._runs = runs
+        self._weight, self._largest, self._find_least, self._runs = weight, largest, least, runs
         self._waiting: list[_Rows] = []
         self._sampled: list[_SampledGroups] = []
         self._within: list[_SampledGroups] = []  # parts of groups
@@ -111,7 +110,7 @@ class ScaleSampler:
     def make_companion(self) -> "ScaleSampler":
         """Return a sampler for further groups, which reuses the finding whether zero points differ."""
         self._take_waiting()
-        found = ScaleSampler(self._weight, self._largest, self._least, self._runs)
+        found = ScaleSampler(self._weight, self._largest, self._find_least, self._runs)
         found._one_zero = self._one_zero
         return found
 
@@ -314,12 +313,16 @@ class ScaleSampler:
                     found["group"][place] = group
         return tuple(_make_region(kind, list(groups.values()), self._lucky) for kind, groups in found.items() if groups)
 
+    @cached_property
+    def _least(self) -> Callable[[int], Tensor | None]:
+        return cache(self._find_least or (lambda row: None))
+
     def _find_least_scale(self, group: "_BadGroup") -> float:
         """Return the least scale that a group can have, of which small scales are multiples; 0 if unknown."""
         if self._weight.scales_are_float16:
             return SUBNORMAL
         row, col = group.place
-        least = self._least(row) if self._least and col >= 0 else None
+        least = self._least(row) if col >= 0 else None
         return 0.0 if least is None else float(least[0, min(col, least.shape[1] - 1)])
 
 

@@ -211,7 +211,7 @@ class Worker:
             found, of_scales = self._sample_nearest(pair, chunks, sums, place)
         if spans_rows(weight):
             of_scales = self._sample_scale_blocks(pair, place)
-        parts, beside = self._inspect_conspicuous(pair, sums, found, of_scales.make_companion(), place)
+        parts, beside = self._inspect_conspicuous(pair, sums, found, of_scales, place)
         return of_scales.result(found._replace(parts=(*found.parts, *parts)), beside)
 
     def _sample_nearest(
@@ -276,12 +276,13 @@ class Worker:
             to.add(range(chunk.row, chunk.stop_row), chunk.col, x, None, scales)
 
     def _inspect_conspicuous(
-        self, pair: Pair, sums: Sums, sample: Attainable, of_scales: ScaleSampler, place: int
+        self, pair: Pair, sums: Sums, sample: Attainable, of_sample: ScaleSampler, place: int
     ) -> tuple[tuple[BadRegion, ...], ScaleSampler | None]:
-        """Inspect conspicuous rows and cells; return bad regions outside the sample, and a sampler of the scales."""
+        """Inspect conspicuous rows and cells; return bad regions outside the sample, and a sampler of their scales."""
         weight = pair.quantized
         if sample.n == sums.n or weight.rotated or weight.matrix[1] > WIDEST:
             return (), None
+        of_scales = of_sample.make_companion()
         sampler, chunks = Sampler(), sample_chunks(weight.shape)
         rows, in_blocks = set(find_conspicuous_rows(sums, sample)), spans_rows(weight)
         cells = find_conspicuous_cells(weight, sums, _list_sampled_blocks(weight) if in_blocks else chunks)

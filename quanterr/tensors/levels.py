@@ -113,7 +113,7 @@ class Levels:
     def _shift(self) -> int:
         return MANTISSA - self.mantissa
 
-    @property
+    @cached_property
     def _first(self) -> int:
         """The bits of the smallest normal number, without the bits that are rounded away."""
         return int(torch.tensor(self.normal).view(torch.int32)) >> self._shift

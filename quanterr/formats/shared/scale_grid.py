@@ -97,7 +97,7 @@ class Grid:
         scale = to_float(self.entry, stored)
         if right - left < self.cols:
             scale = scale[:, left:right]
-        if last == first:
+        if len(scale) in (1, chunk.shape[0]):  # a row for all, or one for each
             return scale
         rows = torch.arange(chunk.row, chunk.stop_row, device=scale.device)
         of_row = rows // self.stack_rows * self.grid_rows + rows % self.stack_rows // self.block[0]

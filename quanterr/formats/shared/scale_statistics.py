@@ -31,15 +31,25 @@ class ScaleStatistics(NamedTuple):
                 zero, negative = zero + (value == 0), negative + (value < 0)
                 total, low, high = total + exact(value), min(low, value), max(high, value)
                 continue
-            finite = piece[piece.isfinite()].double()
-            nonfinite += piece.numel() - finite.numel()
-            if finite.numel():
-                lowest, highest = (float(bound) for bound in torch.aminmax(finite))
-                low, high = min(low, lowest), max(high, highest)
-                total += exact(float(finite.sum()))
-                if lowest <= 0:
-                    zero, negative = zero + int((finite == 0).sum()), negative + int((finite < 0).sum())
+            finite = piece.double()
+            lowest, highest = _find_bounds(finite)
+            if not (isfinite(lowest) and isfinite(highest)):
+                finite = finite[finite.isfinite()]
+                nonfinite += piece.numel() - finite.numel()
+                lowest, highest = _find_bounds(finite)
+            low, high = min(low, lowest), max(high, highest)
+            total += exact(float(finite.sum()))
+            if lowest <= 0:
+                zero, negative = zero + int((finite == 0).sum()), negative + int((finite < 0).sum())
         mean = None
         if number > nonfinite:
             mean = low if low == high else as_float(total) / (number - nonfinite)
         return cls(number, nonfinite, zero, negative, mean, low, high)
+
+
+def _find_bounds(values: torch.Tensor) -> tuple[float, float]:
+    """Return the smallest and the largest value; both are NaN if any is."""
+    if not values.numel():
+        return inf, -inf
+    lowest, highest = torch.aminmax(values)
+    return float(lowest), float(highest)
