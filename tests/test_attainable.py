@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 import quanterr
 from quanterr.comparison.attainable import RUN, RUNS, WIDEST, sample_chunks
+from quanterr.comparison.worker import Worker
 from quanterr.findings import make_finding
 from quanterr.findings.merging import merge_excess
 
@@ -388,3 +389,39 @@ def test_what_is_left_of_scales_too_small_for_float16_is_no_warning(tmp_path, na
     found = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "q.gguf").findings
 
     assert not [one for one in found if one.severity != "info"]
+
+
+class TestSmallWeightsTogether:
+    """Small weights are sampled together: each must get the numbers that it gets alone."""
+
+    def test_each_has_the_digits_that_it_has_alone(self, tmp_path, monkeypatch):
+        changes = {
+            "sound": lambda codes, unit: (codes, unit),
+            "large": lambda codes, unit: (codes, 2.9 * unit),
+            "clipped": lambda codes, unit: (codes, 0.7 * unit),
+            "no_scale": lambda codes, unit: (codes, unit * (torch.arange(64)[:, None] != 9)),
+            "powers": lambda codes, unit: (codes, 2.0 ** unit.log2().ceil()),
+            "moved": lambda codes, unit: (codes.roll(1, 1), unit),
+            "negative": lambda codes, unit: (-codes, -unit),
+            "few_bits": lambda codes, unit: (codes.div(127 / 7).round(), unit * (127 / 7)),
+            "one_scale": lambda codes, unit: (codes, unit.amax()),
+            "one_large": lambda codes, unit: (codes, 3 * unit.amax()),
+        }
+        x, y = {}, {}
+        for kind, dtype in (("int8", torch.int8), ("fp8", torch.float8_e4m3fn)):
+            for n, name in enumerate((*changes, *changes)):  # twice, so that each has another neighbour too
+                values = numbers(64, 128, seed=n).float()
+                unit = values.abs().amax(1, keepdim=True) / (127 if kind == "int8" else 448)
+                stored = (values / unit).round().to(torch.int8) if kind == "int8" else (values / unit).to(dtype).float()
+                codes, scale = changes[name](stored, unit)
+                x[f"{kind}.{n}.weight"] = values
+                y |= {f"{kind}.{n}.weight": codes.to(dtype), f"{kind}.{n}.weight_scale": scale.clone()}
+        save_file(x, tmp_path / "x.safetensors")
+        save_file(y, tmp_path / "y.safetensors")
+        files = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
+        together = quanterr.compare(*files, device="cpu").layers
+        monkeypatch.setattr(Worker, "sample", lambda *_: None)  # each weight is then sampled when it is finished
+
+        assert quanterr.compare(*files, device="cpu").layers == together
+        assert len(x) == len(together)
+        assert len({layer.scale_loss_db for layer in together}) > len(changes)

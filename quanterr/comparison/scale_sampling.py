@@ -165,7 +165,7 @@ class ScaleSampler:
         if self._one_zero is None:
             self._one_zero = has_one_zero(self._weight.levels, scales, groups, x.shape)
         found = measure_losses(self._weight.levels, x, e, scales, groups, largest, y, self._one_zero)
-        if not bool(torch.cat([numbers.flatten() for numbers in found]).isfinite().all()):
+        if not _are_finite(found):
             return
         found = self._accept_near_scales(found, rows, col // groups.cols)
         places: Sequence[int] = range(col, col + cols, groups.cols)
@@ -176,6 +176,14 @@ class ScaleSampler:
         self._sampled.append(
             _SampledGroups(found, rows[:: groups.rows], places, groups.rows * groups.cols, groups.whole)
         )
+
+    def add_whole(self, x: Tensor, unit: Tensor, groups: ScaleGroups, found: Losses) -> None:
+        """Add the losses of all groups of a weight, (r, c), measured elsewhere; see :func:`find_row_groups`."""
+        if not _are_finite(found):
+            return
+        rows, places = range(len(x)), [-1] if groups.rows == 1 else [0]
+        self._add_parts(rows, 0, x, Scaling(unit), groups, found)
+        self._sampled.append(_SampledGroups(found, rows[:: groups.rows], places, groups.rows * groups.cols))
 
     def _add_parts(
         self, rows: Sequence[int], col: int, x: Tensor, scales: Scaling, groups: ScaleGroups, found: Losses
@@ -326,6 +334,16 @@ class ScaleSampler:
         return 0.0 if least is None else float(least[0, min(col, least.shape[1] - 1)])
 
 
+def find_row_groups(weight: Weight) -> ScaleGroups | None:
+    """Return the groups of a weight whose codes are only multiplied, by a scale for each row or one for all."""
+    rows, cols = weight.matrix
+    if weight.unit is None or weight.levels is None or weight.scale is None or weight.encoding == "cast":
+        return None
+    if weight.block_size or weight.rotated or weight.scale_steps or weight.scale.n not in (1, rows):
+        return None
+    return ScaleGroups(1 if weight.scale.n == rows else rows, cols)
+
+
 class _BadGroup(NamedTuple):
     """A group whose scale stands out."""
 
@@ -379,6 +397,10 @@ def _compute_step(sizes: Tensor, number: int, steps: ScaleSteps, first: int) -> 
     padded = torch.nn.functional.pad(sizes, (before, -(before + sizes.shape[1]) % steps.shared))
     most = padded.view(len(sizes), -1, steps.shared).amax(2).repeat_interleave(steps.shared, 1)
     return most[:, before : before + sizes.shape[1]] / number + number * SUBNORMAL
+
+
+def _are_finite(found: Losses) -> bool:
+    return bool(torch.cat([numbers.flatten() for numbers in found]).isfinite().all())
 
 
 def _is_one(unit: Tensor) -> bool:

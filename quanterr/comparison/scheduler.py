@@ -11,12 +11,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import torch
 
 from quanterr.comparison.tasks import Job
-from quanterr.comparison.worker import Worker
+from quanterr.comparison.worker import ComparedPair, Worker
 from quanterr.errors import Interrupted, ResourceError, is_out_of_memory
 from quanterr.formats import Weight
 from quanterr.metrics.sums import Sums
@@ -34,6 +35,7 @@ Result = TypeVar("Result")
 CHUNKS_AT_ONCE = 8  # chunks of one weight in a range
 PIECE = 1 << 26  # elements of a larger weight that one of several processes claims at a time
 SMALL = 1 << 17  # elements below which Python dominates the work, so one thread handles all such weights
+SMALL_AT_ONCE = 16  # small weights that are compared before any is finished, as their samples take the same operations
 READ_AHEAD = 8  # ranges that are read ahead
 MAX_TORCH_THREADS = 8  # with the torch kernel: more threads wait for the interpreter, and are slower
 CUDA_THREADS = 4
@@ -185,17 +187,16 @@ class Scheduler:
     def _count_ranges(self, number: int) -> int:
         return -(-self._count_chunks(number) // CHUNKS_AT_ONCE)
 
-    def _next_range(self, small_too: bool) -> ChunkRange | None:
+    def _next_ranges(self, small_too: bool) -> list[ChunkRange]:
+        """Return the next range, or several of small weights; empty at the end."""
         with self._lock:
             if self._stop.is_set() or self._ended.is_set():
-                return None
-            chunk_range = next(self._small_ranges, None) if small_too else None
-            if chunk_range is None:
-                chunk_range = next(self._large_ranges, None)
+                return []
+            ranges = list(islice(self._small_ranges, SMALL_AT_ONCE)) if small_too else []
+            if not ranges:
+                ranges = list(islice(self._large_ranges, 1))
                 self._taken += 1
-            if chunk_range is not None:
-                self.progress.name = self._tasks[chunk_range.number][0].pair.name
-            return chunk_range
+            return ranges
 
     def _work(self, small_too: bool) -> None:
         """Run one worker thread. Only one handles small weights: several would wait for the interpreter."""
@@ -204,27 +205,41 @@ class Scheduler:
             most = max(map(len, self._tasks), default=1)
             worker = Worker(self.device, self.size, self.outlier, most, self.kernel)
             with torch.inference_mode(), worker.stream():
-                while (chunk_range := self._next_range(small_too)) is not None:
-                    self._do(worker, chunk_range)
+                while ranges := self._next_ranges(small_too):
+                    self._do(worker, ranges)
         except Interrupted:  # stopped while waiting for a store
             self._ended.set()
         except BaseException as error:  # run() raises it again
             self._error = self._error or _name_error(error, self.progress.name)
             self._ended.set()
 
-    def _do(self, worker: Worker, chunk_range: ChunkRange) -> None:
+    def _do(self, worker: Worker, ranges: Sequence[ChunkRange]) -> None:
+        worker.forget()
+        compared = [(one.number, self._merge(one, self._compare(worker, one))) for one in ranges]
+        worker.sample(
+            ComparedPair(job.pair, sums, place)
+            for number, merged in compared
+            for place, (job, sums) in enumerate(zip(self._tasks[number][: len(merged)], merged, strict=True))
+        )
+        for number, merged in compared:
+            self._finish_all(worker, number, merged)
+
+    def _compare(self, worker: Worker, chunk_range: ChunkRange) -> list[Sums]:
+        """Return the sums of the pairs of a task over a range of chunks."""
         jobs, chunks = self._tasks[chunk_range.number], self._list_chunks(chunk_range)
         pairs, name = [job.pair for job in jobs], jobs[0].pair.name
+        self.progress.name = name
         sums = self._retry_smaller(worker, name, lambda: worker.compare(pairs, self._fit_chunks(chunks, worker.size)))
         share = sum(chunk.n for chunk in chunks) / max(self._originals[chunk_range.number].n, 1)
         self.progress.done_bytes += int(share * self._nbytes[chunk_range.number])
-        self._finish_all(worker, chunk_range.number, self._merge(chunk_range, sums))
+        return sums
 
     def _finish_all(self, worker: Worker, number: int, merged: Sequence[Sums]) -> None:
         """Finish and deliver the pairs of a task whose sums are complete."""
         self.progress.done_weights += bool(merged)
         for place, whole in enumerate(merged):
             job = self._tasks[number][place]
+            self.progress.name = job.pair.name
             finish = partial(worker.finish, job.number, job.pair, whole, place)
             finished = self._retry_smaller(worker, job.pair.name, finish)
             with self._lock:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 from zlib import crc32
 
@@ -20,7 +21,7 @@ from quanterr.comparison.conspicuous import (
 )
 from quanterr.comparison.kernel import SumOptions, exact_sums, fast_sums
 from quanterr.comparison.native_sums import NativeSums, Operand
-from quanterr.comparison.scale_sampling import ScaleSampler
+from quanterr.comparison.scale_sampling import ScaleSampler, find_row_groups
 from quanterr.formats import Values, Weight
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
@@ -30,7 +31,8 @@ from quanterr.native import Kernel
 from quanterr.pairing.model import ComparedWeight, LargestError, Pair
 from quanterr.tensors.casts import CastTest, Copy, find_narrowest, least_normal, rounds_to_nearest
 from quanterr.tensors.chunks import Chunk, Cut, split_chunk
-from quanterr.tensors.levels import Scaling, find_nearest, measure_rounding
+from quanterr.tensors.good_scales import ScaleGroups, are_measured_together, measure_losses
+from quanterr.tensors.levels import Levels, Scaling, find_nearest, measure_rounding
 from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # chunk → x, (r, c), which may be overwritten
@@ -48,6 +50,23 @@ class _KeptValues(NamedTuple):
     pair: Pair
     x: torch.Tensor
     y: torch.Tensor
+    first: int | None = None  # index of the first element in the buffer of kept values; None if they are elsewhere
+
+
+class ComparedPair(NamedTuple):
+    """A pair with its sums; ``place`` is the index of the pair in its task."""
+
+    pair: Pair
+    sums: Sums
+    place: int
+
+
+class _Kind(NamedTuple):
+    """What weights have in common that are sampled together."""
+
+    matrix: tuple[int, int]
+    levels: Levels
+    groups: ScaleGroups
 
 
 class Worker:
@@ -69,7 +88,13 @@ class Worker:
         on_cpu = self._compiled is not None and device.type == "cpu"
         self._native = NativeSums(self._compiled, self.outlier) if self._compiled and on_cpu else None
         self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
-        self._kept: dict[int, _KeptValues] = {}  # index of the pair in its task → values
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the values and samples of small weights; called before each few that are compared together."""
+        self._kept: dict[int, _KeptValues] = {}  # by the pair's id
+        self._n_kept = 0  # elements of one side
+        self._sampled: dict[int, Attainable] = {}  # by the pair's id
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a context with a new CUDA stream; an empty one on the CPU."""
@@ -132,7 +157,7 @@ class Worker:
     ) -> Sums | None:
         if self._native is None:
             return None
-        kept = self._keep(pair, place) if _keeps_values(pair, chunks[0]) else None
+        kept = self._keep(pair) if _keeps_values(pair, chunks[0]) else None
         return self._native.sums(self._make_operands(pair, load_original, place), chunks, _make_options(pair), kept)
 
     def _make_operands(self, pair: Pair, load_original: LoadOriginal, place: int) -> tuple[Operand, Operand]:
@@ -142,10 +167,19 @@ class Worker:
             Operand(pair.quantized, workspace, lambda chunk: pair.quantized.dequantize(chunk, workspace)),
         )
 
-    def _keep(self, pair: Pair, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the buffers that keep the values of a small pair."""
-        x, y = (self._kernel.buffer(f"kept_{side}{place}", pair.original.matrix, torch.float32) for side in "xy")
-        self._kept[place] = _KeptValues(pair, x, y)
+    def _keep(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the buffers that keep the values of a small pair, next to those of the pair before."""
+        if self._n_kept + pair.original.n > STACK:
+            self.forget()
+        first, self._n_kept = self._n_kept, self._n_kept + pair.original.n
+        x, y = self._view_kept(first, pair.original.matrix)
+        self._kept[id(pair)] = _KeptValues(pair, x, y, first)
+        return x, y
+
+    def _view_kept(self, first: int, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both sides of kept values, (r, c) each, from index ``first`` on."""
+        both = self._kernel.buffer("kept", (2, STACK), torch.float32)[:, first : first + shape[0] * shape[1]]
+        x, y = both.view(2, *shape)
         return x, y
 
     def _sum_with_torch(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums:
@@ -157,13 +191,7 @@ class Worker:
             if at_end is not None:
                 saturated[chunk] = at_end
             if _keeps_values(pair, chunk):
-                keys = f"kept_x{place}", f"kept_y{place}"
-                buffers = (
-                    self._kernel.buffer(key, tuple(v.shape), v.dtype) for key, v in zip(keys, (x, y), strict=True)
-                )
-                self._kept[place] = _KeptValues(
-                    pair, *(buffer.copy_(v) for buffer, v in zip(buffers, (x, y), strict=True))
-                )
+                self._kept[id(pair)] = _KeptValues(pair, x.clone(), y.clone())
             return x, y, zeros
 
         matrix, sums, wanted = pair.original.matrix, None, _make_options(pair)
@@ -200,6 +228,8 @@ class Worker:
 
     def _measure_attainable(self, pair: Pair, sums: Sums, place: int) -> Attainable | None:
         """Measure on a sample what the stored scales allow; None if the nearest codes cannot be found."""
+        if id(pair) in self._sampled:
+            return self._sampled.pop(id(pair))
         rotated = pair.quantized.rotated
         weight = rotated.weight if rotated else pair.quantized
         if weight.levels is None or weight.shape != pair.quantized.shape:
@@ -312,7 +342,7 @@ class Worker:
                 return None
             x, y = self._read_sample(pair, together, place)
             e = torch.sub(y, x, out=self._kernel.buffer("scratch", tuple(x.shape), torch.float32))
-            mean = measure_rounding(weight.levels, x, e, scales, self._kernel)
+            [mean] = measure_rounding(weight.levels, x, e, scales, self._kernel)
             if mean is None:
                 return None
             steps += mean * x.numel()
@@ -323,9 +353,43 @@ class Worker:
                 n, x_sq, e_sq = sums.n, as_float(sums.x_sq), as_float(sums.e_sq)
             else:
                 n, x_sq, e_sq = n + x.numel(), x_sq + self._sum_squares(x), e_sq + self._sum_squares(e)
-        if not (LEAST <= x_sq <= MOST and e_sq <= MOST):
+        return _summarize_plain(n, x_sq, e_sq, steps)
+
+    def sample(self, compared: Iterable[ComparedPair]) -> None:
+        """Sample small weights ahead of :meth:`finish`, several alike that are neighbours with the same operations."""
+        for kind, alike in groupby(compared, self._find_kind):
+            if kind is not None:
+                self._sample_together(kind, list(alike))
+
+    def _find_kind(self, compared: ComparedPair) -> _Kind | None:
+        """Return what weights must have in common to be sampled together; None if a weight is sampled on its own."""
+        pair, sums, _ = compared
+        kept, weight, groups = self._kept.get(id(pair)), pair.quantized, find_row_groups(pair.quantized)
+        if kept is None or kept.first is None or weight.levels is None or groups is None or sums.exact:
             return None
-        return Attainable(n, x_sq, e_sq, e_sq, rounding=steps / n if n else None)
+        return _Kind(weight.matrix, weight.levels, groups) if sums.n == weight.n else None
+
+    def _sample_together(self, kind: _Kind, compared: Sequence[ComparedPair]) -> None:
+        """Sample weights of one kind; :meth:`finish` samples those on its own whose codes may not be the nearest."""
+        (rows, cols), number = kind.matrix, len(compared)
+        x, y = self._view_kept(self._kept[id(compared[0].pair)].first or 0, (number * rows, cols))
+        units = torch.empty((number, rows, 1), device=self.device)
+        for unit, (pair, _, place) in zip(units, compared, strict=True):
+            if pair.quantized.unit is not None:
+                unit.copy_(pair.quantized.unit(Chunk(0, rows, 0, cols), self._quantized[place]))
+        unit = units.view(-1, 1)
+        if not are_measured_together(unit, number):
+            return
+        e = torch.sub(y, x, out=self._kernel.buffer("scratch", tuple(x.shape), torch.float32))
+        means = measure_rounding(kind.levels, x, e, Scaling(unit), self._kernel, number)
+        losses = measure_losses(kind.levels, x, e, Scaling(unit), kind.groups, weights=number).split(number)
+        for own, (pair, sums, _), mean, found in zip(units, compared, means, losses, strict=True):
+            n, x_sq, e_sq = sums.n, as_float(sums.x_sq), as_float(sums.e_sq)
+            plain = None if mean is None else _summarize_plain(n, x_sq, e_sq, mean * n)
+            if plain is not None:
+                of_scales = self._make_scale_sampler(pair.quantized, sums, rotated=False)
+                of_scales.add_whole(self._kept[id(pair)].x, own, kind.groups, found)
+                self._sampled[id(pair)] = of_scales.result(plain, None)
 
     def _read_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return both sides of chunks of the same columns, concatenated by rows, (r, c) float32."""
@@ -365,8 +429,8 @@ class Worker:
 
     def _read_values(self, pair: Pair, chunk: Chunk, place: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return both sides of a chunk, (r, c) float32, or float64 if needed; kept values are used if there are any."""
-        kept = self._kept.get(place)
-        if kept is not None and kept.pair is pair and chunk.n == pair.original.n:
+        kept = self._kept.get(id(pair))
+        if kept is not None and chunk.n == pair.original.n:
             return kept.x.float(), kept.y.float()
         if pair.original.needs_float64 or pair.quantized.needs_float64:
             x = pair.original.dequantize(chunk, self._original).weight
@@ -386,14 +450,24 @@ class Worker:
         if sums.worst is None:
             return None
         _, row, col = sums.worst
-        kept = self._kept.get(place)
-        if kept is not None and kept.pair is pair:
+        kept = self._kept.get(id(pair))
+        if kept is not None:
             x, y = kept.x[row].double(), kept.y[row].double()
         else:
             chunk = Chunk(row, row + 1, col, min(col + self.size, pair.original.matrix[1]))
             x, y = (side[0].double() for side in self._read_values(pair, chunk, place))
         at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
         return LargestError(row, col + at, float(x[at]), float(y[at]))
+
+
+def _summarize_plain(n: int, x_sq: float, e_sq: float, steps: float) -> Attainable | None:
+    """Return the result for codes that are all the nearest; None if the sums may have lost digits.
+
+    ``steps`` is the sum of the squared errors in steps.
+    """
+    if not (LEAST <= x_sq <= MOST and e_sq <= MOST):
+        return None
+    return Attainable(n, x_sq, e_sq, e_sq, rounding=steps / n if n else None)
 
 
 def _group_chunks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:

@@ -285,7 +285,7 @@ class Weight:
         if decoder.zero or decoder.shift or not decoder.group or chunk.col % decoder.group:
             return None
         scales = decoder.scale(chunk, workspace).float()
-        return scales.repeat_interleave(decoder.group, 1)[:, : chunk.shape[1]]
+        return scales[:, :, None].expand(-1, -1, decoder.group).flatten(1)[:, : chunk.shape[1]]
 
     @property
     def has_codes(self) -> bool:

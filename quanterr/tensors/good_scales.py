@@ -58,7 +58,9 @@ class ScaleGroups(NamedTuple):
         """Expand a number per group to its elements, (r, c); a view where that needs no copy."""
         if self.rows == 1 and of_groups.shape[1] == 1:
             return of_groups
-        return of_groups.repeat_interleave(self.rows, 0).repeat_interleave(self.cols, 1)
+        down, across = of_groups.shape
+        spread = of_groups[:, None, :, None].expand(down, self.rows, across, self.cols)
+        return spread.reshape(down * self.rows, across * self.cols)
 
     def _split(self, values: Tensor) -> Tensor:
         rows, cols = values.shape
@@ -79,6 +81,11 @@ class Losses(NamedTuple):
     moved: Tensor  # distance of the lowest level from its good place
     lowest: Tensor  # magnitude of the lowest level at its good place
 
+    def split(self, weights: int) -> "list[Losses]":
+        """Split the losses of several weights, one below the other, into those of each."""
+        parts = (numbers.chunk(weights, numbers.dim() - 2) for numbers in self)
+        return [Losses(*own) for own in zip(*parts, strict=True)]
+
 
 def measure_losses(
     levels: Levels,
@@ -89,13 +96,14 @@ def measure_losses(
     largest: float | None = None,
     y: Tensor | None = None,
     one_zero: bool | None = None,
+    weights: int = 1,
 ) -> Losses:
     """Measure the losses of the groups of ``x``, (r, c) float32, with the stored ``scales`` and with good ones.
 
     ``e``, if known, is the error of the nearest codes with the stored scales. ``largest`` is the largest magnitude of
     the original, if one group covers the weight and ``x`` is a part of it. ``y`` holds the stored values, if their
     codes are not the nearest. ``one_zero``: whether all groups of the weight share a zero point; None: decide by these
-    groups.
+    groups. ``x`` may hold several ``weights`` of equal height, one below the other, if :func:`are_measured_together`.
     """
     unit, shift = scales
     none, stored = unit == 0, groups.max_of_units(unit.abs(), x.shape)
@@ -115,46 +123,61 @@ def measure_losses(
     if not groups.whole:
         needed = _estimate_whole(needed, unit, levels, largest)
     live = needed > 0
-    needed = (needed / _find_share_used(levels, needed, live)).masked_fill(~live, 1.0)
+    needed = (needed / _find_shares_used(levels, needed, live, weights)).masked_fill(~live, 1.0)
     x_sq = groups.sum(x.square())
     size = stored if lost is None else groups.max_of_units(unit.abs(), x.shape)
     good, moved = needed * size, (levels.lowest - start - (levels.lowest - first) * needed) * size
     lowest = moved.abs() if zeros is None else ((start + (levels.lowest - first) * needed - zeros) * size).abs()
     of_groups = [numbers.double() for numbers in (needed, used, stored, good, moved.abs(), lowest)]
-    if _loses_nothing(levels, needed):
-        usual_sq = x_sq / 6 / 4 ** (levels.mantissa + 1)
-        none_sq = torch.zeros_like(usual_sq)
+    nothing, none_sq = _lose_nothing(levels, needed, weights), torch.zeros_like(x_sq)
+    usual_sq = x_sq / 6 / 4 ** (levels.mantissa + 1)
+    if bool(nothing.all()):
         return Losses(x_sq, usual_sq, usual_sq[None], none_sq, *of_groups)
     if e is None:
         e = (levels.values(levels.numbers(codes)) - codes).mul_(unit)
     stored_sq = groups.sum(e.square())
-    rounded = (
-        _round_to_powers(levels, needed)
-        if _are_powers_of_two(unit)
-        else [needed * size for size in _search_multiples(levels)]
-    )
-    good_sq = []
+    powers = _are_powers_of_two(unit)
+    rounded = _round_to_powers(levels, needed) if powers else [needed * size for size in _search_multiples(levels)]
+    good_sq, starts, firsts = [], groups.spread(start), groups.spread(first)
     for factor in rounded:
         sizes = groups.spread(factor)
         if whole and zeros is not None:
             start = zeros - ((zeros - start) / factor).round() * factor
-        ideal = (codes - groups.spread(start)).div_(sizes).add_(groups.spread(first))
+            starts = groups.spread(start)
+        ideal = (codes - starts).div_(sizes).add_(firsts)
         error = (levels.values(levels.numbers(ideal)) - ideal).mul_(sizes).mul_(unit)
         good_sq.append(groups.sum(error.square_()))
-    if not _are_powers_of_two(unit):  # the best of a short search in each group
+    if not powers:  # the best of a short search in each group
         good_sq = [torch.stack(good_sq).amin(0)]
     if levels.mantissa:
         worst_sq = x_sq / 4 ** (levels.mantissa + 1)
-    elif not bool((stored_sq > SOME * good_sq[-1]).any()):
-        worst_sq = torch.zeros_like(x_sq)
+    elif not bool((some := _any_of_each(stored_sq > SOME * good_sq[-1], weights)).any()):
+        worst_sq = none_sq
     else:
         half = levels.room(ideal) if levels.table else 0.5
-        worst_sq = groups.sum((groups.spread(needed) * unit * half).square() * (x != 0))
+        worst_sq = groups.sum((groups.spread(needed) * unit * half).square() * (x != 0)).where(some, none_sq)
     if lost is not None:  # without a scale, only the shift remains of a group
         lost_sq = x_sq if shift is None else groups.sum((x - shift).square())
         stored_sq = torch.where(lost, lost_sq, stored_sq)
         good_sq = [torch.where(lost & (x_sq == 0), 0.0, one) for one in good_sq]
+    if bool(nothing.any()):
+        stored_sq, worst_sq = usual_sq.where(nothing, stored_sq), none_sq.where(nothing, worst_sq)
+        good_sq = [usual_sq.where(nothing, one) for one in good_sq]
     return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, *of_groups)
+
+
+def are_measured_together(units: Tensor, weights: int) -> bool:
+    """Return whether :func:`measure_losses` can measure several weights together, given the factors of their rows.
+
+    ``units``, (r, 1), belong to codes without an offset. None may be zero, and no weight may have powers of two only.
+    """
+    powers = (units.frexp().mantissa.abs() == 0.5).view(weights, -1).all(1)
+    return not bool((units == 0).any() | powers.any())
+
+
+def _any_of_each(of_groups: Tensor, weights: int) -> Tensor:
+    """Spread to the groups of each weight, (down, across) bool, whether any of them is true."""
+    return of_groups.reshape(weights, -1).any(1, keepdim=True).expand(-1, len(of_groups) // weights).reshape(-1, 1)
 
 
 def measure_part_losses(
@@ -244,22 +267,33 @@ def _find_needed_around(levels: Levels, high: Tensor, low: Tensor, zero: Tensor)
     return torch.maximum(up, down)
 
 
-def _loses_nothing(levels: Levels, needed: Tensor) -> bool:
-    """Return whether codes are floats, and the scales put few values below the normal range and none above."""
+def _lose_nothing(levels: Levels, needed: Tensor, weights: int) -> Tensor:
+    """Return whether codes are floats, and a weight's scales put few values below the normal range and none above.
+
+    The result, (down, 1) bool, is the same for all groups of a weight.
+    """
     if not levels.mantissa:
-        return False
+        return torch.zeros_like(needed[:, :1], dtype=torch.bool)
     least = ABOVE_NORMAL * levels.normal / levels.highest
-    return bool(((needed >= least) & (needed <= 1)).all())
+    return ~_any_of_each(~((needed >= least) & (needed <= 1)), weights)
 
 
-def _find_share_used(levels: Levels, needed: Tensor, live: Tensor) -> float:
+def _find_shares_used(levels: Levels, needed: Tensor, live: Tensor, weights: int) -> float | Tensor:
+    """Return the share of the code range that each weight uses: one number for all groups, or (down, 1)."""
+    if levels.table or levels.mantissa or levels.number <= BYTE // 2:
+        return 1.0
+    of_weights = zip(needed.chunk(weights), live.chunk(weights), strict=True)
+    shares = [_find_share_used(levels, own[alive]) for own, alive in of_weights]
+    if len(set(shares)) == 1:
+        return shares[0]
+    return needed.new_tensor(shares).repeat_interleave(len(needed) // weights)[:, None]
+
+
+def _find_share_used(levels: Levels, needed: Tensor) -> float:
     """Return the share of the code range in use, for files that hold codes of fewer bits in whole bytes; else 1.
 
     Scales are then the largest values over the largest code of these bits, or half a step more, in all groups.
     """
-    if levels.table or levels.mantissa or levels.number <= BYTE // 2:
-        return 1.0
-    needed = needed[live]
     if not needed.numel():
         return 1.0
     largest = float(needed.median()) * levels.highest

@@ -249,15 +249,18 @@ def find_cells(levels: Levels, x: Tensor, scales: Scaling) -> CodeCells:
     )
 
 
-def measure_rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: Workspace) -> float | None:
+def measure_rounding(
+    levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: Workspace, weights: int = 1
+) -> list[float | None]:
     """Return the mean square error in steps if each element is rounded to the nearest code; None if not certain.
 
     1/12 if errors are uniform. ``e`` is the error of ``x``, (r, c) float32 each. Cheaper than :func:`find_nearest`.
+    There is one result for each of the ``weights`` of equal height that ``x`` holds, one below the other.
     """
     unit, shift = scales
     shape = tuple(x.shape)
     if levels.table or (levels.mantissa and shift is not None):
-        return None
+        return [None] * weights
     inverse = unit.reciprocal()
     errors = torch.mul(e, inverse, out=workspace.buffer("errors", shape, torch.float32))
     steps = 1.0  # steps per unit of ``errors``
@@ -266,8 +269,9 @@ def measure_rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, work
         powers = codes.view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32).clamp_(min=levels.normal)
         errors.div_(powers)
         steps = 2.0**levels.mantissa
-    least, most = torch.aminmax(errors)
-    if not max(-float(least), float(most)) * steps <= HALF_STEP:
-        return None
-    flat = errors.view(-1)
-    return float(torch.dot(flat, flat)) * steps**2 / flat.numel()
+    of_weights = errors.view(weights, -1)
+    bounds = zip(of_weights.amin(1).tolist(), of_weights.amax(1).tolist(), strict=True)
+    return [
+        float(torch.dot(own, own)) * steps**2 / own.numel() if max(-least, most) * steps <= HALF_STEP else None
+        for own, (least, most) in zip(of_weights, bounds, strict=True)
+    ]
