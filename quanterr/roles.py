@@ -99,6 +99,11 @@ def place_of(name: str) -> Position | None:
     match = _INDEXED.search(name)
     if match is None or len(match[2]) > MAX_DIGITS:
         return None
-    *around, last = (name[match.end(2) + 1 :].removesuffix(".weight") or "weight").split(".")
-    module = ".".join(["*" if part.isdigit() else part for part in around] + [last])
-    return Position(name[: match.end(1)], int(match[2]), module)
+    return Position(name[: match.end(1)], int(match[2]), _name_module(name[match.end(2) + 1 :]))
+
+
+@lru_cache(maxsize=1 << 12)  # the same in all blocks
+def _name_module(rest: str) -> str:
+    """Return the name of a module from the rest of a weight's name after its block."""
+    *around, last = (rest.removesuffix(".weight") or "weight").split(".")
+    return ".".join(["*" if part.isdigit() else part for part in around] + [last])

@@ -24,7 +24,7 @@ def make_decider(rules: list[Rule], n: int) -> Callable[[Item], bool]:
     """Return a function that says whether rule n decides for an item: no later rule with the same id selects it."""
     takes = make_selector(rules[n])
     later = [make_selector(rule) for rule in rules[n + 1 :] if rule.id == rules[n].id]
-    return lambda item: takes(item) and not any(other(item) for other in later)
+    return (lambda item: takes(item) and not any(other(item) for other in later)) if later else takes
 
 
 def check_patterns(rules: list[Rule], subject: Subject) -> None:

@@ -197,11 +197,11 @@ def collect_values(items: list[Item], rule: Rule, before: dict[str, Item]) -> It
     found = ItemValues([], [], [])
     badness: dict[str, float] = {}
     metric, function = rule.condition.metric, rule.condition.function
+    of_baseline, without_value = function in OF_BASELINE, f"{metric} is undefined"
     for item in items:
-        value = item.get_number(metric)
-        trouble, undefined = item.trouble or _reject_infinite(item, metric, value), f"{metric} is undefined"
-        skips = rule.undefined == "skip"
-        if function in OF_BASELINE:
+        value, undefined, skips = item.get_number(metric), without_value, rule.undefined == "skip"
+        trouble = item.trouble or _reject_infinite(item, metric, value)
+        if of_baseline:
             old = before.get(item.name)
             trouble = trouble or _distrust_baseline(old)
             value = compute_change(old.get_number(metric), value, function) if old else None

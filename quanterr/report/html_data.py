@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from math import fsum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -148,7 +149,7 @@ def _row(status: int, entry: Any, total: float, evaluation: _Evaluation) -> Row:
         {
             "role": display(getattr(entry, "role", None) or role_of(entry.layer_name)),
             "format": display(entry.format) if hasattr(entry, "format") else None,
-            "shape": None if shape is None else " × ".join(map(str, shape)) or "scalar",
+            "shape": None if shape is None else _format_shape(shape),
             "reason": sentence(f"{entry.side}: {entry.reason}") if status == NOT_COMPARED else None,
         },
         {
@@ -159,6 +160,11 @@ def _row(status: int, entry: Any, total: float, evaluation: _Evaluation) -> Row:
             **evaluation.numbers(entry),
         },
     )
+
+
+@lru_cache(maxsize=1 << 10)  # layers share their shapes
+def _format_shape(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape)) or "scalar"
 
 
 def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:

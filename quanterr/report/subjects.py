@@ -56,9 +56,10 @@ class Item(NamedTuple):
         """Return a metric's value, None if undefined; the perfect value for a tensor identical on both sides."""
         if self.identical:
             return self.perfect.get(metric, self.values.get(metric))
-        return (
-            None if self.kind == "not_compared" else read_number(self.values, self.values.get("nonfinite", {}), metric)
-        )
+        if self.kind == "not_compared":
+            return None
+        value: float | None = self.values.get(metric)
+        return read_number(self.values, self.values.get("nonfinite", {}), metric) if value is None else value
 
     @property
     def identical(self) -> bool:
