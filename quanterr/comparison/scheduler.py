@@ -223,6 +223,8 @@ class Scheduler:
         )
         for number, merged in compared:
             self._finish_all(worker, number, merged)
+            if self._stop.is_set():  # the weight may have violated a rule that stops the run
+                break
 
     def _compare(self, worker: Worker, chunk_range: ChunkRange) -> list[Sums]:
         """Return the sums of the pairs of a task over a range of chunks."""
