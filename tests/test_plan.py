@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import shlex
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import ReportError, UsageError
 from quanterr.gates.plan_check import check_against_plan, read_plan
 from quanterr.planning import plan
-from quanterr.planning.exports import CONSUMERS, consumers_of, export_command, export_plan
+from quanterr.planning.exports import CONSUMERS, consumers_of, export_command, export_plan, list_writable
 from quanterr.recipes import parse_recipe
 from quanterr.recipes.quantized_file import mix_recipes
 from quanterr.recipes.tensors import fake_quantize
@@ -289,6 +289,20 @@ class TestExports:
             found.layers[0].recipe, found.layers[2].recipe = "nf4", "fp4"
         with pytest.raises(UsageError, match=told):
             export_plan(found, consumer)
+
+    @pytest.mark.parametrize("consumer", CONSUMERS)
+    def test_what_a_program_writes_can_be_planned_without_to(self, original, consumer):
+        found = plan(original, bits=9, to=list_writable(consumer), device="cpu")
+        for layer, recipe in zip(found.layers, cycle(list_writable(consumer)), strict=False):
+            layer.recipe = recipe  # all of them, whatever suits best
+
+        assert export_plan(found, consumer)
+
+    def test_the_command_plans_with_what_the_program_writes(self, original):
+        done = call("plan", original.path, "--bits", "9", "--export", "bitsandbytes")
+
+        assert (0, "nf4") == (done.returncode, json.loads(done.stdout)["bnb_4bit_quant_type"])
+        assert "plans with what bitsandbytes writes: nf4\n" in done.stderr
 
 
 class TestCompare:

@@ -69,9 +69,13 @@ def plan(
     require_memory()
     with Interrupt(keeps=False) as interrupt, open_inputs([original], options) as (checkpoint,):
         from quanterr.planning import plan_layers
-        from quanterr.planning.exports import CONSUMERS, check_consumer, export_command, export_plan
+        from quanterr.planning.exports import CONSUMERS, check_consumer, export_command, export_plan, list_writable
 
         check_consumer(export)
+        if export is not None and not options.to:
+            options = replace(options, to=list_writable(export))
+            if not show.quiet:
+                print(f"quanterr: plans with what {export} writes: {', '.join(options.to)}", file=sys.stderr)
         with show_progress(show.quiet or export is not None) as on_progress:
             command = tuple(command_line())
             found = plan_layers(

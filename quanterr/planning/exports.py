@@ -23,7 +23,7 @@ from quanterr.errors import UsageError
 from quanterr.pairing.gguf import to_llama_name
 from quanterr.pairing.names import atoms_of, canonicalize
 from quanterr.recipes.matrices import is_stack
-from quanterr.recipes.names import MLX
+from quanterr.recipes.names import MLX, list_recipes
 from quanterr.report.plan.model import ORIGINAL, Plan, PlannedLayer
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, listed
@@ -67,7 +67,8 @@ def export_plan(plan: Plan, consumer: str) -> str:
         modules[_base_recipe(layer)].append(layer.layer_name.removesuffix(".weight"))
     if refused := _unwritable_recipes(plan, consumer):
         raise UsageError(
-            f"--export {consumer}: {consumer} does not write {listed(refused, 5)}; plan with other recipes: --to"
+            f"--export {consumer}: {consumer} does not write {listed(refused, 5)}; plan with recipes that it writes, "
+            f"such as --to {','.join(list_writable(consumer))}"
         )
     if not CONSUMERS[consumer].takes_stacks and (stack := _quantized_stack(plan)) is not None:
         raise UsageError(
@@ -101,6 +102,12 @@ def consumers_of(plan: Plan) -> list[str]:
     ]
     suffix = next((ending for ending in (".safetensors", ".gguf") if plan.original.endswith(ending)), "")
     return sorted(able, key=lambda name: CONSUMERS[name].reads != suffix)
+
+
+def list_writable(consumer: str) -> list[str]:
+    """Return the recipes of ``quanterr formats --recipes`` that a program writes into one checkpoint."""
+    found = [recipe for recipe in list_recipes() if CONSUMERS[consumer].writes(recipe)]
+    return found if CONSUMERS[consumer].mixes else found[:1]
 
 
 def check_consumer(consumer: str | None) -> None:
@@ -294,6 +301,7 @@ class Consumer(NamedTuple):
     command: str = ""  # a command with {original} and {file}
     python: str = ""  # Python code with {original} and {file}, for a library
     reads: str = ""  # suffix of the original; empty for a folder
+    mixes: bool = True  # recipes
 
 
 CONSUMERS = {
@@ -330,6 +338,7 @@ CONSUMERS = {
     "bitsandbytes": Consumer(
         lambda recipe: recipe in ("nf4", "fp4", "nf4:double", "fp4:double"),
         _export_bitsandbytes,
+        mixes=False,
         file="bitsandbytes.json",
         python="import json; from transformers import AutoModelForCausalLM, BitsAndBytesConfig; "
         "config = BitsAndBytesConfig(**json.load(open({file}))); "
