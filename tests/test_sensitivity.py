@@ -39,7 +39,7 @@ def streamed(folder, chunks):
 
 
 def plain(name, folder, chunks):
-    """The same with everything in memory: of each matrix, Σ over chunks of the squared gradient.
+    """The same with everything in memory: of each matrix, Σ over chunks of the squared gradient; and the matrix.
 
     √½ is in the loss, as there: models that compute norms in float32 round its gradients.
     """
@@ -54,7 +54,7 @@ def plain(name, folder, chunks):
         for path, weight in model.named_parameters():
             if weight.dim() > 1:
                 found[path] = found.get(path, 0) + weight.grad.square()
-    return found
+    return {path: (squares, model.get_parameter(path).detach()) for path, squares in found.items()}
 
 
 @pytest.mark.parametrize("name", ["llama", "llama tied", "gemma2", "qwen3_moe", "phi3", "gpt2"])
@@ -62,22 +62,20 @@ def test_curvature_is_that_of_a_plain_backward_pass(name, tmp_path):
     folder = saved(name, tmp_path / "original")
     chunks = load_file(ids(tmp_path))["ids"].view(-1, CONTEXT)
     found = streamed(folder, chunks)
-    squares = plain(name, folder, chunks)
+    known = plain(name, folder, chunks)
     tied = ("embed_tokens", "wte")  # whose gradients plain torch adds up
-    both = [path for path in squares if WHOLE in found.found.get(path, {}) and not any(part in path for part in tied)]
+    both = [path for path in known if WHOLE in found.found.get(path, {}) and not any(part in path for part in tied)]
 
     assert found.scored == len(chunks) * (CONTEXT // 2 - 1)
     assert len(both) >= 8
     for path in both:
-        curvature = found.found[path][WHOLE]
-        largest = float(squares[path].max())
-        assert torch.allclose(squares[path], curvature.squares, rtol=FLOAT64, atol=FLOAT64 * largest), path
-        n = curvature.shape[0] * curvature.shape[1]
-        want = float(squares[path].sum()) / found.scored * curvature.energy / n
+        curvature, (squares, weight) = found.found[path][WHOLE], known[path]
+        largest = float(squares.max())
+        assert torch.allclose(squares, curvature.squares, rtol=FLOAT64, atol=FLOAT64 * largest), path
+        want = float((squares.mean(1) * weight.square().sum(1)).sum()) / found.scored
         assert curvature.alpha(found.scored) == pytest.approx(want, rel=FLOAT64), path
-        even = torch.full(curvature.shape, 0.1, dtype=torch.float64)  # an even error costs what alpha says
-        nmse = n * 0.1**2 / curvature.energy
-        assert curvature.predicted(even, found.scored) == pytest.approx(want * nmse, rel=FLOAT64), path
+        error = 0.1 * weight.square().mean(1, keepdim=True).sqrt().expand_as(weight)  # costs what alpha says
+        assert curvature.predicted(error, found.scored) == pytest.approx(want * 0.1**2, rel=FLOAT64), path
 
 
 def test_an_error_is_weighed_by_its_own_element():

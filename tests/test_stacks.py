@@ -140,5 +140,6 @@ def test_experts_that_the_model_joins_are_worth_what_a_plain_backward_pass_says(
             ("down_proj", experts.down_proj, slice(None)),
         ):
             key = f"model.layers.1.mlp.experts.{n}.{name}.weight"
-            want = float(squares[stack][n, outputs].sum()) / scored * float(tensors[key].double().square().mean())
+            of_rows = squares[stack][n, outputs].mean(1) * tensors[key].double().square().sum(1)
+            want = float(of_rows.sum()) / scored
             assert found[key] == pytest.approx(want, rel=FLOAT64), key

@@ -4,10 +4,13 @@ fisher.py        language models: the divergence of the predicted tokens
 gauss_newton.py  recorded calls: the error of the output
 
 Both give a gradient of each weight, G, for each chunk or call. Where errors of elements do not depend on each other, an
-error e costs Σ_ij e_ij² Σ G_ij² / scored. For an evenly spread error, ‖W‖² · NMSE / n in each of n elements, this is
-alpha · NMSE with
+error e costs Σ_ij e_ij² Σ G_ij² / scored. For an error with the same NMSE in each row, spread evenly over c columns,
+this is alpha · NMSE with
 
-    alpha = Σ_ij Σ G_ij² / scored · ‖W‖² / n
+    alpha = Σ_i (Σ_j Σ G_ij² / scored) · ‖W_i‖² / c
+
+Quantizers with scales by rows or groups make such errors. An error that is spread evenly over the matrix would miss
+that rows of large weights have large errors, and often large gradients.
 
 G is the gradient of all tokens, Σ_t g_t x_tᵀ, since they share one error: a sum of g_ti² x_tj² would miss what they
 have in common.
@@ -54,24 +57,28 @@ class Curvature:
     """The squared gradients of a matrix, summed over chunks or calls."""
 
     squares: Tensor | None = None  # (rows, columns) as stored; None if the matrix took no part
-    sums: list[float] = field(default_factory=list)  # of each chunk or call: the sum over the elements
+    rows: list[Tensor] = field(default_factory=list)  # of each chunk or call: sums over the columns, (rows,) float64
+    costs: list[float] = field(default_factory=list)  # of each chunk or call, of an error with an NMSE of 1
     energy: float = 0.0  # ‖W‖²
     shape: tuple[int, ...] = ()
 
     @property
     def is_used(self) -> bool:
         """True if the matrix took part; an expert without tokens did not."""
-        return any(self.sums)
+        return any(bool(rows.any()) for rows in self.rows)
 
     def add(self, gradient: Tensor) -> None:
         """Add the gradient of a chunk or call."""
         squares = gradient.to(torch.promote_types(gradient.dtype, torch.float32)).square()
-        self.sums.append(float(squares.sum(dtype=torch.float64)))
+        self.rows.append(squares.flatten(1).sum(1, dtype=torch.float64))
         self.squares = squares if self.squares is None else self.squares.add_(squares)
 
     def complete(self, matrix: Tensor) -> None:
-        """Keep energy and shape of the matrix."""
-        self.energy, self.shape = float(matrix.double().square().sum()), tuple(matrix.shape)
+        """Keep shape and energy of the matrix, and the costs of an error that has the same NMSE in each row."""
+        energies = matrix.double().square().flatten(1)
+        of_rows, columns = energies.sum(1), max(energies.shape[1], 1)
+        self.energy, self.shape = float(of_rows.sum()), tuple(matrix.shape)
+        self.costs = [float(rows @ of_rows) / columns for rows in self.rows]
 
     def predicted(self, error: Tensor, scored: int) -> float:
         """Return what an error of the matrix costs, by prediction."""
@@ -80,14 +87,14 @@ class Curvature:
         return float((error.square() * self.squares).sum(dtype=torch.float64)) / scored
 
     def alpha(self, scored: int) -> float:
-        """Return alpha: an error that is spread evenly costs about alpha · NMSE."""
-        return sum(self.sums) / scored * self.energy / max(torch.Size(self.shape).numel(), 1)
+        """Return alpha: an error with the same NMSE in each row costs about alpha · NMSE."""
+        return sum(self.costs) / scored
 
     def alpha_se(self, scored: int) -> float:
         """Return the standard error of alpha over chunks or calls; NaN for fewer than two."""
-        if len(self.sums) < 2 or not self.is_used:
+        if len(self.costs) < 2 or not any(self.costs):
             return float("nan")
-        return self.alpha(scored) * sqrt(len(self.sums)) * stdev(self.sums) / sum(self.sums)
+        return sqrt(len(self.costs)) * stdev(self.costs) / scored
 
 
 @dataclass

@@ -45,7 +45,7 @@ COSTS = (KLD, OUTPUT_ERROR)
 class Sensitivity:
     """Sensitivities alpha of weights, for a cost of about Σ alpha · NMSE."""
 
-    weights: Mapping[str, float]  # alpha by name, for evenly spread errors
+    weights: Mapping[str, float]  # alpha by name, for errors with the same NMSE in each row
     recipes: Mapping[str, Mapping[str, float]] = field(
         default_factory=dict
     )  # alpha by recipe and name, for the errors of the recipe
