@@ -47,7 +47,7 @@ SESSIONS = bad_inputs cli diff examples faults files fuzz gate_command guide htm
 	rank_command render settings integers formats
 
 test-fast: install ## the tests of the inner loop (45 s)
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow' $(SESSIONS:%=--ignore=tests/test_%.py)
+	$(MAKE) --no-print-directory tests TESTS="-m 'not slow' $(SESSIONS:%=--ignore=tests/test_%.py)"
 
 test-slow: install ## tests marked slow: whole processes, many inputs
 	$(MAKE) --no-print-directory tests TESTS='-m slow'

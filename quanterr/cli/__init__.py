@@ -48,7 +48,7 @@ from quanterr.cli.common import (
     warn,
     wrap_help,
 )
-from quanterr.cli.next_steps import suggest_after_compare, suggest_for_stored
+from quanterr.cli.next_steps import suggest_after_report, suggest_for_stored
 from quanterr.cli.options import AllBut, Only, with_options
 from quanterr.errors import ElsewhereError, QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.options import GATES, CompareOptions, ReadOptions
@@ -191,7 +191,6 @@ def compare(
     """Compare two checkpoints."""
     from quanterr.gates import prepare
     from quanterr.gates.fail_fast import make_violation_check
-    from quanterr.report.formatting import list_doubts
 
     sides = _resolve_sides(original, quantized, original_option, quantized_option)
     to = show.targets([*sides, options.baseline, options.importance, options.sensitivity, planned])
@@ -210,8 +209,7 @@ def compare(
             _deliver(gate.mark_unjudged(report, error), to, show, Status.USAGE, "")
             raise
         status = _decide_status(report, show.allow_partial, interrupt)
-        sure = report.verdict != "inconclusive" and not list_doubts(report.verdict, report.findings)
-        _deliver(report, to, show, status, suggest_after_compare(*sides, command_line(), to) if sure else "")
+        _deliver(report, to, show, status, suggest_after_report(report, sides, command_line(), to))
         gate.report_verdict(report, quiet=show.quiet)  # the one line has the gates that do not hold
         gate.summarize(report, options.baseline)
     raise typer.Exit(status)

@@ -13,6 +13,7 @@ from quanterr.util.text import escape_surrogates
 
 if TYPE_CHECKING:
     from quanterr.report.document import Document
+    from quanterr.report.model import Report
     from quanterr.report.plan.model import Plan
     from quanterr.report.ranking.model import Ranking
 
@@ -25,6 +26,16 @@ def suggest_after_compare(original: str, quantized: str, command: Sequence[str],
     if asked:
         return _join_command(["quanterr", "evaluate", original, quantized, *asked])
     return "" if wrote else _join_command([*command, "-o", "report.html"])
+
+
+def suggest_after_report(
+    report: "Report", sides: tuple[str, str], command: Sequence[str], wrote: Sequence[object]
+) -> str:
+    """Propose what :func:`suggest_after_compare` does; nothing where the report itself leaves doubts."""
+    from quanterr.report.formatting import list_doubts
+
+    sure = report.verdict != "inconclusive" and not list_doubts(report.verdict, report.findings)
+    return suggest_after_compare(*sides, command, wrote) if sure else ""
 
 
 def suggest_after_rank(ranking: "Ranking", paths: Sequence[str]) -> str:
@@ -52,8 +63,7 @@ def suggest_after_plan(plan: "Plan", command: Sequence[str]) -> str:
 
 
 def suggest_for_stored(found: "Document") -> str:
-    """Propose the next command for a stored document, as the run that made it did; empty if there is none."""
-    from quanterr.report.formatting import list_doubts
+    """Propose the command that the run of a stored document proposed; empty if it proposed none."""
     from quanterr.report.model import Report
     from quanterr.report.plan.model import Plan
     from quanterr.report.ranking.model import Ranking
@@ -62,8 +72,7 @@ def suggest_for_stored(found: "Document") -> str:
         return ""
     command = found.run.command
     if isinstance(found, Report):
-        sure = found.verdict != "inconclusive" and not list_doubts(found.verdict, found.findings)
-        return suggest_after_compare(found.original.path, found.quantized.path, command, command) if sure else ""
+        return suggest_after_report(found, (found.original.path, found.quantized.path), command, command)
     if isinstance(found, Ranking):
         files = [one.path for one in found.candidates if one.path in command]
         return suggest_after_rank(found, [found.original, *files])

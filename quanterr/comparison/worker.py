@@ -62,7 +62,7 @@ class ComparedPair(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What weights have in common that are sampled together."""
+    """The properties that weights must share to be sampled together."""
 
     matrix: tuple[int, int]
     levels: Levels
@@ -168,7 +168,7 @@ class Worker:
         )
 
     def _keep(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the buffers that keep the values of a small pair, next to those of the pair before."""
+        """Return buffers that keep the values of a small pair; they follow those of the previous pair."""
         if self._n_kept + pair.original.n > STACK:
             self.forget()
         first, self._n_kept = self._n_kept, self._n_kept + pair.original.n
@@ -372,11 +372,15 @@ class Worker:
     def _sample_together(self, kind: _Kind, compared: Sequence[ComparedPair]) -> None:
         """Sample weights of one kind; :meth:`finish` samples those on its own whose codes may not be the nearest."""
         (rows, cols), number = kind.matrix, len(compared)
-        x, y = self._view_kept(self._kept[id(compared[0].pair)].first or 0, (number * rows, cols))
+        first = self._kept[id(compared[0].pair)].first
+        if first is None:
+            return
+        x, y = self._view_kept(first, (number * rows, cols))
         units = torch.empty((number, rows, 1), device=self.device)
-        for unit, (pair, _, place) in zip(units, compared, strict=True):
-            if pair.quantized.unit is not None:
-                unit.copy_(pair.quantized.unit(Chunk(0, rows, 0, cols), self._quantized[place]))
+        for factors, (pair, _, place) in zip(units, compared, strict=True):
+            if pair.quantized.unit is None:
+                return
+            factors.copy_(pair.quantized.unit(Chunk(0, rows, 0, cols), self._quantized[place]))
         unit = units.view(-1, 1)
         if not are_measured_together(unit, number):
             return

@@ -75,7 +75,7 @@ WORDS = {
     "take from": "Column: the candidate that stores the layer better for its bytes, or the original.",
     "instead of": "Column: the recipe that differs in one choice only.",
     "what": "Column: the choice in which two recipes differ, such as bits or finer scales.",
-    "gain": "What a choice gains: the SNR of a recipe less that of a recipe which differs in this choice only.",
+    "gain": "The SNR that a choice adds: that of a recipe minus that of the recipe without this choice.",
     "finer scales": "Choice of a recipe: fewer elements share a scale.",
     "zero points": "Choice of a recipe: codes are shifted, so that their range need not be symmetric about 0.",
     "scales quantized again": "Choice of a recipe: the scales are stored in fewer bits, with a scale of their own.",
@@ -91,7 +91,7 @@ WORDS = {
     "bits": "Column: in a plan, the bits per weight with scales; in an inspection, the bits of a code without scales.",
     # Evaluations
     "floor": "The original, run in the dtype that it is stored in, against itself in float32: the rounding that any "
-    "runtime does. A candidate below the floor cannot be told from the original.",
+    "runtime does. A candidate below the floor cannot be distinguished from the original.",
     "KLD": "Kullback-Leibler divergence of the candidate's predictions from the original's, in nat: 0 if equal.",
     "after": "Column: the block after which the hidden states of both sides are compared.",
     "emulated inputs": "Column: how the inputs of weights, keys and values are rounded, as a runtime does.",

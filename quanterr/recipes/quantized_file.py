@@ -6,6 +6,7 @@ are read and not kept. So such a candidate goes through the same pairing, reader
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -131,16 +132,16 @@ class QuantizedFile(CheckpointFile):
         first, last = begin // self._unit, -(-(begin + len(into)) // self._unit)
         done = 0
         for row, stop in self._choose_pieces(first * self._together, min(last * self._together, self.source.rows)):
-
-            def encode(row: int = row, stop: int = stop) -> Tensor:
-                return self.recipe.scheme.encode(self.rows(row, stop), row, settled, self.importance).view(-1)
-
-            codes = self._kept.codes.get(self, row, encode) if self._keeps_codes else encode()
+            make = partial(self._encode_rows, row, stop, settled)
+            codes = self._kept.codes.get(self, row, make) if self._keeps_codes else make()
             at = row // self._together * self._unit  # offset of the piece in the entry
             skip = max(begin - at, 0)
             n = min(len(codes) - skip, len(into) - done)
             into[done : done + n] = codes[skip : skip + n]
             done += n
+
+    def _encode_rows(self, row: int, stop: int, settled: tuple[Tensor, ...]) -> Tensor:
+        return self.recipe.scheme.encode(self.rows(row, stop), row, settled, self.importance).view(-1)
 
     def pieces(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield the spans of rows that are measured or encoded at once."""

@@ -61,11 +61,11 @@ class _WeightScales:
 
     def __init__(self, files: Sequence[QuantizedWeight]) -> None:
         """Prepare ``files`` of one weight that are read in the same pieces."""
-        self._files, self._lock = {id(file): file for file in files}, threading.Lock()
+        self._files, self._lock = files, threading.Lock()
         self._rows, self._pieces = files[0].rows, list(files[0].pieces(0, files[0].source.rows))
-        self._found = {key: _MeasuredPieces(len(self._pieces)) for key in self._files}
+        self._found = {file: _MeasuredPieces(len(self._pieces)) for file in files}
         self._next, self._missing, self._ended = 0, len(self._pieces), threading.Event()
-        self._settled: dict[int, tuple[Tensor, ...]] = {}
+        self._settled: dict[QuantizedWeight, tuple[Tensor, ...]] = {}
         self._settling = threading.Lock()
         self._error: BaseException | None = None
 
@@ -82,10 +82,10 @@ class _WeightScales:
         if self._error is not None:
             raise CheckpointError(str(self._error)) from self._error
         with self._settling:
-            if id(file) not in self._settled:
-                self._settled[id(file)] = self._settle(file)
-                del self._found[id(file)]  # only now: if settling fails, every caller must get the error
-        return self._settled[id(file)]
+            if file not in self._settled:
+                self._settled[file] = self._settle(file)
+                del self._found[file]  # only now: if settling fails, every caller must get the error
+        return self._settled[file]
 
     def _claim(self) -> int | None:
         with self._lock:
@@ -96,15 +96,15 @@ class _WeightScales:
 
     def _measure(self, number: int) -> None:
         x = self._rows(*self._pieces[number])
-        for key, file in self._files.items():
-            self._found[key].add(number, file.recipe.scheme.measure(x, file.importance))
+        for file in self._files:
+            self._found[file].add(number, file.recipe.scheme.measure(x, file.importance))
         with self._lock:
             self._missing -= 1
             if not self._missing:
                 self._ended.set()
 
     def _settle(self, file: QuantizedWeight) -> tuple[Tensor, ...]:
-        measured = self._found[id(file)].join()
+        measured = self._found[file].join()
         if not bool(measured.isfinite().all()):
             raise CheckpointError(
                 f"{display(file.weight)}: holds NaN or infinity, which no recipe quantizes; -l '!{file.weight}' "
@@ -120,28 +120,28 @@ class CodeCache:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._pieces: OrderedDict[tuple[int, int], tuple[QuantizedWeight, Tensor]] = OrderedDict()
+        self._pieces: OrderedDict[tuple[QuantizedWeight, int], Tensor] = OrderedDict()
         self._bytes, self._lock = 0, threading.Lock()
 
     def get(self, file: QuantizedWeight, row: int, make: Callable[[], Tensor]) -> Tensor:
         """Return the codes, uint8, of the piece that begins at a row; makes them if they are not kept."""
-        key = id(file), row
+        key = file, row
         with self._lock:
             if key in self._pieces:
                 self._pieces.move_to_end(key)
-                return self._pieces[key][1]
+                return self._pieces[key]
         codes = make()
         with self._lock:
             if key not in self._pieces:  # another thread may have made them meanwhile
-                self._pieces[key] = file, codes  # keeping the file prevents reuse of its id
+                self._pieces[key] = codes
                 self._bytes += codes.nbytes
             while self._bytes > CODE_BYTES:
-                self._bytes -= self._pieces.popitem(last=False)[1][1].nbytes
+                self._bytes -= self._pieces.popitem(last=False)[1].nbytes
         return codes
 
 
 class ScaleCache:
-    """The scales, for all recipes, of the weights that are being read, and codes."""
+    """What is kept of the weights that are being read: their scales for all recipes, and codes."""
 
     def __init__(self) -> None:
         """Start empty."""

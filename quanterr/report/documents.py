@@ -38,43 +38,30 @@ KINDS = {
 }
 
 
-def _refuse_checkpoint(path: str) -> None:
-    """Raise an error if a file is a checkpoint: its first bytes, or those after eight bytes of length, say so.
-
-    Raises:
-        ReportError: it is.
-    """
-    try:
-        with open(path, "rb") as file:
-            start = file.read(9)
-    except (OSError, ValueError):  # reading the document raises the proper error
-        return
-    if start.startswith(b"GGUF") or (start[8:] == b"{" and not start.lstrip().startswith((b"{", b"["))):
-        raise ReportError(f"{display(path)}: is a checkpoint, not a report; give the JSON that -o FILE.json wrote")
-
-
-def find_schema(path: str) -> str:
-    """Return the schema named at the start of a file; a report's if there is none, as its reader explains the error."""
-    try:
-        with open(path, "rb") as file:
-            found = _SCHEMA.search(file.read(BEGINNING))
-    except (OSError, ValueError):
-        return SCHEMA
-    return found[1].decode() if found else SCHEMA
-
-
 def find_kind(path: str) -> DocumentKind:
-    """Return the kind of document that a file holds.
+    """Return the kind of document that a file holds; a report if it names no schema, as its reader explains the error.
 
     Raises:
         ReportError: the file is a checkpoint, or holds a document that cannot be read again.
     """
-    _refuse_checkpoint(path)
-    schema = find_schema(path)
+    try:
+        with open(path, "rb") as file:
+            start = file.read(BEGINNING)
+    except (OSError, ValueError):
+        return KINDS[SCHEMA]
+    if _begins_checkpoint(start):
+        raise ReportError(f"{display(path)}: is a checkpoint, not a report; give the JSON that -o FILE.json wrote")
+    found = _SCHEMA.search(start)
+    schema = found[1].decode() if found else SCHEMA
     if schema not in KINDS:
         known = ", ".join(KINDS)
         raise ReportError(f"{display(path)}: is a {schema}, which is not read again; give one of {known}")
     return KINDS[schema]
+
+
+def _begins_checkpoint(start: bytes) -> bool:
+    """Return whether a file's first bytes are those of GGUF, or eight bytes of length before JSON, of safetensors."""
+    return start.startswith(b"GGUF") or (start[8:9] == b"{" and not start[:9].lstrip().startswith((b"{", b"[")))
 
 
 def read_document(path: str) -> "Document":

@@ -75,7 +75,7 @@ class Findings(NamedTuple):
 def merge_findings(found: Iterable[tuple[str, Finding]], candidates: int) -> Findings:
     """Return each finding once, with the names of the candidates that share it.
 
-    They are "" for a single candidate, and for a finding that begins with the name: those of recipes do.
+    The names are "" if there is only one candidate, or if the message begins with them, as those of recipes do.
     """
     names: dict[tuple[str, str, str | None, str], tuple[list[str], Finding]] = {}
     for name, one in found:

@@ -38,8 +38,11 @@ class Vocabulary(NamedTuple):
 
 def read_number(values: JsonFields, nonfinite: Mapping[str, str], name: str) -> float | None:
     """Return a value by name; infinite where ``nonfinite`` says so, None if undefined."""
+    value: float | None = values.get(name)
+    if value is not None:
+        return value
     key, _, percentile = name.partition(".")
-    value: float | None = values[key][percentile] if percentile else values[key]
+    value = values[key][percentile] if percentile else values[key]
     return INFINITE.get(nonfinite.get(key, "")) if value is None else value
 
 
@@ -58,8 +61,7 @@ class Item(NamedTuple):
             return self.perfect.get(metric, self.values.get(metric))
         if self.kind == "not_compared":
             return None
-        value: float | None = self.values.get(metric)
-        return read_number(self.values, self.values.get("nonfinite", {}), metric) if value is None else value
+        return read_number(self.values, self.values.get("nonfinite", {}), metric)
 
     @property
     def identical(self) -> bool:

@@ -82,7 +82,7 @@ class Losses(NamedTuple):
     lowest: Tensor  # magnitude of the lowest level at its good place
 
     def split(self, weights: int) -> "list[Losses]":
-        """Split the losses of several weights, one below the other, into those of each."""
+        """Split the losses of stacked weights into those of each weight."""
         parts = (numbers.chunk(weights, numbers.dim() - 2) for numbers in self)
         return [Losses(*own) for own in zip(*parts, strict=True)]
 
