@@ -49,6 +49,18 @@ def sensitivity(folder, alphas):
     return path
 
 
+@pytest.mark.parametrize("alpha", ["-1", "-1e-300", "1e999"])
+@pytest.mark.parametrize("field", ["alpha", "int4_g32"])
+def test_a_sensitivity_that_would_make_errors_cheap_is_refused(original, tmp_path, alpha, field):
+    path = sensitivity(tmp_path, dict.fromkeys(LAYERS, 1.0))
+    row = {"layer_name": LAYERS[0], "alpha": 1.0, "alphas": {"int4_g32": 1.0}}
+    written = json.dumps(row).replace(f'"{field}": 1.0', f'"{field}": {alpha}')
+    path.write_text(path.read_text().replace(json.dumps({"layer_name": LAYERS[0], "alpha": 1.0}), written))
+
+    with pytest.raises(ReportError, match=rf"s\.json: {re.escape(LAYERS[0])}: alpha is .*at least 0; measure it again"):
+        quanterr.plan(original, to=TO, bits=5, sensitivity=path, device="cpu")
+
+
 class TestChoice:
     def test_is_the_best_of_all_that_fit(self, original):
         reports = {name: quanterr.sweep(original, [name], device="cpu") for name in TO[0].split(",")}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import exp, isfinite, log, sqrt
+from math import exp, inf, isfinite, log, sqrt
 from statistics import stdev
 from typing import NamedTuple
 
@@ -100,7 +100,7 @@ def read_sensitivity(path: str) -> Sensitivity:
     """Read the sensitivities of weights from a file.
 
     Raises:
-        ReportError: the file is missing, or evaluate --sensitivity did not write it.
+        ReportError: the file is missing, evaluate --sensitivity did not write it, or an alpha is negative or infinite.
     """
     where = display(path)
     try:
@@ -119,12 +119,12 @@ def read_sensitivity(path: str) -> Sensitivity:
     for row in rows:
         if not isinstance(row, dict) or not isinstance(name := row.get("layer_name"), str):
             continue
-        if (alpha := _read_number(row, "alpha")) is not None:
+        if (alpha := _read_alpha(row, "alpha", where, name)) is not None:
             weights[name] = alpha
         own = row.get("alphas")
         own = own if isinstance(own, dict) else {}
         for recipe in own:
-            if (alpha := _read_number(own, recipe)) is not None:
+            if (alpha := _read_alpha(own, recipe, where, name)) is not None:
                 recipes.setdefault(recipe, {})[name] = alpha
     named = fields.get("cost", KLD.name)
     cost = next((one for one in COSTS if one.name == named), None)
@@ -146,6 +146,16 @@ def _read_factors(measured: object, cost: Cost) -> dict[str, float]:
         if SURE * error < known <= cost.farthest and isfinite(known / predicted):
             found[name] = known / predicted
     return found
+
+
+def _read_alpha(row: JsonObject, key: str, where: str, name: str) -> float | None:
+    alpha = _read_number(row, key)
+    if alpha is None or 0 <= alpha < inf:
+        return alpha
+    raise ReportError(
+        f"{where}: {display(name)}: alpha is {alpha:g}, expected a finite number of at least 0; measure it again: "
+        "quanterr evaluate --sensitivity"
+    )
 
 
 def _read_number(row: JsonObject, key: str) -> float | None:
