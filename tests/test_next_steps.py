@@ -42,26 +42,38 @@ def candidate(path, rank, bits):
 def test_the_best_file_is_compared_next():
     ranking = SimpleNamespace(candidates=[candidate("int8", None, 8), candidate("b b", 1, 8), candidate("c", 2, 4)])
 
-    found = suggest_after_rank(ranking, ["original", "int8", "c", "b b"])
+    found = suggest_after_rank(ranking, ["original", "int8", "c", "b b"], [])
     assert ["quanterr", "compare", "original", "b b", "-o", "report.html"] == shlex.split(found)
 
 
 def test_recipes_are_planned_next_between_the_sizes_that_they_have():
     ranking = SimpleNamespace(candidates=[candidate("int8_row", 1, 8.5), candidate("int4_g64", 2, 4.25)])
 
-    found = suggest_after_rank(ranking, ["original"])
+    found = suggest_after_rank(ranking, ["original"], [])
     assert ["quanterr", "plan", "original", "--bits", "6.38", "--to", "int8_row,int4_g64"] == shlex.split(found)
-    assert "" == suggest_after_rank(SimpleNamespace(candidates=ranking.candidates[:1]), ["original"])
+    assert "" == suggest_after_rank(SimpleNamespace(candidates=ranking.candidates[:1]), ["original"], [])
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_the_selection_of_the_command_is_kept(stored):
+    ranking = SimpleNamespace(candidates=[candidate("q", 1, 8), candidate("c", 2, 4)])
+    shared = ["-l", "!vae", "--exclude=norm", "--importance", "a b.gguf", "--lenient"]
+    command = ["quanterr", "rank", "original", "q", "c", *shared, "-o", "ranking.html", "--require", "snr_db > 3"]
+
+    found = shlex.split(suggest_after_rank(ranking, ["original", "q", "c"] if stored else ["original"], command))
+    assert shared == [word for word in found if word in shared]
+    assert not {"ranking.html", "--require"} & set(found)
 
 
 def test_the_proposed_budget_can_be_met_by_recipes_of_one_size():
     ranking = SimpleNamespace(candidates=[candidate("int8_row", 1, 8.0331), candidate("fp8_row", 2, 8.0331)])
 
-    assert "8.04" in shlex.split(suggest_after_rank(ranking, ["original"]))
+    assert "8.04" in shlex.split(suggest_after_rank(ranking, ["original"], []))
 
 
 def test_credentials_are_not_repeated(tmp_path):
     found = suggest_after_compare("https://user:secret@host/x", "q", ["quanterr", "compare", "https://host/x", "q"], [])
     assert "secret" not in found
     ranking = SimpleNamespace(candidates=[candidate("https://u:secret@host/q", 1, 8), candidate("c", 2, 4)])
-    assert "secret" not in suggest_after_rank(ranking, ["https://u:secret@host/x", "https://u:secret@host/q", "c"])
+    paths = ["https://u:secret@host/x", "https://u:secret@host/q", "c"]
+    assert "secret" not in suggest_after_rank(ranking, paths, [])

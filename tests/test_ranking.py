@@ -231,6 +231,18 @@ class TestSwaps:
         assert by_name(found)["copy"].bytes == swaps.bytes
         assert None is swaps.snr_db
 
+    def test_are_all_that_cost_no_bytes_and_few_others(self, tmp_path):
+        names = [f"layers.{n}.mlp.up_proj.weight" for n in range(15)]
+        x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
+        int8, fp8 = (stored_by(recipe, x, names) for recipe in (quantized_int8, quantized_fp8))
+        early = {name for name in int8 if int(name.split(".")[1]) < 6}
+        mixed = [int8 | {name: fp8[name] for name in early}, fp8 | {name: int8[name] for name in early}]
+        paths = [store(tmp_path / f"{n}.safetensors", tensors) for n, tensors in enumerate(mixed)]
+
+        (free,) = quanterr.rank(store(tmp_path / "x.safetensors", x), paths, device="cpu").swaps
+        taken = {swap.layer_name for swap in free.layers}
+        assert ("0", 0, early & set(names)) == (free.candidate, free.bytes_change, taken)
+
     def test_leave_out_layers_that_are_tied_to_a_norm(self, tmp_path):
         """The factors that AWQ moved into a norm would be missing beside another candidate's norm."""
         x = {A.replace("up_proj", "gate_proj"): numbers(64, 128, seed=1), A: numbers(64, 128)}

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from quanterr.report.plan.model import Plan
     from quanterr.report.ranking.model import Ranking
 
+# Options that compare, rank, sweep and plan share: without them the proposed command is about other layers or errors.
+SHARED = ("-l", "--layers-to-compare", "--exclude", "--importance", "--sensitivity", "--lenient", "--cache")
+SWITCHES = ("--lenient",)
 MADE_BY_COMMAND = 3  # words that a recorded command line has at least: quanterr, the command, a path
 
 
@@ -38,19 +41,24 @@ def suggest_after_report(
     return suggest_after_compare(*sides, command, wrote) if sure else ""
 
 
-def suggest_after_rank(ranking: "Ranking", paths: Sequence[str]) -> str:
-    """Propose compare for the best stored candidate; if all were quantized on the fly, a plan with their recipes."""
+def suggest_after_rank(ranking: "Ranking", paths: Sequence[str], command: Sequence[str]) -> str:
+    """Propose compare for the best stored candidate; if all were quantized on the fly, a plan with their recipes.
+
+    Both keep the options of ``command`` that select and weight layers.
+    """
     original, *files = paths
     ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
     stored = [candidate.path for candidate in ranked if candidate.path in files]
     if stored:
-        return _join_command(["quanterr", "compare", original, stored[0], "-o", "report.html"])
+        return _join_command(["quanterr", "compare", original, stored[0], *_list_shared(command), "-o", "report.html"])
     bits = [candidate.bits_per_weight for candidate in ranked if candidate.bits_per_weight is not None]
     if files or len(bits) < 2:
         return ""
     recipes = ",".join(candidate.name for candidate in ranked)
     budget = ceil(100 * median(bits)) / 100  # rounded up, so that it can be met
-    return _join_command(["quanterr", "plan", original, "--bits", f"{budget:g}", "--to", recipes])
+    return _join_command(
+        ["quanterr", "plan", original, "--bits", f"{budget:g}", "--to", recipes, *_list_shared(command)]
+    )
 
 
 def suggest_after_plan(plan: "Plan", command: Sequence[str]) -> str:
@@ -75,8 +83,19 @@ def suggest_for_stored(found: "Document") -> str:
         return suggest_after_report(found, (found.original.path, found.quantized.path), command, command)
     if isinstance(found, Ranking):
         files = [one.path for one in found.candidates if one.path in command]
-        return suggest_after_rank(found, [found.original, *files])
+        return suggest_after_rank(found, [found.original, *files], command)
     return suggest_after_plan(found, command)
+
+
+def _list_shared(command: Sequence[str]) -> list[str]:
+    """Return the shared options of a command with their values."""
+    found = []
+    for n, word in enumerate(command):
+        if word in SHARED and word not in SWITCHES:
+            found += command[n : n + 2]
+        elif word in SWITCHES or word.startswith(tuple(f"{flag}=" for flag in SHARED)):
+            found.append(word)
+    return found
 
 
 def _list_inputs(original: str) -> list[str]:

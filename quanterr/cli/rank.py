@@ -97,7 +97,7 @@ def run(
             ranking = make(checkpoints, asked)
         warn(found for candidate in ranking.candidates for found in candidate.findings)
         status = _decide_status(ranking, show.allow_partial, interrupt.signal)
-        deliver(ranking, to, show, status, next_step=suggest_after_rank(ranking, paths))
+        deliver(ranking, to, show, status, next_step=suggest_after_rank(ranking, paths, command_line()))
         for candidate in ranking.candidates:
             report_verdict(candidate, candidate.name)
         summarize(ranking, options.baseline)

@@ -7,6 +7,7 @@ is summed over the same layers for all candidates; identical layers count as 0.
 import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import log10
 from pathlib import PurePath
 from typing import NamedTuple
@@ -39,6 +40,7 @@ UNPLACED: JsonObject = {"rank": None, "on_front": False, "behind": None, "bytes"
 UNPLACED |= {"squared_error": None, "snr_db": None, "best_layers": 0}
 
 WORTH = 0.5  # times the mean error per layer that a swap must gain: tiny layers are cheap but change nothing
+FREE = 0.01  # of a candidate's bytes: swaps within it are all proposed, others only the FEW best
 SUFFIXES = (".safetensors", ".sft", ".gguf")
 
 
@@ -280,7 +282,7 @@ def _make_layer(chosen: Sequence[Rankable], name: str) -> RankedLayer:
 
 
 def _find_swaps(candidate: Rankable, chosen: Sequence[Rankable], layers: Sequence[str], signal: float) -> Swaps:
-    """Return the swaps of a candidate's layers that gain most per byte."""
+    """Return the swaps of a candidate's layers that gain most per byte: all that cost almost no bytes, or a few."""
     least = WORTH * candidate.error / max(len(layers), 1)
     found = []
     for name in layers:
@@ -288,7 +290,10 @@ def _find_swaps(candidate: Rankable, chosen: Sequence[Rankable], layers: Sequenc
         options = [swap for swap in options if -swap.squared_error_change >= least]
         if options:
             found.append(min(options, key=_swap_key))
-    return _sum_swaps(candidate, sorted(found, key=_swap_key)[:FEW], signal)
+    found.sort(key=_swap_key)
+    added = accumulate(swap.bytes_change for swap in found)
+    free = sum(cost <= FREE * candidate.nbytes for cost in added)
+    return _sum_swaps(candidate, found[: max(free, FEW)], signal)
 
 
 def _sum_swaps(candidate: Rankable, swaps: list[Swap], signal: float) -> Swaps:

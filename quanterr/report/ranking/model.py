@@ -135,7 +135,7 @@ class Swap:
 
 @dataclass(slots=True)
 class Swaps:
-    """The few layers of a candidate that gain most per byte when swapped, and the effect of all swaps together."""
+    """The layers of a candidate that gain most per byte when swapped, and the effect of all swaps together."""
 
     candidate: str
     layers: list[Swap]

@@ -190,29 +190,35 @@ def _cells(candidate: Candidate, layers: int) -> list[str]:
 
 def conclusion(ranking: Ranking) -> str:
     """Return the best candidate, its lead in error and bytes, and what would improve it further."""
-    kept = next((swaps for swaps in ranking.kept if swaps.candidate == ranking.candidates[0].name), None)
-    more = f"; {_describe_kept(kept, ranking.candidates[0])}" if kept else ""
+    best = ranking.candidates[0]
+    changes = [swaps for swaps in (*ranking.swaps, *ranking.kept) if swaps.candidate == best.name]
+    more = "".join(f"; {_describe_change(swaps, best)}" for swaps in changes)
     failing = [display(candidate.name) for candidate in ranking.candidates if candidate.verdict == "fail"]
     if metric := _find_predicted(ranking):
         costs = [(getattr(one, metric), one.name) for one in ranking.candidates if getattr(one, metric) is not None]
         cost, least = min(costs)
-        if least != ranking.candidates[0].name:
+        if least != best.name:
             more += f"; {display(least)} has the least {PREDICTED[metric]} ({cost:.4g})"
     held = f"; gates do not hold for {', '.join(failing)}" if failing else ""
     sampled = "" if ranking.sample is None else f"; estimated from {100 * ranking.sample:g} % of the rows"
     return f"{_describe_best(ranking)}{more}{held}{sampled}"
 
 
-def _describe_kept(kept: Swaps, own: Candidate) -> str:
-    dtypes = {swap.format for swap in kept.layers}
-    where = f"in {dtypes.pop()}" if len(dtypes) == 1 else "as in the original"
-    several = len(kept.layers) > 1
-    if kept.snr_db is None or own.snr_db is None:
+def _describe_change(change: Swaps, own: Candidate) -> str:
+    several = len(change.layers) > 1
+    if change.snr_db is None or own.snr_db is None:
         gain = f"{'make' if several else 'makes'} it identical to the original"
     else:
-        gain = f"{'give' if several else 'gives'} {kept.snr_db - own.snr_db:.2f} dB more"
-    share = 100 * kept.bytes_change / (own.bytes or 1)
-    return f"{len(kept.layers):,} of its layers kept {where} {gain} for {format_change(share)} % more bytes"
+        gain = f"{'give' if several else 'gives'} {change.snr_db - own.snr_db:.2f} dB more"
+    cost = _describe_cost(100 * change.bytes_change / (own.bytes or 1))
+    return f"{len(change.layers):,} of its layers {_describe_sources(change)} {gain} {cost}"
+
+
+def _describe_sources(change: Swaps) -> str:
+    sources = {swap.take_from or swap.format for swap in change.layers}
+    if not any(swap.take_from for swap in change.layers):
+        return f"kept in {min(sources)}" if len(sources) == 1 else "kept as in the original"
+    return f"taken from {display(min(sources)) if len(sources) == 1 else 'other candidates'}"
 
 
 def _describe_best(ranking: Ranking) -> str:
@@ -220,15 +226,16 @@ def _describe_best(ranking: Ranking) -> str:
     if len(ranked) < 2:
         return f"only {display(ranked[0].name)} can be ranked" if ranked else "no candidate can be ranked"
     best, second = ranked[:2]
+    cost = _describe_cost(100 * ((best.bytes or 0) / (second.bytes or 1) - 1))
     if best.snr_db is None or second.snr_db is None:
         gain = "identical to the original" if not best.squared_error else f"less error than {display(second.name)}"
-        return f"{display(best.name)} is best: {gain}, {_describe_cost(best, second)}"
+        return f"{display(best.name)} is best: {gain}, {cost}"
     gain = f"{best.snr_db - second.snr_db:.2f} dB more than {display(second.name)}"
-    return f"{display(best.name)} is best: {gain} {_describe_cost(best, second)}"
+    return f"{display(best.name)} is best: {gain} {cost}"
 
 
-def _describe_cost(best: Candidate, second: Candidate) -> str:
-    share = 100 * ((best.bytes or 0) / (second.bytes or 1) - 1)
+def _describe_cost(share: float) -> str:
+    """Return a change of size [%] in words."""
     if abs(share) < SAME_SIZE:
         return "in as many bytes"
     return f"for {format_change(share)} % more bytes" if share > 0 else f"in {format_change(-share)} % fewer bytes"
