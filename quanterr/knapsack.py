@@ -13,7 +13,7 @@ Reference: Kellerer, Pferschy, Pisinger: Knapsack Problems (2004), chapter 11.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import fsum
 from typing import NamedTuple
 
@@ -202,11 +202,13 @@ def trace_path(groups: Sequence[Sequence[KnapsackItem]]) -> list[KnapsackItem]:
     """Return total bytes and cost after each hull step, from the smallest items on: the least cost for these bytes."""
     hulls = [_find_hull(choices) for choices in groups]
     picks = [hull[0] for hull in hulls]
-    cost, nbytes = _sum_up(groups, picks)
-    found = [KnapsackItem(nbytes, cost)]
+    _, nbytes = _sum_up(groups, picks)
+    sizes, gains = [nbytes], []
     for step in sorted(_list_steps(groups, hulls)):
-        cost -= groups[step.group][picks[step.group]].cost - groups[step.group][step.to].cost
-        nbytes += step.nbytes
+        gains.append(groups[step.group][picks[step.group]].cost - groups[step.group][step.to].cost)
+        sizes.append(sizes[-1] + step.nbytes)
         picks[step.group] = step.to
-        found.append(KnapsackItem(nbytes, max(cost, 0.0)))
-    return found
+    least, _ = _sum_up(groups, picks)
+    # From the end: sums of positive numbers keep their digits, differences near 0 would be of roundings.
+    costs = list(accumulate(reversed(gains), initial=least))[::-1]
+    return [KnapsackItem(*point) for point in zip(sizes, costs, strict=True)]

@@ -64,3 +64,12 @@ def test_the_path_goes_from_the_smallest_to_the_best_and_each_point_is_optimal()
     assert pytest.approx(sum(min(choice.cost for choice in group) for group in groups)) == points[-1].cost
     for point in points:
         assert pytest.approx(solve(groups, point.nbytes).cost) == point.cost
+
+
+def test_the_path_ends_at_no_cost_where_nothing_is_left_of_it():
+    """A difference of sums would leave a rounding, which moves the knee of a curve on a logarithmic axis."""
+    random = Random(4)
+    groups = [[KnapsackItem(1, random.random()), KnapsackItem(2, 0.0)] for _ in range(50)]
+    last = trace_path(groups)[-2:]
+
+    assert [min(bad.cost for bad, _ in groups), 0.0] == [point.cost for point in last]
