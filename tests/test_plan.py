@@ -2,8 +2,10 @@
 
 import ast
 import json
+import os
 import re
 import shlex
+import subprocess
 from itertools import cycle, product
 
 import pytest
@@ -18,7 +20,7 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import ReportError, UsageError
 from quanterr.gates.plan_check import check_against_plan, read_plan
 from quanterr.planning import plan
-from quanterr.planning.exports import CONSUMERS, consumers_of, export_command, export_plan, list_writable
+from quanterr.planning.exports import CONSUMERS, consumers_of, export_command, export_plan, list_writable, write
 from quanterr.recipes import parse_recipe
 from quanterr.recipes.quantized_file import mix_recipes
 from quanterr.recipes.tensors import fake_quantize
@@ -315,6 +317,35 @@ class TestExports:
 
         assert (0, "nf4") == (done.returncode, json.loads(done.stdout)["bnb_4bit_quant_type"])
         assert "plans with what bitsandbytes writes: nf4\n" in done.stderr
+
+    @pytest.mark.parametrize("program", CONSUMERS)
+    def test_a_script_writes_what_the_program_reads_and_runs_it(self, original, program, tmp_path):
+        found = plan(original, bits=9, to=list_writable(program), device="cpu")
+        run = found.run.model_copy(update={"command": ["quanterr", "plan", "a\nexit 3"]})
+        found = found.model_copy(update={"run": run})
+        with (tmp_path / "plan.sh").open("w") as script:
+            write(found, script, program)
+        for name in ("python", *CONSUMERS):
+            (tmp_path / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@" > called\n')
+            (tmp_path / name).chmod(0o755)
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        subprocess.run(["sh", "plan.sh"], cwd=tmp_path, env=environment, check=True)  # a shell decides what it reads
+
+        row, called = CONSUMERS[program], (tmp_path / "called").read_text()
+        command = shlex.split((export_command(found, program) or export_plan(found, program)).replace("\\\n", ""))
+        assert [f"{tmp_path / command[0]}", *command[1:]] == called.splitlines()
+        assert not row.file or export_plan(found, program) == (tmp_path / row.file).read_text()
+
+    def test_a_script_goes_to_the_file_and_the_plan_is_kept_if_the_program_refuses_it(self, original, tmp_path):
+        arguments = ("plan", original.path, "--bits", "9", "-o", tmp_path / "plan.json", "-o", tmp_path / "run me.sh")
+        done = call(*arguments, "--export", "mlx")
+        assert (0, f"quanterr: run: sh '{tmp_path / 'run me.sh'}'") == (done.returncode, done.stderr.splitlines()[-1])
+        assert "The plan beside single recipes" in done.stdout
+
+        (tmp_path / "plan.json").unlink()
+        refused = call(*arguments, "--export", "mlx", "--to", "int8_row")
+        assert (2, True) == (refused.returncode, (tmp_path / "plan.json").exists())
+        assert "mlx does not write int8_row" in refused.stderr
 
 
 class TestCompare:

@@ -1,8 +1,9 @@
 """``quanterr plan``: choose a recipe for each layer under a budget."""
 
+import shlex
 import sys
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,13 +23,19 @@ from quanterr.cli.completion import PROGRAMS, programs
 from quanterr.cli.next_steps import suggest_after_plan
 from quanterr.cli.options import AllBut, with_options
 from quanterr.options import OUTPUT, PlanOptions
+from quanterr.report import OUTPUTS, Output
 from quanterr.util.text import display
+
+if TYPE_CHECKING:
+    from quanterr.report.plan.model import Plan
+
+SCRIPT = Output("sh", ".sh", "a shell script for the program of --export", "quanterr.planning.exports")
 
 HELP = wrap_help("""Choose a recipe for each layer: the least error within a budget, measured on the real weights.
 
 \b
 [bold]quanterr plan original/ --size 6GiB --sensitivity s.json[/bold]
-[bold]quanterr plan original/ --bits 4.5 --to gguf_q4_k,gguf_q6_k,gguf_q8_0 --export llama-quantize[/bold]
+[bold]quanterr plan original/ --bits 4.5 --to gguf_q4_k,gguf_q6_k,gguf_q8_0 --export llama-quantize -o run.sh[/bold]
 [bold]quanterr plan original/ --max-kld 0.01 --sensitivity s.json --verify --text heldout.txt -o plan.json[/bold]
 [bold]quanterr compare original/ produced/ --plan plan.json[/bold]
 
@@ -50,7 +57,8 @@ def plan(
         typer.Option(
             "--export",
             metavar="PROGRAM",
-            help=f"Print the plan for this program instead of tables: {', '.join(PROGRAMS[:-1])} or {PROGRAMS[-1]}.",
+            help="Print the plan for this program instead of tables, or write a shell script with -o FILE.sh: "
+            f"{', '.join(PROGRAMS[:-1])} or {PROGRAMS[-1]}.",
             autocompletion=programs,
             rich_help_panel=OUTPUT,
             show_default=False,
@@ -61,15 +69,16 @@ def plan(
     from quanterr.cli.opening import open_inputs
     from quanterr.goals import parse_goal
     from quanterr.report.files import write_output
-    from quanterr.report.formatting import LONG
 
     parse_goal(options)  # raises before torch is imported
-    to = show.targets([original, options.importance, options.sensitivity])
+    outputs = OUTPUTS if export is None else (*OUTPUTS, SCRIPT)
+    to = show.targets([original, options.importance, options.sensitivity], outputs)
+    scripts = [target for target in to if target.output is SCRIPT]
     announce([original], show.quiet)
     require_memory()
     with Interrupt(keeps=False) as interrupt, open_inputs([original], options) as (checkpoint,):
         from quanterr.planning import plan_layers
-        from quanterr.planning.exports import CONSUMERS, check_consumer, export_command, export_plan, list_writable
+        from quanterr.planning.exports import check_consumer, list_writable
 
         check_consumer(export)
         if export is not None and not options.to:
@@ -81,13 +90,26 @@ def plan(
             found = plan_layers(
                 checkpoint, replace(options, on_progress=on_progress, stop=interrupt.stop, command=command)
             )
-        if export is not None:
-            text = export_plan(found, export)
-            for target in to:
-                write_output(found, target)
-            with guard_stdout():
-                print(text, end="", flush=True)
-            if not show.quiet and (how := export_command(found, export)):
-                print(f"quanterr: save as {CONSUMERS[export].file} and run: {display(how, LONG)}", file=sys.stderr)
+        documents = [target for target in to if target not in scripts]
+        if export is None or scripts:
+            deliver(found, documents, show, next_step="" if export else suggest_after_plan(found, command))
+            for target in scripts:
+                write_output(found, target, program=export)
+                if not show.quiet:
+                    print(f"quanterr: run: {shlex.join(['sh', str(target.path)])}", file=sys.stderr)
             return
-        deliver(found, to, show, next_step=suggest_after_plan(found, command))
+        for target in documents:  # before the export, which a program may refuse
+            write_output(found, target)
+        _print_export(found, export, show.quiet)
+
+
+def _print_export(found: "Plan", program: str, quiet: bool) -> None:
+    """Print a plan for a program, and on stderr how it is used."""
+    from quanterr.planning.exports import CONSUMERS, export_command, export_plan
+    from quanterr.report.formatting import LONG
+
+    text = export_plan(found, program)
+    with guard_stdout():
+        print(text, end="", flush=True)
+    if not quiet and (how := export_command(found, program)):
+        print(f"quanterr: save as {CONSUMERS[program].file} and run: {display(how, LONG)}", file=sys.stderr)

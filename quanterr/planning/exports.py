@@ -17,13 +17,14 @@ import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from quanterr.errors import UsageError
 from quanterr.pairing.gguf import to_llama_name
 from quanterr.pairing.names import atoms_of, canonicalize
 from quanterr.recipes.matrices import is_stack
 from quanterr.recipes.names import MLX, list_recipes
+from quanterr.report.formatting import LONG
 from quanterr.report.plan.model import ORIGINAL, Plan, PlannedLayer
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, listed
@@ -51,6 +52,7 @@ CONVERT_TO_QUANT: dict[str, JsonObject] = {
 # ggml types whose name differs when llama-quantize uses them as the base type of a file.
 BASE_TYPES = {"mxfp4": "MXFP4_MOE"}
 STACK = (1, 1, 1)  # a shape such as that of a stack of experts
+END = "END_OF_PLAN"  # a line that no export has
 SPECIAL = re.compile(r'[$`"\\!]')  # characters that a shell interprets within double quotes
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>\d+)|(?P<channel>channel))(?P<asym>:asym)?")
 
@@ -90,6 +92,19 @@ def export_command(plan: Plan, consumer: str) -> str:
         code = found.python.format(original=repr(name), file=repr(found.file))
         command = "python -c " + (shlex.quote(code) if SPECIAL.search(code) else f'"{code}"')
     return command
+
+
+def write(plan: Plan, file: IO[str], program: str) -> None:
+    """Write a shell script that quantizes by the plan: it writes the file that the program reads, and runs the program.
+
+    Raises:
+        UsageError: as :func:`export_plan`.
+    """
+    text = export_plan(plan, program)
+    if command := export_command(plan, program):
+        text = f"cat > {CONSUMERS[program].file} <<'{END}'\n{text}{END}\n{command}\n"
+    planned_by = display(shlex.join(plan.run.command), LONG)
+    file.write(f"#!/bin/sh\n# Quantizes as planned by {planned_by}\nset -e\n{text}")
 
 
 def consumers_of(plan: Plan) -> list[str]:
