@@ -1,8 +1,9 @@
 """Keyword arguments of the library's functions, made from the fields of the dataclasses in options.py."""
 
 import inspect
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from functools import partial, wraps
@@ -13,6 +14,7 @@ from quanterr.options import list_flags, list_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 # Options in an error; the first group is that of a proposed command, which keeps them.
 _FLAG = re.compile(r"(quanterr [a-z]+ )?--([a-z][a-z-]*[a-z])(?: FILE(?:\.[a-z]+)?)?")
 
@@ -45,6 +47,12 @@ def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return call
 
     return decorate
+
+
+def list_given(values: T | Iterable[T]) -> list[T]:
+    """Return several values of an argument: a single one need not be in a list, and a path is not its letters."""
+    single = isinstance(values, str | os.PathLike) or not isinstance(values, Iterable)
+    return [values] if single else list(values)  # type: ignore[list-item, arg-type] # of T and Iterable[T]
 
 
 def _name_argument(arguments: Mapping[str, str], flag: re.Match[str]) -> str:

@@ -150,7 +150,7 @@ class TestArchitectures:
         third, _ = candidate(original, quantized_int8)
         tokens = ids(tmp_path)
         both = quanterr.evaluate(original, [second, third], tokens=tokens, context=CONTEXT)
-        alone = quanterr.evaluate(original, [third], tokens=tokens, context=CONTEXT)
+        alone = quanterr.evaluate(original, third, tokens=tokens, context=CONTEXT)  # a path, not its letters
 
         assert ["fp8", "quantized"] == [each.name for each in both.candidates]
         assert alone.candidates[0] == both.candidates[1]

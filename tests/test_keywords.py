@@ -4,10 +4,11 @@ import inspect
 from dataclasses import fields
 
 import pytest
+from making import numbers, store
 
 import quanterr
 from quanterr import options
-from quanterr.errors import UsageError
+from quanterr.errors import CheckpointError, UsageError
 
 FUNCTIONS = {
     "compare": options.CompareOptions,
@@ -44,3 +45,6 @@ def test_errors_name_arguments_and_leave_commands_as_they_are():
 def test_a_string_is_one_of_several(tmp_path):
     with pytest.raises(UsageError, match=r"is not a recipe|no recipe"):
         quanterr.sweep("original", "int8_rwo")
+    original = store(tmp_path / "x.safetensors", {"a.weight": numbers(32, 32)})
+    with pytest.raises(CheckpointError, match=r"^quantized: no such file"):
+        quanterr.rank(original, "quantized", against="int8_row")

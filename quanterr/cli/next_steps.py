@@ -89,7 +89,7 @@ def suggest_for_stored(found: "Document") -> str:
 
 def _list_shared(command: Sequence[str]) -> list[str]:
     """Return the shared options of a command with their values."""
-    found = []
+    found: list[str] = []
     for n, word in enumerate(command):
         if word in SHARED and word not in SWITCHES:
             found += command[n : n + 2]

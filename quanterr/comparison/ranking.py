@@ -10,7 +10,7 @@ from quanterr.comparison import Path, compare_each
 from quanterr.comparison.bounds import add_bounds
 from quanterr.comparison.estimating import estimate
 from quanterr.gates import PreparedRules, prepare
-from quanterr.keywords import accept_fields_of
+from quanterr.keywords import accept_fields_of, list_given
 from quanterr.options import ComparisonOptions, RankKeywords, RankOptions, SweepKeywords, SweepOptions
 from quanterr.pairing.importance import make_importance_lookup, read_importance
 from quanterr.recipes import PRESETS, Recipe, parse_recipes
@@ -25,7 +25,9 @@ from quanterr.selection import LayerSelection
 
 @accept_fields_of(RankOptions)
 def rank(
-    original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint], **options: Unpack[RankKeywords]
+    original: Path | Checkpoint,
+    candidates: Path | Checkpoint | Iterable[Path | Checkpoint],
+    **options: Unpack[RankKeywords],
 ) -> Ranking:
     """Rank quantized checkpoints by error and size, and find layers that could better come from another candidate.
 
@@ -37,7 +39,7 @@ def rank(
         CheckpointError, ResourceError: as :func:`compare`.
     """
     chosen = RankOptions(**options)
-    return rank_candidates(original, candidates, chosen, prepare(chosen))
+    return rank_candidates(original, list_given(candidates), chosen, prepare(chosen))
 
 
 def rank_candidates(

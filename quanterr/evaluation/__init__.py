@@ -29,7 +29,7 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.evaluation.beside_original import measure, measure_alone
 from quanterr.evaluation.beside_reference import measure_beside
 from quanterr.gates import PreparedRules, prepare
-from quanterr.keywords import accept_fields_of
+from quanterr.keywords import accept_fields_of, list_given
 from quanterr.options import EvaluateKeywords, EvaluateOptions
 from quanterr.report.documents import KINDS
 from quanterr.report.evaluation import SCHEMA
@@ -41,31 +41,31 @@ from quanterr.tensors.clock import Clock
 @accept_fields_of(EvaluateOptions)
 def evaluate(
     original: str | os.PathLike[str] | Checkpoint,
-    candidates: Sequence[str | os.PathLike[str] | Checkpoint] = (),
+    candidates: str | os.PathLike[str] | Checkpoint | Iterable[str | os.PathLike[str] | Checkpoint] = (),
     *,
-    against: Iterable[str | Plan] = (),
+    against: str | Plan | Iterable[str | Plan] = (),
     **options: Unpack[EvaluateKeywords],
 ) -> Evaluation:
-    """Are quantized checkpoints still good models? Runs the original's architecture with the weights of each side.
+    """Measure how well quantized checkpoints still perform, in the original's own model with the weights of each side.
 
-    ``original`` is a folder with config.json, here or in a store; ``against`` are recipes such as ``"fp8_row"`` and
-    plans, or files of them, ``"plan.json"``, by which it is quantized on the fly; ``options`` are the fields of
-    :class:`quanterr.options.EvaluateOptions`, by name.
+    ``original`` is a folder with config.json, here or in a store; ``candidates`` are one or several checkpoints.
+    ``against`` are recipes such as ``"fp8_row"`` and plans, or files of plans, ``"plan.json"``, by which the original
+    is quantized on the fly; ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name.
 
     Raises:
-        UsageError: transformers is missing, no text or too little of it, a rule that is none.
-        CheckpointError: an input that is missing or damaged, a model that transformers lacks, a weight that is
-            missing or has another shape.
-        ResourceError: no memory.
+        UsageError: transformers is missing, the text is missing or too short, or a rule cannot be parsed.
+        CheckpointError: an input is missing or damaged, transformers lacks the model, or a weight is missing or has
+            another shape.
+        ResourceError: there is not enough memory.
     """
     chosen = EvaluateOptions(**options)
-    return evaluate_candidates(original, candidates, against, chosen, prepare(chosen, KINDS[SCHEMA]))
+    return evaluate_candidates(original, list_given(candidates), against, chosen, prepare(chosen, KINDS[SCHEMA]))
 
 
 def evaluate_candidates(
     original: str | os.PathLike[str] | Checkpoint,
     candidates: Sequence[str | os.PathLike[str] | Checkpoint],
-    against: Iterable[str | Plan],
+    against: str | Plan | Iterable[str | Plan],
     chosen: EvaluateOptions,
     rules: PreparedRules,
 ) -> Evaluation:

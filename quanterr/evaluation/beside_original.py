@@ -31,7 +31,7 @@ from quanterr.util.waiting import notices
 def measure(
     original: str | os.PathLike[str] | Checkpoint,
     candidates: Sequence[str | os.PathLike[str] | Checkpoint],
-    against: Iterable[str | Plan],
+    against: str | Plan | Iterable[str | Plan],
     chosen: EvaluateOptions,
     clock: Clock,
 ) -> Evaluation:

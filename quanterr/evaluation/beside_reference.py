@@ -26,7 +26,7 @@ from quanterr.util.rank_group import join_rank_group
 def measure_beside(
     folder: Path,
     candidates: Sequence[str | os.PathLike[str] | Checkpoint],
-    against: Iterable[str | Plan],
+    against: str | Plan | Iterable[str | Plan],
     chosen: EvaluateOptions,
     clock: Clock,
 ) -> Evaluation:
@@ -71,7 +71,7 @@ def measure_beside(
         return assemble(measured, baseline, prepared, chosen, clock, sides.read_bytes)
 
 
-def _check_needs_no_original(against: Iterable[str | Plan], chosen: EvaluateOptions) -> None:
+def _check_needs_no_original(against: str | Plan | Iterable[str | Plan], chosen: EvaluateOptions) -> None:
     """Refuse options that a reference cannot serve.
 
     Raises:

@@ -47,7 +47,9 @@ class Given(NamedTuple):
         ]
 
 
-def read_given(stored: Sequence[str | os.PathLike[str] | Checkpoint], against: Iterable[str | Plan]) -> Given:
+def read_given(
+    stored: Sequence[str | os.PathLike[str] | Checkpoint], against: str | Plan | Iterable[str | Plan]
+) -> Given:
     """Read plans and recipes; no checkpoint is opened.
 
     Raises:
@@ -63,7 +65,7 @@ def is_of_recipe(checkpoint: Checkpoint) -> bool:
     return checkpoint.kind == RECIPE and not checkpoint.path.endswith(PLAN)
 
 
-def _plans_and_recipes(against: Iterable[str | Plan]) -> tuple[dict[str, Plan], list[str]]:
+def _plans_and_recipes(against: str | Plan | Iterable[str | Plan]) -> tuple[dict[str, Plan], list[str]]:
     """Return plans, by path or goal, and names of recipes.
 
     Raises:
