@@ -41,7 +41,8 @@ def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
             try:
                 return function(*given, **keywords)
             except UsageError as error:
-                raise UsageError(_FLAG.sub(partial(_name_argument, arguments), str(error))) from error
+                named = _FLAG.sub(partial(_name_argument, arguments), str(error))
+                raise UsageError(named) from None  # one traceback: of the call
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         return call
