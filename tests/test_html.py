@@ -15,6 +15,7 @@ from quanterr.report import html_data, view
 from quanterr.report import page as pages
 from quanterr.report.markup import FOLDER, LAYER_SCRIPTS
 from quanterr.report.model import Report
+from quanterr.report.sections import Column, Table
 from quanterr.util.text import display
 
 LIMIT = 2_000_000  # bytes
@@ -208,3 +209,15 @@ def test_a_page_without_layers_says_so():
     model.weights, model.floor = [], None
 
     assert "No layer differs, so there is no error to show." in page(report_of(model))
+
+
+@pytest.mark.parametrize(
+    ("rows", "minor", "folded"),
+    [(20, 0, None), (21, 0, "11 more rows"), (20, 4, "4 rows below 1 %"), (25, 4, "15 more rows")],
+)
+def test_a_table_of_many_rows_shows_the_first_and_folds_the_others(rows, minor, folded):
+    table = Table("", "layer", (Column("bytes", 0),), [[f"row-{n}", "1"] for n in range(rows)], 0, minor, "below 1 %")
+    shown = pages.render_table(table)
+
+    assert ([folded] if folded else []) == re.findall("<summary>(.*?)</summary>", shown)
+    assert [f"row-{n}" for n in range(rows)] == re.findall(r"row-\d+", shown)

@@ -61,6 +61,7 @@ from quanterr.util.text import count, display, format_exact, size
 
 MAP_SCRIPTS = ("front", "layers")  # for documents whose data define the metrics of map and table
 TOP = 50  # layers in tables of the page itself
+MANY_ROWS, FIRST_ROWS = 20, 10  # of a table with more rows, the page shows the first at once
 MAX_LISTED = 200  # findings and reasons
 MAX_VIOLATIONS = 20
 SEVERITIES = ("error", "warning", "info")
@@ -213,7 +214,7 @@ def _show_pair(one: Picture) -> Markup:
 
 
 def render_table(one: Table) -> Markup:
-    """Return a table without the columns that only terminals draw, and its minor rows as a second table that unfolds.
+    """Return a table without the columns that only terminals draw. Minor rows, and most of many, unfold below it.
 
     Without numbers, rows stack on narrow screens.
     """
@@ -223,11 +224,15 @@ def render_table(one: Table) -> Markup:
     rows = [[_cell(row[0]), *(_cell(row[n + 1]) for n in kept)] for row in one.rows]
     kind = "rows" if any(right) or not kept else "stack"
     major = len(rows) - one.minor
+    title = f"{count(one.minor, 'row')} {one.minor_because}"
+    if major > MANY_ROWS:
+        major = FIRST_ROWS
+        title = f"{count(len(rows) - major, 'more row')}"
     shown = cells_table(heads, rows[:major], kind, right) if major else Markup("")
-    if not one.minor:
+    if major == len(rows):
         return shown
-    folded = tag("summary", f"{count(one.minor, 'row')} {one.minor_because}")
-    return join_markup(shown, tag("details", folded, cells_table(heads, rows[major:], kind, right), class_="minor"))
+    folded = cells_table(heads, rows[major:], kind, right)
+    return join_markup(shown, tag("details", tag("summary", title), folded, class_="minor"))
 
 
 def _render_whole(one: Whole) -> Markup:

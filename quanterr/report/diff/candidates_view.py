@@ -33,8 +33,8 @@ OF_ITEMS = {
 ITEMS = {
     "evaluation": ("weight", "with worse output", "with better output"),
     "ranking": ("layer", "worse", "better"),
-    "plan": ("layer", "that costs more", "that costs no more"),
-    "inspection": ("weight", "with more bytes", "with no more bytes"),
+    "plan": ("layer", "changed, at more cost", "changed, at no more cost"),
+    "inspection": ("weight", "changed, with more bytes", "changed, with no more bytes"),
     "images": ("pair", "further from the original", "nearer to it"),
 }
 LEADS = ("kld_mean", "cosine_mean", "snr_db", "ssim", "cost", "bits_per_weight")  # the first that there is says most
@@ -66,24 +66,28 @@ def find_document_kind(diff: CandidateDiff) -> str:
 
 def conclusion(diff: CandidateDiff) -> str:
     """Return the changes in a sentence, such as "fp8: KLD 0.0125 -> 0.01, better; 9 numbers better, 0 worse"."""
-    scores = KINDS[f"quanterr.{find_document_kind(diff)}"].values.VOCABULARY.scores
-    found = [f"{display(one.name)}: {_summarize(one, scores)}" for one in diff.candidates]
+    document = find_document_kind(diff)
+    scores = KINDS[f"quanterr.{document}"].values.VOCABULARY.scores
+    found = [f"{display(one.name)}: {_summarize(one, scores, ITEMS[document][0])}" for one in diff.candidates]
     more = [(len(diff.added), "new"), (len(diff.gone), "gone")]
     found += [f"{count(n, 'candidate')} {word}" for n, word in more if n]
     return format_answer(diff.difference, "; ".join(found) or "no candidate is in both")
 
 
-def _summarize(one: CandidateChange, scores: dict[str, Score]) -> str:
-    """Return the change of the main metric, and the numbers of metrics that are better and worse."""
+def _summarize(one: CandidateChange, scores: dict[str, Score], item: str) -> str:
+    """Return the change of the main metric, the numbers of metrics that are better and worse, and of changed items."""
     words = [change.word for change in one.metrics if not change.chance]
     numbers = f"{count(words.count('better'), 'number')} better, {words.count('worse'):,} worse"
     lead = next((change for name in LEADS for change in one.metrics if change.metric == name), None)
     first = "" if lead is None else f"{scores[lead.metric].title} {_format_change(lead, scores[lead.metric])}; "
-    return f"{first}{numbers}"
+    changed = len(one.worse) + len(one.better)
+    items = f"; {changed:,} of {count(changed + one.unchanged, item)} changed" if changed else ""
+    return f"{first}{numbers}{items}"
 
 
 def _format_change(change: MetricChange, score: Score) -> str:
-    return f"{format_in_units(score, change.old)} -> {format_in_units(score, change.new)}"
+    old, new = (format_in_units(score, value) for value in (change.old, change.new))
+    return f"{new} as before" if old == new else f"{old} -> {new}"
 
 
 def brief(diff: CandidateDiff) -> str:
@@ -118,8 +122,7 @@ def _parts(found: CandidateChange, document: str, top: int) -> Iterator[Part]:
     for word, items in zip(words, (found.worse, found.better), strict=True):
         if items:
             rows = [[Name(one.layer), *_cells(one)] for one in items[:top]]
-            title = f"{count(len(items), item)} {word if len(items) == 1 else word.replace('that costs', 'that cost')}"
-            yield Table(title, item, OF_ITEMS[document], rows, len(items) - len(rows))
+            yield Table(f"{count(len(items), item)} {word}", item, OF_ITEMS[document], rows, len(items) - len(rows))
     for word, names in (("new", found.added), ("gone", found.gone)):
         if names:
             rows = [[Name(name)] for name in names[:top]]
@@ -137,7 +140,7 @@ def _number(change: MetricChange, score: Score) -> Sequence[str]:
 def _cells(item: ItemChange) -> Sequence[str]:
     if isinstance(item, WeightChange):
         ratio = "-" if item.ratio is None else f"× {item.ratio:.3g}"
-        return [f"{item.old_output_error:.4g}", f"{item.new_output_error:.4g}", ratio]
+        return [f"{100 * item.old_output_error:.3g} %", f"{100 * item.new_output_error:.3g} %", ratio]
     if isinstance(item, LayerChange):
         levels = ["exact" if level is None else f"{level:.2f}" for level in (item.old_snr_db, item.new_snr_db)]
         return [*levels, "-" if item.change_db is None else f"{item.change_db:+.4g}"]

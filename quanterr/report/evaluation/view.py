@@ -85,7 +85,6 @@ MACRO = "macro average"
 BEFORE = 40  # characters of the text before a token
 MAX_BLOCKS = 8
 MAX_STEPS = 8
-UNFOLDED = 10  # weights that pages show at once
 MAX_DETAILED = 2  # candidates shown with blocks and weights
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "name", "block", "value", "cosine", "share_of_block"),
@@ -188,7 +187,12 @@ def make_scores_table(evaluation: Evaluation) -> Table:
     if floor is not None and floor.reason is None:
         cells = ["-" if floor.value(metric) is None else format_metric(floor, metric) for _, metric in metrics]
         rows.append(
-            [describe_floor(evaluation, floor), size(evaluation.original_bytes), *cells, *([""] if emulated else [])]
+            [
+                describe_floor(evaluation, floor),
+                size(evaluation.original_bytes),
+                *cells,
+                *(["none"] if emulated else []),
+            ]
         )
     return Table("Against the original", "candidate", columns, rows)
 
@@ -332,18 +336,15 @@ def _worst(candidate: Evaluated, top: int) -> Part:
     rows = [
         [
             LayerName(w.layer_name),
-            f"{w.output_error:.4g}",
-            f"{100 * (w.share_of_block or 0):.3g} %",
+            _percent(w.output_error),
+            _percent(w.share_of_block or 0),
             *(_by_inputs(w) if rounded else []),
         ]
         for w in weights
     ]
     columns = [*WEIGHTS, Column("by rounded inputs", 3), Column("share of both", 4)] if rounded else WEIGHTS
     title = f"The {len(weights)} largest output errors of {count(len(candidate.weights), 'weight')}"
-    minor = max(len(rows) - UNFOLDED, 0)
-    return Table(
-        f"{title}, {display(candidate.name)}", "weight", columns, rows, minor=minor, minor_because="with less error"
-    )
+    return Table(f"{title}, {display(candidate.name)}", "weight", columns, rows)
 
 
 def _routers(candidate: Evaluated) -> Part:
@@ -384,7 +385,11 @@ def _by_inputs(weight: WeightError) -> list[str]:
     if weight.input_error is None:
         return ["–", "–"]
     share = weight.share_of_inputs
-    return [f"{weight.input_error:.4g}", "–" if share is None else f"{100 * share:.3g} %"]
+    return [_percent(weight.input_error), "–" if share is None else _percent(share)]
+
+
+def _percent(share: float | None) -> str:
+    return f"{100 * (share or 0):.3g} %"
 
 
 def _has_rounded_inputs(candidate: Evaluated) -> bool:

@@ -49,5 +49,5 @@ function niceStep(width, log) {
 
 function boundText(metric, value) {
   const shown = METRICS[metric].unit === "%" ? 100 * value : value;
-  return Math.abs(shown) >= 0.01 || shown === 0 ? `${Number(shown.toPrecision(3))}` : shown.toExponential(1);
+  return Math.abs(shown) >= 1e-4 || shown === 0 ? `${Number(shown.toPrecision(3))}` : shown.toExponential(1);
 }
