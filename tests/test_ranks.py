@@ -205,6 +205,24 @@ def test_what_pairing_made_of_weights_is_the_same_everywhere(tmp_path, made):
         assert {"gguf_q4_0"} == {layer["format"] for layer in found["layers"]}
 
 
+def test_a_sample_is_shared(original, tmp_path):
+    words = ("sweep", original, *RECIPES, "--sample", "20%", "--json")
+    (_, alone, _), *_ = run(1, *words, cwd=tmp_path)
+    (status, shared, _), *others = run(3, *words, cwd=tmp_path)
+
+    assert (0, without_run(alone)) == (status, without_run(shared))
+    assert json.loads(alone)["run"]["read_bytes"] == json.loads(shared)["run"]["read_bytes"]
+    assert [(0, "", "")] * 2 == others
+
+
+def test_ranks_with_other_samples_are_told(original, tmp_path):
+    lines = [("sweep", original, *RECIPES, "--sample", share, "-q") for share in ("20%", "30%")]
+    done = meet(lines, [tmp_path] * 2)
+
+    assert {Status.USAGE} == {status for status, _, _ in done}
+    assert "rank 1 differs from rank 0 in sample" in done[0][2]
+
+
 def test_a_huge_weight_is_shared(original, alone, tmp_path):
     """In pieces that are small enough for this one."""
     words = ("sweep", original, *RECIPES, "-o", "s.json", "-q", "--resume", "j", "-l", "12")

@@ -1,9 +1,12 @@
 """A sweep over a sample of rows, which estimates the result of all rows with a margin."""
 
 import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from math import prod
 
@@ -11,6 +14,7 @@ import torch
 
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison.assembly import reported_dtype
+from quanterr.comparison.journal import digest_file
 from quanterr.comparison.scheduler import Progress
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings import check_sensitivity
@@ -20,7 +24,7 @@ from quanterr.pairing.importance import make_importance_lookup, read_importance
 from quanterr.recipes import Recipe
 from quanterr.recipes.matrices import Matrix, matrices_of
 from quanterr.recipes.quantized_file import ImportanceOf, QuantizedFile, choose_weights, quantize_by
-from quanterr.recipes.sampling import Estimate, estimate_matrix, find_margin
+from quanterr.recipes.sampling import Estimate, estimate_matrix, find_margin, pack_estimates, unpack_estimates
 from quanterr.recipes.tensors import read_weight
 from quanterr.report.base import Tool
 from quanterr.report.kept_layers import Budget
@@ -31,7 +35,8 @@ from quanterr.report.sensitivity import Sensitivity, read_sensitivity
 from quanterr.selection import LayerSelection
 from quanterr.tensors.clock import Clock
 from quanterr.util.platform import usable_cores
-from quanterr.util.processes import this_process
+from quanterr.util.rank_group import RankGroup, join_rank_group
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 from quanterr.version import __version__
 
@@ -45,14 +50,28 @@ def estimate(
     keep: Budget | None,
     options: ComparisonOptions,
 ) -> Ranking:
-    """Rank recipes by a sample: a ``share`` (0 to 1) of the rows of each weight.
+    """Rank recipes by a sample: a ``share`` (0 to 1) of the rows of each weight. Ranks take weights in turn.
 
     Raises:
         UsageError: an option needs all rows, or there is nothing to quantize.
         CheckpointError: a weight contains NaN or infinity, or cannot be read.
         Interrupted: the run was stopped.
+        ElsewhereError: this is not rank 0, which has the result.
     """
     _check(options)
+    stop = options.stop or threading.Event()
+    with join_rank_group(stop) as group:
+        return _estimate(original, recipes, share, keep, replace(options, stop=stop), group)
+
+
+def _estimate(
+    original: str | os.PathLike[str] | Checkpoint,
+    recipes: Sequence[Recipe],
+    share: float,
+    keep: Budget | None,
+    options: ComparisonOptions,
+    group: RankGroup | None,
+) -> Ranking:
     clock = Clock()
     selection = LayerSelection(options.layers, options.exclude)
     with ExitStack() as stack:
@@ -60,12 +79,14 @@ def estimate(
         selection.check(checkpoint.entries)
         means = None if options.importance is None else read_importance(options.importance)
         sensitivity = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
+        if group is not None:
+            group.agree(_identify(checkpoint, recipes, share, selection, options))
         virtuals = _quantize(recipes, checkpoint, selection, make_importance_lookup(checkpoint, means))
         files = [_list_files(virtual) for virtual in virtuals]
         chosen_names, _ = choose_weights(checkpoint, selection)
         by_weight = {name: matrices_of(name, checkpoint.entries) for name in chosen_names}
         matrices = {one.name: one for alike in by_weight.values() for one in alike}
-        found = _estimate_all(matrices, files, share, options)
+        found = _estimate_all(matrices, files, share, options, group)
         checkpoint.check_unchanged()
         others = {
             name: StoredTensor(
@@ -92,6 +113,8 @@ def estimate(
                 _add_prediction(candidate, sensitivity, names)
         read_bytes = sum(_count_read_bytes(matrices[name], recipes, each) for name, each in found.items())
         run = clock.describe_run(options.command, "cpu", usable_cores(), read_bytes)
+        if group is not None:
+            group.end()
     return Ranking.model_construct(
         tool=Tool(name="quanterr", version=__version__),
         verdict="pass",
@@ -112,8 +135,25 @@ def _check(options: ComparisonOptions) -> None:
         raise UsageError("--resume: needs all rows; leave --sample out")
     if options.device not in ("auto", "cpu"):
         raise UsageError(f"--device {display(options.device)}: a sample is measured on the CPU")
-    if this_process().world > 1:
-        raise UsageError("--sample: a sample is measured by a single process")
+
+
+def _identify(
+    checkpoint: Checkpoint,
+    recipes: Sequence[Recipe],
+    share: float,
+    selection: LayerSelection,
+    options: ComparisonOptions,
+) -> JsonObject:
+    """Return what all ranks must have in common."""
+    return {
+        "quanterr": __version__,
+        "inputs": checkpoint.identity,
+        "contents": [file.digest() for file in checkpoint.files],
+        "recipes": [recipe.name for recipe in recipes],
+        "sample": share,
+        "layers": list(selection.patterns),
+        "importance": digest_file(options.importance),
+    }
 
 
 def _quantize(
@@ -142,15 +182,21 @@ def _list_files(virtual: Checkpoint) -> dict[str, QuantizedFile]:
 
 
 def _estimate_all(
-    matrices: dict[str, Matrix], files: Sequence[dict[str, QuantizedFile]], share: float, options: ComparisonOptions
+    matrices: dict[str, Matrix],
+    files: Sequence[dict[str, QuantizedFile]],
+    share: float,
+    options: ComparisonOptions,
+    group: RankGroup | None,
 ) -> dict[str, list[Estimate | None]]:
     """Estimate each matrix for each recipe, on all cores; None where a recipe does not quantize the matrix."""
     asked = {name: matrices[name] for own in files for name in own}
     progress = Progress(sum(matrix.nbytes for matrix in asked.values()), total_weights=len(asked))
 
-    def one(name: str) -> list[Estimate | None]:
+    def one(number: int, name: str) -> list[Estimate | None] | None:
         if options.stop is not None and options.stop.is_set():
             raise Interrupted("interrupted before all weights were sampled: no estimate")
+        if group is not None and group.add(f"claim/{number}", 1) > 1:
+            return None
         progress.name = name
         made = estimate_matrix(asked[name], share, [each.get(name) for each in files])
         progress.done_bytes += asked[name].nbytes
@@ -158,7 +204,7 @@ def _estimate_all(
         return made
 
     with ThreadPoolExecutor(usable_cores(), initializer=partial(torch.set_num_threads, 1)) as pool:
-        futures = {name: pool.submit(one, name) for name in asked}
+        futures = {name: pool.submit(one, number, name) for number, name in enumerate(asked)}
         missing = set(futures.values())
         while missing and not any(future.exception() for future in futures.values() if future.done()):
             _, missing = wait(missing, LOOK, FIRST_EXCEPTION)
@@ -166,7 +212,31 @@ def _estimate_all(
                 options.on_progress(progress)
         for future in missing:
             future.cancel()
-        return {name: future.result() for name, future in futures.items()}
+        if group is not None and options.stop is not None and options.stop.is_set():
+            group.check()  # another rank's error explains the stop
+        found = {name: made for name, future in futures.items() if (made := future.result()) is not None}
+    return found if group is None else _gather(found, asked, group)
+
+
+def _gather(
+    found: dict[str, list[Estimate | None]], asked: Mapping[str, Matrix], group: RankGroup
+) -> dict[str, list[Estimate | None]]:
+    """Return the estimates of all ranks on rank 0, in the order that one process has.
+
+    Raises:
+        ElsewhereError: this is another rank.
+        QuanterrError: another rank has failed.
+    """
+    if group.rank:
+        group.set(f"found/{group.rank}", pack_estimates(found))
+        group.leave()
+    for other in range(1, group.world):
+        while not group.has(key := f"found/{other}"):
+            group.check()
+            time.sleep(LOOK)
+        found |= unpack_estimates(group.get(key))
+        group.delete(key)
+    return {name: found[name] for name in asked}
 
 
 def _make_rankable(

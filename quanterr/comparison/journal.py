@@ -60,7 +60,7 @@ def make_identity(
         "written": [file.written for checkpoint in checkpoints for file in checkpoint.files],
         "layers": list(LayerSelection(options.layers, options.exclude).patterns),
         "outlier_threshold": options.outlier_threshold,
-        "importance": _digest_file(options.importance),
+        "importance": digest_file(options.importance),
         "plan": [_digest("\n".join(_describe_pairs(pairing))) for pairing in pairings],
     }
 
@@ -75,7 +75,8 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _digest_file(path: str | os.PathLike[str] | None) -> str | None:
+def digest_file(path: str | os.PathLike[str] | None) -> str | None:
+    """Return the SHA-256 of a file's bytes, in hexadecimal digits; None for no file."""
     return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 

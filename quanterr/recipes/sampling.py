@@ -12,7 +12,9 @@ Rows have the values that they have in the whole weight. If scales depend on all
 that are quantized again), all rows are read for the scales.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
@@ -134,6 +136,29 @@ class Estimate:
             return 0.0
         squares = [(noise - ratio * signal) ** 2 for noise, signal in zip(self.noises, self.signals, strict=True)]
         return total**2 * (1 - n / total) * (sum(squares) + max(squares)) / n**2
+
+
+def pack_estimates(found: Mapping[str, Sequence[Estimate | None]]) -> bytes:
+    """Return estimates by weight as bytes for another process, digit for digit."""
+    plain = {
+        name: [one and (one.runs, one.noises, one.signals, one.read_weighted) for one in of]
+        for name, of in found.items()
+    }
+    return zlib.compress(json.dumps(plain).encode(), 1)
+
+
+def unpack_estimates(packed: bytes) -> dict[str, list[Estimate | None]]:
+    """Return what :func:`pack_estimates` was given."""
+
+    def unpack(
+        runs: tuple[int, int, list[int]], noises: list[float], signals: list[float], weighted: list[float] | None
+    ) -> Estimate:
+        rows, height, numbers = runs
+        pair = None if weighted is None else (weighted[0], weighted[1])
+        return Estimate(Runs(rows, height, tuple(numbers)), noises, signals, pair)
+
+    plain = json.loads(zlib.decompress(packed))
+    return {name: [one and unpack(*one) for one in of] for name, of in plain.items()}
 
 
 def find_margin(estimates: Sequence[Estimate]) -> float | None:
