@@ -287,7 +287,8 @@ class _Pairer:
             kinds = ", ".join(str(side.entries[own]) for own in parts[:4])
             return (
                 Bucket.UNSUPPORTED,
-                f"stored as {kinds}: a layout that this version does not support; see `quanterr formats`",
+                f"stored as {kinds}: its codes are missing, or in a layout that this version does not support; see "
+                "`quanterr formats`",
             )
         return Bucket.ONLY_IN_ORIGINAL, "the quantized checkpoint has no tensor of this name"
 
