@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from quanterr.errors import CheckpointError
 from quanterr.evaluation.layouts import Layout, Rows
-from quanterr.evaluation.memory import room_for_weight
+from quanterr.tensors.memory import room_for_weight
 from quanterr.util.text import listed
 
 Get = Callable[[str], Tensor]  # returns the tensor of a stored name

@@ -15,7 +15,6 @@ from torch import Tensor
 from quanterr.checkpoints import Checkpoint
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.evaluation.layouts import Layout
-from quanterr.evaluation.memory import room_for_weight
 from quanterr.evaluation.rounding import DECLARED, NONE, Rounding
 from quanterr.findings.files import RECIPE
 from quanterr.formats import Weight
@@ -28,6 +27,7 @@ from quanterr.pairing.smoothing import undo_smoothing
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, Cut
 from quanterr.tensors.devices import CPU
+from quanterr.tensors.memory import room_for_weight
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import display
 

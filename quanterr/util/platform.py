@@ -187,7 +187,15 @@ def keep_freed_memory(up_to: int) -> None:
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
-def prefer_large_pages(pages: mmap.mmap) -> None:
-    """Hint to the system to back ``pages`` with huge pages, which are faster to allocate."""
+def allocate_pages(n_bytes: int) -> mmap.mmap:
+    """Return new memory, in huge pages if the system has them: they are faster to allocate.
+
+    Raises:
+        OSError: there is not enough memory.
+    """
+    if WINDOWS:
+        return mmap.mmap(-1, n_bytes)
+    pages = mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has no huge pages
     with suppress(OSError, AttributeError):
         pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages

@@ -1,0 +1,27 @@
+"""Memory for whole weights, which are loaded and freed all the time."""
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from quanterr.tensors.devices import CPU
+from quanterr.util.platform import allocate_pages
+
+WEIGHT = 1 << 20  # bytes; larger weights get pages of their own
+
+
+def room_for_weight(shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Return an uninitialized float32 tensor.
+
+    A large one on the CPU has pages of its own, which leave no hole between other blocks when it is freed. They are
+    huge pages, which the system provides faster.
+    """
+    n_bytes = 4 * prod(shape)
+    if device != CPU or n_bytes < WEIGHT:
+        return torch.empty(shape, dtype=torch.float32, device=device)
+    try:
+        pages = allocate_pages(n_bytes)
+    except OSError as error:
+        raise MemoryError(f"{n_bytes} bytes for a weight") from error
+    return torch.frombuffer(pages, dtype=torch.float32).view(shape)
