@@ -30,7 +30,8 @@ from quanterr.comparison.kernel import SUMS_ALONE
 from quanterr.comparison.native_sums import NativeSums, Operand
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.formats.shared import convrot
+from quanterr.formats.shared import code_tiles, convrot, hadamard
+from quanterr.formats.shared.code_tiles import TileLayout
 from quanterr.metrics import OUTLIER, RELATIVE_OUTLIER
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
 from quanterr.pairing.side import CheckpointSide
@@ -78,6 +79,37 @@ def test_rotated_values_are_those_of_torch(monkeypatch, kernel, size):
     convrot.unrotate(found, size, Workspace(CPU))
 
     assert same_bits(expected, found)
+
+
+@every_kernel
+@pytest.mark.parametrize("size", [1, 2, 8, 32, 128, 4096, 12 * 16])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_with_hadamard_matrices_are_those_of_torch(monkeypatch, kernel, size, axis, dtype):
+    shape = (2 * size, 37) if axis == 0 else (3, 2 * size)
+    source, factors = normal(*shape).to(dtype) ** 3, [normal(1, n)[0].double() for n in shape]
+
+    def product(choice):
+        monkeypatch.setattr(hadamard, "choose_kernel", lambda: native.KernelChoice(choice))
+        out = torch.zeros(shape[0], shape[1] + 5)
+        return hadamard.multiply(source, size, axis, factors, out[:, 1:-4], Workspace(CPU))
+
+    assert same_bits(product(None), product(kernel))
+
+
+@every_kernel
+@pytest.mark.parametrize("mask", [1, 255, 65535])
+def test_codes_of_tiles_are_those_of_torch(monkeypatch, kernel, mask):
+    bits = torch.Generator().manual_seed(mask)
+    stored = torch.randint(-(1 << 31), 1 << 31, (5, 3, 9), generator=bits).int()
+    codes = torch.stack([torch.randint(0, most, (28,), generator=bits) for most in (9, 9, 32)], 1).int()
+    layout, table = TileLayout(4, 7, codes), torch.rand(mask + 1, generator=bits)
+
+    def values(choice):
+        monkeypatch.setattr(code_tiles, "choose_kernel", lambda: native.KernelChoice(choice))
+        return code_tiles.look_up(stored.transpose(0, 1)[:, 1:], layout, table, Workspace(CPU))
+
+    assert same_bits(values(None), values(kernel))
 
 
 @needs_kernel

@@ -17,10 +17,10 @@ exact in float32 (the CUDA kernels round the sum to float16). Code t = 8 · lane
 2 · (lane % 4) + i % 2 + 8 · (i // 2 % 2) and row lane // 4 + 8 · (i // 4) of its tile.
 
     weight = diag(svh) · (H · ((values · H) · diag(suh)))    H = float32(1 / sqrt(128)) · Sylvester in blocks,
-                                                             values (rows, cols); each operation rounded
+                                                             values (rows, cols); in float64, rounded once
 
-Products are in float32, as in the reference: their last bits depend on the order in which a library adds 128 numbers.
-Rows and columns are padded to multiples of 128. Blocks of 128 rows are dequantized and kept for the chunks that begin
+The reference's products are in float32, so its last bits depend on the order in which a library adds 128 numbers. Rows
+and columns are padded to multiples of 128. Blocks of 128 rows are dequantized and kept for the chunks that begin
 or end in them. The whole trellis stays in memory, because the tiles of one row are scattered.
 
 Reference: turboderp-org/exllamav3@4f8ad012 exllamav3/exllamav3_ext/quant/codebook.cuh, modules/quant/exl3.py;
@@ -36,11 +36,13 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared import hadamard
+from quanterr.formats.shared import code_tiles, hadamard
+from quanterr.formats.shared.code_tiles import TileLayout
 from quanterr.formats.shared.config_checks import check_quant_method, read_integers
 from quanterr.formats.shared.padding import fit_padded
 
 BLOCK, TILE = 128, 16
+SCALE = float(torch.tensor(1 / sqrt(BLOCK)))  # rounded to float32
 AT_ONCE = 1024  # columns dequantized at a time, so that the buffers stay in the cache
 FACTOR, BIAS = 1774 / 2.0**18, -10.3828125  # float16 values 0x1EEE and 0xC931 of mul1
 MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
@@ -112,24 +114,19 @@ def dequantize(parts: Parts, layer: Exl3Layout, chunk: Chunk, workspace: Workspa
 
 def _dequantize_block(parts: Parts, layer: Exl3Layout, number: int, workspace: Workspace) -> Tensor:
     """Dequantize the 128 rows of block ``number``, (128, cols) float32."""
-    rows = _read_factors(parts["rows"], workspace)[number * BLOCK : (number + 1) * BLOCK, None]
-    cols = _read_factors(parts["cols"], workspace)
-    matrix = _scaled_hadamard(workspace.device)
+    rows = _read_factors(parts["rows"], workspace)[number * BLOCK : (number + 1) * BLOCK].double()
+    cols = _read_factors(parts["cols"], workspace).double() * SCALE**2
+    one = torch.ones(max(BLOCK, AT_ONCE), dtype=torch.float64, device=workspace.device)
+    codes, table = _lay_out_codes(layer.bits, workspace.device), make_codebook(layer.codebook, workspace.device)
+    tiles = workspace.read_whole("trellis", parts["trellis"]).view(torch.int32)  # (cols / 16, rows / 16, words)
+    tiles = tiles[:, number * BLOCK // TILE : (number + 1) * BLOCK // TILE].transpose(0, 1)
     block = workspace.buffer("block", (BLOCK, layer.cols), torch.float32)
     for left in range(0, layer.cols, AT_ONCE):
         right = min(left + AT_ONCE, layer.cols)
-        values = _look_up_values(parts["trellis"], layer, number, left, right, workspace)
-        other = workspace.buffer("other", tuple(values.shape), torch.float32)
-        torch.matmul(values.view(-1, BLOCK), matrix, out=other.view(-1, BLOCK))
-        torch.matmul(matrix, other.mul_(cols[left:right]), out=values)
-        block[:, left:right] = values.mul_(rows)
+        values = code_tiles.look_up(tiles[:, left // TILE : right // TILE], codes, table, workspace)
+        hadamard.multiply(values, BLOCK, 1, (one[:BLOCK], cols[left:right]), values, workspace)
+        hadamard.multiply(values, BLOCK, 0, (rows, one[: right - left]), block[:, left:right], workspace)
     return block
-
-
-@cache
-def _scaled_hadamard(device: torch.device) -> Tensor:
-    """Return Sylvester's matrix divided by sqrt(128), (128, 128) float32."""
-    return (hadamard.make_sylvester(BLOCK) / sqrt(BLOCK)).float().to(device)
 
 
 def _read_factors(entry: Entry, workspace: Workspace) -> Tensor:
@@ -141,45 +138,16 @@ def _read_factors(entry: Entry, workspace: Workspace) -> Tensor:
     return 1.0 - 2.0 * bits.view(-1).float()
 
 
-def _look_up_values(
-    entry: Entry, layer: Exl3Layout, number: int, left: int, right: int, workspace: Workspace
-) -> Tensor:
-    """Return the values of the codes in 128 rows and columns ``left:right``, (128, right - left) float32."""
-    trellis = workspace.read_whole("trellis", entry)
-    tiles = trellis[left // TILE : right // TILE, 8 * number : 8 * number + 8].view(torch.int32)  # (n, 8, words)
-    n, words = tiles.shape[0], tiles.shape[2]
-    stored = workspace.buffer("words", (words, 8, n), torch.int32).copy_(tiles.permute(2, 1, 0))
-    codes = _extract_codes(stored.view(words, -1), layer.bits, workspace)
-    found = workspace.buffer("found", (codes.numel(),), torch.float32)
-    torch.index_select(make_codebook(layer.codebook, workspace.device), 0, codes.view(-1), out=found)
-    values = workspace.buffer("ordered", (8, TILE, n, TILE), torch.float32)
-    values.copy_(found.view(TILE, TILE, 8, n).permute(2, 0, 3, 1))  # (tile row, row, tile, column)
-    return values.view(BLOCK, -1)
-
-
-def _extract_codes(words: Tensor, bits: int, workspace: Workspace) -> Tensor:
-    """Extract the codes of n tiles, (256, n) int32 in row-major order, from (8 · bits, n) words."""
-    windows = workspace.buffer("windows", (2 * len(words), words.shape[1]), torch.int32)  # 32 bits from each half word
-    windows[0::2] = words
-    torch.bitwise_left_shift(words, 16, out=windows[1::2])
-    windows[1:-1:2] |= (words[1:] >> 16) & 0xFFFF
-    windows[-1] |= (words[0] >> 16) & 0xFFFF
-    window, shift = _find_places(bits, words.device)
-    codes = workspace.buffer("codes", (TILE * TILE, words.shape[1]), torch.int32)
-    torch.index_select(windows, 0, window, out=codes)
-    return torch.bitwise_right_shift(codes, shift, out=codes).bitwise_and_(0xFFFF)
-
-
 @cache
-def _find_places(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return for each place of a tile, in row-major order, its code's window, (256,), and shift in it, (256, 1)."""
-    first = torch.empty(TILE, TILE, dtype=torch.int32)
+def _lay_out_codes(bits: int, device: torch.device) -> TileLayout:
+    """Return the places of a tile's codes: words follow each other from high bits to low."""
+    n, codes = 8 * bits, torch.empty(TILE, TILE, 3, dtype=torch.int32)
     for t in range(TILE * TILE):
         lane, i = divmod(t, 8)
         col = 2 * (lane % 4) + i % 2 + 8 * (i // 2 % 2)
-        first[lane // 4 + 8 * (i // 4), col] = ((t + 1) * bits - 16) % (256 * bits)
-    first = first.view(-1)
-    return (first // 16).to(device), (16 - first % 16).unsqueeze(1).to(device)
+        last, end = divmod(((t + 1) * bits - 1) % (32 * n), 32)
+        codes[lane // 4 + 8 * (i // 4), col] = torch.tensor([last, (last - 1) % n, 31 - end])
+    return TileLayout(TILE, TILE, codes.view(-1, 3).to(device))
 
 
 @cache

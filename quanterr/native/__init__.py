@@ -18,12 +18,22 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 9
+VERSION = 10
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
 SUM_BYTES = 4 * 68  # bytes of a sum, a signed integer in units of 2^-1074
 DONE = 1
+
+Pair = tuple[int, int]
+
+
+class Matrix(NamedTuple):
+    """The address of a matrix, the elements from one row to the next, and whether they are float64, not float32."""
+
+    values: int
+    stride: int
+    wide: bool = False
 
 
 class ElementType(IntEnum):
@@ -172,6 +182,31 @@ class Kernel(NamedTuple):
         """
         group = ctypes.c_int64(groups), ctypes.c_int64(size), ctypes.c_double(unit)
         self.library.quanterr_rotate(ctypes.c_void_p(values), *group, ctypes.c_void_p(room))
+
+    def multiply_sylvester(
+        self, source: Matrix, out: Matrix, shape: Pair, block: tuple[int, bool], factors: Pair, room: int
+    ) -> None:
+        """Multiply blocks of a matrix of ``shape`` by Sylvester's matrix, and its rows and columns by float64 factors.
+
+        ``block`` is the size, a power of two, and whether it counts rows. ``factors`` are the addresses of those of
+        rows and columns, ``room`` that of size · 16 float64 numbers; formats/shared/hadamard.py specifies it.
+        """
+        read = ctypes.c_void_p(source.values), ctypes.c_int32(source.wide), ctypes.c_int64(source.stride)
+        written = ctypes.c_void_p(out.values), ctypes.c_int64(out.stride)
+        sizes = *map(ctypes.c_int64, (*shape, block[0])), ctypes.c_int32(block[1])
+        self.library.quanterr_sylvester(*read, *written, *sizes, *map(ctypes.c_void_p, (*factors, room)))
+
+    def look_up_tiles(
+        self, stored: int, n: Pair, steps: Pair, codes: int, shape: Pair, mask: int, table: int, out: int
+    ) -> None:
+        """Look up the codes of ``n`` tiles, rows and columns of them, in a float32 table of ``mask`` + 1 values.
+
+        ``steps`` are the words from one row of tiles to the next, and from one column; ``shape`` is a tile's.
+        ``stored``, ``codes``, ``table`` and ``out`` are addresses; formats/shared/code_tiles.py specifies them.
+        """
+        words = ctypes.c_void_p(stored), *map(ctypes.c_int64, (*n, *steps)), ctypes.c_void_p(codes)
+        values = ctypes.c_uint32(mask), ctypes.c_void_p(table), ctypes.c_void_p(out)
+        self.library.quanterr_look_up_tiles(*words, *map(ctypes.c_int64, shape), *values)
 
 
 class KernelChoice(NamedTuple):

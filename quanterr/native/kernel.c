@@ -41,7 +41,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 9
+#define VERSION 10
 #define SEGMENT 512
 #define LANES 16
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
@@ -51,6 +51,7 @@ _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shi
 #define KEPT 5   /* rows with the lowest SNR: metrics/sums.py KEPT_ROWS */
 #define STRIP 16384
 #define AT_ONCE 64 /* columns of AWQ words that are unpacked together */
+#define SIDE_BY_SIDE 16 /* columns that are rotated together */
 #define BINS 0x7F80 /* of a histogram: one per finite nonnegative bfloat16 number */
 #define ROOM 32768  /* bins in a table of counts */
 #define MAGNITUDE 0x7FFFFFFF
@@ -433,6 +434,7 @@ INLINE void segment(const float *x, const float *y, int n, const float *weights,
 /* ---- rotations ---- */
 
 typedef double doubles __attribute__((vector_size(32)));
+typedef double wide_doubles __attribute__((vector_size(4 * WIDTH)));
 INLINE doubles load4(const double *from) { doubles v; memcpy(&v, from, sizeof v); return v; }
 INLINE void store4(double *to, doubles v) { memcpy(to, &v, sizeof v); }
 
@@ -451,12 +453,81 @@ static void rotate_fours(double *x, int64_t size, int64_t stride) {
                 store4(p, total - 2 * d); store4(q, total - 2 * c); store4(r, total - 2 * b); store4(s, total - 2 * a);
             }
 }
-static void rotate_pairs(double *x, int64_t size, int64_t stride) {
-    for (int64_t i = 0; i < size; i += 2 * stride)
+static void rotate_pairs(double *x, int64_t n, int64_t stride) {
+    for (int64_t i = 0; i < n; i += 2 * stride)
         for (int64_t j = i; j < i + stride; j++) {
             double a = x[j], b = x[j + stride];
             x[j] = a + b;
             x[j + stride] = a - b;
+        }
+}
+
+/* The same for strides 1, 2 and 4. */
+static void rotate_eights(double *x, int64_t n) {
+    for (double *v = x; v < x + n; v += 8) {
+        double a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
+        double e = v[4] + v[5], f = v[4] - v[5], g = v[6] + v[7], h = v[6] - v[7];
+        double ac = a + c, bd = b + d, a_c = a - c, b_d = b - d, eg = e + g, fh = f + h, e_g = e - g, f_h = f - h;
+        v[0] = ac + eg; v[1] = bd + fh; v[2] = a_c + e_g; v[3] = b_d + f_h;
+        v[4] = ac - eg; v[5] = bd - fh; v[6] = a_c - e_g; v[7] = b_d - f_h;
+    }
+}
+
+/* The same for `stride`, a multiple of a vector, 2 · stride, … up to radix / 2 · stride, in registers. */
+INLINE void rotate_vectors(double *x, int64_t n, int64_t stride, int radix) {
+    for (int64_t i = 0; i < n; i += radix * stride)
+        for (int64_t j = i; j < i + stride; j += WIDTH / 2) {
+            wide_doubles v[8];
+            for (int k = 0; k < radix; k++) memcpy(v + k, x + j + k * stride, sizeof *v);
+            for (int apart = 1; apart < radix; apart *= 2)
+                for (int k = 0; k < radix; k++) {
+                    if (k & apart) continue;
+                    wide_doubles a = v[k], b = v[k + apart];
+                    v[k] = a + b;
+                    v[k + apart] = a - b;
+                }
+            for (int k = 0; k < radix; k++) memcpy(x + j + k * stride, v + k, sizeof *v);
+        }
+}
+APART void rotate_two(double *x, int64_t n, int64_t stride) { rotate_vectors(x, n, stride, 2); }
+APART void rotate_four(double *x, int64_t n, int64_t stride) { rotate_vectors(x, n, stride, 4); }
+APART void rotate_eight(double *x, int64_t n, int64_t stride) { rotate_vectors(x, n, stride, 8); }
+
+/* Multiplies n values by Sylvester's matrix along an axis that has this stride and ends with them. */
+static void multiply_sylvester(double *x, int64_t n, int64_t stride) {
+    if (stride == 1 && n >= 8) rotate_eights(x, n), stride = 8;
+    for (; stride < n && stride % (WIDTH / 2); stride *= 2) rotate_pairs(x, n, stride);
+    for (; 8 * stride <= n; stride *= 8) rotate_eight(x, n, stride);
+    if (4 * stride <= n) rotate_four(x, n, stride), stride *= 4;
+    if (2 * stride <= n) rotate_two(x, n, stride);
+}
+
+INLINE void widen(const float *restrict from, double *restrict to, int64_t n) {
+    for (int64_t i = 0; i < n; i++) to[i] = from[i];
+}
+INLINE void narrow(const double *restrict from, const double *restrict factors, double factor, float *restrict to, int64_t n) {
+    for (int64_t i = 0; i < n; i++) to[i] = (float)(from[i] * factors[i] * factor);
+}
+
+/* Multiplies blocks of `size` rows (`down`) or columns of a matrix, size a power of two, by Sylvester's matrix, and each
+ * value by the factors of its column and its row, in float64; formats/shared/hadamard.py specifies it. `from`, float64 if
+ * `wide`, may be `to`; strides are elements from one row to the next; `room` holds a block, or
+ * SIDE_BY_SIDE columns of it. */
+EXPORT void quanterr_sylvester(const void *from, int32_t wide, int64_t from_stride, float *to, int64_t to_stride,
+                               int64_t rows, int64_t cols, int64_t size, int32_t down, const double *of_rows,
+                               const double *of_cols, double *room) {
+    int64_t height = down ? size : 1, width = down ? SIDE_BY_SIDE : size;
+    for (int64_t row = 0; row < rows; row += height)
+        for (int64_t col = 0; col < cols; col += width) {
+            int64_t w = cols - col < width ? cols - col : width;
+            for (int64_t y = 0; y < height; y++) {
+                int64_t at = (row + y) * from_stride + col;
+                if (wide) memcpy(room + y * w, (const double *)from + at, 8 * (size_t)w);
+                else widen((const float *)from + at, room + y * w, w);
+            }
+            multiply_sylvester(room, height * w, down ? w : 1);
+            for (int64_t y = 0; y < height; y++)
+                narrow(room + y * w, of_cols + col, of_rows[row + y], to + (row + y) * to_stride + col, w);
         }
 }
 
@@ -466,8 +537,8 @@ EXPORT void quanterr_rotate(float *values, int64_t groups, int64_t size, double 
     int by_fours = size > 1 && (size & 0x5555555555555555) != 0;
     for (float *own = values; groups--; own += size) {
         for (int64_t i = 0; i < size; i++) room[i] = own[i];
-        for (int64_t stride = 1; stride < size; stride *= by_fours ? 4 : 2)
-            (by_fours ? rotate_fours : rotate_pairs)(room, size, stride);
+        for (int64_t stride = 1; by_fours && stride < size; stride *= 4) rotate_fours(room, size, stride);
+        if (!by_fours) multiply_sylvester(room, size, 1);
         for (int64_t i = 0; i < size; i++) own[i] = (float)(room[i] * unit);
     }
 }
@@ -994,6 +1065,26 @@ EXPORT void quanterr_nearest(const float *x, int64_t n, const float *bounds, con
         for (int b = 0; b < n_bounds; b++) code ^= x[i] > bounds[b] ? changes[b] : 0;
         codes[i] = (uint8_t)code;
     }
+}
+
+typedef struct { int32_t low, high, shift; } Code; /* the words that hold it, and the bits below it */
+
+/* Looks up the codes of (rows, cols) tiles, stored at stored + row · row_words + col · col_words, in a table of mask + 1
+ * values. A tile has (height, width) codes; `out` is (rows · height, cols · width). formats/shared/code_tiles.py
+ * specifies it. */
+EXPORT void quanterr_look_up_tiles(const uint32_t *stored, int64_t rows, int64_t cols, int64_t row_words, int64_t col_words,
+                                   const Code *codes, int64_t height, int64_t width, uint32_t mask, const float *table,
+                                   float *out) {
+    for (int64_t col = 0; col < cols; col++)
+        for (int64_t row = 0; row < rows; row++) {
+            const uint32_t *words = stored + row * row_words + col * col_words;
+            const Code *code = codes;
+            for (int64_t y = 0; y < height; y++) {
+                float *to = out + ((row * height + y) * cols + col) * width;
+                for (int64_t x = 0; x < width; x++, code++)
+                    to[x] = table[(words[code->low] | (uint64_t)words[code->high] << 32) >> code->shift & mask];
+            }
+        }
 }
 
 /* Version, sizes and offsets of the fields, which quanterr/native/__init__.py must share. */

@@ -7,7 +7,9 @@
     28, 36                   Paley's second construction, from the quadratic residues of q = k / 2 - 1
     52, 116, 124, 156, 172   Williamson's construction, from four symmetric circulant matrices
 
-The entries are 1 and -1: callers divide a product by sqrt(n). Not all tables are symmetric.
+The entries are 1 and -1: callers divide a product by sqrt(n). Not all tables are symmetric. Products with Sylvester's
+matrix are sums and differences of pairs in float64: first of neighbours, then of elements 2, 4, … apart. The compiled
+kernel does the same operations in the same order.
 
 Reference: Cornell-RelaxML/quip-sharp@1d8f873e lib/utils/matmul_had.py; N. J. A. Sloane, A Library of Hadamard
 Matrices.
@@ -19,8 +21,10 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import FormatMismatch
+from quanterr.native import Matrix, choose_kernel
+from quanterr.tensors.workspace import Workspace
 
-FACTOR = 16  # largest factor of a Sylvester matrix: the fewest operations that torch still does fast
+SIDE_BY_SIDE = 16  # columns that the compiled kernel rotates together
 PALEY_1 = frozenset({12, 20, 60, 108, 140})
 PALEY_2 = frozenset({28, 36})
 WILLIAMSON = {  # first rows of the four circulants, one bit per entry, 1 means +1
@@ -91,28 +95,67 @@ def _find_table_size(n: int) -> int:
 
 
 @cache
-def find_factors(n: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return small float64 matrices whose Kronecker product is the matrix of size ``n``, the outermost first."""
-    size = _find_table_size(n)
-    found, rest = [make_table(size).to(device)] if size > 1 else [], n // size
-    while rest > 1:
-        found.append(make_sylvester(min(rest, FACTOR)).to(device))
-        rest //= len(found[-1])
-    return tuple(found)
+def _make_table_on(device: torch.device, size: int) -> Tensor:
+    return make_table(size).to(device)
 
 
-def multiply(source: Tensor, target: Tensor, n: int, inner: int) -> tuple[Tensor, Tensor]:
-    """Multiply one axis of ``source``, float64 and contiguous, by the matrix of size ``n`` from the left.
+def multiply(
+    source: Tensor, n: int, axis: int, factors: tuple[Tensor, Tensor], out: Tensor, workspace: Workspace
+) -> Tensor:
+    """Set ``out`` to diag(rows) · H · source · diag(cols), or with source · Hᵀ if ``axis`` is 1, and return it.
 
-    ``inner`` is the stride of that axis in elements. Both tensors are overwritten; returns the one that holds the
-    product, in the shape of ``source``, and the other.
+    ``source`` and ``out``, perhaps the same, are (r, c) float32 or float64 with contiguous rows. H is the matrix of
+    size ``n``, in blocks along the axis; ``factors`` are float64, (r,) and (c,). Everything is computed in float64 and
+    rounded once.
     """
-    shape = source.shape
-    for factor in reversed(find_factors(n, source.device)):
-        size = len(factor)
-        if inner == 1:
-            torch.matmul(source.view(-1, size), factor.t(), out=target.view(-1, size))
-        else:
-            torch.matmul(factor, source.view(-1, size, inner), out=target.view(-1, size, inner))
-        source, target, inner = target, source, inner * size
-    return source.view(shape), target.view(shape)
+    table = _find_table_size(n)
+    if table > 1:
+        source = _multiply_table(source, n, table, axis, workspace)
+    size, is_native = n // table, source.device.type == "cpu" and out.dtype == torch.float32
+    kernel = choose_kernel().kernel if is_native else None
+    if kernel is None:
+        wide = _multiply_sylvester(source, size, axis, workspace)
+        return out.copy_(wide.mul_(factors[1]).mul_(factors[0].unsqueeze(1)))
+    room = workspace.buffer("hadamard room", (SIDE_BY_SIDE * size,), torch.float64)
+    kernel.multiply_sylvester(
+        Matrix(source.data_ptr(), source.stride(0), source.dtype == torch.float64),
+        Matrix(out.data_ptr(), out.stride(0)),
+        (source.shape[0], source.shape[1]),
+        (size, axis == 0),
+        (factors[0].data_ptr(), factors[1].data_ptr()),
+        room.data_ptr(),
+    )
+    return out
+
+
+def _multiply_table(source: Tensor, n: int, size: int, axis: int, workspace: Workspace) -> Tensor:
+    """Multiply blocks along an axis by the table of Kronecker's product: (r, c) float64."""
+    shape, inner = tuple(source.shape), n // size * (source.shape[1] if axis == 0 else 1)
+    wide, product = (workspace.buffer(f"hadamard {key}", shape, torch.float64) for key in ("source", "product"))
+    wide.copy_(source)
+    table = _make_table_on(source.device, size)
+    if inner == 1:
+        torch.matmul(wide.view(-1, size), table.t(), out=product.view(-1, size))
+    else:
+        torch.matmul(table, wide.view(-1, size, inner), out=product.view(-1, size, inner))
+    return product
+
+
+def _multiply_sylvester(source: Tensor, size: int, axis: int, workspace: Workspace) -> Tensor:
+    """Multiply blocks along an axis: (r, c) float64. Columns are transposed first, as torch likes long rows."""
+    (r, c), inner = source.shape, source.shape[1] if axis == 0 else source.numel() // size
+    wide, other = (workspace.buffer(f"hadamard {key}", (r * c,), torch.float64) for key in ("wide", "other"))
+    if axis == 0:
+        wide.view(r, c).copy_(source)
+    else:
+        wide.view(size, inner).copy_(source.reshape(inner, size).t())
+    stride = inner
+    while stride < size * inner:
+        first, second = wide.view(-1, 2, stride).unbind(1)
+        added, subtracted = other.view(-1, 2, stride).unbind(1)
+        torch.add(first, second, out=added)
+        torch.sub(first, second, out=subtracted)
+        wide, other, stride = other, wide, 2 * stride
+    if axis == 0:
+        return wide.view(r, c)
+    return other.view(inner, size).copy_(wide.view(size, inner).t()).view(r, c)

@@ -76,15 +76,13 @@ class TransformMatrix:
             side = middle if transposed else middle.t()  # multiplies from the left
             by_size = wide.view(-1, m, size)
             wide = (wide @ side.t() if size == 1 else torch.matmul(side, by_size)).view(-1, self.n)
-        if size > 1:
-            wide, _ = hadamard.multiply(wide.contiguous(), torch.empty_like(wide), size, 1)
-        if inverted != transposed:
-            wide *= factors.signs
-        if perm is not None:
-            wide = wide[:, perm]
+        cols = factors.signs if inverted != transposed else torch.ones_like(factors.signs)
         if self.is_hadamard:
-            wide *= sqrt(self.n) / size if inverted else 1 / sqrt(self.n)
-        return rows.copy_(wide.view(rows.shape))
+            cols = cols * (sqrt(self.n) / size if inverted else 1 / sqrt(self.n))
+        one = torch.ones(len(wide), dtype=torch.float64, device=wide.device)
+        out = workspace.buffer("transformed rows", tuple(wide.shape), rows.dtype)
+        hadamard.multiply(wide, size, 1, (one, cols), out, workspace)
+        return rows.copy_((out if perm is None else out[:, perm]).view(rows.shape))
 
     def _factors(self, workspace: Workspace) -> Factors:
         if self.entry is None:

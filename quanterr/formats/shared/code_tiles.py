@@ -1,0 +1,57 @@
+"""Codes in tiles, whose bits are stored together in an order of their own.
+
+    tile     32-bit words; a code is the bits from ``shift`` on, below 32, of two of them: low | high << 32
+    value    table[code]; the table has a power of two of entries
+
+The compiled kernel looks up the same values.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.native import choose_kernel
+from quanterr.tensors.workspace import Workspace
+
+
+class TileLayout(NamedTuple):
+    """The codes of a tile of ``height`` · ``width`` elements, row by row."""
+
+    height: int
+    width: int
+    codes: Tensor  # (height · width, 3) int32: low word, high word, shift
+
+
+def look_up(tiles: Tensor, layout: TileLayout, table: Tensor, workspace: Workspace) -> Tensor:
+    """Return the values of tiles, (rows, cols, words) int32 with whole words in order, as float32.
+
+    ``table`` is float32. Returns (rows · height, cols · width), in a buffer of the workspace.
+    """
+    (rows, cols, _), (height, width, codes) = tiles.shape, layout
+    values = workspace.buffer("tiles", (rows * height, cols * width), torch.float32)
+    kernel = choose_kernel().kernel if tiles.device.type == "cpu" else None
+    if kernel is not None:
+        words, (row_step, col_step, _) = tiles.data_ptr(), tiles.stride()
+        entries = len(table) - 1, table.data_ptr()
+        kernel.look_up_tiles(
+            words, (rows, cols), (row_step, col_step), codes.data_ptr(), (height, width), *entries, values.data_ptr()
+        )
+        return values
+    index = _extract(tiles, codes, len(table) - 1, workspace).view(-1)
+    found = torch.index_select(table, 0, index, out=workspace.buffer("found", (len(index),), torch.float32))
+    by_place = found.view(height, width, rows, cols).permute(2, 0, 3, 1)
+    values.view(rows, height, cols, width).copy_(by_place)
+    return values
+
+
+def _extract(tiles: Tensor, codes: Tensor, mask: int, workspace: Workspace) -> Tensor:
+    """Return each code of each tile, (codes, tiles) int32."""
+    rows, cols, words = tiles.shape
+    stored = workspace.buffer("words", (words, rows, cols), torch.int32).copy_(tiles.permute(2, 0, 1)).flatten(1)
+    low, high, shift = codes.t().contiguous().unsqueeze(2)
+    shape = (len(codes), rows * cols)
+    found = torch.index_select(stored, 0, low.view(-1), out=workspace.buffer("low", shape, torch.int32))
+    found.bitwise_right_shift_(shift).bitwise_and_((1 << 31 - shift) * 2 - 1)
+    rest = torch.index_select(stored, 0, high.view(-1), out=workspace.buffer("high", shape, torch.int32))
+    return found.bitwise_or_(rest.bitwise_left_shift_(1).bitwise_left_shift_(31 - shift)).bitwise_and_(mask)
