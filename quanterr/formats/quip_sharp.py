@@ -21,9 +21,9 @@ subtracted from the vector, otherwise added. The codes of three-bit residuals ar
 The magnitudes are the 227 vectors of {1/2, 3/2, 5/2}^8 of squared length up to 10, in order, and 29 of squared
 length 12. E81B is E8's vectors of squared length up to 2, integers first, and 15 of length 2 on the axes.
 
-Every element depends on all codes. So the weight is rotated along its rows once and kept as float32, 4 bytes an
-element, as long as it is compared (2-bit codes and their sums are exact, others rounded); each chunk is then rotated
-along its columns in float64 and rounded.
+Every element depends on all codes. So the weight is rotated along its rows once, a few columns at a time, and kept as
+float32, 4 bytes an element, as long as it is compared (2-bit codes and their sums are exact, others rounded); each
+chunk is then rotated along its columns in float64 and rounded.
 
 Reference: Cornell-RelaxML/quip-sharp@1d8f873e lib/codebook/latticee8_padded12.py, latticee8_padded12_rvq4bit.py,
 latticee8_padded12_rvq3bit.py, lib/algo/quip.py incoherence_process.
@@ -41,10 +41,13 @@ from quanterr.formats.base import FUSED, Chunk, Format, FormatMismatch, Parts, P
 from quanterr.formats.shared import hadamard
 from quanterr.formats.shared.config_checks import check_quant_method, read_integers
 from quanterr.formats.shared.padding import crop
+from quanterr.tensors.memory import room_for_weight
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 ONES = 0x11111111
-AT_ONCE = 1 << 17  # elements rotated at a time, so that the buffers stay in the cache
+QUARTERS = 4  # vectors are multiples of 1/4
+UNIT = 64  # columns of a unit of codes
+AT_ONCE = 1 << 16  # elements rotated at a time, so that the buffers stay in the cache
 NORM_12 = (  # the 29 vectors of squared length 12, doubled
     "31113333 13113333 11313333 11133333 33313311 33313131 33311331 33313113 33311313 33311133 "
     "33133311 33133131 33131331 33133113 33131313 33131133 31333311 31333131 31331331 31333113 "
@@ -86,6 +89,11 @@ class QuipLayout(NamedTuple):
     bits: int
     residual: float
 
+    @property
+    def cols_at_once(self) -> int:
+        """Columns that are rotated at a time, so that the buffers stay in the cache."""
+        return UNIT * max(AT_ONCE // (UNIT * self.rows), 1)
+
 
 def fit(parts: Parts) -> Weight:
     """Return the weight; the numbers of factors give its rows and columns."""
@@ -123,58 +131,67 @@ def fit(parts: Parts) -> Weight:
 
 def dequantize(parts: Parts, layer: QuipLayout, chunk: Chunk, workspace: Workspace) -> Values:
     """Return the chunk's rows of the weight, rotated along their columns, (r, c)."""
-    shape = (chunk.stop_row - chunk.row, layer.cols)
-    half = workspace.share("half", parts["codes"], partial(_rotate_rows, parts, layer, workspace))
-    wide = workspace.buffer("wide", shape, torch.float64).copy_(half[chunk.row : chunk.stop_row])
-    wide, _ = hadamard.multiply(wide, workspace.buffer("other", shape, torch.float64), layer.cols, 1)
+    make = partial(room_for_weight, (layer.rows, layer.cols), workspace.device)
+    fill = partial(_rotate_rows, parts, layer, workspace)
+    half = workspace.share("half", parts["codes"], make, fill, -(-layer.cols // layer.cols_at_once))
     cols = workspace.read_whole("cols", parts["cols"]).view(-1).double()
     if rescaled := parts.get("rescaled"):
         cols = cols / workspace.read_whole("rescaled", rescaled).view(-1).double()
-    rows = workspace.read_whole("rows", parts["rows"]).view(-1, 1)[chunk.row : chunk.stop_row].double()
-    rows = rows * workspace.read_whole("global_scale", parts["global_scale"]).double() / sqrt(layer.rows * layer.cols)
-    values = workspace.output(shape).copy_(wide.mul_(cols).mul_(rows))
+    unit = workspace.read_whole("global_scale", parts["global_scale"]).view(()).double() / QUARTERS
+    rows = workspace.read_whole("rows", parts["rows"]).view(-1)[chunk.row : chunk.stop_row].double()
+    factors = rows * unit / sqrt(layer.rows * layer.cols), cols
+    values = workspace.output((len(rows), layer.cols))
+    hadamard.multiply(half[chunk.row : chunk.stop_row], layer.cols, 1, factors, values, workspace)
     return Values(crop(values, chunk, workspace))
 
 
-def _rotate_rows(parts: Parts, layer: QuipLayout, workspace: Workspace) -> Tensor:
-    """Return H(rows) · vectors, not yet divided by sqrt(rows), (rows, cols) float32."""
-    half = torch.empty(layer.rows, layer.cols, device=workspace.device)
-    stored = workspace.read_whole("codes", parts["codes"])
-    first, shape = (
-        layer.cols // 32,
-        (layer.rows // 16, -1, 8, 4),
-    )  # words per row of E8P codes, and their layout
-    main, rest = stored[:, :first].contiguous().view(shape), stored[:, first:]
-    rest = rest.contiguous().view(shape) if layer.bits == 4 else rest
-    step = max(AT_ONCE // (64 * layer.rows), 1)  # in units of 64 columns
-    for left in range(0, layer.cols // 64, step):
-        right = min(left + step, layer.cols // 64)
-        wide = _decode_e8p(main[:, left:right], "wide", workspace)
-        if layer.bits > 2:
-            words = rest[:, left:right]
-            residual = _decode_e8p(words, "residual", workspace) if layer.bits == 4 else _decode_e81b(words, workspace)
-            wide.add_(residual.div_(layer.residual))
-        other = workspace.buffer("other", tuple(wide.shape), torch.float64)
-        wide, _ = hadamard.multiply(wide, other, layer.rows, wide.shape[1])
-        half[:, 64 * left : 64 * right] = wide
-    return half
+def _rotate_rows(parts: Parts, layer: QuipLayout, workspace: Workspace, half: Tensor, piece: int) -> None:
+    """Set a piece of ``half``, (rows, cols) float32, a few columns, to H(rows) · vectors, unscaled and in quarters."""
+    left = piece * layer.cols_at_once
+    right = min(left + layer.cols_at_once, layer.cols)
+    units = slice(left // UNIT, right // UNIT)
+    vectors = _decode_e8p(_read_e8p(parts, layer, 0, workspace)[:, units], "vectors", workspace)
+    if layer.bits == 4:
+        residual = _decode_e8p(_read_e8p(parts, layer, 1, workspace)[:, units], "residual", workspace)
+        vectors.add_(residual.div_(layer.residual))
+    if layer.bits == 3:
+        words = workspace.read_whole("codes", parts["codes"])[:, layer.cols // 32 :]
+        vectors.add_(_decode_e81b(words[:, units], workspace).div_(layer.residual))
+    one = torch.ones(max(vectors.shape), dtype=torch.float64, device=vectors.device)
+    factors = one[: layer.rows], one[: right - left]
+    rotated = workspace.buffer("rotated", tuple(vectors.shape), torch.float32)
+    half[:, left:right].copy_(hadamard.multiply(vectors, layer.rows, 0, factors, rotated, workspace))
+
+
+def _read_e8p(parts: Parts, layer: QuipLayout, number: int, workspace: Workspace) -> Tensor:
+    """Return the words of the first or second E8P codes, (rows / 16, cols / 64, 8, 4) int64."""
+    n = layer.cols // 32
+
+    def make() -> Tensor:
+        return workspace.read_whole("codes", parts["codes"])[:, number * n : (number + 1) * n].contiguous()
+
+    return workspace.cache(f"e8p {number}", parts["codes"], 0, make).view(layer.rows // 16, -1, 8, 4)
 
 
 def _decode_e8p(words: Tensor, key: str, workspace: Workspace) -> Tensor:
-    """Decode E8P codes, (rows / 16, n, 8, 4) int64 words, to vectors: (rows, 64 n) float64."""
+    """Decode E8P codes, (rows / 16, n, 8, 4) int64 words, to vectors in quarters: (rows, 64 n) float64."""
     tall, n = words.shape[:2]
-    codes = workspace.buffer("index", (tall, 8, 2, n, 4, 2), torch.int32)
-    ordered = words.transpose(1, 2)  # (rows / 16, 8, n, 4)
-    for number in range(4):
-        signs = ordered >> 32 + number & ONES
-        for shift, mask in ((3, 0x03030303), (6, 0x000F000F), (12, 0xFF)):
-            signs = (signs | signs >> shift) & mask
-        codes[:, :, number % 2, :, :, number // 2] = (ordered >> 8 * number & 0xFF) << 8 | signs
-    return _look_up(codes, make_e8p_vectors(workspace.device), (16 * tall, 64 * n), key, workspace)
+    low, high = words.reshape(-1).view(torch.int32).view(-1, 2).unbind(1)
+    number = torch.arange(4, dtype=torch.int32, device=words.device).unsqueeze(1)
+    codes, signs, shifted = (
+        workspace.buffer(name, (4, low.numel()), torch.int32) for name in ("codes of e8p", "signs", "shifted")
+    )
+    torch.bitwise_right_shift(high, number, out=signs).bitwise_and_(ONES)
+    for shift, mask in ((3, 0x03030303), (6, 0x000F000F), (12, 0xFF)):
+        signs.bitwise_or_(torch.bitwise_right_shift(signs, shift, out=shifted)).bitwise_and_(mask)
+    torch.bitwise_right_shift(low, 8 * number, out=codes).bitwise_and_(0xFF).bitwise_left_shift_(8).bitwise_or_(signs)
+    index = workspace.buffer("index", (tall, 8, 2, n, 4, 2), torch.int32)
+    index.copy_(codes.view(2, 2, tall, n, 8, 4).permute(2, 4, 1, 3, 5, 0))
+    return _look_up(index, make_e8p_vectors(workspace.device), (16 * tall, 64 * n), key, workspace)
 
 
 def _decode_e81b(words: Tensor, workspace: Workspace) -> Tensor:
-    """Decode E81B codes, (rows, n) int64 words, to vectors: (rows, 64 n) float64."""
+    """Decode E81B codes, (rows, n) int64 words, to vectors in quarters: (rows, 64 n) float64."""
     rows, n = words.shape
     codes = workspace.buffer("index", (rows, n, 8), torch.int32)
     codes.copy_(words.unsqueeze(2) >> torch.arange(0, 64, 8, device=words.device) & 0xFF)
@@ -182,14 +199,15 @@ def _decode_e81b(words: Tensor, workspace: Workspace) -> Tensor:
 
 
 def _look_up(codes: Tensor, table: Tensor, shape: tuple[int, int], key: str, workspace: Workspace) -> Tensor:
-    found = workspace.buffer("found", (codes.numel(), 8), torch.float32)
-    torch.index_select(table, 0, codes.view(-1), out=found)
-    return workspace.buffer(key, shape, torch.float64).copy_(found.view(shape))
+    """Gather vectors of eight, (n, 8) int8, as single elements."""
+    found = workspace.buffer("found", (codes.numel(),), torch.int64)
+    torch.index_select(table.view(torch.int64).view(-1), 0, codes.view(-1), out=found)
+    return workspace.buffer(key, shape, torch.float64).copy_(found.view(torch.int8).view(shape))
 
 
 @cache
 def make_e8p_vectors(device: torch.device) -> Tensor:
-    """Return the vector of each code, magnitudes in its high byte and signs in the low one: (65536, 8) float32."""
+    """Return the vector of each code in quarters, magnitudes in its high byte and signs in the low: (65536, 8) int8."""
     magnitudes = torch.tensor([v for v in product((0.5, 1.5, 2.5), repeat=8) if sum(x * x for x in v) <= 10])
     twelve = torch.tensor([[int(digit) / 2 for digit in vector] for vector in NORM_12.split()])
     table = torch.cat([magnitudes, twelve])[:, SPREAD]
@@ -200,17 +218,21 @@ def make_e8p_vectors(device: torch.device) -> Tensor:
     spread = table.unsqueeze(1) * (1 - 2 * bits)  # (256, 256, 8)
     vectors = torch.empty_like(spread)
     vectors[..., SPREAD] = spread
-    return (vectors + (0.25 - 0.5 * odd).unsqueeze(1)).view(-1, 8).to(device)
+    return _to_quarters(vectors + (0.25 - 0.5 * odd).unsqueeze(1), device)
 
 
 @cache
 def make_e81b_vectors(device: torch.device) -> Tensor:
-    """Return the vector of each code, (256, 8) float32."""
+    """Return the vector of each code in quarters, (256, 8) int8."""
     integers = product((-1.0, 0.0, 1.0), repeat=8)
     halves = product((-0.5, 0.5), repeat=8)
     found = [v for v in (*integers, *halves) if sum(x * x for x in v) <= 2 and sum(v) % 2 == 0]
     axes = torch.cat([2 * torch.eye(8), 0 - 2 * torch.eye(8)[:7]])
-    return torch.cat([torch.tensor(found), axes]).to(device)
+    return _to_quarters(torch.cat([torch.tensor(found), axes]), device)
+
+
+def _to_quarters(vectors: Tensor, device: torch.device) -> Tensor:
+    return (QUARTERS * vectors).to(device, torch.int8).view(-1, 8)
 
 
 FORMATS = (Format("quip_sharp", NEEDS, fit),)

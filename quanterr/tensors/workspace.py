@@ -8,6 +8,7 @@ with the size of a weight.
 import ctypes
 import threading
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from math import prod
 from typing import Any
 from weakref import WeakValueDictionary
@@ -45,12 +46,24 @@ MAX_VIEWS = 64  # cached views; beyond, all are dropped
 
 
 class _Shared:
-    """A tensor that lives while any workspace uses it."""
+    """A tensor that lives while any workspace uses it, and a lock for each of its pieces that nobody has made yet."""
 
-    __slots__ = ("__weakref__", "tensor")
+    __slots__ = ("__weakref__", "missing", "tensor")
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: Tensor, pieces: int) -> None:
+        self.tensor, self.missing = tensor, {piece: threading.Lock() for piece in range(pieces)}
+
+    def complete(self, fill: Callable[[Tensor, int], None]) -> None:
+        """Fill the pieces that no other thread is filling, then wait for these; one that failed is tried again."""
+        for wait in (False, True):
+            for piece, lock in list(self.missing.items()):
+                if lock.acquire(blocking=wait):
+                    try:
+                        if piece in self.missing:
+                            fill(self.tensor, piece)
+                            del self.missing[piece]
+                    finally:
+                        lock.release()
 
 
 _shared: WeakValueDictionary[tuple[int, torch.device], _Shared] = WeakValueDictionary()  # by the entry's id
@@ -159,10 +172,19 @@ class Workspace:
             self._held[key] = held = entry, number, make()
         return held[2]
 
-    def share(self, key: str, entry: Entry, make: Callable[[], Tensor]) -> Tensor:
+    def share(
+        self,
+        key: str,
+        entry: Entry,
+        make: Callable[[], Tensor],
+        fill: Callable[[Tensor, int], None] | None = None,
+        pieces: int = 0,
+    ) -> Tensor:
         """Like :meth:`cache`, but one new tensor for all workspaces of a device: for results as large as a weight.
 
-        It is freed once every workspace that used it has moved on to another entry under its ``key``.
+        ``fill(tensor, piece)`` computes a part of it; threads that need the tensor at the same time divide these
+        ``pieces`` among them. It is freed once every workspace that used it has moved on to another entry under its
+        ``key``.
         """
         held = self._in_use.get(key)
         if held is None or held[0] is not entry:
@@ -170,13 +192,22 @@ class Workspace:
             with _making:
                 shared = _shared.get((id(entry), self.device))
                 if shared is None:
-                    shared = _shared[id(entry), self.device] = _Shared(make())
-                    if self.device.type == "cuda":  # made on one stream, used on others
-                        torch.cuda.current_stream(self.device).synchronize()
+                    shared = _shared[id(entry), self.device] = _Shared(make(), pieces)
+                    self._finish_sharing()
             self._in_use[key] = held = entry, shared
+        if fill is not None and held[1].missing:
+            held[1].complete(partial(self._fill, fill))
         if self.device.type == "cuda":
             held[1].tensor.record_stream(torch.cuda.current_stream(self.device))
         return held[1].tensor
+
+    def _fill(self, fill: Callable[[Tensor, int], None], tensor: Tensor, piece: int) -> None:
+        fill(tensor, piece)
+        self._finish_sharing()
+
+    def _finish_sharing(self) -> None:
+        if self.device.type == "cuda":  # made on one stream, used on others
+            torch.cuda.current_stream(self.device).synchronize()
 
     @property
     def nbytes(self) -> int:
@@ -207,9 +238,24 @@ class FilledWorkspace(Workspace):
             stored = torch.frombuffer(memory, dtype=torch.uint8)
             (stored.view(-1, self._block)[:, slice(*self._span)] if self._span else stored).fill_(self._byte)
 
-    def share(self, key: str, entry: Entry, make: Callable[[], Tensor]) -> Tensor:
+    def share(
+        self,
+        key: str,
+        entry: Entry,
+        make: Callable[[], Tensor],
+        fill: Callable[[Tensor, int], None] | None = None,
+        pieces: int = 0,
+    ) -> Tensor:
         """Like :meth:`cache`: results from replaced codes are not shared."""
-        return self.cache(key, entry, 0, make)
+
+        def make_whole() -> Tensor:
+            tensor = make()
+            if fill is not None:
+                for piece in range(pieces):
+                    fill(tensor, piece)
+            return tensor
+
+        return self.cache(key, entry, 0, make_whole)
 
 
 def _allocate_host(n_bytes: int, pinned: bool) -> tuple[Tensor, memoryview]:
