@@ -18,7 +18,7 @@ Reference: Vahe1994/SpQR@543d10e inference_lib/src/spqr_quant/inference_kernels/
 inference_lib/src/spqr_quant/inference.py, sparse_util.py.
 """
 
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -26,10 +26,13 @@ from torch import Tensor
 
 from quanterr.errors import CheckpointError
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared import code_tiles
+from quanterr.formats.shared.code_tiles import TileLayout
 from quanterr.formats.shared.config_checks import check_permutation, check_quant_method, read_integers
 from quanterr.formats.shared.padding import crop
+from quanterr.formats.shared.scale_grid import apply_by_block, multiply
 
-TILE, BITS = 16, 3
+TILE, BITS, WORD = 16, 3, 32
 CODES_AT, RECORD_AT = 2 * BITS, (2 + TILE) * BITS  # bit offsets of the codes, and of a piece of ss … zz
 CONFIG = {"bits": BITS, "beta1": TILE, "beta2": TILE}
 NEEDS = {
@@ -102,33 +105,44 @@ def dequantize(parts: Parts, layer: SpqrLayout, chunk: Chunk, workspace: Workspa
     """Return scale · (code - zero) + outliers, (r, c)."""
     first, stop = chunk.row // TILE, -(-chunk.stop_row // TILE)
     words = workspace.read("codes", parts["codes"], first * layer.across * TILE, (stop - first, layer.across, TILE))
-    stored = workspace.buffer("stored", ((stop - first) * TILE, layer.across * TILE), torch.float32)
-    stored.copy_(_decode_dense(words, workspace).view(stored.shape))
+    stored = _decode_dense(words, workspace)
     _add_outliers(parts, layer, stored, first, stop, workspace)
-    rows = stored[chunk.row - first * TILE : chunk.stop_row - first * TILE]
-    half = workspace.buffer("rounded", tuple(rows.shape), torch.float16).copy_(rows)
-    values = rows.copy_(half)
+    rows = _round(stored[chunk.row - first * TILE : chunk.stop_row - first * TILE], workspace)
     if (order := parts.get("order")) and order.n:
         values = workspace.output((len(rows), layer.cols))
-        torch.index_select(rows, 1, _invert_order(parts, workspace), out=values)
-    return Values(crop(values, chunk, workspace))
+        rows = torch.index_select(rows, 1, _invert_order(parts, workspace), out=values)
+    return Values(crop(rows, chunk, workspace))
+
+
+def _round(values: Tensor, workspace: Workspace) -> Tensor:
+    """Round float32 to float16 in place: torch takes several times as long to compute in float16."""
+    return values.copy_(workspace.buffer("rounded", tuple(values.shape), torch.float16).copy_(values))
 
 
 def _decode_dense(words: Tensor, workspace: Workspace) -> Tensor:
-    """Return the codes' values, float16 (tile rows, 16, tiles, 16), from int64 words, (tile rows, tiles, 16)."""
+    """Return the codes' values, float32 (rows, columns), from int64 words, (tile rows, tiles, 16)."""
     pieces = words >> RECORD_AT & 0xFF
     record = torch.zeros_like(pieces[..., 0])
     for number in range(TILE // 2):
         record |= (pieces[..., 2 * number] | pieces[..., 2 * number + 1]) << 8 * number
-    ss, zs, sz, zz = record.view(torch.float16).view(*record.shape, 4).unsqueeze(3).unbind(2)
-    scale = ss * ((words & 7).half() - sz)  # (tile rows, tiles, 16)
-    zero = zs * ((words >> BITS & 7).half() - zz)
-    tall, across, _ = words.shape
-    codes = workspace.buffer("unpacked", (tall, TILE, across, TILE), torch.float16)
-    by_row = words.transpose(1, 2)  # (tile rows, 16, tiles)
-    for col in range(TILE):
-        codes[..., col] = by_row >> CODES_AT + BITS * col & 7
-    return codes.sub_(zero.transpose(1, 2).unsqueeze(3)).mul_(scale.transpose(1, 2).unsqueeze(3))
+    ss, zs, sz, zz = record.view(torch.float16).view(*record.shape, 4).float().unsqueeze(3).unbind(2)
+    low = words.view(torch.int32)[..., ::2]  # (tile rows, tiles, 16)
+    scale = ss.mul((low & 7).sub(sz).half()).half()
+    zero = zs.mul((low >> BITS & 7).sub(zz).half()).half()
+    layout, table = _lay_out_codes(words.device), torch.arange(1 << BITS, dtype=torch.float32, device=words.device)
+    values = code_tiles.look_up(words.view(torch.int32), layout, table, workspace)
+    zero, scale = (of_tiles.transpose(1, 2).reshape(len(values), -1).float() for of_tiles in (zero, scale))
+    _round(apply_by_block(Tensor.sub_, values, zero, 0, TILE), workspace)
+    return _round(multiply(values, scale, 0, TILE), workspace)
+
+
+@cache
+def _lay_out_codes(device: torch.device) -> TileLayout:
+    """Return the places of a tile's codes: a row is two words of 32 bits."""
+    row, start = torch.arange(TILE).unsqueeze(1), CODES_AT + BITS * torch.arange(TILE)
+    low = 2 * row + start // WORD
+    codes = torch.stack([low, torch.clamp(low + 1, max=2 * TILE - 1), (start % WORD).expand_as(low)], 2)
+    return TileLayout(TILE, TILE, codes.view(-1, 3).to(device, torch.int32))
 
 
 def _add_outliers(parts: Parts, layer: SpqrLayout, stored: Tensor, first: int, stop: int, workspace: Workspace) -> None:
