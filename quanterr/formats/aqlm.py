@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_quant_method
 from quanterr.formats.shared.padding import crop
 
@@ -59,35 +60,18 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     (_, across, n), (_, size, out, into) = parts["codes"].shape, parts["codebooks"].shape
     first, stop = chunk.row // out, -(-chunk.stop_row // out)
     codes = workspace.read("codes", parts["codes"], first * across * n, ((stop - first) * across, n))
-    table = _read_codebooks(parts, workspace)
-    shape = (codes.shape[0], out * into)
-    total = workspace.buffer("total", shape, torch.float32)
+    table = workspace.read_whole("codebooks", parts["codebooks"]).view(n, size, out * into)
+    total = workspace.buffer("total", (codes.shape[0], out * into), torch.float32)
     for number in range(n):
-        index = workspace.buffer("index", (codes.shape[0],), torch.int32).copy_(codes[:, number])
-        index.bitwise_and_(size - 1)
-        vectors = total if number == 0 else workspace.buffer("vectors", shape, torch.float32)
-        torch.index_select(table[number], 0, index, out=vectors)
-        if number:
-            total.add_(vectors)
+        index = workspace.buffer("index", (codes.shape[0], 1), torch.int32).copy_(codes[:, number : number + 1])
+        vectors = element_types.look_up(index.bitwise_and_(size - 1), table[number], workspace, "vectors")
+        total.add_(vectors) if number else total.copy_(vectors)
     groups = total.view(stop - first, across, out, into).mul_(_read_scales(parts, first, stop, workspace))
     if out > 1:
         values = workspace.output((stop - first, out, across, into))
         groups = values.copy_(groups.transpose(1, 2))
     rows = groups.view((stop - first) * out, across * into)
     return Values(crop(rows[chunk.row - first * out : chunk.stop_row - first * out], chunk, workspace))
-
-
-def _read_codebooks(parts: Parts, workspace: Workspace) -> Tensor:
-    """Return the codebooks, (n, 2^bits, out · in) float32."""
-    entry = parts["codebooks"]
-
-    def make() -> Tensor:
-        shape = (*entry.shape[:2], entry.shape[2] * entry.shape[3])
-        return workspace.buffer("table", shape, torch.float32).copy_(
-            workspace.read_whole("codebooks", entry).view(shape)
-        )
-
-    return workspace.cache("table", entry, 0, make)
 
 
 def _read_scales(parts: Parts, first: int, stop: int, workspace: Workspace) -> Tensor:

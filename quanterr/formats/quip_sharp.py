@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from quanterr.formats.base import FUSED, Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared import hadamard
+from quanterr.formats.shared import element_types, hadamard
 from quanterr.formats.shared.config_checks import check_quant_method, read_integers
 from quanterr.formats.shared.padding import crop
 from quanterr.tensors.memory import room_for_weight
@@ -199,10 +199,8 @@ def _decode_e81b(words: Tensor, workspace: Workspace) -> Tensor:
 
 
 def _look_up(codes: Tensor, table: Tensor, shape: tuple[int, int], key: str, workspace: Workspace) -> Tensor:
-    """Gather vectors of eight, (n, 8) int8, as single elements."""
-    found = workspace.buffer("found", (codes.numel(),), torch.int64)
-    torch.index_select(table.view(torch.int64).view(-1), 0, codes.view(-1), out=found)
-    return workspace.buffer(key, shape, torch.float64).copy_(found.view(torch.int8).view(shape))
+    found = element_types.look_up(codes.view(1, -1), table, workspace, "found")
+    return workspace.buffer(key, shape, torch.float64).copy_(found.view(shape))
 
 
 @cache

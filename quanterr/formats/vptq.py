@@ -41,6 +41,7 @@ from quanterr.formats.base import (
     Weight,
     Workspace,
 )
+from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_permutation, check_quant_method, read_integers
 from quanterr.formats.shared.padding import crop
 from quanterr.util.strict_json import JsonFields
@@ -246,9 +247,10 @@ def dequantize(parts: Parts, layer: VptqLayout, chunk: Chunk, workspace: Workspa
     if layer.outliers:
         index = _read_rows("outlier index", parts["outlier_indices"], 0, layer.outliers, chunk, workspace)
         outliers = index.shape[1]
-        stored[:, :outliers] = _look_up_vectors("outlier", index, layer.outliers, chunk, workspace)
+        stored[:, :outliers].copy_(_look_up_vectors("outlier", index, layer.outliers, chunk, workspace))
     main, residual = _read_indices(parts, layer, chunk, workspace)
-    stored[:, outliers:] = _look_up_vectors("main", main, layer.main, chunk, workspace)[:, : layer.cols - outliers]
+    vectors = _look_up_vectors("main", main, layer.main, chunk, workspace)
+    stored[:, outliers:].copy_(vectors[:, : layer.cols - outliers])
     if residual is not None and layer.residual:
         rest = _look_up_vectors("residual", residual, layer.residual, chunk, workspace)
         stored[:, outliers:] += rest[:, : layer.cols - outliers]
@@ -290,29 +292,25 @@ def _read_rows(key: str, entry: Entry, group: int, book: VectorCodebook, chunk: 
 
 def _unpack(words: Tensor, bits: int, n: int) -> Tensor:
     """Unpack the first ``n`` values of a little-endian stream of 32-bit words per row: (r, n) int64."""
-    start = torch.arange(n, device=words.device) * bits
-    low = words.index_select(1, start // WORD)
-    high = words.index_select(1, (start // WORD + 1).clamp_(max=words.shape[1] - 1))
-    return (high << WORD | low) >> start % WORD & (1 << bits) - 1
+    r, width = words.shape
+    row, start = width * torch.arange(r, device=words.device).unsqueeze(1), bits * torch.arange(n, device=words.device)
+    low, high = row + start // WORD, row + torch.clamp(start // WORD + 1, max=width - 1)
+    low, high = (words.view(-1).index_select(0, place.view(-1)).view(r, n) for place in (low, high))
+    return (
+        high.bitwise_left_shift_(WORD).bitwise_or_(low).bitwise_right_shift_(start % WORD).bitwise_and_((1 << bits) - 1)
+    )
 
 
 def _look_up_vectors(key: str, index: Tensor, book: VectorCodebook, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Look up the vectors of an index and cut out the chunk's rows: (r, columns) float32."""
-
-    def make() -> Tensor:
-        stored = workspace.read_whole(f"{key} codebook", book.entry)
-        return workspace.buffer(f"{key} table", tuple(stored.shape), torch.float32).copy_(stored)
-
-    table = workspace.cache(f"{key} table", book.entry, 0, make).view(-1, book.rows)
+    """Look up the vectors of an index and cut out the chunk's rows: (r, columns) as stored."""
+    table = workspace.read_whole(f"{key} codebook", book.entry).view(-1, book.rows)
     if int(index.max()) >= len(table):
         raise CheckpointError(
             f"{book.entry.file}: an index is {int(index.max())}, but {book.entry} has {len(table)} vectors"
         )
-    vectors = workspace.buffer(f"{key} vectors", (index.numel(), book.rows), torch.float32)
-    torch.index_select(table, 0, index.reshape(-1), out=vectors)
     n, cols = index.shape
-    rows = workspace.buffer(f"{key} rows", (n, book.rows, cols), torch.float32)
-    rows.copy_(vectors.view(n, cols, book.rows).transpose(1, 2))
+    vectors = element_types.look_up(index.contiguous(), table, workspace, f"{key} vectors").view(n, cols, book.rows)
+    rows = workspace.buffer(f"{key} rows", (n, book.rows, cols), table.dtype).copy_(vectors.transpose(1, 2))
     skipped = chunk.row % book.rows
     return rows.view(-1, cols)[skipped : skipped + chunk.stop_row - chunk.row]
 

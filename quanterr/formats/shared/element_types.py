@@ -191,21 +191,22 @@ def unpack(codes: Tensor, table: Tensor, workspace: Workspace, key: str = OUTPUT
     return look_up(indices, table, workspace, key)
 
 
-WHOLE_ROWS = {1: torch.float32, 2: torch.int64, 4: torch.complex128}  # by numbers in a row: a dtype of the same width
+WHOLE_ROWS = {4: torch.float32, 8: torch.int64, 16: torch.complex128}  # by bytes of a row
 
 
 def look_up(indices: Tensor, table: Tensor, workspace: Workspace, key: str = OUTPUT) -> Tensor:
-    """Gather rows of a table, (n, v) float32, by index, (r, w) int32, one after the other: (r, v · w).
+    """Gather rows of a table, (n, v), by index, (r, w) int32 or int64, one after the other: (r, v · w).
 
     A row is moved as one element of a wide dtype: torch takes six times as long for rows of several elements.
     """
     n, (_, v) = indices.numel(), table.shape
-    values = workspace.buffer(key, (n, v), torch.float32)
-    if v in WHOLE_ROWS:
-        whole = workspace.buffer(key, (n,), WHOLE_ROWS[v])
-        torch.index_select(table.view(WHOLE_ROWS[v]).view(-1), 0, indices.view(-1), out=whole)
-    else:
+    values = workspace.buffer(key, (n, v), table.dtype)
+    row = WHOLE_ROWS.get(v * table.dtype.itemsize)
+    if row is None:
         torch.index_select(table, 0, indices.view(-1), out=values)
+    else:
+        whole = workspace.buffer(key, (n,), row)
+        torch.index_select(table.view(row).view(-1), 0, indices.view(-1), out=whole)
     return values.view(indices.shape[0], -1)
 
 
