@@ -5,6 +5,7 @@
 
     in each four bytes the second and the third are swapped; the codes are unsigned, offset by 128
     in each 16 columns place t holds column 8 · (t % 4 // 2) + t % 2 + 2 · (t // 4)
+    together: of each 16 bytes, the first of each two are columns 0 to 7, the others columns 8 to 15
 
     weight[r, c] = float32(code[r, c]) * float32(weight_scales[r])                    one rounding
 
@@ -13,7 +14,7 @@ This is the order for GPUs of compute capability 7.5 to 8.9, one of which made t
 Reference: NetEase-FuXi/EETQ@465e972 csrc/cutlass_kernels/cutlass_preprocessors.cc.
 """
 
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -55,22 +56,15 @@ def fit(parts: Parts) -> Weight:
 def dequantize(parts: Parts, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
     """Return float32(code) · float32(scale), (r, c)."""
     first, stop = chunk.row // 2, -(-chunk.stop_row // 2)  # pairs of rows
-    stored = workspace.read("codes", parts["codes"], first * 2 * cols, ((stop - first) * cols // 8, 16))
+    stored = workspace.read("codes", parts["codes"], first * 2 * cols, ((stop - first) * cols // 8, 8, 2))
     runs = workspace.buffer("ordered", (stop - first, cols // RUN, 2, RUN), torch.int8)
-    torch.index_select(stored, 1, _find_places(workspace.device), out=runs.view(-1, 16))
+    for half in range(2):
+        runs.view(-1, 2, 8)[:, half].copy_(stored[:, :, half])
     rows = runs.transpose(1, 2).reshape(-1, cols)[chunk.row - 2 * first : chunk.stop_row - 2 * first]
     codes = workspace.buffer("signed", chunk.shape, torch.int8).copy_(rows[:, chunk.col : chunk.stop_col])
     found = element_types.decode_int8(codes.bitwise_xor_(-128), workspace)  # equals subtracting 128
     scale = workspace.read_whole("scale", parts["scale"]).float()[chunk.row : chunk.stop_row, None]
     return Values(found.values.mul_(scale), found.saturated)
-
-
-@cache
-def _find_places(device: torch.device) -> Tensor:
-    """Return the byte that holds each of 16 columns, (16,) int64."""
-    held = [8 * (t % 4 // 2) + t % 2 + 2 * (t // 4) for t in range(16)]  # column of a place
-    swapped = [t ^ 3 if t % 4 in (1, 2) else t for t in range(16)]  # byte of a place
-    return torch.tensor([swapped[held.index(col)] for col in range(16)], device=device)
 
 
 FORMATS = (Format("eetq", NEEDS, fit, usual_db=(32, 43)),)
