@@ -22,7 +22,7 @@ gptqmodel/nn_modules/qlinear/vptq_torch.py.
 """
 
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -292,13 +292,17 @@ def _read_rows(key: str, entry: Entry, group: int, book: VectorCodebook, chunk: 
 
 def _unpack(words: Tensor, bits: int, n: int) -> Tensor:
     """Unpack the first ``n`` values of a little-endian stream of 32-bit words per row: (r, n) int64."""
-    r, width = words.shape
-    row, start = width * torch.arange(r, device=words.device).unsqueeze(1), bits * torch.arange(n, device=words.device)
+    low, high, shift = _find_places(*words.shape, bits, n, words.device)
+    codes, rest = (words.view(-1).index_select(0, place).view(-1, n) for place in (low, high))
+    return codes.bitwise_or_(rest.bitwise_left_shift_(WORD)).bitwise_right_shift_(shift).bitwise_and_((1 << bits) - 1)
+
+
+@lru_cache(maxsize=8)
+def _find_places(r: int, width: int, bits: int, n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the words that hold each value's low and high bits, (r · n,), and its shift, (n,)."""
+    row, start = width * torch.arange(r, device=device).unsqueeze(1), bits * torch.arange(n, device=device)
     low, high = row + start // WORD, row + torch.clamp(start // WORD + 1, max=width - 1)
-    low, high = (words.view(-1).index_select(0, place.view(-1)).view(r, n) for place in (low, high))
-    return (
-        high.bitwise_left_shift_(WORD).bitwise_or_(low).bitwise_right_shift_(start % WORD).bitwise_and_((1 << bits) - 1)
-    )
+    return low.view(-1), high.view(-1), start % WORD
 
 
 def _look_up_vectors(key: str, index: Tensor, book: VectorCodebook, chunk: Chunk, workspace: Workspace) -> Tensor:
