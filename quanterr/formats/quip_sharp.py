@@ -151,12 +151,14 @@ def _rotate_rows(parts: Parts, layer: QuipLayout, workspace: Workspace, half: Te
     right = min(left + layer.cols_at_once, layer.cols)
     units = slice(left // UNIT, right // UNIT)
     vectors = _decode_e8p(_read_e8p(parts, layer, 0, workspace)[:, units], "vectors", workspace)
-    if layer.bits == 4:
-        residual = _decode_e8p(_read_e8p(parts, layer, 1, workspace)[:, units], "residual", workspace)
-        vectors.add_(residual.div_(layer.residual))
-    if layer.bits == 3:
-        words = workspace.read_whole("codes", parts["codes"])[:, layer.cols // 32 :]
-        vectors.add_(_decode_e81b(words[:, units], workspace).div_(layer.residual))
+    if layer.bits > 2:
+        if layer.bits == 4:
+            residual = _decode_e8p(_read_e8p(parts, layer, 1, workspace)[:, units], "residual", workspace)
+        else:
+            words = workspace.read_whole("codes", parts["codes"])[:, layer.cols // 32 :]
+            residual = _decode_e81b(words[:, units], workspace)
+        main, rest = (workspace.buffer(key, tuple(vectors.shape), torch.float64) for key in ("wide", "wide residual"))
+        vectors = main.copy_(vectors).add_(rest.copy_(residual).div_(layer.residual))
     one = torch.ones(max(vectors.shape), dtype=torch.float64, device=vectors.device)
     factors = one[: layer.rows], one[: right - left]
     rotated = workspace.buffer("rotated", tuple(vectors.shape), torch.float32)
@@ -174,12 +176,12 @@ def _read_e8p(parts: Parts, layer: QuipLayout, number: int, workspace: Workspace
 
 
 def _decode_e8p(words: Tensor, key: str, workspace: Workspace) -> Tensor:
-    """Decode E8P codes, (rows / 16, n, 8, 4) int64 words, to vectors in quarters: (rows, 64 n) float64."""
+    """Decode E8P codes, (rows / 16, n, 8, 4) int64 words, to vectors in quarters: (rows, 64 n) float32."""
     tall, n = words.shape[:2]
     low, high = words.reshape(-1).view(torch.int32).view(-1, 2).unbind(1)
     number = torch.arange(4, dtype=torch.int32, device=words.device).unsqueeze(1)
     codes, signs, shifted = (
-        workspace.buffer(name, (4, low.numel()), torch.int32) for name in ("codes of e8p", "signs", "shifted")
+        workspace.buffer(name, (4, low.numel()), torch.int32) for name in ("e8p codes", "signs", "shifted")
     )
     torch.bitwise_right_shift(high, number, out=signs).bitwise_and_(ONES)
     for shift, mask in ((3, 0x03030303), (6, 0x000F000F), (12, 0xFF)):
@@ -187,20 +189,21 @@ def _decode_e8p(words: Tensor, key: str, workspace: Workspace) -> Tensor:
     torch.bitwise_right_shift(low, 8 * number, out=codes).bitwise_and_(0xFF).bitwise_left_shift_(8).bitwise_or_(signs)
     index = workspace.buffer("index", (tall, 8, 2, n, 4, 2), torch.int32)
     index.copy_(codes.view(2, 2, tall, n, 8, 4).permute(2, 4, 1, 3, 5, 0))
-    return _look_up(index, make_e8p_vectors(workspace.device), (16 * tall, 64 * n), key, workspace)
+    vectors = make_e8p_vectors(words.device)
+    return _look_up(index.view(16 * tall, -1), vectors, key, workspace)
 
 
 def _decode_e81b(words: Tensor, workspace: Workspace) -> Tensor:
-    """Decode E81B codes, (rows, n) int64 words, to vectors in quarters: (rows, 64 n) float64."""
+    """Decode E81B codes, (rows, n) int64 words, to vectors in quarters: (rows, 64 n) float32."""
     rows, n = words.shape
     codes = workspace.buffer("index", (rows, n, 8), torch.int32)
     codes.copy_(words.unsqueeze(2) >> torch.arange(0, 64, 8, device=words.device) & 0xFF)
-    return _look_up(codes, make_e81b_vectors(workspace.device), (rows, 64 * n), "residual", workspace)
+    return _look_up(codes.view(rows, -1), make_e81b_vectors(words.device), "residual", workspace)
 
 
-def _look_up(codes: Tensor, table: Tensor, shape: tuple[int, int], key: str, workspace: Workspace) -> Tensor:
-    found = element_types.look_up(codes.view(1, -1), table, workspace, "found")
-    return workspace.buffer(key, shape, torch.float64).copy_(found.view(shape))
+def _look_up(codes: Tensor, table: Tensor, key: str, workspace: Workspace) -> Tensor:
+    found = element_types.look_up(codes, table, workspace, "found")
+    return workspace.buffer(key, tuple(found.shape), torch.float32).copy_(found)
 
 
 @cache
