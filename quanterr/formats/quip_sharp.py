@@ -167,12 +167,11 @@ def _rotate_rows(parts: Parts, layer: QuipLayout, workspace: Workspace, half: Te
 
 def _read_e8p(parts: Parts, layer: QuipLayout, number: int, workspace: Workspace) -> Tensor:
     """Return the words of the first or second E8P codes, (rows / 16, cols / 64, 8, 4) int64."""
-    n = layer.cols // 32
-
-    def make() -> Tensor:
-        return workspace.read_whole("codes", parts["codes"])[:, number * n : (number + 1) * n].contiguous()
-
-    return workspace.cache(f"e8p {number}", parts["codes"], 0, make).view(layer.rows // 16, -1, 8, 4)
+    stored, n = workspace.read_whole("codes", parts["codes"]), layer.cols // 32
+    if layer.bits > 2:
+        own = stored[:, number * n : (number + 1) * n]
+        stored = workspace.cache(f"e8p {number}", parts["codes"], 0, own.contiguous)
+    return stored.view(layer.rows // 16, -1, 8, 4)
 
 
 def _decode_e8p(words: Tensor, key: str, workspace: Workspace) -> Tensor:

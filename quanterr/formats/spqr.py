@@ -121,7 +121,7 @@ def _round(values: Tensor, workspace: Workspace) -> Tensor:
 
 def _decode_dense(words: Tensor, workspace: Workspace) -> Tensor:
     """Return the codes' values, float32 (rows, columns), from int64 words, (tile rows, tiles, 16)."""
-    pieces = (words >> RECORD_AT).to(torch.uint8).unflatten(2, (-1, 2))  # (tile rows, tiles, 8, 2)
+    pieces = (words >> RECORD_AT).to(torch.uint8).view(*words.shape[:2], -1, 2)  # (tile rows, tiles, 8, 2)
     record = pieces[..., 0] | pieces[..., 1]
     ss, zs, sz, zz = record.view(torch.float16).float().unsqueeze(3).unbind(2)
     low = words.view(torch.int32)[..., ::2]  # (tile rows, tiles, 16)
