@@ -12,10 +12,10 @@ them in float32.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from quanterr.evaluation.batches import Batch
 from quanterr.evaluation.models import Architecture, Denoiser
 from quanterr.evaluation.sides import Sides
 from quanterr.evaluation.stepping import Stream
-from quanterr.evaluation.workload import CALLS, ENCODER, Measures
+from quanterr.evaluation.workload import CALLS, ENCODER, FoundMeasures, Measures
 from quanterr.report.evaluation.model import Floor
 from quanterr.report.evaluation.model import Scores as ReportedScores
 from quanterr.util.text import display
@@ -61,6 +61,13 @@ class _ExactScalars(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+class FoundFloor(TypedDict):
+    """A floor in the form in which processes exchange it."""
+
+    measures: FoundMeasures
+    reason: str
+
+
 class FloorRun:
     """The original on its way through some micro-batches in its own dtype; its failure ends the floor, nothing else."""
 
@@ -78,7 +85,8 @@ class FloorRun:
         elif architecture.dtype not in REFERENCES:
             self.reason = "both sides compute in 16 bits: --dtype float32 measures it"
         else:
-            self._attempt(lambda: self._start(replace(architecture, dtype=self.dtype), sides))
+            own = replace(architecture, dtype=self.dtype)
+            self._attempt(lambda: self._start(own, sides))
 
     def _start(self, own: Architecture | Denoiser, sides: Sides) -> None:
         model = own.build()
@@ -98,12 +106,12 @@ class FloorRun:
         if self._stream is not None:
             self._stream.units[unit].free()
 
-    def run(self, place: int, unit: str, base: Any) -> None:
+    def run(self, place: int, unit: str, base: object) -> None:
         """Run a unit for the micro-batch at a place; ``base`` is the original's result, where its forward has ended."""
         if place in self._batches:
             self._attempt(lambda: self._run(place, unit, base))
 
-    def _run(self, place: int, unit: str, base: Any) -> None:
+    def _run(self, place: int, unit: str, base: object) -> None:
         stream, own = self._stream, self._places[place]
         if stream is None or not stream.waits(own, stream.units[unit]):
             return
@@ -115,7 +123,7 @@ class FloorRun:
             if not finite:
                 self._end(f"the original's output is not finite in {_name(self.dtype)}")
 
-    def _attempt(self, action: Any) -> None:
+    def _attempt(self, action: Callable[[], object]) -> None:
         try:
             with _Products(), _ExactScalars() if self._workload is CALLS else nullcontext():
                 action()
@@ -132,11 +140,11 @@ class FloorRun:
         if stream is not None:
             stream.close()
 
-    def found(self) -> dict[str, object]:
+    def found(self) -> FoundFloor:
         """Return what :meth:`add` of another process takes."""
         return {"measures": self._measures.found(), "reason": self.reason}
 
-    def add(self, found: Mapping[str, Any]) -> None:
+    def add(self, found: FoundFloor) -> None:
         """Add what another process found for its share of the micro-batches."""
         self._measures.add(found["measures"])
         self.reason = self.reason or found["reason"]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -13,21 +13,21 @@ from torch import Tensor
 from quanterr.errors import CheckpointError, Interrupted, UsageError
 from quanterr.evaluation.batches import batches_of
 from quanterr.evaluation.calls import Calls
-from quanterr.evaluation.floor import FloorRun
+from quanterr.evaluation.floor import FloorRun, FoundFloor
 from quanterr.evaluation.memory import keep_memory_for_activations
 from quanterr.evaluation.models import Architecture, Denoiser
 from quanterr.evaluation.names import Names
 from quanterr.evaluation.references import SAVE, Head, Reference, head_of
 from quanterr.evaluation.rounding import RoundingMode
-from quanterr.evaluation.routers import Routers, RouterWatch
+from quanterr.evaluation.routers import FoundRouters, Routers, RouterWatch
 from quanterr.evaluation.scores import Prediction
 from quanterr.evaluation.sides import Candidate, Sides
-from quanterr.evaluation.states import HiddenError, OutputErrors, Product, hidden_of
+from quanterr.evaluation.states import HiddenError, OutputErrors, PlainErrors, Product, hidden_of
 from quanterr.evaluation.stepping import Stream
-from quanterr.evaluation.swaps import Swaps
+from quanterr.evaluation.swaps import FoundSwap, Swaps
 from quanterr.evaluation.tokens import Chunks, spans_of
 from quanterr.evaluation.units import Unit
-from quanterr.evaluation.workload import CALLS, Measures
+from quanterr.evaluation.workload import CALLS, FoundMeasures, Measures
 from quanterr.report.evaluation.model import (
     BlockError,
     Embeddings,
@@ -41,6 +41,9 @@ from quanterr.report.evaluation.model import (
 from quanterr.report.evaluation.model import Scores as ReportedScores
 from quanterr.util.platform import give_back_memory
 from quanterr.util.text import display, listed
+
+if TYPE_CHECKING:
+    from transformers.utils import ModelOutput
 
 MAX_NAMED = 3
 LOGITS = "the logits"  # may be the first output that is not finite
@@ -82,6 +85,26 @@ class RunSettings(NamedTuple):
     swap: Sequence[str] = ()  # patterns of weights
 
 
+class FoundSide(TypedDict):
+    """The measurements of a candidate in the form in which processes exchange them."""
+
+    measures: FoundMeasures
+    blocks: dict[str, PlainErrors]
+    not_finite: list[str]
+    routers: FoundRouters
+    input_noise: dict[str, float]
+
+
+class Found(TypedDict):
+    """All measurements in the form in which processes exchange them: tensors, numbers, texts."""
+
+    products: dict[str, dict[str, Any]]  # fields of Product
+    unit_of: dict[str, str]
+    sides: list[FoundSide]
+    floor: FoundFloor | None
+    swaps: list[FoundSwap] | None
+
+
 @dataclass
 class Running:
     """A candidate while it runs."""
@@ -96,7 +119,7 @@ class Running:
     def __post_init__(self) -> None:
         self.watch = RouterWatch(self.stream.model)
 
-    def found(self) -> dict[str, object]:
+    def found(self) -> FoundSide:
         """Return the measurements in the form that :meth:`add` takes."""
         return {
             "measures": self.measures.found(),
@@ -106,13 +129,13 @@ class Running:
             "input_noise": dict(self.candidate.rounding.noise),
         }
 
-    def add(self, found: Mapping[str, Any]) -> None:
+    def add(self, found: FoundSide) -> None:
         """Add what was measured on other micro-batches."""
         self.measures.add(found["measures"])
         for name, parts in found["blocks"].items():
             self.blocks.setdefault(name, HiddenError()).add_plain(parts)
         self.not_finite |= set(found["not_finite"])
-        self.routers.merge(**found["routers"])
+        self.routers.add_found(found["routers"])
         noise = self.candidate.rounding.noise
         for name, more in found["input_noise"].items():
             noise[name] = noise.get(name, 0.0) + more
@@ -330,7 +353,7 @@ class Lockstep:
                 if not self._workload.measure(base, result, own.raw, own.first, side.measures, own.scored):
                     side.not_finite.add(LOGITS)
 
-    def _check_head(self, base: Any) -> None:
+    def _check_head(self, base: "ModelOutput") -> None:
         """Check that the kept inputs of the head give the same logits again.
 
         Raises:
@@ -404,8 +427,8 @@ class Lockstep:
         noise = [sum(each) for each in zip(*(product.noise for product in products), strict=True)]
         return replace(first, signal=sum(product.signal for product in products), noise=noise)
 
-    def found(self) -> dict[str, Any]:
-        """Return all measurements in the form that :meth:`add` of another process takes: tensors, numbers, texts."""
+    def found(self) -> Found:
+        """Return all measurements in the form that :meth:`add` of another process takes."""
         return {
             "products": {name: vars(product) for name, product in self._products.items()},
             "unit_of": self._unit_of,
@@ -414,7 +437,7 @@ class Lockstep:
             "swaps": None if self._swaps is None else self._swaps.parts(),
         }
 
-    def add(self, found: Mapping[str, Any]) -> None:
+    def add(self, found: Found) -> None:
         """Add what another process measured on its share of the micro-batches."""
         self._unit_of |= found["unit_of"]
         for name, fields in found["products"].items():
@@ -425,10 +448,13 @@ class Lockstep:
                 self._products[name] = product
         for side, other in zip(self._others, found["sides"], strict=True):
             side.add(other)
+        floor, swaps = found["floor"], found["swaps"]  # of all ranks or of none
         if self._floor is not None:
-            self._floor.add(found["floor"])
+            assert floor is not None  # noqa: S101
+            self._floor.add(floor)
         if self._swaps is not None:
-            self._swaps.add(found["swaps"])
+            assert swaps is not None  # noqa: S101
+            self._swaps.add(swaps)
 
 
 def _shared(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

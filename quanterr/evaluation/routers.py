@@ -7,7 +7,7 @@ returns weights and logits, of which it takes the k largest.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,13 @@ class Agreement(NamedTuple):
     tokens: int
     same: int  # tokens with the same experts
     kld: float  # Σ KL(original || candidate) [nat]
+
+
+class FoundRouters(TypedDict):
+    """The agreement of routers in the form in which processes exchange it."""
+
+    parts: dict[tuple[str, int], tuple[int, int, float]]  # fields of Agreement
+    experts: dict[str, tuple[int, int]]
 
 
 class RouterWatch:
@@ -85,16 +92,15 @@ class Routers:
             self.parts[name, batch] = Agreement(len(x.logits), same, kld)
             self.experts[name] = x.logits.shape[-1], x.chosen.shape[-1]
 
-    def found(self) -> dict[str, object]:
-        """Return the sums in the form that :meth:`merge` of another process takes."""
-        return {"parts": {key: tuple(part) for key, part in self.parts.items()}, "experts": self.experts}
+    def found(self) -> FoundRouters:
+        """Return the sums in the form that :meth:`add_found` of another process takes."""
+        parts = {key: (part.tokens, part.same, part.kld) for key, part in self.parts.items()}
+        return {"parts": parts, "experts": self.experts}
 
-    def merge(
-        self, parts: Mapping[tuple[str, int], tuple[int, int, float]], experts: dict[str, tuple[int, int]]
-    ) -> None:
+    def add_found(self, found: FoundRouters) -> None:
         """Add the sums over other micro-batches."""
-        self.parts |= {key: Agreement(*part) for key, part in parts.items()}
-        self.experts |= experts
+        self.parts |= {key: Agreement(*part) for key, part in found["parts"].items()}
+        self.experts |= found["experts"]
 
     def rows(self) -> list[RouterAgreement]:
         """Return the agreement of each router, in the order of the model."""

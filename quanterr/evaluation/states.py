@@ -16,6 +16,7 @@ from quanterr.evaluation.units import Unit
 SLAB = 1 << 22  # elements of an output whose error is computed at once
 
 Visit = tuple[int, int]  # number of the unit in the order of the run, number of the micro-batch
+PlainErrors = dict[Visit, tuple[Any, ...]]  # fields of Errors
 
 
 class Errors(NamedTuple):
@@ -53,11 +54,11 @@ class HiddenError:
         )
         return found.finite
 
-    def plain(self) -> dict[Visit, tuple[Any, ...]]:
+    def plain(self) -> PlainErrors:
         """Return the sums in the form that :meth:`add_plain` of another process takes."""
         return {visit: tuple(errors) for visit, errors in self.parts.items()}
 
-    def add_plain(self, plain: Mapping[Visit, tuple[Any, ...]]) -> None:
+    def add_plain(self, plain: PlainErrors) -> None:
         """Add the sums over other micro-batches."""
         self.parts |= {visit: Errors(*errors) for visit, errors in plain.items()}
 

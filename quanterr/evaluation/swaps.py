@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -17,10 +17,17 @@ from quanterr.errors import CheckpointError
 from quanterr.evaluation.batches import Batch
 from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.units import Unit, convert
-from quanterr.evaluation.workload import Inputs, Measures, Workload
+from quanterr.evaluation.workload import FoundMeasures, Inputs, Measures, Workload
 from quanterr.report.evaluation.model import SwapScore
 from quanterr.selection import LayerSelection
 from quanterr.util.text import display
+
+
+class FoundSwap(TypedDict):
+    """The measurements of a swap in the form in which processes exchange them."""
+
+    measures: FoundMeasures
+    not_finite: bool
 
 
 @dataclass
@@ -82,7 +89,7 @@ class Swaps:
         own = self._own[swap.side]
         return {name: own[name] for name in swap.slots if not torch.equal(own[name], self._tensors[name])}
 
-    def measure(self, batch: int, base: Any, workload: Workload, given: Batch) -> None:
+    def measure(self, batch: int, base: object, workload: Workload, given: Batch) -> None:
         """Compare the results of a micro-batch with the original's."""
         for swap in self.found:
             result = self._stream.result(swap.places[batch])
@@ -108,11 +115,11 @@ class Swaps:
                 )
         return sorted(found, key=lambda one: (one.kld_mean is not None, -(one.kld_mean or 0.0)))
 
-    def parts(self) -> list[dict[str, Any]]:
+    def parts(self) -> list[FoundSwap]:
         """Return the measurements in the form that :meth:`add` of another process takes."""
         return [{"measures": swap.measures.found(), "not_finite": swap.not_finite} for swap in self.found]
 
-    def add(self, parts: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, parts: Sequence[FoundSwap]) -> None:
         """Add what another process measured on its share of the micro-batches."""
         for swap, part in zip(self.found, parts, strict=True):
             swap.measures.add(part["measures"])

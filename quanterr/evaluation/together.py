@@ -7,14 +7,13 @@ measures the sensitivity, judges and writes.
 import io
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.errors import Interrupted
 from quanterr.evaluation.calls import Calls
-from quanterr.evaluation.lockstep import Lockstep
+from quanterr.evaluation.lockstep import Found, Lockstep
 from quanterr.evaluation.tokens import Chunks, digest_of
 from quanterr.util.rank_group import LOOK, RankGroup
 from quanterr.version import __version__
@@ -79,11 +78,12 @@ def leave_to_rank_0(group: RankGroup | None) -> None:
         group.end()
 
 
-def _packed(found: dict[str, object]) -> bytes:
+def _packed(found: Found) -> bytes:
     file = io.BytesIO()
     torch.save(found, file)
     return file.getvalue()
 
 
-def _unpacked(packed: bytes) -> Any:
-    return torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu")
+def _unpacked(packed: bytes) -> Found:
+    found: Found = torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu")
+    return found

@@ -5,9 +5,9 @@ To add a kind: a class with the members of :class:`Workload`, and its place in :
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,23 @@ from torch import Tensor, nn
 from quanterr.evaluation.calls import Call, CallError, OutputMeasures, map_tensors, output_of
 from quanterr.evaluation.embeddings import Embedded
 from quanterr.evaluation.scores import Scores
+from quanterr.evaluation.states import PlainErrors
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+    from transformers.utils import ModelOutput
 
 Kind = Literal["causal", "sequence to sequence", "encoder", "calls"]
 Inputs = dict[str, object]  # arguments of a model's forward
 POSITIONS = "_ids"  # end of names of positions, such as img_ids, which 16 bits would round
+
+
+class FoundMeasures(TypedDict):
+    """Measures in the form in which processes exchange them."""
+
+    scores: dict[int, Tensor]
+    embedded: tuple[dict[int, Tensor], dict[int, Tensor], PlainErrors]
+    outputs: dict[int, tuple[Any, ...]]  # fields of CallError
 
 
 @dataclass
@@ -29,7 +42,7 @@ class Measures:
     embedded: Embedded = field(default_factory=Embedded)
     outputs: OutputMeasures = field(default_factory=OutputMeasures)
 
-    def found(self) -> dict[str, Any]:
+    def found(self) -> FoundMeasures:
         """Return the measurements in the form that :meth:`add` of another process takes."""
         embedded = self.embedded
         return {
@@ -38,7 +51,7 @@ class Measures:
             "outputs": {number: tuple(row) for number, row in self.outputs.calls.items()},
         }
 
-    def add(self, found: Mapping[str, Any]) -> None:
+    def add(self, found: FoundMeasures) -> None:
         """Add what was measured on other micro-batches."""
         self.scores.columns |= found["scores"]
         of_x, of_y, error = found["embedded"]
@@ -78,7 +91,13 @@ class Causal:
         return inputs_of(model, chunks) | ({"logits_to_keep": rows} if _takes(model, "logits_to_keep") else {})
 
     def measure(
-        self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures, scored: Tensor | None = None
+        self,
+        base: "ModelOutput",
+        other: "ModelOutput",
+        chunks: Tensor,
+        first: int,
+        to: Measures,
+        scored: Tensor | None = None,
     ) -> bool:
         """Score the tokens of the second half after its first, or those that ``scored`` marks."""
         if scored is not None:
@@ -101,7 +120,9 @@ class SequenceToSequence:
     kind: Kind = "sequence to sequence"
     loader = "AutoModelForSeq2SeqLM"
 
-    def inputs(self, model: nn.Module, config: Any, chunks: Tensor, scored: Tensor | None = None) -> Inputs:
+    def inputs(
+        self, model: nn.Module, config: "PretrainedConfig", chunks: Tensor, scored: Tensor | None = None
+    ) -> Inputs:
         """Return the first half for the encoder; for the decoder its start token and the second half but the last."""
         half = chunks.shape[1] // 2
         start = torch.full((len(chunks), 1), config.decoder_start_token_id or 0)
@@ -109,7 +130,13 @@ class SequenceToSequence:
         return {"input_ids": chunks[:, :half], "decoder_input_ids": decoder, "use_cache": False}
 
     def measure(
-        self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures, scored: Tensor | None = None
+        self,
+        base: "ModelOutput",
+        other: "ModelOutput",
+        chunks: Tensor,
+        first: int,
+        to: Measures,
+        scored: Tensor | None = None,
     ) -> bool:
         """Score each token of the second half."""
         return _score(to.scores, first, zip(base.logits, other.logits, strict=True), chunks, chunks.shape[1] // 2)
@@ -126,7 +153,13 @@ class Encoder:
         return inputs_of(model, chunks)
 
     def measure(
-        self, base: Any, other: Any, chunks: Tensor, first: int, to: Measures, scored: Tensor | None = None
+        self,
+        base: "ModelOutput",
+        other: "ModelOutput",
+        chunks: Tensor,
+        first: int,
+        to: Measures,
+        scored: Tensor | None = None,
     ) -> bool:
         """Compare the embedding of each chunk; one that is not finite has an undefined cosine."""
         to.embedded.add(first, base.last_hidden_state, other.last_hidden_state)
@@ -156,7 +189,7 @@ class Recorded:
         }
 
     def measure(
-        self, base: Any, other: Any, chunks: Any, first: int, to: Measures, scored: Tensor | None = None
+        self, base: object, other: object, chunks: Any, first: int, to: Measures, scored: Tensor | None = None
     ) -> bool:
         """Compare the outputs of a call."""
         return to.outputs.add(first, chunks, output_of(base), output_of(other))
@@ -165,7 +198,7 @@ class Recorded:
 CAUSAL, SEQUENCE, ENCODER, CALLS = Causal(), SequenceToSequence(), Encoder(), Recorded()
 
 
-def workload_of(config: Any) -> Workload:
+def workload_of(config: "PretrainedConfig") -> Workload:
     """Return the kind of the model of a config."""
     names = getattr(config, "architectures", None) or []
     if getattr(config, "is_encoder_decoder", False):
