@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log10, sqrt
 from statistics import stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -186,7 +186,7 @@ def map_tensors(value: object, change: Callable[[Tensor], Tensor]) -> object:
     return value
 
 
-def output_of(returned: Any) -> Tensor:
+def output_of(returned: object) -> Tensor:
     """Return the output of a model among all that its forward returns; a list of tensors end to end.
 
     Raises:

@@ -10,20 +10,22 @@ is refused.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from quanterr.errors import UsageError
 from quanterr.evaluation.folder import ModelFolder
 from quanterr.evaluation.tokens import Chunks, tokenizer_of
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 OPTION = "--chat"
 FORM = '{"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}'
 MARK = "{% generation"  # in a template; {%- generation works, too
-
-Message = dict[str, Any]
 
 
 def read_conversations(path: str, folder: ModelFolder, context: int, limit: int | None) -> Chunks:
@@ -60,7 +62,7 @@ def read_conversations(path: str, folder: ModelFolder, context: int, limit: int 
     return Chunks(ids_of, ids_of, mask, tuple(len(ids) for ids, _ in found))
 
 
-def _messages(line: str, where: str) -> list[Message]:
+def _messages(line: str, where: str) -> list[JsonObject]:
     try:
         found = json.loads(line)
     except ValueError as error:
@@ -77,7 +79,9 @@ def _is_message(message: object) -> bool:
     return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
 
 
-def _tokens(tokenizer: Any, messages: Sequence[Message], where: str) -> tuple[list[int], list[bool]]:
+def _tokens(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[JsonObject], where: str
+) -> tuple[list[int], list[bool]]:
     """Return the token ids of a conversation and a mask of the assistant's tokens."""
     try:
         ids = _applied(tokenizer, messages)
@@ -106,7 +110,7 @@ def _tokens(tokenizer: Any, messages: Sequence[Message], where: str) -> tuple[li
     return ids, scored
 
 
-def _applied(tokenizer: Any, messages: Sequence[Message], **more: bool) -> list[int]:
+def _applied(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[JsonObject], **more: bool) -> list[int]:
     found = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=True, **more)
     return list(found["input_ids"])
 

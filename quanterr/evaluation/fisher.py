@@ -12,10 +12,13 @@ section 2: drawn labels, where the labels of the text would give another matrix.
 """
 
 from math import sqrt
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - its usual name
+
+if TYPE_CHECKING:
+    from transformers.utils import ModelOutput
 
 SEED = 11  # of the labels
 
@@ -27,12 +30,12 @@ class Fisher:
         """Seed the labels."""
         self._first, self._generator = first, torch.Generator().manual_seed(SEED)
 
-    def backward(self, number: int, result: Any) -> int:
+    def backward(self, number: int, result: "ModelOutput") -> int:
         """Compute the gradients of -√½ ln p of labels drawn from the model; return the number of labels."""
         with torch.enable_grad():
             rows = result.logits[:, self._first : -1].flatten(0, 1)
             drawn = torch.multinomial(rows.detach().softmax(-1).cpu(), 1, generator=self._generator)  # on any device
             labels = drawn[:, 0].to(rows.device)
-            loss: Any = sqrt(0.5) * F.cross_entropy(rows, labels, reduction="sum")
-            loss.backward()
+            loss = sqrt(0.5) * F.cross_entropy(rows, labels, reduction="sum")
+            torch.autograd.backward(loss)
         return len(labels)

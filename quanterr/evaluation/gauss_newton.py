@@ -11,8 +11,6 @@ Source: Botev, Ritter, Barber, Practical Gauss-Newton Optimisation for Deep Lear
 Hutchinson, A stochastic estimator of the trace of the influence matrix (1990).
 """
 
-from typing import Any
-
 import torch
 
 from quanterr.evaluation.calls import output_of
@@ -32,6 +30,6 @@ class GaussNewton:
         output = output_of(result)
         signs = 2 * torch.randint(0, 2, output.shape, generator=self._generator) - 1  # the same on any device
         with torch.enable_grad():
-            probed: Any = (output * signs.to(output)).sum() / torch.linalg.vector_norm(output.detach())
-            probed.backward()
+            probed = (output * signs.to(output)).sum() / torch.linalg.vector_norm(output.detach())
+            torch.autograd.backward(probed)
         return 1

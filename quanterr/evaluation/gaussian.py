@@ -7,7 +7,7 @@ diffusers, with small inputs of the shapes that its forward takes and timesteps 
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from quanterr.errors import UsageError
 from quanterr.evaluation.calls import Call, Calls
 from quanterr.util.text import display
 
+if TYPE_CHECKING:
+    from diffusers.configuration_utils import FrozenDict
+
 PREFIX = "gaussian:"
 NAME = re.compile(PREFIX + r"[1-9]\d{0,3}")
 SIDE, TEXT = 16, 32  # latents: SIDE × SIDE tokens, or 2 SIDE × 2 SIDE pixels; tokens of a text
@@ -23,7 +26,7 @@ SEED = 17
 
 Draw = Callable[..., Tensor]  # of a shape
 Arguments = dict[str, object]
-Made = Callable[[Any, Draw, float], Arguments]  # of a config, for a sigma between 0 and 1
+Made = Callable[["FrozenDict", Draw, float], Arguments]  # of a config, for a sigma between 0 and 1
 
 
 def _grid(axes: int) -> Tensor:
@@ -33,7 +36,7 @@ def _grid(axes: int) -> Tensor:
     return ids
 
 
-def _packed(config: Any, draw: Draw, sigma: float, axes: int = 3) -> Arguments:
+def _packed(config: "FrozenDict", draw: Draw, sigma: float, axes: int = 3) -> Arguments:
     """Return packed latents with positions, as FLUX takes them."""
     return {
         "hidden_states": draw(1, SIDE * SIDE, config.in_channels),
@@ -44,11 +47,11 @@ def _packed(config: Any, draw: Draw, sigma: float, axes: int = 3) -> Arguments:
     }
 
 
-def _guidance(config: Any) -> Arguments:
+def _guidance(config: "FrozenDict") -> Arguments:
     return {"guidance": torch.tensor([3.5])} if config.guidance_embeds else {}
 
 
-def _image(config: Any, draw: Draw, time: Tensor, text: int) -> Arguments:
+def _image(config: "FrozenDict", draw: Draw, time: Tensor, text: int) -> Arguments:
     """Return latents as an image, with a text of this width."""
     side = min(2 * SIDE, getattr(config, "sample_size", None) or 2 * SIDE)
     return {
@@ -62,7 +65,7 @@ def _thousandths(sigma: float) -> Tensor:
     return torch.tensor([1000 * sigma])
 
 
-def _wan(config: Any, draw: Draw, sigma: float) -> Arguments:
+def _wan(config: "FrozenDict", draw: Draw, sigma: float) -> Arguments:
     video: Arguments = {
         "hidden_states": draw(1, config.in_channels, 1, 2 * SIDE, 2 * SIDE),
         "encoder_hidden_states": draw(1, TEXT, config.text_dim),
@@ -71,7 +74,7 @@ def _wan(config: Any, draw: Draw, sigma: float) -> Arguments:
     return video | ({"encoder_hidden_states_image": draw(1, TEXT, config.image_dim)} if config.image_dim else {})
 
 
-def _hunyuan_video(config: Any, draw: Draw, sigma: float) -> Arguments:
+def _hunyuan_video(config: "FrozenDict", draw: Draw, sigma: float) -> Arguments:
     video: Arguments = {
         "hidden_states": draw(1, config.in_channels, 1, 2 * SIDE, 2 * SIDE),
         "encoder_hidden_states": draw(1, TEXT, config.text_embed_dim),
@@ -82,7 +85,7 @@ def _hunyuan_video(config: Any, draw: Draw, sigma: float) -> Arguments:
     return video | ({"guidance": torch.tensor([6000.0])} if config.guidance_embeds else {})
 
 
-def _unet(config: Any, draw: Draw, sigma: float) -> Arguments:
+def _unet(config: "FrozenDict", draw: Draw, sigma: float) -> Arguments:
     given: Arguments = {
         "sample": draw(1, config.in_channels, 2 * SIDE, 2 * SIDE),
         "timestep": torch.tensor(round(999 * sigma)),

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Protocol
 
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
@@ -35,6 +35,14 @@ USUAL_LENGTH = 2048  # tokens, if the config names no context length
 def _base() -> object:
     """Return the harness's base class if it is installed, else a plain class with the same interface."""
     return import_module("lm_eval.api.model").LM if find_spec("lm_eval") else object
+
+
+class Request(Protocol):
+    """A request of the harness, an ``Instance``."""
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """The texts: a context and its continuation, or one text."""
 
 
 class StreamedModel(_base()):  # type: ignore[misc]
@@ -71,12 +79,12 @@ class StreamedModel(_base()):  # type: ignore[misc]
             model_type = self._architecture.config.model_type
             raise UsageError(f"tasks are for models that continue a text; {model_type} does not")
 
-    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: Sequence[Request], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return for each request Σ ln p of the continuation, and whether greedy decoding gives it."""
         asked = [sequence(self._tokenizer, *request.args) for request in requests]
         return [(found.total, found.is_greedy) for found in self._scored(asked)]
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(self, requests: Sequence[Request], disable_tqdm: bool = False) -> list[float]:
         """Return for each request Σ ln p of its text after the first token, in chunks of the model's context length."""
         length = getattr(self._architecture.config, "max_position_embeddings", None) or USUAL_LENGTH
         parts: list[tuple[int, Scored]] = []
@@ -90,7 +98,7 @@ class StreamedModel(_base()):  # type: ignore[misc]
             totals[n] += found.total
         return totals
 
-    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests: Sequence[Request], disable_tqdm: bool = False) -> list[str]:
         """Refuse: the model would be read again for each token.
 
         Raises:

@@ -13,7 +13,7 @@ lora_conversion_utils.py; huggingface/peft, src/peft/tuners/lora/layer.py.
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -247,7 +247,7 @@ def _convert(tensors: Mapping[str, Tensor], model: str) -> Mapping[str, Tensor]:
         from diffusers.loaders import lora_pipeline
     except ImportError:
         return {}
-    loader: Any = getattr(lora_pipeline, LOADERS.get(model, ""), None)
+    loader = getattr(lora_pipeline, LOADERS.get(model, ""), None)
     if loader is None:
         return {}
     try:

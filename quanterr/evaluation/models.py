@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -24,12 +24,15 @@ from quanterr.tensors.devices import CPU
 from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display, listed
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 DIFFUSION = 'evaluate --inputs needs diffusers: pip install "quanterr[diffusion]"'
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 EXTRA = 'evaluate needs transformers and greenlet: pip install "quanterr[evaluate]"'
 
 
-def read_config(folder: ModelFolder) -> Any:
+def read_config(folder: ModelFolder) -> "PretrainedConfig":
     """Return the config of a folder's model, for transformers.
 
     Raises:
@@ -101,7 +104,7 @@ def _read_fields(folder: ModelFolder) -> JsonObject:
 class Architecture:
     """A model of transformers: the original's config, and the dtype and device that all sides compute in."""
 
-    config: Any
+    config: "PretrainedConfig"
     dtype: torch.dtype
     device: torch.device = CPU
     recorded: bool = False  # runs on recorded calls instead of a text
@@ -214,7 +217,7 @@ class Denoiser:
         return [counterpart(model, self.config, sides, layout, each) for each in candidates]
 
 
-def _build(make: Callable[[], Any], program: str, device: torch.device) -> nn.Module:
+def _build(make: Callable[[], nn.Module], program: str, device: torch.device) -> nn.Module:
     """Build a model with no memory for its parameters; ``program`` makes it, and may fail."""
     try:
         with _parameters_on_meta(), CPU:
@@ -224,8 +227,7 @@ def _build(make: Callable[[], Any], program: str, device: torch.device) -> nn.Mo
         raise ResourceError("too little memory to build the model") from error
     except Exception as error:
         raise CheckpointError(f"config.json: {program} cannot build this model: {display(str(error), 500)}") from error
-    found: nn.Module = model.eval().requires_grad_(False)
-    return found
+    return model.eval().requires_grad_(False)
 
 
 def _keep_float32(model: nn.Module, *lists: str) -> None:

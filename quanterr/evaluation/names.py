@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from quanterr.errors import CheckpointError
 from quanterr.evaluation.layouts import Layout, Rows
 from quanterr.tensors.memory import room_for_weight
 from quanterr.util.text import listed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Get = Callable[[str], Tensor]  # returns the tensor of a stored name
 
@@ -48,7 +51,7 @@ class Names(Protocol):
 class ConversionNames:
     """The stored names of a checkpoint of transformers, sorted to parameters by transformers' conversions."""
 
-    def __init__(self, model: Any, stored: Iterable[str]) -> None:
+    def __init__(self, model: "PreTrainedModel", stored: Iterable[str]) -> None:
         """Sort every stored name to the parameter that it is part of."""
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import (
@@ -62,10 +65,11 @@ class ConversionNames:
         renamings = [row for row in mapping if isinstance(row, WeightRenaming)]
         converters = [row for row in mapping if isinstance(row, WeightConverter)]
         by_pattern = {pattern: row for row in converters for pattern in row.source_patterns}
-        self.model: Any = model
+        self.model = model
         self.known: dict[str, Tensor] = model.state_dict()
         self.plain: dict[str, str] = {}  # name in the model → stored name
-        self.made: dict[str, tuple[Any, list[tuple[str, str]]]] = {}  # first name → converter, (pattern, stored name)s
+        # first name → converter, (pattern, stored name)s
+        self.made: dict[str, tuple[WeightConverter, list[tuple[str, str]]]] = {}
         for key in sorted(stored, key=dot_natural_key):
             name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, self.known)
             if name not in self.known and key in self.known:

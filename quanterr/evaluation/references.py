@@ -19,7 +19,7 @@ from importlib.metadata import version
 from math import prod
 from pathlib import Path
 from shutil import copyfile
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -40,6 +40,10 @@ from quanterr.util import strict_json
 from quanterr.util.strict_json import as_object
 from quanterr.util.text import display
 from quanterr.version import __version__
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.utils import ModelOutput
 
 SCHEMA, SCHEMA_VERSION = "quanterr.reference", "1.0"
 HEADER, TENSORS = "reference.json", "reference.safetensors"
@@ -83,7 +87,7 @@ class _Body:
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, place: int | slice) -> object:
         return (self.last_hidden_state,)[place]
 
     def __getattr__(self, name: str) -> None:
@@ -109,7 +113,7 @@ class Head:
         return _Body(self._hidden)
 
     @torch.inference_mode()
-    def __call__(self, hidden: Tensor, inputs: Inputs) -> Any:
+    def __call__(self, hidden: Tensor, inputs: Inputs) -> "ModelOutput":
         """Return what the model returns for inputs at whose end its head gets these hidden states."""
         self._hidden = hidden.to(self._device)
         on_device = {
@@ -124,7 +128,7 @@ def head_of(model: nn.Module, units: Mapping[str, Unit]) -> Unit | None:
     return next((unit for unit in units.values() if unit.module is head), None)
 
 
-def _bodies(model: Any) -> list[nn.Module]:
+def _bodies(model: "PreTrainedModel") -> list[nn.Module]:
     """Return the modules that a model may call in front of its head."""
     found = [model.base_model, getattr(model.base_model, "decoder", None)]
     return [body for body in found if isinstance(body, nn.Module) and body is not model]

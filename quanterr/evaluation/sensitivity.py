@@ -229,7 +229,7 @@ def _requiring(step: _Step) -> bool:
     return any(tensor.requires_grad for tensor in _tensors((step.args, step.kwargs)))
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _tensors(value: object) -> list[Tensor]:
     """Return the floating tensors in arguments or outputs, in their order."""
     if isinstance(value, Tensor):
         return [value] if value.is_floating_point() else []

@@ -7,7 +7,6 @@ into norms stay where the file has them.
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -170,7 +169,7 @@ def _restore(tensor: Tensor, shape: tuple[int, ...], back: Restore) -> Tensor:
 
 def _inverse(dequantize: object) -> Restore:
     """Return the inverse of a view of views.py that pairing laid on the original; the identity for any other."""
-    function, args = getattr(dequantize, "func", None), list[Any](getattr(dequantize, "args", ()))
+    function, args = (dequantize.func, dequantize.args) if isinstance(dequantize, partial) else (None, ())
     if function is views._dequantize_shifted:
         return lambda tensor: tensor - args[1]
     if function is views._dequantize_negated_exp:

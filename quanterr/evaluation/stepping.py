@@ -7,7 +7,6 @@ weights of a unit once for all micro-batches. Greenlets are no threads: thousand
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,13 +39,13 @@ class _Forward(greenlet):
         """Run the model, in the greenlet."""
         self.result = self.model(**self.inputs)
 
-    def ask(self, *asked: Any) -> object:
+    def ask(self, *asked: *Asked) -> object:
         """Hand the arguments of a unit over to the driver, and return what it answers."""
         self.asked, driver = asked, self.parent
         assert driver is not None  # noqa: S101 - who made it
         return driver.switch()
 
-    def resume(self, answer: Any = None) -> None:
+    def resume(self, answer: object = None) -> None:
         """Go on, with the output of the unit, until the next unit or the end.
 
         A greenlet runs under torch's modes of the thread: they are set here, at every switch.
@@ -156,7 +155,7 @@ class Stream:
         """Give the output to the micro-batch, which goes on to its next unit or to its end."""
         self._forwards[batch].resume(output)
 
-    def result(self, batch: int) -> Any:
+    def result(self, batch: int) -> object:
         """Return the result of the forward of a micro-batch, once, so that it can be freed; None before its end."""
         forward = self._forwards[batch]
         result, forward.result = forward.result, None

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from math import comb
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,10 @@ from quanterr.evaluation.tokens import tokenizer_of
 from quanterr.evaluation.workload import inputs_of
 from quanterr.report.evaluation.model import Task
 from quanterr.util.text import display
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
 
 BATCH_TOKENS = 4096  # of a micro-batch, padding included
 
@@ -98,7 +102,7 @@ def _question(line: str, where: str) -> Question:
     return Question(question, tuple(choices), answer)
 
 
-def sequence(tokenizer: Any, context: str, continuation: str) -> Scored:
+def sequence(tokenizer: "PreTrainedTokenizerBase", context: str, continuation: str) -> Scored:
     """Return the tokens of a context and its continuation together; the continuation's are scored."""
     whole = tokenizer(context + continuation)["input_ids"]
     behind = len(tokenizer(context)["input_ids"])
@@ -136,9 +140,10 @@ def loglikelihoods(
                     output = stream.run(number)
                 stream.resume(number, output)
                 del output
-                result = stream.result(number)
-                for row, n in enumerate(batch if result is not None else ()):
-                    found[n] = _of(result.logits[row], sequences[n])
+                result: ModelOutput | None = stream.result(number)
+                if result is not None:
+                    for row, n in enumerate(batch):
+                        found[n] = _of(result.logits[row], sequences[n])
                 del result
             unit.free()
     finally:

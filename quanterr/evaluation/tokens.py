@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from quanterr.errors import CheckpointError, UsageError
 from quanterr.evaluation.folder import ModelFolder
 from quanterr.evaluation.models import EXTRA
 from quanterr.util.text import count, display, named_path
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
 
 LEAST_CONTEXTS = 2
 CHARACTERS = 8  # assumed per token at first
@@ -63,7 +67,7 @@ def read_text(path: str, folder: ModelFolder, enough: int | None = None) -> Text
     return Text(torch.tensor(ids, dtype=torch.int64), path, _bos(tokenizer), tokenizer.unk_token_id)
 
 
-def tokenizer_of(folder: ModelFolder) -> Any:
+def tokenizer_of(folder: ModelFolder) -> "PreTrainedTokenizerBase":
     """Read the tokenizer of a model.
 
     Raises:
@@ -86,7 +90,7 @@ def tokenizer_of(folder: ModelFolder) -> Any:
         ) from error
 
 
-def _bos(tokenizer: Any) -> int | None:
+def _bos(tokenizer: "PreTrainedTokenizerBase") -> int | None:
     """Return the token that the tokenizer puts before a text, or None."""
     first = tokenizer("a")["input_ids"][:1]
     bos: int | None = tokenizer.bos_token_id
@@ -236,7 +240,7 @@ def decoder_of(folder: ModelFolder) -> Decode | None:
     return None if read is None else lambda ids: str(read.decode(list(ids), skip_special_tokens=False))
 
 
-def _tokenizer_in(folder: ModelFolder) -> Any | None:
+def _tokenizer_in(folder: ModelFolder) -> "Tokenizer | None":
     """Return the tokenizer of a tokenizer.json; None if it cannot be read."""
     from tokenizers import Tokenizer
 
