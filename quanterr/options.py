@@ -43,10 +43,10 @@ PANELS = (
 
 
 class Option(NamedTuple):
-    """The command line option of a field."""
+    """The command line option of a field, or of a parameter of a command."""
 
     help: str
-    panel: str
+    panel: str | None = None  # its heading in the help
     metavar: str | None = None  # FILE and FOLDER: paths in a settings file are relative to its folder
     flags: str = ""  # such as "--json"; empty: made from the field's name
     least: float | None = None  # the smallest and

@@ -39,6 +39,7 @@ from quanterr.cli.common import (
     SchemaKind,
     announce,
     command_line,
+    decide_status,
     deliver,
     exit_on_interrupt,
     guard_stdout,
@@ -49,9 +50,9 @@ from quanterr.cli.common import (
     wrap_help,
 )
 from quanterr.cli.next_steps import suggest_after_report, suggest_for_stored
-from quanterr.cli.options import AllBut, Only, with_options
+from quanterr.cli.options import AllBut, Only, argument, with_options
 from quanterr.errors import ElsewhereError, QuanterrError, Status, UsageError, is_out_of_memory
-from quanterr.options import GATES, CompareOptions, ReadOptions
+from quanterr.options import GATES, INPUTS, CompareOptions, Option, ReadOptions
 from quanterr.util import strict_json
 from quanterr.util.colors import paint, use_color
 from quanterr.util.platform import is_closed_pipe
@@ -150,41 +151,24 @@ def _set_defaults(
 def compare(
     options: CompareOptions,
     show: Display,
-    original: Annotated[
-        str | None, typer.Argument(metavar="ORIGINAL", help="The checkpoint before quantization.", show_default=False)
-    ] = None,
-    quantized: Annotated[
-        str | None, typer.Argument(metavar="QUANTIZED", help="The quantized checkpoint.", show_default=False)
-    ] = None,
-    original_option: Annotated[
-        str | None,
-        typer.Option(
-            "--original", metavar="PATH", help="The same as ORIGINAL.", rich_help_panel="Inputs", show_default=False
-        ),
-    ] = None,
-    quantized_option: Annotated[
-        str | None,
-        typer.Option(
-            "--quantized", metavar="PATH", help="The same as QUANTIZED.", rich_help_panel="Inputs", show_default=False
-        ),
-    ] = None,
+    original: Annotated[str | None, argument("ORIGINAL", "The checkpoint before quantization.")] = None,
+    quantized: Annotated[str | None, argument("QUANTIZED", "The quantized checkpoint.")] = None,
+    original_option: Annotated[str | None, Option("The same as ORIGINAL.", INPUTS, "PATH", "--original")] = None,
+    quantized_option: Annotated[str | None, Option("The same as QUANTIZED.", INPUTS, "PATH", "--quantized")] = None,
     fail_fast: Annotated[
         bool,
-        typer.Option(
-            "--fail-fast",
-            help="Stop at the first layer that violates a rule; the report is marked incomplete, and the exit status "
-            "is 1.",
-            rich_help_panel=GATES,
+        Option(
+            "Stop at the first layer that violates a rule; the report is marked incomplete, and the exit status is 1.",
+            GATES,
         ),
     ] = False,
     planned: Annotated[
         str | None,
-        typer.Option(
+        Option(
+            "A plan.json of quanterr plan: each layer must match it in format, bits and SNR (within 0.5 dB).",
+            GATES,
+            "FILE",
             "--plan",
-            metavar="FILE",
-            help="A plan.json of quanterr plan: each layer must match it in format, bits and SNR (within 0.5 dB).",
-            rich_help_panel=GATES,
-            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -208,7 +192,7 @@ def compare(
         except UsageError as error:  # such as a baseline of another original: keep the comparison
             _deliver(gate.mark_unjudged(report, error), to, show, Status.USAGE, "")
             raise
-        status = _decide_status(report, show.allow_partial, interrupt)
+        status = decide_status(report, show.allow_partial, interrupt)
         _deliver(report, to, show, status, suggest_after_report(report, sides, command_line(), to))
         gate.report_verdict(report, quiet=show.quiet)  # the one line has the gates that do not hold
         gate.summarize(report, options.baseline)
@@ -251,21 +235,11 @@ def _compare_pair(sides: tuple[str, str], options: CompareOptions, quiet: bool) 
         return compare_each(original, [quantized], replace(options, on_progress=on_progress))[0]
 
 
-def _deliver(report: "Report", to: "list[Target]", show: Display, status: Status, next_step: str) -> None:
+def _deliver(report: "Report", to: "list[Target]", show: Display, status: int, next_step: str) -> None:
     from quanterr.report.view import view
 
     shown = None if show.quiet or show.as_json else view(report, show.top_layers, show.sort_by)
     deliver(report, to, show, status, next_step, shown)
-
-
-def _decide_status(report: "Report", allow_partial: bool, interrupt: Interrupt) -> Status:
-    from quanterr.report.gate_results import exit_status
-
-    if interrupt.signal is not None and not report.complete:
-        return Status(128 + interrupt.signal)
-    if interrupt.violation is not None and not report.complete:  # later layers cannot undo a violation
-        return Status.GATE_FAILED
-    return exit_status(report, allow_partial)
 
 
 app.command(cls=Command, help=rank.HELP, rich_help_panel=FILES)(rank.rank)
@@ -290,39 +264,26 @@ Prints the stored verdict on stderr and exits with 0 whatever it is. To fail on 
 @app.command(cls=Command, help=RENDER_HELP, rich_help_panel=STORED)
 @with_options
 def render(
-    stored: Annotated[str, typer.Argument(metavar="REPORT", help="A JSON result written by -o FILE.json.")],
+    stored: Annotated[str, argument("REPORT", "A JSON result written by -o FILE.json.")],
     show: Annotated[Display, Only(("outputs", "no_clobber", "quiet"))],
     to: Annotated[
         str | None,
-        typer.Option(
-            "--to",
-            metavar="FORMAT",
-            help="json, jsonl, csv, html, md or junit. Default: chosen by the suffix of -o.",
-            show_default=False,
-        ),
+        Option("json, jsonl, csv, html, md or junit. Default: chosen by the suffix of -o.", metavar="FORMAT"),
     ] = None,
     document: Annotated[
         str | None,
-        typer.Option(
-            "--update",
+        Option(
+            "Write the Markdown section into this document, between the comments <!-- quanterr:begin --> and "
+            "<!-- quanterr:end -->.",
             metavar="FILE",
-            help="Write the Markdown section into this document, between the comments "
-            "<!-- quanterr:begin --> and <!-- quanterr:end -->.",
-            show_default=False,
+            flags="--update",
         ),
     ] = None,
     evaluation: Annotated[
         str | None,
-        typer.Option(
-            "--evaluation",
-            metavar="FILE",
-            help="An evaluation (JSON) of the same pair, to include in the page (-o report.html).",
-            show_default=False,
-        ),
+        Option("An evaluation (JSON) of the same pair, to include in the page (-o report.html).", metavar="FILE"),
     ] = None,
-    append: Annotated[
-        bool, typer.Option("--append", help="With --update: append to a document that lacks these comments.")
-    ] = False,
+    append: Annotated[bool, Option("With --update: append to a document that lacks these comments.")] = False,
 ) -> None:
     """Write other outputs of a stored document."""
     from quanterr.report.documents import read_document
@@ -376,16 +337,14 @@ def _view_with_evaluation(evaluation: str, report: "Document", to: "list[Target]
 @app.command(cls=Command, rich_help_panel=FILES)
 @with_options
 def inspect(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A file, a folder, an index or org/name.")],
+    checkpoint: Annotated[str, argument("CHECKPOINT", "A file, a folder, an index or org/name.")],
     options: Annotated[ReadOptions, Only(("lenient",))],
     show: Annotated[Display, AllBut(("sort_by", "no_plot", "allow_partial", "top_layers"))],
     hardware: Annotated[
         str | None,
-        typer.Option(
-            "--hardware",
+        Option(
+            "Show how many tokens per second this memory bandwidth allows: H100, 4090, M3-max, 900GB/s.",
             metavar="NAME|GB/s",
-            help="Show how many tokens per second this memory bandwidth allows: H100, 4090, M3-max, 900GB/s.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -418,7 +377,7 @@ def formats(
             help="The format whose specification to print.", show_default=False, autocompletion=completion.formats
         ),
     ] = None,
-    recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes of sweep, plan and --against.")] = False,
+    recipes: Annotated[bool, Option("List the recipes of sweep, plan and --against.")] = False,
 ) -> None:
     """List the supported formats, or print the specification of one."""
     require_memory()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from quanterr.cli.options import AllBut, Only
+from quanterr.cli.options import AllBut, Only, argument
 from quanterr.errors import Interrupted, ResourceError, Status, UsageError
 from quanterr.options import OUTPUT, SELECTION, CheckedOptions, Option
 from quanterr.util.addresses import host_of, strip_credentials
@@ -27,7 +27,9 @@ from quanterr.util.text import escape_surrogates, size
 from quanterr.util.waiting import allow_stop, notices
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import FrameType
+    from typing import TypeVar
 
     from quanterr.cli.progress import Bar, Heartbeat, Steps
     from quanterr.report import Output
@@ -35,9 +37,11 @@ if TYPE_CHECKING:
     from quanterr.report.diff.base import Difference
     from quanterr.report.document import Document
     from quanterr.report.files import Target
-    from quanterr.report.model import Layer
+    from quanterr.report.model import Layer, Report
+    from quanterr.report.ranking.model import Ranking
     from quanterr.report.sections import View
 
+    Shown = TypeVar("Shown", bound=Bar | Heartbeat | Steps)
 
 ROOM = 256 * 2**20  # bytes that a small comparison needs besides torch
 LOADING = 60  # limit for loading torch, in seconds of processor time; it usually takes 2 to 4
@@ -155,9 +159,7 @@ class Display(CheckedOptions):
 TABLE_OPTIONS = Only(("as_json", "color", "no_color"))
 RESULT_OPTIONS = AllBut(("sort_by", "no_plot", "verbose"))  # for rankings, plans and evaluations
 
-Original = Annotated[
-    str, typer.Argument(metavar="ORIGINAL", help="The checkpoint before quantization.", show_default=False)
-]
+Original = Annotated[str, argument("ORIGINAL", "The checkpoint before quantization.")]
 
 
 class Interrupt:
@@ -214,6 +216,17 @@ def exit_on_interrupt(interrupt: Interrupt) -> Iterator[None]:
     except Interrupted as error:
         print(f"quanterr: {error}", file=sys.stderr)
         raise typer.Exit(128 + (interrupt.signal or signal.SIGINT)) from error
+
+
+def decide_status(judged: "Report | Ranking", allow_partial: bool, interrupt: Interrupt) -> int:
+    """Return the exit status of a judged document whose run may have been interrupted."""
+    from quanterr.report.gate_results import exit_status
+
+    if interrupt.signal is not None and not judged.complete:
+        return 128 + interrupt.signal
+    if interrupt.violation is not None and not judged.complete:  # later layers cannot undo a violation
+        return Status.GATE_FAILED
+    return exit_status(judged, allow_partial)
 
 
 def require_memory() -> None:
@@ -302,30 +315,29 @@ def announce(paths: Iterable[str], quiet: bool) -> None:
         print(f"quanterr: reading from {', '.join(hosts)}", file=sys.stderr)
 
 
-@contextmanager
-def show_progress(quiet: bool) -> "Iterator[Bar | Heartbeat | None]":
-    """Show the progress of a comparison on stderr; yields its callback, None if ``quiet`` or on other ranks."""
+def show_progress(quiet: bool) -> "AbstractContextManager[Bar | Heartbeat | None]":
+    """Show the progress of a comparison on stderr; enters with its callback, None if ``quiet`` or on other ranks."""
     from quanterr.cli.progress import Bar, Heartbeat
 
-    on_progress = None if quiet or is_other_rank() else Bar() if sys.stderr.isatty() else Heartbeat()
-    try:
-        yield on_progress
-    finally:
-        if on_progress is not None:
-            on_progress.close()
+    make: Callable[[], Bar | Heartbeat] = Bar if sys.stderr.isatty() else Heartbeat
+    return _show(quiet, make)
+
+
+def show_steps(quiet: bool) -> "AbstractContextManager[Steps | None]":
+    """Show the progress of an evaluation as :func:`show_progress` does."""
+    from quanterr.cli.progress import Steps
+
+    return _show(quiet, lambda: Steps(sys.stderr.isatty()))
 
 
 @contextmanager
-def show_steps(quiet: bool) -> "Iterator[Steps | None]":
-    """Show the progress of an evaluation on stderr; yields its callback, None if ``quiet`` or on other ranks."""
-    from quanterr.cli.progress import Steps
-
-    steps = None if quiet or is_other_rank() else Steps(sys.stderr.isatty())
+def _show(quiet: bool, make: "Callable[[], Shown]") -> "Iterator[Shown | None]":
+    shown = None if quiet or is_other_rank() else make()
     try:
-        yield steps
+        yield shown
     finally:
-        if steps is not None:
-            steps.close()
+        if shown is not None:
+            shown.close()
 
 
 @contextmanager

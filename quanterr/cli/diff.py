@@ -2,10 +2,9 @@
 
 from typing import Annotated
 
-import typer
-
 from quanterr.cli.common import Display, deliver, wrap_help
-from quanterr.cli.options import AllBut, Reworded, with_options
+from quanterr.cli.options import AllBut, Reworded, argument, with_options
+from quanterr.options import Option
 
 HELP = wrap_help("""Compare two stored results of the same original: list layers that are better, worse, new or missing.
 
@@ -31,15 +30,10 @@ OUTPUTS = Reworded(
 
 @with_options
 def diff(
-    old: Annotated[
-        str,
-        typer.Argument(metavar="OLD", help="JSON of compare, rank, sweep, evaluate or plan.", show_default=False),
-    ],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="A newer result of the same kind.", show_default=False)],
+    old: Annotated[str, argument("OLD", "JSON of compare, rank, sweep, evaluate or plan.")],
+    new: Annotated[str, argument("NEW", "A newer result of the same kind.")],
     show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "allow_partial")), OUTPUTS],
-    force: Annotated[
-        bool, typer.Option("--force", help="Compare even if originals, selections or settings differ.")
-    ] = False,
+    force: Annotated[bool, Option("Compare even if originals, selections or settings differ.")] = False,
 ) -> None:
     """Compare two stored results."""
     from quanterr.report.diff.base import Difference

@@ -5,22 +5,19 @@ from dataclasses import replace
 from os import fspath
 from typing import Annotated
 
-import typer
-
 from quanterr.cli.common import (
     RESULT_OPTIONS,
     Display,
     Interrupt,
     announce,
     command_line,
-    deliver,
     exit_on_interrupt,
     require_memory,
     show_steps,
     wrap_help,
 )
-from quanterr.cli.gate import report_verdict, summarize
-from quanterr.cli.options import Only, with_options
+from quanterr.cli.gate import finish
+from quanterr.cli.options import Only, argument, with_options
 from quanterr.options import EvaluateOptions, RankOptions
 from quanterr.util.text import display, named_path
 
@@ -47,19 +44,15 @@ tensors, or has values that are not finite; 5 memory or disk; 70 a bug.
 
 @with_options
 def evaluate(
-    original: Annotated[
-        str,
-        typer.Argument(metavar="ORIGINAL", help="The model's folder, local or in a remote store.", show_default=False),
-    ],
+    original: Annotated[str, argument("ORIGINAL", "The model's folder, local or in a remote store.")],
     recipes: Annotated[RankOptions, Only(("against",))],
     options: EvaluateOptions,
     show: Annotated[Display, RESULT_OPTIONS],
     candidates: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="QUANTIZED ...",
-            help="Quantized checkpoints. Optional with --sensitivity, --save-reference and other files to write.",
-            show_default=False,
+        argument(
+            "QUANTIZED ...",
+            "Quantized checkpoints. Optional with --sensitivity, --save-reference and other files to write.",
         ),
     ] = None,
 ) -> None:
@@ -110,8 +103,4 @@ def evaluate(
                 return
             evaluation = evaluate_candidates(checkpoints[0], checkpoints[1:], recipes.against, asked, rules)
         status = exit_status(evaluation, show.allow_partial)
-        deliver(evaluation, to, show, status)
-        for candidate in evaluation.candidates:
-            report_verdict(candidate, candidate.name)
-        summarize(evaluation, options.baseline)
-    raise typer.Exit(status)
+        finish(evaluation, to, show, status, options.baseline)

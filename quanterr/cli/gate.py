@@ -5,14 +5,14 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from quanterr.cli.common import Display, guard_stdout, wrap_help
-from quanterr.cli.options import AllBut, with_options
+from quanterr.cli.common import Display, deliver, guard_stdout, wrap_help
+from quanterr.cli.options import AllBut, argument, with_options
 from quanterr.errors import UsageError
-from quanterr.options import GATES, GateOptions
+from quanterr.options import GATES, GateOptions, Option
 from quanterr.util import strict_json
 from quanterr.util.colors import paint, use_color
 from quanterr.util.text import display, escape_commands
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quanterr.report.document import Document
+    from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.files import Target
     from quanterr.report.gate_results import HasGates, Verdict
+    from quanterr.report.images.model import Images
     from quanterr.report.model import Report
+    from quanterr.report.ranking.model import Ranking
     from quanterr.report.subjects import Subject
 
 HELP = wrap_help("""Judge a stored report, ranking, evaluation or plan by rules, without the models.
@@ -41,33 +44,20 @@ Exit status: 0 all gates hold; 1 a gate does not hold; 2 wrong usage or threshol
 4 the comparison was incomplete or meaningless.
 """)
 
+SCHEMA = "quanterr.gate"
 TONES = {"pass": "pass", "fail": "fail", "inconclusive": "warning"}
 
 
 @with_options
 def gate(
-    report: Annotated[
-        str,
-        typer.Argument(
-            metavar="REPORT", help="The JSON of compare, rank, sweep, evaluate or plan.", show_default=False
-        ),
-    ],
+    report: Annotated[str, argument("REPORT", "The JSON of compare, rank, sweep, evaluate or plan.")],
     gates: GateOptions,
     show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "top_layers"))],
     update_baseline: Annotated[
         bool,
-        typer.Option(
-            "--update-baseline",
-            help="Overwrite the file of --baseline with this report if all gates hold, warnings included.",
-            rich_help_panel=GATES,
-        ),
+        Option("Overwrite the file of --baseline with this report if all gates hold, warnings included.", GATES),
     ] = False,
-    explain: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LAYER", help="Explain how each rule judges this layer.", rich_help_panel=GATES, show_default=False
-        ),
-    ] = None,
+    explain: Annotated[str | None, Option("Explain how each rule judges this layer.", GATES, "LAYER")] = None,
 ) -> None:
     """Judge a stored document."""
 
@@ -78,10 +68,8 @@ def gate(
     from quanterr.report.gate_results import Verdict, exit_status
     from quanterr.report.subjects import combine_verdicts, find_counterpart
 
-    colored, baseline = (
-        use_color(sys.stderr, show.colors),
-        None if gates.baseline is None else os.fspath(gates.baseline),
-    )
+    colored = use_color(sys.stderr, show.colors)
+    baseline = None if gates.baseline is None else os.fspath(gates.baseline)
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline overwrites the file of --baseline: give one")
     kind, given = find_kind(report), baseline is not None
@@ -108,7 +96,8 @@ def gate(
     if github.has_summary():
         summarize(with_verdicts(read_document(report), subjects, verdicts), baseline)
     if show.as_json:
-        _print_json(_list_fields(whole, subjects, verdicts))
+        with guard_stdout():
+            print(strict_json.dumps(_list_fields(whole, subjects, verdicts), asdict), flush=True)
     if to or update_baseline:
         _write_document(
             report, subjects, verdicts, to, baseline if update_baseline else None, _find_reason_against_update(whole)
@@ -118,10 +107,10 @@ def gate(
 
 def _list_fields(whole: "Verdict", subjects: "Sequence[Subject]", verdicts: "Sequence[Verdict]") -> dict[str, object]:
     if subjects[0].name is None:
-        return whole._asdict()
+        return {"schema": SCHEMA, **whole._asdict()}
     pairs = zip(subjects, verdicts, strict=True)
     candidates = [{"name": subject.name} | verdict._asdict() for subject, verdict in pairs]
-    return {"verdict": whole.verdict, "reasons": whole.reasons, "candidates": candidates}
+    return {"schema": SCHEMA, "verdict": whole.verdict, "reasons": whole.reasons, "candidates": candidates}
 
 
 def _print_verdict(found: "Verdict", quiet: bool, colored: bool) -> None:
@@ -133,11 +122,6 @@ def _print_verdict(found: "Verdict", quiet: bool, colored: bool) -> None:
         return
     for reason in drop_gate_messages(found.reasons, found.gates):
         print(f"  - {escape_commands(sentence(reason))}", file=sys.stderr)
-
-
-def _print_json(fields: dict[str, object]) -> None:
-    with guard_stdout():
-        print(strict_json.dumps({"schema": "quanterr.gate", **fields}, asdict), flush=True)
 
 
 def _same_file(report: str, baseline: str) -> bool:
@@ -178,6 +162,22 @@ def annotate(judged: "HasGates", candidate: str | None = None) -> None:
         print(line, file=sys.stderr)
     if problem := github.write_summary(judged, candidate):
         print(f"quanterr: {problem}", file=sys.stderr)
+
+
+def finish(
+    found: "Ranking | Evaluation | Images",
+    to: "list[Target]",
+    show: Display,
+    status: int,
+    baseline: str | os.PathLike[str] | None,
+    next_step: str = "",
+) -> NoReturn:
+    """Write and print a judged document, print the gates of its candidates, and exit with the status."""
+    deliver(found, to, show, status, next_step)
+    for candidate in getattr(found, "candidates", [found]):
+        report_verdict(candidate, getattr(candidate, "name", None))
+    summarize(found, baseline)
+    raise typer.Exit(status)
 
 
 def summarize(document: "Document", baseline: str | os.PathLike[str] | None = None) -> None:

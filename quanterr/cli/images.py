@@ -2,11 +2,9 @@
 
 from typing import Annotated
 
-import typer
-
-from quanterr.cli.common import RESULT_OPTIONS, Display, command_line, deliver, require_memory, wrap_help
-from quanterr.cli.gate import report_verdict, summarize
-from quanterr.cli.options import with_options
+from quanterr.cli.common import RESULT_OPTIONS, Display, command_line, require_memory, wrap_help
+from quanterr.cli.gate import finish
+from quanterr.cli.options import argument, with_options
 from quanterr.options import GateOptions
 
 HELP = wrap_help("""Compare the images of two models in pairs of the same name: PSNR, SSIM, and LPIPS where installed.
@@ -26,12 +24,8 @@ unreadable; 4 an image was not compared (missing on one side, damaged, of anothe
 
 @with_options
 def images(
-    original: Annotated[
-        str, typer.Argument(metavar="ORIGINAL", help="The folder of the original model's images.", show_default=False)
-    ],
-    quantized: Annotated[
-        str, typer.Argument(metavar="QUANTIZED", help="The folder of the quantized model's.", show_default=False)
-    ],
+    original: Annotated[str, argument("ORIGINAL", "The folder of the original model's images.")],
+    quantized: Annotated[str, argument("QUANTIZED", "The folder of the quantized model's.")],
     gates: GateOptions,
     show: Annotated[Display, RESULT_OPTIONS],
 ) -> None:
@@ -48,7 +42,4 @@ def images(
 
     found = judge_images(original, quantized, rules, command_line())
     status = exit_status(found, show.allow_partial)
-    deliver(found, to, show, status)
-    report_verdict(found)
-    summarize(found, gates.baseline)
-    raise typer.Exit(status)
+    finish(found, to, show, status, gates.baseline)

@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
-from typer.models import OptionInfo
+from typer.models import ArgumentInfo, OptionInfo
 
 from quanterr.cli import completion
 from quanterr.options import PANELS, Option, list_flags, list_options
@@ -34,6 +34,12 @@ class Reworded(NamedTuple):
     help: str
 
 
+def argument(metavar: str, help_text: str) -> ArgumentInfo:
+    """Return a positional argument of a command, whose help shows no default."""
+    made: ArgumentInfo = typer.Argument(metavar=metavar, help=help_text, show_default=False)
+    return made
+
+
 class _Choice(str, Enum):  # noqa: UP042 - memberless base: each Literal gets its own enumeration
     """Base of the enumerations that stand for a ``Literal``."""
 
@@ -49,13 +55,17 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with its dataclass parameters replaced by one option for each of their fields.
 
     ``options: Annotated[CompareOptions, AllBut(("resume",))]`` becomes an option for each field of CompareOptions that
-    has an :class:`quanterr.options.Option`, except ``resume``.
+    has an :class:`quanterr.options.Option`, except ``resume``. Other parameters may have an Option, too.
     """
     parameters: list[inspect.Parameter] = []
     groups: dict[str, _OptionGroup] = {}
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         annotation = parameter.annotation
         kind, *notes = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
+        own = next((note for note in notes if isinstance(note, Option)), None)
+        if own is not None:
+            parameters.append(_make_parameter(_Row(name, kind, own, parameter.default), own.help))
+            continue
         if not hasattr(kind, "__dataclass_fields__"):
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
@@ -88,7 +98,7 @@ def _sort_key(parameter: inspect.Parameter) -> int:
 
 
 class _Row(NamedTuple):
-    """A field that is an option."""
+    """A field or parameter that is an option."""
 
     name: str
     kind: object  # its type

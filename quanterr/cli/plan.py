@@ -5,8 +5,6 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from quanterr.cli.common import (
     Display,
     Interrupt,
@@ -19,10 +17,10 @@ from quanterr.cli.common import (
     show_progress,
     wrap_help,
 )
-from quanterr.cli.completion import PROGRAMS, programs
+from quanterr.cli.completion import PROGRAMS
 from quanterr.cli.next_steps import suggest_after_plan
 from quanterr.cli.options import AllBut, with_options
-from quanterr.options import OUTPUT, PlanOptions
+from quanterr.options import OUTPUT, Option, PlanOptions
 from quanterr.report import OUTPUTS, Output
 from quanterr.util.text import display
 
@@ -54,14 +52,12 @@ def plan(
     show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "allow_partial"))],
     export: Annotated[
         str | None,
-        typer.Option(
-            "--export",
-            metavar="PROGRAM",
-            help="Print the plan for this program instead of tables, or write a shell script with -o FILE.sh: "
+        Option(
+            "Print the plan for this program instead of tables, or write a shell script with -o FILE.sh: "
             f"{', '.join(PROGRAMS[:-1])} or {PROGRAMS[-1]}.",
-            autocompletion=programs,
-            rich_help_panel=OUTPUT,
-            show_default=False,
+            OUTPUT,
+            "PROGRAM",
+            words="programs",
         ),
     ] = None,
 ) -> None:

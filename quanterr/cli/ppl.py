@@ -2,10 +2,9 @@
 
 from typing import Annotated
 
-import typer
-
 from quanterr.cli.common import Display, guard_stdout, wrap_help
-from quanterr.cli.options import Only, with_options
+from quanterr.cli.options import Only, argument, with_options
+from quanterr.options import Option
 from quanterr.util import strict_json
 from quanterr.util.text import count, display
 
@@ -21,18 +20,10 @@ OpenAI-compatible server with logprobs.
 
 @with_options
 def ppl(
-    logprobs: Annotated[
-        str, typer.Argument(metavar="LOGPROBS", help="A JSONL file of log-probabilities.", show_default=False)
-    ],
+    logprobs: Annotated[str, argument("LOGPROBS", "A JSONL file of log-probabilities.")],
     show: Annotated[Display, Only(("as_json",))],
     baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline",
-            metavar="FILE",
-            help="Log-probabilities of the original on the same tokens.",
-            show_default=False,
-        ),
+        str | None, Option("Log-probabilities of the original on the same tokens.", metavar="FILE")
     ] = None,
 ) -> None:
     """Compute perplexity from log-probabilities."""

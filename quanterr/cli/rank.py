@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from quanterr.cli.common import (
     RESULT_OPTIONS,
     Display,
@@ -12,16 +10,16 @@ from quanterr.cli.common import (
     Original,
     announce,
     command_line,
-    deliver,
+    decide_status,
     exit_on_interrupt,
     require_memory,
     show_progress,
     warn,
     wrap_help,
 )
-from quanterr.cli.gate import report_verdict, summarize
+from quanterr.cli.gate import finish
 from quanterr.cli.next_steps import suggest_after_rank
-from quanterr.cli.options import with_options
+from quanterr.cli.options import argument, with_options
 from quanterr.options import CompareOptions, RankOptions
 
 if TYPE_CHECKING:
@@ -55,10 +53,7 @@ Exit status: 0 all candidates compared completely, and all gates hold for each; 
 @with_options
 def rank(
     original: Original,
-    candidates: Annotated[
-        list[str],
-        typer.Argument(metavar="Q1 Q2 ...", help="The checkpoints to rank.", show_default=False),
-    ],
+    candidates: Annotated[list[str], argument("Q1 Q2 ...", "The checkpoints to rank.")],
     options: RankOptions,
     show: Annotated[Display, RESULT_OPTIONS],
 ) -> None:
@@ -96,17 +91,5 @@ def run(
             asked = replace(options, on_progress=on_progress, stop=interrupt.stop, command=tuple(command_line()))
             ranking = make(checkpoints, asked)
         warn(found for candidate in ranking.candidates for found in candidate.findings)
-        status = _decide_status(ranking, show.allow_partial, interrupt.signal)
-        deliver(ranking, to, show, status, next_step=suggest_after_rank(ranking, paths, command_line()))
-        for candidate in ranking.candidates:
-            report_verdict(candidate, candidate.name)
-        summarize(ranking, options.baseline)
-    raise typer.Exit(status)
-
-
-def _decide_status(ranking: "Ranking", allow_partial: bool, signal: int | None) -> int:
-    from quanterr.report.gate_results import exit_status
-
-    if signal is not None and not ranking.complete:
-        return 128 + signal
-    return exit_status(ranking, allow_partial)
+        status = decide_status(ranking, show.allow_partial, interrupt)
+        finish(ranking, to, show, status, options.baseline, suggest_after_rank(ranking, paths, command_line()))
