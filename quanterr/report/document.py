@@ -2,15 +2,16 @@
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from importlib import import_module
 from os import PathLike, fspath
 from types import ModuleType
-from typing import IO, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from pydantic.fields import FieldInfo
 
 from quanterr.report import OUTPUTS, Output, checksum, notebook
-from quanterr.report.base import Model, dumps
+from quanterr.report.base import Model, RunInfo, Tool, dumps
 from quanterr.report.formatting import format_answer
 from quanterr.report.sections import TERMINAL, Cells, Suite, Table, View
 from quanterr.util.strict_json import JsonObject
@@ -24,8 +25,8 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 class Result:
     """Base of all results; the modules that render them are imported on use.
 
-    ``VIEW`` names a module with ``view``, ``conclusion`` and ``brief``. ``ROWS`` names
-    the module with ``CSV_COLUMNS``, ``rows`` and ``suites``; if empty, that is ``VIEW``, too.
+    ``VIEW`` names a module with ``view`` and ``conclusion``. ``ROWS`` names the module with ``CSV_COLUMNS``, ``rows``
+    and ``suites``; if empty, that is ``VIEW``, too.
     """
 
     VIEW: ClassVar[str]
@@ -38,7 +39,11 @@ class Result:
 
     def brief(self) -> str:
         """Return the result in one line, for ``--quiet``."""
-        return self._shown().brief(self)  # type: ignore[no-any-return]
+        return f"quanterr: {self._answer()}"
+
+    def _answer(self) -> str:
+        view = self.view(0)
+        return view.conclusion if view.word is None else format_answer(view.word, view.doubts, view.conclusion)
 
     def columns(self) -> Sequence[str]:
         """Return the columns of the CSV output."""
@@ -60,9 +65,7 @@ class Result:
         return type(self).__name__.lower()
 
     def __repr__(self) -> str:
-        view = self.view(0)
-        answer = view.conclusion if view.word is None else format_answer(view.word, view.doubts, view.conclusion)
-        return f"<quanterr.{type(self).__name__} {display(answer, LINE)}>"
+        return f"<quanterr.{type(self).__name__} {display(self._answer(), LINE)}>"
 
     __str__ = __repr__
 
@@ -87,15 +90,36 @@ class Result:
 class Document(Result, Model):
     """A result stored as strict ASCII JSON; ``run`` is its last field, and a checksum covers all fields before it.
 
-    ``ITEMS`` maps fields that JSON Lines write one item per line to the ``record`` name of these lines.
+    ``ITEMS`` maps fields that JSON Lines write one item per line to the ``record`` name of these lines. Data frames
+    have a row per item of the first.
     """
 
     schema_: str
+    if TYPE_CHECKING:  # declared by each document, as the order of fields is the order in files
+        tool: Tool
+        run: RunInfo
     ITEMS: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def made_by(self) -> str:
+        """The program that made the document, with its version."""
+        return f"{self.tool.name} {self.tool.version}"
 
     def suites(self) -> Sequence[Suite]:
         """Return the test suites of the JUnit output."""
         return self._listed().suites(self)  # type: ignore[no-any-return]
+
+    def to_pandas(self) -> notebook.Frame:
+        """Return a pandas.DataFrame with a row per layer, weight, pair or candidate.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        return notebook.make_frame(self._frame_rows())
+
+    def _frame_rows(self) -> Iterator[JsonObject]:
+        for item in getattr(self, next(iter(self.ITEMS))):
+            yield {field.name: getattr(item, field.name) for field in fields(item)}
 
     def plot(self) -> Figure:
         """Return a matplotlib Figure: a map of the error, or error over size.

@@ -290,6 +290,10 @@ class Report(Document):
         """
         return notebook.make_frame(import_module(self.ROWS).frame_rows(self))
 
+    def brief(self) -> str:
+        """Return verdict, pooled SNR and reasons in one line, for ``--quiet``."""
+        return import_module(self.VIEW).brief(self)  # type: ignore[no-any-return]
+
     def write_json(self, file: IO[str]) -> None:
         """Write the report as strict ASCII JSON with a line per layer, piece by piece."""
         for piece in self._json_pieces():

@@ -118,7 +118,7 @@ def view(report: Report, top: int, sort_by: str = "snr", evaluation: "Evaluation
         ],
         list(_sections(report, top, sort_by, evaluation)),
         ABOUT,
-        f"{report.tool.name} {report.tool.version}",
+        report.made_by,
         PageScripts(SCRIPTS, lambda: html_data.page_data(report, evaluated)),
         "" if report.gates else "compared",
         list_doubts(report.verdict, report.findings),
@@ -157,7 +157,7 @@ def conclusion(report: Report) -> str:
 
 
 def brief(report: Report) -> str:
-    """Return verdict, pooled SNR and reasons in one line, for ``--quiet``."""
+    """Return what :meth:`Report.brief` does."""
     snr = f"{count(report.aggregate.total_layers, 'layer')}, {format_db(report.aggregate.overall_snr_db, ' dB')}; "
     word, found = choose_word(report), list_doubts(report.verdict, report.findings)
     reasons = describe_comparison(report) if word == "compared" else "; ".join(map(sentence, report.reasons))
@@ -202,7 +202,7 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
         yield Section("worst", "Worst layers", [worst], (TERMINAL, CARD))
     yield Section("evidence", "Evidence for the formats", [Lines(_list_evidence(report))], (VERBOSE,))
     yield LAYERS
-    yield describe_run(report.run, f"{report.tool.name} {report.tool.version}", _list_settings(report))
+    yield describe_run(report, _list_settings(report))
 
 
 def _figures(report: Report) -> FigureGroup:

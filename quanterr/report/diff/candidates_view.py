@@ -90,11 +90,6 @@ def _format_change(change: MetricChange, score: Score) -> str:
     return f"{new} as before" if old == new else f"{old} -> {new}"
 
 
-def brief(diff: CandidateDiff) -> str:
-    """Return the conclusion in one line."""
-    return f"quanterr: {conclusion(diff)}"
-
-
 def _sections(diff: CandidateDiff, top: int) -> Iterator[Section]:
     document = find_document_kind(diff)
     for number, candidate in enumerate(diff.candidates):

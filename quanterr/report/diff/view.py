@@ -77,11 +77,6 @@ def conclusion(diff: Diff) -> str:
     return format_answer(diff.difference, f"{numbers}; {levels}; {stored}{verdicts}")
 
 
-def brief(diff: Diff) -> str:
-    """Return the conclusion in one line."""
-    return f"quanterr: {conclusion(diff)}"
-
-
 def _sections(diff: Diff, top: int) -> Iterator[Section]:
     rows = [_totals(word, totals) for word, totals in (("old", diff.old), ("new", diff.new))]
     yield Section("totals", "Both reports", [Table("Both reports", "report", TOTALS, rows)])

@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, FiniteFloat
 
 from quanterr.metrics import PREDICTED
-from quanterr.report import notebook
 from quanterr.report.base import Finding, RunInfo, Score, Tool, collect_scores, dumps
 from quanterr.report.document import Document
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
+from quanterr.util.strict_json import JsonObject
 
 # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
 # 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
@@ -525,18 +525,11 @@ class Evaluation(Document):
             for weight in candidate.weights:
                 yield f'{{"record": "weight", "candidate": {name}, {dumps(weight)[1:]}\n'
 
-    def to_pandas(self) -> notebook.Frame:
-        """Return a pandas.DataFrame with a row per weight of each candidate.
-
-        Raises:
-            UsageError: pandas is not installed.
-        """
+    def _frame_rows(self) -> Iterator[JsonObject]:
         names = [field.name for field in fields(WeightError)]
-        return notebook.make_frame(
-            {"candidate": candidate.name} | {name: getattr(weight, name) for name in names}
-            for candidate in self.candidates
-            for weight in candidate.weights
-        )
+        for candidate in self.candidates:
+            for weight in candidate.weights:
+                yield {"candidate": candidate.name} | {name: getattr(weight, name) for name in names}
 
 
 def find_difference(old: Evaluation, new: Evaluation) -> str | None:

@@ -37,7 +37,7 @@ from quanterr.report.evaluation.wording import (
     list_floor_lines,
     list_metrics,
 )
-from quanterr.report.formatting import LONG, format_answer, list_doubts, sentence
+from quanterr.report.formatting import LONG, list_doubts, sentence
 from quanterr.report.html_data import DIFFERS, Row, make_columns, round_digits
 from quanterr.report.made import describe_run
 from quanterr.report.sections import (
@@ -114,7 +114,7 @@ def view(evaluation: Evaluation, top: int) -> View:
         facts,
         list(_sections(evaluation, top)),
         format_caveat(evaluation),
-        f"{evaluation.tool.name} {evaluation.tool.version}",
+        evaluation.made_by,
         maps if has_weights else None,
         "" if evaluation.gates else "evaluated",
         list_doubts(evaluation.verdict, (found for one in evaluation.candidates for found in one.findings)),
@@ -156,7 +156,7 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     if found_tokens := [_worst_tokens(one, top) for one in _pick_detailed(evaluation) if top and one.worst_tokens]:
         yield Section("tokens", "Worst tokens", found_tokens, (VERBOSE, PAGE, CARD), is_open=False)
     yield from [LAYERS] if has_weights else []
-    yield describe_run(evaluation.run, f"{evaluation.tool.name} {evaluation.tool.version}")
+    yield describe_run(evaluation)
 
 
 def _compare_candidates(evaluation: Evaluation) -> Iterator[Part]:
@@ -480,12 +480,6 @@ def _list_rows(candidate: Evaluated) -> Iterator[JsonObject]:
         yield {"list": "weights", "name": w.layer_name, "block": w.block, **numbers}
     for found in candidate.findings:
         yield {"list": "findings", "name": found.code, "severity": found.severity, "reason": found.message}
-
-
-def brief(evaluation: Evaluation) -> str:
-    """Return the conclusion in one line."""
-    seen = view(evaluation, 0)
-    return f"quanterr: {format_answer(seen.word or '', seen.doubts, conclusion(evaluation))}"
 
 
 def suites(evaluation: Evaluation) -> list[Suite]:

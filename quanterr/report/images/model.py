@@ -1,12 +1,11 @@
 """The comparison of two folders of images in pairs: data with a schema version."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field, FiniteFloat
 
-from quanterr.report import notebook
 from quanterr.report.base import RunInfo, Score, Tool
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate, Word
@@ -103,15 +102,6 @@ class Images(Document):
     def worst_first(self) -> list[ImagePair]:
         """The pairs by SSIM, then PSNR, the lowest first; identical pairs come last."""
         return sorted(self.pairs, key=lambda pair: (pair.identical, pair.ssim, pair.psnr_db or 0.0))
-
-    def to_pandas(self) -> notebook.Frame:
-        """Return a pandas.DataFrame with a row per pair.
-
-        Raises:
-            UsageError: pandas is not installed.
-        """
-        names = [field.name for field in fields(ImagePair)]
-        return notebook.make_frame({name: getattr(pair, name) for name in names} for pair in self.pairs)
 
 
 def list_reasons(images: Images) -> list[str]:

@@ -52,7 +52,7 @@ def view(images: Images, top: int) -> View:
         facts,
         list(_sections(images, top)),
         ABOUT,
-        f"{images.tool.name} {images.tool.version}",
+        images.made_by,
         done="" if images.gates else "compared",
     )
 
@@ -63,13 +63,6 @@ def conclusion(images: Images) -> str:
     same = f"{images.identical:,} identical" if images.identical else ""
     lost = f"{len(images.not_compared):,} not compared" if images.not_compared else ""
     return ", ".join(filter(None, [count(len(images.pairs), "pair"), same, lost, *shown]))
-
-
-def brief(images: Images) -> str:
-    """Return the answer on one line."""
-    return (
-        f"quanterr: {images.verdict if images.gates or images.verdict != 'pass' else 'compared'}: {conclusion(images)}"
-    )
 
 
 def _means(images: Images) -> Iterator[tuple[str, Score, Mean]]:
@@ -104,7 +97,7 @@ def _sections(images: Images, top: int) -> Iterator[Section]:
         rows = [[Name(pair.name), *_cells(pair)] for pair in worst]
         more = len(images.pairs) - len(worst)
         yield Section("worst", "Worst pairs by SSIM", [Table("Worst pairs by SSIM", "image", PAIRS, rows, more)])
-    yield describe_run(images.run, f"{images.tool.name} {images.tool.version}")
+    yield describe_run(images)
 
 
 def _notes(images: Images) -> Iterator[Lines]:

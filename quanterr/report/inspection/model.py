@@ -1,12 +1,11 @@
 """The inspection of one checkpoint: data with a schema version, inferred from headers alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from quanterr.report import notebook
 from quanterr.report.base import Finding, RunInfo, Score, Tool
 from quanterr.report.document import Document
 from quanterr.report.inspection import SCHEMA
@@ -105,12 +104,3 @@ class Inspection(Document):
     def unread(self) -> int:
         """The number of weights that no format claims."""
         return sum(weight.reason is not None for weight in self.weights)
-
-    def to_pandas(self) -> notebook.Frame:
-        """Return a pandas.DataFrame with a row per weight.
-
-        Raises:
-            UsageError: pandas is not installed.
-        """
-        names = [field.name for field in fields(StoredWeight)]
-        return notebook.make_frame({name: getattr(weight, name) for name in names} for weight in self.weights)

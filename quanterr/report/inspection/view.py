@@ -79,7 +79,7 @@ def view(inspection: Inspection, top: int) -> View:
         facts,
         list(_sections(inspection)),
         ABOUT,
-        f"{inspection.tool.name} {inspection.tool.version}",
+        inspection.made_by,
         Maps(METRICS, WORDS, lambda: page_data(inspection), "bytes", "bits"),
     )
 
@@ -91,11 +91,6 @@ def conclusion(inspection: Inspection) -> str:
     formats = ", ".join(name for name in inspection.formats if name != "unread")
     unread = f"; {count(inspection.unread, 'weight')} not read" if inspection.unread else ""
     return f"{count(total.weights, 'weight')}{bits}, {size(inspection.bytes)}: {formats or 'no format'}{unread}"
-
-
-def brief(inspection: Inspection) -> str:
-    """Return the answer on one line."""
-    return f"quanterr: {conclusion(inspection)}"
 
 
 def _sections(inspection: Inspection) -> Iterator[Section]:
@@ -116,7 +111,7 @@ def _sections(inspection: Inspection) -> Iterator[Section]:
     yield Section("weights", "All weights", [Table("All weights", "weight", WEIGHTS, weights)], (VERBOSE,))
     yield MAP
     yield LAYERS
-    yield describe_run(inspection.run, f"{inspection.tool.name} {inspection.tool.version}")
+    yield describe_run(inspection)
 
 
 def _describe_bound(decode: DecodeBound) -> str:

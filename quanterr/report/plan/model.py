@@ -1,12 +1,11 @@
 """The plan: a recipe for each layer of an original, as data with a schema version."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
-from quanterr.report import notebook
 from quanterr.report.base import RunInfo, Score, Tool
 from quanterr.report.document import Document
 from quanterr.report.model import Selection
@@ -111,12 +110,3 @@ class Plan(Document):
     def measured_kld(self) -> float | None:
         """The measured KL divergence [nat]; None without a measurement."""
         return None if self.measured is None else self.measured.kld
-
-    def to_pandas(self) -> notebook.Frame:
-        """Return a pandas.DataFrame with a row per layer.
-
-        Raises:
-            UsageError: pandas is not installed.
-        """
-        names = [field.name for field in fields(PlannedLayer)]
-        return notebook.make_frame({name: getattr(layer, name) for name in names} for layer in self.layers)

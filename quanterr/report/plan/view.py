@@ -65,12 +65,11 @@ def view(plan: Plan, top: int) -> View:
         *([Section("worst", "Most expensive layers", [_worst(plan, top)])] if top else []),
         Section("curve", "Size and cost", [*_draw_curve(plan), Lines([_curve(plan)])]),
         LAYERS,
-        describe_run(plan.run, f"{plan.tool.name} {plan.tool.version}"),
+        describe_run(plan),
     ]
     words = {"role": "Role", "recipe": "Recipe"}
     maps = Maps(METRICS, words, lambda: page_data(plan), "share", "share")
-    made_by = f"{plan.tool.name} {plan.tool.version}"
-    return View("Quantization plan", None, conclusion(plan), [], facts, sections, ABOUT, made_by, maps)
+    return View("Quantization plan", None, conclusion(plan), [], facts, sections, ABOUT, plan.made_by, maps)
 
 
 def page_data(plan: Plan) -> JsonObject:
@@ -184,11 +183,6 @@ def _describe_gain(plan: Plan) -> str:
     factor = plan.cost / best.cost
     change = f"{factor:.3g} times as much as" if factor > TIMES else f"{100 * (factor - 1):+.3g} % against"
     return f", {change} {best.recipe} for all"
-
-
-def brief(plan: Plan) -> str:
-    """Return the conclusion in one line."""
-    return f"quanterr: {conclusion(plan)}"
 
 
 def _describe_bound(plan: Plan) -> str:

@@ -1,16 +1,17 @@
 """The ranking of candidates for one original: data with a schema version, made from their reports."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
-from quanterr.report import notebook
 from quanterr.report.base import Finding, RunInfo, Score, Tool
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate
 from quanterr.report.model import Selection
+from quanterr.util.strict_json import JsonObject
 
 SCHEMA = "quanterr.ranking"
 # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies, tokens_per_second;
@@ -222,14 +223,12 @@ class Ranking(Document):
         """The gates of all candidates."""
         return [gate for candidate in self.candidates for gate in candidate.gates]
 
-    def to_pandas(self) -> notebook.Frame:
-        """Return a pandas.DataFrame with a row per candidate.
+    def brief(self) -> str:
+        """Return candidates without a rank and the Pareto-optimal candidates, one line each, for ``--quiet``."""
+        return import_module(self.VIEW).brief(self)  # type: ignore[no-any-return]
 
-        Raises:
-            UsageError: pandas is not installed.
-        """
+    def _frame_rows(self) -> Iterator[JsonObject]:
         plain = [field.name for field in fields(Candidate) if field.name not in ("reasons", "formats", "findings")]
-        rows = ({name: getattr(candidate, name) for name in plain} for candidate in self.candidates)
-        return notebook.make_frame(
-            row | {"worst_layer": row["worst_layer"] and row["worst_layer"].layer_name} for row in rows
-        )
+        for candidate in self.candidates:
+            worst = candidate.worst_layer and candidate.worst_layer.layer_name
+            yield {name: getattr(candidate, name) for name in plain} | {"worst_layer": worst}

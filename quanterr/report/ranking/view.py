@@ -92,7 +92,7 @@ def view(ranking: Ranking, top: int) -> View:
         facts,
         list(_sections(ranking, top)),
         about,
-        f"{ranking.tool.name} {ranking.tool.version}",
+        ranking.made_by,
         _maps(ranking),
         "" if ranking.gates else "compared",
         list_doubts(ranking.verdict, (found for one in ranking.candidates for found in one.findings)),
@@ -134,7 +134,7 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
     if gates := [(candidate.name, gate) for candidate in ranking.candidates for gate in candidate.gates]:
         yield Section("gates", "Gates", [Gates(gates)], (PAGE, CARD))
     yield LAYERS
-    yield describe_run(ranking.run, f"{ranking.tool.name} {ranking.tool.version}")
+    yield describe_run(ranking)
 
 
 def _candidates(ranking: Ranking) -> Table:
@@ -242,7 +242,7 @@ def _describe_cost(share: float) -> str:
 
 
 def brief(ranking: Ranking) -> str:
-    """Return candidates without a rank and the Pareto-optimal candidates, one line each, for ``--quiet``."""
+    """Return what :meth:`Ranking.brief` does."""
     description = []
     for name in ranking.front:
         candidate = next(candidate for candidate in ranking.candidates if candidate.name == name)
