@@ -61,12 +61,12 @@ def gate(
 ) -> None:
     """Judge a stored document."""
 
-    from quanterr.gates import github, read_subjects, verdicts_of, with_verdicts
+    from quanterr.gates import github, read_subjects, verdict_on_whole, verdicts_of, with_verdicts
     from quanterr.gates.explanation import explain_layer as explained
     from quanterr.gates.rules import check_baseline_use, read_rules
     from quanterr.report.documents import find_kind, read_document
-    from quanterr.report.gate_results import Verdict, exit_status
-    from quanterr.report.subjects import combine_verdicts, find_counterpart
+    from quanterr.report.gate_results import exit_status
+    from quanterr.report.subjects import find_counterpart
 
     colored = use_color(sys.stderr, show.colors)
     baseline = None if gates.baseline is None else os.fspath(gates.baseline)
@@ -89,9 +89,7 @@ def gate(
         print("\n".join(map(escape_commands, lines)), file=stream)
     for subject, verdict in zip(subjects, verdicts, strict=True):
         report_verdict(verdict, subject.name, quiet=show.quiet, colored=colored)
-    by_name = {subject.name: verdict for subject, verdict in zip(subjects, verdicts, strict=True) if subject.name}
-    word, reasons = combine_verdicts(by_name) if by_name else verdicts[0][:2]
-    whole = Verdict(word, reasons, [gate for verdict in verdicts for gate in verdict.gates])
+    whole = verdict_on_whole(subjects, verdicts)
     _print_verdict(whole, show.quiet, colored)
     if github.has_summary():
         summarize(with_verdicts(read_document(report), subjects, verdicts), baseline)

@@ -17,6 +17,7 @@ To add a function, add a row to FUNCTIONS.
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -28,7 +29,7 @@ from quanterr.report import SCHEMA as REPORT
 from quanterr.report.documents import KINDS, DocumentKind, find_kind, read_document
 from quanterr.report.gate_results import Verdict
 from quanterr.report.reading import read_extract
-from quanterr.report.subjects import Subject, find_counterpart
+from quanterr.report.subjects import Subject, combine_verdicts, find_counterpart
 from quanterr.report.values import ReportValues
 from quanterr.util.text import display
 
@@ -133,10 +134,23 @@ def with_verdicts(document: "DocumentT", subjects: Sequence[Subject], verdicts: 
     Raises:
         UsageError: the document stores no verdicts, such as a plan.
     """
-    values = _values(document)
-    if not hasattr(values, "store_verdicts"):
-        raise UsageError(f"a {values.VOCABULARY.document} stores no verdict")
-    return values.store_verdicts(document, subjects, verdicts)  # type: ignore[no-any-return] # values is a module
+    if not hasattr(document, "verdict"):
+        raise UsageError(f"a {document.noun} stores no verdict")
+    whole = verdict_on_whole(subjects, verdicts)
+    update = {"verdict": whole.verdict, "reasons": whole.reasons, "gated": bool(whole.gates)}
+    candidates = getattr(document, "candidates", None)
+    if candidates is None:
+        return document.model_copy(update=update | {"gates": whole.gates})
+    judged = [replace(one, **verdict._asdict()) for one, verdict in zip(candidates, verdicts, strict=True)]
+    return document.model_copy(update=update | {"candidates": judged})
+
+
+def verdict_on_whole(subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the joint verdict on the subjects of a document, with the gates of all."""
+    if subjects[0].name is None:
+        return verdicts[0]
+    by_name = {subject.name or "": verdict for subject, verdict in zip(subjects, verdicts, strict=True)}
+    return Verdict(*combine_verdicts(by_name), [gate for verdict in verdicts for gate in verdict.gates])
 
 
 def subjects_of(document: "Document", rules: list[Rule]) -> list[Subject]:

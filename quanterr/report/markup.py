@@ -21,7 +21,6 @@ FOLDER = Path(__file__).parent / "html"
 SIGNS = {"pass": "✓", "fail": "✕", "inconclusive": "?", "info": "›"}
 LAYER_SCRIPTS = ("data", "dom", "address", "scale", "map", "table", "filters", "drawer")  # for every page with layers
 NOTHING = ("-", "–")  # cells without a value
-LISTED_NAME = 80  # maximum length of a file name in a title
 
 
 class Markup(str):
@@ -66,11 +65,6 @@ def link_names(text: str, names: Iterable[str]) -> Markup:
         return join_markup(text)
     pieces = re.split(f"({'|'.join(map(re.escape, shown))})", text)
     return join_markup(*(link_layer(piece) if n % 2 else piece for n, piece in enumerate(pieces)))
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str, numbers: int = 0) -> Markup:
-    """Return a table whose first cells are row heads and whose last ``numbers`` columns hold numbers."""
-    return cells_table(heads, rows, kind, [n >= len(heads) - numbers for n in range(len(heads))])
 
 
 def cells_table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str, are_numbers: Sequence[bool]) -> Markup:
@@ -157,11 +151,6 @@ def pack_data(data: object) -> str:
     """Return data for a script: JSON, deflated, in base64, as a JSON string."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return json.dumps(base64.b64encode(zlib.compress(text.encode(), 6)).decode())
-
-
-def short(path: str) -> str:
-    """Return the last component of a path."""
-    return display(path.rstrip("/").rsplit("/", 1)[-1], LISTED_NAME)
 
 
 def _read(name: str) -> str:

@@ -1,8 +1,8 @@
 """Subjects that rules judge, their items and their metrics, for all kinds of documents.
 
 A subject receives a verdict: a report, a plan, a candidate of a ranking or evaluation. Its items are layers, blocks or
-tasks. Each document defines its own in ``values.py`` beside its model: a :class:`Vocabulary`, ``list_subjects`` which
-lists them and ``store_verdicts`` which stores verdicts.
+tasks. Each document defines its own in ``values.py`` beside its model: a :class:`Vocabulary`, and ``list_subjects``
+which lists them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +15,7 @@ from quanterr.metrics import NONFINITE
 from quanterr.report.base import Score
 from quanterr.report.formatting import name_candidates
 from quanterr.report.gate_results import Verdict, Word
-from quanterr.util.strict_json import JsonFields, JsonObject
+from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
 WIDTH = 1.96  # half the width of a 95 % confidence interval, in standard errors
@@ -150,13 +150,6 @@ def combine_verdicts(candidates: Mapping[str, "HasVerdict | Verdict"]) -> tuple[
         for reason in one.reasons if one.verdict == verdict else ():
             names.setdefault(reason, []).append(name)
     return verdict, [f"{name_candidates(own, len(candidates))}: {reason}" for reason, own in names.items()]
-
-
-def merge_verdicts(judged: Sequence[Subject], candidates: Sequence[object], verdicts: Sequence[Verdict]) -> JsonObject:
-    """Return the fields of a document that follow from the verdicts on its candidates."""
-    verdict, reasons = combine_verdicts(dict(zip((one.name or "" for one in judged), verdicts, strict=True)))
-    gated = any(found.gates for found in verdicts)
-    return {"candidates": list(candidates), "verdict": verdict, "reasons": reasons, "gated": gated}
 
 
 def list_own_reasons(verdict: str, reasons: Sequence[str], of_gates: Collection[str]) -> list[str]:

@@ -3,7 +3,7 @@
 Rules use the report's names, which the rows of METRICS and AGGREGATES define.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -23,7 +23,6 @@ from quanterr.metrics import (
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums, exact
 from quanterr.report import NORM
-from quanterr.report.gate_results import Verdict
 from quanterr.report.reading import Extract, extract
 from quanterr.report.same_original import find_difference
 from quanterr.report.subjects import Item, Subject, Vocabulary, list_own_reasons, read_number
@@ -219,11 +218,6 @@ def list_subjects(report: "Report", metrics: Collection[str]) -> list[Subject]:
     """Return the report as the only subject, with these metrics."""
     of_layers = {NORM} | (LAYER_METRICS.keys() & metrics)
     return [ReportValues(extract(report, of_layers, MODEL_METRICS.keys() & metrics))]
-
-
-def store_verdicts(report: "Report", judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> "Report":
-    """Return a copy of the report with the verdict and its gates."""
-    return report.model_copy(update=verdicts[0]._asdict() | {"gated": bool(verdicts[0].gates)})
 
 
 def _find_other_file(setting: str, old: Extract, new: Extract) -> str | None:

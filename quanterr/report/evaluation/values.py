@@ -4,8 +4,8 @@ A candidate is inconclusive under any rule if it equals the original, or if its 
 the one used. There is no confidence interval from fewer than eight chunks: tokens of one chunk are not independent.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Self
 
 from quanterr.errors import UsageError
@@ -20,8 +20,7 @@ from quanterr.report.evaluation.model import (
     Evaluation,
     find_difference,
 )
-from quanterr.report.gate_results import Verdict
-from quanterr.report.subjects import Item, Subject, Vocabulary, list_own_reasons, merge_verdicts
+from quanterr.report.subjects import Item, Subject, Vocabulary, list_own_reasons
 
 LEAST_CHUNKS = 8
 ANOTHER_MODEL = (
@@ -73,16 +72,6 @@ class EvaluatedValues(Subject):
 def list_subjects(evaluation: Evaluation, metrics: Collection[str]) -> list[Subject]:
     """Return the candidates."""
     return [_subject(evaluation, candidate) for candidate in evaluation.candidates]
-
-
-def store_verdicts(evaluation: Evaluation, judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> Evaluation:
-    """Return a copy of the evaluation with verdicts and gates of its candidates."""
-    own = {field.name for field in fields(Evaluated)}
-    candidates = [
-        Evaluated(**{name: getattr(candidate, name) for name in own} | found._asdict())
-        for candidate, found in zip(evaluation.candidates, verdicts, strict=True)
-    ]
-    return evaluation.model_copy(update=merge_verdicts(judged, candidates, verdicts))
 
 
 def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:

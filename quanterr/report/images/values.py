@@ -1,12 +1,11 @@
 """The numbers of compared images that rules may name: of each pair, and the means over pairs."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 from typing import Self
 
 from quanterr.errors import UsageError
-from quanterr.report.gate_results import Verdict
 from quanterr.report.images.model import SCORES, Images, find_copies, find_difference, list_reasons
 from quanterr.report.subjects import Item, Subject, Vocabulary
 from quanterr.util.text import display
@@ -82,8 +81,3 @@ def list_subjects(images: Images, metrics: Collection[str]) -> list[Subject]:
             too_few=f"needs at least {LEAST_PAIRS} pairs that differ, found {n}" if n < LEAST_PAIRS else None,
         )
     ]
-
-
-def store_verdicts(images: Images, judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> Images:
-    """Return a copy of the result with the verdict and its gates."""
-    return images.model_copy(update=verdicts[0]._asdict() | {"gated": bool(verdicts[0].gates)})

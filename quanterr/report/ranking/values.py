@@ -1,12 +1,10 @@
 """Subjects of a ranking for rules: each candidate with the layers that differ in at least one of them."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection
 
 from quanterr.report.base import collect_scores
-from quanterr.report.gate_results import Verdict
 from quanterr.report.ranking.model import Candidate, Ranking
-from quanterr.report.subjects import Item, Subject, Vocabulary, list_own_reasons, merge_verdicts
+from quanterr.report.subjects import Item, Subject, Vocabulary, list_own_reasons
 
 OF_CANDIDATES = (
     *("rank", "bytes", "bits_per_weight", "squared_error", "snr_db", "snr_db_margin", "best_layers"),
@@ -27,14 +25,6 @@ VOCABULARY = Vocabulary(
 def list_subjects(ranking: Ranking, metrics: Collection[str]) -> list[Subject]:
     """Return the candidates."""
     return [_subject(ranking, candidate) for candidate in ranking.candidates]
-
-
-def store_verdicts(ranking: Ranking, judged: Sequence[Subject], verdicts: Sequence[Verdict]) -> Ranking:
-    """Return a copy of the ranking with verdicts and gates of its candidates."""
-    candidates = [
-        replace(candidate, **found._asdict()) for candidate, found in zip(ranking.candidates, verdicts, strict=True)
-    ]
-    return ranking.model_copy(update=merge_verdicts(judged, candidates, verdicts))
 
 
 def _subject(ranking: Ranking, candidate: Candidate) -> Subject:
