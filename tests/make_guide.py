@@ -117,17 +117,6 @@ def formats() -> str:
     return "\n".join([*rows, "", f"Recognized, not supported (the report says what to do instead): {refused}."])
 
 
-def findings() -> str:
-    """Return a section for each row of CODES."""
-    from quanterr.report.finding_codes import CODES
-
-    sections = []
-    for name, row in CODES.items():
-        head = f"### {name}\n\n**{', '.join(row.severities)}**: {row.meaning}."
-        sections.append(f"{head}\n\n```\n{row.example}\n```\n\n{row.remedy}")
-    return "\n\n".join(sections)
-
-
 def findings_index() -> str:
     """Return a table of CODES with links to their sections."""
     from quanterr.report.finding_codes import CODES
@@ -230,7 +219,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "thresholds": thresholds,
     "presets": presets,
     "formats": formats,
-    "findings": findings,
     "outputs": outputs,
     "map": block_map,
     "metrics": metrics,

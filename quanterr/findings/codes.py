@@ -1,4 +1,4 @@
-"""The construction of findings; their codes are in report/finding_codes.py."""
+"""The construction of findings; their codes are in guide/findings.md."""
 
 from math import isfinite
 
