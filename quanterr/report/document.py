@@ -95,8 +95,9 @@ class Document(Result, Model):
     """
 
     schema_: str
-    if TYPE_CHECKING:  # declared by each document, as the order of fields is the order in files
-        tool: Tool
+    schema_version: str
+    tool: Tool
+    if TYPE_CHECKING:  # each document declares it: fields are written in the order of their declaration
         run: RunInfo
     ITEMS: ClassVar[Mapping[str, str]] = {}
 

@@ -16,7 +16,7 @@ from pydantic import Field, FiniteFloat, NonNegativeInt
 
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
 from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, SCHEMA, checksum, notebook
-from quanterr.report.base import Finding, Model, RunInfo, Tool, dumps
+from quanterr.report.base import Finding, Model, RunInfo, dumps
 from quanterr.report.document import DRAFT, Document
 from quanterr.report.gate_results import Gate
 from quanterr.util.strict_json import JsonFields, JsonObject
@@ -261,7 +261,6 @@ class Report(Document):
 
     schema_: str = Field(SCHEMA, alias="schema")
     schema_version: str = SCHEMA_VERSION
-    tool: Tool
     verdict: Literal["pass", "fail", "inconclusive"]
     reasons: list[str]
     complete: bool = Field(description="false if the run was interrupted")

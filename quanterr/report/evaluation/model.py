@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, FiniteFloat
 
 from quanterr.metrics import PREDICTED
-from quanterr.report.base import Finding, RunInfo, Score, Tool, collect_scores, dumps
+from quanterr.report.base import Finding, RunInfo, Score, collect_scores, dumps
 from quanterr.report.document import Document
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
@@ -487,7 +487,6 @@ class Evaluation(Document):
 
     schema_: str = Field(SCHEMA, alias="schema")
     schema_version: str = SCHEMA_VERSION
-    tool: Tool
     verdict: Literal["pass", "fail", "inconclusive"]
     reasons: list[str]
     original: str = Field(description="path of the original")

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, FiniteFloat
 
-from quanterr.report.base import RunInfo, Score, Tool
+from quanterr.report.base import RunInfo, Score
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate, Word
 from quanterr.report.images import SCHEMA
@@ -75,7 +75,6 @@ class Images(Document):
 
     schema_: str = Field(SCHEMA, alias="schema")
     schema_version: str = SCHEMA_VERSION
-    tool: Tool
     verdict: Word
     reasons: list[str]
     gated: bool = Field(description="true if gates decided the verdict")

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from quanterr.report.base import Finding, RunInfo, Score, Tool
+from quanterr.report.base import Finding, RunInfo, Score
 from quanterr.report.document import Document
 from quanterr.report.inspection import SCHEMA
 from quanterr.report.model import StoredFile
@@ -75,7 +75,6 @@ class Inspection(Document):
 
     schema_: str = Field(SCHEMA, alias="schema")
     schema_version: str = SCHEMA_VERSION
-    tool: Tool
     path: str
     kind: str
     files: list[StoredFile]

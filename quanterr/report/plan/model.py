@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
-from quanterr.report.base import RunInfo, Score, Tool
+from quanterr.report.base import RunInfo, Score
 from quanterr.report.document import Document
 from quanterr.report.model import Selection
 
@@ -79,7 +79,6 @@ class Plan(Document):
 
     schema_: str = Field(SCHEMA, alias="schema")
     schema_version: str = SCHEMA_VERSION
-    tool: Tool
     original: str = Field(description="path of the original")
     original_bytes: int
     architecture: str = Field(description="architecture in llama.cpp's terms, which determines its tensor names")

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
-from quanterr.report.base import Finding, RunInfo, Score, Tool
+from quanterr.report.base import Finding, RunInfo, Score
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate
 from quanterr.report.model import Selection
@@ -193,7 +193,6 @@ class Ranking(Document):
 
     schema_: str = Field(SCHEMA, alias="schema")
     schema_version: str = SCHEMA_VERSION
-    tool: Tool
     verdict: Literal["pass", "fail", "inconclusive"] = Field(
         description="inconclusive if a candidate is not ranked; fail if a gate of a candidate does not hold"
     )
