@@ -5,7 +5,7 @@ is a :class:`Name`, which every renderer escapes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 from quanterr.report.base import Finding, RunInfo
 from quanterr.report.formatting import name_candidates
@@ -45,6 +45,17 @@ class Column(NamedTuple):
     rank: int
     right: bool = True  # as for numbers
     legend: str = ""  # explains a column of bars, which only terminals show
+
+
+Item = TypeVar("Item")
+CellColumn = tuple[Column, Callable[[Item], str]]  # a column, and its cell for an item
+
+
+def fill(
+    columns: Sequence[CellColumn[Item]], items: Iterable[tuple[str, Item]]
+) -> tuple[list[Column], list[list[str]]]:
+    """Return the columns of a table, and a row for each named item."""
+    return [column for column, _ in columns], [[name, *(cell(item) for _, cell in columns)] for name, item in items]
 
 
 class Table(NamedTuple):

@@ -20,6 +20,7 @@ from quanterr.report.html_data import DIFFERS, IDENTICAL, NOT_COMPARED
 from quanterr.report.layers import (
     BUCKETS,
     SORTS,
+    WorstLayerRow,
     choose_word,
     describe_comparison,
     describe_coverage,
@@ -27,7 +28,7 @@ from quanterr.report.layers import (
     pick_worst_layers,
 )
 from quanterr.report.made import describe_run
-from quanterr.report.model import Aggregate, BucketSize, Layer, Report, Side
+from quanterr.report.model import Aggregate, BucketSize, Report, Side
 from quanterr.report.sections import (
     CARD,
     LAYERS,
@@ -37,6 +38,7 @@ from quanterr.report.sections import (
     VERBOSE,
     BarCell,
     BlockMap,
+    CellColumn,
     Column,
     Figure,
     FigureGroup,
@@ -55,6 +57,7 @@ from quanterr.report.sections import (
     Table,
     View,
     Whole,
+    fill,
 )
 from quanterr.util.text import count, display, size
 
@@ -72,29 +75,29 @@ BAR_DB = 60  # SNR at which a bar is empty
 LISTED = 200  # rows shown of tensors that were not compared
 MAX_FILES = 4
 NONE = "-"
-GROUPS = (
-    Column("layers", 2),
-    Column("elements", 6),
-    Column("bits/w", 7),
-    Column("SNR dB", 0),
-    Column("attainable", 4),
-    Column("avoidable dB", 1),
-    Column("worst dB", 3),
-    Column("relative", 5),
-    Column("max |e|", 8),
+GROUPS: Sequence[CellColumn[Aggregate]] = (
+    (Column("layers", 2), lambda a: f"{a.total_layers:,}"),
+    (Column("elements", 6), lambda a: f"{a.total_elements:,}"),
+    (Column("bits/w", 7), lambda a: format_number(a.bits_per_weight)),
+    (Column("SNR dB", 0), lambda a: format_db(a.overall_snr_db)),
+    (Column("attainable", 4), lambda a: format_scale_metric(a, "attainable_snr_db")),
+    (Column("avoidable dB", 1), lambda a: format_scale_metric(a, "excess_db")),
+    (Column("worst dB", 3), lambda a: format_db(a.worst_layer_snr_db)),
+    (Column("relative", 5), lambda a: format_percent(a.mean_relative_error)),
+    (Column("max |e|", 8), lambda a: format_number(a.max_absolute_error)),
 )
 LOST = (Column("in", 2, right=False), Column("why", 0, right=False), Column("in detail", 1, right=False))
 ERROR = Column("error", 4, right=False, legend=f"bars of errors are full at 0 dB and empty at {BAR_DB} dB")
-STANDS_FOR = Column("stands for", 7, right=False)
-WORST = (
-    Column("SNR dB", 0),
-    ERROR,
-    Column("avoidable dB", 1),
-    Column("relative", 3),
-    Column("max |e|", 5),
-    Column("bits/w", 6),
-    Column("format", 2, right=False),
+WORST: Sequence[CellColumn[WorstLayerRow]] = (
+    (Column("SNR dB", 0), lambda one: format_db(one.layer.snr_db)),
+    (ERROR, lambda one: _draw_bar(one.layer.snr_db)),
+    (Column("avoidable dB", 1), lambda one: format_scale_metric(one.layer, "excess_db")),
+    (Column("relative", 3), lambda one: format_percent(one.layer.relative_error)),
+    (Column("max |e|", 5), lambda one: format_number(one.layer.max_absolute_error)),
+    (Column("bits/w", 6), lambda one: format_number(one.layer.bits_per_weight)),
+    (Column("format", 2, right=False), lambda one: Name(one.layer.format)),
 )
+STANDS_FOR: CellColumn[WorstLayerRow] = (Column("stands for", 7, right=False), lambda one: one.stands_for or NONE)
 
 
 def view(report: Report, top: int, sort_by: str = "snr", evaluation: "Evaluation | None" = None) -> View:
@@ -312,22 +315,8 @@ def _make_share(name: str, found: BucketSize) -> Share:
 
 
 def _group_table(report: Report, kind: str) -> Table:
-    rows = [
-        [
-            Name(name),
-            f"{a.total_layers:,}",
-            f"{a.total_elements:,}",
-            format_number(a.bits_per_weight),
-            format_db(a.overall_snr_db),
-            format_scale_metric(a, "attainable_snr_db"),
-            format_scale_metric(a, "excess_db"),
-            format_db(a.worst_layer_snr_db),
-            format_percent(a.mean_relative_error),
-            format_number(a.max_absolute_error),
-        ]
-        for name, a in report.groups.get(kind, {}).items()
-    ]
-    return Table(f"By {kind}", kind, GROUPS, rows)
+    groups = report.groups.get(kind, {})
+    return Table(f"By {kind}", kind, *fill(GROUPS, ((Name(name), a) for name, a in groups.items())))
 
 
 def _make_worst_table(report: Report, top: int, sort_by: str) -> Table | None:
@@ -342,23 +331,13 @@ def _make_worst_table(report: Report, top: int, sort_by: str) -> Table | None:
         title = f"The {len(layers)} worst {of}" if len(layers) > 1 else f"The worst {of.removesuffix('s')}"
     else:
         title = f"All {'other ' if damaged else ''}layers, the worst first"
-    stands = any(layer.stands_for for layer in layers)
-    rows = [[*_layer_cells(one.layer), *([one.stands_for or NONE] if stands else [])] for one in layers]
-    columns = (*WORST, STANDS_FOR) if stands else WORST
-    return Table(f"{title}, by {SORTS[sort_by][1]}", "layer", columns, rows)
+    columns = [*WORST, *([STANDS_FOR] if any(one.stands_for for one in layers) else [])]
+    rows = ((LayerName(one.layer.layer_name), one) for one in layers)
+    return Table(f"{title}, by {SORTS[sort_by][1]}", "layer", *fill(columns, rows))
 
 
-def _layer_cells(layer: Layer) -> Sequence[str]:
-    return (
-        LayerName(layer.layer_name),
-        format_db(layer.snr_db),
-        BarCell(1.0 if layer.snr_db is None else min(max(1 - layer.snr_db / BAR_DB, 0.0), 1.0)),
-        format_scale_metric(layer, "excess_db"),
-        format_percent(layer.relative_error),
-        format_number(layer.max_absolute_error),
-        format_number(layer.bits_per_weight),
-        Name(layer.format),
-    )
+def _draw_bar(snr_db: float | None) -> BarCell:
+    return BarCell(1.0 if snr_db is None else min(max(1 - snr_db / BAR_DB, 0.0), 1.0))
 
 
 def _list_evidence(report: Report) -> Iterator[str]:

@@ -11,7 +11,21 @@ from quanterr.report.diff.base import format_answer, format_sizes, join_counts
 from quanterr.report.diff.model import Both, Change, Diff, Totals
 from quanterr.report.formatting import format_db
 from quanterr.report.html_data import DB_PLACES, DIFFERS, IDENTICAL, SAME, Row, make_columns
-from quanterr.report.sections import LAYERS, MAP, Cells, Column, LayerName, MapMetric, Maps, Name, Section, Table, View
+from quanterr.report.sections import (
+    LAYERS,
+    MAP,
+    CellColumn,
+    Cells,
+    Column,
+    LayerName,
+    MapMetric,
+    Maps,
+    Name,
+    Section,
+    Table,
+    View,
+    fill,
+)
 from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
@@ -19,16 +33,23 @@ from quanterr.version import __version__
 
 MINOR_DB = 10 * log10(1.01)  # a change of the squared error by 1 %
 SHOWN_DB = 0.5  # smaller changes of the avoidable loss are rounding
-TOTALS = (
-    Column("verdict", 1, right=False),
-    Column("layers", 4),
-    Column("SNR dB", 0),
-    Column("avoidable dB", 5),
-    Column("bits/w", 3),
-    Column("size", 2),
+TOTALS: Sequence[CellColumn[Totals]] = (
+    (Column("verdict", 1, right=False), lambda totals: totals.verdict),
+    (Column("layers", 4), lambda totals: f"{totals.layers:,}"),
+    (Column("SNR dB", 0), lambda totals: _level(totals.overall_snr_db)),
+    (Column("avoidable dB", 5), lambda totals: _level(totals.excess_db)),
+    (Column("bits/w", 3), lambda totals: "-" if totals.bits_per_weight is None else f"{totals.bits_per_weight:.4g}"),
+    (Column("size", 2), lambda totals: size(totals.quantized_bytes)),
 )
-CHANGES = (Column("old dB", 1), Column("new dB", 2), Column("change dB", 0))
-EXCESS = Column("avoidable dB", 3)
+CHANGES: Sequence[CellColumn[Change]] = (
+    (Column("old dB", 1), lambda item: _level(item.old_snr_db)),
+    (Column("new dB", 2), lambda item: _level(item.new_snr_db)),
+    (Column("change dB", 0), lambda item: _format_change(item)),
+)
+EXCESS: CellColumn[Change] = (
+    Column("avoidable dB", 3),
+    lambda item: f"{_level(item.old_excess_db)} -> {_level(item.new_excess_db)}",
+)
 FORMATS = (Column("old", 0, right=False), Column("new", 1, right=False))
 CSV_COLUMNS = (
     *("list", "layer_name", "old_snr_db", "new_snr_db", "change_db", "old_excess_db", "new_excess_db"),
@@ -78,8 +99,8 @@ def conclusion(diff: Diff) -> str:
 
 
 def _sections(diff: Diff, top: int) -> Iterator[Section]:
-    rows = [_totals(word, totals) for word, totals in (("old", diff.old), ("new", diff.new))]
-    yield Section("totals", "Both reports", [Table("Both reports", "report", TOTALS, rows)])
+    rows = (("old", diff.old), ("new", diff.new))
+    yield Section("totals", "Both reports", [Table("Both reports", "report", *fill(TOTALS, rows))])
     for word, items in (("worse", diff.worse), ("better", diff.better)):
         if items:
             title = f"{count(len(items), 'layer')} {word}"
@@ -107,25 +128,17 @@ def make_names_table(title: str, first: str, names: Sequence[str], top: int) -> 
     return Table(title, first, (), [[LayerName(name)] for name in names[:top]], max(len(names) - top, 0))
 
 
-def _totals(word: str, totals: Totals) -> list[str]:
-    excess = "-" if totals.excess_db is None else f"{totals.excess_db:.2f}"
-    bits = "-" if totals.bits_per_weight is None else f"{totals.bits_per_weight:.4g}"
-    levels = [_level(totals.overall_snr_db), excess, bits]
-    return [word, totals.verdict, f"{totals.layers:,}", *levels, size(totals.quantized_bytes)]
-
-
 def _changes(title: str, items: Sequence[Change], top: int) -> Table:
     """Return a table of changed layers, with a column for the avoidable loss if that changed."""
     shown = items[:top]
-    with_excess = any(_excess_change(item) > SHOWN_DB for item in shown)
-    rows = []
-    for item in shown:
-        by = f"{item.change_db:+.4g}" if item.change_db is not None else display(item.reason or "", 2000)
-        cells = [LayerName(item.layer), _level(item.old_snr_db), _level(item.new_snr_db), by]
-        rows.append([*cells, f"{_level(item.old_excess_db)} -> {_level(item.new_excess_db)}"] if with_excess else cells)
-    columns = (*CHANGES, EXCESS) if with_excess else CHANGES
+    columns = [*CHANGES, *([EXCESS] if any(_excess_change(item) > SHOWN_DB for item in shown) else [])]
+    filled = fill(columns, ((LayerName(item.layer), item) for item in shown))
     minor = len(list(takewhile(_is_minor, reversed(shown))))
-    return Table(title, "layer", columns, rows, len(items) - len(shown), minor, "that change by less than 1 %")
+    return Table(title, "layer", *filled, len(items) - len(shown), minor, "that change by less than 1 %")
+
+
+def _format_change(item: Change) -> str:
+    return f"{item.change_db:+.4g}" if item.change_db is not None else display(item.reason or "", 2000)
 
 
 def _is_minor(item: Change) -> bool:

@@ -10,6 +10,7 @@ from quanterr.report.made import describe_run
 from quanterr.report.sections import (
     PAGE,
     Case,
+    CellColumn,
     Cells,
     Column,
     Gates,
@@ -21,11 +22,17 @@ from quanterr.report.sections import (
     Suite,
     Table,
     View,
+    fill,
 )
 from quanterr.util.text import count, listed
 
 MEANS = (Column("mean", 0), Column("95 % interval", 1), Column("pairs", 2))
-PAIRS = (Column("SSIM", 0), Column("PSNR dB", 1), Column("LPIPS", 2), Column("size", 3))
+PAIRS: Sequence[CellColumn[ImagePair]] = (
+    (Column("SSIM", 0), lambda pair: format_number(pair.ssim)),
+    (Column("PSNR dB", 1), lambda pair: "identical" if pair.identical else format_db(pair.psnr_db)),
+    (Column("LPIPS", 2), lambda pair: "-" if pair.lpips is None else format_number(pair.lpips)),
+    (Column("size", 3), lambda pair: f"{pair.width} x {pair.height}"),
+)
 LOST = (Column("reason", 0, right=False),)
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "name", "width", "height", "identical", "psnr_db", "ssim", "lpips"),
@@ -94,9 +101,9 @@ def _sections(images: Images, top: int) -> Iterator[Section]:
         yield Section("pictures", "Worst pairs: original, quantized", [Pictures(pictures)], (PAGE,))
     worst = images.worst_first[:top]
     if worst:
-        rows = [[Name(pair.name), *_cells(pair)] for pair in worst]
-        more = len(images.pairs) - len(worst)
-        yield Section("worst", "Worst pairs by SSIM", [Table("Worst pairs by SSIM", "image", PAIRS, rows, more)])
+        title, more = "Worst pairs by SSIM", len(images.pairs) - len(worst)
+        rows = [(Name(pair.name), pair) for pair in worst]
+        yield Section("worst", title, [Table(title, "image", *fill(PAIRS, rows), more)])
     yield describe_run(images)
 
 
@@ -121,15 +128,6 @@ def _format_interval(one: Mean) -> str:
 def _describe(pair: ImagePair) -> str:
     level = "" if pair.psnr_db is None else f", PSNR {format_db(pair.psnr_db, ' dB')}"
     return f"SSIM {format_number(pair.ssim)}{level}"
-
-
-def _cells(pair: ImagePair) -> Sequence[str]:
-    return (
-        format_number(pair.ssim),
-        "identical" if pair.identical else format_db(pair.psnr_db),
-        "-" if pair.lpips is None else format_number(pair.lpips),
-        f"{pair.width} x {pair.height}",
-    )
 
 
 def rows(images: Images) -> Iterator[Cells]:

@@ -12,6 +12,7 @@ from quanterr.report.sections import (
     MAP,
     VERBOSE,
     Case,
+    CellColumn,
     Cells,
     Column,
     Findings,
@@ -23,26 +24,19 @@ from quanterr.report.sections import (
     Suite,
     Table,
     View,
+    fill,
 )
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
 
-TALLIES = (
-    Column("weights", 1),
-    Column("parameters", 2),
-    Column("share", 4),
-    Column("size", 3),
-    Column("bits/w", 0),
-    Column("scales", 5),
-)
-WEIGHTS = (
-    Column("format", 0, right=False),
-    Column("shape", 2, right=False),
-    Column("dtype", 4, right=False),
-    Column("group", 3, right=False),
-    Column("bits", 5),
-    Column("bits/w", 1),
-    Column("activations", 6, right=False),
+WEIGHTS: Sequence[CellColumn[StoredWeight]] = (
+    (Column("format", 0, right=False), lambda weight: weight.format or "unread"),
+    (Column("shape", 2, right=False), lambda weight: " x ".join(map(str, weight.shape)) or "scalar"),
+    (Column("dtype", 4, right=False), lambda weight: weight.dtype),
+    (Column("group", 3, right=False), lambda weight: _format_group(weight.block_size)),
+    (Column("bits", 5), lambda weight: str(weight.code_bits or "-")),
+    (Column("bits/w", 1), lambda weight: _format_bits(weight.bits_per_weight)),
+    (Column("activations", 6, right=False), lambda weight: weight.activations or "-"),
 )
 METRICS = {
     "bits": MapMetric("Bits per weight", "lower", "bit", column="Bits/w"),
@@ -94,21 +88,17 @@ def conclusion(inspection: Inspection) -> str:
 
 
 def _sections(inspection: Inspection) -> Iterator[Section]:
-    total = inspection.total
-    formats = [[Name(name), *_tally_cells(tally, total)] for name, tally in inspection.formats.items()]
-    yield Section("formats", "By format", [Table("By format", "format", TALLIES, formats)])
-    roles = [
-        [Name(f"{role}, {name}"), *_tally_cells(tally, total)]
-        for role, tallies in inspection.groups.items()
-        for name, tally in tallies.items()
-    ]
-    yield Section("roles", "By role and format", [Table("By role and format", "role", TALLIES, roles)])
+    tallies = _tally_columns(inspection.total)
+    formats = [(Name(name), tally) for name, tally in inspection.formats.items()]
+    yield Section("formats", "By format", [Table("By format", "format", *fill(tallies, formats))])
+    roles = [(Name(f"{role}, {name}"), tally) for role, own in inspection.groups.items() for name, tally in own.items()]
+    yield Section("roles", "By role and format", [Table("By role and format", "role", *fill(tallies, roles))])
     if inspection.decode is not None:
         yield Section("decode", "Speed at most", [Lines([_describe_bound(inspection.decode)])])
     if inspection.findings:
         yield Section("findings", "Findings", [Findings([("", found) for found in inspection.findings])])
-    weights = [[Name(weight.name), *_weight_cells(weight)] for weight in inspection.weights]
-    yield Section("weights", "All weights", [Table("All weights", "weight", WEIGHTS, weights)], (VERBOSE,))
+    weights = [(Name(weight.name), weight) for weight in inspection.weights]
+    yield Section("weights", "All weights", [Table("All weights", "weight", *fill(WEIGHTS, weights))], (VERBOSE,))
     yield MAP
     yield LAYERS
     yield describe_run(inspection)
@@ -123,21 +113,14 @@ def _describe_bound(decode: DecodeBound) -> str:
     )
 
 
-def _tally_cells(tally: Tally, total: Tally) -> Sequence[str]:
-    share = f"{100 * tally.elements / max(total.elements, 1):.3g} %"
-    stored = (size(tally.bytes), _format_bits(tally.bits_per_weight), f"{tally.scales:,}")
-    return (f"{tally.weights:,}", f"{tally.elements:,}", share, *stored)
-
-
-def _weight_cells(weight: StoredWeight) -> Sequence[str]:
+def _tally_columns(total: Tally) -> Sequence[CellColumn[Tally]]:
     return (
-        weight.format or "unread",
-        " x ".join(map(str, weight.shape)) or "scalar",
-        weight.dtype,
-        _format_group(weight.block_size),
-        str(weight.code_bits or "-"),
-        _format_bits(weight.bits_per_weight),
-        weight.activations or "-",
+        (Column("weights", 1), lambda tally: f"{tally.weights:,}"),
+        (Column("parameters", 2), lambda tally: f"{tally.elements:,}"),
+        (Column("share", 4), lambda tally: f"{100 * tally.elements / max(total.elements, 1):.3g} %"),
+        (Column("size", 3), lambda tally: size(tally.bytes)),
+        (Column("bits/w", 0), lambda tally: _format_bits(tally.bits_per_weight)),
+        (Column("scales", 5), lambda tally: f"{tally.scales:,}"),
     )
 
 
