@@ -350,15 +350,10 @@ def guard_stdout() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        _abandon_stdout()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that no flush fails at exit
         if is_closed_pipe(error):
             raise typer.Exit(Status.BROKEN_PIPE) from error
         raise ResourceError(f"standard output: {error.strerror}") from error
-
-
-def _abandon_stdout() -> None:
-    """Redirect standard output to the null device, so that no flush fails at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def deliver(

@@ -142,18 +142,12 @@ def report_verdict(
     judged: "HasGates", candidate: str | None = None, quiet: bool = False, colored: bool = False
 ) -> None:
     """Print the gates on stderr; on GitHub, also write the verdict into the job summary and annotations."""
+    from quanterr.gates import github
     from quanterr.gates.as_text import format_gates
 
     if judged.gates and not quiet:
         of = [] if candidate is None else [escape_commands(f"{display(candidate)}:")]
         print("\n".join([*of, *format_gates(judged.gates, colored)]), file=sys.stderr)
-    annotate(judged, candidate)
-
-
-def annotate(judged: "HasGates", candidate: str | None = None) -> None:
-    """On GitHub, write the verdict into the job summary and annotations; elsewhere do nothing."""
-    from quanterr.gates import github
-
     if not github.is_on_github():
         return
     for line in github.make_annotations(judged, candidate):

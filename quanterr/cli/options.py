@@ -1,7 +1,7 @@
 """Command line options made from the fields of dataclasses."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
 from enum import Enum
 from functools import wraps
@@ -70,7 +70,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         helps = {note.name: note.help for note in notes if isinstance(note, Reworded)}
-        made = [option for option in _make_parameters(kind, helps) if _is_wanted(option.name, notes)]
+        made = [
+            _make_parameter(row, helps.get(row.name, row.option.help))
+            for row in _option_rows(kind)
+            if _is_wanted(row.name, notes)
+        ]
         groups[name] = _OptionGroup(kind, tuple(option.name for option in made))
         parameters += made
 
@@ -113,10 +117,6 @@ def _option_rows(kind: type) -> list[_Row]:
         for field in fields(kind)
         if field.name in options
     ]
-
-
-def _make_parameters(kind: type, helps: Mapping[str, str]) -> list[inspect.Parameter]:
-    return [_make_parameter(row, helps.get(row.name, row.option.help)) for row in _option_rows(kind)]
 
 
 def _is_wanted(name: str, notes: Iterable[object]) -> bool:

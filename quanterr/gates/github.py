@@ -5,7 +5,7 @@ neither Markdown nor a workflow command.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from quanterr.report.formatting import LONG, describe_violation, is_said_in_numbers, sentence
 from quanterr.report.gate_results import Gate, HasGates, drop_gate_messages
@@ -93,7 +93,8 @@ def _summary_pieces(judged: HasGates, candidate: str | None) -> Iterator[str]:
         return
     yield "| gate | holds | condition | value | limit | margin |\n|---|---|---|---:|---:|---:|\n"
     for gate in judged.gates:
-        yield _format_row([_code(gate.id), _format_status(gate), _code(gate.require), *_format_numbers(gate)])
+        cells = [_code(gate.id), _format_status(gate), _code(gate.require), *_format_numbers(gate)]
+        yield f"| {' | '.join(cells)} |\n"
     for gate in judged.gates:
         layers = [violation for violation in gate.violations if violation.layer is not None]
         if gate.status == "fail" and not is_said_in_numbers(gate):
@@ -112,10 +113,6 @@ def _format_status(gate: Gate) -> str:
 def _format_numbers(gate: Gate) -> tuple[str, str, str]:
     observed = "" if gate.observed is None else format_decisive(gate.observed, gate.limit)
     return observed, format_exact(gate.limit), "" if gate.margin is None else format_decisive(gate.margin, 0)
-
-
-def _format_row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |\n"
 
 
 def _code(text: str) -> str:

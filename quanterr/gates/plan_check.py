@@ -1,13 +1,13 @@
 """A gate that checks a checkpoint against the plan that it was made from, layer by layer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import sqrt
 
 from quanterr.errors import UsageError
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.model import Layer, LosslessLayer, Report
 from quanterr.report.plan.model import ORIGINAL, SCHEMA, SCHEMA_VERSION, Plan, PlannedLayer
-from quanterr.report.same_original import Marks, find_tensor_difference
+from quanterr.report.same_original import Marks, find_other_tensor
 from quanterr.report.stored import read_stored
 from quanterr.util.text import count, display
 
@@ -68,7 +68,11 @@ def check_against_plan(report: Report, plan: Plan) -> Report:
         actual |= {layer.layer_name: layer for layer in layers}
     if actual.keys().isdisjoint(layer.layer_name for layer in plan.layers):
         raise UsageError("--plan: names none of the compared layers; the plan was made for another original")
-    _check_original(plan, actual)
+    there = plan.marks
+    here = {name: actual[name] for name in there if name in actual}
+    marks = {name: Marks(layer.original_norm, layer.original_fingerprint) for name, layer in here.items()}
+    if why := find_other_tensor(there, marks):
+        raise UsageError(f"--plan: the plan was made for another original: {why}; plan again from this one")
     found = [violation for layer in plan.layers for violation in _find_violations(layer, actual.get(layer.layer_name))]
     found += _find_unplanned_changes(report, plan)
     found.sort(key=lambda violation: violation.margin if violation.margin is not None else float("-inf"))
@@ -80,17 +84,6 @@ def check_against_plan(report: Report, plan: Plan) -> Report:
     return report.model_copy(
         update={"gates": [*report.gates, gate], "verdict": "fail" if failed else "pass", "reasons": reasons}
     )
-
-
-def _check_original(plan: Plan, actual: Mapping[str, Layer | LosslessLayer]) -> None:
-    for planned in plan.layers:
-        layer = actual.get(planned.layer_name)
-        if layer is None:
-            continue
-        there = Marks(planned.original_norm, planned.original_fingerprint)
-        here = Marks(layer.original_norm, layer.original_fingerprint)
-        if why := find_tensor_difference(planned.layer_name, there, here):
-            raise UsageError(f"--plan: the plan was made for another original: {why}; plan again from this one")
 
 
 def _find_unplanned_changes(report: Report, plan: Plan) -> Iterator[Violation]:

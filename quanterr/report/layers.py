@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from quanterr.report.formatting import format_db
@@ -41,22 +42,13 @@ def format_scale_metric(values: Layer | Aggregate, key: str, none: str = "-") ->
     return format_db(value)
 
 
-def choose_word(report: Report) -> str:
-    """Return the verdict in one word: "compared" for a pass without gates."""
-    return "compared" if report.verdict == "pass" and not report.gates else report.verdict
-
-
 def describe_comparison(report: Report) -> str:
     """Return the summary of a pass without gates: ``31 of 31 tensors; no limits set. Worst: lm_head, 21.20 dB``."""
     compared = len(report.layers) + len(report.other_changes) + len(report.lossless)
     words = f"{compared:,} of {count(compared + len(report.not_compared), 'tensor')}; no limits set"
-    worst = min((layer for layer in report.layers if layer.snr_db is not None), key=_snr_db, default=None)
+    known = (layer for layer in report.layers if layer.snr_db is not None)
+    worst = min(known, key=attrgetter("snr_db"), default=None)
     return words if worst is None else f"{words}. Worst: {display(worst.layer_name)}, {format_db(worst.snr_db, ' dB')}"
-
-
-def _snr_db(layer: Layer) -> float:
-    found: float = layer.snr_db
-    return found
 
 
 def describe_coverage(report: Report) -> str:

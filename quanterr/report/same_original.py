@@ -1,6 +1,6 @@
 """Check that two reports have the same original and are comparable."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from math import isclose
 from typing import NamedTuple
 
@@ -23,18 +23,19 @@ def find_difference(old: Extract, new: Extract) -> str | None:
             found = f"{old['original'][key]:,} {what} there, {new['original'][key]:,} here"
             return f"it has a different original: {found}"
     if old["selection"] != new["selection"]:
-        shown = [display(" ".join(report["selection"]["patterns"]) or "all layers") for report in (old, new)]
-        return f"it has a different selection: {shown[0]} there, {shown[1]} here"
+        return describe_selections(*(report["selection"]["patterns"] for report in (old, new)))
     for key, what in (("outlier_threshold", "outlier threshold"), ("metrics_version", "version of the metrics")):
         before, after = (report["settings"][key] for report in (old, new))
         if before != after:
             return f"it has another {what}: {before} there, {after} here"
-    known = {row["layer_name"]: row for row in _list_compared(old)}
-    for row in _list_compared(new):
-        before = known.get(row["layer_name"])
-        if before and (why := find_tensor_difference(row["layer_name"], _read_marks(before), _read_marks(row))):
-            return f"it has a different original: {why}"
-    return None
+    why = find_other_tensor(*(dict(map(_read_marks, _list_compared(report))) for report in (old, new)))
+    return f"it has a different original: {why}" if why else None
+
+
+def describe_selections(there: Sequence[str], here: Sequence[str]) -> str:
+    """Say that the patterns of two results differ."""
+    shown = [display(" ".join(patterns) or "all layers") for patterns in (there, here)]
+    return f"it has a different selection: {shown[0]} there, {shown[1]} here"
 
 
 class Marks(NamedTuple):
@@ -44,12 +45,17 @@ class Marks(NamedTuple):
     fingerprint: str | None
 
 
-def _read_marks(row: JsonObject) -> Marks:
-    return Marks(row[NORM], row.get(FINGERPRINT))
+def _read_marks(row: JsonObject) -> tuple[str, Marks]:
+    return row["layer_name"], Marks(row[NORM], row.get(FINGERPRINT))
 
 
-def find_tensor_difference(name: str, there: Marks, here: Marks) -> str | None:
-    """Return why an original's tensor differs between two reports, or None if nothing shows that."""
+def find_other_tensor(there: Mapping[str, Marks], here: Mapping[str, Marks]) -> str | None:
+    """Return why the first tensor that differs between two originals does; None if nothing shows that one does."""
+    differences = (_find_tensor_difference(name, there[name], own) for name, own in here.items() if name in there)
+    return next((why for why in differences if why), None)
+
+
+def _find_tensor_difference(name: str, there: Marks, here: Marks) -> str | None:
     if there.norm is not None and here.norm is not None and not isclose(there.norm, here.norm, rel_tol=NORM_TOLERANCE):
         return f"the norm of the original {display(name)} is {there.norm} there, {here.norm} here"
     if there.fingerprint and here.fingerprint and there.fingerprint != here.fingerprint:

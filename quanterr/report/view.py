@@ -21,14 +21,13 @@ from quanterr.report.layers import (
     BUCKETS,
     SORTS,
     WorstLayerRow,
-    choose_word,
     describe_comparison,
     describe_coverage,
     format_scale_metric,
     pick_worst_layers,
 )
 from quanterr.report.made import describe_run
-from quanterr.report.model import Aggregate, BucketSize, Report, Side
+from quanterr.report.model import Aggregate, Report, Side
 from quanterr.report.sections import (
     CARD,
     LAYERS,
@@ -162,8 +161,9 @@ def conclusion(report: Report) -> str:
 def brief(report: Report) -> str:
     """Return what :meth:`Report.brief` does."""
     snr = f"{count(report.aggregate.total_layers, 'layer')}, {format_db(report.aggregate.overall_snr_db, ' dB')}; "
-    word, found = choose_word(report), list_doubts(report.verdict, report.findings)
-    reasons = describe_comparison(report) if word == "compared" else "; ".join(map(sentence, report.reasons))
+    is_judged = report.verdict != "pass" or bool(report.gates)
+    word, found = report.verdict if is_judged else "compared", list_doubts(report.verdict, report.findings)
+    reasons = "; ".join(map(sentence, report.reasons)) if is_judged else describe_comparison(report)
     return f"quanterr: {format_answer(word, found, (snr if report.layers else '') + reasons)}"
 
 
@@ -306,12 +306,11 @@ def _make_coverage(report: Report) -> Iterator[Whole]:
         ("Quantized", report.coverage.quantized, report.coverage.quantized_compared_fraction),
     ):
         note = "" if fraction is None else f"{100 * fraction:.4g} % of the selected bytes compared"
-        yield Whole(title, note, [_make_share(name, found) for name, found in buckets.items()])
-
-
-def _make_share(name: str, found: BucketSize) -> Share:
-    key = name if name in BUCKETS else "error"
-    return Share(key, BUCKETS.get(name, name), found.tensors, found.bytes)
+        shares = [
+            Share(name if name in BUCKETS else "error", BUCKETS.get(name, name), found.tensors, found.bytes)
+            for name, found in buckets.items()
+        ]
+        yield Whole(title, note, shares)
 
 
 def _group_table(report: Report, kind: str) -> Table:

@@ -10,11 +10,10 @@ from quanterr.report.document import Document
 from quanterr.report.documents import DocumentKind
 from quanterr.report.evaluation.model import find_difference as of_evaluations
 from quanterr.report.images.model import find_difference as of_images
-from quanterr.report.plan.model import Plan, PlannedLayer
+from quanterr.report.plan.model import Plan
 from quanterr.report.ranking.model import Ranking
-from quanterr.report.same_original import Marks, find_tensor_difference
+from quanterr.report.same_original import describe_selections, find_other_tensor
 from quanterr.report.subjects import WIDTH, Item, Subject
-from quanterr.util.text import display
 
 SCHEMA_VERSION = "1.0"
 
@@ -268,24 +267,15 @@ def _find_ranking_difference(old: Ranking, new: Ranking) -> str | None:
 def _find_plan_difference(old: Plan, new: Plan) -> str | None:
     if old.measure != new.measure:
         return f"the cost is {old.measure} there, {new.measure} here"
-    known = {layer.layer_name: layer for layer in old.layers}
-    for layer in new.layers:
-        before = known.get(layer.layer_name)
-        if before and (why := find_tensor_difference(layer.layer_name, _read_marks(before), _read_marks(layer))):
-            return f"it has a different original: {why}"
-    return _find_other_original(old, new)
-
-
-def _read_marks(layer: PlannedLayer) -> Marks:
-    return Marks(layer.original_norm, layer.original_fingerprint)
+    why = find_other_tensor(old.marks, new.marks)
+    return f"it has a different original: {why}" if why else _find_other_original(old, new)
 
 
 def _find_other_original(old: Ranking | Plan, new: Ranking | Plan) -> str | None:
     if old.original_bytes != new.original_bytes:
         return f"it has a different original: {old.original_bytes:,} bytes there, {new.original_bytes:,} here"
     if old.selection.patterns != new.selection.patterns:
-        shown = [display(" ".join(one.selection.patterns) or "all layers") for one in (old, new)]
-        return f"it has a different selection: {shown[0]} there, {shown[1]} here"
+        return describe_selections(old.selection.patterns, new.selection.patterns)
     return None
 
 

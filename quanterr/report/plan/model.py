@@ -9,6 +9,7 @@ from pydantic import Field, FiniteFloat
 from quanterr.report.base import RunInfo, Score
 from quanterr.report.document import Document
 from quanterr.report.model import Selection
+from quanterr.report.same_original import Marks
 
 SCHEMA = "quanterr.plan"
 # 1.1 adds weighted squared error; 1.2 fields that identify the original; 1.3 measured; 1.4 predicted output error
@@ -104,6 +105,11 @@ class Plan(Document):
     knee: Point | None = Field(description="point from which further bytes gain less")
     measured: Measurement | None = Field(None, description="measured effect; null without --verify")
     run: RunInfo
+
+    @property
+    def marks(self) -> dict[str, Marks]:
+        """Properties that identify the original, by layer."""
+        return {layer.layer_name: Marks(layer.original_norm, layer.original_fingerprint) for layer in self.layers}
 
     @property
     def measured_kld(self) -> float | None:

@@ -27,7 +27,7 @@ from quanterr.report.kept_layers import (
     original_bytes,
     stored_bytes,
 )
-from quanterr.report.model import Layer, Report
+from quanterr.report.model import Report
 from quanterr.report.ranking.gains import find_gains
 from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
 from quanterr.util.addresses import strip_credentials
@@ -178,13 +178,9 @@ def _natural_key(name: str) -> list[tuple[bool, int, str]]:
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in name.split(".")]
 
 
-def _is_reliable(report: Report) -> bool:
-    return report.verdict != "inconclusive"
-
-
 def _find_exclusion(report: Report) -> str | None:
     """Return why a candidate cannot be ranked, or None."""
-    if not _is_reliable(report):
+    if report.verdict == "inconclusive":
         return "; ".join(["inconclusive", *report.reasons])
     undefined = next((layer for layer in report.layers if None in (layer.error_norm, layer.original_norm)), None)
     return None if undefined is None else f"the error of {undefined.display_name} is undefined"
@@ -245,7 +241,7 @@ def _make_candidate(name: str, report: Report, why_not: str | None) -> Candidate
         weighted_snr_db=report.aggregate.weighted_snr_db,
         predicted_kld=report.aggregate.predicted_kld,
         excess_db=report.aggregate.excess_db,
-        worst_layer=_make_worst_layer(worst) if worst else None,
+        worst_layer=WorstLayer(worst.layer_name, worst.display_name, worst.snr_db) if worst else None,
         formats=formats,
         findings=report.findings,
         gates=report.gates,
@@ -264,10 +260,6 @@ def _fill_rank(
     row.bits_per_weight = 8 * candidate.nbytes / elements if elements else None
     row.best_layers = sum(layer.best == candidate.name for layer in layers)
     return row
-
-
-def _make_worst_layer(layer: Layer) -> WorstLayer:
-    return WorstLayer(layer.layer_name, layer.display_name, layer.snr_db)
 
 
 def _make_layer(chosen: Sequence[Rankable], name: str) -> RankedLayer:
