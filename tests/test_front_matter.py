@@ -10,9 +10,9 @@ from sample_documents import evaluation
 
 from quanterr.errors import UsageError
 from quanterr.report import OUTPUTS
-from quanterr.report.card import BEGIN, END
 from quanterr.report.files import update_section
 from quanterr.report.front_matter import put_front_matter
+from quanterr.report.markdown import BEGIN, END
 
 MD = next(output for output in OUTPUTS if output.name == "md")
 

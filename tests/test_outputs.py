@@ -284,39 +284,39 @@ class TestMarkdown:
 
 class TestUpdating:
     def update(self, text):
-        return card.replace_section(text, card.section(flawless()), "README.md")
+        return markdown.replace_section(text, card.section(flawless()), "README.md")
 
     def test_only_what_is_between_the_comments_changes(self):
-        made = self.update(f"# Model\n\n{card.BEGIN}\nold\n{card.END}\nafter\n")
+        made = self.update(f"# Model\n\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
 
         assert made == f"# Model\n\n{card.section(flawless())}after\n"
 
     def test_twice_is_the_same_as_once(self):
-        once = self.update(f"{card.BEGIN}\n{card.END}\n")
+        once = self.update(f"{markdown.BEGIN}\n{markdown.END}\n")
 
         assert once == self.update(once)
 
     def test_of_a_hostile_report_can_be_updated_again(self, evil):
-        text = card.replace_section(f"{card.BEGIN}\n{card.END}\n", card.section(evil), "README.md")
+        text = markdown.replace_section(f"{markdown.BEGIN}\n{markdown.END}\n", card.section(evil), "README.md")
 
         assert card.section(flawless()) == self.update(text)
 
     def test_line_endings_a_byte_order_mark_and_a_missing_last_newline_stay(self):
-        made = self.update(f"\ufeff{card.BEGIN}\r\n{card.END}")
+        made = self.update(f"\ufeff{markdown.BEGIN}\r\n{markdown.END}")
 
-        assert made.startswith(f"\ufeff{card.BEGIN}\r\n")
-        assert made.endswith(card.END)
+        assert made.startswith(f"\ufeff{markdown.BEGIN}\r\n")
+        assert made.endswith(markdown.END)
         assert made.count("\n") == made.count("\r\n")
 
     @pytest.mark.parametrize(
         "marks",
         [
             [],
-            [card.BEGIN],
-            [card.END],
-            [card.END, card.BEGIN],
-            [card.BEGIN, card.BEGIN, card.END],
-            [card.BEGIN, card.END, card.BEGIN, card.END],
+            [markdown.BEGIN],
+            [markdown.END],
+            [markdown.END, markdown.BEGIN],
+            [markdown.BEGIN, markdown.BEGIN, markdown.END],
+            [markdown.BEGIN, markdown.END, markdown.BEGIN, markdown.END],
         ],
     )
     def test_anything_but_one_pair_of_comments_is_refused(self, marks):
@@ -333,19 +333,19 @@ class TestUpdating:
         ],
     )
     def test_a_document_without_comments_gets_them_at_its_end_where_that_is_asked_for(self, text, before):
-        once = card.replace_section(text, card.section(flawless()), "README.md", append=True)
+        once = markdown.replace_section(text, card.section(flawless()), "README.md", append=True)
 
-        assert once.startswith(before + card.BEGIN)
-        assert once == card.replace_section(once, card.section(flawless()), "README.md", append=True)
+        assert once.startswith(before + markdown.BEGIN)
+        assert once == markdown.replace_section(once, card.section(flawless()), "README.md", append=True)
         assert ("\r\n" in text) == (once.count("\r\n") == once.count("\n"))
 
     def test_appending_repairs_no_broken_comments(self):
         with pytest.raises(UsageError, match=r"README\.md: needs .*quanterr:begin"):
-            card.replace_section(f"{card.BEGIN}\n", card.section(flawless()), "README.md", append=True)
+            markdown.replace_section(f"{markdown.BEGIN}\n", card.section(flawless()), "README.md", append=True)
 
     def test_comments_within_a_line_are_text(self):
         with pytest.raises(UsageError, match="no comments mark the place of the report"):
-            self.update(f"put {card.BEGIN} and {card.END} here")
+            self.update(f"put {markdown.BEGIN} and {markdown.END} here")
 
 
 # JUnit

@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import IO
 
-from quanterr.report.sections import Renderable
+from quanterr.report.document import Result
 from quanterr.util.text import display
 
 MAX_NAME = 4096  # characters
@@ -22,7 +22,7 @@ _FORMULA = re.compile(r"(^|;)(?=[\s\"']*[=+\-@＝＋－＠])")
 _ITS_CHARACTER = re.compile(r"[=+\-@＝＋－＠]")
 
 
-def write(document: Renderable, file: IO[str]) -> None:
+def write(document: Result, file: IO[str]) -> None:
     """Write the document; every line holds the verdict, so that no excerpt lacks it."""
     names, rows = list(document.columns()), csv.writer(file, lineterminator="\n")
     places = {name: place for place, name in enumerate(names)}

@@ -8,15 +8,16 @@ from typing import IO
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from quanterr.report.document import Document
 from quanterr.report.formatting import LONG, describe_gate, describe_violation, format_observed, sentence
 from quanterr.report.gate_results import Gate
-from quanterr.report.sections import Suite, TestedResult
+from quanterr.report.sections import Suite
 from quanterr.util.text import display, format_exact
 
 MAX_VIOLATIONS = 100  # shown for each gate
 
 
-def write(document: TestedResult, file: IO[str]) -> None:
+def write(document: Document, file: IO[str]) -> None:
     """Write the document with test counts; the whole duration is attributed to the first suite."""
     seconds, started = document.run.seconds, display(document.run.started)[:19]  # JUnit times have no zone
     suites = [_render_suite(suite, started) for suite in document.suites()]

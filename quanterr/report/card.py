@@ -6,10 +6,10 @@ Names may be hostile: see markdown.py.
 from collections.abc import Iterator
 from typing import IO
 
-from quanterr.errors import UsageError
+from quanterr.report.document import Result
 from quanterr.report.formatting import describe_gate, format_observed
 from quanterr.report.gate_results import drop_gate_messages
-from quanterr.report.markdown import format_code, format_prose, format_verdict, shorten_path, table
+from quanterr.report.markdown import BEGIN, END, format_code, format_prose, format_verdict, shorten_path, table
 from quanterr.report.sections import (
     CARD,
     Figure,
@@ -19,70 +19,31 @@ from quanterr.report.sections import (
     Lines,
     Name,
     Part,
-    Renderable,
     Table,
     View,
 )
 from quanterr.util.text import count
 
-BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"
 TOP = 5  # layers
 MAX_LISTED = 10  # rows in any other table or list
 
 
-def write(document: Renderable, file: IO[str]) -> None:
+def write(document: Result, file: IO[str]) -> None:
     """Write the section, with its comments."""
     file.write(section(document))
 
 
-def section(document: Renderable) -> str:
+def section(document: Result) -> str:
     """Return the section of a model card, with its comments."""
     return f"{BEGIN}\n{format_numbers(document)}{END}\n"
 
 
-def format_numbers(document: Renderable, *, gates: bool = True) -> str:
+def format_numbers(document: Result, *, gates: bool = True) -> str:
     """Return the section without its comments, and without what gates say if ``gates`` is False."""
     return "\n".join(_lines(document, gates)) + "\n"
 
 
-def replace_section(text: str, section: str, where: str, append: bool = False) -> str:
-    """Return a document whose section between the comments is replaced.
-
-    ``append`` adds the section at the end if the document has no comments.
-
-    Raises:
-        UsageError: the comments are not exactly one pair, each on its own line.
-    """
-    lines = text.splitlines(keepends=True)
-    found = [(n, mark) for n, line in enumerate(lines) if (mark := line.strip("\ufeff \t\r\n")) in (BEGIN, END)]
-    if not found and append:
-        return _append_section(text, section)
-    if not found:
-        raise UsageError(
-            f"{where}: no comments mark the place of the report; use --append to add it at the end, or add two lines: "
-            f"{BEGIN} and {END}"
-        )
-    if [mark for _, mark in found] != [BEGIN, END]:
-        description = ", ".join(f"line {n + 1}: {mark}" for n, mark in found)
-        raise UsageError(
-            f"{where}: needs {BEGIN} once and {END} once after it, each on its own line; it has {description}"
-        )
-    first, last = found[0][0], found[1][0]
-    newline = "\r\n" if lines[first].endswith("\r\n") else "\n"
-    before = "".join(lines[:first]) + ("\ufeff" if lines[first].startswith("\ufeff") else "")
-    ending = "" if lines[last].endswith("\n") else newline
-    made = section.replace("\n", newline)
-    return before + (made.removesuffix(newline) if ending else made) + "".join(lines[last + 1 :])
-
-
-def _append_section(text: str, section: str) -> str:
-    """Append the section after a blank line, with the line ends of the text."""
-    newline = "\r\n" if "\r\n" in text else "\n"
-    ends = "" if not text or text.endswith("\n") else newline
-    return f"{text}{ends}{newline if text else ''}{section.replace(chr(10), newline)}"
-
-
-def _lines(document: Renderable, gates: bool) -> Iterator[str]:
+def _lines(document: Result, gates: bool) -> Iterator[str]:
     view = document.view(TOP)
     yield f"## {view.heading}"
     yield ""

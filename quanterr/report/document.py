@@ -75,6 +75,14 @@ class Result:
         tables = [part for section in shown for part in section.parts if isinstance(part, Table)]
         return notebook.render_heading(view) + "".join(map(notebook.render_table, tables))
 
+    def to_json(self) -> str:
+        """Return the result as strict ASCII JSON."""
+        raise NotImplementedError
+
+    def write_json(self, file: IO[str]) -> None:
+        """Write the result as strict ASCII JSON."""
+        file.write(self.to_json())
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to a file, as ``--output-report`` does: the suffix chooses the output.
 
@@ -129,10 +137,6 @@ class Document(Result, Model):
             UsageError: matplotlib is not installed, or there is nothing to draw.
         """
         return import_module("quanterr.report.plot").plot(self)
-
-    def write_json(self, file: IO[str]) -> None:
-        """Write the document as strict ASCII JSON."""
-        file.write(self.to_json())
 
     def to_json(self) -> str:
         """Return the document as strict ASCII JSON."""

@@ -230,7 +230,7 @@ def update_section(
         UsageError: the file is missing, not UTF-8, or lacks exactly one pair of comments.
         ResourceError: the file cannot be written.
     """
-    from quanterr.report.card import replace_section
+    from quanterr.report.markdown import replace_section
 
     where = f"--update {display(given)}"
     try:

@@ -8,8 +8,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from quanterr.errors import UsageError
 from quanterr.report.formatting import format_doubts, sentence
 from quanterr.util.text import MAX_SHOWN, display
+
+BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"  # of the section in a user's document
 
 _SPLIT = "\u200b"  # zero-width space: breaks mentions, issue numbers and links
 _LINK = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?<=[@#])", re.IGNORECASE)
@@ -46,3 +49,40 @@ def format_verdict(verdict: str, done: str, doubts: Sequence[str]) -> str:
     """Return "Verdict: fail", or "Compared, no limits set" for an empty verdict, with doubts."""
     words = f"Verdict: {verdict}" if verdict else f"{done.capitalize()}, no limits set"
     return f"{words}{format_prose(format_doubts(doubts))}" if doubts else words
+
+
+def replace_section(text: str, section: str, where: str, append: bool = False) -> str:
+    """Return a document whose section between the comments is replaced.
+
+    ``append`` adds the section at the end if the document has no comments.
+
+    Raises:
+        UsageError: the comments are not exactly one pair, each on its own line.
+    """
+    lines = text.splitlines(keepends=True)
+    found = [(n, mark) for n, line in enumerate(lines) if (mark := line.strip("\ufeff \t\r\n")) in (BEGIN, END)]
+    if not found and append:
+        return _append_section(text, section)
+    if not found:
+        raise UsageError(
+            f"{where}: no comments mark the place of the report; use --append to add it at the end, or add two lines: "
+            f"{BEGIN} and {END}"
+        )
+    if [mark for _, mark in found] != [BEGIN, END]:
+        description = ", ".join(f"line {n + 1}: {mark}" for n, mark in found)
+        raise UsageError(
+            f"{where}: needs {BEGIN} once and {END} once after it, each on its own line; it has {description}"
+        )
+    first, last = found[0][0], found[1][0]
+    newline = "\r\n" if lines[first].endswith("\r\n") else "\n"
+    before = "".join(lines[:first]) + ("\ufeff" if lines[first].startswith("\ufeff") else "")
+    ending = "" if lines[last].endswith("\n") else newline
+    made = section.replace("\n", newline)
+    return before + (made.removesuffix(newline) if ending else made) + "".join(lines[last + 1 :])
+
+
+def _append_section(text: str, section: str) -> str:
+    """Append the section after a blank line, with the line ends of the text."""
+    newline = "\r\n" if "\r\n" in text else "\n"
+    ends = "" if not text or text.endswith("\n") else newline
+    return f"{text}{ends}{newline if text else ''}{section.replace(chr(10), newline)}"

@@ -5,6 +5,7 @@ from typing import IO
 
 from quanterr.report.base import Finding
 from quanterr.report.chart import draw_chart
+from quanterr.report.document import Result
 from quanterr.report.finding_codes import CODES
 from quanterr.report.formatting import (
     LONG,
@@ -49,7 +50,6 @@ from quanterr.report.sections import (
     Part,
     Picture,
     Pictures,
-    Renderable,
     Section,
     Shares,
     Table,
@@ -68,7 +68,7 @@ SEVERITIES = ("error", "warning", "info")
 FRONT = ("name", "bytes", "snr_db", "on_front")  # keys of a candidate in the script's data
 
 
-def write(document: Renderable, file: IO[str], view: View | None = None, next_step: str = "") -> None:
+def write(document: Result, file: IO[str], view: View | None = None, next_step: str = "") -> None:
     """Write the page of a document, or of a view made before; ``next_step`` is the command that it proposes."""
     view = view or document.view(TOP)
     sections = [section for section in view.sections if PAGE in section.media]

@@ -5,9 +5,9 @@ is a :class:`Name`, which every renderer escapes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
-from quanterr.report.base import Finding, RunInfo
+from quanterr.report.base import Finding
 from quanterr.report.formatting import name_candidates
 from quanterr.report.gate_results import Gate
 from quanterr.util.strict_json import JsonObject
@@ -306,31 +306,3 @@ class Suite(NamedTuple):
 
 
 Cells = Iterable[tuple[str, object]]  # names of columns, with values
-
-
-class Renderable(Protocol):
-    """A result that can be rendered for readers and as CSV."""
-
-    @property
-    def noun(self) -> str:
-        """The kind of result, such as "report", "plan" or "diff"."""
-
-    def view(self, top: int) -> View:
-        """Return the view with at most ``top`` layers of each kind."""
-
-    def columns(self) -> Sequence[str]:
-        """Return the names of the CSV columns."""
-
-    def rows(self) -> Iterable[Cells]:
-        """Return the rows of the CSV."""
-
-
-class TestedResult(Renderable, Protocol):
-    """A result with JUnit tests."""
-
-    @property
-    def run(self) -> RunInfo:
-        """Information about the run that made the result."""
-
-    def suites(self) -> Sequence[Suite]:
-        """Return the JUnit test suites."""

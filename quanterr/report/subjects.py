@@ -8,13 +8,13 @@ which lists them.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isinf
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 from quanterr.errors import UsageError
 from quanterr.metrics import NONFINITE
 from quanterr.report.base import Score
 from quanterr.report.formatting import name_candidates
-from quanterr.report.gate_results import Verdict, Word
+from quanterr.report.gate_results import HasGates, Word
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
@@ -132,14 +132,7 @@ def find_counterpart(subject: Subject, before: Sequence[Subject]) -> Subject | N
     return found
 
 
-class HasVerdict(Protocol):
-    """A candidate, or the verdict on one."""
-
-    verdict: Word
-    reasons: list[str]
-
-
-def combine_verdicts(candidates: Mapping[str, "HasVerdict | Verdict"]) -> tuple[Word, list[str]]:
+def combine_verdicts(candidates: Mapping[str, HasGates]) -> tuple[Word, list[str]]:
     """Return the joint verdict of candidates, given by name, and its reasons, each once."""
     found = [one.verdict for one in candidates.values()]
     verdict: Word = "inconclusive" if "inconclusive" in found else "fail" if "fail" in found else "pass"
