@@ -18,7 +18,6 @@ from quanterr.evaluation import gram, states, study
 from quanterr.evaluation.units import Unit
 from quanterr.gates import judge
 from quanterr.pairing.importance import read_importance
-from quanterr.report.evaluation.reading import read_evaluation
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 CONTEXT = 32
@@ -736,7 +735,7 @@ class TestModel:
     def test_a_stored_evaluation_is_judged_alike(self, llama, tmp_path):
         evaluation, _ = self.evaluated(llama, llama[0], llama[0])
         evaluation.save(tmp_path / "e.json")
-        again = judge(read_evaluation(str(tmp_path / "e.json")), require=["kld_mean <= 1"])
+        again = judge(quanterr.read_document(str(tmp_path / "e.json")), require=["kld_mean <= 1"])
 
         assert "inconclusive" == again.verdict
 

@@ -20,7 +20,6 @@ from small_models import ids, quantized_by, saved, stored
 import quanterr
 from quanterr.errors import ReportError, Status, UsageError
 from quanterr.report.evaluation.logprobs import compute_perplexity, compute_ratio, read_logprobs
-from quanterr.report.evaluation.reading import read_evaluation
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 SUFFIXES = ("json", "jsonl", "csv", "html", "md", "xml")
@@ -142,7 +141,7 @@ class TestDiff:
     @pytest.fixture
     def newer(self, folder, done, tmp_path):
         """The same with half the divergence, a little less agreement, and another error of one weight."""
-        found = read_evaluation(str(folder / "e.json"))
+        found = quanterr.read_document(str(folder / "e.json"))
         own = found.candidates[0]
         own.scores.kld_mean *= 0.3
         own.scores.top1 -= own.scores.top1_se / 2
@@ -153,7 +152,7 @@ class TestDiff:
 
     def test_says_what_changed_by_more_than_chance(self, folder, newer):
         told = call("diff", folder / "e.json", newer)
-        first = read_evaluation(str(newer)).candidates[0].weights[0]
+        first = quanterr.read_document(str(newer)).candidates[0].weights[0]
 
         assert (Status.OK, "") == (told.returncode, told.stderr)
         assert re.search(r"\n\| KLD +\| +\S+ \| +\S+ \| +-\S+ ± \S+ \| better +\|\n", told.stdout), told.stdout
@@ -175,7 +174,7 @@ class TestDiff:
         assert ["renamed.weight"] == found["candidates"][0]["added"]
 
     def test_of_other_tokens_is_refused_or_forced(self, folder, newer, tmp_path):
-        found = read_evaluation(str(newer))
+        found = quanterr.read_document(str(newer))
         found.tokens.sha256 = "0" * 64
         found.save(tmp_path / "other.json")
         refused = call("diff", folder / "e.json", tmp_path / "other.json")
@@ -202,11 +201,11 @@ class TestGate:
         assert "verdict: pass" in good.stderr
         assert "FAIL: gate kld_mean <= 1e-9 does not hold: " in bad.stderr
         assert ["top1 >= 0.1"] == [
-            g.require for g in read_evaluation(str(tmp_path / "judged.json")).candidates[0].gates
+            g.require for g in quanterr.read_document(str(tmp_path / "judged.json")).candidates[0].gates
         ]
 
     def test_holds_it_against_an_earlier_one(self, folder, done, tmp_path):
-        found = read_evaluation(str(folder / "e.json"))
+        found = quanterr.read_document(str(folder / "e.json"))
         found.candidates[0].scores.kld_mean *= 0.8
         better = tmp_path / "better.json"
         found.save(better)
@@ -220,7 +219,7 @@ class TestGate:
         assert Status.OK == delta.returncode
 
     def test_of_other_tokens_is_no_baseline(self, folder, done, tmp_path):
-        found = read_evaluation(str(folder / "e.json"))
+        found = quanterr.read_document(str(folder / "e.json"))
         found.tokens.sha256 = "0" * 64
         other = tmp_path / "other.json"
         found.save(other)
@@ -267,7 +266,7 @@ class TestGate:
         assert ["kld_mean <= 1e-9"] == [gate["require"] for gate in found["candidates"][0]["gates"]]
 
     def test_partial_is_allowed_on_request(self, folder, done, tmp_path):
-        found = read_evaluation(str(folder / "e.json"))
+        found = quanterr.read_document(str(folder / "e.json"))
         found.candidates[0].verdict = "inconclusive"
         found.model_copy(update={"verdict": "inconclusive"}).save(tmp_path / "partial.json")
         words = ("gate", tmp_path / "partial.json", "--require", "kld_mean <= 1")
@@ -351,7 +350,7 @@ class TestOutputs:
         return (folder / f"e.{suffix}").read_text()
 
     def test_json_is_read_again(self, folder):
-        found = read_evaluation(str(folder / "e.json"))
+        found = quanterr.read_document(str(folder / "e.json"))
 
         assert found.to_json() == self.text(folder, "json")
 
@@ -382,7 +381,7 @@ class TestOutputs:
         assert 'class="layer"' in text
 
     def test_a_notebook_shows_a_line_and_a_table(self, folder):
-        found = read_evaluation(str(folder / "e.json"))
+        found = quanterr.read_document(str(folder / "e.json"))
 
         assert repr(found).startswith("<quanterr.Evaluation pass: ")
         assert "<th>candidate</th>" in found._repr_html_()

@@ -10,7 +10,6 @@ from small_models import ids, saved, stored, with_words
 from test_evaluate import CONTEXT, expected, plain
 
 import quanterr
-from quanterr.report.evaluation.reading import read_evaluation
 from quanterr.report.evaluation.wording import is_below_floor
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
@@ -90,7 +89,7 @@ def test_is_a_row_and_names_who_is_below_it_on_the_same_chunks(found, tmp_path):
     assert "floor: the original in bfloat16, 4 chunks" in text
     assert "below the floor: int8_row: bfloat16 alone rounds more than that" in text
     assert f"floor,,kld_mean,,{found.floor.scores.kld_mean!r}" in (tmp_path / "e.csv").read_text()
-    assert changed.floor == read_evaluation(str(tmp_path / "e.json")).floor
+    assert changed.floor == quanterr.read_document(str(tmp_path / "e.json")).floor
     assert json.loads((tmp_path / "e.json").read_text())["floor"]["outputs"] is None
 
 

@@ -18,7 +18,7 @@ from test_importance import gguf as importance_file
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import ReportError, UsageError
-from quanterr.gates.plan_check import check_against_plan, read_plan
+from quanterr.gates.plan_check import check_against_plan
 from quanterr.planning import plan
 from quanterr.planning.exports import CONSUMERS, consumers_of, export_command, export_plan, list_writable, write
 from quanterr.recipes import parse_recipe
@@ -26,6 +26,7 @@ from quanterr.recipes.quantized_file import mix_recipes
 from quanterr.recipes.tensors import fake_quantize
 from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.report.plan.view import conclusion
+from quanterr.report.stored import read_stored
 
 LAYERS = [
     f"model.layers.{n}.{module}.weight"
@@ -446,11 +447,11 @@ class TestCompare:
     def test_an_edited_one_is_told(self, made, tmp_path, capsys):
         where = tmp_path / "p.json"
         made[0].save(where)
-        assert made[0] == read_plan(str(where))
+        assert made[0] == quanterr.read_document(str(where))
         assert not capsys.readouterr().err
 
         where.write_text(where.read_text().replace('"int4_g32"', '"int8_channel"', 1))
-        read_plan(str(where))
+        quanterr.read_document(str(where))
         assert "p.json: its checksum does not match: it was edited" in capsys.readouterr().err
 
         fields = json.loads(where.read_text())
@@ -458,7 +459,7 @@ class TestCompare:
         for layer in fields["layers"]:  # as an earlier version wrote them
             del layer["original_norm"], layer["original_fingerprint"]
         (tmp_path / "old.json").write_text(json.dumps(fields))
-        assert 6 == len(read_plan(str(tmp_path / "old.json")).layers)
+        assert 6 == len(quanterr.read_document(str(tmp_path / "old.json")).layers)
         assert "old.json: has no checksum" in capsys.readouterr().err
 
     def test_the_commands_go_together(self, original, tmp_path):
@@ -471,13 +472,13 @@ class TestCompare:
         judged = call("compare", original.path, original.path, "--plan", where)
         assert 1 == judged.returncode
         assert "gate as planned: format, bits, SNR; the rest unchanged does not hold: " in judged.stderr
-        assert 6 == len(read_plan(str(where)).layers)
+        assert 6 == len(quanterr.read_document(str(where)).layers)
         assert 2 == call("plan", original.path, "--size", "6 apples").returncode
 
     def test_a_damaged_plan_and_one_of_another_model_are_refused(self, original, made, tmp_path):
         (tmp_path / "p.json").write_text('{"schema": "quanterr.report"}')
         with pytest.raises(ReportError, match=r"not a quanterr\.plan"):
-            read_plan(str(tmp_path / "p.json"))
+            read_stored(str(tmp_path / "p.json"), Plan)
         save_file({"other.weight": torch.ones(4, 4)}, tmp_path / "o.safetensors")
         report = quanterr.compare(tmp_path / "o.safetensors", tmp_path / "o.safetensors")
         with pytest.raises(UsageError, match="names none of the compared layers"):

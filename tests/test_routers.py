@@ -7,7 +7,6 @@ from small_models import auto_of, ids, saved
 from test_evaluate import CONTEXT, EXACTLY, candidate
 
 import quanterr
-from quanterr.report.evaluation.reading import read_evaluation
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
@@ -68,7 +67,7 @@ def test_every_output_has_them_and_gates_hold(tmp_path):
 
     assert "2 of 4 experts for a token" in (tmp_path / "e.md").read_text()
     assert f"routers,quantized,{worst.name},same_experts,{worst.same_experts!r}" in (tmp_path / "e.csv").read_text()
-    assert found.candidates == read_evaluation(str(tmp_path / "e.json")).candidates
+    assert found.candidates == quanterr.read_document(str(tmp_path / "e.json")).candidates
     assert ("fail", worst.same_experts) == (found.verdict, found.candidates[0].gates[0].observed)
 
 

@@ -8,7 +8,6 @@ from test_evaluate import CONTEXT, EXACTLY, FLOAT64, candidate, expected, plain
 import quanterr
 from quanterr.errors import UsageError
 from quanterr.evaluation import study
-from quanterr.report.evaluation.reading import read_evaluation
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
@@ -81,7 +80,7 @@ def test_every_output_has_them_and_gates_hold(tmp_path):
     assert "One at a time in the original" in (tmp_path / "e.md").read_text()
     assert "Measured alone in the original" in (tmp_path / "e.html").read_text()
     assert f"swaps,quantized,{worst.name},{worst.block},{worst.kld_mean!r}" in (tmp_path / "e.csv").read_text()
-    assert found.candidates == read_evaluation(str(tmp_path / "e.json")).candidates
+    assert found.candidates == quanterr.read_document(str(tmp_path / "e.json")).candidates
     assert "fail" == found.verdict
     assert worst.kld_mean == found.candidates[0].gates[0].observed
 

@@ -15,7 +15,6 @@ from test_injection import CHECKS, STORABLE, check_lines, page_of, rendered
 import quanterr
 from quanterr.evaluation.workload import CAUSAL, Measures
 from quanterr.report.evaluation.model import LikelyToken, PositionScores, WorstToken
-from quanterr.report.evaluation.reading import read_evaluation
 from quanterr.report.sections import Chart
 from quanterr.report.terminal import console, show
 
@@ -123,7 +122,7 @@ def test_text_of_tokens_is_nothing_but_text(text, tmp_path):
     assert page_of(rendered(found, "html")) == TAME
     if text in STORABLE:  # a tokenizer's text is Unicode
         found.save(tmp_path / "e.json")
-        assert read_evaluation(str(tmp_path / "e.json")).candidates == found.candidates
+        assert quanterr.read_document(str(tmp_path / "e.json")).candidates == found.candidates
 
 
 def test_every_reader_sees_them(tmp_path):

@@ -219,9 +219,11 @@ def _make_judge(rules: "PreparedRules", planned: str | None) -> "Callable[[Repor
     """Return a function that judges a report by the rules and, if one is given, by the plan."""
     if planned is None:
         return rules.judge
-    from quanterr.gates.plan_check import check_against_plan, read_plan
+    from quanterr.gates.plan_check import check_against_plan
+    from quanterr.report.plan.model import Plan
+    from quanterr.report.stored import read_stored
 
-    plan = read_plan(planned)
+    plan = read_stored(planned, Plan)
     return lambda report: check_against_plan(rules.judge(report), plan)
 
 
@@ -322,16 +324,17 @@ def _view_with_evaluation(evaluation: str, report: "Document", to: "list[Target]
     Raises:
         UsageError: the document is no report, or no output is a page.
     """
-    from quanterr.report.evaluation.reading import read_evaluation
+    from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.model import Report
     from quanterr.report.page import TOP
+    from quanterr.report.stored import read_stored
     from quanterr.report.view import view
 
     if not isinstance(report, Report):
         raise UsageError("--evaluation: only pages of a report of compare can include one")
     if not any(target.output.name == "html" for target in to):
         raise UsageError("--evaluation: only a page can include one; give -o report.html")
-    return view(report, TOP, evaluation=read_evaluation(evaluation))
+    return view(report, TOP, evaluation=read_stored(evaluation, Evaluation))
 
 
 @app.command(cls=Command, rich_help_panel=FILES)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.errors import UsageError
 from quanterr.findings.files import RECIPE
-from quanterr.gates.plan_check import read_plan
 from quanterr.options import EvaluateOptions
 from quanterr.recipes import Recipe, parse_recipe, parse_recipes
 from quanterr.recipes.quantized_file import mix_recipes, quantize_by
 from quanterr.report.plan.model import ORIGINAL, Plan
+from quanterr.report.stored import read_stored
 from quanterr.selection import LayerSelection
 from quanterr.util.text import display
 
@@ -76,7 +76,7 @@ def _plans_and_recipes(against: str | Plan | Iterable[str | Plan]) -> tuple[dict
     words = [one for one in given if isinstance(one, str)]
     if any(PLAN in word for word in words):
         words = [word for one in words for word in one.split(",")]
-    plans |= {word: read_plan(word) for word in words if word.endswith(PLAN)}
+    plans |= {word: read_stored(word, Plan) for word in words if word.endswith(PLAN)}
     return plans, [word for word in words if not word.endswith(PLAN)]
 
 

@@ -6,9 +6,8 @@ from math import sqrt
 from quanterr.errors import UsageError
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.model import Layer, LosslessLayer, Report
-from quanterr.report.plan.model import ORIGINAL, SCHEMA, SCHEMA_VERSION, Plan, PlannedLayer
+from quanterr.report.plan.model import ORIGINAL, Plan, PlannedLayer
 from quanterr.report.same_original import Marks, find_other_tensor
-from quanterr.report.stored import read_stored
 from quanterr.util.text import count, display
 
 REQUIRE = "as planned: format, bits, SNR; the rest unchanged"
@@ -46,15 +45,6 @@ SAME = (
     frozenset({"fp8_row", "torchao_fp8"}),
     *INTEGERS,
 )
-
-
-def read_plan(path: str) -> Plan:
-    """Read a plan that ``quanterr plan`` wrote.
-
-    Raises:
-        ReportError: the file is no plan.
-    """
-    return read_stored(path, Plan, SCHEMA, SCHEMA_VERSION)
 
 
 def check_against_plan(report: Report, plan: Plan) -> Report:

@@ -17,7 +17,7 @@ _SCHEMA = re.compile(rb'"schema": *"(quanterr\.[a-z_]+)"')
 
 
 class DocumentKind(NamedTuple):
-    """A kind of document; its package has model.py (class and SCHEMA_VERSION) and values.py (for rules)."""
+    """A kind of document; its package has model.py (its class) and values.py (for rules)."""
 
     package: str
     name: str
@@ -77,6 +77,5 @@ def read_document(path: str) -> "Document":
         return read_report(path)
     from quanterr.report.stored import read_stored
 
-    model = import_module(f"{kind.package}.model")
-    document: type[Document] = getattr(model, kind.name)
-    return read_stored(path, document, model.SCHEMA, model.SCHEMA_VERSION)
+    document: type[Document] = getattr(import_module(f"{kind.package}.model"), kind.name)
+    return read_stored(path, document)

@@ -13,13 +13,14 @@ from quanterr.util.text import display
 Kind = TypeVar("Kind", bound=Document)
 
 
-def read_stored(path: str, kind: type[Kind], schema: str, version: str) -> Kind:
-    """Read a document of the given schema; warn on stderr if it was edited or has no checksum.
+def read_stored(path: str, kind: type[Kind]) -> Kind:
+    """Read a document of the given kind; warn on stderr if it was edited or has no checksum.
 
     Raises:
         ReportError: the file is missing, of another schema or an unknown schema version, or has an invalid value.
     """
     where = display(path)
+    schema, version = (kind.model_fields[name].default for name in ("schema_", "schema_version"))
     try:
         with open(path, "rb") as file:
             raw = file.read()
