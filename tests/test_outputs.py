@@ -158,7 +158,7 @@ class TestCsv:
     def test_no_column_is_forgotten(self, report):
         entries = [item for key in items.LISTS for item in getattr(report, key)]
 
-        assert {name for entry in entries for name, _ in items.values(entry)} <= set(items.CSV_COLUMNS)
+        assert {name for entry in entries for name in items.values(entry)} <= set(items.CSV_COLUMNS)
 
     def test_what_is_undefined_is_no_empty_cell(self, report):
         spoilt = Report.model_validate_json(report.to_json())

@@ -13,6 +13,7 @@ from typing import IO
 from quanterr.report.document import Result
 from quanterr.util.text import display
 
+VERDICT = "quanterr_verdict"  # a column of results with a verdict
 MAX_NAME = 4096  # characters
 NUMBERS = frozenset((float, int, type(None)))  # types that are written unchanged
 
@@ -27,9 +28,10 @@ def write(document: Result, file: IO[str]) -> None:
     names, rows = list(document.columns()), csv.writer(file, lineterminator="\n")
     places = {name: place for place, name in enumerate(names)}
     rows.writerow(names)
+    empty: list[object] = [getattr(document, "verdict", "") if name == VERDICT else "" for name in names]
     for row in document.rows():
-        cells: list[object] = [""] * len(names)
-        for name, value in row:
+        cells = empty.copy()
+        for name, value in row.items():
             cells[places[name]] = value if value.__class__ in NUMBERS else format_cell(value)
         rows.writerow(cells)
 

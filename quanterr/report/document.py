@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from quanterr.report import OUTPUTS, Output, checksum, notebook
 from quanterr.report.base import Model, RunInfo, Tool, dumps
 from quanterr.report.formatting import format_answer
-from quanterr.report.sections import TERMINAL, Cells, Suite, Table, View
+from quanterr.report.sections import TERMINAL, Suite, Table, View
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
@@ -49,8 +49,8 @@ class Result:
         """Return the columns of the CSV output."""
         return self._listed().CSV_COLUMNS  # type: ignore[no-any-return]
 
-    def rows(self) -> Iterator[Cells]:
-        """Return the rows of the CSV output."""
+    def rows(self) -> Iterator[JsonObject]:
+        """Return the rows of the CSV output: values by column, without the verdict, which each row has."""
         return self._listed().rows(self)  # type: ignore[no-any-return]
 
     def _shown(self) -> ModuleType:

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
-from itertools import chain
 from operator import attrgetter
 from typing import Any, cast
 
@@ -13,7 +12,7 @@ from quanterr.report.formatting import sentence
 from quanterr.report.gate_results import drop_gate_messages
 from quanterr.report.layers import BUCKETS, describe_coverage, find_worst_expert
 from quanterr.report.model import Layer, Report
-from quanterr.report.sections import Case, Cells, Suite
+from quanterr.report.sections import Case, Suite
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display
 
@@ -24,37 +23,37 @@ LISTS = ("not_compared", "layers", "other_changes", "lossless")
 MAX_CASES = 1000  # shown of each kind
 
 
-def rows(report: Report) -> Iterator[Cells]:
-    """Yield CSV rows: the verdict with its reasons, then each tensor, compared or not."""
-    yield {"quanterr_verdict": report.verdict, "list": "report", "reason": "; ".join(report.reasons)}.items()
+def rows(report: Report) -> Iterator[JsonObject]:
+    """Yield CSV rows: the reasons of the verdict, then each tensor, compared or not."""
+    yield {"list": "report", "reason": "; ".join(report.reasons)}
     codes: dict[str | None, list[str]] = defaultdict(list)
     for found in report.findings:
         codes[found.layer].append(found.code)
     for key in LISTS:
         for entry in getattr(report, key):
-            description = {"quanterr_verdict": report.verdict, "list": key, "findings": codes.get(entry.layer_name)}
-            yield chain(description.items(), values(entry))
+            yield {"list": key, "findings": codes.get(entry.layer_name), **values(entry)}
 
 
-def values(entry: object) -> Iterator[tuple[str, object]]:
-    """Yield the columns of one tensor with their values."""
+def values(entry: object) -> JsonObject:
+    """Return the values of one tensor by column."""
     names, get = _find_columns(cast(Hashable, type(entry)))
     undefined = getattr(entry, "nonfinite", {})
+    found: JsonObject = {}
     for name, value in zip(names, get(entry), strict=True):
         if name not in UNUSUAL:
-            yield name, NONFINITE.get(undefined[name], value) if name in undefined else value
+            found[name] = NONFINITE.get(undefined[name], value) if name in undefined else value
         elif name == "elements":
-            yield "tensor_elements", value
+            found["tensor_elements"] = value
         elif name == "absolute_error_percentiles":
-            yield from ((f"{name}_{key}", getattr(value, key)) for key in PERCENTILES)
-        elif name == "worst_rows":
-            yield from (("worst_row", value[0].row), ("worst_row_snr_db", value[0].snr_db)) if value else ()
-        elif name == "experts":
-            if value:
-                worst = find_worst_expert(value)
-                yield from (("worst_expert", worst.expert), ("worst_expert_snr_db", worst.snr_db))
+            found |= {f"{name}_{key}": getattr(value, key) for key in PERCENTILES}
+        elif name == "worst_rows" and value:
+            found |= {"worst_row": value[0].row, "worst_row_snr_db": value[0].snr_db}
+        elif name == "experts" and value:
+            worst = find_worst_expert(value)
+            found |= {"worst_expert": worst.expert, "worst_expert_snr_db": worst.snr_db}
         elif name == "worst_element" and value is not None:
-            yield from ((name, " ".join(map(str, value.index))), (f"{name}_x", value.x), (f"{name}_y", value.y))
+            found |= {name: " ".join(map(str, value.index)), f"{name}_x": value.x, f"{name}_y": value.y}
+    return found
 
 
 @cache
@@ -127,4 +126,4 @@ def frame_rows(report: Report) -> Iterator[JsonObject]:
     """Yield the rows of a data frame, one per tensor, compared or not."""
     for key in LISTS:
         for entry in getattr(report, key):
-            yield {"list": key} | dict(values(entry))
+            yield {"list": key} | values(entry)

@@ -303,6 +303,3 @@ class Suite(NamedTuple):
     name: str
     cases: Sequence[Case]
     gates: Sequence[Gate] = ()
-
-
-Cells = Iterable[tuple[str, object]]  # names of columns, with values

@@ -17,7 +17,8 @@ from quanterr.report.diff.candidates import (
 )
 from quanterr.report.documents import KINDS
 from quanterr.report.formatting import format_in_units, format_size_change
-from quanterr.report.sections import Cells, Column, Lines, Name, Part, Section, Table, View
+from quanterr.report.sections import Column, Lines, Name, Part, Section, Table, View
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
 from quanterr.version import __version__
 
@@ -147,19 +148,19 @@ def _cells(item: ItemChange) -> Sequence[str]:
     return [item.old_recipe, item.new_recipe, stored, f"{item.new_cost - item.old_cost:+.3g}"]
 
 
-def rows(diff: CandidateDiff) -> Iterator[Cells]:
+def rows(diff: CandidateDiff) -> Iterator[JsonObject]:
     """Yield CSV rows: the metrics and the changed, new and gone items of each candidate, by ``list``."""
     for one in diff.candidates:
         for change in one.metrics:
             numbers = {key: value for key, value in asdict(change).items() if key != "metric"}
-            yield {"list": "numbers", "candidate": one.name, "name": change.metric, **numbers}.items()
+            yield {"list": "numbers", "candidate": one.name, "name": change.metric, **numbers}
         for word, items in (("worse", one.worse), ("better", one.better)):
             for item in items:
-                yield {"list": word, "candidate": one.name, "name": item.layer, **_pick_values(item)}.items()
+                yield {"list": word, "candidate": one.name, "name": item.layer, **_pick_values(item)}
         for word, names in (("new", one.added), ("gone", one.gone)):
-            yield from ({"list": word, "candidate": one.name, "name": name}.items() for name in names)
+            yield from ({"list": word, "candidate": one.name, "name": name} for name in names)
     for word, names in (("new", diff.added), ("gone", diff.gone)):
-        yield from ({"list": word, "candidate": name}.items() for name in names)
+        yield from ({"list": word, "candidate": name} for name in names)
 
 
 def _pick_values(item: ItemChange) -> dict[str, object]:

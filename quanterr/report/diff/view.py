@@ -15,7 +15,6 @@ from quanterr.report.sections import (
     LAYERS,
     MAP,
     CellColumn,
-    Cells,
     Column,
     LayerName,
     MapMetric,
@@ -169,16 +168,11 @@ def _number(value: float | None) -> float | str | None:
     return SAME if value == inf else round(value, DB_PLACES)
 
 
-def rows(diff: Diff) -> Iterator[Cells]:
+def rows(diff: Diff) -> Iterator[JsonObject]:
     """Yield CSV rows: both reports, then each changed, new or gone layer, by ``list``."""
-    for word, totals in (("old", diff.old), ("new", diff.new)):
-        yield {"list": word, "reason": totals.verdict, f"{word}_snr_db": totals.overall_snr_db}.items()
-    for row in _rows(diff):
-        yield row.items()
-
-
-def _rows(diff: Diff) -> Iterator[JsonObject]:
     numbers = CSV_COLUMNS[2:7]
+    for word, totals in (("old", diff.old), ("new", diff.new)):
+        yield {"list": word, "reason": totals.verdict, f"{word}_snr_db": totals.overall_snr_db}
     for word, items in (("worse", diff.worse), ("better", diff.better)):
         for item in items:
             own = {name: getattr(item, name) for name in numbers}

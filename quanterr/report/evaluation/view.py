@@ -47,7 +47,6 @@ from quanterr.report.sections import (
     PAGE,
     VERBOSE,
     Case,
-    Cells,
     Chart,
     Column,
     Curve,
@@ -441,13 +440,8 @@ def page_data(evaluation: Evaluation) -> JsonObject:
     )
 
 
-def rows(evaluation: Evaluation) -> Iterator[Cells]:
-    """Yield CSV rows: the verdict, then each score, block, weight and finding of each candidate, by ``list``."""
-    for row in _rows(evaluation):
-        yield {"quanterr_verdict": evaluation.verdict, **row}.items()
-
-
-def _rows(evaluation: Evaluation) -> Iterator[JsonObject]:
+def rows(evaluation: Evaluation) -> Iterator[JsonObject]:
+    """Yield CSV rows: the reasons, then each score, block, weight and finding of each candidate, by ``list``."""
     yield {"list": "evaluation", "reason": "; ".join(evaluation.reasons)}
     for floor, metric in product(filter(None, [evaluation.floor]), METRICS):
         if (value := floor.value(metric)) is not None:

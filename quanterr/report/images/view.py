@@ -11,7 +11,6 @@ from quanterr.report.sections import (
     PAGE,
     Case,
     CellColumn,
-    Cells,
     Column,
     Gates,
     Lines,
@@ -24,6 +23,7 @@ from quanterr.report.sections import (
     View,
     fill,
 )
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, listed
 
 MEANS = (Column("mean", 0), Column("95 % interval", 1), Column("pairs", 2))
@@ -130,16 +130,15 @@ def _describe(pair: ImagePair) -> str:
     return f"SSIM {format_number(pair.ssim)}{level}"
 
 
-def rows(images: Images) -> Iterator[Cells]:
+def rows(images: Images) -> Iterator[JsonObject]:
     """Yield the rows of CSV: the means, then each pair, then images that were not compared."""
     means = {name: one.mean for name, _, one in _means(images)}
     errors = {f"{name}_se": one.se for name, _, one in _means(images)}
-    first = {"quanterr_verdict": images.verdict}
-    yield (first | {"list": "images", **means, **errors, "reason": "; ".join(images.reasons)}).items()
+    yield {"list": "images", **means, **errors, "reason": "; ".join(images.reasons)}
     for pair in images.pairs:
-        yield (first | {"list": "pairs"} | {name: getattr(pair, name) for name in CSV_PAIR}).items()
+        yield {"list": "pairs"} | {name: getattr(pair, name) for name in CSV_PAIR}
     for one in images.not_compared:
-        yield (first | {"list": "not_compared", "name": one.name, "reason": one.reason}).items()
+        yield {"list": "not_compared", "name": one.name, "reason": one.reason}
 
 
 def suites(images: Images) -> list[Suite]:

@@ -13,7 +13,6 @@ from quanterr.report.sections import (
     VERBOSE,
     Case,
     CellColumn,
-    Cells,
     Column,
     Findings,
     Lines,
@@ -153,12 +152,12 @@ def _row(weight: StoredWeight) -> Row:
     return Row(weight.name, status, words, numbers)
 
 
-def rows(inspection: Inspection) -> Iterator[Cells]:
+def rows(inspection: Inspection) -> Iterator[JsonObject]:
     """Yield the rows of CSV: the checkpoint, then each weight."""
     whole = {"list": "inspection", "name": inspection.path, "bytes": inspection.bytes}
-    yield (whole | {"elements": inspection.total.elements, "bits_per_weight": inspection.bits_per_weight}).items()
+    yield whole | {"elements": inspection.total.elements, "bits_per_weight": inspection.bits_per_weight}
     for weight in inspection.weights:
-        yield ({"list": "weights"} | {name: getattr(weight, name) for name in CSV_WEIGHT}).items()
+        yield {"list": "weights"} | {name: getattr(weight, name) for name in CSV_WEIGHT}
 
 
 def suites(inspection: Inspection) -> list[Suite]:

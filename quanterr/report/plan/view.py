@@ -12,7 +12,6 @@ from quanterr.report.sections import (
     LAYERS,
     MAP,
     Case,
-    Cells,
     Chart,
     Column,
     Curve,
@@ -143,13 +142,13 @@ def _draw_curve(plan: Plan) -> Iterator[Chart]:
         yield Chart(f"least {plan.measure} by size", "MiB", [Curve(Name("plans"), points)])
 
 
-def rows(plan: Plan) -> Iterator[Cells]:
+def rows(plan: Plan) -> Iterator[JsonObject]:
     """Yield CSV rows: the plan, then each layer and each single recipe."""
-    yield {"list": "plan", "bytes": plan.bytes, "cost": plan.cost, "snr_db": plan.snr_db, "reason": plan.goal}.items()
+    yield {"list": "plan", "bytes": plan.bytes, "cost": plan.cost, "snr_db": plan.snr_db, "reason": plan.goal}
     for layer in plan.layers:
-        yield ({"list": "layers"} | {name: getattr(layer, name) for name in CSV_LAYER}).items()
+        yield {"list": "layers"} | {name: getattr(layer, name) for name in CSV_LAYER}
     for one in plan.uniform:
-        yield {"list": "uniform", "recipe": one.recipe, "bytes": one.bytes, "cost": one.cost}.items()
+        yield {"list": "uniform", "recipe": one.recipe, "bytes": one.bytes, "cost": one.cost}
 
 
 def suites(plan: Plan) -> list[Suite]:

@@ -19,7 +19,6 @@ from quanterr.report.sections import (
     PAGE,
     TERMINAL,
     Case,
-    Cells,
     Column,
     Details,
     Gates,
@@ -400,19 +399,18 @@ def _level(choice: Choice) -> float | str | None:
     return None if choice.squared_error else SAME
 
 
-def rows(ranking: Ranking) -> Iterator[Cells]:
-    """Yield CSV rows: the verdict, each candidate, then each layer of each candidate, by ``list``."""
-    verdict = {"quanterr_verdict": ranking.verdict}
-    yield (verdict | {"list": "ranking", "reason": "; ".join(ranking.reasons)}).items()
+def rows(ranking: Ranking) -> Iterator[JsonObject]:
+    """Yield CSV rows: the reasons, each candidate, then each layer of each candidate, by ``list``."""
+    yield {"list": "ranking", "reason": "; ".join(ranking.reasons)}
     for candidate in ranking.candidates:
         own = {name: getattr(candidate, name) for name in CSV_COLUMNS if hasattr(candidate, name)}
         reason = candidate.not_ranked or "; ".join(candidate.reasons)
-        yield (verdict | {"list": "candidates", "candidate": candidate.name, "reason": reason} | own).items()
+        yield {"list": "candidates", "candidate": candidate.name, "reason": reason} | own
     for layer in ranking.layers:
         named = {"list": "layers", "layer_name": layer.layer_name, "best": layer.best}
         for choice in layer.choices:
             own = {name: getattr(choice, name) for name in CSV_COLUMNS if hasattr(choice, name)}
-            yield (verdict | named | own).items()
+            yield named | own
 
 
 def suites(ranking: Ranking) -> Sequence[Suite]:
