@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import IO
 
 from quanterr.report.document import Result
-from quanterr.report.formatting import describe_gate, format_observed
+from quanterr.report.formatting import describe_gate, format_doubts, format_observed
 from quanterr.report.gate_results import drop_gate_messages
-from quanterr.report.markdown import BEGIN, END, format_code, format_prose, format_verdict, shorten_path, table
+from quanterr.report.markdown import BEGIN, END, format_code, format_prose, shorten_path, table
 from quanterr.report.sections import (
     CARD,
     Figure,
@@ -64,7 +64,9 @@ def _lines(document: Result, gates: bool) -> Iterator[str]:
 
 
 def _verdict(view: View) -> str:
-    return format_verdict("" if view.word == view.done else view.verdict or "", view.done, view.doubts)
+    """Return "Verdict: fail", or "Compared, no limits set" for a pass without gates, with doubts."""
+    words = f"{view.done.capitalize()}, no limits set" if view.word == view.done else f"Verdict: {view.verdict}"
+    return f"{words}{format_prose(format_doubts(view.doubts))}" if view.doubts else words
 
 
 def _facts(view: View) -> Iterator[str]:

@@ -6,10 +6,10 @@ code. In sentences, entities replace all markup, mentions and links.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from quanterr.errors import UsageError
-from quanterr.report.formatting import format_doubts, sentence
+from quanterr.report.formatting import sentence
 from quanterr.util.text import MAX_SHOWN, display
 
 BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"  # of the section in a user's document
@@ -43,12 +43,6 @@ def table(heads: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
 def shorten_path(path: str) -> str:
     """Return a path fit for publishing: unchanged for a hub or store, the bare name for a local absolute path."""
     return path if "://" in path or not os.path.isabs(path) else os.path.basename(path.rstrip("/"))
-
-
-def format_verdict(verdict: str, done: str, doubts: Sequence[str]) -> str:
-    """Return "Verdict: fail", or "Compared, no limits set" for an empty verdict, with doubts."""
-    words = f"Verdict: {verdict}" if verdict else f"{done.capitalize()}, no limits set"
-    return f"{words}{format_prose(format_doubts(doubts))}" if doubts else words
 
 
 def replace_section(text: str, section: str, where: str, append: bool = False) -> str:

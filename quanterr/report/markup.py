@@ -18,7 +18,6 @@ from urllib.parse import quote
 from quanterr.util.text import display
 
 FOLDER = Path(__file__).parent / "html"
-SIGNS = {"pass": "✓", "fail": "✕", "inconclusive": "?", "info": "›"}
 LAYER_SCRIPTS = ("data", "dom", "address", "scale", "map", "table", "filters", "drawer")  # for every page with layers
 NOTHING = ("-", "–")  # cells without a value
 
@@ -47,15 +46,11 @@ def join_markup(*children: str) -> Markup:
     return Markup("".join(child if isinstance(child, Markup) else escape(child) for child in children))
 
 
-def add_breaks(name: str) -> Markup:
-    """Return a name with possible line breaks after dots and underscores."""
-    return Markup(re.sub(r"([._])", r"\1<wbr>", escape(name)))
-
-
-def link_layer(name: str, shown: str | None = None) -> Markup:
-    """Return a link from a layer's name to its details."""
+def link_layer(name: str) -> Markup:
+    """Return a link from a layer's name, which may break after dots and underscores, to its details."""
     text = display(name)
-    return tag("a", add_breaks(shown or text), class_="layer", href=f"#layer={quote(text, safe='')}")
+    breakable = Markup(re.sub(r"([._])", r"\1<wbr>", escape(text)))
+    return tag("a", breakable, class_="layer", href=f"#layer={quote(text, safe='')}")
 
 
 def link_names(text: str, names: Iterable[str]) -> Markup:
@@ -91,32 +86,6 @@ def cells_table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str, 
     return tag("div", tag("table", tag("thead", head), tag("tbody", *body), class_=f"plain {kind}"), class_="scroll")
 
 
-def make_section(section: str, title: str, *content: str, is_open: bool = True) -> Markup:
-    """Return a section that folds at its heading; ``section`` is the element's id."""
-    opened = {"open": ""} if is_open else {}
-    return tag("details", tag("summary", tag("h2", title)), *content, id=section, class_="section", **opened)
-
-
-def figures(found: Iterable[tuple[str, str, str, str]]) -> Markup:
-    """Return large numbers; each has a title, a value, a unit and a note."""
-    return join_markup(
-        *(
-            tag(
-                "div",
-                tag("p", title, class_="label"),
-                tag("p", value, " ", tag("small", unit), class_="value"),
-                tag("p", note, class_="note"),
-            )
-            for title, value, unit, note in found
-        )
-    )
-
-
-def make_navigation(sections: Iterable[tuple[str, str]]) -> Markup:
-    """Return links to sections by id."""
-    return tag("nav", *(tag("a", title, href=f"#{name}") for name, title in sections), aria_label="Sections")
-
-
 def page(kind: str, title: str, scripts: Iterable[str], body: Markup, data: object) -> str:
     """Return a complete page.
 
@@ -134,17 +103,9 @@ def page(kind: str, title: str, scripts: Iterable[str], body: Markup, data: obje
     )
 
 
-def make_header(verdict: str, reasons: Iterable[str], sides: Markup, word: str | None = None) -> Markup:
-    """Return the top of a page: the verdict, its reasons and the compared files."""
-    sign = tag("span", SIGNS[verdict], class_="sign", aria_hidden="true")
-    title = tag("h1", sign, word or verdict.capitalize())
-    listed = tag("ul", *(tag("li", reason) for reason in reasons), class_="reasons")
-    return tag("section", title, listed, sides, class_=f"verdict {verdict}")
-
-
-def part(file: str, **values: str) -> Markup:
-    """Return a part of a page from ``html/<file>.html``, for scripts to fill."""
-    return Markup(Template(_read(f"{file}.html")).substitute(values))
+def part(file: str) -> Markup:
+    """Return a part of a page, ``html/<file>.html``, for scripts to fill."""
+    return Markup(_read(f"{file}.html"))
 
 
 def pack_data(data: object) -> str:

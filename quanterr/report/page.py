@@ -21,14 +21,10 @@ from quanterr.report.markup import (
     LAYER_SCRIPTS,
     Markup,
     cells_table,
-    figures,
     image,
     join_markup,
     link_layer,
     link_names,
-    make_header,
-    make_navigation,
-    make_section,
     page,
     part,
     tag,
@@ -64,6 +60,7 @@ TOP = 50  # layers in tables of the page itself
 MANY_ROWS, FIRST_ROWS = 20, 10  # of a table with more rows, the page shows the first at once
 MAX_LISTED = 200  # findings and reasons
 MAX_VIOLATIONS = 20
+SIGNS = {"pass": "✓", "fail": "✕", "inconclusive": "?", "info": "›"}
 SEVERITIES = ("error", "warning", "info")
 FRONT = ("name", "bytes", "snr_db", "on_front")  # keys of a candidate in the script's data
 
@@ -73,15 +70,24 @@ def write(document: Result, file: IO[str], view: View | None = None, next_step: 
     view = view or document.view(TOP)
     sections = [section for section in view.sections if PAGE in section.media]
     body = join_markup(
-        make_header(_pick_tone(view), list(_reasons(view, sections)), _facts(view), _format_word(view)),
+        _header(view, sections),
         _next_step(next_step),
-        make_navigation([(section.key, section.title) for section in sections]),
+        tag("nav", *(tag("a", one.title, href=f"#{one.key}") for one in sections), aria_label="Sections"),
         *map(_section, sections),
         tag("p", view.about, class_="about"),
     )
     title = f"{view.word or view.heading}: {display(view.conclusion, 80)}"
     scripts, data = _pick_scripts(view.maps)
     file.write(page(document.noun, title, scripts, body, data))
+
+
+def _header(view: View, sections: Sequence[Section]) -> Markup:
+    """Return the top of a page: the verdict, its reasons and the compared files."""
+    tone = _pick_tone(view)
+    word = view.heading if view.word is None else f"{view.word.capitalize()}{', but' if view.doubts else ''}"
+    title = tag("h1", tag("span", SIGNS[tone], class_="sign", aria_hidden="true"), word)
+    reasons = tag("ul", *(tag("li", reason) for reason in _reasons(view, sections)), class_="reasons")
+    return tag("section", title, reasons, _facts(view), class_=f"verdict {tone}")
 
 
 def _next_step(command: str) -> Markup:
@@ -129,10 +135,6 @@ def _pick_tone(view: View) -> str:
     return "inconclusive" if view.doubts else "info" if view.done else "pass"
 
 
-def _format_word(view: View) -> str:
-    return view.heading if view.word is None else f"{view.word.capitalize()}{', but' if view.doubts else ''}"
-
-
 def _data(maps: Maps) -> JsonObject:
     """Return the data that the scripts show."""
     columns = maps.data()
@@ -174,13 +176,22 @@ def _section(section: Section) -> Markup:
     content = [made for number, one in enumerate(section.parts) for made in _part(one, section, is_first=not number)]
     if section.is_problem:
         return tag("section", tag("h2", sentence(section.title)), *content, id=section.key, class_="problems")
-    return make_section(section.key, sentence(section.title), *content, is_open=section.is_open)
+    opened = {"open": ""} if section.is_open else {}
+    heading = tag("summary", tag("h2", sentence(section.title)))
+    return tag("details", heading, *content, id=section.key, class_="section", **opened)
 
 
 def _figures(one: FigureGroup, section: Section) -> Markup:
-    shown = [(title, value, unit, _cell(note) if note else "") for title, value, unit, note in one.shown]
-    content = figures(shown) if shown else tag("div", tag("p", one.title, class_="note"))
-    return tag("section", content, id=section.key, class_="figures", aria_label=section.title)
+    shown = [
+        tag(
+            "div",
+            tag("p", title, class_="label"),
+            tag("p", value, " ", tag("small", unit), class_="value"),
+            tag("p", _cell(note) if note else "", class_="note"),
+        )
+        for title, value, unit, note in one.shown
+    ] or [tag("div", tag("p", one.title, class_="note"))]
+    return tag("section", *shown, id=section.key, class_="figures", aria_label=section.title)
 
 
 def _part(one: Part, section: Section, is_first: bool) -> Iterator[Markup]:
