@@ -20,7 +20,10 @@ from quanterr.report.evaluation.model import (
     RouterAgreement,
     Scores,
     StepError,
+    SwapScore,
+    Task,
     WeightError,
+    WorstToken,
 )
 from quanterr.report.evaluation.pairs import compare_neighbours
 from quanterr.report.evaluation.wording import (
@@ -33,7 +36,6 @@ from quanterr.report.evaluation.wording import (
     format_caveat,
     format_inputs,
     format_metric,
-    format_task_cells,
     list_floor_lines,
     list_metrics,
 )
@@ -47,6 +49,7 @@ from quanterr.report.sections import (
     PAGE,
     VERBOSE,
     Case,
+    CellColumn,
     Chart,
     Column,
     Curve,
@@ -61,6 +64,7 @@ from quanterr.report.sections import (
     Suite,
     Table,
     View,
+    fill,
     merge_findings,
 )
 from quanterr.roles import role_of
@@ -68,17 +72,35 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, quote, size
 
 BLOCKS = (Column("relative error", 0), Column("cosine", 1), Column("worst token", 2))
-WEIGHTS = (Column("output error", 0), Column("share of block", 1))
+WEIGHTS: Sequence[CellColumn[WeightError]] = (
+    (Column("output error", 0), lambda one: _percent(one.output_error)),
+    (Column("share of block", 1), lambda one: _percent(one.share_of_block)),
+)
+OF_INPUTS: Sequence[CellColumn[WeightError]] = (
+    (Column("by rounded inputs", 3), lambda one: "–" if one.input_error is None else _percent(one.input_error)),
+    (Column("share of both", 4), lambda one: "–" if one.share_of_inputs is None else _percent(one.share_of_inputs)),
+)
 ROUTERS = (Column("same experts", 0), Column("KL of probabilities", 1))
-SWAPS = (Column("KLD", 0), Column("same top token", 1))
-TASKS = (Column("questions", 3), Column("original", 1), Column("accuracy", 0), Column("agreement", 2), Column("p", 4))
+TASKS: Sequence[CellColumn[Task]] = (
+    (Column("questions", 3), lambda task: f"{task.questions:,}"),
+    (Column("original", 1), lambda task: f"{100 * task.accuracy_original:.4g} %"),
+    (Column("accuracy", 0), lambda task: f"{100 * task.accuracy:.4g} %"),
+    (Column("agreement", 2), lambda task: f"{100 * task.agreement:.4g} %"),
+    (Column("p", 4), lambda task: f"{task.mcnemar_p:.3g}"),
+)
 TEXTS = (
     *(Column("predictions", 5), Column("KLD", 0), Column("KLD 99 %", 1), Column("PPL", 4), Column("PPL ratio", 2)),
     Column("same top token", 3),
 )
-TOKENS = (
-    *(Column("where", 3, right=False), Column("text before", 2, right=False), Column("token", 1, right=False)),
-    *(Column("original predicted", 0, right=False), Column("predicted", 0, right=False)),
+TOKENS: Sequence[CellColumn[WorstToken]] = (
+    (Column("where", 3, right=False), lambda one: Name(f"{one.source}, chunk {one.chunk}, {one.position}")),
+    (
+        Column("text before", 2, right=False),
+        lambda one: Name("-" if one.before is None else quote(one.before[-BEFORE:])),
+    ),
+    (Column("token", 1, right=False), lambda one: _token(one.token)),
+    (Column("original predicted", 0, right=False), lambda one: _token(one.predicted_original)),
+    (Column("predicted", 0, right=False), lambda one: _token(one.predicted)),
 )
 MACRO = "macro average"
 BEFORE = 40  # characters of the text before a token
@@ -140,8 +162,8 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
         yield Section("rollout", "Rollout", rollouts)
     yield from [MAP] if has_weights else []
     if tasks := [(task, candidate) for candidate in candidates for task in candidate.tasks]:
-        rows = [[Name(f"{task.name}, {candidate.name}"), *format_task_cells(task)] for task, candidate in tasks]
-        yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", TASKS, rows)])
+        rows = [(Name(f"{task.name}, {candidate.name}"), task) for task, candidate in tasks]
+        yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", *fill(TASKS, rows))])
     if blocks := list(_blocks(evaluation)) if top else []:
         yield Section("blocks", "Hidden states by block", blocks)
     if worst := [_worst(candidate, top) for candidate in _pick_detailed(evaluation) if top and candidate.weights]:
@@ -219,18 +241,8 @@ def _text_cells(scores: Scores) -> list[str]:
 
 def _worst_tokens(candidate: Evaluated, top: int) -> Part:
     """Return the predictions with the largest divergence, with their text."""
-    rows = [
-        [
-            f"{one.kld:.4g}",
-            Name(f"{one.source}, chunk {one.chunk}, {one.position}"),
-            Name("-" if one.before is None else quote(one.before[-BEFORE:])),
-            _token(one.token),
-            _token(one.predicted_original),
-            _token(one.predicted),
-        ]
-        for one in candidate.worst_tokens[:top]
-    ]
-    return Table(f"Worst tokens, {display(candidate.name)}", "KLD", TOKENS, rows)
+    rows = [(f"{one.kld:.4g}", one) for one in candidate.worst_tokens[:top]]
+    return Table(f"Worst tokens, {display(candidate.name)}", "KLD", *fill(TOKENS, rows))
 
 
 def _token(token: LikelyToken) -> Name:
@@ -331,19 +343,10 @@ def _block_table(candidate: Evaluated, is_minor: bool) -> Table:
 
 def _worst(candidate: Evaluated, top: int) -> Part:
     weights = [weight for weight in candidate.weights if weight.output_error][:top]
-    rounded = _has_rounded_inputs(candidate)
-    rows = [
-        [
-            LayerName(w.layer_name),
-            _percent(w.output_error),
-            _percent(w.share_of_block or 0),
-            *(_by_inputs(w) if rounded else []),
-        ]
-        for w in weights
-    ]
-    columns = [*WEIGHTS, Column("by rounded inputs", 3), Column("share of both", 4)] if rounded else WEIGHTS
+    columns = [*WEIGHTS, *(OF_INPUTS if _has_rounded_inputs(candidate) else ())]
+    filled = fill(columns, ((LayerName(weight.layer_name), weight) for weight in weights))
     title = f"The {len(weights)} largest output errors of {count(len(candidate.weights), 'weight')}"
-    return Table(f"{title}, {display(candidate.name)}", "weight", columns, rows)
+    return Table(f"{title}, {display(candidate.name)}", "weight", *filled)
 
 
 def _routers(candidate: Evaluated) -> Part:
@@ -364,31 +367,24 @@ def _router_cells(routers: Sequence[RouterAgreement]) -> list[str]:
 
 def _swaps(candidate: Evaluated, top: int) -> Part:
     """Return the blocks and weights with the largest divergence alone in the original."""
-    predicted = any(swap.predicted_kld is not None for swap in candidate.swaps)
-    rows = [
-        [
-            Name(swap.name),
-            "not finite" if swap.kld_mean is None else f"{swap.kld_mean:.4g} ± {swap.kld_error or 0.0:.2g}",
-            "-" if swap.top1 is None else f"{100 * swap.top1:.4g} %",
-            *(["-" if swap.predicted_kld is None else f"{swap.predicted_kld:.4g}"] if predicted else []),
-        ]
-        for swap in candidate.swaps[:top]
+    columns: list[CellColumn[SwapScore]] = [
+        (Column("KLD", 0), _format_swap),
+        (Column("same top token", 1), lambda swap: "-" if swap.top1 is None else f"{100 * swap.top1:.4g} %"),
     ]
-    columns = [*SWAPS, *([Column("predicted KLD", 2)] if predicted else [])]
-    more = len(candidate.swaps) - len(rows)
-    return Table(f"One at a time in the original, {display(candidate.name)}", "swapped", columns, rows, more)
-
-
-def _by_inputs(weight: WeightError) -> list[str]:
-    """Return the output error by rounded inputs, and its share of the sum of this and the weight's own."""
-    if weight.input_error is None:
-        return ["–", "–"]
-    share = weight.share_of_inputs
-    return [_percent(weight.input_error), "–" if share is None else _percent(share)]
+    if any(swap.predicted_kld is not None for swap in candidate.swaps):
+        predicted = Column("predicted KLD", 2)
+        columns.append((predicted, lambda swap: "-" if swap.predicted_kld is None else f"{swap.predicted_kld:.4g}"))
+    filled = fill(columns, ((Name(swap.name), swap) for swap in candidate.swaps[:top]))
+    more = max(len(candidate.swaps) - top, 0)
+    return Table(f"One at a time in the original, {display(candidate.name)}", "swapped", *filled, more)
 
 
 def _percent(share: float | None) -> str:
     return f"{100 * (share or 0):.3g} %"
+
+
+def _format_swap(swap: SwapScore) -> str:
+    return "not finite" if swap.kld_mean is None else f"{swap.kld_mean:.4g} ± {swap.kld_error or 0.0:.2g}"
 
 
 def _has_rounded_inputs(candidate: Evaluated) -> bool:

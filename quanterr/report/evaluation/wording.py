@@ -12,7 +12,6 @@ from quanterr.report.evaluation.model import (
     Evaluated,
     Evaluation,
     Floor,
-    Task,
 )
 from quanterr.report.evaluation.pairs import PairedDifference, compare_neighbours
 from quanterr.report.formatting import format_in_units
@@ -69,12 +68,6 @@ def format_metric(candidate: Evaluated | Floor, metric: str) -> str:
     value, error = candidate.value(metric), candidate.error(metric)
     score = SCORES[metric]
     return "undefined" if value is None else format_in_units(score, value, error, 4 if score.unit == "%" else 5)
-
-
-def format_task_cells(task: Task) -> list[str]:
-    """Return the cells of a task: questions, accuracy of original and candidate, agreement, McNemar's p."""
-    shares = [f"{100 * share:.4g} %" for share in (task.accuracy_original, task.accuracy, task.agreement)]
-    return [f"{task.questions:,}", *shares, f"{task.mcnemar_p:.3g}"]
 
 
 def describe_setup(evaluation: Evaluation) -> str:

@@ -1,17 +1,18 @@
 """The view of a plan: its cost beside single recipes, the most expensive layers, the curve."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data
 from quanterr.report.formatting import sentence
 from quanterr.report.html_data import DIFFERS, IDENTICAL, Row, make_columns, round_digits
 from quanterr.report.made import describe_run
-from quanterr.report.plan.model import ORIGINAL, Measurement, Plan
+from quanterr.report.plan.model import ORIGINAL, Measurement, Plan, PlannedLayer
 from quanterr.report.sections import (
     LAYERS,
     MAP,
     Case,
+    CellColumn,
     Chart,
     Column,
     Curve,
@@ -24,13 +25,13 @@ from quanterr.report.sections import (
     Suite,
     Table,
     View,
+    fill,
 )
 from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
 
 UNIFORM = (Column("size", 0), Column("cost", 1), Column("fits", 2, right=False))
-COSTS = (Column("recipe", 0, right=False), Column("bits", 2), Column("SNR dB", 3), Column("share", 1))
 CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_weight", "snr_db", "cost")
 CSV_COLUMNS = ("list", *CSV_LAYER, "reason")
 LIMITS_OF_COST = ("--max-kld", "--max-output-error", "--min-snr")  # goals that minimize bytes
@@ -113,19 +114,16 @@ def _count_recipes(plan: Plan) -> str:
 def _worst(plan: Plan, top: int) -> Table:
     total = plan.cost or 1.0
     worst = sorted(plan.layers, key=lambda layer: -layer.cost)[:top]
-    rows = [
-        [
-            LayerName(layer.layer_name),
-            layer.recipe,
-            f"{layer.bits_per_weight:.4g}",
-            "-" if layer.snr_db is None else f"{layer.snr_db:.2f}",
-            f"{100 * layer.cost / total:.3g} %",
-        ]
-        for layer in worst
-    ]
+    columns: Sequence[CellColumn[PlannedLayer]] = (
+        (Column("recipe", 0, right=False), lambda layer: layer.recipe),
+        (Column("bits", 2), lambda layer: f"{layer.bits_per_weight:.4g}"),
+        (Column("SNR dB", 3), lambda layer: "-" if layer.snr_db is None else f"{layer.snr_db:.2f}"),
+        (Column("share", 1), lambda layer: f"{100 * layer.cost / total:.3g} %"),
+    )
+    filled = fill(columns, ((LayerName(layer.layer_name), layer) for layer in worst))
     title = f"The {len(worst):,} most expensive of {count(len(plan.layers), 'layer')}"
     minor = sum(layer.cost < MINOR * total for layer in worst)
-    return Table(title, "layer", COSTS, rows, minor=minor, minor_because="below 1 % of the cost")
+    return Table(title, "layer", *filled, minor=minor, minor_because="below 1 % of the cost")
 
 
 def _curve(plan: Plan) -> str:

@@ -10,7 +10,7 @@ from quanterr.report.formatting import LONG, format_answer, format_change, list_
 from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, Row, make_columns, round_digits
 from quanterr.report.kept_layers import FEW
 from quanterr.report.made import describe_run
-from quanterr.report.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swaps
+from quanterr.report.ranking.model import Candidate, Choice, Gain, RankedLayer, Ranking, Swaps
 from quanterr.report.sections import (
     CARD,
     FRONT,
@@ -19,6 +19,7 @@ from quanterr.report.sections import (
     PAGE,
     TERMINAL,
     Case,
+    CellColumn,
     Column,
     Details,
     Gates,
@@ -32,6 +33,7 @@ from quanterr.report.sections import (
     Suite,
     Table,
     View,
+    fill,
 )
 from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonObject
@@ -55,12 +57,6 @@ PREDICTED = {"predicted_kld": "predicted KLD", "predicted_output_error": "predic
 SPEED = Column("max. tokens/s", 2)
 GATES = Column("gates held", 1)
 SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
-GAIN_COLUMNS = (
-    Column("instead of", 0, right=False),
-    Column("what", 3, right=False),
-    Column("dB", 1),
-    Column("bytes", 2),
-)
 STUDY_TITLE = "dB gained by keeping outliers unquantized and by other scales (on a sample of rows)"
 SAME_SIZE = 0.05  # %
 MINOR, MINOR_BECAUSE = 0.01, "below 1 % of the error"
@@ -284,17 +280,13 @@ def _studies(ranking: Ranking) -> Table:
 
 def _gains(ranking: Ranking) -> Table:
     sizes = {candidate.name: candidate.bytes or 1 for candidate in ranking.candidates}
-    rows = [
-        [
-            Name(gain.candidate),
-            Name(gain.instead_of),
-            gain.what,
-            f"{gain.snr_gain_db:+.2f}",
-            _format_percent(gain.bytes_change, sizes[gain.instead_of]),
-        ]
-        for gain in ranking.gains
-    ]
-    return Table("Gain of each choice", "recipe", GAIN_COLUMNS, rows)
+    columns: Sequence[CellColumn[Gain]] = (
+        (Column("instead of", 0, right=False), lambda gain: Name(gain.instead_of)),
+        (Column("what", 3, right=False), lambda gain: gain.what),
+        (Column("dB", 1), lambda gain: f"{gain.snr_gain_db:+.2f}"),
+        (Column("bytes", 2), lambda gain: _format_percent(gain.bytes_change, sizes[gain.instead_of])),
+    )
+    return Table("Gain of each choice", "recipe", *fill(columns, ((Name(one.candidate), one) for one in ranking.gains)))
 
 
 def _spread_table(ranking: Ranking, top: int) -> Table:
