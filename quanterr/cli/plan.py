@@ -21,13 +21,10 @@ from quanterr.cli.completion import PROGRAMS
 from quanterr.cli.next_steps import suggest_after_plan
 from quanterr.cli.options import AllBut, with_options
 from quanterr.options import OUTPUT, Option, PlanOptions
-from quanterr.report import OUTPUTS, Output
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
     from quanterr.report.plan.model import Plan
-
-SCRIPT = Output("sh", ".sh", "a shell script for the program of --export", "quanterr.planning.exports")
 
 HELP = wrap_help("""Choose a recipe for each layer: the least error within a budget, measured on the real weights.
 
@@ -64,12 +61,14 @@ def plan(
     """Choose a recipe for each layer."""
     from quanterr.cli.opening import open_inputs
     from quanterr.goals import parse_goal
+    from quanterr.report import OUTPUTS, Output
     from quanterr.report.files import write_output
 
     parse_goal(options)  # raises before torch is imported
-    outputs = OUTPUTS if export is None else (*OUTPUTS, SCRIPT)
+    script = Output("sh", ".sh", "a shell script for the program of --export", "quanterr.planning.exports")
+    outputs = OUTPUTS if export is None else (*OUTPUTS, script)
     to = show.targets([original, options.importance, options.sensitivity], outputs)
-    scripts = [target for target in to if target.output is SCRIPT]
+    scripts = [target for target in to if target.output is script]
     announce([original], show.quiet)
     require_memory()
     with Interrupt(keeps=False) as interrupt, open_inputs([original], options) as (checkpoint,):
