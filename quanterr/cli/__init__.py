@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -450,14 +449,11 @@ def schema(
     """Print the JSON Schema of a report, a ranking, an evaluation or a plan."""
     import json
 
+    from quanterr.report.documents import KINDS
     from quanterr.report.model import json_schema
 
-    if kind is SchemaKind.REPORT:
-        found = json_schema()
-    else:
-        model: type[Document] = getattr(import_module(f"quanterr.report.{kind.value}.model"), kind.value.capitalize())
-        found = model.json_schema()
-    print(json.dumps(found, indent=2))
+    model = KINDS[f"quanterr.{kind.value}"].model
+    print(json.dumps(json_schema() if kind is SchemaKind.REPORT else model.json_schema(), indent=2))
 
 
 class _Stderr(io.TextIOWrapper):

@@ -185,14 +185,13 @@ def list_fields() -> Sequence[GuideEntry]:
 
 def _describe_fields(kind: "DocumentKind") -> dict[str, list[str]]:
     """Return the different descriptions of each field in a kind of document, and of properties that rules may name."""
-    model, vocabulary = import_module(f"{kind.package}.model"), kind.values.VOCABULARY
-    schema = getattr(model, kind.name).json_schema()
+    vocabulary, schema = kind.values.VOCABULARY, kind.model.json_schema()
     found: dict[str, list[str]] = {}
     for part in (schema, *schema["$defs"].values()):
         for name, own in part.get("properties", {}).items():
             if "description" in own:
                 found.setdefault(name, []).append(own["description"])
-    for part in vars(model).values():
+    for part in vars(import_module(f"{kind.package}.model")).values():
         for name, own in vars(part).items() if isinstance(part, type) else ():
             if name in (*vocabulary.items, *vocabulary.whole) and isinstance(own, property):
                 found.setdefault(name, []).append((own.__doc__ or "").rstrip("."))

@@ -23,6 +23,11 @@ class DocumentKind(NamedTuple):
     name: str
 
     @property
+    def model(self) -> "type[Document]":
+        """The class of the document."""
+        return getattr(import_module(f"{self.package}.model"), self.name)  # type: ignore[no-any-return]
+
+    @property
     def values(self) -> ModuleType:
         """The module that shows rules the subjects and metrics of this kind; see report/subjects.py."""
         return import_module(f"{self.package}.values")
@@ -77,5 +82,4 @@ def read_document(path: str) -> "Document":
         return read_report(path)
     from quanterr.report.stored import read_stored
 
-    document: type[Document] = getattr(import_module(f"{kind.package}.model"), kind.name)
-    return read_stored(path, document)
+    return read_stored(path, kind.model)

@@ -7,7 +7,7 @@ from statistics import stdev
 from typing import NamedTuple
 
 from quanterr.errors import ReportError
-from quanterr.util import strict_json
+from quanterr.report.stored import read_json
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.student import find_t
 from quanterr.util.text import display, listed
@@ -103,15 +103,8 @@ def read_sensitivity(path: str) -> Sensitivity:
         ReportError: the file is missing, evaluate --sensitivity did not write it, or an alpha is negative or infinite.
     """
     where = display(path)
-    try:
-        with open(path, "rb") as file:
-            fields = strict_json.loads(file.read())
-    except OSError as error:
-        raise ReportError(f"{where}: {error.strerror}") from error
-    except ValueError as error:
-        raise ReportError(f"{where}: {display(str(error), 200)}") from error
-    rows = fields.get("weights") if isinstance(fields, dict) else None
-    version = str(fields.get("schema_version", "")) if isinstance(fields, dict) else ""
+    _, fields = read_json(path)
+    rows, version = fields.get("weights"), str(fields.get("schema_version", ""))
     if not isinstance(rows, list) or fields.get("schema") != SCHEMA or version.partition(".")[0] != MAJOR:
         raise ReportError(f"{where}: not a file of quanterr evaluate --sensitivity")
     weights: dict[str, float] = {}
