@@ -4,7 +4,7 @@ A candidate is inconclusive under any rule if it equals the original, or if its 
 the one used. There is no confidence interval from fewer than eight chunks: tokens of one chunk are not independent.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -34,16 +34,19 @@ OF_WEIGHTS = ("output_error", "share_of_block", *PREDICTED, "input_error", "shar
 
 OF_CANDIDATES = [name for name in METRICS if name not in OF_TASKS]
 
+# Kind of item → the fields of a candidate and of the item's name, and the item's metrics.
+ITEMS: Mapping[str, tuple[str, str, Sequence[str]]] = {
+    "task": ("tasks", "name", OF_TASKS),
+    "text": ("texts", "name", OF_TEXTS),
+    "router": ("routers", "name", OF_ROUTERS),
+    "swap": ("swaps", "name", OF_SWAPS),
+    "block": ("blocks", "name", OF_BLOCKS),
+    "weight": ("weights", "layer_name", OF_WEIGHTS),
+}
+
 VOCABULARY = Vocabulary(
     "evaluation",
-    {
-        **dict.fromkeys(OF_BLOCKS, "block"),
-        **dict.fromkeys(OF_WEIGHTS, "weight"),
-        **dict.fromkeys(OF_TASKS, "task"),
-        **dict.fromkeys(OF_TEXTS, "text"),
-        **dict.fromkeys(OF_SWAPS, "swap"),
-        **dict.fromkeys(OF_ROUTERS, "router"),
-    },
+    {metric: kind for kind, (_, _, metrics) in ITEMS.items() for metric in metrics},
     OF_CANDIDATES,
     "kld_mean <= 0.01",
     "ratio(kld_mean) <= 1.1",
@@ -96,16 +99,8 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
 
 
 def _items(candidate: Evaluated) -> list[Item]:
-    of_kinds = (
-        ("task", [(task.name, task) for task in candidate.tasks], OF_TASKS),
-        ("text", [(text.name, text) for text in candidate.texts], OF_TEXTS),
-        ("router", [(router.name, router) for router in candidate.routers], OF_ROUTERS),
-        ("swap", [(swap.name, swap) for swap in candidate.swaps], OF_SWAPS),
-        ("block", [(block.name, block) for block in candidate.blocks], OF_BLOCKS),
-        ("weight", [(weight.layer_name, weight) for weight in candidate.weights], OF_WEIGHTS),
-    )
     return [
-        Item(name, kind, {metric: getattr(row, metric) for metric in metrics})
-        for kind, rows, metrics in of_kinds
-        for name, row in rows
+        Item(getattr(row, name), kind, {metric: getattr(row, metric) for metric in metrics})
+        for kind, (field, name, metrics) in ITEMS.items()
+        for row in getattr(candidate, field)
     ]
