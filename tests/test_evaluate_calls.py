@@ -3,6 +3,7 @@
 import json
 import runpy
 import shutil
+from math import sqrt
 from pathlib import Path
 
 import pytest
@@ -339,8 +340,10 @@ class TestTheFloor:
                 x = model.float()(**own, **plain).sample.double()
             expected.append(float((y - x).square().sum() / x.square().sum()))
 
-        mean = sum(expected) / 3  # the side in bfloat16 is the same code with the same roundings
-        assert mean == pytest.approx(found.floor.outputs.output_error, rel=of_squared_error(mean))
+        # Products of bfloat16 (avx512_bf16, AMX) are added in an order of their own, so that a rounding may be another
+        # draw: two sums of n squares of such differ by sqrt(4 / n) of themselves, and hardly ever by five times that.
+        mean, n = sum(expected) / 3, 3 * x.numel()
+        assert mean == pytest.approx(found.floor.outputs.output_error, rel=5 * sqrt(4 / n))
         assert ("bfloat16", None, 3) == (found.floor.dtype, found.floor.reason, found.floor.outputs.calls)
 
     def test_is_in_every_table_and_names_who_is_below_it(self, tmp_path):

@@ -296,7 +296,7 @@ def test_journals_of_more_ranks_are_read_too(original, alone, tmp_path, world):
 def test_killed_together_they_go_on(original, alone, tmp_path, moment):
     chosen = random.Random(moment)
     words = ("sweep", original, *RECIPES, "-q", "-o", "s.json", "--resume", "journal")
-    killed = run(3, *words, cwd=tmp_path, before=SHORT_START + signalled(chosen.uniform(0.2, 1.5)))
+    killed = run(3, *words, cwd=tmp_path, before=SHORT_START + signalled(chosen.uniform(0.1, 0.5)))
     assert -signal.SIGKILL in {each.status for each in killed}
     assert {Status.OK} == {status for status, _, _ in run(3, *words, cwd=tmp_path)}
 
