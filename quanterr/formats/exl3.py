@@ -17,10 +17,10 @@ exact in float32 (the CUDA kernels round the sum to float16). Code t = 8 · lane
 2 · (lane % 4) + i % 2 + 8 · (i // 2 % 2) and row lane // 4 + 8 · (i // 4) of its tile.
 
     weight = diag(svh) · (H · ((values · H) · diag(suh)))    H = float32(1 / sqrt(128)) · Sylvester in blocks,
-                                                             values (rows, cols); in float64, rounded once
+                                                             values (rows, cols); each operation rounded
 
-The reference's products are in float32, so its last bits depend on the order in which a library adds 128 numbers. Rows
-and columns are padded to multiples of 128. Blocks of 128 rows are dequantized and kept for the chunks that begin
+Products are in float32, as in the reference: their last bits depend on the order in which a library adds 128 numbers.
+Rows and columns are padded to multiples of 128. Blocks of 128 rows are dequantized and kept for the chunks that begin
 or end in them. The whole trellis stays in memory, because the tiles of one row are scattered.
 
 Reference: turboderp-org/exllamav3@4f8ad012 exllamav3/exllamav3_ext/quant/codebook.cuh, modules/quant/exl3.py;
@@ -42,7 +42,6 @@ from quanterr.formats.shared.config_checks import check_quant_method, read_integ
 from quanterr.formats.shared.padding import fit_padded
 
 BLOCK, TILE = 128, 16
-SCALE = float(torch.tensor(1 / sqrt(BLOCK)))  # rounded to float32
 AT_ONCE = 1024  # columns dequantized at a time, so that the buffers stay in the cache
 FACTOR, BIAS = 1774 / 2.0**18, -10.3828125  # float16 values 0x1EEE and 0xC931 of mul1
 MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
@@ -114,9 +113,9 @@ def dequantize(parts: Parts, layer: Exl3Layout, chunk: Chunk, workspace: Workspa
 
 def _dequantize_block(parts: Parts, layer: Exl3Layout, number: int, workspace: Workspace) -> Tensor:
     """Dequantize the 128 rows of block ``number``, (128, cols) float32."""
-    rows = _read_factors(parts["rows"], workspace)[number * BLOCK : (number + 1) * BLOCK].double()
-    cols = _read_factors(parts["cols"], workspace).double() * SCALE**2
-    one = torch.ones(max(BLOCK, AT_ONCE), dtype=torch.float64, device=workspace.device)
+    rows = _read_factors(parts["rows"], workspace)[number * BLOCK : (number + 1) * BLOCK, None]
+    cols = _read_factors(parts["cols"], workspace)
+    matrix = _scaled_hadamard(workspace.device)
     codes, table = _lay_out_codes(layer.bits, workspace.device), make_codebook(layer.codebook, workspace.device)
     tiles = workspace.read_whole("trellis", parts["trellis"]).view(torch.int32)  # (cols / 16, rows / 16, words)
     tiles = tiles[:, number * BLOCK // TILE : (number + 1) * BLOCK // TILE].transpose(0, 1)
@@ -124,9 +123,17 @@ def _dequantize_block(parts: Parts, layer: Exl3Layout, number: int, workspace: W
     for left in range(0, layer.cols, AT_ONCE):
         right = min(left + AT_ONCE, layer.cols)
         values = code_tiles.look_up(tiles[:, left // TILE : right // TILE], codes, table, workspace)
-        hadamard.multiply(values, BLOCK, 1, (one[:BLOCK], cols[left:right]), values, workspace)
-        hadamard.multiply(values, BLOCK, 0, (rows, one[: right - left]), block[:, left:right], workspace)
+        other = workspace.buffer("other", tuple(values.shape), torch.float32)
+        torch.matmul(values.view(-1, BLOCK), matrix, out=other.view(-1, BLOCK))  # as the reference: a sum in another
+        torch.matmul(matrix, other.mul_(cols[left:right]), out=values)  # order, or in float64, has other last digits
+        block[:, left:right] = values.mul_(rows)
     return block
+
+
+@cache
+def _scaled_hadamard(device: torch.device) -> Tensor:
+    """Return Sylvester's matrix divided by sqrt(128), (128, 128) float32."""
+    return (hadamard.make_sylvester(BLOCK) / sqrt(BLOCK)).float().to(device)
 
 
 def _read_factors(entry: Entry, workspace: Workspace) -> Tensor:
