@@ -3,7 +3,6 @@
 import json
 import runpy
 import shutil
-from math import sqrt
 from pathlib import Path
 
 import pytest
@@ -326,7 +325,8 @@ class TestTheFloor:
         return model, quanterr.evaluate(tmp_path / "original", against=["int8_row"], inputs=inputs, **options)
 
     @pytest.mark.parametrize("name", ["SD3Transformer2DModel", "FluxTransformer2DModel"])
-    def test_is_the_original_in_its_own_dtype_against_float32(self, name, tmp_path):
+    def test_is_the_original_in_its_own_dtype_against_float32(self, name, tmp_path, monkeypatch):
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # with bfloat16 in the CPU, it rounds its own sums
         model, found = self.evaluated(tmp_path, torch.bfloat16, name)
         expected = []
         for number in range(3):
@@ -340,10 +340,8 @@ class TestTheFloor:
                 x = model.float()(**own, **plain).sample.double()
             expected.append(float((y - x).square().sum() / x.square().sum()))
 
-        # Products of bfloat16 (avx512_bf16, AMX) are added in an order of their own, so that a rounding may be another
-        # draw: two sums of n squares of such differ by sqrt(4 / n) of themselves, and hardly ever by five times that.
-        mean, n = sum(expected) / 3, 3 * x.numel()
-        assert mean == pytest.approx(found.floor.outputs.output_error, rel=5 * sqrt(4 / n))
+        mean = sum(expected) / 3  # the side in bfloat16 is the same code with the same roundings
+        assert mean == pytest.approx(found.floor.outputs.output_error, rel=of_squared_error(mean))
         assert ("bfloat16", None, 3) == (found.floor.dtype, found.floor.reason, found.floor.outputs.calls)
 
     def test_is_in_every_table_and_names_who_is_below_it(self, tmp_path):
