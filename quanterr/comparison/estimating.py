@@ -2,11 +2,9 @@
 
 import os
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from math import prod
 
@@ -61,7 +59,7 @@ def estimate(
     _check(options)
     stop = options.stop or threading.Event()
     with join_rank_group(stop) as group:
-        return _estimate(original, recipes, share, keep, replace(options, stop=stop), group)
+        return _estimate(original, recipes, share, keep, options, stop, group)
 
 
 def _estimate(
@@ -70,6 +68,7 @@ def _estimate(
     share: float,
     keep: Budget | None,
     options: ComparisonOptions,
+    stop: threading.Event,
     group: RankGroup | None,
 ) -> Ranking:
     clock = Clock()
@@ -86,7 +85,7 @@ def _estimate(
         chosen_names, _ = choose_weights(checkpoint, selection)
         by_weight = {name: matrices_of(name, checkpoint.entries) for name in chosen_names}
         matrices = {one.name: one for alike in by_weight.values() for one in alike}
-        found = _estimate_all(matrices, files, share, options, group)
+        found = _estimate_all(matrices, files, share, options.on_progress, stop, group)
         checkpoint.check_unchanged()
         others = {
             name: StoredTensor(
@@ -185,15 +184,22 @@ def _estimate_all(
     matrices: dict[str, Matrix],
     files: Sequence[dict[str, QuantizedFile]],
     share: float,
-    options: ComparisonOptions,
+    on_progress: Callable[[Progress], None] | None,
+    stop: threading.Event,
     group: RankGroup | None,
 ) -> dict[str, list[Estimate | None]]:
-    """Estimate each matrix for each recipe, on all cores; None where a recipe does not quantize the matrix."""
+    """Estimate each matrix for each recipe, on all cores; None where a recipe does not quantize the matrix.
+
+    Raises:
+        Interrupted: the run was stopped.
+        ElsewhereError: this is not rank 0, which has all estimates.
+        QuanterrError: another rank has failed.
+    """
     asked = {name: matrices[name] for own in files for name in own}
     progress = Progress(sum(matrix.nbytes for matrix in asked.values()), total_weights=len(asked))
 
     def one(number: int, name: str) -> list[Estimate | None] | None:
-        if options.stop is not None and options.stop.is_set():
+        if stop.is_set():
             raise Interrupted("interrupted before all weights were sampled: no estimate")
         if group is not None and group.add(f"claim/{number}", 1) > 1:
             return None
@@ -208,35 +214,16 @@ def _estimate_all(
         missing = set(futures.values())
         while missing and not any(future.exception() for future in futures.values() if future.done()):
             _, missing = wait(missing, LOOK, FIRST_EXCEPTION)
-            if options.on_progress is not None:
-                options.on_progress(progress)
+            if on_progress is not None:
+                on_progress(progress)
         for future in missing:
             future.cancel()
-        if group is not None and options.stop is not None and options.stop.is_set():
-            group.check()  # another rank's error explains the stop
+        if group is not None:
+            group.check()  # another rank's error explains a stop
         found = {name: made for name, future in futures.items() if (made := future.result()) is not None}
-    return found if group is None else _gather(found, asked, group)
-
-
-def _gather(
-    found: dict[str, list[Estimate | None]], asked: Mapping[str, Matrix], group: RankGroup
-) -> dict[str, list[Estimate | None]]:
-    """Return the estimates of all ranks on rank 0, in the order that one process has.
-
-    Raises:
-        ElsewhereError: this is another rank.
-        QuanterrError: another rank has failed.
-    """
-    if group.rank:
-        group.set(f"found/{group.rank}", pack_estimates(found))
-        group.leave()
-    for other in range(1, group.world):
-        while not group.has(key := f"found/{other}"):
-            group.check()
-            time.sleep(LOOK)
-        found |= unpack_estimates(group.get(key))
-        group.delete(key)
-    return {name: found[name] for name in asked}
+    for packed in () if group is None else group.gather(partial(pack_estimates, found)):
+        found |= unpack_estimates(packed)
+    return {name: found[name] for name in asked}  # in the order that one process has
 
 
 def _make_rankable(

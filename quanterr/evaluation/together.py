@@ -5,7 +5,6 @@ measures the sensitivity, judges and writes.
 """
 
 import io
-import time
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +14,7 @@ from quanterr.errors import Interrupted
 from quanterr.evaluation.calls import Calls
 from quanterr.evaluation.lockstep import Found, Lockstep
 from quanterr.evaluation.tokens import Chunks, digest_of
-from quanterr.util.rank_group import LOOK, RankGroup
+from quanterr.util.rank_group import RankGroup
 from quanterr.version import __version__
 
 
@@ -54,15 +53,8 @@ def run(lockstep: Lockstep, group: RankGroup | None) -> None:
     except Interrupted:
         group.check()
         raise
-    if group.rank:
-        group.set(f"found/{group.rank}", _packed(lockstep.found()))
-        group.leave()
-    for other in range(1, group.world):
-        while not group.has(key := f"found/{other}"):
-            group.check()
-            time.sleep(LOOK)
-        lockstep.add(_unpacked(group.get(key)))
-        group.delete(key)
+    for packed in group.gather(lambda: _pack(lockstep.found())):
+        lockstep.add(_unpack(packed))
     group.end()
 
 
@@ -78,12 +70,12 @@ def leave_to_rank_0(group: RankGroup | None) -> None:
         group.end()
 
 
-def _packed(found: Found) -> bytes:
+def _pack(found: Found) -> bytes:
     file = io.BytesIO()
     torch.save(found, file)
     return file.getvalue()
 
 
-def _unpacked(packed: bytes) -> Found:
+def _unpack(packed: bytes) -> Found:
     found: Found = torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu")
     return found

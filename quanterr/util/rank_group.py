@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
@@ -155,6 +155,23 @@ class RankGroup:
             time.sleep(LOOK)
         self.say_goodbye()
         raise ElsewhereError(Status.OK)
+
+    def gather(self, pack: Callable[[], bytes]) -> Iterator[bytes]:
+        """On rank 0: yield what each other rank has found. Each of these hands over what ``pack`` returns, and ends.
+
+        Raises:
+            ElsewhereError: this is not rank 0, which has all results.
+            QuanterrError: another rank has failed.
+        """
+        if self.rank:
+            self.set(f"found/{self.rank}", pack())
+            self.leave()
+        for other in range(1, self.world):
+            while not self.has(key := f"found/{other}"):
+                self.check()
+                time.sleep(LOOK)
+            yield self.get(key)
+            self.delete(key)
 
     def end(self) -> None:
         """On rank 0: let the other ranks end."""
