@@ -81,6 +81,7 @@ class Workspace:
         self._hosts: dict[str, tuple[Tensor, memoryview]] = {}
         self.views: dict[Hashable, Any] = {}  # views of buffers; dropped when a buffer moves
         self._held: dict[str, tuple[Entry, int, Tensor]] = {}
+        self._shared = _shared
         self._in_use: dict[str, tuple[Entry, _Shared]] = {}
         self._copied: dict[str, torch.cuda.Event] = {}  # the last copy of each host buffer to the device
 
@@ -190,9 +191,9 @@ class Workspace:
         if held is None or held[0] is not entry:
             self._in_use.pop(key, None)  # free the old one before making another
             with _making:
-                shared = _shared.get((id(entry), self.device))
+                shared = self._shared.get((id(entry), self.device))
                 if shared is None:
-                    shared = _shared[id(entry), self.device] = _Shared(make(), pieces)
+                    shared = self._shared[id(entry), self.device] = _Shared(make(), pieces)
                     self._finish_sharing()
             self._in_use[key] = held = entry, shared
         if fill is not None and held[1].missing:
@@ -222,6 +223,7 @@ class FilledWorkspace(Workspace):
     def __init__(self, device: torch.device) -> None:
         """Start without buffers, and with codes as stored."""
         super().__init__(device)
+        self._shared = WeakValueDictionary()  # its own: results from replaced codes are for no other workspace
         self._filled: set[int] = set()
         self._byte, self._block = 0, 1
         self._span: tuple[int, int] | None = None
@@ -237,25 +239,6 @@ class FilledWorkspace(Workspace):
         if filled:
             stored = torch.frombuffer(memory, dtype=torch.uint8)
             (stored.view(-1, self._block)[:, slice(*self._span)] if self._span else stored).fill_(self._byte)
-
-    def share(
-        self,
-        key: str,
-        entry: Entry,
-        make: Callable[[], Tensor],
-        fill: Callable[[Tensor, int], None] | None = None,
-        pieces: int = 0,
-    ) -> Tensor:
-        """Like :meth:`cache`: results from replaced codes are not shared."""
-
-        def make_whole() -> Tensor:
-            tensor = make()
-            if fill is not None:
-                for piece in range(pieces):
-                    fill(tensor, piece)
-            return tensor
-
-        return self.cache(key, entry, 0, make_whole)
 
 
 def _allocate_host(n_bytes: int, pinned: bool) -> tuple[Tensor, memoryview]:
