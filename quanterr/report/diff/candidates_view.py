@@ -16,7 +16,7 @@ from quanterr.report.diff.candidates import (
     WeightChange,
 )
 from quanterr.report.documents import KINDS
-from quanterr.report.formatting import format_in_units, format_size_change
+from quanterr.report.formatting import format_in_units, format_percent, format_size_change
 from quanterr.report.sections import Column, Lines, Name, Part, Section, Table, View
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
@@ -136,7 +136,7 @@ def _number(change: MetricChange, score: Score) -> Sequence[str]:
 def _cells(item: ItemChange) -> Sequence[str]:
     if isinstance(item, WeightChange):
         ratio = "-" if item.ratio is None else f"× {item.ratio:.3g}"
-        return [f"{100 * item.old_output_error:.3g} %", f"{100 * item.new_output_error:.3g} %", ratio]
+        return [format_percent(item.old_output_error), format_percent(item.new_output_error), ratio]
     if isinstance(item, LayerChange):
         levels = ["exact" if level is None else f"{level:.2f}" for level in (item.old_snr_db, item.new_snr_db)]
         return [*levels, "-" if item.change_db is None else f"{item.change_db:+.4g}"]

@@ -39,7 +39,7 @@ from quanterr.report.evaluation.wording import (
     list_floor_lines,
     list_metrics,
 )
-from quanterr.report.formatting import LONG, list_doubts, sentence
+from quanterr.report.formatting import LONG, format_percent, list_doubts, sentence
 from quanterr.report.html_data import DIFFERS, Row, make_columns, round_digits
 from quanterr.report.made import describe_run
 from quanterr.report.sections import (
@@ -73,12 +73,12 @@ from quanterr.util.text import count, display, quote, size
 
 BLOCKS = (Column("relative error", 0), Column("cosine", 1), Column("worst token", 2))
 WEIGHTS: Sequence[CellColumn[WeightError]] = (
-    (Column("output error", 0), lambda one: _percent(one.output_error)),
-    (Column("share of block", 1), lambda one: _percent(one.share_of_block)),
+    (Column("output error", 0), lambda one: format_percent(one.output_error)),
+    (Column("share of block", 1), lambda one: format_percent(one.share_of_block or 0)),
 )
 OF_INPUTS: Sequence[CellColumn[WeightError]] = (
-    (Column("by rounded inputs", 3), lambda one: "–" if one.input_error is None else _percent(one.input_error)),
-    (Column("share of both", 4), lambda one: "–" if one.share_of_inputs is None else _percent(one.share_of_inputs)),
+    (Column("by rounded inputs", 3), lambda one: _format_known(one.input_error)),
+    (Column("share of both", 4), lambda one: _format_known(one.share_of_inputs)),
 )
 ROUTERS = (Column("same experts", 0), Column("KL of probabilities", 1))
 TASKS: Sequence[CellColumn[Task]] = (
@@ -247,7 +247,7 @@ def _worst_tokens(candidate: Evaluated, top: int) -> Part:
 
 def _token(token: LikelyToken) -> Name:
     """Return a token, quoted, or its number, with its probability by each side that is known."""
-    shares = [f"{100 * p:.3g} %" for p in (token.p_original, token.p) if p is not None]
+    shares = [format_percent(p) for p in (token.p_original, token.p) if p is not None]
     return Name(f"{f'#{token.id}' if token.text is None else quote(token.text)} {' → '.join(shares)}")
 
 
@@ -379,8 +379,8 @@ def _swaps(candidate: Evaluated, top: int) -> Part:
     return Table(f"One at a time in the original, {display(candidate.name)}", "swapped", *filled, more)
 
 
-def _percent(share: float | None) -> str:
-    return f"{100 * (share or 0):.3g} %"
+def _format_known(share: float | None) -> str:
+    return "–" if share is None else format_percent(share)
 
 
 def _format_swap(swap: SwapScore) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data
-from quanterr.report.formatting import sentence
+from quanterr.report.formatting import format_percent, sentence
 from quanterr.report.html_data import CHANGED, DIFFERS, NOT_COMPARED, Row, make_columns, round_digits
 from quanterr.report.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.report.made import describe_run
@@ -116,7 +116,7 @@ def _tally_columns(total: Tally) -> Sequence[CellColumn[Tally]]:
     return (
         (Column("weights", 1), lambda tally: f"{tally.weights:,}"),
         (Column("parameters", 2), lambda tally: f"{tally.elements:,}"),
-        (Column("share", 4), lambda tally: f"{100 * tally.elements / max(total.elements, 1):.3g} %"),
+        (Column("share", 4), lambda tally: format_percent(tally.elements / max(total.elements, 1))),
         (Column("size", 3), lambda tally: size(tally.bytes)),
         (Column("bits/w", 0), lambda tally: _format_bits(tally.bits_per_weight)),
         (Column("scales", 5), lambda tally: f"{tally.scales:,}"),
