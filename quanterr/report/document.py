@@ -1,6 +1,7 @@
 """Base classes of documents: results that are stored as strict JSON, with their views and outputs."""
 
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
@@ -22,7 +23,7 @@ LINE = 150  # maximum length of the conclusion in ``repr``
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class Result:
+class Result(ABC):
     """Base of all results; the modules that render them are imported on use.
 
     ``VIEW`` names a module with ``view`` and ``conclusion``. ``ROWS`` names the module with ``CSV_COLUMNS``, ``rows``
@@ -75,9 +76,9 @@ class Result:
         tables = [part for section in shown for part in section.parts if isinstance(part, Table)]
         return notebook.render_heading(view) + "".join(map(notebook.render_table, tables))
 
+    @abstractmethod
     def to_json(self) -> str:
         """Return the result as strict ASCII JSON."""
-        raise NotImplementedError
 
     def write_json(self, file: IO[str]) -> None:
         """Write the result as strict ASCII JSON."""
