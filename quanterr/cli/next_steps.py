@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from quanterr.report.ranking.model import Ranking
 
 # Options that compare, rank, sweep and plan share: without them the proposed command is about other layers or errors.
-SHARED = ("-l", "--layers-to-compare", "--exclude", "--importance", "--sensitivity", "--lenient", "--cache")
-SWITCHES = ("--lenient",)
+SHARED = ("-l", "--layers-to-compare", "--exclude", "--importance", "--sensitivity", "--cache")
+SWITCH = "--lenient"  # has no value
 MADE_BY_COMMAND = 3  # words that a recorded command line has at least: quanterr, the command, a path
 
 
@@ -91,9 +91,9 @@ def _list_shared(command: Sequence[str]) -> list[str]:
     """Return the shared options of a command with their values."""
     found: list[str] = []
     for n, word in enumerate(command):
-        if word in SHARED and word not in SWITCHES:
+        if word in SHARED:
             found += command[n : n + 2]
-        elif word in SWITCHES or word.startswith(tuple(f"{flag}=" for flag in SHARED)):
+        elif word == SWITCH or word.startswith(tuple(f"{flag}=" for flag in SHARED)):
             found.append(word)
     return found
 

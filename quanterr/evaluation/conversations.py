@@ -84,7 +84,7 @@ def _tokens(
 ) -> tuple[list[int], list[bool]]:
     """Return the token ids of a conversation and a mask of the assistant's tokens."""
     try:
-        ids = _applied(tokenizer, messages)
+        ids = _apply_template(tokenizer, messages)
         if MARK in tokenizer.chat_template.replace("{%-", "{%"):
             marked = tokenizer.apply_chat_template(
                 messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
@@ -93,8 +93,8 @@ def _tokens(
         scored = [False] * len(ids)
         for n, message in enumerate(messages):
             if message["role"] == "assistant":
-                before = _applied(tokenizer, messages[:n], add_generation_prompt=True)
-                behind = _applied(tokenizer, messages[: n + 1])
+                before = _apply_template(tokenizer, messages[:n], add_generation_prompt=True)
+                behind = _apply_template(tokenizer, messages[: n + 1])
                 if ids[: len(behind)] != behind or behind[: len(before)] != before:
                     raise UsageError(
                         f"{where}: the chat template rewrites what it made of earlier messages, and marks no "
@@ -110,7 +110,7 @@ def _tokens(
     return ids, scored
 
 
-def _applied(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[JsonObject], **more: bool) -> list[int]:
+def _apply_template(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[JsonObject], **more: bool) -> list[int]:
     found = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=True, **more)
     return list(found["input_ids"])
 

@@ -36,7 +36,7 @@ def _grid(axes: int) -> Tensor:
     return ids
 
 
-def _packed(config: "FrozenDict", draw: Draw, sigma: float, axes: int = 3) -> Arguments:
+def _make_packed(config: "FrozenDict", draw: Draw, sigma: float, axes: int = 3) -> Arguments:
     """Return packed latents with positions, as FLUX takes them."""
     return {
         "hidden_states": draw(1, SIDE * SIDE, config.in_channels),
@@ -100,10 +100,10 @@ def _unet(config: "FrozenDict", draw: Draw, sigma: float) -> Arguments:
 
 FAMILIES: Mapping[str, Made] = {
     "FluxTransformer2DModel": lambda c, draw, sigma: (
-        _packed(c, draw, sigma) | {"pooled_projections": draw(1, c.pooled_projection_dim)} | _guidance(c)
+        _make_packed(c, draw, sigma) | {"pooled_projections": draw(1, c.pooled_projection_dim)} | _guidance(c)
     ),
-    "Flux2Transformer2DModel": lambda c, draw, sigma: _packed(c, draw, sigma, axes=4) | _guidance(c),
-    "ChromaTransformer2DModel": _packed,
+    "Flux2Transformer2DModel": lambda c, draw, sigma: _make_packed(c, draw, sigma, axes=4) | _guidance(c),
+    "ChromaTransformer2DModel": _make_packed,
     "SD3Transformer2DModel": lambda c, draw, sigma: (
         _image(c, draw, _thousandths(sigma), c.joint_attention_dim)
         | {"pooled_projections": draw(1, c.pooled_projection_dim)}
