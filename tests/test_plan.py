@@ -348,6 +348,12 @@ class TestExports:
         assert (2, True) == (refused.returncode, (tmp_path / "plan.json").exists())
         assert "mlx does not write int8_row" in refused.stderr
 
+    def test_a_script_of_no_program_is_refused_before_the_run(self, original, tmp_path):
+        done = call("plan", original.path, "--bits", "9", "-o", tmp_path / "plan.sh")
+
+        assert 2 == done.returncode
+        assert "quanterr: -o FILE.sh is a script for a program; name it: --export llama-quantize or" in done.stderr
+
 
 class TestCompare:
     @pytest.fixture(scope="class")

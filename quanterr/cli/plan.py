@@ -3,6 +3,7 @@
 import shlex
 import sys
 from dataclasses import replace
+from os import fspath
 from typing import TYPE_CHECKING, Annotated
 
 from quanterr.cli.common import (
@@ -20,6 +21,7 @@ from quanterr.cli.common import (
 from quanterr.cli.completion import PROGRAMS
 from quanterr.cli.next_steps import suggest_after_plan
 from quanterr.cli.options import AllBut, with_options
+from quanterr.errors import UsageError
 from quanterr.options import OUTPUT, Option, PlanOptions
 from quanterr.util.text import display
 
@@ -66,6 +68,8 @@ def plan(
 
     parse_goal(options)  # raises before torch is imported
     script = Output("sh", ".sh", "a shell script for the program of --export", "quanterr.planning.exports")
+    if export is None and any(fspath(path).lower().endswith(script.suffix) for path in show.outputs):
+        raise UsageError(f"-o FILE{script.suffix} is a script for a program; name it: --export {' or '.join(PROGRAMS)}")
     outputs = OUTPUTS if export is None else (*OUTPUTS, script)
     to = show.targets([original, options.importance, options.sensitivity], outputs)
     scripts = [target for target in to if target.output is script]
