@@ -23,11 +23,14 @@ FOLDER = "QUANTERR_SANITIZED"  # where a child finds the kernels; it is not a se
 def golden_files(folder: Path) -> int:
     """The tests of the kernel in a process that loads the sanitizers first; its status."""
     compiler = os.environ.get("CC", "cc")
-    runtime = subprocess.run(
-        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    environment = os.environ | {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", FOLDER: str(folder)}
+    first = [_find_library(compiler, name) for name in ("libasan.so", "libstdc++.so")]  # torch throws exceptions of C++
+    environment = os.environ | {"LD_PRELOAD": " ".join(first), "ASAN_OPTIONS": "detect_leaks=0", FOLDER: str(folder)}
     return subprocess.run([sys.executable, __file__], env=environment).returncode
+
+
+def _find_library(compiler: str, name: str) -> str:
+    command = [compiler, f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def random_weights(folder: Path, n: int) -> int:
