@@ -57,7 +57,7 @@ def test_recipes_are_planned_next_between_the_sizes_that_they_have():
 @pytest.mark.parametrize("stored", [True, False])
 def test_the_selection_of_the_command_is_kept(stored):
     ranking = SimpleNamespace(candidates=[candidate("q", 1, 8), candidate("c", 2, 4)])
-    shared = ["-l", "!vae", "--exclude=norm", "--importance", "a b.gguf", "--lenient"]
+    shared = ["-l", "!vae", "-lattn", "--exclude=norm", "--importance", "a b.gguf", "--lenient"]
     command = ["quanterr", "rank", "original", "q", "c", *shared, "-o", "ranking.html", "--require", "snr_db > 3"]
 
     found = shlex.split(suggest_after_rank(ranking, ["original", "q", "c"] if stored else ["original"], command))

@@ -416,6 +416,7 @@ class TestConclusion:
         [
             ((1007, 1000), "for 0.7 % more bytes"),
             ((970, 1000), "in 3 % fewer bytes"),
+            ((1999, 1000), "for 100 % more bytes"),
             ((1000, 1000), "in as many bytes"),
         ],
     )

@@ -93,7 +93,7 @@ def _list_shared(command: Sequence[str]) -> list[str]:
     for n, word in enumerate(command):
         if word in SHARED:
             found += command[n : n + 2]
-        elif word == SWITCH or word.startswith(tuple(f"{flag}=" for flag in SHARED)):
+        elif word == SWITCH or word.startswith(("-l", *(f"{flag}=" for flag in SHARED))):  # -lattn
             found.append(word)
     return found
 

@@ -28,7 +28,7 @@ def format_percent(value: float | None) -> str:
 
 def format_change(value: float) -> str:
     """Format a change in per cent: two digits below 100, else all of the integer part."""
-    return f"{value:.2g}" if value < 100 else f"{value:,.0f}"
+    return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"
 
 
 def format_cosine(value: float | None) -> str:

@@ -17,7 +17,6 @@ from quanterr.report.sections import (
     LAYERS,
     MAP,
     PAGE,
-    TERMINAL,
     Case,
     CellColumn,
     Column,
@@ -111,9 +110,8 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
         for c in ranking.candidates
         if c.behind
     ]
-    if excluded:  # pages and cards have it among the reasons of the verdict, unless only a sample was read
-        media = (TERMINAL,) if ranking.sample is None else (TERMINAL, PAGE, CARD)
-        yield Section("excluded", "Not ranked", [Lines(excluded, warn=True)], media)
+    if excluded and ranking.sample is not None:  # else the reasons of the verdict say it
+        yield Section("excluded", "Not ranked", [Lines(excluded, warn=True)])
     yield Section("candidates", "Candidates", [_candidates(ranking), *([Lines(behind)] if behind else [])])
     if swaps := [*ranking.swaps, *ranking.kept]:
         yield Section("mix", "Layers to change", [part for one in swaps for part in _swaps(one, ranking, top)])
@@ -321,9 +319,8 @@ def _swaps(swaps: Swaps, ranking: Ranking, top: int) -> Iterator[Part]:
     own = next(candidate for candidate in ranking.candidates if candidate.name == swaps.candidate)
     error = own.squared_error or 1.0  # a candidate without an error has nothing to swap
     after = _format_snr(swaps.snr_db, error + swaps.squared_error_change) + (" dB" if swaps.snr_db is not None else "")
-    whence = "taken from other candidates" if any(swap.take_from for swap in swaps.layers) else "as in the original"
     title = (
-        f"{display(swaps.candidate)} with {count(len(swaps.layers), 'layer')} {whence}: "
+        f"{display(swaps.candidate)} with {count(len(swaps.layers), 'layer')} {_describe_sources(swaps)}: "
         f"{_format_percent(swaps.bytes_change, own.bytes or 1)} bytes, "
         f"{_format_percent(swaps.squared_error_change, error)} squared error, {_format_snr_of(own)} -> {after}"
     )
