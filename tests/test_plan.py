@@ -348,6 +348,13 @@ class TestExports:
         assert (2, True) == (refused.returncode, (tmp_path / "plan.json").exists())
         assert "mlx does not write int8_row" in refused.stderr
 
+    def test_a_script_may_not_replace_another_output(self, original, tmp_path):
+        outputs = ("-o", tmp_path / "mlx.json", "-o", tmp_path / "run.sh")
+        done = call("plan", original.path, "--bits", "9", *outputs, "--export", "mlx")
+
+        assert (2, []) == (done.returncode, list(tmp_path.iterdir()))
+        assert "mlx.json: the script writes the file for mlx under this name; choose another" in done.stderr
+
     def test_a_script_of_no_program_is_refused_before_the_run(self, original, tmp_path):
         done = call("plan", original.path, "--bits", "9", "-o", tmp_path / "plan.sh")
 
@@ -397,6 +404,14 @@ class TestCompare:
 
         assert {recipe} == {layer.recipe for layer in found.layers}
         assert verdict == gate.status, gate.message
+
+    def test_integers_by_rows_are_as_planned_in_either_format(self, original):
+        produced, _ = mix_recipes(original, dict.fromkeys(LAYERS, parse_recipe("int8_row")), "produced")
+        found = plan(original, bits=9, to="int8_channel", device="cpu")
+        gate = check_against_plan(quanterr.compare(original, produced, device="cpu"), found).gates[0]
+
+        assert {"ct_pack"} == {layer.format for layer in found.layers}
+        assert "pass" == gate.status, gate.message
 
     def test_layers_that_are_not_in_it_may_only_be_cast(self, original, made, tmp_path):
         found, _ = made

@@ -104,6 +104,16 @@ def test_a_layer_that_is_said_to_be_quantized_and_is_not(tmp_path, ignored, n):
     assert n == sum("does not exclude model.layers.1.mlp.down_proj.weight, which is stored" in one for one in found)
 
 
+@pytest.mark.parametrize(("by_name", "n"), [({"model.layers.1.mlp.down_proj": None}, 0), ({}, 1)])
+def test_torchao_excludes_layers_by_null(tmp_path, by_name, n):
+    every = {"_default": {"_type": "IntxWeightOnlyConfig"}}
+    kinds = {"default": {"_type": "FqnToConfig", "_data": {"fqn_to_config": every | by_name}}}
+    config = CONFIG | {"quantization_config": {"quant_method": "torchao", "quant_type": kinds}}
+    found = mismatches(report_of(tmp_path, coded(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
+
+    assert n == sum("does not exclude model.layers.1.mlp.down_proj.weight, which is stored" in one for one in found)
+
+
 @pytest.mark.parametrize(("tied", "n"), [(True, 1), (False, 0)])
 def test_a_head_that_is_quantized_although_the_embedding_stands_for_it(tmp_path, tied, n):
     x = model() | {"lm_head.weight": numbers(32, 64, seed=8).float()}

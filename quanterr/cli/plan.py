@@ -73,13 +73,20 @@ def plan(
     outputs = OUTPUTS if export is None else (*OUTPUTS, script)
     to = show.targets([original, options.importance, options.sensitivity], outputs)
     scripts = [target for target in to if target.output is script]
+    documents = [target for target in to if target.output is not script]
     announce([original], show.quiet)
     require_memory()
     with Interrupt(keeps=False) as interrupt, open_inputs([original], options) as (checkpoint,):
         from quanterr.planning import plan_layers
-        from quanterr.planning.exports import check_consumer, list_writable
+        from quanterr.planning.exports import CONSUMERS, check_consumer, list_writable
 
         check_consumer(export)
+        for target in documents if scripts else ():
+            if target.path is not None and target.path.name == CONSUMERS[str(export)].file:
+                raise UsageError(
+                    f"-o {display(str(target.path))}: the script writes the file for {export} under this name; "
+                    "choose another"
+                )
         if export is not None and not options.to:
             options = replace(options, to=list_writable(export))
             if not show.quiet:
@@ -89,7 +96,6 @@ def plan(
             found = plan_layers(
                 checkpoint, replace(options, on_progress=on_progress, stop=interrupt.stop, command=command)
             )
-        documents = [target for target in to if target not in scripts]
         if export is None or scripts:
             deliver(found, documents, show, next_step="" if export else suggest_after_plan(found, command))
             for target in scripts:

@@ -9,6 +9,7 @@ from quanterr.findings.configs import CONFIG, config_of
 from quanterr.findings.schemes import check_scheme
 from quanterr.formats import FORMATS, find_rows
 from quanterr.pairing.gguf import REORDERED
+from quanterr.pairing.inputs import find_torchao_config
 from quanterr.pairing.model import Pair, Pairing
 from quanterr.report.base import Finding
 from quanterr.roles import role_of, without_numbers
@@ -130,8 +131,8 @@ def _check_tied_head(quantized: Checkpoint, pairs: Sequence[Pair]) -> Iterator[F
 
 def _check_recipe(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding]:
     """Check which layers are quantized, and in which format."""
-    ignored = [entry for key in IGNORED for entry in _keep_strings(config.get(key))]
-    taken = [p.name for p in pairs if p.quantized.has_codes and any(_matches(entry, p.name) for entry in ignored)]
+    excluded = {pair.name for pair in pairs if _is_excluded(pair.name, config)}
+    taken = [p.name for p in pairs if p.quantized.has_codes and p.name in excluded]
     if taken:
         yield _report_mismatch(
             f"config.json excludes {count(len(taken), 'layer')} from quantization, but codes are stored: "
@@ -142,11 +143,7 @@ def _check_recipe(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding
     linear = [
         p for p in pairs if len(p.original.shape) == 2 and role_of(p.name) in LINEAR and not LEFT.fullmatch(p.name)
     ]
-    left = [
-        p.name
-        for p in linear
-        if p.quantized.encoding == "floats" and not any(_matches(entry, p.name) for entry in ignored)
-    ]
+    left = [p.name for p in linear if p.quantized.encoding == "floats" and p.name not in excluded]
     method = config.get("quant_method") or config.get("quant_algo")
     few = 0 < 4 * len(left) < len(linear)
     if method and (few or _are_quantized_elsewhere(left, config, linear)):
@@ -186,6 +183,14 @@ def _check_layouts(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Findin
 def _keep_strings(value: object) -> list[str]:
     """Return the strings of a list; empty if ``value`` is no list."""
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def _is_excluded(weight: str, config: JsonFields) -> bool:
+    """Return True if a quantization_config leaves a weight unquantized by name."""
+    if any(_matches(entry, weight) for key in IGNORED for entry in _keep_strings(config.get(key))):
+        return True
+    of_torchao = as_object(config.get("quant_type"))
+    return bool(of_torchao) and not find_torchao_config(weight.removesuffix(".weight"), of_torchao)
 
 
 def _matches(entry: str, weight: str) -> bool:

@@ -37,6 +37,7 @@ INTEGERS = (
         }
     ),
 )
+INT8_BY_ROWS = "int8_channel"  # this recipe of a format of groups stores what int8_row does
 OF_8_BITS = frozenset({"int8_tensor", "int8_block"})
 SAME = (
     frozenset({"ct_nvfp4", "nvfp4", "nvfp4_experts", "gguf_nvfp4", "torchao_nvfp4", "mlx_nvfp4"}),
@@ -107,7 +108,7 @@ def _find_violations(planned: PlannedLayer, actual: Layer | LosslessLayer | None
         yield Violation(name, None, None, "was planned but not compared: is it missing, or excluded by -l?")
         return
     found_format = actual.format
-    if not _is_same_format(planned.format, found_format):
+    if not _is_same_format(planned, found_format):
         expected = "the original's" if planned.recipe == ORIGINAL else planned.format
         yield Violation(name, None, None, f"is {found_format}, planned {expected} ({planned.recipe})")
         return
@@ -128,8 +129,10 @@ def _find_tolerance(planned: PlannedLayer) -> float:
     return TOLERANCE_OF_INT8 if is_int8 else TOLERANCE
 
 
-def _is_same_format(planned: str, found: str) -> bool:
-    return planned == found or any({planned, found} <= same for same in SAME)
+def _is_same_format(planned: PlannedLayer, found: str) -> bool:
+    """Return True if the found format stores the planned codes and scales."""
+    wanted = {planned.format, "int8_row"} if planned.recipe == INT8_BY_ROWS else {planned.format}
+    return found in wanted or any(found in same and wanted & same for same in SAME)
 
 
 def _make_gate(violations: list[Violation], n: int) -> Gate:

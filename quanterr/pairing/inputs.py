@@ -315,7 +315,7 @@ def _read_quark_stage(module: str, args: JsonFields, entries: Stored) -> Declare
 
 def _read_torchao(module: str, config: JsonFields, entries: Stored) -> Declared:
     said = config.get("quant_type")
-    chosen = _torchao_config(module, as_object(said))
+    chosen = find_torchao_config(module, as_object(said))
     kind = said if isinstance(said, str) else str(chosen.get("_type"))
     fields = as_object(chosen.get("_data"))
     if "DynamicActivation" not in kind and "StaticActivation" not in kind and "dynamic_activation" not in kind:
@@ -334,8 +334,11 @@ def _read_torchao(module: str, config: JsonFields, entries: Stored) -> Declared:
     return Inputs(why_not=f"the activations of torchao's {display(kind)} are not emulated")
 
 
-def _torchao_config(module: str, found: JsonFields) -> JsonFields:
-    """Return what a torchao config says of a module: that of all, or of its name or a pattern in FqnToConfig."""
+def find_torchao_config(module: str, found: JsonFields) -> JsonFields:
+    """Return the config that a torchao ``quant_type`` has for a module, by name or pattern if it is an FqnToConfig.
+
+    It is empty if the module is not quantized.
+    """
     chosen = as_object(found.get("default", found))
     fields = as_object(chosen.get("_data"))
     by_name = as_object(fields.get("fqn_to_config") or fields.get("module_fqn_to_config"))
