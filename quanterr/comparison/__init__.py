@@ -100,7 +100,10 @@ def _compare_each(
             for side in candidates
         ]
         recognized: WeightCache | None = {} if len(after) > 1 else None
-        pairings = [choose_alternatives(pair(before, quantized, selection, recognized)) for quantized in after]
+        pairings = [
+            choose_alternatives(pair(before, quantized, selection, recognized), undo=quantized.kind != RECIPE)
+            for quantized in after
+        ]
         if means is not None:
             pairings = [
                 attach_importance(pairing, means, architecture_of(before, quantized))
