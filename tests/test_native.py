@@ -35,6 +35,7 @@ from quanterr.formats.shared.code_tiles import TileLayout
 from quanterr.metrics import OUTLIER, RELATIVE_OUTLIER
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
 from quanterr.pairing.side import CheckpointSide
+from quanterr.recipes import searches
 from quanterr.recipes.microscaled import _make_e2m1_lookup
 from quanterr.recipes.tables import _make_lookup
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
@@ -95,6 +96,36 @@ def test_products_with_hadamard_matrices_are_those_of_torch(monkeypatch, kernel,
         return hadamard.multiply(source, size, axis, factors, out[:, 1:-4], Workspace(CPU))
 
     assert same_bits(product(None), product(kernel))
+
+
+PARTS = {
+    "usual": lambda x: x,
+    "tiny": lambda x: x * 1e-20,
+    "of unlike sizes": lambda x: x * torch.tensor(2.0) ** (torch.arange(len(x)) % 60 - 30).view(-1, 1, 1),
+    "positive": torch.abs,
+    "zero or flat": lambda x: torch.where(torch.arange(len(x)).view(-1, 1, 1) % 2 == 0, 0.0, x[:, :, :1].expand_as(x)),
+}
+SEARCHES = {
+    "minimum": lambda x, w: searches.search_with_minimum(x, w, 15, searches.FINE),
+    "minimum, absolute": lambda x, w: searches.search_with_minimum(x, w, 3, [-0.5, 0.0, 0.5], absolute=True),
+    "symmetric": lambda x, w: searches.search_symmetric(x, 32, w),
+    "three bits": lambda x, w: (searches.search_three_bits(x),),
+    "positive": lambda x, w: searches.search_positive(x[:, 0].abs(), 63, w[:, 0]),
+}
+
+
+@every_kernel
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+@pytest.mark.parametrize("change", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("size", [8, 16, 32])
+def test_scales_of_ggml_are_those_of_torch(monkeypatch, kernel, search, change, size):
+    x, weights = change(normal(101, size).view(101, 1, size)), normal(101, size).view(101, 1, size).abs()
+
+    def found(choice):
+        monkeypatch.setattr(searches, "choose_kernel", lambda: native.KernelChoice(choice))
+        return search(x, weights)
+
+    assert all(torch.equal(one, other) for one, other in zip(found(None), found(kernel), strict=True))
 
 
 @every_kernel
@@ -458,6 +489,13 @@ class TestBuild:
         assert int(found["ROOM"]) == native.ROOM
         assert int(found["VERSION"]) == native.VERSION
         assert int(found["SEGMENT"]) == MOST_ROTATED
+
+    def test_searches_have_the_constants_of_torch(self):
+        source = (Path(native.__file__).parent / "searches.c").read_text()
+        found = dict(re.findall(r"^#define (\w+) ([\d.e-]+)", source, re.MULTILINE))
+
+        assert int(found["MOST_SEARCHED"]) == native.MOST_SEARCHED
+        assert (float(found["LEAST"]), int(found["PASSES"])) == (searches.LEAST, searches.PASSES)
 
 
 @every_kernel

@@ -125,7 +125,7 @@ def test_codes_of_a_small_weight_are_made_once(tmp_path, monkeypatch, rows, time
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q6_k"])
 def test_with_importance_most_values_are_those_of_the_real_writer(kind):
-    """The first rows of a weight as llama-quantize writes them with --imatrix; sums are in another order here."""
+    """The first rows of a weight as llama-quantize writes them with --imatrix; its compiler may fuse operations."""
     golden = load_file(GOLDEN / "with_importance.safetensors")
     x, theirs, own = golden["x"].float(), golden[kind], gguf.GGMLQuantizationType[kind.upper()]
     raw = parse_recipe(f"gguf_{kind}").scheme.encode(x, 0, (), golden["importance"])

@@ -1,11 +1,12 @@
 """The compiled kernel: one pass over the codes of two weights, without the interpreter.
 
-kernel.c documents the computation. build.py compiles it for each instruction set when quanterr is installed, if there
-is a C compiler; without one, torch does everything.
+kernel.c and searches.c document the computation. build.py compiles them for each instruction set when quanterr is
+installed, if there is a C compiler; without one, torch does everything.
 """
 
 import ctypes
 import os
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -18,12 +19,13 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 10
+VERSION = 11
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
 SUM_BYTES = 4 * 68  # bytes of a sum, a signed integer in units of 2^-1074
 DONE = 1
+MOST_SEARCHED = 64  # elements of a part, of which the kernel searches a scale
 
 Pair = tuple[int, int]
 
@@ -195,6 +197,33 @@ class Kernel(NamedTuple):
         written = ctypes.c_void_p(out.values), ctypes.c_int64(out.stride)
         sizes = *map(ctypes.c_int64, (*shape, block[0])), ctypes.c_int32(block[1])
         self.library.quanterr_sylvester(*read, *written, *sizes, *map(ctypes.c_void_p, (*factors, room)))
+
+    def search_minimum(
+        self, x: Pair, shape: Pair, most: int, numerators: Sequence[float], absolute: bool, out: tuple[int, int, int]
+    ) -> None:
+        """Search scale and minimum of parts, (n, k) float32, and codes from 0 to ``most``.
+
+        ``x`` are the addresses of the parts and of the weights of their errors, ``out`` of scales, minima and codes.
+        ``numerators`` are those of the inverse scales to try; recipes/searches.py specifies it.
+        """
+        given = *map(ctypes.c_void_p, x), ctypes.c_int64(shape[0]), ctypes.c_int32(shape[1]), ctypes.c_float(most)
+        steps = (
+            (ctypes.c_float * len(numerators))(*numerators),
+            ctypes.c_int32(len(numerators)),
+            ctypes.c_int32(absolute),
+        )
+        self.library.quanterr_search_minimum(*given, *steps, *map(ctypes.c_void_p, out))
+
+    def search_symmetric(self, x: Pair, shape: Pair, most: int, numerators: Sequence[float], out: Pair) -> None:
+        """Search the scale of parts and codes from -most to most - 1, as :meth:`search_minimum`."""
+        given = *map(ctypes.c_void_p, x), ctypes.c_int64(shape[0]), ctypes.c_int32(shape[1]), ctypes.c_float(most)
+        steps = (ctypes.c_float * len(numerators))(*numerators), ctypes.c_int32(len(numerators))
+        self.library.quanterr_search_symmetric(*given, *steps, *map(ctypes.c_void_p, out))
+
+    def refine(self, x: Pair, shape: Pair, ends: Pair, codes: int, scales: int) -> None:
+        """Refine the codes of parts, (n, k) float32 in place, between ``ends``, and set their scales, (n,)."""
+        given = *map(ctypes.c_void_p, x), ctypes.c_int64(shape[0]), ctypes.c_int32(shape[1])
+        self.library.quanterr_refine(*given, *map(ctypes.c_float, ends), *map(ctypes.c_void_p, (codes, scales)))
 
     def look_up_tiles(
         self, stored: int, n: Pair, steps: Pair, codes: int, shape: Pair, mask: int, table: int, out: int

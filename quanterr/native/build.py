@@ -1,4 +1,4 @@
-"""Compiles kernel.c while quanterr is installed; without a C compiler nothing is compiled and nothing fails.
+"""Compiles the kernel while quanterr is installed; without a C compiler nothing is compiled and nothing fails.
 
 Hatch runs this file by its path, before the package can be imported. CC names the compiler. tools/make_wheels.py, which
 cross-compiles, sets QUANTERR_PLATFORM: the platform of the wheel's tag, for which a kernel must then be built, or
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HERE = Path(__file__).parent
+SOURCES = ("kernel.c", "searches.c")
 RECORD = HERE / "kernel.txt"  # beside the libraries; native.read_record() reads it
 # Neither -ffast-math nor contraction: results are the same on every instruction set.
 FLAGS = (
@@ -58,7 +59,7 @@ def platform_tag() -> str:
 
 
 def compile_kernels(folder: Path, flags: tuple[str, ...] = ()) -> BuildResult:
-    """Compile kernel.c for each instruction set of the machine that the wheel is for."""
+    """Compile the sources for each instruction set of the machine that the wheel is for."""
     tag = platform_tag()
     if tag == "any":
         return BuildResult(
@@ -76,7 +77,7 @@ def compile_kernels(folder: Path, flags: tuple[str, ...] = ()) -> BuildResult:
         if instructions and not tag.endswith(("x86_64", "amd64")):
             continue
         library = f"kernel_{name}{'.dll' if tag.startswith('win') else '.so'}"
-        command = [*compiler, *FLAGS, *flags, *instructions, "kernel.c", "-o"]
+        command = [*compiler, *FLAGS, *flags, *instructions, *SOURCES, "-o"]
         place = os.path.relpath(folder / library, HERE)  # macOS writes the name into the library
         done = subprocess.run([*command, place], cwd=HERE, capture_output=True, check=False)  # noqa: S603
         lines.append(f"{library}: {shlex.join([*command, library])}")

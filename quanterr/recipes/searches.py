@@ -1,18 +1,23 @@
 """Searches for the scales of ggml's types as in llama.cpp: the candidate with the least weighted error wins.
 
-Sums are in another order than in the C code, so single codes may differ.
+Sums run over the elements of a part in order, in float32. Compilers of llama.cpp may fuse multiplications and
+additions, so single codes may differ. The compiled kernel finds the same numbers.
 Reference: ggml-org/llama.cpp@b7180 ggml/src/ggml-quants.c make_qx_quants, make_q3_quants, make_qkx2_quants,
 make_qkx3_quants, make_qp_quants.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
+from quanterr.native import MOST_SEARCHED, Kernel, choose_kernel
+
 LEAST = 1e-15  # a part whose elements are all smaller is zero: GROUP_MAX_EPS
 PASSES = 5  # in make_q3_quants and make_qp_quants
 FINE = [0.05 * n - 0.9 for n in range(37)]  # steps of the search with importance
+SYMMETRIC = [0.1 * n for n in (0, *range(-9, 0), *range(1, 10))]  # steps of the search without a minimum
 
 
 def weigh_by_importance(x: Tensor, importance: Tensor, mean_square: Tensor) -> Tensor:
@@ -32,14 +37,21 @@ def search_with_minimum(
 
     Candidates add ``steps`` to ``most``; ``absolute``: errors are not squared.
     """
-    parts = x.shape
+    kernel, parts = _find_kernel(x), x.shape
+    if kernel is not None:
+        x, weights = x.contiguous(), weights.contiguous()
+        scale, minimum, found = torch.empty(parts[:2]), torch.empty(parts[:2]), torch.empty(parts)
+        shape, out = (scale.numel(), parts[2]), (scale.data_ptr(), minimum.data_ptr(), found.data_ptr())
+        numerators = [most + step for step in steps]
+        kernel.search_minimum((x.data_ptr(), weights.data_ptr()), shape, most, numerators, absolute, out)
+        return scale, minimum, found
     x, weights = _turn(x), _turn(weights)
     low, high = x.amin(0).clamp_(max=0), x.amax(0)
     spread = high - low
     flat = spread <= 0
     spread = torch.where(flat, 1.0, spread)
     products = weights * x
-    sum_w, sum_x = weights.sum(0), products.sum(0)
+    sum_w, sum_x = _add_up(weights), _add_up(products)
     codes, weighted, spare = (torch.empty_like(x) for _ in range(3))
 
     def encode(least: Tensor, inverse: Tensor) -> None:
@@ -47,7 +59,7 @@ def search_with_minimum(
 
     def cost(scale: Tensor, least: Tensor) -> Tensor:
         error = torch.mul(codes, scale, out=spare).add_(least).sub_(x)
-        return (error.abs_() if absolute else error.square_()).mul_(weights).sum(0)
+        return _add_up((error.abs_() if absolute else error.square_()).mul_(weights))
 
     best_scale, best_low = spread / most, low
     chosen = low, most / spread  # what the codes of the best candidate are made with
@@ -56,9 +68,9 @@ def search_with_minimum(
     for step in steps:
         tried = best_low, (step + most) / torch.where(flat, 1.0, high - best_low)  # uses the best minimum so far
         encode(*tried)
-        sum_xl = torch.mul(products, codes, out=spare).sum(0)
-        sum_l = torch.mul(weights, codes, out=weighted).sum(0)
-        sum_l2 = weighted.mul_(codes).sum(0)
+        sum_xl = _add_up(torch.mul(products, codes, out=spare))
+        sum_l = _add_up(torch.mul(weights, codes, out=weighted))
+        sum_l2 = _add_up(weighted.mul_(codes))
         determinant = sum_w * sum_l2 - sum_l * sum_l
         scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
         least = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
@@ -76,7 +88,14 @@ def search_with_minimum(
 
 def search_symmetric(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Search the scale of parts, (n, k), and codes from -most to most - 1: make_qx_quants."""
-    parts = x.shape
+    kernel, parts = _find_kernel(x), x.shape
+    if kernel is not None:
+        x, weights = x.contiguous(), weights.contiguous()
+        found, codes = torch.empty(parts[:2]), torch.empty(parts)
+        numerators, out = [-(most + step) for step in SYMMETRIC], (found.data_ptr(), codes.data_ptr())
+        shape = (found.numel(), parts[2])
+        kernel.search_symmetric((x.data_ptr(), weights.data_ptr()), shape, most, numerators, out)
+        return found, codes
     x, weights = _turn(x), _turn(weights)
     largest = x.gather(0, x.abs().argmax(0, keepdim=True))[0]
     zero = largest.abs() < LEAST
@@ -84,11 +103,11 @@ def search_symmetric(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Ten
     best, best_scale, best_inverse = (torch.zeros_like(largest) for _ in range(3))
     products = weights * x
     codes, spare = torch.empty_like(x), torch.empty_like(x)
-    for step in (0, *range(-9, 0), *range(1, 10)):
-        inverse = -(most + 0.1 * step) / largest
+    for step in SYMMETRIC:
+        inverse = -(most + step) / largest
         torch.mul(x, inverse, out=codes).round_().clamp_(-most, most - 1)
-        sum_lx = torch.mul(products, codes, out=spare).sum(0)
-        sum_l2 = torch.mul(weights, codes, out=spare).mul_(codes).sum(0)
+        sum_lx = _add_up(torch.mul(products, codes, out=spare))
+        sum_l2 = _add_up(torch.mul(weights, codes, out=spare).mul_(codes))
         better = (sum_l2 > 0) & ((sum_lx * sum_lx > best * sum_l2) | (step == 0))
         scale = sum_lx / sum_l2
         best = torch.where(better, scale * sum_lx, best)
@@ -109,19 +128,24 @@ def search_positive(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tens
         error = (weights * ((x * own).round_().clamp_(max=most) / own - x).square_()).sum(1, keepdim=True)
         inverse, least = torch.where(error < least, own, inverse), torch.minimum(error, least)
     codes = (x * inverse).round_().clamp_(max=most)
-    scale, codes = _refine(_turn(x), _turn(weights), _turn(codes), (0, most))
-    return scale[:, None].masked_fill_(zero, 0), codes.t().masked_fill(zero, 0)
+    scale, codes = _refine(x, weights, codes, (0, most))
+    return scale[:, None].masked_fill_(zero, 0), codes.masked_fill(zero, 0)
 
 
 def search_three_bits(x: Tensor) -> Tensor:
     """Search the scale of parts, (n, k), for codes from -4 to 3, refined code by code: make_q3_quants."""
     parts = x.shape[:2]
-    x = _turn(x)
-    largest = x.gather(0, x.abs().argmax(0, keepdim=True))[0]
+    x = x.reshape(-1, x.shape[2])
+    largest = x.gather(1, x.abs().argmax(1, keepdim=True))
     zero = largest.abs() < LEAST
     codes = round_clamped(x * (-4 / torch.where(zero, 1.0, largest)), -4, 3)
     scale, _ = _refine(x, x * x, codes, (-4, 3))
-    return scale.masked_fill_(zero, 0).view(parts)
+    return scale.masked_fill_(zero[:, 0], 0).view(parts)
+
+
+def _find_kernel(x: Tensor) -> Kernel | None:
+    """Return the kernel for searches in parts (..., elements); None without one, or if it cannot take them."""
+    return choose_kernel().kernel if x.device.type == "cpu" and x.shape[-1] <= MOST_SEARCHED else None
 
 
 def _turn(x: Tensor) -> Tensor:
@@ -129,9 +153,23 @@ def _turn(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).t().contiguous()
 
 
+def _add_up(x: Tensor) -> Tensor:
+    """Add the rows of ``x`` one after the other: ``sum`` adds in an order of its own."""
+    total: Tensor = reduce(torch.add, x)
+    return total
+
+
 def _refine(x: Tensor, weights: Tensor, codes: Tensor, ends: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Refine the scales of parts, (parts), and codes, (elements, parts), changing each code where the fit gains."""
-    sum_lx, sum_l2 = (weights * x * codes).sum(0), (weights * codes * codes).sum(0)
+    """Refine the scales of parts, (n,), and codes, (n, k), changing each code where the fit gains."""
+    kernel = _find_kernel(x)
+    if kernel is not None:
+        x, weights, codes = x.contiguous(), weights.contiguous(), codes.clone(memory_format=torch.contiguous_format)
+        scale = torch.empty(len(x))
+        given, shape = (x.data_ptr(), weights.data_ptr()), (len(x), x.shape[1])
+        kernel.refine(given, shape, ends, codes.data_ptr(), scale.data_ptr())
+        return scale, codes
+    x, weights, codes = _turn(x), _turn(weights), _turn(codes)
+    sum_lx, sum_l2 = _add_up(weights * x * codes), _add_up(weights * codes * codes)
     for _ in range(PASSES):
         changed = torch.zeros((), dtype=torch.bool, device=x.device)
         for w, own, code in zip(weights, x, codes, strict=True):
@@ -144,4 +182,4 @@ def _refine(x: Tensor, weights: Tensor, codes: Tensor, ends: tuple[int, int]) ->
             changed = changed | better.any()
         if not bool(changed):
             break
-    return torch.where(sum_l2 > 0, sum_lx / sum_l2, 0.0), codes
+    return torch.where(sum_l2 > 0, sum_lx / sum_l2, 0.0), codes.t()
