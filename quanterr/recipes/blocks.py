@@ -97,8 +97,8 @@ def q8_0(x: Tensor) -> Tensor:
 def _quantize_signed(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
     """Return the scale of each block, and codes from 0 to 2 · half - 1."""
     d = _find_largest(x) / -half
-    codes = (x * _invert(d)).add_(half + 0.5).trunc_().clamp_(0, 2 * half - 1)
-    return d, codes.to(torch.uint8)
+    codes = (x * _invert(d)).add_(half + 0.5).clamp_(0, 2 * half - 1)
+    return d, codes.to(torch.uint8)  # which truncates
 
 
 def _search_scale(x: Tensor, weights: Tensor, half: int) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,7 @@ def _quantize_from_minimum(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Return scale and minimum of each block as stored, and codes from 0 to ``most``."""
     low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
     d = (high - low) / most
-    codes = (x - low).mul_(_invert(d)).add_(0.5).trunc_().clamp_(0, most)
+    codes = (x - low).mul_(_invert(d)).add_(0.5).clamp_(0, most)
     return torch.cat([_to_half_bytes(d), _to_half_bytes(low)], 1), codes.to(torch.uint8)
 
 

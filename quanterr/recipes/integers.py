@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quanterr.recipes.base import FLOATS, Scheme, Source, StoredTensor, explain_partial_groups
+from quanterr.recipes.base import FLOATS, Scheme, Source, StoredTensor, explain_partial_groups, find_ends, pack_pairs
 from quanterr.recipes.calibration import RATIOS, Calibrator, weigh_errors
 
 WORD = 32
@@ -86,7 +86,7 @@ class IntegerScheme(Scheme):
             return self.calibrator.find_ends(
                 blocks, half, lambda v: v.round_().clamp_(self._low, self._high), importance
             )
-        low, high = torch.aminmax(blocks[:, 0], dim=2)
+        low, high = find_ends(blocks[:, 0])
         if self.calibrator.searches or self.calibrator.percentile < 100:
             return self._shrink(blocks[:, 0], low.clamp_(max=0), high.clamp_(min=0), importance)
         return torch.stack([low.clamp_(max=0), high.clamp_(min=0)], 2)
@@ -152,6 +152,8 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
         room = torch.zeros(rows, words * 4 * each, dtype=torch.uint8) if words * WORD != n * bits else codes
         if room is not codes:
             room[:, :n] = codes
+        if each == 2:
+            return pack_pairs(room).view(torch.int32)
         parts = room.reshape(rows, -1, each)
         found = parts[..., 0].clone()
         for place in range(1, each):

@@ -24,7 +24,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from quanterr.recipes.base import Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
+from quanterr.recipes.base import Scheme, Source, StoredTensor, explain_partial_groups, pack_pairs, view_bytes
 from quanterr.recipes.lookup import Lookup, next_below
 from quanterr.recipes.scaled import FP8
 from quanterr.tensors.levels import E2M1
@@ -33,6 +33,7 @@ MX, NV = 32, 16  # columns that share a scale
 EXPONENTS = {4: 2, 8: 8}  # by bits: exponent of the largest number of E2M1 or E4M3
 ROUND_UP = 1 << 21  # added to the bits of a float32, it rounds mantissas from 1.75 on up
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # E2M1 magnitudes by code; codes of negative numbers are 8 higher
+MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
 LEAST_SCALE = 0.125  # E4M3 scale that replaces zero
 
 
@@ -74,7 +75,8 @@ class MicroscaledScheme(Scheme):
 
     def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
         """Return the largest |x| of each group."""
-        return x.view(len(x), -1, self._group).abs().amax(2)
+        magnitudes = x.view(torch.int32) & MAGNITUDE  # as integers, whose maximum torch finds faster
+        return magnitudes.view(len(x), -1, self._group).amax(2).view(torch.float32)
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
         """Return the scales."""
@@ -101,7 +103,7 @@ class MicroscaledScheme(Scheme):
         if self.bits == 8:
             return view_bytes(FP8.round(scaled))
         codes = _make_e2m1_lookup()(scaled)
-        return codes[:, ::2] | codes[:, 1::2] << 4
+        return pack_pairs(codes)
 
 
 @cache
