@@ -68,7 +68,7 @@ BAD = {
     "min() >= 30": "column 5: expected a metric",
     "min(snr_db >= 30": "column 12: expected )",
     "min(max(snr_db)) >= 30": "column 8: expected )",
-    "min snr_db >= 30": "no metric of a layer named min",
+    "min snr_db >= 30": "no metric of a layer named min; min is a function: write min(metric)",
     "share(snr_db) >= 0.9": "column 13: expected one of",
     "share(snr_db >= 30)": "it ends there",
     "share(min(snr_db) >= 30) >= 0.9": "share() takes a plain comparison",

@@ -68,6 +68,7 @@ FUNCTIONS = (
     RuleFunction("upper", "the upper end of the 95 % interval of a number with a standard error"),
     RuleFunction("lower", "the lower end of that interval"),
 )
+NAMES = [row.name.replace("NN", "05") for row in FUNCTIONS]
 STATISTICS = {row.name: row.of for row in FUNCTIONS if row.of}
 OF_BASELINE = {"delta", "rel_delta", "ratio"}
 OF_INTERVAL = {"upper", "lower"}
@@ -172,9 +173,8 @@ class _Parser:
         return Condition(text, function, metric, sign, limit, nested, scope, item)
 
     def _parse_call(self, name: str, inner: bool) -> tuple[str, str, Condition | None]:
-        names = [row.name.replace("NN", "05") for row in FUNCTIONS]
-        if not (name in names or PERCENTILE.fullmatch(name)):
-            hint = _suggest(name, names, f"; there are {', '.join(names)}")
+        if not _is_function(name):
+            hint = _suggest(name, NAMES, f"; there are {', '.join(NAMES)}")
             raise UsageError(f"{self._quote()}: no function named {display(name)}{hint}")
         if PERCENTILE.fullmatch(name) and not float(name[1:].replace("_", ".")):
             raise UsageError(f"{self._quote()}: {name} is not a percentile; for the lowest value write min()")
@@ -211,6 +211,8 @@ class _Parser:
             return f"{shown} is a metric of the {known.document}; write it without global()"
         if function == "global" and metric in known.items:
             hint = f"; {shown} is a metric of {known.items[metric]}s{_suggest(metric, known.model)}"
+        elif _is_function(metric):
+            hint = f"; {shown} is a function: write {shown}(metric)"
         elif metric in known.model:
             hint = f"; it is a metric of the whole model: global({metric})"
         elif metric in known.whole:
@@ -252,6 +254,10 @@ class _Parser:
 
     def _quote(self) -> str:
         return f'"{display(self._text)}"'
+
+
+def _is_function(name: str) -> bool:
+    return name in NAMES or PERCENTILE.fullmatch(name) is not None
 
 
 def _suggest(name: str, names: Iterable[str], otherwise: str = "; see quanterr guide metrics") -> str:
