@@ -1,13 +1,13 @@
 """Items of a report for CSV, pandas and JUnit: a row per tensor, compared or not, and tests for CI."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from quanterr.metrics import METRICS, NONFINITE, PERCENTILES
+from quanterr.metrics import NONFINITE, PERCENTILES
 from quanterr.report.formatting import sentence
 from quanterr.report.gate_results import drop_gate_messages
 from quanterr.report.layers import BUCKETS, describe_coverage, find_worst_expert
@@ -16,9 +16,28 @@ from quanterr.report.sections import Case, Suite
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display
 
-UNUSUAL = frozenset(
-    ("elements", "absolute_error_percentiles", "worst_rows", "experts", "worst_element")
-)  # not plain columns
+
+class Split(NamedTuple):
+    """A field that has several columns, or another name as a column."""
+
+    columns: tuple[str, ...]
+    of: Callable[[Any], Sequence[object]]
+
+
+SPLITS = {
+    "elements": Split(("tensor_elements",), lambda n: (n,)),
+    "absolute_error_percentiles": Split(
+        tuple(f"absolute_error_percentiles_{key}" for key in PERCENTILES), attrgetter(*PERCENTILES)
+    ),
+    "worst_rows": Split(("worst_row", "worst_row_snr_db"), lambda rows: (rows[0].row, rows[0].snr_db)),
+    "experts": Split(
+        ("worst_expert", "worst_expert_snr_db"), lambda every: attrgetter("expert", "snr_db")(find_worst_expert(every))
+    ),
+    "worst_element": Split(
+        ("worst_element", "worst_element_x", "worst_element_y"),
+        lambda one: (" ".join(map(str, one.index)), one.x, one.y),
+    ),
+}
 LISTS = ("not_compared", "layers", "other_changes", "lossless")
 MAX_CASES = 1000  # shown of each kind
 
@@ -40,19 +59,10 @@ def values(entry: object) -> JsonObject:
     undefined = getattr(entry, "nonfinite", {})
     found: JsonObject = {}
     for name, value in zip(names, get(entry), strict=True):
-        if name not in UNUSUAL:
+        if name not in SPLITS:
             found[name] = NONFINITE.get(undefined[name], value) if name in undefined else value
-        elif name == "elements":
-            found["tensor_elements"] = value
-        elif name == "absolute_error_percentiles":
-            found |= {f"{name}_{key}": getattr(value, key) for key in PERCENTILES}
-        elif name == "worst_rows" and value:
-            found |= {"worst_row": value[0].row, "worst_row_snr_db": value[0].snr_db}
-        elif name == "experts" and value:
-            worst = find_worst_expert(value)
-            found |= {"worst_expert": worst.expert, "worst_expert_snr_db": worst.snr_db}
-        elif name == "worst_element" and value is not None:
-            found |= {name: " ".join(map(str, value.index)), f"{name}_x": value.x, f"{name}_y": value.y}
+        elif value not in (None, ()):
+            found |= zip(SPLITS[name].columns, SPLITS[name].of(value), strict=True)
     return found
 
 
@@ -100,26 +110,16 @@ def _count_more(n: int, one: str, many: str) -> Iterator[Case]:
         yield Case("comparison", name, "error", "too many to list; the JSON report has them all")
 
 
-def _list_columns() -> list[str]:
-    """Return the CSV columns in order."""
-    names = ["quanterr_verdict", "list", "layer_name", "bucket", "side", "reason"]
-    metrics = {row.name: row.kind for row in METRICS}
-    for field in fields(Layer):
-        kind = metrics.get(field.name, "")
-        if kind == "percentiles":
-            names += [f"{field.name}_{key}" for key in PERCENTILES]
-        elif kind == "rows":
-            names += ["worst_row", "worst_row_snr_db"]
-        elif kind == "experts":
-            names += ["worst_expert", "worst_expert_snr_db"]
-        elif field.name == "worst_element":
-            names += ["worst_element", "worst_element_x", "worst_element_y"]
-        elif field.name not in ("layer_name", "display_name", "nonfinite"):
-            names.append(field.name)
-    return [*names, "findings"]
-
-
-CSV_COLUMNS = _list_columns()
+CSV_COLUMNS = [
+    *("quanterr_verdict", "list", "layer_name", "bucket", "side", "reason"),
+    *(
+        column
+        for name in _find_columns(Layer)[0]
+        if name != "layer_name"
+        for column in (SPLITS[name].columns if name in SPLITS else (name,))
+    ),
+    "findings",
+]
 
 
 def frame_rows(report: Report) -> Iterator[JsonObject]:
