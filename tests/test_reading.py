@@ -17,7 +17,7 @@ from stored import original, pair, quantized, write
 import quanterr
 from quanterr.errors import ReportError, Status
 from quanterr.report import model, reading
-from quanterr.report.model import json_schema
+from quanterr.report.model import Report
 from quanterr.report.reading import extract, read_extract, read_report
 
 METRICS = ["snr_db", "zero_reference_elements", "absolute_error_percentiles.p99"]
@@ -383,7 +383,7 @@ class TestColumns:
         assert reading._read_columns(raw, layer | {"nmse": layer["snr_db"]}) is None
 
     def test_the_schema_describes_them(self, stored):
-        jsonschema.validate(json.loads(stored.read_text()), json_schema())
+        jsonschema.validate(json.loads(stored.read_text()), Report.json_schema())
 
     def test_those_that_are_not_the_layers_own_are_refused(self, stored):
         value = json.loads(stored.read_text())

@@ -11,7 +11,7 @@ from stored import original, pair, quantized, write
 import quanterr
 from quanterr.metrics import AGGREGATES, METRICS
 from quanterr.report import OUTPUTS
-from quanterr.report.model import Aggregate, Layer, Report, WorstRow, json_schema
+from quanterr.report.model import Aggregate, Layer, Report, WorstRow
 
 # Keys that users have in their scripts: they never change.
 CONTRACT_AGGREGATE = [
@@ -92,7 +92,7 @@ OF_SCALES |= {"format_snr_db", "scale_loss_db", "avoidable_db"}
 
 class TestEveryReport:
     def test_is_what_the_schema_allows(self, report):
-        jsonschema.validate(json.loads(report.to_json()), json_schema(), jsonschema.Draft202012Validator)
+        jsonschema.validate(json.loads(report.to_json()), Report.json_schema(), jsonschema.Draft202012Validator)
 
     def test_is_strict_ascii_json(self, report):
         def refuse(word):

@@ -450,10 +450,8 @@ def schema(
     import json
 
     from quanterr.report.documents import KINDS
-    from quanterr.report.model import json_schema
 
-    model = KINDS[f"quanterr.{kind.value}"].model
-    print(json.dumps(json_schema() if kind is SchemaKind.REPORT else model.json_schema(), indent=2))
+    print(json.dumps(KINDS[f"quanterr.{kind.value}"].model.json_schema(), indent=2))
 
 
 class _Stderr(io.TextIOWrapper):

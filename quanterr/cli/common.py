@@ -390,7 +390,7 @@ def deliver(
         for target in documents:
             _write(found, target, next_step)
         if display.as_json and not documents:
-            sys.stdout.write(found.to_json())
+            found.write_json(sys.stdout)
             sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""Results as strict JSON; a large report has a line per layer."""
+"""Results as strict JSON, with a line per layer or other item."""
 
 from typing import IO
 
@@ -6,5 +6,5 @@ from quanterr.report.document import Result
 
 
 def write(result: Result, file: IO[str]) -> None:
-    """Write the result; reports are written piece by piece, so that a large one is never in memory twice."""
+    """Write the result."""
     result.write_json(file)

@@ -1,5 +1,6 @@
 """Base classes of documents: results that are stored as strict JSON, with their views and outputs."""
 
+import io
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,13 +77,15 @@ class Result(ABC):
         tables = [part for section in shown for part in section.parts if isinstance(part, Table)]
         return notebook.render_heading(view) + "".join(map(notebook.render_table, tables))
 
-    @abstractmethod
     def to_json(self) -> str:
         """Return the result as strict ASCII JSON."""
+        file = io.StringIO()
+        self.write_json(file)
+        return file.getvalue()
 
+    @abstractmethod
     def write_json(self, file: IO[str]) -> None:
         """Write the result as strict ASCII JSON."""
-        file.write(self.to_json())
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to a file, as ``--output-report`` does: the suffix chooses the output.
@@ -139,13 +142,21 @@ class Document(Result, Model):
         """
         return import_module("quanterr.report.plot").plot(self)
 
-    def to_json(self) -> str:
-        """Return the document as strict ASCII JSON."""
-        own = {info.alias or name: getattr(self, name) for name, info in self._fields()}
-        run = own.pop("run")
-        checked = dumps(own).removesuffix("}")
-        crc = zlib.crc32(checked.encode("ascii"))
-        return f'{checked},\n"checksum": "{crc:08x}",\n"run": {dumps(run)}}}\n'
+    def write_json(self, file: IO[str]) -> None:
+        """Write the document as strict ASCII JSON, a line per item: a large one is never in memory twice."""
+        crc, separator = 0, "{\n"
+        for name, value in self._stored_fields():
+            if name == "run":
+                file.write(f'{separator}"checksum": "{crc:08x}"')
+            for piece in _split_json(f"{separator}{dumps(name)}: ", value):
+                crc = zlib.crc32(piece.encode("ascii"), crc)
+                file.write(piece)
+            separator = ",\n"
+        file.write("\n}\n")
+
+    def _stored_fields(self) -> Iterator[tuple[str, object]]:
+        """Yield the keys and values of the JSON; subclasses may add some."""
+        return ((info.alias or name, getattr(self, name)) for name, info in self._fields())
 
     def json_lines(self) -> Iterator[str]:
         """Yield the lines of the JSON Lines output: the document without its ITEMS, then these."""
@@ -165,3 +176,17 @@ class Document(Result, Model):
         schema = cls.model_json_schema(by_alias=True, mode="serialization")
         schema["properties"]["checksum"] = checksum.SCHEMA
         return {"$schema": DRAFT} | schema
+
+
+def _split_json(start: str, value: object) -> Iterator[str]:
+    """Yield the pieces of a field: each item of a list, and each list of a mapping, is on a line of its own."""
+    if isinstance(value, list) and value and not isinstance(value[0], str):
+        yield f"{start}["
+        yield from (f"{',' if n else ''}\n  {dumps(item)}" for n, item in enumerate(value))
+        yield "\n]"
+    elif isinstance(value, dict) and value and all(isinstance(own, list) for own in value.values()):
+        yield f"{start}{{"
+        yield from (f"{',' if n else ''}\n  {dumps(key)}: {dumps(own)}" for n, (key, own) in enumerate(value.items()))
+        yield "\n}"
+    else:
+        yield f"{start}{dumps(value)}"

@@ -6,18 +6,17 @@ History of ``schema_version``: 1.1 renames eight findings (finding_codes.FORMER_
 1.2 adds the metrics marked ``later``, which are null in older reports.
 """
 
-import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from importlib import import_module
-from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, NonNegativeInt
 
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
-from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, SCHEMA, checksum, notebook
-from quanterr.report.base import Finding, Model, RunInfo, dumps
-from quanterr.report.document import DRAFT, Document
+from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, SCHEMA
+from quanterr.report.base import Finding, Model, RunInfo
+from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate
 from quanterr.util.strict_json import JsonFields, JsonObject
 
@@ -281,79 +280,43 @@ class Report(Document):
     not_compared: list[NotCompared]
     run: RunInfo
 
-    def to_pandas(self) -> notebook.Frame:
-        """Return a pandas.DataFrame with a row per tensor, compared or not, and the columns of the CSV output.
-
-        Raises:
-            UsageError: pandas is not installed.
-        """
-        return notebook.make_frame(import_module(self.ROWS).frame_rows(self))
+    def _frame_rows(self) -> Iterator[JsonObject]:
+        return import_module(self.ROWS).frame_rows(self)  # type: ignore[no-any-return]
 
     def brief(self) -> str:
         """Return verdict, pooled SNR and reasons in one line, for ``--quiet``."""
         return import_module(self.VIEW).brief(self)  # type: ignore[no-any-return]
 
-    def write_json(self, file: IO[str]) -> None:
-        """Write the report as strict ASCII JSON with a line per layer, piece by piece."""
-        for piece in self._json_pieces():
-            file.write(piece)
-
-    def to_json(self) -> str:
-        """Return the report as strict ASCII JSON."""
-        return "".join(self._json_pieces())
-
-    def _json_pieces(self) -> Iterator[str]:
-        crc, separator = 0, "{\n"
-        for name, info in type(self).model_fields.items():
+    def _stored_fields(self) -> Iterator[tuple[str, object]]:
+        for name, value in super()._stored_fields():
             if name == "run":
-                counts = f'{separator}"records": {dumps({key: len(getattr(self, key)) for key in LISTS})}'
-                crc = zlib.crc32(counts.encode("ascii"), crc)
-                yield counts
-                yield f'{separator}"checksum": "{crc:08x}"'
+                yield "records", {key: len(getattr(self, key)) for key in LISTS}
             if name == "layers" and len(self.layers) >= MANY_LAYERS:
-                own = (f'\n  "{key}": {dumps(values)}' for key, values in collect_columns(self.layers).items())
-                columns = f'{separator}"layer_columns": {{{",".join(own)}\n}}'
-                crc = zlib.crc32(columns.encode("ascii"), crc)
-                yield columns
-            for piece in _split_json(f"{separator}{dumps(info.alias or name)}: ", getattr(self, name)):
-                crc = zlib.crc32(piece.encode("ascii"), crc)
-                yield piece
-            separator = ",\n"
-        yield "\n}\n"
+                yield "layer_columns", collect_columns(self.layers)
+            yield name, value
+
+    @classmethod
+    def json_schema(cls) -> JsonObject:
+        """Return the JSON Schema (2020-12) of the report."""
+        schema = super().json_schema()
+        properties, count = schema["properties"], {"type": "integer", "minimum": 0}
+        properties["records"] = {
+            "type": "object",
+            "description": "Number of items in each list; reveals truncated reports",
+            "properties": dict.fromkeys(LISTS, count),
+            "required": list(LISTS),
+        }
+        schema["required"].append("records")
+        layer = schema["$defs"]["Layer"]["properties"]
+        properties["layer_columns"] = {
+            "type": "object",
+            "description": f"Layer values repeated by column, in layer order; present from {MANY_LAYERS:,} layers on",
+            "properties": {name: {"type": "array", "items": layer[name]} for name in COLUMNS},
+            "required": list(COLUMNS),
+        }
+        return schema
 
 
 def collect_columns(layers: list[Layer], names: Collection[str] = COLUMNS) -> dict[str, list[object]]:
     """Return the named values of layers by column, in the order of the layers."""
     return {name: [getattr(layer, name, None) for layer in layers] for name in names}
-
-
-def _split_json(start: str, value: object) -> Iterator[str]:
-    yield start
-    if isinstance(value, list) and value and not isinstance(value[0], str):
-        for n, item in enumerate(value):
-            yield f"{',' if n else '['}\n  {dumps(item)}"
-        yield "\n]"
-    else:
-        yield dumps(value)
-
-
-def json_schema() -> JsonObject:
-    """Return the JSON Schema (2020-12) of the report."""
-    schema = Report.model_json_schema(by_alias=True, mode="serialization")
-    count = {"type": "integer", "minimum": 0}
-    schema["properties"]["records"] = {
-        "type": "object",
-        "description": "Number of items in each list; reveals truncated reports",
-        "properties": dict.fromkeys(LISTS, count),
-        "required": list(LISTS),
-    }
-    schema["required"].append("records")
-    layer = schema["$defs"]["Layer"]["properties"]
-    schema["properties"]["layer_columns"] = {
-        "type": "object",
-        "description": f"Layer values repeated by column, in layer order; present from {MANY_LAYERS:,} layers on",
-        "properties": {name: {"type": "array", "items": layer[name]} for name in COLUMNS},
-        "required": list(COLUMNS),
-    }
-    schema["properties"]["checksum"] = checksum.SCHEMA
-    return {"$schema": DRAFT} | schema

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any, ClassVar, cast
+from typing import IO, Any, ClassVar, cast
 
 from quanterr.errors import UsageError
 from quanterr.report import OUTPUTS, Output
@@ -26,9 +26,9 @@ class Difference(Result):
         """Return plain data for JSON."""
         return asdict(cast(Any, self))
 
-    def to_json(self) -> str:
-        """Return the diff as strict ASCII JSON."""
-        return strict_json.dumps(self.to_dict(), indent=1) + "\n"
+    def write_json(self, file: IO[str]) -> None:
+        """Write the diff as strict ASCII JSON."""
+        file.write(strict_json.dumps(self.to_dict(), indent=1) + "\n")
 
 
 def check_comparable(names: tuple[str, str], why: str | None, force: bool) -> None:
