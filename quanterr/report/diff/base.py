@@ -1,15 +1,19 @@
 """Base class and helpers of all diffs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import IO, Any, ClassVar, cast
+from typing import IO, Any, ClassVar, TypeVar, cast
 
 from quanterr.errors import UsageError
 from quanterr.report import OUTPUTS, Output
 from quanterr.report.document import Result
+from quanterr.report.sections import Maps, Name, Section, Table, View
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import display, size
+from quanterr.util.text import count, display, size
+from quanterr.version import __version__
+
+Item = TypeVar("Item")
 
 
 class Difference(Result):
@@ -29,6 +33,12 @@ class Difference(Result):
     def write_json(self, file: IO[str]) -> None:
         """Write the diff as strict ASCII JSON."""
         file.write(strict_json.dumps(self.to_dict(), indent=1) + "\n")
+
+
+def pair_up(old: Mapping[str, Item], new: Mapping[str, Item]) -> tuple[list[tuple[Item, Item]], list[str], list[str]]:
+    """Return the items that both documents have, in pairs, and the names of items that are new and that are gone."""
+    both = [(old[name], item) for name, item in new.items() if name in old]
+    return both, [name for name in new if name not in old], [name for name in old if name not in new]
 
 
 def check_comparable(names: tuple[str, str], why: str | None, force: bool) -> None:
@@ -57,3 +67,22 @@ def format_sizes(old: int, new: int) -> str:
 def join_counts(numbers: Iterable[tuple[int, str]]) -> str:
     """Join counts, such as "4 worse, 2 better"; the first two always, others if not zero."""
     return ", ".join(f"{n:,} {word}" for place, (n, word) in enumerate(numbers) if n or place < 2)
+
+
+def make_view(
+    names: tuple[str, str], answer: str, sections: Iterable[Section], about: str, maps: Maps | None = None
+) -> View:
+    """Return the view of a diff."""
+    facts = [(title, [Name(name)]) for title, name in zip(("old", "new"), names, strict=True)]
+    return View("What changed", None, answer, [], facts, list(sections), about, f"quanterr {__version__}", maps)
+
+
+def list_names(
+    item: str, lists: Iterable[tuple[str, str, Sequence[str]]], top: int, kind: type[Name] = Name
+) -> Iterator[Section]:
+    """Yield a section, given its key and word, for each list of names that is not empty, such as "3 layers new"."""
+    for key, word, names in lists:
+        if names:
+            rows = [[kind(name)] for name in names[:top]]
+            title = f"{count(len(names), item)} {word}"
+            yield Section(key, title, [Table(title, item, (), rows, len(names) - len(rows))])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import hypot, inf, log
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from quanterr.report.diff.base import Difference, check_comparable
+from quanterr.report.diff.base import Difference, check_comparable, pair_up
 from quanterr.report.document import Document
 from quanterr.report.documents import DocumentKind
 from quanterr.report.evaluation.model import find_difference as of_evaluations
@@ -148,17 +148,12 @@ def diff_candidates(
     why = CHANGES[document].difference(old, new)
     check_comparable(names, why, force)
     before, after = (_list_sides(kind, one) for one in (old, new))
-    pairs = _pair_sides(before, after)
-    paired = [was.name for was, _ in pairs], [now.name for _, now in pairs]
-    return CandidateDiff(
-        f"quanterr.{document}_diff",
-        SCHEMA_VERSION,
-        *names,
-        why,
-        [_compare_sides(CHANGES[document], was, now) for was, now in pairs],
-        added=[side.name for side in after if side.name not in paired[1]],
-        gone=[side.name for side in before if side.name not in paired[0]],
-    )
+    if len(before) == len(after) == 1:  # whatever their names
+        both, added, gone = [(before[0], after[0])], list[str](), list[str]()
+    else:
+        both, added, gone = pair_up(*({side.name: side for side in sides} for sides in (before, after)))
+    changes = [_compare_sides(CHANGES[document], *pair) for pair in both]
+    return CandidateDiff(f"quanterr.{document}_diff", SCHEMA_VERSION, *names, why, changes, added, gone)
 
 
 class CandidateSide(NamedTuple):
@@ -181,20 +176,10 @@ def _list_sides(kind: DocumentKind, document: Document) -> list[CandidateSide]:
     ]
 
 
-def _pair_sides(
-    before: Sequence[CandidateSide], after: Sequence[CandidateSide]
-) -> list[tuple[CandidateSide, CandidateSide]]:
-    """Return the pairs of candidates with the same name; if each document has only one, that pair."""
-    if len(before) == len(after) == 1:
-        return [(before[0], after[0])]
-    known = {side.name: side for side in before}
-    return [(known[side.name], side) for side in after if side.name in known]
-
-
 def _compare_sides(how: Changes, was: CandidateSide, now: CandidateSide) -> CandidateChange:
-    before, after = ({item.name: item for item in side.subject.items if item.kind == how.item} for side in (was, now))
-    found = [how.changed(before[name], item) for name, item in after.items() if name in before]
-    changed = [one for one in found if one is not None]
+    sides = (was.subject.items, now.subject.items)
+    both, added, gone = pair_up(*({item.name: item for item in items if item.kind == how.item} for items in sides))
+    found = [change for pair in both if (change := how.changed(*pair)) is not None]
     return CandidateChange(
         name=now.name,
         old_name=was.name,
@@ -203,11 +188,11 @@ def _compare_sides(how: Changes, was: CandidateSide, now: CandidateSide) -> Cand
         old_bytes=was.bytes,
         new_bytes=now.bytes,
         metrics=list(_compare_metrics(was.subject, now.subject)),
-        worse=[item for by, item in sorted(changed, key=lambda one: -one[0]) if by > 0],
-        better=[item for by, item in sorted(changed, key=lambda one: one[0]) if by <= 0],
-        unchanged=len(found) - len(changed),
-        added=[name for name in after if name not in before],
-        gone=[name for name in before if name not in after],
+        worse=[item for by, item in sorted(found, key=lambda one: -one[0]) if by > 0],
+        better=[item for by, item in sorted(found, key=lambda one: one[0]) if by <= 0],
+        unchanged=len(both) - len(found),
+        added=added,
+        gone=gone,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from quanterr.report.base import Score
-from quanterr.report.diff.base import format_answer, format_sizes
+from quanterr.report.diff.base import format_answer, format_sizes, list_names, make_view
 from quanterr.report.diff.candidates import (
     CandidateChange,
     CandidateDiff,
@@ -20,7 +20,6 @@ from quanterr.report.formatting import format_in_units, format_percent, format_s
 from quanterr.report.sections import Column, Lines, Name, Part, Section, Table, View
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
-from quanterr.version import __version__
 
 NUMBERS = (Column("old", 1), Column("new", 2), Column("change", 0), Column("", 3, right=False))
 OF_ITEMS = {
@@ -51,13 +50,10 @@ ABOUT_INSPECTION = "From two stored inspections: formats and sizes, no values."
 
 def view(diff: CandidateDiff, top: int) -> View:
     """Return the view of the changes with ``top`` items of each kind."""
-    facts: list[tuple[str, list[str]]] = [("old", [Name(diff.old)]), ("new", [Name(diff.new)])]
     about = {"plan": ABOUT_PLAN, "inspection": ABOUT_INSPECTION, "images": ABOUT_IMAGES}.get(
         find_document_kind(diff), ABOUT
     )
-    return View(
-        "What changed", None, conclusion(diff), [], facts, list(_sections(diff, top)), about, f"quanterr {__version__}"
-    )
+    return make_view((diff.old, diff.new), conclusion(diff), _sections(diff, top), about)
 
 
 def find_document_kind(diff: CandidateDiff) -> str:
@@ -95,10 +91,8 @@ def _sections(diff: CandidateDiff, top: int) -> Iterator[Section]:
     document = find_document_kind(diff)
     for number, candidate in enumerate(diff.candidates):
         yield Section(f"candidate-{number}", _title(candidate), list(_parts(candidate, document, top)))
-    for word, names in (("new", diff.added), ("gone", diff.gone)):
-        if names:
-            title = f"{count(len(names), 'candidate')} {word}"
-            yield Section(word, title, [Table(title, "candidate", (), [[Name(name)] for name in names])])
+    names = (("new", "new", diff.added), ("gone", "gone", diff.gone))
+    yield from list_names("candidate", names, len(diff.added + diff.gone))
 
 
 def _title(found: CandidateChange) -> str:
@@ -119,10 +113,8 @@ def _parts(found: CandidateChange, document: str, top: int) -> Iterator[Part]:
         if items:
             rows = [[Name(one.layer), *_cells(one)] for one in items[:top]]
             yield Table(f"{count(len(items), item)} {word}", item, OF_ITEMS[document], rows, len(items) - len(rows))
-    for word, names in (("new", found.added), ("gone", found.gone)):
-        if names:
-            rows = [[Name(name)] for name in names[:top]]
-            yield Table(f"{count(len(names), item)} {word}", item, (), rows, max(len(names) - top, 0))
+    for section in list_names(item, (("new", "new", found.added), ("gone", "gone", found.gone)), top):
+        yield from section.parts
     yield Lines([f"{count(found.unchanged, item)} unchanged"])
 
 

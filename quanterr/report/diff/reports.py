@@ -5,7 +5,7 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from quanterr.report import NORM
-from quanterr.report.diff.base import check_comparable
+from quanterr.report.diff.base import check_comparable, pair_up
 from quanterr.report.diff.model import SCHEMA, SCHEMA_VERSION, Both, Change, Diff, FormatChange, Totals
 from quanterr.report.reading import Extract, extract, read_extract
 from quanterr.report.same_original import find_difference
@@ -39,17 +39,16 @@ def diff_reports(old: Extract, new: Extract, paths: tuple[str, str], force: bool
     """
     why = find_difference(old, new)
     check_comparable(paths, why, force)
-    before, after = ({item.name: item for item in ReportValues(report).items} for report in (old, new))
-    both = [(before[name], weight) for name, weight in after.items() if name in before]
+    both, added, gone = pair_up(*({item.name: item for item in ReportValues(one).items} for one in (old, new)))
     found = Diff(
         schema=SCHEMA,
         schema_version=SCHEMA_VERSION,
         difference=why,
         old=_totals(paths[0], old),
         new=_totals(paths[1], new),
-        added=[name for name in after if name not in before],
-        gone=[name for name in before if name not in after],
-        format_changes=[change for was, now in both if (change := _format_change(was, now))],
+        added=added,
+        gone=gone,
+        format_changes=[change for pair in both if (change := _format_change(*pair))],
     )
     for was, now in both:
         _sort_layer(found, was, now)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from math import inf, log10
 
-from quanterr.report.diff.base import format_answer, format_sizes, join_counts
+from quanterr.report.diff.base import format_answer, format_sizes, join_counts, list_names, make_view
 from quanterr.report.diff.model import Both, Change, Diff, Totals
 from quanterr.report.formatting import format_db
 from quanterr.report.html_data import DB_PLACES, DIFFERS, IDENTICAL, SAME, Row, make_columns
@@ -19,7 +19,6 @@ from quanterr.report.sections import (
     LayerName,
     MapMetric,
     Maps,
-    Name,
     Section,
     Table,
     View,
@@ -28,7 +27,6 @@ from quanterr.report.sections import (
 from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
-from quanterr.version import __version__
 
 MINOR_DB = 10 * log10(1.01)  # a change of the squared error by 1 %
 SHOWN_DB = 0.5  # smaller changes of the avoidable loss are rounding
@@ -68,13 +66,9 @@ ABOUT = (
 
 def view(diff: Diff, top: int) -> View:
     """Return the view of a diff with ``top`` layers of each kind."""
-    facts: list[tuple[str, list[str]]] = [("old", [Name(diff.old.path)]), ("new", [Name(diff.new.path)])]
     maps = Maps(METRICS, WORDS, lambda: make_columns(map(_row, diff.layers)), "change_db", "change_db")
-    made_by = f"quanterr {__version__}"
-    return View(
-        "What changed", None, conclusion(diff), [], facts, list(_sections(diff, top)), ABOUT, made_by,
-        maps if diff.layers else None,
-    )  # fmt: skip
+    paths = diff.old.path, diff.new.path
+    return make_view(paths, conclusion(diff), _sections(diff, top), ABOUT, maps if diff.layers else None)
 
 
 def conclusion(diff: Diff) -> str:
@@ -106,25 +100,18 @@ def _sections(diff: Diff, top: int) -> Iterator[Section]:
             yield Section(word, title, [_changes(title, items, top)])
         if word == "worse" and diff.layers:
             yield MAP
-    for key, word, names in (
+    lists = (
         ("undefined", "undefined in both", diff.undefined),
         ("new", "new", diff.added),
         ("gone", "gone", diff.gone),
-    ):
-        if names:
-            title = f"{count(len(names), 'layer')} {word}"
-            yield Section(key, title, [make_names_table(title, "layer", names, top)])
+    )
+    yield from list_names("layer", lists, top, LayerName)
     if diff.format_changes:
         title = f"{count(len(diff.format_changes), 'layer')} in another format"
         formats = [[LayerName(c.layer), c.old_format, c.new_format] for c in diff.format_changes[:top]]
         more = len(diff.format_changes) - len(formats)
         yield Section("formats", title, [Table(title, "layer", FORMATS, formats, more)])
     yield from [LAYERS] if diff.layers else []
-
-
-def make_names_table(title: str, first: str, names: Sequence[str], top: int) -> Table:
-    """Return a table of names."""
-    return Table(title, first, (), [[LayerName(name)] for name in names[:top]], max(len(names) - top, 0))
 
 
 def _changes(title: str, items: Sequence[Change], top: int) -> Table:
