@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 
 from quanterr.report.finding_codes import FORMER_NAMES
 from quanterr.util import strict_json
@@ -16,12 +17,17 @@ class Model(BaseModel):
 
 
 class Score(NamedTuple):
-    """Title, unit and sort direction of a number: an annotation of its field, which tables, gates and diffs use."""
+    """A number that tables, gates, diffs and the JSON Schema describe: an annotation of its field."""
 
     title: str
     better: Literal["lower", "higher"]
+    formula: str
     unit: Literal["", "nat", "dB", "B", "%"] = ""  # "%": a share, shown in per cent
     column: int | None = None  # place in tables, from the left; None: not shown there
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
+        """Return the JSON Schema of the field, described by its formula."""
+        return handler(core_schema) | {"description": self.formula}
 
 
 def collect_scores(kind: type[object]) -> dict[str, Score]:

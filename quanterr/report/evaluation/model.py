@@ -54,16 +54,15 @@ class Scores:
     chunks: int
     ppl_original: Annotated[FiniteFloat, Field(description="perplexity of the original: exp(mean of -ln p)")]
     ppl_original_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
-    ppl: Annotated[FiniteFloat, Score("PPL", "lower", column=2), Field(description="perplexity of the candidate")]
+    ppl: Annotated[FiniteFloat, Score("PPL", "lower", "perplexity of the candidate", column=2)]
     ppl_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
-    ppl_ratio: Annotated[FiniteFloat, Score("PPL ratio", "lower", column=3), Field(description="ppl / ppl_original")]
+    ppl_ratio: Annotated[FiniteFloat, Score("PPL ratio", "lower", "ppl / ppl_original", column=3)]
     ln_ppl_ratio: Annotated[FiniteFloat, Field(description="logarithm of ppl_ratio")]
     ln_ppl_ratio_se: Annotated[FiniteFloat, Field(description="standard error that includes the covariance of both")]
     ln_ppl_ratio_chunk_se: Annotated[Number, Field(description="standard error from the means of chunks")]
     kld_mean: Annotated[
         FiniteFloat,
-        Score("KLD", "lower", "nat", column=0),
-        Field(description="mean of KL(original || candidate) over the predictions [nat]"),
+        Score("KLD", "lower", "mean of KL(original || candidate) over the predictions [nat]", "nat", column=0),
     ]
     kld_mean_se: Annotated[FiniteFloat, Field(description="standard error over predictions [nat]")]
     kld_mean_chunk_se: Annotated[Number, Field(description="standard error from the means of chunks [nat]")]
@@ -72,38 +71,36 @@ class Scores:
     kld_p95: Annotated[FiniteFloat, Field(description="divergence that 95 % of the predictions do not exceed [nat]")]
     kld_p99: Annotated[
         FiniteFloat,
-        Score("KLD 99 %", "lower", "nat", column=1),
-        Field(description="divergence that 99 % of the predictions do not exceed [nat]"),
+        Score("KLD 99 %", "lower", "divergence that 99 % of the predictions do not exceed [nat]", "nat", column=1),
     ]
     kld_p99_9: Annotated[
         FiniteFloat, Field(description="divergence that 99.9 % of the predictions do not exceed [nat]")
     ]
-    kld_max: Annotated[
-        FiniteFloat, Score("largest KLD", "lower", "nat"), Field(description="largest divergence of a prediction [nat]")
-    ]
+    kld_max: Annotated[FiniteFloat, Score("largest KLD", "lower", "largest divergence of a prediction [nat]", "nat")]
     top1: Annotated[
         FiniteFloat,
-        Score("same top token", "higher", "%", column=4),
-        Field(description="share of predictions with the same most probable token"),
+        Score("same top token", "higher", "share of predictions with the same most probable token", "%", column=4),
     ]
     top1_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
     top5_overlap: Annotated[
-        FiniteFloat,
-        Score("top 5 in common", "higher", "%"),
-        Field(description="mean share of the five most probable tokens in common"),
+        FiniteFloat, Score("top 5 in common", "higher", "mean share of the five most probable tokens in common", "%")
     ]
     delta_p_mean: Annotated[FiniteFloat, Field(description="mean change of the actual token's probability")]
     delta_p_mean_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
     delta_p_rms: Annotated[
         FiniteFloat,
-        Score("Δp rms", "lower", "%", column=5),
-        Field(description="root mean square of the change of the actual token's probability"),
+        Score("Δp rms", "lower", "root mean square of the change of the actual token's probability", "%", column=5),
     ]
     delta_p_rms_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
     confident_flips: Annotated[
         FiniteFloat,
-        Score("confident flips", "lower", "%", column=6),
-        Field(description="share of predictions whose top token changes although the original gave it more than 50 %"),
+        Score(
+            "confident flips",
+            "lower",
+            "share of predictions whose top token changes although the original gave it more than 50 %",
+            "%",
+            column=6,
+        ),
     ]
     kld_chunks: Annotated[list[FiniteFloat], Field(description="mean KL divergence of each chunk [nat]")] = field(
         default_factory=list
@@ -184,22 +181,17 @@ class Embeddings:
 
     chunks: int
     cosine_mean: Annotated[
-        Number,
-        Score("cosine", "higher", column=0),
-        Field(description="mean cosine between the embeddings of both sides"),
+        Number, Score("cosine", "higher", "mean cosine between the embeddings of both sides", column=0)
     ]
-    cosine_min: Annotated[
-        Number, Score("least cosine", "higher", column=1), Field(description="least cosine of a chunk's embeddings")
-    ]
+    cosine_min: Annotated[Number, Score("least cosine", "higher", "least cosine of a chunk's embeddings", column=1)]
     rank_correlation: Annotated[
         Number,
-        Score("rank correlation", "higher", column=2),
-        Field(description="Spearman correlation of the cosines between all pairs of chunks"),
+        Score(
+            "rank correlation", "higher", "Spearman correlation of the cosines between all pairs of chunks", column=2
+        ),
     ]
     relative_error: Annotated[
-        Number,
-        Score("relative error", "lower", column=3),
-        Field(description="‖y - x‖ / ‖x‖ over the last hidden states"),
+        Number, Score("relative error", "lower", "‖y - x‖ / ‖x‖ over the last hidden states", column=3)
     ]
 
 
@@ -216,19 +208,13 @@ class StepError:
 class Outputs:
     """Errors of the outputs of recorded calls, with the same inputs on both sides."""
 
-    output_error: Annotated[
-        Number, Score("output error", "lower", "%", column=0), Field(description="mean over calls of ‖y - x‖² / ‖x‖²")
-    ]
+    output_error: Annotated[Number, Score("output error", "lower", "mean over calls of ‖y - x‖² / ‖x‖²", "%", column=0)]
     output_error_se: Annotated[Number, Field(description="standard error over groups; null for a single group")]
     output_snr_db: Annotated[
-        Number,
-        Score("output SNR", "higher", "dB", column=1),
-        Field(description="-10·log10(output_error) [dB]; null: no error"),
+        Number, Score("output SNR", "higher", "-10·log10(output_error) [dB]; null: no error", "dB", column=1)
     ]
-    output_cosine: Annotated[Number, Score("cosine", "higher", column=3), Field(description="mean cosine over calls")]
-    output_error_worst: Annotated[
-        Number, Score("worst call", "lower", "%", column=2), Field(description="largest error of a call")
-    ]
+    output_cosine: Annotated[Number, Score("cosine", "higher", "mean cosine over calls", column=3)]
+    output_error_worst: Annotated[Number, Score("worst call", "lower", "largest error of a call", "%", column=2)]
     worst_call: Annotated[str, Field(description="name of the worst call in the file")]
     calls: int
     groups: int
@@ -239,16 +225,18 @@ class Outputs:
 class Rollout:
     """The latents at the end of the candidate's own path of flow matching, against those of the original's."""
 
-    rollout_error: Annotated[
-        Number, Score("rollout error", "lower", "%"), Field(description="mean over groups of ‖y - x‖² / ‖x‖²")
-    ]
+    rollout_error: Annotated[Number, Score("rollout error", "lower", "mean over groups of ‖y - x‖² / ‖x‖²", "%")]
     rollout_error_se: Annotated[Number, Field(description="standard error over groups; null of one alone")]
     rollout_psnr_db: Annotated[
         Number,
-        Score("rollout PSNR", "higher", "dB"),
-        Field(description="mean over groups; the peak is the range of the original's latents; null: no error [dB]"),
+        Score(
+            "rollout PSNR",
+            "higher",
+            "mean over groups; the peak is the range of the original's latents; null: no error [dB]",
+            "dB",
+        ),
     ]
-    rollout_cosine: Annotated[Number, Score("rollout cosine", "higher"), Field(description="mean over groups")]
+    rollout_cosine: Annotated[Number, Score("rollout cosine", "higher", "mean over groups")]
     groups: int
     steps: Annotated[list[StepError], Field(description="of the latents after each step; calls: groups")]
 
@@ -301,15 +289,11 @@ class Task:
     questions: int
     accuracy_original: FiniteFloat
     accuracy: Annotated[
-        FiniteFloat,
-        Score("accuracy", "higher", "%"),
-        Field(description="share of questions that the candidate answers correctly"),
+        FiniteFloat, Score("accuracy", "higher", "share of questions that the candidate answers correctly", "%")
     ]
     retention: Annotated[Number, Field(description="accuracy / accuracy_original; null if accuracy_original is 0")]
     agreement: Annotated[
-        FiniteFloat,
-        Score("agreement", "higher", "%"),
-        Field(description="share of questions with the same answer from both"),
+        FiniteFloat, Score("agreement", "higher", "share of questions with the same answer from both", "%")
     ]
     mcnemar_p: Annotated[FiniteFloat, Field(description="p-value of McNemar's exact two-sided test for a change")]
 
@@ -421,8 +405,13 @@ class Evaluated:
     scores: Annotated[Scores | None, Field(description="null for an encoder, and if logits are not finite")]
     predicted_kld: Annotated[
         Number,
-        Score("predicted KLD", "lower", "nat", column=7),
-        Field(description="sum over the weights, from --sensitivity [nat]; too low above about 0.1 nat"),
+        Score(
+            "predicted KLD",
+            "lower",
+            "sum over the weights, from --sensitivity [nat]; too low above about 0.1 nat",
+            "nat",
+            column=7,
+        ),
     ]
     embeddings: Annotated[Embeddings | None, Field(description="null for a model that predicts tokens")]
     tasks: list[Task]
@@ -457,8 +446,13 @@ class Evaluated:
     )
     predicted_output_error: Annotated[
         Number,
-        Score("predicted output error", "lower", "%", column=4),
-        Field(description="of recorded calls: sum over the weights, from --sensitivity"),
+        Score(
+            "predicted output error",
+            "lower",
+            "of recorded calls: sum over the weights, from --sensitivity",
+            "%",
+            column=4,
+        ),
     ] = None
 
     def value(self, metric: str) -> float | None:

@@ -6,18 +6,13 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, FiniteFloat
 
-from quanterr.report.base import RunInfo, Score
+from quanterr.report.base import RunInfo, Score, collect_scores
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate, Word
 from quanterr.report.images import SCHEMA
 
 SCHEMA_VERSION = "1.0"
 PICTURE = r"^data:image/jpeg;base64,[A-Za-z0-9+/]+={0,2}$"
-SCORES = {
-    "psnr_db": Score("PSNR", "higher", "dB"),
-    "ssim": Score("SSIM", "higher"),
-    "lpips": Score("LPIPS", "lower"),
-}
 
 Number = FiniteFloat | None
 Picture = Annotated[str, Field(pattern=PICTURE, description="data: URI of a JPEG")]
@@ -80,9 +75,11 @@ class Images(Document):
     gated: bool = Field(description="true if gates decided the verdict")
     original: str = Field(description="path of the folder with the original model's images")
     quantized: str = Field(description="path of the folder with the quantized model's images")
-    psnr_db: Mean | None = Field(description="PSNR [dB] over the pairs that differ; null: none does")
-    ssim: Mean | None = Field(description="SSIM over all pairs; null: no pair was compared")
-    lpips: Mean | None = Field(description="LPIPS over all pairs; null: see `lpips_absent`")
+    psnr_db: Annotated[
+        Mean | None, Score("PSNR", "higher", "PSNR [dB] over the pairs that differ; null: none does", "dB")
+    ]
+    ssim: Annotated[Mean | None, Score("SSIM", "higher", "SSIM over all pairs; null: no pair was compared")]
+    lpips: Annotated[Mean | None, Score("LPIPS", "lower", "LPIPS over all pairs; null: see `lpips_absent`")]
     lpips_by: str | None = Field(description="package and version that computed LPIPS; null: see `lpips_absent`")
     lpips_absent: str | None = Field(description="why LPIPS was not measured; null: it was")
     gates: list[Gate]
@@ -101,6 +98,9 @@ class Images(Document):
     def worst_first(self) -> list[ImagePair]:
         """The pairs by SSIM, then PSNR, the lowest first; identical pairs come last."""
         return sorted(self.pairs, key=lambda pair: (pair.identical, pair.ssim, pair.psnr_db or 0.0))
+
+
+SCORES = collect_scores(Images)
 
 
 def list_reasons(images: Images) -> list[str]:

@@ -13,9 +13,9 @@ from quanterr.report.model import StoredFile
 
 SCHEMA_VERSION = "1.3"  # 1.1 adds decode; 1.2 activations and kv; 1.3 checksum and run
 SCORES = {
-    "bytes": Score("bytes", "lower", "B"),
-    "bits_per_weight": Score("bits per weight", "lower"),
-    "unread": Score("weights that are not read", "lower"),
+    "bytes": Score("bytes", "lower", "of all tensors", "B"),
+    "bits_per_weight": Score("bits per weight", "lower", "of all weights together, scales included"),
+    "unread": Score("weights that are not read", "lower", "weights that no format claims"),
 }
 
 

@@ -88,15 +88,13 @@ class Plan(Document):
     measure: Measure
     notes: list[str] = Field(description="caveats about the plan")
     recipes: list[str]
-    bytes: Annotated[int, Score("size", "lower", "B")] = Field(description="bytes of all tensors, planned or not")
-    bits_per_weight: Annotated[FiniteFloat, Score("bits per weight", "lower")] = Field(
-        description="bits per weight of the planned layers"
-    )
-    cost: Annotated[FiniteFloat, Score("cost", "lower")]
+    bytes: Annotated[int, Score("size", "lower", "bytes of all tensors, planned or not", "B")]
+    bits_per_weight: Annotated[FiniteFloat, Score("bits per weight", "lower", "bits per weight of the planned layers")]
+    cost: Annotated[FiniteFloat, Score("cost", "lower", "sum over the layers, in units of `measure`")]
     bound: FiniteFloat = Field(description="lower bound on the cost of any plan")
-    snr_db: Annotated[Number, Score("predicted SNR", "higher", "dB")] = Field(
-        description="SNR over the planned layers [dB]; null if nothing changes"
-    )
+    snr_db: Annotated[
+        Number, Score("predicted SNR", "higher", "SNR over the planned layers [dB]; null if nothing changes", "dB")
+    ]
     least_bytes: int = Field(description="smallest size that these recipes can reach")
     unplanned_bytes: int = Field(description="bytes of tensors that are not planned: norms, embeddings, heads")
     layers: list[PlannedLayer] = Field(description="layers in the original's order")

@@ -48,19 +48,13 @@ class Candidate:
     behind: Annotated[
         str | None, Field(description="a candidate that is no worse in bytes and error, and better in one")
     ]
-    bytes: Annotated[
-        int | None, Field(description="bytes of tensors common to all ranked candidates"), Score("size", "lower", "B")
-    ]
+    bytes: Annotated[int | None, Score("size", "lower", "bytes of tensors common to all ranked candidates", "B")]
     bits_per_weight: Annotated[
-        FiniteFloat | None,
-        Field(description="bits per weight of these tensors [bit]"),
-        Score("bits per weight", "lower"),
+        FiniteFloat | None, Score("bits per weight", "lower", "bits per weight of these tensors [bit]")
     ]
     squared_error: Annotated[FiniteFloat | None, Field(description="Σe² over the layers; identical layers count as 0")]
     snr_db: Annotated[
-        FiniteFloat | None,
-        Field(description="Σx² / Σe² over the layers; null where either is 0 [dB]"),
-        Score("SNR", "higher", "dB"),
+        FiniteFloat | None, Score("SNR", "higher", "Σx² / Σe² over the layers; null where either is 0 [dB]", "dB")
     ]
     best_layers: Annotated[int, Field(description="number of layers in which this candidate has the least error")]
     checkpoint_bytes: Annotated[int, Field(description="bytes of all tensors of the candidate")]
@@ -68,34 +62,32 @@ class Candidate:
         FiniteFloat | None, Field(description="SNR over the candidate's own differing layers [dB]")
     ]
     weighted_snr_db: Annotated[
-        FiniteFloat | None,
-        Field(description="as in a report [dB]; null without --importance"),
-        Score("weighted SNR", "higher", "dB"),
+        FiniteFloat | None, Score("weighted SNR", "higher", "as in a report [dB]; null without --importance", "dB")
     ]
     predicted_kld: Annotated[
         FiniteFloat | None,
-        Field(description="Σ alpha · NMSE over the layers [nat]; null without --sensitivity"),
-        Score("predicted KLD", "lower", "nat"),
+        Score("predicted KLD", "lower", "Σ alpha · NMSE over the layers [nat]; null without --sensitivity", "nat"),
     ]
     excess_db: Annotated[
         FiniteFloat | None,
-        Field(description="avoidable loss under the stored scales, as in a report [dB]"),
-        Score("avoidable error", "lower", "dB"),
+        Score("avoidable error", "lower", "avoidable loss under the stored scales, as in a report [dB]", "dB"),
     ]
     worst_layer: WorstLayer | None
     formats: Annotated[dict[str, int], Field(description="number of differing layers by format")]
     findings: list[Finding]
     gates: list[Gate]
     tokens_per_second: Annotated[
-        FiniteFloat | None,
-        Field(description="upper bound by memory bandwidth, with sweep --hardware"),
-        Score("max. tokens/s", "higher"),
+        FiniteFloat | None, Score("max. tokens/s", "higher", "upper bound by memory bandwidth, with sweep --hardware")
     ] = None
     snr_db_margin: Margin = None
     predicted_output_error: Annotated[
         FiniteFloat | None,
-        Field(description="Σ alpha · NMSE over the layers; null without a --sensitivity of recorded calls"),
-        Score("predicted output error", "lower", "%"),
+        Score(
+            "predicted output error",
+            "lower",
+            "Σ alpha · NMSE over the layers; null without a --sensitivity of recorded calls",
+            "%",
+        ),
     ] = None
 
 
