@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -35,7 +35,6 @@ from quanterr.cli.common import (
     Display,
     Interrupt,
     ProgramGroup,
-    SchemaKind,
     announce,
     command_line,
     decide_status,
@@ -444,14 +443,17 @@ app.command("bench-formats", cls=Command, help=bench_formats.HELP, rich_help_pan
 
 @app.command(cls=Command, rich_help_panel=HELP)
 def schema(
-    kind: Annotated[SchemaKind, typer.Argument(help="The kind of document.")] = SchemaKind.REPORT,
+    kind: Annotated[
+        Literal["report", "ranking", "evaluation", "plan", "inspection", "images"],
+        typer.Argument(help="The kind of document."),
+    ] = "report",
 ) -> None:
     """Print the JSON Schema of a report, a ranking, an evaluation or a plan."""
     import json
 
     from quanterr.report.documents import KINDS
 
-    print(json.dumps(KINDS[f"quanterr.{kind.value}"].model.json_schema(), indent=2))
+    print(json.dumps(KINDS[f"quanterr.{kind}"].model.json_schema(), indent=2))
 
 
 class _Stderr(io.TextIOWrapper):

@@ -50,7 +50,7 @@ def _show(found: "list[BenchResult]", color: Color) -> None:
     from quanterr.report.sections import Column
     from quanterr.report.terminal import console, fit_table
 
-    to = console(sys.stdout, color.value)
+    to = console(sys.stdout, color)
     kinds = list(dict.fromkeys(row.weights for row in found))
     names = list(dict.fromkeys(row.recipe for row in found))
     by_place = {(row.recipe, row.weights): row for row in found}

@@ -10,9 +10,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -47,6 +46,9 @@ ROOM = 256 * 2**20  # bytes that a small comparison needs besides torch
 LOADING = 60  # limit for loading torch, in seconds of processor time; it usually takes 2 to 4
 
 
+Color = Literal["auto", "always", "never"]
+
+
 def wrap_help(text: str) -> str:
     """Join the lines of each paragraph, for typer to wrap; paragraphs that begin with ``\\b`` keep their lines."""
     return "\n\n".join(p if p.startswith("\b") else " ".join(p.split()) for p in text.strip().split("\n\n"))
@@ -76,34 +78,6 @@ class ProgramGroup(TyperGroup):
         return _clear_switch_metavars(super().get_params(ctx))
 
 
-class Color(StrEnum):
-    """The values of ``--color``."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
-
-
-class SchemaKind(StrEnum):
-    """The kinds of documents that have a JSON Schema."""
-
-    REPORT = "report"
-    RANKING = "ranking"
-    EVALUATION = "evaluation"
-    PLAN = "plan"
-    INSPECTION = "inspection"
-    IMAGES = "images"
-
-
-class SortBy(StrEnum):
-    """The metrics that can sort the worst layers."""
-
-    SNR = "snr"
-    MAE = "mae"
-    RELATIVE = "relative"
-    MAX = "max"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Display(CheckedOptions):
     """Output options: where a result goes, and how it is shown."""
@@ -121,9 +95,11 @@ class Display(CheckedOptions):
     ] = ()
     no_clobber: Annotated[bool, Option("Do not overwrite existing files.", OUTPUT)] = False
     top_layers: Annotated[int, Option("Number of layers to show.", OUTPUT, "N", least=0)] = 10
-    sort_by: Annotated[SortBy, Option("Metric that ranks the worst layers.", OUTPUT)] = SortBy.SNR
+    sort_by: Annotated[
+        Literal["snr", "mae", "relative", "max"], Option("Metric that ranks the worst layers.", OUTPUT)
+    ] = "snr"
     no_plot: Annotated[bool, Option("Do not draw maps and curves.", OUTPUT)] = False
-    color: Annotated[Color, Option("When to use colours.", OUTPUT)] = Color.AUTO
+    color: Annotated[Color, Option("When to use colours.", OUTPUT)] = "auto"
     no_color: Annotated[bool, Option("The same as --color never.", OUTPUT)] = False
     quiet: Annotated[
         bool, Option("Print only the verdict, on stderr; no tables, no progress.", OUTPUT, flags="--quiet -q")
@@ -139,7 +115,7 @@ class Display(CheckedOptions):
     @property
     def colors(self) -> Color:
         """The choice of ``--color`` and ``--no-color`` combined."""
-        return Color.NEVER if self.no_color else self.color
+        return "never" if self.no_color else self.color
 
     def targets(
         self, inputs: Iterable[str | PathLike[str] | None], outputs: "Sequence[Output] | None" = None

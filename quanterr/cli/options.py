@@ -3,10 +3,9 @@
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
-from enum import Enum
 from functools import wraps
 from types import UnionType
-from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
@@ -38,10 +37,6 @@ def argument(metavar: str, help_text: str) -> ArgumentInfo:
     """Return a positional argument of a command, whose help shows no default."""
     made: ArgumentInfo = typer.Argument(metavar=metavar, help=help_text, show_default=False)
     return made
-
-
-class _Choice(str, Enum):  # noqa: UP042 - memberless base: each Literal gets its own enumeration
-    """Base of the enumerations that stand for a ``Literal``."""
 
 
 class _OptionGroup(NamedTuple):
@@ -82,9 +77,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     def wrapper(**given: object) -> None:
         for name, group in groups.items():
             own = {field: given.pop(field) for field in group.names}
-            given[name] = group.kind(
-                **{field: _unwrap_choice(value) for field, value in own.items() if value is not None}
-            )
+            given[name] = group.kind(**{field: value for field, value in own.items() if value is not None})
         command(**given)
 
     parameters.sort(key=_sort_key)
@@ -142,16 +135,10 @@ def _make_parameter(row: _Row, help_text: str) -> inspect.Parameter:
 
 
 def _typer_type(kind: object) -> object:
-    """Return the type for typer: str for paths, a list for iterables, an enumeration for a Literal."""
+    """Return the type for typer: str for paths, a list for iterables."""
     if get_origin(kind) is Iterable:
         return list[str] | None
-    if get_origin(kind) is Literal:
-        return _Choice("Choice", {word: word for word in get_args(kind)})  # type: ignore[call-overload]
     if get_origin(kind) is UnionType or isinstance(kind, UnionType):
         kinds = get_args(kind)
         return str | None if str in kinds else kinds[0] | None
     return kind
-
-
-def _unwrap_choice(value: object) -> object:
-    return value.value if isinstance(value, _Choice) else value
