@@ -68,7 +68,9 @@ def read_report(path: str | os.PathLike[str]) -> "Report":
     from quanterr.report.model import Report
 
     where = display(os.fspath(path))
-    raw, as_written = _read(path, where)
+    raw = _read_bytes(path, where)
+    as_written = _is_unedited(raw)
+    _check_if_edited(raw, as_written, where)
     report = _read_items_by_line(raw, Report) if as_written else None
     if report is None:
         report = _validate(raw, where, lambda raw: Report.model_validate_json(raw, strict=True))
@@ -100,12 +102,13 @@ def read_extract(
     where = display(os.fspath(path))
     parts = _describe_parts(metrics, aggregates) | RECORDS
     raw = _read_bytes(path, where)
-    found = None
-    with _ChecksumThread(raw) as checked:  # computes the checksum meanwhile
-        if raw.startswith(HEAD):
-            found = _read_by_line(raw, parts)
-    _check_if_edited(raw, checked.as_written, where)
-    if found is None or not checked.as_written:
+    checked: list[bool] = []
+    checksum = Thread(target=lambda: checked.append(_is_unedited(raw)))  # computed meanwhile
+    checksum.start()
+    found = _read_by_line(raw, parts) if raw.startswith(HEAD) else None
+    checksum.join()
+    _check_if_edited(raw, checked == [True], where)
+    if found is None or checked != [True]:
         found = _validate(raw, where, SchemaValidator(_make_schema(parts)).validate_json)
     _check(found, found.pop("records"), where)
     if verdict:
@@ -210,37 +213,10 @@ def _make_picker(parts: Any) -> Callable[[Any], Any]:
     return pick
 
 
-def _read(path: str | os.PathLike[str], where: str) -> tuple[bytes, bool]:
-    """Return the bytes of a report and whether they are as written; others were checked for invalid content."""
-    raw = _read_bytes(path, where)
-    as_written = _is_unedited(raw)
-    _check_if_edited(raw, as_written, where)
-    return raw, as_written
-
-
 def _check_if_edited(raw: bytes, as_written: bool, where: str) -> None:
     if not as_written:
         _check_content(raw, where)
         warn_edited(where)
-
-
-class _ChecksumThread:
-    """A context that checks in a thread whether a report is as written; ``as_written`` is set when it ends."""
-
-    def __init__(self, raw: bytes) -> None:
-        """Prepare the check of ``raw``."""
-        self._raw, self.as_written = raw, False
-        self._thread = Thread(target=self._check)
-
-    def _check(self) -> None:
-        self.as_written = _is_unedited(self._raw)
-
-    def __enter__(self) -> "_ChecksumThread":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join()
 
 
 def _read_bytes(path: str | os.PathLike[str], where: str) -> bytes:
