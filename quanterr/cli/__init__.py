@@ -39,11 +39,9 @@ from quanterr.cli.common import (
     command_line,
     decide_status,
     deliver,
-    exit_on_interrupt,
     guard_stdout,
     is_other_rank,
     require_memory,
-    show_progress,
     warn,
     wrap_help,
 )
@@ -171,6 +169,7 @@ def compare(
     ] = None,
 ) -> None:
     """Compare two checkpoints."""
+    from quanterr.cli.opening import open_run
     from quanterr.gates import prepare
     from quanterr.gates.fail_fast import make_violation_check
 
@@ -180,10 +179,12 @@ def compare(
     violated = make_violation_check(rules.rules, next(iter(rules.before), None)) if fail_fast else None
     judge = _make_judge(rules, planned)
     announce(sides, show.quiet)
-    with Interrupt() as interrupt, exit_on_interrupt(interrupt):
-        on_layer = interrupt.stop_at(violated) if violated else None
-        asked = replace(options, on_layer=on_layer, stop=interrupt.stop, command=tuple(command_line()))
-        report = _compare_pair(sides, asked, show.quiet)
+    with Interrupt() as interrupt:
+        asked = replace(options, on_layer=interrupt.stop_at(violated) if violated else None)
+        with open_run(sides, asked, interrupt, show.quiet) as (opened, asked):
+            from quanterr.comparison import compare_each
+
+            report = compare_each(opened[0], opened[1:], asked)[0]
         warn(report.findings)
         try:
             report = judge(report)
@@ -223,16 +224,6 @@ def _make_judge(rules: "PreparedRules", planned: str | None) -> "Callable[[Repor
 
     plan = read_stored(planned, Plan)
     return lambda report: check_against_plan(rules.judge(report), plan)
-
-
-def _compare_pair(sides: tuple[str, str], options: CompareOptions, quiet: bool) -> "Report":
-    from quanterr.cli.opening import open_inputs
-
-    require_memory()
-    with open_inputs(sides, options) as (original, quantized), show_progress(quiet) as on_progress:
-        from quanterr.comparison import compare_each
-
-        return compare_each(original, [quantized], replace(options, on_progress=on_progress))[0]
 
 
 def _deliver(report: "Report", to: "list[Target]", show: Display, status: int, next_step: str) -> None:

@@ -26,11 +26,8 @@ from quanterr.util.text import escape_surrogates, size
 from quanterr.util.waiting import allow_stop, notices
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
     from types import FrameType
-    from typing import TypeVar
 
-    from quanterr.cli.progress import Bar, Heartbeat, Steps
     from quanterr.report import Output
     from quanterr.report.base import Finding
     from quanterr.report.diff.base import Difference
@@ -39,8 +36,6 @@ if TYPE_CHECKING:
     from quanterr.report.model import Layer, Report
     from quanterr.report.ranking.model import Ranking
     from quanterr.report.sections import View
-
-    Shown = TypeVar("Shown", bound=Bar | Heartbeat | Steps)
 
 ROOM = 256 * 2**20  # bytes that a small comparison needs besides torch
 LOADING = 60  # limit for loading torch, in seconds of processor time; it usually takes 2 to 4
@@ -170,10 +165,14 @@ class Interrupt:
         self._stoppable.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Exit with the signal's status, 128 plus its number, if the run has no result because it was interrupted."""
         self._stoppable.__exit__(None, None, None)
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
+        if isinstance(error, Interrupted):
+            print(f"quanterr: {error}", file=sys.stderr)
+            raise typer.Exit(128 + (self.signal or signal.SIGINT)) from error
 
     def _handle_signal(self, number: int, _: "FrameType | None") -> None:
         if self.signal is not None:
@@ -182,16 +181,6 @@ class Interrupt:
         self.stop.set()
         with suppress(OSError):  # stderr is closed
             os.write(2, f"\nquanterr: interrupted; {self._consequence} (interrupt again to quit at once)\n".encode())
-
-
-@contextmanager
-def exit_on_interrupt(interrupt: Interrupt) -> Iterator[None]:
-    """Exit with the signal's status, 128 plus its number, if a run is interrupted before it has a result."""
-    try:
-        yield
-    except Interrupted as error:
-        print(f"quanterr: {error}", file=sys.stderr)
-        raise typer.Exit(128 + (interrupt.signal or signal.SIGINT)) from error
 
 
 def decide_status(judged: "Report | Ranking", allow_partial: bool, interrupt: Interrupt) -> int:
@@ -289,31 +278,6 @@ def announce(paths: Iterable[str], quiet: bool) -> None:
     notices.setLevel(logging.ERROR if quiet else logging.WARNING)
     if hosts and not quiet:
         print(f"quanterr: reading from {', '.join(hosts)}", file=sys.stderr)
-
-
-def show_progress(quiet: bool) -> "AbstractContextManager[Bar | Heartbeat | None]":
-    """Show the progress of a comparison on stderr; enters with its callback, None if ``quiet`` or on other ranks."""
-    from quanterr.cli.progress import Bar, Heartbeat
-
-    make: Callable[[], Bar | Heartbeat] = Bar if sys.stderr.isatty() else Heartbeat
-    return _show(quiet, make)
-
-
-def show_steps(quiet: bool) -> "AbstractContextManager[Steps | None]":
-    """Show the progress of an evaluation as :func:`show_progress` does."""
-    from quanterr.cli.progress import Steps
-
-    return _show(quiet, lambda: Steps(sys.stderr.isatty()))
-
-
-@contextmanager
-def _show(quiet: bool, make: "Callable[[], Shown]") -> "Iterator[Shown | None]":
-    shown = None if quiet or is_other_rank() else make()
-    try:
-        yield shown
-    finally:
-        if shown is not None:
-            shown.close()
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """``quanterr evaluate``: measure how well the quantized model still performs."""
 
 import sys
-from dataclasses import replace
 from os import fspath
 from typing import Annotated
 
@@ -10,10 +9,6 @@ from quanterr.cli.common import (
     Display,
     Interrupt,
     announce,
-    command_line,
-    exit_on_interrupt,
-    require_memory,
-    show_steps,
     wrap_help,
 )
 from quanterr.cli.gate import finish
@@ -57,7 +52,8 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate candidates, or study the original alone."""
-    from quanterr.cli.opening import open_inputs
+    from quanterr.cli.opening import open_run
+    from quanterr.cli.progress import Steps
     from quanterr.gates import prepare
     from quanterr.report.documents import KINDS
     from quanterr.report.evaluation import SCHEMA
@@ -90,13 +86,11 @@ def evaluate(
     alone = not candidates and not recipes.against and options.reference is None
     if alone:
         options.check_alone()
-    require_memory()
-    with Interrupt(keeps=False) as interrupt, exit_on_interrupt(interrupt), open_inputs(paths, options) as checkpoints:
-        from quanterr.evaluation import evaluate_candidates
-        from quanterr.evaluation.beside_original import measure_alone
+    with Interrupt(keeps=False) as interrupt:
+        with open_run(paths, options, interrupt, show.quiet, Steps) as (checkpoints, asked):
+            from quanterr.evaluation import evaluate_candidates
+            from quanterr.evaluation.beside_original import measure_alone
 
-        with show_steps(show.quiet) as on_progress:
-            asked = replace(options, on_progress=on_progress, stop=interrupt.stop, command=tuple(command_line()))
             if alone:
                 measure_alone(checkpoints[0], asked)
                 print(f"quanterr: wrote {', '.join(map(display, written.values()))}", file=sys.stderr)

@@ -1,46 +1,72 @@
-"""Opening of inputs before torch is imported, which takes longer than many runs: mistakes end the command first.
+"""Opening of a run's inputs before torch is imported, which takes longer than many runs: mistakes end it first.
 
 While torch is imported, the system reads the files ahead.
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.checkpoints.base import CheckpointFile
 from quanterr.checkpoints.read_ahead import read_ahead
+from quanterr.cli.common import Interrupt, command_line, is_other_rank, require_memory
+from quanterr.cli.progress import show_bytes
 from quanterr.errors import UsageError
-from quanterr.options import ComparisonOptions, ReadOptions
+from quanterr.options import ComparisonOptions
 from quanterr.selection import LayerSelection
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
+
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    from quanterr.cli.progress import Bar, Heartbeat, Steps
+    from quanterr.options import EvaluateOptions
+
+    Asked = TypeVar("Asked", bound=ComparisonOptions | EvaluateOptions)
+    Opened = Sequence[str] | Sequence[Checkpoint]
 
 DEVICE = re.compile(r"auto|(cpu|cuda)(:\d+)?")
 
 
 @contextmanager
-def open_inputs(paths: Iterable[str], options: ReadOptions) -> Iterator[list[str] | list[Checkpoint]]:
-    """Open checkpoints, read them ahead, and close them at the end.
+def open_run(
+    paths: Sequence[str],
+    options: "Asked",
+    interrupt: Interrupt,
+    quiet: bool,
+    progress: "Callable[[bool], Bar | Heartbeat | Steps]" = show_bytes,
+) -> "Iterator[tuple[Opened, Asked]]":
+    """Open the checkpoints of a run, read them ahead, and close them at the end.
 
-    A run of several processes gets the paths: it opens them later, when each process can tell the others of an error.
+    Yields them with the options that let ``interrupt`` stop the run and, unless ``quiet`` or on other ranks, show its
+    progress on stderr. A run of several processes gets the paths: it opens them later, when each process can tell the
+    others of an error.
 
     Raises:
         UsageError: the device is unknown, or a pattern of layers is invalid; or as :func:`open_checkpoint`.
         CheckpointError: the importance matrix is missing; or as :func:`open_checkpoint`.
+        ResourceError: as :func:`require_memory`.
     """
+    require_memory()
     if not DEVICE.fullmatch(options.device):
         raise UsageError(f"--device {display(options.device)}: choose auto, cpu, cuda or cuda:N")
-    if this_process().world > 1:
-        yield list(paths)
-        return
     with ExitStack() as stack:
-        found = [stack.enter_context(open_checkpoint(path, options.lenient, options.cache)) for path in paths]
-        if isinstance(options, ComparisonOptions):
-            _check_selection(options)
-        stack.enter_context(read_ahead(found))
-        yield found
+        opened: Opened = list(paths)
+        if this_process().world == 1:
+            found = [stack.enter_context(open_checkpoint(path, options.lenient, options.cache)) for path in paths]
+            if isinstance(options, ComparisonOptions):
+                _check_selection(options)
+            stack.enter_context(read_ahead(found))
+            opened = found
+        silent = quiet or is_other_rank()
+        shown: Any = None if silent else stack.enter_context(closing(progress(sys.stderr.isatty())))
+        yield opened, replace(options, on_progress=shown, stop=interrupt.stop, command=tuple(command_line()))
 
 
 def _check_selection(options: ComparisonOptions) -> None:

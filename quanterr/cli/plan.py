@@ -14,8 +14,6 @@ from quanterr.cli.common import (
     command_line,
     deliver,
     guard_stdout,
-    require_memory,
-    show_progress,
     wrap_help,
 )
 from quanterr.cli.completion import PROGRAMS
@@ -61,7 +59,7 @@ def plan(
     ] = None,
 ) -> None:
     """Choose a recipe for each layer."""
-    from quanterr.cli.opening import open_inputs
+    from quanterr.cli.opening import open_run
     from quanterr.goals import parse_goal
     from quanterr.report import OUTPUTS, Output
     from quanterr.report.files import write_output
@@ -75,29 +73,26 @@ def plan(
     scripts = [target for target in to if target.output is script]
     documents = [target for target in to if target.output is not script]
     announce([original], show.quiet)
-    require_memory()
-    with Interrupt(keeps=False) as interrupt, open_inputs([original], options) as (checkpoint,):
-        from quanterr.planning import plan_layers
-        from quanterr.planning.exports import CONSUMERS, check_consumer, list_writable
+    with Interrupt(keeps=False) as interrupt:
+        silent = show.quiet or export is not None
+        with open_run([original], options, interrupt, silent) as ((checkpoint,), asked):
+            from quanterr.planning import plan_layers
+            from quanterr.planning.exports import CONSUMERS, check_consumer, list_writable
 
-        check_consumer(export)
-        for target in documents if scripts else ():
-            if target.path is not None and target.path.name == CONSUMERS[str(export)].file:
-                raise UsageError(
-                    f"-o {display(str(target.path))}: the script writes the file for {export} under this name; "
-                    "choose another"
-                )
-        if export is not None and not options.to:
-            options = replace(options, to=list_writable(export))
-            if not show.quiet:
-                print(f"quanterr: plans with what {export} writes: {', '.join(options.to)}", file=sys.stderr)
-        with show_progress(show.quiet or export is not None) as on_progress:
-            command = tuple(command_line())
-            found = plan_layers(
-                checkpoint, replace(options, on_progress=on_progress, stop=interrupt.stop, command=command)
-            )
+            check_consumer(export)
+            for target in documents if scripts else ():
+                if target.path is not None and target.path.name == CONSUMERS[str(export)].file:
+                    raise UsageError(
+                        f"-o {display(str(target.path))}: the script writes the file for {export} under this name; "
+                        "choose another"
+                    )
+            if export is not None and not options.to:
+                asked = replace(asked, to=list_writable(export))
+                if not show.quiet:
+                    print(f"quanterr: plans with what {export} writes: {', '.join(asked.to)}", file=sys.stderr)
+            found = plan_layers(checkpoint, asked)
         if export is None or scripts:
-            deliver(found, documents, show, next_step="" if export else suggest_after_plan(found, command))
+            deliver(found, documents, show, next_step="" if export else suggest_after_plan(found, command_line()))
             for target in scripts:
                 write_output(found, target, program=export)
                 if not show.quiet:

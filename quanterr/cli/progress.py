@@ -95,6 +95,11 @@ class Heartbeat:
         """Do nothing: lines stay."""
 
 
+def show_bytes(terminal: bool) -> Bar | Heartbeat:
+    """Return the progress of a comparison: a bar in a terminal, elsewhere lines."""
+    return Bar() if terminal else Heartbeat()
+
+
 class Steps:
     """Progress of an evaluation by units and micro-batches: a bar in a terminal, elsewhere a line every 30 seconds."""
 

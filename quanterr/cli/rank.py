@@ -1,6 +1,5 @@
 """``quanterr rank``: compare several candidates with one original in one pass."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from quanterr.cli.common import (
@@ -11,9 +10,6 @@ from quanterr.cli.common import (
     announce,
     command_line,
     decide_status,
-    exit_on_interrupt,
-    require_memory,
-    show_progress,
     warn,
     wrap_help,
 )
@@ -26,12 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar
 
-    from quanterr.checkpoints import Checkpoint
+    from quanterr.cli.opening import Opened
     from quanterr.report.files import Target
     from quanterr.report.ranking.model import Ranking
 
     Asked = TypeVar("Asked", bound=CompareOptions)
-    Opened = Sequence[str] | Sequence[Checkpoint]
 
 HELP = wrap_help("""Compare several quantized checkpoints with one original and rank them by error and size.
 
@@ -82,14 +77,12 @@ def run(
     show: Display,
 ) -> None:
     """Make a ranking, write it, print it, and exit with its status."""
-    from quanterr.cli.opening import open_inputs
+    from quanterr.cli.opening import open_run
 
     announce(paths, show.quiet)
-    with Interrupt() as interrupt, exit_on_interrupt(interrupt):
-        require_memory()
-        with open_inputs(paths, options) as checkpoints, show_progress(show.quiet) as on_progress:
-            asked = replace(options, on_progress=on_progress, stop=interrupt.stop, command=tuple(command_line()))
-            ranking = make(checkpoints, asked)
+    with Interrupt() as interrupt:
+        with open_run(paths, options, interrupt, show.quiet) as opened:
+            ranking = make(*opened)
         warn(found for candidate in ranking.candidates for found in candidate.findings)
         status = decide_status(ranking, show.allow_partial, interrupt)
         finish(ranking, to, show, status, options.baseline, suggest_after_rank(ranking, paths, command_line()))

@@ -9,7 +9,7 @@ from quanterr.errors import UsageError
 from quanterr.options import SweepOptions
 
 if TYPE_CHECKING:
-    from quanterr.cli.rank import Opened
+    from quanterr.cli.opening import Opened
     from quanterr.report.ranking.model import Ranking
 
 HELP = wrap_help("""Quantize the original on the fly by several recipes and rank them by error and size.
