@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import threading
 from itertools import cycle, product
 
 import pytest
@@ -17,7 +18,7 @@ from test_importance import gguf as importance_file
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
-from quanterr.errors import ReportError, UsageError
+from quanterr.errors import Interrupted, ReportError, UsageError
 from quanterr.gates.plan_check import check_against_plan
 from quanterr.planning import plan
 from quanterr.planning.exports import CONSUMERS, consumers_of, export_command, export_plan, list_writable, write
@@ -155,6 +156,12 @@ class TestChoice:
     def test_what_cannot_be_planned_is_a_sentence(self, original, options, told):
         with pytest.raises(UsageError, match=told):
             plan(original, to=["int4_g32"], device="cpu", **options)
+
+    def test_an_interrupted_run_has_no_plan(self, original):
+        stop = threading.Event()
+        stop.set()
+        with pytest.raises(Interrupted, match=r"interrupted before all layers were measured: no plan"):
+            plan(original, bits=6, to=TO, stop=stop, device="cpu")
 
 
 class TestImportance:

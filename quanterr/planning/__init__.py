@@ -16,7 +16,7 @@ from typing import Unpack
 
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison import compare_each
-from quanterr.errors import UsageError
+from quanterr.errors import Interrupted, UsageError
 from quanterr.findings.files import FALLBACK, LEFT
 from quanterr.goals import LIMITS, METRICS, SQUARED, WEIGHTED, Goal, parse_goal
 from quanterr.keywords import accept_fields_of
@@ -91,6 +91,7 @@ def plan(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[PlanKe
         UsageError: there is no goal or more than one; the goal cannot be met (the message gives the least possible); or
             as ``sweep``.
         CheckpointError, ResourceError: as ``sweep``.
+        Interrupted: the run was stopped.
     """
     return plan_layers(original, PlanOptions(**options))
 
@@ -102,6 +103,8 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
     with ExitStack() as stack:
         checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
         reports = compare_each(checkpoint, recipes, chosen)
+        if not all(report.complete for report in reports):
+            raise Interrupted("interrupted before all layers were measured: no plan")
         nbytes, architecture = checkpoint.nbytes, architecture_of(checkpoint)
         for recipe, report in zip(recipes, reports, strict=True):
             if report.verdict == "inconclusive":
