@@ -3,7 +3,7 @@
 Also its CSV rows and JUnit tests.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from quanterr.report import html_data
 from quanterr.report.formatting import LONG, format_answer, format_change, list_doubts, sentence
@@ -38,23 +38,8 @@ from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
 
-COLUMNS = (
-    Column("rank", 0),
-    Column("Pareto-optimal", 8, right=False),
-    Column("size", 2),
-    Column("bits/w", 4),
-    Column("SNR dB", 1),
-    Column("avoidable dB", 6),
-    Column("worst dB", 3),
-    Column("lowest error in", 7),
-    Column("warnings", 5),
-    Column("worst layer", 9, right=False),
-)
-WEIGHTED = Column("weighted dB", 2)
 # Of the two costs that a sensitivity may predict, a ranking has one.
 PREDICTED = {"predicted_kld": "predicted KLD", "predicted_output_error": "predicted output error"}
-SPEED = Column("max. tokens/s", 2)
-GATES = Column("gates held", 1)
 SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
 STUDY_TITLE = "dB gained by keeping outliers unquantized and by other scales (on a sample of rows)"
 SAME_SIZE = 0.05  # %
@@ -132,53 +117,60 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
 
 def _candidates(ranking: Ranking) -> Table:
     """Return the table of candidates, with optional columns only if a candidate has values for them."""
-    columns, rows = list(COLUMNS), []
-    weighted = any(candidate.weighted_snr_db is not None for candidate in ranking.candidates)
-    gates = any(candidate.gates for candidate in ranking.candidates)
-    predicted = _find_predicted(ranking)
-    bounded = any(candidate.tokens_per_second is not None for candidate in ranking.candidates)
-    of_cost = [Column(PREDICTED[predicted], 2)] if predicted else []
-    columns += [*[WEIGHTED] * weighted, *of_cost, *[SPEED] * bounded, *[GATES] * gates]
-    for candidate in ranking.candidates:
-        cells = _cells(candidate, len(ranking.layers))
-        if weighted:
-            cells.append(NONE if candidate.weighted_snr_db is None else f"{candidate.weighted_snr_db:.2f}")
-        if predicted:
-            cost = getattr(candidate, predicted)
-            cells.append(NONE if cost is None else f"{cost:.4g}")
-        if bounded:
-            speed = candidate.tokens_per_second
-            cells.append(NONE if speed is None else f"{speed:,.0f}")
-        if gates:
-            cells.append(f"{sum(gate.status == 'pass' for gate in candidate.gates)} of {len(candidate.gates)}")
-        rows.append([Name(candidate.name), *cells])
-    return Table("Candidates, the least error first", "candidate", columns, rows)
+    layers, predicted = len(ranking.layers), _find_predicted(ranking)
+    columns: list[CellColumn[Candidate]] = [
+        (Column("rank", 0), _format_rank),
+        (Column("Pareto-optimal", 8, right=False), _if_ranked(lambda one: "yes" if one.on_front else "no")),
+        (Column("size", 2), lambda one: size(one.checkpoint_bytes if one.rank is None else one.bytes or 0)),
+        (Column("bits/w", 4), lambda one: _format(one.bits_per_weight, ".4g")),
+        (Column("SNR dB", 1), _if_ranked(_format_snr_of)),
+        (Column("avoidable dB", 6), _if_ranked(lambda one: _format(one.excess_db))),
+        (Column("worst dB", 3), _if_ranked(_format_worst)),
+        (Column("lowest error in", 7), _if_ranked(lambda one: f"{one.best_layers:,} of {layers:,}")),
+        (Column("warnings", 5), lambda one: f"{sum(finding.severity != 'info' for finding in one.findings):,}"),
+        (
+            Column("worst layer", 9, right=False),
+            _if_ranked(lambda one: LayerName(one.worst_layer.layer_name) if one.worst_layer else NONE),
+        ),
+    ]
+    if any(one.weighted_snr_db is not None for one in ranking.candidates):
+        columns.append((Column("weighted dB", 2), lambda one: _format(one.weighted_snr_db)))
+    if predicted:
+        columns.append((Column(PREDICTED[predicted], 2), lambda one: _format(getattr(one, predicted), ".4g")))
+    if any(one.tokens_per_second is not None for one in ranking.candidates):
+        columns.append((Column("max. tokens/s", 2), lambda one: _format(one.tokens_per_second, ",.0f")))
+    if any(one.gates for one in ranking.candidates):
+        columns.append((Column("gates held", 1), _count_held))
+    rows = ((Name(one.name), one) for one in ranking.candidates)
+    return Table("Candidates, the least error first", "candidate", *fill(columns, rows))
+
+
+def _if_ranked(cell: Callable[[Candidate], str]) -> Callable[[Candidate], str]:
+    """Return a function that leaves the cell of a candidate without a rank empty."""
+    return lambda one: NONE if one.rank is None else cell(one)
+
+
+def _format(value: float | None, digits: str = ".2f") -> str:
+    return NONE if value is None else f"{value:{digits}}"
+
+
+def _format_rank(one: Candidate) -> str:
+    return str(one.rank or ("inconclusive" if one.verdict == "inconclusive" else "undefined"))
+
+
+def _format_worst(one: Candidate) -> str:
+    worst = one.worst_layer
+    return NONE if worst is None else "undefined" if worst.snr_db is None else f"{worst.snr_db:.2f}"
+
+
+def _count_held(one: Candidate) -> str:
+    return f"{sum(gate.status == 'pass' for gate in one.gates)} of {len(one.gates)}"
 
 
 def _find_predicted(ranking: Ranking) -> str | None:
     """Return the predicted cost that some candidate has; None if none has any."""
     every = ((name, getattr(one, name)) for name in PREDICTED for one in ranking.candidates)
     return next((name for name, cost in every if cost is not None), None)
-
-
-def _cells(candidate: Candidate, layers: int) -> list[str]:
-    warnings = sum(finding.severity != "info" for finding in candidate.findings)
-    worst = candidate.worst_layer
-    if candidate.rank is None:
-        why = "inconclusive" if candidate.verdict == "inconclusive" else "undefined"
-        return [why, NONE, size(candidate.checkpoint_bytes), *[NONE] * 5, f"{warnings:,}", NONE]
-    return [
-        str(candidate.rank),
-        "yes" if candidate.on_front else "no",
-        size(candidate.bytes or 0),
-        NONE if candidate.bits_per_weight is None else f"{candidate.bits_per_weight:.4g}",
-        _format_snr_of(candidate),
-        NONE if candidate.excess_db is None else f"{candidate.excess_db:.2f}",
-        NONE if worst is None else "undefined" if worst.snr_db is None else f"{worst.snr_db:.2f}",
-        f"{candidate.best_layers:,} of {layers:,}",
-        f"{warnings:,}",
-        LayerName(worst.layer_name) if worst else NONE,
-    ]
 
 
 def conclusion(ranking: Ranking) -> str:
@@ -271,8 +263,7 @@ def _studies(ranking: Ranking) -> Table:
     rows = []
     for one in ranking.studies:
         changes = (*one.outliers, *one.columns, *one.scales)
-        cells = (NONE if change.gain_db is None else f"{change.gain_db:+.2f}" for change in changes)
-        rows.append([Name(one.candidate), *cells])
+        rows.append([Name(one.candidate), *(_format(change.gain_db, "+.2f") for change in changes)])
     return Table(STUDY_TITLE, "candidate", [Column(head, n) for n, head in enumerate(heads)], rows)
 
 
