@@ -31,7 +31,7 @@ from quanterr.util.strict_json import JsonFields, JsonObject
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
-    from quanterr.report.evaluation.model import Evaluated, WeightError
+    from quanterr.report.evaluation.model import Evaluated
 
 NUMBERS = ("excess_db", "relative_error", "mean_absolute_error", "max_absolute_error", "bits_per_weight")
 EVALUATED = ("output_error", *PREDICTED)  # from an evaluation; predictions also from a sensitivity file
@@ -104,12 +104,17 @@ def make_columns(rows: Iterable[Row]) -> JsonObject:
 def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObject:
     """Return the data of a report's page; ``evaluated`` adds the measured error of each weight."""
     entries = list(_iterate_tensors(report))
-    evaluation = _Evaluation.of(evaluated, report.layers)
+    weights = {weight.layer_name: weight for weight in evaluated.weights} if evaluated else {}
+    every = (*weights.values(), *report.layers)
+    shown = [key for key in EVALUATED if any(getattr(one, key, None) is not None for one in every)]
     total = fsum(layer.error_norm**2 for layer in report.layers if layer.error_norm is not None)
     rows = {entry.layer_name: row for row, (_, entry) in reversed(list(enumerate(entries)))}
     return {
-        **make_columns(_row(status, entry, total, evaluation) for status, entry in entries),
-        "evaluated": list(evaluation.shown),
+        **make_columns(
+            _row(status, entry, total, {key: getattr(weights.get(entry.layer_name, entry), key, None) for key in shown})
+            for status, entry in entries
+        ),
+        "evaluated": shown,
         "metrics": [{"name": m.name, "unit": m.unit, "formula": m.formula, "kind": m.kind} for m in METRICS],
         "usual": {display(name): note.usual_snr_db for name, note in report.formats.items() if note.usual_snr_db},
         "findings": [_finding(found, rows) for found in pick_findings(report)],
@@ -119,27 +124,7 @@ def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObjec
     }
 
 
-class _Evaluation(NamedTuple):
-    """Errors of weights from an evaluation, by name; ``shown`` are the metrics that are present."""
-
-    weights: "Mapping[str, WeightError]"
-    shown: tuple[str, ...]
-
-    @classmethod
-    def of(cls, evaluated: "Evaluated | None", layers: Sequence[Layer]) -> "_Evaluation":
-        """Return the errors of the candidate's weights; ``shown`` are metrics of these or of the layers."""
-        weights = {} if evaluated is None else {weight.layer_name: weight for weight in evaluated.weights}
-        every = (*weights.values(), *layers)
-        shown = [key for key in EVALUATED if any(getattr(weight, key, None) is not None for weight in every)]
-        return cls(weights, tuple(shown))
-
-    def numbers(self, entry: Any) -> dict[str, float | None]:
-        """Return the rounded metrics of a layer."""
-        weight = self.weights.get(entry.layer_name, entry)
-        return {key: round_digits(getattr(weight, key, None), DIGITS) for key in self.shown}
-
-
-def _row(status: int, entry: Any, total: float, evaluation: _Evaluation) -> Row:
+def _row(status: int, entry: Any, total: float, evaluated: Mapping[str, float | None]) -> Row:
     shape = getattr(entry, "tensor_shape", None)
     snr, bits = getattr(entry, "snr_db", None), getattr(entry, "bits_per_weight", None)
     error = entry.error_norm if status == DIFFERS else None
@@ -157,7 +142,7 @@ def _row(status: int, entry: Any, total: float, evaluation: _Evaluation) -> Row:
             "error_share": round_digits(error**2 / total, SHARE_DIGITS) if error is not None and total else None,
             "bytes": entry.bytes if status == NOT_COMPARED else stored_bytes(bits, entry.tensor_elements),
             **{key: round_digits(getattr(entry, key, None), DIGITS) for key in NUMBERS},
-            **evaluation.numbers(entry),
+            **{key: round_digits(value, DIGITS) for key, value in evaluated.items()},
         },
     )
 
