@@ -9,6 +9,8 @@ from quanterr.report.finding_codes import FORMER_NAMES
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
 
+Number = FiniteFloat | None
+
 
 class Model(BaseModel):
     """Base of all parts of documents; ignores unknown fields, so that results of newer minor versions can be read."""

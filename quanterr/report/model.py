@@ -15,7 +15,7 @@ from pydantic import Field, FiniteFloat, NonNegativeInt
 
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
 from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, SCHEMA
-from quanterr.report.base import Finding, Model, RunInfo
+from quanterr.report.base import Finding, Model, Number, RunInfo
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate
 from quanterr.util.strict_json import JsonFields, JsonObject
@@ -32,7 +32,7 @@ class WorstRow:
     """An output row of a weight."""
 
     row: int
-    snr_db: FiniteFloat | None
+    snr_db: Number
     max_absolute_error: FiniteFloat
 
 
@@ -41,7 +41,7 @@ class Expert:
     """One matrix of a stack of experts."""
 
     expert: Annotated[int, Field(description="index in the stack, from 0")]
-    snr_db: FiniteFloat | None
+    snr_db: Number
     max_absolute_error: FiniteFloat
 
 
@@ -55,7 +55,7 @@ class WorstElement:
 
 
 def _percentiles(name: str, keys: Mapping[str, float], doc: str) -> type[object]:
-    kinds = [(key, Annotated[FiniteFloat | None, Field(description=f"{100 * q:g} %")]) for key, q in keys.items()]
+    kinds = [(key, Annotated[Number, Field(description=f"{100 * q:g} %")]) for key, q in keys.items()]
     return make_dataclass(name, kinds, slots=True, namespace={"__doc__": doc, "__module__": __name__})
 
 
@@ -63,7 +63,7 @@ ElementPercentiles = _percentiles("ElementPercentiles", PERCENTILES, "Over eleme
 LayerPercentiles = _percentiles("LayerPercentiles", LAYER_PERCENTILES, "Over layers.")
 
 KINDS: dict[str, Any] = {
-    "number": FiniteFloat | None,
+    "number": Number,
     "count": NonNegativeInt,
     "percentiles": ElementPercentiles,
     "layer_percentiles": LayerPercentiles,
@@ -118,8 +118,8 @@ class _Weight:
 class LosslessLayer(_Weight):
     """A weight with equal values on both sides; excluded from all averages."""
 
-    bits_per_weight: FiniteFloat | None
-    original_norm: Annotated[FiniteFloat | None, Field(description="identifies the original")] = None
+    bits_per_weight: Number
+    original_norm: Annotated[Number, Field(description="identifies the original")] = None
 
 
 @dataclass(slots=True)
@@ -127,9 +127,9 @@ class _Layer(_Weight):
     """A weight whose values differ. x is the original, y the quantized weight, e = y - x."""
 
     block_size: Annotated[tuple[int, ...] | None, Field(description="(rows, columns) that share a scale")]
-    scale_factor: Annotated[FiniteFloat | None, Field(description="the scale, or the mean of several scales")]
-    scale_min: FiniteFloat | None
-    scale_max: FiniteFloat | None
+    scale_factor: Annotated[Number, Field(description="the scale, or the mean of several scales")]
+    scale_min: Number
+    scale_max: Number
     scale_count: int
     exact: bool
     finite: Annotated[bool, Field(description="true if neither side has NaN or infinity")]
@@ -201,8 +201,8 @@ class Coverage(Model):
 
     original: dict[str, BucketSize]
     quantized: dict[str, BucketSize]
-    original_compared_fraction: FiniteFloat | None = Field(description="share of selected bytes compared, 0 to 1")
-    quantized_compared_fraction: FiniteFloat | None = Field(description="share of selected bytes compared, 0 to 1")
+    original_compared_fraction: Number = Field(description="share of selected bytes compared, 0 to 1")
+    quantized_compared_fraction: Number = Field(description="share of selected bytes compared, 0 to 1")
 
 
 class NotCompared(Model):

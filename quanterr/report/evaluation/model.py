@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, FiniteFloat
 
 from quanterr.metrics import PREDICTED
-from quanterr.report.base import Finding, RunInfo, Score, collect_scores, dumps
+from quanterr.report.base import Finding, Number, RunInfo, Score, collect_scores, dumps
 from quanterr.report.document import Document
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
@@ -18,8 +18,6 @@ from quanterr.util.strict_json import JsonObject
 # 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
 # input_spread, routers, lora, share_of_inputs, made_up, floor of encoders
 SCHEMA_VERSION = "1.4"
-
-Number = FiniteFloat | None
 
 
 @dataclass(slots=True)
@@ -330,8 +328,7 @@ class WeightError:
         ),
     ] = None
     share_of_inputs: Annotated[
-        Number,
-        Field(description="input_error / (output_error + input_error): the rest is of the weight's own error"),
+        Number, Field(description="input_error / (output_error + input_error): the rest is of the weight's own error")
     ] = None
     input_spread: Annotated[
         Number, Field(description="largest ‖x‖ of an input over the geometric mean of all; null: its inputs are tokens")

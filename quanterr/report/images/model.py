@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, FiniteFloat
 
-from quanterr.report.base import RunInfo, Score, collect_scores
+from quanterr.report.base import Number, RunInfo, Score, collect_scores
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate, Word
 from quanterr.report.images import SCHEMA
@@ -14,7 +14,6 @@ from quanterr.report.images import SCHEMA
 SCHEMA_VERSION = "1.0"
 PICTURE = r"^data:image/jpeg;base64,[A-Za-z0-9+/]+={0,2}$"
 
-Number = FiniteFloat | None
 Picture = Annotated[str, Field(pattern=PICTURE, description="data: URI of a JPEG")]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
-from quanterr.report.base import RunInfo, Score
+from quanterr.report.base import Number, RunInfo, Score
 from quanterr.report.document import Document
 from quanterr.report.model import Selection
 from quanterr.report.same_original import Marks
@@ -16,8 +16,6 @@ SCHEMA = "quanterr.plan"
 SCHEMA_VERSION = "1.4"
 Measure = Literal["squared error", "weighted squared error", "predicted KLD", "predicted output error"]
 ORIGINAL = "original"  # recipe of a layer that stays unquantized
-
-Number = FiniteFloat | None
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
-from quanterr.report.base import Finding, RunInfo, Score
+from quanterr.report.base import Finding, Number, RunInfo, Score
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate
 from quanterr.report.model import Selection
@@ -20,7 +20,7 @@ SCHEMA_VERSION = "1.6"
 
 
 Margin = Annotated[
-    FiniteFloat | None,
+    Number,
     Field(description="half-width of the 95 % interval of an estimate by sweep --sample [dB]; null: not an estimate"),
 ]
 
@@ -31,7 +31,7 @@ class WorstLayer:
 
     layer_name: str
     display_name: str
-    snr_db: FiniteFloat | None
+    snr_db: Number
 
 
 @dataclass(slots=True)
@@ -49,39 +49,32 @@ class Candidate:
         str | None, Field(description="a candidate that is no worse in bytes and error, and better in one")
     ]
     bytes: Annotated[int | None, Score("size", "lower", "bytes of tensors common to all ranked candidates", "B")]
-    bits_per_weight: Annotated[
-        FiniteFloat | None, Score("bits per weight", "lower", "bits per weight of these tensors [bit]")
-    ]
-    squared_error: Annotated[FiniteFloat | None, Field(description="Σe² over the layers; identical layers count as 0")]
-    snr_db: Annotated[
-        FiniteFloat | None, Score("SNR", "higher", "Σx² / Σe² over the layers; null where either is 0 [dB]", "dB")
-    ]
+    bits_per_weight: Annotated[Number, Score("bits per weight", "lower", "bits per weight of these tensors [bit]")]
+    squared_error: Annotated[Number, Field(description="Σe² over the layers; identical layers count as 0")]
+    snr_db: Annotated[Number, Score("SNR", "higher", "Σx² / Σe² over the layers; null where either is 0 [dB]", "dB")]
     best_layers: Annotated[int, Field(description="number of layers in which this candidate has the least error")]
     checkpoint_bytes: Annotated[int, Field(description="bytes of all tensors of the candidate")]
-    overall_snr_db: Annotated[
-        FiniteFloat | None, Field(description="SNR over the candidate's own differing layers [dB]")
-    ]
+    overall_snr_db: Annotated[Number, Field(description="SNR over the candidate's own differing layers [dB]")]
     weighted_snr_db: Annotated[
-        FiniteFloat | None, Score("weighted SNR", "higher", "as in a report [dB]; null without --importance", "dB")
+        Number, Score("weighted SNR", "higher", "as in a report [dB]; null without --importance", "dB")
     ]
     predicted_kld: Annotated[
-        FiniteFloat | None,
+        Number,
         Score("predicted KLD", "lower", "Σ alpha · NMSE over the layers [nat]; null without --sensitivity", "nat"),
     ]
     excess_db: Annotated[
-        FiniteFloat | None,
-        Score("avoidable error", "lower", "avoidable loss under the stored scales, as in a report [dB]", "dB"),
+        Number, Score("avoidable error", "lower", "avoidable loss under the stored scales, as in a report [dB]", "dB")
     ]
     worst_layer: WorstLayer | None
     formats: Annotated[dict[str, int], Field(description="number of differing layers by format")]
     findings: list[Finding]
     gates: list[Gate]
     tokens_per_second: Annotated[
-        FiniteFloat | None, Score("max. tokens/s", "higher", "upper bound by memory bandwidth, with sweep --hardware")
+        Number, Score("max. tokens/s", "higher", "upper bound by memory bandwidth, with sweep --hardware")
     ] = None
     snr_db_margin: Margin = None
     predicted_output_error: Annotated[
-        FiniteFloat | None,
+        Number,
         Score(
             "predicted output error",
             "lower",
@@ -99,7 +92,7 @@ class Choice:
     format: str
     bytes: int
     squared_error: FiniteFloat
-    snr_db: Annotated[FiniteFloat | None, Field(description="null if identical, or if the original is zero [dB]")]
+    snr_db: Annotated[Number, Field(description="null if identical, or if the original is zero [dB]")]
     snr_db_margin: Margin = None
 
 
@@ -135,7 +128,7 @@ class Swaps:
     bytes_change: int
     bytes: int
     squared_error_change: FiniteFloat
-    snr_db: Annotated[FiniteFloat | None, Field(description="after all swaps; null without any error")]
+    snr_db: Annotated[Number, Field(description="after all swaps; null without any error")]
 
 
 @dataclass(slots=True)
@@ -155,7 +148,7 @@ class Changed:
 
     percent: FiniteFloat
     gain_db: Annotated[
-        FiniteFloat | None,
+        Number,
         Field(description="change of SNR, negative for more error [dB]; null: no error, or scales stored as codes"),
     ]
 
@@ -205,7 +198,7 @@ class Ranking(Document):
     )
     gains: list[Gain] = Field(description="gains between recipes that differ in one respect")
     studies: list[Study] = Field([], description="studies of recipes, only with sweep --study")
-    sample: FiniteFloat | None = Field(None, description="share of rows that were read, 0 to 1; null: all")
+    sample: Number = Field(None, description="share of rows that were read, 0 to 1; null: all")
     layers: list[RankedLayer] = Field(description="in natural order of names: layers.2 before layers.10")
     run: RunInfo
 
