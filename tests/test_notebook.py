@@ -74,6 +74,9 @@ def test_a_data_frame_has_a_row_per_tensor(report, ranking, monkeypatch):
     assert [entry.layer_name for entry in tensors] == [row["layer_name"] for row in rows]
     assert report.layers[0].snr_db == rows[len(report.not_compared)]["snr_db"]
     assert [c.name for c in ranking.candidates] == [row["name"] for row in ranking.to_pandas()]
+    assert {c.name for c in ranking.candidates} == {
+        row["candidate"] for row in quanterr.diff(ranking, ranking).to_pandas()
+    }
 
 
 @pytest.mark.parametrize(

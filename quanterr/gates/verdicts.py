@@ -47,7 +47,8 @@ def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None 
     reasons = doubts + errors
     if not reasons:
         warned = f"; failed with a warning: {count(len(failed), 'gate')}" if failed else ""
-        reasons = [f"{subject.vocabulary.done}; {_count_holding(len(gates) - len(failed))}{warned}"]
+        hold = "the gate holds" if len(gates) - len(failed) == 1 else f"{len(gates) - len(failed)} gates hold"
+        reasons = [f"{subject.vocabulary.done}; {hold}{warned}"]
     return Verdict("inconclusive" if doubts else "fail" if errors else "pass", reasons, gates)
 
 
@@ -65,10 +66,6 @@ def _explain_missing_interval(subject: Subject, condition: Condition) -> str | N
     return (
         f"{condition.function}() {subject.too_few}" if condition.function in OF_INTERVAL and subject.too_few else None
     )
-
-
-def _count_holding(n: int) -> str:
-    return "the gate holds" if n == 1 else f"{n} gates hold"
 
 
 class _Outcome(NamedTuple):

@@ -45,14 +45,12 @@ def _check_json(value: JsonObject) -> JsonObject:
     return value
 
 
-def _current_code(code: str) -> str:
-    return FORMER_NAMES.get(code, code)
-
-
 class Finding(Model):
     """Something wrong or suspicious, with what to do about it."""
 
-    code: Annotated[str, AfterValidator(_current_code), Field(description="see `quanterr explain`")]
+    code: Annotated[
+        str, AfterValidator(lambda code: FORMER_NAMES.get(code, code)), Field(description="see `quanterr explain`")
+    ]
     severity: Literal["info", "warning", "error"]
     layer: str | None
     message: str

@@ -7,6 +7,8 @@ from zlib import crc32
 from quanterr.util import strict_json
 
 KEY = b',\n"checksum": "'
+EDITED = "its checksum does not match: it was edited"
+UNCHECKED = "has no checksum: an earlier version wrote it, or it was edited"
 SCHEMA = {"type": "string", "description": "CRC-32 of all bytes before this field; reveals that the file was edited"}
 
 
@@ -23,14 +25,6 @@ def is_unedited(raw: bytes) -> bool:
 
 
 @cache  # warn once about a file that is read twice
-def warn_edited(where: str) -> None:
-    """Warn on stderr that a file was edited."""
-    print(f"quanterr: warning: {where}: its checksum does not match: it was edited", file=sys.stderr)
-
-
-@cache
-def warn_unchecked(where: str) -> None:
-    """Warn on stderr that a file has no checksum."""
-    print(
-        f"quanterr: warning: {where}: has no checksum: an earlier version wrote it, or it was edited", file=sys.stderr
-    )
+def warn(where: str, why: str = EDITED) -> None:
+    """Warn on stderr that a file was edited, or that it may have been."""
+    print(f"quanterr: warning: {where}: {why}", file=sys.stderr)

@@ -37,7 +37,7 @@ class Result(ABC):
 
     def view(self, top: int) -> View:
         """Return the sections that a reader sees, with at most ``top`` layers of each kind."""
-        return self._shown().view(self, top)  # type: ignore[no-any-return]
+        return import_module(self.VIEW).view(self, top)  # type: ignore[no-any-return]
 
     def brief(self) -> str:
         """Return the result in one line, for ``--quiet``."""
@@ -54,9 +54,6 @@ class Result(ABC):
     def rows(self) -> Iterator[JsonObject]:
         """Return the rows of the CSV output: values by column, without the verdict, which each row has."""
         return self._listed().rows(self)  # type: ignore[no-any-return]
-
-    def _shown(self) -> ModuleType:
-        return import_module(self.VIEW)
 
     def _listed(self) -> ModuleType:
         return import_module(self.ROWS or self.VIEW)
@@ -82,6 +79,18 @@ class Result(ABC):
         file = io.StringIO()
         self.write_json(file)
         return file.getvalue()
+
+    def to_pandas(self) -> notebook.Frame:
+        """Return a pandas.DataFrame with a row per layer, weight, pair, candidate or change.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        return notebook.make_frame(self._frame_rows())
+
+    @abstractmethod
+    def _frame_rows(self) -> Iterator[JsonObject]:
+        """Yield the rows of the data frame."""
 
     @abstractmethod
     def write_json(self, file: IO[str]) -> None:
@@ -121,14 +130,6 @@ class Document(Result, Model):
     def suites(self) -> Sequence[Suite]:
         """Return the test suites of the JUnit output."""
         return self._listed().suites(self)  # type: ignore[no-any-return]
-
-    def to_pandas(self) -> notebook.Frame:
-        """Return a pandas.DataFrame with a row per layer, weight, pair or candidate.
-
-        Raises:
-            UsageError: pandas is not installed.
-        """
-        return notebook.make_frame(self._frame_rows())
 
     def _frame_rows(self) -> Iterator[JsonObject]:
         for item in getattr(self, next(iter(self.ITEMS))):

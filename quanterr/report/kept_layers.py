@@ -85,11 +85,8 @@ def order_by_worth(layers: Iterable[KeptLayer]) -> list[KeptLayer]:
     For each n, the first n layers leave the least error that any choice of as many bytes can leave (the greedy solution
     of a knapsack whose budget they fill exactly).
     """
-    return sorted((layer for layer in layers if layer.error > 0), key=lambda layer: (_price(layer), -layer.error))
-
-
-def _price(layer: KeptLayer) -> float:
-    return max(layer.added, 0) / layer.error
+    changed = (layer for layer in layers if layer.error > 0)
+    return sorted(changed, key=lambda layer: (max(layer.added, 0) / layer.error, -layer.error))
 
 
 def choose_within(ordered: Sequence[KeptLayer], given: Budget, error: float) -> list[KeptLayer]:

@@ -24,7 +24,7 @@ from pydantic_core import core_schema as core
 from quanterr.errors import ReportError
 from quanterr.metrics import AGGREGATES, METRICS, Metric
 from quanterr.report import COLUMNS, FINGERPRINT, LISTS, NORM, SCHEMA
-from quanterr.report.checksum import is_unedited, warn_edited
+from quanterr.report.checksum import is_unedited, warn
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
@@ -216,7 +216,7 @@ def _make_picker(parts: Any) -> Callable[[Any], Any]:
 def _check_if_edited(raw: bytes, as_written: bool, where: str) -> None:
     if not as_written:
         _check_content(raw, where)
-        warn_edited(where)
+        warn(where)
 
 
 def _read_bytes(path: str | os.PathLike[str], where: str) -> bytes:

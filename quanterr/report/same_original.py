@@ -1,12 +1,11 @@
 """Check that two reports have the same original and are comparable."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isclose
 from typing import NamedTuple
 
 from quanterr.report import FINGERPRINT, NORM
 from quanterr.report.reading import Extract
-from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 NORM_TOLERANCE = 1e-6  # for norms from two devices: sums of chunks in float32 are accurate to 1e-8
@@ -28,7 +27,7 @@ def find_difference(old: Extract, new: Extract) -> str | None:
         before, after = (report["settings"][key] for report in (old, new))
         if before != after:
             return f"it has another {what}: {before} there, {after} here"
-    why = find_other_tensor(*(dict(map(_read_marks, _list_compared(report))) for report in (old, new)))
+    why = find_other_tensor(_collect_marks(old), _collect_marks(new))
     return f"it has a different original: {why}" if why else None
 
 
@@ -45,10 +44,6 @@ class Marks(NamedTuple):
     fingerprint: str | None
 
 
-def _read_marks(row: JsonObject) -> tuple[str, Marks]:
-    return row["layer_name"], Marks(row[NORM], row.get(FINGERPRINT))
-
-
 def find_other_tensor(there: Mapping[str, Marks], here: Mapping[str, Marks]) -> str | None:
     """Return why the first tensor that differs between two originals does; None if nothing shows that one does."""
     differences = (_find_tensor_difference(name, there[name], own) for name, own in here.items() if name in there)
@@ -63,7 +58,7 @@ def _find_tensor_difference(name: str, there: Marks, here: Marks) -> str | None:
     return None
 
 
-def _list_compared(report: Extract) -> Iterator[JsonObject]:
-    """Return the compared tensors that are finite on both sides."""
+def _collect_marks(report: Extract) -> dict[str, Marks]:
+    """Return the marks of the compared tensors that are finite on both sides."""
     rows = (row for key in ("layers", "other_changes", "lossless") for row in report[key])
-    return (row for row in rows if row.get("finite", True))
+    return {row["layer_name"]: Marks(row[NORM], row.get(FINGERPRINT)) for row in rows if row.get("finite", True)}

@@ -41,10 +41,8 @@ def read_stored(path: str, kind: type[Kind]) -> Kind:
     raw, own = read_json(path)
     if own.get("schema") != schema or str(own.get("schema_version", "")).split(".")[0] != version.split(".")[0]:
         raise ReportError(f"{where}: not a {schema} of schema version {version}")
-    if "checksum" not in own:
-        checksum.warn_unchecked(where)
-    elif not checksum.is_unedited(raw):
-        checksum.warn_edited(where)
+    if not checksum.is_unedited(raw):
+        checksum.warn(where, checksum.EDITED if "checksum" in own else checksum.UNCHECKED)
     try:
         return kind.model_validate_json(raw, strict=True)
     except ValidationError as error:

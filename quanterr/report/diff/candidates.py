@@ -14,6 +14,7 @@ from quanterr.report.plan.model import Plan
 from quanterr.report.ranking.model import Ranking
 from quanterr.report.same_original import describe_selections, find_other_tensor
 from quanterr.report.subjects import WIDTH, Item, Subject
+from quanterr.util.strict_json import JsonObject
 
 SCHEMA_VERSION = "1.0"
 
@@ -126,6 +127,9 @@ class CandidateDiff(Difference):
     candidates: list[CandidateChange]
     added: list[str]  # names of candidates
     gone: list[str]
+
+    def _frame_rows(self) -> Iterator[JsonObject]:
+        return self.rows()
 
 
 class Changes(NamedTuple):

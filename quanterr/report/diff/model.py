@@ -1,9 +1,9 @@
 """The diff of two reports of one original: plain data with a schema version."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
-from quanterr.report import notebook
 from quanterr.report.diff.base import Difference
 from quanterr.util.strict_json import JsonObject
 
@@ -80,13 +80,8 @@ class Diff(Difference):
     undefined: list[str] = field(default_factory=list)
     layers: list[Both] = field(default_factory=list, repr=False)  # all of both; in JSON those that changed
 
-    def to_pandas(self) -> notebook.Frame:
-        """A pandas.DataFrame with a row per layer of both reports.
-
-        Raises:
-            UsageError: pandas is not installed.
-        """
-        return notebook.make_frame(layer._asdict() for layer in self.layers)
+    def _frame_rows(self) -> Iterator[JsonObject]:
+        return (layer._asdict() for layer in self.layers)
 
     def to_dict(self) -> JsonObject:
         """Plain data for JSON."""
