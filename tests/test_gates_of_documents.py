@@ -209,6 +209,16 @@ class TestCommand:
         assert "fail" in plan.stderr  # a layer that stays has no SNR: it is undefined, and does not hold
         assert (Status.GATE_FAILED, Status.GATE_FAILED) == (plan.returncode, ranking.returncode), ranking.stderr
 
+    def test_a_plan_is_in_the_summary_of_a_job(self, tmp_path):
+        sample.plan().save(tmp_path / "plan.json")
+        env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+        done = gate(tmp_path / "plan.json", "--require", "bits_per_weight <= 9", env=env)
+
+        assert Status.OK == done.returncode, done.stderr
+        assert ["### quanterr: pass", "## Quantization plan"] == [
+            line for line in (tmp_path / "summary.md").read_text().splitlines() if line.startswith("#")
+        ]
+
     def test_a_baseline_of_another_kind_is_wrong_usage(self, stored, tmp_path):
         sample.plan().save(tmp_path / "plan.json")
         done = gate(stored, "--baseline", tmp_path / "plan.json")

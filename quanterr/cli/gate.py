@@ -92,7 +92,9 @@ def gate(
     whole = verdict_on_whole(subjects, verdicts)
     _print_verdict(whole, show.quiet, colored)
     if github.has_summary():
-        summarize(with_verdicts(read_document(report), subjects, verdicts), baseline)
+        document = read_document(report)
+        stores_verdict = hasattr(document, "verdict")  # a plan does not
+        summarize(with_verdicts(document, subjects, verdicts) if stores_verdict else document, baseline)
     if show.as_json:
         with guard_stdout():
             print(strict_json.dumps(_list_fields(whole, subjects, verdicts), asdict), flush=True)
