@@ -47,10 +47,9 @@ def bench_formats(
 
 
 def _show(found: "list[BenchResult]", color: Color) -> None:
-    from quanterr.report.sections import Column
-    from quanterr.report.terminal import console, fit_table
+    from quanterr.report.sections import Column, Table
+    from quanterr.report.terminal import console, print_table
 
-    to = console(sys.stdout, color)
     kinds = list(dict.fromkeys(row.weights for row in found))
     names = list(dict.fromkeys(row.recipe for row in found))
     by_place = {(row.recipe, row.weights): row for row in found}
@@ -58,6 +57,6 @@ def _show(found: "list[BenchResult]", color: Color) -> None:
     for name in names:
         own = [by_place[name, kind] for kind in kinds]
         cells = ["exact" if row.snr_db is None else f"{row.snr_db:.2f}" for row in own]
-        rows.append((name, [f"{own[0].bits_per_weight:.4g}", *cells]))
+        rows.append([name, f"{own[0].bits_per_weight:.4g}", *cells])
     columns = [Column("bits/w", 0), *(Column(kind, n + 1) for n, kind in enumerate(kinds))]
-    to.print(fit_table("SNR in dB on synthetic weights", "recipe", columns, rows, plain=not to.is_terminal, to=to))
+    print_table(Table("SNR in dB on synthetic weights", "recipe", columns, rows), console(sys.stdout, color))

@@ -24,7 +24,6 @@ from quanterr.report.sections import (
     BarCell,
     BlockMap,
     Chart,
-    Column,
     FigureGroup,
     Findings,
     Gates,
@@ -136,7 +135,7 @@ def _facts(view: View) -> Iterator[str]:
 def _print_part(part: Part, to: Console) -> None:
     wrap = not to.is_terminal
     if isinstance(part, Table):
-        _print_table(part, to)
+        print_table(part, to)
     elif isinstance(part, FigureGroup):
         _print_figures(part, to)
     elif isinstance(part, BlockMap):
@@ -147,11 +146,12 @@ def _print_part(part: Part, to: Console) -> None:
             to.print(Text(display(line, LONG), style="yellow" if part.warn else ""), soft_wrap=wrap)
 
 
-def _print_table(part: Table, to: Console) -> None:
+def print_table(part: Table, to: Console) -> None:
+    """Print a table with its title, and what was left out of it."""
     wrap = not to.is_terminal
     rows, left_out = _shorten_names(part)
     to.print(Text(part.title, style="bold"), soft_wrap=wrap)  # rich would wrap the title to the width of the table
-    table = fit_table("", part.first, part.columns, rows, is_plain(to), to)
+    table = _fit_table(part, rows, to)
     to.print(table)
     kept = {column.header for column in table.columns}
     notes = [f"names without {left_out}"] if left_out else []
@@ -186,7 +186,7 @@ def _common_ends(names: Sequence[str]) -> tuple[str, str]:
 
 def _print_figures(part: FigureGroup, to: Console) -> None:
     to.print(Text(part.title, style="bold"), soft_wrap=not to.is_terminal)
-    table = _bare_table("", is_plain(to))
+    table = _bare_table(_is_plain(to))
     table.show_header = False
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -196,7 +196,7 @@ def _print_figures(part: FigureGroup, to: Console) -> None:
         to.print(table)
 
 
-def is_plain(to: Console) -> bool:
+def _is_plain(to: Console) -> bool:
     """Return True if tables must be drawn in ASCII."""
     return not to.file.isatty() or "utf" not in (to.encoding or "").lower()
 
@@ -210,28 +210,21 @@ def _relative_path(path: str) -> str:
     return path if relative.startswith(os.pardir) else relative
 
 
-def _bare_table(title: str, plain: bool) -> RichTable:
+def _bare_table(plain: bool) -> RichTable:
     """Return a table without columns."""
-    style = box.ASCII2 if plain else box.SIMPLE_HEAD
-    return RichTable(title=title, title_justify="left", title_style="bold", box=style, pad_edge=plain)
+    return RichTable(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=plain)
 
 
-def fit_table(
-    title: str,
-    first: str,
-    columns: Sequence[Column],
-    rows: Sequence[tuple[str, Sequence[str]]],
-    plain: bool,
-    to: Console,
-) -> RichTable:
+def _fit_table(part: Table, rows: Sequence[tuple[str, Sequence[str]]], to: Console) -> RichTable:
     """Return a table that drops the least important columns until it fits the console; the first column holds names."""
+    columns, plain = part.columns, _is_plain(to)
     widths = [max([len(c.header), *(len(row[n]) for _, row in rows)]) + 3 for n, c in enumerate(columns)]
     name = min(max((len(display(name)) for name, _ in rows), default=0), NAME_WIDTH)
     kept = list(range(len(columns)))
     while len(kept) > 1 and name + 4 + sum(widths[n] for n in kept) > to.width:
         kept.remove(max(kept, key=lambda n: columns[n].rank))
-    table = _bare_table(title, plain)
-    table.add_column(first, overflow="fold", min_width=name)
+    table = _bare_table(plain)
+    table.add_column(part.first, overflow="fold", min_width=name)
     for n in kept:
         table.add_column(
             columns[n].header,
