@@ -376,11 +376,11 @@ class TestColumns:
     def test_they_are_read_in_place_of_the_layers(self, stored):
         raw = stored.read_bytes()
         layer = reading._describe_parts(["snr_db"], ())["layers"][0]
-        columns = reading._read_columns(raw, layer)
+        of_columns, elsewhere = reading._read_columns(raw, layer)
 
-        assert columns.layers == read_extract(stored, ["snr_db"])["layers"]
-        assert json.loads(columns.elsewhere)["layers"] == []
-        assert reading._read_columns(raw, layer | {"nmse": layer["snr_db"]}) is None
+        assert of_columns["layers"] == read_extract(stored, ["snr_db"])["layers"]
+        assert json.loads(elsewhere)["layers"] == []
+        assert ({}, raw) == reading._read_columns(raw, layer | {"nmse": layer["snr_db"]})
 
     def test_the_schema_describes_them(self, stored):
         jsonschema.validate(json.loads(stored.read_text()), Report.json_schema())

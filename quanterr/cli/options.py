@@ -39,13 +39,6 @@ def argument(metavar: str, help_text: str) -> ArgumentInfo:
     return made
 
 
-class _OptionGroup(NamedTuple):
-    """A dataclass parameter of a command: its type and the fields that are options."""
-
-    kind: Callable[..., object]
-    names: tuple[str, ...]
-
-
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with its dataclass parameters replaced by one option for each of their fields.
 
@@ -53,7 +46,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     has an :class:`quanterr.options.Option`, except ``resume``. Other parameters may have an Option, too.
     """
     parameters: list[inspect.Parameter] = []
-    groups: dict[str, _OptionGroup] = {}
+    groups: dict[str, tuple[Callable[..., object], list[str]]] = {}  # dataclass and names of its options
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         annotation = parameter.annotation
         kind, *notes = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
@@ -70,14 +63,14 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             for row in _option_rows(kind)
             if _is_wanted(row.name, notes)
         ]
-        groups[name] = _OptionGroup(kind, tuple(option.name for option in made))
+        groups[name] = kind, [option.name for option in made]
         parameters += made
 
     @wraps(command)
     def wrapper(**given: object) -> None:
-        for name, group in groups.items():
-            own = {field: given.pop(field) for field in group.names}
-            given[name] = group.kind(**{field: value for field, value in own.items() if value is not None})
+        for name, (kind, names) in groups.items():
+            own = {field: given.pop(field) for field in names}
+            given[name] = kind(**{field: value for field, value in own.items() if value is not None})
         command(**given)
 
     parameters.sort(key=_sort_key)

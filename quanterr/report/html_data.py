@@ -60,45 +60,36 @@ class Row(NamedTuple):
     numbers: JsonFields  # metrics; same keys in all rows
 
 
-class Words:
-    """Numbering of repeated words."""
-
-    def __init__(self) -> None:
-        """Start without words."""
-        self.words: dict[str, int] = {}
-
-    def number(self, word: str | None) -> int:
-        """Return the index of a word, added if new; -1 for None."""
-        return -1 if word is None else self.words.setdefault(word, len(self.words))
-
-
 def make_columns(rows: Iterable[Row]) -> JsonObject:
     """Return rows as columns. Each name is stored as a pattern and the numbers in it."""
     every = list(rows)
-    words: dict[str, Words] = defaultdict(Words)
+    first = every[0] if every else Row("", DIFFERS, {}, {})
     names = [_NUMBER.split(display(row.name)) for row in every]  # text and numbers in turn
     places = [place_of(row.name) for row in every]
-    patterns = Words()
-    columns: dict[str, list[object]] = {
-        "status": [row.status for row in every],
-        "pattern": [patterns.number("\0".join(name[::2])) for name in names],
-        "block": [place.block if place else -1 for place in places],
+    patterns, distinct = _number_words("\0".join(name[::2]) for name in names)
+    shared = {
+        "stack": _number_words(place and display(place.stack) for place in places),
+        "module": _number_words(place and display(place.module) for place in places),
+        **{key: _number_words(row.words[key] for row in every) for key in first.words},
     }
-    shared: dict[str, list[str | None]] = {
-        "stack": [place and display(place.stack) for place in places],
-        "module": [place and display(place.module) for place in places],
-    }
-    shared |= {key: [row.words[key] for row in every] for key in (every[0].words if every else ())}
-    if every:
-        columns |= {key: list(map(words[key].number, found)) for key, found in shared.items()}
-        columns |= {key: [row.numbers[key] for row in every] for key in every[0].numbers}
-    numbers = [int(number) for name in names for number in name[1::2]]
     return {
-        "columns": columns,
-        "words": {key: list(found.words) for key, found in words.items()},
-        "patterns": list(patterns.words),
-        "numbers": numbers,
+        "columns": {
+            "status": [row.status for row in every],
+            "pattern": patterns,
+            "block": [place.block if place else -1 for place in places],
+            **{key: numbers for key, (numbers, _) in shared.items()},
+            **{key: [row.numbers[key] for row in every] for key in first.numbers},
+        },
+        "words": {key: words for key, (_, words) in shared.items()},
+        "patterns": distinct,
+        "numbers": [int(number) for name in names for number in name[1::2]],
     }
+
+
+def _number_words(words: Iterable[str | None]) -> tuple[list[int], list[str]]:
+    """Return the number of each word, -1 for None, and the words by number."""
+    known: dict[str, int] = {}
+    return [-1 if word is None else known.setdefault(word, len(known)) for word in words], list(known)
 
 
 def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObject:

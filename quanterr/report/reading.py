@@ -16,7 +16,7 @@ from io import BytesIO
 from operator import attrgetter
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError
 from pydantic_core import core_schema as core
@@ -248,12 +248,12 @@ def _read_by_line(raw: bytes, parts: JsonObject) -> Extract | None:
     }
     readers = {key: SchemaValidator(schema).validate_json for key, schema in lists.items()}
     try:
-        columns = _read_columns(raw, parts["layers"][0])
-        items, rest = _take_items(columns.elsewhere if columns else raw, readers, lambda key: True)
+        of_columns, elsewhere = _read_columns(raw, parts["layers"][0])
+        items, rest = _take_items(elsewhere, readers, lambda key: True)
         found: Extract = SchemaValidator(_make_schema(parts)).validate_json(rest)
     except ValueError:  # includes ValidationError, and columns of unequal length
         return None
-    return found | items | ({} if columns is None else {"layers": columns.layers})
+    return found | items | of_columns
 
 
 def _read_items_by_line(raw: bytes, kind: "type[Report]") -> "Report | None":
@@ -297,19 +297,15 @@ def _take_items(
     return items, b"".join(rest)
 
 
-class _Columns(NamedTuple):
-    """The layers read from a report's columns, and its remaining bytes."""
+def _read_columns(raw: bytes, layer: JsonObject) -> tuple[JsonObject, bytes]:
+    """Return the layers as read from a report's columns, and its other bytes.
 
-    layers: list[JsonObject]
-    elsewhere: bytes
-
-
-def _read_columns(raw: bytes, layer: JsonObject) -> _Columns | None:
-    """Return the layers read from columns; None if these are missing or lack a requested value."""
+    There are no layers, and all bytes are others, if columns are missing or lack a requested value.
+    """
     begin = raw.find(LAYERS)
     first, last = raw.rfind(LAYER_COLUMNS_KEY, 0, max(begin, 0)), raw.rfind(BEHIND_LAYERS)
     if first < 0 or last < begin or not layer.keys() <= set(COLUMNS):
-        return None
+        return {}, raw
     columns = {}
     for line in BytesIO(raw[first + len(LAYER_COLUMNS_KEY) : begin]):  # one column per line
         name, _, values = line.partition(b": ")
@@ -318,9 +314,9 @@ def _read_columns(raw: bytes, layer: JsonObject) -> _Columns | None:
             schema = core.list_schema(layer[key], strict=True)
             columns[key] = SchemaValidator(schema).validate_json(values.rstrip(b",\n"))
     if columns.keys() < layer.keys():  # an earlier version wrote fewer columns
-        return None
+        return {}, raw
     layers = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return _Columns(layers, raw[:first] + LAYERS + b"]" + raw[last - 1 :])
+    return {"layers": layers}, raw[:first] + LAYERS + b"]" + raw[last - 1 :]
 
 
 def _check_columns(report: "Report", stored: dict[str, list[object]] | None, where: str) -> None:
