@@ -113,7 +113,7 @@ class TestErrors:
         ("words", "told"),
         [
             ((), "nothing to write"),
-            (("--to", "pdf"), "choose one of json, jsonl, csv, html, md, junit"),
+            (("--to", "pdf"), "'pdf' is not one of 'json', 'jsonl', 'csv', 'html', 'md', 'junit'"),
             (("-o", "report.pdf"), "unknown suffix"),
             (("--to", "md", "-o", "a", "-o", "b"), "--to is for one output"),
         ],

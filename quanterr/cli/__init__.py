@@ -258,7 +258,7 @@ def render(
     stored: Annotated[str, argument("REPORT", "A JSON result written by -o FILE.json.")],
     show: Annotated[Display, Only(("outputs", "no_clobber", "quiet"))],
     to: Annotated[
-        str | None,
+        Literal["json", "jsonl", "csv", "html", "md", "junit"] | None,
         Option("json, jsonl, csv, html, md or junit. Default: chosen by the suffix of -o.", metavar="FORMAT"),
     ] = None,
     document: Annotated[
@@ -277,12 +277,13 @@ def render(
     append: Annotated[bool, Option("With --update: append to a document that lacks these comments.")] = False,
 ) -> None:
     """Write other outputs of a stored document."""
+    from quanterr.report import OUTPUTS
     from quanterr.report.documents import read_document
     from quanterr.report.evaluation.model import Evaluation
-    from quanterr.report.files import STDOUT, check_targets, find_output, update_section, write_output
+    from quanterr.report.files import STDOUT, check_targets, update_section, write_output
     from quanterr.report.front_matter import put_front_matter
 
-    outputs = list(show.outputs)
+    outputs, by_name = list(show.outputs), {output.name: output for output in OUTPUTS}
     if not to and not outputs and not document:
         raise UsageError("nothing to write: give --to html, -o report.html or --update README.md")
     if append and not document:
@@ -290,20 +291,18 @@ def render(
     if to and len(outputs) > 1:
         raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
     given = outputs or ([STDOUT] if to else [])
-    targeted = check_targets(given, [stored], find_output(to) if to else None, show.no_clobber)
+    targeted = check_targets(given, [stored], by_name.get(to or ""), show.no_clobber)
     found = read_document(stored)
     page = None if evaluation is None else _view_with_evaluation(evaluation, found, targeted)
     with guard_stdout():
         if document:
             finish = partial(put_front_matter, evaluation=found) if isinstance(found, Evaluation) else None
-            update_section(document, found, find_output("md"), append, finish)
+            update_section(document, found, by_name["md"], append, finish)
         for target in targeted:
-            if page is not None and target.output.name == "html":
-                write_output(found, target, view=page)
-            elif target.output.name == "html":
-                write_output(found, target, next_step=suggest_for_stored(found))
-            else:
-                write_output(found, target)
+            more: dict[str, Any] = {}
+            if target.output.name == "html":
+                more = {"view": page} if page else {"next_step": suggest_for_stored(found)}
+            write_output(found, target, **more)
         print(found.brief(), file=sys.stderr)
 
 

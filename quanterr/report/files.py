@@ -133,18 +133,6 @@ def save(found: object, path: str, outputs: Sequence[Output]) -> None:
         write_output(found, target, "save()")
 
 
-def find_output(name: str) -> Output:
-    """Return the output with the given name.
-
-    Raises:
-        UsageError: there is no such output.
-    """
-    found = next((output for output in OUTPUTS if output.name == name), None)
-    if found is None:
-        raise UsageError(f"--to {display(name)}: choose one of {', '.join(output.name for output in OUTPUTS)}")
-    return found
-
-
 def _is_special(path: Path) -> bool:
     """Return True for a device or pipe, which is written to and never replaced."""
     return path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
