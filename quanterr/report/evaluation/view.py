@@ -4,6 +4,7 @@ Also its CSV rows and JUnit tests.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from math import exp
 from statistics import fmean
@@ -14,8 +15,10 @@ from quanterr.report.evaluation.model import (
     OF_ROLLOUTS,
     OF_ROUTERS,
     OF_TEXTS,
+    BlockError,
     Evaluated,
     Evaluation,
+    Floor,
     LikelyToken,
     RouterAgreement,
     Scores,
@@ -71,7 +74,11 @@ from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, quote, size
 
-BLOCKS = (Column("relative error", 0), Column("cosine", 1), Column("worst token", 2))
+BLOCKS: Sequence[CellColumn[BlockError]] = (
+    (Column("relative error", 0), lambda block: _format_finite(block.relative_error)),
+    (Column("cosine", 1), lambda block: _format_finite(block.cosine)),
+    (Column("worst token", 2), lambda block: _format_finite(block.worst_token_error)),
+)
 WEIGHTS: Sequence[CellColumn[WeightError]] = (
     (Column("output error", 0), lambda one: format_percent(one.output_error)),
     (Column("share of block", 1), lambda one: format_percent(one.share_of_block or 0)),
@@ -80,7 +87,13 @@ OF_INPUTS: Sequence[CellColumn[WeightError]] = (
     (Column("by rounded inputs", 3), lambda one: _format_known(one.input_error)),
     (Column("share of both", 4), lambda one: _format_known(one.share_of_inputs)),
 )
-ROUTERS = (Column("same experts", 0), Column("KL of probabilities", 1))
+ROUTERS: Sequence[CellColumn[Sequence[RouterAgreement]]] = (
+    (Column("same experts", 0), lambda routers: f"{100 * fmean(one.same_experts for one in routers):.4g} %"),
+    (
+        Column("KL of probabilities", 1),
+        lambda routers: _format_finite(_average([one.router_kld for one in routers]), 4),
+    ),
+)
 TASKS: Sequence[CellColumn[Task]] = (
     (Column("questions", 3), lambda task: f"{task.questions:,}"),
     (Column("original", 1), lambda task: f"{100 * task.accuracy_original:.4g} %"),
@@ -88,9 +101,13 @@ TASKS: Sequence[CellColumn[Task]] = (
     (Column("agreement", 2), lambda task: f"{100 * task.agreement:.4g} %"),
     (Column("p", 4), lambda task: f"{task.mcnemar_p:.3g}"),
 )
-TEXTS = (
-    *(Column("predictions", 5), Column("KLD", 0), Column("KLD 99 %", 1), Column("PPL", 4), Column("PPL ratio", 2)),
-    Column("same top token", 3),
+TEXTS: Sequence[CellColumn[Scores]] = (
+    (Column("predictions", 5), lambda scores: f"{scores.tokens:,}"),
+    (Column("KLD", 0), lambda scores: f"{scores.kld_mean:.5g} ± {scores.kld_error:.2g}"),
+    (Column("KLD 99 %", 1), lambda scores: f"{scores.kld_p99:.5g}"),
+    (Column("PPL", 4), lambda scores: f"{scores.ppl:.5g}"),
+    (Column("PPL ratio", 2), lambda scores: f"{scores.ppl_ratio:.5g}"),
+    (Column("same top token", 3), lambda scores: f"{100 * scores.top1:.4g} %"),
 )
 TOKENS: Sequence[CellColumn[WorstToken]] = (
     (Column("where", 3, right=False), lambda one: Name(f"{one.source}, chunk {one.chunk}, {one.position}")),
@@ -190,53 +207,32 @@ def _compare_candidates(evaluation: Evaluation) -> Iterator[Part]:
 
 
 def make_scores_table(evaluation: Evaluation) -> Table:
-    """Return the table of each candidate's scores."""
-    metrics = list_metrics(evaluation)
-    emulated = any(candidate.activations or candidate.kv for candidate in evaluation.candidates)
-    columns = [Column("size", 9), *(Column(title, n) for n, (title, _) in enumerate(metrics))]
-    columns += [Column("emulated inputs", 2, right=False)] if emulated else []
-    rows = [
-        [
-            Name(candidate.name),
-            size(candidate.bytes),
-            *(format_metric(candidate, metric) for _, metric in metrics),
-            *([format_inputs(candidate)] if emulated else []),
-        ]
-        for candidate in evaluation.candidates
+    """Return the table of each candidate's scores, and of the floor's."""
+    columns: list[CellColumn[Evaluated | Floor]] = [
+        (Column("size", 9), lambda one: size(evaluation.original_bytes if isinstance(one, Floor) else one.bytes)),
+        *(
+            (Column(title, n), partial(format_metric, metric=metric))
+            for n, (title, metric) in enumerate(list_metrics(evaluation))
+        ),
     ]
-    floor = evaluation.floor
-    if floor is not None and floor.reason is None:
-        cells = ["-" if floor.value(metric) is None else format_metric(floor, metric) for _, metric in metrics]
-        rows.append(
-            [
-                describe_floor(evaluation, floor),
-                size(evaluation.original_bytes),
-                *cells,
-                *(["none"] if emulated else []),
-            ]
-        )
-    return Table("Against the original", "candidate", columns, rows)
+    if any(candidate.activations or candidate.kv for candidate in evaluation.candidates):
+        columns.append((Column("emulated inputs", 2, right=False), format_inputs))
+    rows: list[tuple[str, Evaluated | Floor]] = [
+        (Name(candidate.name), candidate) for candidate in evaluation.candidates
+    ]
+    if evaluation.floor is not None and evaluation.floor.reason is None:
+        rows.append((describe_floor(evaluation, evaluation.floor), evaluation.floor))
+    return Table("Against the original", "candidate", *fill(columns, rows))
 
 
 def _texts(candidate: Evaluated) -> Part:
     """Return the scores of each text, and their macro average: each text counts the same."""
-    rows = [[Name(text.name), f"{text.scores.tokens:,}", *_text_cells(text.scores)] for text in candidate.texts]
+    columns, rows = fill(TEXTS, ((Name(text.name), text.scores) for text in candidate.texts))
     scores = [text.scores for text in candidate.texts]
     ratio = exp(fmean(each.ln_ppl_ratio for each in scores))
     cells = [f"{fmean(each.kld_mean for each in scores):.5g}", f"{fmean(each.kld_p99 for each in scores):.5g}"]
     cells += ["-", f"{ratio:.5g}", f"{100 * fmean(each.top1 for each in scores):.4g} %"]
-    rows.append([MACRO, "", *cells])
-    return Table(f"By text, {display(candidate.name)}", "text", TEXTS, rows)
-
-
-def _text_cells(scores: Scores) -> list[str]:
-    return [
-        f"{scores.kld_mean:.5g} ± {scores.kld_error:.2g}",
-        f"{scores.kld_p99:.5g}",
-        f"{scores.ppl:.5g}",
-        f"{scores.ppl_ratio:.5g}",
-        f"{100 * scores.top1:.4g} %",
-    ]
+    return Table(f"By text, {display(candidate.name)}", "text", columns, [*rows, [MACRO, "", *cells]])
 
 
 def _worst_tokens(candidate: Evaluated, top: int) -> Part:
@@ -333,12 +329,10 @@ def _blocks(evaluation: Evaluation) -> Iterator[Part]:
 
 
 def _block_table(candidate: Evaluated, is_minor: bool) -> Table:
-    rows = []
-    for block in (candidate.blocks[n] for n in _spread(len(candidate.blocks), MAX_BLOCKS)):
-        cells = (block.relative_error, block.cosine, block.worst_token_error)
-        rows.append([Name(block.name), *("not finite" if cell is None else f"{cell:.5g}" for cell in cells)])
-    minor, because = (len(rows), f"of {count(len(candidate.blocks), 'block')}") if is_minor else (0, "")
-    return Table(f"Hidden states, {display(candidate.name)}", "after", BLOCKS, rows, minor=minor, minor_because=because)
+    shown = [candidate.blocks[n] for n in _spread(len(candidate.blocks), MAX_BLOCKS)]
+    minor, because = (len(shown), f"of {count(len(candidate.blocks), 'block')}") if is_minor else (0, "")
+    filled = fill(BLOCKS, ((Name(block.name), block) for block in shown))
+    return Table(f"Hidden states, {display(candidate.name)}", "after", *filled, minor=minor, minor_because=because)
 
 
 def _worst(candidate: Evaluated, top: int) -> Part:
@@ -352,17 +346,20 @@ def _worst(candidate: Evaluated, top: int) -> Part:
 def _routers(candidate: Evaluated) -> Part:
     """Return the agreement of evenly spaced routers, including the first and the last, and the mean of all."""
     routers = candidate.routers
-    shown = [routers[n] for n in _spread(len(routers), MAX_BLOCKS)]
-    rows = [[Name(router.name), *_router_cells([router])] for router in shown]
-    rows.append([f"mean of {count(len(routers), 'router')}", *_router_cells(routers)])
+    rows = [(Name(routers[n].name), [routers[n]]) for n in _spread(len(routers), MAX_BLOCKS)]
+    every = (f"mean of {count(len(routers), 'router')}", routers)
     title = f"{routers[0].chosen} of {routers[0].experts} experts for a token, {display(candidate.name)}"
-    return Table(title, "router", ROUTERS, rows)
+    return Table(title, "router", *fill(ROUTERS, [*rows, every]))
 
 
-def _router_cells(routers: Sequence[RouterAgreement]) -> list[str]:
-    klds = [router.router_kld for router in routers if router.router_kld is not None]
-    kld = f"{fmean(klds):.4g}" if len(klds) == len(routers) else "not finite"
-    return [f"{100 * fmean(router.same_experts for router in routers):.4g} %", kld]
+def _average(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None if a value is."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
+
+
+def _format_finite(value: float | None, digits: int = 5) -> str:
+    return "not finite" if value is None else f"{value:.{digits}g}"
 
 
 def _swaps(candidate: Evaluated, top: int) -> Part:

@@ -45,8 +45,10 @@ def format_caveat(evaluation: Evaluation) -> str:
     return f"{inputs}{EMULATED if emulated else ALONE}{OF_WEIGHTS if predicted else ''}{defined}"
 
 
-def format_inputs(candidate: Evaluated) -> str:
+def format_inputs(candidate: Evaluated | Floor) -> str:
     """Return the rounding schemes of inputs, keys and values, such as "fp8_token, KV fp8"."""
+    if isinstance(candidate, Floor):
+        return "none"
     schemes = sorted(candidate.activations, key=lambda name: -candidate.activations[name])
     return ", ".join([*schemes, *([f"KV {candidate.kv}"] if candidate.kv else [])]) or "none"
 
@@ -66,8 +68,9 @@ def _list_predicted(evaluation: Evaluation) -> list[str]:
 def format_metric(candidate: Evaluated | Floor, metric: str) -> str:
     """Return a metric of a candidate with its standard error."""
     value, error = candidate.value(metric), candidate.error(metric)
-    score = SCORES[metric]
-    return "undefined" if value is None else format_in_units(score, value, error, 4 if score.unit == "%" else 5)
+    if value is None:
+        return "-" if isinstance(candidate, Floor) else "undefined"
+    return format_in_units(SCORES[metric], value, error, 4 if SCORES[metric].unit == "%" else 5)
 
 
 def describe_setup(evaluation: Evaluation) -> str:
