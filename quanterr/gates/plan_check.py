@@ -60,9 +60,8 @@ def check_against_plan(report: Report, plan: Plan) -> Report:
     if actual.keys().isdisjoint(layer.layer_name for layer in plan.layers):
         raise UsageError("--plan: names none of the compared layers; the plan was made for another original")
     there = plan.marks
-    here = {name: actual[name] for name in there if name in actual}
-    marks = {name: Marks(layer.original_norm, layer.original_fingerprint) for name, layer in here.items()}
-    if why := find_other_tensor(there, marks):
+    here = {n: Marks(actual[n].original_norm, actual[n].original_fingerprint) for n in there if n in actual}
+    if why := find_other_tensor(there, here):
         raise UsageError(f"--plan: the plan was made for another original: {why}; plan again from this one")
     found = [violation for layer in plan.layers for violation in _find_violations(layer, actual.get(layer.layer_name))]
     found += _find_unplanned_changes(report, plan)

@@ -110,14 +110,14 @@ def _apply_rule(subject: Subject, rules: list[Rule], n: int, baseline: Subject |
 
 def _value_of_whole(condition: Condition, subject: Subject, baseline: Subject | None) -> float | None:
     """Return the value that a condition judges for the whole subject; None if undefined."""
-    value = subject.get_whole_metric(condition.metric)
+    value = subject.whole.get(condition.metric)
     if condition.function in OF_INTERVAL:
         error = subject.errors.get(condition.metric)
         sign = 1 if condition.function == "upper" else -1
         return None if value is None or error is None else value + sign * WIDTH * error
     if condition.function not in OF_BASELINE:
         return value
-    old = baseline.get_whole_metric(condition.metric) if baseline else None
+    old = baseline.whole.get(condition.metric) if baseline else None
     return compute_change(old, value, condition.function)
 
 

@@ -79,7 +79,7 @@ class Subject:
 
     vocabulary: Vocabulary
     items: list[Item]
-    whole: Mapping[str, float | None] = field(default_factory=dict)
+    whole: Mapping[str, float | None]  # the subject's own metrics; None: undefined
     name: str | None = None  # name of the candidate
     errors: Mapping[str, float | None] = field(default_factory=dict)  # standard errors of the metrics in ``whole``
     trouble: str | None = None
@@ -92,10 +92,6 @@ class Subject:
     def list_items(self, metric: str) -> list[Item]:
         """Return the items that have a metric of the vocabulary."""
         return [item for item in self.items if item.kind == self.vocabulary.items[metric]]
-
-    def get_whole_metric(self, metric: str) -> float | None:
-        """Return the subject's own value of a metric, None if undefined."""
-        return self.whole.get(metric)
 
     def get_model_metric(self, metric: str) -> float | None:
         """Return the value of global(metric), None if undefined."""

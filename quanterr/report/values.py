@@ -163,6 +163,7 @@ class ReportValues(Subject):
         super().__init__(
             VOCABULARY,
             items,
+            {name: metric.of(report) for name, metric in REPORT_METRICS.items()},
             trouble=next(iter(troubles), None),
             unreliable=_find_unreliable(report, troubles),
             unquantized=[found["message"] for found in warnings if found["code"] in NOT_QUANTIZED],
@@ -180,10 +181,6 @@ class ReportValues(Subject):
         if not self.report["layers"]:
             return _pick_perfect(EQUAL_MODEL, self.report).get(metric) if self.report["lossless"] else None
         return read_number(self.report["aggregate"], self.report["aggregate"]["nonfinite"], metric)
-
-    def get_whole_metric(self, metric: str) -> float | None:
-        """Return a metric of the report itself."""
-        return REPORT_METRICS[metric].of(self.report)
 
     def check_usable(self) -> None:
         """Check that the report as a whole can serve as a baseline; damage to single layers is accepted.

@@ -202,7 +202,7 @@ def _compare_sides(how: Changes, was: CandidateSide, now: CandidateSide) -> Cand
 
 def _compare_metrics(was: Subject, now: Subject) -> Iterator[MetricChange]:
     for metric, score in now.vocabulary.scores.items():
-        old, new = was.get_whole_metric(metric), now.get_whole_metric(metric)
+        old, new = was.whole.get(metric), now.whole.get(metric)
         if old is None or new is None:
             continue
         errors = was.errors.get(metric), now.errors.get(metric)
