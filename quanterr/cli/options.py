@@ -52,16 +52,19 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         kind, *notes = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
         own = next((note for note in notes if isinstance(note, Option)), None)
         if own is not None:
-            parameters.append(_make_parameter(_Row(name, kind, own, parameter.default), own.help))
+            parameters.append(_make_parameter(name, kind, own, parameter.default))
             continue
         if not hasattr(kind, "__dataclass_fields__"):
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
-        helps = {note.name: note.help for note in notes if isinstance(note, Reworded)}
+        hints, options = get_type_hints(kind, include_extras=True), list_options(kind)
+        for note in notes:
+            if isinstance(note, Reworded):
+                options[note.name] = options[note.name]._replace(help=note.help)
         made = [
-            _make_parameter(row, helps.get(row.name, row.option.help))
-            for row in _option_rows(kind)
-            if _is_wanted(row.name, notes)
+            _make_parameter(field.name, get_args(hints[field.name])[0], options[field.name], field.default)
+            for field in fields(kind)
+            if field.name in options and _is_wanted(field.name, notes)
         ]
         groups[name] = kind, [option.name for option in made]
         parameters += made
@@ -87,24 +90,6 @@ def _sort_key(parameter: inspect.Parameter) -> int:
     return PANELS.index(panel) if panel in PANELS else -1
 
 
-class _Row(NamedTuple):
-    """A field or parameter that is an option."""
-
-    name: str
-    kind: object  # its type
-    option: Option
-    default: object
-
-
-def _option_rows(kind: type) -> list[_Row]:
-    hints, options = get_type_hints(kind, include_extras=True), list_options(kind)
-    return [
-        _Row(field.name, get_args(hints[field.name])[0], options[field.name], field.default)
-        for field in fields(kind)
-        if field.name in options
-    ]
-
-
 def _is_wanted(name: str, notes: Iterable[object]) -> bool:
     for note in notes:
         if (isinstance(note, AllBut) and name in note.names) or (isinstance(note, Only) and name not in note.names):
@@ -112,19 +97,18 @@ def _is_wanted(name: str, notes: Iterable[object]) -> bool:
     return True
 
 
-def _make_parameter(row: _Row, help_text: str) -> inspect.Parameter:
-    kind, default = _typer_type(row.kind), None if row.default in ((), MISSING) else row.default
+def _make_parameter(name: str, kind: object, option: Option, default: object) -> inspect.Parameter:
+    """Return the parameter of typer for a field or parameter that is an option."""
+    kind, default = _typer_type(kind), None if default in ((), MISSING) else default
     info = typer.Option(
-        *list_flags(row.name, row.option),
-        metavar=row.option.metavar,
-        help=help_text,
-        rich_help_panel=row.option.panel,
+        *list_flags(name, option),
+        metavar=option.metavar,
+        help=option.help,
+        rich_help_panel=option.panel,
         show_default=default is not None and not isinstance(default, bool),
-        autocompletion=getattr(completion, row.option.words) if row.option.words else None,
+        autocompletion=getattr(completion, option.words) if option.words else None,
     )
-    return inspect.Parameter(
-        row.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
-    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
 
 
 def _typer_type(kind: object) -> object:
