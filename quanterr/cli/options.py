@@ -59,12 +59,15 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             continue
         hints, options = get_type_hints(kind, include_extras=True), list_options(kind)
         for note in notes:
-            if isinstance(note, Reworded):
+            if isinstance(note, AllBut | Only):
+                is_only = isinstance(note, Only)
+                options = {key: option for key, option in options.items() if (key in note.names) == is_only}
+            elif isinstance(note, Reworded):
                 options[note.name] = options[note.name]._replace(help=note.help)
         made = [
             _make_parameter(field.name, get_args(hints[field.name])[0], options[field.name], field.default)
             for field in fields(kind)
-            if field.name in options and _is_wanted(field.name, notes)
+            if field.name in options
         ]
         groups[name] = kind, [option.name for option in made]
         parameters += made
@@ -88,13 +91,6 @@ def _sort_key(parameter: inspect.Parameter) -> int:
     notes = getattr(parameter.annotation, "__metadata__", ())
     panel = next((note.rich_help_panel for note in notes if isinstance(note, OptionInfo)), "")
     return PANELS.index(panel) if panel in PANELS else -1
-
-
-def _is_wanted(name: str, notes: Iterable[object]) -> bool:
-    for note in notes:
-        if (isinstance(note, AllBut) and name in note.names) or (isinstance(note, Only) and name not in note.names):
-            return False
-    return True
 
 
 def _make_parameter(name: str, kind: object, option: Option, default: object) -> inspect.Parameter:
