@@ -61,9 +61,8 @@ def gate(
 ) -> None:
     """Judge a stored document."""
 
-    from quanterr.gates import github, read_subjects, verdict_on_whole, verdicts_of, with_verdicts
+    from quanterr.gates import github, prepare, read_subjects, verdict_on_whole, verdicts_of, with_verdicts
     from quanterr.gates.explanation import explain_layer as explained
-    from quanterr.gates.rules import check_baseline_use, read_rules
     from quanterr.report.documents import find_kind, read_document
     from quanterr.report.gate_results import exit_status
     from quanterr.report.subjects import find_counterpart
@@ -72,15 +71,11 @@ def gate(
     baseline = None if gates.baseline is None else os.fspath(gates.baseline)
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline overwrites the file of --baseline: give one")
-    kind, given = find_kind(report), baseline is not None
-    rules = read_rules(
-        gates.thresholds, gates.require, gates.fail_if, gates.strict_warnings, given, kind.values.VOCABULARY
-    )
-    check_baseline_use(rules, given, update_baseline)
     if baseline is not None and _same_file(report, baseline):
         raise UsageError(f"--baseline {display(baseline)}: is the report itself; give an older report")
     to = show.targets([report, baseline])
-    before = [] if baseline is None else read_subjects(baseline, rules, kind)
+    kind = find_kind(report)
+    rules, before = prepare(gates, kind, required=True, updated=update_baseline)
     subjects = read_subjects(report, rules, kind)
     verdicts = verdicts_of(subjects, rules, before)
     if explain is not None:

@@ -50,21 +50,25 @@ class PreparedRules(NamedTuple):
         return apply_rules(document, self.rules, self.before) if self.rules else document
 
 
-def prepare(options: GateOptions, kind: DocumentKind = KINDS[REPORT]) -> PreparedRules:
+def prepare(
+    options: GateOptions, kind: DocumentKind = KINDS[REPORT], *, required: bool = False, updated: bool = False
+) -> PreparedRules:
     """Read the rules and the baseline that the options name, for one kind of document.
 
+    ``updated``: the baseline is about to be overwritten, so that no rule needs to use it.
+
     Raises:
-        UsageError: a rule that cannot be parsed, an invalid thresholds file, or a baseline that is unreliable, missing
-            or not used by any rule.
+        UsageError: a rule that cannot be parsed, an invalid thresholds file, a baseline that is unreliable, missing or
+            not used by any rule; or there is no rule although one is ``required``.
         ReportError: the baseline cannot be read.
     """
     given = options.baseline is not None
-    if not given and options.thresholds is None and not (options.require or options.fail_if):
+    if not required and not given and options.thresholds is None and not (options.require or options.fail_if):
         return PreparedRules([], [])
     rules = read_rules(
         options.thresholds, options.require, options.fail_if, options.strict_warnings, given, kind.values.VOCABULARY
     )
-    check_baseline_use(rules, given)
+    check_baseline_use(rules, given, updated)
     before = [] if options.baseline is None else read_subjects(os.fspath(options.baseline), rules, kind)
     for subject in before:
         subject.check_usable()
