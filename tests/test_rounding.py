@@ -23,7 +23,8 @@ from quanterr.evaluation.sides import Candidate, Sides
 from quanterr.formats.shared.convrot import rotate
 from quanterr.pairing.inputs import _read_comfy
 from quanterr.recipes.inputs import INPUT_SCHEMES, StoredInputScale
-from quanterr.report.evaluation.view import page_data
+from quanterr.report.evaluation.view import map_rows
+from quanterr.report.html_data import make_columns
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
 
@@ -298,7 +299,7 @@ def test_every_output_has_the_share_of_rounded_inputs(original, tmp_path):
         assert weights["lm_head.weight"][column] is None
         assert rows["lm_head.weight"][column] == ""
     assert "share of both" in paths[2].read_text()
-    of_both = dict(zip(weights, page_data(found)["columns"]["of_both_0"], strict=True))
+    of_both = dict(zip(weights, make_columns(map_rows(found))["columns"]["of_both_0"], strict=True))
     assert weights[name]["share_of_inputs"] == pytest.approx(of_both[name], rel=5e-3)  # three digits
 
 

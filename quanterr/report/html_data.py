@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from math import fsum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from quanterr.metrics import METRICS, PREDICTED
 from quanterr.report.base import Finding
@@ -26,8 +26,9 @@ from quanterr.report.kept_layers import (
 )
 from quanterr.report.layers import sort_layers
 from quanterr.report.model import Layer, Report
+from quanterr.report.sections import Row
 from quanterr.roles import place_of, role_of
-from quanterr.util.strict_json import JsonFields, JsonObject
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
@@ -49,15 +50,6 @@ SAME = "="  # stands for the number of a layer that equals the original
 DIFFERS, CHANGED, IDENTICAL, NOT_COMPARED = range(4)
 
 _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d{0,8})(?!\d)")
-
-
-class Row(NamedTuple):
-    """A layer in the data of a page."""
-
-    name: str
-    status: int
-    words: Mapping[str, str | None]  # texts that many layers share; same keys in all rows
-    numbers: JsonFields  # metrics; same keys in all rows
 
 
 def make_columns(rows: Iterable[Row]) -> JsonObject:

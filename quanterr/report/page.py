@@ -16,7 +16,7 @@ from quanterr.report.formatting import (
     sentence,
 )
 from quanterr.report.gate_results import Gate
-from quanterr.report.html_data import DETAILED
+from quanterr.report.html_data import DETAILED, make_columns
 from quanterr.report.markup import (
     LAYER_SCRIPTS,
     Markup,
@@ -137,7 +137,7 @@ def _pick_tone(view: View) -> str:
 
 def _data(maps: Maps) -> JsonObject:
     """Return the data that the scripts show."""
-    columns = maps.data()
+    columns = make_columns(maps.rows())
     return {
         **columns,
         "metrics": {key: metric._asdict() for key, metric in maps.metrics.items()},

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self, TypeVar
 from quanterr.report.base import Finding
 from quanterr.report.formatting import name_candidates
 from quanterr.report.gate_results import Gate
-from quanterr.util.strict_json import JsonObject
+from quanterr.util.strict_json import JsonFields, JsonObject
 
 
 class Name(str):
@@ -232,6 +232,15 @@ class MapMetric(NamedTuple):
     is_signed: bool = False  # the value is a change
 
 
+class Row(NamedTuple):
+    """A layer in the data of a page; html_data has its statuses."""
+
+    name: str
+    status: int
+    words: Mapping[str, str | None]  # texts that many layers share; same keys in all rows
+    numbers: JsonFields  # metrics; same keys in all rows
+
+
 class Details(NamedTuple):
     """A table about a layer, given by its index, which a page shows when the layer is selected."""
 
@@ -248,11 +257,11 @@ class PageScripts(NamedTuple):
 
 
 class Maps(NamedTuple):
-    """The metrics in the map and layer table of a page. ``data`` returns columns; see html_data.make_columns."""
+    """The metrics in the map and layer table of a page, and its layers."""
 
     metrics: Mapping[str, MapMetric]  # by key in the data
     words: Mapping[str, str]  # titles of text columns by key; filters select by them
-    data: Callable[[], JsonObject]
+    rows: Callable[[], Iterable[Row]]
     order: str  # metric that sorts the layers, the worst first
     colour: str  # metric that colours the map
     front: Sequence[tuple[str, int, float | None, bool]] = ()  # candidates: name, bytes, SNR in dB, Pareto-optimal

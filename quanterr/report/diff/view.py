@@ -10,7 +10,7 @@ from math import inf, log10
 from quanterr.report.diff.base import format_answer, format_sizes, join_counts, list_names, make_view
 from quanterr.report.diff.model import Both, Change, Diff, Totals
 from quanterr.report.formatting import format_db
-from quanterr.report.html_data import DB_PLACES, DIFFERS, IDENTICAL, SAME, Row, make_columns
+from quanterr.report.html_data import DB_PLACES, DIFFERS, IDENTICAL, SAME
 from quanterr.report.sections import (
     LAYERS,
     MAP,
@@ -19,6 +19,7 @@ from quanterr.report.sections import (
     LayerName,
     MapMetric,
     Maps,
+    Row,
     Section,
     Table,
     View,
@@ -66,7 +67,7 @@ ABOUT = (
 
 def view(diff: Diff, top: int) -> View:
     """Return the view of a diff with ``top`` layers of each kind."""
-    maps = Maps(METRICS, WORDS, lambda: make_columns(map(_row, diff.layers)), "change_db", "change_db")
+    maps = Maps(METRICS, WORDS, lambda: map(_row, diff.layers), "change_db", "change_db")
     paths = diff.old.path, diff.new.path
     return make_view(paths, conclusion(diff), _sections(diff, top), ABOUT, maps if diff.layers else None)
 

@@ -43,7 +43,7 @@ from quanterr.report.evaluation.wording import (
     list_metrics,
 )
 from quanterr.report.formatting import LONG, format_percent, list_doubts, sentence
-from quanterr.report.html_data import DIFFERS, Row, make_columns, round_digits
+from quanterr.report.html_data import DIFFERS, round_digits
 from quanterr.report.made import describe_run
 from quanterr.report.sections import (
     CARD,
@@ -63,6 +63,7 @@ from quanterr.report.sections import (
     Maps,
     Name,
     Part,
+    Row,
     Section,
     Suite,
     Table,
@@ -142,7 +143,7 @@ def view(evaluation: Evaluation, top: int) -> View:
     if evaluation.reference is not None:
         facts.insert(1, ("reference", [Name(evaluation.reference), ", in the place of the original"]))
     words, first = {"role": "Role", "unit": "Block"}, "output_0"
-    maps = Maps(_metrics(evaluation), words, lambda: page_data(evaluation), first, first)
+    maps = Maps(_metrics(evaluation), words, lambda: map_rows(evaluation), first, first)
     has_weights = any(candidate.weights for candidate in evaluation.candidates)
     return View(
         "Quality",
@@ -413,8 +414,8 @@ def _metrics(evaluation: Evaluation) -> dict[str, MapMetric]:
     return found
 
 
-def page_data(evaluation: Evaluation) -> JsonObject:
-    """Return all weights with the output errors of each candidate, for the page's scripts."""
+def map_rows(evaluation: Evaluation) -> Iterator[Row]:
+    """Yield all weights with the output errors of each candidate, for the page's scripts."""
     by_name: dict[str, JsonObject] = {}
     blocks: dict[str, str] = {}
     keys = list(_metrics(evaluation))
@@ -427,7 +428,7 @@ def page_data(evaluation: Evaluation) -> JsonObject:
             if f"inputs_{n}" in own:
                 own[f"inputs_{n}"] = round_digits(weight.input_error, html_data.DIGITS)
                 own[f"of_both_{n}"] = round_digits(weight.share_of_inputs, html_data.SHARE_DIGITS)
-    return make_columns(
+    return (
         Row(name, DIFFERS, {"role": role_of(name), "unit": display(blocks[name])}, numbers)
         for name, numbers in by_name.items()
     )

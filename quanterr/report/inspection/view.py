@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data
 from quanterr.report.formatting import format_percent, sentence
-from quanterr.report.html_data import CHANGED, DIFFERS, NOT_COMPARED, Row, make_columns, round_digits
+from quanterr.report.html_data import CHANGED, DIFFERS, NOT_COMPARED, round_digits
 from quanterr.report.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.report.made import describe_run
 from quanterr.report.sections import (
@@ -19,6 +19,7 @@ from quanterr.report.sections import (
     MapMetric,
     Maps,
     Name,
+    Row,
     Section,
     Suite,
     Table,
@@ -73,7 +74,7 @@ def view(inspection: Inspection, top: int) -> View:
         list(_sections(inspection)),
         ABOUT,
         inspection.made_by,
-        Maps(METRICS, WORDS, lambda: page_data(inspection), "bytes", "bits"),
+        Maps(METRICS, WORDS, lambda: map(_row, inspection.weights), "bytes", "bits"),
     )
 
 
@@ -132,11 +133,6 @@ def _format_group(block: list[int] | None) -> str:
 
 def _format_bits(bits: float | None) -> str:
     return "unknown" if bits is None else f"{bits:.4g}"
-
-
-def page_data(inspection: Inspection) -> JsonObject:
-    """Return all weights, for the scripts of a page."""
-    return make_columns(map(_row, inspection.weights))
 
 
 def _row(weight: StoredWeight) -> Row:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data
 from quanterr.report.formatting import format_percent, sentence
-from quanterr.report.html_data import DIFFERS, IDENTICAL, Row, make_columns, round_digits
+from quanterr.report.html_data import DIFFERS, IDENTICAL, round_digits
 from quanterr.report.made import describe_run
 from quanterr.report.plan.model import ORIGINAL, Measurement, Plan, PlannedLayer
 from quanterr.report.sections import (
@@ -21,6 +21,7 @@ from quanterr.report.sections import (
     MapMetric,
     Maps,
     Name,
+    Row,
     Section,
     Suite,
     Table,
@@ -68,14 +69,14 @@ def view(plan: Plan, top: int) -> View:
         describe_run(plan),
     ]
     words = {"role": "Role", "recipe": "Recipe"}
-    maps = Maps(METRICS, words, lambda: page_data(plan), "share", "share")
+    maps = Maps(METRICS, words, lambda: _rows(plan), "share", "share")
     return View("Quantization plan", None, conclusion(plan), [], facts, sections, ABOUT, plan.made_by, maps)
 
 
-def page_data(plan: Plan) -> JsonObject:
-    """Return all layers for the page's scripts."""
+def _rows(plan: Plan) -> Iterator[Row]:
+    """Yield all layers for the page's scripts."""
     total = plan.cost or 1.0
-    return make_columns(
+    return (
         Row(
             layer.layer_name,
             IDENTICAL if layer.recipe == ORIGINAL else DIFFERS,

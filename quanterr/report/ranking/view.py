@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from quanterr.report import html_data
 from quanterr.report.formatting import LONG, format_answer, format_change, list_doubts, sentence
-from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, Row, make_columns, round_digits
+from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, round_digits
 from quanterr.report.kept_layers import FEW
 from quanterr.report.made import describe_run
 from quanterr.report.ranking.model import Candidate, Choice, Gain, RankedLayer, Ranking, Swaps
@@ -28,6 +28,7 @@ from quanterr.report.sections import (
     Maps,
     Name,
     Part,
+    Row,
     Section,
     Suite,
     Table,
@@ -296,9 +297,13 @@ def _spread_table(ranking: Ranking, top: int) -> Table:
         for layer in layers
     ]
     title = f"SNR in dB of the {len(layers):,} layers that differ most, of {count(len(ranking.layers), 'layer')}"
-    total = max((candidate.squared_error or 0.0 for candidate in ranking.candidates), default=0.0)
-    minor = sum(_compute_spread(layer) < MINOR * total for layer in layers)
+    most = _find_largest_error(ranking)
+    minor = sum(_compute_spread(layer) < MINOR * most for layer in layers)
     return Table(title, "layer", columns, rows, minor=minor, minor_because=MINOR_BECAUSE)
+
+
+def _find_largest_error(ranking: Ranking) -> float:
+    return max((candidate.squared_error or 0.0 for candidate in ranking.candidates), default=0.0)
 
 
 def _compute_spread(layer: RankedLayer) -> float:
@@ -342,8 +347,9 @@ def _maps(ranking: Ranking) -> Maps:
         metrics[f"snr_{n}"] = MapMetric(name, "higher", "dB", column=name, is_wide=n > 0)
     front = [(display(c.name), c.bytes or 0, c.snr_db, c.on_front) for c in ranked]
     details = Details("Candidates", ["", "format", "SNR dB", "bytes", "Σe²"], lambda n: _choices(ranking.layers[n]))
+    words, most = {"role": "Role", "best": "Best"}, _find_largest_error(ranking)
     return Maps(
-        metrics, {"role": "Role", "best": "Best"}, lambda: page_data(ranking), "spread", "snr_0", front, details
+        metrics, words, lambda: (_row(layer, most) for layer in ranking.layers), "spread", "snr_0", front, details
     )
 
 
@@ -360,15 +366,10 @@ def _choices(layer: RankedLayer) -> list[list[str]]:
     ]
 
 
-def page_data(ranking: Ranking) -> JsonObject:
-    """Return all layers with an SNR for each ranked candidate, for the page's scripts."""
-    total = max((candidate.squared_error or 0.0 for candidate in ranking.candidates), default=0.0)
-    return make_columns(_row(layer, total) for layer in ranking.layers)
-
-
-def _row(layer: RankedLayer, total: float) -> Row:
+def _row(layer: RankedLayer, most: float) -> Row:
+    """Return a layer of the map with its spread, as a share of the largest error, and the SNR of each candidate."""
     levels = {f"snr_{n}": _level(choice) for n, choice in enumerate(layer.choices)}
-    spread = round_digits(_compute_spread(layer) / total, SHARE_DIGITS) if total else None
+    spread = round_digits(_compute_spread(layer) / most, SHARE_DIGITS) if most else None
     words = {"role": role_of(layer.layer_name), "best": display(layer.best)}
     return Row(layer.layer_name, DIFFERS, words, {"spread": spread, **levels})
 
