@@ -21,6 +21,11 @@ def format_number(value: float | None) -> str:
     return UNDEFINED if value is None else f"{value:.4g}"
 
 
+def format_if_known(value: float | None, digits: str = ".2f", otherwise: str = "-") -> str:
+    """Format a number of a table; ``otherwise`` stands for None."""
+    return otherwise if value is None else f"{value:{digits}}"
+
+
 def format_percent(value: float | None) -> str:
     """Format a share as a percentage, such as "4.56 %"."""
     return UNDEFINED if value is None else f"{100 * value:.3g} %"

@@ -9,7 +9,7 @@ from math import inf, log10
 
 from quanterr.report.diff.base import format_answer, format_sizes, join_counts, list_names, make_view
 from quanterr.report.diff.model import Both, Change, Diff, Totals
-from quanterr.report.formatting import format_db
+from quanterr.report.formatting import format_if_known
 from quanterr.report.html_data import DB_PLACES, DIFFERS, IDENTICAL, SAME
 from quanterr.report.sections import (
     LAYERS,
@@ -34,19 +34,19 @@ SHOWN_DB = 0.5  # smaller changes of the avoidable loss are rounding
 TOTALS: Sequence[CellColumn[Totals]] = (
     (Column("verdict", 1, right=False), lambda totals: totals.verdict),
     (Column("layers", 4), lambda totals: f"{totals.layers:,}"),
-    (Column("SNR dB", 0), lambda totals: _level(totals.overall_snr_db)),
-    (Column("avoidable dB", 5), lambda totals: _level(totals.excess_db)),
-    (Column("bits/w", 3), lambda totals: "-" if totals.bits_per_weight is None else f"{totals.bits_per_weight:.4g}"),
+    (Column("SNR dB", 0), lambda totals: format_if_known(totals.overall_snr_db)),
+    (Column("avoidable dB", 5), lambda totals: format_if_known(totals.excess_db)),
+    (Column("bits/w", 3), lambda totals: format_if_known(totals.bits_per_weight, ".4g")),
     (Column("size", 2), lambda totals: size(totals.quantized_bytes)),
 )
 CHANGES: Sequence[CellColumn[Change]] = (
-    (Column("old dB", 1), lambda item: _level(item.old_snr_db)),
-    (Column("new dB", 2), lambda item: _level(item.new_snr_db)),
+    (Column("old dB", 1), lambda item: format_if_known(item.old_snr_db)),
+    (Column("new dB", 2), lambda item: format_if_known(item.new_snr_db)),
     (Column("change dB", 0), lambda item: _format_change(item)),
 )
 EXCESS: CellColumn[Change] = (
     Column("avoidable dB", 3),
-    lambda item: f"{_level(item.old_excess_db)} -> {_level(item.new_excess_db)}",
+    lambda item: f"{format_if_known(item.old_excess_db)} -> {format_if_known(item.new_excess_db)}",
 )
 FORMATS = (Column("old", 0, right=False), Column("new", 1, right=False))
 CSV_COLUMNS = (
@@ -86,7 +86,7 @@ def conclusion(diff: Diff) -> str:
             (len(diff.format_changes), "in another format"),
         ]
     )
-    levels = f"{_level(diff.old.overall_snr_db)} -> {_level(diff.new.overall_snr_db)} dB over all"
+    levels = f"{format_if_known(diff.old.overall_snr_db)} -> {format_if_known(diff.new.overall_snr_db)} dB over all"
     verdicts = "" if diff.old.verdict == diff.new.verdict else f"; {diff.old.verdict} -> {diff.new.verdict}"
     stored = format_sizes(diff.old.quantized_bytes, diff.new.quantized_bytes)
     return format_answer(diff.difference, f"{numbers}; {levels}; {stored}{verdicts}")
@@ -134,10 +134,6 @@ def _is_minor(item: Change) -> bool:
 
 def _excess_change(item: Change) -> float:
     return abs((item.old_excess_db or 0.0) - (item.new_excess_db or 0.0))
-
-
-def _level(value: float | None) -> str:
-    return "-" if value is None else format_db(value)
 
 
 def _row(layer: Both) -> Row:

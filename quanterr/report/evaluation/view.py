@@ -42,7 +42,7 @@ from quanterr.report.evaluation.wording import (
     list_floor_lines,
     list_metrics,
 )
-from quanterr.report.formatting import LONG, format_percent, list_doubts, sentence
+from quanterr.report.formatting import LONG, format_if_known, format_percent, list_doubts, sentence
 from quanterr.report.html_data import DIFFERS, round_digits
 from quanterr.report.made import describe_run
 from quanterr.report.sections import (
@@ -75,10 +75,11 @@ from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, quote, size
 
+BROKEN = "not finite"
 BLOCKS: Sequence[CellColumn[BlockError]] = (
-    (Column("relative error", 0), lambda block: _format_finite(block.relative_error)),
-    (Column("cosine", 1), lambda block: _format_finite(block.cosine)),
-    (Column("worst token", 2), lambda block: _format_finite(block.worst_token_error)),
+    (Column("relative error", 0), lambda block: format_if_known(block.relative_error, ".5g", BROKEN)),
+    (Column("cosine", 1), lambda block: format_if_known(block.cosine, ".5g", BROKEN)),
+    (Column("worst token", 2), lambda block: format_if_known(block.worst_token_error, ".5g", BROKEN)),
 )
 WEIGHTS: Sequence[CellColumn[WeightError]] = (
     (Column("output error", 0), lambda one: format_percent(one.output_error)),
@@ -92,7 +93,7 @@ ROUTERS: Sequence[CellColumn[Sequence[RouterAgreement]]] = (
     (Column("same experts", 0), lambda routers: f"{100 * fmean(one.same_experts for one in routers):.4g} %"),
     (
         Column("KL of probabilities", 1),
-        lambda routers: _format_finite(_average([one.router_kld for one in routers]), 4),
+        lambda routers: format_if_known(_average([one.router_kld for one in routers]), ".4g", BROKEN),
     ),
 )
 TASKS: Sequence[CellColumn[Task]] = (
@@ -359,10 +360,6 @@ def _average(values: Sequence[float | None]) -> float | None:
     return fmean(known) if len(known) == len(values) else None
 
 
-def _format_finite(value: float | None, digits: int = 5) -> str:
-    return "not finite" if value is None else f"{value:.{digits}g}"
-
-
 def _swaps(candidate: Evaluated, top: int) -> Part:
     """Return the blocks and weights with the largest divergence alone in the original."""
     columns: list[CellColumn[SwapScore]] = [
@@ -371,7 +368,7 @@ def _swaps(candidate: Evaluated, top: int) -> Part:
     ]
     if any(swap.predicted_kld is not None for swap in candidate.swaps):
         predicted = Column("predicted KLD", 2)
-        columns.append((predicted, lambda swap: "-" if swap.predicted_kld is None else f"{swap.predicted_kld:.4g}"))
+        columns.append((predicted, lambda swap: format_if_known(swap.predicted_kld, ".4g")))
     filled = fill(columns, ((Name(swap.name), swap) for swap in candidate.swaps[:top]))
     more = max(len(candidate.swaps) - top, 0)
     return Table(f"One at a time in the original, {display(candidate.name)}", "swapped", *filled, more)
@@ -382,7 +379,7 @@ def _format_known(share: float | None) -> str:
 
 
 def _format_swap(swap: SwapScore) -> str:
-    return "not finite" if swap.kld_mean is None else f"{swap.kld_mean:.4g} ± {swap.kld_error or 0.0:.2g}"
+    return BROKEN if swap.kld_mean is None else f"{swap.kld_mean:.4g} ± {swap.kld_error or 0.0:.2g}"
 
 
 def _has_rounded_inputs(candidate: Evaluated) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data
-from quanterr.report.formatting import format_percent, sentence
+from quanterr.report.formatting import format_if_known, format_percent, sentence
 from quanterr.report.html_data import CHANGED, DIFFERS, NOT_COMPARED, round_digits
 from quanterr.report.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.report.made import describe_run
@@ -35,7 +35,7 @@ WEIGHTS: Sequence[CellColumn[StoredWeight]] = (
     (Column("dtype", 4, right=False), lambda weight: weight.dtype),
     (Column("group", 3, right=False), lambda weight: _format_group(weight.block_size)),
     (Column("bits", 5), lambda weight: str(weight.code_bits or "-")),
-    (Column("bits/w", 1), lambda weight: _format_bits(weight.bits_per_weight)),
+    (Column("bits/w", 1), lambda weight: format_if_known(weight.bits_per_weight, ".4g", "unknown")),
     (Column("activations", 6, right=False), lambda weight: weight.activations or "-"),
 )
 METRICS = {
@@ -119,7 +119,7 @@ def _tally_columns(total: Tally) -> Sequence[CellColumn[Tally]]:
         (Column("parameters", 2), lambda tally: f"{tally.elements:,}"),
         (Column("share", 4), lambda tally: format_percent(tally.elements / max(total.elements, 1))),
         (Column("size", 3), lambda tally: size(tally.bytes)),
-        (Column("bits/w", 0), lambda tally: _format_bits(tally.bits_per_weight)),
+        (Column("bits/w", 0), lambda tally: format_if_known(tally.bits_per_weight, ".4g", "unknown")),
         (Column("scales", 5), lambda tally: f"{tally.scales:,}"),
     )
 
@@ -129,10 +129,6 @@ def _format_group(block: list[int] | None) -> str:
     if block is None:
         return "-"
     return str(block[1]) if block[0] == 1 else f"{block[0]} x {block[1]}"
-
-
-def _format_bits(bits: float | None) -> str:
-    return "unknown" if bits is None else f"{bits:.4g}"
 
 
 def _row(weight: StoredWeight) -> Row:

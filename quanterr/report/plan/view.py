@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data
-from quanterr.report.formatting import format_percent, sentence
+from quanterr.report.formatting import format_if_known, format_percent, sentence
 from quanterr.report.html_data import DIFFERS, IDENTICAL, round_digits
 from quanterr.report.made import describe_run
 from quanterr.report.plan.model import ORIGINAL, Measurement, Plan, PlannedLayer
@@ -118,7 +118,7 @@ def _worst(plan: Plan, top: int) -> Table:
     columns: Sequence[CellColumn[PlannedLayer]] = (
         (Column("recipe", 0, right=False), lambda layer: layer.recipe),
         (Column("bits", 2), lambda layer: f"{layer.bits_per_weight:.4g}"),
-        (Column("SNR dB", 3), lambda layer: "-" if layer.snr_db is None else f"{layer.snr_db:.2f}"),
+        (Column("SNR dB", 3), lambda layer: format_if_known(layer.snr_db)),
         (Column("share", 1), lambda layer: format_percent(layer.cost / total)),
     )
     filled = fill(columns, ((LayerName(layer.layer_name), layer) for layer in worst))

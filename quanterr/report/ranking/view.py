@@ -6,7 +6,7 @@ Also its CSV rows and JUnit tests.
 from collections.abc import Callable, Iterator, Sequence
 
 from quanterr.report import html_data
-from quanterr.report.formatting import LONG, format_answer, format_change, list_doubts, sentence
+from quanterr.report.formatting import LONG, format_answer, format_change, format_if_known, list_doubts, sentence
 from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, round_digits
 from quanterr.report.kept_layers import FEW
 from quanterr.report.made import describe_run
@@ -123,9 +123,9 @@ def _candidates(ranking: Ranking) -> Table:
         (Column("rank", 0), _format_rank),
         (Column("Pareto-optimal", 8, right=False), _if_ranked(lambda one: "yes" if one.on_front else "no")),
         (Column("size", 2), lambda one: size(one.checkpoint_bytes if one.rank is None else one.bytes or 0)),
-        (Column("bits/w", 4), lambda one: _format(one.bits_per_weight, ".4g")),
+        (Column("bits/w", 4), lambda one: format_if_known(one.bits_per_weight, ".4g")),
         (Column("SNR dB", 1), _if_ranked(_format_snr_of)),
-        (Column("avoidable dB", 6), _if_ranked(lambda one: _format(one.excess_db))),
+        (Column("avoidable dB", 6), _if_ranked(lambda one: format_if_known(one.excess_db))),
         (Column("worst dB", 3), _if_ranked(_format_worst)),
         (Column("lowest error in", 7), _if_ranked(lambda one: f"{one.best_layers:,} of {layers:,}")),
         (Column("warnings", 5), lambda one: f"{sum(finding.severity != 'info' for finding in one.findings):,}"),
@@ -135,11 +135,11 @@ def _candidates(ranking: Ranking) -> Table:
         ),
     ]
     if any(one.weighted_snr_db is not None for one in ranking.candidates):
-        columns.append((Column("weighted dB", 2), lambda one: _format(one.weighted_snr_db)))
+        columns.append((Column("weighted dB", 2), lambda one: format_if_known(one.weighted_snr_db)))
     if predicted:
-        columns.append((Column(PREDICTED[predicted], 2), lambda one: _format(getattr(one, predicted), ".4g")))
+        columns.append((Column(PREDICTED[predicted], 2), lambda one: format_if_known(getattr(one, predicted), ".4g")))
     if any(one.tokens_per_second is not None for one in ranking.candidates):
-        columns.append((Column("max. tokens/s", 2), lambda one: _format(one.tokens_per_second, ",.0f")))
+        columns.append((Column("max. tokens/s", 2), lambda one: format_if_known(one.tokens_per_second, ",.0f")))
     if any(one.gates for one in ranking.candidates):
         columns.append((Column("gates held", 1), _count_held))
     rows = ((Name(one.name), one) for one in ranking.candidates)
@@ -149,10 +149,6 @@ def _candidates(ranking: Ranking) -> Table:
 def _if_ranked(cell: Callable[[Candidate], str]) -> Callable[[Candidate], str]:
     """Return a function that leaves the cell of a candidate without a rank empty."""
     return lambda one: NONE if one.rank is None else cell(one)
-
-
-def _format(value: float | None, digits: str = ".2f") -> str:
-    return NONE if value is None else f"{value:{digits}}"
 
 
 def _format_rank(one: Candidate) -> str:
@@ -264,7 +260,7 @@ def _studies(ranking: Ranking) -> Table:
     rows = []
     for one in ranking.studies:
         changes = (*one.outliers, *one.columns, *one.scales)
-        rows.append([Name(one.candidate), *(_format(change.gain_db, "+.2f") for change in changes)])
+        rows.append([Name(one.candidate), *(format_if_known(change.gain_db, "+.2f") for change in changes)])
     return Table(STUDY_TITLE, "candidate", [Column(head, n) for n, head in enumerate(heads)], rows)
 
 
