@@ -10,6 +10,7 @@ from typing import NamedTuple
 SCHEMA = "quanterr.report"
 NORM = "original_norm"  # of each tensor: identifies the original, the same on every device within a tolerance
 FINGERPRINT = "original_fingerprint"  # of each tensor: of some of its bytes
+BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"  # of the section in a user's document
 LISTS = ("findings", "layers", "other_changes", "lossless", "not_compared")  # a report says how long they are
 
 

@@ -6,10 +6,11 @@ Names may be hostile: see markdown.py.
 from collections.abc import Iterator
 from typing import IO
 
+from quanterr.report import BEGIN, END
 from quanterr.report.document import Result
 from quanterr.report.formatting import describe_gate, format_doubts, format_observed
 from quanterr.report.gate_results import drop_gate_messages
-from quanterr.report.markdown import BEGIN, END, format_code, format_prose, shorten_path, table
+from quanterr.report.markdown import format_code, format_prose, shorten_path, table
 from quanterr.report.sections import (
     CARD,
     Figure,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from quanterr.errors import ResourceError, UsageError
-from quanterr.report import OUTPUTS, Output
+from quanterr.report import BEGIN, END, OUTPUTS, Output
 from quanterr.util.atomic_file import PRIVATE, replace_atomically
 from quanterr.util.platform import give_mode, is_closed_pipe, sync_folder
 from quanterr.util.text import display
@@ -22,7 +22,6 @@ DEFAULT_MODE = 0o666  # mode of a new file before the umask
 # Markers of JSON, JSON Lines and rankings; CSV; HTML; JUnit. Markdown is recognized by its comments instead, because
 # the section may be part of a user's document.
 MARKS = (b'"quanterr.r', b"quanterr_verdict,", b"<!-- quanterr.", b'name="quanterr: ')
-SECTION = b"<!-- quanterr:begin -->", b"<!-- quanterr:end -->"
 
 
 class Target(NamedTuple):
@@ -117,8 +116,8 @@ def _is_output(path: Path) -> bool:
     """Return True if quanterr wrote the whole file: outputs start with a marker."""
     with path.open("rb") as file:
         beginning = file.read(BEGINNING)
-    if beginning.lstrip().startswith(SECTION[0]):
-        return path.read_bytes().rstrip().endswith(SECTION[1])
+    if beginning.lstrip().startswith(BEGIN.encode()):
+        return path.read_bytes().rstrip().endswith(END.encode())
     return any(mark in beginning for mark in MARKS)
 
 

@@ -9,10 +9,9 @@ import re
 from collections.abc import Iterable, Iterator
 
 from quanterr.errors import UsageError
+from quanterr.report import BEGIN, END
 from quanterr.report.formatting import sentence
 from quanterr.util.text import MAX_SHOWN, display
-
-BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"  # of the section in a user's document
 
 _SPLIT = "\u200b"  # zero-width space: breaks mentions, issue numbers and links
 _LINK = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?<=[@#])", re.IGNORECASE)

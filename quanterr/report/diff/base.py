@@ -13,6 +13,7 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
 from quanterr.version import __version__
 
+SAME_DB = 1e-6  # devices sum in different orders, so smaller changes are noise
 Item = TypeVar("Item")
 
 

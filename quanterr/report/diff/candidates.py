@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import hypot, inf, log
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from quanterr.report.diff.base import Difference, check_comparable, pair_up
+from quanterr.report.diff.base import SAME_DB, Difference, check_comparable, pair_up
 from quanterr.report.document import Document
 from quanterr.report.documents import DocumentKind
 from quanterr.report.evaluation.model import find_difference as of_evaluations
@@ -22,7 +22,6 @@ Word = Literal["better", "worse", "unchanged"]
 
 SAME = 0.01  # relative change of an output error up to which it counts as unchanged
 SAME_SSIM = 1e-6
-SAME_DB = 1e-6  # devices sum in different orders, so smaller changes are noise
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from quanterr.report import NORM
-from quanterr.report.diff.base import check_comparable, pair_up
+from quanterr.report.diff.base import SAME_DB, check_comparable, pair_up
 from quanterr.report.diff.model import SCHEMA, SCHEMA_VERSION, Both, Change, Diff, FormatChange, Totals
 from quanterr.report.reading import Extract, extract, read_extract
 from quanterr.report.same_original import find_difference
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 METRICS = ("snr_db", "excess_db", NORM)
 AGGREGATES = ("overall_snr_db", "excess_db", "bits_per_weight")
-SAME_DB = 1e-6  # devices sum in different orders, so smaller changes are noise
 
 
 def read_for_diff(report: "str | PathLike[str] | Report") -> Extract:
