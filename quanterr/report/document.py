@@ -27,8 +27,8 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 class Result(ABC):
     """Base of all results; the modules that render them are imported on use.
 
-    ``VIEW`` names a module with ``view`` and ``conclusion``. ``ROWS`` names the module with ``CSV_COLUMNS``, ``rows``
-    and ``suites``; if empty, that is ``VIEW``, too.
+    ``VIEW`` names a module with ``view``, and with ``brief`` if a line for ``--quiet`` has other words. ``ROWS`` names
+    the module with ``CSV_COLUMNS``, ``rows`` and ``suites``; if empty, that is ``VIEW``, too.
     """
 
     VIEW: ClassVar[str]
@@ -40,8 +40,9 @@ class Result(ABC):
         return import_module(self.VIEW).view(self, top)  # type: ignore[no-any-return]
 
     def brief(self) -> str:
-        """Return the result in one line, for ``--quiet``."""
-        return f"quanterr: {self._answer()}"
+        """Return the result in a line, for ``--quiet``; a ranking has one for each candidate without a rank, too."""
+        own = getattr(import_module(self.VIEW), "brief", None)
+        return f"quanterr: {self._answer()}" if own is None else own(self)
 
     def _answer(self) -> str:
         view = self.view(0)

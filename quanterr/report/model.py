@@ -283,10 +283,6 @@ class Report(Document):
     def _frame_rows(self) -> Iterator[JsonObject]:
         return import_module(self.ROWS).frame_rows(self)  # type: ignore[no-any-return]
 
-    def brief(self) -> str:
-        """Return verdict, pooled SNR and reasons in one line, for ``--quiet``."""
-        return import_module(self.VIEW).brief(self)  # type: ignore[no-any-return]
-
     def _stored_fields(self) -> Iterator[tuple[str, object]]:
         for name, value in super()._stored_fields():
             if name == "run":

@@ -159,7 +159,7 @@ def conclusion(report: Report) -> str:
 
 
 def brief(report: Report) -> str:
-    """Return what :meth:`Report.brief` does."""
+    """Return verdict, pooled SNR and reasons in one line, for ``--quiet``."""
     snr = f"{count(report.aggregate.total_layers, 'layer')}, {format_db(report.aggregate.overall_snr_db, ' dB')}; "
     is_judged = report.verdict != "pass" or bool(report.gates)
     word, found = report.verdict if is_judged else "compared", list_doubts(report.verdict, report.findings)

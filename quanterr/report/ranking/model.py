@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from importlib import import_module
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
@@ -206,10 +205,6 @@ class Ranking(Document):
     def gates(self) -> list[Gate]:
         """The gates of all candidates."""
         return [gate for candidate in self.candidates for gate in candidate.gates]
-
-    def brief(self) -> str:
-        """Return candidates without a rank and the Pareto-optimal candidates, one line each, for ``--quiet``."""
-        return import_module(self.VIEW).brief(self)  # type: ignore[no-any-return]
 
     def _frame_rows(self) -> Iterator[JsonObject]:
         plain = [field.name for field in fields(Candidate) if field.name not in ("reasons", "formats", "findings")]

@@ -224,7 +224,7 @@ def _describe_cost(share: float) -> str:
 
 
 def brief(ranking: Ranking) -> str:
-    """Return what :meth:`Ranking.brief` does."""
+    """Return candidates without a rank and the Pareto-optimal candidates, one line each, for ``--quiet``."""
     description = []
     for name in ranking.front:
         candidate = next(candidate for candidate in ranking.candidates if candidate.name == name)
