@@ -234,7 +234,7 @@ def _validate(raw: bytes, where: str, validate_json: Callable[[bytes], T]) -> T:
     try:
         return validate_json(raw)
     except ValidationError as error:
-        raise ReportError(f"{where}: {_describe_error(error)}") from error
+        raise ReportError(f"{where}: {describe_error(error)}") from error
 
 
 def _read_by_line(raw: bytes, parts: JsonObject) -> Extract | None:
@@ -352,12 +352,12 @@ def _check_content(raw: bytes, where: str) -> None:
         )
 
 
-def _describe_error(error: ValidationError) -> str:
-    """The first of the errors: where, what is wrong, what was found."""
+def describe_error(error: ValidationError, again: str = "compare again") -> str:
+    """Return the first of the errors: where, what is wrong, what was found; ``again`` makes what is missing."""
     first = error.errors(include_url=False)[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
     if first["type"] == "missing":
-        return f"{display(path)} is missing; compare again with this version"
+        return f"{display(path)} is missing; {again} with this version"
     found = "" if first["type"] == "json_invalid" else f", found {display(repr(first['input']), 60)}"
     return f"{display(path)}: {first['msg']}{found}" if path else f"{first['msg']}{found}"
 

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from quanterr.errors import ReportError
 from quanterr.report import checksum
 from quanterr.report.document import Document
+from quanterr.report.reading import describe_error
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display
@@ -46,5 +47,4 @@ def read_stored(path: str, kind: type[Kind]) -> Kind:
     try:
         return kind.model_validate_json(raw, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ReportError(f"{where}: {display('.'.join(map(str, first['loc'])))}: {first['msg']}") from error
+        raise ReportError(f"{where}: {describe_error(error, 'make it again')}") from error
