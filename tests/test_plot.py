@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from sample_documents import encoder, evaluation, plan, ranking
+from sample_documents import encoder, evaluation, images, inspection, plan, ranking
 from sample_reports import hostile, report_of, small, tiny
 
 from quanterr.errors import UsageError
@@ -82,6 +82,12 @@ def test_what_has_nothing_to_draw_says_so():
     report = report_of(tiny())
     with pytest.raises(UsageError, match="no layer differs"):
         report.model_copy(update={"layers": []}).plot()
+
+
+@pytest.mark.parametrize("document", [images, inspection])
+def test_a_kind_without_a_figure_is_an_error_in_words(document):
+    with pytest.raises(UsageError, match=r"nothing to draw: it draws report, ranking, evaluation, plan, not i\w+$"):
+        document().plot()
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):

@@ -30,6 +30,8 @@ def plot(document: Document) -> Figure:
     Raises:
         UsageError: matplotlib is not installed, or there is nothing to draw.
     """
+    if document.noun not in PLOTS:
+        raise UsageError(f"plot(): there is nothing to draw: it draws {', '.join(PLOTS)}, not {document.noun}")
     return PLOTS[document.noun](document)
 
 
