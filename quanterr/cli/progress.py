@@ -3,7 +3,7 @@
 import sys
 import time
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Any, Never
 
 from quanterr.util.text import display, size
 
@@ -21,41 +21,49 @@ SHORT = "{percentage:3.0f}% {bar} eta {remaining}{postfix}"
 STEP = 0.05  # share of all bytes after which a line is due, FIRST_LINE seconds after the last one at the earliest
 
 
-class Bar:
-    """A tqdm bar over the bytes to read from both files."""
+class TerminalBar:
+    """A tqdm bar in a terminal; before its first step "loading torch", which takes the first second."""
 
     def __init__(self) -> None:
-        """Print "loading torch", which takes the first second; the first call creates the bar."""
+        """Print "loading torch"."""
         self._bar: tqdm[Never] | None = None
         print("loading torch", end="\r", file=sys.stderr, flush=True)
 
-    def __call__(self, progress: "Progress") -> None:
-        """Update the bar."""
+    def show(self, done: int, total: int, words: str, **settings: Any) -> None:
+        """Draw the bar, which the first call creates with tqdm's ``settings``."""
         if self._bar is None:
             from tqdm import tqdm
 
-            self._bar = tqdm(
-                total=progress.total_bytes,
-                unit="iB",  # tqdm puts K, M or G before it
-                unit_scale=True,
-                unit_divisor=1024,
-                file=sys.stderr,
-                leave=False,
-                delay=DELAY,
-                mininterval=0,  # it is called ten times per second
-                dynamic_ncols=True,
-                bar_format=SHORT if get_terminal_size().columns < NARROW else FORMAT,
-            )
-        done = f"{min(progress.done_weights + 1, progress.total_weights):,}/{progress.total_weights:,}"
-        room = max(get_terminal_size().columns // 3 - len(done), 12)
-        self._bar.set_postfix_str(f"{done} {shorten(display(progress.name), room)}", refresh=False)
-        self._bar.update(progress.done_bytes - self._bar.n)
+            self._bar = tqdm(total=total, file=sys.stderr, leave=False, dynamic_ncols=True, **settings)
+        self._bar.set_postfix_str(words, refresh=False)
+        self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
         """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
         print(" " * len("loading torch"), end="\r", file=sys.stderr, flush=True)
+
+
+class Bar(TerminalBar):
+    """A bar over the bytes to read from both files."""
+
+    def __call__(self, progress: "Progress") -> None:
+        """Update the bar."""
+        columns = get_terminal_size().columns
+        done = f"{min(progress.done_weights + 1, progress.total_weights):,}/{progress.total_weights:,}"
+        name = shorten(display(progress.name), max(columns // 3 - len(done), 12))
+        self.show(
+            progress.done_bytes,
+            progress.total_bytes,
+            f"{done} {name}",
+            unit="iB",  # tqdm puts K, M or G before it
+            unit_scale=True,
+            unit_divisor=1024,
+            delay=DELAY,
+            mininterval=0,  # it is called ten times per second
+            bar_format=SHORT if columns < NARROW else FORMAT,
+        )
 
 
 def shorten(name: str, room: int) -> str:
@@ -104,32 +112,22 @@ class Steps:
     """Progress of an evaluation by units and micro-batches: a bar in a terminal, elsewhere a line every 30 seconds."""
 
     def __init__(self, terminal: bool) -> None:
-        """Print "loading torch" if stderr is a terminal."""
-        self._terminal = terminal
-        self._bar: tqdm[Never] | None = None
+        """Start the clock."""
+        self._bar = TerminalBar() if terminal else None
         self._started = self._last = time.monotonic()
-        if terminal:
-            print("loading torch", end="\r", file=sys.stderr, flush=True)
 
     def __call__(self, unit: int, units: int, batch: int, batches: int) -> None:
         """Show that ``unit`` of ``units`` and ``batch`` of ``batches`` micro-batches of the next unit are done."""
         done, total, now = unit * batches + batch, units * batches, time.monotonic()
-        if self._terminal:
-            if self._bar is None:
-                from tqdm import tqdm
-
-                self._bar = tqdm(total=total, file=sys.stderr, leave=False, dynamic_ncols=True, bar_format=SHORT)
-            self._bar.set_postfix_str(f"unit {unit + 1:,}/{units:,}", refresh=False)
-            self._bar.update(done - self._bar.n)
+        words = f"unit {unit + 1:,}/{units:,}"
+        if self._bar is not None:
+            self._bar.show(done, total, words, bar_format=SHORT)
         elif now - self._last >= EVERY:
             self._last = now
             left = (now - self._started) * (total - done) / done
-            share = f"{100 * done / total:.0f}%"
-            print(f"progress {share} unit {unit + 1:,}/{units:,} eta {left:.0f} s", file=sys.stderr, flush=True)
+            print(f"progress {100 * done / total:.0f}% {words} eta {left:.0f} s", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Remove the bar."""
+        """Remove the bar; lines stay."""
         if self._bar is not None:
             self._bar.close()
-        if self._terminal:
-            print(" " * len("loading torch"), end="\r", file=sys.stderr, flush=True)
