@@ -3,14 +3,12 @@
 import io
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from os import PathLike, fspath
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, ClassVar
-
-from pydantic.fields import FieldInfo
 
 from quanterr.report import OUTPUTS, Output, checksum, notebook
 from quanterr.report.base import Model, RunInfo, Tool, dumps
@@ -158,19 +156,18 @@ class Document(Result, Model):
 
     def _stored_fields(self) -> Iterator[tuple[str, object]]:
         """Yield the keys and values of the JSON; subclasses may add some."""
-        return ((info.alias or name, getattr(self, name)) for name, info in self._fields())
+        yield from self._own_fields().items()
+
+    def _own_fields(self) -> JsonObject:
+        return {info.alias or name: getattr(self, name) for name, info in type(self).model_fields.items()}
 
     def json_lines(self) -> Iterator[str]:
         """Yield the lines of the JSON Lines output: the document without its ITEMS, then these."""
-        head = {info.alias or name: getattr(self, name) for name, info in self._fields() if name not in self.ITEMS}
+        head = {key: value for key, value in self._own_fields().items() if key not in self.ITEMS}
         records = {record: len(getattr(self, name)) for name, record in self.ITEMS.items()}
         yield dumps({"record": self.noun, **head, "records": records}) + "\n"
         for name, record in self.ITEMS.items():
             yield from (f'{{"record": "{record}", {dumps(item)[1:]}\n' for item in getattr(self, name))
-
-    @classmethod
-    def _fields(cls) -> Iterable[tuple[str, FieldInfo]]:
-        return cls.model_fields.items()
 
     @classmethod
     def json_schema(cls) -> JsonObject:

@@ -505,7 +505,8 @@ class Evaluation(Document):
 
     def json_lines(self) -> Iterator[str]:
         """Yield the evaluation without its weights, then a line per weight of each candidate."""
-        head = {info.alias or name: getattr(self, name) for name, info in self._fields() if name != "candidates"}
+        head = self._own_fields()
+        del head["candidates"]  # they come last
         kept = [field.name for field in fields(Evaluated) if field.name != "weights"]
         head["candidates"] = [{name: getattr(candidate, name) for name in kept} for candidate in self.candidates]
         count = sum(len(candidate.weights) for candidate in self.candidates)
