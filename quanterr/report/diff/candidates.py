@@ -151,10 +151,9 @@ def diff_candidates(
     why = CHANGES[document].difference(old, new)
     check_comparable(names, why, force)
     before, after = (_list_sides(kind, one) for one in (old, new))
-    if len(before) == len(after) == 1:  # whatever their names
-        both, added, gone = [(before[0], after[0])], list[str](), list[str]()
-    else:
-        both, added, gone = pair_up(*({side.name: side for side in sides} for sides in (before, after)))
+    if len(before) == len(after) == 1:  # the same candidate, whatever its names
+        before = dict(zip(after, before.values(), strict=True))
+    both, added, gone = pair_up(before, after)
     changes = [_compare_sides(CHANGES[document], *pair) for pair in both]
     return CandidateDiff(f"quanterr.{document}_diff", SCHEMA_VERSION, *names, why, changes, added, gone)
 
@@ -168,15 +167,15 @@ class CandidateSide(NamedTuple):
     subject: Subject
 
 
-def _list_sides(kind: DocumentKind, document: Document) -> list[CandidateSide]:
+def _list_sides(kind: DocumentKind, document: Document) -> dict[str, CandidateSide]:
+    """Return the candidates by name; a document without candidates is one, named after its kind."""
     subjects: Sequence[Subject] = kind.values.list_subjects(document, ())
+    names = [subject.name or kind.name.lower() for subject in subjects]
     candidates = getattr(document, "candidates", [document])
-    return [
-        CandidateSide(
-            subject.name or kind.name.lower(), getattr(one, "verdict", None), getattr(one, "bytes", None), subject
-        )
-        for subject, one in zip(subjects, candidates, strict=True)
-    ]
+    return {
+        name: CandidateSide(name, getattr(one, "verdict", None), getattr(one, "bytes", None), subject)
+        for name, one, subject in zip(names, candidates, subjects, strict=True)
+    }
 
 
 def _compare_sides(how: Changes, was: CandidateSide, now: CandidateSide) -> CandidateChange:
