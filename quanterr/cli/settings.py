@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import typer
 from typer.core import TyperGroup, TyperOption
@@ -27,11 +27,6 @@ WEIGHTS = (".safetensors", ".sft", ".gguf")
 FILES = ("FILE", "FOLDER")  # metavars of options whose paths are relative to the settings file
 NAMED = "[NAME=]"  # begins the metavar of files that may have a name
 INPUTS = ("original", "quantized")  # these must be on the command line
-
-
-class _Settings(NamedTuple):
-    path: Path
-    tables: JsonObject  # by command
 
 
 def read_defaults(context: typer.Context) -> dict[str, JsonObject]:
@@ -55,16 +50,15 @@ def read_defaults(context: typer.Context) -> dict[str, JsonObject]:
     sources: list[str] = []
     settings = _find_settings()
     if settings is not None:
-        _check_names(settings.tables, commands, settings.path, "command")
-        table = settings.tables.get(command, {})
-        _check_names(table, options, settings.path, "option")
+        path, tables = settings
+        _check_names(tables, commands, path, "command")
+        table = tables.get(command, {})
+        _check_names(table, options, path, "option")
         for key, value in table.items():
-            place = f"{display(str(settings.path))}: {key}"
-            values[str(options[key].name)] = _resolve_paths(
-                settings.path, options[key], _check_value(options[key], value, place)
-            )
+            checked = _check_value(options[key], value, f"{display(str(path))}: {key}")
+            values[str(options[key].name)] = _resolve_paths(path, options[key], checked)
         if table:
-            sources.append(str(settings.path))
+            sources.append(str(path))
     for variable, option, value in _read_environment(command, options_of):
         values[option] = value
         sources.append(variable)
@@ -77,8 +71,11 @@ def _long_name(option: TyperOption) -> str:
     return next(name for name in option.opts if name.startswith("--"))[2:]
 
 
-def _find_settings() -> _Settings | None:
-    """Return the nearest settings, without files stored next to weights: these may come from the weights' author."""
+def _find_settings() -> tuple[Path, JsonObject] | None:
+    """Return the nearest settings file and its options by command.
+
+    Files stored next to weights are left out: they may come from the weights' author.
+    """
     try:
         here = Path.cwd()
     except OSError:  # the current folder was deleted
@@ -93,7 +90,7 @@ def _find_settings() -> _Settings | None:
             if tables is None:
                 continue
             if not _holds_weights(folder):
-                return _Settings(path, tables)
+                return path, tables
             print(
                 f"quanterr: warning: {display(str(path))} is ignored: it is stored next to weights, and may have "
                 "come with them; move it to the parent folder",

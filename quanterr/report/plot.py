@@ -56,6 +56,10 @@ def _escape_name(name: str) -> str:
     return display(name, LONGEST).replace("$", r"\$")
 
 
+def _label(axes: Any, name: str, place: tuple[float, float], color: str | None = None) -> None:
+    axes.annotate(_escape_name(name), place, textcoords="offset points", xytext=(6, 4), color=color)
+
+
 def _plot_report(report: "Report") -> Figure:
     """Draw the SNR of each module in each block, and a histogram of layers by SNR."""
     levels = [layer.snr_db for layer in report.layers if layer.snr_db is not None]
@@ -107,7 +111,7 @@ def _draw_dots(axes: Any, dots: Sequence[_Dot], title: str, label: str) -> None:
     axes.plot([dot.bytes / MIB for dot in front], [dot.value for dot in front], "--", lw=1, label="Pareto-optimal")
     for dot in dots:
         axes.errorbar(dot.bytes / MIB, dot.value, yerr=dot.error or None, fmt="o", capsize=3)
-        axes.annotate(_escape_name(dot.name), (dot.bytes / MIB, dot.value), textcoords="offset points", xytext=(6, 4))
+        _label(axes, dot.name, (dot.bytes / MIB, dot.value))
     axes.set(title=title, xlabel="size [MiB]", ylabel=label)
     axes.margins(0.15)
     if len(front) > 1:
@@ -167,13 +171,7 @@ def _plot_plan(plan: "Plan") -> Figure:
     axes.plot(plan.bytes / MIB, plan.cost, "o", label="this plan")
     for one in plan.uniform:
         axes.plot(one.bytes / MIB, one.cost, "x", color="gray")
-        axes.annotate(
-            _escape_name(one.recipe),
-            (one.bytes / MIB, one.cost),
-            textcoords="offset points",
-            xytext=(6, 4),
-            color="gray",
-        )
+        _label(axes, one.recipe, (one.bytes / MIB, one.cost), color="gray")
     axes.set(title="Cost over size", xlabel="size [MiB]", ylabel=plan.measure)
     axes.legend()
     return figure
