@@ -22,7 +22,7 @@ from quanterr.evaluation.rounding import RoundingMode
 from quanterr.evaluation.routers import FoundRouters, Routers, RouterWatch
 from quanterr.evaluation.scores import Prediction
 from quanterr.evaluation.sides import Candidate, Sides
-from quanterr.evaluation.states import HiddenError, OutputErrors, PlainErrors, Product, hidden_of
+from quanterr.evaluation.states import HiddenError, OutputErrors, PlainErrors, Product, are_finite, hidden_of
 from quanterr.evaluation.stepping import Stream
 from quanterr.evaluation.swaps import FoundSwap, Swaps
 from quanterr.evaluation.tokens import Chunks, spans_of
@@ -547,7 +547,7 @@ class BesideReference:
                     output = side.stream.run(batch)
                 mode.forget()
                 hidden = hidden_of(output)
-                if hidden is not None and not bool(hidden.isfinite().all()):
+                if hidden is not None and not are_finite(hidden):
                     side.not_finite.add(name)
                 side.stream.resume(batch, output)
                 result = side.stream.result(batch)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.evaluation.states import are_finite
 from quanterr.report.evaluation.model import PositionScores
 from quanterr.util.strict_json import JsonObject
 
@@ -58,7 +59,7 @@ class Scores:
         for begin in range(0, len(targets), step):
             rows = slice(begin, begin + step)
             x, y, target = base[rows].double(), other[rows].double(), targets[rows, None].to(base.device)
-            finite = finite and bool(y.isfinite().all())
+            finite = finite and are_finite(other[rows])
             log_p, log_q = x.log_softmax(-1), y.log_softmax(-1)
             p = log_p.exp()
             nll, nll_q = -log_p.gather(1, target)[:, 0], -log_q.gather(1, target)[:, 0]
