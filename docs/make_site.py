@@ -13,6 +13,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 
 import gallery
 import links
@@ -26,6 +28,7 @@ PAGES = ROOT / "build" / "docs"
 RUNS = ROOT / "build" / "gallery"
 SITE = ROOT / "site"
 KINDS = ("report", "ranking", "evaluation", "plan", "images")
+RECORDERS = ("examples/capture_inputs.py", "examples/comfyui/__init__.py")
 # Path in the repository → path of the page on the site.
 PLACES = {
     "README.md": "index.md",
@@ -33,11 +36,17 @@ PLACES = {
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "licence.md",
     "examples/ci": "ci.md",
+    **dict.fromkeys(RECORDERS, "recording.md"),
     "examples/report.png": "examples/report.png",
     "quanterr/guide": "guide/index.md",
     **{f"quanterr/guide/{topic}.md": f"guide/{topic}.md" for topic in guide.TOPICS},
 }
-LANGUAGES = {".yml": "yaml", ".toml": "toml", ".jq": "jq"}
+LANGUAGES = {".yml": "yaml", ".toml": "toml", ".jq": "jq", ".py": "python"}
+OF_CI = "# Continuous integration\n\nFiles to copy. [Gates](guide/gates.md) explains what they do.\n"
+OF_RECORDERS = (
+    "# Recording calls\n\nPrograms to copy, which record calls of a denoiser for "
+    "[evaluate](guide/evaluate.md#denoisers): for a pipeline of diffusers, and as a node of ComfyUI.\n"
+)
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)(#[^)\s]*)?\)")
 BOLD = re.compile(r'(?:^<span style="font-weight: bold">.*</span>\n)+', re.MULTILINE)
@@ -53,7 +62,8 @@ def main() -> None:
         if source.endswith(".md"):
             write(place, adapt_links((ROOT / source).read_text("utf-8"), source))
     write("guide/index.md", make_guide_index())
-    write("ci.md", make_ci_page())
+    write("ci.md", show_files(OF_CI, sorted((ROOT / "examples/ci").iterdir())))
+    write("recording.md", show_files(OF_RECORDERS, [ROOT / name for name in RECORDERS]))
     write("licence.md", f"# Licence\n\n```\n{(ROOT / 'LICENSE').read_text('utf-8')}```\n")
     write("reference/library.md", (DOCS / "library.md").read_text("utf-8"))
     write("reference/commands.md", make_commands_page())
@@ -113,11 +123,11 @@ def make_guide_index() -> str:
     return "\n".join(lines)
 
 
-def make_ci_page() -> str:
-    """Return a page with the files of examples/ci, each in full."""
-    text = "# Continuous integration\n\nFiles to copy. [Gates](guide/gates.md) explains what they do.\n"
-    for path in sorted((ROOT / "examples/ci").iterdir()):
-        text += f"\n## {path.name}\n\n```{LANGUAGES[path.suffix]}\n{path.read_text('utf-8')}```\n"
+def show_files(text: str, files: Iterable[Path]) -> str:
+    """Return a page that begins with a text and shows files, each in full."""
+    for path in files:
+        name = path.relative_to(ROOT / "examples").as_posix()
+        text += f"\n## {name}\n\n```{LANGUAGES[path.suffix]}\n{path.read_text('utf-8')}```\n"
     return text
 
 

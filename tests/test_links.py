@@ -1,5 +1,6 @@
 """Links between the documents of the repository lead to files that are there, and to headings that they have."""
 
+import importlib
 import re
 from itertools import pairwise
 
@@ -57,6 +58,20 @@ def test_every_page_of_the_guide_is_in_the_navigation_of_the_site():
     topics = SITE.findall((ROOT / "zensical.toml").read_text())
 
     assert ["index", *guide.TOPICS] == topics
+
+
+def test_every_file_that_the_site_s_pages_link_to_has_a_page(monkeypatch):
+    """``make docs`` ends with an error otherwise; it takes too long for a test."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    places = importlib.import_module("make_site").PLACES
+    linked = {f"{ROOT / name}" for source in places if source.endswith(".md") for name in linked_files(ROOT / source)}
+
+    assert set() == linked - {str(ROOT / place) for place in places}
+
+
+def linked_files(path):
+    names = [link.partition("#")[0] for link in links_of(path)]
+    return [(path.parent / name).resolve().relative_to(ROOT) for name in names if name]
 
 
 def test_every_public_name_is_in_the_reference():
