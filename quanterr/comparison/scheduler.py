@@ -24,7 +24,7 @@ from quanterr.metrics.sums import Sums
 from quanterr.native import Kernel
 from quanterr.pairing.model import ComparedWeight
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, split_chunk
-from quanterr.util.platform import limit_of_memory, usable_cores
+from quanterr.util.platform import keep_freed_memory, limit_of_memory, usable_cores
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
 from quanterr.util.waiting import allow_stop
@@ -41,6 +41,9 @@ MAX_TORCH_THREADS = 8  # with the torch kernel: more threads wait for the interp
 CUDA_THREADS = 4
 LOOK_AGAIN = 0.02  # seconds between two checks how far the workers are
 THREAD_ROOM = 10 * 2**20  # bytes per thread: the usual stack of 8 MiB, and thread-local data
+SCRATCH = (
+    16 << 20
+)  # bytes of freed memory kept for the next few small weights: fresh pages cost more than their samples
 TICK = 0.1  # seconds between two progress updates
 
 
@@ -136,6 +139,8 @@ class Scheduler:
         ``on_progress`` is called ten times per second. The first exception in a worker is raised again.
         """
         threads_before = torch.get_num_threads()
+        if self._small:
+            keep_freed_memory(SCRATCH)
         _require_room(self.threads + 1)
         workers = [threading.Thread(target=self._work, args=[n == 0], daemon=True) for n in range(self.threads)]
         helper = threading.Thread(target=self._read_ahead if self._claim is None else int, daemon=True)

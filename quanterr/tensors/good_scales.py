@@ -55,10 +55,10 @@ class ScaleGroups(NamedTuple):
         return self._split(values).sum(3).sum(1, dtype=torch.float64)
 
     def spread(self, of_groups: Tensor) -> Tensor:
-        """Expand a number per group to its elements, (r, c); a view where that needs no copy."""
-        if self.rows == 1 and of_groups.shape[1] == 1:
-            return of_groups
+        """Expand a number per group to its elements, (r, c), or to its rows, (r, 1), where groups are whole rows."""
         down, across = of_groups.shape
+        if across == 1:
+            return of_groups.expand(down, self.rows).reshape(-1, 1)
         spread = of_groups[:, None, :, None].expand(down, self.rows, across, self.cols)
         return spread.reshape(down * self.rows, across * self.cols)
 

@@ -30,7 +30,7 @@ _MOST_FILES = 10_240  # open files at a time: macOS allows no more
 _SPARE_FILES = 32  # descriptors left for torch and other libraries
 _MOST_BYTES = 1 << 30  # bytes per ReadFile call, whose count is 32-bit
 _END_OF_FILE = 38  # ERROR_HANDLE_EOF of the Windows API
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # parameters of mallopt(3)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # parameters of mallopt(3)
 _position = threading.Lock()
 
 
@@ -184,6 +184,7 @@ def keep_freed_memory(up_to: int) -> None:
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, up_to)
+        libc.mallopt(_M_TRIM_THRESHOLD, up_to)  # otherwise each block freed at the end of the heap goes back
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
