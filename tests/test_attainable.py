@@ -420,7 +420,7 @@ class TestSmallWeightsTogether:
         save_file(y, tmp_path / "y.safetensors")
         files = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
         together = quanterr.compare(*files, device="cpu").layers
-        monkeypatch.setattr(Worker, "sample", lambda *_: None)  # each weight is then sampled when it is finished
+        monkeypatch.setattr(Worker, "examine", lambda *_: None)  # each weight is then sampled when it is finished
 
         assert quanterr.compare(*files, device="cpu").layers == together
         assert len(x) == len(together)

@@ -63,7 +63,7 @@ def decoded(weight, kernel=BUILT, size=1 << 22):
     for chunk in Cut(*weight.matrix, size):
         kept = torch.empty(chunk.shape), torch.empty(chunk.shape)
         with torch.inference_mode():
-            assert sums.sums(operands, [chunk], SUMS_ALONE, kept) is not None
+            assert sums.sums(operands, [chunk], SUMS_ALONE, tuple(side.data_ptr() for side in kept)) is not None
         assert same_bits(*kept)
         whole[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col] = kept[1]
     return whole

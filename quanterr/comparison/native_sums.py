@@ -56,11 +56,11 @@ class NativeSums:
         operands: tuple[Operand, Operand],
         chunks: Sequence[Chunk],
         wanted: SumOptions,
-        kept: tuple[Tensor, Tensor] | None,
+        kept: tuple[int, int] | None,
     ) -> Sums | None:
         """Compute the sums of a few chunks of a pair; None if a file cannot be read to the end.
 
-        ``kept``, two (r, c) float32 tensors, receives the values of both sides; only for weights of one chunk.
+        ``kept``, two addresses of (r, c) float32, receives the values of both sides; only for weights of one chunk.
         """
         weight = operands[0].weight
         direct = [_find_decoder(operand.weight, chunks) for operand in operands]
@@ -100,7 +100,7 @@ class NativeSums:
         direct: Sequence[Decoder | None],
         chunk: Chunk,
         wanted: SumOptions,
-        kept: tuple[Tensor, Tensor] | None,
+        kept: tuple[int, int] | None,
     ) -> Sums | None:
         weight = operands[0].weight
         at_once = _count_rows_at_once(chunk, direct)
@@ -114,7 +114,7 @@ class NativeSums:
             else:
                 side = _make_code_side(decoder, chunk, at_once, operand.workspace, alive)
             if kept:
-                side.values = kept[place].data_ptr()
+                side.values = kept[place]
             sides.append(side)
         sums = self._add(sides, chunk, weight.matrix, at_once, wanted)
         if sums is None:

@@ -20,7 +20,7 @@ from quanterr.tensors.good_scales import (
     measure_part_losses,
     order_columns,
 )
-from quanterr.tensors.levels import SUBNORMAL, ScaleSteps, Scaling
+from quanterr.tensors.levels import SUBNORMAL, Levels, ScaleSteps, Scaling
 
 PART = 64  # columns of a part of a group
 PART_DB = 5.0  # loss of a group's scale from which the group stands out
@@ -177,14 +177,6 @@ class ScaleSampler:
             _SampledGroups(found, rows[:: groups.rows], places, groups.rows * groups.cols, groups.whole)
         )
 
-    def add_whole(self, x: Tensor, unit: Tensor, groups: ScaleGroups, found: Losses) -> None:
-        """Add the losses of all groups of a weight, (r, c), measured elsewhere; see :func:`find_row_groups`."""
-        if not _are_finite(found):
-            return
-        rows, places = range(len(x)), [-1] if groups.rows == 1 else [0]
-        self._add_parts(rows, 0, x, Scaling(unit), groups, found)
-        self._sampled.append(_SampledGroups(found, rows[:: groups.rows], places, groups.rows * groups.cols))
-
     def _add_parts(
         self, rows: Sequence[int], col: int, x: Tensor, scales: Scaling, groups: ScaleGroups, found: Losses
     ) -> None:
@@ -243,9 +235,7 @@ class ScaleSampler:
 
     @property
     def _lucky(self) -> float:
-        """The share of the worst error below which a good scale's error is small by accident."""
-        levels = self._weight.levels
-        return LUCKY_FINE if levels and not levels.mantissa and levels.number >= MANY else LUCKY
+        return _get_lucky_share(self._weight.levels)
 
     @property
     def _has_one_scale(self) -> bool:
@@ -286,15 +276,10 @@ class ScaleSampler:
         ways = (0, -1) if any(len(one.losses.good_sq) > 1 for one in self._sampled) else (0,)
         good = max(sum(float(one.losses.good_sq[way].sum()) for one in self._sampled) for way in ways)
         worst = sum(float(one.losses.worst_sq.sum()) for one in self._sampled)
-        if good < self._lucky * worst:
-            good = max(good, min(stored, worst))
-        good = min(good, sum(float(one.losses.x_sq.sum()) for one in self._sampled))  # the error with scales of zero
+        x_sq = sum(float(one.losses.x_sq.sum()) for one in self._sampled)
         ratios = torch.cat([(one.losses.stored / one.losses.good)[one.losses.x_sq > 0] for one in self._sampled])
-        return found._replace(
-            stored_sq=stored,
-            good_sq=good,
-            scale_ratio=float(ratios.median()) if len(ratios) else 1.0,
-        )
+        ratio = float(ratios.median()) if len(ratios) else 1.0
+        return _add_loss(found, _GroupSums(x_sq, stored, good, worst), ratio, self._lucky)
 
     def _find_regions(self, sampled: Sequence[_SampledGroups]) -> tuple[BadRegion, ...]:
         """Find groups whose scales are far worse than good ones; kind underflow: a good scale is too small to store."""
@@ -332,6 +317,49 @@ class ScaleSampler:
         row, col = group.place
         least = self._least(row) if col >= 0 else None
         return 0.0 if least is None else float(least[0, min(col, least.shape[1] - 1)])
+
+
+def add_losses(levels: Levels, plain: Sequence[Attainable | None], losses: Losses) -> list[Attainable | None]:
+    """Add the loss of scales to the results for codes of several weights; None for those that need a closer look.
+
+    ``losses`` has the groups of the weights one below the other. A :class:`ScaleSampler` looks closer: at groups whose
+    scales are far off, and at losses that are zero or not finite.
+    """
+    of_groups = losses.x_sq, losses.stored_sq, losses.good_sq[0], losses.worst_sq
+    x_sq, stored_sq, good_sq, worst_sq = (side.view(len(plain), -1) for side in of_groups)
+    needed, ratios = (side.view(len(plain), -1) for side in (losses.needed, losses.stored / losses.good))
+    sums = [side.sum(1) for side in (x_sq, stored_sq, good_sq, worst_sq)]
+    usual = (x_sq > 0) & (stored_sq <= FAR * good_sq) & (needed >= 1 / WIDE) & ratios.isfinite()
+    fine = usual.all(1) & torch.stack(sums).isfinite().all(0)
+    found = zip(plain, fine.tolist(), ratios.median(1).values.tolist(), *(side.tolist() for side in sums), strict=True)
+    lucky = _get_lucky_share(levels)
+    return [
+        _add_loss(own, _GroupSums(*energies), ratio, lucky) if own is not None and is_fine else None
+        for own, is_fine, ratio, *energies in found
+    ]
+
+
+class _GroupSums(NamedTuple):
+    """Energies summed over groups: of the original, and of the errors with stored, good and the worst scales."""
+
+    x_sq: float
+    stored_sq: float
+    good_sq: float
+    worst_sq: float
+
+
+def _add_loss(found: Attainable, sums: _GroupSums, ratio: float, lucky: float) -> Attainable:
+    """Add the loss of scales to the result for codes; ``ratio`` is the median of stored / good scale."""
+    x_sq, stored_sq, good_sq, worst_sq = sums
+    if good_sq < lucky * worst_sq:
+        good_sq = max(good_sq, min(stored_sq, worst_sq))
+    # No error is larger than with scales of zero.
+    return found._replace(stored_sq=stored_sq, good_sq=min(good_sq, x_sq), scale_ratio=ratio)
+
+
+def _get_lucky_share(levels: Levels | None) -> float:
+    """Return the share of the worst error below which a good scale's error is small by accident."""
+    return LUCKY_FINE if levels and not levels.mantissa and levels.number >= MANY else LUCKY
 
 
 def find_row_groups(weight: Weight) -> ScaleGroups | None:

@@ -16,8 +16,9 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from quanterr.comparison.small import ComparedPair
 from quanterr.comparison.tasks import Job
-from quanterr.comparison.worker import ComparedPair, Worker
+from quanterr.comparison.worker import Worker
 from quanterr.errors import Interrupted, ResourceError, is_out_of_memory
 from quanterr.formats import Weight
 from quanterr.metrics.sums import Sums
@@ -41,9 +42,7 @@ MAX_TORCH_THREADS = 8  # with the torch kernel: more threads wait for the interp
 CUDA_THREADS = 4
 LOOK_AGAIN = 0.02  # seconds between two checks how far the workers are
 THREAD_ROOM = 10 * 2**20  # bytes per thread: the usual stack of 8 MiB, and thread-local data
-SCRATCH = (
-    16 << 20
-)  # bytes of freed memory kept for the next few small weights: fresh pages cost more than their samples
+SCRATCH = 16 << 20  # bytes of freed memory to keep for further small weights: fresh pages cost more than arithmetic
 TICK = 0.1  # seconds between two progress updates
 
 
@@ -221,7 +220,7 @@ class Scheduler:
     def _do(self, worker: Worker, ranges: Sequence[ChunkRange]) -> None:
         worker.forget()
         compared = [(one.number, self._merge(one, self._compare(worker, one))) for one in ranges]
-        worker.sample(
+        worker.examine(
             ComparedPair(job.pair, sums, place)
             for number, merged in compared
             for place, (job, sums) in enumerate(zip(self._tasks[number][: len(merged)], merged, strict=True))

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import groupby
-from typing import NamedTuple
 from zlib import crc32
 
 import torch
@@ -21,7 +19,15 @@ from quanterr.comparison.conspicuous import (
 )
 from quanterr.comparison.kernel import SumOptions, exact_sums, fast_sums
 from quanterr.comparison.native_sums import NativeSums, Operand
-from quanterr.comparison.scale_sampling import ScaleSampler, find_row_groups
+from quanterr.comparison.scale_sampling import ScaleSampler
+from quanterr.comparison.small import (
+    MOST_KEPT,
+    ComparedPair,
+    Examined,
+    SmallWeights,
+    find_largest_errors,
+    summarize_plain,
+)
 from quanterr.formats import Values, Weight
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
@@ -31,42 +37,14 @@ from quanterr.native import Kernel
 from quanterr.pairing.model import ComparedWeight, LargestError, Pair
 from quanterr.tensors.casts import CastTest, Copy, find_narrowest, least_normal, rounds_to_nearest
 from quanterr.tensors.chunks import Chunk, Cut, split_chunk
-from quanterr.tensors.good_scales import ScaleGroups, are_measured_together, measure_losses
-from quanterr.tensors.levels import Levels, Scaling, find_nearest, measure_rounding
+from quanterr.tensors.levels import Scaling, find_nearest, measure_rounding
 from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # chunk → x, (r, c), which may be overwritten
-LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
 MOST_ROWS = 2  # conspicuous rows whose scale blocks are inspected, at most
 STACK = 1 << 17  # elements of a sample processed at a time
 IN_BLOCKS = 1 << 16  # elements sampled in a row of blocks that span rows
 SAMPLED = 64  # bytes per place of a tensor that its fingerprint covers
-MOST_KEPT = 1 << 14  # elements up to which values are kept, to avoid another read of the worst row
-
-
-class _KeptValues(NamedTuple):
-    """Copies of a small pair's values, (r, c) each, which the kernel does not overwrite."""
-
-    pair: Pair
-    x: torch.Tensor
-    y: torch.Tensor
-    first: int | None = None  # index of the first element in the buffer of kept values; None if they are elsewhere
-
-
-class ComparedPair(NamedTuple):
-    """A pair with its sums; ``place`` is the index of the pair in its task."""
-
-    pair: Pair
-    sums: Sums
-    place: int
-
-
-class _Kind(NamedTuple):
-    """The properties that weights must share to be sampled together."""
-
-    matrix: tuple[int, int]
-    levels: Levels
-    groups: ScaleGroups
 
 
 class Worker:
@@ -88,13 +66,11 @@ class Worker:
         on_cpu = self._compiled is not None and device.type == "cpu"
         self._native = NativeSums(self._compiled, self.outlier) if self._compiled and on_cpu else None
         self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
-        self.forget()
+        self._small = SmallWeights(self._kernel)
 
     def forget(self) -> None:
-        """Drop the values and samples of small weights; called before each few that are compared together."""
-        self._kept: dict[int, _KeptValues] = {}  # by the pair's id
-        self._n_kept = 0  # elements of one side
-        self._sampled: dict[int, Attainable] = {}  # by the pair's id
+        """Drop the values of small weights; called before each few that are compared together."""
+        self._small.forget()
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a context with a new CUDA stream; an empty one on the CPU."""
@@ -157,8 +133,11 @@ class Worker:
     ) -> Sums | None:
         if self._native is None:
             return None
-        kept = self._keep(pair) if _keeps_values(pair, chunks[0]) else None
-        return self._native.sums(self._make_operands(pair, load_original, place), chunks, _make_options(pair), kept)
+        kept = self._small.keep(pair) if _keeps_values(pair, chunks[0]) else None
+        sums = self._native.sums(self._make_operands(pair, load_original, place), chunks, _make_options(pair), kept)
+        if kept and sums is not None:
+            self._small.keep_scales(pair, self._quantized[place])
+        return sums
 
     def _make_operands(self, pair: Pair, load_original: LoadOriginal, place: int) -> tuple[Operand, Operand]:
         workspace = self._quantized[place]
@@ -166,21 +145,6 @@ class Worker:
             Operand(pair.original, self._original, lambda chunk: Values(load_original(chunk))),
             Operand(pair.quantized, workspace, lambda chunk: pair.quantized.dequantize(chunk, workspace)),
         )
-
-    def _keep(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return buffers that keep the values of a small pair; they follow those of the previous pair."""
-        if self._n_kept + pair.original.n > STACK:
-            self.forget()
-        first, self._n_kept = self._n_kept, self._n_kept + pair.original.n
-        x, y = self._view_kept(first, pair.original.matrix)
-        self._kept[id(pair)] = _KeptValues(pair, x, y, first)
-        return x, y
-
-    def _view_kept(self, first: int, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return both sides of kept values, (r, c) each, from index ``first`` on."""
-        both = self._kernel.buffer("kept", (2, STACK), torch.float32)[:, first : first + shape[0] * shape[1]]
-        x, y = both.view(2, *shape)
-        return x, y
 
     def _sum_with_torch(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums:
         saturated: dict[Chunk, torch.Tensor] = {}  # by chunk, as a chunk may be loaded more than once
@@ -191,7 +155,7 @@ class Worker:
             if at_end is not None:
                 saturated[chunk] = at_end
             if _keeps_values(pair, chunk):
-                self._kept[id(pair)] = _KeptValues(pair, x.clone(), y.clone())
+                self._small.keep_copies(pair, x, y)
             return x, y, zeros
 
         matrix, sums, wanted = pair.original.matrix, None, _make_options(pair)
@@ -205,11 +169,22 @@ class Worker:
 
     def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> ComparedWeight:
         """Complete the result of a pair from its sums; ``place`` is the index of the pair in its task."""
-        scales = _summarize_scales(pair.quantized, self._quantized[place])
-        attainable = None if sums.exact else self._measure_attainable(pair, sums, place)
+        scales, worst, attainable = self._small.take(pair) or self._examine(pair, sums, place)
+        if attainable is None and not sums.exact:
+            attainable = self._measure_attainable(pair, sums, place)
         sums.peaks = []  # large, and no longer needed
-        worst, copy = self._find_worst(pair, sums, place), self._check_copy(pair, sums, place)
+        copy = self._check_copy(pair, sums, place)
         return ComparedWeight(number, sums, scales, worst, attainable, copy, _compute_fingerprint(pair.codes[0]))
+
+    def examine(self, compared: Iterable[ComparedPair]) -> None:
+        """Examine small weights ahead of :meth:`finish`, those alike with the same operations."""
+        self._small.examine(compared)
+
+    def _examine(self, pair: Pair, sums: Sums, place: int) -> Examined:
+        """Examine a weight on its own, except for what its scales allow."""
+        return Examined(
+            _summarize_scales(pair.quantized, self._quantized[place]), self._find_worst(pair, sums, place), None
+        )
 
     def _check_copy(self, pair: Pair, sums: Sums, place: int) -> Copy | None:
         """Return whether an unquantized tensor is a copy of the original; read it again if the sums do not tell."""
@@ -228,8 +203,6 @@ class Worker:
 
     def _measure_attainable(self, pair: Pair, sums: Sums, place: int) -> Attainable | None:
         """Measure on a sample what the stored scales allow; None if the nearest codes cannot be found."""
-        if id(pair) in self._sampled:
-            return self._sampled.pop(id(pair))
         rotated = pair.quantized.rotated
         weight = rotated.weight if rotated else pair.quantized
         if weight.levels is None or weight.shape != pair.quantized.shape:
@@ -353,47 +326,7 @@ class Worker:
                 n, x_sq, e_sq = sums.n, as_float(sums.x_sq), as_float(sums.e_sq)
             else:
                 n, x_sq, e_sq = n + x.numel(), x_sq + self._sum_squares(x), e_sq + self._sum_squares(e)
-        return _summarize_plain(n, x_sq, e_sq, steps)
-
-    def sample(self, compared: Iterable[ComparedPair]) -> None:
-        """Sample small weights ahead of :meth:`finish`, several alike that are neighbours with the same operations."""
-        for kind, alike in groupby(compared, self._find_kind):
-            if kind is not None:
-                self._sample_together(kind, list(alike))
-
-    def _find_kind(self, compared: ComparedPair) -> _Kind | None:
-        """Return what weights must have in common to be sampled together; None if a weight is sampled on its own."""
-        pair, sums, _ = compared
-        kept, weight, groups = self._kept.get(id(pair)), pair.quantized, find_row_groups(pair.quantized)
-        if kept is None or kept.first is None or weight.levels is None or groups is None or sums.exact:
-            return None
-        return _Kind(weight.matrix, weight.levels, groups) if sums.n == weight.n else None
-
-    def _sample_together(self, kind: _Kind, compared: Sequence[ComparedPair]) -> None:
-        """Sample weights of one kind; :meth:`finish` samples those on its own whose codes may not be the nearest."""
-        (rows, cols), number = kind.matrix, len(compared)
-        first = self._kept[id(compared[0].pair)].first
-        if first is None:
-            return
-        x, y = self._view_kept(first, (number * rows, cols))
-        units = torch.empty((number, rows, 1), device=self.device)
-        for factors, (pair, _, place) in zip(units, compared, strict=True):
-            if pair.quantized.unit is None:
-                return
-            factors.copy_(pair.quantized.unit(Chunk(0, rows, 0, cols), self._quantized[place]))
-        unit = units.view(-1, 1)
-        if not are_measured_together(unit, number):
-            return
-        e = torch.sub(y, x, out=self._kernel.buffer("scratch", tuple(x.shape), torch.float32))
-        means = measure_rounding(kind.levels, x, e, Scaling(unit), self._kernel, number)
-        losses = measure_losses(kind.levels, x, e, Scaling(unit), kind.groups, weights=number).split(number)
-        for own, (pair, sums, _), mean, found in zip(units, compared, means, losses, strict=True):
-            n, x_sq, e_sq = sums.n, as_float(sums.x_sq), as_float(sums.e_sq)
-            plain = None if mean is None else _summarize_plain(n, x_sq, e_sq, mean * n)
-            if plain is not None:
-                of_scales = self._make_scale_sampler(pair.quantized, sums, rotated=False)
-                of_scales.add_whole(self._kept[id(pair)].x, own, kind.groups, found)
-                self._sampled[id(pair)] = of_scales.result(plain, None)
+        return summarize_plain(n, x_sq, e_sq, steps)
 
     def _read_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return both sides of chunks of the same columns, concatenated by rows, (r, c) float32."""
@@ -433,9 +366,9 @@ class Worker:
 
     def _read_values(self, pair: Pair, chunk: Chunk, place: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return both sides of a chunk, (r, c) float32, or float64 if needed; kept values are used if there are any."""
-        kept = self._kept.get(id(pair))
+        kept = self._small.values(pair)
         if kept is not None and chunk.n == pair.original.n:
-            return kept.x.float(), kept.y.float()
+            return kept[0].float(), kept[1].float()
         if pair.original.needs_float64 or pair.quantized.needs_float64:
             x = pair.original.dequantize(chunk, self._original).weight
             return x, pair.quantized.dequantize(chunk, self._quantized[place]).weight
@@ -454,24 +387,14 @@ class Worker:
         if sums.worst is None:
             return None
         _, row, col = sums.worst
-        kept = self._kept.get(id(pair))
+        kept = self._small.values(pair)
         if kept is not None:
-            x, y = kept.x[row].double(), kept.y[row].double()
+            x, y = (side[row : row + 1] for side in kept)
         else:
             chunk = Chunk(row, row + 1, col, min(col + self.size, pair.original.matrix[1]))
-            x, y = (side[0].double() for side in self._read_values(pair, chunk, place))
-        at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
-        return LargestError(row, col + at, float(x[at]), float(y[at]))
-
-
-def _summarize_plain(n: int, x_sq: float, e_sq: float, steps: float) -> Attainable | None:
-    """Return the result for codes that are all the nearest; None if the sums may have lost digits.
-
-    ``steps`` is the sum of the squared errors in steps.
-    """
-    if not (LEAST <= x_sq <= MOST and e_sq <= MOST):
-        return None
-    return Attainable(n, x_sq, e_sq, e_sq, rounding=steps / n if n else None)
+            x, y = self._read_values(pair, chunk, place)
+        [[at, *values]] = find_largest_errors(x, y).tolist()
+        return LargestError(row, col + int(at), *values)
 
 
 def _group_chunks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:

@@ -81,11 +81,6 @@ class Losses(NamedTuple):
     moved: Tensor  # distance of the lowest level from its good place
     lowest: Tensor  # magnitude of the lowest level at its good place
 
-    def split(self, weights: int) -> "list[Losses]":
-        """Split the losses of stacked weights into those of each weight."""
-        parts = (numbers.chunk(weights, numbers.dim() - 2) for numbers in self)
-        return [Losses(*own) for own in zip(*parts, strict=True)]
-
 
 def measure_losses(
     levels: Levels,

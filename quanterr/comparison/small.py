@@ -1,0 +1,195 @@
+"""Small weights: their values are kept after the pass, and those alike are examined by the same operations.
+
+An operation of Python or torch costs more than its arithmetic on so few elements. So a few weights are compared, one
+after the other, and then sampled together, as long as all their codes and scales are as they should be.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.comparison.scale_sampling import add_losses, find_row_groups
+from quanterr.formats.shared.scale_grid import iterate_scales
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.metrics.attainable import Attainable
+from quanterr.metrics.sums import Sums, as_float
+from quanterr.pairing.model import LargestError, Pair
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.good_scales import ScaleGroups, are_measured_together, measure_losses
+from quanterr.tensors.levels import Levels, Scaling, measure_rounding
+from quanterr.tensors.workspace import Workspace
+
+ROOM = 1 << 17  # elements of the weights that are compared before any is finished
+MOST_KEPT = 1 << 14  # elements up to which values are kept, to avoid another read
+LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
+
+Values = tuple[Tensor, Tensor]  # x and y, (r, c) each
+
+
+class ComparedPair(NamedTuple):
+    """A pair with its sums; ``place`` is the index of the pair in its task."""
+
+    pair: Pair
+    sums: Sums
+    place: int
+
+
+class Examined(NamedTuple):
+    """What is found out about a weight beside its sums."""
+
+    scales: ScaleStatistics | None
+    worst: LargestError | None
+    attainable: Attainable | None  # None: the weight must be sampled on its own
+
+
+class _Kind(NamedTuple):
+    """The properties that weights must share to be examined together."""
+
+    matrix: tuple[int, int]
+    levels: Levels
+    groups: ScaleGroups
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A small pair whose values are kept: in the buffer from index ``first`` on, or as copies."""
+
+    pair: Pair
+    first: int = 0
+    copies: Values | None = None
+    unit: Tensor | None = None  # (1 or r, 1): factor of the codes of each row
+    scales: Tensor | None = None  # (scales,) float32, as stored
+
+
+class SmallWeights:
+    """The values of the small weights that were compared last, and what was found out about them together."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        """Keep values, and compute, in buffers of ``workspace``."""
+        self._workspace = workspace
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all values and findings."""
+        self._kept: dict[int, _Kept] = {}  # by the pair's id
+        self._n = 0  # elements of one side in the buffer
+        self._examined: dict[int, Examined] = {}  # by the pair's id
+
+    def keep(self, pair: Pair) -> tuple[int, int]:
+        """Return the addresses to which the kernel is to write both sides of a small pair, as float32."""
+        if self._n + pair.original.n > ROOM:
+            self.forget()
+        first, self._n = self._n, self._n + pair.original.n
+        self._kept[id(pair)] = _Kept(pair, first)
+        x = self._buffer.data_ptr() + first * torch.float32.itemsize
+        return x, x + ROOM * torch.float32.itemsize
+
+    def keep_copies(self, pair: Pair, x: Tensor, y: Tensor) -> None:
+        """Keep copies of the values of a small pair, (r, c) each."""
+        self._kept[id(pair)] = _Kept(pair, copies=(x.clone(), y.clone()))
+
+    def keep_scales(self, pair: Pair, workspace: Workspace) -> None:
+        """Keep the scales of a pair's quantized side too, if it may be examined together with others."""
+        weight, (rows, cols) = pair.quantized, pair.original.matrix
+        if weight.unit is not None and weight.scale is not None and find_row_groups(weight) is not None:
+            kept = self._kept[id(pair)]
+            kept.unit = weight.unit(Chunk(0, rows, 0, cols), workspace).clone()
+            kept.scales = torch.cat(list(iterate_scales(weight.scale, workspace)))
+
+    def values(self, pair: Pair) -> Values | None:
+        """Return both sides of a pair, (r, c) each; None if they are not kept."""
+        kept = self._kept.get(id(pair))
+        return None if kept is None else kept.copies or self._view(kept.first, pair.original.matrix)
+
+    def take(self, pair: Pair) -> Examined | None:
+        """Return what was found out about a pair together with others, once; None if it was not among them."""
+        return self._examined.pop(id(pair), None)
+
+    @property
+    def _buffer(self) -> Tensor:
+        return self._workspace.buffer("kept", (2, ROOM), torch.float32)
+
+    def _view(self, first: int, shape: tuple[int, int]) -> Values:
+        """Return both sides of kept values, (r, c) each, from index ``first`` on."""
+        x, y = self._buffer[:, first : first + shape[0] * shape[1]].view(2, *shape)
+        return x, y
+
+    def examine(self, compared: Iterable[ComparedPair]) -> None:
+        """Examine weights whose values are kept, those alike with the same operations."""
+        kinds: dict[_Kind, list[ComparedPair]] = {}
+        for one in compared:
+            kind = self._find_kind(one)
+            if kind is not None:
+                kinds.setdefault(kind, []).append(one)
+        for kind, alike in kinds.items():
+            kept = [self._kept[id(one.pair)] for one in alike]
+            self._examined |= zip(map(id, (one.pair for one in alike)), self._examine(kind, alike, kept), strict=True)
+
+    def _find_kind(self, compared: ComparedPair) -> _Kind | None:
+        """Return what weights must have in common to be examined together; None if a weight is examined on its own."""
+        pair, sums, _ = compared
+        kept, weight = self._kept.get(id(pair)), pair.quantized
+        if kept is None or kept.unit is None or sums.worst is None or sums.n != weight.n:
+            return None
+        groups = find_row_groups(weight)
+        return None if groups is None or weight.levels is None else _Kind(weight.matrix, weight.levels, groups)
+
+    def _examine(self, kind: _Kind, alike: Sequence[ComparedPair], kept: Sequence[_Kept]) -> Iterable[Examined]:
+        """Examine weights of one kind."""
+        x, y = self._stack(kept, kind.matrix)
+        scales = ScaleStatistics.compute_each(torch.stack([one.scales for one in kept if one.scales is not None]))
+        rows = kind.matrix[0]
+        unit = torch.cat([one.unit.expand(rows, 1) for one in kept if one.unit is not None])
+        return map(Examined, scales, _find_worst(x, y, alike, rows), self._sample(kind, alike, x, y, unit))
+
+    def _stack(self, kept: Sequence[_Kept], shape: tuple[int, int]) -> Values:
+        """Return the values of weights of one shape, one below the other: as they are kept, or copies."""
+        n, size = len(kept), shape[0] * shape[1]
+        if kept[-1].first - kept[0].first == (n - 1) * size:
+            return self._view(kept[0].first, (n * shape[0], shape[1]))
+        x, y = (torch.cat(sides) for sides in zip(*(self._view(one.first, shape) for one in kept), strict=True))
+        return x, y
+
+    def _sample(
+        self, kind: _Kind, alike: Sequence[ComparedPair], x: Tensor, y: Tensor, unit: Tensor
+    ) -> Sequence[Attainable | None]:
+        """Return what the stored scales allow; None for weights whose codes or scales need a closer look."""
+        n = len(alike)
+        if not are_measured_together(unit, n):
+            return [None] * n
+        e = torch.sub(y, x, out=self._workspace.buffer("scratch", tuple(x.shape), torch.float32))
+        means = measure_rounding(kind.levels, x, e, Scaling(unit), self._workspace, n)
+        losses = measure_losses(kind.levels, x, e, Scaling(unit), kind.groups, weights=n)
+        plain = [
+            None if mean is None else summarize_plain(sums.n, as_float(sums.x_sq), as_float(sums.e_sq), mean * sums.n)
+            for mean, (_, sums, _) in zip(means, alike, strict=True)
+        ]
+        return add_losses(kind.levels, plain, losses)
+
+
+def summarize_plain(n: int, x_sq: float, e_sq: float, steps: float) -> Attainable | None:
+    """Return the result for codes that are all the nearest; None if the sums may have lost digits.
+
+    ``steps`` is the sum of the squared errors in steps.
+    """
+    if not (LEAST <= x_sq <= MOST and e_sq <= MOST):
+        return None
+    return Attainable(n, x_sq, e_sq, e_sq, rounding=steps / n if n else None)
+
+
+def find_largest_errors(x: Tensor, y: Tensor) -> Tensor:
+    """Return the index of the largest finite |e| of each row, and x and y there, (r, 3) float64."""
+    x, y = x.double(), y.double()
+    at = (y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax(1, keepdim=True)
+    return torch.cat((at.double(), x.gather(1, at), y.gather(1, at)), 1)
+
+
+def _find_worst(x: Tensor, y: Tensor, alike: Sequence[ComparedPair], rows: int) -> list[LargestError]:
+    """Return the element with the largest |e| of each weight, from values one below the other."""
+    own = [one.sums.worst.row for one in alike if one.sums.worst is not None]
+    places = torch.tensor([number * rows + row for number, row in enumerate(own)], device=x.device)
+    found = find_largest_errors(x[places], y[places]).tolist()
+    return [LargestError(row, int(at), *values) for row, (at, *values) in zip(own, found, strict=True)]
