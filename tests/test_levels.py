@@ -144,9 +144,11 @@ class TestLevels:
         numbers = st.floats(2 * levels.lowest - 1, 2 * levels.highest + 1, width=32)
         codes = torch.tensor(data.draw(st.lists(numbers, min_size=1, max_size=50)))
         values = values_of(levels)
+        nearest = levels.nearest(codes)
         least = (codes[:, None] - values).abs().min(1).values
 
-        assert torch.allclose((levels.values(levels.numbers(codes)) - codes).abs(), least, rtol=1e-5, atol=1e-6)
+        assert torch.allclose((nearest - codes).abs(), least, rtol=1e-5, atol=1e-6)
+        assert torch.equal(levels.values(levels.numbers(codes)), nearest)
 
     @settings(max_examples=40)
     @given(st.data())

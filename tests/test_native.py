@@ -32,7 +32,8 @@ from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.formats.shared import code_tiles, convrot, hadamard
 from quanterr.formats.shared.code_tiles import TileLayout
-from quanterr.metrics import OUTLIER, RELATIVE_OUTLIER
+from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, find_ranks
+from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
 from quanterr.pairing.side import CheckpointSide
 from quanterr.recipes import searches
@@ -302,6 +303,16 @@ class TestSums:
 
             assert_near(summed(x, y, kernel=BUILT), summed(x, y, wide=True))
 
+    @pytest.mark.parametrize("make", (TAME | UNUSUAL).values(), ids=TAME | UNUSUAL)
+    def test_percentiles_are_those_of_the_counts(self, make):
+        for shape in SHAPES:
+            x = make(*shape)
+            found, ranks = summed(x, quantized(x, 3), kernel=BUILT).histogram, find_ranks(x.numel())
+            counted = Histogram(found.zeros, found.counts, found.first)
+
+            assert set(ranks) == found.known.keys()
+            assert counted.values_at(ranks) == found.values_at(ranks)
+
     @pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")])
     @pytest.mark.parametrize("side", [0, 1])
     def test_what_is_not_finite_is_counted_and_left_out(self, special, side):
@@ -485,6 +496,7 @@ class TestBuild:
 
         assert float(found["RELATIVE_OUTLIER"]) == RELATIVE_OUTLIER
         assert int(found["KEPT"]) == KEPT_ROWS
+        assert int(found["RANKS"]) == len(PERCENTILES)
         assert 4 * int(found["LIMBS"]) == native.SUM_BYTES
         assert int(found["ROOM"]) == native.ROOM
         assert int(found["VERSION"]) == native.VERSION

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quanterr.comparison.kernel import SUMS_ALONE, SumOptions, add_matrices
 from quanterr.formats import Values, Weight
+from quanterr.metrics import find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW
 from quanterr.metrics.sums import RowSums, Sums, WorstPlace, exact
@@ -132,7 +133,7 @@ class NativeSums:
     ) -> Sums | None:
         r, c = chunk.shape
         run = RunStruct(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
-        run.normal = wanted.normal
+        run.normal, run.ranks[:] = wanted.normal, find_ranks(chunk.n)
         if wanted.importance:
             importance = wanted.importance(chunk).float().contiguous()
             run.importance, run.importance_step = importance.data_ptr(), c if importance.shape[0] > 1 else 0
@@ -173,7 +174,8 @@ class NativeSums:
             cast_max=run.cast_max,
         )
         if run.n:
-            sums.histogram = Histogram(run.zero_errors, self._histogram[: run.n_bins].clone(), run.first_bin)
+            bins = dict(zip(run.ranks, run.rank_bins, strict=True)) if run.n == n else None
+            sums.histogram = Histogram(run.zero_errors, self._histogram[: run.n_bins].clone(), run.first_bin, bins)
         stored = memoryview(self._sums)
         for place, name in enumerate(SUMS):
             limbs = stored[place * SUM_BYTES : (place + 1) * SUM_BYTES]

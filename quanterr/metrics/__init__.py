@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil, fsum, inf, isfinite, isnan, log10, nan, sqrt
 from typing import NamedTuple
 
@@ -182,11 +183,17 @@ def percentiles(m: Measurement) -> Fields:
     n, histogram = m.sums.n, m.sums.histogram
     if not n or histogram is None:
         return dict.fromkeys(PERCENTILES)
-    values = histogram.values_at([max(ceil(q * n), 1) for q in PERCENTILES.values()])
+    values = histogram.values_at(find_ranks(n))
     if values[0] >= LEAST and values[-1] < MOST:
         return dict(zip(PERCENTILES, values, strict=True))
     exact = [value if _is_known(value, m.sums) else None for value in values]  # rare: values out of range, or zero
     return dict(zip(PERCENTILES, exact, strict=True))
+
+
+@lru_cache
+def find_ranks(n: int) -> tuple[int, ...]:
+    """Return the rank, from 1, of each percentile of ``n`` elements."""
+    return tuple(max(ceil(q * n), 1) for q in PERCENTILES.values())
 
 
 def _is_known(value: float, sums: Sums) -> bool:

@@ -5,7 +5,7 @@ eight significant bits, so a value read from a bin is off by at most 0.4 %.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -21,11 +21,11 @@ CROPPED = 1 << 16  # with fewer elements, unused bins are cut: the histogram wou
 class Histogram:
     """The number of ``zeros``, and int64 ``counts`` of the bins from number ``first`` on; all other bins are empty."""
 
-    __slots__ = ("counts", "first", "zeros")
+    __slots__ = ("counts", "first", "known", "zeros")
 
-    def __init__(self, zeros: int, counts: Tensor, first: int) -> None:
-        """Use the counts without a copy if they are on the CPU."""
-        self.zeros, self.counts, self.first = zeros, counts.cpu(), first
+    def __init__(self, zeros: int, counts: Tensor, first: int, known: Mapping[int, int] | None = None) -> None:
+        """Use the counts without a copy if they are on the CPU; ``known`` maps ranks to their bins."""
+        self.zeros, self.counts, self.first, self.known = zeros, counts.cpu(), first, known or {}
 
     @classmethod
     def of(cls, magnitudes: Tensor) -> "Histogram":
@@ -57,7 +57,7 @@ class Histogram:
 
     def add(self, other: "Histogram") -> None:
         """Merge another histogram into this one."""
-        self.zeros += other.zeros
+        self.zeros, self.known = self.zeros + other.zeros, {}
         if not other.counts.numel():
             return
         with torch.inference_mode():  # either may be an inference tensor from a worker
@@ -93,9 +93,10 @@ class Histogram:
 
     def values_at(self, ranks: Sequence[int]) -> list[float]:
         """Return the values at ascending ranks, which count from 1."""
-        places = torch.searchsorted(self.counts.cumsum(0), torch.tensor([rank - self.zeros for rank in ranks]))
-        bits = (places + self.first).tolist()
-        return [0.0 if rank <= self.zeros else _value(bin) for rank, bin in zip(ranks, bits, strict=True)]
+        if not self.known.keys() >= set(ranks):
+            places = torch.searchsorted(self.counts.cumsum(0), torch.tensor([rank - self.zeros for rank in ranks]))
+            self.known = dict(zip(ranks, (places + self.first).tolist(), strict=True))
+        return [0.0 if rank <= self.zeros else _value(self.known[rank]) for rank in ranks]
 
 
 @lru_cache(maxsize=1 << 12)

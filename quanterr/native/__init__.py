@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quanterr.errors import UsageError
+from quanterr.metrics import PERCENTILES
 from quanterr.metrics.sums import KEPT_ROWS
 from quanterr.util.platform import LIBRARY
 from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 11
+VERSION = 12
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -149,6 +150,8 @@ class RunStruct(ctypes.Structure):
         ("kept_e_sq", ctypes.c_double * KEPT_ROWS),
         ("kept_e_max", ctypes.c_double * KEPT_ROWS),
         ("kept_zeroed", ctypes.c_int64 * KEPT_ROWS),
+        ("ranks", ctypes.c_int64 * len(PERCENTILES)),
+        ("rank_bins", ctypes.c_int64 * len(PERCENTILES)),
     )
 
 

@@ -41,7 +41,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 11
+#define VERSION 12
 #define SEGMENT 512
 #define LANES 16
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
@@ -49,6 +49,7 @@ _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shi
 #define WINDOW 64 /* columns whose largest |x| and |e| are kept: metrics/peaks.py WINDOW */
 #define WINDOWS (SEGMENT / WINDOW)
 #define KEPT 5   /* rows with the lowest SNR: metrics/sums.py KEPT_ROWS */
+#define RANKS 6  /* percentiles: metrics PERCENTILES */
 #define STRIP 16384
 #define AT_ONCE 64 /* columns of AWQ words that are unpacked together */
 #define SIDE_BY_SIDE 16 /* columns that are rotated together */
@@ -132,6 +133,8 @@ typedef struct {
     int64_t kept_rows[KEPT];
     double kept_x_sq[KEPT], kept_e_sq[KEPT], kept_e_max[KEPT];
     int64_t kept_zeroed[KEPT];
+    int64_t ranks[RANKS];      /* in: of |e|, ascending from 1 */
+    int64_t rank_bins[RANKS];  /* the bins that hold them */
 } Run;
 
 typedef struct { /* counts and extremes by lane; comparisons give -1, so counts are negative */
@@ -1007,6 +1010,14 @@ static void take_counts(Run *run) {
     for (int64_t bin = first; bin <= last; bin++) even[bin] = odd[bin] = 0;
 }
 
+static void find_ranks(Run *run) {
+    int64_t count = run->zero_errors, seen = 0;
+    for (int i = 0; i < RANKS; i++) {
+        while (count < run->ranks[i] && seen < run->n_bins) count += run->histogram[seen++];
+        run->rank_bins[i] = seen ? run->first_bin + seen - 1 : 0;
+    }
+}
+
 static int load_rows(Side *side, int64_t first, int64_t rows, int64_t cols) {
     int status = side->file >= 0 ? read_rows(side, first, rows) : DONE;
     if (side->order == WORDS_DOWN) tile_words(side, first, rows, side->row_bytes);
@@ -1043,6 +1054,7 @@ EXPORT int quanterr_compare(Side *x, Side *y, Run *run) {
             add_row(x, y, row_of(x, row, first), row_of(y, row, first), row, run, &s);
     }
     take_counts(run);
+    find_ranks(run);
     for (int i = 0; i < N_SUMS; i++) carry(s.limbs[i], run->sums + i * LIMBS);
     return status;
 }
@@ -1102,7 +1114,7 @@ static const Field LAYOUT[] = {
     R(row_sums), R(peaks), R(histogram), R(sums), R(first_bin), R(n_bins), R(zero_errors), R(n), R(nonfinite_x),
     R(nonfinite_y), R(x_zero), R(y_zero), R(zero_reference), R(outliers), R(relative_outliers), R(e_max),
     R(e_min), R(relative_max), R(x_max), R(cast_max), R(worst_row), R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq),
-    R(kept_e_sq), R(kept_e_max), R(kept_zeroed),
+    R(kept_e_sq), R(kept_e_max), R(kept_zeroed), R(ranks), R(rank_bins),
 };
 
 /* Copies up to `room` entries of LAYOUT; returns the number of all entries. */

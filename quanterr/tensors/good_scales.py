@@ -129,7 +129,7 @@ def measure_losses(
     if bool(nothing.all()):
         return Losses(x_sq, usual_sq, usual_sq[None], none_sq, *of_groups)
     if e is None:
-        e = (levels.values(levels.numbers(codes)) - codes).mul_(unit)
+        e = (levels.nearest(codes) - codes).mul_(unit)
     stored_sq = groups.sum(e.square())
     powers = _are_powers_of_two(unit)
     rounded = _round_to_powers(levels, needed) if powers else [needed * size for size in _search_multiples(levels)]
@@ -140,7 +140,7 @@ def measure_losses(
             start = zeros - ((zeros - start) / factor).round() * factor
             starts = groups.spread(start)
         ideal = (codes - starts).div_(sizes).add_(firsts)
-        error = (levels.values(levels.numbers(ideal)) - ideal).mul_(sizes).mul_(unit)
+        error = (levels.nearest(ideal) - ideal).mul_(sizes).mul_(unit)
         good_sq.append(groups.sum(error.square_()))
     if not powers:  # the best of a short search in each group
         good_sq = [torch.stack(good_sq).amin(0)]
@@ -188,7 +188,7 @@ def measure_part_losses(
         good = _round_to_powers(levels, good)[0]
     parts, codes, needed = ScaleGroups(1, width), x / unit, groups.spread(good).expand(x.shape)
     stored_sq, good_sq = (
-        parts.sum(((levels.values(levels.numbers(codes / by)) * by - codes) * unit).square())
+        parts.sum(((levels.nearest(codes / by) * by - codes) * unit).square())
         for by in (torch.ones_like(needed), needed)
     )
     by = parts.max(needed).double()

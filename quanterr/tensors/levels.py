@@ -92,6 +92,17 @@ class Levels:
         below = size * (self.normal / 2**self.mantissa)
         return torch.where(size < 2**self.mantissa, below, normal).copysign_(numbers)
 
+    def nearest(self, codes: Tensor) -> Tensor:
+        """Return the values of the levels nearest to ``codes``, both float32: ``values(numbers(codes))``, faster."""
+        if not self.mantissa:
+            return self.values(self.numbers(codes))
+        size = codes.abs().clamp_(max=self.highest)
+        values = size.clamp(min=self.normal)
+        values.view(torch.int32).add_(1 << self._shift - 1).bitwise_and_(-1 << self._shift)
+        below = size.clamp_(max=self.normal).mul_(2**self.mantissa / self.normal).round_()
+        below.mul_(self.normal / 2**self.mantissa).sub_(self.normal)  # 0 for normal numbers
+        return values.add_(below).copysign_(codes)
+
     def room(self, codes: Tensor) -> Tensor:
         """Return the largest possible distance of the nearest level to ``codes``, float32 in units of a code.
 
