@@ -5,7 +5,7 @@ tests/golden/, and add the module to MODULES. Nothing else knows its name.
 """
 
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
@@ -62,7 +62,18 @@ from quanterr.formats import (
     verbatim,
     vptq,
 )
-from quanterr.formats.base import WEIGHT_SUFFIX, Format, Hints, Parts, PartSpec, Values, Weight, names_for, private_name
+from quanterr.formats.base import (
+    WEIGHT_SUFFIX,
+    Format,
+    Hints,
+    Parts,
+    PartSpec,
+    Values,
+    Weight,
+    expand_templates,
+    names_for,
+    private_name,
+)
 from quanterr.formats.shared.comfy_labels import refuse_by_name
 from quanterr.formats.shared.unsupported import explain_unsupported
 from quanterr.util.text import listed
@@ -264,58 +275,73 @@ def recognize(
         FormatMismatch: no format fits; says what was found, and what the nearest format lacks or leaves unused.
     """
     refuse_by_name(codes, hints)
-    nearest, reason = (0, 0, False), ""
+    nearest, reason = (0, 0, False), partial(str)
     gathered: dict[int, _Gathered] = {}
-    siblings = list(siblings)
-    for format in _matching_formats(_name_template(name, codes.name), codes.dtype):
+    siblings, template = list(siblings), _name_template(name, codes.name)
+    candidates = expand_templates(name, _find_part_templates(template, codes.dtype))
+    stored = {template: entries[candidate] for template, candidate in candidates.items() if candidate in entries}
+    for format in _matching_formats(template, codes.dtype):
         key = id(format.needs)  # rows of one module share their needs
-        found = gathered[key] = gathered.get(key) or _gather(format, name, codes, entries)
-        try:
-            if found.problem:
-                raise FormatMismatch(found.problem)
-            weight = format.fit(Parts(name, found.parts, hints, entries, format.name))
-            if weight is not None:
+        found = gathered[key] = gathered.get(key) or _gather(format, codes, stored)
+        problem = found.problem and partial(found.problem.describe, name, codes)
+        if problem is None:
+            try:
+                weight = format.fit(Parts(name, found.parts, hints, entries, format.name))
+                if weight is None:
+                    continue
                 _refuse_unused(weight, siblings)
                 return weight
-        except FormatMismatch as mismatch:
-            near = len(found.parts), found.named, not found.problem
-            if near >= nearest:  # on a tie the last wins: it needs the least
-                nearest, reason = near, str(mismatch)
+            except FormatMismatch as mismatch:
+                problem = partial(str, str(mismatch))
+        near = len(found.parts), found.named, found.problem is None
+        if near >= nearest:  # on a tie the last wins: it needs the least
+            nearest, reason = near, problem
     module = name.removesuffix(WEIGHT_SUFFIX) + "."
-    reason = (
+    explained = (
         explain_unsupported({entry.name.removeprefix(module): entry for entry in (codes, *siblings)}, hints.config)
-        or reason
+        or reason()
     )
-    if reason:
-        raise FormatMismatch(reason)
+    if explained:
+        raise FormatMismatch(explained)
     beside = f"; stored with it: {listed([entry.name for entry in siblings])})" if siblings else ""
     raise FormatMismatch(f"{codes} is in a layout that this version does not support; see `quanterr formats`{beside}")
 
 
+class _Problem(NamedTuple):
+    """A need of a format that the stored tensors, of its names, do not meet."""
+
+    role: str
+    part: PartSpec
+    stored: list[Entry]
+
+    def describe(self, name: str, codes: Entry) -> str:
+        """Describe the problem for the weight ``name``, whose elements ``codes`` holds."""
+        if len(self.stored) > 1:
+            return f"two tensors could be its {self.role}: {self.stored[0]} and {self.stored[1]}"
+        if self.stored:
+            return f"its {self.role} {self.stored[0]} should be one of {', '.join(sorted(self.part.dtypes))}"
+        looked_for = listed(self.part.candidates(name), 10)
+        return f"its {self.role} is missing: {codes.dtype} codes, but none of {looked_for} is stored"
+
+
 class _Gathered(NamedTuple):
-    """Stored parts that match a format's needs, the number of needs found by name, and the first problem."""
+    """Stored parts that match a format's needs, the number of needs found by name, and the last problem."""
 
     parts: dict[str, Entry]
     named: int
-    problem: str | None
+    problem: _Problem | None
 
 
-def _gather(format: Format, name: str, codes: Entry, entries: Mapping[str, Entry]) -> _Gathered:
+def _gather(format: Format, codes: Entry, stored: Mapping[str, Entry]) -> _Gathered:
+    """Gather the parts of a weight; ``stored`` maps templates of names to tensors."""
     found, named, problem = {}, 0, None
     for role, part in format.needs.items():
-        stored = [entries[candidate] for candidate in part.candidates(name) if candidate in entries]
-        if part is format.codes:
-            stored = [codes]
-        named += bool(stored)
-        if len(stored) > 1:
-            problem = f"two tensors could be its {role}: {stored[0]} and {stored[1]}"
-        elif stored and stored[0].dtype not in part.dtypes:
-            problem = f"its {role} {stored[0]} should be one of {', '.join(sorted(part.dtypes))}"
-        elif stored:
-            found[role] = stored[0]
-        elif not part.optional:
-            looked_for = listed(part.candidates(name), 10)
-            problem = f"its {role} is missing: {codes.dtype} codes, but none of {looked_for} is stored"
+        own = [codes] if part is format.codes else [stored[name] for name in part.names if name in stored]
+        named += bool(own)
+        if len(own) == 1 and own[0].dtype in part.dtypes:
+            found[role] = own[0]
+        elif own or not part.optional:
+            problem = _Problem(role, part, own)
     return _Gathered(found, named, problem)
 
 

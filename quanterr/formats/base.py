@@ -43,6 +43,7 @@ __all__ = [
     "Values",
     "Weight",
     "Workspace",
+    "expand_templates",
     "names_for",
     "private_name",
 ]
@@ -91,9 +92,15 @@ class PartSpec:
 
 def names_for(weight: str, templates: Iterable[str]) -> list[str]:
     """Expand templates such as ``{module}.scale`` for the weight named ``weight``; see :class:`PartSpec`."""
+    return list(expand_templates(weight, templates).values())
+
+
+def expand_templates(weight: str, templates: Iterable[str]) -> dict[str, str]:
+    """Map templates to the names that they give for the weight named ``weight``, without those that give none."""
     module = weight.removesuffix(WEIGHT_SUFFIX)
     stems = {"weight": weight, "private": private_name(weight)} | ({"module": module} if module != weight else {})
-    return [stems[stem] + ending for stem, ending in map(_split_template, templates) if stem in stems]
+    split = ((template, *_split_template(template)) for template in templates)
+    return {template: stems[stem] + ending for template, stem, ending in split if stem in stems}
 
 
 @cache

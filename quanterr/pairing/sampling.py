@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from math import inf, isfinite, sqrt
 from typing import NamedTuple
 
@@ -135,17 +136,24 @@ def _sum_row_products(original: Weight, quantized: Weight, workspaces: Workspace
 
 def _read_sample(original: Weight, quantized: Weight, workspaces: Workspaces) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield copies of both sides of the sampled chunks, (r, c) float64 each; a small weight is read at once."""
-    chunks = list(_sample(*original.matrix))
-    at_once = [chunks] if 0 < original.n <= ELEMENTS else [[chunk] for chunk in chunks]
-    for group in at_once:
-        first, last = group[0], group[-1]
-        read = Chunk(first.row, last.stop_row, first.col, first.stop_col)
-        x, y = (
-            side.dequantize(read, workspace).weight
-            for side, workspace in zip((original, quantized), workspaces, strict=True)
-        )
-        for rows in (slice(chunk.row - read.row, chunk.stop_row - read.row) for chunk in group):
-            yield x[rows].to(torch.float64, copy=True), y[rows].to(torch.float64, copy=True)
+    sides = tuple(zip((original, quantized), workspaces, strict=True))
+    if 0 < original.n <= ELEMENTS:
+        chunk, rows = _sample_at_once(*original.matrix)
+        x, y = (side.dequantize(chunk, workspace).weight[rows].double() for side, workspace in sides)
+        yield x, y
+        return
+    for chunk in _sample(*original.matrix):
+        x, y = (side.dequantize(chunk, workspace).weight.to(torch.float64, copy=True) for side, workspace in sides)
+        yield x, y
+
+
+@lru_cache
+def _sample_at_once(rows: int, cols: int) -> tuple[Chunk, Tensor]:
+    """Return the chunk of a small weight that is read, and the numbers of the sampled rows in it."""
+    chunks = list(_sample(rows, cols))
+    first, last = chunks[0], chunks[-1]
+    numbers = [row - first.row for chunk in chunks for row in range(chunk.row, chunk.stop_row)]
+    return Chunk(first.row, last.stop_row, first.col, first.stop_col), torch.tensor(numbers)
 
 
 def sampled_rows(rows: int, cols: int) -> list[tuple[int, int]]:
