@@ -51,6 +51,7 @@ MAX_DIGITS = 9  # digits of a block number
 _COMPILED = tuple((role, re.compile(pattern, re.IGNORECASE)) for role, pattern in ROLES)
 _SINGLE = re.compile(r"(^|\.)single_blocks\.\d+\.linear[12]\.")
 _ADAPTIVE = re.compile(r"\.norm\w*\.linear\.(weight|bias)$")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a numeric component
 _INDEXED = re.compile(r"(?:^|\.)([^.]+)\.(\d+)(?:\.|$)")
 
 
@@ -61,7 +62,12 @@ def _roles_of_component(component: str) -> frozenset[str]:
 
 def role_of(name: str) -> str:
     """Return the role of a weight: one of :data:`ROLES`, or ``other``."""
-    words = (part for part in name.split(".") if not part.isdecimal())  # an expert's number does not matter
+    return _find_role(_NUMBER.sub("0", name))
+
+
+@lru_cache(maxsize=1 << 12)  # the same in all blocks
+def _find_role(name: str) -> str:
+    words = (part for part in name.split(".") if not part.isdecimal())
     found = frozenset[str]().union(*map(_roles_of_component, words))
     role = next((role for role, _ in ROLES if role in found), OTHER)
     if role == OTHER and _SINGLE.search(name):

@@ -248,7 +248,7 @@ def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) ->
         worst_element=WorstElement((sums.n % shape[0], 17), 0.1, 0.1 + sums.e_max),
         evidence=(f"codes {format_name}, scale {display(name)}_scale",) if scales else (),
         nonfinite=nonfinite,
-        **convert_values(METRICS, values),
+        **convert_values(values),
     )
 
 

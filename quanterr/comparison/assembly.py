@@ -173,7 +173,7 @@ class LayerGroup:
             original_bytes=self._measured.original_bits // 8,
             quantized_bytes=self._measured.stored_bits // 8,
             nonfinite=nonfinite,
-            **convert_values(AGGREGATES, values),
+            **convert_values(values),
         )
 
 
@@ -469,7 +469,7 @@ def _make_layer(pair: Pair, done: ComparedWeight, alpha: float | None, predicts:
         worst_element=WorstElement((worst.row, worst.col), worst.x, worst.y) if worst else None,
         evidence=pair.quantized.evidence,
         nonfinite=nonfinite,
-        **convert_values(METRICS, values),
+        **convert_values(values),
     )
 
 

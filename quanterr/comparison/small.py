@@ -60,6 +60,7 @@ class _Kept:
     pair: Pair
     first: int = 0
     copies: Values | None = None
+    groups: ScaleGroups | None = None  # None: the weight is examined on its own
     unit: Tensor | None = None  # (1 or r, 1): factor of the codes of each row
     scales: Tensor | None = None  # (scales,) float32, as stored
 
@@ -93,11 +94,12 @@ class SmallWeights:
 
     def keep_scales(self, pair: Pair, workspace: Workspace) -> None:
         """Keep the scales of a pair's quantized side too, if it may be examined together with others."""
-        weight, (rows, cols) = pair.quantized, pair.original.matrix
-        if weight.unit is not None and weight.scale is not None and find_row_groups(weight) is not None:
-            kept = self._kept[id(pair)]
+        weight, kept, (rows, cols) = pair.quantized, self._kept[id(pair)], pair.original.matrix
+        kept.groups = find_row_groups(weight)
+        if kept.groups is not None and weight.unit is not None and weight.scale is not None:
             kept.unit = weight.unit(Chunk(0, rows, 0, cols), workspace).clone()
-            kept.scales = torch.cat(list(iterate_scales(weight.scale, workspace)))
+            [scales] = iterate_scales(weight.scale, workspace)
+            kept.scales = scales.clone()
 
     def values(self, pair: Pair) -> Values | None:
         """Return both sides of a pair, (r, c) each; None if they are not kept."""
@@ -132,10 +134,9 @@ class SmallWeights:
         """Return what weights must have in common to be examined together; None if a weight is examined on its own."""
         pair, sums, _ = compared
         kept, weight = self._kept.get(id(pair)), pair.quantized
-        if kept is None or kept.unit is None or sums.worst is None or sums.n != weight.n:
+        if kept is None or kept.groups is None or weight.levels is None or sums.worst is None or sums.n != weight.n:
             return None
-        groups = find_row_groups(weight)
-        return None if groups is None or weight.levels is None else _Kind(weight.matrix, weight.levels, groups)
+        return _Kind(weight.matrix, weight.levels, kept.groups)
 
     def _examine(self, kind: _Kind, alike: Sequence[ComparedPair], kept: Sequence[_Kept]) -> Iterable[Examined]:
         """Examine weights of one kind."""

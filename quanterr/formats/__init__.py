@@ -263,6 +263,19 @@ def _matching_formats(template: str, dtype: str) -> tuple[Format, ...]:
     return tuple(row for row in FORMATS if template in row.codes.names and dtype in row.codes.dtypes)
 
 
+@cache
+def _find_complete_formats(template: str, dtype: str, stored: frozenset[str]) -> tuple[Format, ...]:
+    """Return the formats, as of :func:`_matching_formats`, for all of whose parts a tensor is stored.
+
+    ``stored`` are the name templates of other parts that are stored.
+    """
+    return tuple(
+        format
+        for format in _matching_formats(template, dtype)
+        if all(part.optional or part is format.codes or stored & set(part.names) for part in format.needs.values())
+    )
+
+
 def recognize(
     name: str, codes: Entry, entries: Mapping[str, Entry], siblings: Iterable[Entry] = (), hints: Hints = NO_HINTS
 ) -> Weight:
@@ -275,27 +288,29 @@ def recognize(
         FormatMismatch: no format fits; says what was found, and what the nearest format lacks or leaves unused.
     """
     refuse_by_name(codes, hints)
-    nearest, reason = (0, 0, False), partial(str)
-    gathered: dict[int, _Gathered] = {}
     siblings, template = list(siblings), _name_template(name, codes.name)
     candidates = expand_templates(name, _find_part_templates(template, codes.dtype))
-    stored = {template: entries[candidate] for template, candidate in candidates.items() if candidate in entries}
-    for format in _matching_formats(template, codes.dtype):
-        key = id(format.needs)  # rows of one module share their needs
-        found = gathered[key] = gathered.get(key) or _gather(format, codes, stored)
-        problem = found.problem and partial(found.problem.describe, name, codes)
-        if problem is None:
-            try:
-                weight = format.fit(Parts(name, found.parts, hints, entries, format.name))
-                if weight is None:
-                    continue
-                _refuse_unused(weight, siblings)
-                return weight
-            except FormatMismatch as mismatch:
-                problem = partial(str, str(mismatch))
-        near = len(found.parts), found.named, found.problem is None
-        if near >= nearest:  # on a tie the last wins: it needs the least
-            nearest, reason = near, problem
+    stored = {form: entries[candidate] for form, candidate in candidates.items() if candidate in entries}
+    complete = _find_complete_formats(template, codes.dtype, frozenset(stored))
+    for formats in (complete, _matching_formats(template, codes.dtype)):  # the others only say why none fits
+        nearest, reason = (0, 0, False), partial(str)
+        gathered: dict[int, _Gathered] = {}
+        for format in formats:
+            key = id(format.needs)  # rows of one module share their needs
+            found = gathered[key] = gathered.get(key) or _gather(format, codes, stored)
+            problem = found.problem and partial(found.problem.describe, name, codes)
+            if problem is None:
+                try:
+                    weight = format.fit(Parts(name, found.parts, hints, entries, format.name))
+                    if weight is None:
+                        continue
+                    _refuse_unused(weight, siblings)
+                    return weight
+                except FormatMismatch as mismatch:
+                    problem = partial(str, str(mismatch))
+            near = len(found.parts), found.named, found.problem is None
+            if near >= nearest:  # on a tie the last wins: it needs the least
+                nearest, reason = near, problem
     module = name.removesuffix(WEIGHT_SUFFIX) + "."
     explained = (
         explain_unsupported({entry.name.removeprefix(module): entry for entry in (codes, *siblings)}, hints.config)
@@ -334,9 +349,9 @@ class _Gathered(NamedTuple):
 
 def _gather(format: Format, codes: Entry, stored: Mapping[str, Entry]) -> _Gathered:
     """Gather the parts of a weight; ``stored`` maps templates of names to tensors."""
-    found, named, problem = {}, 0, None
+    found, named, problem, elements = {}, 0, None, format.codes
     for role, part in format.needs.items():
-        own = [codes] if part is format.codes else [stored[name] for name in part.names if name in stored]
+        own = [codes] if part is elements else [stored[name] for name in part.names if name in stored]
         named += bool(own)
         if len(own) == 1 and own[0].dtype in part.dtypes:
             found[role] = own[0]

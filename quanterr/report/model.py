@@ -83,16 +83,20 @@ def _annotate_metric(row: Metric) -> Any:
     return Annotated[KINDS[row.kind], Field(description=row.formula + (f" [{row.unit}]" if row.unit else ""))]
 
 
-def convert_values(rows: tuple[Metric, ...], values: JsonFields) -> JsonObject:
+# Kinds of the metrics that are more than a number.
+STRUCTURED = {row.name: row.kind for row in (*METRICS, *AGGREGATES) if row.kind not in ("number", "count")}
+
+
+def convert_values(values: JsonFields) -> JsonObject:
     """Return metric values with percentiles, rows and experts converted to the report's classes."""
     made = dict(values)
-    for row in rows:
-        if row.kind in ("percentiles", "layer_percentiles"):
-            made[row.name] = KINDS[row.kind](**made[row.name])
-        elif row.kind == "rows":
-            made[row.name] = tuple(WorstRow(**fields) for fields in made[row.name])
-        elif row.kind == "experts":
-            made[row.name] = tuple(Expert(**fields) for fields in made[row.name])
+    for name, kind in STRUCTURED.items():
+        if name in made:
+            found = made[name]
+            if kind in ("rows", "experts"):
+                made[name] = tuple([(WorstRow if kind == "rows" else Expert)(**fields) for fields in found])
+            else:
+                made[name] = KINDS[kind](**found)
     return made
 
 
