@@ -4,11 +4,11 @@ A format is a row of data (the stored tensors it needs, with names and dtypes) a
 checks shapes and labels and returns a :class:`Weight` that dequantizes any chunk.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, overload
 
 from torch import Tensor
 
@@ -39,6 +39,7 @@ __all__ = [
     "Order",
     "PartSpec",
     "Parts",
+    "Readings",
     "RotatedWeight",
     "Values",
     "Weight",
@@ -231,7 +232,7 @@ class Weight:
     warnings: tuple[str, ...] = ()  # doubts about the format, in words
     comfy_format: str | None = None
     byte_share: float = 1.0  # share of its parts' bytes, where several weights share the parts
-    alternatives: "tuple[Weight, ...]" = ()  # other readings of the same tensors, tried if this one proves wrong
+    alternatives: "Sequence[Weight]" = ()  # other readings of the same tensors, tried if this one proves wrong
     close_alternatives: bool = False  # alternatives differ little: the clearly nearest wins, even if the first is near
     undeclared: bool = False  # no metadata chooses among the alternatives: picking another causes no warning
     levels: Levels | None = None  # levels of the codes; None where the nearest cannot be found element by element
@@ -328,6 +329,24 @@ class Weight:
     def nbytes(self) -> int:
         """This weight's share of the parts' bytes."""
         return int(self.byte_share * self.stored_bytes)
+
+
+class Readings(Sequence[Weight]):
+    """Weights that are made each time they are looked at: alternatives that only a broken weight needs."""
+
+    def __init__(self, make: Sequence[Callable[[], Weight]]) -> None:
+        """Give a function for each weight."""
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._make)
+
+    @overload
+    def __getitem__(self, index: int) -> Weight: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Weight]: ...
+    def __getitem__(self, index: int | slice) -> Weight | Sequence[Weight]:
+        return Readings(self._make[index]) if isinstance(index, slice) else self._make[index]()
 
 
 class RotatedWeight(NamedTuple):

@@ -15,7 +15,10 @@ silveroxides/convert_to_quant@1.3.4 comfy/quant_ops.py; vllm-project/compressed-
 compressors/naive_quantized/base.py.
 """
 
-from quanterr.formats.base import Parts, Weight
+from dataclasses import replace
+from functools import partial
+
+from quanterr.formats.base import Parts, Readings, Weight
 from quanterr.formats.shared.comfy_labels import INT8_LABELS
 from quanterr.formats.shared.pre_quant_scale import PART, apply_pre_quant_scale
 from quanterr.formats.shared.scale_grid import fit_scaled, scaled_formats
@@ -35,8 +38,9 @@ def fit(granularity: str, parts: Parts) -> Weight | None:
     weight = fit_scaled(parts, "int8", granularity, INT8_LABELS, dequantize, uniform_bits=8)
     if weight is None or len(weight.shape) != 2 or parts.hints.config or parts.get("pre_quant_scale"):
         return apply_pre_quant_scale(parts, weight) if weight else None
-    rotated = (read_as_rotated(parts, weight, size) for size in ROTATIONS if weight.shape[1] % size == 0)
-    return weight.with_alternatives((*weight.alternatives, *rotated))
+    sizes = [size for size in ROTATIONS if weight.shape[1] % size == 0]
+    rotated = Readings([partial(read_as_rotated, parts, weight, size) for size in sizes])
+    return replace(weight, alternatives=(*weight.alternatives, *rotated) if weight.alternatives else rotated)
 
 
 FORMATS = scaled_formats(
