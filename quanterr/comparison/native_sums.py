@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from math import prod, sqrt
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -10,19 +10,16 @@ from torch import Tensor
 
 from quanterr.comparison.kernel import SUMS_ALONE, SumOptions, add_matrices
 from quanterr.formats import Values, Weight
+from quanterr.formats.shared.decoding import count_rows_at_once, find_decoder, make_code_side
 from quanterr.metrics import find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW
 from quanterr.metrics.sums import RowSums, Sums, WorstPlace, exact
 from quanterr.native import ROOM, SUM_BYTES, SUMS, Kernel, RunStruct, SideStruct
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.decoder import Decoder, ElementType, Order, decoder_of
+from quanterr.tensors.decoder import Decoder, ElementType
 from quanterr.tensors.workspace import Workspace
-from quanterr.util.platform import kernel_file
 
-AT_ONCE = 1 << 16  # elements that are read, then summed: they fit a core's cache
-TILE = 32  # rows of transposed codes that are reordered at a time
-AWQ_ROWS = 8  # rows per word in AWQ's packing
 PRECISE = 1 << 12  # elements below which all sums are float64, as few roundings do not average out
 
 Dequantize = Callable[[Chunk], Values]
@@ -41,7 +38,7 @@ class NativeSums:
 
     def __init__(self, kernel: Kernel, outlier: float) -> None:
         """Allocate the tables of the kernel; |e| above ``outlier`` counts as an outlier."""
-        self._kernel, self._outlier = kernel, outlier
+        self.kernel, self._outlier = kernel, outlier
         self._workspace = Workspace(torch.device("cpu"))
         self._counts = torch.zeros((2, ROOM), dtype=torch.int32)
         self._histogram = torch.empty(ROOM, dtype=torch.int64)
@@ -64,7 +61,7 @@ class NativeSums:
         ``kept``, two addresses of (r, c) float32, receives the values of both sides; only for weights of one chunk.
         """
         weight = operands[0].weight
-        direct = [_find_decoder(operand.weight, chunks) for operand in operands]
+        direct = [find_decoder(operand.weight, chunks) for operand in operands]
         whole = chunks[0].stop_col - chunks[0].col == weight.matrix[1]
         if all(direct) and whole:
             chunks = [Chunk(chunks[0].row, chunks[-1].stop_row, 0, weight.matrix[1])]
@@ -78,17 +75,6 @@ class NativeSums:
             else:
                 total.add(sums)
         return total
-
-    def values(self, weight: Weight, workspace: Workspace, chunk: Chunk, out: Tensor) -> bool:
-        """Decode a chunk into ``out``, (r, c) float32; return False if the kernel cannot decode it."""
-        decoder = _find_decoder(weight, [chunk])
-        if decoder is None:
-            return False
-        alive: list[Tensor] = []
-        at_once = _count_rows_at_once(chunk, [decoder])
-        side = _make_code_side(decoder, chunk, at_once, workspace, alive)
-        side.values = out.data_ptr()
-        return self._kernel.decode(side, chunk.shape, at_once)
 
     def sum_values(self, x: Tensor, y: Tensor, chunk: Chunk, matrix: tuple[int, int]) -> Sums | None:
         """Compute the sums of a chunk from its values x and y, (r, c); ``matrix`` is (rows, cols) of the weight."""
@@ -104,7 +90,7 @@ class NativeSums:
         kept: tuple[int, int] | None,
     ) -> Sums | None:
         weight = operands[0].weight
-        at_once = _count_rows_at_once(chunk, direct)
+        at_once = count_rows_at_once(chunk, direct)
         alive: list[Tensor] = []  # keeps the tensors that the kernel reads alive
         sides, saturated = [], 0
         for place, (operand, decoder) in enumerate(zip(operands, direct, strict=True)):
@@ -113,7 +99,7 @@ class NativeSums:
                 saturated += int(values.saturated) if values.saturated is not None else 0
                 side = _make_value_side(values.weight, alive)
             else:
-                side = _make_code_side(decoder, chunk, at_once, operand.workspace, alive)
+                side = make_code_side(decoder, chunk, at_once, operand.workspace, alive)
             if kept:
                 side.values = kept[place]
             sides.append(side)
@@ -145,7 +131,7 @@ class NativeSums:
         peaks = torch.zeros(2, r, -(-c // WINDOW)) if wanted.cells and c == matrix[1] else None
         if peaks is not None:
             run.peaks = peaks.data_ptr()
-        if not self._kernel.compare(sides[0], sides[1], run):
+        if not self.kernel.compare(sides[0], sides[1], run):
             return None
         sums = self._read_sums(run, chunk.n)
         _add_rows(sums, run, chunk, matrix[1])
@@ -195,77 +181,8 @@ def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:
         sums.rows[chunk.row + run.kept_rows[place]] = RowSums(*energies, *extremes)
 
 
-def _find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
-    """Return the weight's decoder if the kernel can use it for these chunks, else None."""
-    decoder = decoder_of(weight.dequantize)
-    if decoder is None:
-        return None
-    cols, (together, _), rotated = weight.matrix[1], decoder.storage_unit, decoder.rotation or 1
-    if cols % together or decoder.cols % together or (decoder.order == Order.AWQ_WORDS and chunks[0].row % AWQ_ROWS):
-        return None
-    if chunks[0].stop_col - chunks[0].col == cols:
-        return decoder
-    units = together, decoder.group or 1, rotated
-    begins_blocks = not any(chunk.col % unit for chunk in chunks for unit in units)
-    return decoder if begins_blocks and decoder.order == Order.ROWS else None
-
-
-def _count_rows_at_once(chunk: Chunk, direct: Sequence[Decoder | None]) -> int:
-    """Return the number of rows to read and sum at a time."""
-    if any(decoder and decoder.order != Order.ROWS for decoder in direct):
-        return TILE
-    return min(max(AT_ONCE // chunk.shape[1], 1), chunk.shape[0])
-
-
 def _make_value_side(values: Tensor, alive: list[Tensor]) -> SideStruct:
     """Make a kernel operand of dequantized values, (r, c)."""
     stored = values.float().contiguous()
     alive.append(stored)
     return SideStruct(element=ElementType.F32, file=-1, row_bytes=4 * stored.shape[1], stored=stored.data_ptr())
-
-
-def _make_code_side(
-    decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace, alive: list[Tensor]
-) -> SideStruct:
-    """Make a kernel operand whose codes the kernel reads and decodes itself, ``at_once`` rows at a time."""
-    entry, (together, n_bytes) = decoder.codes, decoder.storage_unit
-    row_bytes = decoder.cols // together * n_bytes
-    side = SideStruct(element=decoder.element, order=decoder.order, per_byte=together, row_bytes=row_bytes)
-    if decoder.ends:
-        side.ends[:], side.has_ends = (3 * decoder.ends)[:3], True
-    if decoder.order == Order.ROWS:
-        first = chunk.row * row_bytes + chunk.col // together * n_bytes
-        if chunk.shape[0] == 1:  # a piece of a row, perhaps the last in its file
-            side.row_bytes = row_bytes = -(-chunk.shape[1] // together) * n_bytes
-        side.file, side.offset = kernel_file(entry.file.descriptor), entry.offset + first
-        if side.file < 0:  # not a local file: pass the bytes
-            side.stored = workspace.read_bytes("native", entry, first, (chunk.shape[0], row_bytes)).data_ptr()
-        else:
-            side.stored = workspace.buffer("native", (at_once * row_bytes,), torch.uint8).data_ptr()
-    else:
-        _place_columns(side, decoder, chunk, workspace)
-    if decoder.table is not None:
-        side.table = decoder.table.data_ptr()
-        alive.append(decoder.table)
-    side.group = decoder.group or max(decoder.cols, 1)
-    if decoder.rotation:
-        side.rotation, side.unit = decoder.rotation, 1 / sqrt(decoder.rotation)
-    for name in ("scale", "zero", "shift"):
-        of_blocks = getattr(decoder, name)
-        if of_blocks is not None:
-            factors = of_blocks(chunk, workspace).float().contiguous()
-            setattr(side, name, factors.data_ptr())
-            setattr(side, f"{name}_step", factors.shape[1] if factors.shape[0] > 1 else 0)
-            alive.append(factors)
-    return side
-
-
-def _place_columns(side: SideStruct, decoder: Decoder, chunk: Chunk, workspace: Workspace) -> None:
-    """Point the operand to the codes of whole columns, held in memory, from the chunk's first row on."""
-    stored = workspace.read_whole("columns", decoder.codes)
-    side.file, side.words = -1, stored.shape[1]
-    first = chunk.row if decoder.order == Order.WORDS_DOWN else chunk.row // AWQ_ROWS
-    side.stored = stored.data_ptr() + 4 * first
-    if decoder.order == Order.AWQ_WORDS:
-        side.row_bytes = decoder.cols  # one byte per code after reordering
-    side.tile = workspace.buffer("tile", (TILE * side.row_bytes,), torch.uint8).data_ptr()

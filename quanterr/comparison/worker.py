@@ -29,6 +29,7 @@ from quanterr.comparison.small import (
     summarize_plain,
 )
 from quanterr.formats import Values, Weight
+from quanterr.formats.shared.decoding import decode
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.attainable import Attainable, BadRegion
@@ -378,7 +379,7 @@ class Worker:
     def _read(self, pair: Pair, side: str, chunk: Chunk, place: int, out: torch.Tensor) -> torch.Tensor:
         """Read one side of a chunk of whole rows, or of a piece of a row, into ``out``, (r, c) float32."""
         weight, workspace = (pair.original, self._original) if side == "x" else (pair.quantized, self._quantized[place])
-        if self._native is None or not self._native.values(weight, workspace, chunk, out):
+        if self._native is None or not decode(self._native.kernel, weight, chunk, workspace, out):
             out.copy_(weight.dequantize(chunk, workspace).weight)
         return out
 

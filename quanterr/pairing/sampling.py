@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from quanterr.formats import Weight
+from quanterr.formats.shared.decoding import decode
+from quanterr.native import choose_kernel
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
@@ -139,12 +141,22 @@ def _read_sample(original: Weight, quantized: Weight, workspaces: Workspaces) ->
     sides = tuple(zip((original, quantized), workspaces, strict=True))
     if 0 < original.n <= ELEMENTS:
         chunk, rows = _sample_at_once(*original.matrix)
-        x, y = (side.dequantize(chunk, workspace).weight[rows].double() for side, workspace in sides)
+        x, y = (_read(side, chunk, workspace)[rows].double() for side, workspace in sides)
         yield x, y
         return
     for chunk in _sample(*original.matrix):
-        x, y = (side.dequantize(chunk, workspace).weight.to(torch.float64, copy=True) for side, workspace in sides)
+        x, y = (_read(side, chunk, workspace).to(torch.float64, copy=True) for side, workspace in sides)
         yield x, y
+
+
+def _read(weight: Weight, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the values of a chunk, (r, c), in a buffer of the workspace."""
+    kernel = choose_kernel().kernel
+    if kernel is not None and not weight.needs_float64:
+        values = workspace.output(chunk.shape)
+        if decode(kernel, weight, chunk, workspace, values):
+            return values
+    return weight.dequantize(chunk, workspace).weight
 
 
 @lru_cache

@@ -1,0 +1,97 @@
+"""Codes of weights as the compiled kernel reads and decodes them."""
+
+from collections.abc import Sequence
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from quanterr.formats.base import Chunk, Decoder, Order, Weight, Workspace
+from quanterr.native import Kernel, SideStruct
+from quanterr.tensors.decoder import decoder_of
+from quanterr.util.platform import kernel_file
+
+AT_ONCE = 1 << 16  # elements that are read, then decoded: they fit a core's cache
+TILE = 32  # rows of transposed codes that are reordered at a time
+AWQ_ROWS = 8  # rows per word in AWQ's packing
+
+
+def decode(kernel: Kernel, weight: Weight, chunk: Chunk, workspace: Workspace, out: Tensor) -> bool:
+    """Decode a chunk into ``out``, (r, c) float32; return False if the kernel cannot decode it."""
+    decoder = find_decoder(weight, [chunk])
+    if decoder is None:
+        return False
+    alive: list[Tensor] = []
+    at_once = count_rows_at_once(chunk, [decoder])
+    side = make_code_side(decoder, chunk, at_once, workspace, alive)
+    side.values = out.data_ptr()
+    return kernel.decode(side, chunk.shape, at_once)
+
+
+def find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
+    """Return the weight's decoder if the kernel can use it for these chunks, else None."""
+    decoder = decoder_of(weight.dequantize)
+    if decoder is None:
+        return None
+    cols, (together, _), rotated = weight.matrix[1], decoder.storage_unit, decoder.rotation or 1
+    if cols % together or decoder.cols % together or (decoder.order == Order.AWQ_WORDS and chunks[0].row % AWQ_ROWS):
+        return None
+    if chunks[0].stop_col - chunks[0].col == cols:
+        return decoder
+    units = together, decoder.group or 1, rotated
+    begins_blocks = not any(chunk.col % unit for chunk in chunks for unit in units)
+    return decoder if begins_blocks and decoder.order == Order.ROWS else None
+
+
+def count_rows_at_once(chunk: Chunk, direct: Sequence[Decoder | None]) -> int:
+    """Return the number of rows to read and sum at a time."""
+    if any(decoder and decoder.order != Order.ROWS for decoder in direct):
+        return TILE
+    return min(max(AT_ONCE // chunk.shape[1], 1), chunk.shape[0])
+
+
+def make_code_side(
+    decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace, alive: list[Tensor]
+) -> SideStruct:
+    """Make a kernel operand whose codes the kernel reads and decodes itself, ``at_once`` rows at a time."""
+    entry, (together, n_bytes) = decoder.codes, decoder.storage_unit
+    row_bytes = decoder.cols // together * n_bytes
+    side = SideStruct(element=decoder.element, order=decoder.order, per_byte=together, row_bytes=row_bytes)
+    if decoder.ends:
+        side.ends[:], side.has_ends = (3 * decoder.ends)[:3], True
+    if decoder.order == Order.ROWS:
+        first = chunk.row * row_bytes + chunk.col // together * n_bytes
+        if chunk.shape[0] == 1:  # a piece of a row, perhaps the last in its file
+            side.row_bytes = row_bytes = -(-chunk.shape[1] // together) * n_bytes
+        side.file, side.offset = kernel_file(entry.file.descriptor), entry.offset + first
+        if side.file < 0:  # not a local file: pass the bytes
+            side.stored = workspace.read_bytes("native", entry, first, (chunk.shape[0], row_bytes)).data_ptr()
+        else:
+            side.stored = workspace.buffer("native", (at_once * row_bytes,), torch.uint8).data_ptr()
+    else:
+        _place_columns(side, decoder, chunk, workspace)
+    if decoder.table is not None:
+        side.table = decoder.table.data_ptr()
+        alive.append(decoder.table)
+    side.group = decoder.group or max(decoder.cols, 1)
+    if decoder.rotation:
+        side.rotation, side.unit = decoder.rotation, 1 / sqrt(decoder.rotation)
+    for name in ("scale", "zero", "shift"):
+        of_blocks = getattr(decoder, name)
+        if of_blocks is not None:
+            factors = of_blocks(chunk, workspace).float().contiguous()
+            setattr(side, name, factors.data_ptr())
+            setattr(side, f"{name}_step", factors.shape[1] if factors.shape[0] > 1 else 0)
+            alive.append(factors)
+    return side
+
+
+def _place_columns(side: SideStruct, decoder: Decoder, chunk: Chunk, workspace: Workspace) -> None:
+    """Point the operand to the codes of whole columns, held in memory, from the chunk's first row on."""
+    stored = workspace.read_whole("columns", decoder.codes)
+    side.file, side.words = -1, stored.shape[1]
+    first = chunk.row if decoder.order == Order.WORDS_DOWN else chunk.row // AWQ_ROWS
+    side.stored = stored.data_ptr() + 4 * first
+    if decoder.order == Order.AWQ_WORDS:
+        side.row_bytes = decoder.cols  # one byte per code after reordering
+    side.tile = workspace.buffer("tile", (TILE * side.row_bytes,), torch.uint8).data_ptr()
