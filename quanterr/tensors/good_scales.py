@@ -7,7 +7,7 @@ times a number per group.
 """
 
 from collections.abc import Sequence
-from math import log2
+from math import log2, nan
 from typing import NamedTuple
 
 import torch
@@ -139,7 +139,7 @@ def measure_losses(
         if whole and zeros is not None:
             start = zeros - ((zeros - start) / factor).round() * factor
             starts = groups.spread(start)
-        ideal = (codes - starts).div_(sizes).add_(firsts)
+        ideal = codes / sizes if zeros is None else (codes - starts).div_(sizes).add_(firsts)
         error = (levels.nearest(ideal) - ideal).mul_(sizes).mul_(unit)
         good_sq.append(groups.sum(error.square_()))
     if not powers:  # the best of a short search in each group
@@ -277,25 +277,26 @@ def _find_shares_used(levels: Levels, needed: Tensor, live: Tensor, weights: int
     """Return the share of the code range that each weight uses: one number for all groups, or (down, 1)."""
     if levels.table or levels.mantissa or levels.number <= BYTE // 2:
         return 1.0
-    of_weights = zip(needed.chunk(weights), live.chunk(weights), strict=True)
-    shares = [_find_share_used(levels, own[alive]) for own, alive in of_weights]
+    alive = needed.masked_fill(~live, nan).reshape(weights, -1)
+    medians = alive.nanmedian(1).values.tolist()
+    shares = [_find_share_used(levels, own, median) for own, median in zip(alive, medians, strict=True)]
     if len(set(shares)) == 1:
         return shares[0]
     return needed.new_tensor(shares).repeat_interleave(len(needed) // weights)[:, None]
 
 
-def _find_share_used(levels: Levels, needed: Tensor) -> float:
+def _find_share_used(levels: Levels, needed: Tensor, median: float) -> float:
     """Return the share of the code range in use, for files that hold codes of fewer bits in whole bytes; else 1.
 
-    Scales are then the largest values over the largest code of these bits, or half a step more, in all groups.
+    Scales are then the largest values over the largest code of these bits, or half a step more, in all groups. NaN
+    stands for groups without any.
     """
-    if not needed.numel():
-        return 1.0
-    largest = float(needed.median()) * levels.highest
     for bits in (1, 2, 3):  # plus a sign
         for code in (2.0**bits - 1, 2.0**bits - 0.5):
-            if abs(largest / code - 1) < ALIKE and bool(((needed * levels.highest / code - 1).abs() < ALIKE).all()):
-                return code / levels.highest
+            if abs(median * levels.highest / code - 1) < ALIKE:
+                far = (needed * levels.highest / code - 1).abs() >= ALIKE
+                if not bool(far.any()):
+                    return code / levels.highest
     return 1.0
 
 
