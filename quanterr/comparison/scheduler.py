@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from quanterr.comparison.small import ComparedPair
+from quanterr.comparison.small import AT_ONCE, ComparedPair
 from quanterr.comparison.tasks import Job
 from quanterr.comparison.worker import Worker
 from quanterr.errors import Interrupted, ResourceError, is_out_of_memory
@@ -36,7 +36,6 @@ Result = TypeVar("Result")
 CHUNKS_AT_ONCE = 8  # chunks of one weight in a range
 PIECE = 1 << 26  # elements of a larger weight that one of several processes claims at a time
 SMALL = 1 << 17  # elements below which Python dominates the work, so one thread handles all such weights
-SMALL_AT_ONCE = 16  # small weights that are compared before any is finished, as their samples take the same operations
 READ_AHEAD = 8  # ranges that are read ahead
 MAX_TORCH_THREADS = 8  # with the torch kernel: more threads wait for the interpreter, and are slower
 CUDA_THREADS = 4
@@ -114,6 +113,7 @@ class Scheduler:
         self._ended = threading.Event()  # set by the scheduler, which never sets the caller's ``stop``
         self._open: dict[int, _OpenTask] = {}
         self._originals = [jobs[0].pair.original for jobs in tasks]
+        self._most = max(map(len, tasks), default=1)  # pairs of a task
         self._claim = claim
         order = sorted(range(len(tasks)), key=lambda number: _get_file_order(self._originals[number]))
         first = int(share * len(order))
@@ -196,7 +196,7 @@ class Scheduler:
         with self._lock:
             if self._stop.is_set() or self._ended.is_set():
                 return []
-            ranges = list(islice(self._small_ranges, SMALL_AT_ONCE)) if small_too else []
+            ranges = list(islice(self._small_ranges, max(AT_ONCE // self._most, 1))) if small_too else []
             if not ranges:
                 ranges = list(islice(self._large_ranges, 1))
                 self._taken += 1
@@ -206,8 +206,7 @@ class Scheduler:
         """Run one worker thread. Only one handles small weights: several would wait for the interpreter."""
         try:
             torch.set_num_threads(1)  # no torch threads below this one, as they would compete for the cores
-            most = max(map(len, self._tasks), default=1)
-            worker = Worker(self.device, self.size, self.outlier, most, self.kernel)
+            worker = Worker(self.device, self.size, self.outlier, self._most, self.kernel)
             with torch.inference_mode(), worker.stream():
                 while ranges := self._next_ranges(small_too):
                     self._do(worker, ranges)
@@ -301,7 +300,7 @@ class Scheduler:
     def add(self, parts: Iterable[PartialTask]) -> None:
         """Add, after the run, the parts that other processes computed, and finish tasks that become complete."""
         numbers = {jobs[0][:2]: number for number, jobs in enumerate(self._tasks)}
-        worker = Worker(self.device, self.size, self.outlier, max(map(len, self._tasks), default=1), self.kernel)
+        worker = Worker(self.device, self.size, self.outlier, self._most, self.kernel)
         with torch.inference_mode(), worker.stream():
             for part in parts:
                 number = numbers[part.task]

@@ -22,8 +22,9 @@ from quanterr.tensors.good_scales import ScaleGroups, are_measured_together, mea
 from quanterr.tensors.levels import Levels, Scaling, measure_rounding
 from quanterr.tensors.workspace import Workspace
 
-ROOM = 1 << 17  # elements of the weights that are compared before any is finished
+AT_ONCE = 16  # weights that are compared before any is finished
 MOST_KEPT = 1 << 14  # elements up to which values are kept, to avoid another read
+ROOM = AT_ONCE * MOST_KEPT
 LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
 
 Values = tuple[Tensor, Tensor]  # x and y, (r, c) each
