@@ -220,9 +220,9 @@ class Scheduler:
         worker.forget()
         compared = [(one.number, self._merge(one, self._compare(worker, one))) for one in ranges]
         worker.examine(
-            ComparedPair(job.pair, sums, place)
+            ComparedPair(job.pair, sums)
             for number, merged in compared
-            for place, (job, sums) in enumerate(zip(self._tasks[number][: len(merged)], merged, strict=True))
+            for job, sums in zip(self._tasks[number][: len(merged)], merged, strict=True)
         )
         for number, merged in compared:
             self._finish_all(worker, number, merged)

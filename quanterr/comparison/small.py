@@ -24,18 +24,17 @@ from quanterr.tensors.workspace import Workspace
 
 AT_ONCE = 16  # weights that are compared before any is finished
 MOST_KEPT = 1 << 14  # elements up to which values are kept, to avoid another read
-ROOM = AT_ONCE * MOST_KEPT
+ROOM = AT_ONCE * MOST_KEPT  # elements that are kept of each side
 LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
 
 Values = tuple[Tensor, Tensor]  # x and y, (r, c) each
 
 
 class ComparedPair(NamedTuple):
-    """A pair with its sums; ``place`` is the index of the pair in its task."""
+    """A pair with its sums."""
 
     pair: Pair
     sums: Sums
-    place: int
 
 
 class Examined(NamedTuple):
@@ -58,7 +57,7 @@ class _Kind(NamedTuple):
 class _Kept:
     """A small pair whose values are kept: in the buffer from index ``first`` on, or as copies."""
 
-    pair: Pair
+    pair: Pair  # its id is the key, which must not be another's meanwhile
     first: int = 0
     copies: Values | None = None
     groups: ScaleGroups | None = None  # None: the weight is examined on its own
@@ -133,7 +132,7 @@ class SmallWeights:
 
     def _find_kind(self, compared: ComparedPair) -> _Kind | None:
         """Return what weights must have in common to be examined together; None if a weight is examined on its own."""
-        pair, sums, _ = compared
+        pair, sums = compared
         kept, weight = self._kept.get(id(pair)), pair.quantized
         if kept is None or kept.groups is None or weight.levels is None or sums.worst is None or sums.n != weight.n:
             return None
@@ -167,7 +166,7 @@ class SmallWeights:
         losses = measure_losses(kind.levels, x, e, Scaling(unit), kind.groups, weights=n)
         plain = [
             None if mean is None else summarize_plain(sums.n, as_float(sums.x_sq), as_float(sums.e_sq), mean * sums.n)
-            for mean, (_, sums, _) in zip(means, alike, strict=True)
+            for mean, (_, sums) in zip(means, alike, strict=True)
         ]
         return add_losses(kind.levels, plain, losses)
 

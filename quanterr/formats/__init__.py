@@ -4,7 +4,7 @@ To add a format: write its module (start from int8_scaled.py), put a golden file
 tests/golden/, and add the module to MODULES. Nothing else knows its name.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -290,27 +290,12 @@ def recognize(
     refuse_by_name(codes, hints)
     siblings, template = list(siblings), _name_template(name, codes.name)
     candidates = expand_templates(name, _find_part_templates(template, codes.dtype))
-    stored = {form: entries[candidate] for form, candidate in candidates.items() if candidate in entries}
-    complete = _find_complete_formats(template, codes.dtype, frozenset(stored))
-    for formats in (complete, _matching_formats(template, codes.dtype)):  # the others only say why none fits
-        nearest, reason = (0, 0, False), partial(str)
-        gathered: dict[int, _Gathered] = {}
-        for format in formats:
-            key = id(format.needs)  # rows of one module share their needs
-            found = gathered[key] = gathered.get(key) or _gather(format, codes, stored)
-            problem = found.problem and partial(found.problem.describe, name, codes)
-            if problem is None:
-                try:
-                    weight = format.fit(Parts(name, found.parts, hints, entries, format.name))
-                    if weight is None:
-                        continue
-                    _refuse_unused(weight, siblings)
-                    return weight
-                except FormatMismatch as mismatch:
-                    problem = partial(str, str(mismatch))
-            near = len(found.parts), found.named, found.problem is None
-            if near >= nearest:  # on a tie the last wins: it needs the least
-                nearest, reason = near, problem
+    stored = {key: entries[candidate] for key, candidate in candidates.items() if candidate in entries}
+    fit = partial(_fit_first, Parts(name, stored, hints, entries), codes, siblings)
+    weight, _ = fit(_find_complete_formats(template, codes.dtype, frozenset(stored)))
+    if weight is not None:
+        return weight
+    _, reason = fit(_matching_formats(template, codes.dtype))
     module = name.removesuffix(WEIGHT_SUFFIX) + "."
     explained = (
         explain_unsupported({entry.name.removeprefix(module): entry for entry in (codes, *siblings)}, hints.config)
@@ -320,6 +305,34 @@ def recognize(
         raise FormatMismatch(explained)
     beside = f"; stored with it: {listed([entry.name for entry in siblings])})" if siblings else ""
     raise FormatMismatch(f"{codes} is in a layout that this version does not support; see `quanterr formats`{beside}")
+
+
+def _fit_first(
+    stored: Parts, codes: Entry, siblings: list[Entry], formats: Iterable[Format]
+) -> tuple[Weight | None, Callable[[], str]]:
+    """Return the weight as the first format reads it that fits, or why the nearest of them does not.
+
+    ``stored`` has the stored tensors by the templates of their names.
+    """
+    nearest, reason = (0, 0, False), partial(str)
+    gathered: dict[int, _Gathered] = {}
+    for format in formats:
+        key = id(format.needs)  # rows of one module share their needs
+        found = gathered[key] = gathered.get(key) or _gather(format, codes, stored.entries)
+        problem = found.problem and partial(found.problem.describe, stored.name, codes)
+        if problem is None:
+            try:
+                weight = format.fit(Parts(stored.name, found.parts, stored.hints, stored.checkpoint, format.name))
+                if weight is None:
+                    continue
+                _refuse_unused(weight, siblings)
+                return weight, reason
+            except FormatMismatch as mismatch:
+                problem = partial(str, str(mismatch))
+        near = len(found.parts), found.named, found.problem is None
+        if near >= nearest:  # on a tie the last wins: it needs the least
+            nearest, reason = near, problem
+    return None, reason
 
 
 class _Problem(NamedTuple):

@@ -1010,6 +1010,7 @@ static void take_counts(Run *run) {
     for (int64_t bin = first; bin <= last; bin++) even[bin] = odd[bin] = 0;
 }
 
+/* Finds the bins of the histogram that hold the errors at the given ranks. */
 static void find_ranks(Run *run) {
     int64_t count = run->zero_errors, seen = 0;
     for (int i = 0; i < RANKS; i++) {
