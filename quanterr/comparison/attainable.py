@@ -73,6 +73,11 @@ def sample_blocks(shape: tuple[int, ...], block: tuple[int, int], most: int) -> 
     return [Chunk(number * block[0], (number + 1) * block[0], 0, min(width, cols)) for number in numbers]
 
 
+def list_rows(chunks: Sequence[Chunk]) -> list[int]:
+    """Return the rows of chunks in order."""
+    return [row for chunk in chunks for row in range(chunk.row, chunk.stop_row)]
+
+
 class _Energies(NamedTuple):
     """Sums over n regions, (7, n) float64: x², (y - x)², (nearest - x)², xy, y², count out of range, (x·(y - x))²."""
 
@@ -100,8 +105,11 @@ class Sampler:
         self._tiles: list[_Energies] = []
         self._columns: dict[tuple[int, int], _Energies] = {}
 
-    def add(self, chunk: Chunk, x: Tensor, y: Tensor, nearest: Nearest) -> None:
-        """Add a chunk, (r, c) float32; elements that are not finite in x, y or the nearest code are left out."""
+    def add(self, chunks: Sequence[Chunk], x: Tensor, y: Tensor, nearest: Nearest) -> None:
+        """Add the rows of chunks of the same columns, (r, c) float32.
+
+        Elements that are not finite in x, y or the nearest code are left out.
+        """
         best, outside = nearest.values, nearest.outside
         fine = (y + best).add_(x).isfinite()
         if not bool(fine.all()):
@@ -122,20 +130,20 @@ class Sampler:
         self._clipped_sq += float(squares[2, outside].sum())
         self._clipped_x_sq += float(squares[0, outside].sum())
         if self._importance:
-            weighted = (squares[1:] * self._importance(chunk).to(x.device).double()).sum((1, 2))
+            importance = torch.cat([self._importance(chunk).expand(chunk.shape) for chunk in chunks])
+            weighted = (squares[1:] * importance.to(x.device).double()).sum((1, 2))
             self._weighted_e_sq += float(weighted[0])
             self._weighted_best_sq += float(weighted[1])
-        self._add_parts(chunk, products)
+        self._add_parts(list_rows(chunks), range(chunks[0].col, chunks[0].stop_col), products)
 
-    def _add_parts(self, chunk: Chunk, products: Tensor) -> None:
+    def _add_parts(self, rows: Sequence[int], cols: range, products: Tensor) -> None:
         """Sum the products, (7, r, c), by rows, columns and tiles."""
-        rows, cols = range(chunk.row, chunk.stop_row), range(chunk.col, chunk.stop_col)
         self._rows.append(_Energies(products.sum(2), rows, WHOLE, len(cols)))
-        before = self._columns.get((chunk.col, chunk.stop_col))
+        before = self._columns.get((cols.start, cols.stop))
         sums, size = products.sum(1), len(rows)
         if before:
             sums, size = sums + before.sums, size + before.size
-        self._columns[chunk.col, chunk.stop_col] = _Energies(sums, WHOLE, cols, size)
+        self._columns[cols.start, cols.stop] = _Energies(sums, WHOLE, cols, size)
         whole = len(cols) // TILE * TILE
         if whole:
             tiles = products[:, :, :whole].reshape(7, len(rows), -1, TILE).sum(3).flatten(1)

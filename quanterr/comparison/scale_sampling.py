@@ -115,15 +115,23 @@ class ScaleSampler:
         return found
 
     def add(
-        self, rows: Sequence[int], col: int, x: Tensor, e: Tensor | None, scales: Scaling, y: Tensor | None = None
+        self,
+        rows: Sequence[int],
+        col: int,
+        x: Tensor,
+        e: Tensor | None,
+        scales: Scaling,
+        y: Tensor | None = None,
+        at_once: int | None = None,
     ) -> None:
         """Add rows from column ``col`` on, (r, c).
 
         ``e`` is the error of the nearest codes, if known; ``y`` are the stored values, if the codes differ from these.
+        If the rows are from several chunks, ``at_once`` is the number of elements of each.
         """
         if self._weight.levels is None or self._weight.encoding == "cast":
             return
-        if x.numel() <= ENOUGH or not (self.has_row_scales or self._has_one_scale):
+        if (at_once or x.numel()) <= ENOUGH or not (self.has_row_scales or self._has_one_scale):
             self._take(rows, col, x, e, scales, y)
             return
         found = _Rows.thin_out(rows, col, x, e, scales, y)

@@ -8,7 +8,7 @@ from zlib import crc32
 import torch
 
 from quanterr.checkpoints import Entry
-from quanterr.comparison.attainable import WIDEST, Sampler, sample_blocks, sample_chunks
+from quanterr.comparison.attainable import WIDEST, Sampler, list_rows, sample_blocks, sample_chunks
 from quanterr.comparison.conspicuous import (
     find_blocks,
     find_conspicuous_cells,
@@ -226,32 +226,38 @@ class Worker:
         weight = rotated.weight if rotated else pair.quantized
         sampler = Sampler(None if rotated else pair.importance)
         of_scales = self._make_scale_sampler(weight, sums, bool(rotated))
-        for chunk in chunks:
-            x, y = self._read_values(pair, chunk, place)
+        for together in _group_chunks(chunks, self._count_stackable(pair, of_scales)):
+            x, y = self._read_sample(pair, together, place)
             if rotated:
                 x = rotated.rotate(x.clone(), self._kernel)
-                y = weight.dequantize(chunk, self._quantized[place]).weight
-            self._add_nearest(weight, chunk, x, y, sampler, None if spans_rows(weight) else of_scales)
+                y = weight.dequantize(together[0], self._quantized[place]).weight
+            self._add_nearest(weight, together, x, y, sampler, None if spans_rows(weight) else of_scales)
         return sampler.result(), of_scales
+
+    def _count_stackable(self, pair: Pair, of_scales: ScaleSampler) -> int:
+        """Return how many elements of sampled chunks may be processed at once; 0: each chunk by itself."""
+        weight = pair.quantized
+        one_by_one = weight.rotated or weight.matrix_rows or pair.original.needs_float64 or weight.needs_float64
+        return 0 if one_by_one or not of_scales.has_row_scales else min(self.size, STACK)
 
     def _add_nearest(
         self,
         weight: Weight,
-        chunk: Chunk,
+        chunks: Sequence[Chunk],
         x: torch.Tensor,
         y: torch.Tensor,
         codes: Sampler | None,
         of_scales: ScaleSampler | None,
     ) -> None:
-        """Find the codes nearest to ``x``, (r, c), and add them to the samplers that are given."""
-        scales = weight.scaling(chunk, self._ends)
+        """Find the codes nearest to ``x``, the rows of chunks of the same columns; add them to the samplers given."""
+        scales = _stack_scalings((weight.scaling(chunk, self._ends) for chunk in chunks), chunks)
         if scales is None or weight.levels is None:
             return
         found = find_nearest(weight.levels, x, y, scales)
         if codes is not None:
-            codes.add(chunk, x, y, found)
+            codes.add(chunks, x, y, found)
         if of_scales is not None:
-            of_scales.add(range(chunk.row, chunk.stop_row), chunk.col, x, found.values - x, scales, y)
+            of_scales.add(list_rows(chunks), chunks[0].col, x, found.values - x, scales, y, chunks[0].n)
 
     def _make_scale_sampler(self, weight: Weight, sums: Sums, rotated: bool) -> ScaleSampler:
         """Make the scale sampler of a weight, or of its rotated columns."""
@@ -302,7 +308,7 @@ class Worker:
         for row in sorted(rows if to else rows - known):  # the sample may have left out scales of its rows
             chunk = Chunk(row, row + 1, 0, weight.matrix[1])
             values = self._read_values(pair, chunk, place)
-            self._add_nearest(weight, chunk, *values, None if row in known else sampler, to)
+            self._add_nearest(weight, [chunk], *values, None if row in known else sampler, to)
         return sampler.find_bad_regions(sample), of_scales
 
     def _sample_plain(
@@ -321,8 +327,7 @@ class Worker:
                 return None
             steps += mean * x.numel()
             if not spans_rows(weight):
-                rows = [row for chunk in together for row in range(chunk.row, chunk.stop_row)]
-                of_scales.add(rows, together[0].col, x, e, scales)
+                of_scales.add(list_rows(together), together[0].col, x, e, scales)
             if x.numel() == sums.n:
                 n, x_sq, e_sq = sums.n, as_float(sums.x_sq), as_float(sums.e_sq)
             else:
@@ -346,19 +351,8 @@ class Worker:
     def _read_scaling(self, weight: Weight, chunks: Sequence[Chunk], place: int) -> Scaling | None:
         """Return the scaling of chunks, concatenated; None if the weight has none."""
         if weight.unit is None:
-            found = (weight.scaling(chunk, self._ends) for chunk in chunks)
-            scales = [
-                Scaling(one.unit.clone(), None if one.shift is None else one.shift.clone()) for one in found if one
-            ]
-        else:
-            scales = [Scaling(weight.unit(chunk, self._quantized[place]).clone()) for chunk in chunks]
-        if len(scales) < len(chunks):
-            return None
-        if len(chunks) == 1 or scales[0].unit.numel() == 1:
-            return scales[0]
-        units = [one.unit.expand(chunk.shape[0], -1) for one, chunk in zip(scales, chunks, strict=True)]
-        shifts = [one.shift for one in scales if one.shift is not None]
-        return Scaling(torch.cat(units), torch.cat(shifts) if shifts else None)
+            return _stack_scalings((weight.scaling(chunk, self._ends) for chunk in chunks), chunks)
+        return _stack_scalings((Scaling(weight.unit(chunk, self._quantized[place])) for chunk in chunks), chunks)
 
     def _sum_squares(self, values: torch.Tensor) -> float:
         """Return the sum of squares of (r, c) float32: float32 along rows, float64 across rows."""
@@ -409,6 +403,18 @@ def _group_chunks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:
         else:
             stacks.append([chunk])
     return stacks
+
+
+def _stack_scalings(found: Iterable[Scaling | None], chunks: Sequence[Chunk]) -> Scaling | None:
+    """Copy the scalings of chunks, which share buffers, as one for all rows; None if a chunk has none."""
+    scales = [Scaling(one.unit.clone(), None if one.shift is None else one.shift.clone()) for one in found if one]
+    if len(scales) < len(chunks):
+        return None
+    if len(chunks) == 1 or scales[0].unit.numel() == 1:
+        return scales[0]
+    units = [one.unit.expand(chunk.shape[0], -1) for one, chunk in zip(scales, chunks, strict=True)]
+    shifts = [one.shift for one in scales if one.shift is not None]
+    return Scaling(torch.cat(units), torch.cat(shifts) if shifts else None)
 
 
 def _list_sampled_blocks(weight: Weight) -> list[Chunk]:
