@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import NamedTuple
 from zlib import crc32
 
 import torch
@@ -46,6 +47,15 @@ MOST_ROWS = 2  # conspicuous rows whose scale blocks are inspected, at most
 STACK = 1 << 17  # elements of a sample processed at a time
 IN_BLOCKS = 1 << 16  # elements sampled in a row of blocks that span rows
 SAMPLED = 64  # bytes per place of a tensor that its fingerprint covers
+
+
+class _Group(NamedTuple):
+    """The rows of chunks of the same columns, (r, c) float32 or float64 each, and their scaling if there is one."""
+
+    chunks: list[Chunk]
+    x: torch.Tensor
+    y: torch.Tensor
+    scales: Scaling | None
 
 
 class Worker:
@@ -209,29 +219,34 @@ class Worker:
         if weight.levels is None or weight.shape != pair.quantized.shape:
             return None
         chunks = [piece for chunk in sample_chunks(weight.shape) for piece in split_chunk(chunk, self.size)]
+        groups = _group_chunks(chunks, min(self.size, STACK))
         of_scales = self._make_scale_sampler(weight, sums, bool(rotated))
-        found = None if rotated else self._sample_plain(pair, chunks, sums, place, of_scales)
+        first = None if rotated else self._read_group(pair, groups[0], place)
+        found = None if first is None else self._sample_plain(pair, groups, first, sums, place, of_scales)
         if found is None:
-            found, of_scales = self._sample_nearest(pair, chunks, sums, place)
+            kept = first if len(groups) == 1 else None  # further groups were read into the same buffers
+            found, of_scales = self._sample_nearest(pair, chunks, kept, sums, place)
         if spans_rows(weight):
             of_scales = self._sample_scale_blocks(pair, place)
         parts, beside = self._inspect_conspicuous(pair, sums, found, of_scales, place)
         return of_scales.result(found._replace(parts=(*found.parts, *parts)), beside)
 
     def _sample_nearest(
-        self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int
+        self, pair: Pair, chunks: Sequence[Chunk], kept: "_Group | None", sums: Sums, place: int
     ) -> tuple[Attainable, ScaleSampler]:
-        """Measure the nearest codes of a sample, and collect the loss of its scales."""
+        """Measure the nearest codes of a sample, and collect the loss of its scales; ``kept`` was read before."""
         rotated = pair.quantized.rotated
         weight = rotated.weight if rotated else pair.quantized
         sampler = Sampler(None if rotated else pair.importance)
         of_scales = self._make_scale_sampler(weight, sums, bool(rotated))
         for together in _group_chunks(chunks, self._count_stackable(pair, of_scales)):
-            x, y = self._read_sample(pair, together, place)
             if rotated:
-                x = rotated.rotate(x.clone(), self._kernel)
+                x = rotated.rotate(self._read_sample(pair, together, place)[0].clone(), self._kernel)
                 y = weight.dequantize(together[0], self._quantized[place]).weight
-            self._add_nearest(weight, together, x, y, sampler, None if spans_rows(weight) else of_scales)
+                group = _Group(together, x, y, weight.scaling(together[0], self._ends))
+            else:
+                group = kept if kept and kept.chunks == together else self._read_group(pair, together, place)
+            self._add_nearest(weight, group, sampler, None if spans_rows(weight) else of_scales)
         return sampler.result(), of_scales
 
     def _count_stackable(self, pair: Pair, of_scales: ScaleSampler) -> int:
@@ -241,16 +256,10 @@ class Worker:
         return 0 if one_by_one or not of_scales.has_row_scales else min(self.size, STACK)
 
     def _add_nearest(
-        self,
-        weight: Weight,
-        chunks: Sequence[Chunk],
-        x: torch.Tensor,
-        y: torch.Tensor,
-        codes: Sampler | None,
-        of_scales: ScaleSampler | None,
+        self, weight: Weight, group: "_Group", codes: Sampler | None, of_scales: ScaleSampler | None
     ) -> None:
-        """Find the codes nearest to ``x``, the rows of chunks of the same columns; add them to the samplers given."""
-        scales = _stack_scalings((weight.scaling(chunk, self._ends) for chunk in chunks), chunks)
+        """Find the codes nearest to a group of rows, and add them to the samplers that are given."""
+        chunks, x, y, scales = group
         if scales is None or weight.levels is None:
             return
         found = find_nearest(weight.levels, x, y, scales)
@@ -307,20 +316,27 @@ class Worker:
         to = of_scales if of_scales.has_row_scales or (of_scales.has_floats and not in_blocks) else None
         for row in sorted(rows if to else rows - known):  # the sample may have left out scales of its rows
             chunk = Chunk(row, row + 1, 0, weight.matrix[1])
-            values = self._read_values(pair, chunk, place)
-            self._add_nearest(weight, [chunk], *values, None if row in known else sampler, to)
+            self._add_nearest(weight, self._read_group(pair, [chunk], place), None if row in known else sampler, to)
         return sampler.find_bad_regions(sample), of_scales
 
     def _sample_plain(
-        self, pair: Pair, chunks: Sequence[Chunk], sums: Sums, place: int, of_scales: ScaleSampler
+        self,
+        pair: Pair,
+        groups: Sequence[list[Chunk]],
+        first: "_Group",
+        sums: Sums,
+        place: int,
+        of_scales: ScaleSampler,
     ) -> Attainable | None:
-        """Measure a sample whose codes are all the nearest, the usual case, quickly; None if they may not be."""
+        """Measure a sample whose codes are all the nearest, the usual case, quickly; None if they may not be.
+
+        ``first`` is the first of the groups.
+        """
         weight, n, x_sq, e_sq, steps = pair.quantized, 0, 0.0, 0.0, 0.0
-        for together in _group_chunks(chunks, min(self.size, STACK)):
-            scales = self._read_scaling(weight, together, place)
+        for number, together in enumerate(groups):
+            _, x, y, scales = self._read_group(pair, together, place) if number else first
             if weight.levels is None or scales is None:
                 return None
-            x, y = self._read_sample(pair, together, place)
             e = torch.sub(y, x, out=self._kernel.buffer("scratch", tuple(x.shape), torch.float32))
             [mean] = measure_rounding(weight.levels, x, e, scales, self._kernel)
             if mean is None:
@@ -333,6 +349,12 @@ class Worker:
             else:
                 n, x_sq, e_sq = n + x.numel(), x_sq + self._sum_squares(x), e_sq + self._sum_squares(e)
         return summarize_plain(n, x_sq, e_sq, steps)
+
+    def _read_group(self, pair: Pair, chunks: list[Chunk], place: int) -> "_Group":
+        """Read both sides and the scaling of chunks of the same columns; valid until the next group is read."""
+        return _Group(
+            chunks, *self._read_sample(pair, chunks, place), self._read_scaling(pair.quantized, chunks, place)
+        )
 
     def _read_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return both sides of chunks of the same columns, concatenated by rows, (r, c) float32."""
