@@ -18,6 +18,7 @@ from test_importance import gguf as importance_file
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
+from quanterr.comparison.worker import Worker
 from quanterr.errors import Interrupted, ReportError, UsageError
 from quanterr.gates.plan_check import check_against_plan
 from quanterr.planning import plan
@@ -162,6 +163,14 @@ class TestChoice:
         stop.set()
         with pytest.raises(Interrupted, match=r"interrupted before all layers were measured: no plan"):
             plan(original, bits=6, to=TO, stop=stop, device="cpu")
+
+
+def test_a_plan_estimates_nothing_from_samples(original, monkeypatch):
+    """They would take most of its time, and no plan uses what they give."""
+    expected = plan(original, bits=9, to=["gguf_q8_0", "int4_g32"], device="cpu")
+    monkeypatch.delattr(Worker, "_measure_attainable")
+
+    assert expected.layers == plan(original, bits=9, to=["gguf_q8_0", "int4_g32"], device="cpu").layers
 
 
 class TestImportance:

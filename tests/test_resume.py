@@ -171,6 +171,12 @@ class TestRefused:
             journal_of(pair, tmp_path / "j")
         assert content == (tmp_path / "j").read_bytes()
 
+    def test_a_plan_s_is_of_no_sweep(self, pair, tmp_path):
+        options = {"resume": tmp_path / "j", "device": "cpu", "layers": ["odd"]}
+        quanterr.plan(pair[0], bits=9, to=["int8_row"], **options)
+        with pytest.raises(UsageError, match=r"of another run.*plan estimates nothing from samples"):
+            quanterr.sweep(pair[0], ["int8_row"], **options)
+
     def test_another_process_s_journal_that_cannot_be_read_is_named(self, pair, tmp_path):
         (tmp_path / "j.1").mkdir()
         with pytest.raises(ResourceError, match=r"/j\.1: Is a directory"):

@@ -28,7 +28,7 @@ from quanterr.pairing.importance import (
     make_importance_lookup,
     read_importance,
 )
-from quanterr.pairing.model import ComparedWeight, Pairing
+from quanterr.pairing.model import ComparedWeight
 from quanterr.pairing.side import WeightCache
 from quanterr.report.model import Report, Settings
 from quanterr.report.sensitivity import read_sensitivity
@@ -37,6 +37,7 @@ from quanterr.tensors.clock import Clock
 from quanterr.tensors.devices import describe_device, pick_device
 from quanterr.util.platform import give_back_memory, with_slashes
 from quanterr.util.rank_group import join_rank_group
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
@@ -69,16 +70,20 @@ def compare(original: Path | Checkpoint, quantized: Path | Checkpoint, **options
 
 
 def compare_each(
-    original: Path | Checkpoint, candidates: "Sequence[Path | Checkpoint | Recipe]", options: ComparisonOptions
+    original: Path | Checkpoint,
+    candidates: "Sequence[Path | Checkpoint | Recipe]",
+    options: ComparisonOptions,
+    samples: bool = True,
 ) -> list[Report]:
     """Return the report of :func:`compare` for each candidate, reading the original only once.
 
-    A recipe quantizes the original on the fly. Raises the errors of :func:`compare`; ``report.run`` describes the whole
-    pass.
+    A recipe quantizes the original on the fly. Without ``samples``, nothing is estimated from a sample of rows: what
+    the stored scales, good scales and the format allow. Raises the errors of :func:`compare`; ``report.run`` describes
+    the whole pass.
     """
     stop = options.stop or threading.Event()
     with join_rank_group(stop) as group:
-        return _compare_each(original, candidates, options, stop, None if group is None else Ranks(group))
+        return _compare_each(original, candidates, options, stop, None if group is None else Ranks(group), samples)
 
 
 def _compare_each(
@@ -87,6 +92,7 @@ def _compare_each(
     options: ComparisonOptions,
     stop: threading.Event,
     ranks: Ranks | None,
+    samples: bool,
 ) -> list[Report]:
     clock, choice = Clock(), choose_kernel()
     sensitivity = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
@@ -123,7 +129,10 @@ def _compare_each(
             if layer is not None and options.on_layer is not None:
                 options.on_layer(layer)
 
-        sharing = Sharing(take, _open_journal(options, ranks, [before, *after], pairings, choice, stack), ranks)
+        same = None
+        if options.resume is not None or ranks is not None:
+            same = make_identity([before, *after], pairings, options, choice.kernel is not None, samples)
+        sharing = Sharing(take, _open_journal(options, ranks, same, stack), ranks)
         run = Scheduler(
             sharing.drop_finished(group_by_original([pairing.pairs for pairing in pairings])),
             pick_device(options.device),
@@ -132,6 +141,7 @@ def _compare_each(
             stop,
             may_move=options.device == "auto",
             kernel=choice.kernel,
+            samples=samples,
             claim=None if ranks is None else ranks.claim,
             share=0.0 if ranks is None else ranks.rank / ranks.world,
         )
@@ -177,17 +187,15 @@ def _quantize(
 
 
 def _open_journal(
-    options: ComparisonOptions,
-    ranks: Ranks | None,
-    checkpoints: Sequence[Checkpoint],
-    pairings: Sequence[Pairing],
-    choice: KernelChoice,
-    stack: ExitStack,
+    options: ComparisonOptions, ranks: Ranks | None, same: JsonObject | None, stack: ExitStack
 ) -> Journal | None:
-    """Open the requested journal, before any rank writes to its own, and make the ranks agree on inputs and pairs."""
-    if options.resume is None and ranks is None:
+    """Open the requested journal, before any rank writes to its own, and make the ranks agree on inputs and pairs.
+
+    ``same`` is the identity of the run, None if there is neither.
+    """
+    if same is None:
         return None
-    same, journal = make_identity(checkpoints, pairings, options, choice.kernel is not None), None
+    journal = None
     if options.resume is not None:
         journal = stack.enter_context(Journal(options.resume, same, 0 if ranks is None else ranks.rank))
     if ranks is not None:

@@ -32,7 +32,13 @@ from quanterr.version import __version__
 
 SCHEMA = "quanterr.journal 1"
 CHANGED = "files that have changed"
-WORDS = {"inputs": "other files or versions", "contents": CHANGED, "written": CHANGED, "plan": "other pairs or formats"}
+WORDS = {
+    "inputs": "other files or versions",
+    "contents": CHANGED,
+    "written": CHANGED,
+    "plan": "other pairs or formats",
+    "samples": "plan estimates nothing from samples, other commands do",
+}
 SYNC = 2.0  # seconds between two syncs to disk
 
 
@@ -44,7 +50,11 @@ class FinishedWeight(NamedTuple):
 
 
 def make_identity(
-    checkpoints: Sequence[Checkpoint], pairings: Sequence[Pairing], options: ComparisonOptions, is_native: bool
+    checkpoints: Sequence[Checkpoint],
+    pairings: Sequence[Pairing],
+    options: ComparisonOptions,
+    is_native: bool,
+    samples: bool,
 ) -> JsonObject:
     """Return the identity of a run: runs with equal identities compute equal weights.
 
@@ -55,6 +65,7 @@ def make_identity(
         "quanterr": __version__,
         "metrics": METRICS_VERSION,
         "kernel": "native" if is_native else "torch",
+        "samples": samples,
         "inputs": [checkpoint.identity for checkpoint in checkpoints],
         "contents": [file.digest() for checkpoint in checkpoints for file in checkpoint.files],
         "written": [file.written for checkpoint in checkpoints for file in checkpoint.files],

@@ -97,6 +97,7 @@ class Scheduler:
         kernel: Kernel | None = None,
         claim: Callable[[str], bool] | None = None,
         share: float = 0.0,
+        samples: bool = True,
     ) -> None:
         """Set up a run.
 
@@ -104,9 +105,9 @@ class Scheduler:
         ``may_move`` lets the CPU go on if the device has too little memory even for small chunks. ``kernel`` is the
         compiled kernel, used on the CPU only, or None for torch's. ``claim`` is asked before each weight of the
         original, or each piece of a huge one, whether this process should compute it; this process begins after a
-        ``share`` (0 to 1) of all weights.
+        ``share`` (0 to 1) of all weights. ``samples`` is as for :class:`Worker`.
         """
-        self.device, self.outlier, self._tasks, self._stop = device, outlier, tasks, stop
+        self.device, self.outlier, self._tasks, self._stop, self._samples = device, outlier, tasks, stop, samples
         self.size = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
         self._may_move, self.moved_at = may_move, ""  # moved_at: the weight at which the device ran out of memory
         self._finish, self._lock = finish, threading.Lock()
@@ -206,7 +207,7 @@ class Scheduler:
         """Run one worker thread. Only one handles small weights: several would wait for the interpreter."""
         try:
             torch.set_num_threads(1)  # no torch threads below this one, as they would compete for the cores
-            worker = Worker(self.device, self.size, self.outlier, self._most, self.kernel)
+            worker = Worker(self.device, self.size, self.outlier, self._most, self.kernel, self._samples)
             with torch.inference_mode(), worker.stream():
                 while ranges := self._next_ranges(small_too):
                     self._do(worker, ranges)
@@ -300,7 +301,7 @@ class Scheduler:
     def add(self, parts: Iterable[PartialTask]) -> None:
         """Add, after the run, the parts that other processes computed, and finish tasks that become complete."""
         numbers = {jobs[0][:2]: number for number, jobs in enumerate(self._tasks)}
-        worker = Worker(self.device, self.size, self.outlier, self._most, self.kernel)
+        worker = Worker(self.device, self.size, self.outlier, self._most, self.kernel, self._samples)
         with torch.inference_mode(), worker.stream():
             for part in parts:
                 number = numbers[part.task]

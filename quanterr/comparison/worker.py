@@ -62,10 +62,19 @@ class Worker:
     """The buffers of one thread, and the computation of pairs with them."""
 
     def __init__(
-        self, device: torch.device, size: int, outlier: float, candidates: int = 1, kernel: Kernel | None = None
+        self,
+        device: torch.device,
+        size: int,
+        outlier: float,
+        candidates: int = 1,
+        kernel: Kernel | None = None,
+        samples: bool = True,
     ) -> None:
-        """Start without buffers; ``size`` is the chunk size in elements, and ``kernel`` is None for torch's kernel."""
-        self.outlier, self._candidates, self._compiled = outlier, candidates, kernel
+        """Start without buffers; ``size`` is the chunk size in elements, and ``kernel`` is None for torch's kernel.
+
+        ``samples``: also estimate from a sample of rows what scales allow.
+        """
+        self.outlier, self._candidates, self._compiled, self._samples = outlier, candidates, kernel, samples
         self.start_over(device, size)
 
     def start_over(self, device: torch.device, size: int) -> None:
@@ -181,7 +190,7 @@ class Worker:
     def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> ComparedWeight:
         """Complete the result of a pair from its sums; ``place`` is the index of the pair in its task."""
         scales, worst, attainable = self._small.take(pair) or self._examine(pair, sums, place)
-        if attainable is None and not sums.exact:
+        if attainable is None and self._samples and not sums.exact:
             attainable = self._measure_attainable(pair, sums, place)
         sums.peaks = []  # large, and no longer needed
         copy = self._check_copy(pair, sums, place)

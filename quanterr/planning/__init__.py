@@ -102,7 +102,7 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
     recipes = parse_recipes(chosen.to or PRESETS, chosen.scales)
     with ExitStack() as stack:
         checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
-        reports = compare_each(checkpoint, recipes, chosen)
+        reports = compare_each(checkpoint, recipes, chosen, samples=False)
         if not all(report.complete for report in reports):
             raise Interrupted("interrupted before all layers were measured: no plan")
         nbytes, architecture = checkpoint.nbytes, architecture_of(checkpoint)
