@@ -80,12 +80,11 @@ class TestPass:
         x, candidates = files
         with open_checkpoint(x) as checkpoint, pytest.MonkeyPatch.context() as patch:
             patch.setattr(Worker, "_find_worst", lambda *_: None)  # reads a row again
-            patch.setattr(Worker, "_measure_attainable", lambda *_: None)  # reads a sample again
             patch.setattr("quanterr.comparison.worker._compute_fingerprint", lambda *_: None)  # reads a few bytes again
-            patch.setattr(comparison, "choose_alternatives", lambda plan: plan)  # looks at samples beforehand
+            patch.setattr(comparison, "choose_alternatives", lambda plan, undo: plan)  # looks at samples beforehand
             patch.setattr("quanterr.findings.diagnose", lambda *_: ())  # and at those of doubtful weights afterwards
             reads.clear()
-            compare_each(checkpoint, candidates, CompareOptions(device="cpu"))
+            compare_each(checkpoint, candidates, CompareOptions(device="cpu"), samples=False)
             weights = sorted((entry.offset, entry.nbytes) for entry in checkpoint.entries.values())
         pieces = sorted((offset, n) for name, offset, n in reads if name == x.name)
 
