@@ -68,9 +68,9 @@ class _Kept:
 class SmallWeights:
     """The values of the small weights that were compared last, and what was found out about them together."""
 
-    def __init__(self, workspace: Workspace) -> None:
-        """Keep values, and compute, in buffers of ``workspace``."""
-        self._workspace = workspace
+    def __init__(self, workspace: Workspace, samples: bool = True) -> None:
+        """Keep values, and compute, in buffers of ``workspace``; ``samples`` is as for a worker."""
+        self._workspace, self._samples = workspace, samples
         self.forget()
 
     def forget(self) -> None:
@@ -159,7 +159,7 @@ class SmallWeights:
     ) -> Sequence[Attainable | None]:
         """Return what the stored scales allow; None for weights whose codes or scales need a closer look."""
         n = len(alike)
-        if not are_measured_together(unit, n):
+        if not (self._samples and are_measured_together(unit, n)):
             return [None] * n
         e = torch.sub(y, x, out=self._workspace.buffer("scratch", tuple(x.shape), torch.float32))
         means = measure_rounding(kind.levels, x, e, Scaling(unit), self._workspace, n)

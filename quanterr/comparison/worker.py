@@ -86,7 +86,7 @@ class Worker:
         on_cpu = self._compiled is not None and device.type == "cpu"
         self._native = NativeSums(self._compiled, self.outlier) if self._compiled and on_cpu else None
         self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
-        self._small = SmallWeights(self._kernel)
+        self._small = SmallWeights(self._kernel, self._samples)
 
     def forget(self) -> None:
         """Drop the values of small weights; called before each few that are compared together."""
