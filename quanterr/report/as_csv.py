@@ -25,27 +25,32 @@ _ITS_CHARACTER = re.compile(r"[=+\-@＝＋－＠]")
 
 def write(document: Result, file: IO[str]) -> None:
     """Write the document; every line holds the verdict, so that no excerpt lacks it."""
-    names, rows = list(document.columns()), csv.writer(file, lineterminator="\n")
-    places = {name: place for place, name in enumerate(names)}
-    rows.writerow(names)
-    empty: list[object] = [getattr(document, "verdict", "") if name == VERDICT else "" for name in names]
+    empty: dict[str, object] = dict.fromkeys(document.columns(), "")
+    if VERDICT in empty:
+        empty[VERDICT] = getattr(document, "verdict", "")
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(empty)
     for row in document.rows():
-        cells = empty.copy()
-        for name, value in row.items():
-            cells[places[name]] = value if value.__class__ in NUMBERS else format_cell(value)
-        rows.writerow(cells)
+        cells = empty | row  # in the order of the columns
+        if len(cells) > len(empty):
+            raise KeyError(*row.keys() - empty.keys())
+        writer.writerow([value if value.__class__ in NUMBERS else format_cell(value) for value in cells.values()])
 
 
 def format_cell(value: object) -> object:
     """Return the value as it appears in a cell: lists joined, booleans in lower case, formulas disarmed."""
+    if isinstance(value, str):
+        return _format_text(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, list | tuple):
-        value = (" " if value and isinstance(value[0], str) else "x").join(map(str, value))
-    if not isinstance(value, str):
-        return str(value).lower() if isinstance(value, bool) else value
-    return _format_text(value) if value else value
+        return _format_text((" " if value and isinstance(value[0], str) else "x").join(map(str, value)))
+    return value
 
 
 @lru_cache(maxsize=1 << 12)  # layers share most of their texts
 def _format_text(value: str) -> str:
+    if not value:
+        return value
     text = display(value, MAX_NAME)
     return _FORMULA.sub(r"\1'", text) if _ITS_CHARACTER.search(text) else text  # this search is several times faster

@@ -18,17 +18,13 @@ from quanterr.util.text import count, display
 
 
 class Split(NamedTuple):
-    """A field that has several columns, or another name as a column."""
+    """Columns whose values are computed from a field; they are left out where the field is None or empty."""
 
     columns: tuple[str, ...]
     of: Callable[[Any], Sequence[object]]
 
 
 SPLITS = {
-    "elements": Split(("tensor_elements",), lambda n: (n,)),
-    "absolute_error_percentiles": Split(
-        tuple(f"absolute_error_percentiles_{key}" for key in PERCENTILES), attrgetter(*PERCENTILES)
-    ),
     "worst_rows": Split(("worst_row", "worst_row_snr_db"), lambda rows: (rows[0].row, rows[0].snr_db)),
     "experts": Split(
         ("worst_expert", "worst_expert_snr_db"), lambda every: attrgetter("expert", "snr_db")(find_worst_expert(every))
@@ -37,6 +33,13 @@ SPLITS = {
         ("worst_element", "worst_element_x", "worst_element_y"),
         lambda one: (" ".join(map(str, one.index)), one.x, one.y),
     ),
+}
+PATHS = {  # of columns whose names differ from their fields, by field
+    "elements": {"tensor_elements": "elements"},
+    "absolute_error_percentiles": {
+        f"absolute_error_percentiles_{key}": f"absolute_error_percentiles.{key}" for key in PERCENTILES
+    },
+    **{name: dict.fromkeys(split.columns, name) for name, split in SPLITS.items()},
 }
 LISTS = ("not_compared", "layers", "other_changes", "lossless")
 MAX_CASES = 1000  # shown of each kind
@@ -55,23 +58,32 @@ def rows(report: Report) -> Iterator[JsonObject]:
 
 def values(entry: object) -> JsonObject:
     """Return the values of one tensor by column."""
-    names, get = _find_columns(cast(Hashable, type(entry)))
-    undefined = getattr(entry, "nonfinite", {})
-    found: JsonObject = {}
-    for name, value in zip(names, get(entry), strict=True):
-        if name not in SPLITS:
-            found[name] = NONFINITE.get(undefined[name], value) if name in undefined else value
-        elif value not in (None, ()):
-            found |= zip(SPLITS[name].columns, SPLITS[name].of(value), strict=True)
+    columns, get, splits = _find_columns(cast(Hashable, type(entry)))
+    found = dict(zip(columns, get(entry), strict=True))
+    for split in splits:
+        if whole := found[split.columns[0]]:
+            found |= zip(split.columns, split.of(whole), strict=True)
+        else:
+            for column in split.columns:
+                del found[column]
+    for name, word in getattr(entry, "nonfinite", {}).items():
+        if name in found:
+            found[name] = NONFINITE.get(word, found[name])
     return found
 
 
 @cache
-def _find_columns(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
-    """Return the names of the fields that become columns, and a getter of their values."""
+def _find_columns(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]], list[Split]]:
+    """Return the columns of a kind of tensor, a getter of their values, and the splits among them.
+
+    The getter returns the whole field for each column of a split.
+    """
     names = [f.name for f in fields(kind)] if is_dataclass(kind) else list(kind.model_fields)
-    kept = [name for name in names if name not in ("display_name", "nonfinite", "bytes")]
-    return kept, attrgetter(*kept)
+    paths: dict[str, str] = {}
+    for name in names:
+        if name not in ("display_name", "nonfinite", "bytes"):
+            paths |= PATHS.get(name, {name: name})
+    return list(paths), attrgetter(*paths.values()), [split for name, split in SPLITS.items() if name in names]
 
 
 def suites(report: Report) -> list[Suite]:
@@ -112,12 +124,7 @@ def _count_more(n: int, one: str, many: str) -> Iterator[Case]:
 
 CSV_COLUMNS = [
     *("quanterr_verdict", "list", "layer_name", "bucket", "side", "reason"),
-    *(
-        column
-        for name in _find_columns(Layer)[0]
-        if name != "layer_name"
-        for column in (SPLITS[name].columns if name in SPLITS else (name,))
-    ),
+    *(column for column in _find_columns(Layer)[0] if column != "layer_name"),
     "findings",
 ]
 
