@@ -53,28 +53,40 @@ _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d{0,8})(?!\d)")
 
 
 def make_columns(rows: Iterable[Row]) -> JsonObject:
-    """Return rows as columns. Each name is stored as a pattern and the numbers in it."""
+    """Return rows as columns."""
     every = list(rows)
     first = every[0] if every else Row("", DIFFERS, {}, {})
-    names = [_NUMBER.split(display(row.name)) for row in every]  # text and numbers in turn
-    places = [place_of(row.name) for row in every]
-    patterns, distinct = _number_words("\0".join(name[::2]) for name in names)
+    return _pack_columns(
+        [row.name for row in every],
+        [row.status for row in every],
+        {key: [row.words[key] for row in every] for key in first.words},
+        {key: [row.numbers[key] for row in every] for key in first.numbers},
+    )
+
+
+def _pack_columns(
+    names: Sequence[str], statuses: Sequence[int], words: Mapping[str, Iterable[str | None]], numbers: JsonObject
+) -> JsonObject:
+    """Return columns for the scripts. Each name is stored as a pattern and the numbers in it."""
+    split = [_NUMBER.split(display(name)) for name in names]  # text and numbers in turn
+    places = [place_of(name) for name in names]
+    patterns, distinct = _number_words("\0".join(name[::2]) for name in split)
     shared = {
         "stack": _number_words(place and display(place.stack) for place in places),
         "module": _number_words(place and display(place.module) for place in places),
-        **{key: _number_words(row.words[key] for row in every) for key in first.words},
+        **{key: _number_words(column) for key, column in words.items()},
     }
     return {
         "columns": {
-            "status": [row.status for row in every],
+            "status": statuses,
             "pattern": patterns,
             "block": [place.block if place else -1 for place in places],
-            **{key: numbers for key, (numbers, _) in shared.items()},
-            **{key: [row.numbers[key] for row in every] for key in first.numbers},
+            **{key: column for key, (column, _) in shared.items()},
+            **numbers,
         },
-        "words": {key: words for key, (_, words) in shared.items()},
+        "words": {key: distinct for key, (_, distinct) in shared.items()},
         "patterns": distinct,
-        "numbers": [int(number) for name in names for number in name[1::2]],
+        "numbers": [int(number) for name in split for number in name[1::2]],
     }
 
 
@@ -86,17 +98,17 @@ def _number_words(words: Iterable[str | None]) -> tuple[list[int], list[str]]:
 
 def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObject:
     """Return the data of a report's page; ``evaluated`` adds the measured error of each weight."""
-    entries = list(_iterate_tensors(report))
+    tensors = list(_iterate_tensors(report))
+    names = [one.layer_name for _, one in tensors]
     weights = {weight.layer_name: weight for weight in evaluated.weights} if evaluated else {}
     every = (*weights.values(), *report.layers)
     shown = [key for key in EVALUATED if any(getattr(one, key, None) is not None for one in every)]
     total = fsum(layer.error_norm**2 for layer in report.layers if layer.error_norm is not None)
-    rows = {entry.layer_name: row for row, (_, entry) in reversed(list(enumerate(entries)))}
+    rows = {name: row for row, name in reversed(list(enumerate(names)))}
+    measured = [weights.get(one.layer_name, one) for _, one in tensors]
+    numbers = _list_numbers(tensors, total) | {key: _round_column(measured, key) for key in shown}
     return {
-        **make_columns(
-            _row(status, entry, total, {key: getattr(weights.get(entry.layer_name, entry), key, None) for key in shown})
-            for status, entry in entries
-        ),
+        **_pack_columns(names, [status for status, _ in tensors], _list_words(tensors), numbers),
         "evaluated": shown,
         "metrics": [{"name": m.name, "unit": m.unit, "formula": m.formula, "kind": m.kind} for m in METRICS],
         "usual": {display(name): note.usual_snr_db for name, note in report.formats.items() if note.usual_snr_db},
@@ -107,32 +119,43 @@ def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObjec
     }
 
 
-def _row(status: int, entry: Any, total: float, evaluated: Mapping[str, float | None]) -> Row:
-    shape = getattr(entry, "tensor_shape", None)
-    snr, bits = getattr(entry, "snr_db", None), getattr(entry, "bits_per_weight", None)
-    error = entry.error_norm if status == DIFFERS else None
-    return Row(
-        entry.layer_name,
-        status,
-        {
-            "role": display(getattr(entry, "role", None) or role_of(entry.layer_name)),
-            "format": display(entry.format) if hasattr(entry, "format") else None,
-            "shape": None if shape is None else _format_shape(shape),
-            "reason": sentence(f"{entry.side}: {entry.reason}") if status == NOT_COMPARED else None,
-        },
-        {
-            "snr_db": None if snr is None else round(snr, DB_PLACES),
-            "error_share": round_digits(error**2 / total, SHARE_DIGITS) if error is not None and total else None,
-            "bytes": entry.bytes if status == NOT_COMPARED else stored_bytes(bits, entry.tensor_elements),
-            **{key: round_digits(getattr(entry, key, None), DIGITS) for key in NUMBERS},
-            **{key: round_digits(value, DIGITS) for key, value in evaluated.items()},
-        },
-    )
+def _list_words(tensors: Sequence[tuple[int, Any]]) -> dict[str, list[str | None]]:
+    return {
+        "role": [display(getattr(one, "role", None) or role_of(one.layer_name)) for _, one in tensors],
+        "format": [display(one.format) if hasattr(one, "format") else None for _, one in tensors],
+        "shape": [_format_shape(getattr(one, "tensor_shape", None)) for _, one in tensors],
+        "reason": [
+            sentence(f"{one.side}: {one.reason}") if status == NOT_COMPARED else None for status, one in tensors
+        ],
+    }
+
+
+def _list_numbers(tensors: Sequence[tuple[int, Any]], total: float) -> JsonObject:
+    errors = [one.error_norm if status == DIFFERS else None for status, one in tensors]
+    levels = [getattr(one, "snr_db", None) for _, one in tensors]
+    entries = [one for _, one in tensors]
+    return {
+        "snr_db": [None if level is None else round(level, DB_PLACES) for level in levels],
+        "error_share": [
+            round_digits(error**2 / total, SHARE_DIGITS) if error is not None and total else None for error in errors
+        ],
+        "bytes": [
+            one.bytes
+            if status == NOT_COMPARED
+            else stored_bytes(getattr(one, "bits_per_weight", None), one.tensor_elements)
+            for status, one in tensors
+        ],
+        **{key: _round_column(entries, key) for key in NUMBERS},
+    }
+
+
+def _round_column(entries: Sequence[object], key: str) -> list[float | None]:
+    return [round_digits(getattr(one, key, None), DIGITS) for one in entries]
 
 
 @lru_cache(maxsize=1 << 10)  # layers share their shapes
-def _format_shape(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape)) or "scalar"
+def _format_shape(shape: tuple[int, ...] | None) -> str | None:
+    return None if shape is None else " × ".join(map(str, shape)) or "scalar"
 
 
 def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:

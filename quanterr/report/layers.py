@@ -83,14 +83,12 @@ class WorstLayerRow(NamedTuple):
 
 def pick_worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -> list[WorstLayerRow]:
     """Return the ``top`` worst layers; for the experts of one module, only the worst."""
-    n_experts: Counter[tuple[Position, str]] = Counter()
-    for layer in layers:
-        if key := _experts_of(layer):
-            n_experts[key] += 1
+    keys = {layer.layer_name: _experts_of(layer) for layer in layers}
+    n_experts = Counter(keys.values())
     found: list[WorstLayerRow] = []
     seen = set()
     for layer in sort_layers(layers, sort_by):
-        key = _experts_of(layer)
+        key = keys[layer.layer_name]
         if key in seen:
             continue
         stands_for = ""
@@ -108,8 +106,8 @@ def pick_worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -
 
 def _experts_of(layer: Layer) -> tuple[Position, str] | None:
     """Return the key of the module whose experts the layer belongs to; None if it is not a single expert."""
-    place = place_of(layer.layer_name)
-    return (place, layer.format) if place and layer.role == "experts" and "*" in place.module else None
+    place = place_of(layer.layer_name) if layer.role == "experts" else None
+    return (place, layer.format) if place and "*" in place.module else None
 
 
 def sort_layers(layers: Sequence[Layer], sort_by: str = "snr") -> list[Layer]:
