@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from dataclasses import replace
+from io import BytesIO
 from zlib import crc32
 
 import jsonschema
@@ -12,11 +13,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json
 from stored import original, pair, quantized, write
 
 import quanterr
 from quanterr.errors import ReportError, Status
-from quanterr.report import model, reading
+from quanterr.report import checksum, model, reading
+from quanterr.report.checksum import check_lines
 from quanterr.report.model import Report
 from quanterr.report.reading import extract, read_extract, read_report
 
@@ -355,6 +358,20 @@ def test_a_report_that_was_cut_anywhere_is_refused(report, tmp_path_factory, dat
         read_extract(path, METRICS)
 
 
+@given(data=st.data())
+def test_lines_are_checked_as_the_whole_is(text, data):
+    raw = bytearray(text.encode())
+    assert raw == b"".join(check_lines(BytesIO(raw)))
+    at = data.draw(st.integers(0, len(raw) - 1))
+    raw[at] ^= data.draw(st.integers(0, 255))
+
+    try:
+        is_unedited = bool(list(check_lines(BytesIO(raw))))
+    except ValueError:
+        is_unedited = False
+    assert checksum.is_unedited(bytes(raw)) == is_unedited
+
+
 class TestColumns:
     """Of a large report; what rules ask for most is read from them."""
 
@@ -374,13 +391,15 @@ class TestColumns:
             assert read_extract(plain, metrics) == read_extract(stored, metrics)
 
     def test_they_are_read_in_place_of_the_layers(self, stored):
-        raw = stored.read_bytes()
         layer = reading._describe_parts(["snr_db"], ())["layers"][0]
-        of_columns, elsewhere = reading._read_columns(raw, layer)
+        lists, columns = {"layers": from_json}, dict.fromkeys(layer, from_json)
+        items, found, rest = reading._read_lines(stored, lists, columns)
+        too_many = reading._read_lines(stored, lists, columns | {"nmse": from_json})
 
-        assert of_columns["layers"] == read_extract(stored, ["snr_db"])["layers"]
-        assert json.loads(elsewhere)["layers"] == []
-        assert ({}, raw) == reading._read_columns(raw, layer | {"nmse": layer["snr_db"]})
+        assert found["snr_db"] == [row["snr_db"] for row in read_extract(stored, ["snr_db"])["layers"]]
+        assert items["layers"] == json.loads(rest)["layers"] == []
+        assert too_many[1] == {}
+        assert too_many[0]["layers"] == json.loads(stored.read_text())["layers"]
 
     def test_the_schema_describes_them(self, stored):
         jsonschema.validate(json.loads(stored.read_text()), Report.json_schema())

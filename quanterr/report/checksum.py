@@ -1,12 +1,15 @@
 """Checksum of stored documents: a CRC-32 of all bytes before it; only ``run`` follows."""
 
 import sys
+from collections.abc import Iterator
 from functools import cache
+from typing import IO
 from zlib import crc32
 
 from quanterr.util import strict_json
 
-KEY = b',\n"checksum": "'
+SEPARATOR = b",\n"
+KEY = SEPARATOR + b'"checksum": "'
 EDITED = "its checksum does not match: it was edited"
 UNCHECKED = "has no checksum: an earlier version wrote it, or it was edited"
 SCHEMA = {"type": "string", "description": "CRC-32 of all bytes before this field; reveals that the file was edited"}
@@ -15,13 +18,35 @@ SCHEMA = {"type": "string", "description": "CRC-32 of all bytes before this fiel
 def is_unedited(raw: bytes) -> bool:
     """Return True if the checksum matches all bytes before it and only ``run`` follows."""
     at = raw.rfind(KEY)
-    if at < 0:
-        return False
+    return at >= 0 and _matches(raw[at + len(SEPARATOR) :], crc32(memoryview(raw)[:at]))
+
+
+def check_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a stored document before its checksum, and at last all others, so that memory holds only one.
+
+    Raises:
+        ValueError: instead of the last, if :func:`is_unedited` would be False.
+    """
+    crc, before, line = 0, 0, b""
+    for following in file:
+        if following.startswith(KEY.removeprefix(SEPARATOR)):
+            tail, body = following + file.read(), line.removesuffix(SEPARATOR)
+            if body == line or not _matches(tail, crc32(body, before)):
+                break
+            yield tail
+            return
+        crc, before, line = crc32(following, crc), crc, following
+        yield line
+    raise ValueError(EDITED)
+
+
+def _matches(tail: bytes, crc: int) -> bool:
+    """Return whether the end of a document holds this checksum, and nothing else but ``run``."""
     try:
-        tail = strict_json.loads(b"{" + raw[at + 1 :])
+        found = strict_json.loads(b"{" + tail)
     except strict_json.InvalidJson:
         return False
-    return bool(tail.keys() == {"checksum", "run"} and tail["checksum"] == f"{crc32(memoryview(raw)[:at]):08x}")
+    return bool(found.keys() == {"checksum", "run"} and found["checksum"] == f"{crc:08x}")
 
 
 @cache  # warn once about a file that is read twice
