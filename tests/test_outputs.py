@@ -160,6 +160,13 @@ class TestCsv:
 
         assert {name for entry in entries for name in items.values(entry)} <= set(items.CSV_COLUMNS)
 
+    def test_a_value_without_a_column_is_an_error(self, report, monkeypatch):
+        *columns, last = items.CSV_COLUMNS
+        monkeypatch.setattr(items, "CSV_COLUMNS", columns)
+
+        with pytest.raises(KeyError, match=last):
+            rendered(report, "csv")
+
     def test_what_is_undefined_is_no_empty_cell(self, report):
         spoilt = Report.model_validate_json(report.to_json())
         spoilt.layers[0].snr_db, spoilt.layers[0].nonfinite = None, {"snr_db": "nan", "mean_error": "-inf"}

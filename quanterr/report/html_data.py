@@ -84,7 +84,7 @@ def _pack_columns(
             **{key: column for key, (column, _) in shared.items()},
             **numbers,
         },
-        "words": {key: distinct for key, (_, distinct) in shared.items()},
+        "words": {key: known for key, (_, known) in shared.items()},
         "patterns": distinct,
         "numbers": [int(number) for name in split for number in name[1::2]],
     }
