@@ -54,6 +54,7 @@ LAYER_COLUMNS = {
         core.nullable_schema(core.dict_schema(_TEXT, core.list_schema(core.any_schema()))), default=None
     )
 }
+TENSORS = ("layers", "other_changes", "lossless")  # lists of tensors whose names differ
 RECORDS = {"records": dict.fromkeys(LISTS, _COUNT)}
 
 
@@ -74,7 +75,7 @@ def read_report(path: str | os.PathLike[str]) -> "Report":
         _check_if_edited(raw, where)
         report = _validate(raw, where, lambda raw: Report.model_validate_json(raw, strict=True))
         stored = _validate(raw, where, SchemaValidator(_make_schema(RECORDS | LAYER_COLUMNS)).validate_json)
-    found = extract(report)
+    found = _make_picker(_describe_parts((), ()) | {key: [{"layer_name": _TEXT}] for key in TENSORS})(report)
     _check(found, stored["records"], where)
     _check_columns(report, stored["layer_columns"], where)
     _check_verdict(found, where)
@@ -365,7 +366,7 @@ def _check(found: Extract, records: dict[str, int], where: str) -> None:
     for key, n in records.items():
         if len(found[key]) < n:
             raise ReportError(f"{where}: has {len(found[key]):,} of {n:,} in {key}: it was edited; compare again")
-    names = [row["layer_name"] for key in ("layers", "other_changes", "lossless") for row in found[key]]
+    names = [row["layer_name"] for key in TENSORS for row in found[key]]
     if len(set(names)) < len(names):
         twice = next(name for name, times in Counter(names).items() if times > 1)
         raise ReportError(f"{where}: {display(twice)} occurs twice among its layers: it was edited")
