@@ -169,7 +169,8 @@ class TestCsv:
 
     def test_what_is_undefined_is_no_empty_cell(self, report):
         spoilt = Report.model_validate_json(report.to_json())
-        spoilt.layers[0].snr_db, spoilt.layers[0].nonfinite = None, {"snr_db": "nan", "mean_error": "-inf"}
+        spoilt.layers[0].snr_db = spoilt.layers[0].mean_error = None
+        spoilt.layers[0].nonfinite = {"snr_db": "nan", "mean_error": "-inf"}
         row = next(row for row in self.rows(spoilt) if row["layer_name"] == spoilt.layers[0].layer_name)
 
         assert isnan(float(row["snr_db"]))

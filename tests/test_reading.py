@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import threading
 from dataclasses import replace
@@ -20,6 +21,7 @@ import quanterr
 from quanterr.errors import ReportError, Status
 from quanterr.report import checksum, model, reading
 from quanterr.report.checksum import check_lines
+from quanterr.report.documents import read_document
 from quanterr.report.model import Report
 from quanterr.report.reading import extract, read_extract, read_report
 
@@ -337,6 +339,18 @@ def test_infinity_does_not_come_in_as_a_large_number(stored, text):
     for read in (read_report, lambda path: read_extract(path, METRICS)):
         with pytest.raises(ReportError, match="finite number"):
             read(stored)
+
+
+def test_a_pipe_is_read_once_by_the_library_and_refused_as_a_document(stored, text, tmp_path):
+    """To find out which kind of document it holds would take its first bytes."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ReportError, match="a pipe or a device, which is not read twice; save the result as a file first"):
+        read_document(str(tmp_path / "pipe"))
+
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=[text])
+    writer.start()
+    assert read_report(stored) == read_report(tmp_path / "pipe")
+    writer.join()
 
 
 @pytest.mark.parametrize(

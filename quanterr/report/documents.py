@@ -1,5 +1,6 @@
 """The kinds of documents that quanterr writes and can read again."""
 
+import os
 import re
 from importlib import import_module
 from types import ModuleType
@@ -47,8 +48,12 @@ def find_kind(path: str) -> DocumentKind:
     """Return the kind of document that a file holds; a report if it names no schema, as its reader explains the error.
 
     Raises:
-        ReportError: the file is a checkpoint, or holds a document that cannot be read again.
+        ReportError: the file is a checkpoint, a pipe or a device, or holds a document that cannot be read again.
     """
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise ReportError(
+            f"{display(path)}: a pipe or a device, which is not read twice; save the result as a file first"
+        )
     try:
         with open(path, "rb") as file:
             start = file.read(BEGINNING)

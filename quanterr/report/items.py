@@ -67,8 +67,8 @@ def values(entry: object) -> JsonObject:
             for column in split.columns:
                 del found[column]
     for name, word in getattr(entry, "nonfinite", {}).items():
-        if name in found:
-            found[name] = NONFINITE.get(word, found[name])
+        if name in found and found[name] is None:  # as the writer leaves these metrics
+            found[name] = NONFINITE.get(word)
     return found
 
 

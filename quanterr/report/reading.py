@@ -313,6 +313,8 @@ def _read_lines(
 
 
 def _iterate_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    if not os.path.isfile(path):
+        raise ValueError("no regular file: it might not be readable twice")
     with open(path, "rb", buffering=BLOCK) as file:
         if file.read(len(HEAD)) != HEAD:
             raise ValueError(f"not a {SCHEMA} as quanterr writes it")
