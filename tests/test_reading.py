@@ -344,7 +344,7 @@ def test_infinity_does_not_come_in_as_a_large_number(stored, text):
 def test_a_pipe_is_read_once_by_the_library_and_refused_as_a_document(stored, text, tmp_path):
     """To find out which kind of document it holds would take its first bytes."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ReportError, match="a pipe or a device, which is not read twice; save the result as a file first"):
+    with pytest.raises(ReportError, match="a pipe or a device, which is not read twice; save the result"):
         read_document(str(tmp_path / "pipe"))
 
     writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=[text])
