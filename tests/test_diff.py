@@ -19,7 +19,7 @@ from stored import pair
 
 import quanterr
 from quanterr.errors import Status, UsageError
-from quanterr.report.diff.base import Difference
+from quanterr.report.diff.base import Difference, format_sizes
 from quanterr.report.diff.reports import SAME_DB
 from quanterr.report.diff.reports import diff_reports as diff
 from quanterr.report.markdown import format_prose
@@ -281,3 +281,8 @@ class TestCommand:
         other.write_text(json.dumps(json.loads(reports[0].read_text()) | {"complete": False}))
         assert Status.UNREADABLE == call("diff", reports[0], other).returncode
         assert Status.USAGE == call("diff", reports[0]).returncode
+
+
+def test_a_size_that_hardly_changed_has_no_minus_before_zero():
+    assert "97.66 KiB -> 97.66 KiB (+0.00 %)" == format_sizes(100_001, 100_000)
+    assert "100.00 KiB -> 75.00 KiB (-25.00 %)" == format_sizes(102_400, 76_800)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from quanterr.cli.next_steps import suggest_after_compare, suggest_after_rank
+from quanterr.cli.next_steps import suggest_after_compare, suggest_after_plan, suggest_after_rank
 
 COMMAND = ("quanterr", "compare", "a b", "q")
 
@@ -69,6 +69,11 @@ def test_the_proposed_budget_can_be_met_by_recipes_of_one_size():
     ranking = SimpleNamespace(candidates=[candidate("int8_row", 1, 8.0331), candidate("fp8_row", 2, 8.0331)])
 
     assert "8.04" in shlex.split(suggest_after_rank(ranking, ["original"], []))
+
+
+@pytest.mark.parametrize("export", [["--export", "mlx"], ["--export=mlx"]])
+def test_a_plan_that_was_exported_is_not_exported_again(export):
+    assert "" == suggest_after_plan(SimpleNamespace(), ["quanterr", "plan", "original", *export, "-o", "plan.json"])
 
 
 def test_credentials_are_not_repeated(tmp_path):

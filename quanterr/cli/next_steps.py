@@ -62,7 +62,9 @@ def suggest_after_rank(ranking: "Ranking", paths: Sequence[str], command: Sequen
 
 
 def suggest_after_plan(plan: "Plan", command: Sequence[str]) -> str:
-    """Propose to export the plan for the first program that can write all its recipes."""
+    """Propose to export the plan for the first program that can write all its recipes, unless it was exported."""
+    if any(word.partition("=")[0] == "--export" for word in command):
+        return ""
     from quanterr.planning.exports import consumers_of
 
     programs = consumers_of(plan)

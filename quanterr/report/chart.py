@@ -8,7 +8,7 @@ from quanterr.util.text import display
 
 WIDTH, HEIGHT = 720, 264
 LEFT, TOP, BOTTOM = 84, 16, 54  # margins; names of curves stand at the right
-NAME, LETTER = 20, 13.5  # letters of a name at most, and the width of one on narrow screens
+NAME, LETTER = 20, 16  # letters of a name at most, and the width of one on narrow screens
 LINE = 24  # height of a name
 STYLES = 4  # of lines, in the style sheet
 NARROW = 0.05  # decades that an axis has at least

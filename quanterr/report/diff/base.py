@@ -62,7 +62,8 @@ def format_sizes(old: int, new: int) -> str:
     """Format a change of size, such as "2.50 MiB -> 2.75 MiB (+10.00 %)"."""
     if old == new or not old:
         return size(new)
-    return f"{size(old)} -> {size(new)} ({100 * (new - old) / old:+.2f} %)"
+    share = round(100 * (new - old) / old, 2) + 0.0  # no minus before zero
+    return f"{size(old)} -> {size(new)} ({share:+.2f} %)"
 
 
 def join_counts(numbers: Iterable[tuple[int, str]]) -> str:
