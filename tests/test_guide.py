@@ -90,6 +90,21 @@ class TestExplain:
 
         assert found in done.stdout + done.stderr
 
+    @pytest.mark.parametrize(
+        ("name", "listed"),
+        [
+            ("int4_g32", "int4_g128"),
+            ("int3_channel", "int8_channel"),
+            ("INT4_g64:asym", "int4_g128"),
+            ("nf4_g128", "nf4"),
+            ("fp8_block1x128", "fp8_block128"),
+            ("mlx_q8_g32", "mlx_q4_g64"),
+            ("gguf_q2_k:strict", "gguf_q2_k"),
+        ],
+    )
+    def test_a_recipe_of_other_numbers_is_explained_as_the_listed_one(self, name, listed):
+        assert guide.explain(name).startswith(f"## {listed}\n")
+
     def test_a_misspelt_name_is_wrong_usage_and_the_nearest_are_named(self):
         with pytest.raises(UsageError, match="did you mean scale_factor"):
             guide.explain("scale_facto")

@@ -23,6 +23,7 @@ from quanterr.recipes.superblocks import K_TYPES
 from quanterr.recipes.tables import TableScheme
 from quanterr.util.text import display
 
+NUMBER = re.compile(r"\d+")
 EDGE = r"[1-9]\d{0,3}"
 SCALED = re.compile(rf"(?P<codes>fp8|int8)_(?P<per>tensor|row|column|block(?P<high>{EDGE})?(?:x(?P<wide>{EDGE}))?)")
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>[1-9]\d{0,4})|channel)")
@@ -64,6 +65,17 @@ LISTING = {
 def list_recipes() -> dict[str, str]:
     """Return all recipe names and their descriptions; numbers in names stand for any allowed number."""
     return dict(LISTING)
+
+
+def find_listed(name: str) -> str | None:
+    """Return the listed recipe whose description holds for a recipe of other numbers or options; None if it is none."""
+    try:
+        base = parse_recipe(name).name.partition(":")[0]
+    except UsageError:
+        return None
+    pattern = NUMBER.sub("0", base)
+    near = [listed for listed in LISTING if pattern.startswith(NUMBER.sub("0", listed))]
+    return base if base in LISTING else max(near, key=len, default=None)
 
 
 def parse_recipes(given: Iterable[str], scales: str | None = None) -> list[Recipe]:
