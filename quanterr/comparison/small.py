@@ -38,7 +38,7 @@ class ComparedPair(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """What is found out about a weight beside its sums."""
+    """The results of examining a weight, without its sums."""
 
     scales: ScaleStatistics | None
     worst: LargestError | None

@@ -265,7 +265,7 @@ def _matching_formats(template: str, dtype: str) -> tuple[Format, ...]:
 
 @cache
 def _find_complete_formats(template: str, dtype: str, stored: frozenset[str]) -> tuple[Format, ...]:
-    """Return the formats, as of :func:`_matching_formats`, for all of whose parts a tensor is stored.
+    """Return the formats of :func:`_matching_formats` whose required parts are all stored.
 
     ``stored`` are the name templates of other parts that are stored.
     """

@@ -207,7 +207,7 @@ class Kernel(NamedTuple):
         """Search scale and minimum of parts, (n, k) float32, and codes from 0 to ``most``.
 
         ``x`` are the addresses of the parts and of the weights of their errors, ``out`` of scales, minima and codes.
-        ``numerators`` are those of the inverse scales to try; recipes/searches.py specifies it.
+        Each of ``numerators`` gives an inverse scale to try; recipes/searches.py specifies it.
         """
         given = *map(ctypes.c_void_p, x), ctypes.c_int64(shape[0]), ctypes.c_int32(shape[1]), ctypes.c_float(most)
         steps = (

@@ -102,7 +102,7 @@ class Recipe(NamedTuple):
         return self.scheme.fallback(cols) or self
 
 
-def find_ends(groups: Tensor) -> tuple[Tensor, Tensor]:
+def find_extremes(groups: Tensor) -> tuple[Tensor, Tensor]:
     """Return the least and the largest number along the last axis; two passes are faster than torch.aminmax."""
     return groups.amin(-1), groups.amax(-1)
 

@@ -21,7 +21,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quanterr.recipes.base import FLOATS, Scheme, Source, StoredTensor, explain_partial_groups, find_ends, pack_pairs
+from quanterr.recipes.base import (
+    FLOATS,
+    Scheme,
+    Source,
+    StoredTensor,
+    explain_partial_groups,
+    find_extremes,
+    pack_pairs,
+)
 from quanterr.recipes.calibration import RATIOS, Calibrator, weigh_errors
 
 WORD = 32
@@ -86,7 +94,7 @@ class IntegerScheme(Scheme):
             return self.calibrator.find_ends(
                 blocks, half, lambda v: v.round_().clamp_(self._low, self._high), importance
             )
-        low, high = find_ends(blocks[:, 0])
+        low, high = find_extremes(blocks[:, 0])
         if self.calibrator.searches or self.calibrator.percentile < 100:
             return self._shrink(blocks[:, 0], low.clamp_(max=0), high.clamp_(min=0), importance)
         return torch.stack([low.clamp_(max=0), high.clamp_(min=0)], 2)

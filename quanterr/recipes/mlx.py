@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quanterr.recipes.base import FLOATS, Scheme, Source, StoredTensor, explain_partial_groups, find_ends
+from quanterr.recipes.base import FLOATS, Scheme, Source, StoredTensor, explain_partial_groups, find_extremes
 from quanterr.recipes.integers import WORD, pack_codes
 
 LEAST = 1e-7  # smallest scale
@@ -51,7 +51,7 @@ class AffineScheme(Scheme):
 
     def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
         """Return both ends of each group, (r, groups, 2)."""
-        return torch.stack(find_ends(x.view(len(x), -1, self.group)), 2)
+        return torch.stack(find_extremes(x.view(len(x), -1, self.group)), 2)
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
         """Return scales and biases as stored, then unrounded for ``encode``."""

@@ -68,7 +68,7 @@ def list_recipes() -> dict[str, str]:
 
 
 def find_listed(name: str) -> str | None:
-    """Return the listed recipe whose description holds for a recipe of other numbers or options; None if it is none."""
+    """Return the listed recipe that describes one with other numbers or options; None if the name is no recipe."""
     try:
         base = parse_recipe(name).name.partition(":")[0]
     except UsageError:

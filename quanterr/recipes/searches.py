@@ -37,7 +37,7 @@ def search_with_minimum(
 
     Candidates add ``steps`` to ``most``; ``absolute``: errors are not squared.
     """
-    kernel, parts = _find_kernel(x), x.shape
+    kernel, parts = _find_kernel(x, weights), x.shape
     if kernel is not None:
         x, weights = x.contiguous(), weights.contiguous()
         scale, minimum, found = torch.empty(parts[:2]), torch.empty(parts[:2]), torch.empty(parts)
@@ -88,7 +88,7 @@ def search_with_minimum(
 
 def search_symmetric(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Search the scale of parts, (n, k), and codes from -most to most - 1: make_qx_quants."""
-    kernel, parts = _find_kernel(x), x.shape
+    kernel, parts = _find_kernel(x, weights), x.shape
     if kernel is not None:
         x, weights = x.contiguous(), weights.contiguous()
         found, codes = torch.empty(parts[:2]), torch.empty(parts)
@@ -143,9 +143,11 @@ def search_three_bits(x: Tensor) -> Tensor:
     return scale.masked_fill_(zero[:, 0], 0).view(parts)
 
 
-def _find_kernel(x: Tensor) -> Kernel | None:
+def _find_kernel(x: Tensor, weights: Tensor) -> Kernel | None:
     """Return the kernel for searches in parts (..., elements); None without one, or if it cannot take them."""
-    return choose_kernel().kernel if x.device.type == "cpu" and x.shape[-1] <= MOST_SEARCHED else None
+    are_alike = x.shape == weights.shape and {x.dtype, weights.dtype} == {torch.float32}  # it reads both by address
+    on_cpu = x.device.type == weights.device.type == "cpu"
+    return choose_kernel().kernel if are_alike and on_cpu and x.shape[-1] <= MOST_SEARCHED else None
 
 
 def _turn(x: Tensor) -> Tensor:
@@ -161,7 +163,7 @@ def _add_up(x: Tensor) -> Tensor:
 
 def _refine(x: Tensor, weights: Tensor, codes: Tensor, ends: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Refine the scales of parts, (n,), and codes, (n, k), changing each code where the fit gains."""
-    kernel = _find_kernel(x)
+    kernel = _find_kernel(x, weights)
     if kernel is not None:
         x, weights, codes = x.contiguous(), weights.contiguous(), codes.clone(memory_format=torch.contiguous_format)
         scale = torch.empty(len(x))
