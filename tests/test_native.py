@@ -36,9 +36,7 @@ from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
 from quanterr.pairing.side import CheckpointSide
-from quanterr.recipes import searches
-from quanterr.recipes.microscaled import _make_e2m1_lookup
-from quanterr.recipes.tables import _make_lookup
+from quanterr.recipes import microscaled, rounding, scaled, searches, tables
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.decoder import MOST_ROTATED, decoder_of
 from quanterr.tensors.workspace import Workspace
@@ -510,17 +508,80 @@ class TestBuild:
         assert (float(found["LEAST"]), int(found["PASSES"])) == (searches.LEAST, searches.PASSES)
 
 
-@every_kernel
-@pytest.mark.parametrize("name", ["e2m1", "nf4", "fp4"])
-def test_the_nearest_of_a_table_are_those_of_torch(kernel, name):
-    """Bounds, what is next to them, zeros, what is beyond the table; a number of elements that fills no vector."""
-    table = _make_e2m1_lookup() if name == "e2m1" else _make_lookup(name)
-    bounds = table._bounds
-    ends = torch.tensor([0.0, -0.0, 1e-45, 1e30, -1e30, torch.inf, -torch.inf])
-    near = [torch.nextafter(bounds, torch.full_like(bounds, way)) for way in (torch.inf, -torch.inf)]
-    x = torch.cat([bounds, *near, ends, torch.linspace(-7, 7, 10_007), torch.linspace(-1, 1, 10_007)])
+CODES = {
+    "e4m3": scaled.FP8.codes,
+    "e2m1": microscaled._make_e2m1(),
+    "nf4": tables._make_codes("nf4"),
+    "fp4": tables._make_codes("fp4"),
+    "integers": rounding.make_integers(-8, 7, 8),
+    "truncated": rounding.make_truncated(15),
+    "away": rounding.make_away(127),
+}
 
-    assert torch.equal(table._find_in_torch(x.clone()), table._find_by_kernel(x, kernel))
+
+def near(codes):
+    """Numbers at which the nearest code changes, what is next to them, and ends of float32's range."""
+    halves = torch.arange(-20, 20) / 2
+    bounds = torch.cat(
+        [halves, torch.arange(-448 * 16, 448 * 16 + 1) / 16, 2.0 ** torch.arange(-20, 9), halves * 2**-10]
+    )
+    if codes.kernel.n_bounds:
+        table = (ctypes.c_float * codes.kernel.n_bounds).from_address(codes.kernel.bounds)
+        bounds = torch.cat([bounds, torch.tensor(list(table))])
+    ends = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1e30, -1e30, torch.inf, -torch.inf])
+    return torch.cat([bounds, *(torch.nextafter(bounds, torch.tensor(way)) for way in (torch.inf, -torch.inf)), ends])
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    """Lets recipes round by a kernel, or by torch."""
+    return lambda kernel: monkeypatch.setattr(rounding, "choose_kernel", lambda: native.KernelChoice(kernel))
+
+
+@every_kernel
+class TestRounding:
+    @pytest.mark.parametrize("name", CODES)
+    def test_each_number_has_the_code_of_torch(self, choose, kernel, name):
+        x = near(CODES[name])[None]
+        if name == "away":
+            x = x.clamp(-127, 127)  # scales are the largest magnitude over 127
+        found = []
+        for choice in (None, kernel):
+            choose(choice)
+            found.append(rounding.find_codes(x.clone(), torch.ones(1, 1), CODES[name], x.shape[1]))
+
+        assert torch.equal(*found)
+
+    @pytest.mark.parametrize("group", [2, 16, 32, 100, 1000])
+    @pytest.mark.parametrize("rows", [1, 5])
+    def test_units_are_those_of_groups(self, choose, kernel, group, rows):
+        x, groups = normal(5, 500), -(-500 // group)
+        units, before, after = (torch.rand(rows, groups) + 0.5 for _ in range(3))
+        for name, multiply, *shifts in (
+            ("e4m3", False, None, None),
+            ("e4m3", True, None, None),
+            ("integers", False, None, after),
+            ("truncated", True, before, after),
+        ):
+            found = []
+            for choice in (None, kernel):
+                choose(choice)
+                options = {"multiply": multiply, "before": shifts[0], "after": shifts[1]}
+                found.append(rounding.find_codes(x, units, CODES[name], group, **options))
+
+            assert torch.equal(*found), name
+
+    @pytest.mark.parametrize("size", [1, 8, 32, 45])
+    def test_the_largest_is_the_first_on_a_tie(self, choose, kernel, size):
+        x = normal(1000, size).bfloat16().float()
+        x[:3] = torch.tensor([[0.0], [2.0], [-2.0]])
+        x[1, 1:], x[2, 1:] = -2.0, 2.0
+        found = []
+        for choice in (None, kernel):
+            choose(choice)
+            found.append(rounding.find_largest(x))
+
+        assert torch.equal(*found)
 
 
 def words(declaration):

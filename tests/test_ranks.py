@@ -353,5 +353,5 @@ def test_a_rank_that_dies_ends_all(original, alone, tmp_path, moment):
         assert statuses[0] in (Status.OK, -signal.SIGKILL)
     else:
         assert -signal.SIGKILL == statuses[victim]
-        let_go = victim == 0 and others == [Status.OK] * 2  # rank 0 had all, and was killed while it wrote
-        assert let_go or [Status.ENVIRONMENT] * 2 == others
+        assert {Status.OK, Status.ENVIRONMENT} >= set(others)
+        assert victim == 0 or Status.OK not in others  # rank 0 had all, and was killed while it let the others go

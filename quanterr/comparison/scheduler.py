@@ -33,7 +33,7 @@ from quanterr.util.waiting import allow_stop
 CPU = torch.device("cpu")
 Result = TypeVar("Result")
 
-CHUNKS_AT_ONCE = 8  # chunks of one weight in a range
+CHUNKS_AT_ONCE = 4  # chunks of one weight in a range: the rows that several recipes quantize stay in the cache
 PIECE = 1 << 26  # elements of a larger weight that one of several processes claims at a time
 SMALL = 1 << 17  # elements below which Python dominates the work, so one thread handles all such weights
 READ_AHEAD = 8  # ranges that are read ahead

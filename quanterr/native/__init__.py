@@ -1,7 +1,7 @@
 """The compiled kernel: one pass over the codes of two weights, without the interpreter.
 
-kernel.c and searches.c document the computation. build.py compiles them for each instruction set when quanterr is
-installed, if there is a C compiler; without one, torch does everything.
+kernel.c, rounding.c and searches.c document the computation. build.py compiles them for each instruction set when
+quanterr is installed, if there is a C compiler; without one, torch does everything.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 12
+VERSION = 13
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -155,6 +155,51 @@ class RunStruct(ctypes.Structure):
     )
 
 
+class NumbersStruct(ctypes.Structure):
+    """Numbers to round, and the units of their groups; see rounding.c."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("cols", ctypes.c_int64),
+        ("group", ctypes.c_int64),
+        ("units", ctypes.c_void_p),
+        ("before", ctypes.c_void_p),
+        ("after", ctypes.c_void_p),
+        ("step", ctypes.c_int64),
+        ("multiply", ctypes.c_int32),
+        ("codes", ctypes.c_void_p),
+    )
+
+
+class CodeKind(IntEnum):
+    """A rule for rounding a number to a code."""
+
+    INTEGERS = 0  # ties to even
+    TRUNCATED = 1
+    AWAY = 2  # ties away from zero
+    FLOATS = 3
+    TABLE = 4
+
+
+class CodesStruct(ctypes.Structure):
+    """The codes that numbers are rounded to; see rounding.c."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("first", ctypes.c_int32),
+        ("low", ctypes.c_float),
+        ("high", ctypes.c_float),
+        ("mantissa", ctypes.c_int32),
+        ("least", ctypes.c_int32),
+        ("sign", ctypes.c_int32),
+        ("one_zero", ctypes.c_int32),
+        ("bounds", ctypes.c_void_p),
+        ("changes", ctypes.c_void_p),
+        ("n_bounds", ctypes.c_int64),
+    )
+
+
 class Kernel(NamedTuple):
     """A compiled kernel and its instruction set."""
 
@@ -171,14 +216,16 @@ class Kernel(NamedTuple):
         sizes = map(ctypes.c_int64, (*shape, rows_at_once))
         return int(self.library.quanterr_decode(ctypes.byref(side), *sizes)) == DONE
 
-    def find_nearest(self, x: int, n: int, bounds: int, changes: int, n_bounds: int, first: int, codes: int) -> None:
-        """Find the codes, uint8 (n,), of the table's numbers nearest to ``x``, float32 (n,); arguments are addresses.
+    def round(self, numbers: NumbersStruct, codes: CodesStruct) -> None:
+        """Find the codes of numbers in units of their groups; recipes/rounding.py specifies it."""
+        self.library.quanterr_round(ctypes.byref(numbers), ctypes.byref(codes))
 
-        ``first`` is the code up to the first of the ``bounds``, float32; crossing a bound changes it by exclusive or
-        with ``changes``, int32.
+    def find_largest(self, x: int, shape: Pair, found: int) -> None:
+        """Find the number with the largest magnitude of each group, the first on a tie.
+
+        ``x`` is the address of (n, k) float32, finite, and ``found`` of (n,).
         """
-        of_x, of_table = (ctypes.c_void_p(x), ctypes.c_int64(n)), (ctypes.c_void_p(bounds), ctypes.c_void_p(changes))
-        self.library.quanterr_nearest(*of_x, *of_table, n_bounds, first, ctypes.c_void_p(codes))
+        self.library.quanterr_find_largest(ctypes.c_void_p(x), *map(ctypes.c_int64, shape), ctypes.c_void_p(found))
 
     def rotate(self, values: int, groups: int, size: int, unit: float, room: int) -> None:
         """Multiply groups of ``size`` float32 values by a ConvRot matrix and by ``unit``, in place.

@@ -41,7 +41,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 12
+#define VERSION 13
 #define SEGMENT 512
 #define LANES 16
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
@@ -1058,26 +1058,6 @@ EXPORT int quanterr_compare(Side *x, Side *y, Run *run) {
     find_ranks(run);
     for (int i = 0; i < N_SUMS; i++) carry(s.limbs[i], run->sums + i * LIMBS);
     return status;
-}
-
-/* Finds the codes of the nearest numbers of a table: `first` up to bounds[0]; each bound crossed applies its `changes`
- * to the code by exclusive or. recipes/lookup.py specifies it. */
-EXPORT void quanterr_nearest(const float *x, int64_t n, const float *bounds, const int32_t *changes, int32_t n_bounds,
-                      int32_t first, uint8_t *codes) {
-    int64_t i = 0;
-    for (; i + WIDTH <= n; i += WIDTH) {
-        floats v;
-        memcpy(&v, x + i, sizeof v);
-        ints code = (ints){0} + first;
-        for (int b = 0; b < n_bounds; b++) code ^= (ints)(v > bounds[b]) & changes[b];
-        bytes found = __builtin_convertvector(code, bytes);
-        memcpy(codes + i, &found, sizeof found);
-    }
-    for (; i < n; i++) {
-        int32_t code = first;
-        for (int b = 0; b < n_bounds; b++) code ^= x[i] > bounds[b] ? changes[b] : 0;
-        codes[i] = (uint8_t)code;
-    }
 }
 
 typedef struct { int32_t low, high, shift; } Code; /* the words that hold it, and the bits below it */

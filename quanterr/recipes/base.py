@@ -107,12 +107,6 @@ def find_extremes(groups: Tensor) -> tuple[Tensor, Tensor]:
     return groups.amin(-1), groups.amax(-1)
 
 
-def pack_pairs(codes: Tensor) -> Tensor:
-    """Pack codes of 4 bits, uint8 (r, 2n), in bytes, (r, n), the first in the low bits."""
-    pairs = codes.reshape(-1).view(torch.int16)
-    return (pairs | pairs >> 4).to(torch.uint8).view(len(codes), -1)
-
-
 def view_bytes(values: Tensor) -> Tensor:
     """View a tensor of rows as bytes, uint8 (r, bytes)."""
     return values.contiguous().view(torch.uint8).view(values.shape[0], -1)

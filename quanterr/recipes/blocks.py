@@ -26,8 +26,12 @@ from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.recipes.base import Recipe, Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
+from quanterr.recipes.packing import pack_codes, pack_halves
+from quanterr.recipes.rounding import find_codes, find_largest, make_away, make_truncated
 from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance
 
+BLOCK = 32
+AWAY = make_away(127)
 AT_ONCE = 1 << 17  # elements whose scales are searched at once
 Quantize = Callable[..., Tensor]  # (n, 32) float32, and weights of that shape → uint8 (n, bytes of a block)
 
@@ -88,17 +92,14 @@ def _cut(blocks: Tensor) -> list[slice]:
 def q8_0(x: Tensor) -> Tensor:
     """Quantize to blocks of Q8_0, (n, 32) float32 to (n, 34) uint8."""
     d = x.abs().amax(1, keepdim=True) / 127
-    scaled = x * _invert(d)
-    away = scaled.abs().floor()
-    codes = (away + (2 * (scaled.abs() - away)).floor()).copysign(scaled).to(torch.int8)
-    return torch.cat([_to_half_bytes(d), view_bytes(codes)], 1)
+    return torch.cat([_to_half_bytes(d), find_codes(x, _invert(d), AWAY, BLOCK, multiply=True)], 1)
 
 
 def _quantize_signed(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
     """Return the scale of each block, and codes from 0 to 2 · half - 1."""
-    d = _find_largest(x) / -half
-    codes = (x * _invert(d)).add_(half + 0.5).clamp_(0, 2 * half - 1)
-    return d, codes.to(torch.uint8)  # which truncates
+    d = find_largest(x) / -half
+    to, middle = make_truncated(2 * half - 1), torch.full_like(d, half + 0.5)
+    return d, find_codes(x, _invert(d), to, BLOCK, multiply=True, after=middle)
 
 
 def _search_scale(x: Tensor, weights: Tensor, half: int) -> tuple[Tensor, Tensor]:
@@ -113,47 +114,37 @@ def _search_minimum(x: Tensor, weights: Tensor, most: int) -> tuple[Tensor, Tens
     return torch.cat([_to_half_bytes(scale), _to_half_bytes(-least)], 1), codes[:, 0].to(torch.uint8)
 
 
-def _find_largest(x: Tensor) -> Tensor:
-    """Return the number with the largest magnitude of each block; on a tie of signs, the first."""
-    low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
-    found = torch.where(high > -low, high, low)
-    tied = ((high == -low) & (high > 0)).view(-1).nonzero().view(-1)
-    if len(tied):
-        blocks = x[tied]
-        found[tied] = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
-    return found
-
-
 def _quantize_from_minimum(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Return scale and minimum of each block as stored, and codes from 0 to ``most``."""
     low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
     d = (high - low) / most
-    codes = (x - low).mul_(_invert(d)).add_(0.5).clamp_(0, most)
-    return torch.cat([_to_half_bytes(d), _to_half_bytes(low)], 1), codes.to(torch.uint8)
+    to, half = make_truncated(most), torch.full_like(d, 0.5)
+    codes = find_codes(x, _invert(d), to, BLOCK, multiply=True, before=low, after=half)
+    return torch.cat([_to_half_bytes(d), _to_half_bytes(low)], 1), codes
 
 
 def q4_0(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q4_0, (n, 32) float32 to (n, 18) uint8."""
     d, codes = _quantize_signed(x, 8) if weights is None else _search_scale(x, weights, 8)
-    return torch.cat([_to_half_bytes(d), _pack_nibbles(codes)], 1)
+    return torch.cat([_to_half_bytes(d), pack_halves(codes)], 1)
 
 
 def q4_1(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q4_1, (n, 32) float32 to (n, 20) uint8."""
     scales, codes = _quantize_from_minimum(x, 15) if weights is None else _search_minimum(x, weights, 15)
-    return torch.cat([scales, _pack_nibbles(codes)], 1)
+    return torch.cat([scales, pack_halves(codes)], 1)
 
 
 def q5_0(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q5_0, (n, 32) float32 to (n, 22) uint8."""
     d, codes = _quantize_signed(x, 16) if weights is None else _search_scale(x, weights, 16)
-    return torch.cat([_to_half_bytes(d), _pack_high_bits(codes), _pack_nibbles(codes & 15)], 1)
+    return torch.cat([_to_half_bytes(d), pack_codes(codes >> 4, 1), pack_halves(codes & 15)], 1)
 
 
 def q5_1(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q5_1, (n, 32) float32 to (n, 24) uint8."""
     scales, codes = _quantize_from_minimum(x, 31) if weights is None else _search_minimum(x, weights, 31)
-    return torch.cat([scales, _pack_high_bits(codes), _pack_nibbles(codes & 15)], 1)
+    return torch.cat([scales, pack_codes(codes >> 4, 1), pack_halves(codes & 15)], 1)
 
 
 def _invert(d: Tensor) -> Tensor:
@@ -162,15 +153,6 @@ def _invert(d: Tensor) -> Tensor:
 
 def _to_half_bytes(numbers: Tensor) -> Tensor:
     return view_bytes(numbers.to(torch.float16))
-
-
-def _pack_nibbles(codes: Tensor) -> Tensor:
-    return codes[:, :16] | codes[:, 16:] << 4
-
-
-def _pack_high_bits(codes: Tensor) -> Tensor:
-    places = torch.arange(8, dtype=torch.uint8)
-    return ((codes >> 4).view(-1, 4, 8) << places).sum(2, dtype=torch.uint8)
 
 
 # As llama-quantize falls back; older versions took IQ4_NL for Q3_K and Q2_K.

@@ -28,11 +28,10 @@ from quanterr.recipes.base import (
     StoredTensor,
     explain_partial_groups,
     find_extremes,
-    pack_pairs,
 )
 from quanterr.recipes.calibration import RATIOS, Calibrator, weigh_errors
-
-WORD = 32
+from quanterr.recipes.packing import WORD, pack_words
+from quanterr.recipes.rounding import Codes, find_codes, make_integers
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,10 @@ class IntegerScheme(Scheme):
         if not self.symmetric:
             found.append(StoredTensor("{weight}_zero_point", "I32", (-(-source.rows * self.bits // WORD), groups)))
         return *found, StoredTensor("{weight}_shape", "I64", (2,))
+
+    @property
+    def _codes(self) -> Codes:
+        return make_integers(self._low, self._high, -self._low)
 
     @property
     def _low(self) -> int:
@@ -133,42 +136,17 @@ class IntegerScheme(Scheme):
         if self.symmetric:
             return (_replace_zeros((measured / ((2**self.bits - 1) / 2)).to(dtype)),)
         scale, zero = self._find_scale_and_zero(measured)
-        zero_points = pack_codes((zero - self._low).to(torch.uint8).t().contiguous(), self.bits)
+        zero_points = pack_words((zero - self._low).to(torch.uint8).t().contiguous(), self.bits).view(torch.int32)
         return _replace_zeros(scale.to(dtype)), zero_points.t().contiguous(), zero
 
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
         """Return the packed codes of rows."""
-        scale = settled[0][first : first + len(x)].float()[..., None]
-        codes = x.view(len(x), scale.shape[1], -1) / scale
-        if not self.symmetric:
-            codes.add_(settled[2][first : first + len(x), :, None])
-        codes = codes.round_().clamp_(self._low, self._high).sub_(self._low).to(torch.uint8)
-        return pack_codes(codes.view(len(x), -1), self.bits).view(torch.uint8)
+        rows, group = slice(first, first + len(x)), self.group or x.shape[1]
+        zero = None if self.symmetric else settled[2][rows]
+        codes = find_codes(x, settled[0][rows].float(), self._codes, group, after=zero)
+        return pack_words(codes, self.bits)
 
 
 def _replace_zeros(scale: Tensor) -> Tensor:
     """Replace zeros by the epsilon of the dtype."""
     return scale.masked_fill_(scale == 0, torch.finfo(scale.dtype).eps)
-
-
-def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """Pack uint8 codes, (r, n), as a stream of bits in words, the lowest first: int32 (r, words)."""
-    rows, n = codes.shape
-    words = -(-n * bits // WORD)
-    if 8 % bits == 0:
-        each = 8 // bits
-        room = torch.zeros(rows, words * 4 * each, dtype=torch.uint8) if words * WORD != n * bits else codes
-        if room is not codes:
-            room[:, :n] = codes
-        if each == 2:
-            return pack_pairs(room).view(torch.int32)
-        parts = room.reshape(rows, -1, each)
-        found = parts[..., 0].clone()
-        for place in range(1, each):
-            found |= parts[..., place] << place * bits
-        return found.view(torch.int32)
-    stream = torch.zeros(rows, words * WORD, dtype=torch.uint8)
-    places = torch.arange(bits, dtype=torch.uint8)
-    stream[:, : n * bits] = (codes[..., None] >> places & 1).view(rows, -1)
-    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
-    return (stream.view(rows, -1, 8) * weights).sum(2, dtype=torch.uint8).view(torch.int32)

@@ -1,15 +1,10 @@
-"""Fast search for the nearest numbers of a small table.
-
-The compiled kernel compares with every bound; without it, a guess from a fine grid is corrected by one comparison.
-"""
+"""Fast search for the nearest numbers of a small table: a guess from a fine grid is corrected by one comparison."""
 
 from collections.abc import Sequence
 from math import inf, nextafter
 
 import torch
 from torch import Tensor
-
-from quanterr.native import Kernel, choose_kernel
 
 CELLS = 2048  # cells of the grid on each side of zero
 MARGIN = 0.01  # in cells: rounding of a cell's index
@@ -26,21 +21,12 @@ class Lookup:
         own = torch.tensor(codes, dtype=torch.uint8)
         self._bound = torch.tensor([*bounds, inf])[lower]  # the only bound that a cell can contain
         self._below = own[lower]
-        self._bounds, self._first = torch.tensor(bounds), codes[0]
-        self._changes = (own[:-1] ^ own[1:]).int()  # of the code at each bound
+        self.bounds, self.first = torch.tensor(bounds), codes[0]  # the code up to the first bound
+        self.changes = (own[:-1] ^ own[1:]).int()  # of the code at each bound, by exclusive or
         self._change = self._below ^ own[(lower + 1).clamp_(max=len(codes) - 1)]  # of the code at the bound
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the codes of float32 numbers, uint8 in the same shape, clamped to the table; overwrites ``x``."""
-        kernel = choose_kernel().kernel
-        return self._find_in_torch(x) if kernel is None else self._find_by_kernel(x.contiguous(), kernel)
-
-    def _find_by_kernel(self, x: Tensor, kernel: Kernel) -> Tensor:
-        found, table = torch.empty_like(x, dtype=torch.uint8), (self._bounds.data_ptr(), self._changes.data_ptr())
-        kernel.find_nearest(x.data_ptr(), x.numel(), *table, len(self._bounds), self._first, found.data_ptr())
-        return found
-
-    def _find_in_torch(self, x: Tensor) -> Tensor:
         flat = x.view(-1).clamp_(-self._most, self._most)
         cells = (flat * (CELLS / self._most)).add_(CELLS).int()
         above = self._bound.index_select(0, cells).sub_(flat).view(torch.int32) >> 31  # -1 if x is above the bound

@@ -24,8 +24,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from quanterr.recipes.base import Scheme, Source, StoredTensor, explain_partial_groups, pack_pairs, view_bytes
+from quanterr.recipes.base import Scheme, Source, StoredTensor, explain_partial_groups
 from quanterr.recipes.lookup import Lookup, next_below
+from quanterr.recipes.packing import pack_pairs
+from quanterr.recipes.rounding import Codes, find_codes, make_floats
 from quanterr.recipes.scaled import FP8
 from quanterr.tensors.levels import E2M1
 
@@ -91,26 +93,26 @@ class MicroscaledScheme(Scheme):
         return torch.where(zero, torch.tensor(LEAST_SCALE), scale.float()).to(FP8.dtype), global_scale.view(1)
 
     def _find_units(self, first: int, rows: int, settled: tuple[Tensor, ...]) -> Tensor:
-        """Return the factor of the codes of rows, (rows, groups, 1) float32."""
+        """Return the factor of the codes of rows, (rows, groups) float32."""
         own = settled[0][first : first + rows]
         if self.nv:
-            return (own.float() / settled[1])[..., None]
-        return torch.where(own == 0, 2.0**-127, (own.int() << 23).view(torch.float32))[..., None]
+            return own.float() / settled[1]
+        return torch.where(own == 0, 2.0**-127, (own.int() << 23).view(torch.float32))
 
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
         """Return x / scale, rounded to codes."""
-        scaled = (x.view(len(x), -1, self._group) / self._find_units(first, len(x), settled)).view(len(x), -1)
+        units = self._find_units(first, len(x), settled)
         if self.bits == 8:
-            return view_bytes(FP8.round(scaled))
-        codes = _make_e2m1_lookup()(scaled)
-        return pack_pairs(codes)
+            return find_codes(x, units, FP8.codes, self._group)
+        return pack_pairs(find_codes(x, units, _make_e2m1(), self._group))
 
 
 @cache
-def _make_e2m1_lookup() -> Lookup:
-    """Return a lookup that rounds to nearest, ties to the even code as in a cast, with a single zero."""
+def _make_e2m1() -> Codes:
+    """Return E2M1 codes, ties to the even code as in a cast, with a single zero."""
     values = [-size for size in SIZES[:0:-1]] + list(SIZES)
     codes = [8 + code for code in range(7, 0, -1)] + list(range(8))
     halves = [(low + high) / 2 for low, high in pairwise(values)]
     evens = [codes[n] % 2 == 0 for n in range(len(halves))]  # a tie goes to the lower neighbour if its code is even
-    return Lookup(values, codes, [half if even else next_below(half) for half, even in zip(halves, evens, strict=True)])
+    bounds = [half if even else next_below(half) for half, even in zip(halves, evens, strict=True)]
+    return make_floats(E2M1.highest, 1, 0, 3, Lookup(values, codes, bounds), one_zero=True)

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from quanterr.recipes.base import FLOATS, Scheme, Source, StoredTensor, explain_partial_groups, find_extremes
-from quanterr.recipes.integers import WORD, pack_codes
+from quanterr.recipes.packing import WORD, pack_words
+from quanterr.recipes.rounding import find_codes, make_integers
 
 LEAST = 1e-7  # smallest scale
 
@@ -68,6 +69,5 @@ class AffineScheme(Scheme):
 
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
         """Return the packed codes of rows."""
-        scale, bias = (each[first : first + len(x), :, None] for each in settled[2:])
-        codes = (x.view(len(x), -1, self.group) - bias).div_(scale).round_().clamp_(0, self._most).to(torch.uint8)
-        return pack_codes(codes.view(len(x), -1), self.bits).view(torch.uint8)
+        scale, bias = (each[first : first + len(x)] for each in settled[2:])
+        return pack_words(find_codes(x, scale, make_integers(0, self._most), self.group, before=bias), self.bits)

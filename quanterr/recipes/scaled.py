@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from quanterr.recipes.base import Scheme, Source, StoredTensor, view_bytes
+from quanterr.recipes.base import Scheme, Source, StoredTensor
 from quanterr.recipes.calibration import Calibrator
+from quanterr.recipes.rounding import Codes, find_codes, make_floats, make_integers
 
 
 class CodeType(NamedTuple):
@@ -28,17 +29,19 @@ class CodeType(NamedTuple):
     dtype: torch.dtype
     stored: str  # the dtype's name in a safetensors header
     most: float
+    codes: Codes
 
     def round(self, x: Tensor) -> Tensor:
         """Round ``x``, in units of a code, to the nearest codes; overwrites ``x``."""
-        x.clamp_(-self.most, self.most)
-        if not self.dtype.is_floating_point:
-            x.round_()  # ties to even, like the cast to FP8
-        return x.to(self.dtype)
+        return self.codes.round(x).view(self.dtype)
 
 
-FP8 = CodeType(torch.float8_e4m3fn, "F8_E4M3", 448.0)
-INT8 = CodeType(torch.int8, "I8", 127.0)
+def _round_to_e4m3(x: Tensor) -> Tensor:
+    return x.clamp_(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+FP8 = CodeType(torch.float8_e4m3fn, "F8_E4M3", 448.0, make_floats(448.0, 3, -6, 7, _round_to_e4m3))
+INT8 = CodeType(torch.int8, "I8", 127.0, make_integers(-127, 127))
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,13 @@ class ScaledScheme(Scheme):
         return (scale.masked_fill_(scale == 0, 1),)
 
     def _select_scale(self, rows: int, first: int, scale: Tensor) -> Tensor:
+        """Return the scales of rows, (1 or r, b)."""
         high = self.edges[0]
         if not high:
-            return scale.view(1, 1, -1, 1)
-        return scale[first // high : -(-(first + rows) // high)].view(-1, 1, scale.shape[1], 1)
+            return scale
+        return scale[first // high : -(-(first + rows) // high)].repeat_interleave(high, 0)[:rows]
 
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
         """Return x / scale, rounded to codes."""
         scale = self._select_scale(len(x), first, settled[0])
-        codes = self.codes.round(self._cut(x) / scale)
-        return view_bytes(codes.flatten(2).flatten(0, 1)[: len(x), : x.shape[1]])
+        return find_codes(x, scale, self.codes.codes, self.edges[1] or x.shape[1])

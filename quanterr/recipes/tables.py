@@ -28,6 +28,8 @@ from torch import Tensor
 from quanterr.formats.bnb_4bit import TABLES
 from quanterr.recipes.base import Scheme, Source, StoredTensor
 from quanterr.recipes.lookup import Lookup
+from quanterr.recipes.packing import pack_pairs
+from quanterr.recipes.rounding import Codes, find_codes, make_table
 
 NESTED = 256  # blocks that share a scale of scales
 STATE = 256  # size in bytes
@@ -108,21 +110,26 @@ class TableScheme(Scheme):
 
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
         """Return the codes of the table's nearest numbers, two per byte."""
-        flat = x.reshape(-1)
+        flat, to = x.reshape(1, -1), _make_codes(self.kind)
         block = first * x.shape[1] // self.block
-        scaled = _divide_by_largest(flat, settled[-1][block : block + -(-len(flat) // self.block)], self.block)
-        if len(scaled) % 2:
-            scaled = torch.nn.functional.pad(scaled, (0, 1))
-        codes = _make_lookup(self.kind)(scaled)
-        return (codes[::2] << 4 | codes[1::2]).view(1, -1)
+        largest = settled[-1][block : block + -(-flat.shape[1] // self.block)].view(1, -1)
+        whole = flat.shape[1] // self.block
+        inverse = 1.0 / largest[:, :whole].clamp(min=LEAST)
+        codes = find_codes(flat[:, : whole * self.block], inverse, to, self.block, multiply=True)
+        rest = flat[:, whole * self.block :]
+        if rest.numel():  # is divided
+            codes = torch.cat([codes, find_codes(rest, largest[:, -1:], to, rest.shape[1])], 1)
+        if codes.shape[1] % 2:
+            codes = torch.cat([codes, to.round(torch.zeros(1, 1))], 1)
+        return pack_pairs(codes, low_first=False)
 
 
 @cache
-def _make_lookup(kind: str) -> Lookup:
+def _make_codes(kind: str) -> Codes:
     table = torch.tensor(TABLES[kind])
     order = torch.argsort(table)
     bounds = (table[order[:-1]] + table[order[1:]]) / 2
-    return Lookup(table[order].tolist(), order.tolist(), bounds.tolist())
+    return make_table(Lookup(table[order].tolist(), order.tolist(), bounds.tolist()))
 
 
 @cache

@@ -1,0 +1,162 @@
+/* Rounding of numbers to codes in units of their groups; recipes/rounding.py specifies it. C11, no dependency, no
+ * Python. Every operation is float32's, element by element, so that all instruction sets round alike.
+ */
+#include <stdint.h>
+#include <string.h>
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+#define WIDTH 16 /* elements of a vector */
+#elif defined(__AVX2__)
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+#define MAGNITUDE 0x7FFFFFFF
+#define ROUNDER 12582912 /* 1.5 · 2^23: adding and subtracting it rounds small numbers to integers, ties to even */
+
+typedef float floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
+typedef float fours __attribute__((vector_size(16)));
+typedef int32_t ints_of_four __attribute__((vector_size(16)));
+typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
+
+/* Every struct has its fields in the order of quanterr/native/__init__.py. */
+typedef struct {
+    const float *x; /* (rows, cols) */
+    int64_t rows, cols;
+    int64_t group;        /* columns that share a unit; the last group of a row may have fewer */
+    const float *units;   /* of the groups of each row, from `step` to `step`; 0: all rows share them */
+    const float *before;  /* subtracted from x before it is divided by its unit, or NULL; as `units` */
+    const float *after;   /* added after, or NULL */
+    int64_t step;
+    int32_t multiply;     /* units are multiplied by */
+    uint8_t *codes;       /* out: (rows, cols) */
+} Numbers;
+
+typedef struct {
+    int32_t kind;         /* one of the following */
+    int32_t first;        /* INTEGERS: added to the number; TABLE: the code up to the first bound */
+    float low, high;      /* the range of INTEGERS and FLOATS */
+    int32_t mantissa;     /* FLOATS: bits of the mantissa */
+    int32_t least;        /* FLOATS: exponent of the smallest normal number */
+    int32_t sign;         /* FLOATS: bit of the sign */
+    int32_t one_zero;     /* FLOATS: zero has no sign */
+    const float *bounds;  /* TABLE: each one crossed applies its `changes` to the code by exclusive or */
+    const int32_t *changes;
+    int64_t n_bounds;
+} Codes;
+
+enum { INTEGERS, TRUNCATED, AWAY, FLOATS, TABLE }; /* INTEGERS: ties to even; AWAY: ties away from zero */
+
+INLINE floats choose(ints is, floats yes, floats no) { return (floats)((is & (ints)yes) | (~is & (ints)no)); }
+INLINE floats clamp(floats v, float low, float high) { /* NaN stays */
+    v = choose(v < low, (floats){0} + low, v);
+    return choose(v > high, (floats){0} + high, v);
+}
+INLINE float as_float(int32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
+
+/* Returns the codes of the nearest small floats, ties to even. All bits but the sign of NaN are 1. */
+INLINE ints to_small_floats(floats v, const Codes *c) {
+    int32_t dropped = 23 - c->mantissa, ruler = (127 + dropped + c->least) << 23; /* in the step of subnormals */
+    ints size = (ints)v & MAGNITUDE;
+    ints subnormal = (ints)((floats)size + as_float(ruler)) - ruler;
+    ints normal = (size - ((126 + c->least) << 23) + (1 << (dropped - 1)) - 1 + (size >> dropped & 1)) >> dropped;
+    ints is_small = size < (127 + c->least) << 23, is_nan = size > 0xFF << 23;
+    ints code = (is_small & subnormal) | (~is_small & normal);
+    ints sign = ((ints)v >> 31 & 1) << c->sign;
+    if (c->one_zero) sign &= code != 0;
+    return (~is_nan & code) | (is_nan & ((1 << c->sign) - 1)) | sign;
+}
+
+INLINE ints find_codes(floats v, int kind, const Codes *c) {
+    if (kind == INTEGERS) return __builtin_convertvector(clamp(v, c->low, c->high) + ROUNDER - ROUNDER, ints) + c->first;
+    if (kind == TRUNCATED) return __builtin_convertvector(clamp(v, c->low, c->high), ints) + c->first;
+    if (kind == AWAY) { /* what is not finite becomes 0 */
+        ints size = (ints)v & MAGNITUDE, sign = (ints)v >> 31;
+        size &= size < 0xFF << 23;
+        ints whole = __builtin_convertvector((floats)size, ints);
+        whole -= (floats)size - __builtin_convertvector(whole, floats) >= 0.5f;
+        return (whole ^ sign) - sign;
+    }
+    if (kind == FLOATS) return to_small_floats(clamp(v, c->low, c->high), c);
+    ints code = (ints){0} + c->first;
+    for (int64_t b = 0; b < c->n_bounds; b++) code ^= (ints)(v > c->bounds[b]) & c->changes[b];
+    return code;
+}
+
+INLINE void round_vector(const float *x, size_t n, float before, float unit, float after, int multiply, int kind,
+                         const Codes *c, uint8_t *codes) {
+    floats v = {0};
+    memcpy(&v, x, n * sizeof(float));
+    v -= before;
+    v = (multiply ? v * unit : v / unit) + after;
+    bytes found = __builtin_convertvector(find_codes(v, kind, c), bytes);
+    memcpy(codes, &found, n);
+}
+
+/* Rounds n elements that share a unit. */
+INLINE void round_group(const float *x, int64_t n, float before, float unit, float after, int multiply, int kind,
+                        const Codes *c, uint8_t *codes) {
+    int64_t i = 0;
+    for (; i + WIDTH <= n; i += WIDTH)
+        round_vector(x + i, WIDTH, before, unit, after, multiply, kind, c, codes + i);
+    if (i < n) round_vector(x + i, (size_t)(n - i), before, unit, after, multiply, kind, c, codes + i);
+}
+
+INLINE void round_all(Numbers all, int kind, Codes c) { /* copies, which no code that is written can change */
+    for (int64_t row = 0; row < all.rows; row++) {
+        int64_t at = row * all.step, begin = row * all.cols, end = begin + all.cols;
+        for (int64_t first = begin; first < end; first += all.group, at++) {
+            int64_t n = end - first < all.group ? end - first : all.group;
+            float before = all.before ? all.before[at] : 0;
+            float after = all.after ? all.after[at] : -0.0f; /* adding 0 would lose the sign of -0 */
+            round_group(all.x + first, n, before, all.units[at], after, all.multiply, kind, &c, all.codes + first);
+        }
+    }
+}
+
+/* Finds the codes of numbers, each in units of its group. */
+EXPORT void quanterr_round(const Numbers *n, const Codes *c) {
+    switch (c->kind) {
+        case INTEGERS: round_all(*n, INTEGERS, *c); break;
+        case TRUNCATED: round_all(*n, TRUNCATED, *c); break;
+        case AWAY: round_all(*n, AWAY, *c); break;
+        case FLOATS: round_all(*n, FLOATS, *c); break;
+        default: round_all(*n, TABLE, *c);
+    }
+}
+
+INLINE fours lower(fours a, fours b) { return (fours)((a < b & (ints_of_four)a) | (~(a < b) & (ints_of_four)b)); }
+
+/* Finds the number with the largest magnitude of each of n groups of k, the first on a tie. */
+EXPORT void quanterr_find_largest(const float *x, int64_t n, int64_t k, float *found) {
+    for (int64_t group = 0; group < n; group++, x += k) {
+        fours lows[2] = {{0}, {0}}, highs[2] = {{0}, {0}}; /* of -x; two of each, so that none waits for the one before */
+        float low = 0, high = 0;
+        int64_t i = 0;
+        for (; i + 8 <= k; i += 8)
+            for (int j = 0; j < 2; j++) {
+                fours v;
+                memcpy(&v, x + i + 4 * j, sizeof v);
+                lows[j] = lower(v, lows[j]);
+                highs[j] = lower(-v, highs[j]);
+            }
+        fours least = lower(lows[0], lows[1]), most = lower(highs[0], highs[1]);
+        for (int j = 0; j < 4; j++) {
+            low = least[j] < low ? least[j] : low;
+            high = -most[j] > high ? -most[j] : high;
+        }
+        for (; i < k; i++) {
+            low = x[i] < low ? x[i] : low;
+            high = x[i] > high ? x[i] : high;
+        }
+        for (i = 0; high == -low && x[i] != high && x[i] != low;) i++;
+        found[group] = high == -low ? x[i] : high > -low ? high : low;
+    }
+}

@@ -1,0 +1,121 @@
+"""Rounding of weights to codes, in units that groups of columns share: by the compiled kernel, or else by torch."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.native import CodeKind, CodesStruct, NumbersStruct, choose_kernel
+from quanterr.recipes.lookup import Lookup
+
+Round = Callable[[Tensor], Tensor]  # float32 numbers in units of a code, which may be overwritten → uint8 codes
+
+
+class Codes(NamedTuple):
+    """A set of codes, and the rule that rounds numbers to them: for torch, and the same for the kernel."""
+
+    round: Round
+    kernel: CodesStruct
+
+
+def make_integers(low: int, high: int, first: int = 0) -> Codes:
+    """Return integers from ``low`` to ``high``, ties to even, stored with ``first`` added."""
+    return Codes(
+        lambda x: x.round_().clamp_(low, high).add_(first).to(torch.int16).to(torch.uint8),
+        CodesStruct(kind=CodeKind.INTEGERS, first=first, low=low, high=high),
+    )
+
+
+def make_truncated(high: int) -> Codes:
+    """Return integers from 0 to ``high``; the rest of a number is dropped."""
+    return Codes(lambda x: x.clamp_(0, high).to(torch.uint8), CodesStruct(kind=CodeKind.TRUNCATED, low=0, high=high))
+
+
+def make_away(high: int) -> Codes:
+    """Return signed integers up to ``high``, ties away from zero."""
+
+    def round_away(x: Tensor) -> Tensor:
+        away = x.abs().floor()
+        return (away + (2 * (x.abs() - away)).floor()).copysign(x).to(torch.int8).view(torch.uint8)
+
+    return Codes(round_away, CodesStruct(kind=CodeKind.AWAY, low=-high, high=high))
+
+
+def make_floats(
+    high: float, mantissa: int, least: int, sign: int, round_by_torch: Round, one_zero: bool = False
+) -> Codes:
+    """Return floats up to ``high``, ties to even, with bits of ``mantissa``, the sign in bit ``sign``.
+
+    ``least`` is the exponent of the smallest normal number; ``one_zero``: zero is stored without a sign.
+    """
+    size = {"low": -high, "high": high, "mantissa": mantissa, "least": least}
+    return Codes(round_by_torch, CodesStruct(kind=CodeKind.FLOATS, sign=sign, one_zero=one_zero, **size))
+
+
+def make_table(lookup: Lookup) -> Codes:
+    """Return the codes of a table's nearest numbers."""
+    kernel = CodesStruct(
+        kind=CodeKind.TABLE,
+        first=lookup.first,
+        bounds=lookup.bounds.data_ptr(),
+        changes=lookup.changes.data_ptr(),
+        n_bounds=len(lookup.bounds),
+    )
+    return Codes(lookup, kernel)  # the lookup keeps the tensors alive that the kernel reads
+
+
+def find_codes(
+    x: Tensor,
+    units: Tensor,
+    to: Codes,
+    group: int,
+    *,
+    multiply: bool = False,
+    before: Tensor | None = None,
+    after: Tensor | None = None,
+) -> Tensor:
+    """Return the codes of (x - before) / units + after, (r, c) float32, as uint8 (r, c).
+
+    ``group`` columns share a unit; the last group of a row may have fewer. ``units``, ``before`` and ``after`` are
+    (1 or r, groups); ``multiply``: units are multiplied by.
+    """
+    kernel = choose_kernel().kernel
+    if kernel is None or group == 1:
+        return _find_codes_in_torch(x, units, to, group, multiply, before, after)
+    shape = len(x) if len(units) > 1 else 1, -(-x.shape[1] // group)
+    x, found = x.float().contiguous(), torch.empty(x.shape, dtype=torch.uint8)
+    of_groups = [None if each is None else each.float().expand(shape).contiguous() for each in (units, before, after)]
+    addresses = [0 if each is None else each.data_ptr() for each in of_groups]
+    step = shape[1] if shape[0] > 1 else 0
+    numbers = NumbersStruct(x.data_ptr(), *x.shape, group, *addresses, step, multiply, found.data_ptr())
+    kernel.round(numbers, to.kernel)
+    return found
+
+
+def _find_codes_in_torch(
+    x: Tensor, units: Tensor, to: Codes, group: int, multiply: bool, before: Tensor | None, after: Tensor | None
+) -> Tensor:
+    whole = x.shape[1] % group == 0
+    shape = (len(x), -1, group) if whole else x.shape
+
+    def spread(of_groups: Tensor) -> Tensor:
+        return of_groups[..., None] if whole else of_groups.repeat_interleave(group, 1)[:, : x.shape[1]]
+
+    steps = x.reshape(shape)
+    if before is not None:
+        steps = steps - spread(before)
+    steps = steps * spread(units) if multiply else steps / spread(units)
+    if after is not None:
+        steps.add_(spread(after))
+    return to.round(steps).view(x.shape)
+
+
+def find_largest(x: Tensor) -> Tensor:
+    """Return the number with the largest magnitude of each group, (n, k) float32: (n, 1), the first on a tie."""
+    kernel = choose_kernel().kernel
+    if kernel is None:
+        return x.gather(1, x.abs().argmax(1, keepdim=True))
+    x, found = x.float().contiguous(), torch.empty(len(x), 1)
+    kernel.find_largest(x.data_ptr(), (x.shape[0], x.shape[1]), found.data_ptr())
+    return found
