@@ -36,7 +36,8 @@ from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
 from quanterr.pairing.side import CheckpointSide
-from quanterr.recipes import microscaled, rounding, scaled, searches, tables
+from quanterr.recipes import microscaled, scaled, searches, tables
+from quanterr.tensors import rounding
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.decoder import MOST_ROTATED, decoder_of
 from quanterr.tensors.workspace import Workspace

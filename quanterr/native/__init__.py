@@ -217,7 +217,7 @@ class Kernel(NamedTuple):
         return int(self.library.quanterr_decode(ctypes.byref(side), *sizes)) == DONE
 
     def round(self, numbers: NumbersStruct, codes: CodesStruct) -> None:
-        """Find the codes of numbers in units of their groups; recipes/rounding.py specifies it."""
+        """Find the codes of numbers in units of their groups; tensors/rounding.py specifies it."""
         self.library.quanterr_round(ctypes.byref(numbers), ctypes.byref(codes))
 
     def find_largest(self, x: int, shape: Pair, found: int) -> None:

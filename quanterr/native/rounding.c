@@ -1,4 +1,4 @@
-/* Rounding of numbers to codes in units of their groups; recipes/rounding.py specifies it. C11, no dependency, no
+/* Rounding of numbers to codes in units of their groups; tensors/rounding.py specifies it. C11, no dependency, no
  * Python. Every operation is float32's, element by element, so that all instruction sets round alike.
  */
 #include <stdint.h>

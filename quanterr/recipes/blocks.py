@@ -27,8 +27,8 @@ from torch import Tensor
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.recipes.base import Recipe, Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
 from quanterr.recipes.packing import pack_codes, pack_halves
-from quanterr.recipes.rounding import find_codes, find_largest, make_away, make_truncated
 from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance
+from quanterr.tensors.rounding import find_codes, find_largest, make_away, make_truncated
 
 BLOCK = 32
 AWAY = make_away(127)

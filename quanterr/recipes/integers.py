@@ -31,7 +31,7 @@ from quanterr.recipes.base import (
 )
 from quanterr.recipes.calibration import RATIOS, Calibrator, weigh_errors
 from quanterr.recipes.packing import WORD, pack_words
-from quanterr.recipes.rounding import Codes, find_codes, make_integers
+from quanterr.tensors.rounding import Codes, find_codes, make_integers
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ class Lookup:
         own = torch.tensor(codes, dtype=torch.uint8)
         self._bound = torch.tensor([*bounds, inf])[lower]  # the only bound that a cell can contain
         self._below = own[lower]
-        self.bounds, self.first = torch.tensor(bounds), codes[0]  # the code up to the first bound
-        self.changes = (own[:-1] ^ own[1:]).int()  # of the code at each bound, by exclusive or
         self._change = self._below ^ own[(lower + 1).clamp_(max=len(codes) - 1)]  # of the code at the bound
 
     def __call__(self, x: Tensor) -> Tensor:

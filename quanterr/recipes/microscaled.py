@@ -27,9 +27,9 @@ from torch import Tensor
 from quanterr.recipes.base import Scheme, Source, StoredTensor, explain_partial_groups
 from quanterr.recipes.lookup import Lookup, next_below
 from quanterr.recipes.packing import pack_pairs
-from quanterr.recipes.rounding import Codes, find_codes, make_floats
 from quanterr.recipes.scaled import FP8
 from quanterr.tensors.levels import E2M1
+from quanterr.tensors.rounding import Codes, find_codes, make_floats
 
 MX, NV = 32, 16  # columns that share a scale
 EXPONENTS = {4: 2, 8: 8}  # by bits: exponent of the largest number of E2M1 or E4M3

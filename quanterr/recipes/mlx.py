@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quanterr.recipes.base import FLOATS, Scheme, Source, StoredTensor, explain_partial_groups, find_extremes
 from quanterr.recipes.packing import WORD, pack_words
-from quanterr.recipes.rounding import find_codes, make_integers
+from quanterr.tensors.rounding import find_codes, make_integers
 
 LEAST = 1e-7  # smallest scale
 

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from quanterr.recipes.base import Scheme, Source, StoredTensor
 from quanterr.recipes.calibration import Calibrator
-from quanterr.recipes.rounding import Codes, find_codes, make_floats, make_integers
+from quanterr.tensors.rounding import Codes, find_codes, make_floats, make_integers
 
 
 class CodeType(NamedTuple):

@@ -29,7 +29,7 @@ from quanterr.formats.bnb_4bit import TABLES
 from quanterr.recipes.base import Scheme, Source, StoredTensor
 from quanterr.recipes.lookup import Lookup
 from quanterr.recipes.packing import pack_pairs
-from quanterr.recipes.rounding import Codes, find_codes, make_table
+from quanterr.tensors.rounding import Codes, find_codes, make_table
 
 NESTED = 256  # blocks that share a scale of scales
 STATE = 256  # size in bytes
@@ -129,7 +129,7 @@ def _make_codes(kind: str) -> Codes:
     table = torch.tensor(TABLES[kind])
     order = torch.argsort(table)
     bounds = (table[order[:-1]] + table[order[1:]]) / 2
-    return make_table(Lookup(table[order].tolist(), order.tolist(), bounds.tolist()))
+    return make_table(order.tolist(), bounds, Lookup(table[order].tolist(), order.tolist(), bounds.tolist()))
 
 
 @cache

@@ -13,11 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.tensors.rounding import Codes, find_codes, make_table
 from quanterr.tensors.workspace import Workspace
 
 MANTISSA = 23  # mantissa bits of a float32
 EXPONENT = 0xFF << MANTISSA
 SUBNORMAL = 2.0**-24  # smallest float16
+FEW = 64  # entries of a table, up to which comparing with every bound is faster than a search
+ONE = torch.ones(1, 1)
 HALF_STEP = 0.5001  # largest rounding error in steps, with a margin for float32: 127 steps are accurate to 2e-5
 
 
@@ -66,13 +69,18 @@ class Levels:
         return ((values[1:] + values[:-1]) / 2).float()
 
     @cached_property
+    def _codes(self) -> Codes:
+        bounds = self._boundaries
+        return make_table(range(len(self.table)), bounds, lambda x: torch.bucketize(x, bounds).to(torch.uint8))
+
+    @cached_property
     def _values(self) -> Tensor:
         return torch.tensor(self.table, dtype=torch.float32)
 
     def numbers(self, codes: Tensor) -> Tensor:
         """Return the level numbers nearest to ``codes``, float32 in units of a code; neighbours differ by one."""
         if self.table:
-            return torch.bucketize(codes, self._boundaries.to(codes.device), out_int32=True)
+            return self._search(codes)
         if not self.mantissa:
             return codes.clamp(self.lowest, self.highest).round_()
         size = codes.abs().clamp_(max=self.highest)
@@ -81,10 +89,16 @@ class Levels:
         below = size.clamp_(max=self.normal).mul_(2**self.mantissa / self.normal).round_()
         return below.add_(bits).copysign_(codes)
 
+    def _search(self, codes: Tensor) -> Tensor:
+        """Return the numbers of the table's nearest entries, int32."""
+        if codes.device.type == "cpu" and len(self.table) <= FEW:
+            return find_codes(codes.reshape(1, -1), ONE, self._codes, codes.numel()).view(codes.shape).int()
+        return torch.bucketize(codes, self._boundaries.to(codes.device), out_int32=True)
+
     def values(self, numbers: Tensor) -> Tensor:
         """Return the values of levels by number, float32."""
         if self.table:
-            return self._values.to(numbers.device)[numbers]
+            return self._values.to(numbers.device).index_select(0, numbers.view(-1)).view(numbers.shape)
         if not self.mantissa:
             return numbers
         size = numbers.abs()

@@ -1,13 +1,12 @@
-"""Rounding of weights to codes, in units that groups of columns share: by the compiled kernel, or else by torch."""
+"""Rounding of numbers to codes, in units that groups of columns share: by the compiled kernel, or else by torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quanterr.native import CodeKind, CodesStruct, NumbersStruct, choose_kernel
-from quanterr.recipes.lookup import Lookup
 
 Round = Callable[[Tensor], Tensor]  # float32 numbers in units of a code, which may be overwritten → uint8 codes
 
@@ -17,6 +16,7 @@ class Codes(NamedTuple):
 
     round: Round
     kernel: CodesStruct
+    read: tuple[Tensor, ...] = ()  # by the kernel, at addresses
 
 
 def make_integers(low: int, high: int, first: int = 0) -> Codes:
@@ -53,16 +53,13 @@ def make_floats(
     return Codes(round_by_torch, CodesStruct(kind=CodeKind.FLOATS, sign=sign, one_zero=one_zero, **size))
 
 
-def make_table(lookup: Lookup) -> Codes:
-    """Return the codes of a table's nearest numbers."""
-    kernel = CodesStruct(
-        kind=CodeKind.TABLE,
-        first=lookup.first,
-        bounds=lookup.bounds.data_ptr(),
-        changes=lookup.changes.data_ptr(),
-        n_bounds=len(lookup.bounds),
-    )
-    return Codes(lookup, kernel)  # the lookup keeps the tensors alive that the kernel reads
+def make_table(codes: Sequence[int], bounds: Tensor, round_by_torch: Round) -> Codes:
+    """Return the codes of a table, uint8: the next one for numbers above each of the ascending ``bounds``, float32."""
+    own = torch.tensor(codes, dtype=torch.int32)
+    changes = own[:-1] ^ own[1:]
+    kernel = CodesStruct(kind=CodeKind.TABLE, first=codes[0], n_bounds=len(bounds))
+    kernel.bounds, kernel.changes = bounds.data_ptr(), changes.data_ptr()
+    return Codes(round_by_torch, kernel, (bounds, changes))
 
 
 def find_codes(
