@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.tensors.rounding import Codes, find_codes, make_table
+from quanterr.tensors.rounding import Codes, find_codes, make_counts
 from quanterr.tensors.workspace import Workspace
 
 MANTISSA = 23  # mantissa bits of a float32
 EXPONENT = 0xFF << MANTISSA
 SUBNORMAL = 2.0**-24  # smallest float16
-FEW = 64  # entries of a table, up to which comparing with every bound is faster than a search
+FEW = 64  # bounds up to which comparing with every one is faster than a search
 ONE = torch.ones(1, 1)
 HALF_STEP = 0.5001  # largest rounding error in steps, with a margin for float32: 127 steps are accurate to 2e-5
 
@@ -64,14 +64,15 @@ class Levels:
         return replace(self, centred=True)
 
     @cached_property
-    def _boundaries(self) -> Tensor:
+    def _boundaries(self) -> Codes:
+        """The numbers of the nearest entries."""
         values = torch.tensor(self.table, dtype=torch.float64)
-        return ((values[1:] + values[:-1]) / 2).float()
+        return make_counts(((values[1:] + values[:-1]) / 2).float())
 
     @cached_property
-    def _codes(self) -> Codes:
-        bounds = self._boundaries
-        return make_table(range(len(self.table)), bounds, lambda x: torch.bucketize(x, bounds).to(torch.uint8))
+    def _entries(self) -> Codes:
+        """The numbers of the entries below."""
+        return make_counts(self._values)
 
     @cached_property
     def _values(self) -> Tensor:
@@ -80,7 +81,7 @@ class Levels:
     def numbers(self, codes: Tensor) -> Tensor:
         """Return the level numbers nearest to ``codes``, float32 in units of a code; neighbours differ by one."""
         if self.table:
-            return self._search(codes)
+            return _count_below(codes, self._boundaries)
         if not self.mantissa:
             return codes.clamp(self.lowest, self.highest).round_()
         size = codes.abs().clamp_(max=self.highest)
@@ -88,12 +89,6 @@ class Levels:
         bits.add_(1 << self._shift - 1).bitwise_right_shift_(self._shift).sub_(self._first)
         below = size.clamp_(max=self.normal).mul_(2**self.mantissa / self.normal).round_()
         return below.add_(bits).copysign_(codes)
-
-    def _search(self, codes: Tensor) -> Tensor:
-        """Return the numbers of the table's nearest entries, int32."""
-        if codes.device.type == "cpu" and len(self.table) <= FEW:
-            return find_codes(codes.reshape(1, -1), ONE, self._codes, codes.numel()).view(codes.shape).int()
-        return torch.bucketize(codes, self._boundaries.to(codes.device), out_int32=True)
 
     def values(self, numbers: Tensor) -> Tensor:
         """Return the values of levels by number, float32."""
@@ -125,8 +120,8 @@ class Levels:
         beyond = (codes - codes.clamp(self.lowest, self.highest)).abs_()
         if self.table:
             values = self._values.to(codes.device)
-            above = torch.bucketize(codes, values).clamp_(1, len(values) - 1)
-            half = (values[above] - values[above - 1]) / 2
+            above = _count_below(codes, self._entries).clamp_(1, len(values) - 1)
+            half = (values.diff() / 2)[above - 1]
         elif self.mantissa:
             powers = codes.abs().clamp(self.normal, self.highest).view(torch.int32).bitwise_and(EXPONENT)
             half = powers.view(torch.float32) * 2.0 ** -(self.mantissa + 1)
@@ -156,6 +151,14 @@ class Levels:
         binade = 2.0 ** int(torch.tensor(self.highest).log2().floor())
         half = binade / 2 ** (self.mantissa + 1)
         return self.lowest - half, self.highest + half
+
+
+def _count_below(numbers: Tensor, counts: Codes) -> Tensor:
+    """Return how many bounds are below each number, int32."""
+    bounds = counts.read[0]
+    if numbers.device.type != "cpu" or len(bounds) > FEW:
+        return torch.bucketize(numbers, bounds.to(numbers.device), out_int32=True)
+    return find_codes(numbers.reshape(1, -1), ONE, counts, numbers.numel()).view(numbers.shape).int()
 
 
 def uniform(bits: int) -> Levels:

@@ -62,6 +62,11 @@ def make_table(codes: Sequence[int], bounds: Tensor, round_by_torch: Round) -> C
     return Codes(round_by_torch, kernel, (bounds, changes))
 
 
+def make_counts(bounds: Tensor) -> Codes:
+    """Return the numbers of ``bounds`` below, of up to 255 ascending float32 numbers."""
+    return make_table(range(len(bounds) + 1), bounds, lambda x: torch.bucketize(x, bounds).to(torch.uint8))
+
+
 def find_codes(
     x: Tensor,
     units: Tensor,
