@@ -16,7 +16,7 @@ from quanterr.evaluation.states import are_finite
 from quanterr.report.evaluation.model import PositionScores
 from quanterr.util.strict_json import JsonObject
 
-SLAB = 1 << 20  # logits of each side that are scored at once
+SLAB, CUDA_SLAB = 1 << 18, 1 << 22  # logits of each side that are scored at once: on the CPU, few enough for its cache
 TOP = 5
 LEAST_CHUNKS, DRAWN = 8, 100  # chunks of a bootstrap, and how often they are drawn: a standard error within 7 %
 SURE = 0.5  # probability of the original's first choice above which a flip is a confident one
@@ -55,22 +55,23 @@ class Scores:
         Return whether all are finite.
         """
         slabs, finite = [], True
-        step = max(SLAB // base.shape[1], 1)
+        step = max((CUDA_SLAB if base.is_cuda else SLAB) // base.shape[1], 1)
         for begin in range(0, len(targets), step):
             rows = slice(begin, begin + step)
-            x, y, target = base[rows].double(), other[rows].double(), targets[rows, None].to(base.device)
-            finite = finite and are_finite(other[rows])
-            log_p, log_q = x.log_softmax(-1), y.log_softmax(-1)
+            x, y, target = base[rows], other[rows], targets[rows, None].to(base.device)
+            finite = finite and are_finite(y)
+            log_p, log_q = (each.log_softmax(-1, dtype=torch.float64) for each in (x, y))
             p = log_p.exp()
             nll, nll_q = -log_p.gather(1, target)[:, 0], -log_q.gather(1, target)[:, 0]
             top, top_q = x.topk(min(TOP, x.shape[1])).indices, y.topk(min(TOP, y.shape[1])).indices
             overlap = (top[:, :, None] == top_q[:, None, :]).any(-1).double().mean(-1)
-            first, first_q = x.argmax(-1), y.argmax(-1)
+            first, first_q = x.argmax(-1, keepdim=True), y.argmax(-1, keepdim=True)
             same = (first == first_q).double()
-            kld = (p * (log_p - log_q)).nan_to_num(nan=float("nan")).sum(-1)
-            of_both = [nll, nll_q, kld, same, overlap, p.amax(-1), (-nll).exp(), (-nll_q).exp()]
-            of_both += [log_q.amax(-1).exp(), first, first_q, target[:, 0], positions[rows].to(base.device)]
-            slabs.append(torch.stack([each.double() for each in of_both]))
+            confidence, confidence_q = p.gather(1, first), log_q.gather(1, first_q).exp()
+            kld = log_p.sub_(log_q).mul_(p).nan_to_num_(nan=float("nan")).sum(-1)
+            of_both = [nll, nll_q, kld, same, overlap, confidence, (-nll).exp(), (-nll_q).exp()]
+            of_both += [confidence_q, first, first_q, target, positions[rows].to(base.device)]
+            slabs.append(torch.stack([each.double().view(-1) for each in of_both]))
         self.columns[chunk] = torch.cat(slabs, 1).cpu()
         return finite
 
