@@ -386,6 +386,13 @@ def test_lines_are_checked_as_the_whole_is(text, data):
     assert checksum.is_unedited(bytes(raw)) == is_unedited
 
 
+def test_a_report_with_a_long_run_is_read_whole(stored, report, monkeypatch, capsys):
+    monkeypatch.setattr(checksum, "LONGEST", 64)
+
+    assert report == read_report(stored)
+    assert "" == capsys.readouterr().err
+
+
 class TestColumns:
     """Of a large report; what rules ask for most is read from them."""
 

@@ -196,8 +196,10 @@ def collect_values(items: list[Item], rule: Rule, before: dict[str, Item]) -> It
     metric, function = rule.condition.metric, rule.condition.function
     of_baseline, without_value = function in OF_BASELINE, f"{metric} is undefined"
     for item in items:
-        value, undefined, skips = item.get_number(metric), without_value, rule.undefined == "skip"
-        trouble = item.trouble or _reject_infinite(item, metric, value)
+        value, trouble = item.get_number(metric), item.trouble
+        if trouble is None and value is not None and isinf(value) and not item.identical:
+            trouble = f"{metric} is {value}"  # null in the report: something is broken, so it is never skipped
+        undefined, skips = without_value, rule.undefined == "skip"
         if of_baseline:
             old = before.get(item.name)
             trouble = trouble or _distrust_baseline(old)
@@ -213,11 +215,6 @@ def collect_values(items: list[Item], rule: Rule, before: dict[str, Item]) -> It
                 badness[item.name] = rule.condition.margin(value)
     found.missing.sort(key=lambda violation: badness.get(violation.layer or "", -inf))
     return found
-
-
-def _reject_infinite(item: Item, metric: str, value: float | None) -> str | None:
-    """Return a message for an infinite number, null in the report: something is broken, so it is never skipped."""
-    return None if value is None or not isinf(value) or item.identical else f"{metric} is {value}"
 
 
 def _distrust_baseline(old: Item | None) -> str | None:

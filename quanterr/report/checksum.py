@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Iterator
 from functools import cache
-from typing import IO
+from io import SEEK_END, BufferedReader, RawIOBase
+from typing import IO, Any
 from zlib import crc32
 
 from quanterr.util import strict_json
@@ -12,6 +13,8 @@ SEPARATOR = b",\n"
 KEY = SEPARATOR + b'"checksum": "'
 EDITED = "its checksum does not match: it was edited"
 UNCHECKED = "has no checksum: an earlier version wrote it, or it was edited"
+LONGEST = 1 << 20  # bytes from the checksum on; a document with a longer ``run`` is not read by line
+BLOCK = 1 << 18  # bytes read at once
 SCHEMA = {"type": "string", "description": "CRC-32 of all bytes before this field; reveals that the file was edited"}
 
 
@@ -25,19 +28,36 @@ def check_lines(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the lines of a stored document before its checksum, and at last all others, so that memory holds only one.
 
     Raises:
-        ValueError: instead of the last, if :func:`is_unedited` would be False.
+        ValueError: instead of the last, if :func:`is_unedited` would be False, or more than LONGEST bytes follow.
     """
-    crc, before, line = 0, 0, b""
-    for following in file:
-        if following.startswith(KEY.removeprefix(SEPARATOR)):
-            tail, body = following + file.read(), line.removesuffix(SEPARATOR)
-            if body == line or not _matches(tail, crc32(body, before)):
-                break
-            yield tail
-            return
-        crc, before, line = crc32(following, crc), crc, following
-        yield line
-    raise ValueError(EDITED)
+    start = max(0, file.seek(0, SEEK_END) - LONGEST)
+    file.seek(start)
+    end = file.read()
+    length = end.rfind(KEY)
+    body = _Beginning(file, start + length if length >= 0 else 0)
+    yield from BufferedReader(body, BLOCK)
+    if length < 0 or not _matches(end[length + len(SEPARATOR) :], body.crc):
+        raise ValueError(EDITED)
+    yield end[length:]
+
+
+class _Beginning(RawIOBase):
+    """The first bytes of a file, with the CRC-32 of those read so far."""
+
+    def __init__(self, file: IO[bytes], length: int) -> None:
+        file.seek(0)
+        self.crc = 0
+        self._file: Any = file
+        self._left = length
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        read: int = self._file.readinto(memoryview(buffer)[: self._left])
+        self.crc = crc32(memoryview(buffer)[:read], self.crc)
+        self._left -= read
+        return read
 
 
 def _matches(tail: bytes, crc: int) -> bool:

@@ -1,10 +1,13 @@
 """Helpers that all outputs share: numbers as text, and the results of gates in words."""
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from quanterr.report.base import Finding, Score
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.util.text import display, format_decisive, format_exact, listed, size
+
+if TYPE_CHECKING:  # rules of a report need no pydantic
+    from quanterr.report.base import Finding, Score
 
 UNDEFINED = "undefined"
 LONG = 2000  # maximum length of a sentence
@@ -44,7 +47,7 @@ def format_cosine(value: float | None) -> str:
     return f"1 - {1 - value:.1e}" if abs(float(text)) == 1 and value < 1 else text
 
 
-def format_in_units(score: Score, value: float, error: float | None = None, digits: int = 5, sign: str = "") -> str:
+def format_in_units(score: "Score", value: float, error: float | None = None, digits: int = 5, sign: str = "") -> str:
     """Format a value in the unit of its score, such as "0.01234 ± 0.0005"; shares in per cent, bytes in KiB or MiB."""
     if score.unit == "B":
         return format_size_change(value, sign)
@@ -66,7 +69,7 @@ def format_observed(value: float | None, limit: float | None = None) -> str:
 DOUBTS = ("identical", "swapped_sides", "lossless_codes", "another_source", "config_mismatch", "left_unquantized")
 
 
-def list_doubts(verdict: str, findings: Iterable[Finding]) -> list[str]:
+def list_doubts(verdict: str, findings: Iterable["Finding"]) -> list[str]:
     """Return messages of findings that question the comparison, unless the verdict is already inconclusive."""
     if verdict == "inconclusive":
         return []

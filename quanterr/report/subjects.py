@@ -8,15 +8,17 @@ which lists them.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isinf
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from quanterr.errors import UsageError
 from quanterr.metrics import NONFINITE
-from quanterr.report.base import Score
 from quanterr.report.formatting import name_candidates
 from quanterr.report.gate_results import HasGates, Word
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
+
+if TYPE_CHECKING:  # rules of a report need no pydantic
+    from quanterr.report.base import Score
 
 WIDTH = 1.96  # half the width of a 95 % confidence interval, in standard errors
 INFINITE = {name: value for name, value in NONFINITE.items() if isinf(value)}
@@ -33,7 +35,7 @@ class Vocabulary(NamedTuple):
     model: Collection[str] = ()  # metrics that global() accepts
     errors: Collection[str] = ()  # metrics of the subject that have a standard error
     done: str = "everything selected was compared"  # message of a subject that passes
-    scores: Mapping[str, Score] = {}  # scores of the subject's metrics
+    scores: Mapping[str, "Score"] = {}  # scores of the subject's metrics
 
 
 def read_number(values: JsonFields, nonfinite: Mapping[str, str], name: str) -> float | None:
@@ -57,11 +59,12 @@ class Item(NamedTuple):
 
     def get_number(self, metric: str) -> float | None:
         """Return a metric's value, None if undefined; the perfect value for a tensor identical on both sides."""
-        if self.identical:
+        if self.kind == "lossless":
             return self.perfect.get(metric, self.values.get(metric))
         if self.kind == "not_compared":
             return None
-        return read_number(self.values, self.values.get("nonfinite", {}), metric)
+        value: float | None = self.values.get(metric)
+        return read_number(self.values, self.values.get("nonfinite", {}), metric) if value is None else value
 
     @property
     def identical(self) -> bool:

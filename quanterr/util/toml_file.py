@@ -1,6 +1,5 @@
 """Reading of the user's TOML files."""
 
-import tomllib
 from pathlib import Path
 
 from quanterr.errors import UsageError
@@ -18,6 +17,8 @@ def read_toml(path: Path, where: str) -> tuple[str, JsonObject]:
         FileNotFoundError: the file does not exist.
         UsageError: the file is unreadable, not a regular file of at most 1 MiB, or not TOML.
     """
+    import tomllib  # most runs read no such file
+
     try:
         text = read_small(path, MAX_TOML).decode()
         return text, tomllib.loads(text)
