@@ -165,7 +165,7 @@ class TestData:
         [(0.0, 0.0), (1e-300, 1e-300), (0.123456, 0.1235), (-123456.0, -123500.0), (None, None)],
     )
     def test_numbers_are_rounded_and_0_is_only_0(self, value, shown):
-        assert shown == html_data.round_digits(value, 4)
+        assert shown == html_data.round_digits(value, html_data.DIGITS)
 
     def test_everything_is_told_of_the_worst_layers_and_those_with_findings(self, report, monkeypatch):
         monkeypatch.setattr(html_data, "DETAILED", 2)

@@ -279,9 +279,7 @@ def render(
     """Write other outputs of a stored document."""
     from quanterr.report import OUTPUTS
     from quanterr.report.documents import read_document
-    from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.files import STDOUT, check_targets, update_section, write_output
-    from quanterr.report.front_matter import put_front_matter
 
     outputs, by_name = list(show.outputs), {output.name: output for output in OUTPUTS}
     if not to and not outputs and not document:
@@ -296,6 +294,9 @@ def render(
     page = None if evaluation is None else _view_with_evaluation(evaluation, found, targeted)
     with guard_stdout():
         if document:
+            from quanterr.report.evaluation.model import Evaluation
+            from quanterr.report.front_matter import put_front_matter
+
             finish = partial(put_front_matter, evaluation=found) if isinstance(found, Evaluation) else None
             update_section(document, found, by_name["md"], append, finish)
         for target in targeted:

@@ -76,18 +76,19 @@ def suggest_after_plan(plan: "Plan", command: Sequence[str]) -> str:
 def suggest_for_stored(found: "Document") -> str:
     """Propose the command that the run of a stored document proposed; empty if it proposed none."""
     from quanterr.report.model import Report
+
+    command = found.run.command
+    if len(command) < MADE_BY_COMMAND:
+        return ""
+    if isinstance(found, Report):
+        return suggest_after_report(found, (found.original.path, found.quantized.path), command, command)
     from quanterr.report.plan.model import Plan
     from quanterr.report.ranking.model import Ranking
 
-    if not isinstance(found, Report | Ranking | Plan) or len(found.run.command) < MADE_BY_COMMAND:
-        return ""
-    command = found.run.command
-    if isinstance(found, Report):
-        return suggest_after_report(found, (found.original.path, found.quantized.path), command, command)
     if isinstance(found, Ranking):
         files = [one.path for one in found.candidates if one.path in command]
         return suggest_after_rank(found, [found.original, *files], command)
-    return suggest_after_plan(found, command)
+    return suggest_after_plan(found, command) if isinstance(found, Plan) else ""
 
 
 def _list_shared(command: Sequence[str]) -> list[str]:

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 NUMBERS = ("excess_db", "relative_error", "mean_absolute_error", "max_absolute_error", "bits_per_weight")
 EVALUATED = ("output_error", *PREDICTED)  # from an evaluation; predictions also from a sensitivity file
-DIGITS = 4  # significant digits of a number in a column
-MORE_DIGITS = 5  # significant digits in the details
-SHARE_DIGITS = 3
+DIGITS = ".4g"  # significant digits of a number in a column
+MORE_DIGITS = ".5g"  # significant digits in the details
+SHARE_DIGITS = ".3g"
 DB_PLACES = 2
 DETAILED = 3000  # number of layers with details
 MAX_FINDINGS = 500
@@ -237,6 +237,8 @@ def _details(report: Report, rows: Mapping[str, int]) -> JsonObject:
 
 def _clean_value(value: Any) -> Any:
     """Return a value with rounded numbers and escaped text."""
+    if value is None or isinstance(value, int):
+        return value
     if isinstance(value, float):
         return round_digits(value, MORE_DIGITS)
     if isinstance(value, str):
@@ -245,11 +247,9 @@ def _clean_value(value: Any) -> Any:
         return [_clean_value(item) for item in value]
     if isinstance(value, dict):
         return {display(key): _clean_value(item) for key, item in value.items()}
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: _clean_value(getattr(value, name)) for name in value.__dataclass_fields__}
-    return value
+    return {name: _clean_value(getattr(value, name)) for name in value.__dataclass_fields__}
 
 
-def round_digits(value: float | None, digits: int) -> float | None:
-    """Round to significant digits."""
-    return None if value is None else float(f"{value:.{digits}g}")
+def round_digits(value: float | None, digits: str) -> float | None:
+    """Round to significant digits, given as a format."""
+    return None if value is None else float(format(value, digits))

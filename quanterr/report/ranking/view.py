@@ -356,7 +356,7 @@ def _choices(layer: RankedLayer) -> list[list[str]]:
             display(choice.format),
             _format_snr(choice.snr_db, choice.squared_error, choice.snr_db_margin),
             f"{choice.bytes:,}",
-            f"{choice.squared_error:.{html_data.DIGITS}g}",
+            format(choice.squared_error, html_data.DIGITS),
         ]
         for choice in layer.choices
     ]
