@@ -29,6 +29,7 @@ from quanterr.pairing.importance import (
     read_importance,
 )
 from quanterr.pairing.model import ComparedWeight
+from quanterr.pairing.names import canonicalize
 from quanterr.pairing.side import WeightCache
 from quanterr.report.model import Report, Settings
 from quanterr.report.sensitivity import read_sensitivity
@@ -122,6 +123,7 @@ def _compare_each(
             else ReportBuilder(pairing, sensitivity.alphas(_recipe_of(side)), sensitivity.cost.metric)
             for pairing, side in zip(pairings, after, strict=True)
         ]
+        canonicalize.cache_clear()
         give_back_memory()  # pairing's tables of names
 
         def take(candidate: int, done: ComparedWeight) -> None:

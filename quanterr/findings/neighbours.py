@@ -38,6 +38,8 @@ def compare_with_neighbours(
         pairs: the paired weights.
         read: a workspace for reading the scales of weights.
     """
+    if not scales:  # no scale can be missing, and the names of all modules are not needed
+        return
     groups, number = _group_scales(scales), SIDES.index(side)
     far: Found = {}
     for group in groups:
