@@ -36,7 +36,7 @@ EXPONENTS = {4: 2, 8: 8}  # by bits: exponent of the largest number of E2M1 or E
 ROUND_UP = 1 << 21  # added to the bits of a float32, it rounds mantissas from 1.75 on up
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # E2M1 magnitudes by code; codes of negative numbers are 8 higher
 MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
-LEAST_SCALE = 0.125  # E4M3 scale that replaces zero
+LEAST_SCALE = 0x20  # code of the E4M3 scale that replaces zero, 0.125
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,8 @@ class MicroscaledScheme(Scheme):
             return (exponents.clamp_(0, 255).round_().to(torch.uint8),)
         most = measured.amax().clamp(min=torch.finfo(torch.float32).tiny)
         global_scale = (FP8.most * E2M1.highest / most).nan_to_num(nan=1.0, posinf=1.0, neginf=1.0)
-        scale = FP8.round(global_scale * (measured / E2M1.highest))
-        zero = scale.view(torch.uint8) & 0x7F == 0
-        return torch.where(zero, torch.tensor(LEAST_SCALE), scale.float()).to(FP8.dtype), global_scale.view(1)
+        codes = FP8.codes.round(global_scale * (measured / E2M1.highest))
+        return codes.masked_fill_(codes == 0, LEAST_SCALE).view(FP8.dtype), global_scale.view(1)
 
     def _find_units(self, first: int, rows: int, settled: tuple[Tensor, ...]) -> Tensor:
         """Return the factor of the codes of rows, (rows, groups) float32."""
