@@ -516,7 +516,7 @@ CODES = {
     "fp4": tables._make_codes("fp4"),
     "integers": rounding.make_integers(-8, 7, 8),
     "truncated": rounding.make_truncated(15),
-    "away": rounding.make_away(127),
+    "away": rounding.make_signed_bytes(),
 }
 
 

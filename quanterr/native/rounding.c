@@ -132,7 +132,7 @@ EXPORT void quanterr_round(const Numbers *n, const Codes *c) {
     }
 }
 
-INLINE fours lower(fours a, fours b) { return (fours)((a < b & (ints_of_four)a) | (~(a < b) & (ints_of_four)b)); }
+INLINE fours lower(fours a, fours b) { return (fours)(((a < b) & (ints_of_four)a) | (~(a < b) & (ints_of_four)b)); }
 
 /* Finds the number with the largest magnitude of each of n groups of k, the first on a tie. */
 EXPORT void quanterr_find_largest(const float *x, int64_t n, int64_t k, float *found) {

@@ -28,10 +28,10 @@ from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.recipes.base import Recipe, Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
 from quanterr.recipes.packing import pack_codes, pack_halves
 from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance
-from quanterr.tensors.rounding import find_codes, find_largest, make_away, make_truncated
+from quanterr.tensors.rounding import find_codes, find_largest, make_signed_bytes, make_truncated
 
 BLOCK = 32
-AWAY = make_away(127)
+AWAY = make_signed_bytes()
 AT_ONCE = 1 << 17  # elements whose scales are searched at once
 Quantize = Callable[..., Tensor]  # (n, 32) float32, and weights of that shape → uint8 (n, bytes of a block)
 

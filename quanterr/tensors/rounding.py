@@ -16,7 +16,7 @@ class Codes(NamedTuple):
 
     round: Round
     kernel: CodesStruct
-    read: tuple[Tensor, ...] = ()  # by the kernel, at addresses
+    read: tuple[Tensor, ...] = ()  # what the kernel reads at addresses
 
 
 def make_integers(low: int, high: int, first: int = 0) -> Codes:
@@ -32,14 +32,14 @@ def make_truncated(high: int) -> Codes:
     return Codes(lambda x: x.clamp_(0, high).to(torch.uint8), CodesStruct(kind=CodeKind.TRUNCATED, low=0, high=high))
 
 
-def make_away(high: int) -> Codes:
-    """Return signed integers up to ``high``, ties away from zero."""
+def make_signed_bytes() -> Codes:
+    """Return integers from -127 to 127, which no number may exceed; ties away from zero, not finite numbers to 0."""
 
     def round_away(x: Tensor) -> Tensor:
         away = x.abs().floor()
         return (away + (2 * (x.abs() - away)).floor()).copysign(x).to(torch.int8).view(torch.uint8)
 
-    return Codes(round_away, CodesStruct(kind=CodeKind.AWAY, low=-high, high=high))
+    return Codes(round_away, CodesStruct(kind=CodeKind.AWAY))
 
 
 def make_floats(
