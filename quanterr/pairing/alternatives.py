@@ -43,7 +43,7 @@ def _choose_reading(pair: Pair, workspaces: Workspaces) -> Weight:
     """Return the quantized weight in the reading that is nearest to the original."""
     first = pair.quantized
     bar = CLOSE_READING if first.close_alternatives else READING
-    others = [(pair.original, other) for other in first.alternatives]
+    others = ((pair.original, other) for other in first.alternatives)
     choice = choose_nearest((pair.original, first), others, bar, workspaces)
     if choice.number is None:
         return first

@@ -1,6 +1,6 @@
 """Errors between two weights on a sample of rows, and the choice among several readings by these errors."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from math import inf, isfinite, sqrt
@@ -67,15 +67,15 @@ class ChosenReading(NamedTuple):
 
 def choose_nearest(
     first: tuple[Weight, Weight],
-    others: Sequence[tuple[Weight, Weight]],
+    others: Iterable[tuple[Weight, Weight]],
     bar: ReadingThreshold,
     workspaces: "Workspaces",
 ) -> ChosenReading:
-    """Choose among several (original, quantized) pairs by their errors on a few rows."""
+    """Choose among several (original, quantized) pairs by their errors on a few rows; only a bad first needs others."""
     error = relative_error(*first, workspaces)
-    if error <= bar.tried_above or not others:
+    errors = [] if error <= bar.tried_above else [relative_error(*other, workspaces) for other in others]
+    if not errors:
         return ChosenReading(None, error, error)
-    errors = [relative_error(*other, workspaces) for other in others]
     least = min(errors)
     return ChosenReading(errors.index(least) if bar.is_met(error, least) else None, error, least)
 
