@@ -71,7 +71,6 @@ from quanterr.formats.base import (
     Values,
     Weight,
     expand_templates,
-    names_for,
     private_name,
 )
 from quanterr.formats.shared.comfy_labels import refuse_by_name
@@ -84,13 +83,13 @@ __all__ = [
     "Format",
     "Hints",
     "Parts",
+    "StoredParts",
     "Values",
     "Weight",
     "anchored_weight",
     "explain_unsupported",
     "find_rows",
     "is_auxiliary",
-    "part_names",
     "recognize",
 ]
 
@@ -231,9 +230,26 @@ def _is_stored(part: PartSpec, weight: str, entries: Mapping[str, Entry]) -> boo
     return part.optional or any(name in entries for name in part.candidates(weight))
 
 
-def part_names(weight: str, codes: Entry) -> set[str]:
-    """Return the names that the other parts of a weight with these codes may have."""
-    return set(names_for(weight, _find_part_templates(_name_template(weight, codes.name), codes.dtype)))
+class StoredParts:
+    """The tensors of a checkpoint, in which the parts of a weight are found by name."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        """Note how names end, as most endings that formats know do not occur."""
+        self.entries = entries
+        self._words = {name.rpartition(".")[2] for name in entries}
+        self._templates: dict[tuple[str, str], list[str]] = {}  # of parts, by template and dtype of the codes
+
+    def find(self, weight: str, codes: Entry) -> dict[str, Entry]:
+        """Return the other parts that a weight with these codes may have, by the templates of their names."""
+        kind = _name_template(weight, codes.name), codes.dtype
+        if kind not in self._templates:
+            self._templates[kind] = [name for name in _find_part_templates(*kind) if self._may_occur(name)]
+        names = expand_templates(weight, self._templates[kind])
+        return {template: self.entries[name] for template, name in names.items() if name in self.entries}
+
+    def _may_occur(self, template: str) -> bool:
+        _, dot, last = template.partition("}")[2].rpartition(".")
+        return last in self._words if dot else any(word.endswith(last) for word in self._words)
 
 
 @cache
@@ -277,22 +293,20 @@ def _find_complete_formats(template: str, dtype: str, stored: frozenset[str]) ->
 
 
 def recognize(
-    name: str, codes: Entry, entries: Mapping[str, Entry], siblings: Iterable[Entry] = (), hints: Hints = NO_HINTS
+    name: str, codes: Entry, stored: StoredParts, siblings: Iterable[Entry] = (), hints: Hints = NO_HINTS
 ) -> Weight:
     """Return the weight ``name``, read by the first format that fits the stored tensors exactly.
 
-    ``codes`` holds the elements; ``entries`` is the whole checkpoint; ``siblings`` are the tensors that belong to this
+    ``codes`` holds the elements; ``stored`` is the whole checkpoint; ``siblings`` are the tensors that belong to this
     weight only: a sibling that no format uses is an error, never ignored.
 
     Raises:
         FormatMismatch: no format fits; says what was found, and what the nearest format lacks or leaves unused.
     """
     refuse_by_name(codes, hints)
-    siblings, template = list(siblings), _name_template(name, codes.name)
-    candidates = expand_templates(name, _find_part_templates(template, codes.dtype))
-    stored = {key: entries[candidate] for key, candidate in candidates.items() if candidate in entries}
-    fit = partial(_fit_first, Parts(name, stored, hints, entries), codes, siblings)
-    weight, _ = fit(_find_complete_formats(template, codes.dtype, frozenset(stored)))
+    siblings, template, parts = list(siblings), _name_template(name, codes.name), stored.find(name, codes)
+    fit = partial(_fit_first, Parts(name, parts, hints, stored.entries), codes, siblings)
+    weight, _ = fit(_find_complete_formats(template, codes.dtype, frozenset(parts)))
     if weight is not None:
         return weight
     _, reason = fit(_matching_formats(template, codes.dtype))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.labels import read_labels
 from quanterr.errors import FormatMismatch
-from quanterr.formats import CODE_DTYPES, Hints, Weight, anchored_weight, part_names, recognize
+from quanterr.formats import CODE_DTYPES, Hints, StoredParts, Weight, anchored_weight, recognize
 from quanterr.formats.shared.scale_grid import CONFIG, find_common_block
 from quanterr.pairing.transforms import Transforms
 from quanterr.util.text import display
@@ -33,6 +33,7 @@ class CheckpointSide:
             **dict.fromkeys(sorted(self.transforms.consumed), "the matrix of a transform"),
         }
         self.entries: Mapping[str, Entry] = checkpoint.entries
+        self._stored = StoredParts(checkpoint.entries)
         self.part_of: dict[str, str] = {}  # name of a known part → its weight
         self.codes = self._find_anchored()  # weight → the entry that holds its elements
         self.siblings: dict[str, list[Entry]] = {}  # weight → its parts
@@ -59,10 +60,10 @@ class CheckpointSide:
         """Find the known parts of weights that hold codes, and evidence that this checkpoint uses scales."""
         scaled: list[tuple[Entry, Entry]] = []
         for name, entry in [*self.codes.items(), *self.entries.items()]:
-            parts = part_names(name, entry) & self.entries.keys()
+            parts = {part.name: part for part in self._stored.find(name, entry).values()}
             self.part_of |= dict.fromkeys(parts, name)
             if entry.dtype in CODE_DTYPES:
-                scaled += [(entry, self.entries[part]) for part in parts]
+                scaled += [(entry, part) for part in parts.values()]
                 if parts and not self.expects_scale:
                     self.expects_scale = f"another weight of this checkpoint has one ({min(parts)})"
                 elif (scale := name.removesuffix("weight") + "input_scale") in self.entries and not self.expects_scale:
@@ -120,7 +121,7 @@ class CheckpointSide:
         hints = self._make_hints(weight, shape)
 
         def make() -> Weight:
-            return self.transforms.undo(recognize(weight, self.codes[weight], self.entries, siblings, hints))
+            return self.transforms.undo(recognize(weight, self.codes[weight], self._stored, siblings, hints))
 
         return self.memoize(key, make)
 

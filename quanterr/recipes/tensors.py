@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import UsageError
-from quanterr.formats import Hints, Weight, recognize
+from quanterr.formats import Hints, StoredParts, Weight, recognize
 from quanterr.recipes.base import FLOATS, Recipe, Rows, Source
 from quanterr.recipes.names import parse_recipe
 from quanterr.recipes.quantized_file import QuantizedFile
@@ -163,13 +163,12 @@ def _make_file(tensor: Tensor, recipe: Recipe, stretch: float = 1.0, importance:
 
 def read_weight(file: QuantizedFile) -> Weight:
     """Return the weight that a reader makes of a recipe's stored tensors."""
-    entries = {entry.name: entry for entry in file.entries}
     config = file.recipe.scheme.config
     edges: Any = config.get("weight_block_size")
     blocks = (((edges[0], edges[1]), file.recipe.name),) if edges else ()
     hints = Hints(blocks=blocks, shape=(file.source.rows, file.source.cols), config=config)
     codes, *others = file.entries
-    return recognize(file.weight, codes, entries, others, hints)
+    return recognize(file.weight, codes, StoredParts({entry.name: entry for entry in file.entries}), others, hints)
 
 
 def _dequantize(file: QuantizedFile) -> Tensor:
