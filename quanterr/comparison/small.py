@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from quanterr.comparison.scale_sampling import add_losses, find_row_groups
-from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums, as_float
@@ -22,7 +21,7 @@ from quanterr.tensors.good_scales import ScaleGroups, are_measured_together, mea
 from quanterr.tensors.levels import Levels, Scaling, measure_rounding
 from quanterr.tensors.workspace import Workspace
 
-AT_ONCE = 16  # weights that are compared before any is finished
+AT_ONCE = 32  # weights that are compared before any is finished
 MOST_KEPT = 1 << 14  # elements up to which values are kept, to avoid another read
 ROOM = AT_ONCE * MOST_KEPT  # elements that are kept of each side
 LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
@@ -61,8 +60,7 @@ class _Kept:
     first: int = 0
     copies: Values | None = None
     groups: ScaleGroups | None = None  # None: the weight is examined on its own
-    unit: Tensor | None = None  # (1 or r, 1): factor of the codes of each row
-    scales: Tensor | None = None  # (scales,) float32, as stored
+    unit: Tensor | None = None  # (1 or r, 1) float32: the stored scale of each row
 
 
 class SmallWeights:
@@ -96,10 +94,8 @@ class SmallWeights:
         """Keep the scales of a pair's quantized side too, if it may be examined together with others."""
         weight, kept, (rows, cols) = pair.quantized, self._kept[id(pair)], pair.original.matrix
         kept.groups = find_row_groups(weight)
-        if kept.groups is not None and weight.unit is not None and weight.scale is not None:
+        if kept.groups is not None and weight.unit is not None:
             kept.unit = weight.unit(Chunk(0, rows, 0, cols), workspace).clone()
-            [scales] = iterate_scales(weight.scale, workspace)
-            kept.scales = scales.clone()
 
     def values(self, pair: Pair) -> Values | None:
         """Return both sides of a pair, (r, c) each; None if they are not kept."""
@@ -141,9 +137,8 @@ class SmallWeights:
     def _examine(self, kind: _Kind, alike: Sequence[ComparedPair], kept: Sequence[_Kept]) -> Iterable[Examined]:
         """Examine weights of one kind."""
         x, y = self._stack(kept, kind.matrix)
-        scales = ScaleStatistics.compute_each(torch.stack([one.scales for one in kept if one.scales is not None]))
-        rows = kind.matrix[0]
-        unit = torch.cat([one.unit.expand(rows, 1) for one in kept if one.unit is not None])
+        rows, units = kind.matrix[0], torch.stack([one.unit for one in kept if one.unit is not None])
+        scales, unit = ScaleStatistics.compute_each(units[:, :, 0]), units.expand(-1, rows, -1).reshape(-1, 1)
         return map(Examined, scales, _find_worst(x, y, alike, rows), self._sample(kind, alike, x, y, unit))
 
     def _stack(self, kept: Sequence[_Kept], shape: tuple[int, int]) -> Values:

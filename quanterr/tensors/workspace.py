@@ -80,7 +80,7 @@ class Workspace:
         self._lent: dict[str, Tensor] = {}
         self._hosts: dict[str, tuple[Tensor, memoryview]] = {}
         self.views: dict[Hashable, Any] = {}  # views of buffers; dropped when a buffer moves
-        self._held: dict[str, tuple[Entry, int, Tensor]] = {}
+        self._held: dict[str, tuple[Entry, Hashable, Tensor]] = {}
         self._shared = _shared
         self._in_use: dict[str, tuple[Entry, _Shared]] = {}
         self._copied: dict[str, torch.cuda.Event] = {}  # the last copy of each host buffer to the device
@@ -159,10 +159,10 @@ class Workspace:
         return self.read_cached(key, entry, 0, entry.shape)
 
     def read_cached(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
-        """Return the elements from index ``first`` on, like :meth:`read_whole`: for one expert of a stack."""
-        return self.cache(key, entry, first, lambda: self.read(key, entry, first, shape)).view(shape)
+        """Return the elements from index ``first`` on, like :meth:`read_whole`: for an expert, or a chunk."""
+        return self.cache(key, entry, (first, shape), lambda: self.read(key, entry, first, shape))
 
-    def cache(self, key: str, entry: Entry, number: int, make: Callable[[], Tensor]) -> Tensor:
+    def cache(self, key: str, entry: Entry, number: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return the result of ``make`` for piece ``number`` of an entry, cached under ``key``; never write to it.
 
         Made again only if ``key`` has held another piece or entry since.

@@ -93,7 +93,7 @@ class Grid:
         block_cols = self.block[1]
         first, last = self._grid_row(chunk.row), self._grid_row(chunk.stop_row - 1)
         left, right = chunk.col // block_cols, -(-chunk.stop_col // block_cols)
-        stored = workspace.read("scale", self.entry, first * self.cols, (last - first + 1, self.cols))
+        stored = workspace.read_cached("scale", self.entry, first * self.cols, (last - first + 1, self.cols))
         scale = to_float(self.entry, stored)
         if right - left < self.cols:
             scale = scale[:, left:right]
