@@ -6,6 +6,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from quanterr.comparison.attainable import SMALL
 from quanterr.formats import Weight
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.peaks import WINDOW, CellGrid, join_peaks, largest_share, select_conspicuous
@@ -23,8 +24,10 @@ def spans_rows(weight: Weight) -> bool:
 
 
 def make_cell_grid(weight: Weight) -> CellGrid | None:
-    """Return the grid of a weight's scale groups, as far as windows resolve it; None if all share a scale."""
+    """Return the grid of a weight's scale groups, as far as windows resolve it; None if nothing needs it."""
     if weight.levels is None or weight.encoding == "cast" or weight.rotated:
+        return None
+    if weight.n <= SMALL and not (weight.matrix_rows or weight.scale_steps):  # sampled completely, and without runs
         return None
     cols = weight.matrix[1]
     if weight.block_size is None:
