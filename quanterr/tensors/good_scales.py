@@ -128,6 +128,11 @@ def measure_losses(
     usual_sq = x_sq / 6 / 4 ** (levels.mantissa + 1)
     if bool(nothing.all()):
         return Losses(x_sq, usual_sq, usual_sq[None], none_sq, *of_groups)
+    if bool(nothing.any()):
+        some, (stored_sq, good_sq, worst_sq) = ~nothing[:, 0], (usual_sq.clone(), usual_sq[None].clone(), none_sq)
+        found = _measure_some(some, weights, levels, x, e, unit, groups)
+        stored_sq[some], good_sq[:, some], worst_sq[some] = found.stored_sq, found.good_sq, found.worst_sq
+        return Losses(x_sq, stored_sq, good_sq, worst_sq, *of_groups)
     if e is None:
         e = (levels.nearest(codes) - codes).mul_(unit)
     stored_sq = groups.sum(e.square())
@@ -155,10 +160,15 @@ def measure_losses(
         lost_sq = x_sq if shift is None else groups.sum((x - shift).square())
         stored_sq = torch.where(lost, lost_sq, stored_sq)
         good_sq = [torch.where(lost & (x_sq == 0), 0.0, one) for one in good_sq]
-    if bool(nothing.any()):
-        stored_sq, worst_sq = usual_sq.where(nothing, stored_sq), none_sq.where(nothing, worst_sq)
-        good_sq = [usual_sq.where(nothing, one) for one in good_sq]
     return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, *of_groups)
+
+
+def _measure_some(
+    some: Tensor, weights: int, levels: Levels, x: Tensor, e: Tensor | None, unit: Tensor, groups: ScaleGroups
+) -> Losses:
+    """Measure the losses of some of the weights: of those with the groups ``some``, (down,) bool."""
+    rows, n = some.repeat_interleave(groups.rows), int(some.sum()) * weights // len(some)
+    return measure_losses(levels, x[rows], None if e is None else e[rows], Scaling(unit[rows]), groups, weights=n)
 
 
 def are_measured_together(units: Tensor, weights: int) -> bool:
