@@ -160,7 +160,7 @@ class NativeSums:
             cast_max=run.cast_max,
         )
         if run.n:
-            bins = dict(zip(run.ranks, run.rank_bins, strict=True)) if run.n == n else None
+            bins = dict(zip(run.ranks[:], run.rank_bins[:], strict=True)) if run.n == n else None
             sums.histogram = Histogram(run.zero_errors, self._histogram[: run.n_bins].clone(), run.first_bin, bins)
         stored = memoryview(self._sums)
         for place, name in enumerate(SUMS):
@@ -175,10 +175,9 @@ def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:
     if sums.e_max:
         sums.worst = WorstPlace(sums.e_max, chunk.row + run.worst_row, chunk.col)
     sums.dead_rows = run.dead_rows if whole else 0
-    for place in range(run.n_kept):
-        energies = exact(run.kept_x_sq[place]), exact(run.kept_e_sq[place])
-        extremes = run.kept_e_max[place], whole, bool(run.kept_zeroed[place])
-        sums.rows[chunk.row + run.kept_rows[place]] = RowSums(*energies, *extremes)
+    kept = run.kept_rows, run.kept_x_sq, run.kept_e_sq, run.kept_e_max, run.kept_zeroed
+    for row, x_sq, e_sq, e_max, zeroed in zip(*(values[: run.n_kept] for values in kept), strict=True):
+        sums.rows[chunk.row + row] = RowSums(exact(x_sq), exact(e_sq), e_max, whole, bool(zeroed))
 
 
 def _make_value_side(values: Tensor, alive: list[Tensor]) -> SideStruct:
