@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite
 
-from quanterr.formats import Weight
 from quanterr.pairing.model import Alternative, Leftover, Pair, Pairing
 from quanterr.pairing.sampling import CLOSE_READING, READING, Workspaces, choose_nearest, on_cpu
 from quanterr.pairing.smoothing import undo_smoothing
@@ -29,7 +28,7 @@ def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
     with on_cpu() as workspaces:
         for pair in pairing.pairs:
             is_doubted = pair.quantized.alternatives and not pair.quantized.codes.file.is_certain
-            read = replace(pair, quantized=_choose_reading(pair, workspaces)) if is_doubted else pair
+            read = _choose_reading(pair, workspaces) if is_doubted else pair
             chosen = _choose_alternative(read, read.alternative, workspaces) if read.alternative else read
             if isinstance(chosen, Pair):
                 pairs.append(chosen)
@@ -39,14 +38,14 @@ def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
     return replace(pairing, pairs=pairs, leftovers=leftovers, folded=folded)
 
 
-def _choose_reading(pair: Pair, workspaces: Workspaces) -> Weight:
-    """Return the quantized weight in the reading that is nearest to the original."""
+def _choose_reading(pair: Pair, workspaces: Workspaces) -> Pair:
+    """Return the pair with the quantized weight in the reading that is nearest to the original."""
     first = pair.quantized
     bar = CLOSE_READING if first.close_alternatives else READING
     others = ((pair.original, other) for other in first.alternatives)
     choice = choose_nearest((pair.original, first), others, bar, workspaces)
     if choice.number is None:
-        return first
+        return pair
     best = first.alternatives[choice.number]
     as_first = f"{choice.first:.3g}" if isfinite(choice.first) else "not finite"
     description = (
@@ -54,8 +53,8 @@ def _choose_reading(pair: Pair, workspaces: Workspaces) -> Weight:
         f"{as_first} as label and shapes suggest ({first.evidence[0]})"
     )
     if first.undeclared:
-        return replace(best, evidence=(*best.evidence, description))
-    return replace(best, warnings=(*first.warnings, description))
+        return replace(pair, quantized=replace(best, evidence=(*best.evidence, description)))
+    return replace(pair, quantized=replace(best, warnings=(*first.warnings, description)))
 
 
 def _choose_alternative(pair: Pair, other: Alternative, workspaces: Workspaces) -> Pair | Sequence[Leftover]:

@@ -141,7 +141,7 @@ def _read_sample(original: Weight, quantized: Weight, workspaces: Workspaces) ->
     sides = tuple(zip((original, quantized), workspaces, strict=True))
     if 0 < original.n <= ELEMENTS:
         chunk, rows = _sample_at_once(*original.matrix)
-        x, y = (_read(side, chunk, workspace)[rows].double() for side, workspace in sides)
+        x, y = (_read(side, chunk, workspace).index_select(0, rows).double() for side, workspace in sides)
         yield x, y
         return
     for chunk in _sample(*original.matrix):
