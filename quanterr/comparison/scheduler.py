@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from quanterr.comparison.small import AT_ONCE, ComparedPair
+from quanterr.comparison.small import AT_ONCE, ENOUGH, ComparedPair
 from quanterr.comparison.tasks import Job
 from quanterr.comparison.worker import Worker
 from quanterr.errors import Interrupted, ResourceError, is_out_of_memory
@@ -197,11 +197,21 @@ class Scheduler:
         with self._lock:
             if self._stop.is_set() or self._ended.is_set():
                 return []
-            ranges = list(islice(self._small_ranges, max(AT_ONCE // self._most, 1))) if small_too else []
+            ranges = self._take_small() if small_too else []
             if not ranges:
                 ranges = list(islice(self._large_ranges, 1))
                 self._taken += 1
             return ranges
+
+    def _take_small(self) -> list[ChunkRange]:
+        """Return the next small weights: those that are compared before any is finished."""
+        ranges, n = [], 0
+        for chunk_range in islice(self._small_ranges, max(AT_ONCE // self._most, 1)):
+            ranges.append(chunk_range)
+            n += self._most * self._originals[chunk_range.number].n
+            if n >= ENOUGH:
+                break
+        return ranges
 
     def _work(self, small_too: bool) -> None:
         """Run one worker thread. Only one handles small weights: several would wait for the interpreter."""

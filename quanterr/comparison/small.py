@@ -21,9 +21,10 @@ from quanterr.tensors.good_scales import ScaleGroups, are_measured_together, mea
 from quanterr.tensors.levels import Levels, Scaling, measure_rounding
 from quanterr.tensors.workspace import Workspace
 
-AT_ONCE = 32  # weights that are compared before any is finished
+AT_ONCE = 64  # weights that are compared before any is finished, at most
+ENOUGH = 1 << 19  # elements of weights that are compared before any is finished: more do not fit the cache
 MOST_KEPT = 1 << 14  # elements up to which values are kept, to avoid another read
-ROOM = AT_ONCE * MOST_KEPT  # elements that are kept of each side
+ROOM = ENOUGH + MOST_KEPT  # elements that are kept of each side
 LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
 
 Values = tuple[Tensor, Tensor]  # x and y, (r, c) each
