@@ -246,8 +246,9 @@ class Scheduler:
         pairs, name = [job.pair for job in jobs], jobs[0].pair.name
         self.progress.name = name
         sums = self._retry_smaller(worker, name, lambda: worker.compare(pairs, self._fit_chunks(chunks, worker.size)))
-        share = sum(chunk.n for chunk in chunks) / max(self._originals[chunk_range.number].n, 1)
-        self.progress.done_bytes += int(share * self._nbytes[chunk_range.number])
+        number, first, stop = chunk_range
+        n, nbytes = max(self._count_chunks(number), 1), self._nbytes[number]
+        self.progress.done_bytes += nbytes * stop // n - nbytes * first // n
         return sums
 
     def _finish_all(self, worker: Worker, number: int, merged: Sequence[Sums]) -> None:
