@@ -94,8 +94,8 @@ def relative_error(original: Weight, quantized: Weight, workspaces: Workspaces) 
     """Return ||y - x|| / ||x|| over a few rows; infinity if a value is not finite, or x is zero and y is not."""
     signal = noise = 0.0
     for x, y in _read_sample(original, quantized, workspaces):
-        e = y - x
-        signal, noise = signal + float((x * x).sum()), noise + float((e * e).sum())
+        x, e = x.flatten(), (y - x).flatten()
+        signal, noise = signal + float(x.dot(x)), noise + float(e.dot(e))
     if not isfinite(noise) or not isfinite(signal):
         return inf
     if not signal:
