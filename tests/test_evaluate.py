@@ -14,8 +14,10 @@ from small_models import MODELS, auto_of, ids, quantized_by, saved, stored, with
 
 import quanterr
 from quanterr.errors import CheckpointError, Interrupted, UsageError
-from quanterr.evaluation import gram, states, study
+from quanterr.evaluation import floor, gram, states, study
+from quanterr.evaluation.batches import Batch
 from quanterr.evaluation.units import Unit
+from quanterr.evaluation.workload import CAUSAL
 from quanterr.gates import judge
 from quanterr.pairing.importance import read_importance
 
@@ -800,3 +802,11 @@ class TestMassiveActivations:
         assert "1 changed weight" in found.message
         assert found.evidence["spreads"][found.layer] > 1000
         assert "pass" == candidate.verdict
+
+
+@pytest.mark.parametrize(("context", "read"), [(16, 4), (300, 4), (512, 2), (4096, 2)])
+def test_the_floor_reads_chunks_until_they_have_a_thousand_tokens(context, read):
+    batches = [Batch(n, torch.zeros(1, context), None, context, n, n) for n in range(6)]
+    architecture = SimpleNamespace(workload=CAUSAL)
+
+    assert list(range(read)) == [n for n, batch in enumerate(batches) if floor._is_read(architecture, batch)]

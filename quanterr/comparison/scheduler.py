@@ -140,7 +140,7 @@ class Scheduler:
         """
         threads_before = torch.get_num_threads()
         if self._small:
-            keep_freed_memory(SCRATCH)
+            keep_freed_memory(SCRATCH, SCRATCH)
         _require_room(self.threads + 1)
         workers = [threading.Thread(target=self._work, args=[n == 0], daemon=True) for n in range(self.threads)]
         helper = threading.Thread(target=self._read_ahead if self._claim is None else int, daemon=True)

@@ -3,8 +3,8 @@
 Runtimes compute in bfloat16 or float16. The rounding of that alone changes outputs, and a candidate whose error is no
 larger cannot be distinguished from the original by the outputs of a runtime.
 
-The rounding is nearly the same everywhere, so that the first chunks of each text are enough; an encoder, which is
-small, reads all.
+The rounding is nearly the same everywhere, so that the first two to four chunks of each text are enough; an encoder,
+which is small, reads all.
 
 Of denoisers timesteps and scales of guidance stay exact: models of diffusers round them to 16 bits before they multiply
 them by 1000 (3.5 becomes 3504), which changes the output in the same way for both and is no noise. ComfyUI computes
@@ -35,7 +35,8 @@ from quanterr.util.text import display
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}  # of stored floats that runtimes compute in
 HALVES = frozenset(DTYPES.values())
 REFERENCES = (torch.float32, torch.float64)
-CHUNKS = 4  # of each text
+FEWEST, MOST = 2, 4  # chunks that are read of each text
+TOKENS = 1024  # no more chunks are read once there are as many
 
 
 class _Products(TorchFunctionMode):
@@ -164,7 +165,9 @@ class FloorRun:
 
 def _is_read(architecture: Architecture | Denoiser, batch: Batch) -> bool:
     """Return whether the floor reads a micro-batch: every call, every chunk of an encoder, the first of each text."""
-    return architecture.workload in (CALLS, ENCODER) or batch.in_text < CHUNKS
+    if architecture.workload in (CALLS, ENCODER) or batch.in_text < FEWEST:
+        return True
+    return batch.in_text < MOST and batch.in_text * batch.given.shape[1] < TOKENS
 
 
 def _own_dtype(sides: Sides) -> torch.dtype | None:

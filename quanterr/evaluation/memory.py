@@ -2,9 +2,10 @@
 
 from quanterr.util.platform import keep_freed_memory
 
-ACTIVATION = 16 << 20  # bytes; smaller freed blocks are kept for reuse
+ACTIVATION = 32 << 20  # bytes; smaller freed blocks are kept for reuse; the most that glibc takes
+ACTIVATIONS = 256 << 20  # bytes that are kept until a unit of the model is done
 
 
 def keep_memory_for_activations() -> None:
     """Make the allocator reuse freed memory in one heap: fresh pages cost a third of the time."""
-    keep_freed_memory(ACTIVATION)
+    keep_freed_memory(ACTIVATION, ACTIVATIONS)

@@ -179,12 +179,12 @@ def give_back_memory() -> None:
         trim(0)
 
 
-def keep_freed_memory(up_to: int) -> None:
-    """Make glibc keep freed blocks of up to ``up_to`` bytes for reuse, in one heap for all threads."""
+def keep_freed_memory(up_to: int, in_all: int) -> None:
+    """Make glibc keep freed blocks of up to ``up_to`` bytes, ``in_all`` at most, in one heap for all threads."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, up_to)
-        libc.mallopt(_M_TRIM_THRESHOLD, up_to)  # otherwise each block freed at the end of the heap goes back
+        libc.mallopt(_M_TRIM_THRESHOLD, in_all)  # of what is free at the end of the heap, more than this goes back
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
