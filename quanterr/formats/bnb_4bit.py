@@ -123,7 +123,7 @@ def fit(kind: str, parts: Parts) -> Weight:
         state.shape,
         _attach_decoder(parts, state, table),
         code_bits=4,
-        levels=nibbles(table.tolist()),
+        levels=nibbles(table.tolist()).scaled,
         block_size=(1, state.block),
         scale_steps=ScaleSteps(state.nested_block, of_largest=WIDEST_STEP) if absmax.dtype == "U8" else None,
         evidence=(f"quant_state: {kind} in blocks of {state.block}{nested_said}",),

@@ -114,4 +114,5 @@ def _make_e2m1() -> Codes:
     halves = [(low + high) / 2 for low, high in pairwise(values)]
     evens = [codes[n] % 2 == 0 for n in range(len(halves))]  # a tie goes to the lower neighbour if its code is even
     bounds = [half if even else next_below(half) for half, even in zip(halves, evens, strict=True)]
-    return make_floats(E2M1.highest, 1, 0, 3, Lookup(values, codes, bounds), one_zero=True)
+    by_torch = Lookup(values, codes, bounds)
+    return make_floats(E2M1.highest, by_torch, mantissa=1, least=0, sign=3, one_zero=True)

@@ -40,7 +40,7 @@ def _round_to_e4m3(x: Tensor) -> Tensor:
     return x.clamp_(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
-FP8 = CodeType(torch.float8_e4m3fn, "F8_E4M3", 448.0, make_floats(448.0, 3, -6, 7, _round_to_e4m3))
+FP8 = CodeType(torch.float8_e4m3fn, "F8_E4M3", 448.0, make_floats(448.0, _round_to_e4m3, mantissa=3, least=-6, sign=7))
 INT8 = CodeType(torch.int8, "I8", 127.0, make_integers(-127, 127))
 
 

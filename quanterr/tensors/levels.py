@@ -158,7 +158,7 @@ def _count_below(numbers: Tensor, counts: Codes) -> Tensor:
     bounds = counts.read[0]
     if numbers.device.type != "cpu" or len(bounds) > FEW:
         return torch.bucketize(numbers, bounds.to(numbers.device), out_int32=True)
-    return find_codes(numbers.reshape(1, -1), ONE, counts, numbers.numel()).view(numbers.shape).int()
+    return find_codes(numbers.reshape(1, -1), ONE, counts, max(numbers.numel(), 1)).view(numbers.shape).int()
 
 
 def uniform(bits: int) -> Levels:

@@ -43,7 +43,7 @@ def make_signed_bytes() -> Codes:
 
 
 def make_floats(
-    high: float, mantissa: int, least: int, sign: int, round_by_torch: Round, one_zero: bool = False
+    high: float, round_by_torch: Round, *, mantissa: int, least: int, sign: int, one_zero: bool = False
 ) -> Codes:
     """Return floats up to ``high``, ties to even, with bits of ``mantissa``, the sign in bit ``sign``.
 
