@@ -515,7 +515,7 @@ CODES = {
     "nf4": tables._make_codes("nf4"),
     "fp4": tables._make_codes("fp4"),
     "integers": rounding.make_integers(-8, 7, 8),
-    "truncated": rounding.make_truncated(15),
+    "truncated": rounding.make_truncated_integers(15),
     "away": rounding.make_signed_bytes(),
 }
 

@@ -75,9 +75,9 @@ def explain(name: str) -> str:
     if not found or name in {entry.name for entry in list_presets()}:  # some presets share a name with a format
         found += _find_texts(LATER, name)
     if not found:
-        from quanterr.recipes.names import find_listed  # imports torch
+        from quanterr.recipes.names import find_listed_recipe  # imports torch
 
-        listed = find_listed(name)  # int4_g32:asym is explained as int4_g128
+        listed = find_listed_recipe(name)  # int4_g32:asym is explained as int4_g128
         found = [] if listed is None else _find_texts(LATER, listed)
     if not found:
         raise UsageError(f"nothing to explain is named {display(name)}; {_suggest(name, list_names((*KINDS, *LATER)))}")

@@ -21,15 +21,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#if !defined(__clang__)
-#error "gcc for Windows misaligns vectors on the stack: use clang, or zig cc"
-#endif
-#else
+#if !defined(_WIN32)
 #include <unistd.h>
-#define EXPORT __attribute__((visibility("default")))
 #endif
+#include "shared.h"
 
 /* Assumptions about the machine and its compiler; on any other the kernel does not compile, with this message. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "checkpoints are little-endian, and read as they are");
@@ -55,23 +50,11 @@ _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shi
 #define SIDE_BY_SIDE 16 /* columns that are rotated together */
 #define BINS 0x7F80 /* of a histogram: one per finite nonnegative bfloat16 number */
 #define ROOM 32768  /* bins in a table of counts */
-#define MAGNITUDE 0x7FFFFFFF
 #define RELATIVE_OUTLIER 0.01 /* as in quanterr/metrics */
 #define LIMBS 68 /* 32-bit limbs of an exact sum of float64 numbers, in units of 2^-1074 */
 
-#if defined(__AVX512F__)
-#define WIDTH 16 /* lanes of a vector */
-#elif defined(__AVX2__)
-#define WIDTH 8
-#else
-#define WIDTH 4
-#endif
-#define INLINE static inline __attribute__((always_inline))
 #define APART static __attribute__((noinline)) /* keeps all registers for one loop */
 
-typedef float floats __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
-typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
 typedef int8_t eight_bytes __attribute__((vector_size(8)));
 typedef int32_t eight_ints __attribute__((vector_size(32)));
 typedef float eight_floats __attribute__((vector_size(32)));
@@ -152,7 +135,6 @@ typedef struct {
     uint16_t bins[SEGMENT];
 } State;
 
-INLINE float as_float(int32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
 INLINE double most(double a, double b) { return a > b ? a : b; }
 INLINE double least_of(double a, double b) { return a < b ? a : b; }
 INLINE int32_t as_bits(float f) { int32_t bits; memcpy(&bits, &f, 4); return bits; }

@@ -1,30 +1,10 @@
 /* Rounding of numbers to codes in units of their groups; tensors/rounding.py specifies it. C11, no dependency, no
  * Python. Every operation is float32's, element by element, so that all instruction sets round alike.
  */
-#include <stdint.h>
-#include <string.h>
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
-#define EXPORT __attribute__((visibility("default")))
-#endif
-#define INLINE static inline __attribute__((always_inline))
+#include "shared.h"
 
-#if defined(__AVX512F__)
-#define WIDTH 16 /* elements of a vector */
-#elif defined(__AVX2__)
-#define WIDTH 8
-#else
-#define WIDTH 4
-#endif
-#define MAGNITUDE 0x7FFFFFFF
-#define ROUNDER 12582912 /* 1.5 · 2^23: adding and subtracting it rounds small numbers to integers, ties to even */
-
-typedef float floats __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 typedef float fours __attribute__((vector_size(16)));
 typedef int32_t ints_of_four __attribute__((vector_size(16)));
-typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
 
 /* Every struct has its fields in the order of quanterr/native/__init__.py. */
 typedef struct {
@@ -59,7 +39,6 @@ INLINE floats clamp(floats v, float low, float high) { /* NaN stays */
     v = choose(v < low, (floats){0} + low, v);
     return choose(v > high, (floats){0} + high, v);
 }
-INLINE float as_float(int32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
 
 /* Returns the codes of the nearest small floats, ties to even. All bits but the sign of NaN are 1. */
 INLINE ints to_small_floats(floats v, const Codes *c) {
@@ -156,7 +135,7 @@ EXPORT void quanterr_find_largest(const float *x, int64_t n, int64_t k, float *f
             low = x[i] < low ? x[i] : low;
             high = x[i] > high ? x[i] : high;
         }
-        for (i = 0; high == -low && x[i] != high && x[i] != low;) i++;
+        for (i = 0; high == -low && i + 1 < k && x[i] != high && x[i] != low;) i++; /* NaN is neither */
         found[group] = high == -low ? x[i] : high > -low ? high : low;
     }
 }

@@ -3,27 +3,18 @@
  * A part is a few numbers that share a scale. PARTS of them are searched side by side, one in each lane, and sums run
  * over the elements of a part in order, so that neither the instruction set nor the number of parts changes a digit.
  */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
-#define EXPORT __attribute__((visibility("default")))
-#endif
-#define INLINE static inline __attribute__((always_inline))
+#include "shared.h"
 
 #define PARTS 16
 #define MOST_SEARCHED 64 /* elements of a part, at most */
 #define LEAST 1e-15f     /* a part whose elements are all smaller is zero */
 #define PASSES 5
-#define ROUNDER 12582912 /* 1.5 · 2^23: adding and subtracting it rounds small numbers to integers, ties to even */
 
 typedef float lanes __attribute__((vector_size(4 * PARTS)));
 typedef int32_t masks __attribute__((vector_size(4 * PARTS)));
 
 INLINE lanes choose(masks is, lanes yes, lanes no) { return (lanes)((is & (masks)yes) | (~is & (masks)no)); }
-INLINE lanes magnitude(lanes v) { return (lanes)((masks)v & 0x7FFFFFFF); }
+INLINE lanes magnitude(lanes v) { return (lanes)((masks)v & MAGNITUDE); }
 INLINE lanes round_clamped(lanes v, float low, float high) {
     v = choose(v < low, (lanes){0} + low, v); /* NaN stays */
     v = choose(v > high, (lanes){0} + high, v);

@@ -28,7 +28,7 @@ from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.recipes.base import Recipe, Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
 from quanterr.recipes.packing import pack_codes, pack_halves
 from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance
-from quanterr.tensors.rounding import find_codes, find_largest, make_signed_bytes, make_truncated
+from quanterr.tensors.rounding import find_codes, find_largest, make_signed_bytes, make_truncated_integers
 
 BLOCK = 32
 AWAY = make_signed_bytes()
@@ -98,7 +98,7 @@ def q8_0(x: Tensor) -> Tensor:
 def _quantize_signed(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
     """Return the scale of each block, and codes from 0 to 2 · half - 1."""
     d = find_largest(x) / -half
-    to, middle = make_truncated(2 * half - 1), torch.full_like(d, half + 0.5)
+    to, middle = make_truncated_integers(2 * half - 1), torch.full_like(d, half + 0.5)
     return d, find_codes(x, _invert(d), to, BLOCK, multiply=True, after=middle)
 
 
@@ -118,7 +118,7 @@ def _quantize_from_minimum(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Return scale and minimum of each block as stored, and codes from 0 to ``most``."""
     low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
     d = (high - low) / most
-    to, half = make_truncated(most), torch.full_like(d, 0.5)
+    to, half = make_truncated_integers(most), torch.full_like(d, 0.5)
     codes = find_codes(x, _invert(d), to, BLOCK, multiply=True, before=low, after=half)
     return torch.cat([_to_half_bytes(d), _to_half_bytes(low)], 1), codes
 

@@ -28,8 +28,8 @@ from quanterr.recipes.base import Scheme, Source, StoredTensor, explain_partial_
 from quanterr.recipes.lookup import Lookup, next_below
 from quanterr.recipes.packing import pack_pairs
 from quanterr.recipes.scaled import FP8
-from quanterr.tensors.levels import E2M1
-from quanterr.tensors.rounding import Codes, find_codes, make_floats
+from quanterr.tensors.levels import E2M1, make_float_codes
+from quanterr.tensors.rounding import Codes, find_codes
 
 MX, NV = 32, 16  # columns that share a scale
 EXPONENTS = {4: 2, 8: 8}  # by bits: exponent of the largest number of E2M1 or E4M3
@@ -115,4 +115,4 @@ def _make_e2m1() -> Codes:
     evens = [codes[n] % 2 == 0 for n in range(len(halves))]  # a tie goes to the lower neighbour if its code is even
     bounds = [half if even else next_below(half) for half, even in zip(halves, evens, strict=True)]
     by_torch = Lookup(values, codes, bounds)
-    return make_floats(E2M1.highest, by_torch, mantissa=1, least=0, sign=3, one_zero=True)
+    return make_float_codes(E2M1, by_torch, sign=3, one_zero=True)

@@ -67,7 +67,7 @@ def list_recipes() -> dict[str, str]:
     return dict(LISTING)
 
 
-def find_listed(name: str) -> str | None:
+def find_listed_recipe(name: str) -> str | None:
     """Return the listed recipe that describes one with other numbers or options; None if the name is no recipe."""
     try:
         base = parse_recipe(name).name.partition(":")[0]

@@ -20,7 +20,8 @@ from torch.nn.functional import pad
 
 from quanterr.recipes.base import Scheme, Source, StoredTensor
 from quanterr.recipes.calibration import Calibrator
-from quanterr.tensors.rounding import Codes, find_codes, make_floats, make_integers
+from quanterr.tensors.levels import E4M3, make_float_codes
+from quanterr.tensors.rounding import Codes, find_codes, make_integers
 
 
 class CodeType(NamedTuple):
@@ -37,10 +38,10 @@ class CodeType(NamedTuple):
 
 
 def _round_to_e4m3(x: Tensor) -> Tensor:
-    return x.clamp_(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    return x.clamp_(-E4M3.highest, E4M3.highest).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
-FP8 = CodeType(torch.float8_e4m3fn, "F8_E4M3", 448.0, make_floats(448.0, _round_to_e4m3, mantissa=3, least=-6, sign=7))
+FP8 = CodeType(torch.float8_e4m3fn, "F8_E4M3", E4M3.highest, make_float_codes(E4M3, _round_to_e4m3, sign=7))
 INT8 = CodeType(torch.int8, "I8", 127.0, make_integers(-127, 127))
 
 

@@ -29,7 +29,7 @@ from quanterr.formats.bnb_4bit import TABLES
 from quanterr.recipes.base import Scheme, Source, StoredTensor
 from quanterr.recipes.lookup import Lookup
 from quanterr.recipes.packing import pack_pairs
-from quanterr.tensors.rounding import Codes, find_codes, make_table
+from quanterr.tensors.rounding import Codes, find_codes, make_counts, make_table
 
 NESTED = 256  # blocks that share a scale of scales
 STATE = 256  # size in bytes
@@ -98,9 +98,7 @@ class TableScheme(Scheme):
         offset = measured.mean()
         rest = measured - offset
         scales = _find_largest(rest, NESTED)
-        table = make_dynamic_map()
-        scaled = _divide_by_largest(rest, scales, NESTED)
-        codes = torch.bucketize(scaled, (table[:-1] + table[1:]) / 2, out_int32=True).to(torch.uint8)
+        codes = _find_codes_of_blocks(rest, scales, NESTED, _make_nested_codes()).view(-1)
         nested = {
             "nested_blocksize": NESTED,
             "nested_dtype": "float32",
@@ -110,15 +108,10 @@ class TableScheme(Scheme):
 
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
         """Return the codes of the table's nearest numbers, two per byte."""
-        flat, to = x.reshape(1, -1), _make_codes(self.kind)
+        flat, to = x.reshape(-1), _make_codes(self.kind)
         block = first * x.shape[1] // self.block
-        largest = settled[-1][block : block + -(-flat.shape[1] // self.block)].view(1, -1)
-        whole = flat.shape[1] // self.block
-        inverse = 1.0 / largest[:, :whole].clamp(min=LEAST)
-        codes = find_codes(flat[:, : whole * self.block], inverse, to, self.block, multiply=True)
-        rest = flat[:, whole * self.block :]
-        if rest.numel():  # is divided
-            codes = torch.cat([codes, find_codes(rest, largest[:, -1:], to, rest.shape[1])], 1)
+        largest = settled[-1][block : block + -(-len(flat) // self.block)]
+        codes = _find_codes_of_blocks(flat, largest, self.block, to)
         if codes.shape[1] % 2:
             codes = torch.cat([codes, to.round(torch.zeros(1, 1))], 1)
         return pack_pairs(codes, low_first=False)
@@ -130,6 +123,12 @@ def _make_codes(kind: str) -> Codes:
     order = torch.argsort(table)
     bounds = (table[order[:-1]] + table[order[1:]]) / 2
     return make_table(order.tolist(), bounds, Lookup(table[order].tolist(), order.tolist(), bounds.tolist()))
+
+
+@cache
+def _make_nested_codes() -> Codes:
+    table = make_dynamic_map()
+    return make_counts((table[:-1] + table[1:]) / 2)
 
 
 @cache
@@ -152,10 +151,10 @@ def _find_largest(values: Tensor, block: int) -> Tensor:
     return torch.cat([found, rest.abs().amax().clamp(min=LEAST).view(1)]) if len(rest) else found
 
 
-def _divide_by_largest(values: Tensor, largest: Tensor, block: int) -> Tensor:
-    """Divide each block by its largest magnitude."""
+def _find_codes_of_blocks(values: Tensor, largest: Tensor, block: int, to: Codes) -> Tensor:
+    """Return the codes of values over the largest magnitudes of their blocks, (1, n); a partial last one is divided."""
     whole = len(values) // block * block
     inverse = 1.0 / largest[: whole // block].clamp(min=LEAST)
-    found = (values[:whole].view(-1, block) * inverse[:, None]).view(-1)
-    rest = values[whole:]
-    return (torch.cat([found, rest / largest[-1]]) if len(rest) else found).clamp_(-1, 1)
+    found = find_codes(values[None, :whole], inverse[None], to, block, multiply=True)
+    rest = values[None, whole:]
+    return torch.cat([found, find_codes(rest, largest[None, -1:], to, rest.shape[1])], 1) if rest.numel() else found

@@ -8,12 +8,14 @@ values of all other codes lie on the line through these two.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import log2
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from quanterr.tensors.rounding import Codes, find_codes, make_counts
+from quanterr.native import CodeKind, CodesStruct
+from quanterr.tensors.rounding import Codes, Round, find_codes, make_counts
 from quanterr.tensors.workspace import Workspace
 
 MANTISSA = 23  # mantissa bits of a float32
@@ -93,7 +95,7 @@ class Levels:
     def values(self, numbers: Tensor) -> Tensor:
         """Return the values of levels by number, float32."""
         if self.table:
-            return self._values.to(numbers.device).index_select(0, numbers.view(-1)).view(numbers.shape)
+            return self._values.to(numbers.device).index_select(0, numbers.reshape(-1)).view(numbers.shape)
         if not self.mantissa:
             return numbers
         size = numbers.abs()
@@ -159,6 +161,13 @@ def _count_below(numbers: Tensor, counts: Codes) -> Tensor:
     if numbers.device.type != "cpu" or len(bounds) > FEW:
         return torch.bucketize(numbers, bounds.to(numbers.device), out_int32=True)
     return find_codes(numbers.reshape(1, -1), ONE, counts, max(numbers.numel(), 1)).view(numbers.shape).int()
+
+
+def make_float_codes(levels: Levels, round_by_torch: Round, sign: int, one_zero: bool = False) -> Codes:
+    """Return the codes of small floats, ties to even, with the sign in bit ``sign``; ``one_zero``: zero has none."""
+    least = int(log2(levels.normal))  # exponent of the smallest normal number
+    size = {"low": levels.lowest, "high": levels.highest, "mantissa": levels.mantissa, "least": least}
+    return Codes(round_by_torch, CodesStruct(kind=CodeKind.FLOATS, sign=sign, one_zero=one_zero, **size))
 
 
 def uniform(bits: int) -> Levels:

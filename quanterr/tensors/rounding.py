@@ -27,7 +27,7 @@ def make_integers(low: int, high: int, first: int = 0) -> Codes:
     )
 
 
-def make_truncated(high: int) -> Codes:
+def make_truncated_integers(high: int) -> Codes:
     """Return integers from 0 to ``high``; the rest of a number is dropped."""
     return Codes(lambda x: x.clamp_(0, high).to(torch.uint8), CodesStruct(kind=CodeKind.TRUNCATED, low=0, high=high))
 
@@ -40,17 +40,6 @@ def make_signed_bytes() -> Codes:
         return (away + (2 * (x.abs() - away)).floor()).copysign(x).to(torch.int8).view(torch.uint8)
 
     return Codes(round_away, CodesStruct(kind=CodeKind.AWAY))
-
-
-def make_floats(
-    high: float, round_by_torch: Round, *, mantissa: int, least: int, sign: int, one_zero: bool = False
-) -> Codes:
-    """Return floats up to ``high``, ties to even, with bits of ``mantissa``, the sign in bit ``sign``.
-
-    ``least`` is the exponent of the smallest normal number; ``one_zero``: zero is stored without a sign.
-    """
-    size = {"low": -high, "high": high, "mantissa": mantissa, "least": least}
-    return Codes(round_by_torch, CodesStruct(kind=CodeKind.FLOATS, sign=sign, one_zero=one_zero, **size))
 
 
 def make_table(codes: Sequence[int], bounds: Tensor, round_by_torch: Round) -> Codes:

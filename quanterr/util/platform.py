@@ -184,7 +184,7 @@ def keep_freed_memory(up_to: int, in_all: int) -> None:
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, up_to)
-        libc.mallopt(_M_TRIM_THRESHOLD, in_all)  # of what is free at the end of the heap, more than this goes back
+        libc.mallopt(_M_TRIM_THRESHOLD, in_all)  # what is free at the end of the heap goes back once it is more
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
