@@ -73,6 +73,16 @@ def test_a_path_has_slashes_in_a_report():
     assert r"a\b.gguf" == platform.with_slashes(r"a\b.gguf", "/")
 
 
+@pytest.mark.parametrize(("vendor", "is_amd"), [("AuthenticAMD", True), ("GenuineIntel", False), (None, False)])
+def test_the_vendor_of_the_cpu_is_read_where_the_system_says_it(vendor, is_amd, monkeypatch, tmp_path):
+    path = tmp_path / "cpuinfo"
+    if vendor is not None:
+        path.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: 26\n")
+    monkeypatch.setattr(platform, "CPUS", path)
+
+    assert is_amd is platform.has_amd_cpu()
+
+
 class Windows:
     """ReadFile of the Windows API, as its documentation says, of a descriptor of this system."""
 

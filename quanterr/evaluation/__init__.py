@@ -11,6 +11,7 @@ lockstep.py   all sides, unit by unit, compared as they pass
 scores.py     perplexity, divergence, agreement
 states.py     errors of hidden states and of the outputs of weights
 floor.py      the original in its own dtype
+linear.py     products in float32, by the faster library
 swaps.py      one block or weight of a candidate in the original
 routers.py    the experts that both sides choose
 together.py   several processes for one evaluation
@@ -28,6 +29,7 @@ from typing import Unpack
 from quanterr.checkpoints import Checkpoint
 from quanterr.evaluation.beside_original import measure, measure_alone
 from quanterr.evaluation.beside_reference import measure_beside
+from quanterr.evaluation.linear import LinearLayers
 from quanterr.gates import PreparedRules, prepare
 from quanterr.keywords import accept_fields_of, list_given
 from quanterr.options import EvaluateKeywords, EvaluateOptions
@@ -71,10 +73,11 @@ def evaluate_candidates(
 ) -> Evaluation:
     """Evaluate candidates as :func:`evaluate`, by rules that were read before."""
     clock = Clock()
-    if chosen.reference is not None:
-        found = measure_beside(Path(chosen.reference), [original, *candidates], against, chosen, clock)
-    else:
-        found = measure(original, candidates, against, chosen, clock)
+    with LinearLayers(chosen.dtype):
+        if chosen.reference is not None:
+            found = measure_beside(Path(chosen.reference), [original, *candidates], against, chosen, clock)
+        else:
+            found = measure(original, candidates, against, chosen, clock)
     return rules.judge(found)
 
 
@@ -84,4 +87,6 @@ def study(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[Evalu
     ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name. Errors are those of
     :func:`evaluate`.
     """
-    measure_alone(original, EvaluateOptions(**options))
+    chosen = EvaluateOptions(**options)
+    with LinearLayers(chosen.dtype):
+        measure_alone(original, chosen)

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-EDGE = 384  # columns of a block: smaller products are slower
+from quanterr.evaluation.linear import multiply
+
+EDGE = 192  # columns of a block: smaller products are slower
 MOST = 1 << 24  # elements; larger products take too much memory
 
 
@@ -28,9 +30,9 @@ class Gram:
 
     def add(self, x: Tensor) -> None:
         """Add inputs, (n, columns)."""
-        x = at_least_float32(x)
+        columns = at_least_float32(x).t().contiguous()
         for first, block in zip(self._starts, self._blocks, strict=True):
-            block += x[:, first : first + len(block)].t() @ x[:, first:]
+            block += multiply(columns[first : first + len(block)], columns[first:])
 
     def energy(self, error: Tensor) -> float:
         """Return ‖X Eᵀ‖² of an error E, (outputs, columns), as Σ (E XᵀX) ∘ E."""
@@ -38,7 +40,7 @@ class Gram:
         for first, block in zip(self._starts, self._blocks, strict=True):
             n, both = len(block), block.to(error.dtype, copy=True)
             both[:, n:] *= 2  # each block above the diagonal counts twice
-            products = error[:, first : first + n] @ both
+            products = multiply(error[:, first : first + n], both.t())
             total += float(torch.linalg.vecdot(products, error[:, first:]).sum(dtype=torch.float64))
         return total
 

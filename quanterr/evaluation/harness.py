@@ -20,6 +20,7 @@ from typing import Protocol
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation.folder import model_folder
+from quanterr.evaluation.linear import LinearLayers
 from quanterr.evaluation.models import DTYPES, Architecture, read_config
 from quanterr.evaluation.rounding import DECLARED, check_schemes
 from quanterr.evaluation.sides import Candidate, Sides
@@ -71,7 +72,7 @@ class StreamedModel(_base()):  # type: ignore[misc]
             raise UsageError(f"dtype {dtype}: choose one of {', '.join(DTYPES)}")
         check_schemes(activations, kv)
         self._original, self._quantized = original, quantized
-        self._activations, self._kv = activations, kv
+        self._activations, self._kv, self._dtype = activations, kv, dtype
         with open_checkpoint(original) as checkpoint, model_folder(checkpoint) as folder:
             self._architecture = Architecture(read_config(folder), DTYPES[dtype], pick_device(device))
             self._tokenizer = tokenizer_of(folder)
@@ -107,7 +108,7 @@ class StreamedModel(_base()):  # type: ignore[misc]
         raise UsageError("a streamed model scores texts and does not generate: choose tasks of loglikelihood")
 
     def _scored(self, asked: Sequence[Scored]) -> list[Likelihood]:
-        with ExitStack() as stack:
+        with LinearLayers(self._dtype), ExitStack() as stack:
             sides = Sides(stack.enter_context(open_checkpoint(self._original)), self._architecture.device)
             if self._quantized is None:
                 return loglikelihoods(self._architecture, list(sides.weights), sides.get, asked)

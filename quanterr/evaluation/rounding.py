@@ -271,14 +271,12 @@ class RoundingMode(TorchFunctionMode):
                 if watched is not None:
                     if not values.is_floating_point():
                         break
-                    with torch._C.DisableTorchFunction():
-                        product = self._multiply(
-                            function, args, kwargs, values, watched, _ways(watched, weight, transposed)
-                        )
-                        if self._measures:
-                            noise = energy(product - function(*args, **kwargs))
-                            self._owner.noise[watched.parameter] = self._owner.noise.get(watched.parameter, 0.0) + noise
-                        return product
+                    ways = _ways(watched, weight, transposed)
+                    product = self._multiply(function, args, kwargs, values, watched, ways)
+                    if self._measures:
+                        noise = energy(product - function(*args, **kwargs))
+                        self._owner.noise[watched.parameter] = self._owner.noise.get(watched.parameter, 0.0) + noise
+                    return product
             else:
                 return self._look(function, args, function(*args, **kwargs))
         return function(*args, **kwargs)

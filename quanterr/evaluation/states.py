@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
 from quanterr.evaluation.gram import Gram, at_least_float32
+from quanterr.evaluation.linear import multiply
 from quanterr.evaluation.units import Unit
 
 SLAB = 1 << 22  # elements of an output whose error is computed at once
@@ -281,7 +282,7 @@ class OutputErrors(TorchFunctionMode):
             for use in uses:
                 for n, error in use.errors():
                     slabs = torch.split(x, max(SLAB // max(error.shape[1], 1), 1))
-                    use.product.noise[n] += fsum(energy(slab @ error) for slab in slabs)
+                    use.product.noise[n] += fsum(energy(multiply(slab, error.t())) for slab in slabs)
             return
         keys = tuple(use.key for use in uses)
         gram = self._gram.get(keys)

@@ -10,6 +10,7 @@ import os
 import threading
 from contextlib import suppress
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ except ModuleNotFoundError:  # Windows
     resource = None  # type: ignore[assignment]
 
 WINDOWS = os.name == "nt"
+CPUS = Path("/proc/cpuinfo")
 LIBRARY = ".dll" if WINDOWS else ".so"  # macOS loads libraries of any suffix
 
 # O_NONBLOCK: opening a FIFO does not block. O_BINARY: Windows would translate line ends.
@@ -160,6 +162,13 @@ def is_closed_pipe(error: OSError) -> bool:
 def usable_cores() -> int:
     """Return the number of CPU cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def has_amd_cpu() -> bool:
+    """Return whether the CPU is one of AMD; False where the system does not say."""
+    with suppress(OSError), CPUS.open(encoding="utf-8") as file:
+        return any("AuthenticAMD" in line for line in islice(file, 2))
+    return False
 
 
 def limit_of_memory() -> int | None:
