@@ -584,6 +584,18 @@ class TestRounding:
 
         assert torch.equal(*found)
 
+    @pytest.mark.parametrize("size", [1, 2, 16, 32, 45, 1000])
+    def test_magnitudes_are_the_largest_of_groups(self, choose, kernel, size):
+        x = normal(5, 333)
+        x[1, 1], x[2, 2], x[3, 3] = -torch.inf, torch.nan, -x.abs().max()
+        groups = [group.abs().amax() for group in x.view(-1).split(size)]
+        for choice in (None, kernel):
+            choose(choice)
+
+            torch.testing.assert_close(
+                rounding.find_magnitudes(x, size), torch.stack(groups), rtol=0, atol=0, equal_nan=True
+            )
+
 
 def words(declaration):
     """The names that a C declaration declares."""

@@ -16,6 +16,7 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.recipes import Source, list_recipes, parse_recipe, parse_recipes
+from quanterr.recipes.base import Piece
 from quanterr.recipes.blocks import BlockScheme
 from quanterr.recipes.matrices import open_rows
 from quanterr.recipes.quantized_file import PIECE, choose_weights, mix_recipes
@@ -140,7 +141,7 @@ def test_rows_are_measured_and_encoded_without_being_changed(name):
     """Other recipes have the same rows."""
     x = torch.randn(128, 256, generator=torch.Generator().manual_seed(1))
     rows, scheme, source = x.clone(), parse_recipe(name).scheme, Source(128, 256, "F32")
-    scheme.encode(rows, 0, scheme.settle(scheme.measure(rows, torch.ones(256)), source))
+    scheme.encode(rows, 0, scheme.settle(scheme.measure(Piece(rows), torch.ones(256)), source))
 
     assert torch.equal(x, rows)
 

@@ -227,6 +227,11 @@ class Kernel(NamedTuple):
         """
         self.library.quanterr_find_largest(ctypes.c_void_p(x), *map(ctypes.c_int64, shape), ctypes.c_void_p(found))
 
+    def find_magnitudes(self, x: int, n: int, size: int, found: int) -> None:
+        """Find the largest magnitude of each ``size`` of ``n`` numbers; tensors/rounding.py specifies it."""
+        sizes = map(ctypes.c_int64, (n, size))
+        self.library.quanterr_find_magnitudes(ctypes.c_void_p(x), *sizes, ctypes.c_void_p(found))
+
     def rotate(self, values: int, groups: int, size: int, unit: float, room: int) -> None:
         """Multiply groups of ``size`` float32 values by a ConvRot matrix and by ``unit``, in place.
 

@@ -111,6 +111,24 @@ EXPORT void quanterr_round(const Numbers *n, const Codes *c) {
     }
 }
 
+INLINE int32_t find_magnitude(const float *x, int64_t n) { /* of bits, which have the same order */
+    int32_t most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t bits;
+        memcpy(&bits, x + i, 4);
+        bits &= MAGNITUDE;
+        most = bits > most ? bits : most;
+    }
+    return most;
+}
+
+/* Finds the largest magnitude of each k of n numbers, of which the last k may be fewer; NaN is above infinity. */
+EXPORT void quanterr_find_magnitudes(const float *x, int64_t n, int64_t k, float *found) {
+    if (k == 16) /* without loops */
+        for (; n >= 16; n -= 16, x += 16) *found++ = as_float(find_magnitude(x, 16));
+    for (; n > 0; n -= k, x += k) *found++ = as_float(find_magnitude(x, n < k ? n : k));
+}
+
 INLINE fours lower(fours a, fours b) { return (fours)(((a < b) & (ints_of_four)a) | (~(a < b) & (ints_of_four)b)); }
 
 /* Finds the number with the largest magnitude of each of n groups of k, the first on a tie. */

@@ -6,12 +6,17 @@ in memory as a whole.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from quanterr.tensors.rounding import find_magnitudes
+
 FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # dtypes that can be quantized
+
+FINEST = 16  # the smallest usual group
 
 Rows = Callable[[int, int], Tensor]  # returns rows first:stop of a weight, (r, c) float32
 
@@ -22,6 +27,24 @@ class Source(NamedTuple):
     rows: int
     cols: int
     dtype: str  # one of FLOATS
+
+
+class Piece:
+    """Rows of a weight, and the largest magnitudes of its groups, which all recipes share."""
+
+    def __init__(self, rows: Tensor) -> None:
+        """Take rows, (r, c) float32."""
+        self.rows = rows
+
+    @cached_property
+    def _finest(self) -> Tensor:
+        return find_magnitudes(self.rows, FINEST)
+
+    def find_magnitudes(self, size: int) -> Tensor:
+        """Return the largest magnitude of each ``size`` elements, row by row: (n,); the last may be of fewer."""
+        if size % FINEST:
+            return find_magnitudes(self.rows, size)
+        return self._finest if size == FINEST else find_magnitudes(self._finest, size // FINEST)
 
 
 class StoredTensor(NamedTuple):
@@ -58,8 +81,8 @@ class Scheme(Protocol):
         """Return the number of rows that are measured and encoded together; pieces begin at its multiples."""
         return 1
 
-    def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
-        """Return the numbers that scales are derived from, for rows (r, c) float32; pieces are joined along axis 0.
+    def measure(self, piece: Piece, importance: Tensor | None = None) -> Tensor:
+        """Return the numbers that scales are derived from; those of pieces are joined along axis 0.
 
         ``importance`` of the columns, (c,) float32, is for calibrators that search.
         """

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.recipes.base import Recipe, Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
+from quanterr.recipes.base import Piece, Recipe, Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
 from quanterr.recipes.packing import pack_codes, pack_halves
 from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance
 from quanterr.tensors.rounding import find_codes, find_largest, make_signed_bytes, make_truncated_integers
@@ -60,9 +60,9 @@ class BlockScheme(Scheme):
         """List the blocks, which contain their scales."""
         return (StoredTensor("{weight}", self.dtype, (source.rows, source.cols)),)
 
-    def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
+    def measure(self, piece: Piece, importance: Tensor | None = None) -> Tensor:
         """Return the largest |x| of each row, only to find NaN and infinity: scales are in the blocks."""
-        return x.abs().amax(1)
+        return piece.find_magnitudes(piece.rows.shape[1])
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
         """Return no tensors: scales are in the blocks."""

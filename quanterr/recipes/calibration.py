@@ -34,6 +34,11 @@ class Calibrator:
     searches: bool = False
     averages: bool = False
 
+    @property
+    def takes_largest(self) -> bool:
+        """Whether the largest magnitude of a block is all that counts."""
+        return self.percentile == 100 and not self.searches
+
     def find_ends(
         self, blocks: Tensor, most: float, round_codes: RoundCodes, importance: Tensor | None = None
     ) -> Tensor:

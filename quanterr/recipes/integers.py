@@ -23,6 +23,7 @@ from torch import Tensor
 
 from quanterr.recipes.base import (
     FLOATS,
+    Piece,
     Scheme,
     Source,
     StoredTensor,
@@ -87,9 +88,12 @@ class IntegerScheme(Scheme):
     def _high(self) -> int:
         return (1 << self.bits - 1) - 1
 
-    def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
+    def measure(self, piece: Piece, importance: Tensor | None = None) -> Tensor:
         """Return the largest |x|, (r, groups), for symmetric codes; both ends, (r, groups, 2), for others."""
-        blocks = x.view(len(x), 1, -1, self.group or x.shape[1])
+        rows, cols = piece.rows.shape
+        if self.symmetric and self.calibrator.takes_largest:
+            return piece.find_magnitudes(self.group or cols).view(rows, -1)
+        blocks = piece.rows.view(rows, 1, -1, self.group or cols)
         if importance is not None:
             importance = importance.view(1, 1, *blocks.shape[2:])
         if self.symmetric:

@@ -24,7 +24,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from quanterr.recipes.base import Scheme, Source, StoredTensor, explain_partial_groups
+from quanterr.recipes.base import Piece, Scheme, Source, StoredTensor, explain_partial_groups
 from quanterr.recipes.lookup import Lookup, next_below
 from quanterr.recipes.packing import pack_pairs
 from quanterr.recipes.scaled import FP8
@@ -34,8 +34,9 @@ from quanterr.tensors.rounding import Codes, find_codes
 MX, NV = 32, 16  # columns that share a scale
 EXPONENTS = {4: 2, 8: 8}  # by bits: exponent of the largest number of E2M1 or E4M3
 ROUND_UP = 1 << 21  # added to the bits of a float32, it rounds mantissas from 1.75 on up
+MANTISSA = 23  # bits of a float32 below the exponent
+INFINITE = 255  # biased exponent of infinity, to which the largest float32 are rounded
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # E2M1 magnitudes by code; codes of negative numbers are 8 higher
-MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
 LEAST_SCALE = 0x20  # code of the E4M3 scale that replaces zero, 0.125
 
 
@@ -75,20 +76,21 @@ class MicroscaledScheme(Scheme):
             StoredTensor("{weight}_global_scale", "F32", (1,)),
         )
 
-    def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
+    def measure(self, piece: Piece, importance: Tensor | None = None) -> Tensor:
         """Return the largest |x| of each group."""
-        magnitudes = x.view(torch.int32) & MAGNITUDE  # as integers, whose maximum torch finds faster
-        return magnitudes.view(len(x), -1, self._group).amax(2).view(torch.float32)
+        return piece.find_magnitudes(self._group).view(len(piece.rows), -1)
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
         """Return the scales."""
         if not self.nv:
-            power = ((measured.view(torch.int32) + ROUND_UP) & (0x1FF << 23)).view(torch.float32)
-            exponents = 127 + power.log2().floor() - EXPONENTS[self.bits]
-            return (exponents.clamp_(0, 255).round_().to(torch.uint8),)
+            exponents = (measured.view(torch.int32) + ROUND_UP) >> MANTISSA  # biased by 127
+            found = (exponents - EXPONENTS[self.bits]).clamp_(min=0)
+            return (found.masked_fill_(exponents == INFINITE, INFINITE).to(torch.uint8),)
         most = measured.amax().clamp(min=torch.finfo(torch.float32).tiny)
         global_scale = (FP8.most * E2M1.highest / most).nan_to_num(nan=1.0, posinf=1.0, neginf=1.0)
-        codes = FP8.codes.round(global_scale * (measured / E2M1.highest))
+        codes = find_codes(
+            measured / E2M1.highest, global_scale.view(1, 1), FP8.codes, measured.shape[1], multiply=True
+        )
         return codes.masked_fill_(codes == 0, LEAST_SCALE).view(FP8.dtype), global_scale.view(1)
 
     def _find_units(self, first: int, rows: int, settled: tuple[Tensor, ...]) -> Tensor:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quanterr.recipes.base import FLOATS, Scheme, Source, StoredTensor, explain_partial_groups, find_extremes
+from quanterr.recipes.base import FLOATS, Piece, Scheme, Source, StoredTensor, explain_partial_groups, find_extremes
 from quanterr.recipes.packing import WORD, pack_words
 from quanterr.tensors.rounding import find_codes, make_integers
 
@@ -50,9 +50,9 @@ class AffineScheme(Scheme):
     def _most(self) -> int:
         return (1 << self.bits) - 1
 
-    def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
+    def measure(self, piece: Piece, importance: Tensor | None = None) -> Tensor:
         """Return both ends of each group, (r, groups, 2)."""
-        return torch.stack(find_extremes(x.view(len(x), -1, self.group)), 2)
+        return torch.stack(find_extremes(piece.rows.view(len(piece.rows), -1, self.group)), 2)
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
         """Return scales and biases as stored, then unrounded for ``encode``."""

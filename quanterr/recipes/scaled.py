@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from quanterr.recipes.base import Scheme, Source, StoredTensor
+from quanterr.recipes.base import Piece, Scheme, Source, StoredTensor
 from quanterr.recipes.calibration import Calibrator
 from quanterr.tensors.levels import E4M3, make_float_codes
 from quanterr.tensors.rounding import Codes, find_codes, make_integers
@@ -79,18 +79,21 @@ class ScaledScheme(Scheme):
     def _block_edges(self, source: Source) -> tuple[int, int]:
         return self.edges[0] or source.rows, self.edges[1] or source.cols
 
-    def _cut(self, x: Tensor) -> Tensor:
+    def _cut(self, x: Tensor, wide: int) -> Tensor:
         """Cut rows into blocks, (a, high, b, wide), padded with zeros."""
         rows, cols = x.shape
-        high, wide = self.edges[0] or rows, self.edges[1] or cols
+        high = self.edges[0] or rows
         a, b = -(-rows // high), -(-cols // wide)
         if (a * high, b * wide) != (rows, cols):
             x = pad(x, (0, b * wide - cols, 0, a * high - rows))
         return x.view(a, high, b, wide)
 
-    def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
+    def measure(self, piece: Piece, importance: Tensor | None = None) -> Tensor:
         """Return the calibrator's largest magnitude of each block, (a, b)."""
-        blocks = self._cut(x)
+        x, wide = piece.rows, self.edges[1] or piece.rows.shape[1]
+        if self.calibrator.takes_largest and wide > 1 and x.shape[1] % wide == 0:
+            return self._cut(piece.find_magnitudes(wide).view(len(x), -1), 1).amax((1, 3))
+        blocks = self._cut(x, wide)
         if importance is not None:
             _, _, b, wide = blocks.shape
             importance = pad(importance, (0, b * wide - len(importance))).view(1, 1, b, wide)

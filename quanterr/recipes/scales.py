@@ -3,13 +3,14 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from quanterr.errors import CheckpointError
-from quanterr.recipes.base import Recipe, Rows, Source
+from quanterr.recipes.base import Piece, Recipe, Rows, Source
 from quanterr.util.text import display
 
 MOST_KEPT = 4  # weights whose scales are cached
@@ -39,7 +40,7 @@ class _MeasuredPieces:
 
     def __init__(self, pieces: int) -> None:
         self._pieces, self._lock = pieces, threading.Lock()
-        self._all: Tensor | None = None  # all but the last piece, which may have fewer rows
+        self._all: Tensor | None = None  # with room for all pieces; the last may have fewer rows
         self._last: Tensor | None = None
 
     def add(self, number: int, measured: Tensor) -> None:
@@ -49,11 +50,17 @@ class _MeasuredPieces:
         n = len(measured)
         with self._lock:
             if self._all is None:
-                self._all = torch.empty(((self._pieces - 1) * n, *measured.shape[1:]), dtype=measured.dtype)
+                self._all = torch.empty((self._pieces * n, *measured.shape[1:]), dtype=measured.dtype)
         self._all[number * n : (number + 1) * n] = measured
 
     def join(self) -> Tensor:
-        return torch.cat([part for part in (self._all, self._last) if part is not None])
+        assert self._last is not None  # noqa: S101 - all pieces have been added
+        if self._all is None:
+            return self._last
+        first = len(self._all) // self._pieces * (self._pieces - 1)
+        whole = self._all[: first + len(self._last)]
+        whole[first:] = self._last
+        return whole
 
 
 class _WeightScales:
@@ -95,9 +102,9 @@ class _WeightScales:
             return self._next - 1
 
     def _measure(self, number: int) -> None:
-        x = self._rows(*self._pieces[number])
+        piece = Piece(self._rows(*self._pieces[number]))
         for file in self._files:
-            self._found[file].add(number, file.recipe.scheme.measure(x, file.importance))
+            self._found[file].add(number, file.recipe.scheme.measure(piece, file.importance))
         with self._lock:
             self._missing -= 1
             if not self._missing:
@@ -105,7 +112,8 @@ class _WeightScales:
 
     def _settle(self, file: QuantizedWeight) -> tuple[Tensor, ...]:
         measured = self._found[file].join()
-        if not bool(measured.isfinite().all()):
+        low, high = torch.aminmax(measured)  # either is NaN if any number is
+        if not isfinite(float(low)) or not isfinite(float(high)):
             raise CheckpointError(
                 f"{display(file.weight)}: holds NaN or infinity, which no recipe quantizes; -l '!{file.weight}' "
                 "leaves it out"

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from quanterr.formats.bnb_4bit import TABLES
-from quanterr.recipes.base import Scheme, Source, StoredTensor
+from quanterr.recipes.base import Piece, Scheme, Source, StoredTensor
 from quanterr.recipes.lookup import Lookup
 from quanterr.recipes.packing import pack_pairs
 from quanterr.tensors.rounding import Codes, find_codes, make_counts, make_table
@@ -87,9 +87,9 @@ class TableScheme(Scheme):
         text = json.dumps(fields | {"shape": [source.rows, source.cols]} | dict(nested))
         return torch.frombuffer(bytearray(text.encode().ljust(STATE)), dtype=torch.uint8)
 
-    def measure(self, x: Tensor, importance: Tensor | None = None) -> Tensor:
+    def measure(self, piece: Piece, importance: Tensor | None = None) -> Tensor:
         """Return the largest |x| of each block."""
-        return _find_largest(x.reshape(-1), self.block)
+        return _find_largest(piece, self.block)
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
         """Return absmax, or with :double its codes, scales and state; then absmax as measured, for ``encode``."""
@@ -97,7 +97,7 @@ class TableScheme(Scheme):
             return (measured,)
         offset = measured.mean()
         rest = measured - offset
-        scales = _find_largest(rest, NESTED)
+        scales = _find_largest(Piece(rest), NESTED)
         codes = _find_codes_of_blocks(rest, scales, NESTED, _make_nested_codes()).view(-1)
         nested = {
             "nested_blocksize": NESTED,
@@ -143,12 +143,10 @@ def make_dynamic_map() -> Tensor:
     return torch.tensor(sorted(found))
 
 
-def _find_largest(values: Tensor, block: int) -> Tensor:
+def _find_largest(values: Piece, block: int) -> Tensor:
     """Return the largest magnitude of each block; a partial last block never has zero."""
-    whole = len(values) // block * block
-    found = values[:whole].view(-1, block).abs().amax(1)
-    rest = values[whole:]
-    return torch.cat([found, rest.abs().amax().clamp(min=LEAST).view(1)]) if len(rest) else found
+    found = values.find_magnitudes(block)
+    return torch.cat([found[:-1], found[-1:].clamp(min=LEAST)]) if values.rows.numel() % block else found
 
 
 def _find_codes_of_blocks(values: Tensor, largest: Tensor, block: int, to: Codes) -> Tensor:

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from quanterr.native import CodeKind, CodesStruct, NumbersStruct, choose_kernel
 
+MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
+
 Round = Callable[[Tensor], Tensor]  # float32 numbers in units of a code, which may be overwritten → uint8 codes
 
 
@@ -110,3 +112,18 @@ def find_largest(x: Tensor) -> Tensor:
     x, found = x.float().contiguous(), torch.empty(len(x), 1)
     kernel.find_largest(x.data_ptr(), (x.shape[0], x.shape[1]), found.data_ptr())
     return found
+
+
+def find_magnitudes(x: Tensor, size: int) -> Tensor:
+    """Return the largest |x| of each ``size`` consecutive float32 numbers, (n,); NaN where there is one.
+
+    The last group may have fewer.
+    """
+    kernel, n = choose_kernel().kernel, x.numel()
+    if kernel is not None:
+        x, found = x.contiguous(), torch.empty(-(-n // size))
+        kernel.find_magnitudes(x.data_ptr(), n, size, found.data_ptr())
+        return found
+    bits = x.reshape(-1).view(torch.int32) & MAGNITUDE  # as integers, whose maximum torch finds faster
+    most, rest = bits[: n // size * size].view(-1, size).amax(1), bits[n // size * size :]
+    return (torch.cat([most, rest.amax().view(1)]) if len(rest) else most).view(torch.float32)
