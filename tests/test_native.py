@@ -35,6 +35,7 @@ from quanterr.formats.shared.code_tiles import TileLayout
 from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
+from quanterr.native import Packing
 from quanterr.pairing.side import CheckpointSide
 from quanterr.recipes import microscaled, scaled, searches, tables
 from quanterr.tensors import rounding
@@ -571,6 +572,25 @@ class TestRounding:
                 found.append(rounding.find_codes(x, units, CODES[name], group, **options))
 
             assert torch.equal(*found), name
+
+    @pytest.mark.parametrize("packing", Packing)
+    def test_codes_of_four_bits_are_packed(self, choose, kernel, packing):
+        x, units, to = 4 * normal(70, 32), torch.rand(70, 1) + 0.5, rounding.make_integers(-8, 7, 8)
+        choose(None)
+        codes = rounding.find_codes(x, units, to, 32)
+        first, second = (codes[:, :16], codes[:, 16:]) if packing == Packing.HALVES else (codes[:, ::2], codes[:, 1::2])
+        expected = first << 4 | second if packing == Packing.HIGH_FIRST else first | second << 4
+        for choice in (None, kernel):
+            choose(choice)
+            gapped = torch.zeros(70, 40, dtype=torch.uint8)  # rows that are not one behind the other
+            inside = gapped[:, 5 : 37 if packing == Packing.BYTES else 21]
+            found = rounding.find_codes(x, units, to, 32, packing=packing)
+            rounding.find_codes(x, units, to, 32, packing=packing, out=inside)
+
+            assert torch.equal(codes if packing == Packing.BYTES else expected, found)
+            assert torch.equal(found, inside)
+            assert not gapped[:, :5].any()
+            assert not gapped[:, 5 + inside.shape[1] :].any()
 
     @pytest.mark.parametrize("size", [1, 8, 32, 45])
     def test_the_largest_is_the_first_on_a_tie(self, choose, kernel, size):

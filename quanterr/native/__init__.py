@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 13
+VERSION = 14
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -168,8 +168,19 @@ class NumbersStruct(ctypes.Structure):
         ("after", ctypes.c_void_p),
         ("step", ctypes.c_int64),
         ("multiply", ctypes.c_int32),
+        ("packing", ctypes.c_int32),
         ("codes", ctypes.c_void_p),
+        ("row_bytes", ctypes.c_int64),
     )
+
+
+class Packing(IntEnum):
+    """An arrangement of codes in bytes; all but the first are for codes of 4 bits."""
+
+    BYTES = 0  # one by one
+    LOW_FIRST = 1  # two by two, the first in the low bits
+    HIGH_FIRST = 2
+    HALVES = 3  # of a group of 32: the first half in the low bits, the second in the high ones
 
 
 class CodeKind(IntEnum):

@@ -3,6 +3,8 @@
  */
 #include "shared.h"
 
+typedef uint16_t pairs __attribute__((vector_size(WIDTH)));
+typedef uint8_t packed_bytes __attribute__((vector_size(WIDTH / 2)));
 typedef float fours __attribute__((vector_size(16)));
 typedef int32_t ints_of_four __attribute__((vector_size(16)));
 
@@ -16,7 +18,9 @@ typedef struct {
     const float *after;   /* added after, or NULL */
     int64_t step;
     int32_t multiply;     /* units are multiplied by */
-    uint8_t *codes;       /* out: (rows, cols) */
+    int32_t packing;      /* of codes in bytes, one of the following */
+    uint8_t *codes;       /* out */
+    int64_t row_bytes;    /* from the codes of one row to the next */
 } Numbers;
 
 typedef struct {
@@ -32,6 +36,7 @@ typedef struct {
     int64_t n_bounds;
 } Codes;
 
+enum { BYTES, LOW_FIRST, HIGH_FIRST, HALVES }; /* native/__init__.py describes them */
 enum { INTEGERS, TRUNCATED, AWAY, FLOATS, TABLE }; /* INTEGERS: ties to even; AWAY: ties away from zero */
 
 INLINE floats choose(ints is, floats yes, floats no) { return (floats)((is & (ints)yes) | (~is & (ints)no)); }
@@ -69,34 +74,67 @@ INLINE ints find_codes(floats v, int kind, const Codes *c) {
     return code;
 }
 
-INLINE void round_vector(const float *x, size_t n, float before, float unit, float after, int multiply, int kind,
-                         const Codes *c, uint8_t *codes) {
+typedef struct { float before, unit, after; int multiply; } Step; /* of a group */
+
+INLINE bytes round_vector(const float *x, size_t n, Step step, int kind, const Codes *c) {
     floats v = {0};
     memcpy(&v, x, n * sizeof(float));
-    v -= before;
-    v = (multiply ? v * unit : v / unit) + after;
-    bytes found = __builtin_convertvector(find_codes(v, kind, c), bytes);
-    memcpy(codes, &found, n);
+    v -= step.before;
+    v = (step.multiply ? v * step.unit : v / step.unit) + step.after;
+    return __builtin_convertvector(find_codes(v, kind, c), bytes);
+}
+
+INLINE void store_codes(bytes found, size_t n, int packing, uint8_t *to) {
+    if (packing == BYTES) {
+        memcpy(to, &found, n);
+        return;
+    }
+    pairs two = (pairs)found;
+    two = packing == LOW_FIRST ? two | two >> 4 : two << 4 | two >> 8;
+    packed_bytes packed = __builtin_convertvector(two & 0xFF, packed_bytes);
+    memcpy(to, &packed, n / 2);
 }
 
 /* Rounds n elements that share a unit. */
-INLINE void round_group(const float *x, int64_t n, float before, float unit, float after, int multiply, int kind,
-                        const Codes *c, uint8_t *codes) {
+INLINE void round_group(const float *x, int64_t n, Step step, int packing, int kind, const Codes *c, uint8_t *codes) {
+    if (packing == HALVES) {
+        for (int64_t i = 0; i < n / 2; i += WIDTH) {
+            bytes low = round_vector(x + i, WIDTH, step, kind, c), high = round_vector(x + n / 2 + i, WIDTH, step, kind, c);
+            store_codes(low | high << 4, WIDTH, BYTES, codes + i);
+        }
+        return;
+    }
+    int per_byte = packing == BYTES ? 1 : 2;
     int64_t i = 0;
     for (; i + WIDTH <= n; i += WIDTH)
-        round_vector(x + i, WIDTH, before, unit, after, multiply, kind, c, codes + i);
-    if (i < n) round_vector(x + i, (size_t)(n - i), before, unit, after, multiply, kind, c, codes + i);
+        store_codes(round_vector(x + i, WIDTH, step, kind, c), WIDTH, packing, codes + i / per_byte);
+    if (i == n) return;
+    size_t rest = (size_t)(n - i);
+    store_codes(round_vector(x + i, rest, step, kind, c), rest, packing, codes + i / per_byte);
+}
+
+INLINE void round_rows(const Numbers *all, int packing, int kind, const Codes *c) {
+    int per_byte = packing == BYTES ? 1 : 2;
+    for (int64_t row = 0; row < all->rows; row++) {
+        const float *x = all->x + row * all->cols;
+        uint8_t *codes = all->codes + row * all->row_bytes;
+        int64_t at = row * all->step;
+        for (int64_t first = 0; first < all->cols; first += all->group, at++) {
+            int64_t n = all->cols - first < all->group ? all->cols - first : all->group;
+            float before = all->before ? all->before[at] : 0;
+            float after = all->after ? all->after[at] : -0.0f; /* adding 0 would lose the sign of -0 */
+            Step step = {before, all->units[at], after, all->multiply};
+            round_group(x + first, n, step, packing, kind, c, codes + first / per_byte);
+        }
+    }
 }
 
 INLINE void round_all(Numbers all, int kind, Codes c) { /* copies, which no code that is written can change */
-    for (int64_t row = 0; row < all.rows; row++) {
-        int64_t at = row * all.step, begin = row * all.cols, end = begin + all.cols;
-        for (int64_t first = begin; first < end; first += all.group, at++) {
-            int64_t n = end - first < all.group ? end - first : all.group;
-            float before = all.before ? all.before[at] : 0;
-            float after = all.after ? all.after[at] : -0.0f; /* adding 0 would lose the sign of -0 */
-            round_group(all.x + first, n, before, all.units[at], after, all.multiply, kind, &c, all.codes + first);
-        }
+    switch (all.packing) {
+        case BYTES: round_rows(&all, BYTES, kind, &c); break;
+        case LOW_FIRST: round_rows(&all, LOW_FIRST, kind, &c); break;
+        case HIGH_FIRST: round_rows(&all, HIGH_FIRST, kind, &c); break;
+        default: round_rows(&all, HALVES, kind, &c);
     }
 }
 

@@ -10,7 +10,6 @@ tables.py          NF4 and FP4 of bitsandbytes
 blocks.py          legacy types of ggml
 superblocks.py     K types of ggml
 searches.py        searches for the scales of ggml's types
-packing.py         packing of codes of a few bits
 lookup.py          nearest numbers of a small table, by torch
 calibration.py     calibrators: the numbers that scales are derived from
 matrices.py        stored weights as the matrices that recipes quantize; stacks of experts

@@ -25,10 +25,17 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.native import Packing
 from quanterr.recipes.base import Piece, Recipe, Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
-from quanterr.recipes.packing import pack_codes, pack_halves
 from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance
-from quanterr.tensors.rounding import find_codes, find_largest, make_signed_bytes, make_truncated_integers
+from quanterr.tensors.packing import pack_codes, pack_halves
+from quanterr.tensors.rounding import (
+    find_codes,
+    find_largest,
+    find_magnitudes,
+    make_signed_bytes,
+    make_truncated_integers,
+)
 
 BLOCK = 32
 AWAY = make_signed_bytes()
@@ -71,6 +78,8 @@ class BlockScheme(Scheme):
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
         """Return the blocks of rows."""
         blocks = x.reshape(-1, BLOCKS[self.dtype][0])
+        if self.dtype in LEGACY and (importance is None or not self.weighs):
+            return self.quantize(blocks).view(len(x), -1)
         if importance is None or not self.weighs:
             parts = [self.quantize(blocks[some]) for some in _cut(blocks)]
         else:
@@ -91,15 +100,23 @@ def _cut(blocks: Tensor) -> list[slice]:
 
 def q8_0(x: Tensor) -> Tensor:
     """Quantize to blocks of Q8_0, (n, 32) float32 to (n, 34) uint8."""
-    d = x.abs().amax(1, keepdim=True) / 127
-    return torch.cat([_to_half_bytes(d), find_codes(x, _invert(d), AWAY, BLOCK, multiply=True)], 1)
+    d = find_magnitudes(x, BLOCK)[:, None] / 127
+    blocks = _start_blocks("Q8_0", d)
+    find_codes(x, _invert(d), AWAY, BLOCK, multiply=True, out=blocks[:, 2:])
+    return blocks
 
 
-def _quantize_signed(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
-    """Return the scale of each block, and codes from 0 to 2 · half - 1."""
-    d = find_largest(x) / -half
+def _start_blocks(dtype: str, d: Tensor) -> Tensor:
+    """Return blocks, (n, bytes) uint8, that begin with the scales ``d``, (n, 1), as float16, and have no codes yet."""
+    blocks = torch.empty(len(d), BLOCKS[dtype][1], dtype=torch.uint8)
+    blocks.view(torch.float16)[:, :1] = d
+    return blocks
+
+
+def _find_signed_codes(x: Tensor, d: Tensor, half: int, packing: Packing, out: Tensor | None = None) -> Tensor:
+    """Return codes from 0 to 2 · half - 1 of blocks with the scales ``d``; ``packing`` and ``out`` as in find_codes."""
     to, middle = make_truncated_integers(2 * half - 1), torch.full_like(d, half + 0.5)
-    return d, find_codes(x, _invert(d), to, BLOCK, multiply=True, after=middle)
+    return find_codes(x, _invert(d), to, BLOCK, multiply=True, after=middle, packing=packing, out=out)
 
 
 def _search_scale(x: Tensor, weights: Tensor, half: int) -> tuple[Tensor, Tensor]:
@@ -125,7 +142,12 @@ def _quantize_from_minimum(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 def q4_0(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q4_0, (n, 32) float32 to (n, 18) uint8."""
-    d, codes = _quantize_signed(x, 8) if weights is None else _search_scale(x, weights, 8)
+    if weights is None:
+        d = find_largest(x) / -8
+        blocks = _start_blocks("Q4_0", d)
+        _find_signed_codes(x, d, 8, Packing.HALVES, blocks[:, 2:])
+        return blocks
+    d, codes = _search_scale(x, weights, 8)
     return torch.cat([_to_half_bytes(d), pack_halves(codes)], 1)
 
 
@@ -137,7 +159,11 @@ def q4_1(x: Tensor, weights: Tensor | None = None) -> Tensor:
 
 def q5_0(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q5_0, (n, 32) float32 to (n, 22) uint8."""
-    d, codes = _quantize_signed(x, 16) if weights is None else _search_scale(x, weights, 16)
+    if weights is None:
+        d = find_largest(x) / -16
+        codes = _find_signed_codes(x, d, 16, Packing.BYTES)
+    else:
+        d, codes = _search_scale(x, weights, 16)
     return torch.cat([_to_half_bytes(d), pack_codes(codes >> 4, 1), pack_halves(codes & 15)], 1)
 
 

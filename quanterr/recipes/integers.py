@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quanterr.native import Packing
 from quanterr.recipes.base import (
     FLOATS,
     Piece,
@@ -31,7 +32,7 @@ from quanterr.recipes.base import (
     find_extremes,
 )
 from quanterr.recipes.calibration import RATIOS, Calibrator, weigh_errors
-from quanterr.recipes.packing import WORD, pack_words
+from quanterr.tensors.packing import WORD, pack_words
 from quanterr.tensors.rounding import Codes, find_codes, make_integers
 
 
@@ -147,8 +148,10 @@ class IntegerScheme(Scheme):
         """Return the packed codes of rows."""
         rows, group = slice(first, first + len(x)), self.group or x.shape[1]
         zero = None if self.symmetric else settled[2][rows]
-        codes = find_codes(x, settled[0][rows].float(), self._codes, group, after=zero)
-        return pack_words(codes, self.bits)
+        in_pairs = self.bits == 4 and x.shape[1] * self.bits % WORD == 0
+        packing = Packing.LOW_FIRST if in_pairs else Packing.BYTES
+        codes = find_codes(x, settled[0][rows].float(), self._codes, group, after=zero, packing=packing)
+        return codes if in_pairs else pack_words(codes, self.bits)
 
 
 def _replace_zeros(scale: Tensor) -> Tensor:

@@ -24,9 +24,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from quanterr.native import Packing
 from quanterr.recipes.base import Piece, Scheme, Source, StoredTensor, explain_partial_groups
 from quanterr.recipes.lookup import Lookup, next_below
-from quanterr.recipes.packing import pack_pairs
 from quanterr.recipes.scaled import FP8
 from quanterr.tensors.levels import E2M1, make_float_codes
 from quanterr.tensors.rounding import Codes, find_codes
@@ -105,7 +105,7 @@ class MicroscaledScheme(Scheme):
         units = self._find_units(first, len(x), settled)
         if self.bits == 8:
             return find_codes(x, units, FP8.codes, self._group)
-        return pack_pairs(find_codes(x, units, _make_e2m1(), self._group))
+        return find_codes(x, units, _make_e2m1(), self._group, packing=Packing.LOW_FIRST)
 
 
 @cache

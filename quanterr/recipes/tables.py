@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from quanterr.formats.bnb_4bit import TABLES
+from quanterr.native import Packing
 from quanterr.recipes.base import Piece, Scheme, Source, StoredTensor
 from quanterr.recipes.lookup import Lookup
-from quanterr.recipes.packing import pack_pairs
+from quanterr.tensors.packing import pack_pairs
 from quanterr.tensors.rounding import Codes, find_codes, make_counts, make_table
 
 NESTED = 256  # blocks that share a scale of scales
@@ -111,6 +112,8 @@ class TableScheme(Scheme):
         flat, to = x.reshape(-1), _make_codes(self.kind)
         block = first * x.shape[1] // self.block
         largest = settled[-1][block : block + -(-len(flat) // self.block)]
+        if len(flat) % self.block == 0:
+            return _find_codes_of_blocks(flat, largest, self.block, to, Packing.HIGH_FIRST)
         codes = _find_codes_of_blocks(flat, largest, self.block, to)
         if codes.shape[1] % 2:
             codes = torch.cat([codes, to.round(torch.zeros(1, 1))], 1)
@@ -149,10 +152,15 @@ def _find_largest(values: Piece, block: int) -> Tensor:
     return torch.cat([found[:-1], found[-1:].clamp(min=LEAST)]) if values.rows.numel() % block else found
 
 
-def _find_codes_of_blocks(values: Tensor, largest: Tensor, block: int, to: Codes) -> Tensor:
-    """Return the codes of values over the largest magnitudes of their blocks, (1, n); a partial last one is divided."""
+def _find_codes_of_blocks(
+    values: Tensor, largest: Tensor, block: int, to: Codes, packing: Packing = Packing.BYTES
+) -> Tensor:
+    """Return the codes of values over the largest magnitudes of their blocks, (1, n); a partial last one is divided.
+
+    Only whole blocks are packed.
+    """
     whole = len(values) // block * block
     inverse = 1.0 / largest[: whole // block].clamp(min=LEAST)
-    found = find_codes(values[None, :whole], inverse[None], to, block, multiply=True)
+    found = find_codes(values[None, :whole], inverse[None], to, block, multiply=True, packing=packing)
     rest = values[None, whole:]
     return torch.cat([found, find_codes(rest, largest[None, -1:], to, rest.shape[1])], 1) if rest.numel() else found

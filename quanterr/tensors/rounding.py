@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.native import CodeKind, CodesStruct, NumbersStruct, choose_kernel
+from quanterr.native import CodeKind, CodesStruct, NumbersStruct, Packing, choose_kernel
+from quanterr.tensors.packing import pack_halves, pack_pairs
 
 MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
 
@@ -67,23 +68,34 @@ def find_codes(
     multiply: bool = False,
     before: Tensor | None = None,
     after: Tensor | None = None,
+    packing: Packing = Packing.BYTES,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Return the codes of (x - before) / units + after, (r, c) float32, as uint8 (r, c).
+    """Return the codes of (x - before) / units + after, (r, c) float32, as uint8 (r, c), or packed (r, c / 2).
 
     ``group`` columns share a unit; the last group of a row may have fewer. ``units``, ``before`` and ``after`` are
-    (1 or r, groups); ``multiply``: units are multiplied by.
+    (1 or r, groups); ``multiply``: units are multiplied by. ``out`` receives the codes; its rows may be apart.
     """
-    kernel = choose_kernel().kernel
-    if kernel is None or group == 1:
-        return _find_codes_in_torch(x, units, to, group, multiply, before, after)
-    shape = len(x) if len(units) > 1 else 1, -(-x.shape[1] // group)
-    x, found = x.float().contiguous(), torch.empty(x.shape, dtype=torch.uint8)
+    kernel, (rows, cols) = choose_kernel().kernel, x.shape
+    if kernel is None or group == 1 or (packing != Packing.BYTES and group % 2):
+        codes = _pack(_find_codes_in_torch(x, units, to, group, multiply, before, after), packing)
+        return codes if out is None else out.copy_(codes)
+    if out is None:
+        out = torch.empty(rows, cols if packing == Packing.BYTES else cols // 2, dtype=torch.uint8)
+    shape = rows if len(units) > 1 else 1, -(-cols // group)
+    x = x.float().contiguous()
     of_groups = [None if each is None else each.float().expand(shape).contiguous() for each in (units, before, after)]
     addresses = [0 if each is None else each.data_ptr() for each in of_groups]
     step = shape[1] if shape[0] > 1 else 0
-    numbers = NumbersStruct(x.data_ptr(), *x.shape, group, *addresses, step, multiply, found.data_ptr())
-    kernel.round(numbers, to.kernel)
-    return found
+    place = packing, out.data_ptr(), out.stride(0)
+    kernel.round(NumbersStruct(x.data_ptr(), rows, cols, group, *addresses, step, multiply, *place), to.kernel)
+    return out
+
+
+def _pack(codes: Tensor, packing: Packing) -> Tensor:
+    if packing == Packing.BYTES:
+        return codes
+    return pack_halves(codes) if packing == Packing.HALVES else pack_pairs(codes, packing == Packing.LOW_FIRST)
 
 
 def _find_codes_in_torch(
