@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quanterr.findings.codes import make_finding
 from quanterr.findings.layers import WeightSummary
-from quanterr.findings.samples import read_first_rows, use_one_thread
+from quanterr.findings.samples import read_first_rows
 from quanterr.pairing.sampling import on_cpu
 from quanterr.report.base import Finding
 from quanterr.roles import role_of
@@ -43,7 +43,7 @@ def find_outlier_columns(seen: Sequence[WeightSummary]) -> Iterator[Finding]:
     low = [one for one in seen if one.near and one.figures and _is_low(one, one.figures.snr_db)]
     low.sort(key=lambda one: one.figures.snr_db if one.figures else 0.0)
     usual = _find_usual_levels(seen) if low else {}
-    with use_one_thread(), on_cpu() as workspaces:
+    with on_cpu() as workspaces:
         for one in low[:MOST]:
             assert one.figures is not None  # noqa: S101 - others are not low
             by_row = one.pair.quantized.scale is not None and one.pair.quantized.scale.n > 1

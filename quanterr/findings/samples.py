@@ -4,7 +4,6 @@ Valid weights are never read again; of doubtful weights only the first rows, and
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from math import inf
 
 import torch
@@ -55,7 +54,7 @@ def diagnose(
     wrong = [item for item in matrices if item[0].pair.name in doubtful or item[1].gains]
     low = [item for item in matrices if item[0].pair.name not in doubtful and item[1].low and not item[1].gains]
     chosen = [*wrong[:MOST_WRONG], *low[:MOST_LOW]]
-    with use_one_thread(), on_cpu() as workspaces:
+    with on_cpu() as workspaces:
         for one, figures in sorted(chosen, key=lambda item: item[0].number):
             found = _find_swapped(one.pair, figures, pairs, workspaces) or _diagnose_weight(one, figures, workspaces)
             if found:
@@ -72,7 +71,7 @@ def find_rounded_originals(better: Sequence[Pair], same: Sequence[Pair]) -> Iter
         same: pairs that are identical.
     """
     coded = [p for p in same if p.quantized.has_codes and not p.original.has_codes and p.original.n >= VALUES**2]
-    with use_one_thread(), on_cpu() as workspaces:
+    with on_cpu() as workspaces:
         found = [pair.name for pair in (*better, *coded[:MOST_OTHERS]) if _is_varied(pair, workspaces[0])]
     if found:
         message = (
@@ -93,7 +92,7 @@ def report_lossless(coded: Sequence[Pair]) -> Finding:
         f"quantization lost nothing: {count(len(coded), 'weight')} stored quantized, each identical to the original: "
         f"{listed(names, 3)}"
     )
-    with use_one_thread(), on_cpu() as workspaces:
+    with on_cpu() as workspaces:
         ternary = all(_is_ternary(pair, workspaces[0]) for pair in coded[:MOST_OTHERS])
     if ternary:
         message += "; the original is ternary, binary or constant, like BitNet's weights, and codes hold that exactly"
@@ -115,7 +114,7 @@ def drop_harmless_zero_scales(found: Sequence[Finding], pairs: Mapping[str, Pair
     Whole weights are read to decide.
     """
     suspects = {one.layer for one in found if one.code == "scale_zero"}
-    with use_one_thread(), on_cpu() as workspaces:
+    with on_cpu() as workspaces:
         harmless = {
             name for name, pair in pairs.items() if name in suspects and not _loses_to_zero_scales(pair, workspaces)
         }
@@ -143,20 +142,9 @@ def _is_varied(pair: Pair, workspace: Workspace) -> bool:
     return len(torch.unique(_read_rows(pair.original, workspace, VALUES**2))) > VALUES
 
 
-@contextmanager
-def use_one_thread() -> Iterator[None]:
-    """Limit torch to one thread: samples are so small that several threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def one_factor_corrects(pair: Pair, figures: Figures) -> bool:
     """Return True if the rows of a sample agree on one factor that corrects them."""
-    with use_one_thread(), on_cpu() as workspaces:
+    with on_cpu() as workspaces:
         found = find_simplest_repair(read_sample(pair, workspaces), figures.bits)
     return found is not None and found[0] is ONE_FACTOR
 

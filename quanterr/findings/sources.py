@@ -27,7 +27,6 @@ from torch import Tensor
 from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import NOTED_DB
 from quanterr.findings.layers import WeightSummary
-from quanterr.findings.samples import use_one_thread
 from quanterr.formats.base import Weight
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
@@ -85,7 +84,7 @@ def check_sources(seen: Sequence[WeightSummary], named: bool) -> Iterator[Findin
     """
     off = [one for one in seen if _is_off(one)]
     read = off[:: max(-(-len(off) // MOST_READ), 1)]
-    with use_one_thread(), on_cpu() as workspaces:
+    with on_cpu() as workspaces:
         signs = {one.pair.name: find_signs(one.pair, workspaces, named) for one in read}
     if sum("rounding" in found for found in signs.values()) < MOST_AGREE * len(read):
         signs = {name: [sign for sign in found if sign != "rounding"] for name, found in signs.items()}

@@ -17,7 +17,7 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.factors import explain_factor
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.repairs import BETTER, Sample, measure_snr
-from quanterr.findings.samples import read_first_rows, read_sample, use_one_thread
+from quanterr.findings.samples import read_first_rows, read_sample
 from quanterr.findings.sums import UNRELATED
 from quanterr.metrics.sums import ratio
 from quanterr.pairing.model import Pair
@@ -64,7 +64,7 @@ def check_vectors(
     shifts: dict[str, _BiasShift] = {}
     weights = {pair.name: pair for pair in pairs if corrected}
     vectors = {canonicalize(pair.name): pair for pair in pairs if corrected and is_vector(pair)}
-    with use_one_thread(), on_cpu() as workspaces:
+    with on_cpu() as workspaces:
         for one in seen:
             beside = weights.get(one.pair.name.removesuffix("bias") + "weight")
             is_corrected = one.pair.name in corrected and one.copy == Copy.CHANGED and beside is not None
@@ -103,7 +103,7 @@ def classify_shifted_copy(one: WeightSummary) -> Copy | None:
     """Return the kind of copy that a norm is once its constant offset is undone; for other weights the known kind."""
     if not one.offset or one.copy is None:
         return one.copy
-    with use_one_thread(), on_cpu() as workspaces:
+    with on_cpu() as workspaces:
         x, y = (values.float() for values in read_sample(one.pair, workspaces))
     found = []
     for a, b in ((x + one.offset, y), (x, y - one.offset)):  # either side may have lost digits

@@ -85,9 +85,17 @@ PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15  # of a sample: number of places, and row
 
 @contextmanager
 def on_cpu() -> Iterator[Workspaces]:
-    """Open workspaces on the CPU for reading rows of two weights, in inference mode."""
-    with torch.inference_mode():
-        yield Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
+    """Open workspaces on the CPU for reading rows of two weights, in inference mode.
+
+    Torch is limited to one thread: samples are so small that several would only wait for each other.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            yield Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
+    finally:
+        torch.set_num_threads(before)
 
 
 def relative_error(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
