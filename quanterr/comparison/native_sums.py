@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from quanterr.metrics.peaks import WINDOW
 from quanterr.metrics.sums import RowSums, Sums, WorstPlace, exact
 from quanterr.native import ROOM, SUM_BYTES, SUMS, Kernel, RunStruct, SideStruct
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.decoder import Decoder, ElementType
+from quanterr.tensors.decoder import Decoder, ElementType, Order
 from quanterr.tensors.workspace import Workspace
 
 PRECISE = 1 << 12  # elements below which all sums are float64, as few roundings do not average out
@@ -33,21 +33,34 @@ class Operand(NamedTuple):
     dequantize: Dequantize
 
 
+class Task(NamedTuple):
+    """One chunk of a pair for the kernel, and the buffers that it needs."""
+
+    sides: tuple[SideStruct, SideStruct]
+    run: RunStruct
+    chunk: Chunk
+    cols: int  # of the whole weight
+    wanted: SumOptions
+    saturated: int  # codes at an end of their range, apart from those that the kernel counts
+    rows: Tensor | None  # (3, r) float64: x², e² and max |e|, for a stack of matrices
+    peaks: Tensor | None  # (2, r, windows) float32, for cells
+    alive: list[Tensor]  # further tensors that the kernel reads
+
+
 class NativeSums:
     """The compiled kernel with one thread's buffers."""
 
     def __init__(self, kernel: Kernel, outlier: float) -> None:
         """Allocate the tables of the kernel; |e| above ``outlier`` counts as an outlier."""
         self.kernel, self._outlier = kernel, outlier
-        self._workspace = Workspace(torch.device("cpu"))
         self._counts = torch.zeros((2, ROOM), dtype=torch.int32)
-        self._histogram = torch.empty(ROOM, dtype=torch.int64)
-        self._sums = ctypes.create_string_buffer(len(SUMS) * SUM_BYTES)
+        self._histograms = torch.empty(0, dtype=torch.int64)
+        self._sums = bytearray()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return self._workspace.nbytes + self._counts.nbytes + self._histogram.nbytes
+        return self._counts.nbytes + self._histograms.nbytes + len(self._sums)
 
     def sums(
         self,
@@ -67,31 +80,46 @@ class NativeSums:
             chunks = [Chunk(chunks[0].row, chunks[-1].stop_row, 0, weight.matrix[1])]
         total: Sums | None = None
         for chunk in chunks:
-            sums = self._sum_chunk(operands, direct, chunk, wanted, kept)
-            if sums is None:
+            found = self.compute([self._prepare(operands, direct, chunk, wanted, kept)])
+            if not found:
                 return None
             if total is None:
-                total = sums
+                total = found[0]
             else:
-                total.add(sums)
+                total.add(found[0])
         return total
 
     def sum_values(self, x: Tensor, y: Tensor, chunk: Chunk, matrix: tuple[int, int]) -> Sums | None:
         """Compute the sums of a chunk from its values x and y, (r, c); ``matrix`` is (rows, cols) of the weight."""
         alive: list[Tensor] = []
-        return self._add([_make_value_side(x, alive), _make_value_side(y, alive)], chunk, matrix, len(x))
+        sides = _make_value_side(x, alive), _make_value_side(y, alive)
+        found = self.compute([self._make_task(sides, chunk, matrix, len(x), SUMS_ALONE, 0, alive)])
+        return found[0] if found else None
 
-    def _sum_chunk(
+    def prepare_whole(
+        self, operands: tuple[Operand, Operand], wanted: SumOptions, keep: Callable[[], tuple[int, int]]
+    ) -> Task | None:
+        """Prepare a whole pair to be computed together with others; None unless the kernel reads both files itself.
+
+        ``keep`` returns the addresses that :meth:`sums` takes as ``kept``.
+        """
+        rows, cols = operands[0].weight.matrix
+        chunk = Chunk(0, rows, 0, cols)
+        direct = [find_decoder(operand.weight, [chunk]) for operand in operands]
+        if not all(one and one.order == Order.ROWS and one.codes.file.descriptor >= 0 for one in direct):
+            return None
+        return self._prepare(operands, direct, chunk, wanted, keep())
+
+    def _prepare(
         self,
         operands: tuple[Operand, Operand],
         direct: Sequence[Decoder | None],
         chunk: Chunk,
         wanted: SumOptions,
         kept: tuple[int, int] | None,
-    ) -> Sums | None:
-        weight = operands[0].weight
+    ) -> Task:
         at_once = count_rows_at_once(chunk, direct)
-        alive: list[Tensor] = []  # keeps the tensors that the kernel reads alive
+        alive: list[Tensor] = []
         sides, saturated = [], 0
         for place, (operand, decoder) in enumerate(zip(operands, direct, strict=True)):
             if decoder is None:
@@ -103,70 +131,90 @@ class NativeSums:
             if kept:
                 side.values = kept[place]
             sides.append(side)
-        sums = self._add(sides, chunk, weight.matrix, at_once, wanted)
-        if sums is None:
-            return None
-        sums.saturated = saturated + sides[1].saturated
-        return sums
+        x, y = sides
+        return self._make_task((x, y), chunk, operands[0].weight.matrix, at_once, wanted, saturated, alive)
 
-    def _add(
+    def _make_task(
         self,
-        sides: Sequence[SideStruct],
+        sides: tuple[SideStruct, SideStruct],
         chunk: Chunk,
         matrix: tuple[int, int],
         at_once: int,
-        wanted: SumOptions = SUMS_ALONE,
-    ) -> Sums | None:
+        wanted: SumOptions,
+        saturated: int,
+        alive: list[Tensor],
+    ) -> Task:
         r, c = chunk.shape
         run = RunStruct(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
         run.normal, run.ranks[:] = wanted.normal, find_ranks(chunk.n)
         if wanted.importance:
             importance = wanted.importance(chunk).float().contiguous()
             run.importance, run.importance_step = importance.data_ptr(), c if importance.shape[0] > 1 else 0
-        run.counts, run.histogram = self._counts.data_ptr(), self._histogram.data_ptr()
-        run.sums = ctypes.addressof(self._sums)
-        rows = self._workspace.buffer("rows", (3, r), torch.float64) if wanted.matrix_rows else None
+            alive.append(importance)
+        run.counts = self._counts.data_ptr()
+        rows = torch.empty((3, r), dtype=torch.float64) if wanted.matrix_rows else None
         if rows is not None:
             run.row_sums = rows.data_ptr()
         peaks = torch.zeros(2, r, -(-c // WINDOW)) if wanted.cells and c == matrix[1] else None
         if peaks is not None:
             run.peaks = peaks.data_ptr()
-        if not self.kernel.compare(sides[0], sides[1], run):
-            return None
-        sums = self._read_sums(run, chunk.n)
-        _add_rows(sums, run, chunk, matrix[1])
-        if rows is not None:
-            add_matrices(sums, [chunk], wanted.matrix_rows, rows)
-        if wanted.cells and peaks is not None:
-            sums.peaks = [wanted.cells.reduce(peaks, chunk.row)]
-        return sums
+        return Task(sides, run, chunk, matrix[1], wanted, saturated, rows, peaks, alive)
 
-    def _read_sums(self, run: RunStruct, n: int) -> Sums:
-        """Convert the kernel's results for ``n`` elements to Sums."""
-        sums = Sums(
-            elements=n,
-            n=run.n,
-            nonfinite_original=run.nonfinite_x,
-            nonfinite_quantized=run.nonfinite_y,
-            x_nonzero=run.n - run.x_zero,
-            zero_reference=run.zero_reference,
-            zeroed=run.y_zero - (run.x_zero - run.zero_reference),
-            outliers=run.outliers,
-            relative_outliers=run.relative_outliers,
-            e_max=run.e_max,
-            e_min=run.e_min,
-            relative_max=run.relative_max,
-            x_max=run.x_max,
-            cast_max=run.cast_max,
-        )
-        if run.n:
-            bins = dict(zip(run.ranks[:], run.rank_bins[:], strict=True)) if run.n == n else None
-            sums.histogram = Histogram(run.zero_errors, self._histogram[: run.n_bins].clone(), run.first_bin, bins)
-        stored = memoryview(self._sums)
-        for place, name in enumerate(SUMS):
-            limbs = stored[place * SUM_BYTES : (place + 1) * SUM_BYTES]
-            setattr(sums, name, int.from_bytes(limbs, "little", signed=True))
-        return sums
+    def compute(self, tasks: Sequence[Task]) -> list[Sums]:
+        """Compute the sums of each task, by one call of the kernel; empty if a file cannot be read to the end."""
+        n = len(tasks)
+        if self._histograms.numel() < n * ROOM:
+            self._histograms = torch.empty(n * ROOM, dtype=torch.int64)
+            self._sums = bytearray(n * len(SUMS) * SUM_BYTES)
+        x, y = ((SideStruct * n)(*side) for side in zip(*(task.sides for task in tasks), strict=True))
+        runs = (RunStruct * n)(*(task.run for task in tasks))
+        runs[0].histogram = self._histograms.data_ptr()
+        runs[0].sums = ctypes.addressof(ctypes.c_char.from_buffer(self._sums))
+        if not self.kernel.compare(x, y, runs):
+            return []
+        sizes = [run.n_bins for run in runs]
+        counts = torch.split(self._histograms[: sum(sizes)].clone(), sizes)
+        stored, step = memoryview(self._sums), len(SUMS) * SUM_BYTES
+        return [
+            _read_sums(task, run, side.saturated, own, stored[place * step : (place + 1) * step])
+            for place, (task, run, side, own) in enumerate(zip(tasks, runs, y, counts, strict=True))
+        ]
+
+
+def _read_sums(task: Task, run: RunStruct, saturated: int, counts: Tensor, stored: memoryview) -> Sums:
+    """Convert the kernel's results to Sums; ``stored`` has the sums and ``counts`` the histogram."""
+    starts = range(0, len(SUMS) * SUM_BYTES, SUM_BYTES)
+    totals: Any = {
+        name: int.from_bytes(stored[at : at + SUM_BYTES], "little", signed=True)
+        for name, at in zip(SUMS, starts, strict=True)
+    }
+    sums = Sums(
+        elements=task.chunk.n,
+        n=run.n,
+        nonfinite_original=run.nonfinite_x,
+        nonfinite_quantized=run.nonfinite_y,
+        x_nonzero=run.n - run.x_zero,
+        zero_reference=run.zero_reference,
+        zeroed=run.y_zero - (run.x_zero - run.zero_reference),
+        outliers=run.outliers,
+        relative_outliers=run.relative_outliers,
+        saturated=task.saturated + saturated,
+        **totals,
+        e_max=run.e_max,
+        e_min=run.e_min,
+        relative_max=run.relative_max,
+        x_max=run.x_max,
+        cast_max=run.cast_max,
+    )
+    if run.n:
+        bins = dict(zip(run.ranks, run.rank_bins, strict=True)) if run.n == task.chunk.n else None
+        sums.histogram = Histogram(run.zero_errors, counts, run.first_bin, bins)
+    _add_rows(sums, run, task.chunk, task.cols)
+    if task.rows is not None:
+        add_matrices(sums, [task.chunk], task.wanted.matrix_rows, task.rows)
+    if task.peaks is not None and task.wanted.cells:
+        sums.peaks = [task.wanted.cells.reduce(task.peaks, task.chunk.row)]
+    return sums
 
 
 def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:

@@ -228,7 +228,7 @@ class Scheduler:
             self._ended.set()
 
     def _do(self, worker: Worker, ranges: Sequence[ChunkRange]) -> None:
-        worker.forget()
+        worker.begin([job.pair for one in ranges for job in self._tasks[one.number]])
         compared = [(one.number, self._merge(one, self._compare(worker, one))) for one in ranges]
         worker.examine(
             ComparedPair(job.pair, sums)

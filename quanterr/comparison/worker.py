@@ -19,7 +19,7 @@ from quanterr.comparison.conspicuous import (
     spans_rows,
 )
 from quanterr.comparison.kernel import SumOptions, exact_sums, fast_sums
-from quanterr.comparison.native_sums import NativeSums, Operand
+from quanterr.comparison.native_sums import NativeSums, Operand, Task
 from quanterr.comparison.scale_sampling import ScaleSampler
 from quanterr.comparison.small import (
     MOST_KEPT,
@@ -87,10 +87,28 @@ class Worker:
         self._native = NativeSums(self._compiled, self.outlier) if self._compiled and on_cpu else None
         self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
         self._small = SmallWeights(self._kernel, self._samples)
+        self._known: dict[int, Sums] = {}  # by the pair's id
 
-    def forget(self) -> None:
-        """Drop the values of small weights; called before each few that are compared together."""
+    def begin(self, pairs: Iterable[Pair]) -> None:
+        """Forget earlier small weights, and compute the sums of those of ``pairs`` that the kernel reads itself."""
         self._small.forget()
+        self._known = {}
+        if self._native is None:
+            return
+        small = [pair for pair in pairs if pair.original.n <= MOST_KEPT]
+        tasks = {id(pair): task for pair in small if (task := self._prepare(self._native, pair))}
+        if tasks:
+            self._known = dict(zip(tasks, self._native.compute(list(tasks.values())), strict=False))
+
+    def _prepare(self, native: NativeSums, pair: Pair) -> Task | None:
+        """Prepare a small weight; None if it must be compared on its own."""
+        if pair.original.needs_float64 or pair.quantized.needs_float64 or not pair.original.n:
+            return None
+        operands = self._make_operands(pair, self._make_loader(pair.original), 0)
+        task = native.prepare_whole(operands, _make_options(pair), partial(self._small.keep, pair))
+        if task is not None:
+            self._small.keep_scales(pair, self._quantized[0])
+        return task
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a context with a new CUDA stream; an empty one on the CPU."""
@@ -142,6 +160,8 @@ class Worker:
     def _compare(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums:
         if not chunks:
             return Sums()
+        if id(pair) in self._known:
+            return self._known.pop(id(pair))
         if not pair.original.needs_float64 and not pair.quantized.needs_float64:
             sums = self._sum_natively(pair, chunks, load_original, place)
             if sums is not None:

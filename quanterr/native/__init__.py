@@ -217,10 +217,14 @@ class Kernel(NamedTuple):
     library: ctypes.CDLL
     instructions: str
 
-    def compare(self, original: SideStruct, quantized: SideStruct, run: RunStruct) -> bool:
-        """Carry out ``run`` without the interpreter lock; return False if a file could not be read to the end."""
-        sides = ctypes.byref(original), ctypes.byref(quantized)
-        return int(self.library.quanterr_compare(*sides, ctypes.byref(run))) == DONE
+    def compare(
+        self, x: "ctypes.Array[SideStruct]", y: "ctypes.Array[SideStruct]", runs: "ctypes.Array[RunStruct]"
+    ) -> bool:
+        """Carry out runs without the interpreter lock; return False if a file could not be read to the end.
+
+        Histograms and sums are written one behind the other, from those of the first run on.
+        """
+        return int(self.library.quanterr_compare(x, y, runs, ctypes.c_int64(len(runs)))) == DONE
 
     def decode(self, side: SideStruct, shape: tuple[int, int], rows_at_once: int) -> bool:
         """Decode (rows, cols) to ``side.values``; return False if a file could not be read."""

@@ -103,8 +103,8 @@ typedef struct {
     uint32_t *counts;          /* (2, ROOM), zero on entry and on return */
     double *row_sums;          /* out: (3, rows): x², e², max |e|; or NULL */
     float *peaks;              /* out: (2, rows, windows), zero on entry: max |x| and max |e|; or NULL */
-    int64_t *histogram;        /* out: room for ROOM counts */
-    uint32_t *sums;            /* out: (N_SUMS, LIMBS), two's complement in units of 2^-1074 */
+    int64_t *histogram;        /* out: room for ROOM counts; of the first run: for those of all runs */
+    uint32_t *sums;            /* out: (N_SUMS, LIMBS), two's complement in units of 2^-1074; of the first run: of all */
     int64_t first_bin, n_bins; /* out: bins in use, without bin 0 */
     int64_t zero_errors;       /* out: bin 0 */
     int64_t n, nonfinite_x, nonfinite_y, x_zero, y_zero, zero_reference, outliers, relative_outliers;
@@ -972,19 +972,12 @@ static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_c
     if (s->e_sq > 0 || run->rows == 1) keep_row(run, s, row); /* pieces of a row are joined later */
 }
 
-INLINE uint32_t used(const uint32_t *even, const uint32_t *odd) {
-    uint32_t any = 0;
-    for (int i = 0; i < 64; i++) any |= even[i] | odd[i];
-    return any;
-}
-
 /* Moves the counts of both tables into the histogram and zeroes the tables. */
 static void take_counts(Run *run) {
     uint32_t *even = run->counts, *odd = run->counts + ROOM;
-    int64_t last = bin_of((float)run->e_max), first = 1;
+    int64_t last = bin_of((float)run->e_max), first = last + 1;
     run->zero_errors = (int64_t)even[0] + odd[0];
-    while (first + 64 <= last && !used(even + first, odd + first)) first += 64;
-    while (first <= last && !(even[first] | odd[first])) first++;
+    for (int64_t left = run->n - run->zero_errors; left > 0 && first > 1; left -= (int64_t)even[first] + odd[first]) first--;
     run->first_bin = first;
     run->n_bins = last - first + 1;
     for (int64_t bin = first; bin <= last; bin++) run->histogram[bin - first] = (int64_t)even[bin] + odd[bin];
@@ -1023,7 +1016,7 @@ EXPORT int quanterr_decode(Side *side, int64_t all_rows, int64_t cols, int64_t r
     return DONE;
 }
 
-EXPORT int quanterr_compare(Side *x, Side *y, Run *run) {
+static int compare(Side *x, Side *y, Run *run) {
     State s;
     memset(&s, 0, sizeof s);
     begin_strip(&s);
@@ -1039,6 +1032,19 @@ EXPORT int quanterr_compare(Side *x, Side *y, Run *run) {
     take_counts(run);
     find_ranks(run);
     for (int i = 0; i < N_SUMS; i++) carry(s.limbs[i], run->sums + i * LIMBS);
+    return status;
+}
+
+/* Carries out n runs. Their histograms and sums are written one behind the other, from those of the first run on. */
+EXPORT int quanterr_compare(Side *x, Side *y, Run *runs, int64_t n) {
+    int status = DONE;
+    for (int64_t i = 0; i < n && status == DONE; i++) {
+        if (i) {
+            runs[i].histogram = runs[i - 1].histogram + runs[i - 1].n_bins;
+            runs[i].sums = runs[i - 1].sums + N_SUMS * LIMBS;
+        }
+        status = compare(x + i, y + i, runs + i);
+    }
     return status;
 }
 

@@ -67,7 +67,9 @@ def make_code_side(
         if side.file < 0:  # not a local file: pass the bytes
             side.stored = workspace.read_bytes("native", entry, first, (chunk.shape[0], row_bytes)).data_ptr()
         else:
-            side.stored = workspace.buffer("native", (at_once * row_bytes,), torch.uint8).data_ptr()
+            room = workspace.buffer("native", (at_once * row_bytes,), torch.uint8)
+            side.stored = room.data_ptr()
+            alive.append(room)  # another side may want a larger one
     else:
         _place_columns(side, decoder, chunk, workspace)
     if decoder.table is not None:
@@ -79,7 +81,7 @@ def make_code_side(
     for name in ("scale", "zero", "shift"):
         of_blocks = getattr(decoder, name)
         if of_blocks is not None:
-            factors = of_blocks(chunk, workspace).float().contiguous()
+            factors = of_blocks(chunk, workspace).to(torch.float32, copy=True).contiguous()  # of a reused buffer
             setattr(side, name, factors.data_ptr())
             setattr(side, f"{name}_step", factors.shape[1] if factors.shape[0] > 1 else 0)
             alive.append(factors)
