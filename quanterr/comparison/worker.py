@@ -95,7 +95,7 @@ class Worker:
         self._known = {}
         if self._native is None:
             return
-        small = [pair for pair in pairs if pair.original.n <= MOST_KEPT]
+        small = [pair for pair in pairs if pair.original.n <= min(MOST_KEPT, self.size)]
         tasks = {id(pair): task for pair in small if (task := self._prepare(self._native, pair))}
         if tasks:
             self._known = dict(zip(tasks, self._native.compute(list(tasks.values())), strict=False))
