@@ -222,7 +222,7 @@ def _suggest_names(path: Path) -> str:
     return f"; did you mean {', '.join(display(name) for name in near)}?" if near else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # frozen, it would take five times as long to make
 class Entry:
     """The header of a stored tensor: ``nbytes`` bytes at ``offset`` of ``file``, in C order, little endian.
 

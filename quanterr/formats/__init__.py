@@ -279,19 +279,6 @@ def _matching_formats(template: str, dtype: str) -> tuple[Format, ...]:
     return tuple(row for row in FORMATS if template in row.codes.names and dtype in row.codes.dtypes)
 
 
-@cache
-def _find_complete_formats(template: str, dtype: str, stored: frozenset[str]) -> tuple[Format, ...]:
-    """Return the formats of :func:`_matching_formats` whose required parts are all stored.
-
-    ``stored`` are the name templates of other parts that are stored.
-    """
-    return tuple(
-        format
-        for format in _matching_formats(template, dtype)
-        if all(part.optional or part is format.codes or stored & set(part.names) for part in format.needs.values())
-    )
-
-
 def recognize(
     name: str, codes: Entry, stored: StoredParts, siblings: Iterable[Entry] = (), hints: Hints = NO_HINTS
 ) -> Weight:
@@ -305,11 +292,12 @@ def recognize(
     """
     refuse_by_name(codes, hints)
     siblings, template, parts = list(siblings), _name_template(name, codes.name), stored.find(name, codes)
-    fit = partial(_fit_first, Parts(name, parts, hints, stored.entries), codes, siblings)
-    weight, _ = fit(_find_complete_formats(template, codes.dtype, frozenset(parts)))
+    fit = partial(_fit_first, Parts(name, {CODES: codes, **parts}, hints, stored.entries), siblings)
+    gathered = _gather_each(template, codes.dtype, frozenset([(part, entry.dtype) for part, entry in parts.items()]))
+    weight, _ = fit([one for one in gathered if one.problem is None])
     if weight is not None:
         return weight
-    _, reason = fit(_matching_formats(template, codes.dtype))
+    _, reason = fit(gathered)
     module = name.removesuffix(WEIGHT_SUFFIX) + "."
     explained = (
         explain_unsupported({entry.name.removeprefix(module): entry for entry in (codes, *siblings)}, hints.config)
@@ -322,31 +310,32 @@ def recognize(
 
 
 def _fit_first(
-    stored: Parts, codes: Entry, siblings: list[Entry], formats: Iterable[Format]
+    stored: Parts, siblings: list[Entry], gathered: "Iterable[_Gathered]"
 ) -> tuple[Weight | None, Callable[[], str]]:
     """Return the weight as the first format reads it that fits, or why the nearest of them does not.
 
     ``stored`` has the stored tensors by the templates of their names.
     """
     nearest, reason = (0, 0, False), partial(str)
-    gathered: dict[int, _Gathered] = {}
-    for format in formats:
-        key = id(format.needs)  # rows of one module share their needs
-        found = gathered[key] = gathered.get(key) or _gather(format, codes, stored.entries)
-        problem = found.problem and partial(found.problem.describe, stored.name, codes)
+    for format, templates, named, problem in gathered:
+        description = problem and partial(problem.describe, stored)
         if problem is None:
             try:
-                weight = format.fit(Parts(stored.name, found.parts, stored.hints, stored.checkpoint, format.name))
+                parts = {role: stored.entries[template] for role, template in templates.items()}
+                weight = format.fit(Parts(stored.name, parts, stored.hints, stored.checkpoint, format.name))
                 if weight is None:
                     continue
                 _refuse_unused(weight, siblings)
                 return weight, reason
             except FormatMismatch as mismatch:
-                problem = partial(str, str(mismatch))
-        near = len(found.parts), found.named, found.problem is None
+                description = partial(str, str(mismatch))
+        near = len(templates), named, problem is None
         if near >= nearest:  # on a tie the last wins: it needs the least
-            nearest, reason = near, problem
+            nearest, reason = near, description or reason
     return None, reason
+
+
+CODES = ""  # stands for the template of the codes' name
 
 
 class _Problem(NamedTuple):
@@ -354,37 +343,48 @@ class _Problem(NamedTuple):
 
     role: str
     part: PartSpec
-    stored: list[Entry]
+    templates: list[str]
 
-    def describe(self, name: str, codes: Entry) -> str:
-        """Describe the problem for the weight ``name``, whose elements ``codes`` holds."""
-        if len(self.stored) > 1:
-            return f"two tensors could be its {self.role}: {self.stored[0]} and {self.stored[1]}"
-        if self.stored:
-            return f"its {self.role} {self.stored[0]} should be one of {', '.join(sorted(self.part.dtypes))}"
-        looked_for = listed(self.part.candidates(name), 10)
+    def describe(self, stored: Parts) -> str:
+        """Describe the problem for a weight, whose tensors ``stored`` has by the templates of their names."""
+        found, codes = [stored.entries[template] for template in self.templates], stored.entries[CODES]
+        if len(found) > 1:
+            return f"two tensors could be its {self.role}: {found[0]} and {found[1]}"
+        if found:
+            return f"its {self.role} {found[0]} should be one of {', '.join(sorted(self.part.dtypes))}"
+        looked_for = listed(self.part.candidates(stored.name), 10)
         return f"its {self.role} is missing: {codes.dtype} codes, but none of {looked_for} is stored"
 
 
 class _Gathered(NamedTuple):
-    """Stored parts that match a format's needs, the number of needs found by name, and the last problem."""
+    """The stored parts that match a format's needs, the number of needs found by name, and the last problem."""
 
-    parts: dict[str, Entry]
+    format: Format
+    templates: dict[str, str]  # of names, by the part's role
     named: int
     problem: _Problem | None
 
 
-def _gather(format: Format, codes: Entry, stored: Mapping[str, Entry]) -> _Gathered:
-    """Gather the parts of a weight; ``stored`` maps templates of names to tensors."""
+@cache  # weights are of a few kinds
+def _gather_each(template: str, dtype: str, stored: frozenset[tuple[str, str]]) -> list[_Gathered]:
+    """Gather the parts of weights for each format whose codes may have that name template and dtype.
+
+    ``stored`` are the templates of the names of other stored tensors, with their dtypes.
+    """
+    return [_gather(format, {CODES: dtype, **dict(stored)}) for format in _matching_formats(template, dtype)]
+
+
+def _gather(format: Format, dtypes: Mapping[str, str]) -> _Gathered:
+    """Gather the parts of weights; ``dtypes`` maps the templates of names of stored tensors to dtypes."""
     found, named, problem, elements = {}, 0, None, format.codes
     for role, part in format.needs.items():
-        own = [codes] if part is elements else [stored[name] for name in part.names if name in stored]
+        own = [CODES] if part is elements else [name for name in part.names if name in dtypes]
         named += bool(own)
-        if len(own) == 1 and own[0].dtype in part.dtypes:
+        if len(own) == 1 and dtypes[own[0]] in part.dtypes:
             found[role] = own[0]
         elif own or not part.optional:
             problem = _Problem(role, part, own)
-    return _Gathered(found, named, problem)
+    return _Gathered(format, found, named, problem)
 
 
 def _refuse_unused(weight: Weight, siblings: list[Entry]) -> None:

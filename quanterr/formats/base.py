@@ -98,10 +98,16 @@ def names_for(weight: str, templates: Iterable[str]) -> list[str]:
 
 def expand_templates(weight: str, templates: Iterable[str]) -> dict[str, str]:
     """Map templates to the names that they give for the weight named ``weight``, without those that give none."""
-    module = weight.removesuffix(WEIGHT_SUFFIX)
-    stems = {"weight": weight, "private": private_name(weight)} | ({"module": module} if module != weight else {})
-    split = ((template, *_split_template(template)) for template in templates)
-    return {template: stems[stem] + ending for template, stem, ending in split if stem in stems}
+    found = {}
+    for template in templates:
+        stem, ending = _split_template(template)
+        if stem == "private":
+            found[template] = private_name(weight) + ending
+        elif stem == "weight":
+            found[template] = weight + ending
+        elif weight.endswith(WEIGHT_SUFFIX):
+            found[template] = weight.removesuffix(WEIGHT_SUFFIX) + ending
+    return found
 
 
 @cache
@@ -129,7 +135,7 @@ class Hints:
     metadata: Mapping[str, str] = field(default_factory=dict)  # __metadata__ of the safetensors files
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, like Weight
 class Parts:
     """The stored tensors of one weight by their role in the format, and hints about the weight."""
 
@@ -207,7 +213,7 @@ class Parts:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would take eight times as long to make
 class Weight:
     """A tensor of the model as one checkpoint stores it.
 

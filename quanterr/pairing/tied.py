@@ -71,8 +71,10 @@ class Ties:
 
 def _classify(name: str) -> str | None:
     """Return ``weight`` or ``bias`` for a tensor of the vocabulary, which may be tied; None for all others."""
+    if block_of(name) is not None:
+        return None
     path, kind = canonicalize(name)
     pattern = _BIASES if kind else _WEIGHTS
-    if not pattern.fullmatch(path) or block_of(name) is not None:
+    if not pattern.fullmatch(path):
         return None
     return "bias" if kind else "weight"

@@ -27,7 +27,7 @@ BITS: dict[ElementType, tuple[int, int]] = {
 } | {ElementType[name]: BLOCKS[name] for name in ElementType.__members__ if name in BLOCKS}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, like Weight
 class Decoder:
     """(value of the code - zero) · scale, or value · scale + shift, for codes in rows of ``cols`` elements.
 
