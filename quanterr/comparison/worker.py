@@ -47,6 +47,7 @@ MOST_ROWS = 2  # conspicuous rows whose scale blocks are inspected, at most
 STACK = 1 << 17  # elements of a sample processed at a time
 IN_BLOCKS = 1 << 16  # elements sampled in a row of blocks that span rows
 SAMPLED = 64  # bytes per place of a tensor that its fingerprint covers
+READ_WHOLE = 1 << 15  # bytes up to which a tensor is read whole for its fingerprint: three reads would cost more
 
 
 class _Group(NamedTuple):
@@ -498,8 +499,14 @@ def _compute_fingerprint(entries: Iterable[Entry]) -> str:
     crc = 0
     for entry in entries:
         n = min(SAMPLED, entry.nbytes)
-        for place in (0, (entry.nbytes - n) // 2, entry.nbytes - n):
-            crc = crc32(entry.file.read(entry.offset + place, n), crc)
+        places = 0, (entry.nbytes - n) // 2, entry.nbytes - n
+        if entry.nbytes <= READ_WHOLE:
+            stored = entry.read()
+            pieces = [stored[place : place + n] for place in places]
+        else:
+            pieces = [entry.file.read(entry.offset + place, n) for place in places]
+        for piece in pieces:
+            crc = crc32(piece, crc)
     return f"{crc:08x}"
 
 

@@ -158,7 +158,7 @@ class FindingCollector:
         repairs = list(diagnose([one for one in others if not one.nearest], doubtful, self._plan.pairs))
         vectors = list(check_vectors(others, self._folded, self._corrected, self._plan.pairs))
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
-        copies = [one._replace(copy=classify_shifted_copy(one)) for one in seen]
+        copies = [one._replace(copy=classify_shifted_copy(one)) if one.offset else one for one in seen]
         changed = check_unquantized(copies, self._same, self._explained, coded)
         broken = set().union(*(weights_of(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
         apart = broken | self._undone  # undone factors are only as exact as the codes show them

@@ -1,6 +1,6 @@
 """Findings from the scales and sums of one weight."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf, isfinite, sqrt
 
 from quanterr.findings.codes import make_finding
@@ -8,7 +8,7 @@ from quanterr.findings.excess import FINE_DB, underflows
 from quanterr.findings.figures import bits_of, level_of, norm_ratio, ratio_db, usual_of
 from quanterr.metrics import Measurement, cosine_similarity, snr_db
 from quanterr.metrics.attainable import level
-from quanterr.metrics.sums import Sums, as_float, worst_rows
+from quanterr.metrics.sums import RowSums, Sums, as_float, worst_rows
 from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.report.base import Finding
 from quanterr.util.text import count, display
@@ -217,13 +217,16 @@ def _check_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     rows, sums = pair.original.matrix[0], done.sums
     if rows < 2 or not sums.x_sq or not sums.e_sq or not pair.quantized.has_codes:
         return
-    strong = [(n, row) for n, row in worst_rows(sums.rows.items()) if row.x_sq * rows * WEAK > sums.x_sq]
-    dead = [n for n, row in strong if row.dead]
     bits = bits_of(pair)
     below, below_level = (ROW_DB_FEW, BELOW_LEVEL_FEW) if bits <= 4 else (ROW_DB, BELOW_LEVEL)
     if _rows_share_scales(pair, done):
         below = ROW_DB_SHARED
     limit = min(ratio_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - below_level)
+    worst = worst_rows(sums.rows.items())
+    if not any(row.zeroed for _, row in worst) and _is_above(worst, limit):
+        return
+    strong = [(n, row) for n, row in worst if row.x_sq * rows * WEAK > sums.x_sq]
+    dead = [n for n, row in strong if row.dead]
     bad = [n for n, row in strong if n not in dead and row.e_sq and bits > 1 and ratio_db(row.x_sq, row.e_sq) < limit]
     if dead and sums.y_sq:
         number, numbers = max(sums.dead_rows, len(dead)), ", ".join(map(str, dead))
@@ -235,12 +238,18 @@ def _check_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
             "dead_rows", "warning", pair.name, message, "quantize this layer again", rows=dead, number=number
         )
     if bad:
-        worst = ratio_db(*next((row.x_sq, row.e_sq) for n, row in strong if n == bad[0]))
+        worst_db = ratio_db(*next((row.x_sq, row.e_sq) for n, row in strong if n == bad[0]))
         message = (
-            f"{display(pair.name)}: {worst:.1f} dB in row {bad[0]}, {ratio_db(sums.x_sq, sums.e_sq):.1f} dB overall: "
+            f"{display(pair.name)}: {worst_db:.1f} dB in row {bad[0]}, {ratio_db(sums.x_sq, sums.e_sq):.1f} dB "
+            "overall: "
             f"{count(len(bad), 'row')} with far more error than the rest ({', '.join(map(str, bad))})"
         )
-        yield make_finding("bad_rows", "warning", pair.name, message, rows=bad, worst_row_snr_db=worst)
+        yield make_finding("bad_rows", "warning", pair.name, message, rows=bad, worst_row_snr_db=worst_db)
+
+
+def _is_above(worst: Sequence[tuple[int, RowSums]], limit: float) -> bool:
+    """Return True if no row, the worst first, has an SNR below a limit in dB."""
+    return not worst or (worst[0][1].x_sq > 0 and ratio_db(worst[0][1].x_sq, worst[0][1].e_sq) >= limit)
 
 
 def _rows_share_scales(pair: Pair, done: ComparedWeight) -> bool:

@@ -60,11 +60,17 @@ class Histogram:
         self.zeros, self.known = self.zeros + other.zeros, {}
         if not other.counts.numel():
             return
-        with torch.inference_mode():  # either may be an inference tensor from a worker
-            if other.first < self.first or other.stop > self.stop:
-                self._make_room(other.first, other.stop)
-            begin = other.first - self.first
-            self.counts[begin : begin + other.counts.numel()].add_(other.counts)
+        if torch.is_inference_mode_enabled():
+            self._add_counts(other)
+        else:
+            with torch.inference_mode():  # either may be an inference tensor from a worker
+                self._add_counts(other)
+
+    def _add_counts(self, other: "Histogram") -> None:
+        n = other.counts.numel()
+        if other.first < self.first or other.first + n > self.stop:
+            self._make_room(other.first, other.first + n)
+        self.counts.narrow(0, other.first - self.first, n).add_(other.counts)
 
     def _make_room(self, first: int, stop: int) -> None:
         if self.counts.numel():
