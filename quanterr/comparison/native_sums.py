@@ -218,10 +218,11 @@ def _read_sums(task: Task, run: RunStruct, saturated: int, counts: Tensor, store
 
 
 def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:
-    """Add the row with the largest |e| and the few rows with the lowest SNR; all pieces of rows are kept."""
+    """Add the element with the largest |e| and the few rows with the lowest SNR; all pieces of rows are kept."""
     whole = chunk.shape[1] == cols
     if sums.e_max:
-        sums.worst = WorstPlace(sums.e_max, chunk.row + run.worst_row, chunk.col)
+        place = chunk.row + run.worst_row, chunk.col + run.worst_col
+        sums.worst = WorstPlace(sums.e_max, *place, (run.worst_x, run.worst_y))
     sums.dead_rows = run.dead_rows if whole else 0
     kept = run.kept_rows, run.kept_x_sq, run.kept_e_sq, run.kept_e_max, run.kept_zeroed
     for row, x_sq, e_sq, e_max, zeroed in zip(*(values[: run.n_kept] for values in kept), strict=True):

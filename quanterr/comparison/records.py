@@ -34,7 +34,7 @@ def pack(done: ComparedWeight) -> str:
         "matrices": [[number, *_pack_row(row)] for number, row in sums.matrices.items()],
     }
     if sums.worst is not None:
-        made["worst_row"] = [sums.worst.error.hex(), sums.worst.row, sums.worst.col]
+        made["worst_row"] = [_pack_value(value) for value in (*sums.worst[:3], *(sums.worst.values or ()))]
     if sums.histogram is not None:
         counts = sums.histogram.counts
         used = counts.nonzero().view(-1)
@@ -72,8 +72,9 @@ def unpack(number: int, text: str) -> ComparedWeight:
         sums.rows = {int(row[0]): _unpack_row(row[1:]) for row in made["rows"]}
         sums.matrices = {int(row[0]): _unpack_row(row[1:]) for row in made["matrices"]}
         if "worst_row" in made:
-            error, row, col = made["worst_row"]
-            sums.worst = WorstPlace(float.fromhex(error), int(row), int(col))
+            error, row, col, *values = made["worst_row"]
+            x_and_y = (float.fromhex(values[0]), float.fromhex(values[1])) if values else None
+            sums.worst = WorstPlace(float.fromhex(error), int(row), int(col), x_and_y)
         if "histogram" in made:
             sums.histogram = _unpack_histogram(*made["histogram"])
         sums.peaks = [_unpack_peaks(*piece) for piece in made.get("peaks", ())]

@@ -131,7 +131,7 @@ class SmallWeights:
         """Return what weights must have in common to be examined together; None if a weight is examined on its own."""
         pair, sums = compared
         kept, weight = self._kept.get(id(pair)), pair.quantized
-        if kept is None or kept.groups is None or weight.levels is None or sums.worst is None or sums.n != weight.n:
+        if kept is None or kept.groups is None or weight.levels is None or get_largest_error(sums) is None or sums.n != weight.n:
             return None
         return _Kind(weight.matrix, weight.levels, kept.groups)
 
@@ -140,7 +140,8 @@ class SmallWeights:
         x, y = self._stack(kept, kind.matrix)
         rows, units = kind.matrix[0], torch.stack([one.unit for one in kept if one.unit is not None])
         scales, unit = ScaleStatistics.compute_each(units[:, :, 0]), units.expand(-1, rows, -1).reshape(-1, 1)
-        return map(Examined, scales, _find_worst(x, y, alike, rows), self._sample(kind, alike, x, y, unit))
+        worst = (get_largest_error(sums) for _, sums in alike)
+        return map(Examined, scales, worst, self._sample(kind, alike, x, y, unit))
 
     def _stack(self, kept: Sequence[_Kept], shape: tuple[int, int]) -> Values:
         """Return the values of weights of one shape, one below the other: as they are kept, or copies."""
@@ -177,16 +178,7 @@ def summarize_plain(n: int, x_sq: float, e_sq: float, steps: float) -> Attainabl
     return Attainable(n, x_sq, e_sq, e_sq, rounding=steps / n if n else None)
 
 
-def find_largest_errors(x: Tensor, y: Tensor) -> Tensor:
-    """Return the index of the largest finite |e| of each row, and x and y there, (r, 3) float64."""
-    x, y = x.double(), y.double()
-    at = (y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax(1, keepdim=True)
-    return torch.cat((at.double(), x.gather(1, at), y.gather(1, at)), 1)
-
-
-def _find_worst(x: Tensor, y: Tensor, alike: Sequence[ComparedPair], rows: int) -> list[LargestError]:
-    """Return the element with the largest |e| of each weight, from values one below the other."""
-    own = [one.sums.worst.row for one in alike if one.sums.worst is not None]
-    places = torch.tensor([number * rows + row for number, row in enumerate(own)], device=x.device)
-    found = find_largest_errors(x[places], y[places]).tolist()
-    return [LargestError(row, int(at), *values) for row, (at, *values) in zip(own, found, strict=True)]
+def get_largest_error(sums: Sums) -> LargestError | None:
+    """Return the element with the largest |e|; None if there is no error, or only its row is known."""
+    worst = sums.worst
+    return None if worst is None or worst.values is None else LargestError(worst.row, worst.col, *worst.values)

@@ -26,7 +26,7 @@ from quanterr.comparison.small import (
     ComparedPair,
     Examined,
     SmallWeights,
-    find_largest_errors,
+    get_largest_error,
     summarize_plain,
 )
 from quanterr.formats import Values, Weight
@@ -430,18 +430,19 @@ class Worker:
         return out
 
     def _find_worst(self, pair: Pair, sums: Sums, place: int) -> LargestError | None:
-        """Find the element with the largest |e|; its row is read again, as tracking the column would cost more."""
-        if sums.worst is None:
-            return None
-        _, row, col = sums.worst
+        """Return the element with the largest |e|; its row is read again if only that is known."""
+        if sums.worst is None or sums.worst.values is not None:
+            return get_largest_error(sums)
+        _, row, col, _ = sums.worst
         kept = self._small.values(pair)
         if kept is not None:
             x, y = (side[row : row + 1] for side in kept)
         else:
             chunk = Chunk(row, row + 1, col, min(col + self.size, pair.original.matrix[1]))
             x, y = self._read_values(pair, chunk, place)
-        [[at, *values]] = find_largest_errors(x, y).tolist()
-        return LargestError(row, col + int(at), *values)
+        x, y = x.double(), y.double()
+        at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
+        return LargestError(row, col + at, float(x[0, at]), float(y[0, at]))
 
 
 def _group_chunks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:

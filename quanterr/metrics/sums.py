@@ -70,11 +70,15 @@ class RowSums(NamedTuple):
 
 
 class WorstPlace(NamedTuple):
-    """The location of a weight's largest |e|: the first such row, or the piece of the row from ``col`` on."""
+    """The location of a weight's largest |e|: the element, if its ``values`` x and y are known, or the row.
+
+    Without values, ``col`` is the first column of the piece of the row; of several rows it is the first.
+    """
 
     error: float
     row: int
     col: int
+    values: tuple[float, float] | None = None
 
     @property
     def order(self) -> tuple[float, int, int]:

@@ -110,7 +110,10 @@ typedef struct {
     int64_t n, nonfinite_x, nonfinite_y, x_zero, y_zero, zero_reference, outliers, relative_outliers;
     double e_max, e_min, relative_max, x_max;
     double cast_max;           /* max |e| / max(|x|, normal), if normal is not 0 */
+    const int64_t *places;     /* for each row, its place in the buffers for decoded rows, or -1; NULL: its own */
     int64_t worst_row;         /* the first row with e_max */
+    int64_t worst_col;         /* its first column with the largest |e|, and the values there */
+    double worst_x, worst_y;
     int64_t dead_rows;         /* rows that are zero in y but not in x */
     int64_t n_kept;            /* rows kept, with the largest e² / x², the worst first */
     int64_t kept_rows[KEPT];
@@ -941,15 +944,22 @@ static void keep_row(Run *run, const State *s, int64_t row) {
     run->n_kept += run->n_kept < KEPT;
 }
 
+/* Returns where the decoded row is kept, or NULL. */
+INLINE float *kept_row(const Side *side, const Run *run, int64_t row) {
+    int64_t place = run->places ? run->places[row] : row;
+    return side->values && place >= 0 ? side->values + place * run->cols : 0;
+}
+
 static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_codes, int64_t row, Run *run, State *s) {
     float xs[SEGMENT] __attribute__((aligned(64))), ys[SEGMENT] __attribute__((aligned(64)));
+    float *x_kept = kept_row(x, run, row), *y_kept = kept_row(y, run, row);
     const float *weights = run->importance ? run->importance + row * run->importance_step : 0;
     int64_t n_before = run->n, y_zero_before = run->y_zero, windows = (run->cols + WINDOW - 1) / WINDOW;
     s->x_sq = s->e_sq = s->e_max = 0;
     for (int64_t col = 0; col < run->cols; col += SEGMENT) {
         int n = run->cols - col < SEGMENT ? (int)(run->cols - col) : SEGMENT;
-        const float *a = decode(x, x_codes, row, col, n, x->values ? x->values + row * run->cols + col : xs);
-        const float *b = decode(y, y_codes, row, col, n, y->values ? y->values + row * run->cols + col : ys);
+        const float *a = decode(x, x_codes, row, col, n, x_kept ? x_kept + col : xs);
+        const float *b = decode(y, y_codes, row, col, n, y_kept ? y_kept + col : ys);
         if (run->peaks) {
             s->x_peaks = run->peaks + row * windows + col / WINDOW;
             s->e_peaks = s->x_peaks + run->rows * windows;
@@ -1001,6 +1011,38 @@ static int load_rows(Side *side, int64_t first, int64_t rows, int64_t cols) {
     return status;
 }
 
+/* Loads a row again, and the rows that are reordered with it; returns NULL if it cannot be read. */
+static const uint8_t *load_row(Side *side, int64_t row, const Run *run) {
+    int64_t height = side->order == IN_ROWS ? 1 : run->rows_at_once, first = row / height * height;
+    int64_t rows = run->rows - first < height ? run->rows - first : height;
+    return load_rows(side, first, rows, run->cols) == DONE ? row_of(side, row, first) : 0;
+}
+
+/* Finds the element with the largest finite |e| in the worst row. Its row is decoded again: to keep track of columns
+ * would cost more. */
+static int find_worst(Side *x, Side *y, Run *run) {
+    float xs[SEGMENT] __attribute__((aligned(64))), ys[SEGMENT] __attribute__((aligned(64)));
+    const int64_t x_saturated = x->saturated, y_saturated = y->saturated;
+    const uint8_t *x_codes = load_row(x, run->worst_row, run), *y_codes = load_row(y, run->worst_row, run);
+    double e_max = 0;
+    if (!x_codes || !y_codes) return TRUNCATED;
+    for (int64_t col = 0; col < run->cols; col += SEGMENT) {
+        int n = run->cols - col < SEGMENT ? (int)(run->cols - col) : SEGMENT;
+        const float *a = decode(x, x_codes, run->worst_row, col, n, xs), *b = decode(y, y_codes, run->worst_row, col, n, ys);
+        for (int i = 0; i < n; i++) {
+            double e = fabs((double)b[i] - a[i]);
+            if (!(e > e_max) || !isfinite(e)) continue;
+            e_max = e;
+            run->worst_col = col + i;
+            run->worst_x = a[i];
+            run->worst_y = b[i];
+        }
+    }
+    x->saturated = x_saturated;
+    y->saturated = y_saturated;
+    return DONE;
+}
+
 /* Decodes rows into side->values and does nothing else. */
 EXPORT int quanterr_decode(Side *side, int64_t all_rows, int64_t cols, int64_t rows_at_once) {
     for (int64_t first = 0; first < all_rows; first += rows_at_once) {
@@ -1031,6 +1073,7 @@ static int compare(Side *x, Side *y, Run *run) {
     }
     take_counts(run);
     find_ranks(run);
+    if (status == DONE && run->e_max > 0) status = find_worst(x, y, run);
     for (int i = 0; i < N_SUMS; i++) carry(s.limbs[i], run->sums + i * LIMBS);
     return status;
 }
@@ -1082,8 +1125,8 @@ static const Field LAYOUT[] = {
     R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(normal), R(importance), R(importance_step), R(counts),
     R(row_sums), R(peaks), R(histogram), R(sums), R(first_bin), R(n_bins), R(zero_errors), R(n), R(nonfinite_x),
     R(nonfinite_y), R(x_zero), R(y_zero), R(zero_reference), R(outliers), R(relative_outliers), R(e_max),
-    R(e_min), R(relative_max), R(x_max), R(cast_max), R(worst_row), R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq),
-    R(kept_e_sq), R(kept_e_max), R(kept_zeroed), R(ranks), R(rank_bins),
+    R(e_min), R(relative_max), R(x_max), R(cast_max), R(places), R(worst_row), R(worst_col), R(worst_x), R(worst_y),
+    R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq), R(kept_e_sq), R(kept_e_max), R(kept_zeroed), R(ranks), R(rank_bins),
 };
 
 /* Copies up to `room` entries of LAYOUT; returns the number of all entries. */
