@@ -7,7 +7,7 @@ import re
 import subprocess
 import threading
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import isfinite
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import torch
 from gguf_stored import Stored, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import CPU, FP8, dequantized, label, planned, same_bits, store, summed
+from making import CPU, FP8, dequantized, in_memory, label, planned, same_bits, store, summed
 from test_formats import NUMBERS, expected_of
 from test_kernel import TAME, normal, quantized
 
@@ -27,7 +27,7 @@ from quanterr import native
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.comparison.kernel import SUMS_ALONE
-from quanterr.comparison.native_sums import NativeSums, Operand
+from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.formats.shared import code_tiles, convrot, hadamard
@@ -64,7 +64,8 @@ def decoded(weight, kernel=BUILT, size=1 << 22):
     for chunk in Cut(*weight.matrix, size):
         kept = torch.empty(chunk.shape), torch.empty(chunk.shape)
         with torch.inference_mode():
-            assert sums.sums(operands, [chunk], SUMS_ALONE, tuple(side.data_ptr() for side in kept)) is not None
+            addresses = KeptRows(tuple(side.data_ptr() for side in kept))
+            assert sums.sums(operands, [chunk], SUMS_ALONE, addresses) is not None
         assert same_bits(*kept)
         whole[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col] = kept[1]
     return whole
@@ -361,11 +362,47 @@ class TestSums:
         y = quantized(x, 6)
         whole, cut = (summed(x, y, size, kernel=BUILT) for size in (50 * 70_000, rows * 70_000))
         pieces = summed(x, y, 1 << 14, kernel=BUILT)
-        apart = {field.name for field in fields(whole)} - {"rows", "worst", "dead_rows"}
+        apart = {field.name for field in fields(whole)} - {"rows", "dead_rows"}
 
         assert worst_rows(whole.rows.items()) == worst_rows(cut.rows.items())
         for other in (cut, pieces):
             assert {name: getattr(whole, name) for name in apart} == {name: getattr(other, name) for name in apart}
+
+    @pytest.mark.parametrize("name", ["bf16", "e4m3", "gptq", "awq_gemm", "gguf_q4_k", *ROTATED])
+    def test_name_the_largest_error_in_every_arrangement_of_codes(self, tmp_path, name):
+        with planned(*stored_as(tmp_path, name)) as plan:
+            pair = plan.pairs[0]
+            y = dequantized(pair.quantized)
+            (rows, cols), row = y.shape, y.shape[0] - 2
+            x, largest = y.clone(), [cols - 3, cols - 1]
+            x[row, largest], x[row - 1, 0], x[row, 0] = 1e3, -50.0, torch.inf
+            worker = Worker(CPU, CPU_CHUNK, OUTLIER, kernel=BUILT)
+            with torch.inference_mode():
+                [sums] = worker.compare([replace(pair, original=in_memory(x))], [Chunk(0, rows, 0, cols)])
+
+        col = min(largest, key=lambda col: (-abs(float(y[row, col].double() - 1e3)), col))
+        assert (row, col, (1e3, float(y[row, col]))) == sums.worst[1:]
+
+    @pytest.mark.parametrize("scales", ["tensor", "row", "block"])
+    def test_keep_the_rows_of_a_sample(self, tmp_path, monkeypatch, scales):
+        x = normal(96, 640).bfloat16()
+        r, c = {"tensor": (96, 640), "row": (1, 640), "block": (32, 64)}[scales]
+        parts = x.float().view(96 // r, r, 640 // c, c)
+        scale = parts.abs().amax((1, 3), keepdim=True) / 127
+        codes = (parts / scale).round().to(torch.int8).view(96, 640)
+        original = store(tmp_path / "x.safetensors", {"X.weight": x})
+        quantized = store(tmp_path / "y.safetensors", {"X.weight": codes, "X.weight_scale": scale[:, 0, :, 0].clone()})
+
+        def layers():
+            return quanterr.compare(original, quantized, device="cpu").layers
+
+        kept = layers()
+        with monkeypatch.context() as patch:
+            patch.setattr(Worker, "_keep_sample", lambda *_: None)
+            read_again = layers()
+        monkeypatch.setattr(Worker, "_read_stacked", lambda *_: pytest.fail("the sample is read again"))
+
+        assert read_again == kept == layers()
 
     def test_importance_weighs_columns_and_elements(self):
         x = normal(60, 1000)

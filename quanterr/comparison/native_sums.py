@@ -25,6 +25,13 @@ PRECISE = 1 << 12  # elements below which all sums are float64, as few roundings
 Dequantize = Callable[[Chunk], Values]
 
 
+class KeptRows(NamedTuple):
+    """Where the kernel writes decoded rows of both sides of a weight, float32."""
+
+    addresses: tuple[int, int]
+    places: Tensor | None = None  # (rows,) int64: the place of each row, or -1; None: its own
+
+
 class Operand(NamedTuple):
     """One side of a pair: its weight, its buffers, and the function that dequantizes what the kernel cannot decode."""
 
@@ -67,11 +74,12 @@ class NativeSums:
         operands: tuple[Operand, Operand],
         chunks: Sequence[Chunk],
         wanted: SumOptions,
-        kept: tuple[int, int] | None,
+        kept: KeptRows | None,
     ) -> Sums | None:
         """Compute the sums of a few chunks of a pair; None if a file cannot be read to the end.
 
-        ``kept``, two addresses of (r, c) float32, receives the values of both sides; only for weights of one chunk.
+        ``kept`` receives values of both sides; only for chunks that are a whole weight, and one chunk or decoded by the
+        kernel on both sides.
         """
         weight = operands[0].weight
         direct = [find_decoder(operand.weight, chunks) for operand in operands]
@@ -97,11 +105,11 @@ class NativeSums:
         return found[0] if found else None
 
     def prepare_whole(
-        self, operands: tuple[Operand, Operand], wanted: SumOptions, keep: Callable[[], tuple[int, int]]
+        self, operands: tuple[Operand, Operand], wanted: SumOptions, keep: Callable[[], KeptRows]
     ) -> Task | None:
         """Prepare a whole pair to be computed together with others; None unless the kernel reads both files itself.
 
-        ``keep`` returns the addresses that :meth:`sums` takes as ``kept``.
+        ``keep`` returns what :meth:`sums` takes as ``kept``.
         """
         rows, cols = operands[0].weight.matrix
         chunk = Chunk(0, rows, 0, cols)
@@ -116,7 +124,7 @@ class NativeSums:
         direct: Sequence[Decoder | None],
         chunk: Chunk,
         wanted: SumOptions,
-        kept: tuple[int, int] | None,
+        kept: KeptRows | None,
     ) -> Task:
         at_once = count_rows_at_once(chunk, direct)
         alive: list[Tensor] = []
@@ -129,10 +137,11 @@ class NativeSums:
             else:
                 side = make_code_side(decoder, chunk, at_once, operand.workspace, alive)
             if kept:
-                side.values = kept[place]
+                side.values = kept.addresses[place]
             sides.append(side)
         x, y = sides
-        return self._make_task((x, y), chunk, operands[0].weight.matrix, at_once, wanted, saturated, alive)
+        places = kept.places if kept else None
+        return self._make_task((x, y), chunk, operands[0].weight.matrix, at_once, wanted, saturated, alive, places)
 
     def _make_task(
         self,
@@ -143,6 +152,7 @@ class NativeSums:
         wanted: SumOptions,
         saturated: int,
         alive: list[Tensor],
+        places: Tensor | None = None,
     ) -> Task:
         r, c = chunk.shape
         run = RunStruct(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
@@ -151,6 +161,7 @@ class NativeSums:
             importance = wanted.importance(chunk).float().contiguous()
             run.importance, run.importance_step = importance.data_ptr(), c if importance.shape[0] > 1 else 0
             alive.append(importance)
+        run.places = None if places is None else places.data_ptr()
         run.counts = self._counts.data_ptr()
         rows = torch.empty((3, r), dtype=torch.float64) if wanted.matrix_rows else None
         if rows is not None:

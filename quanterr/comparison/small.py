@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.comparison.native_sums import KeptRows
 from quanterr.comparison.scale_sampling import add_losses, find_row_groups
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.attainable import Attainable
@@ -78,14 +79,14 @@ class SmallWeights:
         self._n = 0  # elements of one side in the buffer
         self._examined: dict[int, Examined] = {}  # by the pair's id
 
-    def keep(self, pair: Pair) -> tuple[int, int]:
-        """Return the addresses to which the kernel is to write both sides of a small pair, as float32."""
+    def keep(self, pair: Pair) -> KeptRows:
+        """Return where the kernel is to write both sides of a small pair."""
         if self._n + pair.original.n > ROOM:
             self.forget()
         first, self._n = self._n, self._n + pair.original.n
         self._kept[id(pair)] = _Kept(pair, first)
         x = self._buffer.data_ptr() + first * torch.float32.itemsize
-        return x, x + ROOM * torch.float32.itemsize
+        return KeptRows((x, x + ROOM * torch.float32.itemsize))
 
     def keep_copies(self, pair: Pair, x: Tensor, y: Tensor) -> None:
         """Keep copies of the values of a small pair, (r, c) each."""
@@ -131,7 +132,9 @@ class SmallWeights:
         """Return what weights must have in common to be examined together; None if a weight is examined on its own."""
         pair, sums = compared
         kept, weight = self._kept.get(id(pair)), pair.quantized
-        if kept is None or kept.groups is None or weight.levels is None or get_largest_error(sums) is None or sums.n != weight.n:
+        if kept is None or kept.groups is None or weight.levels is None:
+            return None
+        if get_largest_error(sums) is None or sums.n != weight.n:
             return None
         return _Kind(weight.matrix, weight.levels, kept.groups)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 from zlib import crc32
 
@@ -19,7 +19,7 @@ from quanterr.comparison.conspicuous import (
     spans_rows,
 )
 from quanterr.comparison.kernel import SumOptions, exact_sums, fast_sums
-from quanterr.comparison.native_sums import NativeSums, Operand, Task
+from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand, Task
 from quanterr.comparison.scale_sampling import ScaleSampler
 from quanterr.comparison.small import (
     MOST_KEPT,
@@ -30,7 +30,7 @@ from quanterr.comparison.small import (
     summarize_plain,
 )
 from quanterr.formats import Values, Weight
-from quanterr.formats.shared.decoding import decode
+from quanterr.formats.shared.decoding import decode, find_decoder
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.attainable import Attainable, BadRegion
@@ -38,7 +38,7 @@ from quanterr.metrics.sums import Sums, as_float
 from quanterr.native import Kernel
 from quanterr.pairing.model import ComparedWeight, LargestError, Pair
 from quanterr.tensors.casts import CastTest, Copy, find_narrowest, least_normal, rounds_to_nearest
-from quanterr.tensors.chunks import Chunk, Cut, split_chunk
+from quanterr.tensors.chunks import Chunk, Cut, as_matrix, split_chunk
 from quanterr.tensors.levels import Scaling, find_nearest, measure_rounding
 from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 
@@ -46,6 +46,8 @@ LoadOriginal = Callable[[Chunk], torch.Tensor]  # chunk → x, (r, c), which may
 MOST_ROWS = 2  # conspicuous rows whose scale blocks are inspected, at most
 STACK = 1 << 17  # elements of a sample processed at a time
 IN_BLOCKS = 1 << 16  # elements sampled in a row of blocks that span rows
+MOST_SPANNED = 1 << 21  # elements from the first to the last of some rows whose scales are read at once
+MOST_CHUNKS = 4  # chunks of a weight whose sample is kept while it is compared
 SAMPLED = 64  # bytes per place of a tensor that its fingerprint covers
 READ_WHOLE = 1 << 15  # bytes up to which a tensor is read whole for its fingerprint: three reads would cost more
 
@@ -57,6 +59,22 @@ class _Group(NamedTuple):
     x: torch.Tensor
     y: torch.Tensor
     scales: Scaling | None
+
+
+class _Sample(NamedTuple):
+    """The rows of a sample: their number, the place of each row of the weight, (rows,) int64, and of each chunk."""
+
+    n: int
+    places: torch.Tensor
+    first_rows: dict[Chunk, int]
+
+
+class _KeptSample(NamedTuple):
+    """The sampled rows of a pair that the kernel has kept, (2, n, c) float32, and the first row of each chunk."""
+
+    pair: Pair
+    first_rows: dict[Chunk, int]
+    values: torch.Tensor
 
 
 class Worker:
@@ -86,6 +104,7 @@ class Worker:
         self._ends = FilledWorkspace(device), FilledWorkspace(device)
         on_cpu = self._compiled is not None and device.type == "cpu"
         self._native = NativeSums(self._compiled, self.outlier) if self._compiled and on_cpu else None
+        self._kept_samples: dict[int, _KeptSample] = {}  # by place
         self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
         self._small = SmallWeights(self._kernel, self._samples)
         self._known: dict[int, Sums] = {}  # by the pair's id
@@ -174,11 +193,31 @@ class Worker:
     ) -> Sums | None:
         if self._native is None:
             return None
-        kept = self._small.keep(pair) if _keeps_values(pair, chunks[0]) else None
+        is_small = _keeps_values(pair, chunks[0])
+        kept = self._small.keep(pair) if is_small else self._keep_sample(pair, chunks, place)
         sums = self._native.sums(self._make_operands(pair, load_original, place), chunks, _make_options(pair), kept)
-        if kept and sums is not None:
+        if sums is None:
+            self._kept_samples.pop(place, None)
+        elif is_small:
             self._small.keep_scales(pair, self._quantized[place])
         return sums
+
+    def _keep_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> KeptRows | None:
+        """Return where the kernel is to write the rows of a sample; None if they must be read again.
+
+        It must decode the whole weight in one go, as more than that would take more memory than it saves time.
+        """
+        self._kept_samples.pop(place, None)
+        rows, cols = pair.original.matrix
+        is_whole = (chunks[0].row, chunks[-1].stop_row, chunks[0].shape[1]) == (0, rows, cols)
+        if not (self._samples and is_whole and len(chunks) <= MOST_CHUNKS and pair.quantized.levels):
+            return None
+        sample, sides = _find_sample(pair.quantized.shape), (pair.original, pair.quantized)
+        if sample is None or not all(find_decoder(side, chunks) for side in sides):
+            return None
+        values = self._kernel.buffer(f"sample {place}", (2, sample.n, cols), torch.float32)
+        self._kept_samples[place] = _KeptSample(pair, sample.first_rows, values)
+        return KeptRows((values[0].data_ptr(), values[1].data_ptr()), sample.places)
 
     def _make_operands(self, pair: Pair, load_original: LoadOriginal, place: int) -> tuple[Operand, Operand]:
         workspace = self._quantized[place]
@@ -388,6 +427,11 @@ class Worker:
 
     def _read_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return both sides of chunks of the same columns, concatenated by rows, (r, c) float32."""
+        kept = self._kept_samples.get(place)
+        if kept is not None and kept.pair is pair and chunks[0] in kept.first_rows:
+            first = kept.first_rows[chunks[0]]
+            x, y = kept.values[:, first : first + sum(chunk.shape[0] for chunk in chunks)]
+            return x, y
         if len(chunks) == 1:
             return self._read_values(pair, chunks[0], place)
         return self._read_stacked(pair, "x", chunks, place), self._read_stacked(pair, "y", chunks, place)
@@ -402,9 +446,13 @@ class Worker:
 
     def _read_scaling(self, weight: Weight, chunks: Sequence[Chunk], place: int) -> Scaling | None:
         """Return the scaling of chunks, concatenated; None if the weight has none."""
-        if weight.unit is None:
-            return _stack_scalings((weight.scaling(chunk, self._ends) for chunk in chunks), chunks)
-        return _stack_scalings((Scaling(weight.unit(chunk, self._quantized[place])) for chunk in chunks), chunks)
+        span = chunks[0]._replace(stop_row=chunks[-1].stop_row)
+        if span.n <= MOST_SPANNED:
+            rows = None if len(chunks) == 1 else torch.tensor(list_rows(chunks), device=self.device) - span.row
+            units = weight.units(span, self._quantized[place], rows)
+            if units is not None:
+                return Scaling(units.clone())
+        return _stack_scalings((weight.scaling(chunk, self._ends) for chunk in chunks), chunks)
 
     def _sum_squares(self, values: torch.Tensor) -> float:
         """Return the sum of squares of (r, c) float32: float32 along rows, float64 across rows."""
@@ -468,6 +516,21 @@ def _stack_scalings(found: Iterable[Scaling | None], chunks: Sequence[Chunk]) ->
     units = [one.unit.expand(chunk.shape[0], -1) for one, chunk in zip(scales, chunks, strict=True)]
     shifts = [one.shift for one in scales if one.shift is not None]
     return Scaling(torch.cat(units), torch.cat(shifts) if shifts else None)
+
+
+@lru_cache(maxsize=64)  # weights share their shapes
+def _find_sample(shape: tuple[int, ...]) -> _Sample | None:
+    """Return the rows of a weight's sample; None if it has pieces of rows."""
+    rows, cols = as_matrix(shape)
+    chunks, first_rows, n = sample_chunks(shape), dict[Chunk, int](), 0
+    places = torch.full((rows,), -1)
+    for chunk in chunks:
+        if chunk.shape[1] < cols:
+            return None
+        first_rows[chunk] = n
+        places[chunk.row : chunk.stop_row] = torch.arange(n, n + chunk.shape[0])
+        n += chunk.shape[0]
+    return _Sample(n, places, first_rows)
 
 
 def _list_sampled_blocks(weight: Weight) -> list[Chunk]:

@@ -257,9 +257,7 @@ class Weight:
         """Return the factor and offset of a chunk's codes; None for a weight without levels."""
         if self.levels is None:
             return None
-        if self.unit is not None:
-            return Scaling(self.unit(chunk, filled[0]))
-        if (units := self._find_units(chunk, filled[0])) is not None:
+        if (units := self.units(chunk, filled[0])) is not None:
             return Scaling(units)
         for workspace, byte in zip(filled, (self.levels.low, self.levels.high), strict=True):
             workspace.fill(self.coded or (self.codes,), byte, self.levels.block, self.levels.span)
@@ -267,6 +265,15 @@ class Weight:
         if self.levels.centred:
             return Scaling(high.div_(self.levels.known[1]))
         return derive_scaling(self.levels, self.dequantize(chunk, filled[0]).weight, high)
+
+    def units(self, chunk: Chunk, workspace: Workspace, rows: Tensor | None = None) -> Tensor | None:
+        """Return the factor of a chunk's codes, (1 or r, 1 or c), or of some of its ``rows``, counted from the first.
+
+        None if the codes have an offset, or only dequantized codes give their factor.
+        """
+        if self.unit is None:
+            return self._find_units(chunk, workspace, rows)
+        return _pick(self.unit(chunk, workspace), rows)
 
     @property
     def scales_are_float16(self) -> bool:
@@ -291,14 +298,14 @@ class Weight:
             return values.abs().amax().view(1, 1) / self.levels.highest  # the largest code occurs in nearly every group
         return units
 
-    def _find_units(self, chunk: Chunk, workspace: Workspace) -> Tensor | None:
+    def _find_units(self, chunk: Chunk, workspace: Workspace, rows: Tensor | None = None) -> Tensor | None:
         """Return the block scale of each element, (1 or r, c), for codes without an offset; None for other codes."""
         decoder = decoder_of(self.dequantize)
         if decoder is None or decoder.scale is None or not (self.levels and self.levels.centred):
             return None
         if decoder.zero or decoder.shift or not decoder.group or chunk.col % decoder.group:
             return None
-        scales = decoder.scale(chunk, workspace).float()
+        scales = _pick(decoder.scale(chunk, workspace).float(), rows)
         return scales[:, :, None].expand(-1, -1, decoder.group).flatten(1)[:, : chunk.shape[1]]
 
     @property
@@ -335,6 +342,11 @@ class Weight:
     def nbytes(self) -> int:
         """This weight's share of the parts' bytes."""
         return int(self.byte_share * self.stored_bytes)
+
+
+def _pick(of_rows: Tensor, rows: Tensor | None) -> Tensor:
+    """Return numbers, (1 or r, n), of some rows; None: of all."""
+    return of_rows if rows is None or len(of_rows) == 1 else of_rows[rows]
 
 
 class Readings(Sequence[Weight]):

@@ -45,6 +45,7 @@ DEEPSEEK_BLOCK = (128, 128)
 CONFIG = "config.json"
 DECLARED = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # sources that declare block sizes
 
+FEW = 1 << 14  # scales that are read at once: each of a weight's chunks then needs no further read
 FLOAT32_MAX = torch.finfo(torch.float32).max
 TINY = 2.0**-120  # bound for scales: the smallest float32 is 2^-149, the smallest code 2^-16
 
@@ -93,7 +94,10 @@ class Grid:
         block_cols = self.block[1]
         first, last = self._grid_row(chunk.row), self._grid_row(chunk.stop_row - 1)
         left, right = chunk.col // block_cols, -(-chunk.stop_col // block_cols)
-        stored = workspace.read_cached("scale", self.entry, first * self.cols, (last - first + 1, self.cols))
+        if self.entry.n <= FEW:
+            stored = workspace.read_whole("scale", self.entry).view(-1, self.cols)[first : last + 1]
+        else:
+            stored = workspace.read_cached("scale", self.entry, first * self.cols, (last - first + 1, self.cols))
         scale = to_float(self.entry, stored)
         if right - left < self.cols:
             scale = scale[:, left:right]
@@ -158,8 +162,8 @@ def to_float(entry: Entry, stored: Tensor) -> Tensor:
 
 def iterate_scales(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -> Iterator[Tensor]:
     """Yield all scales as float32, a piece at a time, for statistics."""
-    if entry.n == 1:  # usually in the workspace already
-        yield to_float(entry, workspace.read_whole("scale", entry)).view(1)
+    if entry.n <= FEW:  # usually in the workspace already
+        yield to_float(entry, workspace.read_whole("scale", entry)).view(-1)
         return
     for first in range(0, entry.n, at_once):
         n = min(at_once, entry.n - first)
