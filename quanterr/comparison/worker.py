@@ -287,7 +287,7 @@ class Worker:
         weight = rotated.weight if rotated else pair.quantized
         if weight.levels is None or weight.shape != pair.quantized.shape:
             return None
-        chunks = [piece for chunk in sample_chunks(weight.shape) for piece in split_chunk(chunk, self.size)]
+        chunks = _list_sampled(weight.shape, self.size)
         groups = _group_chunks(chunks, min(self.size, STACK))
         of_scales = self._make_scale_sampler(weight, sums, bool(rotated))
         first = None if rotated else self._read_group(pair, groups[0], place)
@@ -519,6 +519,12 @@ def _stack_scalings(found: Iterable[Scaling | None], chunks: Sequence[Chunk]) ->
 
 
 @lru_cache(maxsize=64)  # weights share their shapes
+def _list_sampled(shape: tuple[int, ...], size: int) -> Sequence[Chunk]:
+    """Return the chunks of a weight's sample, of at most ``size`` elements each."""
+    return tuple(piece for chunk in sample_chunks(shape) for piece in split_chunk(chunk, size))
+
+
+@lru_cache(maxsize=64)
 def _find_sample(shape: tuple[int, ...]) -> _Sample | None:
     """Return the rows of a weight's sample; None if it has pieces of rows."""
     rows, cols = as_matrix(shape)
