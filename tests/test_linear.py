@@ -7,6 +7,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import quanterr
 from quanterr.evaluation import linear
+from quanterr.tensors import products
 
 K = 192
 
@@ -15,7 +16,7 @@ K = 192
 def onednn(monkeypatch):
     if not torch.backends.mkldnn.is_available():
         pytest.skip("torch was built without oneDNN")
-    monkeypatch.setattr(linear, "_onednn_is_faster", lambda: True)
+    monkeypatch.setattr(products, "_onednn_is_faster", lambda: True)
 
 
 def made(*shape):
@@ -45,7 +46,7 @@ def test_products_are_those_of_float32(onednn, x, weight, with_bias):
     bias = made(40) if with_bias else None
     want = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     of_sizes = F.linear(x.double().abs(), weight.double().abs(), None if bias is None else bias.double().abs())
-    found = linear.multiply(x, weight, bias)
+    found = products.multiply(x, weight, bias)
 
     assert (want.shape, torch.float32) == (found.shape, found.dtype)
     assert bool(((found - want).abs() <= (K + 2) * 2.0**-24 * of_sizes).all())
@@ -53,7 +54,7 @@ def test_products_are_those_of_float32(onednn, x, weight, with_bias):
 
 def test_gradients_are_those_of_torch(onednn):
     x, weight = made(8, K).requires_grad_(), made(40, K)
-    found, want = (torch.autograd.grad(of(x, weight).square().sum(), x)[0] for of in (linear.multiply, F.linear))
+    found, want = (torch.autograd.grad(of(x, weight).square().sum(), x)[0] for of in (products.multiply, F.linear))
 
     assert torch.equal(want, found)
 

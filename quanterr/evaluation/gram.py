@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from quanterr.evaluation.linear import multiply
+from quanterr.tensors.products import multiply
 
 EDGE = 192  # columns of a block: smaller products are slower
 MOST = 1 << 24  # elements; larger products take too much memory

@@ -11,8 +11,8 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
 from quanterr.evaluation.gram import Gram, at_least_float32
-from quanterr.evaluation.linear import multiply
 from quanterr.evaluation.units import Unit
+from quanterr.tensors.products import multiply
 
 SLAB = 1 << 22  # elements of an output whose error is computed at once
 

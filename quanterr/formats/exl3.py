@@ -40,6 +40,7 @@ from quanterr.formats.shared import code_tiles, hadamard
 from quanterr.formats.shared.code_tiles import TileLayout
 from quanterr.formats.shared.config_checks import check_quant_method, read_integers
 from quanterr.formats.shared.padding import fit_padded
+from quanterr.tensors.products import multiply
 
 BLOCK, TILE = 128, 16
 AT_ONCE = 1024  # columns dequantized at a time, so that the buffers stay in the cache
@@ -123,10 +124,9 @@ def _dequantize_block(parts: Parts, layer: Exl3Layout, number: int, workspace: W
     for left in range(0, layer.cols, AT_ONCE):
         right = min(left + AT_ONCE, layer.cols)
         values = code_tiles.look_up(tiles[:, left // TILE : right // TILE], codes, table, workspace)
-        other = workspace.buffer("other", tuple(values.shape), torch.float32)
-        torch.matmul(values.view(-1, BLOCK), matrix, out=other.view(-1, BLOCK))  # as the reference: a sum in another
-        torch.matmul(matrix, other.mul_(cols[left:right]), out=values)  # order, or in float64, has other last digits
-        block[:, left:right] = values.mul_(rows)
+        # As the reference: sums in another order, or in float64, have other last digits.
+        other = multiply(values.view(-1, BLOCK), matrix).view(values.shape).mul_(cols[left:right])
+        torch.mul(multiply(matrix, other.t()), rows, out=block[:, left:right])
     return block
 
 

@@ -1,0 +1,31 @@
+"""Products in float32 by oneDNN on CPUs of AMD with AVX-512, where MKL, which torch takes, uses half of the vectors.
+
+Sums are float32 as well, only in another order. Gradients are left to torch, as are other dtypes and devices.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from quanterr.util.platform import has_amd_cpu
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x Wᵀ + b, as F.linear."""
+    if not (_suits(x) and _suits(weight) and weight.dim() == 2 and _onednn_is_faster()):
+        return F.linear(x, weight, bias)
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return found
+
+
+def _suits(values: Tensor) -> bool:
+    is_plain = values.dtype is torch.float32 and values.device.type == "cpu" and not values.requires_grad
+    return is_plain and values.numel() > 0
+
+
+@cache
+def _onednn_is_faster() -> bool:
+    widest = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return widest and has_amd_cpu() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
