@@ -38,6 +38,7 @@ class Operand(NamedTuple):
     weight: Weight
     workspace: Workspace
     dequantize: Dequantize
+    again: bool = False  # whether each chunk is wanted several times in a row
 
 
 class Task(NamedTuple):
@@ -135,7 +136,7 @@ class NativeSums:
                 saturated += int(values.saturated) if values.saturated is not None else 0
                 side = _make_value_side(values.weight, alive)
             else:
-                side = make_code_side(decoder, chunk, at_once, operand.workspace, alive)
+                side = make_code_side(decoder, chunk, at_once, operand.workspace, alive, operand.again)
             if kept:
                 side.values = kept.addresses[place]
             sides.append(side)

@@ -222,7 +222,7 @@ class Worker:
     def _make_operands(self, pair: Pair, load_original: LoadOriginal, place: int) -> tuple[Operand, Operand]:
         workspace = self._quantized[place]
         return (
-            Operand(pair.original, self._original, lambda chunk: Values(load_original(chunk))),
+            Operand(pair.original, self._original, lambda chunk: Values(load_original(chunk)), self._candidates > 1),
             Operand(pair.quantized, workspace, lambda chunk: pair.quantized.dequantize(chunk, workspace)),
         )
 

@@ -24,6 +24,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from quanterr.formats.shared.element_types import decode_e4m3_scales
 from quanterr.native import Packing
 from quanterr.recipes.base import Piece, Scheme, Source, StoredTensor, explain_partial_groups
 from quanterr.recipes.lookup import Lookup, next_below
@@ -97,7 +98,7 @@ class MicroscaledScheme(Scheme):
         """Return the factor of the codes of rows, (rows, groups) float32."""
         own = settled[0][first : first + rows]
         if self.nv:
-            return own.float() / settled[1]
+            return decode_e4m3_scales(own) / settled[1]
         return torch.where(own == 0, 2.0**-127, (own.int() << 23).view(torch.float32))
 
     def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:

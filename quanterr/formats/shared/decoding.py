@@ -1,6 +1,7 @@
 """Codes of weights as the compiled kernel reads and decodes them."""
 
 from collections.abc import Sequence
+from functools import partial
 from math import sqrt
 
 import torch
@@ -51,9 +52,12 @@ def count_rows_at_once(chunk: Chunk, direct: Sequence[Decoder | None]) -> int:
 
 
 def make_code_side(
-    decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace, alive: list[Tensor]
+    decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace, alive: list[Tensor], again: bool = False
 ) -> SideStruct:
-    """Make a kernel operand whose codes the kernel reads and decodes itself, ``at_once`` rows at a time."""
+    """Make a kernel operand whose codes the kernel reads and decodes itself, ``at_once`` rows at a time.
+
+    ``again``: the same chunk is wanted several times in a row, so its codes stay in memory.
+    """
     entry, (together, n_bytes) = decoder.codes, decoder.storage_unit
     row_bytes = decoder.cols // together * n_bytes
     side = SideStruct(element=decoder.element, order=decoder.order, per_byte=together, row_bytes=row_bytes)
@@ -64,8 +68,10 @@ def make_code_side(
         if chunk.shape[0] == 1:  # a piece of a row, perhaps the last in its file
             side.row_bytes = row_bytes = -(-chunk.shape[1] // together) * n_bytes
         side.file, side.offset = kernel_file(entry.file.descriptor), entry.offset + first
-        if side.file < 0:  # not a local file: pass the bytes
-            side.stored = workspace.read_bytes("native", entry, first, (chunk.shape[0], row_bytes)).data_ptr()
+        if again or side.file < 0:  # not a local file: pass the bytes
+            shape = chunk.shape[0], row_bytes
+            read = partial(workspace.read_bytes, "native", entry, first, shape)
+            side.file, side.stored = -1, workspace.cache("native", entry, (first, shape), read).data_ptr()
         else:
             room = workspace.buffer("native", (at_once * row_bytes,), torch.uint8)
             side.stored = room.data_ptr()
