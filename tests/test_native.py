@@ -425,6 +425,48 @@ class TestSums:
                 worker.compare(plan.pairs, [Chunk(0, 48, 0, 2048)])
 
 
+@needs_kernel
+class TestSmallWeightsAhead:
+    """Small weights whose sums the kernel computes by one call, while others are finished."""
+
+    def plan(self, tmp_path):
+        x = {f"{n}.weight": normal(n + 1, 64) for n in range(5)} | {"empty.weight": normal(0, 64)}
+        y = {name: quantized(values, 5) for name, values in x.items()}
+        return planned(store(tmp_path / "x.safetensors", x), store(tmp_path / "y.safetensors", y))
+
+    def compare(self, worker, pairs):
+        return [worker.compare([pair], list(Cut(*pair.original.matrix, CPU_CHUNK)))[0] for pair in pairs]
+
+    def test_have_the_sums_that_each_has_on_its_own(self, tmp_path):
+        with self.plan(tmp_path) as plan, torch.inference_mode():
+            alone, together = (Worker(CPU, CPU_CHUNK, OUTLIER, kernel=BUILT) for _ in range(2))
+            together.begin(plan.pairs)
+
+            assert self.compare(alone, plan.pairs) == self.compare(together, plan.pairs)
+
+    def test_keep_their_values_until_the_next_but_one_begin(self, tmp_path):
+        with self.plan(tmp_path) as plan, torch.inference_mode():
+            worker, first = Worker(CPU, CPU_CHUNK, OUTLIER, kernel=BUILT), plan.pairs[1]
+            whole = Chunk(0, *first.original.matrix[:1], 0, 64)
+            expected = first.quantized.dequantize(whole, Workspace(CPU)).weight
+            for later, kept in ((plan.pairs[:2], True), (plan.pairs[2:], True), ([], False)):
+                worker.begin(later)
+                self.compare(worker, later)
+                values = worker._small.values(first)
+
+                assert kept == (values is not None)
+                assert values is None or same_bits(expected, values[1])
+
+    def test_of_a_file_that_ends_raise_the_error_of_their_own(self, tmp_path):
+        with self.plan(tmp_path) as plan, torch.inference_mode():
+            path = tmp_path / "y.safetensors"
+            path.write_bytes(path.read_bytes()[:-100])
+            worker = Worker(CPU, CPU_CHUNK, OUTLIER, kernel=BUILT)
+            worker.begin(plan.pairs)
+            with pytest.raises(CheckpointError, match="changed while being read"):
+                self.compare(worker, plan.pairs)
+
+
 class TestChoice:
     def test_a_misspelt_kernel_is_an_error(self, monkeypatch):
         monkeypatch.setenv(native.VARIABLE, "nativ")

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable, Sequence
 from math import prod
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +38,7 @@ class Operand(NamedTuple):
 
     weight: Weight
     workspace: Workspace
-    dequantize: Dequantize
+    dequantize: Dequantize | None = None  # None if the kernel decodes it
     again: bool = False  # whether each chunk is wanted several times in a row
 
 
@@ -53,6 +54,13 @@ class Task(NamedTuple):
     rows: Tensor | None  # (3, r) float64: x², e² and max |e|, for a stack of matrices
     peaks: Tensor | None  # (2, r, windows) float32, for cells
     alive: list[Tensor]  # further tensors that the kernel reads
+
+
+class _Call(NamedTuple):
+    """Tasks, and the arrays with which the kernel computes them."""
+
+    tasks: Sequence[Task]
+    arrays: tuple["ctypes.Array[SideStruct]", "ctypes.Array[SideStruct]", "ctypes.Array[RunStruct]"]
 
 
 class NativeSums:
@@ -131,12 +139,12 @@ class NativeSums:
         alive: list[Tensor] = []
         sides, saturated = [], 0
         for place, (operand, decoder) in enumerate(zip(operands, direct, strict=True)):
-            if decoder is None:
+            if decoder is not None:
+                side = make_code_side(decoder, chunk, at_once, operand.workspace, alive, operand.again)
+            elif operand.dequantize is not None:
                 values = operand.dequantize(chunk)
                 saturated += int(values.saturated) if values.saturated is not None else 0
                 side = _make_value_side(values.weight, alive)
-            else:
-                side = make_code_side(decoder, chunk, at_once, operand.workspace, alive, operand.again)
             if kept:
                 side.values = kept.addresses[place]
             sides.append(side)
@@ -174,6 +182,26 @@ class NativeSums:
 
     def compute(self, tasks: Sequence[Task]) -> list[Sums]:
         """Compute the sums of each task, by one call of the kernel; empty if a file cannot be read to the end."""
+        call = self._make_call(tasks)
+        return self._read(call) if self.kernel.compare(*call.arrays) else []
+
+    def start(self, tasks: Sequence[Task]) -> Callable[[], list[Sums]]:
+        """Start to compute the sums of tasks in a thread of its own, as the kernel needs no interpreter.
+
+        The returned function waits for them and returns what :meth:`compute` does; nothing may be computed before.
+        """
+        call, done = self._make_call(tasks), []
+        thread = Thread(target=lambda: done.append(self.kernel.compare(*call.arrays)), daemon=True)
+        thread.start()
+
+        def wait() -> list[Sums]:
+            thread.join()
+            return self._read(call) if done[0] else []
+
+        return wait
+
+    def _make_call(self, tasks: Sequence[Task]) -> "_Call":
+        """Arrange tasks for the kernel."""
         n = len(tasks)
         if self._histograms.numel() < n * ROOM:
             self._histograms = torch.empty(n * ROOM, dtype=torch.int64)
@@ -182,14 +210,17 @@ class NativeSums:
         runs = (RunStruct * n)(*(task.run for task in tasks))
         runs[0].histogram = self._histograms.data_ptr()
         runs[0].sums = ctypes.addressof(ctypes.c_char.from_buffer(self._sums))
-        if not self.kernel.compare(x, y, runs):
-            return []
+        return _Call(tasks, (x, y, runs))
+
+    def _read(self, call: "_Call") -> list[Sums]:
+        """Return the results of a call of the kernel."""
+        _, y, runs = call.arrays
         sizes = [run.n_bins for run in runs]
         counts = torch.split(self._histograms[: sum(sizes)].clone(), sizes)
         stored, step = memoryview(self._sums), len(SUMS) * SUM_BYTES
         return [
             _read_sums(task, run, side.saturated, own, stored[place * step : (place + 1) * step])
-            for place, (task, run, side, own) in enumerate(zip(tasks, runs, y, counts, strict=True))
+            for place, (task, run, side, own) in enumerate(zip(call.tasks, runs, y, counts, strict=True))
         ]
 
 

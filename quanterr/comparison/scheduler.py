@@ -219,26 +219,34 @@ class Scheduler:
             torch.set_num_threads(1)  # no torch threads below this one, as they would compete for the cores
             worker = Worker(self.device, self.size, self.outlier, self._most, self.kernel, self._samples)
             with torch.inference_mode(), worker.stream():
+                compared: list[tuple[int, list[Sums]]] = []
                 while ranges := self._next_ranges(small_too):
-                    self._do(worker, ranges)
+                    worker.begin([job.pair for one in ranges for job in self._tasks[one.number]])
+                    self._finish_each(worker, compared)
+                    compared = self._compare_each(worker, ranges)
+                self._finish_each(worker, compared)
         except Interrupted:  # stopped while waiting for a store
             self._ended.set()
         except BaseException as error:  # run() raises it again
             self._error = self._error or _name_error(error, self.progress.name)
             self._ended.set()
 
-    def _do(self, worker: Worker, ranges: Sequence[ChunkRange]) -> None:
-        worker.begin([job.pair for one in ranges for job in self._tasks[one.number]])
+    def _compare_each(self, worker: Worker, ranges: Sequence[ChunkRange]) -> list[tuple[int, list[Sums]]]:
+        """Compare ranges of tasks; return their numbers with the sums of those that are complete."""
         compared = [(one.number, self._merge(one, self._compare(worker, one))) for one in ranges]
         worker.examine(
             ComparedPair(job.pair, sums)
             for number, merged in compared
             for job, sums in zip(self._tasks[number][: len(merged)], merged, strict=True)
         )
+        return compared
+
+    def _finish_each(self, worker: Worker, compared: Iterable[tuple[int, list[Sums]]]) -> None:
+        """Finish tasks, unless the run is stopped: a weight may have violated a rule that does so."""
         for number, merged in compared:
-            self._finish_all(worker, number, merged)
-            if self._stop.is_set():  # the weight may have violated a rule that stops the run
+            if self._stop.is_set():
                 break
+            self._finish_all(worker, number, merged)
 
     def _compare(self, worker: Worker, chunk_range: ChunkRange) -> list[Sums]:
         """Return the sums of the pairs of a task over a range of chunks."""

@@ -56,13 +56,18 @@ class _Kind(NamedTuple):
 
 @dataclass(slots=True)
 class _Kept:
-    """A small pair whose values are kept: in the buffer from index ``first`` on, or as copies."""
+    """A small pair whose values are kept."""
 
     pair: Pair  # its id is the key, which must not be another's meanwhile
+    sides: Tensor | Values  # x and y, (n,) each, where they begin at ``first``
     first: int = 0
-    copies: Values | None = None
     groups: ScaleGroups | None = None  # None: the weight is examined on its own
     unit: Tensor | None = None  # (1 or r, 1) float32: the stored scale of each row
+
+    def view(self, shape: tuple[int, int]) -> Values:
+        """Return both sides, (r, c) each; also of several weights kept one behind the other, from this one on."""
+        stop = self.first + shape[0] * shape[1]
+        return self.sides[0][self.first : stop].view(shape), self.sides[1][self.first : stop].view(shape)
 
 
 class SmallWeights:
@@ -71,26 +76,30 @@ class SmallWeights:
     def __init__(self, workspace: Workspace, samples: bool = True) -> None:
         """Keep values, and compute, in buffers of ``workspace``; ``samples`` is as for a worker."""
         self._workspace, self._samples = workspace, samples
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop all values and findings."""
         self._kept: dict[int, _Kept] = {}  # by the pair's id
+        self._before: dict[int, _Kept] = {}  # those before the last turn
+        self._side = 0  # of two buffers, the one in use
         self._n = 0  # elements of one side in the buffer
         self._examined: dict[int, Examined] = {}  # by the pair's id
+
+    def turn(self) -> None:
+        """Begin with other weights: keep the values of those before them, but of none before these."""
+        self._before, self._kept = self._kept, {}
+        self._side, self._n = 1 - self._side, 0
 
     def keep(self, pair: Pair) -> KeptRows:
         """Return where the kernel is to write both sides of a small pair."""
         if self._n + pair.original.n > ROOM:
-            self.forget()
+            self._kept, self._n = {}, 0
         first, self._n = self._n, self._n + pair.original.n
-        self._kept[id(pair)] = _Kept(pair, first)
-        x = self._buffer.data_ptr() + first * torch.float32.itemsize
+        buffer = self._workspace.buffer(f"kept_{self._side}", (2, ROOM), torch.float32)
+        self._kept[id(pair)] = _Kept(pair, buffer, first)
+        x = buffer.data_ptr() + first * torch.float32.itemsize
         return KeptRows((x, x + ROOM * torch.float32.itemsize))
 
     def keep_copies(self, pair: Pair, x: Tensor, y: Tensor) -> None:
         """Keep copies of the values of a small pair, (r, c) each."""
-        self._kept[id(pair)] = _Kept(pair, copies=(x.clone(), y.clone()))
+        self._kept[id(pair)] = _Kept(pair, (x.clone().view(-1), y.clone().view(-1)))
 
     def keep_scales(self, pair: Pair, workspace: Workspace) -> None:
         """Keep the scales of a pair's quantized side too, if it may be examined together with others."""
@@ -101,21 +110,12 @@ class SmallWeights:
 
     def values(self, pair: Pair) -> Values | None:
         """Return both sides of a pair, (r, c) each; None if they are not kept."""
-        kept = self._kept.get(id(pair))
-        return None if kept is None else kept.copies or self._view(kept.first, pair.original.matrix)
+        kept = self._kept.get(id(pair)) or self._before.get(id(pair))
+        return None if kept is None else kept.view(pair.original.matrix)
 
     def take(self, pair: Pair) -> Examined | None:
         """Return what was found out about a pair together with others, once; None if it was not among them."""
         return self._examined.pop(id(pair), None)
-
-    @property
-    def _buffer(self) -> Tensor:
-        return self._workspace.buffer("kept", (2, ROOM), torch.float32)
-
-    def _view(self, first: int, shape: tuple[int, int]) -> Values:
-        """Return both sides of kept values, (r, c) each, from index ``first`` on."""
-        x, y = self._buffer[:, first : first + shape[0] * shape[1]].view(2, *shape)
-        return x, y
 
     def examine(self, compared: Iterable[ComparedPair]) -> None:
         """Examine weights whose values are kept, those alike with the same operations."""
@@ -150,8 +150,8 @@ class SmallWeights:
         """Return the values of weights of one shape, one below the other: as they are kept, or copies."""
         n, size = len(kept), shape[0] * shape[1]
         if kept[-1].first - kept[0].first == (n - 1) * size:
-            return self._view(kept[0].first, (n * shape[0], shape[1]))
-        x, y = (torch.cat(sides) for sides in zip(*(self._view(one.first, shape) for one in kept), strict=True))
+            return kept[0].view((n * shape[0], shape[1]))
+        x, y = (torch.cat(sides) for sides in zip(*(one.view(shape) for one in kept), strict=True))
         return x, y
 
     def _sample(

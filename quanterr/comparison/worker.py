@@ -49,7 +49,6 @@ IN_BLOCKS = 1 << 16  # elements sampled in a row of blocks that span rows
 MOST_SPANNED = 1 << 21  # elements from the first to the last of some rows whose scales are read at once
 MOST_CHUNKS = 4  # chunks of a weight whose sample is kept while it is compared
 SAMPLED = 64  # bytes per place of a tensor that its fingerprint covers
-READ_WHOLE = 1 << 15  # bytes up to which a tensor is read whole for its fingerprint: three reads would cost more
 
 
 class _Group(NamedTuple):
@@ -107,28 +106,39 @@ class Worker:
         self._kept_samples: dict[int, _KeptSample] = {}  # by place
         self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
         self._small = SmallWeights(self._kernel, self._samples)
+        self._ahead = Workspace(device), Workspace(device)  # of both sides, for small weights that are begun
+        self._begun: tuple[list[int], Callable[[], list[Sums]]] | None = None  # ids of pairs, and how to get their sums
         self._known: dict[int, Sums] = {}  # by the pair's id
 
     def begin(self, pairs: Iterable[Pair]) -> None:
-        """Forget earlier small weights, and compute the sums of those of ``pairs`` that the kernel reads itself."""
-        self._small.forget()
-        self._known = {}
+        """Start to compare the small weights among ``pairs`` that the kernel reads itself.
+
+        Those of the last call can be finished meanwhile.
+        """
+        self._small.turn()
         if self._native is None:
             return
         small = [pair for pair in pairs if pair.original.n <= min(MOST_KEPT, self.size)]
         tasks = {id(pair): task for pair in small if (task := self._prepare(self._native, pair))}
         if tasks:
-            self._known = dict(zip(tasks, self._native.compute(list(tasks.values())), strict=False))
+            self._begun = list(tasks), self._native.start(list(tasks.values()))
 
     def _prepare(self, native: NativeSums, pair: Pair) -> Task | None:
         """Prepare a small weight; None if it must be compared on its own."""
         if pair.original.needs_float64 or pair.quantized.needs_float64 or not pair.original.n:
             return None
-        operands = self._make_operands(pair, self._make_loader(pair.original), 0)
+        x, y = self._ahead
+        operands = Operand(pair.original, x), Operand(pair.quantized, y)
         task = native.prepare_whole(operands, _make_options(pair), partial(self._small.keep, pair))
         if task is not None:
-            self._small.keep_scales(pair, self._quantized[0])
+            self._small.keep_scales(pair, y)
         return task
+
+    def _wait(self) -> None:
+        """Wait for the weights that were begun."""
+        if self._begun:
+            (ids, wait), self._begun = self._begun, None
+            self._known = dict(zip(ids, wait(), strict=False))  # none if a file ends: then each tells on its own
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a context with a new CUDA stream; an empty one on the CPU."""
@@ -142,7 +152,7 @@ class Worker:
         shared = 0 if self._sides is None else self._sides.numel()
         shared += self._native.nbytes if self._native else 0
         return shared + sum(
-            w.nbytes for w in (self._original, self._copies, self._kernel, *self._ends, *self._quantized)
+            w.nbytes for w in (self._original, self._copies, self._kernel, *self._ahead, *self._ends, *self._quantized)
         )
 
     def _share_output(self) -> None:
@@ -155,6 +165,7 @@ class Worker:
 
     def compare(self, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
         """Compute the sums of a few chunks of each pair; the pairs share one weight of the original."""
+        self._wait()
         if self._sides is None:
             self._share_output()
         load = self._make_loader(pairs[0].original) if len(pairs) == 1 else self._make_shared_loader(pairs[0].original)
@@ -569,14 +580,8 @@ def _compute_fingerprint(entries: Iterable[Entry]) -> str:
     crc = 0
     for entry in entries:
         n = min(SAMPLED, entry.nbytes)
-        places = 0, (entry.nbytes - n) // 2, entry.nbytes - n
-        if entry.nbytes <= READ_WHOLE:
-            stored = entry.read()
-            pieces = [stored[place : place + n] for place in places]
-        else:
-            pieces = [entry.file.read(entry.offset + place, n) for place in places]
-        for piece in pieces:
-            crc = crc32(piece, crc)
+        for place in (0, (entry.nbytes - n) // 2, entry.nbytes - n):
+            crc = crc32(entry.file.read(entry.offset + place, n), crc)
     return f"{crc:08x}"
 
 
