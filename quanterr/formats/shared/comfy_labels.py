@@ -35,6 +35,7 @@ INT8_GRANULARITY = {
     "int8": None,
     "int8_convrot": None,
 }
+GRANULARITY = FP8_GRANULARITY | INT8_GRANULARITY
 FP8_LABELS, INT8_LABELS = frozenset(FP8_GRANULARITY), frozenset(INT8_GRANULARITY)
 MXFP8_LABELS, NVFP4_LABELS = frozenset({"mxfp8", "hybrid_mxfp8"}), frozenset({"nvfp4"})
 INTERCHANGEABLE = FP8_LABELS | INT8_LABELS | MXFP8_LABELS | NVFP4_LABELS
@@ -99,7 +100,7 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
 
 def check_granularity(parts: Parts, comfy_format: str | None, granularity: str) -> tuple[str, ...]:
     """Return a warning if the label's name implies another granularity than the scale's shape."""
-    configured = (FP8_GRANULARITY | INT8_GRANULARITY).get(comfy_format or "")
+    configured = GRANULARITY.get(comfy_format or "")
     scale = parts["scale"]
     if configured in (None, granularity) or scale.n == 1 or len(parts.codes.shape) != 2:
         return ()  # a block that covers the weight also has one scale; stacked experts have one scale each
