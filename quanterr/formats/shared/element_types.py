@@ -13,7 +13,6 @@ from quanterr.tensors.decoder import OfBlocks
 from quanterr.tensors.workspace import OUTPUT, Workspace
 
 E4M3_MAX = 0x7E  # magnitude bits of 448, the largest; 0x7F is NaN
-E4M3_VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()  # by byte
 E5M2_MAX = 0x7B  # magnitude bits of 57344, the largest; above are infinity and NaN
 SIGN_COPY = ~(1 << 14)  # an int16 without bit 14
 
@@ -129,8 +128,17 @@ def decode_int8(codes: Tensor, workspace: Workspace) -> DecodedCodes:
 
 def decode_e8m0(codes: Tensor) -> Tensor:
     """Convert E8M0 exponents, uint8, to float32: 2^(code - 127); 0 is the subnormal 2^-127, 255 is NaN."""
-    powers = ((codes.long() + (1023 - 127)) << 52).view(torch.float64)  # a float64 with that exponent
-    return powers.float().masked_fill_(codes == 255, torch.nan)
+    return _look_up(_make_e8m0_table(codes.device), codes)
+
+
+@cache
+def _make_e8m0_table(device: torch.device) -> Tensor:
+    return torch.tensor([*(2.0 ** (code - 127) for code in range(255)), torch.nan], device=device)
+
+
+def _look_up(table: Tensor, codes: Tensor) -> Tensor:
+    """Return the values of bytes: for scales, on the CPU faster than any arithmetic, and than torch's casts."""
+    return table.index_select(0, codes.contiguous().view(torch.uint8).view(-1).int()).view(codes.shape)
 
 
 def list_small_floats(exponent: int, mantissa: int, signed: bool = True) -> tuple[float, ...]:
@@ -151,7 +159,7 @@ def _make_e5m3_table(device: torch.device) -> Tensor:
 
 def decode_e5m3(codes: Tensor) -> Tensor:
     """Convert unsigned E5M3 numbers, uint8, to float32: bias 15, subnormals, 255 is NaN (AMD Quark)."""
-    return _make_e5m3_table(codes.device)[codes.int()]
+    return _look_up(_make_e5m3_table(codes.device), codes)
 
 
 # E2M1 values by code: sign, two exponent bits, one mantissa bit (OCP Microscaling Formats 1.0, 5.3.3)
@@ -212,11 +220,13 @@ def look_up(indices: Tensor, table: Tensor, workspace: Workspace, key: str = OUT
 
 
 def decode_e4m3_scales(codes: Tensor) -> Tensor:
-    """Convert E4M3 bytes of any dtype to float32; for scales, which are few. On the CPU a table is the fastest."""
-    codes = codes.contiguous()
-    if codes.device.type != "cpu":
-        return codes.view(torch.float8_e4m3fn).float()
-    return E4M3_VALUES.index_select(0, codes.view(torch.uint8).view(-1).int()).view(codes.shape)
+    """Convert E4M3 bytes of any dtype to float32; for scales, which are few."""
+    return _look_up(_make_e4m3_table(codes.device), codes)
+
+
+@cache
+def _make_e4m3_table(device: torch.device) -> Tensor:
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().to(device)
 
 
 def _take_magnitudes(codes: Tensor, workspace: Workspace) -> Tensor:
