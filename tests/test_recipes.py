@@ -19,7 +19,7 @@ from quanterr.recipes import Source, list_recipes, parse_recipe, parse_recipes
 from quanterr.recipes.base import Piece
 from quanterr.recipes.blocks import BlockScheme
 from quanterr.recipes.matrices import open_rows
-from quanterr.recipes.quantized_file import PIECE, choose_weights, mix_recipes
+from quanterr.recipes.quantized_file import PIECE, _count_bytes, choose_weights, mix_recipes
 from quanterr.recipes.tensors import (
     calibrate,
     error_within_bounds,
@@ -129,8 +129,11 @@ def test_with_importance_most_values_are_those_of_the_real_writer(kind):
     """The first rows of a weight as llama-quantize writes them with --imatrix; its compiler may fuse operations."""
     golden = load_file(GOLDEN / "with_importance.safetensors")
     x, theirs, own = golden["x"].float(), golden[kind], gguf.GGMLQuantizationType[kind.upper()]
-    raw = parse_recipe(f"gguf_{kind}").scheme.encode(x, 0, (), golden["importance"])
-    ours = torch.from_numpy(gguf.quants.dequantize(raw.numpy(), own)).view(x.shape)
+    scheme = parse_recipe(f"gguf_{kind}").scheme
+    [codes] = scheme.list_tensors(Source(*x.shape, "F32"))
+    raw = torch.empty(_count_bytes(codes.dtype, codes.shape), dtype=torch.uint8)
+    scheme.encode(x, 0, (), raw, golden["importance"])
+    ours = torch.from_numpy(gguf.quants.dequantize(raw.view(len(x), -1).numpy(), own)).view(x.shape)
 
     assert (ours == theirs).float().mean() > 0.95
     assert abs(snr(x, theirs) - snr(x, ours)) < 0.01
@@ -141,7 +144,8 @@ def test_rows_are_measured_and_encoded_without_being_changed(name):
     """Other recipes have the same rows."""
     x = torch.randn(128, 256, generator=torch.Generator().manual_seed(1))
     rows, scheme, source = x.clone(), parse_recipe(name).scheme, Source(128, 256, "F32")
-    scheme.encode(rows, 0, scheme.settle(scheme.measure(Piece(rows), torch.ones(256)), source))
+    settled = scheme.settle(scheme.measure(Piece(rows), torch.ones(256)), source)
+    scheme.encode(rows, 0, settled, torch.empty(_count_bytes(*scheme.list_tensors(source)[0][1:]), dtype=torch.uint8))
 
     assert torch.equal(x, rows)
 

@@ -97,8 +97,10 @@ class Scheme(Protocol):
         Tensors that only ``encode`` needs may follow.
         """
 
-    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
-        """Return the codes of rows from index ``first`` on, (r, c) float32, as uint8 (r, bytes of a row).
+    def encode(
+        self, x: Tensor, first: int, settled: tuple[Tensor, ...], out: Tensor, importance: Tensor | None = None
+    ) -> None:
+        """Write the codes of rows from index ``first`` on, (r, c) float32, to ``out``, contiguous uint8 (bytes,).
 
         ``importance`` is as in ``measure``, for types that search their scales here.
         """

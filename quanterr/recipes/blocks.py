@@ -75,12 +75,14 @@ class BlockScheme(Scheme):
         """Return no tensors: scales are in the blocks."""
         return ()
 
-    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
-        """Return the blocks of rows."""
+    def encode(
+        self, x: Tensor, first: int, settled: tuple[Tensor, ...], out: Tensor, importance: Tensor | None = None
+    ) -> None:
+        """Write the blocks of rows."""
         blocks = x.reshape(-1, BLOCKS[self.dtype][0])
         if self.dtype in LEGACY and (importance is None or not self.weighs):
-            return self.quantize(blocks).view(len(x), -1)
-        if importance is None or not self.weighs:
+            parts = [self.quantize(blocks)]
+        elif importance is None or not self.weighs:
             parts = [self.quantize(blocks[some]) for some in _cut(blocks)]
         else:
             if self.dtype in LEGACY:  # K types use the mean square of a block instead
@@ -89,7 +91,7 @@ class BlockScheme(Scheme):
                 weights = importance.repeat(len(x))
             weights = weights.view(blocks.shape)
             parts = [self.quantize(blocks[some], weights[some]) for some in _cut(blocks)]
-        return torch.cat(parts).view(len(x), -1)
+        torch.cat(parts, out=out.view(len(blocks), -1))
 
 
 def _cut(blocks: Tensor) -> list[slice]:

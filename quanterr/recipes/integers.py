@@ -144,14 +144,17 @@ class IntegerScheme(Scheme):
         zero_points = pack_words((zero - self._low).to(torch.uint8).t().contiguous(), self.bits).view(torch.int32)
         return _replace_zeros(scale.to(dtype)), zero_points.t().contiguous(), zero
 
-    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
-        """Return the packed codes of rows."""
+    def encode(
+        self, x: Tensor, first: int, settled: tuple[Tensor, ...], out: Tensor, importance: Tensor | None = None
+    ) -> None:
+        """Write the packed codes of rows."""
         rows, group = slice(first, first + len(x)), self.group or x.shape[1]
         zero = None if self.symmetric else settled[2][rows]
-        in_pairs = self.bits == 4 and x.shape[1] * self.bits % WORD == 0
-        packing = Packing.LOW_FIRST if in_pairs else Packing.BYTES
-        codes = find_codes(x, settled[0][rows].float(), self._codes, group, after=zero, packing=packing)
-        return codes if in_pairs else pack_words(codes, self.bits)
+        scale, words = settled[0][rows].float(), out.view(len(x), -1)
+        if self.bits == 4 and x.shape[1] * self.bits % WORD == 0:
+            find_codes(x, scale, self._codes, group, after=zero, packing=Packing.LOW_FIRST, out=words)
+        else:
+            words.copy_(pack_words(find_codes(x, scale, self._codes, group, after=zero), self.bits))
 
 
 def _replace_zeros(scale: Tensor) -> Tensor:

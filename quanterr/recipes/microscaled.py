@@ -101,12 +101,13 @@ class MicroscaledScheme(Scheme):
             return decode_e4m3_scales(own) / settled[1]
         return torch.where(own == 0, 2.0**-127, (own.int() << 23).view(torch.float32))
 
-    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
-        """Return x / scale, rounded to codes."""
+    def encode(
+        self, x: Tensor, first: int, settled: tuple[Tensor, ...], out: Tensor, importance: Tensor | None = None
+    ) -> None:
+        """Write x / scale, rounded to codes."""
         units = self._find_units(first, len(x), settled)
-        if self.bits == 8:
-            return find_codes(x, units, FP8.codes, self._group)
-        return find_codes(x, units, _make_e2m1(), self._group, packing=Packing.LOW_FIRST)
+        to, packing = (FP8.codes, Packing.BYTES) if self.bits == 8 else (_make_e2m1(), Packing.LOW_FIRST)
+        find_codes(x, units, to, self._group, packing=packing, out=out.view(len(x), -1))
 
 
 @cache

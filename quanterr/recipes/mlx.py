@@ -67,7 +67,10 @@ class AffineScheme(Scheme):
         dtype = FLOATS[source.dtype]
         return scale.to(dtype), bias.to(dtype), scale, bias
 
-    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
-        """Return the packed codes of rows."""
+    def encode(
+        self, x: Tensor, first: int, settled: tuple[Tensor, ...], out: Tensor, importance: Tensor | None = None
+    ) -> None:
+        """Write the packed codes of rows."""
         scale, bias = (each[first : first + len(x)] for each in settled[2:])
-        return pack_words(find_codes(x, scale, make_integers(0, self._most), self.group, before=bias), self.bits)
+        codes = find_codes(x, scale, make_integers(0, self._most), self.group, before=bias)
+        out.view(len(x), -1).copy_(pack_words(codes, self.bits))

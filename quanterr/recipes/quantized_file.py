@@ -132,16 +132,26 @@ class QuantizedFile(CheckpointFile):
         first, last = begin // self._unit, -(-(begin + len(into)) // self._unit)
         done = 0
         for row, stop in self._choose_pieces(first * self._together, min(last * self._together, self.source.rows)):
-            make = partial(self._encode_rows, row, stop, settled)
-            codes = self._kept.codes.get(self, row, make) if self._keeps_codes else make()
             at = row // self._together * self._unit  # offset of the piece in the entry
+            size = min(-(-stop // self._together) * self._unit, self.entries[0].nbytes) - at
             skip = max(begin - at, 0)
-            n = min(len(codes) - skip, len(into) - done)
-            into[done : done + n] = codes[skip : skip + n]
+            n = min(size - skip, len(into) - done)
+            wanted = into[done : done + n]
             done += n
+            if n == size and not self._keeps_codes:
+                self._encode_rows(row, stop, settled, wanted)
+                continue
+            make = partial(self._make_codes, row, stop, settled, size)
+            codes = self._kept.codes.get(self, row, make) if self._keeps_codes else make()
+            wanted.copy_(codes[skip : skip + n])
 
-    def _encode_rows(self, row: int, stop: int, settled: tuple[Tensor, ...]) -> Tensor:
-        return self.recipe.scheme.encode(self.rows(row, stop), row, settled, self.importance).view(-1)
+    def _make_codes(self, row: int, stop: int, settled: tuple[Tensor, ...], size: int) -> Tensor:
+        codes = torch.empty(size, dtype=torch.uint8)
+        self._encode_rows(row, stop, settled, codes)
+        return codes
+
+    def _encode_rows(self, row: int, stop: int, settled: tuple[Tensor, ...], out: Tensor) -> None:
+        self.recipe.scheme.encode(self.rows(row, stop), row, settled, out, self.importance)
 
     def pieces(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield the spans of rows that are measured or encoded at once."""

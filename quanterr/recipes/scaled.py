@@ -115,7 +115,9 @@ class ScaledScheme(Scheme):
             return scale
         return scale[first // high : -(-(first + rows) // high)].repeat_interleave(high, 0)[:rows]
 
-    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
-        """Return x / scale, rounded to codes."""
+    def encode(
+        self, x: Tensor, first: int, settled: tuple[Tensor, ...], out: Tensor, importance: Tensor | None = None
+    ) -> None:
+        """Write x / scale, rounded to codes."""
         scale = self._select_scale(len(x), first, settled[0])
-        return find_codes(x, scale, self.codes.codes, self.edges[1] or x.shape[1])
+        find_codes(x, scale, self.codes.codes, self.edges[1] or x.shape[1], out=out.view(x.shape))

@@ -107,17 +107,20 @@ class TableScheme(Scheme):
         }
         return codes, scales, self._encode_state(source, nested), measured
 
-    def encode(self, x: Tensor, first: int, settled: tuple[Tensor, ...], importance: Tensor | None = None) -> Tensor:
-        """Return the codes of the table's nearest numbers, two per byte."""
+    def encode(
+        self, x: Tensor, first: int, settled: tuple[Tensor, ...], out: Tensor, importance: Tensor | None = None
+    ) -> None:
+        """Write the codes of the table's nearest numbers, two per byte."""
         flat, to = x.reshape(-1), _make_codes(self.kind)
         block = first * x.shape[1] // self.block
         largest = settled[-1][block : block + -(-len(flat) // self.block)]
         if len(flat) % self.block == 0:
-            return _find_codes_of_blocks(flat, largest, self.block, to, Packing.HIGH_FIRST)
+            _find_codes_of_blocks(flat, largest, self.block, to, Packing.HIGH_FIRST, out[None])
+            return
         codes = _find_codes_of_blocks(flat, largest, self.block, to)
         if codes.shape[1] % 2:
             codes = torch.cat([codes, to.round(torch.zeros(1, 1))], 1)
-        return pack_pairs(codes, low_first=False)
+        out[None].copy_(pack_pairs(codes, low_first=False))
 
 
 @cache
@@ -153,14 +156,19 @@ def _find_largest(values: Piece, block: int) -> Tensor:
 
 
 def _find_codes_of_blocks(
-    values: Tensor, largest: Tensor, block: int, to: Codes, packing: Packing = Packing.BYTES
+    values: Tensor,
+    largest: Tensor,
+    block: int,
+    to: Codes,
+    packing: Packing = Packing.BYTES,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return the codes of values over the largest magnitudes of their blocks, (1, n); a partial last one is divided.
 
-    Only whole blocks are packed.
+    ``packing`` and ``out``, as in find_codes, are for whole blocks.
     """
     whole = len(values) // block * block
     inverse = 1.0 / largest[: whole // block].clamp(min=LEAST)
-    found = find_codes(values[None, :whole], inverse[None], to, block, multiply=True, packing=packing)
+    found = find_codes(values[None, :whole], inverse[None], to, block, multiply=True, packing=packing, out=out)
     rest = values[None, whole:]
     return torch.cat([found, find_codes(rest, largest[None, -1:], to, rest.shape[1])], 1) if rest.numel() else found
