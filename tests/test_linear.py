@@ -52,6 +52,14 @@ def test_products_are_those_of_float32(onednn, x, weight, with_bias):
     assert bool(((found - want).abs() <= (K + 2) * 2.0**-24 * of_sizes).all())
 
 
+def test_parts_of_columns_are_left_to_torch(monkeypatch):
+    """oneDNN computes them without vectors."""
+    monkeypatch.setattr(linear, "_onednn_is_faster", lambda: pytest.fail("oneDNN"))
+    x, weight = made(8, K), made(40, 2 * K)[:, :K]
+
+    assert torch.equal(F.linear(x, weight), linear.multiply(x, weight))
+
+
 def test_gradients_are_those_of_torch(onednn):
     x, weight = made(8, K).requires_grad_(), made(40, K)
     found, want = (torch.autograd.grad(of(x, weight).square().sum(), x)[0] for of in (products.multiply, F.linear))
