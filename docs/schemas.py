@@ -1,4 +1,4 @@
-"""A page of tables made from a JSON Schema, as pydantic writes it."""
+"""A page of tables made from a JSON Schema, as msgspec writes it."""
 
 from typing import Any
 

@@ -16,6 +16,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.errors import CheckpointError, UsageError
@@ -130,7 +131,7 @@ def judge_images(
         for one in pairs:
             one.lpips = None
     differ = sum(not one.identical for one in pairs)
-    found = Images.model_construct(
+    found = Images(
         tool=Tool(name="quanterr", version=__version__),
         verdict="pass",
         reasons=[VOCABULARY.done],
@@ -150,11 +151,11 @@ def judge_images(
         run=clock.describe_run(command, "cpu", torch.get_num_threads(), read_bytes),
     )
     if reasons := [*list_reasons(found), *find_copies(found)]:
-        found = found.model_copy(update={"verdict": "inconclusive", "reasons": reasons})
+        found = replace(found, verdict="inconclusive", reasons=reasons)
     worst = [
         WorstPair(one.name, *map(_draw, sources[one.name])) for one in found.worst_first[:SHOWN] if not one.identical
     ]
-    return rules.judge(found.model_copy(update={"worst": worst}))
+    return rules.judge(replace(found, worst=worst))
 
 
 def _list_images(folder: Path) -> tuple[dict[str, list[Path]], list[str]]:

@@ -81,7 +81,7 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
     for stored in weights:
         formats.setdefault(stored.format or UNREAD, []).append(stored)
         groups.setdefault(stored.role, {}).setdefault(stored.format or UNREAD, []).append(stored)
-    return Inspection.model_construct(
+    return Inspection(
         tool=Tool(name="quanterr", version=__version__),
         path=escape_surrogates(checkpoint.path),
         kind=checkpoint.kind,

@@ -1,13 +1,17 @@
-"""Extracts of reports for tests, synthetic: what rules and diffs see of a report with these layers."""
+"""Synthetic reports for tests: what rules and diffs see of a report with these layers."""
 
 from math import isfinite
+from types import SimpleNamespace
 
 from quanterr.report.values import LAYER_METRICS, MODEL_METRICS
+
+SETTINGS = {"outlier_threshold": 0.01, "importance": None, "sensitivity": None, "metrics_version": 1}
 
 
 def row(name, snr_db, **more):
     """A layer with that SNR; None is undefined, and infinite is reported as the report does."""
     found = {"layer_name": name, "format": "fp8_tensor", "tensor_elements": 64, "finite": True, "nonfinite": {}}
+    found["original_fingerprint"] = None
     for metric in LAYER_METRICS:
         key, _, percentile = metric.partition(".")
         if percentile:
@@ -40,9 +44,10 @@ def made(
     aggregate=None,
     overall=28.5,
     lossless_norm=None,
+    settings=None,
     **more,
 ):
-    """An extract; ``layers`` and ``other`` are SNR by name."""
+    """A report; ``layers`` and ``other`` are SNR by name."""
     rows = [row(name, snr) for name, snr in (layers or {}).items()] + list(rows)
     whole = {"total_layers": len(rows), "nonfinite": {}}
     for metric in MODEL_METRICS:
@@ -52,16 +57,15 @@ def made(
         else:
             whole[key] = 0.5
     same = {"format": "dense", "tensor_elements": 64, "bits_per_weight": 16.0, "original_norm": lossless_norm}
-    return {
-        "schema": "quanterr.report",
-        "schema_version": "1.3",
+    same["original_fingerprint"] = None
+    found = {
         "verdict": "pass",
         "reasons": [],
         "complete": True,
         "original": {"tensors": 3, "bytes": 300},
         "quantized": {"bytes": 150},
         "selection": {"patterns": []},
-        "settings": {"outlier_threshold": 0.01, "importance": None, "metrics_version": 1},
+        "settings": SETTINGS | (settings or {}),
         "coverage": {"original_compared_fraction": 0.75, "quantized_compared_fraction": 1.0},
         "findings": list(findings),
         "gates": [],
@@ -72,4 +76,14 @@ def made(
         "not_compared": [
             {"layer_name": name, "bucket": "only_in_original", "reason": "has no counterpart"} for name in missing
         ],
-    } | more
+    }
+    return _with_attributes(found | more)
+
+
+def _with_attributes(value, key=""):
+    """The value with attributes instead of keys, but for mappings by metric."""
+    if isinstance(value, list):
+        return [_with_attributes(item) for item in value]
+    if not isinstance(value, dict) or key == "nonfinite":
+        return value
+    return SimpleNamespace(**{name: _with_attributes(own, name) for name, own in value.items()})

@@ -1,7 +1,8 @@
 """Small documents of every kind, in which every number is made up or follows from synthetic sums: for snapshots."""
 
-from dataclasses import replace
+import dataclasses
 
+from msgspec.structs import replace
 from sample_reports import Model, report_of, tiny
 
 from quanterr.findings import make_finding
@@ -61,7 +62,7 @@ def model(path: str, change_db: float = 0.0, **changes: object) -> Model:
     """The tiny model with everything compared, so many dB better."""
     own = tiny()
     weights = [(name, shape, form, level + change_db) for name, shape, form, level in own.weights]
-    return replace(own, **{"name": path, "weights": weights, "missing": [], "floor": None} | changes)
+    return dataclasses.replace(own, **{"name": path, "weights": weights, "missing": [], "floor": None} | changes)
 
 
 def ranking() -> Ranking:
@@ -74,7 +75,7 @@ def ranking() -> Ranking:
         for name in ("fp8", "int8")
     ]
     candidates = [replace(c, tokens_per_second=1000.0 / n) for n, c in enumerate(found.candidates, 1)]
-    return found.model_copy(update={"studies": studies, "candidates": candidates, "tool": TOOL, "run": RUN})
+    return replace(found, studies=studies, candidates=candidates, tool=TOOL, run=RUN)
 
 
 def scores(scale: float = 1.0) -> Scores:
@@ -160,7 +161,7 @@ def candidate(name: str, scale: float = 1.0) -> Evaluated:
 
 def evaluation(scale: float = 1.0) -> Evaluation:
     """Two candidates of a language model; one fails a gate."""
-    made = Evaluation.model_construct(
+    made = Evaluation(
         tool=TOOL,
         verdict="pass",
         reasons=["evaluated"],
@@ -181,7 +182,7 @@ def encoder() -> Evaluation:
     without = {"scores": None, "positions": [], "worst_tokens": [], "predicted_kld": None, "tasks": []}
     own = replace(candidate("q8"), **without, embeddings=Embeddings(16, 0.999, 0.99, 0.98, 0.02))
     changed = {"candidates": [own], "kind": "encoder", "model": "BertModel", "tokens": replace(TEXT, scored=0)}
-    return evaluation().model_copy(update=changed | {"verdict": "pass", "reasons": ["evaluated"]})
+    return replace(evaluation(), **changed, verdict="pass", reasons=["evaluated"])
 
 
 def plan() -> Plan:
@@ -207,7 +208,7 @@ def plan() -> Plan:
             ("model.layers.1.mlp.down_proj.weight", "original", "dense", 262144, 16.0, None, 0.0),
         )
     ]
-    return Plan.model_construct(
+    return Plan(
         tool=TOOL,
         original="original.safetensors",
         original_bytes=1 << 21,
@@ -238,7 +239,7 @@ def report_diff() -> Diff:
     weights = [(n, s, f, level + (1.5 if ".0." in n else -2.0)) for n, s, f, level in changed.weights]
     weights[2] = (*weights[2][:2], "fp8_row", 31.0)
     weights.append(("model.layers.2.mlp.up_proj.weight", (256, 512), "fp8_row", 31.0))
-    return diff(report_of(model("old")), report_of(replace(changed, weights=weights)), force=True)
+    return diff(report_of(model("old")), report_of(dataclasses.replace(changed, weights=weights)), force=True)
 
 
 def evaluation_diff() -> CandidateDiff:
@@ -252,7 +253,7 @@ def ranking_diff() -> CandidateDiff:
     layers = [replace(one, choices=[replace(c) for c in one.choices]) for one in new.layers]
     layers[0].choices[0].snr_db += 3.0
     candidates = [replace(c, bytes=c.bytes and c.bytes + 4096 * n) for n, c in enumerate(new.candidates)]
-    return diff(ranking(), new.model_copy(update={"layers": layers, "candidates": candidates}))
+    return diff(ranking(), replace(new, layers=layers, candidates=candidates))
 
 
 def plan_diff() -> CandidateDiff:
@@ -260,7 +261,7 @@ def plan_diff() -> CandidateDiff:
     new = plan()
     cheap = replace(new.layers[0], recipe="int4_g128", bytes=new.layers[0].bytes // 2, cost=new.layers[0].cost * 4)
     layers = [cheap, *new.layers[1:]]
-    return diff(plan(), new.model_copy(update={"layers": layers, "bytes": new.bytes - 100_000, "cost": 0.03}))
+    return diff(plan(), replace(new, layers=layers, bytes=new.bytes - 100_000, cost=0.03))
 
 
 def inspection(path: str = "tiny-8bit/model.safetensors", width: int = 8) -> Inspection:

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import torch
 from hostile_names import HOSTILE
+from msgspec.structs import replace
 
 from quanterr.comparison.assembly import LayerGroup, _compute_compared_fraction, _describe_bucket
 from quanterr.findings import make_finding
@@ -282,7 +283,7 @@ def report_of(model: Model) -> Report:
     buckets = coverage(layers + other, lossless, not_compared)
     gates = [] if model.floor is None else [*gates_of(layers, model.floor)]
     held = all(gate.status == "pass" for gate in gates)
-    return Report.model_construct(
+    return Report(
         tool=Tool(name="quanterr", version="0.1.0"),
         verdict="inconclusive" if reasons else "pass" if held else "fail",
         reasons=reasons or ["everything selected was compared; no gates set"],
@@ -329,7 +330,7 @@ def missing(name: str, shape: tuple[int, ...], bucket: str, reason: str) -> NotC
     """A tensor that was not compared."""
     n = header(name, shape, "")["tensor_elements"]
     fields = {"layer_name": name, "display_name": display(name), "side": "original", "bucket": bucket}
-    return NotCompared.model_validate(fields | {"reason": reason, "elements": n, "bytes": 2 * n})
+    return NotCompared(**fields, reason=reason, elements=n, bytes=2 * n)
 
 
 def implausible_error(layers: list[Layer]) -> Iterator[object]:
@@ -429,7 +430,7 @@ def hostile() -> Report:
         gate.violations = [Violation(text, None, None, text) for text in HOSTILE]
     names = [layer.layer_name for layer in report.layers]
     told = {"path": HOSTILE[0], "prefix": HOSTILE[1], "revision": HOSTILE[2], "notes": list(HOSTILE)}
-    side = report.original.model_copy(update=told)
+    side = replace(report.original, **told)
     lost = report.not_compared[0]
     changed = {
         "reasons": list(HOSTILE),
@@ -441,12 +442,10 @@ def hostile() -> Report:
             make_finding(text, "error", name, text, text) for text, name in zip(HOSTILE, cycle(names), strict=False)
         ],
         "groups": {kind: _by_text(found) for kind, found in report.groups.items()},
-        "not_compared": [lost.model_copy(update={"layer_name": text, "reason": text}) for text in HOSTILE],
-        "run": report.run.model_copy(
-            update={"command": list(HOSTILE), "device": HOSTILE[0], "started": HOSTILE[1], "torch": HOSTILE[2]}
-        ),
+        "not_compared": [replace(lost, layer_name=text, reason=text) for text in HOSTILE],
+        "run": replace(report.run, command=list(HOSTILE), device=HOSTILE[0], started=HOSTILE[1], torch=HOSTILE[2]),
     }
-    return report.model_copy(update=changed)
+    return replace(report, **changed)
 
 
 def _by_text(values: dict[str, object]) -> dict[str, object]:

@@ -63,7 +63,7 @@ class TestLayers:
         ],
     )
     def test_whose_number_was_lost_got_worse_and_come_first_and_the_other_way_round(self, new, reason):
-        new["layers"].append(row("b", 1.0))
+        new.layers.extend(made({"b": 1.0}).layers)
         worse, better = of(made({"a": 30.0, "b": 30.0}), new), of(new, made({"a": 30.0, "b": 30.0}))
 
         assert [("a", reason), ("b", None)] == [(item.layer, item.reason) for item in worse.worse]
@@ -137,8 +137,8 @@ class TestWhatCompares:
         [
             made({"a": 30.0}, original={"tensors": 9, "bytes": 300}),
             made({"a": 30.0}, selection={"patterns": ["attn"]}),
-            made({"a": 30.0}, settings={"outlier_threshold": 0.5, "importance": None, "metrics_version": 1}),
-            made({"a": 30.0}, settings={"outlier_threshold": 0.01, "importance": None, "metrics_version": 2}),
+            made({"a": 30.0}, settings={"outlier_threshold": 0.5}),
+            made({"a": 30.0}, settings={"metrics_version": 2}),
             made(rows=[row("a", 30.0, original_norm=2.0)]),
             made(lossless=["a"], lossless_norm=2.0),
         ],

@@ -1,10 +1,10 @@
 """The floor of language models: the original in the dtype that it is stored in, against plain transformers in it."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from small_models import ids, saved, stored, with_words
 from test_evaluate import CONTEXT, expected, plain
@@ -81,7 +81,7 @@ def test_is_a_row_and_names_who_is_below_it_on_the_same_chunks(found, tmp_path):
     near, far = found.candidates
     chunks = [0.5 * kld for kld in found.floor.scores.kld_chunks] + [1.0] * 5
     scores = replace(near.scores, kld_chunks=chunks, kld_mean=sum(chunks) / 9)
-    changed = found.model_copy(update={"candidates": [replace(near, scores=scores), far]})
+    changed = replace(found, candidates=[replace(near, scores=scores), far])
     for ending in ("md", "json", "csv"):
         changed.save(tmp_path / f"e.{ending}")
     text = (tmp_path / "e.md").read_text().replace("\\", "")

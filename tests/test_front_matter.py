@@ -1,11 +1,11 @@
 """The front matter of model cards, read by PyYAML and, as the hub reads it, by huggingface_hub."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import yaml
 from hostile_names import SHORT
+from msgspec.structs import replace
 from sample_documents import evaluation
 
 from quanterr.errors import UsageError
@@ -21,10 +21,8 @@ def sample(original="hf://org/model@main", **changes):
     """An evaluation of one candidate."""
     made = evaluation()
     own = [replace(made.candidates[0], **changes)]
-    run = made.run.model_copy(
-        update={"command": ["quanterr", "evaluate", "/home/me/original", "--text", "a=/home/me/a.txt"]}
-    )
-    return made.model_copy(update={"original": original, "candidates": own, "run": run})
+    run = replace(made.run, command=["quanterr", "evaluate", "/home/me/original", "--text", "a=/home/me/a.txt"])
+    return replace(made, original=original, candidates=own, run=run)
 
 
 def front(text):
@@ -104,7 +102,7 @@ def test_what_is_no_front_matter_is_refused(text):
 @pytest.mark.parametrize("name", SHORT, ids=lambda name: ascii(name[:16]))
 def test_names_are_only_text(name):
     made = sample(original=name, name=name, reasons=[name])
-    head, rest = front(put_front_matter("# Model\n", "card", made.model_copy(update={"reasons": [name]})))
+    head, rest = front(put_front_matter("# Model\n", "card", replace(made, reasons=[name])))
 
     assert {"base_model_relation", "model-index", "quanterr"} == set(head) - {"base_model"}
     assert isinstance(head["model-index"][0]["name"], str)
@@ -115,7 +113,7 @@ def test_a_verdict_is_that_of_the_evaluation():
     """Without gates, a pass means evaluated; what is inconclusive stays so."""
     bare = sample(gates=[])
     said = [
-        front(put_front_matter("", "card", bare.model_copy(update={"verdict": verdict})))[0]["quanterr"]["verdict"]
+        front(put_front_matter("", "card", replace(bare, verdict=verdict)))[0]["quanterr"]["verdict"]
         for verdict in ("pass", "inconclusive")
     ]
 

@@ -61,7 +61,7 @@ def whole(**more):
 
 
 def weighted_by(path, outlier_threshold=0.01):
-    return {"outlier_threshold": outlier_threshold, "importance": path, "sensitivity": path, "metrics_version": 1}
+    return {"outlier_threshold": outlier_threshold, "importance": path, "sensitivity": path}
 
 
 def compares(value):
@@ -203,7 +203,7 @@ class TestIdenticalLayers:
 
     def test_that_are_skipped_are_told(self):
         report = made(lossless=["a", "b"])
-        report["lossless"][0]["bits_per_weight"] = None
+        report.lossless[0].bits_per_weight = None
         found = gate(report, "bits_per_weight <= 16", undefined="skip")
 
         assert found.message.endswith("holds: 2 layers, 1 skipped, the same on both sides")
@@ -530,7 +530,7 @@ class TestVerdict:
     def test_what_earlier_gates_said_is_no_reason_any_more(self):
         before = judge(made(LAYERS, missing=["d"]), "snr_db >= 1000")
         stored = made(LAYERS, missing=["d"], verdict="inconclusive", reasons=before.reasons)
-        stored["gates"] = [{"message": found.message} for found in before.gates]
+        stored.gates = before.gates
 
         assert before.reasons[:1] == judge(stored, "findings.info == 0").reasons
 

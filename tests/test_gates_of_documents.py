@@ -1,11 +1,11 @@
 """One language of rules for every document: evaluations, rankings, plans; ``quanterr gate`` on each."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import sample_documents as sample
 from forked import call
+from msgspec.structs import replace
 
 import quanterr
 from quanterr.errors import Status, UsageError
@@ -27,7 +27,7 @@ def evaluation():
     """Whose first candidate has a KLD of 0.0125 ± 0.0006, relative errors of 1 and 2 % behind its two blocks."""
     made = sample.evaluation()
     candidates = [replace(one, findings=[], gates=[], verdict="pass", reasons=["evaluated"]) for one in made.candidates]
-    return made.model_copy(update={"candidates": candidates})
+    return replace(made, candidates=candidates)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ class TestEvaluations:
     )
     def test_compare_with_a_baseline(self, evaluation, rule, status):
         worse = sample.evaluation(2.0)
-        worse = worse.model_copy(update={"candidates": [replace(one, findings=[]) for one in worse.candidates]})
+        worse = replace(worse, candidates=[replace(one, findings=[]) for one in worse.candidates])
 
         assert [status] == statuses(worse, rule, baseline=evaluation)
 
@@ -88,7 +88,7 @@ class TestEvaluations:
         assert "fail" == quanterr.judge(evaluation, baseline=sample.evaluation(0.9)).verdict
 
     def test_a_baseline_of_another_text_is_refused(self, evaluation):
-        other = evaluation.model_copy(update={"tokens": replace(evaluation.tokens, sha256="f" * 64)})
+        other = replace(evaluation, tokens=replace(evaluation.tokens, sha256="f" * 64))
         with pytest.raises(UsageError, match="another text"):
             quanterr.judge(evaluation, baseline=other)
 
@@ -117,7 +117,7 @@ class TestEvaluations:
         missing = replace(
             evaluation.candidates[0], verdict="inconclusive", reasons=["1 tensor taken from the original"]
         )
-        without = evaluation.model_copy(update={"candidates": [missing]})
+        without = replace(evaluation, candidates=[missing])
 
         assert ("fail", "pass") == (failed.verdict, quanterr.judge(failed, require=["kld_mean < 1"]).verdict)
         for _ in range(2):

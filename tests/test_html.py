@@ -8,7 +8,9 @@ import re
 import zlib
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 from sample_reports import hostile, large_page, mixed, report_of, tiny
 
 from quanterr.report import html_data, view
@@ -169,8 +171,8 @@ class TestData:
 
     def test_everything_is_told_of_the_worst_layers_and_those_with_findings(self, report, monkeypatch):
         monkeypatch.setattr(html_data, "DETAILED", 2)
-        named = report.findings[0].model_copy(update={"layer": report.layers[-1].layer_name, "severity": "error"})
-        changed = report.model_copy(update={"findings": [named], "other_changes": []})
+        named = replace(report.findings[0], layer=report.layers[-1].layer_name, severity="error")
+        changed = replace(report, findings=[named], other_changes=[])
         data = html_data.page_data(changed)
         worst = sorted(range(len(report.layers)), key=lambda n: report.layers[n].snr_db)[:2]
 
@@ -178,7 +180,7 @@ class TestData:
         assert len(report.layers) - 1 == data["findings"][0]["row"]
 
     def test_undefined_numbers_are_null(self, report):
-        spoilt = Report.model_validate_json(report.to_json())
+        spoilt = msgspec.json.decode(report.to_json(), type=Report)
         spoilt.layers[3].snr_db = None
         data = unpacked(page(spoilt))
 
@@ -186,8 +188,8 @@ class TestData:
         assert 3 in data["details"]["rows"]
 
     def test_errors_have_room_before_everything_else(self, report):
-        info, error = (report.findings[0].model_copy(update={"severity": s}) for s in ("info", "error"))
-        many = report.model_copy(update={"findings": [info] * 600 + [error]})
+        info, error = (replace(report.findings[0], severity=s) for s in ("info", "error"))
+        many = replace(report, findings=[info] * 600 + [error])
 
         assert "error" == html_data.pick_findings(many)[0].severity
         assert "and 401 more findings, in the JSON" in page(many)

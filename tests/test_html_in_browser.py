@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 from browsing import BROWSER, DRIVER, started
 from making import numbers, quantized_fp8, quantized_int8, store
+from msgspec.structs import replace
 from sample_documents import inspection, plan
 from sample_reports import hostile, large_page, mixed, report_of, small
 
@@ -382,8 +383,8 @@ class TestKeep:
 
     def test_the_program_that_wrote_the_file_gets_a_complete_command(self, browser, tmp_path):
         made = report_of(small())
-        original = made.original.model_copy(update={"path": "its $ original.safetensors"})
-        made = made.model_copy(update={"original": original})
+        original = replace(made.original, path="its $ original.safetensors")
+        made = replace(made, original=original)
         for layer in made.layers:
             layer.comfy_format = "float8_e4m3fn_rowwise"
         with opened(browser, written(tmp_path, made)) as page:

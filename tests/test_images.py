@@ -10,6 +10,7 @@ import pytest
 import sample_documents
 import torch
 from hostile_names import SHORT
+from msgspec.structs import replace
 from PIL import Image
 from test_injection import check_csv, check_json, check_junit, check_lines, check_markdown, check_text
 from typer.testing import CliRunner
@@ -352,7 +353,7 @@ def test_a_name_is_only_text(name):
     pair, worst, lost = made.pairs[0], made.worst[0], made.not_compared[0]
     pair.name = pair.display_name = worst.name = lost.name = lost.display_name = lost.reason = name
     named = {"original": name, "quantized": name, "lpips_absent": name, "reasons": [name], "other_files": [name]}
-    made = made.model_copy(update=named)
+    made = replace(made, **named)
     pages = {}
     for output in OUTPUTS:
         file = io.StringIO()

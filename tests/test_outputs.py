@@ -9,8 +9,10 @@ from math import isnan
 from xml.etree import ElementTree
 
 import make_snapshots
+import msgspec
 import pytest
 from markdown_it import MarkdownIt
+from msgspec.structs import replace
 from sample_reports import HOSTILE, hostile, report_of, tiny
 
 from quanterr.errors import UsageError
@@ -60,7 +62,7 @@ def test_there_is_a_snapshot_for_each_file_and_the_other_way_round():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("verdict", ["inconclusive", "fail", "pass"])
 def test_the_verdict_comes_before_any_number_of_a_layer(report, name, verdict):
-    text = rendered(report.model_copy(update={"verdict": verdict}), name)
+    text = rendered(replace(report, verdict=verdict), name)
     first = min(text.find(layer.layer_name) for layer in report.layers if layer.layer_name in text)
 
     assert -1 < text.find(verdict) < first or name == "junit"
@@ -76,20 +78,20 @@ def test_what_was_not_compared_is_named_with_the_reason(report, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_report_gives_the_same_bytes_new_and_read_back(report, name):
-    assert rendered(report, name) == rendered(Report.model_validate_json(report.to_json()), name)
+    assert rendered(report, name) == rendered(msgspec.json.decode(report.to_json(), type=Report), name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_report_of_nothing_can_be_written(report, name):
     empty = {key: [] for key in ("layers", "other_changes", "lossless", "not_compared", "findings", "gates", "reasons")}
-    nothing = report.model_copy(update=empty | {"groups": {}, "formats": {}})
+    nothing = replace(report, **empty, groups={}, formats={})
 
     assert "inconclusive" in rendered(nothing, name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_undefined_numbers_can_be_written(report, name):
-    spoilt = Report.model_validate_json(report.to_json())
+    spoilt = msgspec.json.decode(report.to_json(), type=Report)
     for layer in spoilt.layers:
         layer.nonfinite = {"snr_db": "nan", "relative_error": "+inf", "mean_error": "-inf"}
         layer.snr_db = layer.relative_error = layer.mean_error = None
@@ -168,7 +170,7 @@ class TestCsv:
             rendered(report, "csv")
 
     def test_what_is_undefined_is_no_empty_cell(self, report):
-        spoilt = Report.model_validate_json(report.to_json())
+        spoilt = msgspec.json.decode(report.to_json(), type=Report)
         spoilt.layers[0].snr_db = spoilt.layers[0].mean_error = None
         spoilt.layers[0].nonfinite = {"snr_db": "nan", "mean_error": "-inf"}
         row = next(row for row in self.rows(spoilt) if row["layer_name"] == spoilt.layers[0].layer_name)
@@ -389,12 +391,12 @@ class TestJunit:
 
     @pytest.mark.parametrize(("verdict", "kind"), [("inconclusive", "errors"), ("fail", "failures")])
     def test_a_verdict_is_never_hidden_whatever_else_the_report_says(self, verdict, kind):
-        root, _ = self.suites(flawless().model_copy(update={"verdict": verdict, "reasons": [], "gates": []}))
+        root, _ = self.suites(replace(flawless(), verdict=verdict, reasons=[], gates=[]))
 
         assert "1" == root.get(kind)
 
     def test_a_warning_fails_no_test(self, report):
-        spoilt = Report.model_validate_json(report.to_json())
+        spoilt = msgspec.json.decode(report.to_json(), type=Report)
         spoilt.gates[0].severity = "warn"
         _, suites = self.suites(spoilt)
 
@@ -402,8 +404,8 @@ class TestJunit:
         assert "does not hold, a warning" in suites["gates"][0].find("system-err").text
 
     def test_thousands_of_problems_are_cut_and_told(self, report):
-        lost = [report.not_compared[0].model_copy(update={"layer_name": f"layers.{n}"}) for n in range(3000)]
-        _, suites = self.suites(report.model_copy(update={"not_compared": lost}))
+        lost = [replace(report.not_compared[0], layer_name=f"layers.{n}") for n in range(3000)]
+        _, suites = self.suites(replace(report, not_compared=lost))
 
         assert "and 2,000 more tensors were not compared" == suites["comparison"][-1].get("name")
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from forked import call
 from making import numbers, store
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from test_importance import gguf as importance_file
 
@@ -28,7 +29,7 @@ from quanterr.recipes.quantized_file import mix_recipes
 from quanterr.recipes.tensors import fake_quantize
 from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.report.plan.view import conclusion
-from quanterr.report.stored import read_stored
+from quanterr.report.reading import read_stored
 
 LAYERS = [
     f"model.layers.{n}.{module}.weight"
@@ -234,7 +235,7 @@ class TestExports:
 
     @pytest.mark.parametrize("name", ["model", "a model's", 'x"; $(touch harmed) `id`!\\'])
     def test_the_command_that_hands_a_plan_over_takes_any_name_for_a_name(self, original, name):
-        found = plan(original, bits=9, to=["int8_row"], device="cpu").model_copy(update={"original": name})
+        found = replace(plan(original, bits=9, to=["int8_row"], device="cpu"), original=name)
         for consumer, row in CONSUMERS.items():
             words = shlex.split(export_command(found, consumer))
             if row.python:
@@ -339,8 +340,8 @@ class TestExports:
     @pytest.mark.parametrize("program", CONSUMERS)
     def test_a_script_writes_what_the_program_reads_and_runs_it(self, original, program, tmp_path):
         found = plan(original, bits=9, to=list_writable(program), device="cpu")
-        run = found.run.model_copy(update={"command": ["quanterr", "plan", "a\nexit 3"]})
-        found = found.model_copy(update={"run": run})
+        run = replace(found.run, command=["quanterr", "plan", "a\nexit 3"])
+        found = replace(found, run=run)
         with (tmp_path / "plan.sh").open("w") as script:
             write(found, script, program)
         for name in ("python", *CONSUMERS):
@@ -434,7 +435,7 @@ class TestCompare:
         found, _ = made
         tensors = load_file(original.path)
         norm = "model.norm.weight"
-        some = Plan.model_construct(**{**found.__dict__, "layers": found.layers[1:]})
+        some = replace(found, layers=found.layers[1:])
         left = found.layers[0].layer_name
 
         def changed(name, weight):
@@ -515,7 +516,7 @@ class TestCompare:
 
     def test_a_damaged_plan_and_one_of_another_model_are_refused(self, original, made, tmp_path):
         (tmp_path / "p.json").write_text('{"schema": "quanterr.report"}')
-        with pytest.raises(ReportError, match=r"not a quanterr\.plan"):
+        with pytest.raises(ReportError, match=r"not a plan of quanterr"):
             read_stored(str(tmp_path / "p.json"), Plan)
         save_file({"other.weight": torch.ones(4, 4)}, tmp_path / "o.safetensors")
         report = quanterr.compare(tmp_path / "o.safetensors", tmp_path / "o.safetensors")

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from msgspec.structs import replace
 from sample_documents import encoder, evaluation, images, inspection, plan, ranking
 from sample_reports import hostile, report_of, small, tiny
 
@@ -81,7 +82,7 @@ def test_names_of_any_kind_are_drawn_as_text():
 def test_what_has_nothing_to_draw_says_so():
     report = report_of(tiny())
     with pytest.raises(UsageError, match="no layer differs"):
-        report.model_copy(update={"layers": []}).plot()
+        replace(report, layers=[]).plot()
 
 
 @pytest.mark.parametrize("document", [images, inspection])

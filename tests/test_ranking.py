@@ -3,11 +3,11 @@
 import json
 import math
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
 from making import numbers, quantized_fp8, quantized_int8, store
+from msgspec.structs import replace
 
 import quanterr
 from quanterr.comparison import compare_each
@@ -170,7 +170,7 @@ class TestInconclusive:
         paths = [store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, original())) for n in range(2)]
         first, second = compare_each(x, paths, CompareOptions(device="cpu"))
         undefined = [replace(second.layers[0], error_norm=None), *second.layers[1:]]
-        found = make_ranking(["a", "b"], [first, second.model_copy(update={"layers": undefined})])
+        found = make_ranking(["a", "b"], [first, replace(second, layers=undefined)])
 
         assert ("inconclusive", ["a"]) == (found.verdict, found.front)
         assert f"the error of {A} is undefined" == found.candidates[1].not_ranked

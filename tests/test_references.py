@@ -2,11 +2,11 @@
 
 import json
 import shutil
-from dataclasses import asdict
 
 import pytest
 import torch
 from forked import call
+from msgspec.structs import asdict
 from safetensors.torch import load_file, save_file
 from small_models import ids, saved, stored, with_words
 from test_evaluate import CONTEXT, candidate

@@ -1,11 +1,11 @@
 """Outputs say a reason once: of several candidates, and of gates."""
 
 import io
-from dataclasses import replace
 
 import pytest
 import sample_documents
 from make_snapshots import show_view, terminal
+from msgspec.structs import replace
 from sample_reports import report_of, tiny
 
 from quanterr.findings import make_finding
@@ -27,7 +27,7 @@ NAMED = [("both candidates", 2), ("all 3 candidates", 3)]
 def sound_evaluation():
     found = sample_documents.evaluation()
     sound = [replace(one, findings=[], verdict="pass", reasons=["evaluated"], gates=[]) for one in found.candidates]
-    return found.model_copy(update={"candidates": sound, "verdict": "pass", "reasons": ["evaluated"]})
+    return replace(found, candidates=sound, verdict="pass", reasons=["evaluated"])
 
 
 DOCUMENTS = {
@@ -96,7 +96,7 @@ def test_a_gate_that_cannot_be_judged_is_one_annotation():
     """It is why the verdict is inconclusive, and the message of a gate."""
     found = sound_evaluation()
     few = [replace(one, scores=replace(one.scores, chunks=4)) for one in found.candidates[:1]]
-    judged = judge(found.model_copy(update={"candidates": few}), require=RULES[:1]).candidates[0]
+    judged = judge(replace(found, candidates=few), require=RULES[:1]).candidates[0]
 
     assert "inconclusive" == judged.verdict
     assert 1 == len(make_annotations(judged))
@@ -105,9 +105,7 @@ def test_a_gate_that_cannot_be_judged_is_one_annotation():
 
 def test_a_finding_that_begins_with_its_recipe_names_it_once():
     found = make_finding("fallback_recipe", "info", None, "gguf_q4_k: 2 weights are stored as gguf_q5_0")
-    shown = merge_findings(
-        [("gguf_q4_k", found), ("plan.json", found.model_copy(update={"message": "another"}))], 2
-    ).found
+    shown = merge_findings([("gguf_q4_k", found), ("plan.json", replace(found, message="another"))], 2).found
 
     assert ["", "plan.json"] == [name for name, _ in shown]
 

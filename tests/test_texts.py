@@ -2,12 +2,12 @@
 
 import json
 import random
-from dataclasses import asdict
 from statistics import fmean
 
 import pytest
 import torch
 from forked import call
+from msgspec.structs import asdict
 from small_models import auto_of, saved, with_words
 from test_evaluate import FLOAT64, candidate
 

@@ -76,7 +76,7 @@ def of_vocabularies() -> set[str]:
 WORDS = {
     "headings": declared_headings(),
     "rules": of_vocabularies(),
-    "findings": {*CODES, *get_args(Finding.model_fields["severity"].annotation)},
+    "findings": {*CODES, *get_args(Finding.__annotations__["severity"])},
     "verdicts": {*get_args(Verdict), "compared", "evaluated"},
     "roles": {*(role for role, _ in ROLES), *ALIASES, OTHER},
     "states": {*BUCKETS, *BUCKETS.values(), "not compared", "not ranked", "undefined", "exact", "not finite"},

@@ -1,11 +1,11 @@
 """Divergence by position and the worst tokens, against plain transformers; their text is shown as text alone."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hostile_names import SHORT
+from msgspec.structs import replace
 from safetensors.torch import load_file
 from sample_documents import evaluation as sample
 from small_models import ids, saved, with_words
@@ -104,7 +104,7 @@ def shown(text):
     spans = [PositionScores(16 * n, 16 * n + 15, 0.01 / (n + 1), 256) for n in range(16)]
     made = sample()
     changed = [replace(one, worst_tokens=[worst], positions=spans, name=text or "x") for one in made.candidates]
-    return made.model_copy(update={"candidates": changed})
+    return replace(made, candidates=changed)
 
 
 TAME = page_of(rendered(shown("tame"), "html"))

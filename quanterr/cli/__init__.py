@@ -114,7 +114,7 @@ def _print_version(wanted: bool) -> None:
         for line in read_record().splitlines():
             typer.echo(f"  {line}")
         typer.echo(f"Python {platform.python_version()}, {platform.platform()}")
-        for name in ("torch", "safetensors", "pydantic", "typer", "transformers"):
+        for name in ("torch", "safetensors", "msgspec", "typer", "transformers"):
             with suppress(PackageNotFoundError):
                 typer.echo(f"{name} {version(name)}")
     raise typer.Exit
@@ -220,7 +220,7 @@ def _make_judge(rules: "PreparedRules", planned: str | None) -> "Callable[[Repor
         return rules.judge
     from quanterr.gates.plan_check import check_against_plan
     from quanterr.report.plan.model import Plan
-    from quanterr.report.stored import read_stored
+    from quanterr.report.reading import read_stored
 
     plan = read_stored(planned, Plan)
     return lambda report: check_against_plan(rules.judge(report), plan)
@@ -316,7 +316,7 @@ def _view_with_evaluation(evaluation: str, report: "Document", to: "list[Target]
     from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.model import Report
     from quanterr.report.page import TOP
-    from quanterr.report.stored import read_stored
+    from quanterr.report.reading import read_stored
     from quanterr.report.view import view
 
     if not isinstance(report, Report):

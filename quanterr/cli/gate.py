@@ -3,7 +3,6 @@
 import os
 import sys
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -13,7 +12,6 @@ from quanterr.cli.common import Display, deliver, guard_stdout, wrap_help
 from quanterr.cli.options import AllBut, argument, with_options
 from quanterr.errors import UsageError
 from quanterr.options import GATES, GateOptions, Option
-from quanterr.util import strict_json
 from quanterr.util.colors import paint, use_color
 from quanterr.util.text import display, escape_commands
 
@@ -63,6 +61,7 @@ def gate(
 
     from quanterr.gates import github, prepare, read_subjects, verdict_on_whole, verdicts_of, with_verdicts
     from quanterr.gates.explanation import explain_layer as explained
+    from quanterr.report.base import dumps
     from quanterr.report.documents import find_kind, read_document
     from quanterr.report.gate_results import exit_status
     from quanterr.report.subjects import find_counterpart
@@ -92,7 +91,7 @@ def gate(
         summarize(with_verdicts(document, subjects, verdicts) if stores_verdict else document, baseline)
     if show.as_json:
         with guard_stdout():
-            print(strict_json.dumps(_list_fields(whole, subjects, verdicts), asdict), flush=True)
+            print(dumps(_list_fields(whole, subjects, verdicts)), flush=True)
     if to or update_baseline:
         _write_document(
             report, subjects, verdicts, to, baseline if update_baseline else None, _find_reason_against_update(whole)
@@ -129,10 +128,12 @@ def _same_file(report: str, baseline: str) -> bool:
 
 def mark_unjudged(report: "Report", error: UsageError) -> "Report":
     """Return a copy of the report with verdict "inconclusive" and the reason why the rules cannot judge it."""
+    from msgspec.structs import replace
+
     from quanterr.report.values import NOT_JUDGED
 
     before = report.reasons if report.verdict == "inconclusive" else []
-    return report.model_copy(update={"verdict": "inconclusive", "reasons": [f"{NOT_JUDGED}{error}", *before]})
+    return replace(report, verdict="inconclusive", reasons=[f"{NOT_JUDGED}{error}", *before])
 
 
 def report_verdict(

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import nan
 
+import msgspec
+
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.findings import (
@@ -292,7 +294,7 @@ class ReportBuilder:
             *self._find_in_report(noticed),
         ]
         reasons = self._list_reasons(complete, not_compared, findings, original, quantized)
-        return Report.model_construct(
+        return Report(
             tool=Tool(name="quanterr", version=__version__),
             verdict="inconclusive" if reasons else "pass",
             reasons=reasons or ["everything selected was compared; no gates set"],
@@ -474,7 +476,7 @@ def _make_layer(pair: Pair, done: ComparedWeight, alpha: float | None, predicts:
 
 
 def _make_not_compared(leftover: Leftover) -> NotCompared:
-    return NotCompared.model_validate(
+    return msgspec.convert(
         {
             "layer_name": leftover.name,
             "display_name": display(leftover.name),
@@ -483,7 +485,8 @@ def _make_not_compared(leftover: Leftover) -> NotCompared:
             "reason": leftover.reason,
             "elements": sum(entry.n for entry in leftover.entries),
             "bytes": sum(entry.nbytes for entry in leftover.entries),
-        }
+        },
+        NotCompared,
     )
 
 

@@ -114,7 +114,7 @@ def _estimate(
         run = clock.describe_run(options.command, "cpu", usable_cores(), read_bytes)
         if group is not None:
             group.end()
-    return Ranking.model_construct(
+    return Ranking(
         tool=Tool(name="quanterr", version=__version__),
         verdict="pass",
         reasons=[f"estimated from {100 * share:g} % of the rows of each weight"],

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Unpack
 
+from msgspec.structs import replace
+
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison import Path, compare_each
 from quanterr.comparison.bounds import add_bounds
@@ -107,7 +109,7 @@ def add_studies(
         weigh = make_importance_lookup(checkpoint, means)
         found = study_recipes(checkpoint, recipes, LayerSelection(options.layers, options.exclude), options.stop, weigh)
         checkpoint.check_unchanged()
-    return ranking.model_copy(update={"studies": found})
+    return replace(ranking, studies=found)
 
 
 def list_names(recipes: Iterable[Recipe]) -> list[str]:

@@ -81,7 +81,7 @@ def assemble(
         candidate.findings += baseline.findings
     outcomes = [each.outcome for each in found]
     verdict, reasons = combine_verdicts({candidate.name: candidate for candidate in candidates})
-    return Evaluation.model_construct(
+    return Evaluation(
         tool=Tool(name="quanterr", version=__version__),
         verdict=verdict,
         reasons=reasons,

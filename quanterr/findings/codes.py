@@ -2,6 +2,8 @@
 
 from math import isfinite
 
+import msgspec
+
 from quanterr.report.base import Finding
 
 
@@ -18,7 +20,7 @@ def make_finding(
         remedy: what to do about it.
         **evidence: numbers and names for the report.
     """
-    return Finding.model_validate(
+    return msgspec.convert(
         {
             "code": code,
             "severity": severity,
@@ -26,7 +28,8 @@ def make_finding(
             "message": message,
             "remedy": remedy,
             "evidence": {key: _drop_nonfinite(value) for key, value in evidence.items()},
-        }
+        },
+        Finding,
     )
 
 

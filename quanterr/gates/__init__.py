@@ -17,9 +17,10 @@ To add a function, add a row to FUNCTIONS.
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule, check_baseline_use, read_rules
@@ -28,7 +29,7 @@ from quanterr.options import GateOptions
 from quanterr.report import SCHEMA as REPORT
 from quanterr.report.documents import KINDS, DocumentKind, find_kind, read_document
 from quanterr.report.gate_results import Verdict
-from quanterr.report.reading import read_extract
+from quanterr.report.reading import read_report
 from quanterr.report.subjects import Subject, combine_verdicts, find_counterpart
 from quanterr.report.values import ReportValues
 from quanterr.util.text import display
@@ -87,8 +88,8 @@ def read_subjects(path: str, rules: list[Rule], kind: DocumentKind) -> list[Subj
         kinds = f"the kind of the baseline ({found.name.lower()}) differs from the document's ({kind.name.lower()})"
         raise UsageError(f"--baseline {display(path)}: {kinds}")
     if kind == KINDS[REPORT]:
-        return [ReportValues(read_extract(path, *needed_metrics(rules)))]
-    return subjects_of(read_document(path), rules)
+        return [ReportValues(read_report(path, needed_metrics(rules), judged=False))]
+    return subjects_of(read_document(path))
 
 
 def judge(
@@ -118,12 +119,12 @@ def judge(
     vocabulary = _values(document).VOCABULARY
     rules = read_rules(thresholds, require, fail_if, baseline=baseline is not None, vocabulary=vocabulary)
     check_baseline_use(rules, baseline is not None)
-    return apply_rules(document, rules, subjects_of(baseline, rules) if baseline else ())
+    return apply_rules(document, rules, subjects_of(baseline) if baseline else ())
 
 
 def apply_rules(document: "DocumentT", rules: list[Rule], before: Sequence[Subject] = ()) -> "DocumentT":
     """Return the document with verdicts by rules and baseline subjects that were read before."""
-    subjects = subjects_of(document, rules)
+    subjects = subjects_of(document)
     return with_verdicts(document, subjects, verdicts_of(subjects, rules, before))
 
 
@@ -144,9 +145,9 @@ def with_verdicts(document: "DocumentT", subjects: Sequence[Subject], verdicts: 
     update = {"verdict": whole.verdict, "reasons": whole.reasons, "gated": bool(whole.gates)}
     candidates = getattr(document, "candidates", None)
     if candidates is None:
-        return document.model_copy(update=update | {"gates": whole.gates})
+        return replace(document, **update, gates=whole.gates)
     judged = [replace(one, **verdict._asdict()) for one, verdict in zip(candidates, verdicts, strict=True)]
-    return document.model_copy(update=update | {"candidates": judged})
+    return replace(document, **update, candidates=judged)
 
 
 def verdict_on_whole(subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -> Verdict:
@@ -157,10 +158,9 @@ def verdict_on_whole(subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -
     return Verdict(*combine_verdicts(by_name), [gate for verdict in verdicts for gate in verdict.gates])
 
 
-def subjects_of(document: "Document", rules: list[Rule]) -> list[Subject]:
-    """Return the subjects of a document, with the metrics that rules need."""
-    of_items, of_model = needed_metrics(rules)
-    return _values(document).list_subjects(document, of_items | of_model)  # type: ignore[no-any-return]
+def subjects_of(document: "Document") -> list[Subject]:
+    """Return the subjects of a document."""
+    return _values(document).list_subjects(document)  # type: ignore[no-any-return]
 
 
 def _values(document: "Document") -> ModuleType:

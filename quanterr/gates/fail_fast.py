@@ -7,7 +7,6 @@ from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule
 from quanterr.gates.selectors import make_decider
 from quanterr.gates.verdicts import collect_values, format_rule, format_value
-from quanterr.report.reading import make_extractor
 from quanterr.report.subjects import Item, Subject
 from quanterr.util.text import display
 
@@ -30,12 +29,11 @@ def make_violation_check(rules: list[Rule], baseline: Subject | None) -> "Callab
     ]
     if not of_layers:
         raise UsageError("--fail-fast: no rule of severity error applies to single layers, such as 'snr_db >= 30'")
-    extract = make_extractor({rule.condition.metric for rule, _ in of_layers})
     before = {item.name: item for item in baseline.items} if baseline else {}
 
     def find_violation(layer: "Layer") -> str | None:
         kind = "layers" if len(layer.tensor_shape) > 1 else "other_changes"
-        item = Item(layer.layer_name, kind, extract(layer))
+        item = Item(layer.layer_name, kind, layer)
         for rule, takes in of_layers:
             if takes(item) and (against := _describe_violation(rule, item, before)):
                 return f"gate {format_rule(rule)} does not hold for {display(item.name)}: {against}"

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from math import sqrt
 
+from msgspec.structs import replace
+
 from quanterr.errors import UsageError
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.model import Layer, LosslessLayer, Report
@@ -68,12 +70,10 @@ def check_against_plan(report: Report, plan: Plan) -> Report:
     found.sort(key=lambda violation: violation.margin if violation.margin is not None else float("-inf"))
     gate = _make_gate(found, len(plan.layers))
     if report.verdict == "inconclusive":
-        return report.model_copy(update={"gates": [*report.gates, gate]})
+        return replace(report, gates=[*report.gates, gate])
     failed = [one.message for one in (*report.gates, gate) if one.status == "fail" and one.severity == "error"]
     reasons = failed or [f"everything selected was compared; {gate.message}"]
-    return report.model_copy(
-        update={"gates": [*report.gates, gate], "verdict": "fail" if failed else "pass", "reasons": reasons}
-    )
+    return replace(report, gates=[*report.gates, gate], verdict="fail" if failed else "pass", reasons=reasons)
 
 
 def _find_unplanned_changes(report: Report, plan: Plan) -> Iterator[Violation]:

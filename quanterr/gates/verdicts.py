@@ -18,10 +18,9 @@ from quanterr.report.subjects import WIDTH, Item, Subject, compute_change
 from quanterr.util.text import count, display, format_decisive
 
 
-def needed_metrics(rules: list[Rule]) -> tuple[set[str], set[str]]:
-    """Return the metrics of layers and of the aggregate that the rules and the baseline check need."""
-    metrics = {rule.condition.metric for rule in rules if rule.condition.of_items} | {NORM}
-    return metrics, {rule.condition.metric for rule in rules if rule.condition.scope == "model"}
+def needed_metrics(rules: list[Rule]) -> set[str]:
+    """Return the metrics of layers that the rules and the baseline check need."""
+    return {rule.condition.metric for rule in rules if rule.condition.of_items} | {NORM}
 
 
 def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None = None) -> Verdict:

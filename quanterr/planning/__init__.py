@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from math import fsum, log10, sqrt
 from typing import Unpack
 
+from msgspec.structs import replace
+
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison import compare_each
 from quanterr.errors import Interrupted, UsageError
@@ -119,9 +121,9 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
         from quanterr.planning.verification import keep_limit, measure
 
         if goal.kind == "kld":
-            return keep_limit(goal.amount, make, checkpoint, chosen).model_copy(update={"goal": str(goal)})
+            return replace(keep_limit(goal.amount, make, checkpoint, chosen), goal=str(goal))
         plan = make(goal.amount)
-        return plan.model_copy(update={"measured": measure(plan, checkpoint, chosen)})
+        return replace(plan, measured=measure(plan, checkpoint, chosen))
 
 
 def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architecture: str, same_in: SameIn) -> Plan:
@@ -172,7 +174,7 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
             f"the {SOURCES[measure]} does not name {count(len(left_out), 'layer')}, left unquantized: "
             f"{listed(left_out, 3)}"
         )
-    return Plan.model_construct(
+    return Plan(
         tool=Tool(name="quanterr", version=__version__),
         original=first.original.path,
         original_bytes=nbytes,

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from quanterr.checkpoints import Checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation import evaluate_candidates
@@ -67,7 +69,7 @@ def keep_limit(limit: float, make: Callable[[float], Plan], original: Checkpoint
         found = measure(plan, original, chosen)
         kept = found.kld <= limit
         if kept and (best is None or plan.bytes < best.bytes):
-            best = plan.model_copy(update={"measured": found})
+            best = replace(plan, measured=found)
         why = f"a plan of {size(plan.bytes)} has a measured KLD of {found.kld:.4g} nat"
         if not found.kld or CLOSE * limit <= found.kld <= limit:
             break

@@ -14,23 +14,6 @@ BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"  # of the sectio
 LISTS = ("findings", "layers", "other_changes", "lossless", "not_compared")  # a report says how long they are
 
 
-# Values of layers that a large report holds by column as well: what most rules ask for is read sooner there.
-COLUMNS = (
-    "layer_name",
-    "format",
-    "tensor_elements",
-    "finite",
-    "nonfinite",
-    NORM,
-    FINGERPRINT,
-    "snr_db",
-    "excess_db",
-    "relative_error",
-    "max_absolute_error",
-)
-MANY_LAYERS = 1000
-
-
 class Output(NamedTuple):
     """One rendering."""
 

@@ -1,25 +1,34 @@
-"""Parts that all documents share: base classes, scores, findings and run information."""
+"""Parts that all documents share: the base class, scores, findings and run information; strict JSON of them."""
 
+from collections.abc import Iterable
+from contextlib import suppress
+from math import isfinite
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, GetJsonSchemaHandler
-from pydantic_core import CoreSchema
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import astuple
 
 from quanterr.report.finding_codes import FORMER_NAMES
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
 
-Number = FiniteFloat | None
+Number = float | None
+Count = Annotated[int, Meta(ge=0)]
+
+_encode = msgspec.json.Encoder().encode
 
 
-class Model(BaseModel):
-    """Base of all parts of documents; ignores unknown fields, so that results of newer minor versions can be read."""
+class Model(Struct, gc=False):
+    """Base of all parts of documents.
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    Readers ignore unknown fields, so that results of newer minor versions can be read. Parts hold no cycles: without
+    garbage collection they are smaller.
+    """
 
 
 class Score(NamedTuple):
-    """A number that tables, gates, diffs and the JSON Schema describe: an annotation of its field."""
+    """A number that tables, gates, diffs and the JSON Schema describe."""
 
     title: str
     better: Literal["lower", "higher"]
@@ -27,35 +36,39 @@ class Score(NamedTuple):
     unit: Literal["", "nat", "dB", "B", "%"] = ""  # "%": a share, shown in per cent
     column: int | None = None  # place in tables, from the left; None: not shown there
 
-    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
-        """Return the JSON Schema of the field, described by its formula."""
-        return handler(core_schema) | {"description": self.formula}
+
+def score(
+    title: str,
+    better: Literal["lower", "higher"],
+    formula: str,
+    unit: Literal["", "nat", "dB", "B", "%"] = "",
+    column: int | None = None,
+) -> Meta:
+    """Return the annotation of a field that is a score; the JSON Schema describes it by its formula."""
+    return Meta(description=formula, extra={"score": Score(title, better, formula, unit, column)})
 
 
-def collect_scores(kind: type[object]) -> dict[str, Score]:
-    """Return the annotated scores among the fields of a class, by field name."""
+def collect_scores(kind: type[Model]) -> dict[str, Score]:
+    """Return the scores among the fields of a class, by field name."""
     hints = get_type_hints(kind, include_extras=True)
     annotated = ((name, note) for name, hint in hints.items() for note in getattr(hint, "__metadata__", ()))
-    return {name: note for name, note in annotated if isinstance(note, Score)}
-
-
-def _check_json(value: JsonObject) -> JsonObject:
-    """Return the value unchanged, after checking that strict JSON can hold it: no NaN, no infinity."""
-    strict_json.dumps(value)
-    return value
+    return {name: note.extra["score"] for name, note in annotated if isinstance(note, Meta) and note.extra}
 
 
 class Finding(Model):
     """Something wrong or suspicious, with what to do about it."""
 
-    code: Annotated[
-        str, AfterValidator(lambda code: FORMER_NAMES.get(code, code)), Field(description="see `quanterr explain`")
-    ]
+    code: Annotated[str, Meta(description="see `quanterr explain`")]
     severity: Literal["info", "warning", "error"]
     layer: str | None
     message: str
     remedy: str | None
-    evidence: Annotated[JsonObject, AfterValidator(_check_json)]
+    evidence: JsonObject
+
+    def __post_init__(self) -> None:
+        """Rename a finding of version 0.1.0."""
+        if self.code in FORMER_NAMES:
+            self.code = FORMER_NAMES[self.code]
 
 
 class Tool(Model):
@@ -65,14 +78,16 @@ class Tool(Model):
     version: str
 
 
-class RunInfo(Model):
+class RunInfo(Model, kw_only=True):
     """The part of a document that changes from run to run; all else is the same for the same inputs."""
 
     started: str
-    seconds: FiniteFloat
+    seconds: float
     device: str
     threads: int
-    kernel: str | None = None  # kernel that computed the sums: native (with its instruction set) or torch
+    kernel: Annotated[
+        str | None, Meta(description="kernel that computed the sums: native (with its instruction set) or torch")
+    ] = None
     torch: str
     python: str
     read_bytes: int
@@ -80,11 +95,31 @@ class RunInfo(Model):
 
 
 def dumps(value: object) -> str:
-    """Return a part of a document as strict ASCII JSON on one line."""
-    return strict_json.dumps(value, _as_dict)
+    """Return a part of a document as strict ASCII JSON on one line, safe to print on a CI runner.
+
+    Raises:
+        ValueError: it holds NaN or infinity.
+    """
+    _require_finite([value])
+    with suppress(UnicodeEncodeError):  # of lone surrogates
+        raw = _encode(value)
+        if raw.isascii() and b"\x7f" not in raw:
+            return strict_json.mask_commands(raw.decode())
+    return strict_json.dumps(msgspec.to_builtins(value))  # escapes other characters
 
 
-def _as_dict(value: Any) -> JsonObject:
-    if isinstance(value, Model):
-        return value.__dict__
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+def _require_finite(values: Iterable[Any]) -> None:
+    """Raise ValueError for NaN and infinity, which the encoder would write as null."""
+    for value in values:
+        kind = value.__class__
+        if kind is float:
+            if not isfinite(value):
+                raise ValueError(f"{value} is not JSON")
+        elif kind is str or kind is int or value is None:
+            pass
+        elif kind is list or kind is tuple:
+            _require_finite(value)
+        elif kind is dict:
+            _require_finite(value.values())
+        elif isinstance(value, Struct):
+            _require_finite(astuple(value))

@@ -2,13 +2,14 @@
 
 import io
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from importlib import import_module
 from os import PathLike, fspath
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+from msgspec.structs import asdict, astuple
 
 from quanterr.report import OUTPUTS, Output, checksum, notebook
 from quanterr.report.base import Model, RunInfo, Tool, dumps
@@ -22,13 +23,14 @@ LINE = 150  # maximum length of the conclusion in ``repr``
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class Result(ABC):
+class Result:
     """Base of all results; the modules that render them are imported on use.
 
     ``VIEW`` names a module with ``view``, and with ``brief`` if a line for ``--quiet`` has other words. ``ROWS`` names
     the module with ``CSV_COLUMNS``, ``rows`` and ``suites``; if empty, that is ``VIEW``, too.
     """
 
+    __slots__ = ()
     VIEW: ClassVar[str]
     OUTPUTS: ClassVar[tuple[Output, ...]] = OUTPUTS
     ROWS: ClassVar[str] = ""
@@ -87,13 +89,13 @@ class Result(ABC):
         """
         return notebook.make_frame(self._frame_rows())
 
-    @abstractmethod
     def _frame_rows(self) -> Iterator[JsonObject]:
         """Yield the rows of the data frame."""
+        raise NotImplementedError
 
-    @abstractmethod
     def write_json(self, file: IO[str]) -> None:
         """Write the result as strict ASCII JSON."""
+        raise NotImplementedError
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to a file, as ``--output-report`` does: the suffix chooses the output.
@@ -107,7 +109,7 @@ class Result(ABC):
         save(self, fspath(path), self.OUTPUTS)
 
 
-class Document(Result, Model):
+class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
     """A result stored as strict ASCII JSON; ``run`` is its last field, and a checksum covers all fields before it.
 
     ``ITEMS`` maps fields that JSON Lines write one item per line to the ``record`` name of these lines. Data frames
@@ -131,8 +133,7 @@ class Document(Result, Model):
         return self._listed().suites(self)  # type: ignore[no-any-return]
 
     def _frame_rows(self) -> Iterator[JsonObject]:
-        for item in getattr(self, next(iter(self.ITEMS))):
-            yield {field.name: getattr(item, field.name) for field in fields(item)}
+        return map(asdict, getattr(self, next(iter(self.ITEMS))))
 
     def plot(self) -> Figure:
         """Return a matplotlib Figure: a map of the error, or error over size.
@@ -159,7 +160,7 @@ class Document(Result, Model):
         yield from self._own_fields().items()
 
     def _own_fields(self) -> JsonObject:
-        return {info.alias or name: getattr(self, name) for name, info in type(self).model_fields.items()}
+        return dict(zip(self.__struct_encode_fields__, astuple(self), strict=True))
 
     def json_lines(self) -> Iterator[str]:
         """Yield the lines of the JSON Lines output: the document without its ITEMS, then these."""
@@ -172,9 +173,11 @@ class Document(Result, Model):
     @classmethod
     def json_schema(cls) -> JsonObject:
         """Return the JSON Schema (2020-12) of the document."""
-        schema = cls.model_json_schema(by_alias=True, mode="serialization")
-        schema["properties"]["checksum"] = checksum.SCHEMA
-        return {"$schema": DRAFT} | schema
+        schema: JsonObject = msgspec.json.schema(cls)
+        own: JsonObject = schema["$defs"].pop(cls.__name__)
+        own["properties"]["checksum"] = checksum.SCHEMA
+        own["required"] = list(cls.__struct_encode_fields__)
+        return {"$schema": DRAFT} | own | {"$defs": schema["$defs"]}
 
 
 def _split_json(start: str, value: object) -> Iterator[str]:

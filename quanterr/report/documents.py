@@ -81,10 +81,6 @@ def read_document(path: str) -> "Document":
         ReportError: the file is missing, no such document, of an unknown schema version, or has an invalid value.
     """
     kind = find_kind(path)
-    if kind == KINDS[SCHEMA]:
-        from quanterr.report.reading import read_report
+    from quanterr.report.reading import read_report, read_stored
 
-        return read_report(path)
-    from quanterr.report.stored import read_stored
-
-    return read_stored(path, kind.model)
+    return read_report(path) if kind == KINDS[SCHEMA] else read_stored(path, kind.model)

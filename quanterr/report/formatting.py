@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.util.text import display, format_decisive, format_exact, listed, size
 
-if TYPE_CHECKING:  # rules of a report need no pydantic
+if TYPE_CHECKING:
     from quanterr.report.base import Finding, Score
 
 UNDEFINED = "undefined"

@@ -1,16 +1,15 @@
-"""Results of gates as plain data without pydantic, so that judging a stored report does not import it."""
+"""Results of gates as plain data."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from quanterr.errors import Status
+from quanterr.report.base import Model
 
 Word = Literal["pass", "fail", "inconclusive"]
 
 
-@dataclass(slots=True)
-class Violation:
+class Violation(Model):
     """One reason why a gate does not hold: a layer, or the whole document where ``layer`` is null.
 
     ``observed`` is null without a finite number; ``reason`` then explains it. ``margin`` is the distance to the limit,
@@ -23,8 +22,7 @@ class Violation:
     reason: str | None
 
 
-@dataclass(slots=True)
-class Gate:
+class Gate(Model):
     """The result of one rule.
 
     ``require`` is the rule's condition, ``layers`` its patterns (none: every layer), ``reason`` its author's

@@ -7,7 +7,6 @@ and all details only for the worst ones.
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import lru_cache
 from math import fsum
 from typing import TYPE_CHECKING, Any
@@ -225,7 +224,7 @@ def _details(report: Report, rows: Mapping[str, int]) -> JsonObject:
     worst = sort_layers(report.layers)[:DETAILED] + sort_layers(report.other_changes)[: DETAILED // 10]
     kept = {layer.layer_name: layer for layer in worst}
     kept |= {layer.layer_name: layer for layer in measured if layer.layer_name in named}
-    keys = [field.name for field in fields(measured[0])] if measured else []
+    keys = measured[0].__struct_fields__ if measured else ()
     told_apart = {"layer_name", "display_name", "role", "block", "format", "tensor_shape"}
     return {
         "rows": [rows[name] for name in kept],
@@ -247,7 +246,7 @@ def _clean_value(value: Any) -> Any:
         return [_clean_value(item) for item in value]
     if isinstance(value, dict):
         return {display(key): _clean_value(item) for key, item in value.items()}
-    return {name: _clean_value(getattr(value, name)) for name in value.__dataclass_fields__}
+    return {name: _clean_value(getattr(value, name)) for name in value.__struct_fields__}
 
 
 def round_digits(value: float | None, digits: str) -> float | None:

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
 from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
@@ -78,7 +77,7 @@ def _find_columns(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]
 
     The getter returns the whole field for each column of a split.
     """
-    names = [f.name for f in fields(kind)] if is_dataclass(kind) else list(kind.model_fields)
+    names = kind.__struct_fields__
     paths: dict[str, str] = {}
     for name in names:
         if name not in ("display_name", "nonfinite", "bytes"):

@@ -1,4 +1,4 @@
-"""Names and sentences as plain text in Markdown; needs no pydantic.
+"""Names and sentences as plain text in Markdown.
 
 Names may be hostile. They are written as code, where Markdown has no markup, and with entities if they could end the
 code. In sentences, entities replace all markup, mentions and links.

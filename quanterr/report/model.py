@@ -6,16 +6,15 @@ History of ``schema_version``: 1.1 renames eight findings (finding_codes.FORMER_
 1.2 adds the metrics marked ``later``, which are null in older reports.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, make_dataclass
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, FiniteFloat, NonNegativeInt
+from msgspec import Meta, Struct, defstruct
 
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
-from quanterr.report import COLUMNS, LISTS, MANY_LAYERS, SCHEMA
-from quanterr.report.base import Finding, Model, Number, RunInfo
+from quanterr.report import LISTS, SCHEMA
+from quanterr.report.base import Count, Finding, Model, Number, RunInfo
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate
 from quanterr.util.strict_json import JsonFields, JsonObject
@@ -23,40 +22,36 @@ from quanterr.util.strict_json import JsonFields, JsonObject
 # 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 losses of scales, fingerprints;
 # 1.7 predicted_output_error
 SCHEMA_VERSION = "1.7"
-# Per-layer parts are dataclasses with slots, a third of the size of pydantic models. They hold tuples so that layers
-# can share equal ones.
+# Parts of layers hold tuples so that layers can share equal ones.
 
 
-@dataclass(slots=True)
-class WorstRow:
+class WorstRow(Model):
     """An output row of a weight."""
 
     row: int
     snr_db: Number
-    max_absolute_error: FiniteFloat
+    max_absolute_error: float
 
 
-@dataclass(slots=True)
-class Expert:
+class Expert(Model):
     """One matrix of a stack of experts."""
 
-    expert: Annotated[int, Field(description="index in the stack, from 0")]
+    expert: Annotated[int, Meta(description="index in the stack, from 0")]
     snr_db: Number
-    max_absolute_error: FiniteFloat
+    max_absolute_error: float
 
 
-@dataclass(slots=True)
-class WorstElement:
+class WorstElement(Model):
     """The element with the largest absolute error."""
 
-    index: Annotated[tuple[int, ...], Field(description="row and column in the weight as a matrix, from 0")]
-    x: FiniteFloat
-    y: FiniteFloat
+    index: Annotated[tuple[int, ...], Meta(description="row and column in the weight as a matrix, from 0")]
+    x: float
+    y: float
 
 
-def _percentiles(name: str, keys: Mapping[str, float], doc: str) -> type[object]:
-    kinds = [(key, Annotated[Number, Field(description=f"{100 * q:g} %")]) for key, q in keys.items()]
-    return make_dataclass(name, kinds, slots=True, namespace={"__doc__": doc, "__module__": __name__})
+def _percentiles(name: str, keys: Mapping[str, float], doc: str) -> type[Struct]:
+    kinds = [(key, Annotated[Number, Meta(description=f"{100 * q:g} %")]) for key, q in keys.items()]
+    return defstruct(name, kinds, bases=(Model,), module=__name__, namespace={"__doc__": doc})
 
 
 ElementPercentiles = _percentiles("ElementPercentiles", PERCENTILES, "Over elements.")
@@ -64,7 +59,7 @@ LayerPercentiles = _percentiles("LayerPercentiles", LAYER_PERCENTILES, "Over lay
 
 KINDS: dict[str, Any] = {
     "number": Number,
-    "count": NonNegativeInt,
+    "count": Count,
     "percentiles": ElementPercentiles,
     "layer_percentiles": LayerPercentiles,
     "rows": tuple[WorstRow, ...],
@@ -72,15 +67,14 @@ KINDS: dict[str, Any] = {
 }
 
 
-def _extend_with_metrics(base: type[object], name: str, rows: tuple[Metric, ...]) -> type[object]:
-    """Return a dataclass that extends ``base`` with a field for each metric."""
-    kinds = [(row.name, _annotate_metric(row), *([field(default=None)] if row.later else [])) for row in rows]
-    namespace = {"__doc__": base.__doc__, "__module__": __name__}
-    return make_dataclass(name, kinds, bases=(base,), slots=True, kw_only=True, namespace=namespace)
+def _extend_with_metrics(base: type[Struct], name: str, rows: tuple[Metric, ...]) -> type[Struct]:
+    """Return a class that extends ``base`` with a field for each metric."""
+    kinds = [(row.name, _annotate_metric(row), *([None] if row.later else [])) for row in rows]
+    return defstruct(name, kinds, bases=(base,), module=__name__, namespace={"__doc__": base.__doc__}, kw_only=True)
 
 
 def _annotate_metric(row: Metric) -> Any:
-    return Annotated[KINDS[row.kind], Field(description=row.formula + (f" [{row.unit}]" if row.unit else ""))]
+    return Annotated[KINDS[row.kind], Meta(description=row.formula + (f" [{row.unit}]" if row.unit else ""))]
 
 
 # Kinds of the metrics that are more than a number.
@@ -100,52 +94,48 @@ def convert_values(values: JsonFields) -> JsonObject:
     return made
 
 
-@dataclass(slots=True)
-class _Weight:
-    layer_name: Annotated[str, Field(description="name in the original")]
-    display_name: Annotated[str, Field(description="layer_name with unprintable characters escaped")]
+class _Weight(Model, kw_only=True):
+    layer_name: Annotated[str, Meta(description="name in the original")]
+    display_name: Annotated[str, Meta(description="layer_name with unprintable characters escaped")]
     role: str
-    block: Annotated[str | None, Field(description="the model block that contains the layer, such as layers.12")]
-    format: Annotated[str, Field(description="see `quanterr formats`")]
+    block: Annotated[str | None, Meta(description="the model block that contains the layer, such as layers.12")]
+    format: Annotated[str, Meta(description="see `quanterr formats`")]
     original_format: str
-    comfy_format: Annotated[str | None, Field(description="format named by a ComfyUI label")]
+    comfy_format: Annotated[str | None, Meta(description="format named by a ComfyUI label")]
     original_dtype: str
     quantized_dtype: str
     tensor_shape: tuple[int, ...]
     tensor_elements: int
     original_fingerprint: Annotated[
-        str | None, Field(description="CRC-32 of some stored bytes: identifies the original")
-    ] = field(default=None, kw_only=True)
+        str | None, Meta(description="CRC-32 of some stored bytes: identifies the original")
+    ] = None
 
 
-@dataclass(slots=True)
-class LosslessLayer(_Weight):
+class LosslessLayer(_Weight, kw_only=True):
     """A weight with equal values on both sides; excluded from all averages."""
 
     bits_per_weight: Number
-    original_norm: Annotated[Number, Field(description="identifies the original")] = None
+    original_norm: Annotated[Number, Meta(description="identifies the original")] = None
 
 
-@dataclass(slots=True)
-class _Layer(_Weight):
+class _Layer(_Weight, kw_only=True):
     """A weight whose values differ. x is the original, y the quantized weight, e = y - x."""
 
-    block_size: Annotated[tuple[int, ...] | None, Field(description="(rows, columns) that share a scale")]
-    scale_factor: Annotated[Number, Field(description="the scale, or the mean of several scales")]
+    block_size: Annotated[tuple[int, ...] | None, Meta(description="(rows, columns) that share a scale")]
+    scale_factor: Annotated[Number, Meta(description="the scale, or the mean of several scales")]
     scale_min: Number
     scale_max: Number
     scale_count: int
     exact: bool
-    finite: Annotated[bool, Field(description="true if neither side has NaN or infinity")]
+    finite: Annotated[bool, Meta(description="true if neither side has NaN or infinity")]
     nonfinite_original_elements: int
     nonfinite_quantized_elements: int
     worst_element: WorstElement | None
-    evidence: Annotated[tuple[str, ...], Field(description="evidence for the detected format")]
-    nonfinite: Annotated[dict[str, str], Field(description="nan, +inf or -inf, by metric; these metrics are null")]
+    evidence: Annotated[tuple[str, ...], Meta(description="evidence for the detected format")]
+    nonfinite: Annotated[dict[str, str], Meta(description="nan, +inf or -inf, by metric; these metrics are null")]
 
 
-@dataclass(slots=True)
-class _Aggregate:
+class _Aggregate(Model, kw_only=True):
     """Sums and metrics over all layers that differ, or over a group of them."""
 
     total_layers: int
@@ -184,11 +174,11 @@ class Side(Model):
     """One of the two compared checkpoints."""
 
     path: str
-    revision: str | None = Field(description="commit of a model from the Hugging Face cache")
+    revision: Annotated[str | None, Meta(description="commit of a model from the Hugging Face cache")]
     files: list[StoredFile]
     tensors: int
     bytes: int
-    prefix: str = Field(description="prefix stripped from tensor names before matching")
+    prefix: Annotated[str, Meta(description="prefix stripped from tensor names before matching")]
     notes: list[str]
 
 
@@ -205,8 +195,8 @@ class Coverage(Model):
 
     original: dict[str, BucketSize]
     quantized: dict[str, BucketSize]
-    original_compared_fraction: Number = Field(description="share of selected bytes compared, 0 to 1")
-    quantized_compared_fraction: Number = Field(description="share of selected bytes compared, 0 to 1")
+    original_compared_fraction: Annotated[Number, Meta(description="share of selected bytes compared, 0 to 1")]
+    quantized_compared_fraction: Annotated[Number, Meta(description="share of selected bytes compared, 0 to 1")]
 
 
 class NotCompared(Model):
@@ -225,7 +215,9 @@ class FormatNote(Model):
     """A format that occurs in a checkpoint."""
 
     summary: str
-    usual_snr_db: list[int] | None = Field(description="usual SNR of whole models, [from, to] in dB; not a limit")
+    usual_snr_db: Annotated[
+        list[int] | None, Meta(description="usual SNR of whole models, [from, to] in dB; not a limit")
+    ]
 
 
 class Selection(Model):
@@ -237,16 +229,18 @@ class Selection(Model):
 class Settings(Model):
     """Settings that affect the numbers."""
 
-    outlier_threshold: FiniteFloat
-    importance: str | None = Field(None, description="importance matrix used for weighted_nmse and weighted_snr_db")
-    sensitivity: str | None = Field(
-        None, description="sensitivity file used for predicted_kld or predicted_output_error"
-    )
-    calibration: str | None = Field(None, description="measurement that calibrates predictions")
-    metrics_version: int = Field(1, description="metrics of different versions are not comparable")
+    outlier_threshold: float
+    importance: Annotated[
+        str | None, Meta(description="importance matrix used for weighted_nmse and weighted_snr_db")
+    ] = None
+    sensitivity: Annotated[
+        str | None, Meta(description="sensitivity file used for predicted_kld or predicted_output_error")
+    ] = None
+    calibration: Annotated[str | None, Meta(description="measurement that calibrates predictions")] = None
+    metrics_version: Annotated[int, Meta(description="metrics of different versions are not comparable")] = 1
 
 
-class Report(Document):
+class Report(Document, kw_only=True):
     """The error of a quantized checkpoint against its original.
 
     ``verdict`` is ``pass`` only if everything selected was compared, no finding is an error and all gates hold;
@@ -262,24 +256,26 @@ class Report(Document):
         "not_compared": "not_compared",
     }
 
-    schema_: str = Field(SCHEMA, alias="schema")
+    schema_: str = SCHEMA
     schema_version: str = SCHEMA_VERSION
     verdict: Literal["pass", "fail", "inconclusive"]
     reasons: list[str]
-    complete: bool = Field(description="false if the run was interrupted")
+    complete: Annotated[bool, Meta(description="false if the run was interrupted")]
     original: Side
     quantized: Side
     selection: Selection
     settings: Settings
-    formats: dict[str, FormatNote] = Field(description="formats of the quantized side, by name")
+    formats: Annotated[dict[str, FormatNote], Meta(description="formats of the quantized side, by name")]
     coverage: Coverage
     findings: list[Finding]
-    gates: list[Gate] = Field(description="results of the gates")
-    gated: bool = Field(False, description="true if gates were set; without gates, pass means compared, not approved")
+    gates: Annotated[list[Gate], Meta(description="results of the gates")]
+    gated: Annotated[
+        bool, Meta(description="true if gates were set; without gates, pass means compared, not approved")
+    ] = False
     aggregate: Aggregate
-    groups: dict[str, dict[str, Aggregate]] = Field(description="aggregates by role, format and block")
-    layers: list[Layer] = Field(description="weights that differ, in the original's order")
-    other_changes: list[Layer] = Field(description="norms, biases and other 1-D tensors that differ")
+    groups: Annotated[dict[str, dict[str, Aggregate]], Meta(description="aggregates by role, format and block")]
+    layers: Annotated[list[Layer], Meta(description="weights that differ, in the original's order")]
+    other_changes: Annotated[list[Layer], Meta(description="norms, biases and other 1-D tensors that differ")]
     lossless: list[LosslessLayer]
     not_compared: list[NotCompared]
     run: RunInfo
@@ -291,8 +287,6 @@ class Report(Document):
         for name, value in super()._stored_fields():
             if name == "run":
                 yield "records", {key: len(getattr(self, key)) for key in LISTS}
-            if name == "layers" and len(self.layers) >= MANY_LAYERS:
-                yield "layer_columns", collect_columns(self.layers)
             yield name, value
 
     @classmethod
@@ -307,16 +301,4 @@ class Report(Document):
             "required": list(LISTS),
         }
         schema["required"].append("records")
-        layer = schema["$defs"]["Layer"]["properties"]
-        properties["layer_columns"] = {
-            "type": "object",
-            "description": f"Layer values repeated by column, in layer order; present from {MANY_LAYERS:,} layers on",
-            "properties": {name: {"type": "array", "items": layer[name]} for name in COLUMNS},
-            "required": list(COLUMNS),
-        }
         return schema
-
-
-def collect_columns(layers: list[Layer], names: Collection[str] = COLUMNS) -> dict[str, list[object]]:
-    """Return the named values of layers by column, in the order of the layers."""
-    return {name: [getattr(layer, name, None) for layer in layers] for name in names}

@@ -2,29 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 from math import isclose
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from quanterr.report import FINGERPRINT, NORM
-from quanterr.report.reading import Extract
 from quanterr.util.text import display
+
+if TYPE_CHECKING:
+    from quanterr.report.model import Report
 
 NORM_TOLERANCE = 1e-6  # for norms from two devices: sums of chunks in float32 are accurate to 1e-8
 
 
-def find_difference(old: Extract, new: Extract) -> str | None:
-    """Return why two reports cannot be compared, or None. Both extracts need :data:`NORM`.
+def find_difference(old: "Report", new: "Report") -> str | None:
+    """Return why two reports cannot be compared, or None. Both need the metric :data:`NORM`.
 
     Original, selection, outlier threshold and metrics version must agree. The original is identified by its number of
     tensors, its bytes, and the norm and fingerprint of each tensor that both reports compare and find finite.
     """
     for key, what in (("tensors", "tensors"), ("bytes", "bytes")):
-        if old["original"][key] != new["original"][key]:
-            found = f"{old['original'][key]:,} {what} there, {new['original'][key]:,} here"
-            return f"it has a different original: {found}"
-    if old["selection"] != new["selection"]:
-        return describe_selections(*(report["selection"]["patterns"] for report in (old, new)))
+        before, after = (getattr(report.original, key) for report in (old, new))
+        if before != after:
+            return f"it has a different original: {before:,} {what} there, {after:,} here"
+    if old.selection != new.selection:
+        return describe_selections(old.selection.patterns, new.selection.patterns)
     for key, what in (("outlier_threshold", "outlier threshold"), ("metrics_version", "version of the metrics")):
-        before, after = (report["settings"][key] for report in (old, new))
+        before, after = (getattr(report.settings, key) for report in (old, new))
         if before != after:
             return f"it has another {what}: {before} there, {after} here"
     why = find_other_tensor(_collect_marks(old), _collect_marks(new))
@@ -58,7 +59,8 @@ def _find_tensor_difference(name: str, there: Marks, here: Marks) -> str | None:
     return None
 
 
-def _collect_marks(report: Extract) -> dict[str, Marks]:
+def _collect_marks(report: "Report") -> dict[str, Marks]:
     """Return the marks of the compared tensors that are finite on both sides."""
-    rows = (row for key in ("layers", "other_changes", "lossless") for row in report[key])
-    return {row["layer_name"]: Marks(row[NORM], row.get(FINGERPRINT)) for row in rows if row.get("finite", True)}
+    rows = (row for key in ("layers", "other_changes", "lossless") for row in getattr(report, key))
+    finite = (row for row in rows if getattr(row, "finite", True))
+    return {row.layer_name: Marks(row.original_norm, row.original_fingerprint) for row in finite}

@@ -7,7 +7,7 @@ from statistics import stdev
 from typing import NamedTuple
 
 from quanterr.errors import ReportError
-from quanterr.report.stored import read_json
+from quanterr.report.reading import read_json
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.student import find_t
 from quanterr.util.text import display, listed

@@ -8,17 +8,15 @@ which lists them.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isinf
-from typing import TYPE_CHECKING, NamedTuple, Self
+from operator import attrgetter
+from typing import Any, NamedTuple, Self
 
 from quanterr.errors import UsageError
 from quanterr.metrics import NONFINITE
+from quanterr.report.base import Score
 from quanterr.report.formatting import name_candidates
 from quanterr.report.gate_results import HasGates, Word
-from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
-
-if TYPE_CHECKING:  # rules of a report need no pydantic
-    from quanterr.report.base import Score
 
 WIDTH = 1.96  # half the width of a 95 % confidence interval, in standard errors
 INFINITE = {name: value for name, value in NONFINITE.items() if isinf(value)}
@@ -35,36 +33,31 @@ class Vocabulary(NamedTuple):
     model: Collection[str] = ()  # metrics that global() accepts
     errors: Collection[str] = ()  # metrics of the subject that have a standard error
     done: str = "everything selected was compared"  # message of a subject that passes
-    scores: Mapping[str, "Score"] = {}  # scores of the subject's metrics
+    scores: Mapping[str, Score] = {}  # scores of the subject's metrics
 
 
-def read_number(values: JsonFields, nonfinite: Mapping[str, str], name: str) -> float | None:
-    """Return a value by name; infinite where ``nonfinite`` says so, None if undefined."""
-    value: float | None = values.get(name)
-    if value is not None:
-        return value
-    key, _, percentile = name.partition(".")
-    value = values[key][percentile] if percentile else values[key]
-    return INFINITE.get(nonfinite.get(key, "")) if value is None else value
+def read_number(values: object, nonfinite: Mapping[str, str], name: str) -> float | None:
+    """Return a value by name, such as "snr_db"; infinite where ``nonfinite`` says so, None if undefined."""
+    value: float | None = attrgetter(name)(values)
+    return INFINITE.get(nonfinite.get(name.partition(".")[0], "")) if value is None else value
 
 
 class Item(NamedTuple):
-    """One item of a subject. ``trouble`` explains why no rule about it can hold."""
+    """One item of a subject. ``values`` has its metrics; ``trouble`` explains why no rule about it can hold."""
 
     name: str
     kind: str  # such as "block"; in a report its list: layers, other_changes, lossless, not_compared
-    values: JsonFields
+    values: Any
     trouble: str | None = None
     perfect: Mapping[str, float] = {}  # values of metrics for a tensor that is identical on both sides
 
     def get_number(self, metric: str) -> float | None:
         """Return a metric's value, None if undefined; the perfect value for a tensor identical on both sides."""
         if self.kind == "lossless":
-            return self.perfect.get(metric, self.values.get(metric))
+            return self.perfect.get(metric, getattr(self.values, metric, None))
         if self.kind == "not_compared":
             return None
-        value: float | None = self.values.get(metric)
-        return read_number(self.values, self.values.get("nonfinite", {}), metric) if value is None else value
+        return read_number(self.values, getattr(self.values, "nonfinite", {}), metric)
 
     @property
     def identical(self) -> bool:

@@ -6,7 +6,8 @@ Rules use the report's names, which the rows of METRICS and AGGREGATES define.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Self
+from types import SimpleNamespace
+from typing import NamedTuple, Self
 
 from quanterr.errors import UsageError
 from quanterr.metrics import (
@@ -22,15 +23,10 @@ from quanterr.metrics import (
 )
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums, exact
-from quanterr.report import NORM
-from quanterr.report.reading import Extract, extract
+from quanterr.report.model import Report, convert_values
 from quanterr.report.same_original import find_difference
 from quanterr.report.subjects import Item, Subject, Vocabulary, list_own_reasons, read_number
-from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
-
-if TYPE_CHECKING:
-    from quanterr.report.model import Report
 
 PERCENTILE_KEYS = {"percentiles": PERCENTILES, "layer_percentiles": LAYER_PERCENTILES}
 
@@ -64,25 +60,25 @@ class ReportMetric(NamedTuple):
     """A metric of the report itself."""
 
     summary: str
-    of: Callable[[Extract], float | None]
+    of: Callable[[Report], float | None]
 
 
-def _make_count(key: str) -> Callable[[Extract], float]:
-    return lambda report: float(len(report[key]))
+def _make_count(key: str) -> Callable[[Report], float]:
+    return lambda report: float(len(getattr(report, key)))
 
 
-def _make_finding_count(severity: str) -> Callable[[Extract], float]:
-    return lambda report: float(sum(found["severity"] == severity for found in report["findings"]))
+def _make_finding_count(severity: str) -> Callable[[Report], float]:
+    return lambda report: float(sum(found.severity == severity for found in report.findings))
 
 
 REPORT_METRICS: dict[str, ReportMetric] = {
     "original_compared_fraction": ReportMetric(
         "share of the original's selected bytes that were compared, 0 to 1",
-        lambda report: report["coverage"]["original_compared_fraction"],
+        lambda report: report.coverage.original_compared_fraction,
     ),
     "quantized_compared_fraction": ReportMetric(
         "share of the quantized side's selected bytes that were compared, 0 to 1",
-        lambda report: report["coverage"]["quantized_compared_fraction"],
+        lambda report: report.coverage.quantized_compared_fraction,
     ),
     "layers": ReportMetric("number of weights that differ", _make_count("layers")),
     "lossless": ReportMetric("number of tensors that are identical on both sides", _make_count("lossless")),
@@ -134,7 +130,8 @@ def _make_equal_sums(a: float) -> Sums:
 
 def _evaluate_numbers(rows: tuple[Metric, ...], measured: Measurement) -> dict[str, float]:
     values, nonfinite = compute_metrics(rows, measured)
-    found = {name: read_number(values, nonfinite, name) for name in _list_numbers(rows)}
+    row = SimpleNamespace(**convert_values(values))
+    found = {name: read_number(row, nonfinite, name) for name in _list_numbers(rows)}
     percentiles = {
         name: 0.0 for name, row in _list_numbers(rows).items() if row.kind in PERCENTILE_KEYS
     }  # every |e| is 0
@@ -145,30 +142,30 @@ EQUAL_LAYER = _compute_equal_metrics(METRICS)
 EQUAL_MODEL = _compute_equal_metrics(AGGREGATES)
 
 
-def _pick_perfect(equal: Mapping[str, float], report: Extract) -> Mapping[str, float]:
+def _pick_perfect(equal: Mapping[str, float], report: Report) -> Mapping[str, float]:
     """Return the metrics that the report has; weighted ones need its importance matrix or sensitivity."""
-    settings = report["settings"]
-    return {name: value for name, value in equal.items() if name not in NEEDS or settings.get(NEEDS[name])}
+    has = {name: getattr(report.settings, setting) for name, setting in NEEDS.items()}
+    return {name: value for name, value in equal.items() if has.get(name, True)}
 
 
 class ReportValues(Subject):
     """The subject of a report; its items include tensors that were not compared."""
 
-    def __init__(self, report: Extract) -> None:
-        """Create the subject from an extract."""
+    def __init__(self, report: Report) -> None:
+        """Create the subject from a report whose layers have the metrics of the rules."""
         items = _make_items(report)
-        troubles = [f["message"] for f in report["findings"] if f["severity"] == "error" and f["layer"] is None]
+        troubles = [f.message for f in report.findings if f.severity == "error" and f.layer is None]
         troubles += [f"{display(item.name)}: {item.trouble}" for item in items if item.trouble]
-        warnings = [found for found in report["findings"] if found["severity"] == "warning"]
+        warnings = [found for found in report.findings if found.severity == "warning"]
         super().__init__(
             VOCABULARY,
             items,
             {name: metric.of(report) for name, metric in REPORT_METRICS.items()},
             trouble=next(iter(troubles), None),
             unreliable=_find_unreliable(report, troubles),
-            unquantized=[found["message"] for found in warnings if found["code"] in NOT_QUANTIZED],
-            complete=report["complete"],
-            patterns=report["selection"]["patterns"],
+            unquantized=[found.message for found in warnings if found.code in NOT_QUANTIZED],
+            complete=report.complete,
+            patterns=report.selection.patterns,
         )
         self.report = report
 
@@ -178,9 +175,9 @@ class ReportValues(Subject):
 
     def get_model_metric(self, metric: str) -> float | None:
         """Return an aggregate value; the perfect value if no layer differs, None without layers."""
-        if not self.report["layers"]:
-            return _pick_perfect(EQUAL_MODEL, self.report).get(metric) if self.report["lossless"] else None
-        return read_number(self.report["aggregate"], self.report["aggregate"]["nonfinite"], metric)
+        if not self.report.layers:
+            return _pick_perfect(EQUAL_MODEL, self.report).get(metric) if self.report.lossless else None
+        return read_number(self.report.aggregate, self.report.aggregate.nonfinite, metric)
 
     def check_usable(self) -> None:
         """Check that the report as a whole can serve as a baseline; damage to single layers is accepted.
@@ -188,11 +185,11 @@ class ReportValues(Subject):
         Raises:
             UsageError: the report is incomplete, or inconclusive for more than single layers.
         """
-        whole = [f for f in self.report["findings"] if f["severity"] == "error" and f["layer"] is None]
+        whole = [f for f in self.report.findings if f.severity == "error" and f.layer is None]
         if not self.complete:
             why = "its run was interrupted"
         elif self.unreliable and (whole or not any(item.trouble for item in self.items)):
-            why = f"it is inconclusive: {display((whole[0]['message'] if whole else self.unreliable[0]), 2000)}"
+            why = f"it is inconclusive: {display((whole[0].message if whole else self.unreliable[0]), 2000)}"
         else:
             return
         raise UsageError(f"the baseline is not reliable: {why}; compare again, or give another report")
@@ -211,15 +208,14 @@ class ReportValues(Subject):
             raise UsageError(f"the baseline does not apply to this report: {why}")
 
 
-def list_subjects(report: "Report", metrics: Collection[str]) -> list[Subject]:
-    """Return the report as the only subject, with these metrics."""
-    of_layers = {NORM} | (LAYER_METRICS.keys() & metrics)
-    return [ReportValues(extract(report, of_layers, MODEL_METRICS.keys() & metrics))]
+def list_subjects(report: Report) -> list[Subject]:
+    """Return the report as the only subject."""
+    return [ReportValues(report)]
 
 
-def _find_other_file(setting: str, old: Extract, new: Extract) -> str | None:
+def _find_other_file(setting: str, old: Report, new: Report) -> str | None:
     """Return why a setting's file differs, judged by its name only: folders may differ between machines."""
-    paths = (report["settings"].get(setting) for report in (old, new))
+    paths = (getattr(report.settings, setting) for report in (old, new))
     before, after = (display(path.replace("\\", "/").rpartition("/")[2]) if path else "none" for path in paths)
     return (
         f"it has another {FILES[setting]}: {before} in the baseline, {after} in this report"
@@ -228,34 +224,34 @@ def _find_other_file(setting: str, old: Extract, new: Extract) -> str | None:
     )
 
 
-def _make_items(report: Extract) -> list[Item]:
-    trouble = {row["layer_name"]: f"not compared: {row['reason']}" for row in reversed(report["not_compared"])}
-    for found in reversed(report["findings"]):
-        if found["severity"] == "error" and found["layer"] is not None:
-            trouble[found["layer"]] = found["message"].removeprefix(f"{display(found['layer'])}: ")
+def _make_items(report: Report) -> list[Item]:
+    trouble = {row.layer_name: f"not compared: {row.reason}" for row in reversed(report.not_compared)}
+    for found in reversed(report.findings):
+        if found.severity == "error" and found.layer is not None:
+            trouble[found.layer] = found.message.removeprefix(f"{display(found.layer)}: ")
     perfect = _pick_perfect(EQUAL_LAYER, report)
     items = [
-        Item(row["layer_name"], kind, row, trouble.pop(row["layer_name"], None) or _find_nonfinite(row), perfect)
+        Item(row.layer_name, kind, row, trouble.pop(row.layer_name, None) or _find_nonfinite(row), perfect)
         for kind in ("layers", "other_changes", "lossless")
-        for row in report[kind]
+        for row in getattr(report, kind)
     ]
-    return items + [Item(name, "not_compared", {}, why, perfect) for name, why in trouble.items()]
+    return items + [Item(name, "not_compared", None, why, perfect) for name, why in trouble.items()]
 
 
-def _find_nonfinite(row: JsonFields) -> str | None:
-    return None if row.get("finite", True) else "has elements that are NaN or infinite"
+def _find_nonfinite(row: object) -> str | None:
+    return None if getattr(row, "finite", True) else "has elements that are NaN or infinite"
 
 
-def _find_unreliable(report: Extract, troubles: list[str]) -> list[str]:
+def _find_unreliable(report: Report, troubles: list[str]) -> list[str]:
     """Return why the verdict can only be inconclusive; checks the content, too: the stored verdict may be edited."""
-    if report["verdict"] == "inconclusive":
-        of_gates = {gate["message"] for gate in report["gates"]}
-        words = list_own_reasons(report["verdict"], report["reasons"], of_gates)
+    if report.verdict == "inconclusive":
+        of_gates = {gate.message for gate in report.gates}
+        words = list_own_reasons(report.verdict, report.reasons, of_gates)
         of_result = [reason for reason in words if not reason.startswith(NOT_JUDGED)]
         if of_result or troubles or not words:
             return of_result or troubles or ["the report is inconclusive without a reason"]
-    if not report["complete"]:
+    if not report.complete:
         return ["the run was interrupted"]
     if troubles:
         return troubles
-    return [] if report["layers"] or report["lossless"] or report["other_changes"] else ["nothing was compared"]
+    return [] if report.layers or report.lossless or report.other_changes else ["nothing was compared"]

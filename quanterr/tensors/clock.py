@@ -27,7 +27,7 @@ class Clock:
             device=device,
             threads=threads,
             kernel=kernel,
-            torch=torch.__version__,
+            torch=str(torch.__version__),
             python=platform.python_version(),
             read_bytes=read_bytes,
             command=list(command),

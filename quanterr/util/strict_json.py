@@ -47,8 +47,13 @@ def loads(raw: bytes, lenient: bool = False) -> Any:
 
 
 def dumps(value: object, default: Callable[[Any], Any] | None = None, indent: int | None = None) -> str:
-    """Return ASCII JSON without NaN, with CI runner commands (text.COMMAND) escaped, so that it is safe to print."""
-    return json.dumps(value, allow_nan=False, default=default, indent=indent).replace("##", r"#\u0023")
+    """Return ASCII JSON without NaN that is safe to print on a CI runner."""
+    return mask_commands(json.dumps(value, allow_nan=False, default=default, indent=indent))
+
+
+def mask_commands(text: str) -> str:
+    """Return JSON that no CI runner takes for a command (text.COMMAND)."""
+    return text.replace("##", r"#\u0023")
 
 
 def as_object(value: object) -> JsonObject:

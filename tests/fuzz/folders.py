@@ -12,6 +12,7 @@ from random import Random
 from shutil import rmtree
 from typing import Any
 
+import msgspec
 import torch
 from safetensors.torch import save_file
 
@@ -25,7 +26,6 @@ from quanterr.errors import QuanterrError
 from quanterr.inspection import inspect
 from quanterr.report.gate_results import exit_status
 from quanterr.report.model import Report
-from quanterr.report.reading import extract
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LARGEST_SEED = 40_000  # bytes of the weights
@@ -338,8 +338,7 @@ def check_comparison(raw: bytes) -> str:
     except QuanterrError as error:
         return refusal(error)
     text = report.to_json()
-    require(Report.model_validate_json(text, strict=True).to_json() == text, "the report is not what is read of it")
-    extract(report)
+    require(msgspec.json.decode(text, type=Report).to_json() == text, "the report is not what is read of it")
     return f"{report.verdict}, status {exit_status(report):d}"
 
 

@@ -21,9 +21,9 @@ from quanterr.gates.rules import PRESETS, Rule, read_rules
 from quanterr.gates.verdicts import Verdict, judge_subject, needed_metrics
 from quanterr.report import LISTS, OUTPUTS
 from quanterr.report.checksum import KEY as CHECKSUM
-from quanterr.report.diff.reports import AGGREGATES, METRICS
+from quanterr.report.diff.reports import METRICS
 from quanterr.report.diff.reports import diff_reports as diff
-from quanterr.report.reading import read_extract, read_report
+from quanterr.report.reading import read_report
 from quanterr.report.terminal import console
 from quanterr.report.terminal import show as show_view
 from quanterr.report.values import ReportValues
@@ -93,7 +93,7 @@ def sound() -> list[Sound]:
 
 def judged(path: Any) -> Verdict:
     """The report under all rules."""
-    return judge_subject(ReportValues(read_extract(path, *needed_metrics(rules()))), rules())
+    return judge_subject(ReportValues(read_report(path, needed_metrics(rules()), judged=False)), rules())
 
 
 def holding(verdict: Verdict) -> frozenset[str]:
@@ -190,7 +190,7 @@ def check(raw: bytes) -> str:
         return outcome
     path = folder() / "report.json"
     try:
-        read = [read_extract(path, METRICS, AGGREGATES) for _ in range(2)]
+        read = [read_report(path, METRICS) for _ in range(2)]
         shown = io.StringIO()
         show_view(diff(*read, ("a", "b")).view(3), console(shown))
         for line in shown.getvalue().splitlines():
@@ -286,10 +286,10 @@ def make_rules(random: Random) -> bytes:
 
 
 @cache
-def _values(metrics: tuple[frozenset[str], frozenset[str]]) -> ReportValues:
+def _values(metrics: frozenset[str]) -> ReportValues:
     path = folder() / "sound.json"
     path.write_bytes(sound()[0].text)
-    return ReportValues(read_extract(path, *metrics))
+    return ReportValues(read_report(path, metrics, judged=False))
 
 
 def check_rules(raw: bytes) -> str:
@@ -298,9 +298,7 @@ def check_rules(raw: bytes) -> str:
     path.write_bytes(raw)
     try:
         found = read_rules(path)
-        metrics = needed_metrics(found)
-        values = _values((frozenset(metrics[0]), frozenset(metrics[1])))
-        verdict = judge_subject(values, found)
+        verdict = judge_subject(_values(frozenset(needed_metrics(found))), found)
     except QuanterrError as error:
         return refusal(error)
     require(len(verdict.gates) == len(found), "a rule was left out")

@@ -169,7 +169,7 @@ class CandidateSide(NamedTuple):
 
 def _list_sides(kind: DocumentKind, document: Document) -> dict[str, CandidateSide]:
     """Return the candidates by name; a document without candidates is one, named after its kind."""
-    subjects: Sequence[Subject] = kind.values.list_subjects(document, ())
+    subjects: Sequence[Subject] = kind.values.list_subjects(document)
     names = [subject.name or kind.name.lower() for subject in subjects]
     candidates = getattr(document, "candidates", [document])
     return {
@@ -211,7 +211,7 @@ def _compare_metrics(was: Subject, now: Subject) -> Iterator[MetricChange]:
 
 
 def _compare_weight(was: Item, now: Item) -> tuple[float, ItemChange] | None:
-    x, y = was.values["output_error"], now.values["output_error"]
+    x, y = was.values.output_error, now.values.output_error
     if x is None or y is None or x == y:
         return None
     by = log(y / x) if x and y else inf if y else -inf
@@ -219,7 +219,7 @@ def _compare_weight(was: Item, now: Item) -> tuple[float, ItemChange] | None:
 
 
 def _compare_layer(was: Item, now: Item) -> tuple[float, ItemChange] | None:
-    levels = was.values["snr_db"], now.values["snr_db"]
+    levels = was.values.snr_db, now.values.snr_db
     x, y = (inf if level is None else level for level in levels)
     if x == y or abs(y - x) <= SAME_DB:
         return None
@@ -228,22 +228,21 @@ def _compare_layer(was: Item, now: Item) -> tuple[float, ItemChange] | None:
 
 def _compare_recipe(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     old, new = was.values, now.values
-    if old["recipe"] == new["recipe"]:
+    if old.recipe == new.recipe:
         return None
-    pairs = (side[key] for key in ("recipe", "bytes", "cost") for side in (old, new))
-    return new["cost"] - old["cost"], RecipeChange(now.name, *pairs)
+    pairs = (getattr(side, key) for key in ("recipe", "bytes", "cost") for side in (old, new))
+    return new.cost - old.cost, RecipeChange(now.name, *pairs)
 
 
 def _find_stored_change(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     old, new = was.values, now.values
-    if (old["format"], old["bytes"]) == (new["format"], new["bytes"]):
+    if (old.format, old.bytes) == (new.format, new.bytes):
         return None
-    change = StoredChange(now.name, old["format"], new["format"], old["bytes"], new["bytes"])
-    return float(new["bytes"] - old["bytes"]), change
+    return float(new.bytes - old.bytes), StoredChange(now.name, old.format, new.format, old.bytes, new.bytes)
 
 
 def _compare_image(was: Item, now: Item) -> tuple[float, ItemChange] | None:
-    x, y = was.values["ssim"], now.values["ssim"]
+    x, y = was.values.ssim, now.values.ssim
     return None if abs(y - x) <= SAME_SSIM else (x - y, ImageChange(now.name, x, y, y - x))
 
 

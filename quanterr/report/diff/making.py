@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from quanterr.report.diff.model import Diff
     from quanterr.report.document import Document
     from quanterr.report.model import Report
-    from quanterr.report.reading import Extract
 
     Stored = str | PathLike[str] | Document
 
@@ -47,7 +46,7 @@ def diff(old: "Stored", new: "Stored", force: bool = False) -> "Diff | Candidate
     return diff_candidates(kinds[0], _load_document(old), _load_document(new), names, force)
 
 
-def _read_extract(one: "Stored") -> "Extract":
+def _read_extract(one: "Stored") -> "Report":
     from quanterr.report.diff.reports import read_for_diff
 
     return read_for_diff(cast("str | Report", one))

@@ -2,36 +2,31 @@
 
 from math import inf, isfinite
 from os import PathLike
-from typing import TYPE_CHECKING
 
 from quanterr.report import NORM
 from quanterr.report.diff.base import SAME_DB, check_comparable, pair_up
 from quanterr.report.diff.model import SCHEMA, SCHEMA_VERSION, Both, Change, Diff, FormatChange, Totals
-from quanterr.report.reading import Extract, extract, read_extract
+from quanterr.report.model import Report
+from quanterr.report.reading import read_report
 from quanterr.report.same_original import find_difference
 from quanterr.report.subjects import Item, compute_change
 from quanterr.report.values import ReportValues
-
-if TYPE_CHECKING:
-    from quanterr.report.model import Report
 
 METRICS = ("snr_db", "excess_db", NORM)
 AGGREGATES = ("overall_snr_db", "excess_db", "bits_per_weight")
 
 
-def read_for_diff(report: "str | PathLike[str] | Report") -> Extract:
-    """Return the parts of a report to compare.
+def read_for_diff(report: str | PathLike[str] | Report) -> Report:
+    """Return a report to compare; a stored one with what diffs need of its layers.
 
     Raises:
         ReportError: the file is missing, damaged or not a report.
     """
-    if isinstance(report, str | PathLike):
-        return read_extract(report, METRICS, AGGREGATES, verdict=True)
-    return extract(report, METRICS, AGGREGATES)
+    return report if isinstance(report, Report) else read_report(report, METRICS)
 
 
-def diff_reports(old: Extract, new: Extract, paths: tuple[str, str], force: bool = False) -> Diff:
-    """Compare two reports, read with :data:`METRICS` and :data:`AGGREGATES`.
+def diff_reports(old: Report, new: Report, paths: tuple[str, str], force: bool = False) -> Diff:
+    """Compare two reports, whose layers have at least :data:`METRICS`.
 
     Raises:
         UsageError: their originals, selections or settings differ, and ``force`` is False.
@@ -56,15 +51,13 @@ def diff_reports(old: Extract, new: Extract, paths: tuple[str, str], force: bool
     return found
 
 
-def _totals(path: str, report: Extract) -> Totals:
-    aggregate = {name: report["aggregate"][name] for name in AGGREGATES}
-    return Totals(
-        path, report["verdict"], len(report["layers"]), **aggregate, quantized_bytes=report["quantized"]["bytes"]
-    )
+def _totals(path: str, report: Report) -> Totals:
+    aggregate = {name: getattr(report.aggregate, name) for name in AGGREGATES}
+    return Totals(path, report.verdict, len(report.layers), **aggregate, quantized_bytes=report.quantized.bytes)
 
 
 def _format_change(was: Item, now: Item) -> FormatChange | None:
-    before, after = was.values.get("format"), now.values.get("format")
+    before, after = (getattr(weight.values, "format", None) for weight in (was, now))
     return FormatChange(now.name, before, after) if before and after and before != after else None
 
 
@@ -72,7 +65,7 @@ def _sort_layer(found: Diff, was: Item, now: Item) -> None:
     """Sort a layer into the diff's lists. A layer whose SNR became undefined is worse, whatever the SNR was."""
     before, after = (None if weight.trouble else weight.get_number("snr_db") for weight in (was, now))
     by = None if before is None and after is None else compute_change(before, after)
-    found.layers.append(Both(now.name, before, after, by, now.values.get("format")))
+    found.layers.append(Both(now.name, before, after, by, getattr(now.values, "format", None)))
     if before is None and after is None:
         found.undefined.append(now.name)
         return
@@ -81,7 +74,7 @@ def _sort_layer(found: Diff, was: Item, now: Item) -> None:
         return
     before_db, after_db, by_db = (v if v is not None and isfinite(v) else None for v in (before, after, by))
     reason = _find_reason(was, now, before, after) if by_db is None else None
-    excess = (weight.values.get("excess_db") for weight in (was, now))
+    excess = (getattr(weight.values, "excess_db", None) for weight in (was, now))
     item = Change(now.name, before_db, after_db, by_db, reason, *excess)
     (found.worse if after is None or (by is not None and by < 0) else found.better).append(item)
 

@@ -1,14 +1,14 @@
 """The evaluation of candidates on a text or recorded calls: data with a schema version."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, FiniteFloat
+from msgspec import Meta
+from msgspec.structs import asdict
 
 from quanterr.metrics import PREDICTED
-from quanterr.report.base import Finding, Number, RunInfo, Score, collect_scores, dumps
+from quanterr.report.base import Finding, Model, Number, RunInfo, collect_scores, dumps, score
 from quanterr.report.document import Document
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
@@ -20,79 +20,74 @@ from quanterr.util.strict_json import JsonObject
 SCHEMA_VERSION = "1.4"
 
 
-@dataclass(slots=True)
-class Tokens:
+class Tokens(Model):
     """The tokens that all models read."""
 
-    source: Annotated[str, Field(description="path of the text or of the token ids")]
-    sha256: Annotated[str, Field(description="SHA-256 of the token ids, which comparable evaluations share")]
-    context: Annotated[int, Field(description="tokens per chunk")]
+    source: Annotated[str, Meta(description="path of the text or of the token ids")]
+    sha256: Annotated[str, Meta(description="SHA-256 of the token ids, which comparable evaluations share")]
+    context: Annotated[int, Meta(description="tokens per chunk")]
     chunks: int
-    scored: Annotated[int, Field(description="number of scored predictions; 0 for an encoder")]
-    distinct: Annotated[int | None, Field(description="number of distinct tokens")] = None
-    commonest: Annotated[Number, Field(description="share of the most frequent token, 0 to 1")] = None
-    unknown: Annotated[Number, Field(description="share of unknown tokens, 0 to 1")] = None
-    repeated: Annotated[int | None, Field(description="number of chunks that repeat an earlier one")] = None
-    tokenizer: Annotated[str | None, Field(description="SHA-256 of tokenizer.json's output for a fixed text")] = None
+    scored: Annotated[int, Meta(description="number of scored predictions; 0 for an encoder")]
+    distinct: Annotated[int | None, Meta(description="number of distinct tokens")] = None
+    commonest: Annotated[Number, Meta(description="share of the most frequent token, 0 to 1")] = None
+    unknown: Annotated[Number, Meta(description="share of unknown tokens, 0 to 1")] = None
+    repeated: Annotated[int | None, Meta(description="number of chunks that repeat an earlier one")] = None
+    tokenizer: Annotated[str | None, Meta(description="SHA-256 of tokenizer.json's output for a fixed text")] = None
 
 
-@dataclass(slots=True)
-class NamedTokens:
+class NamedTokens(Model):
     """One of several texts."""
 
     name: str
     tokens: Tokens
 
 
-@dataclass(slots=True)
-class Scores:
+class Scores(Model):
     """Scores of predictions, defined as in llama.cpp's perplexity. ``_se`` is a standard error."""
 
     tokens: int
     chunks: int
-    ppl_original: Annotated[FiniteFloat, Field(description="perplexity of the original: exp(mean of -ln p)")]
-    ppl_original_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
-    ppl: Annotated[FiniteFloat, Score("PPL", "lower", "perplexity of the candidate", column=2)]
-    ppl_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
-    ppl_ratio: Annotated[FiniteFloat, Score("PPL ratio", "lower", "ppl / ppl_original", column=3)]
-    ln_ppl_ratio: Annotated[FiniteFloat, Field(description="logarithm of ppl_ratio")]
-    ln_ppl_ratio_se: Annotated[FiniteFloat, Field(description="standard error that includes the covariance of both")]
-    ln_ppl_ratio_chunk_se: Annotated[Number, Field(description="standard error from the means of chunks")]
+    ppl_original: Annotated[float, Meta(description="perplexity of the original: exp(mean of -ln p)")]
+    ppl_original_se: Annotated[float, Meta(description="standard error over predictions")]
+    ppl: Annotated[float, score("PPL", "lower", "perplexity of the candidate", column=2)]
+    ppl_se: Annotated[float, Meta(description="standard error over predictions")]
+    ppl_ratio: Annotated[float, score("PPL ratio", "lower", "ppl / ppl_original", column=3)]
+    ln_ppl_ratio: Annotated[float, Meta(description="logarithm of ppl_ratio")]
+    ln_ppl_ratio_se: Annotated[float, Meta(description="standard error that includes the covariance of both")]
+    ln_ppl_ratio_chunk_se: Annotated[Number, Meta(description="standard error from the means of chunks")]
     kld_mean: Annotated[
-        FiniteFloat,
-        Score("KLD", "lower", "mean of KL(original || candidate) over the predictions [nat]", "nat", column=0),
+        float,
+        score("KLD", "lower", "mean of KL(original || candidate) over the predictions [nat]", "nat", column=0),
     ]
-    kld_mean_se: Annotated[FiniteFloat, Field(description="standard error over predictions [nat]")]
-    kld_mean_chunk_se: Annotated[Number, Field(description="standard error from the means of chunks [nat]")]
-    kld_median: Annotated[FiniteFloat, Field(description="divergence that half of the predictions do not exceed [nat]")]
-    kld_p90: Annotated[FiniteFloat, Field(description="divergence that 90 % of the predictions do not exceed [nat]")]
-    kld_p95: Annotated[FiniteFloat, Field(description="divergence that 95 % of the predictions do not exceed [nat]")]
+    kld_mean_se: Annotated[float, Meta(description="standard error over predictions [nat]")]
+    kld_mean_chunk_se: Annotated[Number, Meta(description="standard error from the means of chunks [nat]")]
+    kld_median: Annotated[float, Meta(description="divergence that half of the predictions do not exceed [nat]")]
+    kld_p90: Annotated[float, Meta(description="divergence that 90 % of the predictions do not exceed [nat]")]
+    kld_p95: Annotated[float, Meta(description="divergence that 95 % of the predictions do not exceed [nat]")]
     kld_p99: Annotated[
-        FiniteFloat,
-        Score("KLD 99 %", "lower", "divergence that 99 % of the predictions do not exceed [nat]", "nat", column=1),
+        float,
+        score("KLD 99 %", "lower", "divergence that 99 % of the predictions do not exceed [nat]", "nat", column=1),
     ]
-    kld_p99_9: Annotated[
-        FiniteFloat, Field(description="divergence that 99.9 % of the predictions do not exceed [nat]")
-    ]
-    kld_max: Annotated[FiniteFloat, Score("largest KLD", "lower", "largest divergence of a prediction [nat]", "nat")]
+    kld_p99_9: Annotated[float, Meta(description="divergence that 99.9 % of the predictions do not exceed [nat]")]
+    kld_max: Annotated[float, score("largest KLD", "lower", "largest divergence of a prediction [nat]", "nat")]
     top1: Annotated[
-        FiniteFloat,
-        Score("same top token", "higher", "share of predictions with the same most probable token", "%", column=4),
+        float,
+        score("same top token", "higher", "share of predictions with the same most probable token", "%", column=4),
     ]
-    top1_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
+    top1_se: Annotated[float, Meta(description="standard error over predictions")]
     top5_overlap: Annotated[
-        FiniteFloat, Score("top 5 in common", "higher", "mean share of the five most probable tokens in common", "%")
+        float, score("top 5 in common", "higher", "mean share of the five most probable tokens in common", "%")
     ]
-    delta_p_mean: Annotated[FiniteFloat, Field(description="mean change of the actual token's probability")]
-    delta_p_mean_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
+    delta_p_mean: Annotated[float, Meta(description="mean change of the actual token's probability")]
+    delta_p_mean_se: Annotated[float, Meta(description="standard error over predictions")]
     delta_p_rms: Annotated[
-        FiniteFloat,
-        Score("Δp rms", "lower", "root mean square of the change of the actual token's probability", "%", column=5),
+        float,
+        score("Δp rms", "lower", "root mean square of the change of the actual token's probability", "%", column=5),
     ]
-    delta_p_rms_se: Annotated[FiniteFloat, Field(description="standard error over predictions")]
+    delta_p_rms_se: Annotated[float, Meta(description="standard error over predictions")]
     confident_flips: Annotated[
-        FiniteFloat,
-        Score(
+        float,
+        score(
             "confident flips",
             "lower",
             "share of predictions whose top token changes although the original gave it more than 50 %",
@@ -100,12 +95,10 @@ class Scores:
             column=6,
         ),
     ]
-    kld_chunks: Annotated[list[FiniteFloat], Field(description="mean KL divergence of each chunk [nat]")] = field(
-        default_factory=list
+    kld_chunks: Annotated[list[float], Meta(description="mean KL divergence of each chunk [nat]")] = []
+    kld_p99_se: Annotated[Number, Meta(description="bootstrap standard error over chunks; null below eight chunks")] = (
+        None
     )
-    kld_p99_se: Annotated[
-        Number, Field(description="bootstrap standard error over chunks; null below eight chunks")
-    ] = None
 
     @property
     def kld_error(self) -> float:
@@ -113,42 +106,38 @@ class Scores:
         return max(self.kld_mean_se, self.kld_mean_chunk_se or 0.0)
 
 
-@dataclass(slots=True)
-class PositionScores:
+class PositionScores(Model):
     """The predictions of tokens at some positions of their chunks."""
 
-    first: Annotated[int, Field(description="position in the chunk, from 0")]
+    first: Annotated[int, Meta(description="position in the chunk, from 0")]
     last: int
-    kld_mean: Annotated[FiniteFloat, Field(description="mean KL divergence [nat]")]
+    kld_mean: Annotated[float, Meta(description="mean KL divergence [nat]")]
     predictions: int
 
 
-@dataclass(slots=True)
-class LikelyToken:
+class LikelyToken(Model):
     """A token with its probabilities."""
 
     id: int
-    text: Annotated[str | None, Field(description="null without a tokenizer")]
-    p_original: Annotated[Number, Field(description="probability by the original; null: not kept")]
-    p: Annotated[Number, Field(description="probability by the candidate; null: not kept")]
+    text: Annotated[str | None, Meta(description="null without a tokenizer")]
+    p_original: Annotated[Number, Meta(description="probability by the original; null: not kept")]
+    p: Annotated[Number, Meta(description="probability by the candidate; null: not kept")]
 
 
-@dataclass(slots=True)
-class WorstToken:
+class WorstToken(Model):
     """A prediction with a large divergence: the token that came, and the most probable one of each side."""
 
-    chunk: Annotated[int, Field(description="number of the chunk in its text, from 0")]
-    position: Annotated[int, Field(description="position of the token in the chunk, from 0")]
-    source: Annotated[str, Field(description="name of the text")]
-    kld: Annotated[FiniteFloat, Field(description="KL divergence [nat]")]
-    before: Annotated[str | None, Field(description="the text in front of it; null without a tokenizer")]
+    chunk: Annotated[int, Meta(description="number of the chunk in its text, from 0")]
+    position: Annotated[int, Meta(description="position of the token in the chunk, from 0")]
+    source: Annotated[str, Meta(description="name of the text")]
+    kld: Annotated[float, Meta(description="KL divergence [nat]")]
+    before: Annotated[str | None, Meta(description="the text in front of it; null without a tokenizer")]
     token: LikelyToken
     predicted_original: LikelyToken
     predicted: LikelyToken
 
 
-@dataclass(slots=True)
-class TextScores:
+class TextScores(Model):
     """The predictions of one of several texts."""
 
     name: str
@@ -173,28 +162,26 @@ class TextScores:
 OF_TEXTS = ("text_kld_mean", "text_ppl_ratio", "text_top1")
 
 
-@dataclass(slots=True)
-class Embeddings:
+class Embeddings(Model):
     """Errors of chunk embeddings, which are means of the last hidden states over tokens."""
 
     chunks: int
     cosine_mean: Annotated[
-        Number, Score("cosine", "higher", "mean cosine between the embeddings of both sides", column=0)
+        Number, score("cosine", "higher", "mean cosine between the embeddings of both sides", column=0)
     ]
-    cosine_min: Annotated[Number, Score("least cosine", "higher", "least cosine of a chunk's embeddings", column=1)]
+    cosine_min: Annotated[Number, score("least cosine", "higher", "least cosine of a chunk's embeddings", column=1)]
     rank_correlation: Annotated[
         Number,
-        Score(
+        score(
             "rank correlation", "higher", "Spearman correlation of the cosines between all pairs of chunks", column=2
         ),
     ]
     relative_error: Annotated[
-        Number, Score("relative error", "lower", "‖y - x‖ / ‖x‖ over the last hidden states", column=3)
+        Number, score("relative error", "lower", "‖y - x‖ / ‖x‖ over the last hidden states", column=3)
     ]
 
 
-@dataclass(slots=True)
-class StepError:
+class StepError(Model):
     """The output error over the calls of one step."""
 
     step: int
@@ -202,41 +189,39 @@ class StepError:
     calls: int
 
 
-@dataclass(slots=True)
-class Outputs:
+class Outputs(Model):
     """Errors of the outputs of recorded calls, with the same inputs on both sides."""
 
-    output_error: Annotated[Number, Score("output error", "lower", "mean over calls of ‖y - x‖² / ‖x‖²", "%", column=0)]
-    output_error_se: Annotated[Number, Field(description="standard error over groups; null for a single group")]
+    output_error: Annotated[Number, score("output error", "lower", "mean over calls of ‖y - x‖² / ‖x‖²", "%", column=0)]
+    output_error_se: Annotated[Number, Meta(description="standard error over groups; null for a single group")]
     output_snr_db: Annotated[
-        Number, Score("output SNR", "higher", "-10·log10(output_error) [dB]; null: no error", "dB", column=1)
+        Number, score("output SNR", "higher", "-10·log10(output_error) [dB]; null: no error", "dB", column=1)
     ]
-    output_cosine: Annotated[Number, Score("cosine", "higher", "mean cosine over calls", column=3)]
-    output_error_worst: Annotated[Number, Score("worst call", "lower", "largest error of a call", "%", column=2)]
-    worst_call: Annotated[str, Field(description="name of the worst call in the file")]
+    output_cosine: Annotated[Number, score("cosine", "higher", "mean cosine over calls", column=3)]
+    output_error_worst: Annotated[Number, score("worst call", "lower", "largest error of a call", "%", column=2)]
+    worst_call: Annotated[str, Meta(description="name of the worst call in the file")]
     calls: int
     groups: int
-    steps: Annotated[list[StepError], Field(description="errors by step, if calls name their steps")]
+    steps: Annotated[list[StepError], Meta(description="errors by step, if calls name their steps")]
 
 
-@dataclass(slots=True)
-class Rollout:
+class Rollout(Model):
     """The latents at the end of the candidate's own path of flow matching, against those of the original's."""
 
-    rollout_error: Annotated[Number, Score("rollout error", "lower", "mean over groups of ‖y - x‖² / ‖x‖²", "%")]
-    rollout_error_se: Annotated[Number, Field(description="standard error over groups; null of one alone")]
+    rollout_error: Annotated[Number, score("rollout error", "lower", "mean over groups of ‖y - x‖² / ‖x‖²", "%")]
+    rollout_error_se: Annotated[Number, Meta(description="standard error over groups; null of one alone")]
     rollout_psnr_db: Annotated[
         Number,
-        Score(
+        score(
             "rollout PSNR",
             "higher",
             "mean over groups; the peak is the range of the original's latents; null: no error [dB]",
             "dB",
         ),
     ]
-    rollout_cosine: Annotated[Number, Score("rollout cosine", "higher", "mean over groups")]
+    rollout_cosine: Annotated[Number, score("rollout cosine", "higher", "mean over groups")]
     groups: int
-    steps: Annotated[list[StepError], Field(description="of the latents after each step; calls: groups")]
+    steps: Annotated[list[StepError], Meta(description="of the latents after each step; calls: groups")]
 
 
 Measured = Scores | Embeddings | Outputs | Rollout | None
@@ -257,18 +242,15 @@ def _find_error(value: Callable[[str], float | None], metric: str) -> float | No
     return max((error for error in errors if error is not None), default=None)
 
 
-@dataclass(slots=True)
-class Floor:
+class Floor(Model):
     """The original in the dtype that it is stored in, against float32: the rounding that a runtime makes anyway."""
 
-    dtype: Annotated[str | None, Field(description="that it is stored in; null: no float of 16 bits")]
-    outputs: Annotated[Outputs | None, Field(description="null of a model that reads tokens, and see reason")]
-    reason: Annotated[str | None, Field(description="why it was not measured")]
-    scores: Annotated[Scores | None, Field(description="null of recorded calls and encoders, and see reason")] = None
-    chunks: Annotated[list[int], Field(description="numbers of the chunks that it read, from 0")] = field(
-        default_factory=list
-    )
-    embeddings: Annotated[Embeddings | None, Field(description="of an encoder, and see reason")] = None
+    dtype: Annotated[str | None, Meta(description="that it is stored in; null: no float of 16 bits")]
+    outputs: Annotated[Outputs | None, Meta(description="null of a model that reads tokens, and see reason")]
+    reason: Annotated[str | None, Meta(description="why it was not measured")]
+    scores: Annotated[Scores | None, Meta(description="null of recorded calls and encoders, and see reason")] = None
+    chunks: Annotated[list[int], Meta(description="numbers of the chunks that it read, from 0")] = []
+    embeddings: Annotated[Embeddings | None, Meta(description="of an encoder, and see reason")] = None
 
     def value(self, metric: str) -> float | None:
         """Return a number of its predictions, embeddings or outputs; None where it was not measured."""
@@ -279,95 +261,86 @@ class Floor:
         return _find_error(self.value, metric)
 
 
-@dataclass(slots=True)
-class Task:
+class Task(Model):
     """Results on multiple-choice questions, answered by log-likelihood."""
 
     name: str
     questions: int
-    accuracy_original: FiniteFloat
+    accuracy_original: float
     accuracy: Annotated[
-        FiniteFloat, Score("accuracy", "higher", "share of questions that the candidate answers correctly", "%")
+        float, score("accuracy", "higher", "share of questions that the candidate answers correctly", "%")
     ]
-    retention: Annotated[Number, Field(description="accuracy / accuracy_original; null if accuracy_original is 0")]
-    agreement: Annotated[
-        FiniteFloat, Score("agreement", "higher", "share of questions with the same answer from both", "%")
-    ]
-    mcnemar_p: Annotated[FiniteFloat, Field(description="p-value of McNemar's exact two-sided test for a change")]
+    retention: Annotated[Number, Meta(description="accuracy / accuracy_original; null if accuracy_original is 0")]
+    agreement: Annotated[float, score("agreement", "higher", "share of questions with the same answer from both", "%")]
+    mcnemar_p: Annotated[float, Meta(description="p-value of McNemar's exact two-sided test for a change")]
 
 
 OF_TASKS = ("accuracy", "retention", "agreement")
 
 
-@dataclass(slots=True)
-class BlockError:
+class BlockError(Model):
     """The error of the hidden states after a unit, against the original's."""
 
     name: str
-    relative_error: Annotated[Number, Field(description="‖y - x‖ / ‖x‖ over all tokens; null: not finite")]
-    cosine: Annotated[Number, Field(description="cosine between the hidden states of both sides, over all tokens")]
-    worst_token: Annotated[int, Field(description="index of the token with the largest error")]
-    worst_token_error: Annotated[Number, Field(description="‖y - x‖ / ‖x‖ of the token with the largest error")]
+    relative_error: Annotated[Number, Meta(description="‖y - x‖ / ‖x‖ over all tokens; null: not finite")]
+    cosine: Annotated[Number, Meta(description="cosine between the hidden states of both sides, over all tokens")]
+    worst_token: Annotated[int, Meta(description="index of the token with the largest error")]
+    worst_token_error: Annotated[Number, Meta(description="‖y - x‖ / ‖x‖ of the token with the largest error")]
 
 
-@dataclass(slots=True)
-class WeightError:
+class WeightError(Model):
     """The effect of a weight's error on its actual inputs."""
 
-    layer_name: Annotated[str, Field(description="name in the original, or in the model for a fused weight")]
+    layer_name: Annotated[str, Meta(description="name in the original, or in the model for a fused weight")]
     display_name: str
-    block: Annotated[str, Field(description="the model unit that contains the weight")]
-    output_error: Annotated[Number, Field(description="‖X Eᵀ‖² / ‖X Wᵀ‖² with the original's inputs X")]
-    share_of_block: Annotated[Number, Field(description="share of Σ ‖X Eᵀ‖² over the weights of its block")]
-    inputs: Annotated[int, Field(description="number of rows of X")]
-    predicted_kld: Annotated[Number, Field(description="predicted KL divergence from this weight's error alone [nat]")]
+    block: Annotated[str, Meta(description="the model unit that contains the weight")]
+    output_error: Annotated[Number, Meta(description="‖X Eᵀ‖² / ‖X Wᵀ‖² with the original's inputs X")]
+    share_of_block: Annotated[Number, Meta(description="share of Σ ‖X Eᵀ‖² over the weights of its block")]
+    inputs: Annotated[int, Meta(description="number of rows of X")]
+    predicted_kld: Annotated[Number, Meta(description="predicted KL divergence from this weight's error alone [nat]")]
     input_error: Annotated[
         Number,
-        Field(
-            description="‖(X̃ - X) Ŵᵀ‖² / ‖X Wᵀ‖², where the candidate's inputs X are rounded to X̃; null: not rounded"
-        ),
+        Meta(description="‖(X̃ - X) Ŵᵀ‖² / ‖X Wᵀ‖², where the candidate's inputs X are rounded to X̃; null: not rounded"),
     ] = None
     share_of_inputs: Annotated[
-        Number, Field(description="input_error / (output_error + input_error): the rest is of the weight's own error")
+        Number, Meta(description="input_error / (output_error + input_error): the rest is of the weight's own error")
     ] = None
     input_spread: Annotated[
-        Number, Field(description="largest ‖x‖ of an input over the geometric mean of all; null: its inputs are tokens")
+        Number, Meta(description="largest ‖x‖ of an input over the geometric mean of all; null: its inputs are tokens")
     ] = None
     predicted_output_error: Annotated[
-        Number, Field(description="predicted output error of the calls from this weight's error alone")
+        Number, Meta(description="predicted output error of the calls from this weight's error alone")
     ] = None
 
 
-@dataclass(slots=True)
-class RouterAgreement:
+class RouterAgreement(Model):
     """The agreement of one router of experts with the original's, over all tokens."""
 
-    name: Annotated[str, Field(description="name in the model")]
+    name: Annotated[str, Meta(description="name in the model")]
     experts: int
-    chosen: Annotated[int, Field(description="experts of a token")]
+    chosen: Annotated[int, Meta(description="experts of a token")]
     tokens: int
-    same_experts: Annotated[FiniteFloat, Field(description="share of tokens with the same experts")]
+    same_experts: Annotated[float, Meta(description="share of tokens with the same experts")]
     router_kld: Annotated[
-        Number, Field(description="mean of KL(original || candidate) of the softmax of the router's logits [nat]")
+        Number, Meta(description="mean of KL(original || candidate) of the softmax of the router's logits [nat]")
     ]
 
 
 OF_ROUTERS = ("same_experts", "router_kld")
 
 
-@dataclass(slots=True)
-class SwapScore:
+class SwapScore(Model):
     """The divergence of the original with one block or weight of the candidate; its inputs are not rounded."""
 
-    name: Annotated[str, Field(description="of a block in the model, or of a weight as stored")]
+    name: Annotated[str, Meta(description="of a block in the model, or of a weight as stored")]
     display_name: str
-    block: Annotated[str, Field(description="the model unit that contains it")]
-    kld_mean: Annotated[Number, Field(description="mean KL divergence [nat]; null: not finite")]
+    block: Annotated[str, Meta(description="the model unit that contains it")]
+    kld_mean: Annotated[Number, Meta(description="mean KL divergence [nat]; null: not finite")]
     kld_mean_se: Number
     kld_mean_chunk_se: Number
-    top1: Annotated[Number, Field(description="share of predictions with the same most probable token")]
+    top1: Annotated[Number, Meta(description="share of predictions with the same most probable token")]
     predicted_kld: Annotated[
-        Number, Field(description="predicted KL divergence of its weights, from --sensitivity [nat]")
+        Number, Meta(description="predicted KL divergence of its weights, from --sensitivity [nat]")
     ] = None
 
     @property
@@ -381,8 +354,7 @@ class SwapScore:
         return _find_error(partial(getattr, self), "kld_mean")
 
 
-@dataclass(slots=True)
-class Missing:
+class Missing(Model):
     """A tensor missing from the candidate and taken from the original."""
 
     layer_name: str
@@ -390,8 +362,7 @@ class Missing:
     reason: str
 
 
-@dataclass(slots=True)
-class Evaluated:
+class Evaluated(Model):
     """A candidate with its scores."""
 
     name: str
@@ -399,10 +370,10 @@ class Evaluated:
     verdict: Literal["pass", "fail", "inconclusive"]
     reasons: list[str]
     bytes: int
-    scores: Annotated[Scores | None, Field(description="null for an encoder, and if logits are not finite")]
+    scores: Annotated[Scores | None, Meta(description="null for an encoder, and if logits are not finite")]
     predicted_kld: Annotated[
         Number,
-        Score(
+        score(
             "predicted KLD",
             "lower",
             "sum over the weights, from --sensitivity [nat]; too low above about 0.1 nat",
@@ -410,40 +381,26 @@ class Evaluated:
             column=7,
         ),
     ]
-    embeddings: Annotated[Embeddings | None, Field(description="null for a model that predicts tokens")]
+    embeddings: Annotated[Embeddings | None, Meta(description="null for a model that predicts tokens")]
     tasks: list[Task]
-    not_finite: Annotated[str | None, Field(description="the first unit with output that is not finite")]
+    not_finite: Annotated[str | None, Meta(description="the first unit with output that is not finite")]
     blocks: list[BlockError]
-    weights: Annotated[list[WeightError], Field(description="matrices, the largest output error first")]
+    weights: Annotated[list[WeightError], Meta(description="matrices, the largest output error first")]
     missing: list[Missing]
     gates: list[Gate]
-    findings: Annotated[list[Finding], Field(description="differences of its configuration from the original's")] = (
-        field(default_factory=list)
-    )
-    activations: Annotated[dict[str, int], Field(description="weights by rounding scheme of their inputs")] = field(
-        default_factory=dict
-    )
-    kv: Annotated[str | None, Field(description="rounding scheme of keys and values; null: none")] = None
-    outputs: Annotated[Outputs | None, Field(description="null for a model that reads tokens")] = None
-    rollout: Annotated[Rollout | None, Field(description="with --rollout")] = None
-    texts: Annotated[list[TextScores], Field(description="of several; ``scores`` are of all predictions")] = field(
-        default_factory=list
-    )
-    positions: Annotated[list[PositionScores], Field(description="divergence by position in the chunk")] = field(
-        default_factory=list
-    )
-    routers: Annotated[list[RouterAgreement], Field(description="of a mixture of experts")] = field(
-        default_factory=list
-    )
-    swaps: Annotated[list[SwapScore], Field(description="with --swap or --swap-blocks, the largest first")] = field(
-        default_factory=list
-    )
-    worst_tokens: Annotated[list[WorstToken], Field(description="the largest divergence first")] = field(
-        default_factory=list
-    )
+    findings: Annotated[list[Finding], Meta(description="differences of its configuration from the original's")] = []
+    activations: Annotated[dict[str, int], Meta(description="weights by rounding scheme of their inputs")] = {}
+    kv: Annotated[str | None, Meta(description="rounding scheme of keys and values; null: none")] = None
+    outputs: Annotated[Outputs | None, Meta(description="null for a model that reads tokens")] = None
+    rollout: Annotated[Rollout | None, Meta(description="with --rollout")] = None
+    texts: Annotated[list[TextScores], Meta(description="of several; ``scores`` are of all predictions")] = []
+    positions: Annotated[list[PositionScores], Meta(description="divergence by position in the chunk")] = []
+    routers: Annotated[list[RouterAgreement], Meta(description="of a mixture of experts")] = []
+    swaps: Annotated[list[SwapScore], Meta(description="with --swap or --swap-blocks, the largest first")] = []
+    worst_tokens: Annotated[list[WorstToken], Meta(description="the largest divergence first")] = []
     predicted_output_error: Annotated[
         Number,
-        Score(
+        score(
             "predicted output error",
             "lower",
             "of recorded calls: sum over the weights, from --sensitivity",
@@ -467,7 +424,7 @@ class Evaluated:
         return _find_error(self.value, metric)
 
 
-class Evaluation(Document):
+class Evaluation(Document, kw_only=True):
     """The evaluation of quantized candidates against their original, on the same tokens or calls, in one runtime.
 
     Weights are dequantized; activations, keys and values are rounded according to each candidate's ``activations`` and
@@ -476,26 +433,30 @@ class Evaluation(Document):
 
     VIEW: ClassVar[str] = "quanterr.report.evaluation.view"
 
-    schema_: str = Field(SCHEMA, alias="schema")
+    schema_: str = SCHEMA
     schema_version: str = SCHEMA_VERSION
     verdict: Literal["pass", "fail", "inconclusive"]
     reasons: list[str]
-    original: str = Field(description="path of the original")
+    original: Annotated[str, Meta(description="path of the original")]
     original_bytes: int
-    model: str = Field(description="model class in transformers or diffusers")
+    model: Annotated[str, Meta(description="model class in transformers or diffusers")]
     kind: Literal["causal", "sequence to sequence", "encoder", "calls"]
-    dtype: str = Field(description="compute dtype of both sides")
+    dtype: Annotated[str, Meta(description="compute dtype of both sides")]
     tokens: Tokens
     candidates: list[Evaluated]
-    texts: list[NamedTokens] = Field([], description="each of several texts; empty of one, which ``tokens`` says")
-    reference: str | None = Field(
-        None, description="folder of what was kept of the original; null: the original itself was run"
-    )
-    made_up: bool = Field(False, description="true if the calls were drawn at random: a smoke test")
-    made_up_allowed: bool = Field(False, description="true if gates may judge made-up calls")
-    lora: str | None = Field(None, description="LoRA merged into both sides")
-    gated: bool = Field(False, description="true if gates were set; without gates, pass means evaluated, not approved")
-    floor: Floor | None = Field(None, description="null beside a reference")
+    texts: Annotated[
+        list[NamedTokens], Meta(description="each of several texts; empty of one, which ``tokens`` says")
+    ] = []
+    reference: Annotated[
+        str | None, Meta(description="folder of what was kept of the original; null: the original itself was run")
+    ] = None
+    made_up: Annotated[bool, Meta(description="true if the calls were drawn at random: a smoke test")] = False
+    made_up_allowed: Annotated[bool, Meta(description="true if gates may judge made-up calls")] = False
+    lora: Annotated[str | None, Meta(description="LoRA merged into both sides")] = None
+    gated: Annotated[
+        bool, Meta(description="true if gates were set; without gates, pass means evaluated, not approved")
+    ] = False
+    floor: Annotated[Floor | None, Meta(description="null beside a reference")] = None
     run: RunInfo
 
     @property
@@ -507,7 +468,7 @@ class Evaluation(Document):
         """Yield the evaluation without its weights, then a line per weight of each candidate."""
         head = self._own_fields()
         del head["candidates"]  # they come last
-        kept = [field.name for field in fields(Evaluated) if field.name != "weights"]
+        kept = [name for name in Evaluated.__struct_fields__ if name != "weights"]
         head["candidates"] = [{name: getattr(candidate, name) for name in kept} for candidate in self.candidates]
         count = sum(len(candidate.weights) for candidate in self.candidates)
         yield dumps({"record": "evaluation", **head, "records": {"weight": count}}) + "\n"
@@ -517,10 +478,9 @@ class Evaluation(Document):
                 yield f'{{"record": "weight", "candidate": {name}, {dumps(weight)[1:]}\n'
 
     def _frame_rows(self) -> Iterator[JsonObject]:
-        names = [field.name for field in fields(WeightError)]
         for candidate in self.candidates:
             for weight in candidate.weights:
-                yield {"candidate": candidate.name} | {name: getattr(weight, name) for name in names}
+                yield {"candidate": candidate.name} | asdict(weight)
 
 
 def find_difference(old: Evaluation, new: Evaluation) -> str | None:
@@ -547,7 +507,7 @@ def _list_roundings(evaluation: Evaluation) -> set[str]:
 # Metrics that gates can use: scores and embeddings without counts, and the lowest over tasks.
 COUNTS = ("tokens", "chunks", "kld_chunks")
 METRICS = (
-    *(f.name for kind in (Scores, Embeddings) for f in fields(kind) if f.name not in COUNTS),
+    *(name for kind in (Scores, Embeddings) for name in kind.__struct_fields__ if name not in COUNTS),
     *("output_snr_db", "output_cosine", "output_error_worst"),  # output_error names the error of weights
     *("rollout_error", "rollout_error_se", "rollout_psnr_db", "rollout_cosine"),
     *PREDICTED,

@@ -72,7 +72,7 @@ class EvaluatedValues(Subject):
             raise UsageError(f"--baseline: {why}")
 
 
-def list_subjects(evaluation: Evaluation, metrics: Collection[str]) -> list[Subject]:
+def list_subjects(evaluation: Evaluation) -> list[Subject]:
     """Return the candidates."""
     return [_subject(evaluation, candidate) for candidate in evaluation.candidates]
 
@@ -100,7 +100,7 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
 
 def _items(candidate: Evaluated) -> list[Item]:
     return [
-        Item(getattr(row, name), kind, {metric: getattr(row, metric) for metric in metrics})
-        for kind, (field, name, metrics) in ITEMS.items()
+        Item(getattr(row, name), kind, row)
+        for kind, (field, name, _) in ITEMS.items()
         for row in getattr(candidate, field)
     ]

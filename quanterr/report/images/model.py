@@ -1,12 +1,11 @@
 """The comparison of two folders of images in pairs: data with a schema version."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from pydantic import Field, FiniteFloat
+from msgspec import Meta
 
-from quanterr.report.base import Number, RunInfo, Score, collect_scores
+from quanterr.report.base import Model, Number, RunInfo, collect_scores, score
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate, Word
 from quanterr.report.images import SCHEMA
@@ -14,26 +13,24 @@ from quanterr.report.images import SCHEMA
 SCHEMA_VERSION = "1.0"
 PICTURE = r"^data:image/jpeg;base64,[A-Za-z0-9+/]+={0,2}$"
 
-Picture = Annotated[str, Field(pattern=PICTURE, description="data: URI of a JPEG")]
+Picture = Annotated[str, Meta(pattern=PICTURE, description="data: URI of a JPEG")]
 
 
-@dataclass(slots=True)
-class ImagePair:
+class ImagePair(Model):
     """Two images of the same name, without suffix, in both folders."""
 
     name: str
-    display_name: Annotated[str, Field(description="name with unprintable characters escaped")]
+    display_name: Annotated[str, Meta(description="name with unprintable characters escaped")]
     width: int
     height: int
-    identical: Annotated[bool, Field(description="true: every pixel is equal, so the PSNR is infinite")]
-    psnr_db: Annotated[Number, Field(description="peak signal-to-noise ratio [dB]; null: infinite, as identical")]
-    ssim: Annotated[FiniteFloat, Field(description="structural similarity, mean over pixels and channels")]
-    lpips: Annotated[Number, Field(description="perceptual distance; null: not measured, see `lpips_absent`")]
-    original_sha256: Annotated[str, Field(description="SHA-256 of the original's pixels; identifies it")]
+    identical: Annotated[bool, Meta(description="true: every pixel is equal, so the PSNR is infinite")]
+    psnr_db: Annotated[Number, Meta(description="peak signal-to-noise ratio [dB]; null: infinite, as identical")]
+    ssim: Annotated[float, Meta(description="structural similarity, mean over pixels and channels")]
+    lpips: Annotated[Number, Meta(description="perceptual distance; null: not measured, see `lpips_absent`")]
+    original_sha256: Annotated[str, Meta(description="SHA-256 of the original's pixels; identifies it")]
 
 
-@dataclass(slots=True)
-class NotCompared:
+class NotCompared(Model):
     """An image that was not compared."""
 
     name: str
@@ -41,19 +38,17 @@ class NotCompared:
     reason: str
 
 
-@dataclass(slots=True)
-class Mean:
+class Mean(Model):
     """The mean of a metric over pairs."""
 
-    mean: FiniteFloat
-    se: Annotated[Number, Field(description="standard error over pairs; null: a single pair")]
-    low: Annotated[Number, Field(description="lower end of the 95 % interval; null: fewer than eight pairs")]
-    high: Annotated[Number, Field(description="upper end of the 95 % interval; null: fewer than eight pairs")]
+    mean: float
+    se: Annotated[Number, Meta(description="standard error over pairs; null: a single pair")]
+    low: Annotated[Number, Meta(description="lower end of the 95 % interval; null: fewer than eight pairs")]
+    high: Annotated[Number, Meta(description="upper end of the 95 % interval; null: fewer than eight pairs")]
     pairs: int
 
 
-@dataclass(slots=True)
-class WorstPair:
+class WorstPair(Model):
     """Small pictures of one of the worst pairs."""
 
     name: str
@@ -61,31 +56,33 @@ class WorstPair:
     quantized: Picture
 
 
-class Images(Document):
+class Images(Document, kw_only=True):
     """Images that the original model and the quantized one made, compared in pairs."""
 
     VIEW: ClassVar[str] = "quanterr.report.images.view"
     ITEMS: ClassVar[Mapping[str, str]] = {"pairs": "pair", "not_compared": "not_compared"}
 
-    schema_: str = Field(SCHEMA, alias="schema")
+    schema_: str = SCHEMA
     schema_version: str = SCHEMA_VERSION
     verdict: Word
     reasons: list[str]
-    gated: bool = Field(description="true if gates decided the verdict")
-    original: str = Field(description="path of the folder with the original model's images")
-    quantized: str = Field(description="path of the folder with the quantized model's images")
+    gated: Annotated[bool, Meta(description="true if gates decided the verdict")]
+    original: Annotated[str, Meta(description="path of the folder with the original model's images")]
+    quantized: Annotated[str, Meta(description="path of the folder with the quantized model's images")]
     psnr_db: Annotated[
-        Mean | None, Score("PSNR", "higher", "PSNR [dB] over the pairs that differ; null: none does", "dB")
+        Mean | None, score("PSNR", "higher", "PSNR [dB] over the pairs that differ; null: none does", "dB")
     ]
-    ssim: Annotated[Mean | None, Score("SSIM", "higher", "SSIM over all pairs; null: no pair was compared")]
-    lpips: Annotated[Mean | None, Score("LPIPS", "lower", "LPIPS over all pairs; null: see `lpips_absent`")]
-    lpips_by: str | None = Field(description="package and version that computed LPIPS; null: see `lpips_absent`")
-    lpips_absent: str | None = Field(description="why LPIPS was not measured; null: it was")
+    ssim: Annotated[Mean | None, score("SSIM", "higher", "SSIM over all pairs; null: no pair was compared")]
+    lpips: Annotated[Mean | None, score("LPIPS", "lower", "LPIPS over all pairs; null: see `lpips_absent`")]
+    lpips_by: Annotated[
+        str | None, Meta(description="package and version that computed LPIPS; null: see `lpips_absent`")
+    ]
+    lpips_absent: Annotated[str | None, Meta(description="why LPIPS was not measured; null: it was")]
     gates: list[Gate]
-    other_files: list[str] = Field(description="files and folders that are no PNG, JPEG or WebP")
-    pairs: list[ImagePair] = Field(description="by name")
+    other_files: Annotated[list[str], Meta(description="files and folders that are no PNG, JPEG or WebP")]
+    pairs: Annotated[list[ImagePair], Meta(description="by name")]
     not_compared: list[NotCompared]
-    worst: list[WorstPair] = Field(description="the pairs of lowest SSIM, the worst first")
+    worst: Annotated[list[WorstPair], Meta(description="the pairs of lowest SSIM, the worst first")]
     run: RunInfo
 
     @property

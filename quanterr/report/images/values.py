@@ -55,18 +55,10 @@ class ImageValues(Subject):
             )
 
 
-def list_subjects(images: Images, metrics: Collection[str]) -> list[Subject]:
+def list_subjects(images: Images) -> list[Subject]:
     """Return the only subject; images that were not compared make every verdict inconclusive."""
-    pairs = [
-        Item(
-            pair.name,
-            "lossless" if pair.identical else "pair",
-            {name: getattr(pair, name) for name in SCORES},
-            perfect=PERFECT,
-        )
-        for pair in images.pairs
-    ]
-    lost = [Item(one.name, "not_compared", dict.fromkeys(SCORES), one.reason) for one in images.not_compared]
+    pairs = [Item(pair.name, "lossless" if pair.identical else "pair", pair, perfect=PERFECT) for pair in images.pairs]
+    lost = [Item(one.name, "not_compared", None, one.reason) for one in images.not_compared]
     means = {name: getattr(images, name) for name in SCORES}
     n = len(images.pairs) - images.identical
     return [

@@ -1,12 +1,11 @@
 """The inspection of one checkpoint: data with a schema version, inferred from headers alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from msgspec import Meta
 
-from quanterr.report.base import Finding, RunInfo, Score
+from quanterr.report.base import Finding, Model, RunInfo, Score
 from quanterr.report.document import Document
 from quanterr.report.inspection import SCHEMA
 from quanterr.report.model import StoredFile
@@ -19,34 +18,32 @@ SCORES = {
 }
 
 
-@dataclass(slots=True)
-class StoredWeight:
+class StoredWeight(Model):
     """A weight and its storage."""
 
     name: str
-    display_name: Annotated[str, Field(description="name with unprintable characters escaped")]
+    display_name: Annotated[str, Meta(description="name with unprintable characters escaped")]
     role: str
-    block: Annotated[str | None, Field(description="the model block that contains the weight, such as layers.12")]
-    format: Annotated[str | None, Field(description="see `quanterr formats`; null: unsupported, see `reason`")]
-    dtype: Annotated[str, Field(description="stored dtype of the codes, as named in the file")]
+    block: Annotated[str | None, Meta(description="the model block that contains the weight, such as layers.12")]
+    format: Annotated[str | None, Meta(description="see `quanterr formats`; null: unsupported, see `reason`")]
+    dtype: Annotated[str, Meta(description="stored dtype of the codes, as named in the file")]
     shape: list[int]
     elements: int
-    bytes: Annotated[int, Field(description="bytes of all parts")]
+    bytes: Annotated[int, Meta(description="bytes of all parts")]
     bits_per_weight: float | None
-    code_bits: Annotated[int | None, Field(description="bits per code, without scales")]
-    block_size: Annotated[list[int] | None, Field(description="(rows, columns) that share a scale")]
-    scales: Annotated[int, Field(description="number of scales")]
-    comfy_format: Annotated[str | None, Field(description="format named by a ComfyUI label")]
-    evidence: Annotated[list[str], Field(description="evidence for the detected format")]
-    reason: Annotated[str | None, Field(description="why the weight cannot be read")]
+    code_bits: Annotated[int | None, Meta(description="bits per code, without scales")]
+    block_size: Annotated[list[int] | None, Meta(description="(rows, columns) that share a scale")]
+    scales: Annotated[int, Meta(description="number of scales")]
+    comfy_format: Annotated[str | None, Meta(description="format named by a ComfyUI label")]
+    evidence: Annotated[list[str], Meta(description="evidence for the detected format")]
+    reason: Annotated[str | None, Meta(description="why the weight cannot be read")]
     activations: Annotated[
         str | None,
-        Field(description="declared rounding scheme of the inputs; `unknown`: not supported by evaluate"),
+        Meta(description="declared rounding scheme of the inputs; `unknown`: not supported by evaluate"),
     ] = None
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(Model):
     """Totals over several weights."""
 
     weights: int
@@ -56,40 +53,43 @@ class Tally:
     scales: int
 
 
-@dataclass(slots=True)
-class DecodeBound:
+class DecodeBound(Model):
     """Upper bound on tokens per second by memory bandwidth: each token of one sequence reads all active weights."""
 
     hardware: str
     gigabytes_per_second: float
-    active_bytes: Annotated[int, Field(description="without embedding tables and inactive experts")]
-    tokens_per_second: Annotated[float, Field(description="an upper bound: activations, cache and compute are ignored")]
-    experts: Annotated[str | None, Field(description="counted share of the experts, and why; null: no experts")]
+    active_bytes: Annotated[int, Meta(description="without embedding tables and inactive experts")]
+    tokens_per_second: Annotated[float, Meta(description="an upper bound: activations, cache and compute are ignored")]
+    experts: Annotated[str | None, Meta(description="counted share of the experts, and why; null: no experts")]
 
 
-class Inspection(Document):
+class Inspection(Document, kw_only=True):
     """The formats, weights and findings of one checkpoint, from headers and labels alone."""
 
     VIEW: ClassVar[str] = "quanterr.report.inspection.view"
     ITEMS: ClassVar[Mapping[str, str]] = {"weights": "weight"}
 
-    schema_: str = Field(SCHEMA, alias="schema")
+    schema_: str = SCHEMA
     schema_version: str = SCHEMA_VERSION
     path: str
     kind: str
     files: list[StoredFile]
     tensors: int
     bytes: int
-    architecture: str | None = Field(description="model architecture declared by the GGUF file or config.json")
-    quant_method: str | None = Field(description="quantization method declared by config.json or a similar file")
+    architecture: Annotated[str | None, Meta(description="model architecture declared by the GGUF file or config.json")]
+    quant_method: Annotated[
+        str | None, Meta(description="quantization method declared by config.json or a similar file")
+    ]
     total: Tally
-    formats: dict[str, Tally] = Field(
-        description="by format, the largest first; `unread` has weights of no known format"
-    )
-    groups: dict[str, dict[str, Tally]] = Field(description="by role, then format")
-    activations: dict[str, int] = Field({}, description="number of weights by declared rounding scheme of inputs")
-    kv: str | None = Field(None, description="declared storage scheme of keys and values; null: none")
-    decode: DecodeBound | None = Field(None, description="only with --hardware")
+    formats: Annotated[
+        dict[str, Tally], Meta(description="by format, the largest first; `unread` has weights of no known format")
+    ]
+    groups: Annotated[dict[str, dict[str, Tally]], Meta(description="by role, then format")]
+    activations: Annotated[
+        dict[str, int], Meta(description="number of weights by declared rounding scheme of inputs")
+    ] = {}
+    kv: Annotated[str | None, Meta(description="declared storage scheme of keys and values; null: none")] = None
+    decode: Annotated[DecodeBound | None, Meta(description="only with --hardware")] = None
     findings: list[Finding]
     weights: list[StoredWeight]
     run: RunInfo

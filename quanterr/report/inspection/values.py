@@ -1,7 +1,5 @@
 """The numbers of an inspection that rules may name: sizes of the checkpoint and of its weights."""
 
-from collections.abc import Collection
-
 from quanterr.report.inspection.model import SCORES, Inspection
 from quanterr.report.subjects import Item, Subject, Vocabulary
 
@@ -18,12 +16,9 @@ VOCABULARY = Vocabulary(
 )
 
 
-def list_subjects(inspection: Inspection, metrics: Collection[str]) -> list[Subject]:
+def list_subjects(inspection: Inspection) -> list[Subject]:
     """Return the checkpoint; weights that are not read make every verdict inconclusive."""
-    weights = [
-        Item(weight.name, "weight", {name: getattr(weight, name) for name in (*OF_WEIGHTS, "format")}, weight.reason)
-        for weight in inspection.weights
-    ]
+    weights = [Item(weight.name, "weight", weight, weight.reason) for weight in inspection.weights]
     whole = {name: getattr(inspection, name) for name in OF_CHECKPOINTS}
     unread = [f"{weight.display_name}: {weight.reason}" for weight in inspection.weights if weight.reason is not None]
     return [Subject(VOCABULARY, weights, whole, unreliable=unread)]

@@ -1,7 +1,5 @@
 """Subjects of a plan for rules: the plan itself with its size, cost and layers."""
 
-from collections.abc import Collection
-
 from quanterr.report.base import collect_scores
 from quanterr.report.plan.model import Plan
 from quanterr.report.subjects import Item, Subject, Vocabulary
@@ -19,12 +17,9 @@ VOCABULARY = Vocabulary(
 )
 
 
-def list_subjects(plan: Plan, metrics: Collection[str]) -> list[Subject]:
+def list_subjects(plan: Plan) -> list[Subject]:
     """Return the plan as the only subject."""
-    layers = [
-        Item(layer.layer_name, "layer", {metric: getattr(layer, metric) for metric in (*OF_LAYERS, "recipe")})
-        for layer in plan.layers
-    ]
+    layers = [Item(layer.layer_name, "layer", layer) for layer in plan.layers]
     return [
         Subject(VOCABULARY, layers, {name: getattr(plan, name) for name in OF_PLANS}, patterns=plan.selection.patterns)
     ]

@@ -121,7 +121,7 @@ def make_ranking(
     rest = [_make_candidate(name, by_name[name], why) for name, why in excluded.items()]
     failed = {name: report for name, report in by_name.items() if report.verdict == "fail"}
     first = reports[0]
-    return Ranking.model_construct(
+    return Ranking(
         tool=Tool(name="quanterr", version=__version__),
         verdict="inconclusive" if excluded else "fail" if failed else "pass",
         reasons=[

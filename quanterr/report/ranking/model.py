@@ -1,12 +1,11 @@
 """The ranking of candidates for one original: data with a schema version, made from their reports."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, FiniteFloat
+from msgspec import Meta
 
-from quanterr.report.base import Finding, Number, RunInfo, Score
+from quanterr.report.base import Finding, Model, Number, RunInfo, score
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate
 from quanterr.report.model import Selection
@@ -20,12 +19,11 @@ SCHEMA_VERSION = "1.6"
 
 Margin = Annotated[
     Number,
-    Field(description="half-width of the 95 % interval of an estimate by sweep --sample [dB]; null: not an estimate"),
+    Meta(description="half-width of the 95 % interval of an estimate by sweep --sample [dB]; null: not an estimate"),
 ]
 
 
-@dataclass(slots=True)
-class WorstLayer:
+class WorstLayer(Model):
     """The layer of a candidate with the lowest SNR."""
 
     layer_name: str
@@ -33,48 +31,48 @@ class WorstLayer:
     snr_db: Number
 
 
-@dataclass(slots=True)
-class Candidate:
+class Candidate(Model):
     """A candidate. Fields that compare candidates are null if it is not ranked."""
 
-    name: Annotated[str, Field(description="shortest end of the path that is unique")]
+    name: Annotated[str, Meta(description="shortest end of the path that is unique")]
     path: str
-    verdict: Annotated[Literal["pass", "fail", "inconclusive"], Field(description="verdict of the comparison")]
+    verdict: Annotated[Literal["pass", "fail", "inconclusive"], Meta(description="verdict of the comparison")]
     reasons: list[str]
-    rank: Annotated[int | None, Field(description="1 has the least error; null: not ranked, see not_ranked")]
+    rank: Annotated[int | None, Meta(description="1 has the least error; null: not ranked, see not_ranked")]
     not_ranked: str | None
-    on_front: Annotated[bool, Field(description="true if no other candidate has as little error in as few bytes")]
+    on_front: Annotated[bool, Meta(description="true if no other candidate has as little error in as few bytes")]
     behind: Annotated[
-        str | None, Field(description="a candidate that is no worse in bytes and error, and better in one")
+        str | None, Meta(description="a candidate that is no worse in bytes and error, and better in one")
     ]
-    bytes: Annotated[int | None, Score("size", "lower", "bytes of tensors common to all ranked candidates", "B")]
-    bits_per_weight: Annotated[Number, Score("bits per weight", "lower", "bits per weight of these tensors [bit]")]
-    squared_error: Annotated[Number, Field(description="Σe² over the layers; identical layers count as 0")]
-    snr_db: Annotated[Number, Score("SNR", "higher", "Σx² / Σe² over the layers; null where either is 0 [dB]", "dB")]
-    best_layers: Annotated[int, Field(description="number of layers in which this candidate has the least error")]
-    checkpoint_bytes: Annotated[int, Field(description="bytes of all tensors of the candidate")]
-    overall_snr_db: Annotated[Number, Field(description="SNR over the candidate's own differing layers [dB]")]
+    bytes: Annotated[int | None, score("size", "lower", "bytes of tensors common to all ranked candidates", "B")]
+    bits_per_weight: Annotated[Number, score("bits per weight", "lower", "bits per weight of these tensors [bit]")]
+    squared_error: Annotated[Number, Meta(description="Σe² over the layers; identical layers count as 0")]
+    snr_db: Annotated[Number, score("SNR", "higher", "Σx² / Σe² over the layers; null where either is 0 [dB]", "dB")]
+    best_layers: Annotated[int, Meta(description="number of layers in which this candidate has the least error")]
+    checkpoint_bytes: Annotated[int, Meta(description="bytes of all tensors of the candidate")]
+    overall_snr_db: Annotated[Number, Meta(description="SNR over the candidate's own differing layers [dB]")]
     weighted_snr_db: Annotated[
-        Number, Score("weighted SNR", "higher", "as in a report [dB]; null without --importance", "dB")
+        Number, score("weighted SNR", "higher", "as in a report [dB]; null without --importance", "dB")
     ]
     predicted_kld: Annotated[
         Number,
-        Score("predicted KLD", "lower", "Σ alpha · NMSE over the layers [nat]; null without --sensitivity", "nat"),
+        score("predicted KLD", "lower", "Σ alpha · NMSE over the layers [nat]; null without --sensitivity", "nat"),
     ]
     excess_db: Annotated[
-        Number, Score("avoidable error", "lower", "avoidable loss under the stored scales, as in a report [dB]", "dB")
+        Number,
+        score("avoidable error", "lower", "avoidable loss under the stored scales, as in a report [dB]", "dB"),
     ]
     worst_layer: WorstLayer | None
-    formats: Annotated[dict[str, int], Field(description="number of differing layers by format")]
+    formats: Annotated[dict[str, int], Meta(description="number of differing layers by format")]
     findings: list[Finding]
     gates: list[Gate]
     tokens_per_second: Annotated[
-        Number, Score("max. tokens/s", "higher", "upper bound by memory bandwidth, with sweep --hardware")
+        Number, score("max. tokens/s", "higher", "upper bound by memory bandwidth, with sweep --hardware")
     ] = None
     snr_db_margin: Margin = None
     predicted_output_error: Annotated[
         Number,
-        Score(
+        score(
             "predicted output error",
             "lower",
             "Σ alpha · NMSE over the layers; null without a --sensitivity of recorded calls",
@@ -83,89 +81,82 @@ class Candidate:
     ] = None
 
 
-@dataclass(slots=True)
-class Choice:
+class Choice(Model):
     """A layer as stored by one candidate."""
 
     candidate: str
     format: str
     bytes: int
-    squared_error: FiniteFloat
-    snr_db: Annotated[Number, Field(description="null if identical, or if the original is zero [dB]")]
+    squared_error: float
+    snr_db: Annotated[Number, Meta(description="null if identical, or if the original is zero [dB]")]
     snr_db_margin: Margin = None
 
 
-@dataclass(slots=True)
-class RankedLayer:
+class RankedLayer(Model):
     """A layer that differs in at least one ranked candidate."""
 
     layer_name: str
     display_name: str
     tensor_elements: int
-    best: Annotated[str, Field(description="candidate with the least error; of equals, the smallest")]
+    best: Annotated[str, Meta(description="candidate with the least error; of equals, the smallest")]
     choices: list[Choice]
 
 
-@dataclass(slots=True)
-class Swap:
+class Swap(Model):
     """The effect of storing a layer as another candidate or the original does; less error or size is negative."""
 
     layer_name: str
     display_name: str
-    take_from: Annotated[str | None, Field(description="the candidate to take the layer from; null: the original")]
+    take_from: Annotated[str | None, Meta(description="the candidate to take the layer from; null: the original")]
     format: str
     bytes_change: int
-    squared_error_change: FiniteFloat
+    squared_error_change: float
 
 
-@dataclass(slots=True)
-class Swaps:
+class Swaps(Model):
     """The layers of a candidate that gain most per byte when swapped, and the effect of all swaps together."""
 
     candidate: str
     layers: list[Swap]
     bytes_change: int
     bytes: int
-    squared_error_change: FiniteFloat
-    snr_db: Annotated[Number, Field(description="after all swaps; null without any error")]
+    squared_error_change: float
+    snr_db: Annotated[Number, Meta(description="after all swaps; null without any error")]
 
 
-@dataclass(slots=True)
-class Gain:
+class Gain(Model):
     """The gain of a choice: two recipes that differ only in it."""
 
-    what: Annotated[str, Field(description="bits, finer scales, zero points, calibration, scales quantized again")]
+    what: Annotated[str, Meta(description="bits, finer scales, zero points, calibration, scales quantized again")]
     instead_of: str
     candidate: str
-    snr_gain_db: FiniteFloat
+    snr_gain_db: float
     bytes_change: int
 
 
-@dataclass(slots=True)
-class Changed:
+class Changed(Model):
     """The effect of a change of a recipe on its error."""
 
-    percent: FiniteFloat
+    percent: float
     gain_db: Annotated[
         Number,
-        Field(description="change of SNR, negative for more error [dB]; null: no error, or scales stored as codes"),
+        Meta(description="change of SNR, negative for more error [dB]; null: no error, or scales stored as codes"),
     ]
 
 
-@dataclass(slots=True)
-class Study:
+class Study(Model):
     """Effects of outliers and of scales on a recipe's error, on a sample of each weight's rows."""
 
     candidate: str
-    outliers: Annotated[list[Changed], Field(description="effect of keeping the largest elements, `percent` of all")]
-    scales: Annotated[list[Changed], Field(description="effect of deriving scales from values larger by `percent`")]
+    outliers: Annotated[list[Changed], Meta(description="effect of keeping the largest elements, `percent` of all")]
+    scales: Annotated[list[Changed], Meta(description="effect of deriving scales from values larger by `percent`")]
     columns: Annotated[
         list[Changed],
-        Field(description="effect of keeping the most important columns, `percent` of all; empty without --importance"),
-    ] = field(default_factory=list)
+        Meta(description="effect of keeping the most important columns, `percent` of all; empty without --importance"),
+    ] = []
 
 
-class Ranking(Document):
+class Ranking(Document, kw_only=True):
     """Several candidates for one original, side by side.
 
     Errors cover the same layers for all: those that differ in at least one ranked candidate. An inconclusive candidate
@@ -175,30 +166,36 @@ class Ranking(Document):
     VIEW: ClassVar[str] = "quanterr.report.ranking.view"
     ITEMS: ClassVar[Mapping[str, str]] = {"layers": "layer"}
 
-    schema_: str = Field(SCHEMA, alias="schema")
+    schema_: str = SCHEMA
     schema_version: str = SCHEMA_VERSION
-    verdict: Literal["pass", "fail", "inconclusive"] = Field(
-        description="inconclusive if a candidate is not ranked; fail if a gate of a candidate does not hold"
-    )
+    verdict: Annotated[
+        Literal["pass", "fail", "inconclusive"],
+        Meta(description="inconclusive if a candidate is not ranked; fail if a gate of a candidate does not hold"),
+    ]
     reasons: list[str]
-    complete: bool = Field(description="false if the run was interrupted")
-    gated: bool = Field(False, description="true if gates were set; without gates, pass means compared, not approved")
-    original: str = Field(description="path of the original")
+    complete: Annotated[bool, Meta(description="false if the run was interrupted")]
+    gated: Annotated[
+        bool, Meta(description="true if gates were set; without gates, pass means compared, not approved")
+    ] = False
+    original: Annotated[str, Meta(description="path of the original")]
     original_bytes: int
     selection: Selection
-    tensors: int = Field(description="number of tensors common to all ranked candidates")
-    elements: int = Field(description="number of elements of these tensors")
-    candidates: list[Candidate] = Field(description="the least error first; candidates without a rank last")
-    front: list[str] = Field(description="Pareto-optimal candidates in error and bytes, the smallest first")
-    swaps: list[Swaps] = Field(description="swaps for Pareto-optimal candidates")
-    kept: list[Swaps] = Field(
-        description="layers to leave as in the original: for each ranked candidate within the budget; without one, "
-        "for the first candidate, if a few layers make most of its error"
-    )
-    gains: list[Gain] = Field(description="gains between recipes that differ in one respect")
-    studies: list[Study] = Field([], description="studies of recipes, only with sweep --study")
-    sample: Number = Field(None, description="share of rows that were read, 0 to 1; null: all")
-    layers: list[RankedLayer] = Field(description="in natural order of names: layers.2 before layers.10")
+    tensors: Annotated[int, Meta(description="number of tensors common to all ranked candidates")]
+    elements: Annotated[int, Meta(description="number of elements of these tensors")]
+    candidates: Annotated[list[Candidate], Meta(description="the least error first; candidates without a rank last")]
+    front: Annotated[list[str], Meta(description="Pareto-optimal candidates in error and bytes, the smallest first")]
+    swaps: Annotated[list[Swaps], Meta(description="swaps for Pareto-optimal candidates")]
+    kept: Annotated[
+        list[Swaps],
+        Meta(
+            description="layers to leave as in the original: for each ranked candidate within the budget; without one, "
+            "for the first candidate, if a few layers make most of its error"
+        ),
+    ]
+    gains: Annotated[list[Gain], Meta(description="gains between recipes that differ in one respect")]
+    studies: Annotated[list[Study], Meta(description="studies of recipes, only with sweep --study")] = []
+    sample: Annotated[Number, Meta(description="share of rows that were read, 0 to 1; null: all")] = None
+    layers: Annotated[list[RankedLayer], Meta(description="in natural order of names: layers.2 before layers.10")]
     run: RunInfo
 
     @property
@@ -207,7 +204,7 @@ class Ranking(Document):
         return [gate for candidate in self.candidates for gate in candidate.gates]
 
     def _frame_rows(self) -> Iterator[JsonObject]:
-        plain = [field.name for field in fields(Candidate) if field.name not in ("reasons", "formats", "findings")]
+        plain = [name for name in Candidate.__struct_fields__ if name not in ("reasons", "formats", "findings")]
         for candidate in self.candidates:
             worst = candidate.worst_layer and candidate.worst_layer.layer_name
             yield {name: getattr(candidate, name) for name in plain} | {"worst_layer": worst}

@@ -1,7 +1,5 @@
 """Subjects of a ranking for rules: each candidate with the layers that differ in at least one of them."""
 
-from collections.abc import Collection
-
 from quanterr.report.base import collect_scores
 from quanterr.report.ranking.model import Candidate, Ranking
 from quanterr.report.subjects import Item, Subject, Vocabulary, list_own_reasons
@@ -22,14 +20,14 @@ VOCABULARY = Vocabulary(
 )
 
 
-def list_subjects(ranking: Ranking, metrics: Collection[str]) -> list[Subject]:
+def list_subjects(ranking: Ranking) -> list[Subject]:
     """Return the candidates."""
     return [_subject(ranking, candidate) for candidate in ranking.candidates]
 
 
 def _subject(ranking: Ranking, candidate: Candidate) -> Subject:
     layers = [
-        Item(layer.layer_name, "layer", {metric: getattr(choice, metric) for metric in OF_LAYERS})
+        Item(layer.layer_name, "layer", choice)
         for layer in ranking.layers
         for choice in layer.choices
         if choice.candidate == candidate.name
