@@ -122,7 +122,7 @@ def _read(path: str | os.PathLike[str], kind: type[Kind]) -> tuple[Kind, bytes]:
     major = version.partition(".")[0]
     try:
         return _read_lines(path, kind, f'{{\n"schema": "{schema}",\n"schema_version": "{major}.'.encode())
-    except (OSError, ValueError, RecursionError):  # not as written: reading the whole yields the reason, and the place
+    except (OSError, ValueError, DecodeError, RecursionError):  # not as written: reading the whole yields the reason
         pass
     raw, own = read_json(path)
     noun = kind.__name__.lower()
