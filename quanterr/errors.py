@@ -94,6 +94,7 @@ NO_MEMORY = (
     "not enough memory",  # Windows
     "Cannot allocate memory",
     "can't start new thread",
+    "failed to map segment",  # of a library that is loaded
     "bad_alloc",
 )
 

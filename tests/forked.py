@@ -33,8 +33,9 @@ SECONDS = 30
 OUTPUTS = ((1, "stdout"), (2, "stderr"))
 TELLING = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM")
 PLAIN = {name: value for name, value in os.environ.items() if name not in TELLING}
-# What an evaluation imports while it runs: two seconds in each child.
+# What typer imports while it parses, and an evaluation while it runs: two seconds in each child.
 LOADED_LATE = (
+    "typer._adapters",
     "transformers.conversion_mapping",
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
@@ -177,8 +178,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 def _serve() -> None:
     for name in USED:
         import_module(f"quanterr.{name}")
-    if find_spec("transformers"):
-        for name in LOADED_LATE:
+    for name in LOADED_LATE:
+        if find_spec(name.partition(".")[0]) and find_spec(name):
             import_module(name)
     gc.freeze()  # or a child would copy what its collector looks at
     for line in sys.stdin:

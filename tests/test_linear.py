@@ -54,10 +54,10 @@ def test_products_are_those_of_float32(onednn, x, weight, with_bias):
 
 def test_parts_of_columns_are_left_to_torch(monkeypatch):
     """oneDNN computes them without vectors."""
-    monkeypatch.setattr(linear, "_onednn_is_faster", lambda: pytest.fail("oneDNN"))
+    monkeypatch.setattr(products, "_onednn_is_faster", lambda: pytest.fail("oneDNN"))
     x, weight = made(8, K), made(40, 2 * K)[:, :K]
 
-    assert torch.equal(F.linear(x, weight), linear.multiply(x, weight))
+    assert torch.equal(F.linear(x, weight), products.multiply(x, weight))
 
 
 def test_gradients_are_those_of_torch(onednn):

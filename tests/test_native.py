@@ -26,6 +26,7 @@ import quanterr
 from quanterr import native
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.comparison import scheduler
 from quanterr.comparison.kernel import SUMS_ALONE
 from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand
 from quanterr.comparison.worker import Worker
@@ -465,6 +466,25 @@ class TestSmallWeightsAhead:
             worker.begin(plan.pairs)
             with pytest.raises(CheckpointError, match="changed while being read"):
                 self.compare(worker, plan.pairs)
+
+    def test_are_waited_for_if_another_one_fails(self, tmp_path, monkeypatch):
+        """Their buffers are in use until the kernel is done."""
+        with self.plan(tmp_path):
+            pass
+        begun, start = [], NativeSums.start
+
+        def slow_start(sums, tasks):
+            wait = start(sums, tasks)
+            begun.append(wait)
+            return lambda: (begun.remove(wait), wait())[1]
+
+        monkeypatch.setattr(NativeSums, "start", slow_start)
+        monkeypatch.setattr(scheduler, "AT_ONCE", 2)
+        monkeypatch.setattr(Worker, "finish", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y.safetensors", device="cpu")
+
+        assert not begun
 
 
 class TestChoice:

@@ -74,7 +74,7 @@ class TestFile:
         below = folder / "below"
         below.mkdir()
 
-        assert f"{folder / 'nothing'}: No such file" in compare(checkpoints, cwd=below).stderr
+        assert f"{folder / 'nothing'}: no such file" in compare(checkpoints, cwd=below).stderr
 
     def test_a_preset_is_no_file(self, checkpoints, project):
         folder = project('[compare]\nthresholds = "fp8"\n')

@@ -219,17 +219,24 @@ class Scheduler:
             torch.set_num_threads(1)  # no torch threads below this one, as they would compete for the cores
             worker = Worker(self.device, self.size, self.outlier, self._most, self.kernel, self._samples)
             with torch.inference_mode(), worker.stream():
-                compared: list[tuple[int, list[Sums]]] = []
-                while ranges := self._next_ranges(small_too):
-                    worker.begin([job.pair for one in ranges for job in self._tasks[one.number]])
-                    self._finish_each(worker, compared)
-                    compared = self._compare_each(worker, ranges)
-                self._finish_each(worker, compared)
+                try:
+                    self._compare_all(worker, small_too)
+                finally:
+                    worker.wait()
         except Interrupted:  # stopped while waiting for a store
             self._ended.set()
         except BaseException as error:  # run() raises it again
             self._error = self._error or _name_error(error, self.progress.name)
             self._ended.set()
+
+    def _compare_all(self, worker: Worker, small_too: bool) -> None:
+        """Compare and finish ranges of tasks; small ones are compared by the kernel while others are finished."""
+        compared: list[tuple[int, list[Sums]]] = []
+        while ranges := self._next_ranges(small_too):
+            worker.begin([job.pair for one in ranges for job in self._tasks[one.number]])
+            self._finish_each(worker, compared)
+            compared = self._compare_each(worker, ranges)
+        self._finish_each(worker, compared)
 
     def _compare_each(self, worker: Worker, ranges: Sequence[ChunkRange]) -> list[tuple[int, list[Sums]]]:
         """Compare ranges of tasks; return their numbers with the sums of those that are complete."""

@@ -93,10 +93,12 @@ class Worker:
         ``samples``: also estimate from a sample of rows what scales allow.
         """
         self.outlier, self._candidates, self._compiled, self._samples = outlier, candidates, kernel, samples
+        self._begun: tuple[list[int], Callable[[], list[Sums]]] | None = None  # ids of pairs, and how to get their sums
         self.start_over(device, size)
 
     def start_over(self, device: torch.device, size: int) -> None:
         """Drop all buffers and continue on ``device`` with chunks of ``size`` elements."""
+        self.wait()
         self.device, self.size = device, size
         self._original, self._copies, self._kernel = (Workspace(device) for _ in range(3))
         self._quantized = [Workspace(device) for _ in range(self._candidates)]  # each may hold parts across ranges
@@ -107,7 +109,6 @@ class Worker:
         self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
         self._small = SmallWeights(self._kernel, self._samples)
         self._ahead = Workspace(device), Workspace(device)  # of both sides, for small weights that are begun
-        self._begun: tuple[list[int], Callable[[], list[Sums]]] | None = None  # ids of pairs, and how to get their sums
         self._known: dict[int, Sums] = {}  # by the pair's id
 
     def begin(self, pairs: Iterable[Pair]) -> None:
@@ -134,8 +135,8 @@ class Worker:
             self._small.keep_scales(pair, y)
         return task
 
-    def _wait(self) -> None:
-        """Wait for the weights that were begun."""
+    def wait(self) -> None:
+        """Wait for the weights that were begun: until then, the kernel uses the buffers."""
         if self._begun:
             (ids, wait), self._begun = self._begun, None
             self._known = dict(zip(ids, wait(), strict=False))  # none if a file ends: then each tells on its own
@@ -165,7 +166,7 @@ class Worker:
 
     def compare(self, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
         """Compute the sums of a few chunks of each pair; the pairs share one weight of the original."""
-        self._wait()
+        self.wait()
         if self._sides is None:
             self._share_output()
         load = self._make_loader(pairs[0].original) if len(pairs) == 1 else self._make_shared_loader(pairs[0].original)
