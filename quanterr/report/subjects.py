@@ -57,7 +57,8 @@ class Item(NamedTuple):
             return self.perfect.get(metric, getattr(self.values, metric, None))
         if self.kind == "not_compared":
             return None
-        return read_number(self.values, getattr(self.values, "nonfinite", {}), metric)
+        value: float | None = getattr(self.values, metric, None)
+        return read_number(self.values, getattr(self.values, "nonfinite", {}), metric) if value is None else value
 
     @property
     def identical(self) -> bool:
