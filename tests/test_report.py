@@ -91,6 +91,13 @@ OF_SCALES |= {"format_snr_db", "scale_loss_db", "avoidable_db"}
 
 
 class TestEveryReport:
+    def test_descriptions_of_the_schema_are_not_indented(self):
+        schema = Report.json_schema()
+        texts = [part.get("description", "") for part in (schema, *schema["$defs"].values())]
+
+        assert any("\n" in text for text in texts)
+        assert not any(line.startswith(" ") for text in texts for line in text.splitlines())
+
     def test_is_what_the_schema_allows(self, report):
         jsonschema.validate(json.loads(report.to_json()), Report.json_schema(), jsonschema.Draft202012Validator)
 

@@ -4,6 +4,7 @@ import io
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from inspect import cleandoc
 from os import PathLike, fspath
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, ClassVar
@@ -177,6 +178,9 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
         own: JsonObject = schema["$defs"].pop(cls.__name__)
         own["properties"]["checksum"] = checksum.SCHEMA
         own["required"] = list(cls.__struct_encode_fields__)
+        for part in (own, *schema["$defs"].values()):
+            if "description" in part:  # of docstrings, as they are indented in the code
+                part["description"] = cleandoc(part["description"])
         return {"$schema": DRAFT} | own | {"$defs": schema["$defs"]}
 
 
