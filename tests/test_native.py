@@ -703,6 +703,17 @@ class TestRounding:
 
         assert torch.equal(*found)
 
+    @pytest.mark.parametrize("packing", [Packing.LOW_FIRST, Packing.HIGH_FIRST])
+    @pytest.mark.parametrize(("cols", "group"), [(8, 8), (16, 16), (48, 48), (64, 32), (30, 10), (36, 32)])
+    def test_codes_that_do_not_fill_vectors_are_packed_as_by_torch(self, choose, kernel, packing, cols, group):
+        x, units, to = 4 * normal(7, cols), torch.rand(7, -(-cols // group)) + 0.5, rounding.make_integers(-8, 7, 8)
+        found = []
+        for choice in (None, kernel):
+            choose(choice)
+            found.append(rounding.find_codes(x, units, to, group, packing=packing))
+
+        assert torch.equal(*found)
+
     @pytest.mark.parametrize("size", [1, 2, 16, 32, 45, 1000])
     def test_magnitudes_are_the_largest_of_groups(self, choose, kernel, size):
         x = normal(5, 333)

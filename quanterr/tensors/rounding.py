@@ -9,6 +9,7 @@ from torch import Tensor
 from quanterr.native import CodeKind, CodesStruct, NumbersStruct, Packing, choose_kernel
 from quanterr.tensors.packing import pack_halves, pack_pairs
 
+HALVED = 32  # codes of a row that are packed by halves
 MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
 
 Round = Callable[[Tensor], Tensor]  # float32 numbers in units of a code, which may be overwritten → uint8 codes
@@ -77,7 +78,7 @@ def find_codes(
     (1 or r, groups); ``multiply``: units are multiplied by. ``out`` receives the codes; its rows may be apart.
     """
     kernel, (rows, cols) = choose_kernel().kernel, x.shape
-    if kernel is None or group == 1 or (packing != Packing.BYTES and group % 2):
+    if kernel is None or group == 1 or not _can_pack(packing, group, cols):
         codes = _pack(_find_codes_in_torch(x, units, to, group, multiply, before, after), packing)
         return codes if out is None else out.copy_(codes)
     if out is None:
@@ -90,6 +91,13 @@ def find_codes(
     place = packing, out.data_ptr(), out.stride(0)
     kernel.round(NumbersStruct(x.data_ptr(), rows, cols, group, *addresses, step, multiply, *place), to.kernel)
     return out
+
+
+def _can_pack(packing: Packing, group: int, cols: int) -> bool:
+    """Return whether the kernel can pack codes: halves of HALVED codes, or two codes of one group in each byte."""
+    if packing == Packing.HALVES:
+        return group == cols == HALVED
+    return packing == Packing.BYTES or (group % 2 == 0 and cols % 2 == 0)
 
 
 def _pack(codes: Tensor, packing: Packing) -> Tensor:
