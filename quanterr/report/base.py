@@ -123,3 +123,5 @@ def _require_finite(values: Iterable[Any]) -> None:
             _require_finite(value.values())
         elif isinstance(value, Struct):
             _require_finite(astuple(value))
+        elif kind is not bool:
+            raise TypeError(f"{kind.__name__} is no part of a document: its numbers would not be checked")
