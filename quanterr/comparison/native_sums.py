@@ -34,12 +34,16 @@ class KeptRows(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """One side of a pair: its weight, its buffers, and the function that dequantizes what the kernel cannot decode."""
+    """One side of a pair: its weight and its buffers."""
 
     weight: Weight
     workspace: Workspace
-    dequantize: Dequantize | None = None  # None if the kernel decodes it
+    load: Dequantize | None = None  # returns what the kernel cannot decode, if not the weight itself
     again: bool = False  # whether each chunk is wanted several times in a row
+
+    def dequantize(self, chunk: Chunk) -> Values:
+        """Return the values of a chunk, for a kernel that cannot decode it."""
+        return self.load(chunk) if self.load else self.weight.dequantize(chunk, self.workspace)
 
 
 class Task(NamedTuple):
@@ -141,7 +145,7 @@ class NativeSums:
         for place, (operand, decoder) in enumerate(zip(operands, direct, strict=True)):
             if decoder is not None:
                 side = make_code_side(decoder, chunk, at_once, operand.workspace, alive, operand.again)
-            elif operand.dequantize is not None:
+            else:
                 values = operand.dequantize(chunk)
                 saturated += int(values.saturated) if values.saturated is not None else 0
                 side = _make_value_side(values.weight, alive)

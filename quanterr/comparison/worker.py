@@ -47,7 +47,6 @@ MOST_ROWS = 2  # conspicuous rows whose scale blocks are inspected, at most
 STACK = 1 << 17  # elements of a sample processed at a time
 IN_BLOCKS = 1 << 16  # elements sampled in a row of blocks that span rows
 MOST_SPANNED = 1 << 21  # elements from the first to the last of some rows whose scales are read at once
-MOST_CHUNKS = 4  # chunks of a weight whose sample is kept while it is compared
 SAMPLED = 64  # bytes per place of a tensor that its fingerprint covers
 
 
@@ -217,12 +216,12 @@ class Worker:
     def _keep_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> KeptRows | None:
         """Return where the kernel is to write the rows of a sample; None if they must be read again.
 
-        It must decode the whole weight in one go, as more than that would take more memory than it saves time.
+        The kernel must decode the whole weight in one go.
         """
         self._kept_samples.pop(place, None)
         rows, cols = pair.original.matrix
         is_whole = (chunks[0].row, chunks[-1].stop_row, chunks[0].shape[1]) == (0, rows, cols)
-        if not (self._samples and is_whole and len(chunks) <= MOST_CHUNKS and pair.quantized.levels):
+        if not (self._samples and is_whole and pair.quantized.levels):
             return None
         sample, sides = _find_sample(pair.quantized.shape), (pair.original, pair.quantized)
         if sample is None or not all(find_decoder(side, chunks) for side in sides):
@@ -232,10 +231,9 @@ class Worker:
         return KeptRows((values[0].data_ptr(), values[1].data_ptr()), sample.places)
 
     def _make_operands(self, pair: Pair, load_original: LoadOriginal, place: int) -> tuple[Operand, Operand]:
-        workspace = self._quantized[place]
         return (
             Operand(pair.original, self._original, lambda chunk: Values(load_original(chunk)), self._candidates > 1),
-            Operand(pair.quantized, workspace, lambda chunk: pair.quantized.dequantize(chunk, workspace)),
+            Operand(pair.quantized, self._quantized[place]),
         )
 
     def _sum_with_torch(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums:

@@ -11,11 +11,11 @@ from quanterr.tensors.products import multiply
 class LinearLayers(TorchFunctionMode):
     """Computes the linear layers of models in float32 by :func:`multiply`; modes that watch them are entered inside.
 
-    What a model in float64 computes in float32 is left as it is: the results are to be those of torch.
+    Models in float64 are left to torch, whose results they must equal.
     """
 
     def __init__(self, dtype: str) -> None:
-        """``dtype`` is that of the models."""
+        """Choose the library for models of this dtype."""
         super().__init__()
         self._linear = multiply if dtype == "float32" else F.linear
 

@@ -1078,7 +1078,7 @@ static int compare(Side *x, Side *y, Run *run) {
     return status;
 }
 
-/* Carries out n runs. Their histograms and sums are written one behind the other, from those of the first run on. */
+/* Carries out n runs. The buffers of the first run hold the histograms and sums of all runs, one after another. */
 EXPORT int quanterr_compare(Side *x, Side *y, Run *runs, int64_t n) {
     int status = DONE;
     for (int64_t i = 0; i < n && status == DONE; i++) {

@@ -1,4 +1,4 @@
-"""Products in float32 by oneDNN on CPUs of AMD with AVX-512, where MKL, which torch takes, uses half of the vectors.
+"""Products in float32 by oneDNN on AMD CPUs with AVX-512, where MKL, torch's default, uses half of the vector units.
 
 Sums are float32 as well, only in another order. Gradients are left to torch, as are other dtypes and devices.
 """
