@@ -273,6 +273,7 @@ BAD = {
     ),
     "a text for a number": (in_layer(snr_db="31.5"), "layers[0].snr_db: expected a number or null, found a text"),
     "a truth for a number": (in_layer(snr_db=True), "layers[0].snr_db: expected a number or null, found true or false"),
+    "a negative size": (in_layer(tensor_elements=-5), "layers[0].tensor_elements: expected an integer >= 0"),
     "a number for a truth": (in_layer(finite=1), "layers[0].finite: expected true or false, found an integer"),
     "a metric too few": (without("snr_db"), "layers[0].snr_db is missing"),
     "a layer too few": (lambda text: edited(layers=json.loads(text)["layers"][1:])(text), "has 1 layers, but"),

@@ -105,7 +105,7 @@ class _Weight(Model, kw_only=True):
     original_dtype: str
     quantized_dtype: str
     tensor_shape: tuple[int, ...]
-    tensor_elements: int
+    tensor_elements: Count
     original_fingerprint: Annotated[
         str | None, Meta(description="CRC-32 of some stored bytes: identifies the original")
     ] = None
@@ -138,7 +138,7 @@ class _Layer(_Weight, kw_only=True):
 class _Aggregate(Model, kw_only=True):
     """Sums and metrics over all layers that differ, or over a group of them."""
 
-    total_layers: int
+    total_layers: Count
     total_elements: int
     original_bytes: int
     quantized_bytes: int
@@ -176,8 +176,8 @@ class Side(Model):
     path: str
     revision: Annotated[str | None, Meta(description="commit of a model from the Hugging Face cache")]
     files: list[StoredFile]
-    tensors: int
-    bytes: int
+    tensors: Count
+    bytes: Count
     prefix: Annotated[str, Meta(description="prefix stripped from tensor names before matching")]
     notes: list[str]
 
@@ -237,7 +237,7 @@ class Settings(Model):
         str | None, Meta(description="sensitivity file used for predicted_kld or predicted_output_error")
     ] = None
     calibration: Annotated[str | None, Meta(description="measurement that calibrates predictions")] = None
-    metrics_version: Annotated[int, Meta(description="metrics of different versions are not comparable")] = 1
+    metrics_version: Annotated[int, Meta(ge=0, description="metrics of different versions are not comparable")] = 1
 
 
 class Report(Document, kw_only=True):

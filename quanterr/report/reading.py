@@ -33,7 +33,8 @@ BLOCK = 1 << 16  # bytes read at once
 AGAIN = "make it again with this version"
 TENSORS = ("layers", "other_changes", "lossless")  # lists of tensors whose names differ
 IDENTITY = ("layer_name", "format", "tensor_elements", "finite", "nonfinite")  # of a layer, whatever rules ask for
-WORDS = {"float": "a number", "int": "an integer", "str": "a text", "bool": "true or false", "array": "a list"}
+WORDS = {"float": "a number", "int": "an integer", "str": "a text", "bool": "true or false"}
+WORDS |= {"array": "a list", "object": "an object", "null": "null"}
 
 Kind = TypeVar("Kind", bound=Document)
 
