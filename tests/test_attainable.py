@@ -391,10 +391,10 @@ def test_what_is_left_of_scales_too_small_for_float16_is_no_warning(tmp_path, na
     assert not [one for one in found if one.severity != "info"]
 
 
-class TestSmallWeightsTogether:
-    """Small weights are sampled together: each must get the numbers that it gets alone."""
+class TestKernelMeasuresSamples:
+    """The kernel measures samples that are as they should be, and torch all others: both must find the same."""
 
-    def test_each_has_the_digits_that_it_has_alone(self, tmp_path, monkeypatch):
+    def test_kernel_finds_what_torch_finds(self, tmp_path, monkeypatch):
         changes = {
             "sound": lambda codes, unit: (codes, unit),
             "large": lambda codes, unit: (codes, 2.9 * unit),
@@ -419,9 +419,19 @@ class TestSmallWeightsTogether:
         save_file(x, tmp_path / "x.safetensors")
         save_file(y, tmp_path / "y.safetensors")
         files = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
-        together = quanterr.compare(*files, device="cpu").layers
-        monkeypatch.setattr(Worker, "examine", lambda *_: None)  # each weight is then sampled when it is finished
+        taken, take = [], Worker._take_plain_sample
+        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *args: taken.append(take(*args)) or taken[-1])
+        by_kernel = quanterr.compare(*files, device="cpu").layers
+        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *_: None)
+        by_torch = quanterr.compare(*files, device="cpu").layers
 
-        assert quanterr.compare(*files, device="cpu").layers == together
-        assert len(x) == len(together)
-        assert len({layer.scale_loss_db for layer in together}) > len(changes)
+        close = 2 * (128 + 8) * 2**-24 * 10 / math.log(10)  # dB: two float32 sums of 128 products, each rounded thrice
+        assert any(taken)
+        assert not all(taken)
+        assert len({layer.scale_loss_db for layer in by_torch}) > len(changes)
+        for one, other in zip(by_kernel, by_torch, strict=True):
+            for name in ("attainable_snr_db", "excess_db", "scale_loss_db", "off_code_pct", "clipped_pct"):
+                assert getattr(one, name) == pytest.approx(getattr(other, name), rel=0, abs=close), (
+                    one.layer_name,
+                    name,
+                )

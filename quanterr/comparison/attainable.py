@@ -19,6 +19,7 @@ SMALL = 1 << 14  # a weight with up to this many elements is sampled completely
 RUNS, RUN = 6, 8  # number of runs of rows, spread over the weight, and rows per run
 WIDEST = 1 << 15  # columns of a sampled row, at most
 SMALL_BLOCKS = 1 << 18  # in a weight with up to this many elements, every row of blocks is sampled
+IN_BLOCKS = 1 << 16  # elements sampled in a row of blocks
 TILE = 64  # columns of a tile, in one row
 FEWEST = 32  # smaller regions, in elements, are not judged
 PART_DB = 4.0  # excess of a region over what its scales allow, and over the rest of the weight, to stand out
@@ -59,8 +60,8 @@ def sample_chunks(shape: tuple[int, ...]) -> list[Chunk]:
     ]
 
 
-def sample_blocks(shape: tuple[int, ...], block: tuple[int, int], most: int) -> list[Chunk]:
-    """Return chunks of ``most`` elements at the start of rows of blocks, which span several rows of elements.
+def sample_blocks(shape: tuple[int, ...], block: tuple[int, int]) -> list[Chunk]:
+    """Return chunks of :data:`IN_BLOCKS` elements at the start of rows of blocks, which span several rows of elements.
 
     A small weight is sampled in every row of blocks, others in the middle one.
     """
@@ -69,7 +70,7 @@ def sample_blocks(shape: tuple[int, ...], block: tuple[int, int], most: int) -> 
     if not down or cols > WIDEST:
         return []
     numbers = range(down) if rows * cols <= SMALL_BLOCKS else [down // 2]
-    width = max(most // block[0], block[1])
+    width = max(IN_BLOCKS // block[0], block[1])
     return [Chunk(number * block[0], (number + 1) * block[0], 0, min(width, cols)) for number in numbers]
 
 

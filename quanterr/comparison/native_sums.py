@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quanterr.comparison.kernel import SUMS_ALONE, SumOptions, add_matrices
+from quanterr.comparison.plain_samples import MOST_GROUPS, PlainSample
 from quanterr.formats import Values, Weight
 from quanterr.formats.shared.decoding import count_rows_at_once, find_decoder, make_code_side
 from quanterr.metrics import find_ranks
@@ -21,16 +22,18 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.decoder import Decoder, ElementType, Order
 from quanterr.tensors.workspace import Workspace
 
+GROUP = 8  # numbers that the kernel keeps of each group of a sample
 PRECISE = 1 << 12  # elements below which all sums are float64, as few roundings do not average out
 
 Dequantize = Callable[[Chunk], Values]
 
 
 class KeptRows(NamedTuple):
-    """Where the kernel writes decoded rows of both sides of a weight, float32."""
+    """Where the kernel writes decoded rows of both sides of a weight, float32, and what it measures on them."""
 
     addresses: tuple[int, int]
     places: Tensor | None = None  # (rows,) int64: the place of each row, or -1; None: its own
+    sample: PlainSample | None = None
 
 
 class Operand(NamedTuple):
@@ -74,13 +77,14 @@ class NativeSums:
         """Allocate the tables of the kernel; |e| above ``outlier`` counts as an outlier."""
         self.kernel, self._outlier = kernel, outlier
         self._counts = torch.zeros((2, ROOM), dtype=torch.int32)
+        self._groups = torch.empty((MOST_GROUPS, GROUP), dtype=torch.float64)
         self._histograms = torch.empty(0, dtype=torch.int64)
         self._sums = bytearray()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return self._counts.nbytes + self._histograms.nbytes + len(self._sums)
+        return self._counts.nbytes + self._groups.nbytes + self._histograms.nbytes + len(self._sums)
 
     def sums(
         self,
@@ -153,8 +157,24 @@ class NativeSums:
                 side.values = kept.addresses[place]
             sides.append(side)
         x, y = sides
-        places = kept.places if kept else None
-        return self._make_task((x, y), chunk, operands[0].weight.matrix, at_once, wanted, saturated, alive, places)
+        matrix = operands[0].weight.matrix
+        task = self._make_task((x, y), chunk, matrix, at_once, wanted, saturated, alive)
+        if kept:
+            self._measure_kept(task, kept)
+        return task
+
+    def _measure_kept(self, task: Task, kept: KeptRows) -> None:
+        """Make the kernel measure what the stored scales of the kept rows allow, if it decodes the codes itself."""
+        (_, y), run = task.sides, task.run
+        run.places = None if kept.places is None else kept.places.data_ptr()
+        if kept.sample and y.scale and not (y.zero or y.shift or y.rotation):
+            sample = kept.sample.struct
+            if min(y.group, task.cols) != sample.cols:
+                return
+            blocks = torch.empty(sample.block_rows * sample.block_cols)
+            task.alive.append(blocks)
+            sample.room, sample.block_values = self._groups.data_ptr(), blocks.data_ptr()
+            run.sample = ctypes.addressof(sample)
 
     def _make_task(
         self,
@@ -165,7 +185,6 @@ class NativeSums:
         wanted: SumOptions,
         saturated: int,
         alive: list[Tensor],
-        places: Tensor | None = None,
     ) -> Task:
         r, c = chunk.shape
         run = RunStruct(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
@@ -174,7 +193,6 @@ class NativeSums:
             importance = wanted.importance(chunk).float().contiguous()
             run.importance, run.importance_step = importance.data_ptr(), c if importance.shape[0] > 1 else 0
             alive.append(importance)
-        run.places = None if places is None else places.data_ptr()
         run.counts = self._counts.data_ptr()
         rows = torch.empty((3, r), dtype=torch.float64) if wanted.matrix_rows else None
         if rows is not None:

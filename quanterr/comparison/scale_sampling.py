@@ -243,7 +243,7 @@ class ScaleSampler:
 
     @property
     def _lucky(self) -> float:
-        return _get_lucky_share(self._weight.levels)
+        return get_lucky_share(self._weight.levels)
 
     @property
     def _has_one_scale(self) -> bool:
@@ -287,7 +287,7 @@ class ScaleSampler:
         x_sq = sum(float(one.losses.x_sq.sum()) for one in self._sampled)
         ratios = torch.cat([(one.losses.stored / one.losses.good)[one.losses.x_sq > 0] for one in self._sampled])
         ratio = float(ratios.median()) if len(ratios) else 1.0
-        return _add_loss(found, _GroupSums(x_sq, stored, good, worst), ratio, self._lucky)
+        return add_loss(found, GroupSums(x_sq, stored, good, worst), ratio, self._lucky)
 
     def _find_regions(self, sampled: Sequence[_SampledGroups]) -> tuple[BadRegion, ...]:
         """Find groups whose scales are far worse than good ones; kind underflow: a good scale is too small to store."""
@@ -327,27 +327,7 @@ class ScaleSampler:
         return 0.0 if least is None else float(least[0, min(col, least.shape[1] - 1)])
 
 
-def add_losses(levels: Levels, plain: Sequence[Attainable | None], losses: Losses) -> list[Attainable | None]:
-    """Add the loss of scales to the results for codes of several weights; None for those that need a closer look.
-
-    ``losses`` has the groups of the weights one below the other. A :class:`ScaleSampler` looks closer: at groups whose
-    scales are far off, and at losses that are zero or not finite.
-    """
-    of_groups = losses.x_sq, losses.stored_sq, losses.good_sq[0], losses.worst_sq
-    x_sq, stored_sq, good_sq, worst_sq = (side.view(len(plain), -1) for side in of_groups)
-    needed, ratios = (side.view(len(plain), -1) for side in (losses.needed, losses.stored / losses.good))
-    sums = [side.sum(1) for side in (x_sq, stored_sq, good_sq, worst_sq)]
-    usual = (x_sq > 0) & (stored_sq <= FAR * good_sq) & (needed >= 1 / WIDE) & ratios.isfinite()
-    fine = usual.all(1) & torch.stack(sums).isfinite().all(0)
-    found = zip(plain, fine.tolist(), ratios.median(1).values.tolist(), *(side.tolist() for side in sums), strict=True)
-    lucky = _get_lucky_share(levels)
-    return [
-        _add_loss(own, _GroupSums(*energies), ratio, lucky) if own is not None and is_fine else None
-        for own, is_fine, ratio, *energies in found
-    ]
-
-
-class _GroupSums(NamedTuple):
+class GroupSums(NamedTuple):
     """Energies summed over groups: of the original, and of the errors with stored, good and the worst scales."""
 
     x_sq: float
@@ -356,7 +336,7 @@ class _GroupSums(NamedTuple):
     worst_sq: float
 
 
-def _add_loss(found: Attainable, sums: _GroupSums, ratio: float, lucky: float) -> Attainable:
+def add_loss(found: Attainable, sums: GroupSums, ratio: float, lucky: float) -> Attainable:
     """Add the loss of scales to the result for codes; ``ratio`` is the median of stored / good scale."""
     x_sq, stored_sq, good_sq, worst_sq = sums
     if good_sq < lucky * worst_sq:
@@ -365,19 +345,9 @@ def _add_loss(found: Attainable, sums: _GroupSums, ratio: float, lucky: float) -
     return found._replace(stored_sq=stored_sq, good_sq=min(good_sq, x_sq), scale_ratio=ratio)
 
 
-def _get_lucky_share(levels: Levels | None) -> float:
+def get_lucky_share(levels: Levels | None) -> float:
     """Return the share of the worst error below which a good scale's error is small by accident."""
     return LUCKY_FINE if levels and not levels.mantissa and levels.number >= MANY else LUCKY
-
-
-def find_row_groups(weight: Weight) -> ScaleGroups | None:
-    """Return the groups of a weight whose codes are only multiplied, by a scale for each row or one for all."""
-    rows, cols = weight.matrix
-    if weight.unit is None or weight.levels is None or weight.scale is None or weight.encoding == "cast":
-        return None
-    if weight.block_size or weight.rotated or weight.scale_steps or weight.scale.n not in (1, rows):
-        return None
-    return ScaleGroups(1 if weight.scale.n == rows else rows, cols)
 
 
 class _BadGroup(NamedTuple):

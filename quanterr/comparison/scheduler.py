@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from quanterr.comparison.small import AT_ONCE, ENOUGH, ComparedPair
+from quanterr.comparison.small import AT_ONCE, ENOUGH
 from quanterr.comparison.tasks import Job
 from quanterr.comparison.worker import Worker
 from quanterr.errors import Interrupted, ResourceError, is_out_of_memory
@@ -240,13 +240,7 @@ class Scheduler:
 
     def _compare_each(self, worker: Worker, ranges: Sequence[ChunkRange]) -> list[tuple[int, list[Sums]]]:
         """Compare ranges of tasks; return their numbers with the sums of those that are complete."""
-        compared = [(one.number, self._merge(one, self._compare(worker, one))) for one in ranges]
-        worker.examine(
-            ComparedPair(job.pair, sums)
-            for number, merged in compared
-            for job, sums in zip(self._tasks[number][: len(merged)], merged, strict=True)
-        )
-        return compared
+        return [(one.number, self._merge(one, self._compare(worker, one))) for one in ranges]
 
     def _finish_each(self, worker: Worker, compared: Iterable[tuple[int, list[Sums]]]) -> None:
         """Finish tasks, unless the run is stopped: a weight may have violated a rule that does so."""

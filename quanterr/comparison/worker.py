@@ -20,15 +20,9 @@ from quanterr.comparison.conspicuous import (
 )
 from quanterr.comparison.kernel import SumOptions, exact_sums, fast_sums
 from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand, Task
+from quanterr.comparison.plain_samples import PlainSample, prepare_sample, summarize_plain
 from quanterr.comparison.scale_sampling import ScaleSampler
-from quanterr.comparison.small import (
-    MOST_KEPT,
-    ComparedPair,
-    Examined,
-    SmallWeights,
-    get_largest_error,
-    summarize_plain,
-)
+from quanterr.comparison.small import MOST_KEPT, SmallWeights
 from quanterr.formats import Values, Weight
 from quanterr.formats.shared.decoding import decode, find_decoder
 from quanterr.formats.shared.scale_grid import iterate_scales
@@ -45,7 +39,6 @@ from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # chunk → x, (r, c), which may be overwritten
 MOST_ROWS = 2  # conspicuous rows whose scale blocks are inspected, at most
 STACK = 1 << 17  # elements of a sample processed at a time
-IN_BLOCKS = 1 << 16  # elements sampled in a row of blocks that span rows
 MOST_SPANNED = 1 << 21  # elements from the first to the last of some rows whose scales are read at once
 SAMPLED = 64  # bytes per place of a tensor that its fingerprint covers
 
@@ -73,6 +66,7 @@ class _KeptSample(NamedTuple):
     pair: Pair
     first_rows: dict[Chunk, int]
     values: torch.Tensor
+    plain: PlainSample | None
 
 
 class Worker:
@@ -129,10 +123,7 @@ class Worker:
             return None
         x, y = self._ahead
         operands = Operand(pair.original, x), Operand(pair.quantized, y)
-        task = native.prepare_whole(operands, _make_options(pair), partial(self._small.keep, pair))
-        if task is not None:
-            self._small.keep_scales(pair, y)
-        return task
+        return native.prepare_whole(operands, _make_options(pair), partial(self._small.keep, pair))
 
     def wait(self) -> None:
         """Wait for the weights that were begun: until then, the kernel uses the buffers."""
@@ -209,8 +200,6 @@ class Worker:
         sums = self._native.sums(self._make_operands(pair, load_original, place), chunks, _make_options(pair), kept)
         if sums is None:
             self._kept_samples.pop(place, None)
-        elif is_small:
-            self._small.keep_scales(pair, self._quantized[place])
         return sums
 
     def _keep_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> KeptRows | None:
@@ -227,8 +216,9 @@ class Worker:
         if sample is None or not all(find_decoder(side, chunks) for side in sides):
             return None
         values = self._kernel.buffer(f"sample {place}", (2, sample.n, cols), torch.float32)
-        self._kept_samples[place] = _KeptSample(pair, sample.first_rows, values)
-        return KeptRows((values[0].data_ptr(), values[1].data_ptr()), sample.places)
+        plain = prepare_sample(pair.quantized, sample.n)
+        self._kept_samples[place] = _KeptSample(pair, sample.first_rows, values, plain)
+        return KeptRows((values[0].data_ptr(), values[1].data_ptr()), sample.places, plain)
 
     def _make_operands(self, pair: Pair, load_original: LoadOriginal, place: int) -> tuple[Operand, Operand]:
         return (
@@ -259,22 +249,32 @@ class Worker:
 
     def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> ComparedWeight:
         """Complete the result of a pair from its sums; ``place`` is the index of the pair in its task."""
-        scales, worst, attainable = self._small.take(pair) or self._examine(pair, sums, place)
-        if attainable is None and self._samples and not sums.exact:
-            attainable = self._measure_attainable(pair, sums, place)
+        plain = self._find_plain_sample(pair, place)
+        scales = plain.scales if plain else None
+        if scales is None:
+            scales = _summarize_scales(pair.quantized, self._quantized[place])
+        attainable = None
+        if self._samples and not sums.exact:
+            attainable = self._take_plain_sample(pair, sums, plain) or self._measure_attainable(pair, sums, place)
+        worst = self._find_worst(pair, sums, place)
         sums.peaks = []  # large, and no longer needed
         copy = self._check_copy(pair, sums, place)
         return ComparedWeight(number, sums, scales, worst, attainable, copy, _compute_fingerprint(pair.codes[0]))
 
-    def examine(self, compared: Iterable[ComparedPair]) -> None:
-        """Examine small weights ahead of :meth:`finish`, those alike with the same operations."""
-        self._small.examine(compared)
+    def _find_plain_sample(self, pair: Pair, place: int) -> PlainSample | None:
+        """Return what the kernel was asked to measure of a pair; None if nothing."""
+        kept = self._kept_samples.get(place)
+        return kept.plain if kept and kept.pair is pair else self._small.sample(pair)
 
-    def _examine(self, pair: Pair, sums: Sums, place: int) -> Examined:
-        """Examine a weight on its own, except for what its scales allow."""
-        return Examined(
-            _summarize_scales(pair.quantized, self._quantized[place]), self._find_worst(pair, sums, place), None
-        )
+    def _take_plain_sample(self, pair: Pair, sums: Sums, plain: PlainSample | None) -> Attainable | None:
+        """Return what the kernel has measured, unless something stands out, in the sample or beyond."""
+        found = plain.summarize(sums) if plain else None
+        if found is None or found.n == sums.n:
+            return found
+        weight = pair.quantized
+        chunks = _list_sampled_blocks(weight) if spans_rows(weight) else _list_sampled(weight.shape, self.size)
+        conspicuous = find_conspicuous_rows(sums, found) or find_conspicuous_cells(weight, sums, chunks)
+        return None if conspicuous else found
 
     def _check_copy(self, pair: Pair, sums: Sums, place: int) -> Copy | None:
         """Return whether an unquantized tensor is a copy of the original; read it again if the sums do not tell."""
@@ -417,7 +417,7 @@ class Worker:
             if weight.levels is None or scales is None:
                 return None
             e = torch.sub(y, x, out=self._kernel.buffer("scratch", tuple(x.shape), torch.float32))
-            [mean] = measure_rounding(weight.levels, x, e, scales, self._kernel)
+            mean = measure_rounding(weight.levels, x, e, scales, self._kernel)
             if mean is None:
                 return None
             steps += mean * x.numel()
@@ -427,7 +427,7 @@ class Worker:
                 n, x_sq, e_sq = sums.n, as_float(sums.x_sq), as_float(sums.e_sq)
             else:
                 n, x_sq, e_sq = n + x.numel(), x_sq + self._sum_squares(x), e_sq + self._sum_squares(e)
-        return summarize_plain(n, x_sq, e_sq, steps)
+        return summarize_plain(n, (x_sq, e_sq), steps)
 
     def _read_group(self, pair: Pair, chunks: list[Chunk], place: int) -> "_Group":
         """Read both sides and the scaling of chunks of the same columns; valid until the next group is read."""
@@ -490,7 +490,7 @@ class Worker:
     def _find_worst(self, pair: Pair, sums: Sums, place: int) -> LargestError | None:
         """Return the element with the largest |e|; its row is read again if only that is known."""
         if sums.worst is None or sums.worst.values is not None:
-            return get_largest_error(sums)
+            return _get_largest_error(sums)
         _, row, col, _ = sums.worst
         kept = self._small.values(pair)
         if kept is not None:
@@ -501,6 +501,12 @@ class Worker:
         x, y = x.double(), y.double()
         at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
         return LargestError(row, col + at, float(x[0, at]), float(y[0, at]))
+
+
+def _get_largest_error(sums: Sums) -> LargestError | None:
+    """Return the element with the largest |e|; None if there is no error, or only its row is known."""
+    worst = sums.worst
+    return None if worst is None or worst.values is None else LargestError(worst.row, worst.col, *worst.values)
 
 
 def _group_chunks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:
@@ -550,7 +556,7 @@ def _find_sample(shape: tuple[int, ...]) -> _Sample | None:
 
 
 def _list_sampled_blocks(weight: Weight) -> list[Chunk]:
-    return sample_blocks(weight.shape, weight.block_size or (1, 1), IN_BLOCKS)
+    return sample_blocks(weight.shape, weight.block_size or (1, 1))
 
 
 def _make_options(pair: Pair) -> SumOptions:

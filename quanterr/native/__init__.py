@@ -1,7 +1,7 @@
 """The compiled kernel: one pass over the codes of two weights, without the interpreter.
 
-kernel.c, rounding.c and searches.c document the computation. build.py compiles them for each instruction set when
-quanterr is installed, if there is a C compiler; without one, torch does everything.
+kernel.c, rounding.c, samples.c and searches.c document the computation. build.py compiles them for each instruction set
+when quanterr is installed, if there is a C compiler; without one, torch does everything.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 14
+VERSION = 15
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -156,6 +156,43 @@ class RunStruct(ctypes.Structure):
         ("kept_zeroed", ctypes.c_int64 * KEPT_ROWS),
         ("ranks", ctypes.c_int64 * len(PERCENTILES)),
         ("rank_bins", ctypes.c_int64 * len(PERCENTILES)),
+        ("sample", ctypes.c_void_p),
+    )
+
+
+class SampleStruct(ctypes.Structure):
+    """What the stored scales of a sample of rows allow; see shared.h."""
+
+    _fields_ = (
+        ("mantissa", ctypes.c_int32),
+        ("lowest", ctypes.c_float),
+        ("highest", ctypes.c_float),
+        ("normal", ctypes.c_float),
+        ("multiples", ctypes.c_void_p),
+        ("n_multiples", ctypes.c_int64),
+        ("cols", ctypes.c_int64),
+        ("per_row", ctypes.c_int32),
+        ("whole", ctypes.c_int32),
+        ("every", ctypes.c_int64),
+        ("height", ctypes.c_int64),
+        ("first_block", ctypes.c_int64),
+        ("block_rows", ctypes.c_int64),
+        ("block_cols", ctypes.c_int64),
+        ("block_values", ctypes.c_void_p),
+        ("room", ctypes.c_void_p),
+        ("plain", ctypes.c_int64),
+        ("x_sq", ctypes.c_double),
+        ("e_sq", ctypes.c_double),
+        ("steps_sq", ctypes.c_double),
+        ("group_x_sq", ctypes.c_double),
+        ("stored_sq", ctypes.c_double),
+        ("good_sq", ctypes.c_double),
+        ("worst_sq", ctypes.c_double),
+        ("scale_ratio", ctypes.c_double),
+        ("scale_n", ctypes.c_int64),
+        ("scale_low", ctypes.c_double),
+        ("scale_high", ctypes.c_double),
+        ("scale_sum", ctypes.c_double),
     )
 
 
@@ -376,7 +413,7 @@ def _has_same_layout(library: ctypes.CDLL) -> bool:
     if not hasattr(library, "quanterr_fields"):
         return False
     own = {b"version": VERSION}
-    for name, struct in (("Side", SideStruct), ("Run", RunStruct)):
+    for name, struct in (("Side", SideStruct), ("Run", RunStruct), ("Sample", SampleStruct)):
         own[name.encode()] = ctypes.sizeof(struct)
         own |= {f"{name}.{field}".encode(): getattr(struct, field).offset for field, *_ in struct._fields_}
     found = (_Field * len(own))()

@@ -36,9 +36,8 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 14
+#define VERSION 15
 #define SEGMENT 512
-#define LANES 16
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
 #define FLUSHED (RUN * LANES)
 #define WINDOW 64 /* columns whose largest |x| and |e| are kept: metrics/peaks.py WINDOW */
@@ -121,6 +120,7 @@ typedef struct {
     int64_t kept_zeroed[KEPT];
     int64_t ranks[RANKS];      /* in: of |e|, ascending from 1 */
     int64_t rank_bins[RANKS];  /* the bins that hold them */
+    Sample *sample;            /* of the rows that are kept, or NULL */
 } Run;
 
 typedef struct { /* counts and extremes by lane; comparisons give -1, so counts are negative */
@@ -950,6 +950,13 @@ INLINE float *kept_row(const Side *side, const Run *run, int64_t row) {
     return side->values && place >= 0 ? side->values + place * run->cols : 0;
 }
 
+/* Keeps the columns of a row that belong to the blocks of a sample. */
+INLINE void keep_blocks(const Sample *sample, const float *x, int64_t row, int64_t col, int n) {
+    int64_t at = row - sample->first_block, left = sample->block_cols - col;
+    if (at < 0 || at >= sample->block_rows || left <= 0) return;
+    memcpy(sample->block_values + at * sample->block_cols + col, x, sizeof *x * (size_t)(left < n ? left : n));
+}
+
 static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_codes, int64_t row, Run *run, State *s) {
     float xs[SEGMENT] __attribute__((aligned(64))), ys[SEGMENT] __attribute__((aligned(64)));
     float *x_kept = kept_row(x, run, row), *y_kept = kept_row(y, run, row);
@@ -965,6 +972,7 @@ static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_c
             s->e_peaks = s->x_peaks + run->rows * windows;
         }
         segment(a, b, n, weights ? weights + col : 0, run, s);
+        if (run->sample) keep_blocks(run->sample, a, row, col, n);
         if ((col + SEGMENT) % STRIP == 0) end_strip(run, s);
     }
     end_strip(run, s);
@@ -1074,6 +1082,10 @@ static int compare(Side *x, Side *y, Run *run) {
     take_counts(run);
     find_ranks(run);
     if (status == DONE && run->e_max > 0) status = find_worst(x, y, run);
+    if (status == DONE && run->sample && !run->nonfinite_x && !run->nonfinite_y) {
+        Rows rows = {x->values, y->values, run->places, run->rows, run->cols, y->scale, y->scale_step};
+        measure_sample(run->sample, &rows, run->x_max);
+    }
     for (int i = 0; i < N_SUMS; i++) carry(s.limbs[i], run->sums + i * LIMBS);
     return status;
 }
@@ -1115,6 +1127,7 @@ EXPORT void quanterr_look_up_tiles(const uint32_t *stored, int64_t rows, int64_t
 typedef struct { const char *name; int64_t at; } Field;
 #define S(field) {"Side." #field, offsetof(Side, field)}
 #define R(field) {"Run." #field, offsetof(Run, field)}
+#define P(field) {"Sample." #field, offsetof(Sample, field)}
 static const Field LAYOUT[] = {
     {"version", VERSION},
     {"Side", sizeof(Side)},
@@ -1126,7 +1139,12 @@ static const Field LAYOUT[] = {
     R(row_sums), R(peaks), R(histogram), R(sums), R(first_bin), R(n_bins), R(zero_errors), R(n), R(nonfinite_x),
     R(nonfinite_y), R(x_zero), R(y_zero), R(zero_reference), R(outliers), R(relative_outliers), R(e_max),
     R(e_min), R(relative_max), R(x_max), R(cast_max), R(places), R(worst_row), R(worst_col), R(worst_x), R(worst_y),
-    R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq), R(kept_e_sq), R(kept_e_max), R(kept_zeroed), R(ranks), R(rank_bins),
+    R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq), R(kept_e_sq), R(kept_e_max), R(kept_zeroed), R(ranks), R(rank_bins), R(sample),
+    {"Sample", sizeof(Sample)},
+    P(mantissa), P(lowest), P(highest), P(normal), P(multiples), P(n_multiples), P(cols), P(per_row), P(whole), P(every),
+    P(height), P(first_block), P(block_rows), P(block_cols), P(block_values), P(room), P(plain), P(x_sq), P(e_sq),
+    P(steps_sq), P(group_x_sq), P(stored_sq), P(good_sq), P(worst_sq), P(scale_ratio), P(scale_n), P(scale_low),
+    P(scale_high), P(scale_sum),
 };
 
 /* Copies up to `room` entries of LAYOUT; returns the number of all entries. */

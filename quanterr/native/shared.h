@@ -26,3 +26,39 @@ typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
 
 INLINE float as_float(int32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
+
+#define LANES 16 /* in which sums are added up */
+
+typedef struct { /* rows that were decoded: x and y, (places, cols) */
+    const float *x, *y;
+    const int64_t *places; /* of each of n rows, or -1; NULL: its own */
+    int64_t n, cols;
+    const float *scale;    /* of y, (1 or n, groups of columns); scale_step is 0 if all rows share one */
+    int64_t scale_step;
+} Rows;
+
+typedef struct { /* what the stored scales of a sample of rows allow */
+    int32_t mantissa;         /* bits of codes that are floats; 0: codes are whole numbers */
+    float lowest, highest, normal;
+    const float *multiples;   /* of the scale that clips nothing: scales to try */
+    int64_t n_multiples;
+    int64_t cols;             /* of a group */
+    int32_t per_row;          /* each row has scales of its own; else one for all, or blocks */
+    int32_t whole;            /* the sample is the whole weight */
+    int64_t every;            /* one of so many rows is used to measure the losses of scales */
+    int64_t height;           /* rows of a block */
+    int64_t first_block;      /* first row of the blocks that are used instead, their rows and columns; 0: none */
+    int64_t block_rows, block_cols;
+    float *block_values;      /* room for x in these rows and columns */
+    void *room;               /* 7 doubles for each group */
+    int64_t plain;            /* out: whether all codes and scales are as they should be */
+    double x_sq, e_sq;        /* out: of all rows; all sums are 0 on entry */
+    double steps_sq;          /* e² in steps */
+    double group_x_sq;        /* of the groups that are used for the losses */
+    double stored_sq, good_sq, worst_sq; /* losses of the nearest codes: with the stored scales, good ones, the worst */
+    double scale_ratio;       /* median of stored / good scale */
+    int64_t scale_n;          /* out: number, range and sum of the scales of the weight, unless they belong to groups */
+    double scale_low, scale_high, scale_sum;
+} Sample;
+
+void measure_sample(Sample *sample, const Rows *rows, double x_max);

@@ -7,7 +7,7 @@ times a number per group.
 """
 
 from collections.abc import Sequence
-from math import log2, nan
+from math import log2
 from typing import NamedTuple
 
 import torch
@@ -91,14 +91,13 @@ def measure_losses(
     largest: float | None = None,
     y: Tensor | None = None,
     one_zero: bool | None = None,
-    weights: int = 1,
 ) -> Losses:
     """Measure the losses of the groups of ``x``, (r, c) float32, with the stored ``scales`` and with good ones.
 
     ``e``, if known, is the error of the nearest codes with the stored scales. ``largest`` is the largest magnitude of
     the original, if one group covers the weight and ``x`` is a part of it. ``y`` holds the stored values, if their
     codes are not the nearest. ``one_zero``: whether all groups of the weight share a zero point; None: decide by these
-    groups. ``x`` may hold several ``weights`` of equal height, one below the other, if :func:`are_measured_together`.
+    groups.
     """
     unit, shift = scales
     none, stored = unit == 0, groups.max_of_units(unit.abs(), x.shape)
@@ -118,26 +117,20 @@ def measure_losses(
     if not groups.whole:
         needed = _estimate_whole(needed, unit, levels, largest)
     live = needed > 0
-    needed = (needed / _find_shares_used(levels, needed, live, weights)).masked_fill(~live, 1.0)
+    needed = (needed / _find_share_used(levels, needed, live)).masked_fill(~live, 1.0)
     x_sq = groups.sum(x.square())
     size = stored if lost is None else groups.max_of_units(unit.abs(), x.shape)
     good, moved = needed * size, (levels.lowest - start - (levels.lowest - first) * needed) * size
     lowest = moved.abs() if zeros is None else ((start + (levels.lowest - first) * needed - zeros) * size).abs()
     of_groups = [numbers.double() for numbers in (needed, used, stored, good, moved.abs(), lowest)]
-    nothing, none_sq = _lose_nothing(levels, needed, weights), torch.zeros_like(x_sq)
-    usual_sq = x_sq / 6 / 4 ** (levels.mantissa + 1)
-    if bool(nothing.all()):
-        return Losses(x_sq, usual_sq, usual_sq[None], none_sq, *of_groups)
-    if bool(nothing.any()):
-        some, (stored_sq, good_sq, worst_sq) = ~nothing[:, 0], (usual_sq.clone(), usual_sq[None].clone(), none_sq)
-        found = _measure_some(some, weights, levels, x, e, unit, groups)
-        stored_sq[some], good_sq[:, some], worst_sq[some] = found.stored_sq, found.good_sq, found.worst_sq
-        return Losses(x_sq, stored_sq, good_sq, worst_sq, *of_groups)
+    if _lose_nothing(levels, needed):
+        usual_sq = x_sq / 6 / 4 ** (levels.mantissa + 1)
+        return Losses(x_sq, usual_sq, usual_sq[None], torch.zeros_like(x_sq), *of_groups)
     if e is None:
         e = levels.nearest(codes).sub_(codes).mul_(unit)
     stored_sq = groups.sum(e.square())
     powers = _are_powers_of_two(unit)
-    rounded = _round_to_powers(levels, needed) if powers else [needed * size for size in _search_multiples(levels)]
+    rounded = _round_to_powers(levels, needed) if powers else [needed * size for size in list_multiples(levels)]
     good_sq, starts, firsts = [], groups.spread(start), groups.spread(first)
     for factor in rounded:
         sizes = groups.spread(factor)
@@ -151,39 +144,17 @@ def measure_losses(
         good_sq = [torch.stack(good_sq).amin(0)]
     if levels.mantissa:
         worst_sq = x_sq / 4 ** (levels.mantissa + 1)
-    elif not bool((some := _any_of_each(stored_sq > SOME * good_sq[-1], weights)).any()):
-        worst_sq = none_sq
+    elif not bool((stored_sq > SOME * good_sq[-1]).any()):
+        worst_sq = torch.zeros_like(x_sq)
     else:
         half = levels.room(ideal) if levels.table else 0.5
         coded = torch.ne(x, 0, out=torch.empty_like(x))  # as numbers: multiplying by booleans is ten times slower
-        worst_sq = groups.sum((groups.spread(needed) * unit * half).square() * coded).where(some, none_sq)
+        worst_sq = groups.sum((groups.spread(needed) * unit * half).square() * coded)
     if lost is not None:  # without a scale, only the shift remains of a group
         lost_sq = x_sq if shift is None else groups.sum((x - shift).square())
         stored_sq = torch.where(lost, lost_sq, stored_sq)
         good_sq = [torch.where(lost & (x_sq == 0), 0.0, one) for one in good_sq]
     return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, *of_groups)
-
-
-def _measure_some(
-    some: Tensor, weights: int, levels: Levels, x: Tensor, e: Tensor | None, unit: Tensor, groups: ScaleGroups
-) -> Losses:
-    """Measure the losses of some of the weights: of those with the groups ``some``, (down,) bool."""
-    rows, n = some.repeat_interleave(groups.rows), int(some.sum()) * weights // len(some)
-    return measure_losses(levels, x[rows], None if e is None else e[rows], Scaling(unit[rows]), groups, weights=n)
-
-
-def are_measured_together(units: Tensor, weights: int) -> bool:
-    """Return whether :func:`measure_losses` can measure several weights together, given the factors of their rows.
-
-    ``units``, (r, 1), belong to codes without an offset. None may be zero, and no weight may have powers of two only.
-    """
-    powers = (units.frexp().mantissa.abs() == 0.5).view(weights, -1).all(1)
-    return not bool((units == 0).any() | powers.any())
-
-
-def _any_of_each(of_groups: Tensor, weights: int) -> Tensor:
-    """Spread to the groups of each weight, (down, across) bool, whether any of them is true."""
-    return of_groups.reshape(weights, -1).any(1, keepdim=True).expand(-1, len(of_groups) // weights).reshape(-1, 1)
 
 
 def measure_part_losses(
@@ -273,35 +244,23 @@ def _find_needed_around(levels: Levels, high: Tensor, low: Tensor, zero: Tensor)
     return torch.maximum(up, down)
 
 
-def _lose_nothing(levels: Levels, needed: Tensor, weights: int) -> Tensor:
-    """Return whether codes are floats, and a weight's scales put few values below the normal range and none above.
-
-    The result, (down, 1) bool, is the same for all groups of a weight.
-    """
+def _lose_nothing(levels: Levels, needed: Tensor) -> bool:
+    """Return whether codes are floats, and their scales put few values below the normal range and none above."""
     if not levels.mantissa:
-        return torch.zeros_like(needed[:, :1], dtype=torch.bool)
+        return False
     least = ABOVE_NORMAL * levels.normal / levels.highest
-    return ~_any_of_each(~((needed >= least) & (needed <= 1)), weights)
+    return bool(((needed >= least) & (needed <= 1)).all())
 
 
-def _find_shares_used(levels: Levels, needed: Tensor, live: Tensor, weights: int) -> float | Tensor:
-    """Return the share of the code range that each weight uses: one number for all groups, or (down, 1)."""
-    if levels.table or levels.mantissa or levels.number <= BYTE // 2:
-        return 1.0
-    alive = needed.masked_fill(~live, nan).reshape(weights, -1)
-    medians = alive.nanmedian(1).values.tolist()
-    shares = [_find_share_used(levels, own, median) for own, median in zip(alive, medians, strict=True)]
-    if len(set(shares)) == 1:
-        return shares[0]
-    return needed.new_tensor(shares).repeat_interleave(len(needed) // weights)[:, None]
-
-
-def _find_share_used(levels: Levels, needed: Tensor, median: float) -> float:
+def _find_share_used(levels: Levels, needed: Tensor, live: Tensor) -> float:
     """Return the share of the code range in use, for files that hold codes of fewer bits in whole bytes; else 1.
 
-    Scales are then the largest values over the largest code of these bits, or half a step more, in all groups. NaN
-    stands for groups without any.
+    Scales are then the largest values over the largest code of these bits, or half a step more, in all groups.
     """
+    if levels.table or levels.mantissa or levels.number <= BYTE // 2 or not bool(live.any()):
+        return 1.0
+    needed = needed[live]
+    median = float(needed.median())
     for bits in (1, 2, 3):  # plus a sign
         for code in (2.0**bits - 1, 2.0**bits - 0.5):
             if abs(median * levels.highest / code - 1) < ALIKE:
@@ -325,7 +284,7 @@ def _round_to_powers(levels: Levels, needed: Tensor) -> list[Tensor]:
     return [2.0 ** needed.log2().ceil(), 2.0**exponent]
 
 
-def _search_multiples(levels: Levels) -> Sequence[float]:
+def list_multiples(levels: Levels) -> Sequence[float]:
     """Return the multiples to try of the scale that clips nothing; several only for codes of few bits."""
     return SEARCHED if levels.number <= FEW_LEVELS else (1.0,)
 

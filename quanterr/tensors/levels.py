@@ -286,18 +286,15 @@ def find_cells(levels: Levels, x: Tensor, scales: Scaling) -> CodeCells:
     )
 
 
-def measure_rounding(
-    levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: Workspace, weights: int = 1
-) -> list[float | None]:
+def measure_rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: Workspace) -> float | None:
     """Return the mean square error in steps if each element is rounded to the nearest code; None if not certain.
 
     1/12 if errors are uniform. ``e`` is the error of ``x``, (r, c) float32 each. Cheaper than :func:`find_nearest`.
-    There is one result for each of the ``weights`` of equal height that ``x`` holds, one below the other.
     """
     unit, shift = scales
     shape = tuple(x.shape)
     if levels.table or (levels.mantissa and shift is not None):
-        return [None] * weights
+        return None
     inverse = unit.reciprocal()
     errors = torch.mul(e, inverse, out=workspace.buffer("errors", shape, torch.float32))
     steps = 1.0  # steps per unit of ``errors``
@@ -306,9 +303,6 @@ def measure_rounding(
         powers = codes.view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32).clamp_(min=levels.normal)
         errors.div_(powers)
         steps = 2.0**levels.mantissa
-    of_weights = errors.view(weights, -1)
-    bounds = zip(of_weights.amin(1).tolist(), of_weights.amax(1).tolist(), strict=True)
-    return [
-        float(torch.dot(own, own)) * steps**2 / own.numel() if max(-least, most) * steps <= HALF_STEP else None
-        for own, (least, most) in zip(of_weights, bounds, strict=True)
-    ]
+    errors = errors.view(-1)
+    farthest = max(-float(errors.amin()), float(errors.amax()))
+    return float(torch.dot(errors, errors)) * steps**2 / errors.numel() if farthest * steps <= HALF_STEP else None

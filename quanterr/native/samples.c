@@ -1,0 +1,270 @@
+/* What the stored scales of a sample of rows allow; comparison/plain_samples.py specifies it. C11, no dependency, no
+ * Python. Numbers are float32, as torch has them; sums are float64 in LANES lanes, the same on every instruction set.
+ */
+#include <math.h>
+#include "shared.h"
+
+/* As in tensors/levels.py, tensors/good_scales.py and comparison/scale_sampling.py. */
+#define HALF_STEP 0.5001
+#define ABOVE_NORMAL 64.0
+#define SOME 1.2
+#define FAR 3.0
+#define WIDE 2.2
+
+typedef double doubles __attribute__((vector_size(8 * WIDTH)));
+typedef struct { double x_sq[LANES], e_sq[LANES], steps_sq[LANES]; float high[LANES], low[LANES], far[LANES]; } Lanes;
+typedef struct { /* elements that share a scale: (n, cols), from `stride` to `stride` */
+    const float *x;
+    int64_t n, stride;
+    double x_sq, e_sq;
+    float unit, needed;
+} Group;
+
+INLINE floats load(const float *from) { floats v; memcpy(&v, from, sizeof v); return v; }
+INLINE floats all(float value) { return (floats){0} + value; }
+INLINE floats choose(ints is, floats yes, floats no) { return (floats)((is & (ints)yes) | (~is & (ints)no)); }
+INLINE floats larger(floats a, floats b) { return choose(a > b, a, b); }
+INLINE floats smaller(floats a, floats b) { return choose(a < b, a, b); }
+INLINE floats magnitude(floats v) { return (floats)((ints)v & MAGNITUDE); }
+INLINE doubles square(floats v) { doubles wide = __builtin_convertvector(v, doubles); return wide * wide; }
+
+static double sum_of(const double *lanes) {
+    double total = 0;
+    for (int i = 0; i < LANES; i++) total += lanes[i];
+    return total;
+}
+
+/* Returns LANES columns from `col` on, with zeros for those beyond the row. */
+INLINE const float *lanes_at(const float *row, int64_t col, int64_t cols, float *room) {
+    if (cols - col >= LANES) return row + col;
+    memset(room, 0, LANES * sizeof *room);
+    memcpy(room, row + col, (size_t)(cols - col) * sizeof *room);
+    return room;
+}
+
+#define STORE(name) memcpy(t->name + lane, &name, sizeof name)
+
+/* Sums up a row: x², e², and e² in steps of the codes; and finds its highest, lowest and farthest element. */
+INLINE void scan(const float *x, const float *y, int64_t cols, float unit, const Sample *s, Lanes *t, int is_float) {
+    const floats inverse = all(1 / unit);
+    for (int lane = 0; lane < LANES; lane += WIDTH) {
+        doubles x_sq = {0}, e_sq = {0}, steps_sq = {0};
+        floats high = {0}, low = {0}, far = {0};
+        for (int64_t col = 0; col < cols; col += LANES) {
+            float x_room[LANES], y_room[LANES];
+            floats a = load(lanes_at(x, col, cols, x_room) + lane), e = load(lanes_at(y, col, cols, y_room) + lane) - a;
+            floats step = e * inverse;
+            if (is_float) { /* divided by the power of two below the code */
+                ints power = (ints)larger((floats)((ints)(a * inverse) & 0xFF << 23), all(s->normal));
+                step *= (floats)((254 << 23) - power);
+            }
+            x_sq += square(a);
+            e_sq += square(e);
+            steps_sq += square(step);
+            high = larger(a, high);
+            low = smaller(a, low);
+            far = choose(step != step, step, larger(magnitude(step), far)); /* NaN stays */
+        }
+        STORE(x_sq); STORE(e_sq); STORE(steps_sq); STORE(high); STORE(low); STORE(far);
+    }
+}
+static void scan_floats(const float *x, const float *y, int64_t cols, float unit, const Sample *s, Lanes *t) {
+    scan(x, y, cols, unit, s, t, 1);
+}
+static void scan_integers(const float *x, const float *y, int64_t cols, float unit, const Sample *s, Lanes *t) {
+    scan(x, y, cols, unit, s, t, 0);
+}
+
+/* Returns the levels nearest to codes, as Levels.nearest of tensors/levels.py. */
+INLINE floats nearest(floats codes, const Sample *s, int is_float) {
+    if (!is_float) return smaller(larger(codes, all(s->lowest)), all(s->highest)) + ROUNDER - ROUNDER;
+    const int shift = 23 - s->mantissa;
+    const float steps = (float)(1 << s->mantissa) / s->normal;
+    floats size = smaller(magnitude(codes), all(s->highest));
+    floats normal = (floats)(((ints)larger(size, all(s->normal)) + (1 << (shift - 1))) & -(1 << shift));
+    floats below = (smaller(size, all(s->normal)) * steps + ROUNDER - ROUNDER) / steps - s->normal;
+    return (floats)((ints)(normal + below) | ((ints)codes & ~MAGNITUDE));
+}
+
+/* Adds up e² of the nearest codes of a row, lane by lane, if its scale is `factor` times its unit. */
+INLINE void add_errors(const float *x, int64_t cols, float unit, float factor, const Sample *s, double *sums, int is_float) {
+    for (int lane = 0; lane < LANES; lane += WIDTH) {
+        doubles sum;
+        memcpy(&sum, sums + lane, sizeof sum);
+        for (int64_t col = 0; col < cols; col += LANES) {
+            float room[LANES];
+            floats ideal = load(lanes_at(x, col, cols, room) + lane) / unit / factor;
+            sum += square((nearest(ideal, s, is_float) - ideal) * factor * unit);
+        }
+        memcpy(sums + lane, &sum, sizeof sum);
+    }
+}
+static void add_errors_of_floats(const float *x, int64_t cols, float unit, float factor, const Sample *s, double *sums) {
+    add_errors(x, cols, unit, factor, s, sums, 1);
+}
+static void add_errors_of_integers(const float *x, int64_t cols, float unit, float factor, const Sample *s, double *sums) {
+    add_errors(x, cols, unit, factor, s, sums, 0);
+}
+
+static int64_t count_coded(const float *x, int64_t n) {
+    int64_t coded = 0;
+    for (int64_t i = 0; i < n; i++) coded += x[i] != 0;
+    return coded;
+}
+
+INLINE int is_usable(float unit) { return unit != 0 && isfinite(unit) && isfinite(1 / unit); }
+INLINE int is_power_of_two(float unit) { int exponent; return fabsf(frexpf(unit, &exponent)) == 0.5f; }
+
+/* Returns Σe² of the nearest codes of a group if its scale is `factor` times its unit. */
+static double sum_errors(const Sample *s, const Group *g, float factor) {
+    double sums[LANES] = {0};
+    for (int64_t i = 0; i < g->n; i++)
+        (s->mantissa ? add_errors_of_floats : add_errors_of_integers)(g->x + i * g->stride, s->cols, g->unit, factor, s, sums);
+    return sum_of(sums);
+}
+
+/* Returns the worst Σe² of a group with a good scale: half a step for every element that is not zero. */
+static double find_worst_loss(const Sample *s, const Group *g) {
+    double half = g->needed * g->unit * 0.5f, coded = 0;
+    for (int64_t i = 0; i < g->n; i++) coded += (double)count_coded(g->x + i * g->stride, s->cols);
+    return half * half * coded;
+}
+
+/* Adds up the losses of groups that are judged together; returns whether none stands out. */
+static int add_losses(Sample *s, Group *groups, int64_t n) {
+    const double least = ABOVE_NORMAL * s->normal / s->highest, share = ldexp(1, -2 * (s->mantissa + 1));
+    int lose_nothing = s->mantissa > 0, are_powers = 1, lose_some = 0;
+    double x_sq = 0, worst_sq = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!(groups[i].x_sq > 0 && groups[i].needed >= 1 / WIDE)) return 0;
+        x_sq += groups[i].x_sq;
+        lose_nothing &= groups[i].needed >= least && groups[i].needed <= 1;
+        are_powers &= is_power_of_two(groups[i].unit);
+    }
+    s->group_x_sq += x_sq;
+    if (lose_nothing) {
+        s->stored_sq += x_sq / 6 * share;
+        s->good_sq += x_sq / 6 * share;
+        return 1;
+    }
+    if (are_powers) return 0; /* good scales would be powers of two, too */
+    for (int64_t i = 0; i < n; i++) {
+        double good_sq = INFINITY, stored_sq = s->block_rows ? sum_errors(s, groups + i, 1) : groups[i].e_sq;
+        for (int64_t k = 0; k < s->n_multiples; k++) {
+            double own = sum_errors(s, groups + i, groups[i].needed * s->multiples[k]);
+            good_sq = own < good_sq ? own : good_sq;
+        }
+        if (!(stored_sq <= FAR * good_sq)) return 0;
+        s->stored_sq += stored_sq;
+        s->good_sq += good_sq;
+        lose_some |= stored_sq > SOME * good_sq;
+    }
+    for (int64_t i = 0; i < n && lose_some && !s->mantissa; i++) worst_sq += find_worst_loss(s, groups + i);
+    s->worst_sq += s->mantissa ? x_sq * share : worst_sq;
+    return 1;
+}
+
+/* Returns the lower median of positive numbers, which it reorders. */
+static double median_of(double *values, int64_t n) {
+    int64_t low = 0, high = n - 1, at = (n - 1) / 2;
+    while (low < high) { /* Hoare's selection */
+        double pivot = values[(low + high) / 2];
+        int64_t i = low, j = high;
+        while (i <= j) {
+            while (values[i] < pivot) i++;
+            while (values[j] > pivot) j--;
+            if (i <= j) { double kept = values[i]; values[i++] = values[j]; values[j--] = kept; }
+        }
+        if (at <= j) high = j;
+        else if (at >= i) low = i;
+        else break;
+    }
+    return values[at];
+}
+
+/* Adds a row of (at most) a group's columns to its group, whose good scale is a multiple of its unit. */
+static void join_row(Group *g, const Lanes *row, const Sample *s) {
+    g->n++;
+    g->x_sq += sum_of(row->x_sq);
+    g->e_sq += sum_of(row->e_sq);
+    for (int i = 0; i < LANES; i++) {
+        float up = (g->unit > 0 ? row->high[i] : row->low[i]) / g->unit / s->highest;
+        float down = (g->unit > 0 ? row->low[i] : row->high[i]) / g->unit / s->lowest;
+        g->needed = up > g->needed ? up : g->needed;
+        g->needed = down > g->needed ? down : g->needed;
+    }
+}
+
+static void describe_scales(Sample *s, const Rows *rows) {
+    s->scale_n = s->per_row ? rows->n : 1;
+    s->scale_low = s->scale_high = *rows->scale;
+    for (int64_t i = 0; i < s->scale_n; i++) {
+        double scale = rows->scale[i * rows->scale_step];
+        if (!(scale >= s->scale_low)) s->scale_low = scale;
+        if (scale > s->scale_high) s->scale_high = scale;
+        s->scale_sum += scale;
+    }
+}
+
+/* Adds up a sample of rows; returns whether all codes are the nearest. Collects the groups of every few rows. */
+static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
+    const int64_t used = rows->cols / s->cols * s->cols; /* columns of whole groups */
+    const float most = (float)(HALF_STEP / (1 << s->mantissa));
+    for (int64_t row = 0; row < rows->n; row++) {
+        int64_t place = rows->places ? rows->places[row] : row;
+        if (place < 0) continue;
+        for (int64_t col = 0; col < rows->cols; col += s->cols) {
+            const float *x = rows->x + place * rows->cols + col, *y = rows->y + place * rows->cols + col;
+            float unit = rows->scale[row * rows->scale_step + col / s->cols];
+            int64_t width = rows->cols - col < s->cols ? rows->cols - col : s->cols;
+            Lanes own;
+            if (!is_usable(unit)) return 0;
+            (s->mantissa ? scan_floats : scan_integers)(x, y, width, unit, s, &own);
+            for (int i = 0; i < LANES; i++)
+                if (!(own.far[i] <= most)) return 0;
+            s->x_sq += sum_of(own.x_sq);
+            s->e_sq += sum_of(own.e_sq);
+            s->steps_sq += ldexp(sum_of(own.steps_sq), 2 * s->mantissa);
+            if (s->block_rows || place % s->every || col >= used) continue;
+            if (s->per_row || !*n) groups[(*n)++] = (Group){.x = x, .stride = s->every * rows->cols, .unit = unit};
+            join_row(groups + *n - 1, &own, s);
+        }
+    }
+    return 1;
+}
+
+/* Collects the groups of a row of blocks, whose values begin at `x`. */
+static void scan_blocks(const Sample *s, const Rows *rows, int64_t first, const float *x, Group *groups) {
+    for (int64_t col = 0; col < s->block_cols; col += s->cols, groups++) {
+        *groups = (Group){.x = x + col, .stride = s->block_cols, .unit = rows->scale[first * rows->scale_step + col / s->cols]};
+        for (int64_t i = 0; i < s->height && is_usable(groups->unit); i++) {
+            const float *row = groups->x + i * groups->stride;
+            Lanes own;
+            scan_integers(row, row, s->cols, groups->unit, s, &own);
+            join_row(groups, &own, s);
+        }
+    }
+}
+
+void measure_sample(Sample *s, const Rows *rows, double x_max) {
+    Group *groups = s->room;
+    int64_t n = 0;
+    if (s->cols == rows->cols && !s->block_rows) describe_scales(s, rows);
+    if (!scan_rows(s, rows, groups, &n)) return;
+    if (n && !s->per_row && !s->whole) groups->needed = (float)(x_max / fabs(groups->unit) / s->highest);
+    if (!s->block_rows && !(n && add_losses(s, groups, n))) return;
+    for (int64_t row = 0; row < s->block_rows; row += s->height) {
+        int64_t across = s->block_cols / s->cols;
+        scan_blocks(s, rows, s->first_block + row, s->block_values + row * s->block_cols, groups + n);
+        if (!add_losses(s, groups + n, across)) return;
+        n += across;
+    }
+    double *ratios = (double *)(groups + n);
+    for (int64_t i = 0; i < n; i++) {
+        float size = fabsf(groups[i].unit);
+        ratios[i] = (double)size / (double)(groups[i].needed * size);
+        if (!isfinite(ratios[i])) return;
+    }
+    s->plain = isfinite(s->group_x_sq) && isfinite(s->stored_sq) && isfinite(s->good_sq) && isfinite(s->worst_sq);
+    s->scale_ratio = median_of(ratios, n);
+}
