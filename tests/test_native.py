@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from dataclasses import fields, replace
-from math import isfinite
+from math import isfinite, log
 from pathlib import Path
 
 import ml_dtypes
@@ -26,7 +26,7 @@ import quanterr
 from quanterr import native
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.comparison import scheduler
+from quanterr.comparison import scale_sampling, scheduler
 from quanterr.comparison.kernel import SUMS_ALONE
 from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand
 from quanterr.comparison.worker import Worker
@@ -39,9 +39,10 @@ from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
 from quanterr.native import Packing
 from quanterr.pairing.side import CheckpointSide
 from quanterr.recipes import microscaled, scaled, searches, tables
-from quanterr.tensors import rounding
+from quanterr.tensors import good_scales, rounding
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.decoder import MOST_ROTATED, decoder_of
+from quanterr.tensors.levels import HALF_STEP
 from quanterr.tensors.workspace import Workspace
 
 BUILT = native.find_best().kernel
@@ -386,6 +387,7 @@ class TestSums:
 
     @pytest.mark.parametrize("scales", ["tensor", "row", "block"])
     def test_keep_the_rows_of_a_sample(self, tmp_path, monkeypatch, scales):
+        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *_: None)
         x = normal(96, 640).bfloat16()
         r, c = {"tensor": (96, 640), "row": (1, 640), "block": (32, 64)}[scales]
         parts = x.float().view(96 // r, r, 640 // c, c)
@@ -424,6 +426,40 @@ class TestSums:
             worker = Worker(CPU, CPU_CHUNK, OUTLIER, kernel=BUILT)
             with pytest.raises(CheckpointError, match="changed while being read"):
                 worker.compare(plan.pairs, [Chunk(0, 48, 0, 2048)])
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("rows", [16, 128], ids=["whole", "sampled"])
+@pytest.mark.parametrize("scale_shape", [(1, 1), (16, 1), (16, 10), (1, 10)], ids=["tensor", "row", "group", "block"])
+def test_samples_are_measured_as_by_torch_on_all_instruction_sets(tmp_path, monkeypatch, scale_shape, rows, dtype):
+    """A third of the weights have scales that fit; the others' are larger, and their values lose precision."""
+    down, across = 1 if scale_shape == (1, 1) else rows // 16 * scale_shape[0], scale_shape[1]
+    x, y = {}, {}
+    for n in range(6):
+        x[f"{n}.weight"] = values = normal(rows, 635, seed=n) * torch.linspace(1, 40, 635)
+        padded = torch.nn.functional.pad(values, (0, 5)).view(down, rows // down, across, 640 // across)
+        scale = padded.abs().amax((1, 3), keepdim=True) / (127 if dtype == torch.int8 else 448) * (1 + n % 3 / 5)
+        codes = (padded / scale).view(rows, 640)[:, :635]
+        y[f"{n}.weight"] = (codes.round() if dtype == torch.int8 else codes).to(dtype)
+        y[f"{n}.weight_scale"] = scale[:, 0, :, 0].clone() if scale.numel() > 1 else scale.view(())
+    original, quantized = store(tmp_path / "x.safetensors", x), store(tmp_path / "y.safetensors", y)
+    taken, take = [], Worker._take_plain_sample
+    monkeypatch.setattr(Worker, "_take_plain_sample", lambda *args: taken.append(take(*args)) or taken[-1])
+
+    def layers(kernel):
+        monkeypatch.setattr(native, "find_best", lambda: native.KernelChoice(kernel))
+        return quanterr.compare(original, quantized, device="cpu").layers
+
+    first, *others = map(layers, HERE)
+
+    assert sum(one is not None for one in taken) >= 4 * len(HERE)  # of 6: torch looks at a few rows
+    assert all(other == first for other in others)
+    monkeypatch.setattr(Worker, "_take_plain_sample", lambda *_: None)
+    close = 2 * (640 + 8) * 2**-24 * 10 / log(10)  # dB: two float32 sums of 640 products, each rounded thrice
+    for one, other in zip(first, layers(BUILT), strict=True):
+        for name in ("attainable_snr_db", "excess_db", "scale_loss_db", "format_snr_db", "scale_factor"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-12, abs=close), name
 
 
 @needs_kernel
@@ -579,8 +615,10 @@ class TestBuild:
 
     def test_sides_and_runs_have_the_fields_of_the_c_file(self):
         """By name and in order; the kernel itself tells where they are."""
-        source = (Path(native.__file__).parent / "kernel.c").read_text()
-        for name_in_c, struct in (("Side", native.SideStruct), ("Run", native.RunStruct)):
+        structs = {"Side": native.SideStruct, "Run": native.RunStruct, "Sample": native.SampleStruct}
+        for name_in_c, struct in structs.items():
+            file = "shared.h" if name_in_c == "Sample" else "kernel.c"
+            source = (Path(native.__file__).parent / file).read_text()
             names = [name for name, _ in struct._fields_]
             body = source[: source.index("} " + name_in_c + ";")].rpartition("typedef struct {")[2]
             body = "\n".join(line.partition("/*")[0] for line in body.splitlines())
@@ -600,6 +638,18 @@ class TestBuild:
         assert int(found["ROOM"]) == native.ROOM
         assert int(found["VERSION"]) == native.VERSION
         assert int(found["SEGMENT"]) == MOST_ROTATED
+
+    def test_samples_have_the_constants_of_torch(self):
+        source = (Path(native.__file__).parent / "samples.c").read_text()
+        found = {name: float(value) for name, value in re.findall(r"^#define (\w+) ([\d.]+)$", source, re.MULTILINE)}
+
+        assert found == {
+            "HALF_STEP": HALF_STEP,
+            "ABOVE_NORMAL": good_scales.ABOVE_NORMAL,
+            "SOME": good_scales.SOME,
+            "FAR": scale_sampling.FAR,
+            "WIDE": scale_sampling.WIDE,
+        }
 
     def test_searches_have_the_constants_of_torch(self):
         source = (Path(native.__file__).parent / "searches.c").read_text()

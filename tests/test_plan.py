@@ -170,7 +170,7 @@ def test_a_plan_estimates_nothing_from_samples(original, monkeypatch):
     """They would take most of its time, and no plan uses what they give."""
     expected = plan(original, bits=9, to=["gguf_q8_0", "int4_g32"], device="cpu")
     monkeypatch.delattr(Worker, "_measure_attainable")
-    monkeypatch.delattr("quanterr.comparison.small.measure_losses")
+    monkeypatch.delattr("quanterr.comparison.worker.prepare_sample")
 
     assert expected.layers == plan(original, bits=9, to=["gguf_q8_0", "int4_g32"], device="cpu").layers
 

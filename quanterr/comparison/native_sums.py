@@ -22,7 +22,7 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.decoder import Decoder, ElementType, Order
 from quanterr.tensors.workspace import Workspace
 
-GROUP = 8  # numbers that the kernel keeps of each group of a sample
+GROUP = 8  # float64 numbers for which the kernel wants room, for each group of a sample
 PRECISE = 1 << 12  # elements below which all sums are float64, as few roundings do not average out
 
 Dequantize = Callable[[Chunk], Values]

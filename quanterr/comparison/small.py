@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from quanterr.comparison.native_sums import KeptRows
-from quanterr.comparison.plain_samples import PlainSample, prepare_sample
 from quanterr.pairing.model import Pair
 from quanterr.tensors.workspace import Workspace
 
@@ -25,15 +24,14 @@ class _Kept:
     pair: Pair  # its id is the key, which must not be another's meanwhile
     sides: Tensor | Values  # x and y, (n,) each, where they begin at ``first``
     first: int = 0
-    sample: PlainSample | None = None
 
 
 class SmallWeights:
     """The values of the small weights that were compared last."""
 
-    def __init__(self, workspace: Workspace, samples: bool = True) -> None:
-        """Keep values in buffers of ``workspace``; ``samples`` is as for a worker."""
-        self._workspace, self._samples = workspace, samples
+    def __init__(self, workspace: Workspace) -> None:
+        """Keep values in buffers of ``workspace``."""
+        self._workspace = workspace
         self._kept: dict[int, _Kept] = {}  # by the pair's id
         self._before: dict[int, _Kept] = {}  # those before the last turn
         self._side = 0  # of two buffers, the one in use
@@ -45,15 +43,14 @@ class SmallWeights:
         self._side, self._n = 1 - self._side, 0
 
     def keep(self, pair: Pair) -> KeptRows:
-        """Return where the kernel is to write both sides of a small pair, and what it is to measure on them."""
+        """Return where the kernel is to write both sides of a small pair."""
         if self._n + pair.original.n > ROOM:
             self._kept, self._n = {}, 0
         first, self._n = self._n, self._n + pair.original.n
         buffer = self._workspace.buffer(f"kept_{self._side}", (2, ROOM), torch.float32)
-        sample = prepare_sample(pair.quantized, pair.original.matrix[0]) if self._samples else None
-        self._kept[id(pair)] = _Kept(pair, buffer, first, sample)
+        self._kept[id(pair)] = _Kept(pair, buffer, first)
         x = buffer.data_ptr() + first * torch.float32.itemsize
-        return KeptRows((x, x + ROOM * torch.float32.itemsize), sample=sample)
+        return KeptRows((x, x + ROOM * torch.float32.itemsize))
 
     def keep_copies(self, pair: Pair, x: Tensor, y: Tensor) -> None:
         """Keep copies of the values of a small pair, (r, c) each."""
@@ -61,16 +58,8 @@ class SmallWeights:
 
     def values(self, pair: Pair) -> Values | None:
         """Return both sides of a pair, (r, c) each; None if they are not kept."""
-        kept = self._find(pair)
+        kept = self._kept.get(id(pair)) or self._before.get(id(pair))
         if kept is None:
             return None
         shape, stop = pair.original.matrix, kept.first + pair.original.n
         return kept.sides[0][kept.first : stop].view(shape), kept.sides[1][kept.first : stop].view(shape)
-
-    def sample(self, pair: Pair) -> PlainSample | None:
-        """Return what the kernel was asked to measure of a pair; None if nothing."""
-        kept = self._find(pair)
-        return kept.sample if kept else None
-
-    def _find(self, pair: Pair) -> _Kept | None:
-        return self._kept.get(id(pair)) or self._before.get(id(pair))

@@ -66,7 +66,6 @@ class _KeptSample(NamedTuple):
     pair: Pair
     first_rows: dict[Chunk, int]
     values: torch.Tensor
-    plain: PlainSample | None
 
 
 class Worker:
@@ -100,9 +99,10 @@ class Worker:
         self._native = NativeSums(self._compiled, self.outlier) if self._compiled and on_cpu else None
         self._kept_samples: dict[int, _KeptSample] = {}  # by place
         self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
-        self._small = SmallWeights(self._kernel, self._samples)
+        self._small = SmallWeights(self._kernel)
         self._ahead = Workspace(device), Workspace(device)  # of both sides, for small weights that are begun
         self._known: dict[int, Sums] = {}  # by the pair's id
+        self._plain: dict[int, PlainSample] = {}  # the same: what the kernel was asked to measure
 
     def begin(self, pairs: Iterable[Pair]) -> None:
         """Start to compare the small weights among ``pairs`` that the kernel reads itself.
@@ -123,7 +123,7 @@ class Worker:
             return None
         x, y = self._ahead
         operands = Operand(pair.original, x), Operand(pair.quantized, y)
-        return native.prepare_whole(operands, _make_options(pair), partial(self._small.keep, pair))
+        return native.prepare_whole(operands, _make_options(pair), partial(self._keep_small, pair))
 
     def wait(self) -> None:
         """Wait for the weights that were begun: until then, the kernel uses the buffers."""
@@ -196,7 +196,7 @@ class Worker:
         if self._native is None:
             return None
         is_small = _keeps_values(pair, chunks[0])
-        kept = self._small.keep(pair) if is_small else self._keep_sample(pair, chunks, place)
+        kept = self._keep_small(pair) if is_small else self._keep_sample(pair, chunks, place)
         sums = self._native.sums(self._make_operands(pair, load_original, place), chunks, _make_options(pair), kept)
         if sums is None:
             self._kept_samples.pop(place, None)
@@ -216,9 +216,20 @@ class Worker:
         if sample is None or not all(find_decoder(side, chunks) for side in sides):
             return None
         values = self._kernel.buffer(f"sample {place}", (2, sample.n, cols), torch.float32)
-        plain = prepare_sample(pair.quantized, sample.n)
-        self._kept_samples[place] = _KeptSample(pair, sample.first_rows, values, plain)
+        self._kept_samples[place] = _KeptSample(pair, sample.first_rows, values)
+        plain = self._prepare_sample(pair, sample.n)
         return KeptRows((values[0].data_ptr(), values[1].data_ptr()), sample.places, plain)
+
+    def _keep_small(self, pair: Pair) -> KeptRows:
+        """Return where the kernel is to write a whole small pair."""
+        return self._small.keep(pair)._replace(sample=self._prepare_sample(pair, pair.original.matrix[0]))
+
+    def _prepare_sample(self, pair: Pair, rows: int) -> PlainSample | None:
+        """Prepare a sample for the kernel to measure; None if there is none, or it cannot."""
+        sample = prepare_sample(pair.quantized, rows) if self._samples else None
+        if sample is not None:
+            self._plain[id(pair)] = sample
+        return sample
 
     def _make_operands(self, pair: Pair, load_original: LoadOriginal, place: int) -> tuple[Operand, Operand]:
         return (
@@ -249,7 +260,7 @@ class Worker:
 
     def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> ComparedWeight:
         """Complete the result of a pair from its sums; ``place`` is the index of the pair in its task."""
-        plain = self._find_plain_sample(pair, place)
+        plain = self._plain.pop(id(pair), None)
         scales = plain.scales if plain else None
         if scales is None:
             scales = _summarize_scales(pair.quantized, self._quantized[place])
@@ -260,11 +271,6 @@ class Worker:
         sums.peaks = []  # large, and no longer needed
         copy = self._check_copy(pair, sums, place)
         return ComparedWeight(number, sums, scales, worst, attainable, copy, _compute_fingerprint(pair.codes[0]))
-
-    def _find_plain_sample(self, pair: Pair, place: int) -> PlainSample | None:
-        """Return what the kernel was asked to measure of a pair; None if nothing."""
-        kept = self._kept_samples.get(place)
-        return kept.plain if kept and kept.pair is pair else self._small.sample(pair)
 
     def _take_plain_sample(self, pair: Pair, sums: Sums, plain: PlainSample | None) -> Attainable | None:
         """Return what the kernel has measured, unless something stands out, in the sample or beyond."""

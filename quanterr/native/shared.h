@@ -50,7 +50,7 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     int64_t first_block;      /* first row of the blocks that are used instead, their rows and columns; 0: none */
     int64_t block_rows, block_cols;
     float *block_values;      /* room for x in these rows and columns */
-    void *room;               /* 7 doubles for each group */
+    void *room;               /* 64 bytes for each group */
     int64_t plain;            /* out: whether all codes and scales are as they should be */
     double x_sq, e_sq;        /* out: of all rows; all sums are 0 on entry */
     double steps_sq;          /* e² in steps */

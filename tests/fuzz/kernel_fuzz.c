@@ -27,7 +27,7 @@ static float *factors(int64_t n) {
     return values;
 }
 
-typedef struct { void *owned[8]; int n; } Owner;
+typedef struct { void *owned[16]; int n; } Owner;
 static void *own(Owner *owner, void *memory) { return owner->owned[owner->n++] = memory; }
 
 static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, Owner *owner) {
@@ -73,6 +73,29 @@ static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, 
     return side;
 }
 
+/* What to measure of the rows that are kept; NULL if that is not possible. */
+static Sample *random_sample(const Side *x, const Side *y, const Run *run, Owner *owner) {
+    static const float MULTIPLES[] = {1, 0.7f, 1.3f};
+    if (!x->values || !y->values || !y->scale) return 0;
+    int is_float = (int)below(2);
+    Sample *s = own(owner, calloc(1, sizeof *s));
+    s->mantissa = is_float ? 3 : 0, s->normal = 0x1p-6f, s->highest = is_float ? 448 : 127, s->lowest = is_float ? -448 : -128;
+    s->multiples = MULTIPLES, s->n_multiples = 1 + below(3);
+    s->cols = y->group < run->cols ? y->group : run->cols;
+    s->per_row = (int32_t)below(2), s->whole = (int32_t)below(2), s->every = 1 + below(4);
+    int64_t groups = run->rows * (run->cols / s->cols);
+    if (!s->per_row && below(2)) {
+        s->height = 1 + below(run->rows);
+        s->first_block = below(run->rows - s->height + 1);
+        s->block_rows = (1 + below((run->rows - s->first_block) / s->height)) * s->height;
+        s->block_cols = (1 + below(run->cols / s->cols)) * s->cols;
+        s->block_values = own(owner, malloc((size_t)(4 * s->block_rows * s->block_cols)));
+        groups = s->block_rows / s->height * (s->block_cols / s->cols);
+    }
+    s->room = own(owner, malloc((size_t)(64 * groups)));
+    return s;
+}
+
 int main(int argc, char **argv) {
     long n = argc > 1 ? atol(argv[1]) : 1000;
     state = argc > 2 ? strtoull(argv[2], 0, 0) : 88172645463325252ull;
@@ -94,6 +117,7 @@ int main(int argc, char **argv) {
         int64_t *places = below(3) ? 0 : own(&owner, malloc((size_t)(8 * rows))), kept = 0;
         for (int64_t row = 0; places && row < rows; row++) places[row] = below(2) ? kept++ : -1;
         run.places = places;
+        run.sample = random_sample(&x, &y, &run, &owner);
         if (quanterr_compare(&x, &y, &run, 1) != DONE || run.n > rows * cols || run.n_kept > KEPT) return 1;
         int64_t counted = run.zero_errors;
         for (int64_t bin = 0; bin < run.n_bins; bin++) counted += histogram[bin];
