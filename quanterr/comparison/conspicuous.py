@@ -10,7 +10,7 @@ from quanterr.comparison.attainable import SMALL
 from quanterr.formats import Weight
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.peaks import WINDOW, CellGrid, join_peaks, largest_share, select_conspicuous
-from quanterr.metrics.sums import Sums, as_float, ratio, worst_rows
+from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.tensors.chunks import Chunk
 
 ROW = 2  # a row is conspicuous if its Σe² / Σx² is at least this many times the weight's or the sample's
@@ -66,8 +66,7 @@ def find_blocks(weight: Weight, rows: Sequence[int]) -> list[Chunk]:
 def find_conspicuous_rows(sums: Sums, sample: Attainable) -> list[int]:
     """Return the worst rows with far more error than the weight or its sample."""
     usual = min(ratio(as_float(sums.e_sq), as_float(sums.x_sq)), ratio(sample.e_sq, sample.x_sq))
-    worst = worst_rows(sums.rows.items())
-    return [number for number, row in worst if as_float(row.e_sq) >= ROW * usual * as_float(row.x_sq)]
+    return [number for number, row in sums.worst_rows if as_float(row.e_sq) >= ROW * usual * as_float(row.x_sq)]
 
 
 def find_conspicuous_cells(weight: Weight, sums: Sums, sample: Sequence[Chunk]) -> list[Chunk]:

@@ -8,7 +8,7 @@ from quanterr.findings.excess import FINE_DB, underflows
 from quanterr.findings.figures import bits_of, level_of, norm_ratio, ratio_db, usual_of
 from quanterr.metrics import Measurement, cosine_similarity, snr_db
 from quanterr.metrics.attainable import level
-from quanterr.metrics.sums import RowSums, Sums, as_float, worst_rows
+from quanterr.metrics.sums import RowSums, Sums, as_float
 from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.report.base import Finding
 from quanterr.util.text import count, display
@@ -222,7 +222,7 @@ def _check_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     if _rows_share_scales(pair, done):
         below = ROW_DB_SHARED
     limit = min(ratio_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - below_level)
-    worst = worst_rows(sums.rows.items())
+    worst = sums.worst_rows
     if not any(row.zeroed for _, row in worst) and _is_above(worst, limit):
         return
     strong = [(n, row) for n, row in worst if row.x_sq * rows * WEAK > sums.x_sq]

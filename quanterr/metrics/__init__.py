@@ -16,7 +16,7 @@ from math import ceil, fsum, inf, isfinite, isnan, log10, nan, sqrt
 from typing import NamedTuple
 
 from quanterr.metrics.attainable import Attainable
-from quanterr.metrics.sums import RowSums, Sums, as_float, ratio, worst_rows
+from quanterr.metrics.sums import RowSums, Sums, as_float, ratio
 
 METRICS_VERSION = 1  # raised when the meaning of an existing metric changes
 
@@ -204,7 +204,7 @@ def _is_known(value: float, sums: Sums) -> bool:
 
 
 def worst_row_values(m: Measurement) -> list[Fields]:
-    return _list_values("row", worst_rows(m.sums.rows.items()))
+    return _list_values("row", m.sums.worst_rows)
 
 
 def expert_values(m: Measurement) -> list[Fields]:

@@ -127,6 +127,7 @@ class Sums:
     matrices: dict[int, RowSums] = field(default_factory=dict)  # of each matrix in a stack
     histogram: Histogram | None = field(default=None, repr=False)  # of |e|
     peaks: list[Peaks] = field(default_factory=list, repr=False, compare=False)  # dropped once the weight is finished
+    _worst_rows: list[tuple[int, RowSums]] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def nonfinite(self) -> bool:
@@ -138,8 +139,16 @@ class Sums:
         """True if both sides are equal, element by element, and finite."""
         return not self.e_max and not self.nonfinite
 
+    @property
+    def worst_rows(self) -> list[tuple[int, RowSums]]:
+        """The few rows with the lowest SNR, the worst first; several findings ask for them once all are added."""
+        if self._worst_rows is None:
+            self._worst_rows = worst_rows(self.rows.items())
+        return self._worst_rows
+
     def add(self, other: Sums) -> None:
         """Merge the sums of another part of the same weight."""
+        self._worst_rows = None
         self.merge_other_weight(other)
         if other.worst and (self.worst is None or other.worst.order < self.worst.order):
             self.worst = other.worst
