@@ -69,7 +69,7 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
     if weight.block_size is not None and weight.matrix_rows:
         return None
     found = _lay_out(levels, weight.matrix, weight.block_size, scale.n, rows)
-    return found and found._replace(struct=SampleStruct.from_buffer_copy(found.struct))
+    return found and PlainSample(SampleStruct.from_buffer_copy(found.struct), levels, found.n)
 
 
 @lru_cache(maxsize=64)  # weights share their shapes

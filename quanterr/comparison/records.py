@@ -135,12 +135,5 @@ def _unpack_histogram(zeros: int, first: int, used: list[int], counts: list[int]
     return Histogram(int(zeros), found, int(first))
 
 
-assert {field.name for field in fields(Sums) if field.init} == {
-    *ADDED,
-    *FLOATS,
-    "worst",
-    "rows",
-    "matrices",
-    "histogram",
-    "peaks",
-}  # noqa: S101
+PACKED = {*ADDED, *FLOATS, "worst", "rows", "matrices", "histogram", "peaks"}
+assert {field.name for field in fields(Sums) if field.init} == PACKED  # noqa: S101

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quanterr.comparison.native_sums import KeptRows
 from quanterr.pairing.model import Pair
 from quanterr.tensors.workspace import Workspace
 
@@ -34,23 +33,23 @@ class SmallWeights:
         self._workspace = workspace
         self._kept: dict[int, _Kept] = {}  # by the pair's id
         self._before: dict[int, _Kept] = {}  # those before the last turn
-        self._side = 0  # of two buffers, the one in use
+        self._buffers = "kept", "kept before"  # the first is in use
         self._n = 0  # elements of one side in the buffer
 
     def turn(self) -> None:
         """Begin with other weights: keep the values of those before them, but of none before these."""
         self._before, self._kept = self._kept, {}
-        self._side, self._n = 1 - self._side, 0
+        self._buffers, self._n = self._buffers[::-1], 0
 
-    def keep(self, pair: Pair) -> KeptRows:
-        """Return where the kernel is to write both sides of a small pair."""
+    def keep(self, pair: Pair) -> tuple[int, int]:
+        """Return the addresses to which the kernel is to write both sides of a small pair, float32."""
         if self._n + pair.original.n > ROOM:
             self._kept, self._n = {}, 0
         first, self._n = self._n, self._n + pair.original.n
-        buffer = self._workspace.buffer(f"kept_{self._side}", (2, ROOM), torch.float32)
+        buffer = self._workspace.buffer(self._buffers[0], (2, ROOM), torch.float32)
         self._kept[id(pair)] = _Kept(pair, buffer, first)
         x = buffer.data_ptr() + first * torch.float32.itemsize
-        return KeptRows((x, x + ROOM * torch.float32.itemsize))
+        return x, x + ROOM * torch.float32.itemsize
 
     def keep_copies(self, pair: Pair, x: Tensor, y: Tensor) -> None:
         """Keep copies of the values of a small pair, (r, c) each."""

@@ -41,6 +41,7 @@ MOST_ROWS = 2  # conspicuous rows whose scale blocks are inspected, at most
 STACK = 1 << 17  # elements of a sample processed at a time
 MOST_SPANNED = 1 << 21  # elements from the first to the last of some rows whose scales are read at once
 SAMPLED = 64  # bytes per place of a tensor that its fingerprint covers
+AT_ONCE = 1 << 14  # bytes of a tensor up to which one read takes less time than one for each place
 
 
 class _Group(NamedTuple):
@@ -222,7 +223,7 @@ class Worker:
 
     def _keep_small(self, pair: Pair) -> KeptRows:
         """Return where the kernel is to write a whole small pair."""
-        return self._small.keep(pair)._replace(sample=self._prepare_sample(pair, pair.original.matrix[0]))
+        return KeptRows(self._small.keep(pair), sample=self._prepare_sample(pair, pair.original.matrix[0]))
 
     def _prepare_sample(self, pair: Pair, rows: int) -> PlainSample | None:
         """Prepare a sample for the kernel to measure; None if there is none, or it cannot."""
@@ -591,8 +592,14 @@ def _compute_fingerprint(entries: Iterable[Entry]) -> str:
     crc = 0
     for entry in entries:
         n = min(SAMPLED, entry.nbytes)
-        for place in (0, (entry.nbytes - n) // 2, entry.nbytes - n):
-            crc = crc32(entry.file.read(entry.offset + place, n), crc)
+        places = 0, (entry.nbytes - n) // 2, entry.nbytes - n
+        if entry.nbytes <= AT_ONCE:
+            whole = entry.file.read(entry.offset, entry.nbytes)
+            pieces = [whole[place : place + n] for place in places]
+        else:
+            pieces = [entry.file.read(entry.offset + place, n) for place in places]
+        for piece in pieces:
+            crc = crc32(piece, crc)
     return f"{crc:08x}"
 
 

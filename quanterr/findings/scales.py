@@ -65,11 +65,10 @@ def has_good_scales(pair: Pair, done: ComparedWeight) -> bool:
 
 def _rate_scales(pair: Pair, found: Attainable) -> str | None:
     """Return the severity of what the scales lose, or None if the loss is usual."""
-    if found.scale_loss_db is None:
+    loss, levels = found.scale_loss_db, pair.quantized.levels
+    if loss is None or loss <= NOTED_DB:
         return None
-    levels = pair.quantized.levels
-    margins = [margin for most, margin in MARGINS_DB.items() if levels and levels.number <= most]
-    loss = found.scale_loss_db - max(margins, default=0.0)
+    loss -= max((margin for most, margin in MARGINS_DB.items() if levels and levels.number <= most), default=0.0)
     if loss > BROKEN_DB:
         return "error"
     if _is_due_to_zero_points(found.scale_ratio, found.snr_db) and loss > NOTED_DB:
