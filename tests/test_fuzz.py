@@ -4,7 +4,7 @@ import time
 from random import Random
 
 import pytest
-from fuzz import gguf_bytes
+from fuzz import gguf_bytes, safetensors_bytes
 from fuzz.__main__ import main
 from fuzz.finding import Defect, Target
 from fuzz.running import Limits, run
@@ -162,6 +162,18 @@ def test_a_tensor_that_is_forgotten_is_found(monkeypatch):
     monkeypatch.setattr("quanterr.comparison.assembly.ReportBuilder._make_coverage", without_parts)
 
     assert isinstance(first_defect("compare", 40), Defect)
+
+
+def test_a_plain_header_is_read_like_any_other():
+    read = 0
+    for raw in (safetensors_bytes.make(Random(number)) for number in range(300)):
+        header = raw[8 : 8 + int.from_bytes(raw[:8], "little")]
+        if plain := safetensors_file._read_plain("x", header, 8):
+            notes = []
+            assert (plain, []) == (safetensors_file._read_any("x", header, 8, notes), notes)
+            read += 1
+
+    assert read > 30
 
 
 def test_gguf_is_held_against_the_package_where_it_is_installed():

@@ -17,8 +17,11 @@ import os
 import sys
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TypeVar
+from math import prod
+from operator import attrgetter
+from typing import Literal, TypeVar
 
+import msgspec
 from safetensors import SafetensorError, safe_open
 
 from quanterr.checkpoints import foreign_files
@@ -36,7 +39,7 @@ from quanterr.checkpoints.base import (
 )
 from quanterr.errors import CheckpointError, is_out_of_memory
 from quanterr.util.platform import give_back_memory
-from quanterr.util.strict_json import DuplicateKey, InvalidJson, JsonObject, loads
+from quanterr.util.strict_json import DuplicateKey, InvalidJson, loads
 from quanterr.util.text import count, display
 from quanterr.version import __version__
 
@@ -56,10 +59,10 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> tuple[list[Entry
         CheckpointError: the file is not a complete, valid safetensors file; the message names the file and tensor.
     """
     odd: list[str] = []  # notes on what only ``lenient`` accepts
-    fields, data_start = _read_fields(file, lenient, odd)
-    metadata = _check_metadata(file, fields.pop("__metadata__", {}))
+    header, data_start = _read_raw_header(file, lenient, odd)
     notes: list[str] = []
-    entries = [_make_entry(file, name, fields.pop(name), data_start, notes) for name in list(fields)]
+    entries, metadata = _read_plain(file, header, data_start) or _read_any(file, header, data_start, notes)
+    del header
     check_lengths(entries, lenient, odd)
     end = _check_tiling(file, entries, data_start)
     if end < file.size:
@@ -74,9 +77,69 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> tuple[list[Entry
     return entries, metadata, odd + notes
 
 
-def _read_fields(file: CheckpointFile, lenient: bool, odd: list[str]) -> tuple[JsonObject, int]:
-    """Return the parsed header, and the offset at which the data starts; the header's text is not kept."""
-    header, data_start = _read_raw_header(file, lenient, odd)
+class _Fields(msgspec.Struct, gc=False):
+    """The fields of a tensor in a header; those of the metadata are others, and ignored."""
+
+    dtype: Literal[tuple(DTYPE_BITS)] | None = None  # type: ignore[valid-type]
+    shape: tuple[int, ...] | None = None
+    data_offsets: tuple[int, int] | None = None
+
+
+class _Metadata(msgspec.Struct, gc=False, rename={"metadata": "__metadata__"}):
+    """The metadata of a header."""
+
+    metadata: msgspec.Raw | None = None
+
+
+_decode_fields = msgspec.json.Decoder(dict[str, _Fields]).decode
+_decode_metadata = msgspec.json.Decoder(_Metadata).decode
+QUOTES = 10  # around the name, the keys and the dtype of a tensor
+
+
+def _read_plain(file: CheckpointFile, header: bytes, data_start: int) -> tuple[list[Entry], dict[str, str]] | None:
+    """Read a header in which nothing is unusual, five times as fast as :func:`_read_any`; None for any other header.
+
+    Without escapes, the number of quotation marks shows that no name or key occurs twice, and that none is unknown.
+    """
+    if not header.isascii() or b"\\" in header:
+        return None
+    try:
+        fields, stored = _decode_fields(header), _decode_metadata(header).metadata
+        metadata = {} if stored is None else _check_metadata(file, loads(bytes(stored)))
+    except (msgspec.MsgspecError, RecursionError, InvalidJson, CheckpointError):
+        return None
+    quotes = 0
+    if stored is not None:
+        del fields["__metadata__"]
+        quotes = 2 + bytes(stored).count(b'"')
+    if header.count(b'"') != quotes + QUOTES * len(fields):
+        return None
+    sizes: dict[tuple[str, tuple[int, ...]], int | None] = {}
+    entries = []
+    for name, own in fields.items():
+        dtype, shape, offsets = own.dtype, own.shape, own.data_offsets
+        if dtype is None or shape is None or offsets is None:
+            return None
+        if (dtype, shape) not in sizes:
+            sizes[dtype, shape] = _compute_size(dtype, shape)
+        (begin, end), size = offsets, sizes[dtype, shape]
+        if begin < 0 or end >= MAX_OFFSET or end - begin != size:
+            return None
+        entries.append(Entry(name, dtype, _intern(shape), file, data_start + begin, size))
+    return entries, metadata
+
+
+def _compute_size(dtype: str, shape: tuple[int, ...]) -> int | None:
+    """Return the bytes of a tensor; None for a shape that cannot be one."""
+    n_bytes, rest = divmod(prod(shape) * DTYPE_BITS[dtype], 8)
+    is_shape = len(shape) <= MAX_DIMENSIONS and all(0 <= size <= MAX_DIMENSION for size in shape)
+    return n_bytes if is_shape and not rest else None
+
+
+def _read_any(
+    file: CheckpointFile, header: bytes, data_start: int, notes: list[str]
+) -> tuple[list[Entry], dict[str, str]]:
+    """Read any header, with notes on unknown fields and dtypes."""
     try:
         fields = loads(header)
     except DuplicateKey as error:
@@ -87,7 +150,8 @@ def _read_fields(file: CheckpointFile, lenient: bool, odd: list[str]) -> tuple[J
         raise CheckpointError(f"{file}: header is not a JSON object")
     if len(fields) > MAX_TENSORS:
         raise CheckpointError(f"{file}: {len(fields)} tensors exceed the limit of {MAX_TENSORS}")
-    return fields, data_start
+    metadata = _check_metadata(file, fields.pop("__metadata__", {}))
+    return [_make_entry(file, name, fields.pop(name), data_start, notes) for name in list(fields)], metadata
 
 
 def _read_raw_header(file: CheckpointFile, lenient: bool, odd: list[str]) -> tuple[bytes, int]:
@@ -208,23 +272,34 @@ def _check_offsets(where: str, value: object) -> tuple[int, int]:
 
 def _check_tiling(file: CheckpointFile, entries: list[Entry], data_start: int) -> int:
     """Check that the tensors cover the data without gaps or overlaps; return where the last one ends."""
-    position, before = data_start, "the start of the data"
-    for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
+    position, before = data_start, None
+    for entry in sorted(entries, key=_get_place):
         begin, end = entry.offset, entry.offset + entry.nbytes
-        if begin > position:
-            raise CheckpointError(
-                f"{file}: bytes {position - data_start}–{begin - data_start} belong to no tensor"
-                f" (between {before} and {display(entry.name)})"
-            )
-        if begin < position:
-            raise CheckpointError(
-                f"{file}: {before} and {display(entry.name)} overlap at"
-                f" {begin - data_start}–{min(position, end) - data_start}"
-            )
+        if begin != position:
+            raise _make_tiling_error(file, before, entry, position, data_start)
         if end > file.size:
             raise make_truncation_error(file, entries, display(entry.name))
-        position, before = end, display(entry.name)
+        position, before = end, entry
     return position
+
+
+_get_place = attrgetter("offset", "nbytes")
+
+
+def _make_tiling_error(
+    file: CheckpointFile, before: Entry | None, entry: Entry, position: int, data_start: int
+) -> CheckpointError:
+    """Return the error for an entry that does not begin at ``position``, where the one before it ends."""
+    begin, end = entry.offset, entry.offset + entry.nbytes
+    name = "the start of the data" if before is None else display(before.name)
+    if begin > position:
+        return CheckpointError(
+            f"{file}: bytes {position - data_start}–{begin - data_start} belong to no tensor"
+            f" (between {name} and {display(entry.name)})"
+        )
+    return CheckpointError(
+        f"{file}: {name} and {display(entry.name)} overlap at {begin - data_start}–{min(position, end) - data_start}"
+    )
 
 
 def _check_with_library(file: CheckpointFile) -> None:
