@@ -62,7 +62,7 @@ def _roles_of_component(component: str) -> frozenset[str]:
 
 def role_of(name: str) -> str:
     """Return the role of a weight: one of :data:`ROLES`, or ``other``."""
-    return _find_role(_NUMBER.sub("0", name))
+    return _find_role(unify_numbers(name))
 
 
 @lru_cache(maxsize=1 << 12)  # the same in all blocks
@@ -76,6 +76,11 @@ def _find_role(name: str) -> str:
         return "modulation"
     # A block's output layer (BERT's output.dense, Flux's proj_out) is the second half of its MLP.
     return "mlp" if role == "head" and block_of(name) else role
+
+
+def unify_numbers(name: str) -> str:
+    """Return a name with 0 for each numeric component, so that it is the same in all blocks and experts."""
+    return _NUMBER.sub("0", name)
 
 
 def without_numbers(name: str) -> str:

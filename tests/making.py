@@ -4,12 +4,12 @@ import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from safetensors import torch as safetensors_torch
 from safetensors.torch import save_file
 from torch import Tensor

@@ -7,7 +7,7 @@ import re
 import subprocess
 import threading
 import time
-from dataclasses import fields, replace
+from dataclasses import fields
 from math import isfinite, log
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from gguf_stored import Stored, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import CPU, FP8, dequantized, in_memory, label, planned, same_bits, store, summed
+from msgspec.structs import replace
 from test_formats import NUMBERS, expected_of
 from test_kernel import TAME, normal, quantized
 

@@ -1,10 +1,9 @@
 """Several candidates in one pass: the digits of a comparison of each, and the original read once."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from making import numbers, quantized_fp8, quantized_int8, store
+from msgspec.structs import replace
 
 import quanterr
 from quanterr import comparison

@@ -4,7 +4,7 @@ To add a format: write its module (start from int8_scaled.py), put a golden file
 tests/golden/, and add the module to MODULES. Nothing else knows its name.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -242,9 +242,12 @@ class StoredParts:
     def find(self, weight: str, codes: Entry) -> dict[str, Entry]:
         """Return the other parts that a weight with these codes may have, by the templates of their names."""
         kind = _name_template(weight, codes.name), codes.dtype
-        if kind not in self._templates:
-            self._templates[kind] = [name for name in _find_part_templates(*kind) if self._may_occur(name)]
-        names = expand_templates(weight, self._templates[kind])
+        templates = self._templates.get(kind)
+        if templates is None:
+            templates = self._templates[kind] = [name for name in _find_part_templates(*kind) if self._may_occur(name)]
+        if not templates:
+            return {}
+        names = expand_templates(weight, templates)
         return {template: self.entries[name] for template, name in names.items() if name in self.entries}
 
     def _may_occur(self, template: str) -> bool:
@@ -266,6 +269,8 @@ def _find_part_templates(template: str, dtype: str) -> frozenset[str]:
 
 def _name_template(weight: str, stored: str) -> str:
     """Return the template of the codes' name, as in :class:`PartSpec`."""
+    if stored == weight:
+        return "{weight}"
     if stored.startswith(weight):
         return "{weight}" + stored.removeprefix(weight)
     if stored.startswith(private := private_name(weight)):
@@ -292,16 +297,20 @@ def recognize(
     """
     refuse_by_name(codes, hints)
     siblings, template, parts = list(siblings), _name_template(name, codes.name), stored.find(name, codes)
-    fit = partial(_fit_first, Parts(name, {CODES: codes, **parts}, hints, stored.entries), siblings)
     gathered = _gather_each(template, codes.dtype, frozenset([(part, entry.dtype) for part, entry in parts.items()]))
-    weight, _ = fit([one for one in gathered if one.problem is None])
-    if weight is not None:
-        return weight
-    _, reason = fit(gathered)
+    found = Parts(name, {CODES: codes, **parts}, hints, stored.entries)
+    for one in gathered.fitting:
+        try:
+            weight = _fit(one, found, siblings)
+        except FormatMismatch:  # explained below, unless another format fits
+            continue
+        if weight is not None:
+            return weight
+    reason = _explain_nearest(gathered.all, found, siblings)
     module = name.removesuffix(WEIGHT_SUFFIX) + "."
     explained = (
         explain_unsupported({entry.name.removeprefix(module): entry for entry in (codes, *siblings)}, hints.config)
-        or reason()
+        or reason
     )
     if explained:
         raise FormatMismatch(explained)
@@ -309,30 +318,34 @@ def recognize(
     raise FormatMismatch(f"{codes} is in a layout that this version does not support; see `quanterr formats`{beside}")
 
 
-def _fit_first(
-    stored: Parts, siblings: list[Entry], gathered: "Iterable[_Gathered]"
-) -> tuple[Weight | None, Callable[[], str]]:
-    """Return the weight as the first format reads it that fits, or why the nearest of them does not.
+def _fit(gathered: "_Gathered", stored: Parts, siblings: list[Entry]) -> Weight | None:
+    """Return the weight as a format reads it whose needs are met, or None if it is of another row.
 
     ``stored`` has the stored tensors by the templates of their names.
     """
+    parts = {role: stored.entries[template] for role, template in gathered.templates.items()}
+    weight = gathered.format.fit(Parts(stored.name, parts, stored.hints, stored.checkpoint, gathered.format.name))
+    if weight is not None:
+        _refuse_unused(weight, siblings)
+    return weight
+
+
+def _explain_nearest(each: "Iterable[_Gathered]", stored: Parts, siblings: list[Entry]) -> str:
+    """Return why the nearest format does not fit; empty if there is none."""
     nearest, reason = (0, 0, False), partial(str)
-    for format, templates, named, problem in gathered:
-        description = problem and partial(problem.describe, stored)
-        if problem is None:
+    for one in each:
+        if one.problem is not None:
+            description = partial(one.problem.describe, stored)
+        else:
             try:
-                parts = {role: stored.entries[template] for role, template in templates.items()}
-                weight = format.fit(Parts(stored.name, parts, stored.hints, stored.checkpoint, format.name))
-                if weight is None:
-                    continue
-                _refuse_unused(weight, siblings)
-                return weight, reason
+                _fit(one, stored, siblings)
+                continue
             except FormatMismatch as mismatch:
                 description = partial(str, str(mismatch))
-        near = len(templates), named, problem is None
+        near = len(one.templates), one.named, one.problem is None
         if near >= nearest:  # on a tie the last wins: it needs the least
-            nearest, reason = near, description or reason
-    return None, reason
+            nearest, reason = near, description
+    return reason()
 
 
 CODES = ""  # stands for the template of the codes' name
@@ -365,13 +378,21 @@ class _Gathered(NamedTuple):
     problem: _Problem | None
 
 
+class _GatheredEach(NamedTuple):
+    """The gathered parts of all formats, and of those whose needs are met."""
+
+    all: list[_Gathered]
+    fitting: list[_Gathered]
+
+
 @cache  # weights are of a few kinds
-def _gather_each(template: str, dtype: str, stored: frozenset[tuple[str, str]]) -> list[_Gathered]:
+def _gather_each(template: str, dtype: str, stored: frozenset[tuple[str, str]]) -> _GatheredEach:
     """Gather the parts of weights for each format whose codes may have that name template and dtype.
 
     ``stored`` are the templates of the names of other stored tensors, with their dtypes.
     """
-    return [_gather(format, {CODES: dtype, **dict(stored)}) for format in _matching_formats(template, dtype)]
+    found = [_gather(format, {CODES: dtype, **dict(stored)}) for format in _matching_formats(template, dtype)]
+    return _GatheredEach(found, [one for one in found if one.problem is None])
 
 
 def _gather(format: Format, dtypes: Mapping[str, str]) -> _Gathered:
@@ -388,6 +409,8 @@ def _gather(format: Format, dtypes: Mapping[str, str]) -> _Gathered:
 
 
 def _refuse_unused(weight: Weight, siblings: list[Entry]) -> None:
+    if not siblings:
+        return
     used = {entry.name for entry in weight.parts.values()}
     unused = [e for e in siblings if e.name not in used and not is_auxiliary(e.name)]
     if unused and not (weight.encoding == "floats" and all(_is_one(entry) for entry in unused)):

@@ -21,11 +21,12 @@ number of bits follows from the shapes. ComfyUI 0.30 does not read weight_correc
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/w4a8_int8.py, backends/eager/w4a8_int8.py.
 """
 
-from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import lcm
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.formats.base import (
@@ -58,8 +59,7 @@ NEEDS = {
 HALF = {4: 8.0, 6: 32.0}  # by bits: subtracted from a code
 
 
-@dataclass(frozen=True, slots=True)
-class W4A8Layout:
+class W4A8Layout(Struct, frozen=True):
     """The layout of one weight's codes."""
 
     bits: int

@@ -5,11 +5,12 @@ checks shapes and labels and returns a :class:`Weight` that dequantizes any chun
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
 from typing import Literal, NamedTuple, overload
 
+from msgspec import Struct, field
+from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
@@ -69,8 +70,7 @@ class Values(NamedTuple):
 Dequantize = Callable[[Chunk, Workspace], Values]
 
 
-@dataclass(frozen=True, slots=True)
-class PartSpec:
+class PartSpec(Struct, frozen=True):
     """A stored tensor that a format needs: its possible names and dtypes.
 
     In a name, ``{weight}`` is the weight's name; ``{module}`` is that name without ``.weight`` (skipped if the name
@@ -123,8 +123,7 @@ def private_name(weight: str) -> str:
     return f"{above}{dot}_{last}"
 
 
-@dataclass(frozen=True, slots=True)
-class Hints:
+class Hints(Struct, frozen=True):
     """Facts about a weight from outside its stored tensors, checked against the tensors."""
 
     labels: tuple[Label, ...] = ()
@@ -135,14 +134,13 @@ class Hints:
     metadata: Mapping[str, str] = field(default_factory=dict)  # __metadata__ of the safetensors files
 
 
-@dataclass(slots=True)  # not frozen, like Weight
-class Parts:
+class Parts(Struct):
     """The stored tensors of one weight by their role in the format, and hints about the weight."""
 
     name: str
     entries: Mapping[str, Entry]
     hints: Hints = Hints()
-    checkpoint: Mapping[str, Entry] = field(default_factory=dict, repr=False)  # every entry of the checkpoint
+    checkpoint: Mapping[str, Entry] = field(default_factory=dict)  # every entry of the checkpoint
     format: str = ""  # name of the row of FORMATS that is being tried
 
     def __getitem__(self, role: str) -> Entry:
@@ -213,8 +211,7 @@ class Parts:
         )
 
 
-@dataclass(slots=True)  # frozen, it would take eight times as long to make
-class Weight:
+class Weight(Struct):
     """A tensor of the model as one checkpoint stores it.
 
     ``dequantize(chunk, workspace)`` returns any chunk, with the same values on every device and however the weight is
@@ -389,8 +386,7 @@ class Branch(NamedTuple):
     smooth: Entry | None = None  # (cols or more,): the inputs of the codes are divided by it
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(Struct, frozen=True):
     """One row of FORMATS: a format that quanterr reads."""
 
     name: str
@@ -403,7 +399,7 @@ class Format:
     takes_tied_head: bool = False  # loaders use the quantized output layer even if config.json ties it to the embedding
     least_scale: float = 0.0  # smallest scale that it can store, where real weights can need a smaller one
     corrects_biases: bool = False  # a quantizer (convert_to_quant) adjusts biases for the errors of the weights
-    specification: str = field(default="", repr=False)  # docstring of its module, filled in by FORMATS
+    specification: str = ""  # docstring of its module, filled in by FORMATS
 
     @property
     def codes(self) -> PartSpec:

@@ -34,9 +34,9 @@ NAMES = (
 NEEDS = {"codes": PartSpec(("{weight}",), FP8), "scale": PartSpec(NAMES, FLOATS | EXPONENTS)}
 
 
-def fit(granularity: str, parts: Parts) -> Weight | None:
-    """Return the weight if its scale has that granularity."""
-    return fit_scaled(parts, "fp8", granularity, FP8_LABELS, dequantize)
+def fit(parts: Parts) -> Weight:
+    """Return the weight; the shape of its scale decides the row."""
+    return fit_scaled(parts, "fp8", FP8_LABELS, dequantize)
 
 
 def dequantize(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:

@@ -23,10 +23,10 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequant
 ggml/src/ggml-impl.h ggml_e8m0_to_fp32_half, ggml_ue4m3_to_fp32; X.scale: src/llama-graph.cpp build_lora_mm.
 """
 
-from dataclasses import replace
 from functools import cache, partial
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.checkpoints import Entry

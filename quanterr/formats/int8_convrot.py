@@ -13,7 +13,7 @@ Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/int8.py, int8_ut
 silveroxides/convert_to_quant@1.3.4 utils/convrot.py.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from quanterr.formats.base import Format, Parts, Weight
 from quanterr.formats.shared.comfy_labels import INT8_LABELS
@@ -28,10 +28,8 @@ def fit(parts: Parts) -> Weight | None:
     if not labels or not labels[0].rotated:
         return None
     size, warning = group_size(labels[0], parts.codes.shape[-1])
-    plain = fit_scaled(parts, "int8", None, INT8_LABELS, dequantize, uniform_bits=8, rotates=True)
-    return plain and read_as_rotated(parts, replace(plain, warnings=plain.warnings + warning), size).with_alternatives(
-        [plain]
-    )
+    plain = fit_scaled(parts, "int8", INT8_LABELS, dequantize, uniform_bits=8, rotates=True)
+    return read_as_rotated(parts, replace(plain, warnings=plain.warnings + warning), size).with_alternatives([plain])
 
 
 FORMATS = (Format("int8_convrot", NEEDS, fit, usual_db=(38, 44), corrects_biases=True),)

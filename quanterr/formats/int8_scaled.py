@@ -15,8 +15,9 @@ silveroxides/convert_to_quant@1.3.4 comfy/quant_ops.py; vllm-project/compressed-
 compressors/naive_quantized/base.py.
 """
 
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from quanterr.formats.base import Parts, Readings, Weight
 from quanterr.formats.shared.comfy_labels import INT8_LABELS
@@ -27,17 +28,17 @@ from quanterr.formats.shared.scaled_int8 import NEEDS, dequantize, read_as_rotat
 ROTATIONS = (256, 64, 16, 1024)  # group sizes that writers for ComfyUI use
 
 
-def fit(granularity: str, parts: Parts) -> Weight | None:
-    """Return the weight if its scale has that granularity and no label says that it is rotated.
+def fit(parts: Parts) -> Weight | None:
+    """Return the weight if no label says that it is rotated; the shape of its scale decides the row.
 
     Some writers for ComfyUI, which put no config.json beside their files, rotate without a label: the rotated reading
     is an alternative.
     """
     if parts.hints.labels and parts.hints.labels[0].rotated:
         return None
-    weight = fit_scaled(parts, "int8", granularity, INT8_LABELS, dequantize, uniform_bits=8)
-    if weight is None or len(weight.shape) != 2 or parts.hints.config or parts.get("pre_quant_scale"):
-        return apply_pre_quant_scale(parts, weight) if weight else None
+    weight = fit_scaled(parts, "int8", INT8_LABELS, dequantize, uniform_bits=8)
+    if len(weight.shape) != 2 or parts.hints.config or parts.get("pre_quant_scale"):
+        return apply_pre_quant_scale(parts, weight)
     sizes = [size for size in ROTATIONS if weight.shape[1] % size == 0]
     rotated = Readings([partial(read_as_rotated, parts, weight, size) for size in sizes])
     return replace(weight, alternatives=(*weight.alternatives, *rotated) if weight.alternatives else rotated)

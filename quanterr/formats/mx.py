@@ -26,9 +26,10 @@ openai/gpt-oss@7b583341 gpt_oss/torch/weights.py; huggingface/transformers@5.23.
 integrations/finegrained_fp8.py (DeepSeek-V4).
 """
 
-from dataclasses import replace
 from functools import partial
 from math import prod
+
+from msgspec.structs import replace
 
 from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared.microscaling import CODE_BITS, LEVELS, Microscaled, SmallFloat, decode_exponents

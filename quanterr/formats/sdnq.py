@@ -27,13 +27,13 @@ sdnq/quant_utils.py build_hadamard.
 """
 
 import re
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from math import prod
 from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.checkpoints import Entry

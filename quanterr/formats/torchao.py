@@ -26,10 +26,11 @@ workflows; torchao/prototype/mx_formats.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.checkpoints import Entry

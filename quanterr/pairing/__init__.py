@@ -10,8 +10,9 @@ Where headers leave several readings, the pair keeps alternatives, and choose_al
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import lacks_leading_ones
@@ -224,11 +225,11 @@ class _Pairer:
     ) -> Pair:
         """Make a pair with all entries that it uses."""
         sides = (self.original, (own,)), (self.quantized, holders)
-        codes, consumed = (
-            [tuple(side.codes[name] for name in names) for side, names in sides],
-            [tuple(entry for name in names for entry in side.siblings.get(name, ())) for side, names in sides],
-        )
-        return Pair(name, x, y, (codes[0], codes[1]), (consumed[0], consumed[1]), alternative)
+        codes, other_codes = [tuple([side.codes[name] for name in names]) for side, names in sides]
+        consumed, other_consumed = [
+            tuple([entry for name in names for entry in side.siblings.get(name, ())]) for side, names in sides
+        ]
+        return Pair(name, x, y, (codes, other_codes), (consumed, other_consumed), alternative)
 
     def _adapt(self) -> None:
         """Bring both weights of each pair into the same row order and the same form of values."""
@@ -314,6 +315,8 @@ class _Pairer:
 def _find_prefixes(original: Iterable[str], quantized: Iterable[str]) -> tuple[str, str]:
     """Return the prefix to strip from each side so that the most names match; prefer short or empty prefixes."""
     names = [set(original), set(quantized)]
+    if names[0] <= names[1] or names[1] <= names[0]:  # no prefix makes more names match
+        return "", ""
     candidates = [["", *(p for p in PREFIXES if any(name.startswith(p) for name in side))] for side in names]
     stripped = [
         {p: {name.removeprefix(p) for name in side} for p in ps} for side, ps in zip(names, candidates, strict=True)

@@ -10,8 +10,9 @@ All earlier steps work from headers alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import isfinite
+
+from msgspec.structs import replace
 
 from quanterr.pairing.model import Alternative, Leftover, Pair, Pairing
 from quanterr.pairing.sampling import CLOSE_READING, READING, Workspaces, choose_nearest, on_cpu

@@ -4,12 +4,12 @@ Only unique matches count: where two weights could hold the same projection, nei
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from math import prod
 from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from quanterr.errors import FormatMismatch
 from quanterr.formats import Weight

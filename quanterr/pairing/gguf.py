@@ -12,8 +12,10 @@ compute with wrong weights.
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) convert_hf_to_gguf.py (LlamaModel.permute, GemmaModel, MambaModel).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
+
+from msgspec.structs import replace
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.gguf_metadata import GgufMetadata

@@ -17,12 +17,13 @@ import os
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint, open_checkpoint

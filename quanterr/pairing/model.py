@@ -1,10 +1,11 @@
 """The data of a pairing: pairs of weights, leftover entries, and the results of a compared pair."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from msgspec import Struct, field
+from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
@@ -37,8 +38,7 @@ class Bucket(StrEnum):
 COMPUTED = "a computed buffer that holds the expected values"  # the reason of a consumed leftover
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
+class Leftover(Struct, frozen=True):
     """Entries that are not compared, and the reason."""
 
     name: str
@@ -48,8 +48,7 @@ class Leftover:
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
+class Alternative(Struct, frozen=True):
     """Other weights that replace a pair's if a sample of the values favours them."""
 
     original: Weight
@@ -60,8 +59,7 @@ class Alternative:
     leftovers: tuple[Leftover, ...] = ()  # replace the pair, if a winning alternative is an error
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(Struct, frozen=True):
     """One weight as both sides store it; ``name`` is the original's name."""
 
     name: str
@@ -79,8 +77,7 @@ class Pair:
         return original, replace(first, entries=(*first.entries, *self.consumed[1])), *others
 
 
-@dataclass(frozen=True, slots=True)
-class FoldedScales:
+class FoldedScales(Struct, frozen=True):
     """Factors that a quantizer moved from weights into the norm or weight before them, and that were moved back."""
 
     source: str  # name of the norm or weight that absorbed the factors
@@ -99,8 +96,7 @@ class ImportanceCoverage(NamedTuple):
     uncovered: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Pairing:
+class Pairing(Struct, frozen=True):
     """The result of pairing: the pairs to compare, and the leftovers."""
 
     pairs: Sequence[Pair] = ()

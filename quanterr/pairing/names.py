@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from quanterr.roles import unify_numbers
+
 # Words of a path that come from wrappers of the model, and do not identify a weight.
 WRAPPERS = frozenset(
     {
@@ -258,7 +260,18 @@ def canonicalize(name: str) -> tuple[str, str]:
         if name.endswith(ending):
             name, kind = name.removesuffix(ending), "" if ending == ".weight" else ".bias"
             break
-    path = ".".join(word for word in name.split(".") if word not in WRAPPERS)
-    for pattern, replacement in _RENAMES:
-        path = pattern.sub(replacement, path) if pattern.fullmatch(path) else path
+    path = ".".join([word for word in name.split(".") if word not in WRAPPERS])
+    for pattern, replacement in _find_renames(unify_numbers(path)):
+        path = pattern.sub(replacement, path)
     return path, kind
+
+
+@lru_cache(maxsize=1 << 12)  # the same in all blocks
+def _find_renames(path: str) -> list[tuple[re.Pattern[str], str]]:
+    """Return the renames that apply to a path one after the other; they treat all numbers alike."""
+    found = []
+    for pattern, replacement in _RENAMES:
+        if pattern.fullmatch(path):
+            path = pattern.sub(replacement, path)
+            found.append((pattern, replacement))
+    return found

@@ -9,7 +9,8 @@ mistral/convert_mistral_weights_to_hf.py.
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from quanterr.errors import FormatMismatch
 from quanterr.pairing.model import Pair
@@ -35,6 +36,8 @@ def unify_row_order(pair: Pair, configs: Iterable[JsonFields]) -> Pair:
         FormatMismatch: the orders differ, and no config gives a fitting number of heads.
     """
     names = pair.original.codes.name, pair.quantized.codes.name
+    if names[0] == names[1]:
+        return pair
     paired = [_PAIRED.fullmatch(name) for name in names]
     word = next((found[1] for found in paired if found), None)
     if word is None or all(paired):

@@ -1,6 +1,7 @@
 """One checkpoint as weights: which stored tensors hold elements, and which are parts of a weight."""
 
 from collections.abc import Callable, Collection, Hashable, Mapping
+from functools import partial
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.labels import read_labels
@@ -61,7 +62,8 @@ class CheckpointSide:
         scaled: list[tuple[Entry, Entry]] = []
         for name, entry in [*self.codes.items(), *self.entries.items()]:
             parts = {part.name: part for part in self._stored.find(name, entry).values()}
-            self.part_of |= dict.fromkeys(parts, name)
+            for part in parts:
+                self.part_of[part] = name
             if entry.dtype in CODE_DTYPES:
                 scaled += [(entry, part) for part in parts.values()]
                 if parts and not self.expects_scale:
@@ -117,13 +119,12 @@ class CheckpointSide:
                 raise FormatMismatch(
                     entry.unknown if entry.name == weight else f"{display(entry.name)}: {entry.unknown}"
                 )
-        key = weight, shape, tuple(entry.name for entry in siblings)
         hints = self._make_hints(weight, shape)
-
-        def make() -> Weight:
-            return self.transforms.undo(recognize(weight, self.codes[weight], self._stored, siblings, hints))
-
-        return self.memoize(key, make)
+        make = partial(recognize, weight, self.codes[weight], self._stored, siblings, hints)
+        if self._recognized is None:
+            return self.transforms.undo(make())
+        key = weight, shape, tuple(entry.name for entry in siblings)
+        return self.memoize(key, lambda: self.transforms.undo(make()))
 
     def memoize(self, key: Hashable, make: Callable[[], Weight]) -> Weight:
         """Return the result of ``make``, cached under ``key`` if sides share a cache."""

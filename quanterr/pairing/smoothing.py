@@ -17,11 +17,11 @@ awq/quantize/scale.py; vllm-project/llm-compressor@0.14 modifiers/awq/mappings.p
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import log10, sqrt
 from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.formats import Weight

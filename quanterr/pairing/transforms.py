@@ -17,9 +17,10 @@ transform/utils/matrix.py, utils/match.py.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
@@ -198,6 +199,8 @@ class Transforms:
         Raises:
             FormatMismatch: a transform is declared for it and cannot be undone; says what was found and expected.
         """
+        if not self._all:
+            return weight
         own = [each for each in self._all if each.location == INPUT and each.is_of(weight.name, weight.shape)]
         if not own:
             return weight

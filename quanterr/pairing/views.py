@@ -5,11 +5,11 @@ be nested, so fused, split and stacked projections need no further code.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import prod
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.checkpoints import Entry

@@ -1,9 +1,9 @@
 """Decoding rules as data, which the compiled kernel carries out itself instead of calling a format."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
@@ -27,8 +27,7 @@ BITS: dict[ElementType, tuple[int, int]] = {
 } | {ElementType[name]: BLOCKS[name] for name in ElementType.__members__ if name in BLOCKS}
 
 
-@dataclass(slots=True)  # not frozen, like Weight
-class Decoder:
+class Decoder(Struct):
     """(value of the code - zero) · scale, or value · scale + shift, for codes in rows of ``cols`` elements.
 
     Each operation rounds to float32. ``table``, for ElementType.TABLE, is (256, elements per byte) float32; for ggml's
@@ -58,8 +57,7 @@ class Decoder:
         return BITS[self.element]
 
 
-@dataclass(frozen=True, slots=True)
-class Native:
+class Native(Struct, frozen=True):
     """A format's ``dequantize`` with the same rule as data. Wrapping it drops the data, which no longer fit then."""
 
     dequantize: Callable[[Chunk, Workspace], Any]

@@ -13,10 +13,10 @@ Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/int8_utils.py; s
 utils/convrot.py.
 """
 
-from dataclasses import replace
 from math import sqrt
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.checkpoints.labels import Label

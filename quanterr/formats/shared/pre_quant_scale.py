@@ -8,8 +8,9 @@ Reference: NVIDIA/Model-Optimizer 0.47 modelopt/torch/export/quant_utils.py (pre
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace

@@ -20,11 +20,12 @@ nothing else. Broadcasting is never used: it would take [M] for the columns of a
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
@@ -50,8 +51,7 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 TINY = 2.0**-120  # bound for scales: the smallest float32 is 2^-149, the smallest code 2^-16
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """The scales of a weight: a stored matrix of ``cols`` columns, row by row.
 
     The weight's matrix is a stack of matrices of ``stack_rows`` rows, each with ``grid_rows`` rows of scales; ``block``
@@ -178,13 +178,12 @@ Dequantize = Callable[[Parts, Grid, Chunk, Workspace], Values]
 def fit_scaled(
     parts: Parts,
     family: str,
-    granularity: str | None,
     labels: frozenset[str],
     dequantize: Dequantize,
     uniform_bits: int | None = None,
     rotates: bool = False,
-) -> Weight | None:
-    """Return the weight of codes and a scale; None if its scale has another granularity than ``granularity``.
+) -> Weight:
+    """Return the weight of codes and a scale, in the row of ``family`` for the scale's granularity.
 
     If the scale fits no rule but all codes are zero (they are read to check), the weight is zeros.
 
@@ -202,9 +201,7 @@ def fit_scaled(
     except FormatMismatch:
         if parts.hints.shape not in (None, codes.shape) or not _is_all_zero(codes):
             raise
-        return _make_zeros(parts, comfy_format, warnings) if granularity in (None, "tensor") else None
-    if granularity not in (None, grid.granularity):
-        return None
+        return _make_zeros(parts, comfy_format, warnings)
     warnings += check_granularity(parts, comfy_format, grid.granularity)
     weight = parts.weight(
         codes.shape,
@@ -271,15 +268,15 @@ def _is_all_zero(codes: Entry) -> bool:
 def scaled_formats(
     family: str,
     needs: Mapping[str, PartSpec],
-    fit: Callable[[str, Parts], Weight | None],
+    fit: Callable[[Parts], Weight | None],
     usual_db: Mapping[str, tuple[int, int]],
 ) -> tuple[Format, ...]:
-    """Return the rows of a family: one for each granularity of its scale."""
+    """Return the rows of a family: one for each granularity of its scale, which ``fit`` finds for all of them."""
     return tuple(
         Format(
             f"{family}_{granularity}",
             needs,
-            partial(fit, granularity),
+            fit,
             summary=f"{family.upper()} codes, one scale {of}",
             usual_db=usual_db[granularity],
             corrects_biases=True,

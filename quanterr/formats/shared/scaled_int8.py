@@ -1,7 +1,8 @@
 """INT8 codes with a scale and possibly rotated columns: the common part of int8_scaled and int8_convrot."""
 
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from quanterr.formats.base import Parts, PartSpec, RotatedWeight, Values, Weight
 from quanterr.formats.shared import element_types
