@@ -116,7 +116,8 @@ def _read_plain(file: CheckpointFile, header: bytes, data_start: int) -> tuple[l
         return None
     sizes: dict[tuple[str, tuple[int, ...]], int | None] = {}
     entries = []
-    for name, own in fields.items():
+    for name in list(fields):  # what a tensor needed is free for the entries of the next
+        own = fields.pop(name)
         dtype, shape, offsets = own.dtype, own.shape, own.data_offsets
         if dtype is None or shape is None or offsets is None:
             return None
