@@ -3,9 +3,10 @@
 import csv
 import io
 import json
+import struct
 import sys
 from html.parser import HTMLParser
-from math import isnan
+from math import inf, isnan, nan
 from xml.etree import ElementTree
 
 import make_snapshots
@@ -17,6 +18,7 @@ from sample_reports import HOSTILE, hostile, report_of, tiny
 
 from quanterr.errors import UsageError
 from quanterr.report import OUTPUTS, as_csv, card, items, markdown
+from quanterr.report.base import Finding, dumps, dumps_each
 from quanterr.report.model import Report
 from quanterr.report.terminal import console, show
 from quanterr.util.text import display, format_decisive
@@ -429,3 +431,23 @@ def test_the_terminal_shows_hostile_names_as_text(evil):
     show(evil.view(30), console(file, "never"), verbose=True)
 
     assert not [c for c in file.getvalue() if not c.isprintable() and c != "\n"]
+
+
+NOT_A_NUMBER = [
+    struct.unpack("<d", bits)[0] for bits in (b"\1" + b"\0" * 5 + b"\xf0\x7f", b"\1" + b"\0" * 5 + b"\xf8\xff")
+]
+
+
+@pytest.mark.parametrize("number", [nan, inf, -inf, *NOT_A_NUMBER])
+@pytest.mark.parametrize(
+    "place", [list, lambda n: {"é": (n,)}, lambda n: Finding("", "info", None, "", None, {"n": n})]
+)
+def test_a_number_that_json_lacks_is_refused_wherever_it_is(number, place):
+    with pytest.raises(ValueError, match="is not JSON"):
+        dumps_each([0.5, place([number])], ",\n")
+
+
+@pytest.mark.parametrize("value", [1.7e308, -1.7e308, 2**70, None, True, "é", "\ud800", "a\n\x7f"])
+def test_parts_written_at_once_are_what_each_is_alone(value):
+    assert dumps_each([value, [value], 0.1], ",\n ") == ",\n ".join(map(dumps, [value, [value], 0.1]))
+    assert value == json.loads(dumps(value))

@@ -1,6 +1,6 @@
 """Parts that all documents share: the base class, scores, findings and run information; strict JSON of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import isfinite
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
@@ -16,7 +16,9 @@ from quanterr.util.strict_json import JsonObject
 Number = float | None
 Count = Annotated[int, Meta(ge=0)]
 
-_encode = msgspec.json.Encoder().encode
+_encoder = msgspec.json.Encoder()
+_pack = msgspec.msgpack.Encoder().encode
+_LARGEST = b"\xcb\x7f", b"\xcb\xff"  # first bytes of a packed number that is not finite, or 2^1009 or more
 
 
 class Model(Struct, gc=False):
@@ -100,12 +102,34 @@ def dumps(value: object) -> str:
     Raises:
         ValueError: it holds NaN or infinity.
     """
-    _require_finite([value])
+    text = _dump_lines([value])
+    return strict_json.dumps(msgspec.to_builtins(value)) if text is None else text
+
+
+def dumps_each(values: Sequence[object], separator: str) -> str:
+    """Return parts of a document as :func:`dumps` does, with ``separator`` between them; faster than one by one."""
+    text = _dump_lines(values)
+    return separator.join(map(dumps, values)) if text is None else text.replace("\n", separator)
+
+
+def _dump_lines(values: Sequence[object]) -> str | None:
+    """Return a line of JSON for each value; None if there are characters to escape that the encoder leaves."""
+    if _may_be_infinite(values):
+        _require_finite(values)
     with suppress(UnicodeEncodeError):  # of lone surrogates
-        raw = _encode(value)
+        raw = _encoder.encode_lines(values)
         if raw.isascii() and b"\x7f" not in raw:
-            return strict_json.mask_commands(raw.decode())
-    return strict_json.dumps(msgspec.to_builtins(value))  # escapes other characters
+            return strict_json.mask_commands(raw[:-1].decode())
+    return None
+
+
+def _may_be_infinite(values: Sequence[object]) -> bool:
+    """Return False if all numbers are finite for sure: no packed one has the largest exponents."""
+    try:
+        packed = _pack(values)
+    except (OverflowError, UnicodeEncodeError):  # of large integers and lone surrogates
+        return True
+    return any(start in packed for start in _LARGEST)
 
 
 def _require_finite(values: Iterable[Any]) -> None:

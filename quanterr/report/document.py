@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import asdict, astuple
 
 from quanterr.report import OUTPUTS, Output, checksum, notebook
-from quanterr.report.base import Model, RunInfo, Tool, dumps
+from quanterr.report.base import Model, RunInfo, Tool, dumps, dumps_each
 from quanterr.report.formatting import format_answer
 from quanterr.report.sections import TERMINAL, Suite, Table, View
 from quanterr.util.strict_json import JsonObject
@@ -22,6 +22,8 @@ from quanterr.util.text import display
 Figure = Any  # a matplotlib.figure.Figure: matplotlib is optional
 LINE = 150  # maximum length of the conclusion in ``repr``
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
+NEXT = ",\n  "  # between the items of a list
+AT_ONCE = 256  # items of a list that are encoded at once
 
 
 class Result:
@@ -187,8 +189,10 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
 def _split_json(start: str, value: object) -> Iterator[str]:
     """Yield the pieces of a field: each item of a list, and each list of a mapping, is on a line of its own."""
     if isinstance(value, list) and value and not isinstance(value[0], str):
-        yield f"{start}["
-        yield from (f"{',' if n else ''}\n  {dumps(item)}" for n, item in enumerate(value))
+        begin = f"{start}[\n  "
+        for n in range(0, len(value), AT_ONCE):
+            yield begin + dumps_each(value[n : n + AT_ONCE], NEXT)
+            begin = NEXT
         yield "\n]"
     elif isinstance(value, dict) and value and all(isinstance(own, list) for own in value.values()):
         yield f"{start}{{"
