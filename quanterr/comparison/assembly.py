@@ -40,6 +40,7 @@ from quanterr.pairing import SIDES
 from quanterr.pairing.inputs import (
     find_absent_scales,
     find_clamped_inputs,
+    find_declared_inputs,
     find_uncalibrated_attention,
     read_static_scales,
 )
@@ -261,7 +262,8 @@ class ReportBuilder:
         """Make the report from all weights that were added."""
         self._end_batch()
         not_compared = [_make_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
-        scales = read_static_scales(self._pairing, quantized.entries)
+        inputs = find_declared_inputs(self._pairing, quantized.entries)
+        scales = read_static_scales(inputs)
         findings = [
             *report_notes(original),
             *report_notes(quantized),
@@ -281,7 +283,7 @@ class ReportBuilder:
             *report_sibling_inputs(scales),
             *report_lone_rotations(find_lone_transforms(self._pairing.labels["quantized"].config, quantized.entries)),
             *report_absent_scales(
-                find_absent_scales(self._pairing, quantized.entries),
+                find_absent_scales(inputs),
                 find_uncalibrated_attention(self._pairing.labels["quantized"].config, quantized.entries),
                 bool(scales),
             ),
@@ -340,9 +342,10 @@ class ReportBuilder:
         places: dict[str, dict[str, Bucket]] = {side: {} for side in SIDES}
 
         def put(side: str, bucket: Bucket, entries: Iterable[Entry]) -> None:
-            for entry in entries:  # one tensor may hold several weights: their worst bucket counts
-                before = places[side].get(entry.name, bucket)
-                places[side][entry.name] = min(before, bucket, key=WORST_FIRST.index)
+            for entry in entries:
+                before = places[side].setdefault(entry.name, bucket)
+                if before != bucket:  # one tensor may hold several weights: their worst bucket counts
+                    places[side][entry.name] = min(before, bucket, key=WORST_FIRST.index)
 
         for leftover in self._leftovers:
             put(leftover.side, leftover.bucket, leftover.entries)

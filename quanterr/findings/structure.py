@@ -74,7 +74,7 @@ def _report_mismatch(message: str, layers: Sequence[str] = ()) -> Finding:
 def _check_blocks(declared: Mapping[str, int], where: str, names: Collection[str]) -> Iterator[Finding]:
     """Check the number of blocks; blocks of multi-token prediction may follow."""
     said = declared.get("num_hidden_layers")
-    found = {int(match[1]) for name in names if (match := BLOCK.match(name))}
+    found = {int(match[1]) for name in names if (match := BLOCK.match(name))} if said else set()
     if not said or not found:
         return
     stored, most = max(found) + 1, said + declared.get("num_nextn_predict_layers", 0)
@@ -131,6 +131,8 @@ def _check_tied_head(quantized: Checkpoint, pairs: Sequence[Pair]) -> Iterator[F
 
 def _check_recipe(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding]:
     """Check which layers are quantized, and in which format."""
+    if not config:
+        return
     excluded = {pair.name for pair in pairs if _is_excluded(pair.name, config)}
     taken = [p.name for p in pairs if p.quantized.has_codes and p.name in excluded]
     if taken:

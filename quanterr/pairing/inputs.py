@@ -88,9 +88,9 @@ def find_clamped_inputs(plan: Pairing, entries: Stored) -> list[str]:
     return [name for name, inputs in found if inputs is not None and inputs.clamps]
 
 
-def find_absent_scales(plan: Pairing, entries: Stored) -> dict[str, str]:
+def find_absent_scales(declared: Mapping[str, Inputs]) -> dict[str, str]:
     """Return the declared static scales that are not stored, by the names of their weights."""
-    return {name: inputs.absent for name, inputs in find_declared_inputs(plan, entries).items() if inputs.absent}
+    return {name: inputs.absent for name, inputs in declared.items() if inputs.absent}
 
 
 class StaticScale(NamedTuple):
@@ -100,12 +100,12 @@ class StaticScale(NamedTuple):
     is_divisor: bool  # inputs are multiplied by it: the larger, the smaller the range
 
 
-def read_static_scales(plan: Pairing, entries: Stored) -> dict[str, StaticScale]:
+def read_static_scales(declared: Mapping[str, Inputs]) -> dict[str, StaticScale]:
     """Return the static scales of inputs that are single numbers, by the names of their weights."""
     workspace = Workspace(CPU)
     return {
         name: StaticScale(float(next(iterate_scales(inputs.scale, workspace))), inputs.multiplies)
-        for name, inputs in find_declared_inputs(plan, entries).items()
+        for name, inputs in declared.items()
         if inputs.scale is not None and inputs.scale.n == 1
     }
 
@@ -147,6 +147,8 @@ def _read_module(module: str, labels: Labels, entries: Stored) -> Declared:
     if comfy := labels.of(module + WEIGHT):
         return _read_comfy(module, comfy[0], entries)
     config = labels.config
+    if not config:
+        return None
     method = str(config.get("quant_method", "")).lower()
     for is_it, read in READERS:
         if is_it(method, config):
