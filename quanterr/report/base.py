@@ -1,5 +1,6 @@
 """Parts that all documents share: the base class, scores, findings and run information; strict JSON of them."""
 
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import isfinite
@@ -18,7 +19,7 @@ Count = Annotated[int, Meta(ge=0)]
 
 _encoder = msgspec.json.Encoder()
 _pack = msgspec.msgpack.Encoder().encode
-_LARGEST = b"\xcb\x7f", b"\xcb\xff"  # first bytes of a packed number that is not finite, or 2^1009 or more
+_INFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # how NaN and infinity begin, packed; rarely, other bytes
 
 
 class Model(Struct, gc=False):
@@ -124,12 +125,11 @@ def _dump_lines(values: Sequence[object]) -> str | None:
 
 
 def _may_be_infinite(values: Sequence[object]) -> bool:
-    """Return False if all numbers are finite for sure: no packed one has the largest exponents."""
+    """Return False if all numbers are finite for sure."""
     try:
-        packed = _pack(values)
+        return _INFINITE.search(_pack(values)) is not None
     except (OverflowError, UnicodeEncodeError):  # of large integers and lone surrogates
         return True
-    return any(start in packed for start in _LARGEST)
 
 
 def _require_finite(values: Iterable[Any]) -> None:

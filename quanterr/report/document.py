@@ -23,7 +23,7 @@ Figure = Any  # a matplotlib.figure.Figure: matplotlib is optional
 LINE = 150  # maximum length of the conclusion in ``repr``
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 NEXT = ",\n  "  # between the items of a list
-AT_ONCE = 256  # items of a list that are encoded at once
+AT_ONCE = 64  # items of a list that are encoded at once
 
 
 class Result:
