@@ -1,8 +1,9 @@
 """Errors between two weights on a sample of rows, and the choice among several readings by these errors."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import islice
 from math import inf, isfinite, sqrt
 from typing import NamedTuple
 
@@ -72,6 +73,8 @@ def choose_nearest(
     workspaces: "Workspaces",
 ) -> ChosenReading:
     """Choose among several (original, quantized) pairs by their errors on a few rows; only a bad first needs others."""
+    if bar.tried_above >= SUSPICIOUS and 0 < (error := _error_of_first_rows(*first, workspaces)) <= SUSPICIOUS:
+        return ChosenReading(None, error, error)  # no other reading can have these rows right as well
     error = relative_error(*first, workspaces)
     errors = [] if error <= bar.tried_above else [relative_error(*other, workspaces) for other in others]
     if not errors:
@@ -100,8 +103,20 @@ def on_cpu() -> Iterator[Workspaces]:
 
 def relative_error(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
     """Return ||y - x|| / ||x|| over a few rows; infinity if a value is not finite, or x is zero and y is not."""
+    return _pool_errors(_read_sample(original, quantized, workspaces))
+
+
+def _error_of_first_rows(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
+    """Return ||y - x|| / ||x|| over the first rows of the sample alone."""
+    sides = tuple(zip((original, quantized), workspaces, strict=True))
+    chunks = islice(_sample(*original.matrix), 1)
+    return _pool_errors([_read(side, chunk, workspace).double() for side, workspace in sides] for chunk in chunks)
+
+
+def _pool_errors(samples: Iterable[Sequence[Tensor]]) -> float:
+    """Return ||y - x|| / ||x|| over pairs x, y of float64; infinity as in :func:`relative_error`."""
     signal = noise = 0.0
-    for x, y in _read_sample(original, quantized, workspaces):
+    for x, y in samples:
         x, e = x.flatten(), (y - x).flatten()
         signal, noise = signal + float(x.dot(x)), noise + float(e.dot(e))
     if not isfinite(noise) or not isfinite(signal):
