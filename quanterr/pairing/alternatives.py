@@ -46,6 +46,7 @@ def _choose_reading(pair: Pair, workspaces: Workspaces) -> Pair:
     others = ((pair.original, other) for other in first.alternatives)
     choice = choose_nearest((pair.original, first), others, bar, workspaces)
     if choice.number is None:
+        first.alternatives = ()  # no longer needed: they are as large as the weight
         return pair
     best = first.alternatives[choice.number]
     as_first = f"{choice.first:.3g}" if isfinite(choice.first) else "not finite"

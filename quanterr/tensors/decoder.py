@@ -60,12 +60,13 @@ class Decoder(Struct):
 class Native(Struct, frozen=True):
     """A format's ``dequantize`` with the same rule as data. Wrapping it drops the data, which no longer fit then."""
 
-    dequantize: Callable[[Chunk, Workspace], Any]
+    dequantize: Callable[..., Any]
     decoder: Decoder
+    arguments: tuple[Any, ...] = ()  # the first of ``dequantize``; a partial would take 140 bytes more
 
     def __call__(self, chunk: Chunk, workspace: Workspace) -> Any:
         """Call ``dequantize``."""
-        return self.dequantize(chunk, workspace)
+        return self.dequantize(*self.arguments, chunk, workspace)
 
 
 def decoder_of(dequantize: Callable[[Chunk, Workspace], Any]) -> Decoder | None:

@@ -1,13 +1,13 @@
 """Exact conversion of codes to float32, shared by several layouts. Everything large is a workspace buffer."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Parts
+from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Parts, Values
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.decoder import OfBlocks
 from quanterr.tensors.workspace import OUTPUT, Workspace
@@ -77,7 +77,11 @@ ELEMENTS = {
 
 
 def attach_decoder(
-    parts: Parts, dequantize: Dequantize, scale: OfBlocks | None = None, group: int = 0, zero: OfBlocks | None = None
+    parts: Parts,
+    dequantize: "partial[Values]",
+    scale: OfBlocks | None = None,
+    group: int = 0,
+    zero: OfBlocks | None = None,
 ) -> Dequantize:
     """Attach a :class:`Decoder` to ``dequantize`` if elements are stored one by one; return it unchanged otherwise."""
     codes = parts.codes
@@ -86,7 +90,7 @@ def attach_decoder(
     element, ends = ELEMENTS[codes.dtype]
     table = e5m2_table() if element == ElementType.TABLE else None
     decoder = Decoder(codes, parts.matrix[1], element, table, scale, zero, group=group, ends=ends)
-    return Native(dequantize, decoder)
+    return Native(dequantize.func, decoder, dequantize.args)
 
 
 @cache

@@ -19,6 +19,7 @@ square blocks are preferred, divisors for groups of columns, and 128 × 128 for 
 nothing else. Broadcasting is never used: it would take [M] for the columns of a square weight.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from math import prod
@@ -215,7 +216,7 @@ def fit_scaled(
         evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
         warnings=(*warnings, grid.warning) if grid.warning else warnings,
         comfy_format=comfy_format,
-        format=f"{family}_{grid.granularity}",
+        format=sys.intern(f"{family}_{grid.granularity}"),
     )
     known = any(block == grid.block for block, _ in declared)
     other = _find_other_edges(scale, codes.shape, grid.block, edges, known)
