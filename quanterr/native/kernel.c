@@ -76,10 +76,14 @@ typedef struct {
     void *stored;         /* the rows, or a buffer to read them into */
     void *tile;           /* buffer for rows in order */
     const void *table;    /* float (256, per_byte): values of the codes in each byte; IQ1 to IQ3: int8 levels by index */
-    const float *scale;   /* (1 or rows, groups), or NULL */
+    const float *scale;   /* (1 or rows / scale_height, groups), or NULL */
     const float *zero;    /* the same shape, subtracted from the codes first; or NULL */
     const float *shift;   /* the same shape, added last; or NULL */
     int64_t scale_step;   /* from the scales of one row to the next; 0 if all rows share one */
+    int64_t scale_height; /* rows that share their scales */
+    int64_t scale_bytes;  /* that are read to `scale` first; 0: they are there */
+    int64_t scale_offset; /* in the file */
+    int32_t scale_file;   /* as `file` */
     int64_t zero_step;
     int64_t shift_step;
     int64_t group;        /* columns that share a scale */
@@ -837,7 +841,7 @@ APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t
     }
     if (side->has_ends) count_ends(side, codes + col, n);
     if (side->scale) {
-        const float *scale = side->scale + row * side->scale_step;
+        const float *scale = side->scale + row / side->scale_height * side->scale_step;
         const float *zero = side->zero ? side->zero + row * side->zero_step : 0;
         const float *shift = side->shift ? side->shift + row * side->shift_step : 0;
         int64_t group = col / side->group;
@@ -906,15 +910,19 @@ static int64_t read_at(int32_t file, void *to, int64_t n, int64_t at) {
 }
 #endif
 
-static int read_rows(Side *side, int64_t row, int64_t rows) {
-    char *to = side->stored;
-    int64_t n = rows * side->row_bytes, at = side->offset + row * side->row_bytes;
+static int read_all(int32_t file, char *to, int64_t n, int64_t at) {
     while (n) {
-        int64_t done = read_at(side->file, to, n, at);
+        int64_t done = read_at(file, to, n, at);
         if (done <= 0) return done ? (int)done : TRUNCATED;
         to += done, n -= done, at += done;
     }
     return DONE;
+}
+static int read_rows(Side *side, int64_t row, int64_t rows) {
+    return read_all(side->file, side->stored, rows * side->row_bytes, side->offset + row * side->row_bytes);
+}
+static int read_scales(const Side *side) {
+    return read_all(side->scale_file, (char *)side->scale, side->scale_bytes, side->scale_offset);
 }
 
 INLINE const uint8_t *row_of(const Side *side, int64_t row, int64_t first) {
@@ -1053,9 +1061,10 @@ static int find_worst(Side *x, Side *y, Run *run) {
 
 /* Decodes rows into side->values and does nothing else. */
 EXPORT int quanterr_decode(Side *side, int64_t all_rows, int64_t cols, int64_t rows_at_once) {
+    int status = read_scales(side);
     for (int64_t first = 0; first < all_rows; first += rows_at_once) {
         int64_t rows = all_rows - first < rows_at_once ? all_rows - first : rows_at_once;
-        int status = load_rows(side, first, rows, cols);
+        if (status == DONE) status = load_rows(side, first, rows, cols);
         if (status != DONE) return status;
         for (int64_t row = first; row < first + rows; row++)
             for (int64_t col = 0; col < cols; col += SEGMENT) {
@@ -1071,7 +1080,8 @@ static int compare(Side *x, Side *y, Run *run) {
     memset(&s, 0, sizeof s);
     begin_strip(&s);
     run->e_min = INFINITY;
-    int status = DONE;
+    int status = read_scales(x);
+    if (status == DONE) status = read_scales(y);
     for (int64_t first = 0; first < run->rows && status == DONE; first += run->rows_at_once) {
         int64_t rows = run->rows - first < run->rows_at_once ? run->rows - first : run->rows_at_once;
         status = load_rows(x, first, rows, run->cols);
@@ -1083,7 +1093,7 @@ static int compare(Side *x, Side *y, Run *run) {
     find_ranks(run);
     if (status == DONE && run->e_max > 0) status = find_worst(x, y, run);
     if (status == DONE && run->sample && !run->nonfinite_x && !run->nonfinite_y) {
-        Rows rows = {x->values, y->values, run->places, run->rows, run->cols, y->scale, y->scale_step};
+        Rows rows = {x->values, y->values, run->places, run->rows, run->cols, y->scale, y->scale_step, y->scale_height};
         measure_sample(run->sample, &rows, run->x_max);
     }
     for (int i = 0; i < N_SUMS; i++) carry(s.limbs[i], run->sums + i * LIMBS);
@@ -1132,7 +1142,7 @@ static const Field LAYOUT[] = {
     {"version", VERSION},
     {"Side", sizeof(Side)},
     S(element), S(order), S(file), S(per_byte), S(offset), S(row_bytes), S(words), S(stored), S(tile),
-    S(table), S(scale), S(zero), S(shift), S(scale_step), S(zero_step), S(shift_step), S(group), S(rotation), S(unit), S(values),
+    S(table), S(scale), S(zero), S(shift), S(scale_step), S(scale_height), S(scale_bytes), S(scale_offset), S(scale_file), S(zero_step), S(shift_step), S(group), S(rotation), S(unit), S(values),
     S(ends), S(has_ends), S(saturated),
     {"Run", sizeof(Run)},
     R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(normal), R(importance), R(importance_step), R(counts),

@@ -112,6 +112,9 @@ static int64_t count_coded(const float *x, int64_t n) {
     return coded;
 }
 
+INLINE const float *scales_of(const Rows *rows, int64_t row) {
+    return rows->scale + row / rows->scale_height * rows->scale_step;
+}
 INLINE int is_usable(float unit) { return unit != 0 && isfinite(unit) && isfinite(1 / unit); }
 INLINE int is_power_of_two(float unit) { int exponent; return fabsf(frexpf(unit, &exponent)) == 0.5f; }
 
@@ -199,7 +202,7 @@ static void describe_scales(Sample *s, const Rows *rows) {
     s->scale_n = s->per_row ? rows->n : 1;
     s->scale_low = s->scale_high = *rows->scale;
     for (int64_t i = 0; i < s->scale_n; i++) {
-        double scale = rows->scale[i * rows->scale_step];
+        double scale = *scales_of(rows, i);
         if (!(scale >= s->scale_low)) s->scale_low = scale;
         if (scale > s->scale_high) s->scale_high = scale;
         s->scale_sum += scale;
@@ -215,7 +218,7 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
         if (place < 0) continue;
         for (int64_t col = 0; col < rows->cols; col += s->cols) {
             const float *x = rows->x + place * rows->cols + col, *y = rows->y + place * rows->cols + col;
-            float unit = rows->scale[row * rows->scale_step + col / s->cols];
+            float unit = scales_of(rows, row)[col / s->cols];
             int64_t width = rows->cols - col < s->cols ? rows->cols - col : s->cols;
             Lanes own;
             if (!is_usable(unit)) return 0;
@@ -236,7 +239,7 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
 /* Collects the groups of a row of blocks, whose values begin at `x`. */
 static void scan_blocks(const Sample *s, const Rows *rows, int64_t first, const float *x, Group *groups) {
     for (int64_t col = 0; col < s->block_cols; col += s->cols, groups++) {
-        *groups = (Group){.x = x + col, .stride = s->block_cols, .unit = rows->scale[first * rows->scale_step + col / s->cols]};
+        *groups = (Group){.x = x + col, .stride = s->block_cols, .unit = scales_of(rows, first)[col / s->cols]};
         for (int64_t i = 0; i < s->height && is_usable(groups->unit); i++) {
             const float *row = groups->x + i * groups->stride;
             Lanes own;

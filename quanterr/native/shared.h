@@ -33,8 +33,8 @@ typedef struct { /* rows that were decoded: x and y, (places, cols) */
     const float *x, *y;
     const int64_t *places; /* of each of n rows, or -1; NULL: its own */
     int64_t n, cols;
-    const float *scale;    /* of y, (1 or n, groups of columns); scale_step is 0 if all rows share one */
-    int64_t scale_step;
+    const float *scale;    /* of y, as in kernel.c */
+    int64_t scale_step, scale_height;
 } Rows;
 
 typedef struct { /* what the stored scales of a sample of rows allow */

@@ -1,7 +1,7 @@
 """Decoding rules as data, which the compiled kernel carries out itself instead of calling a format."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from torch import Tensor
@@ -27,6 +27,14 @@ BITS: dict[ElementType, tuple[int, int]] = {
 } | {ElementType[name]: BLOCKS[name] for name in ElementType.__members__ if name in BLOCKS}
 
 
+class StoredScales(NamedTuple):
+    """Scales of a whole weight, float32: ``height`` rows of the weight share one row of ``width`` scales."""
+
+    entry: Entry
+    height: int
+    width: int
+
+
 class Decoder(Struct):
     """(value of the code - zero) · scale, or value · scale + shift, for codes in rows of ``cols`` elements.
 
@@ -34,7 +42,8 @@ class Decoder(Struct):
     IQ1 to IQ3, the levels of each index, (entries, levels) int8. ``scale``, ``zero`` and ``shift`` return one value per
     block of ``group`` columns of a chunk; if ``group`` is 0, one per whole row. ``ends`` are the bytes of saturated
     codes, at most three. ``rotation`` columns each, a power of two up to MOST_ROTATED, are rotated at last, as
-    formats/shared/convrot.py specifies.
+    formats/shared/convrot.py specifies. ``stored``, if known, is what ``scale`` returns as the file has it: the kernel
+    then reads it itself.
     """
 
     codes: Entry
@@ -48,6 +57,7 @@ class Decoder(Struct):
     order: Order = Order.ROWS
     ends: tuple[int, ...] = ()
     rotation: int = 0
+    stored: StoredScales | None = None
 
     @property
     def storage_unit(self) -> tuple[int, int]:

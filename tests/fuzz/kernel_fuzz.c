@@ -58,7 +58,7 @@ static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, 
         side.stored = own(owner, filled((size_t)(cols * rows / 2)));
     }
     if (order) side.tile = own(owner, malloc((size_t)(at_once * side.row_bytes)));
-    side.group = 1 + below(cols);
+    side.group = 1 + below(cols), side.scale_height = 1;
     int64_t groups = (cols + side.group - 1) / side.group;
     if (below(3)) {
         int64_t of_rows = below(2) ? rows : 1;

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quanterr.formats.base import Chunk, Decoder, Order, Weight, Workspace
 from quanterr.native import Kernel, SideStruct
-from quanterr.tensors.decoder import decoder_of
+from quanterr.tensors.decoder import StoredScales, decoder_of
 from quanterr.util.platform import kernel_file
 
 AT_ONCE = 1 << 16  # elements that are read, then decoded: they fit a core's cache
@@ -84,6 +84,9 @@ def make_code_side(
     side.group = decoder.group or max(decoder.cols, 1)
     if decoder.rotation:
         side.rotation, side.unit = decoder.rotation, 1 / sqrt(decoder.rotation)
+    side.scale_height = 1
+    if decoder.stored is not None and _place_scales(side, decoder, decoder.stored, chunk, alive):
+        return side
     for name in ("scale", "zero", "shift"):
         of_blocks = getattr(decoder, name)
         if of_blocks is not None:
@@ -92,6 +95,20 @@ def make_code_side(
             setattr(side, f"{name}_step", factors.shape[1] if factors.shape[0] > 1 else 0)
             alive.append(factors)
     return side
+
+
+def _place_scales(side: SideStruct, decoder: Decoder, stored: StoredScales, chunk: Chunk, alive: list[Tensor]) -> bool:
+    """Make the kernel read the scales of a chunk of whole rows itself; return False if it cannot."""
+    entry, height, width = stored
+    if entry.file.descriptor < 0 or decoder.zero or chunk.shape[1] != decoder.cols or chunk.row % height:
+        return False
+    rows = -(-chunk.shape[0] // height)
+    scales = torch.empty(rows * width)
+    side.scale, side.scale_height, side.scale_step = scales.data_ptr(), height, width if rows > 1 else 0
+    side.scale_file, side.scale_bytes = kernel_file(entry.file.descriptor), scales.nbytes
+    side.scale_offset = entry.offset + chunk.row // height * width * torch.float32.itemsize
+    alive.append(scales)
+    return True
 
 
 def _place_columns(side: SideStruct, decoder: Decoder, chunk: Chunk, workspace: Workspace) -> None:

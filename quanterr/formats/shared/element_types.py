@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Parts, Values
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.decoder import OfBlocks
+from quanterr.tensors.decoder import OfBlocks, StoredScales
 from quanterr.tensors.workspace import OUTPUT, Workspace
 
 E4M3_MAX = 0x7E  # magnitude bits of 448, the largest; 0x7F is NaN
@@ -82,6 +82,7 @@ def attach_decoder(
     scale: OfBlocks | None = None,
     group: int = 0,
     zero: OfBlocks | None = None,
+    stored: StoredScales | None = None,
 ) -> Dequantize:
     """Attach a :class:`Decoder` to ``dequantize`` if elements are stored one by one; return it unchanged otherwise."""
     codes = parts.codes
@@ -89,7 +90,7 @@ def attach_decoder(
         return dequantize
     element, ends = ELEMENTS[codes.dtype]
     table = e5m2_table() if element == ElementType.TABLE else None
-    decoder = Decoder(codes, parts.matrix[1], element, table, scale, zero, group=group, ends=ends)
+    decoder = Decoder(codes, parts.matrix[1], element, table, scale, zero, group=group, ends=ends, stored=stored)
     return Native(dequantize.func, decoder, dequantize.args)
 
 

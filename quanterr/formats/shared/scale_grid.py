@@ -38,6 +38,7 @@ from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
 from quanterr.formats.shared.element_types import DecodedCodes
 from quanterr.formats.shared.padding import check_unpadded
 from quanterr.tensors.chunks import Chunk, as_matrix
+from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import OF_DTYPE
 from quanterr.tensors.workspace import Workspace
 
@@ -87,6 +88,12 @@ class Grid(Struct, frozen=True):
             multiply(values, scale * unit, chunk.col, self.block[1])
         # A product of nonzero codes can underflow to zero only if the scale is tiny.
         return Values(values, codes.saturated, codes.zeros if smallest > TINY else None)
+
+    @property
+    def stored(self) -> StoredScales | None:
+        """The scales as they are stored; None if they must be converted, or those of a stack assigned."""
+        is_plain = self.entry.dtype == "F32" and self.grid_rows * self.cols == self.entry.n
+        return StoredScales(self.entry, self.block[0], self.cols) if is_plain else None
 
     def scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Return the scales of a chunk as float32, (1 or r, blocks of columns)."""
@@ -238,7 +245,7 @@ def fit_scaled(
 def attach_grid_decoder(parts: Parts, grid: Grid, dequantize: Dequantize) -> Callable[[Chunk, Workspace], Values]:
     """Return ``dequantize`` for these parts and grid, with a decoder if elements are stored one by one."""
     group = grid.block[1] if grid.granularity == "block" else 0
-    return element_types.attach_decoder(parts, partial(dequantize, parts, grid), grid.scales, group)
+    return element_types.attach_decoder(parts, partial(dequantize, parts, grid), grid.scales, group, stored=grid.stored)
 
 
 def _make_zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:
