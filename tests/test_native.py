@@ -463,6 +463,23 @@ def test_samples_are_measured_as_by_torch_on_all_instruction_sets(tmp_path, monk
             assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-12, abs=close), name
 
 
+@every_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(), (96, 1), (96, 10), (3, 10), (3, 1)], ids=str)
+def test_the_kernel_reads_stored_scales_itself(tmp_path, kernel, shape, dtype):
+    """For all rows at once, and for chunks that begin within a block of rows."""
+    codes = (normal(96, 640, seed=1) * 40).clamp(-127, 127).to(torch.int8)
+    scale = (normal(*shape) if shape else normal(1)[0]).abs().to(dtype)
+    path = store(tmp_path / "y.safetensors", {"X.weight": codes, "X.weight_scale": scale})
+    with planned(store(tmp_path / "x.safetensors", {"X.weight": normal(96, 640)}), path) as plan:
+        weight = plan.pairs[0].quantized
+        expected = weight.dequantize(Chunk(0, 96, 0, 640), Workspace(CPU)).weight
+
+        assert decoder_of(weight.dequantize).stored is not None
+        for size in (1 << 20, 7 * 640):
+            assert same_bits(expected, decoded(weight, kernel, size))
+
+
 @needs_kernel
 class TestSmallWeightsAhead:
     """Small weights whose sums the kernel computes by one call, while others are finished."""

@@ -29,12 +29,13 @@ class PlainSample(NamedTuple):
     struct: SampleStruct
     levels: Levels
     n: int  # elements
+    n_scales: int  # of the weight
 
     @property
     def scales(self) -> ScaleStatistics | None:
-        """The statistics of the weight's scales; None unless there are one or one per row, positive and finite."""
+        """The statistics of the weight's scales; None unless the kernel has read them all, positive and finite."""
         number, low, high, total = (getattr(self.struct, f"scale_{name}") for name in ("n", "low", "high", "sum"))
-        if not (number and low > 0 and isfinite(total)):
+        if not (number == self.n_scales and low > 0 and isfinite(total)):
             return None
         return ScaleStatistics(number, 0, 0, 0, low if low == high else total / number, low, high)
 
@@ -69,7 +70,7 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
     if weight.block_size is not None and weight.matrix_rows:
         return None
     found = _lay_out(levels, weight.matrix, weight.block_size, scale.n, rows)
-    return found and PlainSample(SampleStruct.from_buffer_copy(found.struct), levels, found.n)
+    return found and PlainSample(SampleStruct.from_buffer_copy(found.struct), levels, found.n, scale.n)
 
 
 @lru_cache(maxsize=64)  # weights share their shapes
@@ -93,7 +94,7 @@ def _lay_out(
         struct.height, struct.first_block = height, chunks[0].row
         struct.block_rows, struct.block_cols = chunks[-1].stop_row - chunks[0].row, cols
         groups = len(chunks) * (cols // width)
-    return PlainSample(struct, levels, rows * matrix[1]) if 0 < groups <= MOST_GROUPS else None
+    return PlainSample(struct, levels, rows * matrix[1], scales) if 0 < groups <= MOST_GROUPS else None
 
 
 @cache

@@ -81,9 +81,10 @@ typedef struct {
     const float *shift;   /* the same shape, added last; or NULL */
     int64_t scale_step;   /* from the scales of one row to the next; 0 if all rows share one */
     int64_t scale_height; /* rows that share their scales */
-    int64_t scale_bytes;  /* that are read to `scale` first; 0: they are there */
+    int64_t scale_n;      /* number that is read to `scale` first; 0: they are there */
     int64_t scale_offset; /* in the file */
     int32_t scale_file;   /* as `file` */
+    int32_t scale_type;   /* F32, BF16 or F16 */
     int64_t zero_step;
     int64_t shift_step;
     int64_t group;        /* columns that share a scale */
@@ -922,7 +923,16 @@ static int read_rows(Side *side, int64_t row, int64_t rows) {
     return read_all(side->file, side->stored, rows * side->row_bytes, side->offset + row * side->row_bytes);
 }
 static int read_scales(const Side *side) {
-    return read_all(side->scale_file, (char *)side->scale, side->scale_bytes, side->scale_offset);
+    float *to = (float *)side->scale;
+    int64_t n = side->scale_n, bytes = n * (side->scale_type == F32 ? 4 : 2);
+    uint8_t *stored = (uint8_t *)(to + n) - bytes; /* so that each is read before a wider one is written over it */
+    int status = read_all(side->scale_file, (char *)stored, bytes, side->scale_offset);
+    for (int64_t i = 0; i < n && side->scale_type != F32; i++) {
+        uint16_t short_float;
+        memcpy(&short_float, stored + 2 * i, 2);
+        to[i] = side->scale_type == F16 ? half(short_float) : as_float((int32_t)((uint32_t)short_float << 16));
+    }
+    return status;
 }
 
 INLINE const uint8_t *row_of(const Side *side, int64_t row, int64_t first) {
@@ -1093,7 +1103,8 @@ static int compare(Side *x, Side *y, Run *run) {
     find_ranks(run);
     if (status == DONE && run->e_max > 0) status = find_worst(x, y, run);
     if (status == DONE && run->sample && !run->nonfinite_x && !run->nonfinite_y) {
-        Rows rows = {x->values, y->values, run->places, run->rows, run->cols, y->scale, y->scale_step, y->scale_height};
+        Rows rows = {x->values, y->values, run->places, run->rows, run->cols, y->scale, y->scale_step, y->scale_height,
+                     y->scale_n};
         measure_sample(run->sample, &rows, run->x_max);
     }
     for (int i = 0; i < N_SUMS; i++) carry(s.limbs[i], run->sums + i * LIMBS);
@@ -1142,7 +1153,7 @@ static const Field LAYOUT[] = {
     {"version", VERSION},
     {"Side", sizeof(Side)},
     S(element), S(order), S(file), S(per_byte), S(offset), S(row_bytes), S(words), S(stored), S(tile),
-    S(table), S(scale), S(zero), S(shift), S(scale_step), S(scale_height), S(scale_bytes), S(scale_offset), S(scale_file), S(zero_step), S(shift_step), S(group), S(rotation), S(unit), S(values),
+    S(table), S(scale), S(zero), S(shift), S(scale_step), S(scale_height), S(scale_n), S(scale_offset), S(scale_file), S(scale_type), S(zero_step), S(shift_step), S(group), S(rotation), S(unit), S(values),
     S(ends), S(has_ends), S(saturated),
     {"Run", sizeof(Run)},
     R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(normal), R(importance), R(importance_step), R(counts),

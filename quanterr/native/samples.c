@@ -199,10 +199,10 @@ static void join_row(Group *g, const Lanes *row, const Sample *s) {
 }
 
 static void describe_scales(Sample *s, const Rows *rows) {
-    s->scale_n = s->per_row ? rows->n : 1;
+    s->scale_n = rows->n_scales;
     s->scale_low = s->scale_high = *rows->scale;
     for (int64_t i = 0; i < s->scale_n; i++) {
-        double scale = *scales_of(rows, i);
+        double scale = rows->scale[i];
         if (!(scale >= s->scale_low)) s->scale_low = scale;
         if (scale > s->scale_high) s->scale_high = scale;
         s->scale_sum += scale;
@@ -252,7 +252,7 @@ static void scan_blocks(const Sample *s, const Rows *rows, int64_t first, const 
 void measure_sample(Sample *s, const Rows *rows, double x_max) {
     Group *groups = s->room;
     int64_t n = 0;
-    if (s->cols == rows->cols && !s->block_rows) describe_scales(s, rows);
+    describe_scales(s, rows);
     if (!scan_rows(s, rows, groups, &n)) return;
     if (n && !s->per_row && !s->whole) groups->needed = (float)(x_max / fabs(groups->unit) / s->highest);
     if (!s->block_rows && !(n && add_losses(s, groups, n))) return;

@@ -35,6 +35,7 @@ typedef struct { /* rows that were decoded: x and y, (places, cols) */
     int64_t n, cols;
     const float *scale;    /* of y, as in kernel.c */
     int64_t scale_step, scale_height;
+    int64_t n_scales;      /* of the whole weight; 0: unknown */
 } Rows;
 
 typedef struct { /* what the stored scales of a sample of rows allow */
@@ -57,7 +58,7 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     double group_x_sq;        /* of the groups that are used for the losses */
     double stored_sq, good_sq, worst_sq; /* losses of the nearest codes: with the stored scales, good ones, the worst */
     double scale_ratio;       /* median of stored / good scale */
-    int64_t scale_n;          /* out: number, range and sum of the scales of the weight, unless they belong to groups */
+    int64_t scale_n;          /* out: number, range and sum of the scales of the weight; 0: unknown */
     double scale_low, scale_high, scale_sum;
 } Sample;
 

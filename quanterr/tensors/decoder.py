@@ -15,6 +15,7 @@ from quanterr.tensors.workspace import Workspace
 __all__ = ["BITS", "Decoder", "ElementType", "Native", "Order"]
 
 MOST_ROTATED = 512  # columns that the compiled kernel holds at a time
+FLOATS = {"F32": ElementType.F32, "BF16": ElementType.BF16, "F16": ElementType.F16}
 OfBlocks = Callable[[Chunk, Workspace], Tensor]  # (1 or r, blocks of columns) float32
 
 # By element: how many elements are stored together, and in how many bytes.
@@ -28,7 +29,7 @@ BITS: dict[ElementType, tuple[int, int]] = {
 
 
 class StoredScales(NamedTuple):
-    """Scales of a whole weight, float32: ``height`` rows of the weight share one row of ``width`` scales."""
+    """Scales of a whole weight, one of :data:`FLOATS`: ``height`` rows of the weight share a row of ``width``."""
 
     entry: Entry
     height: int

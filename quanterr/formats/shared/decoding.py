@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quanterr.formats.base import Chunk, Decoder, Order, Weight, Workspace
 from quanterr.native import Kernel, SideStruct
-from quanterr.tensors.decoder import StoredScales, decoder_of
+from quanterr.tensors.decoder import FLOATS, StoredScales, decoder_of
 from quanterr.util.platform import kernel_file
 
 AT_ONCE = 1 << 16  # elements that are read, then decoded: they fit a core's cache
@@ -105,8 +105,12 @@ def _place_scales(side: SideStruct, decoder: Decoder, stored: StoredScales, chun
     rows = -(-chunk.shape[0] // height)
     scales = torch.empty(rows * width)
     side.scale, side.scale_height, side.scale_step = scales.data_ptr(), height, width if rows > 1 else 0
-    side.scale_file, side.scale_bytes = kernel_file(entry.file.descriptor), scales.nbytes
-    side.scale_offset = entry.offset + chunk.row // height * width * torch.float32.itemsize
+    side.scale_file, side.scale_type, side.scale_n = (
+        kernel_file(entry.file.descriptor),
+        FLOATS[entry.dtype],
+        rows * width,
+    )
+    side.scale_offset = entry.offset + chunk.row // height * width * entry.nbytes // entry.n
     alive.append(scales)
     return True
 
