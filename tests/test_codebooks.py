@@ -17,7 +17,7 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats import exl3, quip_sharp
-from quanterr.formats.shared import hadamard
+from quanterr.formats.shared import code_tiles, hadamard
 from quanterr.formats.shared.config_checks import matches
 from quanterr.pairing.model import Bucket
 from quanterr.tensors.chunks import Chunk
@@ -119,6 +119,17 @@ class TestCodebooks:
     )
     def test_of_exl3_are_those_of_the_library(self, name, expected):
         assert expected == digest(exl3.make_codebook(name, CPU))
+
+    @pytest.mark.parametrize("name", exl3.GENERATORS)
+    def test_of_exl3_are_computed_as_they_are_looked_up(self, name):
+        table, generator = exl3.make_codebook(name, CPU), exl3.GENERATORS[name]
+        tiles = torch.arange(1 << 16).view(2, 128, 256).int()  # a code in each word
+        layout = code_tiles.TileLayout(16, 16, torch.tensor([(n, 255 - n, 0) for n in range(256)], dtype=torch.int32))
+
+        looked_up, computed = (code_tiles.look_up(tiles, layout, table, Workspace(CPU), by) for by in (None, generator))
+
+        assert same_bits(looked_up, computed)
+        assert same_bits(looked_up.view(2, 16, 128, 16).transpose(1, 2).flatten(), table)
 
     def test_of_quip_sharp_are_those_of_the_library(self):
         assert "69038254fded6881" == digest(quip_sharp.make_e8p_vectors(CPU).float() / 4)

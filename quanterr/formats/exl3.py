@@ -37,7 +37,7 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import code_tiles, hadamard
-from quanterr.formats.shared.code_tiles import TileLayout
+from quanterr.formats.shared.code_tiles import Generator, TileLayout
 from quanterr.formats.shared.config_checks import check_quant_method, read_integers
 from quanterr.formats.shared.padding import fit_padded
 from quanterr.tensors.products import multiply
@@ -46,6 +46,7 @@ BLOCK, TILE = 128, 16
 AT_ONCE = 1024  # columns dequantized at a time, so that the buffers stay in the cache
 FACTOR, BIAS = 1774 / 2.0**18, -10.3828125  # float16 values 0x1EEE and 0xC931 of mul1
 MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
+GENERATORS = {"3inst": Generator(89226354, 64248484), "mcg": Generator(MULTIPLIERS["mcg"], 0)}
 NEEDS = {
     "trellis": PartSpec(("{module}.trellis",), frozenset({"I16"})),
     "cols": PartSpec(("{module}.suh", "{module}.su"), frozenset({"F16", "I16"})),
@@ -123,7 +124,8 @@ def _dequantize_block(parts: Parts, layer: Exl3Layout, number: int, workspace: W
     block = workspace.buffer("block", (BLOCK, layer.cols), torch.float32)
     for left in range(0, layer.cols, AT_ONCE):
         right = min(left + AT_ONCE, layer.cols)
-        values = code_tiles.look_up(tiles[:, left // TILE : right // TILE], codes, table, workspace)
+        of_columns = tiles[:, left // TILE : right // TILE]
+        values = code_tiles.look_up(of_columns, codes, table, workspace, GENERATORS.get(layer.codebook))
         # As the reference: sums in another order, or in float64, have other last digits.
         other = multiply(values.view(-1, BLOCK), matrix).view(values.shape).mul_(cols[left:right])
         torch.mul(multiply(matrix, other.t()), rows, out=block[:, left:right])
@@ -160,14 +162,11 @@ def _lay_out_codes(bits: int, device: torch.device) -> TileLayout:
 @cache
 def make_codebook(name: str, device: torch.device) -> Tensor:
     """Return the value of each code, (65536,) float32."""
-    x = torch.arange(1 << 16)
-    if name == "mul1":
-        y = x * MULTIPLIERS[name] & 0xFFFFFFFF
-        total = (y.unsqueeze(1) >> torch.arange(0, 32, 8) & 0xFF).sum(1).float() + 1024
-        return (total * FACTOR + BIAS).to(device)
-    y = (x * MULTIPLIERS[name] if name == "mcg" else x * 89226354 + 64248484) & 0xFFFFFFFF
-    low, high = ((y & 0x8FFF8FFF) ^ 0x3B603B60).to(torch.uint32).view(torch.float16).view(-1, 2).float().unbind(1)
-    return (low + high).to(device)
+    if generator := GENERATORS.get(name):
+        return generator.make_table().to(device)
+    y = torch.arange(1 << 16) * MULTIPLIERS[name] & 0xFFFFFFFF
+    total = (y.unsqueeze(1) >> torch.arange(0, 32, 8) & 0xFF).sum(1).float() + 1024
+    return (total * FACTOR + BIAS).to(device)
 
 
 FORMATS = (Format("exl3", NEEDS, fit),)

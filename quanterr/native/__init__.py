@@ -353,6 +353,14 @@ class Kernel(NamedTuple):
         values = ctypes.c_uint32(mask), ctypes.c_void_p(table), ctypes.c_void_p(out)
         self.library.quanterr_look_up_tiles(*words, *map(ctypes.c_int64, shape), *values)
 
+    def generate_tiles(
+        self, stored: int, n: Pair, steps: Pair, codes: int, shape: Pair, generator: Pair, out: int
+    ) -> None:
+        """Compute the values of 16-bit codes as :meth:`look_up_tiles` looks them up; a tile has 256 of them at most."""
+        words = ctypes.c_void_p(stored), *map(ctypes.c_int64, (*n, *steps)), ctypes.c_void_p(codes)
+        values = *map(ctypes.c_uint32, generator), ctypes.c_void_p(out)
+        self.library.quanterr_generate_tiles(*words, *map(ctypes.c_int64, shape), *values)
+
 
 class KernelChoice(NamedTuple):
     """The kernel of a run; None means torch, and ``reason`` says why."""

@@ -1144,6 +1144,43 @@ EXPORT void quanterr_look_up_tiles(const uint32_t *stored, int64_t rows, int64_t
         }
 }
 
+/* The sums of the float16 numbers in both halves of (code · factor + term) & 0x8FFF8FFF ^ 0x3B603B60: the bits that are
+ * kept or set make them normal. */
+static void generate(const uint32_t *codes, int64_t n, uint32_t factor, uint32_t term, float *out) {
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t halves = ((codes[i] * factor + term) & 0x8FFF8FFF) ^ 0x3B603B60, bias = (127 - 15) << 23;
+        const uint32_t low = ((halves & 0x8000) << 16 | (halves & 0x7FFF) << 13) + bias;
+        const uint32_t high = ((halves & 0x80000000) | (halves & 0x7FFF0000) >> 3) + bias;
+        float x, y; /* an array would keep the loop from being vectorized */
+        memcpy(&x, &low, sizeof x);
+        memcpy(&y, &high, sizeof y);
+        out[i] = x + y;
+    }
+}
+
+#define MOST_CODES 256 /* of a tile whose values are computed */
+
+/* As quanterr_look_up_tiles, for codes of 16 bits whose values are computed: a table of them would not stay in a core's
+ * first cache. */
+EXPORT void quanterr_generate_tiles(const uint32_t *stored, int64_t rows, int64_t cols, int64_t row_words,
+                                    int64_t col_words, const Code *codes, int64_t height, int64_t width, uint32_t factor,
+                                    uint32_t term, float *out) {
+    const int64_t n = height * width;
+    int32_t low[MOST_CODES], high[MOST_CODES], shift[MOST_CODES];
+    uint32_t found[MOST_CODES];
+    float values[MOST_CODES];
+    for (int64_t i = 0; i < n; i++) low[i] = codes[i].low, high[i] = codes[i].high, shift[i] = codes[i].shift;
+    for (int64_t col = 0; col < cols; col++)
+        for (int64_t row = 0; row < rows; row++) {
+            const uint32_t *words = stored + row * row_words + col * col_words;
+            for (int64_t i = 0; i < n; i++)
+                found[i] = (words[low[i]] >> shift[i] | words[high[i]] << 1 << (31 - shift[i])) & 0xFFFF;
+            generate(found, n, factor, term, values);
+            for (int64_t y = 0; y < height; y++)
+                memcpy(out + ((row * height + y) * cols + col) * width, values + y * width, width * sizeof *values);
+        }
+}
+
 /* Version, sizes and offsets of the fields, which quanterr/native/__init__.py must share. */
 typedef struct { const char *name; int64_t at; } Field;
 #define S(field) {"Side." #field, offsetof(Side, field)}

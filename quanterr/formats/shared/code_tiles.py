@@ -3,7 +3,7 @@
     tile     32-bit words; a code is the bits from ``shift`` on, below 32, of two of them: low | high << 32
     value    table[code]; the table has a power of two of entries
 
-The compiled kernel looks up the same values.
+The compiled kernel looks up the same values, or computes those of a :class:`Generator`.
 """
 
 from typing import NamedTuple
@@ -23,20 +23,40 @@ class TileLayout(NamedTuple):
     codes: Tensor  # (height · width, 3) int32: low word, high word, shift
 
 
-def look_up(tiles: Tensor, layout: TileLayout, table: Tensor, workspace: Workspace) -> Tensor:
+class Generator(NamedTuple):
+    """The rule of a table of 16-bit codes: the sum of the float16 numbers in both halves of 32 bits of a code.
+
+    The bits are (code · factor + term) & 0x8FFF8FFF ^ 0x3B603B60.
+    """
+
+    factor: int
+    term: int
+
+    def make_table(self) -> Tensor:
+        """Return the value of each code, (65536,) float32."""
+        halves = (torch.arange(1 << 16) * self.factor + self.term) & 0x8FFF8FFF ^ 0x3B603B60
+        low, high = halves.to(torch.uint32).view(torch.float16).view(-1, 2).float().unbind(1)
+        return low + high
+
+
+def look_up(
+    tiles: Tensor, layout: TileLayout, table: Tensor, workspace: Workspace, generator: Generator | None = None
+) -> Tensor:
     """Return the values of tiles, (rows, cols, words) int32 with whole words in order, as float32.
 
-    ``table`` is float32. Returns (rows · height, cols · width), in a buffer of the workspace.
+    ``table`` is float32; ``generator`` is its rule, if it has one and tiles have at most 256 codes. Returns
+    (rows · height, cols · width), in a buffer of the workspace.
     """
     (rows, cols, _), (height, width, codes) = tiles.shape, layout
     values = workspace.buffer("tiles", (rows * height, cols * width), torch.float32)
     kernel = choose_kernel().kernel if tiles.device.type == "cpu" else None
     if kernel is not None:
         words, (row_step, col_step, _) = tiles.data_ptr(), tiles.stride()
-        entries = len(table) - 1, table.data_ptr()
-        kernel.look_up_tiles(
-            words, (rows, cols), (row_step, col_step), codes.data_ptr(), (height, width), *entries, values.data_ptr()
-        )
+        stored = words, (rows, cols), (row_step, col_step), codes.data_ptr(), (height, width)
+        if generator is None:
+            kernel.look_up_tiles(*stored, len(table) - 1, table.data_ptr(), values.data_ptr())
+        else:
+            kernel.generate_tiles(*stored, generator, values.data_ptr())
         return values
     index = _extract(tiles, codes, len(table) - 1, workspace).view(-1)
     found = torch.index_select(table, 0, index, out=workspace.buffer("found", (len(index),), torch.float32))
