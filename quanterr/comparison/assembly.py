@@ -8,6 +8,7 @@ import msgspec
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.comparison.native_sums import add_histograms
 from quanterr.findings import (
     FindingCollector,
     check_activation_scales,
@@ -71,6 +72,8 @@ from quanterr.version import __version__
 # Only synthetic models have more blocks; grouping by block would then take more space than the layers.
 MAX_BLOCKS = 512
 
+MOST_WAITING = 64  # histograms of a group that wait to be added
+
 TORCH_NAMES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -122,6 +125,7 @@ class LayerGroup:
         self._values = LayerValues()
         self._measured = Measurement(Sums(histogram=Histogram.empty()), layers=self._values)
         self._layers = 0
+        self._histograms: list[Histogram] = []  # still to be added: many at once take less time
         # Sums over layers with a known attainable SNR, in units of 2^-1074: Σx², Σe², Σe*² with stored and good scales.
         self._x_sq = self._e_sq = self._best_sq = self._good_sq = 0
 
@@ -154,6 +158,7 @@ class LayerGroup:
         self._e_sq += other._e_sq
         self._best_sq += other._best_sq
         self._good_sq += other._good_sq
+        other._add_histograms()
         self._add_sums(other._measured.sums)
         self._measured.stored_bits += other._measured.stored_bits
         self._measured.original_bits += other._measured.original_bits
@@ -161,11 +166,20 @@ class LayerGroup:
 
     def _add_sums(self, sums: Sums) -> None:
         self._measured.sums.merge_other_weight(sums)
-        if sums.histogram and self._measured.sums.histogram:
-            self._measured.sums.histogram.add(sums.histogram)
+        if sums.histogram:
+            self._histograms.append(sums.histogram)
+        if len(self._histograms) >= MOST_WAITING:
+            self._add_histograms()
+
+    def _add_histograms(self) -> None:
+        """Add the histograms that wait."""
+        total, waiting, self._histograms = self._measured.sums.histogram, self._histograms, []
+        if total and waiting:
+            add_histograms(total, waiting)
 
     def aggregate(self) -> Aggregate:
         """Compute the group's values for the report."""
+        self._add_histograms()
         if self._x_sq:
             x_sq, e_sq, best_sq, good_sq = map(as_float, (self._x_sq, self._e_sq, self._best_sq, self._good_sq))
             self._measured.attainable = Attainable(0, x_sq, e_sq, best_sq, stored_sq=best_sq, good_sq=good_sq)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.checkpoints import Entry
+from quanterr.comparison.fingerprints import sample_places
 from quanterr.comparison.kernel import SUMS_ALONE, SumOptions, add_matrices
 from quanterr.comparison.plain_samples import MOST_GROUPS, PlainSample
 from quanterr.formats import Values, Weight
@@ -17,7 +19,7 @@ from quanterr.metrics import find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW
 from quanterr.metrics.sums import RowSums, Sums, WorstPlace, exact
-from quanterr.native import ROOM, SUM_BYTES, SUMS, Kernel, RunStruct, SideStruct
+from quanterr.native import PLACES, ROOM, SUM_BYTES, SUMS, Kernel, RunStruct, SideStruct, choose_kernel
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.decoder import Decoder, ElementType, Order
 from quanterr.tensors.workspace import Workspace
@@ -43,6 +45,7 @@ class Operand(NamedTuple):
     workspace: Workspace
     load: Dequantize | None = None  # returns what the kernel cannot decode, if not the weight itself
     again: bool = False  # whether each chunk is wanted several times in a row
+    fingerprinted: Entry | None = None  # of which a few bytes are wanted, if the kernel reads it anyway
 
     def dequantize(self, chunk: Chunk) -> Values:
         """Return the values of a chunk, for a kernel that cannot decode it."""
@@ -60,7 +63,7 @@ class Task(NamedTuple):
     saturated: int  # codes at an end of their range, apart from those that the kernel counts
     rows: Tensor | None  # (3, r) float64: x², e² and max |e|, for a stack of matrices
     peaks: Tensor | None  # (2, r, windows) float32, for cells
-    alive: list[Tensor]  # further tensors that the kernel reads
+    alive: list[object]  # further memory that the kernel reads or writes
 
 
 class _Call(NamedTuple):
@@ -116,7 +119,7 @@ class NativeSums:
 
     def sum_values(self, x: Tensor, y: Tensor, chunk: Chunk, matrix: tuple[int, int]) -> Sums | None:
         """Compute the sums of a chunk from its values x and y, (r, c); ``matrix`` is (rows, cols) of the weight."""
-        alive: list[Tensor] = []
+        alive: list[object] = []
         sides = _make_value_side(x, alive), _make_value_side(y, alive)
         found = self.compute([self._make_task(sides, chunk, matrix, len(x), SUMS_ALONE, 0, alive)])
         return found[0] if found else None
@@ -144,11 +147,13 @@ class NativeSums:
         kept: KeptRows | None,
     ) -> Task:
         at_once = count_rows_at_once(chunk, direct)
-        alive: list[Tensor] = []
+        alive: list[object] = []
         sides, saturated = [], 0
         for place, (operand, decoder) in enumerate(zip(operands, direct, strict=True)):
             if decoder is not None:
                 side = make_code_side(decoder, chunk, at_once, operand.workspace, alive, operand.again)
+                if decoder.codes is operand.fingerprinted:
+                    _sample_bytes(side, decoder.codes, chunk, alive)
             else:
                 values = operand.dequantize(chunk)
                 saturated += int(values.saturated) if values.saturated is not None else 0
@@ -171,9 +176,11 @@ class NativeSums:
             sample = kept.sample.struct
             if min(y.group, task.cols) != sample.cols:
                 return
-            blocks = torch.empty(sample.block_rows * sample.block_cols)
-            task.alive.append(blocks)
-            sample.room, sample.block_values = self._groups.data_ptr(), blocks.data_ptr()
+            if sample.block_rows:
+                blocks = torch.empty(sample.block_rows * sample.block_cols)
+                task.alive.append(blocks)
+                sample.block_values = blocks.data_ptr()
+            sample.room = self._groups.data_ptr()
             run.sample = ctypes.addressof(sample)
 
     def _make_task(
@@ -184,7 +191,7 @@ class NativeSums:
         at_once: int,
         wanted: SumOptions,
         saturated: int,
-        alive: list[Tensor],
+        alive: list[object],
     ) -> Task:
         r, c = chunk.shape
         run = RunStruct(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
@@ -236,18 +243,23 @@ class NativeSums:
 
     def _read(self, call: "_Call") -> list[Sums]:
         """Return the results of a call of the kernel."""
-        _, y, runs = call.arrays
+        x, y, runs = call.arrays
         sizes = [run.n_bins for run in runs]
         counts = torch.split(self._histograms[: sum(sizes)].clone(), sizes)
         stored, step = memoryview(self._sums), len(SUMS) * SUM_BYTES
         return [
-            _read_sums(task, run, side.saturated, own, stored[place * step : (place + 1) * step])
-            for place, (task, run, side, own) in enumerate(zip(call.tasks, runs, y, counts, strict=True))
+            _read_sums(task, run, sides, own, stored[place * step : (place + 1) * step])
+            for place, (task, run, sides, own) in enumerate(
+                zip(call.tasks, runs, zip(x, y, strict=True), counts, strict=True)
+            )
         ]
 
 
-def _read_sums(task: Task, run: RunStruct, saturated: int, counts: Tensor, stored: memoryview) -> Sums:
+def _read_sums(
+    task: Task, run: RunStruct, sides: tuple[SideStruct, SideStruct], counts: Tensor, stored: memoryview
+) -> Sums:
     """Convert the kernel's results to Sums; ``stored`` has the sums and ``counts`` the histogram."""
+    x, y = sides
     starts = range(0, len(SUMS) * SUM_BYTES, SUM_BYTES)
     totals: Any = {
         name: int.from_bytes(stored[at : at + SUM_BYTES], "little", signed=True)
@@ -263,7 +275,7 @@ def _read_sums(task: Task, run: RunStruct, saturated: int, counts: Tensor, store
         zeroed=run.y_zero - (run.x_zero - run.zero_reference),
         outliers=run.outliers,
         relative_outliers=run.relative_outliers,
-        saturated=task.saturated + saturated,
+        saturated=task.saturated + y.saturated,
         **totals,
         e_max=run.e_max,
         e_min=run.e_min,
@@ -274,6 +286,8 @@ def _read_sums(task: Task, run: RunStruct, saturated: int, counts: Tensor, store
     if run.n:
         bins = dict(zip(run.ranks, run.rank_bins, strict=True)) if run.n == task.chunk.n else None
         sums.histogram = Histogram(run.zero_errors, counts, run.first_bin, bins)
+    if x.sampled:
+        sums.sampled = ctypes.string_at(x.sampled, PLACES * x.sampled_n)
     _add_rows(sums, run, task.chunk, task.cols)
     if task.rows is not None:
         add_matrices(sums, [task.chunk], task.wanted.matrix_rows, task.rows)
@@ -294,8 +308,34 @@ def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:
         sums.rows[chunk.row + row] = RowSums(exact(x_sq), exact(e_sq), e_max, whole, bool(zeroed))
 
 
-def _make_value_side(values: Tensor, alive: list[Tensor]) -> SideStruct:
+def _sample_bytes(side: SideStruct, entry: Entry, chunk: Chunk, alive: list[object]) -> None:
+    """Make the kernel keep the bytes of a whole entry that its fingerprint covers."""
+    if side.file < 0 or chunk.shape[0] * side.row_bytes != entry.nbytes:
+        return
+    n, places = sample_places(entry)
+    room = ctypes.create_string_buffer(PLACES * n)
+    side.sampled, side.sampled_n, side.sampled_at[:] = ctypes.addressof(room), n, places
+    alive.append(room)
+
+
+def _make_value_side(values: Tensor, alive: list[object]) -> SideStruct:
     """Make a kernel operand of dequantized values, (r, c)."""
     stored = values.float().contiguous()
     alive.append(stored)
     return SideStruct(element=ElementType.F32, file=-1, row_bytes=4 * stored.shape[1], stored=stored.data_ptr())
+
+
+def add_histograms(total: Histogram, many: Sequence[Histogram]) -> None:
+    """Add histograms to ``total``, by one call of the kernel if there is one."""
+    kernel = choose_kernel().kernel
+    if kernel is None or len(many) == 1:
+        for one in many:
+            total.add(one)
+        return
+    total.make_room(min(one.first for one in many), max(one.stop for one in many))
+    total.zeros, total.known = total.zeros + sum(one.zeros for one in many), {}
+    places = [one.first - total.first for one in many]
+    counts = [one.counts for one in many]
+    kernel.add_counts(
+        total.counts.data_ptr(), [each.data_ptr() for each in counts], places, [each.numel() for each in counts]
+    )

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from typing import NamedTuple
-from zlib import crc32
 
 import torch
 
@@ -18,6 +17,7 @@ from quanterr.comparison.conspicuous import (
     make_cell_grid,
     spans_rows,
 )
+from quanterr.comparison.fingerprints import compute_fingerprint
 from quanterr.comparison.kernel import SumOptions, exact_sums, fast_sums
 from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand, Task
 from quanterr.comparison.plain_samples import PlainSample, prepare_sample, summarize_plain
@@ -40,8 +40,6 @@ LoadOriginal = Callable[[Chunk], torch.Tensor]  # chunk → x, (r, c), which may
 MOST_ROWS = 2  # conspicuous rows whose scale blocks are inspected, at most
 STACK = 1 << 17  # elements of a sample processed at a time
 MOST_SPANNED = 1 << 21  # elements from the first to the last of some rows whose scales are read at once
-SAMPLED = 64  # bytes per place of a tensor that its fingerprint covers
-AT_ONCE = 1 << 14  # bytes of a tensor up to which one read takes less time than one for each place
 
 
 class _Group(NamedTuple):
@@ -123,7 +121,7 @@ class Worker:
         if pair.original.needs_float64 or pair.quantized.needs_float64 or not pair.original.n:
             return None
         x, y = self._ahead
-        operands = Operand(pair.original, x), Operand(pair.quantized, y)
+        operands = Operand(pair.original, x, fingerprinted=_get_only_entry(pair)), Operand(pair.quantized, y)
         return native.prepare_whole(operands, _make_options(pair), partial(self._keep_small, pair))
 
     def wait(self) -> None:
@@ -234,7 +232,13 @@ class Worker:
 
     def _make_operands(self, pair: Pair, load_original: LoadOriginal, place: int) -> tuple[Operand, Operand]:
         return (
-            Operand(pair.original, self._original, lambda chunk: Values(load_original(chunk)), self._candidates > 1),
+            Operand(
+                pair.original,
+                self._original,
+                lambda chunk: Values(load_original(chunk)),
+                self._candidates > 1,
+                _get_only_entry(pair),
+            ),
             Operand(pair.quantized, self._quantized[place]),
         )
 
@@ -271,7 +275,8 @@ class Worker:
         worst = self._find_worst(pair, sums, place)
         sums.peaks = []  # large, and no longer needed
         copy = self._check_copy(pair, sums, place)
-        return ComparedWeight(number, sums, scales, worst, attainable, copy, _compute_fingerprint(pair.codes[0]))
+        fingerprint = compute_fingerprint(pair.codes[0], sums.sampled)
+        return ComparedWeight(number, sums, scales, worst, attainable, copy, fingerprint)
 
     def _take_plain_sample(self, pair: Pair, sums: Sums, plain: PlainSample | None) -> Attainable | None:
         """Return what the kernel has measured, unless something stands out, in the sample or beyond."""
@@ -571,6 +576,12 @@ def _make_options(pair: Pair) -> SumOptions:
     return SumOptions(pair.importance, pair.original.matrix_rows, make_cell_grid(pair.quantized), least_normal(x, y))
 
 
+def _get_only_entry(pair: Pair) -> Entry | None:
+    """Return the entry that holds the elements of the original; None if there are several."""
+    entries = pair.codes[0]
+    return entries[0] if len(entries) == 1 else None
+
+
 def _is_copy(pair: Pair) -> bool:
     """Return whether both sides are plain floats."""
     return pair.original.encoding == pair.quantized.encoding == "floats"
@@ -585,22 +596,6 @@ def _find_dtypes(pair: Pair) -> tuple[str, str]:
 def _keeps_values(pair: Pair, chunk: Chunk) -> bool:
     """Return whether the chunk is a whole pair, small enough to keep its values."""
     return chunk.n == pair.original.n <= MOST_KEPT
-
-
-def _compute_fingerprint(entries: Iterable[Entry]) -> str:
-    """Return the CRC-32 of bytes at the start, middle and end of each entry; it detects changed order and signs."""
-    crc = 0
-    for entry in entries:
-        n = min(SAMPLED, entry.nbytes)
-        places = 0, (entry.nbytes - n) // 2, entry.nbytes - n
-        if entry.nbytes <= AT_ONCE:
-            whole = entry.file.read(entry.offset, entry.nbytes)
-            pieces = [whole[place : place + n] for place in places]
-        else:
-            pieces = [entry.file.read(entry.offset + place, n) for place in places]
-        for piece in pieces:
-            crc = crc32(piece, crc)
-    return f"{crc:08x}"
 
 
 def _summarize_scales(weight: Weight, workspace: Workspace) -> ScaleStatistics | None:

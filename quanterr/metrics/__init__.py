@@ -579,12 +579,10 @@ AGGREGATES: tuple[Metric, ...] = (
 
 def compute_metrics(rows: Sequence[Metric], measured: Measurement) -> tuple[dict[str, Value], dict[str, str]]:
     """Compute the metrics ``rows``; return values by name, and ``+inf``, ``-inf`` or ``nan`` for each null one."""
-    values: dict[str, Value] = {}
-    nonfinite: dict[str, str] = {}
-    for row in rows:
-        value = row.of(measured)
-        if isinstance(value, float) and not isfinite(value):
-            nonfinite[row.name] = "nan" if value != value else "+inf" if value > 0 else "-inf"
-            value = None
-        values[row.name] = value
-    return values, nonfinite
+    values = {name: of(measured) for name, _, _, _, of, *_ in rows}
+    nonfinite = {
+        name: "nan" if value != value else "+inf" if value > 0 else "-inf"
+        for name, value in values.items()
+        if isinstance(value, float) and not isfinite(value)
+    }
+    return values | dict.fromkeys(nonfinite), nonfinite

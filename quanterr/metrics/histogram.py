@@ -68,11 +68,13 @@ class Histogram:
 
     def _add_counts(self, other: "Histogram") -> None:
         n = other.counts.numel()
-        if other.first < self.first or other.first + n > self.stop:
-            self._make_room(other.first, other.first + n)
+        self.make_room(other.first, other.first + n)
         self.counts.narrow(0, other.first - self.first, n).add_(other.counts)
 
-    def _make_room(self, first: int, stop: int) -> None:
+    def make_room(self, first: int, stop: int) -> None:
+        """Add bins, so that there are those from ``first`` to ``stop``."""
+        if self.first <= first and stop <= self.stop:
+            return
         if self.counts.numel():
             first, stop = min(first, self.first), max(stop, self.stop)
         first, stop = first // ROOM * ROOM, -(-stop // ROOM) * ROOM

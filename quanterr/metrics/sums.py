@@ -127,6 +127,7 @@ class Sums:
     matrices: dict[int, RowSums] = field(default_factory=dict)  # of each matrix in a stack
     histogram: Histogram | None = field(default=None, repr=False)  # of |e|
     peaks: list[Peaks] = field(default_factory=list, repr=False, compare=False)  # dropped once the weight is finished
+    sampled: bytes = field(default=b"", init=False, repr=False, compare=False)  # stored bytes, for a fingerprint
     _worst_rows: list[tuple[int, RowSums]] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

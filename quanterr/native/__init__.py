@@ -25,6 +25,7 @@ RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the 
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
 SUM_BYTES = 4 * 68  # bytes of a sum, a signed integer in units of 2^-1074
+PLACES = 3  # of bytes that a fingerprint covers
 DONE = 1
 MOST_SEARCHED = 64  # elements of a part, of which the kernel searches a scale
 
@@ -111,6 +112,9 @@ class SideStruct(ctypes.Structure):
         ("ends", ctypes.c_int32 * 3),
         ("has_ends", ctypes.c_int32),
         ("saturated", ctypes.c_int64),
+        ("sampled", ctypes.c_void_p),
+        ("sampled_n", ctypes.c_int64),
+        ("sampled_at", ctypes.c_int64 * PLACES),
     )
 
 
@@ -271,6 +275,12 @@ class Kernel(NamedTuple):
         Histograms and sums are written one behind the other, from those of the first run on.
         """
         return int(self.library.quanterr_compare(x, y, runs, ctypes.c_int64(len(runs)))) == DONE
+
+    def add_counts(self, to: int, counts: Sequence[int], places: Sequence[int], sizes: Sequence[int]) -> None:
+        """Add histograms, int64, to another one: each from its place on; ``to`` and ``counts`` are addresses."""
+        many = len(counts)
+        arrays = (ctypes.c_void_p * many)(*counts), *((ctypes.c_int64 * many)(*each) for each in (places, sizes))
+        self.library.quanterr_add_counts(ctypes.c_void_p(to), *arrays, ctypes.c_int64(many))
 
     def decode(self, side: SideStruct, shape: tuple[int, int], rows_at_once: int) -> bool:
         """Decode (rows, cols) to ``side.values``; return False if a file could not be read."""

@@ -47,6 +47,7 @@ _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shi
 #define STRIP 16384
 #define AT_ONCE 64 /* columns of AWQ words that are unpacked together */
 #define SIDE_BY_SIDE 16 /* columns that are rotated together */
+#define PLACES 3   /* of bytes that a fingerprint covers */
 #define BINS 0x7F80 /* of a histogram: one per finite nonnegative bfloat16 number */
 #define ROOM 32768  /* bins in a table of counts */
 #define RELATIVE_OUTLIER 0.01 /* as in quanterr/metrics */
@@ -94,6 +95,9 @@ typedef struct {
     int32_t ends[3];      /* bytes of saturated codes; fewer than three are repeated */
     int32_t has_ends;
     int64_t saturated;    /* out: their number */
+    uint8_t *sampled;     /* out: sampled_n bytes from each of these places behind `offset`, or NULL */
+    int64_t sampled_n;
+    int64_t sampled_at[PLACES];
 } Side;
 
 typedef struct {
@@ -920,7 +924,15 @@ static int read_all(int32_t file, char *to, int64_t n, int64_t at) {
     return DONE;
 }
 static int read_rows(Side *side, int64_t row, int64_t rows) {
-    return read_all(side->file, side->stored, rows * side->row_bytes, side->offset + row * side->row_bytes);
+    int64_t first = row * side->row_bytes, stop = first + rows * side->row_bytes;
+    int status = read_all(side->file, side->stored, stop - first, side->offset + first);
+    for (int i = 0; i < PLACES && side->sampled; i++) {
+        int64_t at = side->sampled_at[i], begin = at > first ? at : first, end = at + side->sampled_n;
+        if (end > stop) end = stop;
+        if (begin < end)
+            memcpy(side->sampled + i * side->sampled_n + (begin - at), (char *)side->stored + (begin - first), (size_t)(end - begin));
+    }
+    return status;
 }
 static int read_scales(const Side *side) {
     float *to = (float *)side->scale;
@@ -1028,6 +1040,12 @@ static void find_ranks(Run *run) {
         while (count < run->ranks[i] && seen < run->n_bins) count += run->histogram[seen++];
         run->rank_bins[i] = seen ? run->first_bin + seen - 1 : 0;
     }
+}
+
+/* Adds histograms of n bins each to another one, from bin `at` of it on. */
+EXPORT void quanterr_add_counts(int64_t *to, const int64_t *const *from, const int64_t *at, const int64_t *n, int64_t many) {
+    for (int64_t i = 0; i < many; i++)
+        for (int64_t bin = 0; bin < n[i]; bin++) to[at[i] + bin] += from[i][bin];
 }
 
 static int load_rows(Side *side, int64_t first, int64_t rows, int64_t cols) {
@@ -1191,7 +1209,7 @@ static const Field LAYOUT[] = {
     {"Side", sizeof(Side)},
     S(element), S(order), S(file), S(per_byte), S(offset), S(row_bytes), S(words), S(stored), S(tile),
     S(table), S(scale), S(zero), S(shift), S(scale_step), S(scale_height), S(scale_n), S(scale_offset), S(scale_file), S(scale_type), S(zero_step), S(shift_step), S(group), S(rotation), S(unit), S(values),
-    S(ends), S(has_ends), S(saturated),
+    S(ends), S(has_ends), S(saturated), S(sampled), S(sampled_n), S(sampled_at),
     {"Run", sizeof(Run)},
     R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(normal), R(importance), R(importance_step), R(counts),
     R(row_sums), R(peaks), R(histogram), R(sums), R(first_bin), R(n_bins), R(zero_errors), R(n), R(nonfinite_x),

@@ -22,7 +22,7 @@ def decode(kernel: Kernel, weight: Weight, chunk: Chunk, workspace: Workspace, o
     decoder = find_decoder(weight, [chunk])
     if decoder is None:
         return False
-    alive: list[Tensor] = []
+    alive: list[object] = []
     at_once = count_rows_at_once(chunk, [decoder])
     side = make_code_side(decoder, chunk, at_once, workspace, alive)
     side.values = out.data_ptr()
@@ -52,7 +52,7 @@ def count_rows_at_once(chunk: Chunk, direct: Sequence[Decoder | None]) -> int:
 
 
 def make_code_side(
-    decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace, alive: list[Tensor], again: bool = False
+    decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace, alive: list[object], again: bool = False
 ) -> SideStruct:
     """Make a kernel operand whose codes the kernel reads and decodes itself, ``at_once`` rows at a time.
 
@@ -85,7 +85,7 @@ def make_code_side(
     if decoder.rotation:
         side.rotation, side.unit = decoder.rotation, 1 / sqrt(decoder.rotation)
     side.scale_height = 1
-    if decoder.stored is not None and _place_scales(side, decoder, decoder.stored, chunk, alive):
+    if decoder.stored is not None and _place_scales(side, decoder, decoder.stored, chunk, workspace, alive):
         return side
     for name in ("scale", "zero", "shift"):
         of_blocks = getattr(decoder, name)
@@ -97,19 +97,18 @@ def make_code_side(
     return side
 
 
-def _place_scales(side: SideStruct, decoder: Decoder, stored: StoredScales, chunk: Chunk, alive: list[Tensor]) -> bool:
+def _place_scales(
+    side: SideStruct, decoder: Decoder, stored: StoredScales, chunk: Chunk, workspace: Workspace, alive: list[object]
+) -> bool:
     """Make the kernel read the scales of a chunk of whole rows itself; return False if it cannot."""
     entry, height, width = stored
     if entry.file.descriptor < 0 or decoder.zero or chunk.shape[1] != decoder.cols or chunk.row % height:
         return False
     rows = -(-chunk.shape[0] // height)
-    scales = torch.empty(rows * width)
+    scales = workspace.buffer("scales", (rows * width,), torch.float32)  # read anew for each weight
     side.scale, side.scale_height, side.scale_step = scales.data_ptr(), height, width if rows > 1 else 0
-    side.scale_file, side.scale_type, side.scale_n = (
-        kernel_file(entry.file.descriptor),
-        FLOATS[entry.dtype],
-        rows * width,
-    )
+    side.scale_file, side.scale_type = kernel_file(entry.file.descriptor), FLOATS[entry.dtype]
+    side.scale_n = rows * width
     side.scale_offset = entry.offset + chunk.row // height * width * entry.nbytes // entry.n
     alive.append(scales)
     return True
