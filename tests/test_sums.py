@@ -116,7 +116,7 @@ class TestFields:
         assert integers == ADDED
 
     def test_are_each_merged_in_a_way_that_a_test_knows(self):
-        assert {field.name for field in fields(Sums)} == {*ADDED, *EXTREMES, *PLACES}
+        assert {field.name for field in fields(Sums) if field.init} == {*ADDED, *EXTREMES, *PLACES}
 
     @pytest.mark.parametrize("name", ADDED)
     def test_that_are_added_are_added(self, name):

@@ -79,7 +79,7 @@ class TestPass:
         x, candidates = files
         with open_checkpoint(x) as checkpoint, pytest.MonkeyPatch.context() as patch:
             patch.setattr(Worker, "_find_worst", lambda *_: None)  # reads a row again
-            patch.setattr("quanterr.comparison.worker._compute_fingerprint", lambda *_: None)  # reads a few bytes again
+            patch.setattr("quanterr.comparison.worker.compute_fingerprint", lambda *_: None)  # reads a few bytes again
             patch.setattr(comparison, "choose_alternatives", lambda plan, undo: plan)  # looks at samples beforehand
             patch.setattr("quanterr.findings.diagnose", lambda *_: ())  # and at those of doubtful weights afterwards
             reads.clear()
