@@ -348,11 +348,11 @@ def _print_result(
     answer: tuple[int | None, list[str], str],
     view: "View | None",
 ) -> None:
-    from quanterr.report import terminal
-
     if display.quiet:
         print(found.brief(), file=sys.stderr)
     elif not display.as_json:
+        from quanterr.report import terminal
+
         stream = sys.stderr if to_stderr else sys.stdout
         shown = view or found.view(display.top_layers)
         console = terminal.console(stream, display.colors)

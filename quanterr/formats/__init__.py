@@ -4,7 +4,7 @@ To add a format: write its module (start from int8_scaled.py), put a golden file
 tests/golden/, and add the module to MODULES. Nothing else knows its name.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -285,7 +285,7 @@ def _matching_formats(template: str, dtype: str) -> tuple[Format, ...]:
 
 
 def recognize(
-    name: str, codes: Entry, stored: StoredParts, siblings: Iterable[Entry] = (), hints: Hints = NO_HINTS
+    name: str, codes: Entry, stored: StoredParts, siblings: Sequence[Entry] = (), hints: Hints = NO_HINTS
 ) -> Weight:
     """Return the weight ``name``, read by the first format that fits the stored tensors exactly.
 
@@ -296,8 +296,8 @@ def recognize(
         FormatMismatch: no format fits; says what was found, and what the nearest format lacks or leaves unused.
     """
     refuse_by_name(codes, hints)
-    siblings, template, parts = list(siblings), _name_template(name, codes.name), stored.find(name, codes)
-    gathered = _gather_each(template, codes.dtype, frozenset([(part, entry.dtype) for part, entry in parts.items()]))
+    template, parts = _name_template(name, codes.name), stored.find(name, codes)
+    gathered = _gather_each(template, codes.dtype, tuple([(part, entry.dtype) for part, entry in parts.items()]))
     found = Parts(name, {CODES: codes, **parts}, hints, stored.entries)
     for one in gathered.fitting:
         try:
@@ -318,7 +318,7 @@ def recognize(
     raise FormatMismatch(f"{codes} is in a layout that this version does not support; see `quanterr formats`{beside}")
 
 
-def _fit(gathered: "_Gathered", stored: Parts, siblings: list[Entry]) -> Weight | None:
+def _fit(gathered: "_Gathered", stored: Parts, siblings: Sequence[Entry]) -> Weight | None:
     """Return the weight as a format reads it whose needs are met, or None if it is of another row.
 
     ``stored`` has the stored tensors by the templates of their names.
@@ -330,7 +330,7 @@ def _fit(gathered: "_Gathered", stored: Parts, siblings: list[Entry]) -> Weight 
     return weight
 
 
-def _explain_nearest(each: "Iterable[_Gathered]", stored: Parts, siblings: list[Entry]) -> str:
+def _explain_nearest(each: "Iterable[_Gathered]", stored: Parts, siblings: Sequence[Entry]) -> str:
     """Return why the nearest format does not fit; empty if there is none."""
     nearest, reason = (0, 0, False), partial(str)
     for one in each:
@@ -386,7 +386,7 @@ class _GatheredEach(NamedTuple):
 
 
 @cache  # weights are of a few kinds
-def _gather_each(template: str, dtype: str, stored: frozenset[tuple[str, str]]) -> _GatheredEach:
+def _gather_each(template: str, dtype: str, stored: tuple[tuple[str, str], ...]) -> _GatheredEach:
     """Gather the parts of weights for each format whose codes may have that name template and dtype.
 
     ``stored`` are the templates of the names of other stored tensors, with their dtypes.
@@ -408,7 +408,7 @@ def _gather(format: Format, dtypes: Mapping[str, str]) -> _Gathered:
     return _Gathered(format, found, named, problem)
 
 
-def _refuse_unused(weight: Weight, siblings: list[Entry]) -> None:
+def _refuse_unused(weight: Weight, siblings: Sequence[Entry]) -> None:
     if not siblings:
         return
     used = {entry.name for entry in weight.parts.values()}

@@ -134,7 +134,7 @@ class Hints(Struct, frozen=True):
     metadata: Mapping[str, str] = field(default_factory=dict)  # __metadata__ of the safetensors files
 
 
-class Parts(Struct):
+class Parts(Struct, gc=False):
     """The stored tensors of one weight by their role in the format, and hints about the weight."""
 
     name: str
@@ -211,7 +211,7 @@ class Parts(Struct):
         )
 
 
-class Weight(Struct):
+class Weight(Struct, gc=False):  # nothing here is part of a cycle
     """A tensor of the model as one checkpoint stores it.
 
     ``dequantize(chunk, workspace)`` returns any chunk, with the same values on every device and however the weight is

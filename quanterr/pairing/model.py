@@ -59,7 +59,7 @@ class Alternative(Struct, frozen=True):
     leftovers: tuple[Leftover, ...] = ()  # replace the pair, if a winning alternative is an error
 
 
-class Pair(Struct, frozen=True):
+class Pair(Struct, frozen=True, gc=False):
     """One weight as both sides store it; ``name`` is the original's name."""
 
     name: str

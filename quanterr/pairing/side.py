@@ -1,7 +1,6 @@
 """One checkpoint as weights: which stored tensors hold elements, and which are parts of a weight."""
 
-from collections.abc import Callable, Collection, Hashable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.labels import read_labels
@@ -119,12 +118,14 @@ class CheckpointSide:
                 raise FormatMismatch(
                     entry.unknown if entry.name == weight else f"{display(entry.name)}: {entry.unknown}"
                 )
-        hints = self._make_hints(weight, shape)
-        make = partial(recognize, weight, self.codes[weight], self._stored, siblings, hints)
         if self._recognized is None:
-            return self.transforms.undo(make())
+            return self._recognize(weight, shape, siblings)
         key = weight, shape, tuple(entry.name for entry in siblings)
-        return self.memoize(key, lambda: self.transforms.undo(make()))
+        return self.memoize(key, lambda: self._recognize(weight, shape, siblings))
+
+    def _recognize(self, weight: str, shape: tuple[int, ...] | None, siblings: Sequence[Entry]) -> Weight:
+        hints = self._make_hints(weight, shape)
+        return self.transforms.undo(recognize(weight, self.codes[weight], self._stored, siblings, hints))
 
     def memoize(self, key: Hashable, make: Callable[[], Weight]) -> Weight:
         """Return the result of ``make``, cached under ``key`` if sides share a cache."""

@@ -36,7 +36,7 @@ class StoredScales(NamedTuple):
     width: int
 
 
-class Decoder(Struct):
+class Decoder(Struct, gc=False):
     """(value of the code - zero) · scale, or value · scale + shift, for codes in rows of ``cols`` elements.
 
     Each operation rounds to float32. ``table``, for ElementType.TABLE, is (256, elements per byte) float32; for ggml's
@@ -68,7 +68,7 @@ class Decoder(Struct):
         return BITS[self.element]
 
 
-class Native(Struct, frozen=True):
+class Native(Struct, frozen=True, gc=False):
     """A format's ``dequantize`` with the same rule as data. Wrapping it drops the data, which no longer fit then."""
 
     dequantize: Callable[..., Any]

@@ -54,6 +54,8 @@ def refuse_by_name(codes: Entry, hints: Hints) -> None:
     Raises:
         FormatMismatch: a label, or config.json beside codes, names one of these; says what to do.
     """
+    if not hints.labels and not hints.config:
+        return
     method = hints.config.get("quant_method")
     declared = [(label.format, str(label)) for label in hints.labels[:1]]
     if isinstance(method, str) and codes.dtype not in NUMBERS:

@@ -110,8 +110,8 @@ def check_unpadded(parts: Parts) -> None:
     Raises:
         FormatMismatch: orig_shape differs from the codes' shape; names both.
     """
-    labelled, stored = labelled_shape(parts), parts.codes.shape
-    if labelled and labelled != stored:
+    labelled = labelled_shape(parts) if parts.hints.labels else None
+    if labelled and labelled != parts.codes.shape:
         raise FormatMismatch(f"the label's orig_shape is {list(labelled)}, but the codes are {parts.codes}")
 
 

@@ -53,7 +53,7 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 TINY = 2.0**-120  # bound for scales: the smallest float32 is 2^-149, the smallest code 2^-16
 
 
-class Grid(Struct, frozen=True):
+class Grid(Struct, frozen=True, gc=False):
     """The scales of a weight: a stored matrix of ``cols`` columns, row by row.
 
     The weight's matrix is a stack of matrices of ``stack_rows`` rows, each with ``grid_rows`` rows of scales; ``block``
