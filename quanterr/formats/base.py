@@ -333,7 +333,7 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
     @property
     def stored_bytes(self) -> int:
         """Bytes of all parts."""
-        return sum(entry.nbytes for entry in self.parts.values())
+        return sum([entry.nbytes for entry in self.parts.values()])
 
     @property
     def nbytes(self) -> int:
