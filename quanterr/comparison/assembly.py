@@ -151,6 +151,10 @@ class LayerGroup:
             if predicted is not None or name in layer.nonfinite:
                 values.append(nan if predicted is None else predicted)
 
+    def sort(self) -> None:
+        """Sort the values of single layers, before groups merge them."""
+        self._values.sort()
+
     def merge(self, other: "LayerGroup") -> None:
         """Add the layers of another group."""
         self._layers += other._layers
@@ -246,6 +250,7 @@ class ReportBuilder:
 
     def _end_batch(self) -> None:
         """Merge the batch into its groups: batching avoids adding each small expert to several groups."""
+        self._batch.sort()
         self._all.merge(self._batch)
         for groups, key in zip(self._groups.values(), self._batch_keys, strict=True):
             if key is not None:
@@ -320,7 +325,7 @@ class ReportBuilder:
             selection=Selection(patterns=list(patterns)),
             settings=settings,
             formats=_make_format_notes({pair.quantized.format for pair in self._pairing.pairs}),
-            coverage=self._make_coverage(original, quantized),
+            coverage=self._make_coverage(),
             findings=findings,
             gates=[],
             aggregate=self._all.aggregate(),
@@ -352,26 +357,16 @@ class ReportBuilder:
             )
         return found
 
-    def _make_coverage(self, original: Checkpoint, quantized: Checkpoint) -> Coverage:
-        places: dict[str, dict[str, Bucket]] = {side: {} for side in SIDES}
-
-        def put(side: str, bucket: Bucket, entries: Iterable[Entry]) -> None:
-            for entry in entries:
-                before = places[side].setdefault(entry.name, bucket)
-                if before != bucket:  # one tensor may hold several weights: their worst bucket counts
-                    places[side][entry.name] = min(before, bucket, key=WORST_FIRST.index)
-
+    def _make_coverage(self) -> Coverage:
+        found = {side: {bucket: list[Entry]() for bucket in WORST_FIRST} for side in SIDES}
         for leftover in self._leftovers:
-            put(leftover.side, leftover.bucket, leftover.entries)
+            found[leftover.side][leftover.bucket] += leftover.entries
         for number, pair in enumerate(self._pairing.pairs):
             bucket = self._buckets.get(number, Bucket.NOT_REACHED)
-            for side, codes, parts in zip(SIDES, pair.codes, pair.consumed, strict=True):
-                put(side, bucket, codes if number not in self._refused else ())
-                put(side, Bucket.CONSUMED, parts)
-        sizes = {
-            side: _sum_buckets(places[side], checkpoint.entries)
-            for side, checkpoint in zip(SIDES, (original, quantized), strict=True)
-        }
+            for own, codes, parts in zip(found.values(), pair.codes, pair.consumed, strict=True):
+                own[bucket] += codes if number not in self._refused else ()
+                own[Bucket.CONSUMED] += parts
+        sizes = {side: _sum_buckets(entries) for side, entries in found.items()}
         return Coverage(
             original=sizes["original"],
             quantized=sizes["quantized"],
@@ -515,18 +510,15 @@ def _suggest_exclusion(names: Iterable[str]) -> str:
     return ". To leave them out: " + " ".join(f"-l '{SEPARATE[role]}'" for role in sorted(roles, reverse=True))
 
 
-def _sum_buckets(places: Mapping[str, Bucket], stored: Mapping[str, Entry]) -> dict[str, BucketSize]:
-    """Sum up tensors, elements and bytes per bucket; ``places`` maps tensors to buckets."""
-    entries: dict[Bucket, list[Entry]] = {}
-    for name, bucket in places.items():
-        entries.setdefault(bucket, []).append(stored[name])
-    return {
-        str(bucket): BucketSize(
-            tensors=len(found), elements=sum(e.n for e in found), bytes=sum(e.nbytes for e in found)
-        )
-        for bucket in Bucket
-        if (found := entries.get(bucket))
-    }
+def _sum_buckets(found: Mapping[Bucket, Iterable[Entry]]) -> dict[str, BucketSize]:
+    """Sum up tensors, elements and bytes per bucket, given the worst first, which counts for a tensor in several."""
+    sizes, counted = {}, set[str]()
+    for bucket, entries in found.items():
+        if own := {entry.name: entry for entry in entries if entry.name not in counted}:
+            counted.update(own)
+            elements, n_bytes = sum([entry.n for entry in own.values()]), sum([entry.nbytes for entry in own.values()])
+            sizes[bucket] = BucketSize(tensors=len(own), elements=elements, bytes=n_bytes)
+    return {str(bucket): sizes[bucket] for bucket in Bucket if bucket in sizes}
 
 
 def _compute_compared_fraction(sizes: dict[str, BucketSize]) -> float | None:
