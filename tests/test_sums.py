@@ -24,7 +24,7 @@ def facts(sums):
 
     Of the rows only the worst few count: which others are still kept is no fact.
     """
-    told = {field.name: getattr(sums, field.name) for field in fields(Sums)}
+    told = {field.name: getattr(sums, field.name) for field in fields(Sums) if field.init}
     told["rows"] = worst_rows(sums.rows.items())
     return told, compute_metrics(METRICS, Measurement(sums, 8, 16, 8, True))
 
