@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from io import BytesIO
+from unittest.mock import patch
 from zlib import crc32
 
 import pytest
@@ -19,7 +20,7 @@ import quanterr
 from quanterr.errors import ReportError, Status
 from quanterr.report import checksum
 from quanterr.report.base import dumps
-from quanterr.report.checksum import check_lines
+from quanterr.report.checksum import check_blocks
 from quanterr.report.documents import read_document
 from quanterr.report.reading import read_report
 
@@ -376,18 +377,31 @@ def test_a_report_that_was_cut_anywhere_is_refused(report, tmp_path_factory, dat
         read_metrics(path)
 
 
-@given(data=st.data())
-def test_lines_are_checked_as_the_whole_is(text, data):
-    raw = bytearray(text.encode())
-    assert raw == b"".join(check_lines(BytesIO(raw)))
-    at = data.draw(st.integers(0, len(raw) - 1))
-    raw[at] ^= data.draw(st.integers(0, 255))
+BLOCKS = st.integers(1, 20_000).map(lambda size: patch.object(checksum, "BLOCK", size))
 
-    try:
-        is_unedited = bool(list(check_lines(BytesIO(raw))))
-    except ValueError:
-        is_unedited = False
+
+@given(data=st.data())
+def test_blocks_are_checked_as_the_whole_is(text, data):
+    raw = bytearray(text.encode())
+    with data.draw(BLOCKS):
+        assert raw == b"".join(check_blocks(BytesIO(raw)))
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at] ^= data.draw(st.integers(0, 255))
+
+        try:
+            is_unedited = bool(list(check_blocks(BytesIO(raw))))
+        except ValueError:
+            is_unedited = False
     assert checksum.is_unedited(bytes(raw)) == is_unedited
+
+
+@given(blocks=BLOCKS)
+def test_blocks_of_any_size_make_the_same_report(lacking, tmp_path_factory, blocks):
+    path = tmp_path_factory.getbasetemp() / "blocks.json"
+    path.write_text(lacking)
+
+    with blocks, patch("quanterr.report.reading.read_json", side_effect=AssertionError("read whole")):
+        assert lacking == read_report(path).to_json()
 
 
 def test_columns_of_layers_that_earlier_versions_wrote_are_ignored(stored, text, report, capsys):

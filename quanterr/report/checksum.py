@@ -3,11 +3,14 @@
 import sys
 from collections.abc import Iterator
 from functools import cache
+from os import SEEK_END
 from typing import IO
 from zlib import crc32
 
 from quanterr.util import strict_json
 
+BLOCK = 1 << 16  # bytes read at once: buffers from 128 KiB on would be mapped, and cleared, again and again
+END = 1 << 16  # bytes at the end of a document that hold its checksum and ``run``
 SEPARATOR = b",\n"
 KEY = SEPARATOR + b'"checksum": "'
 EDITED = "its checksum does not match: it was edited"
@@ -21,23 +24,25 @@ def is_unedited(raw: bytes) -> bool:
     return at >= 0 and _matches(raw[at + len(SEPARATOR) :], crc32(memoryview(raw)[:at]))
 
 
-def check_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a stored document before its checksum, and at last all others, so that memory holds only one.
+def check_blocks(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield a stored document in blocks of whole lines, the last from its checksum on, so that memory holds only one.
 
     Raises:
-        ValueError: instead of the last, if :func:`is_unedited` would be False.
+        ValueError: instead of the last, if :func:`is_unedited` would be False, or a very long command follows.
     """
-    crc, held = 0, b""
-    for line in file:
-        if line.startswith(KEY.removeprefix(SEPARATOR)):
-            end = line + file.read()
-            if held.endswith(SEPARATOR) and _matches(end, crc32(held[: -len(SEPARATOR)], crc)):
-                yield end
-                return
-            break
-        crc, held = crc32(held, crc), line
-        yield line
-    raise ValueError(EDITED)
+    size = file.seek(0, SEEK_END)
+    file.seek(max(0, size - END))
+    tail = file.read()
+    at, crc = tail.rfind(KEY), 0
+    left = size - len(tail) + at if at >= 0 else 0
+    file.seek(0)
+    while block := file.read(min(BLOCK, left)):
+        block += file.readline(left - len(block))
+        left, crc = left - len(block), crc32(block, crc)
+        yield block
+    if at < 0 or not _matches(tail[at + len(SEPARATOR) :], crc):
+        raise ValueError(EDITED)
+    yield tail[at:]
 
 
 def _matches(tail: bytes, crc: int) -> bool:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import DecodeError, Struct, defstruct
@@ -20,7 +20,7 @@ from msgspec.structs import fields, replace
 from quanterr.errors import ReportError
 from quanterr.report import FINGERPRINT, LISTS, NORM
 from quanterr.report.base import Count, Model
-from quanterr.report.checksum import EDITED, UNCHECKED, check_lines, is_unedited, warn
+from quanterr.report.checksum import EDITED, UNCHECKED, check_blocks, is_unedited, warn
 from quanterr.report.document import Document
 from quanterr.report.model import Layer, LosslessLayer, Report
 from quanterr.util import strict_json
@@ -29,10 +29,9 @@ from quanterr.util.text import display
 
 GZIP = b"\x1f\x8b"
 LONG = 1000  # characters
-BLOCK = 1 << 16  # bytes read at once
 AGAIN = "make it again with this version"
 TENSORS = ("layers", "other_changes", "lossless")  # lists of tensors whose names differ
-IDENTITY = ("layer_name", "format", "tensor_elements", "finite", "nonfinite")  # of a layer, whatever rules ask for
+IDENTITY = ("layer_name", "tensor_elements", "finite", "nonfinite")  # of a layer, whatever rules ask for
 WORDS = {"float": "a number", "int": "an integer", "str": "a text", "bool": "true or false"}
 WORDS |= {"array": "a list", "object": "an object", "null": "null"}
 
@@ -48,8 +47,8 @@ def read_report(path: str | os.PathLike[str], metrics: Collection[str] | None = 
 
     Args:
         path: of the JSON file.
-        metrics: names of metrics; if given, layers have no others, and only the fields that rules and comparisons of
-            reports need, which takes half the time.
+        metrics: names of metrics and other fields, such as "format"; if given, layers have only these, their name,
+            their size and what is not finite, which takes half the time.
         judged: check that the stored verdict follows from the content; gates form their own.
 
     Raises:
@@ -122,7 +121,7 @@ def _read(path: str | os.PathLike[str], kind: type[Kind]) -> tuple[Kind, bytes]:
     schema, version = (field.default for field in fields(kind)[:2])
     major = version.partition(".")[0]
     try:
-        return _read_lines(path, kind, f'{{\n"schema": "{schema}",\n"schema_version": "{major}.'.encode())
+        return _read_blocks(path, kind, f'{{\n"schema": "{schema}",\n"schema_version": "{major}.'.encode())
     except (OSError, ValueError, DecodeError, RecursionError):  # not as written: reading the whole yields the reason
         pass
     raw, own = read_json(path)
@@ -138,7 +137,7 @@ def _read(path: str | os.PathLike[str], kind: type[Kind]) -> tuple[Kind, bytes]:
     return _decode(raw, kind, where), raw
 
 
-def _read_lines(path: str | os.PathLike[str], kind: type[Kind], head: bytes) -> tuple[Kind, bytes]:
+def _read_blocks(path: str | os.PathLike[str], kind: type[Kind], head: bytes) -> tuple[Kind, bytes]:
     """Read a document that is as written: each item of a list is on its own line.
 
     Raises:
@@ -148,21 +147,25 @@ def _read_lines(path: str | os.PathLike[str], kind: type[Kind], head: bytes) -> 
     if not os.path.isfile(path):
         raise ValueError("no regular file: it might not be readable twice")
     hints = get_type_hints(kind)
-    readers = {key: msgspec.json.Decoder(*get_args(hints[key])).decode for key in kind.ITEMS}
+    readers = {key: msgspec.json.Decoder(hints[key]).decode for key in kind.ITEMS}
     items: dict[str, list[Any]] = {key: [] for key in readers}
     rest, key = [], ""
-    with open(path, "rb", buffering=BLOCK) as file:
+    with open(path, "rb") as file:
         if file.read(len(head)) != head:
             raise ValueError("not as quanterr writes it")
-        file.seek(0)
-        for line in check_lines(file):
-            if not line.startswith(b"  "):
-                key = line[1:].partition(b'"')[0].decode()
+        for block in check_blocks(file):
+            try:  # most blocks hold nothing but items of one list
+                items[key] += readers[key](b"[%b]" % block.rstrip(b",\n"))
+                continue
+            except (KeyError, DecodeError):
+                pass
+            for line in block.splitlines(keepends=True):
+                if line.startswith(b"  ") and key in readers:
+                    items[key] += readers[key](b"[%b]" % line.rstrip(b",\n"))
+                    continue
                 rest.append(line)
-            elif key in readers:
-                items[key].append(readers[key](line.rstrip(b",\n")))
-            else:
-                rest.append(line)
+                if not line.startswith(b"  "):
+                    key = line[1:].partition(b'"')[0].decode()
     raw = b"".join(rest)
     return replace(msgspec.json.decode(raw, type=kind), **items), raw
 

@@ -12,7 +12,7 @@ from quanterr.report.same_original import find_difference
 from quanterr.report.subjects import Item, compute_change
 from quanterr.report.values import ReportValues
 
-METRICS = ("snr_db", "excess_db", NORM)
+METRICS = ("format", "snr_db", "excess_db", NORM)
 AGGREGATES = ("overall_snr_db", "excess_db", "bits_per_weight")
 
 
