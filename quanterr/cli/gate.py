@@ -75,7 +75,7 @@ def gate(
     to = show.targets([report, baseline])
     kind = find_kind(report)
     rules, before = prepare(gates, kind, required=True, updated=update_baseline)
-    subjects = read_subjects(report, rules, kind)
+    subjects = read_subjects(report, rules, kind, compared=bool(before))
     verdicts = verdicts_of(subjects, rules, before)
     if explain is not None:
         lines = [line for one in subjects for line in explained(one, rules, explain, find_counterpart(one, before))]

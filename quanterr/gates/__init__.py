@@ -70,14 +70,16 @@ def prepare(
         options.thresholds, options.require, options.fail_if, options.strict_warnings, given, kind.values.VOCABULARY
     )
     check_baseline_use(rules, given, updated)
-    before = [] if options.baseline is None else read_subjects(os.fspath(options.baseline), rules, kind)
+    before = [] if options.baseline is None else read_subjects(os.fspath(options.baseline), rules, kind, compared=True)
     for subject in before:
         subject.check_usable()
     return PreparedRules(rules, before)
 
 
-def read_subjects(path: str, rules: list[Rule], kind: DocumentKind) -> list[Subject]:
+def read_subjects(path: str, rules: list[Rule], kind: DocumentKind, compared: bool) -> list[Subject]:
     """Read the subjects of a stored document; of a report only what the rules need, which is faster.
+
+    ``compared``: there is a baseline, which must have the same original.
 
     Raises:
         UsageError: the document is of another kind.
@@ -88,7 +90,7 @@ def read_subjects(path: str, rules: list[Rule], kind: DocumentKind) -> list[Subj
         kinds = f"the kind of the baseline ({found.name.lower()}) differs from the document's ({kind.name.lower()})"
         raise UsageError(f"--baseline {display(path)}: {kinds}")
     if kind == KINDS[REPORT]:
-        return [ReportValues(read_report(path, needed_metrics(rules), judged=False))]
+        return [ReportValues(read_report(path, needed_metrics(rules, compared), judged=False))]
     return subjects_of(read_document(path))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import inf, isfinite, isinf, isnan
 from typing import NamedTuple
 
-from quanterr.gates.expression import OF_BASELINE, OF_INTERVAL, Condition
+from quanterr.gates.expression import OF_BASELINE, OF_INTERVAL, OPERATORS, Condition
 from quanterr.gates.rules import Rule
 from quanterr.gates.selectors import check_patterns, explain_dead_pattern, make_decider, make_selector
 from quanterr.report import NORM
@@ -18,9 +18,9 @@ from quanterr.report.subjects import WIDTH, Item, Subject, compute_change
 from quanterr.util.text import count, display, format_decisive
 
 
-def needed_metrics(rules: list[Rule]) -> set[str]:
-    """Return the metrics of layers that the rules and the baseline check need."""
-    return {rule.condition.metric for rule in rules if rule.condition.of_items} | {NORM}
+def needed_metrics(rules: list[Rule], compared: bool = False) -> set[str]:
+    """Return the metrics of layers that the rules need and, if ``compared``, the check of the baseline."""
+    return {rule.condition.metric for rule in rules if rule.condition.of_items} | ({NORM} if compared else set())
 
 
 def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None = None) -> Verdict:
@@ -169,14 +169,14 @@ def _judge_items(subject: Subject, rules: list[Rule], n: int, baseline: Subject 
     numbers = collect_values(items, rule, before)
     gone = _find_removed(every, before, takes) if condition.function in OF_BASELINE else []
     numbers.missing.extend(gone)
-    differ = not all(item.identical for item in items)
-    if differ and not numbers.missing and all(item.identical for item, _ in numbers.known):
+    identical = sum([item.identical for item in items])
+    if identical < len(items) and not numbers.missing and all(item.identical for item, _ in numbers.known):
         outcome = _fail_without_value(f"no selected {condition.item} that differs has {condition.metric}")
     else:
         outcome = _judge_each(condition, numbers, before) if condition.per_item else _judge_together(condition, numbers)
     return outcome._replace(
         judged=len(items) + len(gone),
-        identical=sum(item.identical for item in items),
+        identical=identical,
         skipped=len(numbers.skipped),
     )
 
@@ -193,12 +193,12 @@ def collect_values(items: list[Item], rule: Rule, before: dict[str, Item]) -> It
     found = ItemValues([], [], [])
     badness: dict[str, float] = {}
     metric, function = rule.condition.metric, rule.condition.function
-    of_baseline, without_value = function in OF_BASELINE, f"{metric} is undefined"
+    of_baseline, without_value, may_skip = function in OF_BASELINE, f"{metric} is undefined", rule.undefined == "skip"
     for item in items:
         value, trouble = item.get_number(metric), item.trouble
         if trouble is None and value is not None and isinf(value) and not item.identical:
             trouble = f"{metric} is {value}"  # null in the report: something is broken, so it is never skipped
-        undefined, skips = without_value, rule.undefined == "skip"
+        undefined, skips = without_value, may_skip
         if of_baseline:
             old = before.get(item.name)
             trouble = trouble or _distrust_baseline(old)
@@ -228,17 +228,18 @@ def _distrust_baseline(old: Item | None) -> str | None:
 
 def _judge_each(condition: Condition, numbers: ItemValues, before: dict[str, Item]) -> _Outcome:
     """Judge every item by itself."""
+    operator, limit = OPERATORS[condition.operator], condition.limit
     beyond = [
         _make_violation(condition, item.name, value, before.get(item.name))
         for item, value in numbers.known
-        if not condition.holds(value)
+        if not operator.holds(value, limit)
     ]
     beyond.sort(key=lambda violation: (violation.margin is not None, violation.margin))
     if violations := numbers.missing + beyond:
         return _Outcome(violations, violations[0].observed, violations[0].layer)
     if not numbers.known:
         return _fail_without_value(f"no selected {condition.item} has {condition.metric}")
-    item, value = min(numbers.known, key=lambda item: condition.margin(item[1]))
+    item, value = min(numbers.known, key=lambda known: operator.margin(known[1], limit))
     return _Outcome([], value, item.name)
 
 

@@ -11,6 +11,8 @@ from math import inf, isinf
 from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
+from msgspec import Struct
+
 from quanterr.errors import UsageError
 from quanterr.metrics import NONFINITE
 from quanterr.report.base import Score
@@ -42,7 +44,7 @@ def read_number(values: object, nonfinite: Mapping[str, str], name: str) -> floa
     return INFINITE.get(nonfinite.get(name.partition(".")[0], "")) if value is None else value
 
 
-class Item(NamedTuple):
+class Item(Struct, frozen=True, gc=False):
     """One item of a subject. ``values`` has its metrics; ``trouble`` explains why no rule about it can hold."""
 
     name: str
@@ -53,12 +55,12 @@ class Item(NamedTuple):
 
     def get_number(self, metric: str) -> float | None:
         """Return a metric's value, None if undefined; the perfect value for a tensor identical on both sides."""
-        if self.kind == "lossless":
-            return self.perfect.get(metric, getattr(self.values, metric, None))
-        if self.kind == "not_compared":
-            return None
         value: float | None = getattr(self.values, metric, None)
-        return read_number(self.values, getattr(self.values, "nonfinite", {}), metric) if value is None else value
+        if self.kind == "lossless":
+            return self.perfect.get(metric, value)
+        if value is None and self.values is not None:
+            return read_number(self.values, getattr(self.values, "nonfinite", {}), metric)
+        return value
 
     @property
     def identical(self) -> bool:
