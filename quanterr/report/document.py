@@ -12,12 +12,15 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 import msgspec
 from msgspec.structs import asdict, astuple
 
-from quanterr.report import OUTPUTS, Output, checksum, notebook
+from quanterr.report import OUTPUTS, Output, checksum
 from quanterr.report.base import Model, RunInfo, Tool, dumps, dumps_each
 from quanterr.report.formatting import format_answer
-from quanterr.report.sections import TERMINAL, Suite, Table, View
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
+
+if TYPE_CHECKING:
+    from quanterr.report.notebook import Frame
+    from quanterr.report.sections import Suite, View
 
 Figure = Any  # a matplotlib.figure.Figure: matplotlib is optional
 LINE = 150  # maximum length of the conclusion in ``repr``
@@ -38,7 +41,7 @@ class Result:
     OUTPUTS: ClassVar[tuple[Output, ...]] = OUTPUTS
     ROWS: ClassVar[str] = ""
 
-    def view(self, top: int) -> View:
+    def view(self, top: int) -> "View":
         """Return the sections that a reader sees, with at most ``top`` layers of each kind."""
         return import_module(self.VIEW).view(self, top)  # type: ignore[no-any-return]
 
@@ -73,10 +76,9 @@ class Result:
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        view = self.view(notebook.WORST)
-        shown = [section for section in view.sections if TERMINAL in section.media]
-        tables = [part for section in shown for part in section.parts if isinstance(part, Table)]
-        return notebook.render_heading(view) + "".join(map(notebook.render_table, tables))
+        from quanterr.report.notebook import WORST, render
+
+        return render(self.view(WORST))
 
     def to_json(self) -> str:
         """Return the result as strict ASCII JSON."""
@@ -84,13 +86,15 @@ class Result:
         self.write_json(file)
         return file.getvalue()
 
-    def to_pandas(self) -> notebook.Frame:
+    def to_pandas(self) -> "Frame":
         """Return a pandas.DataFrame with a row per layer, weight, pair, candidate or change.
 
         Raises:
             UsageError: pandas is not installed.
         """
-        return notebook.make_frame(self._frame_rows())
+        from quanterr.report.notebook import make_frame
+
+        return make_frame(self._frame_rows())
 
     def _frame_rows(self) -> Iterator[JsonObject]:
         """Yield the rows of the data frame."""
@@ -131,7 +135,7 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
         """The program that made the document, with its version."""
         return f"{self.tool.name} {self.tool.version}"
 
-    def suites(self) -> Sequence[Suite]:
+    def suites(self) -> "Sequence[Suite]":
         """Return the test suites of the JUnit output."""
         return self._listed().suites(self)  # type: ignore[no-any-return]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from quanterr.errors import UsageError
 from quanterr.report.formatting import format_doubts, sentence
-from quanterr.report.sections import Table, View
+from quanterr.report.sections import TERMINAL, Table, View
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
@@ -31,7 +31,14 @@ def make_frame(rows: Iterable[JsonObject]) -> Frame:
     return pandas.DataFrame(list(rows))
 
 
-def render_heading(view: View) -> str:
+def render(view: View) -> str:
+    """Return the heading of a view and the tables that terminals show, too."""
+    shown = [section for section in view.sections if TERMINAL in section.media]
+    tables = [part for section in shown for part in section.parts if isinstance(part, Table)]
+    return _render_heading(view) + "".join(map(_render_table, tables))
+
+
+def _render_heading(view: View) -> str:
     """Return the conclusion of a view with doubts and the first reasons."""
     said = "; ".join(escape(sentence(reason)) for reason in (view.conclusion, *view.reasons[:REASONS]))
     more = f" (and {len(view.reasons) - REASONS} more)" if len(view.reasons) > REASONS else ""
@@ -39,7 +46,7 @@ def render_heading(view: View) -> str:
     return f"<p>{word}{said}{more}</p>"
 
 
-def render_table(one: Table) -> str:
+def _render_table(one: Table) -> str:
     """Return a table of a view with its title as caption, without columns that only terminals draw."""
     kept = [n for n, column in enumerate(one.columns) if not column.legend]
     align = ["", *(RIGHT if one.columns[n].right else "" for n in kept)]
