@@ -9,7 +9,7 @@ from quanterr.errors import UsageError
 from quanterr.report.gate_results import Gate, Violation
 from quanterr.report.model import Layer, LosslessLayer, Report
 from quanterr.report.plan.model import ORIGINAL, Plan, PlannedLayer
-from quanterr.report.same_original import Marks, find_other_tensor
+from quanterr.report.same_original import find_other_tensor
 from quanterr.util.text import count, display
 
 REQUIRE = "as planned: format, bits, SNR; the rest unchanged"
@@ -61,9 +61,8 @@ def check_against_plan(report: Report, plan: Plan) -> Report:
         actual |= {layer.layer_name: layer for layer in layers}
     if actual.keys().isdisjoint(layer.layer_name for layer in plan.layers):
         raise UsageError("--plan: names none of the compared layers; the plan was made for another original")
-    there = plan.marks
-    here = {n: Marks(actual[n].original_norm, actual[n].original_fingerprint) for n in there if n in actual}
-    if why := find_other_tensor(there, here):
+    here = [actual[layer.layer_name] for layer in plan.layers if layer.layer_name in actual]
+    if why := find_other_tensor(plan.layers, here):
         raise UsageError(f"--plan: the plan was made for another original: {why}; plan again from this one")
     found = [violation for layer in plan.layers for violation in _find_violations(layer, actual.get(layer.layer_name))]
     found += _find_unplanned_changes(report, plan)

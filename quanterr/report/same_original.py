@@ -1,8 +1,8 @@
 """Check that two reports have the same original and are comparable."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isclose
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from quanterr.util.text import display
 
@@ -28,7 +28,7 @@ def find_difference(old: "Report", new: "Report") -> str | None:
         before, after = (getattr(report.settings, key) for report in (old, new))
         if before != after:
             return f"it has another {what}: {before} there, {after} here"
-    why = find_other_tensor(_collect_marks(old), _collect_marks(new))
+    why = find_other_tensor(_iterate_finite(old), _iterate_finite(new))
     return f"it has a different original: {why}" if why else None
 
 
@@ -38,29 +38,25 @@ def describe_selections(there: Sequence[str], here: Sequence[str]) -> str:
     return f"it has a different selection: {shown[0]} there, {shown[1]} here"
 
 
-class Marks(NamedTuple):
-    """Properties that identify a tensor of an original; None if unknown."""
+def find_other_tensor(there: Iterable[Any], here: Iterable[Any]) -> str | None:
+    """Return why the first tensor that differs between two originals does; None if nothing shows that one does.
 
-    norm: float | None
-    fingerprint: str | None
-
-
-def find_other_tensor(there: Mapping[str, Marks], here: Mapping[str, Marks]) -> str | None:
-    """Return why the first tensor that differs between two originals does; None if nothing shows that one does."""
-    differences = (_find_tensor_difference(name, there[name], own) for name, own in here.items() if name in there)
-    return next((why for why in differences if why), None)
-
-
-def _find_tensor_difference(name: str, there: Marks, here: Marks) -> str | None:
-    if there.norm is not None and here.norm is not None and not isclose(there.norm, here.norm, rel_tol=NORM_TOLERANCE):
-        return f"the norm of the original {display(name)} is {there.norm} there, {here.norm} here"
-    if there.fingerprint and here.fingerprint and there.fingerprint != here.fingerprint:
-        return f"the original {display(name)} has other values there than here, but the same norm"
+    Both list layers with the norm and the fingerprint of the original, or None where it is unknown.
+    """
+    known = {layer.layer_name: layer for layer in there}
+    for layer in here:
+        if (other := known.get(layer.layer_name)) is None:
+            continue
+        before, after, name = other.original_norm, layer.original_norm, layer.layer_name
+        if None not in (before, after) and not isclose(before, after, rel_tol=NORM_TOLERANCE):
+            return f"the norm of the original {display(name)} is {before} there, {after} here"
+        before, after = other.original_fingerprint, layer.original_fingerprint
+        if before and after and before != after:
+            return f"the original {display(name)} has other values there than here, but the same norm"
     return None
 
 
-def _collect_marks(report: "Report") -> dict[str, Marks]:
-    """Return the marks of the compared tensors that are finite on both sides."""
-    rows = (row for key in ("layers", "other_changes", "lossless") for row in getattr(report, key))
-    finite = (row for row in rows if getattr(row, "finite", True))
-    return {row.layer_name: Marks(row.original_norm, row.original_fingerprint) for row in finite}
+def _iterate_finite(report: "Report") -> Iterator[Any]:
+    """Yield the compared tensors that are finite on both sides."""
+    for rows in (report.layers, report.other_changes, report.lossless):
+        yield from (row for row in rows if getattr(row, "finite", True))

@@ -253,7 +253,7 @@ def _find_ranking_difference(old: Ranking, new: Ranking) -> str | None:
 def _find_plan_difference(old: Plan, new: Plan) -> str | None:
     if old.measure != new.measure:
         return f"the cost is {old.measure} there, {new.measure} here"
-    why = find_other_tensor(old.marks, new.marks)
+    why = find_other_tensor(old.layers, new.layers)
     return f"it has a different original: {why}" if why else _find_other_original(old, new)
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
+
+import msgspec.structs
 
 from quanterr.report.diff.base import Difference
 from quanterr.util.strict_json import JsonObject
@@ -11,7 +13,7 @@ SCHEMA = "quanterr.diff"
 SCHEMA_VERSION = "1.1"
 
 
-class Both(NamedTuple):
+class Both(msgspec.Struct, frozen=True, gc=False):
     """A layer present in both reports; its SNR is infinite if identical to the original, None if undefined."""
 
     name: str
@@ -81,7 +83,7 @@ class Diff(Difference):
     layers: list[Both] = field(default_factory=list, repr=False)  # all of both; in JSON those that changed
 
     def _frame_rows(self) -> Iterator[JsonObject]:
-        return (layer._asdict() for layer in self.layers)
+        return map(msgspec.structs.asdict, self.layers)
 
     def to_dict(self) -> JsonObject:
         """Plain data for JSON."""

@@ -42,7 +42,7 @@ def diff_reports(old: Report, new: Report, paths: tuple[str, str], force: bool =
         new=_totals(paths[1], new),
         added=added,
         gone=gone,
-        format_changes=[change for pair in both if (change := _format_change(*pair))],
+        format_changes=[],
     )
     for was, now in both:
         _sort_layer(found, was, now)
@@ -56,16 +56,15 @@ def _totals(path: str, report: Report) -> Totals:
     return Totals(path, report.verdict, len(report.layers), **aggregate, quantized_bytes=report.quantized.bytes)
 
 
-def _format_change(was: Item, now: Item) -> FormatChange | None:
-    before, after = (getattr(weight.values, "format", None) for weight in (was, now))
-    return FormatChange(now.name, before, after) if before and after and before != after else None
-
-
 def _sort_layer(found: Diff, was: Item, now: Item) -> None:
     """Sort a layer into the diff's lists. A layer whose SNR became undefined is worse, whatever the SNR was."""
-    before, after = (None if weight.trouble else weight.get_number("snr_db") for weight in (was, now))
-    by = None if before is None and after is None else compute_change(before, after)
-    found.layers.append(Both(now.name, before, after, by, getattr(now.values, "format", None)))
+    old_format, new_format = getattr(was.values, "format", None), getattr(now.values, "format", None)
+    if old_format != new_format and old_format and new_format:
+        found.format_changes.append(FormatChange(now.name, old_format, new_format))
+    before = None if was.trouble else was.get_number("snr_db")
+    after = None if now.trouble else now.get_number("snr_db")
+    by = compute_change(before, after)
+    found.layers.append(Both(now.name, before, after, by, new_format))
     if before is None and after is None:
         found.undefined.append(now.name)
         return

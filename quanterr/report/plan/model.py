@@ -8,7 +8,6 @@ from msgspec import Meta
 from quanterr.report.base import Model, Number, RunInfo, score
 from quanterr.report.document import Document
 from quanterr.report.model import Selection
-from quanterr.report.same_original import Marks
 
 SCHEMA = "quanterr.plan"
 # 1.1 adds weighted squared error; 1.2 fields that identify the original; 1.3 measured; 1.4 predicted output error
@@ -99,11 +98,6 @@ class Plan(Document, kw_only=True):
     knee: Annotated[Point | None, Meta(description="point from which further bytes gain less")]
     measured: Annotated[Measurement | None, Meta(description="measured effect; null without --verify")] = None
     run: RunInfo
-
-    @property
-    def marks(self) -> dict[str, Marks]:
-        """Properties that identify the original, by layer."""
-        return {layer.layer_name: Marks(layer.original_norm, layer.original_fingerprint) for layer in self.layers}
 
     @property
     def measured_kld(self) -> float | None:
