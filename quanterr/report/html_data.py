@@ -161,7 +161,7 @@ def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
     """Return layers ranked by error removed per extra byte, with the error and bytes of each."""
     bound = find_bound_layers(report.findings)
     free = [layer for layer in report.layers if layer.error_norm is not None and layer.layer_name not in bound]
-    ordered = order_by_worth(map(_make_kept, free))[:MAX_KEPT]
+    ordered = order_by_worth(map(_make_kept, free), MAX_KEPT)
     dtypes = {DTYPES.get(layer.original_dtype, (None,))[0] for layer in report.layers}
     return {
         "rows": [rows[layer.name] for layer in ordered],
@@ -236,10 +236,10 @@ def _details(report: Report, rows: Mapping[str, int]) -> JsonObject:
 
 def _clean_value(value: Any) -> Any:
     """Return a value with rounded numbers and escaped text."""
-    if value is None or isinstance(value, int):
-        return value
     if isinstance(value, float):
         return round_digits(value, MORE_DIGITS)
+    if value is None or isinstance(value, int):
+        return value
     if isinstance(value, str):
         return sentence(value)
     if isinstance(value, list | tuple):

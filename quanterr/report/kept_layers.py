@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 from math import inf, isfinite
+from sys import maxsize
 from typing import NamedTuple
 
 from quanterr.errors import UsageError
@@ -79,14 +81,14 @@ def dtype_name(dtype: str) -> str:
     return DTYPES.get(dtype, (dtype, 0))[0]
 
 
-def order_by_worth(layers: Iterable[KeptLayer]) -> list[KeptLayer]:
-    """Return the layers in the order in which they are worth keeping: the most error per byte first.
+def order_by_worth(layers: Iterable[KeptLayer], most: int = maxsize) -> list[KeptLayer]:
+    """Return the layers, at most ``most``, in the order in which they are worth keeping: the most error per byte first.
 
     For each n, the first n layers leave the least error that any choice of as many bytes can leave (the greedy solution
     of a knapsack whose budget they fill exactly).
     """
-    changed = (layer for layer in layers if layer.error > 0)
-    return sorted(changed, key=lambda layer: (max(layer.added, 0) / layer.error, -layer.error))
+    changed = [layer for layer in layers if layer.error > 0]
+    return nsmallest(most, changed, key=lambda layer: (max(layer.added, 0) / layer.error, -layer.error))
 
 
 def choose_within(ordered: Sequence[KeptLayer], given: Budget, error: float) -> list[KeptLayer]:
