@@ -173,14 +173,17 @@ def _read_environment(
     Raises:
         UsageError: a variable is unknown or empty.
     """
-    from quanterr.native import VARIABLE as KERNEL  # imports ctypes, which --help does not need
+    given = sorted(name for name in os.environ if name.startswith(f"{PREFIX}_"))
+    if not given:
+        return
+    from quanterr.native import VARIABLE as KERNEL
 
     known = {
         f"{PREFIX}_{name}_{key}".upper().replace("-", "_"): (name, option)
         for name, options in options_of.items()
         for key, option in options.items()
     }
-    for variable in sorted(name for name in os.environ if name.startswith(f"{PREFIX}_")):
+    for variable in given:
         if variable == KERNEL:
             continue
         if variable not in known:
