@@ -19,10 +19,10 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
-    from quanterr.report.notebook import Frame
     from quanterr.report.sections import Suite, View
 
 Figure = Any  # a matplotlib.figure.Figure: matplotlib is optional
+Frame = Any  # a pandas.DataFrame: pandas is optional
 LINE = 150  # maximum length of the conclusion in ``repr``
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 NEXT = ",\n  "  # between the items of a list
@@ -76,9 +76,7 @@ class Result:
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        from quanterr.report.notebook import WORST, render
-
-        return render(self.view(WORST))
+        return import_module("quanterr.report.notebook").render(self)  # type: ignore[no-any-return]
 
     def to_json(self) -> str:
         """Return the result as strict ASCII JSON."""
@@ -86,15 +84,13 @@ class Result:
         self.write_json(file)
         return file.getvalue()
 
-    def to_pandas(self) -> "Frame":
+    def to_pandas(self) -> Frame:
         """Return a pandas.DataFrame with a row per layer, weight, pair, candidate or change.
 
         Raises:
             UsageError: pandas is not installed.
         """
-        from quanterr.report.notebook import make_frame
-
-        return make_frame(self._frame_rows())
+        return import_module("quanterr.report.notebook").make_frame(self._frame_rows())
 
     def _frame_rows(self) -> Iterator[JsonObject]:
         """Yield the rows of the data frame."""

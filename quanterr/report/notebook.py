@@ -3,15 +3,14 @@
 from collections.abc import Iterable
 from html import escape
 from importlib import import_module
-from typing import Any
 
 from quanterr.errors import UsageError
+from quanterr.report.document import Frame, Result
 from quanterr.report.formatting import format_doubts, sentence
 from quanterr.report.sections import TERMINAL, Table, View
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
-Frame = Any  # a pandas.DataFrame: pandas is optional
 WORST = 10  # layers in a table
 ROWS = 50  # rows in any table
 REASONS = 3
@@ -31,8 +30,9 @@ def make_frame(rows: Iterable[JsonObject]) -> Frame:
     return pandas.DataFrame(list(rows))
 
 
-def render(view: View) -> str:
-    """Return the heading of a view and the tables that terminals show, too."""
+def render(result: Result) -> str:
+    """Return the conclusion of a result and the tables that terminals show, too."""
+    view = result.view(WORST)
     shown = [section for section in view.sections if TERMINAL in section.media]
     tables = [part for section in shown for part in section.parts if isinstance(part, Table)]
     return _render_heading(view) + "".join(map(_render_table, tables))
