@@ -1,8 +1,8 @@
 """Strict reader of stored documents, without torch.
 
 A document whose checksum matches has no duplicate keys and no NaN, because its writer cannot produce them. It is read
-line by line, so that memory never holds a large file as text. Any other document (edited, merged, processed by jq) is
-read whole and searched for them first, which takes longer.
+in blocks of lines, so that memory never holds a large file as text. Any other document (edited, merged, processed by
+jq) is read whole and searched for them first, which takes longer.
 """
 
 import os

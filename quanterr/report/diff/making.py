@@ -47,9 +47,11 @@ def diff(old: "Stored", new: "Stored", force: bool = False) -> "Diff | Candidate
 
 
 def _read_extract(one: "Stored") -> "Report":
-    from quanterr.report.diff.reports import read_for_diff
+    """Return a report; a stored one with what diffs need of its layers."""
+    from quanterr.report.diff.reports import METRICS
+    from quanterr.report.reading import read_report
 
-    return read_for_diff(cast("str | Report", one))
+    return read_report(one, METRICS) if isinstance(one, str | PathLike) else cast("Report", one)
 
 
 def _find_kind(one: "Stored") -> DocumentKind:

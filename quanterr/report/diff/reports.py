@@ -1,28 +1,17 @@
 """The diff of two reports of one original: layers that are better, worse, new or gone."""
 
 from math import inf, isfinite
-from os import PathLike
 
 from quanterr.report import NORM
 from quanterr.report.diff.base import SAME_DB, check_comparable, pair_up
 from quanterr.report.diff.model import SCHEMA, SCHEMA_VERSION, Both, Change, Diff, FormatChange, Totals
 from quanterr.report.model import Report
-from quanterr.report.reading import read_report
 from quanterr.report.same_original import find_difference
 from quanterr.report.subjects import Item, compute_change
 from quanterr.report.values import ReportValues
 
 METRICS = ("format", "snr_db", "excess_db", NORM)
 AGGREGATES = ("overall_snr_db", "excess_db", "bits_per_weight")
-
-
-def read_for_diff(report: str | PathLike[str] | Report) -> Report:
-    """Return a report to compare; a stored one with what diffs need of its layers.
-
-    Raises:
-        ReportError: the file is missing, damaged or not a report.
-    """
-    return report if isinstance(report, Report) else read_report(report, METRICS)
 
 
 def diff_reports(old: Report, new: Report, paths: tuple[str, str], force: bool = False) -> Diff:
