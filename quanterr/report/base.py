@@ -16,6 +16,8 @@ from quanterr.util.strict_json import JsonObject
 
 Number = float | None
 Count = Annotated[int, Meta(ge=0)]
+Better = Literal["lower", "higher"]
+Unit = Literal["", "nat", "dB", "B", "%"]  # "%": a share, shown in per cent
 
 _encoder = msgspec.json.Encoder()
 _pack = msgspec.msgpack.Encoder().encode
@@ -34,19 +36,18 @@ class Score(NamedTuple):
     """A number that tables, gates, diffs and the JSON Schema describe."""
 
     title: str
-    better: Literal["lower", "higher"]
+    better: Better
     formula: str
-    unit: Literal["", "nat", "dB", "B", "%"] = ""  # "%": a share, shown in per cent
+    unit: Unit = ""
     column: int | None = None  # place in tables, from the left; None: not shown there
 
 
-def score(
-    title: str,
-    better: Literal["lower", "higher"],
-    formula: str,
-    unit: Literal["", "nat", "dB", "B", "%"] = "",
-    column: int | None = None,
-) -> Meta:
+def doc(text: str) -> Meta:
+    """Return the annotation of a field that describes it in the JSON Schema."""
+    return Meta(description=text)
+
+
+def score(title: str, better: Better, formula: str, unit: Unit = "", column: int | None = None) -> Meta:
     """Return the annotation of a field that is a score; the JSON Schema describes it by its formula."""
     return Meta(description=formula, extra={"score": Score(title, better, formula, unit, column)})
 
@@ -61,7 +62,7 @@ def collect_scores(kind: type[Model]) -> dict[str, Score]:
 class Finding(Model):
     """Something wrong or suspicious, with what to do about it."""
 
-    code: Annotated[str, Meta(description="see `quanterr explain`")]
+    code: Annotated[str, doc("see `quanterr explain`")]
     severity: Literal["info", "warning", "error"]
     layer: str | None
     message: str
@@ -88,9 +89,9 @@ class RunInfo(Model, kw_only=True):
     seconds: float
     device: str
     threads: int
-    kernel: Annotated[
-        str | None, Meta(description="kernel that computed the sums: native (with its instruction set) or torch")
-    ] = None
+    kernel: Annotated[str | None, doc("kernel that computed the sums: native (with its instruction set) or torch")] = (
+        None
+    )
     torch: str
     python: str
     read_bytes: int

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta, Struct, defstruct
+from msgspec import Struct, defstruct
 
 from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
 from quanterr.report import LISTS, SCHEMA
-from quanterr.report.base import Count, Finding, Model, Number, RunInfo
+from quanterr.report.base import Count, Finding, Model, Number, RunInfo, doc
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate
 from quanterr.util.strict_json import JsonFields, JsonObject
@@ -36,7 +36,7 @@ class WorstRow(Model):
 class Expert(Model):
     """One matrix of a stack of experts."""
 
-    expert: Annotated[int, Meta(description="index in the stack, from 0")]
+    expert: Annotated[int, doc("index in the stack, from 0")]
     snr_db: Number
     max_absolute_error: float
 
@@ -44,14 +44,14 @@ class Expert(Model):
 class WorstElement(Model):
     """The element with the largest absolute error."""
 
-    index: Annotated[tuple[int, ...], Meta(description="row and column in the weight as a matrix, from 0")]
+    index: Annotated[tuple[int, ...], doc("row and column in the weight as a matrix, from 0")]
     x: float
     y: float
 
 
-def _percentiles(name: str, keys: Mapping[str, float], doc: str) -> type[Struct]:
-    kinds = [(key, Annotated[Number, Meta(description=f"{100 * q:g} %")]) for key, q in keys.items()]
-    return defstruct(name, kinds, bases=(Model,), module=__name__, namespace={"__doc__": doc})
+def _percentiles(name: str, keys: Mapping[str, float], about: str) -> type[Struct]:
+    kinds = [(key, Annotated[Number, doc(f"{100 * q:g} %")]) for key, q in keys.items()]
+    return defstruct(name, kinds, bases=(Model,), module=__name__, namespace={"__doc__": about})
 
 
 ElementPercentiles = _percentiles("ElementPercentiles", PERCENTILES, "Over elements.")
@@ -74,7 +74,7 @@ def _extend_with_metrics(base: type[Struct], name: str, rows: tuple[Metric, ...]
 
 
 def _annotate_metric(row: Metric) -> Any:
-    return Annotated[KINDS[row.kind], Meta(description=row.formula + (f" [{row.unit}]" if row.unit else ""))]
+    return Annotated[KINDS[row.kind], doc(row.formula + (f" [{row.unit}]" if row.unit else ""))]
 
 
 # Kinds of the metrics that are more than a number.
@@ -95,44 +95,42 @@ def convert_values(values: JsonFields) -> JsonObject:
 
 
 class _Weight(Model, kw_only=True):
-    layer_name: Annotated[str, Meta(description="name in the original")]
-    display_name: Annotated[str, Meta(description="layer_name with unprintable characters escaped")]
+    layer_name: Annotated[str, doc("name in the original")]
+    display_name: Annotated[str, doc("layer_name with unprintable characters escaped")]
     role: str
-    block: Annotated[str | None, Meta(description="the model block that contains the layer, such as layers.12")]
-    format: Annotated[str, Meta(description="see `quanterr formats`")]
+    block: Annotated[str | None, doc("the model block that contains the layer, such as layers.12")]
+    format: Annotated[str, doc("see `quanterr formats`")]
     original_format: str
-    comfy_format: Annotated[str | None, Meta(description="format named by a ComfyUI label")]
+    comfy_format: Annotated[str | None, doc("format named by a ComfyUI label")]
     original_dtype: str
     quantized_dtype: str
     tensor_shape: tuple[int, ...]
     tensor_elements: Count
-    original_fingerprint: Annotated[
-        str | None, Meta(description="CRC-32 of some stored bytes: identifies the original")
-    ] = None
+    original_fingerprint: Annotated[str | None, doc("CRC-32 of some stored bytes: identifies the original")] = None
 
 
 class LosslessLayer(_Weight, kw_only=True):
     """A weight with equal values on both sides; excluded from all averages."""
 
     bits_per_weight: Number
-    original_norm: Annotated[Number, Meta(description="identifies the original")] = None
+    original_norm: Annotated[Number, doc("identifies the original")] = None
 
 
 class _Layer(_Weight, kw_only=True):
     """A weight whose values differ. x is the original, y the quantized weight, e = y - x."""
 
-    block_size: Annotated[tuple[int, ...] | None, Meta(description="(rows, columns) that share a scale")]
-    scale_factor: Annotated[Number, Meta(description="the scale, or the mean of several scales")]
+    block_size: Annotated[tuple[int, ...] | None, doc("(rows, columns) that share a scale")]
+    scale_factor: Annotated[Number, doc("the scale, or the mean of several scales")]
     scale_min: Number
     scale_max: Number
     scale_count: int
     exact: bool
-    finite: Annotated[bool, Meta(description="true if neither side has NaN or infinity")]
+    finite: Annotated[bool, doc("true if neither side has NaN or infinity")]
     nonfinite_original_elements: int
     nonfinite_quantized_elements: int
     worst_element: WorstElement | None
-    evidence: Annotated[tuple[str, ...], Meta(description="evidence for the detected format")]
-    nonfinite: Annotated[dict[str, str], Meta(description="nan, +inf or -inf, by metric; these metrics are null")]
+    evidence: Annotated[tuple[str, ...], doc("evidence for the detected format")]
+    nonfinite: Annotated[dict[str, str], doc("nan, +inf or -inf, by metric; these metrics are null")]
 
 
 class _Aggregate(Model, kw_only=True):
@@ -174,11 +172,11 @@ class Side(Model):
     """One of the two compared checkpoints."""
 
     path: str
-    revision: Annotated[str | None, Meta(description="commit of a model from the Hugging Face cache")]
+    revision: Annotated[str | None, doc("commit of a model from the Hugging Face cache")]
     files: list[StoredFile]
     tensors: Count
     bytes: Count
-    prefix: Annotated[str, Meta(description="prefix stripped from tensor names before matching")]
+    prefix: Annotated[str, doc("prefix stripped from tensor names before matching")]
     notes: list[str]
 
 
@@ -195,8 +193,8 @@ class Coverage(Model):
 
     original: dict[str, BucketSize]
     quantized: dict[str, BucketSize]
-    original_compared_fraction: Annotated[Number, Meta(description="share of selected bytes compared, 0 to 1")]
-    quantized_compared_fraction: Annotated[Number, Meta(description="share of selected bytes compared, 0 to 1")]
+    original_compared_fraction: Annotated[Number, doc("share of selected bytes compared, 0 to 1")]
+    quantized_compared_fraction: Annotated[Number, doc("share of selected bytes compared, 0 to 1")]
 
 
 class NotCompared(Model):
@@ -215,9 +213,7 @@ class FormatNote(Model):
     """A format that occurs in a checkpoint."""
 
     summary: str
-    usual_snr_db: Annotated[
-        list[int] | None, Meta(description="usual SNR of whole models, [from, to] in dB; not a limit")
-    ]
+    usual_snr_db: Annotated[list[int] | None, doc("usual SNR of whole models, [from, to] in dB; not a limit")]
 
 
 class Selection(Model):
@@ -230,14 +226,10 @@ class Settings(Model):
     """Settings that affect the numbers."""
 
     outlier_threshold: float
-    importance: Annotated[
-        str | None, Meta(description="importance matrix used for weighted_nmse and weighted_snr_db")
-    ] = None
-    sensitivity: Annotated[
-        str | None, Meta(description="sensitivity file used for predicted_kld or predicted_output_error")
-    ] = None
-    calibration: Annotated[str | None, Meta(description="measurement that calibrates predictions")] = None
-    metrics_version: Annotated[int, Meta(ge=0, description="metrics of different versions are not comparable")] = 1
+    importance: Annotated[str | None, doc("importance matrix used for weighted_nmse and weighted_snr_db")] = None
+    sensitivity: Annotated[str | None, doc("sensitivity file used for predicted_kld or predicted_output_error")] = None
+    calibration: Annotated[str | None, doc("measurement that calibrates predictions")] = None
+    metrics_version: Annotated[Count, doc("metrics of different versions are not comparable")] = 1
 
 
 class Report(Document, kw_only=True):
@@ -260,22 +252,20 @@ class Report(Document, kw_only=True):
     schema_version: str = SCHEMA_VERSION
     verdict: Literal["pass", "fail", "inconclusive"]
     reasons: list[str]
-    complete: Annotated[bool, Meta(description="false if the run was interrupted")]
+    complete: Annotated[bool, doc("false if the run was interrupted")]
     original: Side
     quantized: Side
     selection: Selection
     settings: Settings
-    formats: Annotated[dict[str, FormatNote], Meta(description="formats of the quantized side, by name")]
+    formats: Annotated[dict[str, FormatNote], doc("formats of the quantized side, by name")]
     coverage: Coverage
     findings: list[Finding]
-    gates: Annotated[list[Gate], Meta(description="results of the gates")]
-    gated: Annotated[
-        bool, Meta(description="true if gates were set; without gates, pass means compared, not approved")
-    ] = False
+    gates: Annotated[list[Gate], doc("results of the gates")]
+    gated: Annotated[bool, doc("true if gates were set; without gates, pass means compared, not approved")] = False
     aggregate: Aggregate
-    groups: Annotated[dict[str, dict[str, Aggregate]], Meta(description="aggregates by role, format and block")]
-    layers: Annotated[list[Layer], Meta(description="weights that differ, in the original's order")]
-    other_changes: Annotated[list[Layer], Meta(description="norms, biases and other 1-D tensors that differ")]
+    groups: Annotated[dict[str, dict[str, Aggregate]], doc("aggregates by role, format and block")]
+    layers: Annotated[list[Layer], doc("weights that differ, in the original's order")]
+    other_changes: Annotated[list[Layer], doc("norms, biases and other 1-D tensors that differ")]
     lossless: list[LosslessLayer]
     not_compared: list[NotCompared]
     run: RunInfo

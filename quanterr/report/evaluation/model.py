@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from operator import attrgetter
 from typing import Annotated, ClassVar, Literal
 
-from msgspec import Meta
 from msgspec.structs import asdict
 
 from quanterr.metrics import PREDICTED
-from quanterr.report.base import Finding, Model, Number, RunInfo, collect_scores, dumps, score
+from quanterr.report.base import Finding, Model, Number, RunInfo, collect_scores, doc, dumps, score
 from quanterr.report.document import Document
 from quanterr.report.evaluation import SCHEMA
 from quanterr.report.gate_results import Gate
@@ -23,16 +23,16 @@ SCHEMA_VERSION = "1.4"
 class Tokens(Model):
     """The tokens that all models read."""
 
-    source: Annotated[str, Meta(description="path of the text or of the token ids")]
-    sha256: Annotated[str, Meta(description="SHA-256 of the token ids, which comparable evaluations share")]
-    context: Annotated[int, Meta(description="tokens per chunk")]
+    source: Annotated[str, doc("path of the text or of the token ids")]
+    sha256: Annotated[str, doc("SHA-256 of the token ids, which comparable evaluations share")]
+    context: Annotated[int, doc("tokens per chunk")]
     chunks: int
-    scored: Annotated[int, Meta(description="number of scored predictions; 0 for an encoder")]
-    distinct: Annotated[int | None, Meta(description="number of distinct tokens")] = None
-    commonest: Annotated[Number, Meta(description="share of the most frequent token, 0 to 1")] = None
-    unknown: Annotated[Number, Meta(description="share of unknown tokens, 0 to 1")] = None
-    repeated: Annotated[int | None, Meta(description="number of chunks that repeat an earlier one")] = None
-    tokenizer: Annotated[str | None, Meta(description="SHA-256 of tokenizer.json's output for a fixed text")] = None
+    scored: Annotated[int, doc("number of scored predictions; 0 for an encoder")]
+    distinct: Annotated[int | None, doc("number of distinct tokens")] = None
+    commonest: Annotated[Number, doc("share of the most frequent token, 0 to 1")] = None
+    unknown: Annotated[Number, doc("share of unknown tokens, 0 to 1")] = None
+    repeated: Annotated[int | None, doc("number of chunks that repeat an earlier one")] = None
+    tokenizer: Annotated[str | None, doc("SHA-256 of tokenizer.json's output for a fixed text")] = None
 
 
 class NamedTokens(Model):
@@ -47,44 +47,44 @@ class Scores(Model):
 
     tokens: int
     chunks: int
-    ppl_original: Annotated[float, Meta(description="perplexity of the original: exp(mean of -ln p)")]
-    ppl_original_se: Annotated[float, Meta(description="standard error over predictions")]
+    ppl_original: Annotated[float, doc("perplexity of the original: exp(mean of -ln p)")]
+    ppl_original_se: Annotated[float, doc("standard error over predictions")]
     ppl: Annotated[float, score("PPL", "lower", "perplexity of the candidate", column=2)]
-    ppl_se: Annotated[float, Meta(description="standard error over predictions")]
+    ppl_se: Annotated[float, doc("standard error over predictions")]
     ppl_ratio: Annotated[float, score("PPL ratio", "lower", "ppl / ppl_original", column=3)]
-    ln_ppl_ratio: Annotated[float, Meta(description="logarithm of ppl_ratio")]
-    ln_ppl_ratio_se: Annotated[float, Meta(description="standard error that includes the covariance of both")]
-    ln_ppl_ratio_chunk_se: Annotated[Number, Meta(description="standard error from the means of chunks")]
+    ln_ppl_ratio: Annotated[float, doc("logarithm of ppl_ratio")]
+    ln_ppl_ratio_se: Annotated[float, doc("standard error that includes the covariance of both")]
+    ln_ppl_ratio_chunk_se: Annotated[Number, doc("standard error from the means of chunks")]
     kld_mean: Annotated[
         float,
         score("KLD", "lower", "mean of KL(original || candidate) over the predictions [nat]", "nat", column=0),
     ]
-    kld_mean_se: Annotated[float, Meta(description="standard error over predictions [nat]")]
-    kld_mean_chunk_se: Annotated[Number, Meta(description="standard error from the means of chunks [nat]")]
-    kld_median: Annotated[float, Meta(description="divergence that half of the predictions do not exceed [nat]")]
-    kld_p90: Annotated[float, Meta(description="divergence that 90 % of the predictions do not exceed [nat]")]
-    kld_p95: Annotated[float, Meta(description="divergence that 95 % of the predictions do not exceed [nat]")]
+    kld_mean_se: Annotated[float, doc("standard error over predictions [nat]")]
+    kld_mean_chunk_se: Annotated[Number, doc("standard error from the means of chunks [nat]")]
+    kld_median: Annotated[float, doc("divergence that half of the predictions do not exceed [nat]")]
+    kld_p90: Annotated[float, doc("divergence that 90 % of the predictions do not exceed [nat]")]
+    kld_p95: Annotated[float, doc("divergence that 95 % of the predictions do not exceed [nat]")]
     kld_p99: Annotated[
         float,
         score("KLD 99 %", "lower", "divergence that 99 % of the predictions do not exceed [nat]", "nat", column=1),
     ]
-    kld_p99_9: Annotated[float, Meta(description="divergence that 99.9 % of the predictions do not exceed [nat]")]
+    kld_p99_9: Annotated[float, doc("divergence that 99.9 % of the predictions do not exceed [nat]")]
     kld_max: Annotated[float, score("largest KLD", "lower", "largest divergence of a prediction [nat]", "nat")]
     top1: Annotated[
         float,
         score("same top token", "higher", "share of predictions with the same most probable token", "%", column=4),
     ]
-    top1_se: Annotated[float, Meta(description="standard error over predictions")]
+    top1_se: Annotated[float, doc("standard error over predictions")]
     top5_overlap: Annotated[
         float, score("top 5 in common", "higher", "mean share of the five most probable tokens in common", "%")
     ]
-    delta_p_mean: Annotated[float, Meta(description="mean change of the actual token's probability")]
-    delta_p_mean_se: Annotated[float, Meta(description="standard error over predictions")]
+    delta_p_mean: Annotated[float, doc("mean change of the actual token's probability")]
+    delta_p_mean_se: Annotated[float, doc("standard error over predictions")]
     delta_p_rms: Annotated[
         float,
         score("Δp rms", "lower", "root mean square of the change of the actual token's probability", "%", column=5),
     ]
-    delta_p_rms_se: Annotated[float, Meta(description="standard error over predictions")]
+    delta_p_rms_se: Annotated[float, doc("standard error over predictions")]
     confident_flips: Annotated[
         float,
         score(
@@ -95,10 +95,8 @@ class Scores(Model):
             column=6,
         ),
     ]
-    kld_chunks: Annotated[list[float], Meta(description="mean KL divergence of each chunk [nat]")] = []
-    kld_p99_se: Annotated[Number, Meta(description="bootstrap standard error over chunks; null below eight chunks")] = (
-        None
-    )
+    kld_chunks: Annotated[list[float], doc("mean KL divergence of each chunk [nat]")] = []
+    kld_p99_se: Annotated[Number, doc("bootstrap standard error over chunks; null below eight chunks")] = None
 
     @property
     def kld_error(self) -> float:
@@ -109,9 +107,9 @@ class Scores(Model):
 class PositionScores(Model):
     """The predictions of tokens at some positions of their chunks."""
 
-    first: Annotated[int, Meta(description="position in the chunk, from 0")]
+    first: Annotated[int, doc("position in the chunk, from 0")]
     last: int
-    kld_mean: Annotated[float, Meta(description="mean KL divergence [nat]")]
+    kld_mean: Annotated[float, doc("mean KL divergence [nat]")]
     predictions: int
 
 
@@ -119,19 +117,19 @@ class LikelyToken(Model):
     """A token with its probabilities."""
 
     id: int
-    text: Annotated[str | None, Meta(description="null without a tokenizer")]
-    p_original: Annotated[Number, Meta(description="probability by the original; null: not kept")]
-    p: Annotated[Number, Meta(description="probability by the candidate; null: not kept")]
+    text: Annotated[str | None, doc("null without a tokenizer")]
+    p_original: Annotated[Number, doc("probability by the original; null: not kept")]
+    p: Annotated[Number, doc("probability by the candidate; null: not kept")]
 
 
 class WorstToken(Model):
     """A prediction with a large divergence: the token that came, and the most probable one of each side."""
 
-    chunk: Annotated[int, Meta(description="number of the chunk in its text, from 0")]
-    position: Annotated[int, Meta(description="position of the token in the chunk, from 0")]
-    source: Annotated[str, Meta(description="name of the text")]
-    kld: Annotated[float, Meta(description="KL divergence [nat]")]
-    before: Annotated[str | None, Meta(description="the text in front of it; null without a tokenizer")]
+    chunk: Annotated[int, doc("number of the chunk in its text, from 0")]
+    position: Annotated[int, doc("position of the token in the chunk, from 0")]
+    source: Annotated[str, doc("name of the text")]
+    kld: Annotated[float, doc("KL divergence [nat]")]
+    before: Annotated[str | None, doc("the text in front of it; null without a tokenizer")]
     token: LikelyToken
     predicted_original: LikelyToken
     predicted: LikelyToken
@@ -143,20 +141,10 @@ class TextScores(Model):
     name: str
     scores: Scores
 
-    @property
-    def text_kld_mean(self) -> float:
-        """Mean divergence on this text [nat], for rules."""
-        return self.scores.kld_mean
-
-    @property
-    def text_ppl_ratio(self) -> float:
-        """Ratio of perplexities on this text, for rules."""
-        return self.scores.ppl_ratio
-
-    @property
-    def text_top1(self) -> float:
-        """Share of predictions on this text with the same most probable token, for rules."""
-        return self.scores.top1
+    # For rules, whose metrics have distinct names:
+    text_kld_mean = property(attrgetter("scores.kld_mean"))
+    text_ppl_ratio = property(attrgetter("scores.ppl_ratio"))
+    text_top1 = property(attrgetter("scores.top1"))
 
 
 OF_TEXTS = ("text_kld_mean", "text_ppl_ratio", "text_top1")
@@ -193,23 +181,23 @@ class Outputs(Model):
     """Errors of the outputs of recorded calls, with the same inputs on both sides."""
 
     output_error: Annotated[Number, score("output error", "lower", "mean over calls of ‖y - x‖² / ‖x‖²", "%", column=0)]
-    output_error_se: Annotated[Number, Meta(description="standard error over groups; null for a single group")]
+    output_error_se: Annotated[Number, doc("standard error over groups; null for a single group")]
     output_snr_db: Annotated[
         Number, score("output SNR", "higher", "-10·log10(output_error) [dB]; null: no error", "dB", column=1)
     ]
     output_cosine: Annotated[Number, score("cosine", "higher", "mean cosine over calls", column=3)]
     output_error_worst: Annotated[Number, score("worst call", "lower", "largest error of a call", "%", column=2)]
-    worst_call: Annotated[str, Meta(description="name of the worst call in the file")]
+    worst_call: Annotated[str, doc("name of the worst call in the file")]
     calls: int
     groups: int
-    steps: Annotated[list[StepError], Meta(description="errors by step, if calls name their steps")]
+    steps: Annotated[list[StepError], doc("errors by step, if calls name their steps")]
 
 
 class Rollout(Model):
     """The latents at the end of the candidate's own path of flow matching, against those of the original's."""
 
     rollout_error: Annotated[Number, score("rollout error", "lower", "mean over groups of ‖y - x‖² / ‖x‖²", "%")]
-    rollout_error_se: Annotated[Number, Meta(description="standard error over groups; null of one alone")]
+    rollout_error_se: Annotated[Number, doc("standard error over groups; null of one alone")]
     rollout_psnr_db: Annotated[
         Number,
         score(
@@ -221,7 +209,7 @@ class Rollout(Model):
     ]
     rollout_cosine: Annotated[Number, score("rollout cosine", "higher", "mean over groups")]
     groups: int
-    steps: Annotated[list[StepError], Meta(description="of the latents after each step; calls: groups")]
+    steps: Annotated[list[StepError], doc("of the latents after each step; calls: groups")]
 
 
 Measured = Scores | Embeddings | Outputs | Rollout | None
@@ -245,12 +233,12 @@ def _find_error(value: Callable[[str], float | None], metric: str) -> float | No
 class Floor(Model):
     """The original in the dtype that it is stored in, against float32: the rounding that a runtime makes anyway."""
 
-    dtype: Annotated[str | None, Meta(description="that it is stored in; null: no float of 16 bits")]
-    outputs: Annotated[Outputs | None, Meta(description="null of a model that reads tokens, and see reason")]
-    reason: Annotated[str | None, Meta(description="why it was not measured")]
-    scores: Annotated[Scores | None, Meta(description="null of recorded calls and encoders, and see reason")] = None
-    chunks: Annotated[list[int], Meta(description="numbers of the chunks that it read, from 0")] = []
-    embeddings: Annotated[Embeddings | None, Meta(description="of an encoder, and see reason")] = None
+    dtype: Annotated[str | None, doc("that it is stored in; null: no float of 16 bits")]
+    outputs: Annotated[Outputs | None, doc("null of a model that reads tokens, and see reason")]
+    reason: Annotated[str | None, doc("why it was not measured")]
+    scores: Annotated[Scores | None, doc("null of recorded calls and encoders, and see reason")] = None
+    chunks: Annotated[list[int], doc("numbers of the chunks that it read, from 0")] = []
+    embeddings: Annotated[Embeddings | None, doc("of an encoder, and see reason")] = None
 
     def value(self, metric: str) -> float | None:
         """Return a number of its predictions, embeddings or outputs; None where it was not measured."""
@@ -270,9 +258,9 @@ class Task(Model):
     accuracy: Annotated[
         float, score("accuracy", "higher", "share of questions that the candidate answers correctly", "%")
     ]
-    retention: Annotated[Number, Meta(description="accuracy / accuracy_original; null if accuracy_original is 0")]
+    retention: Annotated[Number, doc("accuracy / accuracy_original; null if accuracy_original is 0")]
     agreement: Annotated[float, score("agreement", "higher", "share of questions with the same answer from both", "%")]
-    mcnemar_p: Annotated[float, Meta(description="p-value of McNemar's exact two-sided test for a change")]
+    mcnemar_p: Annotated[float, doc("p-value of McNemar's exact two-sided test for a change")]
 
 
 OF_TASKS = ("accuracy", "retention", "agreement")
@@ -282,48 +270,45 @@ class BlockError(Model):
     """The error of the hidden states after a unit, against the original's."""
 
     name: str
-    relative_error: Annotated[Number, Meta(description="‖y - x‖ / ‖x‖ over all tokens; null: not finite")]
-    cosine: Annotated[Number, Meta(description="cosine between the hidden states of both sides, over all tokens")]
-    worst_token: Annotated[int, Meta(description="index of the token with the largest error")]
-    worst_token_error: Annotated[Number, Meta(description="‖y - x‖ / ‖x‖ of the token with the largest error")]
+    relative_error: Annotated[Number, doc("‖y - x‖ / ‖x‖ over all tokens; null: not finite")]
+    cosine: Annotated[Number, doc("cosine between the hidden states of both sides, over all tokens")]
+    worst_token: Annotated[int, doc("index of the token with the largest error")]
+    worst_token_error: Annotated[Number, doc("‖y - x‖ / ‖x‖ of the token with the largest error")]
 
 
 class WeightError(Model):
     """The effect of a weight's error on its actual inputs."""
 
-    layer_name: Annotated[str, Meta(description="name in the original, or in the model for a fused weight")]
+    layer_name: Annotated[str, doc("name in the original, or in the model for a fused weight")]
     display_name: str
-    block: Annotated[str, Meta(description="the model unit that contains the weight")]
-    output_error: Annotated[Number, Meta(description="‖X Eᵀ‖² / ‖X Wᵀ‖² with the original's inputs X")]
-    share_of_block: Annotated[Number, Meta(description="share of Σ ‖X Eᵀ‖² over the weights of its block")]
-    inputs: Annotated[int, Meta(description="number of rows of X")]
-    predicted_kld: Annotated[Number, Meta(description="predicted KL divergence from this weight's error alone [nat]")]
+    block: Annotated[str, doc("the model unit that contains the weight")]
+    output_error: Annotated[Number, doc("‖X Eᵀ‖² / ‖X Wᵀ‖² with the original's inputs X")]
+    share_of_block: Annotated[Number, doc("share of Σ ‖X Eᵀ‖² over the weights of its block")]
+    inputs: Annotated[int, doc("number of rows of X")]
+    predicted_kld: Annotated[Number, doc("predicted KL divergence from this weight's error alone [nat]")]
     input_error: Annotated[
-        Number,
-        Meta(description="‖(X̃ - X) Ŵᵀ‖² / ‖X Wᵀ‖², where the candidate's inputs X are rounded to X̃; null: not rounded"),
+        Number, doc("‖(X̃ - X) Ŵᵀ‖² / ‖X Wᵀ‖², where the candidate's inputs X are rounded to X̃; null: not rounded")
     ] = None
     share_of_inputs: Annotated[
-        Number, Meta(description="input_error / (output_error + input_error): the rest is of the weight's own error")
+        Number, doc("input_error / (output_error + input_error): the rest is of the weight's own error")
     ] = None
     input_spread: Annotated[
-        Number, Meta(description="largest ‖x‖ of an input over the geometric mean of all; null: its inputs are tokens")
+        Number, doc("largest ‖x‖ of an input over the geometric mean of all; null: its inputs are tokens")
     ] = None
     predicted_output_error: Annotated[
-        Number, Meta(description="predicted output error of the calls from this weight's error alone")
+        Number, doc("predicted output error of the calls from this weight's error alone")
     ] = None
 
 
 class RouterAgreement(Model):
     """The agreement of one router of experts with the original's, over all tokens."""
 
-    name: Annotated[str, Meta(description="name in the model")]
+    name: Annotated[str, doc("name in the model")]
     experts: int
-    chosen: Annotated[int, Meta(description="experts of a token")]
+    chosen: Annotated[int, doc("experts of a token")]
     tokens: int
-    same_experts: Annotated[float, Meta(description="share of tokens with the same experts")]
-    router_kld: Annotated[
-        Number, Meta(description="mean of KL(original || candidate) of the softmax of the router's logits [nat]")
-    ]
+    same_experts: Annotated[float, doc("share of tokens with the same experts")]
+    router_kld: Annotated[Number, doc("mean of KL(original || candidate) of the softmax of the router's logits [nat]")]
 
 
 OF_ROUTERS = ("same_experts", "router_kld")
@@ -332,21 +317,16 @@ OF_ROUTERS = ("same_experts", "router_kld")
 class SwapScore(Model):
     """The divergence of the original with one block or weight of the candidate; its inputs are not rounded."""
 
-    name: Annotated[str, Meta(description="of a block in the model, or of a weight as stored")]
+    name: Annotated[str, doc("of a block in the model, or of a weight as stored")]
     display_name: str
-    block: Annotated[str, Meta(description="the model unit that contains it")]
-    kld_mean: Annotated[Number, Meta(description="mean KL divergence [nat]; null: not finite")]
+    block: Annotated[str, doc("the model unit that contains it")]
+    kld_mean: Annotated[Number, doc("mean KL divergence [nat]; null: not finite")]
     kld_mean_se: Number
     kld_mean_chunk_se: Number
-    top1: Annotated[Number, Meta(description="share of predictions with the same most probable token")]
-    predicted_kld: Annotated[
-        Number, Meta(description="predicted KL divergence of its weights, from --sensitivity [nat]")
-    ] = None
+    top1: Annotated[Number, doc("share of predictions with the same most probable token")]
+    predicted_kld: Annotated[Number, doc("predicted KL divergence of its weights, from --sensitivity [nat]")] = None
 
-    @property
-    def swap_kld(self) -> float | None:
-        """The divergence that it causes alone [nat], for rules."""
-        return self.kld_mean
+    swap_kld = property(attrgetter("kld_mean"))  # for rules
 
     @property
     def kld_error(self) -> float | None:
@@ -370,7 +350,7 @@ class Evaluated(Model):
     verdict: Literal["pass", "fail", "inconclusive"]
     reasons: list[str]
     bytes: int
-    scores: Annotated[Scores | None, Meta(description="null for an encoder, and if logits are not finite")]
+    scores: Annotated[Scores | None, doc("null for an encoder, and if logits are not finite")]
     predicted_kld: Annotated[
         Number,
         score(
@@ -381,23 +361,23 @@ class Evaluated(Model):
             column=7,
         ),
     ]
-    embeddings: Annotated[Embeddings | None, Meta(description="null for a model that predicts tokens")]
+    embeddings: Annotated[Embeddings | None, doc("null for a model that predicts tokens")]
     tasks: list[Task]
-    not_finite: Annotated[str | None, Meta(description="the first unit with output that is not finite")]
+    not_finite: Annotated[str | None, doc("the first unit with output that is not finite")]
     blocks: list[BlockError]
-    weights: Annotated[list[WeightError], Meta(description="matrices, the largest output error first")]
+    weights: Annotated[list[WeightError], doc("matrices, the largest output error first")]
     missing: list[Missing]
     gates: list[Gate]
-    findings: Annotated[list[Finding], Meta(description="differences of its configuration from the original's")] = []
-    activations: Annotated[dict[str, int], Meta(description="weights by rounding scheme of their inputs")] = {}
-    kv: Annotated[str | None, Meta(description="rounding scheme of keys and values; null: none")] = None
-    outputs: Annotated[Outputs | None, Meta(description="null for a model that reads tokens")] = None
-    rollout: Annotated[Rollout | None, Meta(description="with --rollout")] = None
-    texts: Annotated[list[TextScores], Meta(description="of several; ``scores`` are of all predictions")] = []
-    positions: Annotated[list[PositionScores], Meta(description="divergence by position in the chunk")] = []
-    routers: Annotated[list[RouterAgreement], Meta(description="of a mixture of experts")] = []
-    swaps: Annotated[list[SwapScore], Meta(description="with --swap or --swap-blocks, the largest first")] = []
-    worst_tokens: Annotated[list[WorstToken], Meta(description="the largest divergence first")] = []
+    findings: Annotated[list[Finding], doc("differences of its configuration from the original's")] = []
+    activations: Annotated[dict[str, int], doc("weights by rounding scheme of their inputs")] = {}
+    kv: Annotated[str | None, doc("rounding scheme of keys and values; null: none")] = None
+    outputs: Annotated[Outputs | None, doc("null for a model that reads tokens")] = None
+    rollout: Annotated[Rollout | None, doc("with --rollout")] = None
+    texts: Annotated[list[TextScores], doc("of several; ``scores`` are of all predictions")] = []
+    positions: Annotated[list[PositionScores], doc("divergence by position in the chunk")] = []
+    routers: Annotated[list[RouterAgreement], doc("of a mixture of experts")] = []
+    swaps: Annotated[list[SwapScore], doc("with --swap or --swap-blocks, the largest first")] = []
+    worst_tokens: Annotated[list[WorstToken], doc("the largest divergence first")] = []
     predicted_output_error: Annotated[
         Number,
         score(
@@ -437,26 +417,22 @@ class Evaluation(Document, kw_only=True):
     schema_version: str = SCHEMA_VERSION
     verdict: Literal["pass", "fail", "inconclusive"]
     reasons: list[str]
-    original: Annotated[str, Meta(description="path of the original")]
+    original: Annotated[str, doc("path of the original")]
     original_bytes: int
-    model: Annotated[str, Meta(description="model class in transformers or diffusers")]
+    model: Annotated[str, doc("model class in transformers or diffusers")]
     kind: Literal["causal", "sequence to sequence", "encoder", "calls"]
-    dtype: Annotated[str, Meta(description="compute dtype of both sides")]
+    dtype: Annotated[str, doc("compute dtype of both sides")]
     tokens: Tokens
     candidates: list[Evaluated]
-    texts: Annotated[
-        list[NamedTokens], Meta(description="each of several texts; empty of one, which ``tokens`` says")
-    ] = []
+    texts: Annotated[list[NamedTokens], doc("each of several texts; empty of one, which ``tokens`` says")] = []
     reference: Annotated[
-        str | None, Meta(description="folder of what was kept of the original; null: the original itself was run")
+        str | None, doc("folder of what was kept of the original; null: the original itself was run")
     ] = None
-    made_up: Annotated[bool, Meta(description="true if the calls were drawn at random: a smoke test")] = False
-    made_up_allowed: Annotated[bool, Meta(description="true if gates may judge made-up calls")] = False
-    lora: Annotated[str | None, Meta(description="LoRA merged into both sides")] = None
-    gated: Annotated[
-        bool, Meta(description="true if gates were set; without gates, pass means evaluated, not approved")
-    ] = False
-    floor: Annotated[Floor | None, Meta(description="null beside a reference")] = None
+    made_up: Annotated[bool, doc("true if the calls were drawn at random: a smoke test")] = False
+    made_up_allowed: Annotated[bool, doc("true if gates may judge made-up calls")] = False
+    lora: Annotated[str | None, doc("LoRA merged into both sides")] = None
+    gated: Annotated[bool, doc("true if gates were set; without gates, pass means evaluated, not approved")] = False
+    floor: Annotated[Floor | None, doc("null beside a reference")] = None
     run: RunInfo
 
     @property

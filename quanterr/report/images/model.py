@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from quanterr.report.base import Model, Number, RunInfo, collect_scores, score
+from quanterr.report.base import Model, Number, RunInfo, collect_scores, doc, score
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate, Word
 from quanterr.report.images import SCHEMA
@@ -20,14 +20,14 @@ class ImagePair(Model):
     """Two images of the same name, without suffix, in both folders."""
 
     name: str
-    display_name: Annotated[str, Meta(description="name with unprintable characters escaped")]
+    display_name: Annotated[str, doc("name with unprintable characters escaped")]
     width: int
     height: int
-    identical: Annotated[bool, Meta(description="true: every pixel is equal, so the PSNR is infinite")]
-    psnr_db: Annotated[Number, Meta(description="peak signal-to-noise ratio [dB]; null: infinite, as identical")]
-    ssim: Annotated[float, Meta(description="structural similarity, mean over pixels and channels")]
-    lpips: Annotated[Number, Meta(description="perceptual distance; null: not measured, see `lpips_absent`")]
-    original_sha256: Annotated[str, Meta(description="SHA-256 of the original's pixels; identifies it")]
+    identical: Annotated[bool, doc("true: every pixel is equal, so the PSNR is infinite")]
+    psnr_db: Annotated[Number, doc("peak signal-to-noise ratio [dB]; null: infinite, as identical")]
+    ssim: Annotated[float, doc("structural similarity, mean over pixels and channels")]
+    lpips: Annotated[Number, doc("perceptual distance; null: not measured, see `lpips_absent`")]
+    original_sha256: Annotated[str, doc("SHA-256 of the original's pixels; identifies it")]
 
 
 class NotCompared(Model):
@@ -42,9 +42,9 @@ class Mean(Model):
     """The mean of a metric over pairs."""
 
     mean: float
-    se: Annotated[Number, Meta(description="standard error over pairs; null: a single pair")]
-    low: Annotated[Number, Meta(description="lower end of the 95 % interval; null: fewer than eight pairs")]
-    high: Annotated[Number, Meta(description="upper end of the 95 % interval; null: fewer than eight pairs")]
+    se: Annotated[Number, doc("standard error over pairs; null: a single pair")]
+    low: Annotated[Number, doc("lower end of the 95 % interval; null: fewer than eight pairs")]
+    high: Annotated[Number, doc("upper end of the 95 % interval; null: fewer than eight pairs")]
     pairs: int
 
 
@@ -66,23 +66,21 @@ class Images(Document, kw_only=True):
     schema_version: str = SCHEMA_VERSION
     verdict: Word
     reasons: list[str]
-    gated: Annotated[bool, Meta(description="true if gates decided the verdict")]
-    original: Annotated[str, Meta(description="path of the folder with the original model's images")]
-    quantized: Annotated[str, Meta(description="path of the folder with the quantized model's images")]
+    gated: Annotated[bool, doc("true if gates decided the verdict")]
+    original: Annotated[str, doc("path of the folder with the original model's images")]
+    quantized: Annotated[str, doc("path of the folder with the quantized model's images")]
     psnr_db: Annotated[
         Mean | None, score("PSNR", "higher", "PSNR [dB] over the pairs that differ; null: none does", "dB")
     ]
     ssim: Annotated[Mean | None, score("SSIM", "higher", "SSIM over all pairs; null: no pair was compared")]
     lpips: Annotated[Mean | None, score("LPIPS", "lower", "LPIPS over all pairs; null: see `lpips_absent`")]
-    lpips_by: Annotated[
-        str | None, Meta(description="package and version that computed LPIPS; null: see `lpips_absent`")
-    ]
-    lpips_absent: Annotated[str | None, Meta(description="why LPIPS was not measured; null: it was")]
+    lpips_by: Annotated[str | None, doc("package and version that computed LPIPS; null: see `lpips_absent`")]
+    lpips_absent: Annotated[str | None, doc("why LPIPS was not measured; null: it was")]
     gates: list[Gate]
-    other_files: Annotated[list[str], Meta(description="files and folders that are no PNG, JPEG or WebP")]
-    pairs: Annotated[list[ImagePair], Meta(description="by name")]
+    other_files: Annotated[list[str], doc("files and folders that are no PNG, JPEG or WebP")]
+    pairs: Annotated[list[ImagePair], doc("by name")]
     not_compared: list[NotCompared]
-    worst: Annotated[list[WorstPair], Meta(description="the pairs of lowest SSIM, the worst first")]
+    worst: Annotated[list[WorstPair], doc("the pairs of lowest SSIM, the worst first")]
     run: RunInfo
 
     @property

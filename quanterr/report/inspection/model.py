@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from msgspec import Meta
-
-from quanterr.report.base import Finding, Model, RunInfo, Score
+from quanterr.report.base import Finding, Model, RunInfo, Score, doc
 from quanterr.report.document import Document
 from quanterr.report.inspection import SCHEMA
 from quanterr.report.model import StoredFile
@@ -22,24 +20,23 @@ class StoredWeight(Model):
     """A weight and its storage."""
 
     name: str
-    display_name: Annotated[str, Meta(description="name with unprintable characters escaped")]
+    display_name: Annotated[str, doc("name with unprintable characters escaped")]
     role: str
-    block: Annotated[str | None, Meta(description="the model block that contains the weight, such as layers.12")]
-    format: Annotated[str | None, Meta(description="see `quanterr formats`; null: unsupported, see `reason`")]
-    dtype: Annotated[str, Meta(description="stored dtype of the codes, as named in the file")]
+    block: Annotated[str | None, doc("the model block that contains the weight, such as layers.12")]
+    format: Annotated[str | None, doc("see `quanterr formats`; null: unsupported, see `reason`")]
+    dtype: Annotated[str, doc("stored dtype of the codes, as named in the file")]
     shape: list[int]
     elements: int
-    bytes: Annotated[int, Meta(description="bytes of all parts")]
+    bytes: Annotated[int, doc("bytes of all parts")]
     bits_per_weight: float | None
-    code_bits: Annotated[int | None, Meta(description="bits per code, without scales")]
-    block_size: Annotated[list[int] | None, Meta(description="(rows, columns) that share a scale")]
-    scales: Annotated[int, Meta(description="number of scales")]
-    comfy_format: Annotated[str | None, Meta(description="format named by a ComfyUI label")]
-    evidence: Annotated[list[str], Meta(description="evidence for the detected format")]
-    reason: Annotated[str | None, Meta(description="why the weight cannot be read")]
+    code_bits: Annotated[int | None, doc("bits per code, without scales")]
+    block_size: Annotated[list[int] | None, doc("(rows, columns) that share a scale")]
+    scales: Annotated[int, doc("number of scales")]
+    comfy_format: Annotated[str | None, doc("format named by a ComfyUI label")]
+    evidence: Annotated[list[str], doc("evidence for the detected format")]
+    reason: Annotated[str | None, doc("why the weight cannot be read")]
     activations: Annotated[
-        str | None,
-        Meta(description="declared rounding scheme of the inputs; `unknown`: not supported by evaluate"),
+        str | None, doc("declared rounding scheme of the inputs; `unknown`: not supported by evaluate")
     ] = None
 
 
@@ -58,9 +55,9 @@ class DecodeBound(Model):
 
     hardware: str
     gigabytes_per_second: float
-    active_bytes: Annotated[int, Meta(description="without embedding tables and inactive experts")]
-    tokens_per_second: Annotated[float, Meta(description="an upper bound: activations, cache and compute are ignored")]
-    experts: Annotated[str | None, Meta(description="counted share of the experts, and why; null: no experts")]
+    active_bytes: Annotated[int, doc("without embedding tables and inactive experts")]
+    tokens_per_second: Annotated[float, doc("an upper bound: activations, cache and compute are ignored")]
+    experts: Annotated[str | None, doc("counted share of the experts, and why; null: no experts")]
 
 
 class Inspection(Document, kw_only=True):
@@ -76,20 +73,14 @@ class Inspection(Document, kw_only=True):
     files: list[StoredFile]
     tensors: int
     bytes: int
-    architecture: Annotated[str | None, Meta(description="model architecture declared by the GGUF file or config.json")]
-    quant_method: Annotated[
-        str | None, Meta(description="quantization method declared by config.json or a similar file")
-    ]
+    architecture: Annotated[str | None, doc("model architecture declared by the GGUF file or config.json")]
+    quant_method: Annotated[str | None, doc("quantization method declared by config.json or a similar file")]
     total: Tally
-    formats: Annotated[
-        dict[str, Tally], Meta(description="by format, the largest first; `unread` has weights of no known format")
-    ]
-    groups: Annotated[dict[str, dict[str, Tally]], Meta(description="by role, then format")]
-    activations: Annotated[
-        dict[str, int], Meta(description="number of weights by declared rounding scheme of inputs")
-    ] = {}
-    kv: Annotated[str | None, Meta(description="declared storage scheme of keys and values; null: none")] = None
-    decode: Annotated[DecodeBound | None, Meta(description="only with --hardware")] = None
+    formats: Annotated[dict[str, Tally], doc("by format, the largest first; `unread` has weights of no known format")]
+    groups: Annotated[dict[str, dict[str, Tally]], doc("by role, then format")]
+    activations: Annotated[dict[str, int], doc("number of weights by declared rounding scheme of inputs")] = {}
+    kv: Annotated[str | None, doc("declared storage scheme of keys and values; null: none")] = None
+    decode: Annotated[DecodeBound | None, doc("only with --hardware")] = None
     findings: list[Finding]
     weights: list[StoredWeight]
     run: RunInfo

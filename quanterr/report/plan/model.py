@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from msgspec import Meta
-
-from quanterr.report.base import Model, Number, RunInfo, score
+from quanterr.report.base import Model, Number, RunInfo, doc, score
 from quanterr.report.document import Document
 from quanterr.report.model import Selection
 
@@ -21,15 +19,15 @@ class PlannedLayer(Model):
 
     layer_name: str
     display_name: str
-    recipe: Annotated[str, Meta(description="see `quanterr formats --recipes`; original: the layer stays as it is")]
-    format: Annotated[str, Meta(description="format, as in a report")]
+    recipe: Annotated[str, doc("see `quanterr formats --recipes`; original: the layer stays as it is")]
+    format: Annotated[str, doc("format, as in a report")]
     elements: int
     bytes: int
     bits_per_weight: float
-    snr_db: Annotated[Number, Meta(description="exact SNR after quantization [dB]; null if unchanged")]
-    cost: Annotated[float, Meta(description="the layer's part of the plan's cost, in units of measure")]
-    original_norm: Annotated[Number, Meta(description="identifies the original")] = None
-    original_fingerprint: Annotated[str | None, Meta(description="identifies the original, as in a report")] = None
+    snr_db: Annotated[Number, doc("exact SNR after quantization [dB]; null if unchanged")]
+    cost: Annotated[float, doc("the layer's part of the plan's cost, in units of measure")]
+    original_norm: Annotated[Number, doc("identifies the original")] = None
+    original_fingerprint: Annotated[str | None, doc("identifies the original, as in a report")] = None
 
 
 class Uniform(Model):
@@ -38,7 +36,7 @@ class Uniform(Model):
     recipe: str
     bytes: int
     cost: float
-    fits: Annotated[bool, Meta(description="true if it keeps the plan's limit of bytes or cost")]
+    fits: Annotated[bool, doc("true if it keeps the plan's limit of bytes or cost")]
 
 
 class Point(Model):
@@ -51,12 +49,12 @@ class Point(Model):
 class Measurement(Model):
     """The measured effect of a plan, quantized on the fly and run beside the original."""
 
-    kld: Annotated[float, Meta(description="mean KL divergence [nat]")]
-    kld_se: Annotated[float, Meta(description="standard error over predictions or chunks, the larger [nat]")]
+    kld: Annotated[float, doc("mean KL divergence [nat]")]
+    kld_se: Annotated[float, doc("standard error over predictions or chunks, the larger [nat]")]
     ppl_ratio: float
-    source: Annotated[str, Meta(description="path of the text")]
-    sha256: Annotated[str, Meta(description="SHA-256 of the token ids")]
-    context: Annotated[int, Meta(description="tokens per chunk")]
+    source: Annotated[str, doc("path of the text")]
+    sha256: Annotated[str, doc("SHA-256 of the token ids")]
+    context: Annotated[int, doc("tokens per chunk")]
     chunks: int
 
 
@@ -72,31 +70,28 @@ class Plan(Document, kw_only=True):
 
     schema_: str = SCHEMA
     schema_version: str = SCHEMA_VERSION
-    original: Annotated[str, Meta(description="path of the original")]
+    original: Annotated[str, doc("path of the original")]
     original_bytes: int
-    architecture: Annotated[
-        str, Meta(description="architecture in llama.cpp's terms, which determines its tensor names")
-    ]
+    architecture: Annotated[str, doc("architecture in llama.cpp's terms, which determines its tensor names")]
     selection: Selection
-    goal: Annotated[str, Meta(description="the option that set the goal")]
+    goal: Annotated[str, doc("the option that set the goal")]
     measure: Measure
-    notes: Annotated[list[str], Meta(description="caveats about the plan")]
+    notes: Annotated[list[str], doc("caveats about the plan")]
     recipes: list[str]
     bytes: Annotated[int, score("size", "lower", "bytes of all tensors, planned or not", "B")]
     bits_per_weight: Annotated[float, score("bits per weight", "lower", "bits per weight of the planned layers")]
     cost: Annotated[float, score("cost", "lower", "sum over the layers, in units of `measure`")]
-    bound: Annotated[float, Meta(description="lower bound on the cost of any plan")]
+    bound: Annotated[float, doc("lower bound on the cost of any plan")]
     snr_db: Annotated[
-        Number,
-        score("predicted SNR", "higher", "SNR over the planned layers [dB]; null if nothing changes", "dB"),
+        Number, score("predicted SNR", "higher", "SNR over the planned layers [dB]; null if nothing changes", "dB")
     ]
-    least_bytes: Annotated[int, Meta(description="smallest size that these recipes can reach")]
-    unplanned_bytes: Annotated[int, Meta(description="bytes of tensors that are not planned: norms, embeddings, heads")]
-    layers: Annotated[list[PlannedLayer], Meta(description="layers in the original's order")]
-    uniform: Annotated[list[Uniform], Meta(description="single recipes for all layers, the smallest first")]
-    curve: Annotated[list[Point], Meta(description="least cost by size, the smallest first")]
-    knee: Annotated[Point | None, Meta(description="point from which further bytes gain less")]
-    measured: Annotated[Measurement | None, Meta(description="measured effect; null without --verify")] = None
+    least_bytes: Annotated[int, doc("smallest size that these recipes can reach")]
+    unplanned_bytes: Annotated[int, doc("bytes of tensors that are not planned: norms, embeddings, heads")]
+    layers: Annotated[list[PlannedLayer], doc("layers in the original's order")]
+    uniform: Annotated[list[Uniform], doc("single recipes for all layers, the smallest first")]
+    curve: Annotated[list[Point], doc("least cost by size, the smallest first")]
+    knee: Annotated[Point | None, doc("point from which further bytes gain less")]
+    measured: Annotated[Measurement | None, doc("measured effect; null without --verify")] = None
     run: RunInfo
 
     @property

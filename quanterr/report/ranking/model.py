@@ -3,9 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
-from msgspec import Meta
-
-from quanterr.report.base import Finding, Model, Number, RunInfo, score
+from quanterr.report.base import Finding, Model, Number, RunInfo, doc, score
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate
 from quanterr.report.model import Selection
@@ -18,8 +16,7 @@ SCHEMA_VERSION = "1.6"
 
 
 Margin = Annotated[
-    Number,
-    Meta(description="half-width of the 95 % interval of an estimate by sweep --sample [dB]; null: not an estimate"),
+    Number, doc("half-width of the 95 % interval of an estimate by sweep --sample [dB]; null: not an estimate")
 ]
 
 
@@ -34,23 +31,21 @@ class WorstLayer(Model):
 class Candidate(Model):
     """A candidate. Fields that compare candidates are null if it is not ranked."""
 
-    name: Annotated[str, Meta(description="shortest end of the path that is unique")]
+    name: Annotated[str, doc("shortest end of the path that is unique")]
     path: str
-    verdict: Annotated[Literal["pass", "fail", "inconclusive"], Meta(description="verdict of the comparison")]
+    verdict: Annotated[Literal["pass", "fail", "inconclusive"], doc("verdict of the comparison")]
     reasons: list[str]
-    rank: Annotated[int | None, Meta(description="1 has the least error; null: not ranked, see not_ranked")]
+    rank: Annotated[int | None, doc("1 has the least error; null: not ranked, see not_ranked")]
     not_ranked: str | None
-    on_front: Annotated[bool, Meta(description="true if no other candidate has as little error in as few bytes")]
-    behind: Annotated[
-        str | None, Meta(description="a candidate that is no worse in bytes and error, and better in one")
-    ]
+    on_front: Annotated[bool, doc("true if no other candidate has as little error in as few bytes")]
+    behind: Annotated[str | None, doc("a candidate that is no worse in bytes and error, and better in one")]
     bytes: Annotated[int | None, score("size", "lower", "bytes of tensors common to all ranked candidates", "B")]
     bits_per_weight: Annotated[Number, score("bits per weight", "lower", "bits per weight of these tensors [bit]")]
-    squared_error: Annotated[Number, Meta(description="Σe² over the layers; identical layers count as 0")]
+    squared_error: Annotated[Number, doc("Σe² over the layers; identical layers count as 0")]
     snr_db: Annotated[Number, score("SNR", "higher", "Σx² / Σe² over the layers; null where either is 0 [dB]", "dB")]
-    best_layers: Annotated[int, Meta(description="number of layers in which this candidate has the least error")]
-    checkpoint_bytes: Annotated[int, Meta(description="bytes of all tensors of the candidate")]
-    overall_snr_db: Annotated[Number, Meta(description="SNR over the candidate's own differing layers [dB]")]
+    best_layers: Annotated[int, doc("number of layers in which this candidate has the least error")]
+    checkpoint_bytes: Annotated[int, doc("bytes of all tensors of the candidate")]
+    overall_snr_db: Annotated[Number, doc("SNR over the candidate's own differing layers [dB]")]
     weighted_snr_db: Annotated[
         Number, score("weighted SNR", "higher", "as in a report [dB]; null without --importance", "dB")
     ]
@@ -59,11 +54,10 @@ class Candidate(Model):
         score("predicted KLD", "lower", "Σ alpha · NMSE over the layers [nat]; null without --sensitivity", "nat"),
     ]
     excess_db: Annotated[
-        Number,
-        score("avoidable error", "lower", "avoidable loss under the stored scales, as in a report [dB]", "dB"),
+        Number, score("avoidable error", "lower", "avoidable loss under the stored scales, as in a report [dB]", "dB")
     ]
     worst_layer: WorstLayer | None
-    formats: Annotated[dict[str, int], Meta(description="number of differing layers by format")]
+    formats: Annotated[dict[str, int], doc("number of differing layers by format")]
     findings: list[Finding]
     gates: list[Gate]
     tokens_per_second: Annotated[
@@ -88,7 +82,7 @@ class Choice(Model):
     format: str
     bytes: int
     squared_error: float
-    snr_db: Annotated[Number, Meta(description="null if identical, or if the original is zero [dB]")]
+    snr_db: Annotated[Number, doc("null if identical, or if the original is zero [dB]")]
     snr_db_margin: Margin = None
 
 
@@ -98,7 +92,7 @@ class RankedLayer(Model):
     layer_name: str
     display_name: str
     tensor_elements: int
-    best: Annotated[str, Meta(description="candidate with the least error; of equals, the smallest")]
+    best: Annotated[str, doc("candidate with the least error; of equals, the smallest")]
     choices: list[Choice]
 
 
@@ -107,7 +101,7 @@ class Swap(Model):
 
     layer_name: str
     display_name: str
-    take_from: Annotated[str | None, Meta(description="the candidate to take the layer from; null: the original")]
+    take_from: Annotated[str | None, doc("the candidate to take the layer from; null: the original")]
     format: str
     bytes_change: int
     squared_error_change: float
@@ -121,13 +115,13 @@ class Swaps(Model):
     bytes_change: int
     bytes: int
     squared_error_change: float
-    snr_db: Annotated[Number, Meta(description="after all swaps; null without any error")]
+    snr_db: Annotated[Number, doc("after all swaps; null without any error")]
 
 
 class Gain(Model):
     """The gain of a choice: two recipes that differ only in it."""
 
-    what: Annotated[str, Meta(description="bits, finer scales, zero points, calibration, scales quantized again")]
+    what: Annotated[str, doc("bits, finer scales, zero points, calibration, scales quantized again")]
     instead_of: str
     candidate: str
     snr_gain_db: float
@@ -139,8 +133,7 @@ class Changed(Model):
 
     percent: float
     gain_db: Annotated[
-        Number,
-        Meta(description="change of SNR, negative for more error [dB]; null: no error, or scales stored as codes"),
+        Number, doc("change of SNR, negative for more error [dB]; null: no error, or scales stored as codes")
     ]
 
 
@@ -148,11 +141,10 @@ class Study(Model):
     """Effects of outliers and of scales on a recipe's error, on a sample of each weight's rows."""
 
     candidate: str
-    outliers: Annotated[list[Changed], Meta(description="effect of keeping the largest elements, `percent` of all")]
-    scales: Annotated[list[Changed], Meta(description="effect of deriving scales from values larger by `percent`")]
+    outliers: Annotated[list[Changed], doc("effect of keeping the largest elements, `percent` of all")]
+    scales: Annotated[list[Changed], doc("effect of deriving scales from values larger by `percent`")]
     columns: Annotated[
-        list[Changed],
-        Meta(description="effect of keeping the most important columns, `percent` of all; empty without --importance"),
+        list[Changed], doc("effect of keeping the most important columns, `percent` of all; empty without --importance")
     ] = []
 
 
@@ -170,32 +162,30 @@ class Ranking(Document, kw_only=True):
     schema_version: str = SCHEMA_VERSION
     verdict: Annotated[
         Literal["pass", "fail", "inconclusive"],
-        Meta(description="inconclusive if a candidate is not ranked; fail if a gate of a candidate does not hold"),
+        doc("inconclusive if a candidate is not ranked; fail if a gate of a candidate does not hold"),
     ]
     reasons: list[str]
-    complete: Annotated[bool, Meta(description="false if the run was interrupted")]
-    gated: Annotated[
-        bool, Meta(description="true if gates were set; without gates, pass means compared, not approved")
-    ] = False
-    original: Annotated[str, Meta(description="path of the original")]
+    complete: Annotated[bool, doc("false if the run was interrupted")]
+    gated: Annotated[bool, doc("true if gates were set; without gates, pass means compared, not approved")] = False
+    original: Annotated[str, doc("path of the original")]
     original_bytes: int
     selection: Selection
-    tensors: Annotated[int, Meta(description="number of tensors common to all ranked candidates")]
-    elements: Annotated[int, Meta(description="number of elements of these tensors")]
-    candidates: Annotated[list[Candidate], Meta(description="the least error first; candidates without a rank last")]
-    front: Annotated[list[str], Meta(description="Pareto-optimal candidates in error and bytes, the smallest first")]
-    swaps: Annotated[list[Swaps], Meta(description="swaps for Pareto-optimal candidates")]
+    tensors: Annotated[int, doc("number of tensors common to all ranked candidates")]
+    elements: Annotated[int, doc("number of elements of these tensors")]
+    candidates: Annotated[list[Candidate], doc("the least error first; candidates without a rank last")]
+    front: Annotated[list[str], doc("Pareto-optimal candidates in error and bytes, the smallest first")]
+    swaps: Annotated[list[Swaps], doc("swaps for Pareto-optimal candidates")]
     kept: Annotated[
         list[Swaps],
-        Meta(
-            description="layers to leave as in the original: for each ranked candidate within the budget; without one, "
+        doc(
+            "layers to leave as in the original: for each ranked candidate within the budget; without one, "
             "for the first candidate, if a few layers make most of its error"
         ),
     ]
-    gains: Annotated[list[Gain], Meta(description="gains between recipes that differ in one respect")]
-    studies: Annotated[list[Study], Meta(description="studies of recipes, only with sweep --study")] = []
-    sample: Annotated[Number, Meta(description="share of rows that were read, 0 to 1; null: all")] = None
-    layers: Annotated[list[RankedLayer], Meta(description="in natural order of names: layers.2 before layers.10")]
+    gains: Annotated[list[Gain], doc("gains between recipes that differ in one respect")]
+    studies: Annotated[list[Study], doc("studies of recipes, only with sweep --study")] = []
+    sample: Annotated[Number, doc("share of rows that were read, 0 to 1; null: all")] = None
+    layers: Annotated[list[RankedLayer], doc("in natural order of names: layers.2 before layers.10")]
     run: RunInfo
 
     @property
