@@ -407,10 +407,10 @@ class TestCompletion:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "fine.toml").touch()
 
-        assert ["fine.toml"] == completion.presets("fi")
+        assert "fine.toml" in completion.presets("fi")
 
     def test_offers_every_format_recipe_and_program(self):
-        assert {row.name for row in quanterr.FORMATS} == set(completion.formats(""))
+        assert {row.name for row in quanterr.FORMATS} == set(completion.formats())
         assert list(list_recipes()) == completion.recipes("")
         assert (*CONSUMERS,) == completion.PROGRAMS
 

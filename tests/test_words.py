@@ -115,7 +115,7 @@ def test_a_word_is_found_in_other_spellings():
 
 
 def test_completion_offers_them():
-    offered = set(completion.names(""))
+    offered = set(completion.names())
 
     assert {"predicted KLD", "attn", "not compared", "relative", "kld_mean_se", "fp8_row"} <= offered
     assert {*CODES, *guide.words.WORDS} <= offered

@@ -49,28 +49,23 @@ def wrap_help(text: str) -> str:
     return "\n\n".join(p if p.startswith("\b") else " ".join(p.split()) for p in text.strip().split("\n\n"))
 
 
-def _clear_switch_metavars(params: list[Any]) -> list[Any]:
-    """Clear the metavar of switches, where typer would print <bool>; return the parameters."""
-    for param in params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-    return params
+class _PlainSwitches:
+    """Clears the metavar of switches, where the help of typer would print <bool>."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc] # of TyperCommand or TyperGroup
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
 
 
-class Command(TyperCommand):
+class Command(_PlainSwitches, TyperCommand):
     """A command whose help shows switches without a metavar."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the command's options and arguments."""
-        return _clear_switch_metavars(super().get_params(ctx))
 
-
-class ProgramGroup(TyperGroup):
+class ProgramGroup(_PlainSwitches, TyperGroup):
     """The whole program, whose help shows switches without a metavar."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the program's options."""
-        return _clear_switch_metavars(super().get_params(ctx))
 
 
 @dataclass(frozen=True, kw_only=True)
