@@ -26,10 +26,7 @@ SCHEMA, SCHEMA_VERSION = "quanterr.bench_formats", "1.0"
 
 
 @with_options
-def bench_formats(
-    options: BenchOptions,
-    show: Annotated[Display, TABLE_OPTIONS],
-) -> None:
+def bench_formats(options: BenchOptions, show: Annotated[Display, TABLE_OPTIONS]) -> None:
     """Compare recipes on synthetic weights."""
     require_memory()
     from quanterr.recipes import PRESETS, parse_recipes

@@ -98,8 +98,7 @@ class Display(CheckedOptions):
         bool, Option("Show all findings, and how each format was recognized.", OUTPUT, flags="--verbose -v")
     ] = False
     allow_partial: Annotated[
-        bool,
-        Option("Exit 0 even if something was not compared; the verdict stays inconclusive.", SELECTION),
+        bool, Option("Exit 0 even if something was not compared; the verdict stays inconclusive.", SELECTION)
     ] = False
 
     @property

@@ -4,13 +4,7 @@ import sys
 from os import fspath
 from typing import Annotated
 
-from quanterr.cli.common import (
-    RESULT_OPTIONS,
-    Display,
-    Interrupt,
-    announce,
-    wrap_help,
-)
+from quanterr.cli.common import RESULT_OPTIONS, Display, Interrupt, announce, wrap_help
 from quanterr.cli.gate import finish
 from quanterr.cli.options import Only, argument, with_options
 from quanterr.options import EvaluateOptions, RankOptions

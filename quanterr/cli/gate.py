@@ -52,8 +52,7 @@ def gate(
     gates: GateOptions,
     show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "top_layers"))],
     update_baseline: Annotated[
-        bool,
-        Option("Overwrite the file of --baseline with this report if all gates hold, warnings included.", GATES),
+        bool, Option("Overwrite the file of --baseline with this report if all gates hold, warnings included.", GATES)
     ] = False,
     explain: Annotated[str | None, Option("Explain how each rule judges this layer.", GATES, "LAYER")] = None,
 ) -> None:

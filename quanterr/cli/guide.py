@@ -11,8 +11,7 @@ from quanterr.cli.completion import names, topics
 
 def guide(
     topic: Annotated[
-        str | None,
-        typer.Argument(help="The page. Default: list all pages.", show_default=False, autocompletion=topics),
+        str | None, typer.Argument(help="The page. Default: list all pages.", show_default=False, autocompletion=topics)
     ] = None,
 ) -> None:
     """Show a page of the guide: formats, findings, metrics, gates, outputs, settings, …"""

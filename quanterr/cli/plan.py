@@ -6,16 +6,7 @@ from dataclasses import replace
 from os import fspath
 from typing import TYPE_CHECKING, Annotated
 
-from quanterr.cli.common import (
-    Display,
-    Interrupt,
-    Original,
-    announce,
-    command_line,
-    deliver,
-    guard_stdout,
-    wrap_help,
-)
+from quanterr.cli.common import Display, Interrupt, Original, announce, command_line, deliver, guard_stdout, wrap_help
 from quanterr.cli.completion import PROGRAMS
 from quanterr.cli.next_steps import suggest_after_plan
 from quanterr.cli.options import AllBut, with_options

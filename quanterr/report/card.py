@@ -11,18 +11,7 @@ from quanterr.report.document import Result
 from quanterr.report.formatting import describe_gate, format_doubts, format_observed
 from quanterr.report.gate_results import drop_gate_messages
 from quanterr.report.markdown import format_code, format_prose, shorten_path, table
-from quanterr.report.sections import (
-    CARD,
-    Figure,
-    FigureGroup,
-    Findings,
-    Gates,
-    Lines,
-    Name,
-    Part,
-    Table,
-    View,
-)
+from quanterr.report.sections import CARD, Figure, FigureGroup, Findings, Gates, Lines, Name, Part, Table, View
 from quanterr.util.text import count
 
 TOP = 5  # layers

@@ -227,10 +227,7 @@ def _fit_table(part: Table, rows: Sequence[tuple[str, Sequence[str]]], to: Conso
     table.add_column(part.first, overflow="fold", min_width=name)
     for n in kept:
         table.add_column(
-            columns[n].header,
-            justify="right" if columns[n].right else "left",
-            no_wrap=len(kept) > 1,
-            overflow="fold",
+            columns[n].header, justify="right" if columns[n].right else "left", no_wrap=len(kept) > 1, overflow="fold"
         )
     for shown, row in rows:
         table.add_row(Text(display(shown)), *(_draw(row[n], plain) for n in kept))

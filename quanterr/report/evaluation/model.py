@@ -56,8 +56,7 @@ class Scores(Model):
     ln_ppl_ratio_se: Annotated[float, doc("standard error that includes the covariance of both")]
     ln_ppl_ratio_chunk_se: Annotated[Number, doc("standard error from the means of chunks")]
     kld_mean: Annotated[
-        float,
-        score("KLD", "lower", "mean of KL(original || candidate) over the predictions [nat]", "nat", column=0),
+        float, score("KLD", "lower", "mean of KL(original || candidate) over the predictions [nat]", "nat", column=0)
     ]
     kld_mean_se: Annotated[float, doc("standard error over predictions [nat]")]
     kld_mean_chunk_se: Annotated[Number, doc("standard error from the means of chunks [nat]")]

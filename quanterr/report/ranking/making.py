@@ -99,10 +99,7 @@ def shorten_names(paths: Sequence[str]) -> list[str]:
 
 
 def make_ranking(
-    names: Sequence[str],
-    reports: Sequence[Report],
-    keep: Budget | None = None,
-    recipes: Collection[str] = (),
+    names: Sequence[str], reports: Sequence[Report], keep: Budget | None = None, recipes: Collection[str] = ()
 ) -> Ranking:
     """Return the ranking of candidates from their reports, which share one original and one selection.
 
