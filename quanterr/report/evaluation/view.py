@@ -42,7 +42,7 @@ from quanterr.report.evaluation.wording import (
     list_floor_lines,
     list_metrics,
 )
-from quanterr.report.formatting import LONG, format_if_known, format_percent, list_doubts, sentence
+from quanterr.report.formatting import format_if_known, format_percent, list_doubts, sentence
 from quanterr.report.html_data import DIFFERS, round_digits
 from quanterr.report.made import describe_run
 from quanterr.report.sections import (
@@ -167,43 +167,34 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     gates = [(candidate.name, gate) for candidate in candidates for gate in candidate.gates]
     has_weights = any(candidate.weights for candidate in candidates)
     yield Section("scores", "Scores", [make_scores_table(evaluation), *_compare_candidates(evaluation)])
-    if gates:
-        yield Section("gates", "Gates", [Gates(gates)])
-    if found:
-        yield Section("findings", "Findings", [merge_findings(found, len(candidates))])
-    if any(candidate.texts for candidate in candidates):
-        yield Section("texts", "By text", [_texts(candidate) for candidate in candidates if candidate.texts])
-    if positions := list(_positions(evaluation)):
-        yield Section("positions", "Divergence by position", positions, (VERBOSE, PAGE))
-    if steps := list(_steps(evaluation)):
-        yield Section("steps", "Output error by step", steps)
-    if rollouts := list(_rollouts(evaluation)):
-        yield Section("rollout", "Rollout", rollouts)
+    yield Section("gates", "Gates", [Gates(gates)] if gates else [])
+    yield Section("findings", "Findings", [merge_findings(found, len(candidates))] if found else [])
+    yield Section("texts", "By text", [_texts(one) for one in candidates if one.texts])
+    yield Section("positions", "Divergence by position", list(_positions(evaluation)), (VERBOSE, PAGE))
+    yield Section("steps", "Output error by step", list(_steps(evaluation)))
+    yield Section("rollout", "Rollout", list(_rollouts(evaluation)))
     yield from [MAP] if has_weights else []
-    if tasks := [(task, candidate) for candidate in candidates for task in candidate.tasks]:
-        rows = [(Name(f"{task.name}, {candidate.name}"), task) for task, candidate in tasks]
-        yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", *fill(TASKS, rows))])
-    if blocks := list(_blocks(evaluation)) if top else []:
-        yield Section("blocks", "Hidden states by block", blocks)
-    if worst := [_worst(candidate, top) for candidate in _pick_detailed(evaluation) if top and candidate.weights]:
-        yield Section("worst", "Largest output errors", worst)
-    if routers := [_routers(candidate) for candidate in _pick_detailed(evaluation) if top and candidate.routers]:
-        yield Section("routers", "Experts that routers choose", routers)
-    if swaps := [_swaps(candidate, top) for candidate in candidates if top and candidate.swaps]:
-        yield Section("swaps", "Measured alone in the original", swaps)
-    if missing := [candidate for candidate in candidates if candidate.missing]:
-        yield Section("missing", "Taken from the original", [Lines(list(map(_missing, missing)), warn=True)])
-    if found_tokens := [_worst_tokens(one, top) for one in _pick_detailed(evaluation) if top and one.worst_tokens]:
-        yield Section("tokens", "Worst tokens", found_tokens, (VERBOSE, PAGE, CARD), is_open=False)
+    tasks = [(Name(f"{task.name}, {one.name}"), task) for one in candidates for task in one.tasks]
+    yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", *fill(TASKS, tasks))] if tasks else [])
+    detailed = _pick_detailed(evaluation) if top else []
+    yield Section("blocks", "Hidden states by block", list(_blocks(evaluation)) if top else [])
+    yield Section("worst", "Largest output errors", [_worst(one, top) for one in detailed if one.weights])
+    yield Section("routers", "Experts that routers choose", [_routers(one) for one in detailed if one.routers])
+    swaps = [_swaps(one, top) for one in candidates if top and one.swaps]
+    yield Section("swaps", "Measured alone in the original", swaps)
+    missing = [_missing(one) for one in candidates if one.missing]
+    yield Section("missing", "Taken from the original", [Lines(missing, warn=True)] if missing else [])
+    tokens = [_worst_tokens(one, top) for one in detailed if one.worst_tokens]
+    yield Section("tokens", "Worst tokens", tokens, (VERBOSE, PAGE, CARD), is_open=False)
     yield from [LAYERS] if has_weights else []
     yield describe_run(evaluation)
 
 
 def _compare_candidates(evaluation: Evaluation) -> Iterator[Part]:
     """Yield lines on which differences between candidates are significant, and whether more text is needed."""
-    said = [display(describe_nearer(*found), LONG) for found in compare_neighbours(evaluation)]
+    said = [describe_nearer(*found) for found in compare_neighbours(evaluation)]
     said += [found] if (found := describe_precision(evaluation)) else []
-    said += [display(line, LONG) for line in list_floor_lines(evaluation)]
+    said += list_floor_lines(evaluation)
     if said:
         yield Lines(said)
 

@@ -27,7 +27,6 @@ from quanterr.report.sections import (
     MapMetric,
     Maps,
     Name,
-    Part,
     Row,
     Section,
     Suite,
@@ -99,19 +98,17 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
     if excluded and ranking.sample is not None:  # else the reasons of the verdict say it
         yield Section("excluded", "Not ranked", [Lines(excluded, warn=True)])
     yield Section("candidates", "Candidates", [_candidates(ranking), *([Lines(behind)] if behind else [])])
-    if swaps := [*ranking.swaps, *ranking.kept]:
-        yield Section("mix", "Layers to change", [part for one in swaps for part in _swaps(one, ranking, top)])
+    swaps = [_swaps(one, ranking, top) for one in (*ranking.swaps, *ranking.kept)]
+    yield Section("mix", "Layers to change", swaps)
     if sum(candidate.rank is not None for candidate in ranking.candidates) > 1:
         yield FRONT
     yield MAP
-    if ranking.gains:
-        yield Section("gains", "Gain of each choice", [_gains(ranking)])
-    if ranking.studies:
-        yield Section("studies", "Outliers and scales", [_studies(ranking)])
-    if top and ranking.layers:
-        yield Section("spread", "Layers that differ most", [_spread_table(ranking, top)])
-    if gates := [(candidate.name, gate) for candidate in ranking.candidates for gate in candidate.gates]:
-        yield Section("gates", "Gates", [Gates(gates)], (PAGE, CARD))
+    yield Section("gains", "Gain of each choice", [_gains(ranking)] if ranking.gains else [])
+    yield Section("studies", "Outliers and scales", [_studies(ranking)] if ranking.studies else [])
+    spread = [_spread_table(ranking, top)] if top and ranking.layers else []
+    yield Section("spread", "Layers that differ most", spread)
+    gates = [(candidate.name, gate) for candidate in ranking.candidates for gate in candidate.gates]
+    yield Section("gates", "Gates", [Gates(gates)] if gates else [], (PAGE, CARD))
     yield LAYERS
     yield describe_run(ranking)
 
@@ -307,7 +304,7 @@ def _compute_spread(layer: RankedLayer) -> float:
     return max(errors) - min(errors)
 
 
-def _swaps(swaps: Swaps, ranking: Ranking, top: int) -> Iterator[Part]:
+def _swaps(swaps: Swaps, ranking: Ranking, top: int) -> Table:
     own = next(candidate for candidate in ranking.candidates if candidate.name == swaps.candidate)
     error = own.squared_error or 1.0  # a candidate without an error has nothing to swap
     after = _format_snr(swaps.snr_db, error + swaps.squared_error_change) + (" dB" if swaps.snr_db is not None else "")
@@ -327,7 +324,7 @@ def _swaps(swaps: Swaps, ranking: Ranking, top: int) -> Iterator[Part]:
         for swap in shown
     ]
     minor = sum(abs(swap.squared_error_change) < MINOR * error for swap in shown)
-    yield Table(title, "layer", SWAP_COLUMNS, rows, len(swaps.layers) - len(rows), minor, MINOR_BECAUSE)
+    return Table(title, "layer", SWAP_COLUMNS, rows, len(swaps.layers) - len(rows), minor, MINOR_BECAUSE)
 
 
 def _format_percent(change: float, whole: float) -> str:
