@@ -61,15 +61,11 @@ def open_run(
         if this_process().world == 1:
             found = [stack.enter_context(open_checkpoint(path, options.lenient, options.cache)) for path in paths]
             if isinstance(options, ComparisonOptions):
-                _check_selection(options)
+                LayerSelection(options.layers, options.exclude)  # raises
+                if options.importance is not None:
+                    CheckpointFile(Path(options.importance)).close()
             stack.enter_context(read_ahead(found))
             opened = found
         silent = quiet or is_other_rank()
         shown: Any = None if silent else stack.enter_context(closing(progress(sys.stderr.isatty())))
         yield opened, replace(options, on_progress=shown, stop=interrupt.stop, command=tuple(command_line()))
-
-
-def _check_selection(options: ComparisonOptions) -> None:
-    LayerSelection(options.layers, options.exclude)  # raises
-    if options.importance is not None:
-        CheckpointFile(Path(options.importance)).close()

@@ -36,11 +36,9 @@ def make_annotations(judged: HasGates, candidate: str | None = None) -> list[str
         kind = found[MAX_ANNOTATIONS - 1][0]  # the worst of the omitted gates
         found[MAX_ANNOTATIONS - 1 :] = [(kind, f"and {len(found) - MAX_ANNOTATIONS + 1} more gates do not hold")]
     of = "" if candidate is None else f"{candidate}: "
-    return [f"::{kind} title=quanterr::{_escape(escape_commands(sentence(of + text)))}" for kind, text in found]
-
-
-def _escape(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return [
+        f"::{kind} title=quanterr::{escape_commands(sentence(of + text)).replace('%', '%25')}" for kind, text in found
+    ]
 
 
 def has_summary() -> bool:

@@ -37,7 +37,8 @@ def draw_chart(chart: Chart) -> Markup:
         drawn.append(tag("line", class_="grid", x1=f"{LEFT}", x2=f"{end:.1f}", y1=f"{y:.1f}", y2=f"{y:.1f}"))
         drawn.append(tag("text", f"{level:.3g}", class_="tick end", x=f"{LEFT - 8}", y=f"{y + 4:.1f}"))
     for x, kind, at in ((left, "tick", LEFT), (right, "tick end", end)):
-        drawn.append(tag("text", _format_place(x), class_=kind, x=f"{at}", y=f"{HEIGHT - 30}"))
+        text = f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
+        drawn.append(tag("text", text, class_=kind, x=f"{at}", y=f"{HEIGHT - 30}"))
     middle = (LEFT + end) / 2
     drawn.append(tag("text", chart.across, class_="tick middle", x=f"{middle:.0f}", y=f"{HEIGHT - 6}"))
     taken = -LINE
@@ -49,10 +50,6 @@ def draw_chart(chart: Chart) -> Markup:
         drawn.append(tag("text", display(name, NAME), x=f"{x + 8:.1f}", y=f"{taken}"))
     title = tag("figcaption", chart.title)
     return tag("figure", title, tag("svg", *drawn, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img"), class_="chart")
-
-
-def _format_place(x: float) -> str:
-    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
 def _levels(low: float, high: float) -> list[float]:

@@ -69,12 +69,11 @@ KINDS: dict[str, Any] = {
 
 def _extend_with_metrics(base: type[Struct], name: str, rows: tuple[Metric, ...]) -> type[Struct]:
     """Return a class that extends ``base`` with a field for each metric."""
-    kinds = [(row.name, _annotate_metric(row), *([None] if row.later else [])) for row in rows]
+    kinds: list[Any] = []
+    for row in rows:
+        about = row.formula + (f" [{row.unit}]" if row.unit else "")
+        kinds.append((row.name, Annotated[KINDS[row.kind], doc(about)], *([None] if row.later else [])))
     return defstruct(name, kinds, bases=(base,), module=__name__, namespace={"__doc__": base.__doc__}, kw_only=True)
-
-
-def _annotate_metric(row: Metric) -> Any:
-    return Annotated[KINDS[row.kind], doc(row.formula + (f" [{row.unit}]" if row.unit else ""))]
 
 
 # Kinds of the metrics that are more than a number.

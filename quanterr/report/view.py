@@ -203,7 +203,12 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
         yield Section("groups", "By format and role", [_group_table(report, "format"), _group_table(report, "role")])
     if worst := _make_worst_table(report, top, sort_by):
         yield Section("worst", "Worst layers", [worst], (TERMINAL, CARD))
-    yield Section("evidence", "Evidence for the formats", [Lines(_list_evidence(report))], (VERBOSE,))
+    evidence = (
+        f"{layer.display_name}: {layer.format}: {seen}"
+        for layer in report.layers + report.other_changes
+        for seen in layer.evidence
+    )
+    yield Section("evidence", "Evidence for the formats", [Lines(evidence)], (VERBOSE,))
     yield LAYERS
     yield describe_run(report, _list_settings(report))
 
@@ -337,11 +342,6 @@ def _make_worst_table(report: Report, top: int, sort_by: str) -> Table | None:
 
 def _draw_bar(snr_db: float | None) -> BarCell:
     return BarCell(1.0 if snr_db is None else min(max(1 - snr_db / BAR_DB, 0.0), 1.0))
-
-
-def _list_evidence(report: Report) -> Iterator[str]:
-    for layer in report.layers + report.other_changes:
-        yield from (f"{layer.display_name}: {layer.format}: {evidence}" for evidence in layer.evidence)
 
 
 def _list_settings(report: Report) -> list[tuple[str, str]]:

@@ -42,7 +42,7 @@ TOTALS: Sequence[CellColumn[Totals]] = (
 CHANGES: Sequence[CellColumn[Change]] = (
     (Column("old dB", 1), lambda item: format_if_known(item.old_snr_db)),
     (Column("new dB", 2), lambda item: format_if_known(item.new_snr_db)),
-    (Column("change dB", 0), lambda item: _format_change(item)),
+    (Column("change dB", 0), lambda item: format_if_known(item.change_db, "+.4g", display(item.reason or "", 2000))),
 )
 EXCESS: CellColumn[Change] = (
     Column("avoidable dB", 3),
@@ -122,10 +122,6 @@ def _changes(title: str, items: Sequence[Change], top: int) -> Table:
     filled = fill(columns, ((LayerName(item.layer), item) for item in shown))
     minor = len(list(takewhile(_is_minor, reversed(shown))))
     return Table(title, "layer", *filled, len(items) - len(shown), minor, "that change by less than 1 %")
-
-
-def _format_change(item: Change) -> str:
-    return f"{item.change_db:+.4g}" if item.change_db is not None else display(item.reason or "", 2000)
 
 
 def _is_minor(item: Change) -> bool:

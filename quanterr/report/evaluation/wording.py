@@ -151,11 +151,7 @@ def describe_nearer(near: Evaluated, far: Evaluated, apart: PairedDifference) ->
 
 def _describe_next(far: Evaluated, apart: PairedDifference) -> str:
     """Return whether the next candidate is significantly farther."""
-    return (
-        f"{display(far.name)} is next ({_format_p(apart.p)})"
-        if apart.p < SURE
-        else f"{display(far.name)} may be as near ({_format_p(apart.p)})"
-    )
+    return f"{display(far.name)} {'is next' if apart.p < SURE else 'may be as near'} ({_format_p(apart.p)})"
 
 
 def _format_p(p: float) -> str:

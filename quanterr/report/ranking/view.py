@@ -59,8 +59,9 @@ def view(ranking: Ranking, top: int) -> View:
         ("ranked", [f"{len(ranked):,} of {count(len(ranking.candidates), 'candidate')}"]),
         ("compared", [_describe_compared(ranking)]),
     ]
+    rows = "" if ranking.sample is None else f"{100 * ranking.sample:g} % of the rows of "
     about = (
-        f"From {_describe_source(ranking)} of all checkpoints. SNR is the energy of the original over the energy of "
+        f"From {rows}the weights of all checkpoints. SNR is the energy of the original over the energy of "
         "the error, in dB, over the layers that differ in at least one candidate. Weight error is not task accuracy."
     )
     return View(
@@ -82,10 +83,6 @@ def _describe_compared(ranking: Ranking) -> str:
     tensors = f"{count(ranking.tensors, 'tensor')} common to all, {ranking.elements:,} elements"
     differ = count(len(ranking.layers), "layer differs", "layers differ")
     return f"{tensors}; {differ} in at least one candidate"
-
-
-def _describe_source(ranking: Ranking) -> str:
-    return "the weights" if ranking.sample is None else f"{100 * ranking.sample:g} % of the rows of the weights"
 
 
 def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
