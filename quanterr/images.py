@@ -24,7 +24,6 @@ from quanterr.gates import PreparedRules, prepare
 from quanterr.options import GateOptions
 from quanterr.report.base import Tool
 from quanterr.report.documents import KINDS
-from quanterr.report.images import SCHEMA
 from quanterr.report.images.model import ImagePair, Images, Mean, NotCompared, WorstPair, find_copies, list_reasons
 from quanterr.report.images.values import LEAST_PAIRS, VOCABULARY
 from quanterr.report.subjects import WIDTH
@@ -97,7 +96,7 @@ def compare_images(
     options = GateOptions(
         thresholds=rules, require=require, fail_if=fail_if, baseline=before, strict_warnings=strict_warnings
     )
-    return judge_images(original, quantized, prepare(options, KINDS[SCHEMA]))
+    return judge_images(original, quantized, prepare(options, KINDS["quanterr.images"]))
 
 
 def judge_images(

@@ -12,7 +12,7 @@ from quanterr.findings import make_finding
 from quanterr.gates import judge
 from quanterr.gates.as_text import format_gates
 from quanterr.gates.github import format_summary, make_annotations
-from quanterr.report import OUTPUTS
+from quanterr.report import OUTPUTS, items
 from quanterr.report.card import format_numbers
 from quanterr.report.formatting import name_candidates
 from quanterr.report.gate_results import Verdict
@@ -111,8 +111,8 @@ def test_a_finding_that_begins_with_its_recipe_names_it_once():
 
 
 def test_junit_says_why_a_report_is_unreliable_in_one_test_only():
-    suite = report_of(tiny()).suites()[0]
-    reason = report_of(tiny()).reasons[0]
+    report = report_of(tiny())
+    suite, reason = items.suites(report)[0], report.reasons[0]
 
     assert reason in suite.cases[0].message
     assert reason not in suite.cases[0].output

@@ -50,7 +50,6 @@ def evaluate(
     from quanterr.cli.progress import Steps
     from quanterr.gates import prepare
     from quanterr.report.documents import KINDS
-    from quanterr.report.evaluation import SCHEMA
     from quanterr.report.files import check_place
     from quanterr.report.gate_results import exit_status
 
@@ -64,7 +63,7 @@ def evaluate(
         options.baseline,
     ]
     to = show.targets(inputs)
-    rules = prepare(options, KINDS[SCHEMA])
+    rules = prepare(options, KINDS["quanterr.evaluation"])
     by_products = {
         "--sensitivity": options.sensitivity,
         "--importance-out": options.importance_out,

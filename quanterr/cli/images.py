@@ -33,10 +33,9 @@ def images(
     from quanterr.gates import prepare
     from quanterr.report.documents import KINDS
     from quanterr.report.gate_results import exit_status
-    from quanterr.report.images import SCHEMA
 
     to = show.targets([original, quantized, gates.baseline])
-    rules = prepare(gates, KINDS[SCHEMA])
+    rules = prepare(gates, KINDS["quanterr.images"])
     require_memory()
     from quanterr.images import judge_images
 

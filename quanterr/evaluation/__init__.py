@@ -34,7 +34,6 @@ from quanterr.gates import PreparedRules, prepare
 from quanterr.keywords import accept_fields_of, list_given
 from quanterr.options import EvaluateKeywords, EvaluateOptions
 from quanterr.report.documents import KINDS
-from quanterr.report.evaluation import SCHEMA
 from quanterr.report.evaluation.model import Evaluation
 from quanterr.report.plan.model import Plan
 from quanterr.tensors.clock import Clock
@@ -61,7 +60,9 @@ def evaluate(
         ResourceError: there is not enough memory.
     """
     chosen = EvaluateOptions(**options)
-    return evaluate_candidates(original, list_given(candidates), against, chosen, prepare(chosen, KINDS[SCHEMA]))
+    return evaluate_candidates(
+        original, list_given(candidates), against, chosen, prepare(chosen, KINDS["quanterr.evaluation"])
+    )
 
 
 def evaluate_candidates(

@@ -10,7 +10,6 @@ from quanterr.evaluation import evaluate_candidates
 from quanterr.gates import prepare
 from quanterr.options import EvaluateOptions, PlanOptions
 from quanterr.report.documents import KINDS
-from quanterr.report.evaluation import SCHEMA
 from quanterr.report.plan.model import Measurement, Plan
 from quanterr.util.text import size
 
@@ -34,7 +33,7 @@ def measure(plan: Plan, original: Checkpoint, chosen: PlanOptions) -> Measuremen
         cache=chosen.cache,
         stop=chosen.stop,
     )
-    found = evaluate_candidates(original, [], [plan], options, prepare(options, KINDS[SCHEMA]))
+    found = evaluate_candidates(original, [], [plan], options, prepare(options, KINDS["quanterr.evaluation"]))
     [candidate] = found.candidates
     if candidate.scores is None or candidate.verdict == "inconclusive":
         raise UsageError(f"--verify: {'; '.join(candidate.reasons)}")

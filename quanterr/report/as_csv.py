@@ -25,7 +25,7 @@ _ITS_CHARACTER = re.compile(r"[=+\-@＝＋－＠]")
 
 def write(document: Result, file: IO[str]) -> None:
     """Write the document; every line holds the verdict, so that no excerpt lacks it."""
-    empty: dict[str, object] = dict.fromkeys(document.columns(), "")
+    empty: dict[str, object] = dict.fromkeys(document.listing.CSV_COLUMNS, "")
     if VERDICT in empty:
         empty[VERDICT] = getattr(document, "verdict", "")
     writer = csv.writer(file, lineterminator="\n")

@@ -20,7 +20,7 @@ MAX_VIOLATIONS = 100  # shown for each gate
 def write(document: Document, file: IO[str]) -> None:
     """Write the document with test counts; the whole duration is attributed to the first suite."""
     seconds, started = document.run.seconds, display(document.run.started)[:19]  # JUnit times have no zone
-    suites = [_render_suite(suite, started) for suite in document.suites()]
+    suites = [_render_suite(suite, started) for suite in document.listing.suites(document)]
     verdict = getattr(document, "verdict", None)
     root = Element("testsuites", name=f"quanterr: {verdict}" if verdict else "quanterr")
     for suite in suites:

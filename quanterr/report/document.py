@@ -2,7 +2,7 @@
 
 import io
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from inspect import cleandoc
 from os import PathLike, fspath
@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 import msgspec
 from msgspec.structs import asdict, astuple
 
+from quanterr.errors import UsageError
 from quanterr.report import OUTPUTS, Output, checksum
 from quanterr.report.base import Model, RunInfo, Tool, dumps, dumps_each
 from quanterr.report.formatting import format_answer
@@ -19,7 +20,7 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
-    from quanterr.report.sections import Suite, View
+    from quanterr.report.sections import View
 
 Figure = Any  # a matplotlib.figure.Figure: matplotlib is optional
 Frame = Any  # a pandas.DataFrame: pandas is optional
@@ -33,7 +34,7 @@ class Result:
     """Base of all results; the modules that render them are imported on use.
 
     ``VIEW`` names a module with ``view``, and with ``brief`` if a line for ``--quiet`` has other words. ``ROWS`` names
-    the module with ``CSV_COLUMNS``, ``rows`` and ``suites``; if empty, that is ``VIEW``, too.
+    the module with ``CSV_COLUMNS``, ``rows`` and ``suites`` (of JUnit tests); if empty, that is ``VIEW``, too.
     """
 
     __slots__ = ()
@@ -43,7 +44,7 @@ class Result:
 
     def view(self, top: int) -> "View":
         """Return the sections that a reader sees, with at most ``top`` layers of each kind; none without parts."""
-        found: "View" = import_module(self.VIEW).view(self, top)
+        found: View = import_module(self.VIEW).view(self, top)
         return found._replace(sections=[section for section in found.sections if section.parts])
 
     def brief(self) -> str:
@@ -55,16 +56,14 @@ class Result:
         view = self.view(0)
         return view.conclusion if view.word is None else format_answer(view.word, view.doubts, view.conclusion)
 
-    def columns(self) -> Sequence[str]:
-        """Return the columns of the CSV output."""
-        return self._listed().CSV_COLUMNS  # type: ignore[no-any-return]
+    @property
+    def listing(self) -> ModuleType:
+        """The module of ``ROWS``."""
+        return import_module(self.ROWS or self.VIEW)
 
     def rows(self) -> Iterator[JsonObject]:
         """Return the rows of the CSV output: values by column, without the verdict, which each row has."""
-        return self._listed().rows(self)  # type: ignore[no-any-return]
-
-    def _listed(self) -> ModuleType:
-        return import_module(self.ROWS or self.VIEW)
+        return self.listing.rows(self)  # type: ignore[no-any-return]
 
     @property
     def noun(self) -> str:
@@ -91,7 +90,11 @@ class Result:
         Raises:
             UsageError: pandas is not installed.
         """
-        return import_module("quanterr.report.notebook").make_frame(self._frame_rows())
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise UsageError("to_pandas() needs pandas: pip install pandas") from error
+        return pandas.DataFrame(list(self._frame_rows()))
 
     def _frame_rows(self) -> Iterator[JsonObject]:
         """Yield the rows of the data frame."""
@@ -108,9 +111,10 @@ class Result:
             UsageError: the suffix is unknown.
             ResourceError: the file cannot be written.
         """
-        from quanterr.report.files import save
+        from quanterr.report.files import check_targets, write_output
 
-        save(self, fspath(path), self.OUTPUTS)
+        for target in check_targets([fspath(path)], [], outputs=self.OUTPUTS):
+            write_output(self, target, "save()")
 
 
 class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
@@ -131,10 +135,6 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
     def made_by(self) -> str:
         """The program that made the document, with its version."""
         return f"{self.tool.name} {self.tool.version}"
-
-    def suites(self) -> "Sequence[Suite]":
-        """Return the test suites of the JUnit output."""
-        return self._listed().suites(self)  # type: ignore[no-any-return]
 
     def _frame_rows(self) -> Iterator[JsonObject]:
         return map(asdict, getattr(self, next(iter(self.ITEMS))))

@@ -121,17 +121,6 @@ def _is_output(path: Path) -> bool:
     return any(mark in beginning for mark in MARKS)
 
 
-def save(found: object, path: str, outputs: Sequence[Output]) -> None:
-    """Write a result to a file; implements ``save`` of reports, rankings and diffs.
-
-    Raises:
-        UsageError: the suffix is unknown.
-        ResourceError: the file cannot be written.
-    """
-    for target in check_targets([path], [], outputs=outputs):
-        write_output(found, target, "save()")
-
-
 def _is_special(path: Path) -> bool:
     """Return True for a device or pipe, which is written to and never replaced."""
     return path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()

@@ -16,7 +16,7 @@ from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES
 from quanterr.report import LISTS, SCHEMA
 from quanterr.report.base import Count, Finding, Model, Number, RunInfo, doc
 from quanterr.report.document import Document
-from quanterr.report.gate_results import Gate
+from quanterr.report.gate_results import Gate, Word
 from quanterr.util.strict_json import JsonFields, JsonObject
 
 # 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 losses of scales, fingerprints;
@@ -249,7 +249,7 @@ class Report(Document, kw_only=True):
 
     schema_: str = SCHEMA
     schema_version: str = SCHEMA_VERSION
-    verdict: Literal["pass", "fail", "inconclusive"]
+    verdict: Word
     reasons: list[str]
     complete: Annotated[bool, doc("false if the run was interrupted")]
     original: Side

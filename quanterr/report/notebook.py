@@ -1,33 +1,16 @@
-"""HTML of results in notebooks, and data frames."""
+"""HTML of results in notebooks."""
 
-from collections.abc import Iterable
 from html import escape
-from importlib import import_module
 
-from quanterr.errors import UsageError
-from quanterr.report.document import Frame, Result
+from quanterr.report.document import Result
 from quanterr.report.formatting import format_doubts, sentence
 from quanterr.report.sections import TERMINAL, Table, View
-from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 WORST = 10  # layers in a table
 ROWS = 50  # rows in any table
 REASONS = 3
 RIGHT = ' style="text-align: right"'
-
-
-def make_frame(rows: Iterable[JsonObject]) -> Frame:
-    """Return rows as a pandas.DataFrame.
-
-    Raises:
-        UsageError: pandas is not installed.
-    """
-    try:
-        pandas = import_module("pandas")
-    except ImportError as error:
-        raise UsageError("to_pandas() needs pandas: pip install pandas") from error
-    return pandas.DataFrame(list(rows))
 
 
 def render(result: Result) -> str:

@@ -1,3 +1,1 @@
 """The evaluation of candidates on a text, and its outputs."""
-
-SCHEMA = "quanterr.evaluation"

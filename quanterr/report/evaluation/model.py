@@ -10,10 +10,10 @@ from msgspec.structs import asdict
 from quanterr.metrics import PREDICTED
 from quanterr.report.base import Finding, Model, Number, RunInfo, collect_scores, doc, dumps, score
 from quanterr.report.document import Document
-from quanterr.report.evaluation import SCHEMA
-from quanterr.report.gate_results import Gate
+from quanterr.report.gate_results import Gate, Word
 from quanterr.util.strict_json import JsonObject
 
+SCHEMA = "quanterr.evaluation"
 # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
 # 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
 # input_spread, routers, lora, share_of_inputs, made_up, floor of encoders
@@ -346,7 +346,7 @@ class Evaluated(Model):
 
     name: str
     path: str
-    verdict: Literal["pass", "fail", "inconclusive"]
+    verdict: Word
     reasons: list[str]
     bytes: int
     scores: Annotated[Scores | None, doc("null for an encoder, and if logits are not finite")]
@@ -414,7 +414,7 @@ class Evaluation(Document, kw_only=True):
 
     schema_: str = SCHEMA
     schema_version: str = SCHEMA_VERSION
-    verdict: Literal["pass", "fail", "inconclusive"]
+    verdict: Word
     reasons: list[str]
     original: Annotated[str, doc("path of the original")]
     original_bytes: int

@@ -1,3 +1,1 @@
 """The comparison of two folders of images, and its outputs."""
-
-SCHEMA = "quanterr.images"

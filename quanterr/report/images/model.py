@@ -8,8 +8,8 @@ from msgspec import Meta
 from quanterr.report.base import Model, Number, RunInfo, collect_scores, doc, score
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate, Word
-from quanterr.report.images import SCHEMA
 
+SCHEMA = "quanterr.images"
 SCHEMA_VERSION = "1.0"
 PICTURE = r"^data:image/jpeg;base64,[A-Za-z0-9+/]+={0,2}$"
 

@@ -1,3 +1,1 @@
 """The inspection of one checkpoint, and its outputs."""
-
-SCHEMA = "quanterr.inspection"

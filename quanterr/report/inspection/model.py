@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar
 
 from quanterr.report.base import Finding, Model, RunInfo, Score, doc
 from quanterr.report.document import Document
-from quanterr.report.inspection import SCHEMA
 from quanterr.report.model import StoredFile
 
+SCHEMA = "quanterr.inspection"
 SCHEMA_VERSION = "1.3"  # 1.1 adds decode; 1.2 activations and kv; 1.3 checksum and run
 SCORES = {
     "bytes": Score("bytes", "lower", "of all tensors", "B"),

@@ -1,11 +1,11 @@
 """The ranking of candidates for one original: data with a schema version, made from their reports."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from quanterr.report.base import Finding, Model, Number, RunInfo, doc, score
 from quanterr.report.document import Document
-from quanterr.report.gate_results import Gate
+from quanterr.report.gate_results import Gate, Word
 from quanterr.report.model import Selection
 from quanterr.util.strict_json import JsonObject
 
@@ -33,7 +33,7 @@ class Candidate(Model):
 
     name: Annotated[str, doc("shortest end of the path that is unique")]
     path: str
-    verdict: Annotated[Literal["pass", "fail", "inconclusive"], doc("verdict of the comparison")]
+    verdict: Annotated[Word, doc("verdict of the comparison")]
     reasons: list[str]
     rank: Annotated[int | None, doc("1 has the least error; null: not ranked, see not_ranked")]
     not_ranked: str | None
@@ -161,7 +161,7 @@ class Ranking(Document, kw_only=True):
     schema_: str = SCHEMA
     schema_version: str = SCHEMA_VERSION
     verdict: Annotated[
-        Literal["pass", "fail", "inconclusive"],
+        Word,
         doc("inconclusive if a candidate is not ranked; fail if a gate of a candidate does not hold"),
     ]
     reasons: list[str]
