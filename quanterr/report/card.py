@@ -44,7 +44,7 @@ def _lines(document: Result, gates: bool) -> Iterator[str]:
     yield from (f"- {format_prose(reason)}" for reason in reasons[:MAX_LISTED])
     if len(reasons) > MAX_LISTED:
         yield f"- and {count(len(reasons) - MAX_LISTED, 'more reason')}"
-    yield from _facts(view)
+    yield from (f"- {title}: {''.join(map(_cell, texts))}" for title, texts in view.facts)
     for section in view.sections:
         for part in section.parts if CARD in section.media else ():
             if (gates or not isinstance(part, Gates)) and (lines := list(_part(part))):
@@ -57,11 +57,6 @@ def _verdict(view: View) -> str:
     """Return "Verdict: fail", or "Compared, no limits set" for a pass without gates, with doubts."""
     words = f"{view.done.capitalize()}, no limits set" if view.word == view.done else f"Verdict: {view.verdict}"
     return f"{words}{format_prose(format_doubts(view.doubts))}" if view.doubts else words
-
-
-def _facts(view: View) -> Iterator[str]:
-    for title, texts in view.facts:
-        yield f"- {title}: {''.join(map(_cell, texts))}"
 
 
 def _cell(text: str) -> str:

@@ -80,7 +80,8 @@ def show(view: View, to: Console, answer: Outcome = NO_OUTCOME, verbose: bool = 
     ``verbose`` adds sections for verbose terminals and prints all findings; ``plot`` draws maps in a terminal.
     """
     wrap = not to.is_terminal
-    to.print(Text("; ".join(_facts(view))), soft_wrap=wrap)
+    facts = (f"{title}: {''.join(display(text, LONG) for text in texts)}" for title, texts in view.facts)
+    to.print(Text("; ".join(facts)), soft_wrap=wrap)
     media = {TERMINAL, VERBOSE} if verbose else {TERMINAL}
     sections = [section for section in view.sections if media & set(section.media)]
     for section in sections:
@@ -125,11 +126,6 @@ def _reasons(view: View, found: Sequence[tuple[str, Finding]]) -> Iterator[str]:
     for reason in drop_gate_messages(view.reasons, view.gates) if view.verdict not in ("pass", None) else ():
         if not any(one.message in reason for _, one in found):
             yield reason
-
-
-def _facts(view: View) -> Iterator[str]:
-    for title, texts in view.facts:
-        yield f"{title}: {''.join(display(text, LONG) for text in texts)}"
 
 
 def _print_part(part: Part, to: Console) -> None:

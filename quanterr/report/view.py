@@ -252,12 +252,8 @@ def _make_attainable(a: Aggregate) -> Iterator[Figure]:
     """Yield the figure of the SNR that the stored scales allow, if known."""
     if a.attainable_snr_db is not None:
         excess, worst = format_scale_metric(a, "excess_db"), format_scale_metric(a, "worst_layer_excess_db")
-        yield Figure(
-            "Its scales allow",
-            format_db(a.attainable_snr_db),
-            "dB",
-            f"{excess} dB avoidable, {worst} dB in the worst layer",
-        )
+        note = f"{excess} dB avoidable, {worst} dB in the worst layer"
+        yield _make_level("Its scales allow", a.attainable_snr_db, note)
     elif (allowed := format_scale_metric(a, "attainable_snr_db")) != NONE:
         yield Figure("Its scales allow", allowed)
 

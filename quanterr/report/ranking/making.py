@@ -5,6 +5,7 @@ is summed over the same layers for all candidates; identical layers count as 0.
 """
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -38,6 +39,8 @@ from quanterr.version import __version__
 # Fields of a candidate before it is ranked.
 UNPLACED: JsonObject = {"rank": None, "on_front": False, "behind": None, "bytes": None, "bits_per_weight": None}
 UNPLACED |= {"squared_error": None, "snr_db": None, "best_layers": 0}
+
+OF_AGGREGATE = ("overall_snr_db", "weighted_snr_db", "predicted_kld", "excess_db", "predicted_output_error")
 
 WORTH = 0.5  # times the mean error per layer that a swap must gain: tiny layers are cheap but change nothing
 FREE = 0.01  # of a candidate's bytes: swaps within it are all proposed, others only the FEW best
@@ -223,9 +226,6 @@ def _find_better(candidate: Rankable, others: Iterable[Rankable]) -> str | None:
 def _make_candidate(name: str, report: Report, why_not: str | None) -> Candidate:
     """Return a candidate with the fields from its own report; ranking fills in the others."""
     worst = min(report.layers, key=lambda layer: (layer.snr_db is not None, layer.snr_db or 0.0), default=None)
-    formats: dict[str, int] = {}
-    for layer in report.layers:
-        formats[layer.format] = formats.get(layer.format, 0) + 1
     return Candidate(
         name=name,
         path=report.quantized.path,
@@ -234,15 +234,11 @@ def _make_candidate(name: str, report: Report, why_not: str | None) -> Candidate
         not_ranked=why_not,
         **UNPLACED,
         checkpoint_bytes=report.quantized.bytes,
-        overall_snr_db=report.aggregate.overall_snr_db,
-        weighted_snr_db=report.aggregate.weighted_snr_db,
-        predicted_kld=report.aggregate.predicted_kld,
-        excess_db=report.aggregate.excess_db,
+        **{name: getattr(report.aggregate, name) for name in OF_AGGREGATE},
         worst_layer=WorstLayer(worst.layer_name, worst.display_name, worst.snr_db) if worst else None,
-        formats=formats,
+        formats=dict(Counter(layer.format for layer in report.layers)),
         findings=report.findings,
         gates=report.gates,
-        predicted_output_error=report.aggregate.predicted_output_error,
     )
 
 
