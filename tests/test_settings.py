@@ -69,12 +69,13 @@ class TestFile:
 
         assert ["mine"] == limits(compare(checkpoints, cwd=below))
 
-    def test_every_option_that_takes_a_file_is_seen_from_there(self, checkpoints, project):
-        folder = project('[compare]\nplan = "nothing"\n')
+    @pytest.mark.parametrize(("given", "name"), [('"nothing"', "nothing"), ("2026", "2026")])
+    def test_every_option_that_takes_a_file_is_seen_from_there(self, checkpoints, project, given, name):
+        folder = project(f"[compare]\nplan = {given}\n")
         below = folder / "below"
         below.mkdir()
 
-        assert f"{folder / 'nothing'}: no such file" in compare(checkpoints, cwd=below).stderr
+        assert f"{folder / name}: no such file" in compare(checkpoints, cwd=below).stderr
 
     def test_a_preset_is_no_file(self, checkpoints, project):
         folder = project('[compare]\nthresholds = "fp8"\n')

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import typer
 from typer.core import TyperGroup, TyperOption
 
 from quanterr.errors import UsageError
-from quanterr.util.strict_json import JsonFields, JsonObject
+from quanterr.util.strict_json import JsonFields, JsonObject, as_object
 from quanterr.util.text import display, listed
 from quanterr.util.toml_file import read_toml
 
@@ -102,9 +102,9 @@ def _find_settings() -> tuple[Path, JsonObject] | None:
 def _read_tables(path: Path) -> JsonObject | None:
     """Return the options of a settings file by command; None if a pyproject.toml has no ``[tool.quanterr]``."""
     where, table = display(str(path)), "[compare]"
-    tables: Any = read_toml(path, where)[1]
+    tables: object = read_toml(path, where)[1]
     if path.name == PROJECT:
-        tool = tables.get("tool")
+        tool = as_object(tables).get("tool")
         if not isinstance(tool, dict) or "quanterr" not in tool:
             return None
         tables, table = tool["quanterr"], "[tool.quanterr.compare]"
@@ -151,16 +151,17 @@ def _check_value(option: TyperOption, value: object, where: str) -> object:
     return value
 
 
-def _resolve_paths(path: Path, option: TyperOption, value: Any) -> object:
+def _resolve_paths(path: Path, option: TyperOption, value: object) -> object:
     """Make file names relative to the settings file; leave ``-``, addresses and names of presets as they are."""
     metavar = option.metavar or ""
     if metavar.removeprefix(NAMED) not in FILES or path.parent == Path.cwd():
         return value
     if isinstance(value, list):
         return [_resolve_paths(path, option, item) for item in value]
-    name, named, file = value.partition("=") if metavar.startswith(NAMED) and "=" in value else ("", "", value)
-    is_preset = option.name == "thresholds" and not Path(value).suffix
-    return value if file == "-" or "://" in file or is_preset else f"{name}{named}{path.parent / file}"
+    given = str(value)  # a name may be a number
+    name, named, file = given.partition("=") if metavar.startswith(NAMED) and "=" in given else ("", "", given)
+    is_preset = option.name == "thresholds" and not Path(given).suffix
+    return given if file == "-" or "://" in file or is_preset else f"{name}{named}{path.parent / file}"
 
 
 def _read_environment(
