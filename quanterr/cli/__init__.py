@@ -300,7 +300,7 @@ def render(
             finish = partial(put_front_matter, evaluation=found) if isinstance(found, Evaluation) else None
             update_section(document, found, by_name["md"], append, finish)
         for target in targeted:
-            more: dict[str, Any] = {}
+            more: dict[str, object] = {}
             if target.output.name == "html":
                 more = {"view": page} if page else {"next_step": suggest_for_stored(found)}
             write_output(found, target, **more)

@@ -278,7 +278,7 @@ class RoundingMode(TorchFunctionMode):
                         self._owner.noise[watched.parameter] = self._owner.noise.get(watched.parameter, 0.0) + noise
                     return product
             else:
-                return self._look(function, args, function(*args, **kwargs))
+                return self._look(args, function(*args, **kwargs))
         return function(*args, **kwargs)
 
     def forget(self) -> None:
@@ -303,12 +303,13 @@ class RoundingMode(TorchFunctionMode):
         self._last = values, way, found
         return found
 
-    def _look(self, function: Any, args: Any, result: Any) -> Any:
+    def _look(self, args: Iterable[object], result: object) -> object:
         """Note weights that anything but a known product computes with: their inputs are not rounded."""
+        if not (isinstance(result, Tensor) and result.is_floating_point() and result.numel()):
+            return result
         for weight in _tensors(args):
             watched = self._weights.get(storage_of(weight))
-            made = isinstance(result, Tensor) and result.is_floating_point() and result.numel()
-            if watched is not None and made and storage_of(result) != storage_of(weight):
+            if watched is not None and storage_of(result) != storage_of(weight):
                 self._owner.used_otherwise |= dict.fromkeys(watched.names)
         return result
 
@@ -363,7 +364,7 @@ def _is_same(one: Rounded | None, other: Rounded | None) -> bool:
     return all(a is b or (a is not None and b is not None and bool(torch.as_tensor(a == b).all())) for a, b in pairs)
 
 
-def _tensors(args: Iterable[Any]) -> Iterator[Tensor]:
+def _tensors(args: Iterable[object]) -> Iterator[Tensor]:
     for each in args:
         if isinstance(each, Tensor):
             yield each

@@ -315,7 +315,7 @@ def energy(values: Tensor) -> float:
     return float(norms.double().square().sum())
 
 
-def _without_bias(function: Any, args: tuple[Any, ...], kwargs: Any, output: Tensor) -> Tensor:
+def _without_bias(function: object, args: Sequence[Tensor], kwargs: Any, output: Tensor) -> Tensor:
     """Return the product without its bias."""
     bias = None
     if function is F.linear:
@@ -330,7 +330,7 @@ def storage_of(weight: Tensor) -> int:
     return 0 if weight.device.type == "meta" else weight.untyped_storage().data_ptr()
 
 
-def products_of(function: object, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, Tensor, bool]]:
+def products_of(function: object, args: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Yield the inputs and the weight of a product that a model computes, and whether the weight is [in, out]."""
     if function is F.linear or (function is F.embedding and len(args) > 1):
         yield args[0], args[1], False
@@ -343,7 +343,7 @@ def products_of(function: object, args: tuple[Any, ...]) -> Iterator[tuple[Tenso
             yield args[0], weight.t() if is_view else weight, not is_view
 
 
-def stacked_products_of(function: object, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+def stacked_products_of(function: object, args: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs (experts, n, in) and weights (experts, in, out) of a product that computes all experts at once."""
     if function in (torch.bmm, torch.Tensor.bmm) and len(args) > 1 and isinstance(args[1], Tensor):
         yield args[0], args[1]

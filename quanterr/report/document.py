@@ -20,9 +20,10 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from quanterr.report.sections import View
 
-Figure = Any  # a matplotlib.figure.Figure: matplotlib is optional
 Frame = Any  # a pandas.DataFrame: pandas is optional
 LINE = 150  # maximum length of the conclusion in ``repr``
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -139,13 +140,13 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
     def _frame_rows(self) -> Iterator[JsonObject]:
         return map(asdict, getattr(self, next(iter(self.ITEMS))))
 
-    def plot(self) -> Figure:
+    def plot(self) -> "Figure":
         """Return a matplotlib Figure: a map of the error, or error over size.
 
         Raises:
             UsageError: matplotlib is not installed, or there is nothing to draw.
         """
-        return import_module("quanterr.report.plot").plot(self)
+        return import_module("quanterr.report.plot").plot(self)  # type: ignore[no-any-return]
 
     def write_json(self, file: IO[str]) -> None:
         """Write the document as strict ASCII JSON, a line per item: a large one is never in memory twice."""

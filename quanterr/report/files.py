@@ -126,7 +126,7 @@ def _is_special(path: Path) -> bool:
     return path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
 
 
-def write_output(found: object, target: Target, option: str = "--output-report", **more: object) -> None:
+def write_output(found: object, target: Target, option: str = "--output-report", /, **more: object) -> None:
     """Write a result to a target; ``more`` are keywords for the output's ``write``.
 
     Raises:

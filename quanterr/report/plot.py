@@ -8,11 +8,14 @@ from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quanterr.errors import UsageError
-from quanterr.report.document import Document, Figure
+from quanterr.report.document import Document
 from quanterr.roles import place_of
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from quanterr.report.evaluation.model import Evaluated, Evaluation
     from quanterr.report.model import Report
     from quanterr.report.plan.model import Plan
@@ -24,7 +27,7 @@ LONGEST = 48  # maximum length of a name
 DPI = 110
 
 
-def plot(document: Document) -> Figure:
+def plot(document: Document) -> "Figure":
     """Return a matplotlib Figure, which notebooks show and ``savefig`` writes.
 
     Raises:
@@ -35,7 +38,7 @@ def plot(document: Document) -> Figure:
     return PLOTS[document.noun](document)
 
 
-def _make_figure(panels: int) -> tuple[Figure, list[Any]]:
+def _make_figure(panels: int) -> "tuple[Figure, list[Axes]]":
     try:
         figures = import_module("matplotlib.figure")
     except ImportError as error:
@@ -45,7 +48,7 @@ def _make_figure(panels: int) -> tuple[Figure, list[Any]]:
     return figure, list(figure.subplots(1, panels, squeeze=False)[0])
 
 
-def _render_png(figure: Figure) -> bytes:
+def _render_png(figure: "Figure") -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue()
@@ -56,11 +59,11 @@ def _escape_name(name: str) -> str:
     return display(name, LONGEST).replace("$", r"\$")
 
 
-def _label(axes: Any, name: str, place: tuple[float, float], color: str | None = None) -> None:
+def _label(axes: "Axes", name: str, place: tuple[float, float], color: str | None = None) -> None:
     axes.annotate(_escape_name(name), place, textcoords="offset points", xytext=(6, 4), color=color)
 
 
-def _plot_report(report: "Report") -> Figure:
+def _plot_report(report: "Report") -> "Figure":
     """Draw the SNR of each module in each block, and a histogram of layers by SNR."""
     levels = [layer.snr_db for layer in report.layers if layer.snr_db is not None]
     if not levels:
@@ -72,7 +75,7 @@ def _plot_report(report: "Report") -> Figure:
     return figure
 
 
-def _draw_map(report: "Report", figure: Figure, axes: Any) -> None:
+def _draw_map(report: "Report", figure: "Figure", axes: "Axes") -> None:
     """Draw the worst weight of each module in each block, without layers outside of blocks."""
     found = [(place_of(layer.layer_name), layer.snr_db) for layer in report.layers]
     placed = [(place, level) for place, level in found if place and level is not None]
@@ -104,7 +107,7 @@ class _Dot(NamedTuple):
     is_best: bool = False  # Pareto-optimal
 
 
-def _draw_dots(axes: Any, dots: Sequence[_Dot], title: str, label: str) -> None:
+def _draw_dots(axes: "Axes", dots: Sequence[_Dot], title: str, label: str) -> None:
     if not dots:
         raise UsageError("plot(): no candidate has a number to draw")
     front = sorted((dot for dot in dots if dot.is_best), key=lambda dot: dot.bytes)
@@ -118,7 +121,7 @@ def _draw_dots(axes: Any, dots: Sequence[_Dot], title: str, label: str) -> None:
         axes.legend()
 
 
-def _plot_ranking(ranking: "Ranking") -> Figure:
+def _plot_ranking(ranking: "Ranking") -> "Figure":
     """Draw SNR over size."""
     dots = [
         _Dot(one.name, one.bytes, one.snr_db, is_best=one.on_front)
@@ -130,7 +133,7 @@ def _plot_ranking(ranking: "Ranking") -> Figure:
     return figure
 
 
-def _plot_evaluation(evaluation: "Evaluation") -> Figure:
+def _plot_evaluation(evaluation: "Evaluation") -> "Figure":
     """Draw an error of the model over size: KLD, the error of outputs, or the distance of embeddings."""
     found = [(one, *_pick_error(one)) for one in evaluation.candidates]
     values = [(one, value, error) for one, _, value, error in found if isfinite(value)]
@@ -163,7 +166,7 @@ def _pick_error(one: "Evaluated") -> tuple[str, float, float]:
     return "", nan, 0.0
 
 
-def _plot_plan(plan: "Plan") -> Figure:
+def _plot_plan(plan: "Plan") -> "Figure":
     """Draw the least cost at each size, the plan, and uniform recipes."""
     figure, (axes,) = _make_figure(1)
     points = sorted((point.bytes / MIB, point.cost) for point in plan.curve)
@@ -177,7 +180,7 @@ def _plot_plan(plan: "Plan") -> Figure:
     return figure
 
 
-PLOTS: dict[str, Callable[[Any], Figure]] = {
+PLOTS: dict[str, Callable[[Any], "Figure"]] = {
     "report": _plot_report,
     "ranking": _plot_ranking,
     "evaluation": _plot_evaluation,

@@ -1,8 +1,8 @@
 """Strict parsing of untrusted JSON: no duplicate keys, no huge numbers, no NaN."""
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 JsonObject = dict[str, Any]  # as json.loads returns it
 JsonFields = Mapping[str, Any]  # a read-only JSON object
@@ -46,9 +46,9 @@ def loads(raw: bytes, lenient: bool = False) -> Any:
         raise InvalidJson("is nested too deep") from error
 
 
-def dumps(value: object, default: Callable[[Any], Any] | None = None, indent: int | None = None) -> str:
+def dumps(value: object, indent: int | None = None) -> str:
     """Return ASCII JSON without NaN that is safe to print on a CI runner."""
-    return mask_commands(json.dumps(value, allow_nan=False, default=default, indent=indent))
+    return mask_commands(json.dumps(value, allow_nan=False, indent=indent))
 
 
 def mask_commands(text: str) -> str:
@@ -61,7 +61,7 @@ def as_object(value: object) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
+def _unique_keys(pairs: list[tuple[str, object]]) -> JsonObject:
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -78,5 +78,5 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _constant(name: str) -> Any:
+def _constant(name: str) -> NoReturn:
     raise InvalidJson(f"holds {name}; {name} is not JSON")

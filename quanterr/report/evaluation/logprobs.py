@@ -10,7 +10,7 @@ Each line is the JSON of one chunk or request, in one of these forms:
 
 import json
 from math import exp, isfinite, sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quanterr.errors import ReportError, UsageError
 from quanterr.util.text import display
@@ -59,18 +59,19 @@ def _read_numbers(line: str, where: str) -> list[float]:
         value = json.loads(line)
     except ValueError as error:
         raise ReportError(f"{where}: not JSON") from error
-    values = [number for number in _find_list(value, where) if number is not None]
-    for number in values:
+    values = []
+    for number in (each for each in _find_list(value, where) if each is not None):
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ReportError(f"{where}: {display(json.dumps(number), 40)} is not a log-probability")
         if not isfinite(number) or number > 0:
             raise ReportError(
                 f"{where}: {number} is not a natural logarithm of a probability, which is finite and at most 0"
             )
-    return [float(number) for number in values]
+        values.append(float(number))
+    return values
 
 
-def _find_list(value: object, where: str) -> list[Any]:
+def _find_list(value: object, where: str) -> list[object]:
     if isinstance(value, list):
         return value
     if isinstance(value, dict):
