@@ -44,9 +44,8 @@ class Result:
     ROWS: ClassVar[str] = ""
 
     def view(self, top: int) -> "View":
-        """Return the sections that a reader sees, with at most ``top`` layers of each kind; none without parts."""
-        found: View = import_module(self.VIEW).view(self, top)
-        return found._replace(sections=[section for section in found.sections if section.parts])
+        """Return the sections that a reader sees, with at most ``top`` layers of each kind."""
+        return import_module(self.VIEW).view(self, top)  # type: ignore[no-any-return]
 
     def brief(self) -> str:
         """Return the result in a line, for ``--quiet``; a ranking has one for each candidate without a rank, too."""

@@ -268,6 +268,9 @@ class Maps(NamedTuple):
     details: Details | None = None
 
 
+Facts = Sequence[tuple[str, Sequence[str]]]  # titles with texts
+
+
 class View(NamedTuple):
     """A document as readers see it."""
 
@@ -275,7 +278,7 @@ class View(NamedTuple):
     verdict: str | None  # pass, fail, inconclusive; None: not judged
     conclusion: str  # the result in a sentence
     reasons: Sequence[str]  # reasons for the verdict
-    facts: Sequence[tuple[str, Sequence[str]]]  # the compared files: titles with texts
+    facts: Facts  # the compared files
     sections: Sequence[Section]
     about: str  # explains what the numbers mean and leave out
     made_by: str  # program and version

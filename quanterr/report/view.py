@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from quanterr.errors import UsageError
 from quanterr.report import html_data
 from quanterr.report.base import Finding
+from quanterr.report.document_view import make_view
 from quanterr.report.formatting import (
     format_answer,
     format_cosine,
@@ -26,7 +27,6 @@ from quanterr.report.layers import (
     format_scale_metric,
     pick_worst_layers,
 )
-from quanterr.report.made import describe_run
 from quanterr.report.model import Aggregate, Report, Side
 from quanterr.report.sections import (
     CARD,
@@ -108,22 +108,21 @@ def view(report: Report, top: int, sort_by: str = "snr", evaluation: "Evaluation
         UsageError: the evaluation is of another pair.
     """
     evaluated = None if evaluation is None else find_candidate(report, evaluation)
-    return View(
+    return make_view(
+        report,
         "Weight fidelity",
-        report.verdict,
         conclusion(report),
-        report.reasons if report.verdict != "pass" else [],
         [
             ("coverage", [describe_coverage(report)]),
             ("quantized", _describe_side(report.quantized)),
             ("original", _describe_side(report.original)),
         ],
-        list(_sections(report, top, sort_by, evaluation)),
+        _sections(report, top, sort_by, evaluation),
         ABOUT,
-        report.made_by,
         PageScripts(SCRIPTS, lambda: html_data.page_data(report, evaluated)),
-        "" if report.gates else "compared",
-        list_doubts(report.verdict, report.findings),
+        report.reasons if report.verdict != "pass" else [],
+        "compared",
+        _list_settings(report),
     )
 
 
@@ -210,7 +209,6 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
     )
     yield Section("evidence", "Evidence for the formats", [Lines(evidence)], (VERBOSE,))
     yield LAYERS
-    yield describe_run(report, _list_settings(report))
 
 
 def _figures(report: Report) -> FigureGroup:

@@ -10,6 +10,7 @@ from math import exp
 from statistics import fmean
 
 from quanterr.report import html_data
+from quanterr.report.document_view import make_view
 from quanterr.report.evaluation.model import (
     METRICS,
     OF_ROLLOUTS,
@@ -42,9 +43,8 @@ from quanterr.report.evaluation.wording import (
     list_floor_lines,
     list_metrics,
 )
-from quanterr.report.formatting import format_if_known, format_percent, list_doubts, sentence
+from quanterr.report.formatting import format_if_known, format_percent, sentence
 from quanterr.report.html_data import DIFFERS, round_digits
-from quanterr.report.made import describe_run
 from quanterr.report.sections import (
     CARD,
     LAYERS,
@@ -143,22 +143,12 @@ def view(evaluation: Evaluation, top: int) -> View:
         facts.append(("LoRA on both sides", [Name(evaluation.lora)]))
     if evaluation.reference is not None:
         facts.insert(1, ("reference", [Name(evaluation.reference), ", in the place of the original"]))
-    words, first = {"role": "Role", "unit": "Block"}, "output_0"
-    maps = Maps(_metrics(evaluation), words, lambda: map_rows(evaluation), first, first)
-    has_weights = any(candidate.weights for candidate in evaluation.candidates)
-    return View(
-        "Quality",
-        evaluation.verdict,
-        conclusion(evaluation),
-        evaluation.reasons,
-        facts,
-        list(_sections(evaluation, top)),
-        format_caveat(evaluation),
-        evaluation.made_by,
-        maps if has_weights else None,
-        "" if evaluation.gates else "evaluated",
-        list_doubts(evaluation.verdict, (found for one in evaluation.candidates for found in one.findings)),
-    )
+    maps = None
+    if any(candidate.weights for candidate in evaluation.candidates):
+        words, first = {"role": "Role", "unit": "Block"}, "output_0"
+        maps = Maps(_metrics(evaluation), words, lambda: map_rows(evaluation), first, first)
+    said, sections, about = conclusion(evaluation), _sections(evaluation, top), format_caveat(evaluation)
+    return make_view(evaluation, "Quality", said, facts, sections, about, maps, evaluation.reasons, "evaluated")
 
 
 def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
@@ -187,7 +177,6 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     tokens = [_worst_tokens(one, top) for one in detailed if one.worst_tokens]
     yield Section("tokens", "Worst tokens", tokens, (VERBOSE, PAGE, CARD), is_open=False)
     yield from [LAYERS] if has_weights else []
-    yield describe_run(evaluation)
 
 
 def _compare_candidates(evaluation: Evaluation) -> Iterator[Part]:

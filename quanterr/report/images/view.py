@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from quanterr.report.base import Score
+from quanterr.report.document_view import make_view
 from quanterr.report.formatting import format_db, format_in_units, format_number, sentence
 from quanterr.report.images.model import SCORES, ImagePair, Images, Mean
 from quanterr.report.images.values import LEAST_PAIRS
-from quanterr.report.made import describe_run
 from quanterr.report.sections import (
     PAGE,
     Case,
@@ -47,21 +47,9 @@ ABOUT = (
 
 def view(images: Images, top: int) -> View:
     """Return what a reader sees, with ``top`` of the worst pairs."""
-    facts: list[tuple[str, list[str]]] = [
-        ("original", [Name(images.original)]),
-        ("quantized", [Name(images.quantized)]),
-    ]
-    return View(
-        "Images",
-        images.verdict,
-        conclusion(images),
-        images.reasons,
-        facts,
-        list(_sections(images, top)),
-        ABOUT,
-        images.made_by,
-        done="" if images.gates else "compared",
-    )
+    facts = [("original", [Name(images.original)]), ("quantized", [Name(images.quantized)])]
+    said, sections = conclusion(images), _sections(images, top)
+    return make_view(images, "Images", said, facts, sections, ABOUT, None, images.reasons, "compared")
 
 
 def conclusion(images: Images) -> str:
@@ -104,7 +92,6 @@ def _sections(images: Images, top: int) -> Iterator[Section]:
         title, more = "Worst pairs by SSIM", len(images.pairs) - len(worst)
         rows = [(Name(pair.name), pair) for pair in worst]
         yield Section("worst", title, [Table(title, "image", *fill(PAIRS, rows), more)])
-    yield describe_run(images)
 
 
 def _notes(images: Images) -> Iterator[Lines]:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data
+from quanterr.report.document_view import make_view
 from quanterr.report.formatting import format_if_known, format_percent, sentence
 from quanterr.report.html_data import CHANGED, DIFFERS, NOT_COMPARED, round_digits
 from quanterr.report.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
-from quanterr.report.made import describe_run
 from quanterr.report.sections import (
     LAYERS,
     MAP,
@@ -57,7 +57,7 @@ def view(inspection: Inspection, top: int) -> View:
     bits = "" if total.bits_per_weight is None else f", {total.bits_per_weight:.4g} bits per weight"
     stored = f"{count(inspection.tensors, 'tensor')}, {size(inspection.bytes)}"
     runs = ", ".join(f"{name} in {count(n, 'weight')}" for name, n in inspection.activations.items())
-    facts: list[tuple[str, list[str]]] = [
+    facts = [
         ("checkpoint", [Name(inspection.path), f", {inspection.kind}"]),
         ("stored", [f"{count(len(inspection.files), 'file')}, {stored}, {total.elements:,} parameters{bits}"]),
         *([("architecture", [inspection.architecture])] if inspection.architecture else []),
@@ -65,17 +65,8 @@ def view(inspection: Inspection, top: int) -> View:
         *([("activations", [runs])] if runs else []),
         *([("KV cache", [inspection.kv])] if inspection.kv else []),
     ]
-    return View(
-        "What is stored",
-        None,
-        conclusion(inspection),
-        [],
-        facts,
-        list(_sections(inspection)),
-        ABOUT,
-        inspection.made_by,
-        Maps(METRICS, WORDS, lambda: map(_row, inspection.weights), "bytes", "bits"),
-    )
+    maps = Maps(METRICS, WORDS, lambda: map(_row, inspection.weights), "bytes", "bits")
+    return make_view(inspection, "What is stored", conclusion(inspection), facts, _sections(inspection), ABOUT, maps)
 
 
 def conclusion(inspection: Inspection) -> str:
@@ -101,7 +92,6 @@ def _sections(inspection: Inspection) -> Iterator[Section]:
     yield Section("weights", "All weights", [Table("All weights", "weight", *fill(WEIGHTS, weights))], (VERBOSE,))
     yield MAP
     yield LAYERS
-    yield describe_run(inspection)
 
 
 def _describe_bound(decode: DecodeBound) -> str:

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from quanterr.report import html_data
+from quanterr.report.document_view import make_view
 from quanterr.report.formatting import format_if_known, format_percent, sentence
 from quanterr.report.html_data import DIFFERS, IDENTICAL, round_digits
-from quanterr.report.made import describe_run
 from quanterr.report.plan.model import ORIGINAL, Measurement, Plan, PlannedLayer
 from quanterr.report.sections import (
     LAYERS,
@@ -16,6 +16,7 @@ from quanterr.report.sections import (
     Chart,
     Column,
     Curve,
+    Facts,
     LayerName,
     Lines,
     MapMetric,
@@ -53,24 +54,23 @@ ABOUT = (
 
 def view(plan: Plan, top: int) -> View:
     """Return the view of a plan with the ``top`` most expensive layers."""
-    facts: list[tuple[str, list[str]]] = [
+    facts: Facts = [
         ("original", [Name(plan.original), f", {size(plan.original_bytes)}"]),
         ("planned", [f"{count(len(plan.layers), 'layer')}; {size(plan.unplanned_bytes)} stay as they are"]),
         ("cost", [plan.measure]),
         *([("measured", [_describe_measurement(plan.measured)])] if plan.measured else []),
     ]
     sections = [
-        *([Section("notes", "Notes", [Lines(plan.notes, warn=True)])] if plan.notes else []),
+        Section("notes", "Notes", [Lines(plan.notes, warn=True)] if plan.notes else []),
         Section("uniform", "One recipe for all", [_uniform(plan), Lines([_count_recipes(plan)])]),
         MAP,
-        *([Section("worst", "Most expensive layers", [_worst(plan, top)])] if top else []),
+        Section("worst", "Most expensive layers", [_worst(plan, top)] if top else []),
         Section("curve", "Size and cost", [*_draw_curve(plan), Lines([_curve(plan)])]),
         LAYERS,
-        describe_run(plan),
     ]
     words = {"role": "Role", "recipe": "Recipe"}
     maps = Maps(METRICS, words, lambda: _rows(plan), "share", "share")
-    return View("Quantization plan", None, conclusion(plan), [], facts, sections, ABOUT, plan.made_by, maps)
+    return make_view(plan, "Quantization plan", conclusion(plan), facts, sections, ABOUT, maps)
 
 
 def _rows(plan: Plan) -> Iterator[Row]:

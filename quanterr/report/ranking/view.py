@@ -6,10 +6,10 @@ Also its CSV rows and JUnit tests.
 from collections.abc import Callable, Iterator, Sequence
 
 from quanterr.report import html_data
-from quanterr.report.formatting import LONG, format_answer, format_change, format_if_known, list_doubts, sentence
+from quanterr.report.document_view import make_view
+from quanterr.report.formatting import LONG, format_answer, format_change, format_if_known, sentence
 from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, round_digits
 from quanterr.report.kept_layers import FEW
-from quanterr.report.made import describe_run
 from quanterr.report.ranking.model import Candidate, Choice, Gain, RankedLayer, Ranking, Swaps
 from quanterr.report.sections import (
     CARD,
@@ -54,7 +54,7 @@ CSV_COLUMNS = (
 def view(ranking: Ranking, top: int) -> View:
     """Return the view of a ranking with ``top`` layers."""
     ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
-    facts: list[tuple[str, list[str]]] = [
+    facts = [
         ("original", [Name(ranking.original), f", {size(ranking.original_bytes)}"]),
         ("ranked", [f"{len(ranked):,} of {count(len(ranking.candidates), 'candidate')}"]),
         ("compared", [_describe_compared(ranking)]),
@@ -64,18 +64,10 @@ def view(ranking: Ranking, top: int) -> View:
         f"From {rows}the weights of all checkpoints. SNR is the energy of the original over the energy of "
         "the error, in dB, over the layers that differ in at least one candidate. Weight error is not task accuracy."
     )
-    return View(
-        "Quantized candidates",
-        ranking.verdict,
-        conclusion(ranking),
-        ranking.reasons if ranking.sample is None else [],  # of a sample, the conclusion says it
-        facts,
-        list(_sections(ranking, top)),
-        about,
-        ranking.made_by,
-        _maps(ranking),
-        "" if ranking.gates else "compared",
-        list_doubts(ranking.verdict, (found for one in ranking.candidates for found in one.findings)),
+    said, sections = conclusion(ranking), _sections(ranking, top)
+    reasons = ranking.reasons if ranking.sample is None else []  # of a sample, the conclusion says it
+    return make_view(
+        ranking, "Quantized candidates", said, facts, sections, about, _maps(ranking), reasons, done="compared"
     )
 
 
@@ -107,7 +99,6 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
     gates = [(candidate.name, gate) for candidate in ranking.candidates for gate in candidate.gates]
     yield Section("gates", "Gates", [Gates(gates)] if gates else [], (PAGE, CARD))
     yield LAYERS
-    yield describe_run(ranking)
 
 
 def _candidates(ranking: Ranking) -> Table:
