@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from quanterr.cli.next_steps import suggest_after_compare, suggest_after_plan, suggest_after_rank
+from quanterr.cli.next_steps import suggest_after_plan, suggest_after_rank, suggest_after_report
 
 COMMAND = ("quanterr", "compare", "a b", "q")
+SURE = SimpleNamespace(verdict="pass", findings=[])
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ def test_a_model_is_evaluated_next_by_what_it_takes(config, asked, tmp_path):
     original.mkdir()
     (original / "config.json").write_text(config)
 
-    found = suggest_after_compare(str(original), "q", COMMAND, [])
+    found = suggest_after_report(SURE, (str(original), "q"), COMMAND, [])
     assert ["quanterr", "evaluate", str(original), "q", *asked] == shlex.split(found)
 
 
@@ -31,8 +32,8 @@ def test_without_a_model_the_page_is_next_unless_files_were_written(config, tmp_
     if config is not None:
         (tmp_path / "config.json").write_text(config)
 
-    assert [*COMMAND, "-o", "report.html"] == shlex.split(suggest_after_compare(str(tmp_path), "q", COMMAND, []))
-    assert "" == suggest_after_compare(str(tmp_path), "q", COMMAND, ["report.html"])
+    assert [*COMMAND, "-o", "report.html"] == shlex.split(suggest_after_report(SURE, (str(tmp_path), "q"), COMMAND, []))
+    assert "" == suggest_after_report(SURE, (str(tmp_path), "q"), COMMAND, ["report.html"])
 
 
 def candidate(path, rank, bits):
@@ -77,7 +78,8 @@ def test_a_plan_that_was_exported_is_not_exported_again(export):
 
 
 def test_credentials_are_not_repeated(tmp_path):
-    found = suggest_after_compare("https://user:secret@host/x", "q", ["quanterr", "compare", "https://host/x", "q"], [])
+    command = ["quanterr", "compare", "https://host/x", "q"]
+    found = suggest_after_report(SURE, ("https://user:secret@host/x", "q"), command, [])
     assert "secret" not in found
     ranking = SimpleNamespace(candidates=[candidate("https://u:secret@host/q", 1, 8), candidate("c", 2, 4)])
     paths = ["https://u:secret@host/x", "https://u:secret@host/q", "c"]

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from quanterr.report import Output
     from quanterr.report.base import Finding
-    from quanterr.report.diff.base import Difference
-    from quanterr.report.document import Document
+    from quanterr.report.document import Result
     from quanterr.report.files import Target
     from quanterr.report.model import Layer, Report
     from quanterr.report.ranking.model import Ranking
@@ -291,7 +290,7 @@ def guard_stdout() -> Iterator[None]:
 
 
 def deliver(
-    found: "Document | Difference",
+    found: "Result",
     to: "Sequence[Target]",
     display: Display,
     status: int | None = None,
@@ -328,7 +327,7 @@ def deliver(
             sys.stdout.flush()
 
 
-def _write(found: "Document | Difference", target: "Target", next_step: str) -> None:
+def _write(found: "Result", target: "Target", next_step: str) -> None:
     """Write an output; pages show the proposed command, too."""
     from quanterr.report.files import write_output
 
@@ -336,11 +335,7 @@ def _write(found: "Document | Difference", target: "Target", next_step: str) -> 
 
 
 def _print_result(
-    found: "Document | Difference",
-    display: Display,
-    to_stderr: bool,
-    answer: tuple[int | None, list[str], str],
-    view: "View | None",
+    found: "Result", display: Display, to_stderr: bool, answer: tuple[int | None, list[str], str], view: "View | None"
 ) -> None:
     if display.quiet:
         print(found.brief(), file=sys.stderr)

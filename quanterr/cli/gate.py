@@ -1,9 +1,9 @@
 """``quanterr gate``: judge a stored document without the models; also prints the gates of other commands."""
 
 import os
+import pathlib
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -11,7 +11,7 @@ import typer
 from quanterr.cli.common import Display, deliver, guard_stdout, wrap_help
 from quanterr.cli.options import AllBut, argument, with_options
 from quanterr.errors import UsageError
-from quanterr.options import GATES, GateOptions, Option
+from quanterr.options import GATES, GateOptions, Option, Path
 from quanterr.util.colors import paint, use_color
 from quanterr.util.text import display, escape_commands
 
@@ -19,12 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quanterr.report.document import Document
-    from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.files import Target
     from quanterr.report.gate_results import HasGates, Verdict
-    from quanterr.report.images.model import Images
     from quanterr.report.model import Report
-    from quanterr.report.ranking.model import Ranking
     from quanterr.report.subjects import Subject
 
 HELP = wrap_help("""Judge a stored report, ranking, evaluation or plan by rules, without the models.
@@ -154,12 +151,7 @@ def report_verdict(
 
 
 def finish(
-    found: "Ranking | Evaluation | Images",
-    to: "list[Target]",
-    show: Display,
-    status: int,
-    baseline: str | os.PathLike[str] | None,
-    next_step: str = "",
+    found: "Document", to: "list[Target]", show: Display, status: int, baseline: Path | None, next_step: str = ""
 ) -> NoReturn:
     """Write and print a judged document, print the gates of its candidates, and exit with the status."""
     deliver(found, to, show, status, next_step)
@@ -169,7 +161,7 @@ def finish(
     raise typer.Exit(status)
 
 
-def summarize(document: "Document", baseline: str | os.PathLike[str] | None = None) -> None:
+def summarize(document: "Document", baseline: Path | None = None) -> None:
     """On GitHub, add the document's numbers and the change since the baseline to the job summary."""
     from quanterr.gates import github
 
@@ -202,7 +194,7 @@ def _write_document(
 
     document = with_verdicts(read_document(path), subjects, verdicts)
     if baseline is not None and against is None:
-        to = [*to, Target(OUTPUTS[0], Path(os.path.realpath(baseline)))]
+        to = [*to, Target(OUTPUTS[0], pathlib.Path(os.path.realpath(baseline)))]
     for target in to:
         write_output(document, target)
     if baseline is not None:

@@ -22,22 +22,20 @@ SWITCH = "--lenient"  # has no value
 MADE_BY_COMMAND = 3  # words that a recorded command line has at least: quanterr, the command, a path
 
 
-def suggest_after_compare(original: str, quantized: str, command: Sequence[str], wrote: Sequence[object]) -> str:
-    """Propose evaluate; for files that evaluate cannot run, the report's page unless an output was written."""
-    asked = _list_inputs(original)
-    if asked:
-        return _join_command(["quanterr", "evaluate", original, quantized, *asked])
-    return "" if wrote else _join_command([*command, "-o", "report.html"])
-
-
 def suggest_after_report(
     report: "Report", sides: tuple[str, str], command: Sequence[str], wrote: Sequence[object]
 ) -> str:
-    """Propose what :func:`suggest_after_compare` does; nothing where the report itself leaves doubts."""
+    """Propose evaluate; for files that it cannot run, the report's page unless an output was written.
+
+    Propose nothing where the report itself leaves doubts.
+    """
     from quanterr.report.formatting import list_doubts
 
-    sure = report.verdict != "inconclusive" and not list_doubts(report.verdict, report.findings)
-    return suggest_after_compare(*sides, command, wrote) if sure else ""
+    if report.verdict == "inconclusive" or list_doubts(report.verdict, report.findings):
+        return ""
+    if asked := _list_inputs(sides[0]):
+        return _join_command(["quanterr", "evaluate", *sides, *asked])
+    return "" if wrote else _join_command([*command, "-o", "report.html"])
 
 
 def suggest_after_rank(ranking: "Ranking", paths: Sequence[str], command: Sequence[str]) -> str:

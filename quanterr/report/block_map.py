@@ -146,7 +146,8 @@ def _draw_map(name: str, stack: Stack, scale: Scale, width: int, unicode: bool, 
         worst = min(cell for cell in cells if cell)
         level = worst.sign or format_db(worst.snr_db)
         curve = [Text("".join(_draw_height(cell, scale) for cell in cells))] if unicode else []
-        table.add_row(Text(display(module)), _draw_digits(signs, cells), *curve, level, str(worst.block))
+        digits = Text.assemble(*((sign, _pick_style(sign, cell)) for sign, cell in zip(signs, cells, strict=True)))
+        table.add_row(Text(display(module)), digits, *curve, level, str(worst.block))
     return Group(Text(title, style="bold"), table)
 
 
@@ -157,13 +158,6 @@ def _draw_ticks(pieces: list[list[int]]) -> Text:
         if n % 10 == 0 and len(line) <= n and n + len(str(piece[0])) <= max(len(pieces), 2):
             line = line.ljust(n) + str(piece[0])
     return Text(line)
-
-
-def _draw_digits(signs: list[str], cells: list[Cell | None]) -> Text:
-    text = Text()
-    for sign, cell in zip(signs, cells, strict=True):
-        text.append(sign, style=_pick_style(sign, cell))
-    return text
 
 
 def _pick_style(sign: str, cell: Cell | None) -> Style | str:

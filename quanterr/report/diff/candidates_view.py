@@ -43,16 +43,16 @@ ABOUT = (
     "From two stored results. ± is a standard error as if both had read different tokens. Within chance: the change is "
     "no larger than different tokens would cause."
 )
-ABOUT_PLAN = "From two stored plans. Costs are predicted, in the same measure for both."
-ABOUT_IMAGES = "From two stored results. ± is a standard error as if both had compared different images."
-ABOUT_INSPECTION = "From two stored inspections: formats and sizes, no values."
+ABOUT_KIND = {
+    "plan": "From two stored plans. Costs are predicted, in the same measure for both.",
+    "images": "From two stored results. ± is a standard error as if both had compared different images.",
+    "inspection": "From two stored inspections: formats and sizes, no values.",
+}
 
 
 def view(diff: CandidateDiff, top: int) -> View:
     """Return the view of the changes with ``top`` items of each kind."""
-    about = {"plan": ABOUT_PLAN, "inspection": ABOUT_INSPECTION, "images": ABOUT_IMAGES}.get(
-        find_document_kind(diff), ABOUT
-    )
+    about = ABOUT_KIND.get(find_document_kind(diff), ABOUT)
     return make_view((diff.old, diff.new), conclusion(diff), _sections(diff, top), about)
 
 
