@@ -189,6 +189,11 @@ class Ranking(Document, kw_only=True):
     run: RunInfo
 
     @property
+    def ranked(self) -> list[Candidate]:
+        """The candidates with a rank, the least error first."""
+        return [candidate for candidate in self.candidates if candidate.rank is not None]
+
+    @property
     def gates(self) -> list[Gate]:
         """The gates of all candidates."""
         return [gate for candidate in self.candidates for gate in candidate.gates]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from quanterr.report import html_data
 from quanterr.report.document_view import make_view
-from quanterr.report.formatting import LONG, format_answer, format_change, format_if_known, sentence
+from quanterr.report.formatting import LONG, format_answer, format_change, format_db, format_if_known, sentence
 from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, round_digits
 from quanterr.report.kept_layers import FEW
 from quanterr.report.ranking.model import Candidate, Choice, Gain, RankedLayer, Ranking, Swaps
@@ -53,11 +53,12 @@ CSV_COLUMNS = (
 
 def view(ranking: Ranking, top: int) -> View:
     """Return the view of a ranking with ``top`` layers."""
-    ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
+    tensors = f"{count(ranking.tensors, 'tensor')} common to all, {ranking.elements:,} elements"
+    differ = count(len(ranking.layers), "layer differs", "layers differ")
     facts = [
         ("original", [Name(ranking.original), f", {size(ranking.original_bytes)}"]),
-        ("ranked", [f"{len(ranked):,} of {count(len(ranking.candidates), 'candidate')}"]),
-        ("compared", [_describe_compared(ranking)]),
+        ("ranked", [f"{len(ranking.ranked):,} of {count(len(ranking.candidates), 'candidate')}"]),
+        ("compared", [f"{tensors}; {differ} in at least one candidate"]),
     ]
     rows = "" if ranking.sample is None else f"{100 * ranking.sample:g} % of the rows of "
     about = (
@@ -69,12 +70,6 @@ def view(ranking: Ranking, top: int) -> View:
     return make_view(
         ranking, "Quantized candidates", said, facts, sections, about, _maps(ranking), reasons, done="compared"
     )
-
-
-def _describe_compared(ranking: Ranking) -> str:
-    tensors = f"{count(ranking.tensors, 'tensor')} common to all, {ranking.elements:,} elements"
-    differ = count(len(ranking.layers), "layer differs", "layers differ")
-    return f"{tensors}; {differ} in at least one candidate"
 
 
 def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
@@ -89,7 +84,7 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
     yield Section("candidates", "Candidates", [_candidates(ranking), *([Lines(behind)] if behind else [])])
     swaps = [_swaps(one, ranking, top) for one in (*ranking.swaps, *ranking.kept)]
     yield Section("mix", "Layers to change", swaps)
-    if sum(candidate.rank is not None for candidate in ranking.candidates) > 1:
+    if len(ranking.ranked) > 1:
         yield FRONT
     yield MAP
     yield Section("gains", "Gain of each choice", [_gains(ranking)] if ranking.gains else [])
@@ -141,8 +136,7 @@ def _format_rank(one: Candidate) -> str:
 
 
 def _format_worst(one: Candidate) -> str:
-    worst = one.worst_layer
-    return NONE if worst is None else "undefined" if worst.snr_db is None else f"{worst.snr_db:.2f}"
+    return NONE if one.worst_layer is None else format_db(one.worst_layer.snr_db)
 
 
 def _count_held(one: Candidate) -> str:
@@ -189,7 +183,7 @@ def _describe_sources(change: Swaps) -> str:
 
 
 def _describe_best(ranking: Ranking) -> str:
-    ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
+    ranked = ranking.ranked
     if len(ranked) < 2:
         return f"only {display(ranked[0].name)} can be ranked" if ranked else "no candidate can be ranked"
     best, second = ranked[:2]
@@ -226,8 +220,8 @@ def _list_excluded(ranking: Ranking) -> list[str]:
     return [f"not ranked: {display(c.name)}: {display(c.not_ranked, LONG)}" for c in ranking.candidates if c.not_ranked]
 
 
-def _format_snr_of(candidate: Candidate) -> str:
-    return _format_snr(candidate.snr_db, candidate.squared_error, candidate.snr_db_margin)
+def _format_snr_of(one: Candidate | Choice) -> str:
+    return _format_snr(one.snr_db, one.squared_error, one.snr_db_margin)
 
 
 def _format_snr(snr_db: float | None, squared_error: float | None, margin: float | None = None) -> str:
@@ -264,19 +258,9 @@ def _spread_table(ranking: Ranking, top: int) -> Table:
     """Return the layers in which the candidates' errors differ most."""
     layers = sorted(ranking.layers, key=_compute_spread, reverse=True)[:top]
     names = [choice.candidate for choice in layers[0].choices]
-    ranked = [candidate.name for candidate in ranking.candidates]  # the best first: its column is dropped last
-    columns = (
-        Column("best", len(names), right=False),
-        *(Column(display(name), ranked.index(name)) for name in names),
-    )
-    rows = [
-        [
-            LayerName(layer.layer_name),
-            Name(layer.best),
-            *(_format_snr(choice.snr_db, choice.squared_error, choice.snr_db_margin) for choice in layer.choices),
-        ]
-        for layer in layers
-    ]
+    columns = [Column("best", len(names), right=False)]
+    columns += [Column(display(name), n) for n, name in enumerate(names)]  # the last, the worst, is dropped first
+    rows = [[LayerName(one.layer_name), Name(one.best), *map(_format_snr_of, one.choices)] for one in layers]
     title = f"SNR in dB of the {len(layers):,} layers that differ most, of {count(len(ranking.layers), 'layer')}"
     most = _find_largest_error(ranking)
     minor = sum(_compute_spread(layer) < MINOR * most for layer in layers)
@@ -321,12 +305,11 @@ def _format_percent(change: float, whole: float) -> str:
 
 def _maps(ranking: Ranking) -> Maps:
     """Return the map's metrics: the SNR of each ranked candidate, and the spread of errors."""
-    ranked = [candidate for candidate in ranking.candidates if candidate.rank is not None]
     metrics = {"spread": MapMetric("Spread", "lower", "%", log=True, column="Spread %")}
-    for n, candidate in enumerate(ranked):
+    for n, candidate in enumerate(ranking.ranked):
         name = display(candidate.name)
         metrics[f"snr_{n}"] = MapMetric(name, "higher", "dB", column=name, is_wide=n > 0)
-    front = [(display(c.name), c.bytes or 0, c.snr_db, c.on_front) for c in ranked]
+    front = [(display(c.name), c.bytes or 0, c.snr_db, c.on_front) for c in ranking.ranked]
     details = Details("Candidates", ["", "format", "SNR dB", "bytes", "Σe²"], lambda n: _choices(ranking.layers[n]))
     words, most = {"role": "Role", "best": "Best"}, _find_largest_error(ranking)
     return Maps(
@@ -339,7 +322,7 @@ def _choices(layer: RankedLayer) -> list[list[str]]:
         [
             display(choice.candidate),
             display(choice.format),
-            _format_snr(choice.snr_db, choice.squared_error, choice.snr_db_margin),
+            _format_snr_of(choice),
             f"{choice.bytes:,}",
             format(choice.squared_error, html_data.DIGITS),
         ]
