@@ -57,6 +57,7 @@ from quanterr.report.sections import (
     Column,
     Curve,
     Gates,
+    Item,
     LayerName,
     Lines,
     MapMetric,
@@ -123,8 +124,7 @@ TOKENS: Sequence[CellColumn[WorstToken]] = (
 )
 MACRO = "macro average"
 BEFORE = 40  # characters of the text before a token
-MAX_BLOCKS = 8
-MAX_STEPS = 8
+SHOWN = 8  # blocks, routers, steps or positions
 MAX_DETAILED = 2  # candidates shown with blocks and weights
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "name", "block", "value", "cosine", "share_of_block"),
@@ -235,7 +235,7 @@ def _positions(evaluation: Evaluation) -> Iterator[Part]:
     if not found:
         return
     spans = found[0].positions
-    shown = _spread(len(spans), MAX_STEPS)
+    shown = _thin_out(range(len(spans)))
     columns = [Column(f"{spans[n].first:,}-{spans[n].last:,}", k) for k, n in enumerate(shown)]
     rows = [
         [Name(one.name), *(f"{one.positions[n].kld_mean:.4g}" for n in shown)]
@@ -264,9 +264,8 @@ def _rollouts(evaluation: Evaluation) -> Iterator[Part]:
 def _steps(evaluation: Evaluation) -> Iterator[Part]:
     """Output errors by step, of each candidate and of the floor."""
     floor = evaluation.floor.outputs if evaluation.floor else None
-    found = [(Name(candidate.name), candidate.outputs) for candidate in evaluation.candidates if candidate.outputs]
-    rows_of: list[tuple[Name | str, Sequence[StepError]]] = [(name, outputs.steps) for name, outputs in found]
-    yield from _by_step("Output error by step", [*rows_of, *([("floor", floor.steps)] if floor else [])])
+    sides = [*((Name(candidate.name), candidate.outputs) for candidate in evaluation.candidates), ("floor", floor)]
+    yield from _by_step("Output error by step", [(name, outputs.steps) for name, outputs in sides if outputs])
 
 
 def _by_step(title: str, found: Sequence[tuple[Name | str, Sequence[StepError]]]) -> Iterator[Part]:
@@ -274,7 +273,7 @@ def _by_step(title: str, found: Sequence[tuple[Name | str, Sequence[StepError]]]
     steps = sorted({one.step for _, own in found for one in own})
     if len(steps) < 2:
         return
-    shown = [steps[n] for n in _spread(len(steps), MAX_STEPS)]
+    shown = _thin_out(steps)
     rows = []
     for name, own in found:
         errors = {one.step: one.output_error for one in own}
@@ -283,10 +282,10 @@ def _by_step(title: str, found: Sequence[tuple[Name | str, Sequence[StepError]]]
     yield Table(title, "candidate", [Column(f"step {step}", n) for n, step in enumerate(shown)], rows)
 
 
-def _spread(n: int, most: int) -> list[int]:
-    """Return up to ``most`` evenly spaced indices of ``n`` items, including the first and the last."""
-    shown = min(n, most)
-    return sorted({round(k * (n - 1) / max(shown - 1, 1)) for k in range(shown)})
+def _thin_out(items: Sequence[Item]) -> list[Item]:
+    """Return up to ``SHOWN`` evenly spaced items, including the first and the last."""
+    shown = min(len(items), SHOWN)
+    return [items[round(k * (len(items) - 1) / max(shown - 1, 1))] for k in range(shown)]
 
 
 def _pick_detailed(evaluation: Evaluation) -> Sequence[Evaluated]:
@@ -311,7 +310,7 @@ def _blocks(evaluation: Evaluation) -> Iterator[Part]:
 
 
 def _block_table(candidate: Evaluated, is_minor: bool) -> Table:
-    shown = [candidate.blocks[n] for n in _spread(len(candidate.blocks), MAX_BLOCKS)]
+    shown = _thin_out(candidate.blocks)
     minor, because = (len(shown), f"of {count(len(candidate.blocks), 'block')}") if is_minor else (0, "")
     filled = fill(BLOCKS, ((Name(block.name), block) for block in shown))
     return Table(f"Hidden states, {display(candidate.name)}", "after", *filled, minor=minor, minor_because=because)
@@ -328,7 +327,7 @@ def _worst(candidate: Evaluated, top: int) -> Part:
 def _routers(candidate: Evaluated) -> Part:
     """Return the agreement of evenly spaced routers, including the first and the last, and the mean of all."""
     routers = candidate.routers
-    rows = [(Name(routers[n].name), [routers[n]]) for n in _spread(len(routers), MAX_BLOCKS)]
+    rows = [(Name(one.name), [one]) for one in _thin_out(routers)]
     every = (f"mean of {count(len(routers), 'router')}", routers)
     title = f"{routers[0].chosen} of {routers[0].experts} experts for a token, {display(candidate.name)}"
     return Table(title, "router", *fill(ROUTERS, [*rows, every]))
