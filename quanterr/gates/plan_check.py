@@ -134,13 +134,11 @@ def _is_same_format(planned: PlannedLayer, found: str) -> bool:
 
 
 def _make_gate(violations: list[Violation], n: int) -> Gate:
-    worst = violations[0] if violations else None
-    message = f"gate {REQUIRE} holds: {count(n, 'layer')}"
-    if worst is not None:
-        message = (
-            f"gate {REQUIRE} does not hold: {len(violations):,} of {count(n, 'layer')}, the worst "
-            f"{display(worst.layer or '')}: {worst.reason}"
-        )
+    worst = violations[0] if violations else Violation(None, None, None, None)
+    result = f"holds: {count(n, 'layer')}"
+    if violations:
+        where = f"{len(violations):,} of {count(n, 'layer')}, the worst {display(worst.layer or '')}"
+        result = f"does not hold: {where}: {worst.reason}"
     return Gate(
         id="plan",
         require=REQUIRE,
@@ -151,10 +149,10 @@ def _make_gate(violations: list[Violation], n: int) -> Gate:
         judged=n,
         identical=0,
         skipped=0,
-        observed=worst.observed if worst else None,
+        observed=worst.observed,
         limit=TOLERANCE,
-        margin=worst.margin if worst else None,
-        worst_layer=worst.layer if worst else None,
-        message=message,
+        margin=worst.margin,
+        worst_layer=worst.layer,
+        message=f"gate {REQUIRE} {result}",
         violations=violations,
     )

@@ -81,11 +81,7 @@ def _as_iterable(texts: Iterable[str]) -> Iterable[str]:
 
 
 def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) -> None:
-    """Check that a baseline is given if, and only if, a rule compares with it.
-
-    Raises:
-        UsageError: it is missing, or it is given but unused and not about to be ``updated``.
-    """
+    """Raise UsageError if a baseline is missing that a rule compares with, or is neither used nor ``updated``."""
     comparing = [rule.condition.text for rule in rules if rule.condition.function in OF_BASELINE]
     if comparing and not given:
         raise UsageError(f"{display(comparing[0])} compares with an older report: give --baseline REPORT")

@@ -28,11 +28,7 @@ def make_decider(rules: list[Rule], n: int) -> Callable[[Item], bool]:
 
 
 def check_patterns(rules: list[Rule], subject: Subject) -> None:
-    """Check that every pattern matches something.
-
-    Raises:
-        UsageError: a pattern matches nothing.
-    """
+    """Raise UsageError if a pattern matches nothing."""
     for rule in rules:
         if dead := explain_dead_pattern(rule, subject):
             raise UsageError(f'{rule.place}rule "{display(rule.id)}": {dead}')

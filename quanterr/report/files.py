@@ -127,11 +127,7 @@ def _is_special(path: Path) -> bool:
 
 
 def write_output(found: object, target: Target, option: str = "--output-report", /, **more: object) -> None:
-    """Write a result to a target; ``more`` are keywords for the output's ``write``.
-
-    Raises:
-        ResourceError: the disk is full, or the file cannot be written.
-    """
+    """Write a result to a target by :func:`write`; ``more`` are keywords for the output's ``write``."""
     write(target, lambda file: target.output.write(found, file, **more), option)
 
 

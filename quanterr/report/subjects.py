@@ -97,11 +97,7 @@ class Subject:
         raise KeyError(metric)
 
     def check_usable(self) -> None:
-        """Check that the subject as a whole can serve as a baseline.
-
-        Raises:
-            UsageError: it is unreliable.
-        """
+        """Raise UsageError if the subject as a whole cannot serve as a baseline."""
 
     def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
         """Check that a baseline is comparable in these metrics.

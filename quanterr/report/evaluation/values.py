@@ -63,11 +63,7 @@ class EvaluatedValues(Subject):
     evaluation: Evaluation
 
     def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
-        """Check that a baseline is of the same text and settings.
-
-        Raises:
-            UsageError: it is not.
-        """
+        """Raise UsageError unless the baseline is of the same text and settings."""
         if why := find_difference(baseline.evaluation, self.evaluation):
             raise UsageError(f"--baseline: {why}")
 
