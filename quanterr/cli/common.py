@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -151,18 +151,15 @@ class Interrupt:
         return check
 
     def __enter__(self) -> "Interrupt":
-        self._old_handlers = {
-            number: signal.signal(number, self._handle_signal) for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        self._stoppable = allow_stop(self.stop.is_set)
-        self._stoppable.__enter__()
+        self._undo = ExitStack()
+        self._undo.enter_context(allow_stop(self.stop.is_set))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._undo.callback(signal.signal, number, signal.signal(number, self._handle_signal))
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Exit with the signal's status, 128 plus its number, if the run has no result because it was interrupted."""
-        self._stoppable.__exit__(None, None, None)
-        for number, handler in self._old_handlers.items():
-            signal.signal(number, handler)
+        self._undo.close()
         if isinstance(error, Interrupted):
             print(f"quanterr: {error}", file=sys.stderr)
             raise typer.Exit(128 + (self.signal or signal.SIGINT)) from error

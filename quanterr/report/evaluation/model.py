@@ -211,10 +211,7 @@ class Rollout(Model):
     steps: Annotated[list[StepError], doc("of the latents after each step; calls: groups")]
 
 
-Measured = Scores | Embeddings | Outputs | Rollout | None
-
-
-def _find(parts: Iterable[Measured], metric: str) -> float | None:
+def _find(parts: Iterable[object], metric: str) -> float | None:
     """Return a number of the first part that has it."""
     found: float | None = next((getattr(part, metric) for part in parts if hasattr(part, metric)), None)
     return found
@@ -390,13 +387,10 @@ class Evaluated(Model):
 
     def value(self, metric: str) -> float | None:
         """Return a metric of the candidate, for task metrics the lowest over tasks; None if missing."""
-        if metric in PREDICTED:
-            predicted: float | None = getattr(self, metric)
-            return predicted
         if metric in OF_TASKS:
             values = [getattr(task, metric) for task in self.tasks]
             return None if None in values or not values else min(values)
-        return _find((self.scores, self.embeddings, self.outputs, self.rollout), metric)
+        return _find((self.scores, self.embeddings, self.outputs, self.rollout, self), metric)
 
     def error(self, metric: str) -> float | None:
         """Return the standard error of a metric, from predictions or from means of chunks, whichever is larger."""
