@@ -1,6 +1,7 @@
 """``quanterr guide`` and ``quanterr explain``: documentation in the terminal."""
 
 import sys
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -48,12 +49,8 @@ def _show(text: str, paged: bool) -> None:
     from rich.markdown import Markdown
 
     console = Console()
-    with guard_stdout():
-        if not paged:
-            console.print(Markdown(text))
-            return
-        with console.pager(styles=True):
-            console.print(Markdown(text))
+    with guard_stdout(), console.pager(styles=True) if paged else nullcontext():
+        console.print(Markdown(text))
 
 
 def _print(text: str) -> None:

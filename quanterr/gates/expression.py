@@ -83,6 +83,9 @@ _TOKEN = re.compile(
 )
 
 
+Scope = Literal["items", "model", "whole"]  # the layers, the aggregate or the report has the metric
+
+
 class Condition(NamedTuple):
     """A parsed rule.
 
@@ -95,7 +98,7 @@ class Condition(NamedTuple):
     operator: str
     limit: float
     inner: "Condition | None" = None
-    scope: Literal["items", "model", "whole"] = "items"  # the layers, the aggregate or the report has the metric
+    scope: Scope = "items"
     item: str = "layer"  # noun for an item in messages
 
     def holds(self, value: float) -> bool:
@@ -188,18 +191,21 @@ class _Parser:
         self._take("bracket", ")")
         return name, metric, nested
 
-    def _find_scope(self, metric: str, function: str, inner: bool) -> Literal["items", "model", "whole"]:
-        """Return where the function looks for a metric; the whole wins if both the whole and its items have it."""
-        if function == "global" and metric in self._known.model:
-            return "model"
-        if function in OF_INTERVAL:
-            if metric in self._known.errors:
-                return "whole"
-        elif function in (PLAIN, *OF_BASELINE) and metric in self._known.whole and not inner:
-            return "whole"
-        if function not in ("global", *OF_INTERVAL) and metric in self._known.items:
-            return "items"
+    def _find_scope(self, metric: str, function: str, inner: bool) -> Scope:
+        for scope, metrics in self._list_scopes(function, inner):
+            if metric in metrics:
+                return scope
         raise UsageError(f"{self._quote()}: {self._explain_unknown(metric, function)}")
+
+    def _list_scopes(self, function: str, inner: bool = False) -> list[tuple[Scope, Collection[str]]]:
+        """Return where a function looks for its metric, and the metrics there; the first that has the metric wins."""
+        if function == "global":
+            return [("model", self._known.model)]
+        if function in OF_INTERVAL:
+            return [("whole", self._known.errors)]
+        if inner or function not in (PLAIN, *OF_BASELINE):
+            return [("items", self._known.items)]
+        return [("whole", self._known.whole), ("items", self._known.items)]
 
     def _explain_unknown(self, metric: str, function: str) -> str:
         """Explain why a function does not find a metric."""
@@ -218,19 +224,11 @@ class _Parser:
         elif metric in known.whole:
             hint = f"; it is a metric of the {known.document}: write {metric} alone"
         else:
-            hint = _suggest(metric, self._list_names(function))
+            hint = _suggest(metric, [name for _, metrics in self._list_scopes(function) for name in metrics])
         kinds = set(known.items.values())
         of_items = f"of a {kinds.pop()}" if len(kinds) == 1 else f"of the {known.document}"
         whose = "of the whole model" if function == "global" else of_items
         return f"no metric {whose} named {shown}{hint}"
-
-    def _list_names(self, function: str) -> Collection[str]:
-        """Return the metrics that a function finds."""
-        if function == "global":
-            return self._known.model
-        if function in OF_INTERVAL:
-            return self._known.errors
-        return [*self._known.items, *(self._known.whole if function in (PLAIN, *OF_BASELINE) else ())]
 
     def _peek(self, kind: str) -> str | None:
         match = _TOKEN.match(self._text, self._at)

@@ -58,12 +58,9 @@ def read_rules(
             each other.
     """
     rules = [_make_rule(table, vocabulary) for table in _read_tables(thresholds)] if thresholds is not None else []
-    for text in _as_iterable(require):
-        condition = _parse(text, "--require", vocabulary)
-        rules.append(Rule(condition.text, condition))
-    for text in _as_iterable(fail_if):
-        condition = _parse(text, "--fail-if", vocabulary).negate()
-        rules.append(Rule(condition.text, condition))
+    conditions = [_parse(text, "--require", vocabulary) for text in _as_iterable(require)]
+    conditions += [_parse(text, "--fail-if", vocabulary).negate() for text in _as_iterable(fail_if)]
+    rules += [Rule(condition.text, condition) for condition in conditions]
     compared = any(rule.condition.function in OF_BASELINE for rule in rules)
     if baseline and not compared and vocabulary.no_worse and (rules or thresholds is None):
         condition = _parse(vocabulary.no_worse, "--baseline", vocabulary)

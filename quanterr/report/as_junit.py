@@ -57,9 +57,8 @@ def _add_gate(suite: Element, gate: Gate) -> None:
     if gate.status == "fail" and gate.severity == "error":
         _add_problem(case, "failure", sentence(gate.message), _format_violations(gate))
     elif gate.status == "fail":
-        SubElement(
-            case, "system-err"
-        ).text = f"{describe_gate(gate)[0]}: {sentence(gate.message)}\n{_format_violations(gate)}"
+        warning = f"{describe_gate(gate)[0]}: {sentence(gate.message)}"
+        SubElement(case, "system-err").text = f"{warning}\n{_format_violations(gate)}"
     else:
         limits = f"limit {format_exact(gate.limit)}, margin {format_observed(gate.margin, 0)}"
         SubElement(case, "system-out").text = f"observed {format_observed(gate.observed, gate.limit)}, {limits}"
