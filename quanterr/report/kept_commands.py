@@ -5,7 +5,6 @@ The layers are listed by the page (html/keep.js), between the two parts of a com
 
 import shlex
 from collections import Counter
-from typing import NamedTuple
 
 from quanterr.report.model import Report
 
@@ -27,15 +26,11 @@ GGUF = "gguf_"
 PLAIN = ("dense", "gguf_f32", "gguf_f16", "gguf_bf16")  # formats that are not quantized
 
 
-class Command(NamedTuple):
-    """A shell command in two parts, with a list of layers between them."""
+def find_commands(report: Report) -> dict[str, tuple[str, str]]:
+    """Return the command of each program that could have written all quantized layers; none if no program is known.
 
-    before: str
-    after: str
-
-
-def find_commands(report: Report) -> dict[str, Command]:
-    """Return the command of each program that could have written all quantized layers; none if no program is known."""
+    A command has two parts, for a list of layers between them.
+    """
     sizes: Counter[str] = Counter()
     for layer in report.layers:
         sizes[layer.format] += layer.tensor_elements
@@ -45,9 +40,9 @@ def find_commands(report: Report) -> dict[str, Command]:
         kind = formats[0].removeprefix(GGUF)
         source = shlex.quote(original) if original.endswith(".gguf") else "original.gguf"
         name = GGUF_FILES.get(kind, kind.upper())
-        return {"llama-quantize": Command("llama-quantize", f"{source} kept.gguf {name}")}
+        return {"llama-quantize": ("llama-quantize", f"{source} kept.gguf {name}")}
     is_comfy = all(layer.comfy_format for layer in report.layers if layer.format not in PLAIN)
     if len(formats) == 1 and formats[0] in CONVERT_TO_QUANT and is_comfy and original.endswith(".safetensors"):
         before = f"convert_to_quant -i {shlex.quote(original)} --comfy_quant{CONVERT_TO_QUANT[formats[0]]}"
-        return {"convert_to_quant": Command(before, "-o kept.safetensors")}
+        return {"convert_to_quant": (before, "-o kept.safetensors")}
     return {}

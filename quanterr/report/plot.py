@@ -107,7 +107,8 @@ class _Dot(NamedTuple):
     is_best: bool = False  # Pareto-optimal
 
 
-def _draw_dots(axes: "Axes", dots: Sequence[_Dot], title: str, label: str) -> None:
+def _plot_dots(dots: Sequence[_Dot], title: str, label: str, log: bool = False) -> "Figure":
+    figure, (axes,) = _make_figure(1)
     if not dots:
         raise UsageError("plot(): no candidate has a number to draw")
     front = sorted((dot for dot in dots if dot.is_best), key=lambda dot: dot.bytes)
@@ -119,6 +120,9 @@ def _draw_dots(axes: "Axes", dots: Sequence[_Dot], title: str, label: str) -> No
     axes.margins(0.15)
     if len(front) > 1:
         axes.legend()
+    if log:
+        axes.set_yscale("log")
+    return figure
 
 
 def _plot_ranking(ranking: "Ranking") -> "Figure":
@@ -128,9 +132,7 @@ def _plot_ranking(ranking: "Ranking") -> "Figure":
         for one in ranking.candidates
         if one.bytes is not None and one.snr_db is not None
     ]
-    figure, (axes,) = _make_figure(1)
-    _draw_dots(axes, dots, "Error over size", "SNR [dB]")
-    return figure
+    return _plot_dots(dots, "Error over size", "SNR [dB]")
 
 
 def _plot_evaluation(evaluation: "Evaluation") -> "Figure":
@@ -141,11 +143,7 @@ def _plot_evaluation(evaluation: "Evaluation") -> "Figure":
         _Dot(one.name, one.bytes, value, error, not any(_is_better(other, (one, value)) for other in values))
         for one, value, error in values
     ]
-    figure, (axes,) = _make_figure(1)
-    _draw_dots(axes, dots, "Model error over size", found[0][1])
-    if all(dot.value > 0 for dot in dots):
-        axes.set_yscale("log")
-    return figure
+    return _plot_dots(dots, "Model error over size", found[0][1], log=all(dot.value > 0 for dot in dots))
 
 
 def _is_better(other: "tuple[Evaluated, float, float]", one: "tuple[Evaluated, float]") -> bool:
