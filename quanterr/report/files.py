@@ -148,7 +148,10 @@ def write(target: Target, render: Callable[[IO[str]], object], option: str = "--
             with target.path.open("w", encoding="utf-8", newline="") as file:
                 render(file)
         else:
-            _replace(target.path, render)
+            with open_replacement(str(target.path), option) as binary:
+                text = io.TextIOWrapper(binary, encoding="utf-8", newline="", write_through=True)
+                render(text)
+                text.detach()  # a wrapper that is still attached closes the file when deleted
     except OSError as error:
         if is_closed_pipe(error):
             raise
@@ -156,38 +159,25 @@ def write(target: Target, render: Callable[[IO[str]], object], option: str = "--
         raise ResourceError(f"{where}: {error.strerror}") from error
 
 
-def _replace(path: Path, render: Callable[[IO[str]], object]) -> None:
-    with _replace_atomically(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        render(text)
-        text.detach()  # a wrapper that is still attached closes the file when deleted
-
-
 @contextmanager
 def open_replacement(path: str, option: str) -> Iterator[IO[bytes]]:
-    """Open a binary file that replaces the existing one once it is complete.
+    """Open a binary file that replaces the existing one once it is complete and synced to the disk.
 
     Raises:
         ResourceError: the file cannot be written.
     """
+    place = Path(os.path.realpath(path))
     try:
-        with _replace_atomically(Path(os.path.realpath(path))) as file:
+        mode = stat.S_IMODE(place.stat().st_mode) if place.exists() else None
+        with replace_atomically(place, DEFAULT_MODE if mode is None else PRIVATE) as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())
+            if mode is not None:
+                give_mode(file.fileno(), mode)
+        sync_folder(place.parent)
     except OSError as error:
         raise ResourceError(f"{option} {display(path)}: {error.strerror}") from error
-
-
-@contextmanager
-def _replace_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file; on success sync it to the disk and move it to ``path``."""
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
-    with replace_atomically(path, DEFAULT_MODE if mode is None else PRIVATE) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-        if mode is not None:
-            give_mode(file.fileno(), mode)
-    sync_folder(path.parent)
 
 
 def update_section(
