@@ -53,15 +53,9 @@ def evaluate(
     from quanterr.report.files import check_place
     from quanterr.report.gate_results import exit_status
 
-    inputs = [
-        original,
-        *(candidates or []),
-        *(named_path(fspath(text))[1] for text in (*options.text, *options.chat)),
-        options.tokens,
-        options.inputs,
-        *options.tasks,
-        options.baseline,
-    ]
+    paths = [original, *(candidates or [])]
+    texts = [named_path(fspath(text))[1] for text in (*options.text, *options.chat)]
+    inputs = [*paths, *texts, options.tokens, options.inputs, *options.tasks, options.baseline]
     to = show.targets(inputs)
     rules = prepare(options, KINDS["quanterr.evaluation"])
     by_products = {
@@ -74,7 +68,6 @@ def evaluate(
         check_place(path, option, [fspath(path) for path in inputs if path is not None])
     if options.save_reference is not None:
         written["--save-reference"] = fspath(options.save_reference)
-    paths = [original, *(candidates or [])]
     announce(paths, show.quiet)
     alone = not candidates and not recipes.against and options.reference is None
     if alone:

@@ -200,8 +200,7 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
     yield Section("distribution", "Distribution", [Interactive("histogram")], (PAGE,))
     if report.layers:
         yield Section("groups", "By format and role", [_group_table(report, "format"), _group_table(report, "role")])
-    if worst := _make_worst_table(report, top, sort_by):
-        yield Section("worst", "Worst layers", [worst], (TERMINAL, CARD))
+    yield Section("worst", "Worst layers", list(_worst_layers(report, top, sort_by)), (TERMINAL, CARD))
     evidence = (
         f"{layer.display_name}: {layer.format}: {seen}"
         for layer in report.layers + report.other_changes
@@ -215,7 +214,7 @@ def _figures(report: Report) -> FigureGroup:
     a: Aggregate = report.aggregate
     if not report.layers:
         return FigureGroup("No layer differs, so there is no error to show.", [])
-    ratio = format_number(a.compression_ratio)
+    ratio, most = format_number(a.compression_ratio), format_number(a.absolute_error_percentiles.p99)
     worst = min(report.layers, key=lambda layer: -inf if layer.snr_db is None else layer.snr_db)
     shown = [
         _make_level("SNR, pooled", a.overall_snr_db, _describe_finite_snr(report)),
@@ -229,11 +228,7 @@ def _figures(report: Report) -> FigureGroup:
         ),
         Figure("Relative error", format_percent(a.mean_relative_error), note="sum of |e| over sum of |x|"),
         Figure("Mean |e|", format_number(a.mean_absolute_error)),
-        Figure(
-            "Max |e|",
-            format_number(a.max_absolute_error),
-            note=f"99 % below {format_number(a.absolute_error_percentiles.p99)}",
-        ),
+        Figure("Max |e|", format_number(a.max_absolute_error), note=f"99 % below {most}"),
         Figure("Cosine", format_cosine(a.cosine_similarity), note="between original and quantized"),
         Figure("Bits per weight", format_number(a.bits_per_weight)),
         Figure("Size", size(a.quantized_bytes), note=f"of {size(a.original_bytes)}, {ratio} to 1"),
@@ -317,13 +312,13 @@ def _group_table(report: Report, kind: str) -> Table:
     return Table(f"By {kind}", kind, *fill(GROUPS, ((Name(name), a) for name, a in groups.items())))
 
 
-def _make_worst_table(report: Report, top: int, sort_by: str) -> Table | None:
-    """Return the table of the worst layers, without layers with an error, which findings report."""
+def _worst_layers(report: Report, top: int, sort_by: str) -> Iterator[Table]:
+    """Yield the table of the worst layers, without layers with an error, which findings report."""
     damaged = _list_damaged(report)
     others = [layer for layer in report.layers if layer.layer_name not in damaged]
     layers = pick_worst_layers(others, top, sort_by) if top else []
     if not layers:
-        return None
+        return
     of = "of the other layers" if damaged else "layers"
     if len(layers) < len(others):
         title = f"The {len(layers)} worst {of}" if len(layers) > 1 else f"The worst {of.removesuffix('s')}"
@@ -331,7 +326,7 @@ def _make_worst_table(report: Report, top: int, sort_by: str) -> Table | None:
         title = f"All {'other ' if damaged else ''}layers, the worst first"
     columns = [*WORST, *([STANDS_FOR] if any(one.stands_for for one in layers) else [])]
     rows = ((LayerName(one.layer.layer_name), one) for one in layers)
-    return Table(f"{title}, by {SORTS[sort_by][1]}", "layer", *fill(columns, rows))
+    yield Table(f"{title}, by {SORTS[sort_by][1]}", "layer", *fill(columns, rows))
 
 
 def _draw_bar(snr_db: float | None) -> BarCell:

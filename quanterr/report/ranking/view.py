@@ -5,10 +5,9 @@ Also its CSV rows and JUnit tests.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from quanterr.report import html_data
 from quanterr.report.document_view import make_view
 from quanterr.report.formatting import LONG, format_answer, format_change, format_db, format_if_known, sentence
-from quanterr.report.html_data import DB_PLACES, DIFFERS, SAME, SHARE_DIGITS, round_digits
+from quanterr.report.html_data import DB_PLACES, DIFFERS, DIGITS, SAME, SHARE_DIGITS, round_digits
 from quanterr.report.kept_layers import FEW
 from quanterr.report.ranking.model import Candidate, Choice, Gain, RankedLayer, Ranking, Swaps
 from quanterr.report.sections import (
@@ -320,13 +319,13 @@ def _maps(ranking: Ranking) -> Maps:
 def _choices(layer: RankedLayer) -> list[list[str]]:
     return [
         [
-            display(choice.candidate),
-            display(choice.format),
-            _format_snr_of(choice),
-            f"{choice.bytes:,}",
-            format(choice.squared_error, html_data.DIGITS),
+            display(one.candidate),
+            display(one.format),
+            _format_snr_of(one),
+            f"{one.bytes:,}",
+            f"{one.squared_error:{DIGITS}}",
         ]
-        for choice in layer.choices
+        for one in layer.choices
     ]
 
 
