@@ -349,7 +349,7 @@ class TestWaits:
         done = call(*words, before=before)
 
         assert Status.OK == done.returncode, done.stderr
-        told = [line for line in done.stderr.splitlines() if "429" in line]
+        told = [line for line in done.stderr.splitlines() if "HTTP 429" in line]
         assert bool(told) is not quiet
         assert all(line.startswith(f"quanterr: {server.url[7:]}: HTTP 429: waits 0 s, until ") for line in told)
 
