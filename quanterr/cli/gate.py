@@ -89,9 +89,8 @@ def gate(
         with guard_stdout():
             print(dumps(_list_fields(whole, subjects, verdicts)), flush=True)
     if to or update_baseline:
-        _write_document(
-            report, subjects, verdicts, to, baseline if update_baseline else None, _find_reason_against_update(whole)
-        )
+        document = with_verdicts(read_document(report), subjects, verdicts)
+        _write_document(document, to, baseline if update_baseline else None, _find_reason_against_update(whole))
     raise typer.Exit(exit_status(whole, show.allow_partial))
 
 
@@ -178,21 +177,11 @@ def summarize(document: "Document", baseline: Path | None = None) -> None:
         print(f"quanterr: {problem}", file=sys.stderr)
 
 
-def _write_document(
-    path: str,
-    subjects: "Sequence[Subject]",
-    verdicts: "Sequence[Verdict]",
-    to: "list[Target]",
-    baseline: str | None,
-    against: str | None,
-) -> None:
-    """Write the document with its verdicts to the targets and, unless ``against`` says why not, to the baseline."""
-    from quanterr.gates import with_verdicts
+def _write_document(document: "Document", to: "list[Target]", baseline: str | None, against: str | None) -> None:
+    """Write the document to the targets and, unless ``against`` says why not, to the baseline."""
     from quanterr.report import OUTPUTS
-    from quanterr.report.documents import read_document
     from quanterr.report.files import Target, write_output
 
-    document = with_verdicts(read_document(path), subjects, verdicts)
     if baseline is not None and against is None:
         to = [*to, Target(OUTPUTS[0], pathlib.Path(os.path.realpath(baseline)))]
     for target in to:

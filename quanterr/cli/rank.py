@@ -19,7 +19,7 @@ from quanterr.cli.options import argument, with_options
 from quanterr.options import CompareOptions, RankOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import TypeVar
 
     from quanterr.cli.opening import Opened
@@ -70,11 +70,7 @@ def rank(
 
 
 def run(
-    make: "Callable[[Opened, Asked], Ranking]",
-    options: "Asked",
-    paths: "Sequence[str]",
-    to: "list[Target]",
-    show: Display,
+    make: "Callable[[Opened, Asked], Ranking]", options: "Asked", paths: list[str], to: "list[Target]", show: Display
 ) -> None:
     """Make a ranking, write it, print it, and exit with its status."""
     from quanterr.cli.opening import open_run

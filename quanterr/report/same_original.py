@@ -18,10 +18,10 @@ def find_difference(old: "Report", new: "Report") -> str | None:
     Original, selection, outlier threshold and metrics version must agree. The original is identified by its number of
     tensors, its bytes, and the norm and fingerprint of each tensor that both reports compare and find finite.
     """
-    for key, what in (("tensors", "tensors"), ("bytes", "bytes")):
+    for key in ("tensors", "bytes"):
         before, after = (getattr(report.original, key) for report in (old, new))
         if before != after:
-            return f"it has a different original: {before:,} {what} there, {after:,} here"
+            return f"it has a different original: {before:,} {key} there, {after:,} here"
     if old.selection != new.selection:
         return describe_selections(old.selection.patterns, new.selection.patterns)
     for key, what in (("outlier_threshold", "outlier threshold"), ("metrics_version", "version of the metrics")):
