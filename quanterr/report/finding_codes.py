@@ -20,12 +20,10 @@ class FindingCode(NamedTuple):
     remedy: str
 
 
-def _read_codes() -> dict[str, FindingCode]:
-    sections = _SECTION.findall(PAGE.read_text("utf-8"))
-    return {name: FindingCode(tuple(severities.split(", ")), *texts) for name, severities, *texts in sections}
-
-
-CODES = _read_codes()
+CODES: dict[str, FindingCode] = {
+    name: FindingCode(tuple(severities.split(", ")), *texts)
+    for name, severities, *texts in _SECTION.findall(PAGE.read_text("utf-8"))
+}
 
 # Name in reports of version 0.1.0 → present name.
 FORMER_NAMES = {
