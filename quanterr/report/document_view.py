@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from quanterr.report.document import Document
 from quanterr.report.formatting import list_doubts
-from quanterr.report.sections import PAGE, FactList, Facts, Maps, PageScripts, Section, View
+from quanterr.report.sections import LAYERS, PAGE, FactList, Facts, Maps, PageScripts, Section, View
 from quanterr.util.text import count, size
 
 
@@ -21,12 +21,13 @@ def make_view(
     done: str = "",
     settings: Sequence[tuple[str, str]] = (),
 ) -> View:
-    """Return the view of a document, without sections that have no parts.
+    """Return the view of a document: its sections that have parts, all layers if they have maps, and its run.
 
     ``done`` is the word for a pass without gates, ``settings`` are facts about the run; the others are as in a view.
     """
     verdict = getattr(document, "verdict", None)
-    shown = [section for section in (*sections, _describe_run(document, settings)) if section.parts]
+    every = (*sections, *([LAYERS] if maps else []), _describe_run(document, settings))
+    shown = [section for section in every if section.parts]
     done = "" if getattr(document, "gates", ()) else done
     judged = getattr(document, "candidates", [document]) if verdict else []
     doubts = list_doubts(verdict or "", (found for one in judged for found in getattr(one, "findings", ())))

@@ -30,7 +30,6 @@ from quanterr.report.layers import (
 from quanterr.report.model import Aggregate, Report, Side
 from quanterr.report.sections import (
     CARD,
-    LAYERS,
     MAP,
     PAGE,
     TERMINAL,
@@ -207,7 +206,6 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
         for seen in layer.evidence
     )
     yield Section("evidence", "Evidence for the formats", [Lines(evidence)], (VERBOSE,))
-    yield LAYERS
 
 
 def _figures(report: Report) -> FigureGroup:

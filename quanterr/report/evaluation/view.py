@@ -47,7 +47,6 @@ from quanterr.report.formatting import format_if_known, format_percent, sentence
 from quanterr.report.html_data import DIFFERS, round_digits
 from quanterr.report.sections import (
     CARD,
-    LAYERS,
     MAP,
     PAGE,
     VERBOSE,
@@ -155,7 +154,6 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     candidates = evaluation.candidates
     found = [(candidate.name, item) for candidate in candidates for item in candidate.findings]
     gates = [(candidate.name, gate) for candidate in candidates for gate in candidate.gates]
-    has_weights = any(candidate.weights for candidate in candidates)
     yield Section("scores", "Scores", [make_scores_table(evaluation), *_compare_candidates(evaluation)])
     yield Section("gates", "Gates", [Gates(gates)] if gates else [])
     yield Section("findings", "Findings", [merge_findings(found, len(candidates))] if found else [])
@@ -163,7 +161,7 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     yield Section("positions", "Divergence by position", list(_positions(evaluation)), (VERBOSE, PAGE))
     yield Section("steps", "Output error by step", list(_steps(evaluation)))
     yield Section("rollout", "Rollout", list(_rollouts(evaluation)))
-    yield from [MAP] if has_weights else []
+    yield from [MAP] if any(one.weights for one in candidates) else []
     tasks = [(Name(f"{task.name}, {one.name}"), task) for one in candidates for task in one.tasks]
     yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", *fill(TASKS, tasks))] if tasks else [])
     detailed = _pick_detailed(evaluation) if top else []
@@ -176,7 +174,6 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     yield Section("missing", "Taken from the original", [Lines(missing, warn=True)] if missing else [])
     tokens = [_worst_tokens(one, top) for one in detailed if one.worst_tokens]
     yield Section("tokens", "Worst tokens", tokens, (VERBOSE, PAGE, CARD), is_open=False)
-    yield from [LAYERS] if has_weights else []
 
 
 def _compare_candidates(evaluation: Evaluation) -> Iterator[Part]:

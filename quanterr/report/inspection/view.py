@@ -8,7 +8,6 @@ from quanterr.report.formatting import format_if_known, format_percent, sentence
 from quanterr.report.html_data import CHANGED, DIFFERS, NOT_COMPARED, round_digits
 from quanterr.report.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.report.sections import (
-    LAYERS,
     MAP,
     VERBOSE,
     Case,
@@ -91,7 +90,6 @@ def _sections(inspection: Inspection) -> Iterator[Section]:
     weights = [(Name(weight.name), weight) for weight in inspection.weights]
     yield Section("weights", "All weights", [Table("All weights", "weight", *fill(WEIGHTS, weights))], (VERBOSE,))
     yield MAP
-    yield LAYERS
 
 
 def _describe_bound(decode: DecodeBound) -> str:

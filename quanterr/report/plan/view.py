@@ -9,7 +9,6 @@ from quanterr.report.formatting import format_if_known, format_percent, sentence
 from quanterr.report.html_data import DIFFERS, IDENTICAL, round_digits
 from quanterr.report.plan.model import ORIGINAL, Measurement, Plan, PlannedLayer
 from quanterr.report.sections import (
-    LAYERS,
     MAP,
     Case,
     CellColumn,
@@ -66,7 +65,6 @@ def view(plan: Plan, top: int) -> View:
         MAP,
         Section("worst", "Most expensive layers", [_worst(plan, top)] if top else []),
         Section("curve", "Size and cost", [*_draw_curve(plan), Lines([_curve(plan)])]),
-        LAYERS,
     ]
     words = {"role": "Role", "recipe": "Recipe"}
     maps = Maps(METRICS, words, lambda: _rows(plan), "share", "share")

@@ -13,7 +13,6 @@ from quanterr.report.ranking.model import Candidate, Choice, Gain, RankedLayer, 
 from quanterr.report.sections import (
     CARD,
     FRONT,
-    LAYERS,
     MAP,
     PAGE,
     Case,
@@ -92,7 +91,6 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
     yield Section("spread", "Layers that differ most", spread)
     gates = [(candidate.name, gate) for candidate in ranking.candidates for gate in candidate.gates]
     yield Section("gates", "Gates", [Gates(gates)] if gates else [], (PAGE, CARD))
-    yield LAYERS
 
 
 def _candidates(ranking: Ranking) -> Table:
