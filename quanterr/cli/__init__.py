@@ -43,10 +43,9 @@ from quanterr.cli.common import (
     is_other_rank,
     require_memory,
     warn,
-    wrap_help,
 )
 from quanterr.cli.next_steps import suggest_after_report, suggest_for_stored
-from quanterr.cli.options import AllBut, Only, argument, with_options
+from quanterr.cli.options import AllBut, Only, argument, with_options, wrap_help
 from quanterr.errors import ElsewhereError, QuanterrError, Status, UsageError, is_out_of_memory
 from quanterr.options import GATES, INPUTS, CompareOptions, Option, ReadOptions
 from quanterr.util import strict_json
@@ -83,20 +82,6 @@ original, layer by layer.
 [bold]quanterr inspect quantized.gguf[/bold]
 """),
 )
-
-COMPARE_HELP = wrap_help("""Compare a quantized checkpoint with its original.
-
-\b
-[bold]quanterr compare orig.safetensors quant.safetensors[/bold]
-[bold]quanterr compare original-folder/ quantized-folder/ -l attn,mlp -o report.json[/bold]
-[bold]quanterr compare org/name quant.safetensors -q -o - | jq .aggregate.overall_snr_db[/bold]
-
-Each side is a .safetensors, .sft or .gguf file, a folder of shards, an index, or org/name in the local Hugging Face
-cache.
-
-Exit status: 0 compared completely; 1 a gate does not hold; 2 wrong usage; 3 an input is unreadable;
-4 something was not compared, or the result is meaningless; 5 memory, device or disk; 70 a bug.
-""")
 
 
 def _print_version(wanted: bool) -> None:
@@ -142,7 +127,7 @@ def _set_defaults(
     context.default_map = settings.read_defaults(context)
 
 
-@app.command(cls=Command, help=COMPARE_HELP, rich_help_panel=FILES)
+@app.command(cls=Command, rich_help_panel=FILES)
 @with_options
 def compare(
     options: CompareOptions,
@@ -168,7 +153,19 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Compare two checkpoints."""
+    """Compare a quantized checkpoint with its original.
+
+    \b
+    [bold]quanterr compare orig.safetensors quant.safetensors[/bold]
+    [bold]quanterr compare original-folder/ quantized-folder/ -l attn,mlp -o report.json[/bold]
+    [bold]quanterr compare org/name quant.safetensors -q -o - | jq .aggregate.overall_snr_db[/bold]
+
+    Each side is a .safetensors, .sft or .gguf file, a folder of shards, an index, or org/name in the local Hugging Face
+    cache.
+
+    Exit status: 0 compared completely; 1 a gate does not hold; 2 wrong usage; 3 an input is unreadable; 4 something was
+    not compared, or the result is meaningless; 5 memory, device or disk; 70 a bug.
+    """
     from quanterr.cli.opening import open_run
     from quanterr.gates import prepare
     from quanterr.gates.fail_fast import make_violation_check
@@ -233,26 +230,14 @@ def _deliver(report: "Report", to: "list[Target]", show: Display, status: int, n
     deliver(report, to, show, status, next_step, shown)
 
 
-app.command(cls=Command, help=rank.HELP, rich_help_panel=FILES)(rank.rank)
-app.command(cls=Command, help=sweep.HELP, rich_help_panel=ORIGINAL)(sweep.sweep)
-app.command(cls=Command, help=plan.HELP, rich_help_panel=ORIGINAL)(plan.plan)
-app.command(cls=Command, help=evaluate.HELP, rich_help_panel=RUNS)(evaluate.evaluate)
-app.command(cls=Command, help=images.HELP, rich_help_panel=RUNS)(images.images)
+app.command(cls=Command, rich_help_panel=FILES)(rank.rank)
+app.command(cls=Command, rich_help_panel=ORIGINAL)(sweep.sweep)
+app.command(cls=Command, rich_help_panel=ORIGINAL)(plan.plan)
+app.command(cls=Command, rich_help_panel=RUNS)(evaluate.evaluate)
+app.command(cls=Command, rich_help_panel=RUNS)(images.images)
 
 
-RENDER_HELP = wrap_help("""Write other outputs of a stored report, ranking, evaluation or plan, without the models.
-
-\b
-[bold]quanterr render report.json -o report.html -o report.csv[/bold]
-[bold]quanterr render report.json --to md >> model-card.md[/bold]
-[bold]quanterr render report.json --update README.md --append[/bold]
-[bold]quanterr render plan.json -o plan.html[/bold]
-
-Prints the stored verdict on stderr and exits with 0 whatever it is. To fail on it, use quanterr gate.
-""")
-
-
-@app.command(cls=Command, help=RENDER_HELP, rich_help_panel=STORED)
+@app.command(cls=Command, rich_help_panel=STORED)
 @with_options
 def render(
     stored: Annotated[str, argument("REPORT", "A JSON result written by -o FILE.json.")],
@@ -276,7 +261,16 @@ def render(
     ] = None,
     append: Annotated[bool, Option("With --update: append to a document that lacks these comments.")] = False,
 ) -> None:
-    """Write other outputs of a stored document."""
+    """Write other outputs of a stored report, ranking, evaluation or plan, without the models.
+
+    \b
+    [bold]quanterr render report.json -o report.html -o report.csv[/bold]
+    [bold]quanterr render report.json --to md >> model-card.md[/bold]
+    [bold]quanterr render report.json --update README.md --append[/bold]
+    [bold]quanterr render plan.json -o plan.html[/bold]
+
+    Prints the stored verdict on stderr and exits with 0 whatever it is. To fail on it, use quanterr gate.
+    """
     from quanterr.report import OUTPUTS
     from quanterr.report.documents import read_document
     from quanterr.report.files import STDOUT, check_targets, update_section, write_output
@@ -422,14 +416,12 @@ def _format_fields(row: "Format") -> dict[str, str]:
     return {"name": row.name, "summary": row.summary, "needs": row.stated_needs}
 
 
-app.command(cls=Command, help=gate.HELP, rich_help_panel=STORED)(gate.gate)
-app.command(cls=Command, help=diff.HELP, rich_help_panel=STORED)(diff.diff)
+app.command(cls=Command, rich_help_panel=STORED)(gate.gate)
+app.command(cls=Command, rich_help_panel=STORED)(diff.diff)
 app.command(cls=Command, rich_help_panel=HELP)(guide.guide)
 app.command(cls=Command, rich_help_panel=HELP)(guide.explain)
-app.command(cls=Command, help=ppl.HELP, rich_help_panel=ADVANCED)(ppl.ppl)
-app.command("bench-formats", cls=Command, help=bench_formats.HELP, rich_help_panel=ADVANCED)(
-    bench_formats.bench_formats
-)
+app.command(cls=Command, rich_help_panel=ADVANCED)(ppl.ppl)
+app.command("bench-formats", cls=Command, rich_help_panel=ADVANCED)(bench_formats.bench_formats)
 
 
 @app.command(cls=Command, rich_help_panel=HELP)

@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-from quanterr.cli.common import TABLE_OPTIONS, Color, Display, guard_stdout, require_memory, wrap_help
+from quanterr.cli.common import TABLE_OPTIONS, Color, Display, guard_stdout, require_memory
 from quanterr.cli.options import with_options
 from quanterr.options import BenchOptions
 from quanterr.util import strict_json
@@ -11,23 +11,22 @@ from quanterr.util import strict_json
 if TYPE_CHECKING:
     from quanterr.recipes.synthetic import BenchResult
 
-HELP = wrap_help("""Quantize synthetic weights by several recipes: show how each error depends on the distribution.
-
-\b
-[bold]quanterr bench-formats[/bold]
-[bold]quanterr bench-formats --to 'int4_g{32,64,128},nf4,nvfp4' --scales absmax,mse[/bold]
-[bold]quanterr bench-formats --to fp8_row --seed 7 --json | jq '.rows[] | select(.weights == "outlier columns")'[/bold]
-
-Weights are Gaussian, uniform, heavy-tailed (Student's t, 4 degrees of freedom), with 1 % of columns 20 times as
-large, and with rows of log-normal scale. The same seed gives the same weights. For your own weights, use quanterr
-sweep.
-""")
 SCHEMA, SCHEMA_VERSION = "quanterr.bench_formats", "1.0"
 
 
 @with_options
 def bench_formats(options: BenchOptions, show: Annotated[Display, TABLE_OPTIONS]) -> None:
-    """Compare recipes on synthetic weights."""
+    """Quantize synthetic weights by several recipes: show how each error depends on the distribution.
+
+    \b
+    [bold]quanterr bench-formats[/bold]
+    [bold]quanterr bench-formats --to 'int4_g{32,64,128},nf4,nvfp4' --scales absmax,mse[/bold]
+    [bold]quanterr bench-formats --to fp8_row --seed 7 --json | jq '.rows[] | select(.weights == "outlier columns")'[/bold]
+
+    Weights are Gaussian, uniform, heavy-tailed (Student's t, 4 degrees of freedom), with 1 % of columns 20 times as
+    large, and with rows of log-normal scale. The same seed gives the same weights. For your own weights, use quanterr
+    sweep.
+    """  # noqa: E501 - an example is one line
     require_memory()
     from quanterr.recipes import PRESETS, parse_recipes
     from quanterr.recipes.synthetic import bench_formats as measured

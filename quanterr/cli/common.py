@@ -43,11 +43,6 @@ LOADING = 60  # limit for loading torch, in seconds of processor time; it usuall
 Color = Literal["auto", "always", "never"]
 
 
-def wrap_help(text: str) -> str:
-    """Join the lines of each paragraph, for typer to wrap; paragraphs that begin with ``\\b`` keep their lines."""
-    return "\n\n".join(p if p.startswith("\b") else " ".join(p.split()) for p in text.strip().split("\n\n"))
-
-
 class _PlainSwitches:
     """Clears the metavar of switches, where the help of typer would print <bool>."""
 

@@ -2,25 +2,9 @@
 
 from typing import Annotated
 
-from quanterr.cli.common import Display, deliver, wrap_help
+from quanterr.cli.common import Display, deliver
 from quanterr.cli.options import AllBut, Reworded, argument, with_options
 from quanterr.options import Option
-
-HELP = wrap_help("""Compare two stored results of the same original: list layers that are better, worse, new or missing.
-
-\b
-[bold]quanterr diff last-release.json report.json[/bold]
-[bold]quanterr diff old.json new.json --json | jq '.worse[] | .layer'[/bold]
-[bold]quanterr diff old.json new.json -o diff.html[/bold]
-[bold]quanterr diff old-evaluation.json new-evaluation.json[/bold]
-
-Both must be reports, rankings, evaluations, plans, inspections or comparisons of images. For evaluations on the same
-text, changes that exceed chance are marked.
-
-Exit status: 0 whatever changed (to fail on a change, use quanterr gate --baseline); 2 wrong usage, or results that
-cannot be compared; 3 one is unreadable.
-""")
-
 
 OUTPUTS = Reworded(
     "outputs",
@@ -35,7 +19,20 @@ def diff(
     show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "allow_partial")), OUTPUTS],
     force: Annotated[bool, Option("Compare even if originals, selections or settings differ.")] = False,
 ) -> None:
-    """Compare two stored results."""
+    """Compare two stored results of the same original: list layers that are better, worse, new or missing.
+
+    \b
+    [bold]quanterr diff last-release.json report.json[/bold]
+    [bold]quanterr diff old.json new.json --json | jq '.worse[] | .layer'[/bold]
+    [bold]quanterr diff old.json new.json -o diff.html[/bold]
+    [bold]quanterr diff old-evaluation.json new-evaluation.json[/bold]
+
+    Both must be reports, rankings, evaluations, plans, inspections or comparisons of images. For evaluations on the
+    same text, changes that exceed chance are marked.
+
+    Exit status: 0 whatever changed (to fail on a change, use quanterr gate --baseline); 2 wrong usage, or results that
+    cannot be compared; 3 one is unreadable.
+    """
     from quanterr.report.diff.base import Difference
     from quanterr.report.diff.making import diff as compared
 

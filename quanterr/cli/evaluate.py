@@ -4,31 +4,11 @@ import sys
 from os import fspath
 from typing import Annotated
 
-from quanterr.cli.common import RESULT_OPTIONS, Display, Interrupt, announce, wrap_help
+from quanterr.cli.common import RESULT_OPTIONS, Display, Interrupt, announce
 from quanterr.cli.gate import finish
 from quanterr.cli.options import Only, argument, with_options
 from quanterr.options import EvaluateOptions, RankOptions
 from quanterr.util.text import display, named_path
-
-HELP = wrap_help("""Run the original's model with the weights of each side on a text: perplexity, divergence, agreement.
-
-\b
-[bold]quanterr evaluate original/ quantized/ --text wiki.test.raw[/bold]
-[bold]quanterr evaluate original/ a/ b.gguf --text wiki.test.raw --chunks 20 -o eval.html[/bold]
-[bold]quanterr evaluate original/ --against fp8_row,nvfp4,int4_g128 --text wiki.test.raw[/bold]
-[bold]quanterr evaluate original/ a/ --text prose=a.txt --text code=b.txt --chat conversations.jsonl[/bold]
-[bold]quanterr evaluate original/ --text calibration.txt --sensitivity s.json[/bold]
-[bold]quanterr evaluate original/ --text wiki.test.raw --save-reference reference/[/bold]
-[bold]quanterr evaluate a.gguf --reference reference/ --text wiki.test.raw[/bold]
-[bold]quanterr evaluate original/ quantized/ --tokens ids.safetensors --require 'upper(kld_mean) <= 0.01'[/bold]
-
-ORIGINAL is a folder with config.json, local or in a remote store (hf://org/name). Any format that compare reads runs
-through the original's model in transformers, with one block of each side in memory. Needs
-pip install "quanterr\\[evaluate]"; no model code is downloaded or run.
-
-Exit status: 0 all gates hold; 1 a gate does not hold; 2 wrong usage; 3 an input is unreadable; 4 a candidate lacks
-tensors, or has values that are not finite; 5 memory or disk; 70 a bug.
-""")
 
 
 @with_options
@@ -45,7 +25,25 @@ def evaluate(
         ),
     ] = None,
 ) -> None:
-    """Evaluate candidates, or study the original alone."""
+    """Run the original's model with the weights of each side on a text: perplexity, divergence, agreement.
+
+    \b
+    [bold]quanterr evaluate original/ quantized/ --text wiki.test.raw[/bold]
+    [bold]quanterr evaluate original/ a/ b.gguf --text wiki.test.raw --chunks 20 -o eval.html[/bold]
+    [bold]quanterr evaluate original/ --against fp8_row,nvfp4,int4_g128 --text wiki.test.raw[/bold]
+    [bold]quanterr evaluate original/ a/ --text prose=a.txt --text code=b.txt --chat conversations.jsonl[/bold]
+    [bold]quanterr evaluate original/ --text calibration.txt --sensitivity s.json[/bold]
+    [bold]quanterr evaluate original/ --text wiki.test.raw --save-reference reference/[/bold]
+    [bold]quanterr evaluate a.gguf --reference reference/ --text wiki.test.raw[/bold]
+    [bold]quanterr evaluate original/ quantized/ --tokens ids.safetensors --require 'upper(kld_mean) <= 0.01'[/bold]
+
+    ORIGINAL is a folder with config.json, local or in a remote store (hf://org/name). Any format that compare reads
+    runs through the original's model in transformers, with one block of each side in memory. Needs pip install
+    "quanterr\\[evaluate]"; no model code is downloaded or run.
+
+    Exit status: 0 all gates hold; 1 a gate does not hold; 2 wrong usage; 3 an input is unreadable; 4 a candidate lacks
+    tensors, or has values that are not finite; 5 memory or disk; 70 a bug.
+    """
     from quanterr.cli.opening import open_run
     from quanterr.cli.progress import Steps
     from quanterr.gates import prepare

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from quanterr.cli.common import Display, deliver, guard_stdout, wrap_help
+from quanterr.cli.common import Display, deliver, guard_stdout
 from quanterr.cli.options import AllBut, argument, with_options
 from quanterr.errors import UsageError
 from quanterr.options import GATES, GateOptions, Option, Path
@@ -24,21 +24,6 @@ if TYPE_CHECKING:
     from quanterr.report.model import Report
     from quanterr.report.subjects import Subject
 
-HELP = wrap_help("""Judge a stored report, ranking, evaluation or plan by rules, without the models.
-
-\b
-[bold]quanterr gate report.json --require 'snr_db >= 28'[/bold]
-[bold]quanterr gate report.json --thresholds thresholds.toml --baseline last-release.json[/bold]
-[bold]quanterr gate evaluation.json --fail-if 'upper(kld_mean) > 0.01'[/bold]
-[bold]quanterr gate report.json --thresholds fp8 --explain model.layers.0.mlp.up_proj.weight[/bold]
-
-A rule is a condition that must hold. It does not hold if a value is undefined or missing; an unknown name is an error.
-See quanterr guide gates for the metrics and functions.
-
-Exit status: 0 all gates hold; 1 a gate does not hold; 2 wrong usage or thresholds; 3 a report is unreadable;
-4 the comparison was incomplete or meaningless.
-""")
-
 SCHEMA = "quanterr.gate"
 TONES = {"pass": "pass", "fail": "fail", "inconclusive": "warning"}
 
@@ -53,7 +38,20 @@ def gate(
     ] = False,
     explain: Annotated[str | None, Option("Explain how each rule judges this layer.", GATES, "LAYER")] = None,
 ) -> None:
-    """Judge a stored document."""
+    """Judge a stored report, ranking, evaluation or plan by rules, without the models.
+
+    \b
+    [bold]quanterr gate report.json --require 'snr_db >= 28'[/bold]
+    [bold]quanterr gate report.json --thresholds thresholds.toml --baseline last-release.json[/bold]
+    [bold]quanterr gate evaluation.json --fail-if 'upper(kld_mean) > 0.01'[/bold]
+    [bold]quanterr gate report.json --thresholds fp8 --explain model.layers.0.mlp.up_proj.weight[/bold]
+
+    A rule is a condition that must hold. It does not hold if a value is undefined or missing; an unknown name is an
+    error. See quanterr guide gates for the metrics and functions.
+
+    Exit status: 0 all gates hold; 1 a gate does not hold; 2 wrong usage or thresholds; 3 a report is unreadable; 4 the
+    comparison was incomplete or meaningless.
+    """
 
     from quanterr.gates import github, prepare, read_subjects, verdict_on_whole, verdicts_of, with_verdicts
     from quanterr.gates.explanation import explain_layer as explained

@@ -2,24 +2,10 @@
 
 from typing import Annotated
 
-from quanterr.cli.common import RESULT_OPTIONS, Display, command_line, require_memory, wrap_help
+from quanterr.cli.common import RESULT_OPTIONS, Display, command_line, require_memory
 from quanterr.cli.gate import finish
 from quanterr.cli.options import argument, with_options
 from quanterr.options import GateOptions
-
-HELP = wrap_help("""Compare the images of two models in pairs of the same name: PSNR, SSIM, and LPIPS where installed.
-
-\b
-[bold]quanterr images original/ fp8/ -o images.html[/bold]
-[bold]quanterr images original/ fp8/ --require 'min(ssim) >= 0.9' --require 'lower(psnr_db) >= 25'[/bold]
-[bold]quanterr images original/ fp8/ --baseline last-release.json[/bold]
-
-PNG, JPEG and WebP, made with the same prompts, seeds and settings; the suffix may differ. LPIPS needs lpips or
-torchmetrics, and its weights on this machine: nothing is downloaded. Needs pip install "quanterr\\[diffusion]".
-
-Exit status: 0 all gates hold; 1 a gate does not hold; 2 wrong usage, or a folder without images; 3 a folder is
-unreadable; 4 an image was not compared (missing on one side, damaged, of another size), or all pairs are identical.
-""")
 
 
 @with_options
@@ -29,7 +15,19 @@ def images(
     gates: GateOptions,
     show: Annotated[Display, RESULT_OPTIONS],
 ) -> None:
-    """Compare two folders of images."""
+    """Compare the images of two models in pairs of the same name: PSNR, SSIM, and LPIPS where installed.
+
+    \b
+    [bold]quanterr images original/ fp8/ -o images.html[/bold]
+    [bold]quanterr images original/ fp8/ --require 'min(ssim) >= 0.9' --require 'lower(psnr_db) >= 25'[/bold]
+    [bold]quanterr images original/ fp8/ --baseline last-release.json[/bold]
+
+    PNG, JPEG and WebP, made with the same prompts, seeds and settings; the suffix may differ. LPIPS needs lpips or
+    torchmetrics, and its weights on this machine: nothing is downloaded. Needs pip install "quanterr\\[diffusion]".
+
+    Exit status: 0 all gates hold; 1 a gate does not hold; 2 wrong usage, or a folder without images; 3 a folder is
+    unreadable; 4 an image was not compared (missing on one side, damaged, of another size), or all pairs are identical.
+    """
     from quanterr.gates import prepare
     from quanterr.report.documents import KINDS
     from quanterr.report.gate_results import exit_status

@@ -39,11 +39,17 @@ def argument(metavar: str, help_text: str) -> ArgumentInfo:
     return made
 
 
+def wrap_help(text: str) -> str:
+    """Join the lines of each paragraph, for typer to wrap; paragraphs that begin with ``\\b`` keep their lines."""
+    return "\n\n".join(p if p.startswith("\b") else " ".join(p.split()) for p in text.strip().split("\n\n"))
+
+
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with its dataclass parameters replaced by one option for each of their fields.
 
-    ``options: Annotated[CompareOptions, AllBut(("resume",))]`` becomes an option for each field of CompareOptions that
-    has an :class:`quanterr.options.Option`, except ``resume``. Other parameters may have an Option, too.
+    Its docstring is its help. ``options: Annotated[CompareOptions, AllBut(("resume",))]`` becomes an option for each
+    field of CompareOptions that has an :class:`quanterr.options.Option`, except ``resume``. Other parameters may have
+    an Option, too.
     """
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[Callable[..., object], list[str]]] = {}  # dataclass and names of its options
@@ -79,6 +85,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = kind(**{field: value for field, value in own.items() if value is not None})
         command(**given)
 
+    wrapper.__doc__ = wrap_help(inspect.getdoc(command) or "")
     parameters.sort(key=_sort_key)
     del wrapper.__wrapped__  # typer would read the signature of the wrapped function
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from os import fspath
 from typing import TYPE_CHECKING, Annotated
 
-from quanterr.cli.common import Display, Interrupt, Original, announce, command_line, deliver, guard_stdout, wrap_help
+from quanterr.cli.common import Display, Interrupt, Original, announce, command_line, deliver, guard_stdout
 from quanterr.cli.completion import PROGRAMS
 from quanterr.cli.next_steps import suggest_after_plan
 from quanterr.cli.options import AllBut, with_options
@@ -16,21 +16,6 @@ from quanterr.util.text import display
 
 if TYPE_CHECKING:
     from quanterr.report.plan.model import Plan
-
-HELP = wrap_help("""Choose a recipe for each layer: the least error within a budget, measured on the real weights.
-
-\b
-[bold]quanterr plan original/ --size 6GiB --sensitivity s.json[/bold]
-[bold]quanterr plan original/ --bits 4.5 --to gguf_q4_k,gguf_q6_k,gguf_q8_0 --export llama-quantize -o run.sh[/bold]
-[bold]quanterr plan original/ --max-kld 0.01 --sensitivity s.json --verify --text heldout.txt -o plan.json[/bold]
-[bold]quanterr compare original/ produced/ --plan plan.json[/bold]
-
-Layers that runtimes fuse (q k v; gate up; the experts of a block) share a recipe. The result bounds how much better any
-other plan could be. Without --sensitivity (from quanterr evaluate --sensitivity), all squared errors count alike, which
-is a guess. --verify measures the plan's divergence on a text; --max-kld then bounds the measured value.
-
-Exit status: 0 planned; 2 wrong usage, or a budget that cannot be met; 3 an input is unreadable; 5 memory or device.
-""")
 
 
 @with_options
@@ -49,7 +34,21 @@ def plan(
         ),
     ] = None,
 ) -> None:
-    """Choose a recipe for each layer."""
+    """Choose a recipe for each layer: the least error within a budget, measured on the real weights.
+
+    \b
+    [bold]quanterr plan original/ --size 6GiB --sensitivity s.json[/bold]
+    [bold]quanterr plan original/ --bits 4.5 --to gguf_q4_k,gguf_q6_k,gguf_q8_0 --export llama-quantize -o run.sh[/bold]
+    [bold]quanterr plan original/ --max-kld 0.01 --sensitivity s.json --verify --text heldout.txt -o plan.json[/bold]
+    [bold]quanterr compare original/ produced/ --plan plan.json[/bold]
+
+    Layers that runtimes fuse (q k v; gate up; the experts of a block) share a recipe. The result bounds how much better
+    any other plan could be. Without --sensitivity (from quanterr evaluate --sensitivity), all squared errors count
+    alike, which is a guess. --verify measures the plan's divergence on a text; --max-kld then bounds the measured
+    value.
+
+    Exit status: 0 planned; 2 wrong usage, or a budget that cannot be met; 3 an input is unreadable; 5 memory or device.
+    """
     from quanterr.cli.opening import open_run
     from quanterr.goals import parse_goal
     from quanterr.report import OUTPUTS, Output

@@ -2,20 +2,11 @@
 
 from typing import Annotated
 
-from quanterr.cli.common import Display, guard_stdout, wrap_help
+from quanterr.cli.common import Display, guard_stdout
 from quanterr.cli.options import Only, argument, with_options
 from quanterr.options import Option
 from quanterr.util import strict_json
 from quanterr.util.text import count, display
-
-HELP = wrap_help("""Compute perplexity and its standard error from the log-probabilities of a server.
-
-\b
-[bold]quanterr ppl quantized.jsonl --baseline original.jsonl[/bold]
-
-Each line is the JSON of one chunk or request: a list of natural logarithms, {"logprobs": [...]}, or the response of an
-OpenAI-compatible server with logprobs.
-""")
 
 
 @with_options
@@ -26,7 +17,14 @@ def ppl(
         str | None, Option("Log-probabilities of the original on the same tokens.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Compute perplexity from log-probabilities."""
+    """Compute perplexity and its standard error from the log-probabilities of a server.
+
+    \b
+    [bold]quanterr ppl quantized.jsonl --baseline original.jsonl[/bold]
+
+    Each line is the JSON of one chunk or request: a list of natural logarithms, {"logprobs": [...]}, or the response of
+    an OpenAI-compatible server with logprobs.
+    """
     from quanterr.report.evaluation.logprobs import compute_perplexity, compute_ratio, read_logprobs
 
     lines = read_logprobs(logprobs)

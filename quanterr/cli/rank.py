@@ -11,7 +11,6 @@ from quanterr.cli.common import (
     command_line,
     decide_status,
     warn,
-    wrap_help,
 )
 from quanterr.cli.gate import finish
 from quanterr.cli.next_steps import suggest_after_rank
@@ -28,22 +27,6 @@ if TYPE_CHECKING:
 
     Asked = TypeVar("Asked", bound=CompareOptions)
 
-HELP = wrap_help("""Compare several quantized checkpoints with one original and rank them by error and size.
-
-\b
-[bold]quanterr rank original.safetensors fp8.safetensors int8.safetensors[/bold]
-[bold]quanterr rank original/ recipes/*.safetensors -l attn,mlp -o ranking.json[/bold]
-[bold]quanterr rank org/name q4.gguf q5.gguf q6.gguf --json | jq '.front, .swaps'[/bold]
-[bold]quanterr rank original/ fp8/ int8/ --keep-original 200MiB -o ranking.html[/bold]
-[bold]quanterr rank original/ mine.safetensors --against fp8_row,nvfp4[/bold]
-
-The original is read once, whatever the number of candidates. All errors are over the same layers. Candidates that
-compare would call inconclusive are listed first, without a rank.
-
-Exit status: 0 all candidates compared completely, and all gates hold for each; 1 a gate does not hold;
-2 wrong usage; 3 an input is unreadable; 4 a candidate is inconclusive; 5 memory, device or disk; 70 a bug.
-""")
-
 
 @with_options
 def rank(
@@ -52,7 +35,21 @@ def rank(
     options: RankOptions,
     show: Annotated[Display, RESULT_OPTIONS],
 ) -> None:
-    """Rank several candidates."""
+    """Compare several quantized checkpoints with one original and rank them by error and size.
+
+    \b
+    [bold]quanterr rank original.safetensors fp8.safetensors int8.safetensors[/bold]
+    [bold]quanterr rank original/ recipes/*.safetensors -l attn,mlp -o ranking.json[/bold]
+    [bold]quanterr rank org/name q4.gguf q5.gguf q6.gguf --json | jq '.front, .swaps'[/bold]
+    [bold]quanterr rank original/ fp8/ int8/ --keep-original 200MiB -o ranking.html[/bold]
+    [bold]quanterr rank original/ mine.safetensors --against fp8_row,nvfp4[/bold]
+
+    The original is read once, whatever the number of candidates. All errors are over the same layers. Candidates that
+    compare would call inconclusive are listed first, without a rank.
+
+    Exit status: 0 all candidates compared completely, and all gates hold for each; 1 a gate does not hold; 2 wrong
+    usage; 3 an input is unreadable; 4 a candidate is inconclusive; 5 memory, device or disk; 70 a bug.
+    """
     from quanterr.gates import prepare
     from quanterr.report.ranking.making import name_candidates
 

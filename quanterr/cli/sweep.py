@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from quanterr.cli.common import RESULT_OPTIONS, Display, Original, wrap_help
+from quanterr.cli.common import RESULT_OPTIONS, Display, Original
 from quanterr.cli.options import with_options
 from quanterr.cli.rank import run
 from quanterr.errors import UsageError
@@ -12,26 +12,24 @@ if TYPE_CHECKING:
     from quanterr.cli.opening import Opened
     from quanterr.report.ranking.model import Ranking
 
-HELP = wrap_help("""Quantize the original on the fly by several recipes and rank them by error and size.
-
-\b
-[bold]quanterr sweep original/[/bold]
-[bold]quanterr sweep original/ --to fp8_row,int8_row,nvfp4,gguf_q4_k,nf4 -l attn,mlp -o sweep.html[/bold]
-[bold]quanterr sweep original/ --to 'int4_g{32,64,128}' --scales absmax,mse[/bold]
-[bold]quanterr sweep original/ --sample 10%[/bold]
-[bold]quanterr sweep original/ --to fp8_row --require 'snr_db >= 30'[/bold]
-
-No checkpoint is written. Each recipe passes the same readers and checks as a file on disk, with the same numbers as
-that file. Matrices X.weight are quantized; norms and routers are not, nor embeddings and heads unless -l names them.
-quanterr formats --recipes lists the recipes.
-
-Exit status: the same as quanterr rank.
-""")
-
 
 @with_options
 def sweep(original: Original, options: SweepOptions, show: Annotated[Display, RESULT_OPTIONS]) -> None:
-    """Rank recipes on the original."""
+    """Quantize the original on the fly by several recipes and rank them by error and size.
+
+    \b
+    [bold]quanterr sweep original/[/bold]
+    [bold]quanterr sweep original/ --to fp8_row,int8_row,nvfp4,gguf_q4_k,nf4 -l attn,mlp -o sweep.html[/bold]
+    [bold]quanterr sweep original/ --to 'int4_g{32,64,128}' --scales absmax,mse[/bold]
+    [bold]quanterr sweep original/ --sample 10%[/bold]
+    [bold]quanterr sweep original/ --to fp8_row --require 'snr_db >= 30'[/bold]
+
+    No checkpoint is written. Each recipe passes the same readers and checks as a file on disk, with the same numbers as
+    that file. Matrices X.weight are quantized; norms and routers are not, nor embeddings and heads unless -l names
+    them. quanterr formats --recipes lists the recipes.
+
+    Exit status: the same as quanterr rank.
+    """
     from quanterr.gates import prepare
     from quanterr.report.hardware import bandwidth_of
 
