@@ -19,9 +19,6 @@ from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate, Word
 from quanterr.util.strict_json import JsonFields, JsonObject
 
-# 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 losses of scales, fingerprints;
-# 1.7 predicted_output_error
-SCHEMA_VERSION = "1.7"
 # Parts of layers hold tuples so that layers can share equal ones.
 
 
@@ -248,7 +245,9 @@ class Report(Document, kw_only=True):
     }
 
     schema_: str = SCHEMA
-    schema_version: str = SCHEMA_VERSION
+    # 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 losses of scales, fingerprints;
+    # 1.7 predicted_output_error
+    schema_version: str = "1.7"
     verdict: Word
     reasons: list[str]
     complete: Annotated[bool, doc("false if the run was interrupted")]

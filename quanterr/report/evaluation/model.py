@@ -13,12 +13,6 @@ from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate, Word
 from quanterr.util.strict_json import JsonObject
 
-SCHEMA = "quanterr.evaluation"
-# 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
-# 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
-# input_spread, routers, lora, share_of_inputs, made_up, floor of encoders
-SCHEMA_VERSION = "1.4"
-
 
 class Tokens(Model):
     """The tokens that all models read."""
@@ -406,8 +400,11 @@ class Evaluation(Document, kw_only=True):
 
     VIEW: ClassVar[str] = "quanterr.report.evaluation.view"
 
-    schema_: str = SCHEMA
-    schema_version: str = SCHEMA_VERSION
+    schema_: str = "quanterr.evaluation"
+    # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
+    # 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
+    # input_spread, routers, lora, share_of_inputs, made_up, floor of encoders
+    schema_version: str = "1.4"
     verdict: Word
     reasons: list[str]
     original: Annotated[str, doc("path of the original")]

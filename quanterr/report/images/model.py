@@ -9,8 +9,6 @@ from quanterr.report.base import Model, Number, RunInfo, collect_scores, doc, sc
 from quanterr.report.document import Document
 from quanterr.report.gate_results import Gate, Word
 
-SCHEMA = "quanterr.images"
-SCHEMA_VERSION = "1.0"
 PICTURE = r"^data:image/jpeg;base64,[A-Za-z0-9+/]+={0,2}$"
 
 Picture = Annotated[str, Meta(pattern=PICTURE, description="data: URI of a JPEG")]
@@ -62,8 +60,8 @@ class Images(Document, kw_only=True):
     VIEW: ClassVar[str] = "quanterr.report.images.view"
     ITEMS: ClassVar[Mapping[str, str]] = {"pairs": "pair", "not_compared": "not_compared"}
 
-    schema_: str = SCHEMA
-    schema_version: str = SCHEMA_VERSION
+    schema_: str = "quanterr.images"
+    schema_version: str = "1.0"
     verdict: Word
     reasons: list[str]
     gated: Annotated[bool, doc("true if gates decided the verdict")]

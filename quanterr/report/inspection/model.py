@@ -7,8 +7,6 @@ from quanterr.report.base import Finding, Model, RunInfo, Score, doc
 from quanterr.report.document import Document
 from quanterr.report.model import StoredFile
 
-SCHEMA = "quanterr.inspection"
-SCHEMA_VERSION = "1.3"  # 1.1 adds decode; 1.2 activations and kv; 1.3 checksum and run
 SCORES = {
     "bytes": Score("bytes", "lower", "of all tensors", "B"),
     "bits_per_weight": Score("bits per weight", "lower", "of all weights together, scales included"),
@@ -66,8 +64,8 @@ class Inspection(Document, kw_only=True):
     VIEW: ClassVar[str] = "quanterr.report.inspection.view"
     ITEMS: ClassVar[Mapping[str, str]] = {"weights": "weight"}
 
-    schema_: str = SCHEMA
-    schema_version: str = SCHEMA_VERSION
+    schema_: str = "quanterr.inspection"
+    schema_version: str = "1.3"  # 1.1 adds decode; 1.2 activations and kv; 1.3 checksum and run
     path: str
     kind: str
     files: list[StoredFile]

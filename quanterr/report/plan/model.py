@@ -7,9 +7,6 @@ from quanterr.report.base import Model, Number, RunInfo, doc, score
 from quanterr.report.document import Document
 from quanterr.report.model import Selection
 
-SCHEMA = "quanterr.plan"
-# 1.1 adds weighted squared error; 1.2 fields that identify the original; 1.3 measured; 1.4 predicted output error
-SCHEMA_VERSION = "1.4"
 Measure = Literal["squared error", "weighted squared error", "predicted KLD", "predicted output error"]
 ORIGINAL = "original"  # recipe of a layer that stays unquantized
 
@@ -68,8 +65,9 @@ class Plan(Document, kw_only=True):
     VIEW: ClassVar[str] = "quanterr.report.plan.view"
     ITEMS: ClassVar[Mapping[str, str]] = {"layers": "layer"}
 
-    schema_: str = SCHEMA
-    schema_version: str = SCHEMA_VERSION
+    schema_: str = "quanterr.plan"
+    # 1.1 adds weighted squared error; 1.2 fields that identify the original; 1.3 measured; 1.4 predicted output error
+    schema_version: str = "1.4"
     original: Annotated[str, doc("path of the original")]
     original_bytes: int
     architecture: Annotated[str, doc("architecture in llama.cpp's terms, which determines its tensor names")]

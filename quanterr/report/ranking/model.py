@@ -9,12 +9,6 @@ from quanterr.report.gate_results import Gate, Word
 from quanterr.report.model import Selection
 from quanterr.util.strict_json import JsonObject
 
-SCHEMA = "quanterr.ranking"
-# 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies, tokens_per_second;
-# 1.4 sample, snr_db_margin, columns of studies; 1.5 a checksum; 1.6 predicted_output_error
-SCHEMA_VERSION = "1.6"
-
-
 Margin = Annotated[
     Number, doc("half-width of the 95 % interval of an estimate by sweep --sample [dB]; null: not an estimate")
 ]
@@ -158,8 +152,10 @@ class Ranking(Document, kw_only=True):
     VIEW: ClassVar[str] = "quanterr.report.ranking.view"
     ITEMS: ClassVar[Mapping[str, str]] = {"layers": "layer"}
 
-    schema_: str = SCHEMA
-    schema_version: str = SCHEMA_VERSION
+    schema_: str = "quanterr.ranking"
+    # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies, tokens_per_second;
+    # 1.4 sample, snr_db_margin, columns of studies; 1.5 a checksum; 1.6 predicted_output_error
+    schema_version: str = "1.6"
     verdict: Annotated[
         Word,
         doc("inconclusive if a candidate is not ranked; fail if a gate of a candidate does not hold"),
