@@ -157,8 +157,7 @@ class Ranking(Document, kw_only=True):
     # 1.4 sample, snr_db_margin, columns of studies; 1.5 a checksum; 1.6 predicted_output_error
     schema_version: str = "1.6"
     verdict: Annotated[
-        Word,
-        doc("inconclusive if a candidate is not ranked; fail if a gate of a candidate does not hold"),
+        Word, doc("inconclusive if a candidate is not ranked; fail if a gate of a candidate does not hold")
     ]
     reasons: list[str]
     complete: Annotated[bool, doc("false if the run was interrupted")]
