@@ -147,9 +147,9 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         self._undo = ExitStack()
-        self._undo.enter_context(allow_stop(self.stop.is_set))
         for number in (signal.SIGINT, signal.SIGTERM):
             self._undo.callback(signal.signal, number, signal.signal(number, self._handle_signal))
+        self._undo.enter_context(allow_stop(self.stop.is_set))
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
