@@ -143,6 +143,9 @@ class Parts(Struct, gc=False):
     checkpoint: Mapping[str, Entry] = field(default_factory=dict)  # every entry of the checkpoint
     format: str = ""  # name of the row of FORMATS that is being tried
 
+    def __repr__(self) -> str:
+        return f"Parts({self.name!r}, {self.entries!r})"  # of a checkpoint, all entries would be too many
+
     def __getitem__(self, role: str) -> Entry:
         return self.entries[role]
 
