@@ -11,7 +11,6 @@
 #define FAR 3.0
 #define WIDE 2.2
 
-typedef double doubles __attribute__((vector_size(8 * WIDTH)));
 typedef struct { double x_sq[LANES], e_sq[LANES], steps_sq[LANES]; float high[LANES], low[LANES], far[LANES]; } Lanes;
 typedef struct { /* elements that share a scale: (n, cols), from `stride` to `stride` */
     const float *x;
@@ -26,7 +25,7 @@ INLINE floats choose(ints is, floats yes, floats no) { return (floats)((is & (in
 INLINE floats larger(floats a, floats b) { return choose(a > b, a, b); }
 INLINE floats smaller(floats a, floats b) { return choose(a < b, a, b); }
 INLINE floats magnitude(floats v) { return (floats)((ints)v & MAGNITUDE); }
-INLINE doubles square(floats v) { doubles wide = __builtin_convertvector(v, doubles); return wide * wide; }
+INLINE void add_squares(double *sums, floats v) { for (int k = 0; k < WIDTH; k++) sums[k] += (double)v[k] * v[k]; }
 
 static double sum_of(const double *lanes) {
     double total = 0;
@@ -48,7 +47,7 @@ INLINE const float *lanes_at(const float *row, int64_t col, int64_t cols, float 
 INLINE void scan(const float *x, const float *y, int64_t cols, float unit, const Sample *s, Lanes *t, int is_float) {
     const floats inverse = all(1 / unit);
     for (int lane = 0; lane < LANES; lane += WIDTH) {
-        doubles x_sq = {0}, e_sq = {0}, steps_sq = {0};
+        double x_sq[WIDTH] = {0}, e_sq[WIDTH] = {0}, steps_sq[WIDTH] = {0};
         floats high = {0}, low = {0}, far = {0};
         for (int64_t col = 0; col < cols; col += LANES) {
             float x_room[LANES], y_room[LANES];
@@ -58,9 +57,9 @@ INLINE void scan(const float *x, const float *y, int64_t cols, float unit, const
                 ints power = (ints)larger((floats)((ints)(a * inverse) & 0xFF << 23), all(s->normal));
                 step *= (floats)((254 << 23) - power);
             }
-            x_sq += square(a);
-            e_sq += square(e);
-            steps_sq += square(step);
+            add_squares(x_sq, a);
+            add_squares(e_sq, e);
+            add_squares(steps_sq, step);
             high = larger(a, high);
             low = smaller(a, low);
             far = choose(step != step, step, larger(magnitude(step), far)); /* NaN stays */
@@ -89,14 +88,13 @@ INLINE floats nearest(floats codes, const Sample *s, int is_float) {
 /* Adds up e² of the nearest codes of a row, lane by lane, if its scale is `factor` times its unit. */
 INLINE void add_errors(const float *x, int64_t cols, float unit, float factor, const Sample *s, double *sums, int is_float) {
     for (int lane = 0; lane < LANES; lane += WIDTH) {
-        doubles sum;
-        memcpy(&sum, sums + lane, sizeof sum);
+        double sum[WIDTH] = {0};
         for (int64_t col = 0; col < cols; col += LANES) {
             float room[LANES];
             floats ideal = load(lanes_at(x, col, cols, room) + lane) / unit / factor;
-            sum += square((nearest(ideal, s, is_float) - ideal) * factor * unit);
+            add_squares(sum, (nearest(ideal, s, is_float) - ideal) * factor * unit);
         }
-        memcpy(sums + lane, &sum, sizeof sum);
+        for (int k = 0; k < WIDTH; k++) sums[lane + k] += sum[k];
     }
 }
 static void add_errors_of_floats(const float *x, int64_t cols, float unit, float factor, const Sample *s, double *sums) {
@@ -190,12 +188,14 @@ static void join_row(Group *g, const Lanes *row, const Sample *s) {
     g->n++;
     g->x_sq += sum_of(row->x_sq);
     g->e_sq += sum_of(row->e_sq);
+    float high = 0, low = 0;
     for (int i = 0; i < LANES; i++) {
-        float up = (g->unit > 0 ? row->high[i] : row->low[i]) / g->unit / s->highest;
-        float down = (g->unit > 0 ? row->low[i] : row->high[i]) / g->unit / s->lowest;
-        g->needed = up > g->needed ? up : g->needed;
-        g->needed = down > g->needed ? down : g->needed;
+        high = row->high[i] > high ? row->high[i] : high;
+        low = row->low[i] < low ? row->low[i] : low;
     }
+    float up = (g->unit > 0 ? high : low) / g->unit / s->highest, down = (g->unit > 0 ? low : high) / g->unit / s->lowest;
+    g->needed = up > g->needed ? up : g->needed;
+    g->needed = down > g->needed ? down : g->needed;
 }
 
 static void describe_scales(Sample *s, const Rows *rows) {
