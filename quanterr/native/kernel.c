@@ -470,12 +470,16 @@ static void rotate_eights(double *x, int64_t n) {
     }
 }
 
+/* As values: gcc copies memory to memory in halves, and then waits for both. */
+INLINE wide_doubles load_wide(const double *from) { wide_doubles v; memcpy(&v, from, sizeof v); return v; }
+INLINE void store_wide(double *to, wide_doubles v) { memcpy(to, &v, sizeof v); }
+
 /* The same for `stride`, a multiple of a vector, 2 · stride, … up to radix / 2 · stride, in registers. */
 INLINE void rotate_vectors(double *x, int64_t n, int64_t stride, int radix) {
     for (int64_t i = 0; i < n; i += radix * stride)
         for (int64_t j = i; j < i + stride; j += WIDTH / 2) {
             wide_doubles v[8];
-            for (int k = 0; k < radix; k++) memcpy(v + k, x + j + k * stride, sizeof *v);
+            for (int k = 0; k < radix; k++) v[k] = load_wide(x + j + k * stride);
             for (int apart = 1; apart < radix; apart *= 2)
                 for (int k = 0; k < radix; k++) {
                     if (k & apart) continue;
@@ -483,7 +487,7 @@ INLINE void rotate_vectors(double *x, int64_t n, int64_t stride, int radix) {
                     v[k] = a + b;
                     v[k + apart] = a - b;
                 }
-            for (int k = 0; k < radix; k++) memcpy(x + j + k * stride, v + k, sizeof *v);
+            for (int k = 0; k < radix; k++) store_wide(x + j + k * stride, v[k]);
         }
 }
 APART void rotate_two(double *x, int64_t n, int64_t stride) { rotate_vectors(x, n, stride, 2); }
