@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import islice
 from math import inf, isfinite, sqrt
 from typing import NamedTuple
 
@@ -108,8 +107,7 @@ def relative_error(original: Weight, quantized: Weight, workspaces: Workspaces) 
 
 def _error_of_first_rows(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
     """Return ||y - x|| / ||x|| over the first rows of the sample alone."""
-    sides = tuple(zip((original, quantized), workspaces, strict=True))
-    chunks = islice(_sample(*original.matrix), 1)
+    sides, chunks = tuple(zip((original, quantized), workspaces, strict=True)), _first_of_sample(*original.matrix)
     return _pool_errors([_read(side, chunk, workspace).double() for side, workspace in sides] for chunk in chunks)
 
 
@@ -189,6 +187,12 @@ def _sample_at_once(rows: int, cols: int) -> tuple[Chunk, Tensor]:
     first, last = chunks[0], chunks[-1]
     numbers = [row - first.row for chunk in chunks for row in range(chunk.row, chunk.stop_row)]
     return Chunk(first.row, last.stop_row, first.col, first.stop_col), torch.tensor(numbers)
+
+
+@lru_cache
+def _first_of_sample(rows: int, cols: int) -> list[Chunk]:
+    """Return the first chunk of a sample, if there is one."""
+    return list(_sample(rows, cols))[:1]
 
 
 def sampled_rows(rows: int, cols: int) -> list[tuple[int, int]]:
