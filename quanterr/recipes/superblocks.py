@@ -55,14 +55,13 @@ def _encode_with_minimum(
     """
     (d, own), (dmin, least) = (_to_integers(each, scale_most, weights) for each in found)
     unit, offset = (d.float() * own)[..., None], (dmin.float() * least)[..., None]
-    codes = round_clamped((x + offset) / torch.where(unit == 0, 1.0, unit), 0, most)
-    codes = torch.where(unit == 0, 0.0, codes)
+    codes = (x + offset).div_(torch.where(unit == 0, 1.0, unit)).round_().clamp_(0, most).masked_fill_(unit == 0, 0)
     return d, dmin, torch.stack([own, least]).to(torch.uint8), codes.to(torch.uint8).view(len(x), 256)
 
 
 def _weigh(x: Tensor) -> Tensor:
     """Return the error weights for Q4_K and Q5_K: the root mean square of a part plus the magnitude."""
-    return x.abs() + x.square().mean(2, keepdim=True).sqrt_()
+    return x.abs().add_(x.square().mean(2, keepdim=True).sqrt_())
 
 
 def _weigh_by_importance(x: Tensor, importance: Tensor, times: float) -> Tensor:
@@ -148,8 +147,8 @@ def _to_signed_integers(scales: Tensor, most: int) -> tuple[Tensor, Tensor]:
 def _encode(x: Tensor, d: Tensor, own: Tensor, most: int) -> Tensor:
     """Return codes counted from 0, uint8 (n, 256), for parts with the scales d · own."""
     unit = (d.float() * own)[..., None]
-    codes = round_clamped(x / torch.where(unit == 0, 1.0, unit), -most, most - 1).add_(most)
-    return torch.where(unit == 0, float(most), codes).to(torch.uint8).view(len(x), 256)
+    codes = (x / torch.where(unit == 0, 1.0, unit)).round_().clamp_(-most, most - 1).add_(most)
+    return codes.masked_fill_(unit == 0, most).to(torch.uint8).view(len(x), 256)
 
 
 def q6_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
