@@ -240,7 +240,6 @@ INLINE int32_t max_of(const int32_t *lanes) {
     return max;
 }
 INLINE ints larger(ints a, ints b) { ints m = a > b; return (a & m) | (b & ~m); }
-INLINE floats load(const float *from) { floats v; memcpy(&v, from, sizeof v); return v; }
 INLINE int in_range(int32_t bits) { /* zero, or between 2^-40 and 2^40 */
     return bits == 0 || (bits >= (127 - 40) << 23 && bits <= (127 + 40) << 23);
 }
@@ -1212,14 +1211,16 @@ static const Field LAYOUT[] = {
     {"version", VERSION},
     {"Side", sizeof(Side)},
     S(element), S(order), S(file), S(per_byte), S(offset), S(row_bytes), S(words), S(stored), S(tile),
-    S(table), S(scale), S(zero), S(shift), S(scale_step), S(scale_height), S(scale_n), S(scale_offset), S(scale_file), S(scale_type), S(zero_step), S(shift_step), S(group), S(rotation), S(unit), S(values),
-    S(ends), S(has_ends), S(saturated), S(sampled), S(sampled_n), S(sampled_at),
+    S(table), S(scale), S(zero), S(shift), S(scale_step), S(scale_height), S(scale_n), S(scale_offset), S(scale_file),
+    S(scale_type), S(zero_step), S(shift_step), S(group), S(rotation), S(unit), S(values), S(ends), S(has_ends), S(saturated),
+    S(sampled), S(sampled_n), S(sampled_at),
     {"Run", sizeof(Run)},
     R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(normal), R(importance), R(importance_step), R(counts),
     R(row_sums), R(peaks), R(histogram), R(sums), R(first_bin), R(n_bins), R(zero_errors), R(n), R(nonfinite_x),
     R(nonfinite_y), R(x_zero), R(y_zero), R(zero_reference), R(outliers), R(relative_outliers), R(e_max),
     R(e_min), R(relative_max), R(x_max), R(cast_max), R(places), R(worst_row), R(worst_col), R(worst_x), R(worst_y),
-    R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq), R(kept_e_sq), R(kept_e_max), R(kept_zeroed), R(ranks), R(rank_bins), R(sample),
+    R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq), R(kept_e_sq), R(kept_e_max), R(kept_zeroed), R(ranks), R(rank_bins),
+    R(sample),
     {"Sample", sizeof(Sample)},
     P(mantissa), P(lowest), P(highest), P(normal), P(multiples), P(n_multiples), P(cols), P(per_row), P(whole), P(every),
     P(height), P(first_block), P(block_rows), P(block_cols), P(block_values), P(room), P(plain), P(x_sq), P(e_sq),

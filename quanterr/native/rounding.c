@@ -39,7 +39,6 @@ typedef struct {
 enum { BYTES, LOW_FIRST, HIGH_FIRST, HALVES }; /* native/__init__.py describes them */
 enum { INTEGERS, TRUNCATED, AWAY, FLOATS, TABLE }; /* INTEGERS: ties to even; AWAY: ties away from zero */
 
-INLINE floats choose(ints is, floats yes, floats no) { return (floats)((is & (ints)yes) | (~is & (ints)no)); }
 INLINE floats clamp(floats v, float low, float high) { /* NaN stays */
     v = choose(v < low, (floats){0} + low, v);
     return choose(v > high, (floats){0} + high, v);

@@ -1,5 +1,6 @@
-/* What the stored scales of a sample of rows allow; comparison/plain_samples.py specifies it. C11, no dependency, no
- * Python. Numbers are float32, as torch has them; sums are float64 in LANES lanes, the same on every instruction set.
+/* What the stored scales of a sample of rows allow; measure_rounding of tensors/levels.py and measure_losses of
+ * tensors/good_scales.py specify it. C11, no dependency, no Python. Numbers are float32, as torch has them; sums are
+ * float64 in LANES lanes, the same on every instruction set.
  */
 #include <math.h>
 #include "shared.h"
@@ -19,12 +20,9 @@ typedef struct { /* elements that share a scale: (n, cols), from `stride` to `st
     float unit, needed;
 } Group;
 
-INLINE floats load(const float *from) { floats v; memcpy(&v, from, sizeof v); return v; }
 INLINE floats all(float value) { return (floats){0} + value; }
-INLINE floats choose(ints is, floats yes, floats no) { return (floats)((is & (ints)yes) | (~is & (ints)no)); }
 INLINE floats larger(floats a, floats b) { return choose(a > b, a, b); }
 INLINE floats smaller(floats a, floats b) { return choose(a < b, a, b); }
-INLINE floats magnitude(floats v) { return (floats)((ints)v & MAGNITUDE); }
 INLINE void add_squares(double *sums, floats v) { for (int k = 0; k < WIDTH; k++) sums[k] += (double)v[k] * v[k]; }
 
 static double sum_of(const double *lanes) {

@@ -1,42 +1,37 @@
 /* Searches for the scales of ggml's types; recipes/searches.py specifies them. C11, no dependency, no Python.
  *
- * A part is a few numbers that share a scale. PARTS of them are searched side by side, one in each lane, and sums run
+ * A part is a few numbers that share a scale. WIDTH of them are searched side by side, one in each lane, and sums run
  * over the elements of a part in order, so that neither the instruction set nor the number of parts changes a digit.
+ * With vectors wider than the machine's, gcc's code would take seven times as long.
  */
 #include "shared.h"
 
-#define PARTS WIDTH      /* with wider vectors than the machine's, gcc's code takes seven times as long */
 #define MOST_SEARCHED 64 /* elements of a part, at most */
 #define LEAST 1e-15f     /* a part whose elements are all smaller is zero */
 #define PASSES 5
 
-typedef float lanes __attribute__((vector_size(4 * PARTS)));
-typedef int32_t masks __attribute__((vector_size(4 * PARTS)));
-
-INLINE lanes choose(masks is, lanes yes, lanes no) { return (lanes)((is & (masks)yes) | (~is & (masks)no)); }
-INLINE lanes magnitude(lanes v) { return (lanes)((masks)v & MAGNITUDE); }
-INLINE lanes round_clamped(lanes v, float low, float high) {
-    for (int p = 0; p < PARTS; p++) v[p] = v[p] < low ? low : v[p]; /* NaN stays */
-    for (int p = 0; p < PARTS; p++) v[p] = v[p] > high ? high : v[p];
+INLINE floats round_clamped(floats v, float low, float high) {
+    for (int p = 0; p < WIDTH; p++) v[p] = v[p] < low ? low : v[p]; /* NaN stays */
+    for (int p = 0; p < WIDTH; p++) v[p] = v[p] > high ? high : v[p];
     return v + ROUNDER - ROUNDER;
 }
 
 /* Loads the parts from `first` on, an element of each at a time; lanes beyond the last part repeat it. */
-INLINE void load(const float *from, int64_t first, int64_t n, int k, lanes *to) {
-    for (int64_t p = 0; p < PARTS; p++) {
+INLINE void load_parts(const float *from, int64_t first, int64_t n, int k, floats *to) {
+    for (int64_t p = 0; p < WIDTH; p++) {
         const float *part = from + (first + p < n ? first + p : n - 1) * k;
         for (int i = 0; i < k; i++) to[i][p] = part[i];
     }
 }
-INLINE void store(const lanes *from, int64_t first, int64_t n, int k, float *to) {
-    for (int64_t p = 0; p < PARTS && first + p < n; p++)
+INLINE void store_parts(const floats *from, int64_t first, int64_t n, int k, float *to) {
+    for (int64_t p = 0; p < WIDTH && first + p < n; p++)
         for (int i = 0; i < k; i++) to[(first + p) * k + i] = from[i][p];
 }
 
-INLINE lanes cost(const lanes *x, const lanes *w, const lanes *codes, int k, lanes scale, lanes low, int absolute) {
-    lanes total = {0};
+INLINE floats cost(const floats *x, const floats *w, const floats *codes, int k, floats scale, floats low, int absolute) {
+    floats total = {0};
     for (int i = 0; i < k; i++) {
-        lanes error = codes[i] * scale + low - x[i];
+        floats error = codes[i] * scale + low - x[i];
         total += (absolute ? magnitude(error) : error * error) * w[i];
     }
     return total;
@@ -47,11 +42,11 @@ INLINE lanes cost(const lanes *x, const lanes *w, const lanes *codes, int k, lan
 EXPORT void quanterr_search_minimum(const float *x_in, const float *w_in, int64_t n, int32_t k, float most,
                                     const float *numerators, int32_t n_numerators, int32_t absolute, float *scales,
                                     float *minima, float *codes_out) {
-    lanes x[MOST_SEARCHED], w[MOST_SEARCHED], products[MOST_SEARCHED], codes[MOST_SEARCHED];
-    for (int64_t first = 0; first < n; first += PARTS) {
-        load(x_in, first, n, k, x);
-        load(w_in, first, n, k, w);
-        lanes low = x[0], high = x[0], sum_w = {0}, sum_x = {0};
+    floats x[MOST_SEARCHED], w[MOST_SEARCHED], products[MOST_SEARCHED], codes[MOST_SEARCHED];
+    for (int64_t first = 0; first < n; first += WIDTH) {
+        load_parts(x_in, first, n, k, x);
+        load_parts(w_in, first, n, k, w);
+        floats low = x[0], high = x[0], sum_w = {0}, sum_x = {0};
         for (int i = 0; i < k; i++) {
             low = choose(x[i] < low, x[i], low);
             high = choose(x[i] > high, x[i], high);
@@ -59,29 +54,29 @@ EXPORT void quanterr_search_minimum(const float *x_in, const float *w_in, int64_
             sum_w += w[i];
             sum_x += products[i];
         }
-        low = choose(low > 0, (lanes){0}, low);
-        masks flat = high - low <= 0;
-        lanes one = (lanes){0} + 1, spread = choose(flat, one, high - low);
-        lanes best_scale = spread / most, best_low = low, chosen_low = low, chosen = one / spread * most;
+        low = choose(low > 0, (floats){0}, low);
+        ints flat = high - low <= 0;
+        floats one = (floats){0} + 1, spread = choose(flat, one, high - low);
+        floats best_scale = spread / most, best_low = low, chosen_low = low, chosen = one / spread * most;
         for (int i = 0; i < k; i++) codes[i] = round_clamped((x[i] - low) * chosen, 0, most);
-        lanes best = cost(x, w, codes, k, best_scale, low, absolute);
+        floats best = cost(x, w, codes, k, best_scale, low, absolute);
         for (int t = 0; t < n_numerators; t++) {
-            lanes own_low = best_low, inverse = one / choose(flat, one, high - best_low) * numerators[t];
-            lanes sum_xl = {0}, sum_l = {0}, sum_l2 = {0};
+            floats own_low = best_low, inverse = one / choose(flat, one, high - best_low) * numerators[t];
+            floats sum_xl = {0}, sum_l = {0}, sum_l2 = {0};
             for (int i = 0; i < k; i++) {
-                lanes code = round_clamped((x[i] - own_low) * inverse, 0, most), weighted = w[i] * code;
+                floats code = round_clamped((x[i] - own_low) * inverse, 0, most), weighted = w[i] * code;
                 codes[i] = code;
                 sum_xl += products[i] * code;
                 sum_l += weighted;
                 sum_l2 += weighted * code;
             }
-            lanes determinant = sum_w * sum_l2 - sum_l * sum_l;
-            lanes scale = (sum_w * sum_xl - sum_x * sum_l) / determinant;
-            lanes least = (sum_l2 * sum_x - sum_l * sum_xl) / determinant;
+            floats determinant = sum_w * sum_l2 - sum_l * sum_l;
+            floats scale = (sum_w * sum_xl - sum_x * sum_l) / determinant;
+            floats least = (sum_l2 * sum_x - sum_l * sum_xl) / determinant;
             scale = choose(least > 0, sum_xl / sum_l2, scale);
-            least = choose(least > 0, (lanes){0}, least);
-            lanes found = cost(x, w, codes, k, scale, least, absolute);
-            masks better = (determinant > 0) & (found < best);
+            least = choose(least > 0, (floats){0}, least);
+            floats found = cost(x, w, codes, k, scale, least, absolute);
+            ints better = (determinant > 0) & (found < best);
             best = choose(better, found, best);
             best_scale = choose(better, scale, best_scale);
             best_low = choose(better, least, best_low);
@@ -89,16 +84,16 @@ EXPORT void quanterr_search_minimum(const float *x_in, const float *w_in, int64_
             chosen = choose(better, inverse, chosen);
         }
         for (int i = 0; i < k; i++) codes[i] = round_clamped((x[i] - chosen_low) * chosen, 0, most);
-        best_scale = choose(flat, (lanes){0}, best_scale);
+        best_scale = choose(flat, (floats){0}, best_scale);
         best_low = -best_low;
-        store(&best_scale, first, n, 1, scales);
-        store(&best_low, first, n, 1, minima);
-        store(codes, first, n, k, codes_out);
+        store_parts(&best_scale, first, n, 1, scales);
+        store_parts(&best_low, first, n, 1, minima);
+        store_parts(codes, first, n, k, codes_out);
     }
 }
 
-INLINE lanes find_largest(const lanes *x, int k) { /* of each part, by magnitude, the first */
-    lanes largest = x[0];
+INLINE floats find_largest(const floats *x, int k) { /* of each part, by magnitude, the first */
+    floats largest = x[0];
     for (int i = 1; i < k; i++) largest = choose(magnitude(x[i]) > magnitude(largest), x[i], largest);
     return largest;
 }
@@ -106,37 +101,37 @@ INLINE lanes find_largest(const lanes *x, int k) { /* of each part, by magnitude
 /* Searches the scale of n parts of k elements, and codes from -most to most - 1; `numerators` as above. */
 EXPORT void quanterr_search_symmetric(const float *x_in, const float *w_in, int64_t n, int32_t k, float most,
                                       const float *numerators, int32_t n_numerators, float *scales, float *codes_out) {
-    lanes x[MOST_SEARCHED], w[MOST_SEARCHED], products[MOST_SEARCHED];
-    for (int64_t first = 0; first < n; first += PARTS) {
-        load(x_in, first, n, k, x);
-        load(w_in, first, n, k, w);
+    floats x[MOST_SEARCHED], w[MOST_SEARCHED], products[MOST_SEARCHED];
+    for (int64_t first = 0; first < n; first += WIDTH) {
+        load_parts(x_in, first, n, k, x);
+        load_parts(w_in, first, n, k, w);
         for (int i = 0; i < k; i++) products[i] = w[i] * x[i];
-        lanes largest = find_largest(x, k), one = (lanes){0} + 1;
-        masks zero = magnitude(largest) < LEAST;
-        lanes reciprocal = one / choose(zero, one, largest), best = {0}, best_scale = {0}, best_inverse = {0};
+        floats largest = find_largest(x, k), one = (floats){0} + 1;
+        ints zero = magnitude(largest) < LEAST;
+        floats reciprocal = one / choose(zero, one, largest), best = {0}, best_scale = {0}, best_inverse = {0};
         for (int t = 0; t < n_numerators; t++) {
-            lanes inverse = reciprocal * numerators[t], sum_lx = {0}, sum_l2 = {0};
+            floats inverse = reciprocal * numerators[t], sum_lx = {0}, sum_l2 = {0};
             for (int i = 0; i < k; i++) {
-                lanes code = round_clamped(x[i] * inverse, -most, most - 1);
+                floats code = round_clamped(x[i] * inverse, -most, most - 1);
                 sum_lx += products[i] * code;
                 sum_l2 += w[i] * code * code;
             }
-            masks better = (sum_l2 > 0) & ((sum_lx * sum_lx > best * sum_l2) | ((masks){0} - !t));
-            lanes scale = sum_lx / sum_l2;
+            ints better = (sum_l2 > 0) & ((sum_lx * sum_lx > best * sum_l2) | ((ints){0} - !t));
+            floats scale = sum_lx / sum_l2;
             best = choose(better, scale * sum_lx, best);
             best_scale = choose(better, scale, best_scale);
             best_inverse = choose(better, inverse, best_inverse);
         }
         for (int i = 0; i < k; i++) x[i] = round_clamped(x[i] * best_inverse, -most, most - 1);
-        best_scale = choose(zero, (lanes){0}, best_scale);
-        store(&best_scale, first, n, 1, scales);
-        store(x, first, n, k, codes_out);
+        best_scale = choose(zero, (floats){0}, best_scale);
+        store_parts(&best_scale, first, n, 1, scales);
+        store_parts(x, first, n, k, codes_out);
     }
 }
 
-INLINE int any(masks is) {
+INLINE int any(ints is) {
     int32_t found = 0;
-    for (int p = 0; p < PARTS; p++) found |= is[p];
+    for (int p = 0; p < WIDTH; p++) found |= is[p];
     return found != 0;
 }
 
@@ -144,25 +139,25 @@ INLINE int any(masks is) {
  * gains. */
 EXPORT void quanterr_refine(const float *x_in, const float *w_in, int64_t n, int32_t k, float low, float high,
                             float *codes_in, float *scales) {
-    lanes x[MOST_SEARCHED], w[MOST_SEARCHED], codes[MOST_SEARCHED];
-    for (int64_t first = 0; first < n; first += PARTS) {
-        load(x_in, first, n, k, x);
-        load(w_in, first, n, k, w);
-        load(codes_in, first, n, k, codes);
-        lanes sum_lx = {0}, sum_l2 = {0}, one = (lanes){0} + 1;
+    floats x[MOST_SEARCHED], w[MOST_SEARCHED], codes[MOST_SEARCHED];
+    for (int64_t first = 0; first < n; first += WIDTH) {
+        load_parts(x_in, first, n, k, x);
+        load_parts(w_in, first, n, k, w);
+        load_parts(codes_in, first, n, k, codes);
+        floats sum_lx = {0}, sum_l2 = {0}, one = (floats){0} + 1;
         for (int i = 0; i < k; i++) {
             sum_lx += w[i] * x[i] * codes[i];
             sum_l2 += w[i] * codes[i] * codes[i];
         }
-        masks changed = (masks){0} - 1;
+        ints changed = (ints){0} - 1;
         for (int pass = 0; pass < PASSES && any(changed); pass++) {
-            changed = (masks){0};
+            changed = (ints){0};
             for (int i = 0; i < k; i++) {
-                lanes product = w[i] * x[i], code = codes[i];
-                lanes lx = sum_lx - product * code, l2 = sum_l2 - w[i] * code * code;
-                lanes new = round_clamped(x[i] * l2 / choose(lx > 0, lx, one), low, high);
-                lanes new_lx = lx + product * new, new_l2 = l2 + w[i] * new * new;
-                masks better = (lx > 0) & (new != code) & (new_l2 > 0) &
+                floats product = w[i] * x[i], code = codes[i];
+                floats lx = sum_lx - product * code, l2 = sum_l2 - w[i] * code * code;
+                floats new = round_clamped(x[i] * l2 / choose(lx > 0, lx, one), low, high);
+                floats new_lx = lx + product * new, new_l2 = l2 + w[i] * new * new;
+                ints better = (lx > 0) & (new != code) & (new_l2 > 0) &
                                (new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2);
                 codes[i] = choose(better, new, code);
                 sum_lx = choose(better, new_lx, sum_lx);
@@ -170,8 +165,8 @@ EXPORT void quanterr_refine(const float *x_in, const float *w_in, int64_t n, int
                 changed |= better;
             }
         }
-        lanes scale = choose(sum_l2 > 0, sum_lx / sum_l2, (lanes){0});
-        store(&scale, first, n, 1, scales);
-        store(codes, first, n, k, codes_in);
+        floats scale = choose(sum_l2 > 0, sum_lx / sum_l2, (floats){0});
+        store_parts(&scale, first, n, 1, scales);
+        store_parts(codes, first, n, k, codes_in);
     }
 }

@@ -26,6 +26,9 @@ typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
 
 INLINE float as_float(int32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
+INLINE floats load(const float *from) { floats v; memcpy(&v, from, sizeof v); return v; }
+INLINE floats choose(ints is, floats yes, floats no) { return (floats)((is & (ints)yes) | (~is & (ints)no)); }
+INLINE floats magnitude(floats v) { return (floats)((ints)v & MAGNITUDE); }
 
 #define LANES 16 /* in which sums are added up */
 
