@@ -78,7 +78,7 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> tuple[list[Entry
 
 
 class _Fields(msgspec.Struct, gc=False):
-    """The fields of a tensor in a header; those of the metadata are others, and ignored."""
+    """The fields of a tensor in a header; all others, such as those of the metadata, are ignored."""
 
     dtype: Literal[tuple(DTYPE_BITS)] | None = None  # type: ignore[valid-type]
     shape: tuple[int, ...] | None = None

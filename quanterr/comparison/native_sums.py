@@ -327,15 +327,15 @@ def _make_value_side(values: Tensor, alive: list[object]) -> SideStruct:
 
 def add_histograms(total: Histogram, many: Sequence[Histogram]) -> None:
     """Add histograms to ``total``, by one call of the kernel if there is one."""
-    kernel = choose_kernel().kernel
-    if kernel is None or len(many) == 1:
+    kernel, filled = choose_kernel().kernel, [one for one in many if one.counts.numel()]
+    if kernel is None or len(filled) < 2:
         for one in many:
             total.add(one)
         return
-    total.make_room(min(one.first for one in many), max(one.stop for one in many))
+    total.make_room(min(one.first for one in filled), max(one.stop for one in filled))
     total.zeros, total.known = total.zeros + sum(one.zeros for one in many), {}
-    places = [one.first - total.first for one in many]
-    counts = [one.counts for one in many]
+    places = [one.first - total.first for one in filled]
+    counts = [one.counts for one in filled]
     kernel.add_counts(
         total.counts.data_ptr(), [each.data_ptr() for each in counts], places, [each.numel() for each in counts]
     )

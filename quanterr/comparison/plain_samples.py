@@ -34,15 +34,16 @@ class PlainSample(NamedTuple):
     @property
     def scales(self) -> ScaleStatistics | None:
         """The statistics of the weight's scales; None unless the kernel has read them all, positive and finite."""
-        number, low, high, total = (getattr(self.struct, f"scale_{name}") for name in ("n", "low", "high", "sum"))
-        if not (number == self.n_scales and low > 0 and isfinite(total)):
+        found, n = self.struct, self.n_scales
+        low, high, total = found.scale_low, found.scale_high, found.scale_sum
+        if not (found.scale_n == n and low > 0 and isfinite(total)):
             return None
-        return ScaleStatistics(number, 0, 0, 0, low if low == high else total / number, low, high)
+        return ScaleStatistics(n, 0, 0, 0, low if low == high else total / n, low, high)
 
     def summarize(self, sums: Sums) -> Attainable | None:
         """Return what the stored scales allow; None if a code, a scale or the sums need a closer look.
 
-        ``sums`` are those of the whole weight.
+        ``sums`` cover the whole weight.
         """
         found = self.struct
         if not found.plain or sums.exact:
@@ -107,7 +108,7 @@ def _list_multiples(levels: Levels) -> "ctypes.Array[ctypes.c_float]":
 def summarize_plain(n: int, energies: tuple[float, float], steps_sq: float) -> Attainable | None:
     """Return the result for codes that are all the nearest; None if the sums may have lost digits.
 
-    ``energies`` are those of the original and of the error; ``steps_sq`` is the sum of the squared errors in steps.
+    ``energies`` are Σx² and Σe²; ``steps_sq`` is Σe² in steps of the codes.
     """
     x_sq, e_sq = energies
     if not (LEAST <= x_sq <= MOST and e_sq <= MOST):

@@ -585,7 +585,7 @@ AGGREGATES: tuple[Metric, ...] = (
 
 def compute_metrics(rows: Sequence[Metric], measured: Measurement) -> tuple[dict[str, Value], dict[str, str]]:
     """Compute the metrics ``rows``; return values by name, and ``+inf``, ``-inf`` or ``nan`` for each null one."""
-    values = {name: of(measured) for name, _, _, _, of, *_ in rows}
+    values = {row.name: row.of(measured) for row in rows}
     nonfinite = {
         name: "nan" if value != value else "+inf" if value > 0 else "-inf"
         for name, value in values.items()

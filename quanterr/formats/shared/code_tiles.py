@@ -3,7 +3,7 @@
     tile     32-bit words; a code is the bits from ``shift`` on, below 32, of two of them: low | high << 32
     value    table[code]; the table has a power of two of entries
 
-The compiled kernel looks up the same values, or computes those of a :class:`Generator`.
+The compiled kernel looks up the same values; if a :class:`Generator` is known, it computes them.
 """
 
 from typing import NamedTuple

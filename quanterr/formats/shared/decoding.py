@@ -86,9 +86,8 @@ def make_code_side(
     if decoder.rotation:
         side.rotation, side.unit = decoder.rotation, 1 / sqrt(decoder.rotation)
     side.scale_height = 1
-    if decoder.stored is not None and _place_scales(side, decoder, decoder.stored, chunk, workspace, alive):
-        return side
-    for name in ("scale", "zero", "shift"):
+    is_read = decoder.stored is not None and _place_scales(side, decoder.stored, chunk, decoder.cols, workspace, alive)
+    for name in ("zero", "shift") if is_read else ("scale", "zero", "shift"):
         of_blocks = getattr(decoder, name)
         if of_blocks is not None:
             factors = of_blocks(chunk, workspace).to(torch.float32, copy=True).contiguous()  # of a reused buffer
@@ -99,11 +98,11 @@ def make_code_side(
 
 
 def _place_scales(
-    side: SideStruct, decoder: Decoder, stored: StoredScales, chunk: Chunk, workspace: Workspace, alive: list[object]
+    side: SideStruct, stored: StoredScales, chunk: Chunk, cols: int, workspace: Workspace, alive: list[object]
 ) -> bool:
     """Make the kernel read the scales of a chunk of whole rows itself; return False if it cannot."""
     entry, height, width = stored
-    if entry.file.descriptor < 0 or decoder.zero or chunk.shape[1] != decoder.cols or chunk.row % height:
+    if entry.file.descriptor < 0 or chunk.shape[1] != cols or chunk.row % height:
         return False
     rows = -(-chunk.shape[0] // height)
     scales = workspace.buffer("scales", (rows * width,), torch.float32)  # read anew for each weight

@@ -91,7 +91,7 @@ class Grid(Struct, frozen=True, gc=False):
 
     @property
     def stored(self) -> StoredScales | None:
-        """The scales as they are stored; None if they must be converted, or those of a stack assigned."""
+        """The scales as they are stored; None if they must be converted, or belong to a stack of matrices."""
         is_plain = self.entry.dtype in FLOATS and self.grid_rows * self.cols == self.entry.n
         return StoredScales(self.entry, self.block[0], self.cols) if is_plain else None
 
