@@ -226,6 +226,12 @@ class TestCleared:
         assert "scale_factor" not in told(report)
         assert "pass" == report.verdict
 
+    @pytest.mark.parametrize("kind", ["positive", "very sparse"])
+    def test_three_values_need_no_smaller_scale_because_two_bits_hold_a_fourth(self, tmp_path, kind):
+        report = unusual.compared(unusual.KINDS[kind](), tmp_path, None, "TQ2_0")
+
+        assert [] == [one.message for one in report.findings if one.severity != "info"]
+
     @pytest.mark.parametrize("kind", unusual.TYPES)
     def test_what_gguf_flushes_to_zero_is_a_warning(self, tmp_path, kind):
         report = unusual.compared(unusual.KINDS["very tiny"](), tmp_path, None, kind)
@@ -435,3 +441,16 @@ class TestKernelMeasuresSamples:
                     one.layer_name,
                     name,
                 )
+
+
+def test_a_ternary_code_that_stands_for_a_fourth_value_is_told(tmp_path, x):
+    """BitNet's codes are 0, 1 and 2; a 3 in place of each 2 doubles what was 1."""
+    scale = x.abs().mean()
+    codes = (x / scale).round().clamp(-1, 1).to(torch.uint8) + 1
+    planes = torch.where(codes == 2, 3, codes).view(4, 16, 256)
+    save_file({NAME: x}, tmp_path / "x.safetensors")
+    packed = planes[0] | planes[1] << 2 | planes[2] << 4 | planes[3] << 6
+    save_file({NAME: packed, f"{NAME}_scale": 1 / scale.view(1)}, tmp_path / "y.safetensors")
+    found = told(quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y.safetensors", device="cpu"))
+
+    assert "excess_error" in found

@@ -2,12 +2,15 @@
 
 import math
 
+import gguf
 import pytest
 import torch
+from gguf_stored import Stored, architecture, write_gguf
 from making import numbers
 from safetensors.torch import save_file
 
 import quanterr
+from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.comparison.attainable import sample_chunks
 from quanterr.tensors.good_scales import ScaleGroups, find_groups, measure_losses, order_columns
 from quanterr.tensors.levels import E4M3, INT8, Levels, Scaling, uniform
@@ -152,6 +155,21 @@ class TestParts:
         found = told(compared(tmp_path, x, stored))["scale_loss"]
 
         assert ("warning", [[row, -1]]) == (found.severity, found.evidence["places"])
+
+    @pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0", "Q4_0"])
+    def test_a_scale_of_zero_is_a_warning_however_few_decibels_codes_gain(self, tmp_path, kind):
+        """Three values allow normal numbers 2 dB: zeros in one block cost little, but are no rounding."""
+        x, (elements, size) = weight(64, 1024), BLOCKS[kind]
+        blocks = gguf.quantize(x.numpy(), gguf.GGMLQuantizationType[kind]).reshape(-1, size)
+        at = 5 * 1024 + 512
+        blocks[at // elements, slice(2) if kind == "Q4_0" else slice(-2, None)] = 0
+        save_file({"blk.0.ffn_up.weight": x}, tmp_path / "x.safetensors")
+        stored = Stored("blk.0.ffn_up.weight", kind, tuple(x.shape), blocks.tobytes())
+        y = write_gguf(tmp_path / "y.gguf", [stored], architecture("llama"))
+        found = told(quanterr.compare(tmp_path / "x.safetensors", y, device="cpu"))["scale_loss"]
+
+        assert ("warning", [[5, 512]]) == (found.severity, found.evidence["places"])
+        assert "scales are zero" in found.message
 
 
 class TestGroups:

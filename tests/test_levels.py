@@ -13,6 +13,7 @@ from quanterr.tensors.levels import (
     E5M2,
     INT8,
     OF_DTYPE,
+    TERNARY,
     Scaling,
     find_nearest,
     measure_rounding,
@@ -59,8 +60,10 @@ def coded(case):
     return [(weight, y, scales) for weight, y, scales in found if scales]
 
 
-def usable(y, scales):
-    fine = y.isfinite() & scales.unit.isfinite()
+def usable(weight, y, scales):
+    """What is finite, and no code beyond the last level, as random blocks of TQ2_0 hold them."""
+    codes = (y if scales.shift is None else y - scales.shift) / scales.unit
+    fine = y.isfinite() & scales.unit.isfinite() & ~(codes > weight.levels.highest + 0.5)
     return fine if scales.shift is None else fine & scales.shift.isfinite()
 
 
@@ -68,7 +71,7 @@ def usable(y, scales):
 class TestEveryGoldenCaseWithNearestCodes:
     def test_what_is_stored_is_the_nearest_to_itself(self, case):
         for weight, y, scales in coded(case):
-            fine = usable(y, scales)
+            fine = usable(weight, y, scales)
             found = find_nearest(weight.levels, y, y, scales)
 
             assert torch.equal(found.values[fine], y[fine])
@@ -77,7 +80,7 @@ class TestEveryGoldenCaseWithNearestCodes:
 
     def test_nothing_stored_is_nearer_to_anything(self, case):
         for weight, y, scales in coded(case):
-            fine = usable(y, scales)
+            fine = usable(weight, y, scales)
             noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
             x = y + noise * scales.unit.abs()
             found = find_nearest(weight.levels, x, y, scales)
@@ -93,7 +96,7 @@ ON_A_LINE = [case for case in WITH_NEAREST if case.parent.name != "asym_w4a8_int
 @pytest.mark.parametrize("case", ON_A_LINE, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_the_levels_are_those_that_its_producer_reads(case):
     for weight, y, scales in coded(case):
-        fine = usable(y, scales) & (scales.unit != 0)
+        fine = usable(weight, y, scales) & (scales.unit != 0)
         other = torch.full_like(y, torch.nan)  # nothing is given as it is stored
         found = find_nearest(weight.levels, y, other, scales)
         far = (found.values - y).abs()[fine] > 1e-5 * scales.unit.abs()[fine] + 4e-7 * y.abs()[fine].amax()
@@ -180,3 +183,12 @@ def test_a_scale_of_zero_leaves_what_is_stored_and_is_out_of_range():
 
     assert found.values.tolist() == [[0.0, 0.0]]
     assert found.outside.tolist() == [[True, False]]
+
+
+def test_a_code_that_no_quantizer_writes_is_a_step_beyond_the_last():
+    """Two bits hold a fourth value, twice the third: it is the nearest only to what is nearer to it."""
+    x, y = torch.tensor([[1.0, 1.9, 1.0]]), torch.tensor([[2.0, 2.0, 1.0]])
+    found = find_nearest(TERNARY, x, y, Scaling(torch.ones(1, 1)))
+
+    assert found.values.tolist() == [[1.0, 2.0, 1.0]]
+    assert found.steps.tolist() == [[1.0, 1.0, 0.0]]

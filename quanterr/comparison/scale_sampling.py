@@ -24,6 +24,7 @@ from quanterr.tensors.levels import SUBNORMAL, Levels, ScaleSteps, Scaling
 
 PART = 64  # columns of a part of a group
 PART_DB = 5.0  # loss of a group's scale from which the group stands out
+ZERO_DB = 1.0  # the same for a scale of zero: three values allow normal numbers only 2 dB
 FAR = 3.0  # ratio of errors below PART_DB: without any larger one, no group can stand out
 WIDE, NARROW = 2.2, 0.7  # range of stored / good scale that searches and roundings choose: never wrong
 CLIPPED_DB = 12.0  # loss from which clipping is wrong: no search accepts it for smaller steps elsewhere in the group
@@ -296,14 +297,15 @@ class ScaleSampler:
         number = levels.number if levels and not levels.mantissa else 0
         most = next(most for least, most in CLIPPED.items() if number >= least)
         for one in sampled:
-            far = one.losses.stored_sq > FAR * one.losses.good_sq.amax(0)
+            zero = one.losses.stored == 0
+            far = zero | (one.losses.stored_sq > FAR * one.losses.good_sq.amax(0))
             if not one.whole or one.size < FEWEST or not bool(far.any()):
                 continue
             lost = 10 * (one.losses.stored_sq / _get_good_sq(one.losses, self._lucky)).log10()
             clips = one.losses.needed > 1
             fits = (one.losses.used > 1 / WIDE) & (one.losses.needed < most) & ((lost < CLIPPED_DB) | ~clips)
-            fits &= one.losses.stored != 0
-            out = (lost > PART_DB) & (one.losses.stored_sq > FLOOR * one.losses.x_sq) & ~fits
+            out = torch.where(zero, lost > ZERO_DB, (lost > PART_DB) & ~fits)
+            out &= one.losses.stored_sq > FLOOR * one.losses.x_sq
             for down, across in out.nonzero().tolist():
                 place = one.rows[down], one.cols[across] if across < len(one.cols) else -1
                 group = _BadGroup(float(lost[down, across]), place, one.size, one.losses, (down, across))
@@ -371,7 +373,7 @@ class _BadGroup(NamedTuple):
 
 
 def _make_region(kind: Kind, groups: list[_BadGroup], lucky: float) -> BadRegion:
-    groups.sort(key=lambda group: (-group.lost_db, group.place))
+    groups.sort(key=lambda group: (group.stored != 0, -group.lost_db, group.place))
     _, worst, size, of, at = groups[0]
     x_sq, stored_sq, good_sq, stored, good = (
         float(numbers[at]) for numbers in (of.x_sq, of.stored_sq, _get_good_sq(of, lucky), of.stored, of.good)

@@ -100,10 +100,10 @@ def _report_groups(pair: Pair, part: BadRegion, method: Method) -> Finding:
     """Report groups whose scales are wrong."""
     lost = part.attainable_db - part.snr_db
     updated = method.compensates and 1 / UPDATED < part.factor < UPDATED
-    warned = BROKEN_DB if updated else PART_WARNED_DB
+    bad = lost > (BROKEN_DB if updated else PART_WARNED_DB) or not part.factor
     return make_finding(
         "scale_loss",
-        "warning" if lost > warned and not _is_due_to_zero_points(part.factor, part.snr_db) else "info",
+        "warning" if bad and not _is_due_to_zero_points(part.factor, part.snr_db) else "info",
         pair.name,
         f"{display(pair.name)}: {_describe_place(part)}: {_describe_scales(pair, part.factor, part.snr_db)}: "
         f"they allow {part.snr_db:.1f} dB, good ones {part.attainable_db:.1f} dB",

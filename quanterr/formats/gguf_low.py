@@ -37,7 +37,7 @@ from quanterr.formats.shared.ggml_blocks import (
     read_half,
     split_fields,
 )
-from quanterr.tensors.levels import Levels, uniform
+from quanterr.tensors.levels import TERNARY, Levels, uniform
 
 BASE_3 = Levels(0x00, 0xFF, -1.0, 1.0)  # five codes in a byte
 
@@ -89,7 +89,7 @@ def _make_two_bits_table(device: torch.device) -> Tensor:
 FORMATS = block_formats(
     (
         BlockType("TQ1_0", "three values, a scale for 256", tq1_0, 256, 2, (1, 3), (0, 52), BASE_3),
-        BlockType("TQ2_0", "three values in 2 bits, a scale for 256", tq2_0, 256, 2, (1, 3), (0, 64), uniform=True),
+        BlockType("TQ2_0", "three values in 2 bits, a scale for 256", tq2_0, 256, 2, (1, 3), (0, 64), TERNARY),
         BlockType("Q1_0", "signs, a scale for 128", q1_0, 128, 1, (4, 5), (2, 18), uniform(1)),
         BlockType("Q2_0", "2-bit codes, a scale for 64", q2_0, 64, 2, (2, 4), (2, 18), uniform=True),
     ),

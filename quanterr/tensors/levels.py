@@ -92,6 +92,10 @@ class Levels:
         below = size.clamp_(max=self.normal).mul_(2**self.mantissa / self.normal).round_()
         return below.add_(bits).copysign_(codes)
 
+    def stored_numbers(self, codes: Tensor) -> Tensor:
+        """Return the level numbers of stored ``codes``; a code that no quantizer writes is beyond the last level."""
+        return self.numbers(codes) if self.table or self.mantissa else codes.round()
+
     def values(self, numbers: Tensor) -> Tensor:
         """Return the values of levels by number, float32."""
         if self.table:
@@ -252,7 +256,7 @@ def find_nearest(levels: Levels, x: Tensor, y: Tensor, scales: Scaling) -> Neare
     outside = fixed & (codes != 0)
     codes, stored = codes * inverse, stored * inverse
     numbers = levels.numbers(codes)
-    steps = (numbers - levels.numbers(stored)).abs_()
+    steps = (numbers - levels.stored_numbers(stored)).abs_()
     values = levels.values(numbers) * unit
     if shift is not None:
         values.add_(shift)
