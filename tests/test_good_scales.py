@@ -194,6 +194,16 @@ class TestGroups:
 
         assert found.needed.flatten().tolist() == pytest.approx([0.5] * 8)
 
+    def test_groups_without_a_scale_say_nothing_about_zero_points(self):
+        """Zero is code 8 in all groups; where the scale is zero, no zero point is left to read."""
+        x = numbers(8, 32, seed=3).float()
+        x[0] = 0.4 * x[0].abs()
+        good = torch.maximum(x.amax(1) / 7, -x.amin(1) / 8)
+        unit = good.index_fill(0, torch.tensor([5]), 0.0)[:, None]
+        found = measure_losses(uniform(4), x, None, Scaling(unit, -8 * unit), ScaleGroups(1, 32))
+
+        assert found.good.flatten().tolist() == pytest.approx(good.tolist())
+
     @pytest.mark.parametrize(("bits", "gains"), [(3, True), (8, False)])
     def test_of_few_levels_are_sought(self, bits, gains):
         """A scale of 0.7 of the largest value, by which most of a row of outliers is better."""

@@ -105,6 +105,7 @@ def measure_losses(
     if lost is not None:
         x, e = _zero_uncoded(x, none, groups), None
         unit = unit.masked_fill(none, 1.0)
+        shift = _share_zero_point(levels, shift, unit, groups, lost, x.shape)
     codes = (x - shift if shift is not None else x) / unit
     zeros = None if shift is None else _find_zeros(levels, shift, unit, groups, codes.shape)
     if one_zero is None:
@@ -151,7 +152,7 @@ def measure_losses(
         coded = torch.ne(x, 0, out=torch.empty_like(x))  # as numbers: multiplying by booleans is ten times slower
         worst_sq = groups.sum((groups.spread(needed) * unit * half).square() * coded)
     if lost is not None:  # without a scale, only the shift remains of a group
-        lost_sq = x_sq if shift is None else groups.sum((x - shift).square())
+        lost_sq = x_sq if scales.shift is None else groups.sum((x - scales.shift).square())
         stored_sq = torch.where(lost, lost_sq, stored_sq)
         good_sq = [torch.where(lost & (x_sq == 0), 0.0, one) for one in good_sq]
     return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, *of_groups)
@@ -225,6 +226,18 @@ def _find_zeros(levels: Levels, shift: Tensor, unit: Tensor, groups: ScaleGroups
         return None
     high, low = groups.max(zeros), groups.min(zeros)
     return None if bool((high - low > MOVED * (1 + high.abs())).any()) else (high + low) / 2
+
+
+def _share_zero_point(
+    levels: Levels, shift: Tensor | None, unit: Tensor, groups: ScaleGroups, lost: Tensor, shape: torch.Size
+) -> Tensor | None:
+    """Return shifts that give groups without a scale, whose zero points are unknown, the one that all others share."""
+    zeros = None if shift is None else _find_zeros(levels, shift, unit, groups, shape)
+    if shift is None or zeros is None:
+        return shift
+    known = zeros[~lost]
+    alike = len(known) > 0 and _are_equal(known)
+    return torch.where(groups.spread(lost), -known[0] * unit, shift) if alike else shift
 
 
 def _are_whole(zeros: Tensor) -> bool:
