@@ -3,6 +3,8 @@
 import json
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from safetensors.torch import save
 
 from mutation.coding import Coded
 from mutation.judging import Outcome
-from mutation.layouts import named
+from mutation.layouts import named, nvfp4
 from mutation.originals import HIDDEN, NORM, norm
 from mutation.pairs import Bench, Case, Sound, made
 from mutation.unquantized import without_mlp
@@ -83,15 +85,19 @@ def of_schemes(pair: Sound) -> Iterator[Case]:
         yield Case("one linear left, though declared", {coded[0]: pair.x[coded[0]]})
         yield Case("all linears but one left, though declared", {name: pair.x[name] for name in coded[1:]})
     if pair.layout.name == "NVFP4":
-        yield from of_modelopt()
+        yield from of_modelopt(pair)
 
 
-def of_modelopt() -> Iterator[Case]:
-    """hf_quant_config.json beside config.json."""
+def of_modelopt(pair: Sound) -> Iterator[Case]:
+    """hf_quant_config.json beside config.json, and a scale of inputs that is missing."""
     said = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
     both = {"quantization_config": said}
     text = json.dumps(MODELOPT).encode()
     yield Case("ModelOpt", {}, config=both, more={"hf_quant_config.json": text}, sound=True)
+    without = replace(pair.layout, store=partial(nvfp4, largest_input=None))
+    bare = {name: replace(w, layout=without) for name, w in pair.weights.items() if isinstance(w, Coded)}
+    for what, changed in {"one": dict(list(bare.items())[:1]), "every": bare}.items():
+        yield Case(f"ModelOpt, {what} input_scale missing", changed, config=both, more={"hf_quant_config.json": text})
     for key, value in {"quant_algo": "FP8", "group_size": 32}.items():
         other = json.dumps({"quantization": MODELOPT["quantization"] | {key: value}}).encode()
         yield Case(f"hf_quant_config {key} {value}", {}, config=both, more={"hf_quant_config.json": other})

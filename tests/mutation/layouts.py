@@ -218,13 +218,16 @@ def ct_nvfp4(name: str, coded: Coded) -> dict[str, Tensor]:
     }
 
 
-def nvfp4(name: str, coded: Coded) -> dict[str, Tensor]:
-    """NVFP4 of ModelOpt."""
-    return {
+def nvfp4(name: str, coded: Coded, largest_input: float | None = 20.0) -> dict[str, Tensor]:
+    """NVFP4 of ModelOpt, which always calibrates a scale of the inputs."""
+    found = {
         name: nibbles(e2m1(coded.matrix)),
         f"{name}_scale": coded.stored.parts["inner"],
         f"{name}_scale_2": coded.stored.parts["global"].view(()),
     }
+    if largest_input:
+        found[f"{module(name)}.input_scale"] = torch.tensor(largest_input / (448 * 6))
+    return found
 
 
 def bnb(name: str, coded: Coded) -> dict[str, Tensor]:
