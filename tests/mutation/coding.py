@@ -191,17 +191,21 @@ def stochastic(layout: Layout, x: Tensor) -> Coded:
     return replace(plain, codes=(numbers + noise).floor().clamp(layout.grid.low, layout.grid.high).float())
 
 
-def compensated(layout: Layout, x: Tensor, inputs: Tensor) -> Coded:
-    """By GPTQ: the error of each column is spread over those that follow, as inputs, (n, cols), correlate."""
+def compensated(layout: Layout, x: Tensor, inputs: Tensor, largest_first: bool = False) -> Coded:
+    """By GPTQ: the error of each column is spread over those that follow, as inputs, (n, cols), correlate.
+
+    ``largest_first``: columns of large inputs come first, and groups stay as they are ("static" of llm-compressor).
+    """
     plain = sound(layout, x)
     hessian = inputs.double().T @ inputs.double()
     hessian += 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian), dtype=torch.float64)
-    inverse = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)
     rows, cols = x.shape
-    left = x.double().clone()
+    order = hessian.diagonal().argsort(descending=True) if largest_first else torch.arange(cols)
+    inverse = torch.linalg.cholesky(torch.linalg.inv(hessian[order][:, order]), upper=True)
+    left = x.double()[:, order]
     shape = layout.groups(x).shape
     scale, shift = (
-        None if part is None else part[:, None, :, None].expand(shape).reshape(rows, cols).double()
+        None if part is None else part[:, None, :, None].expand(shape).reshape(rows, cols).double()[:, order]
         for part in plain.stored[:2]
     )
     codes = torch.empty(rows, cols)
@@ -216,4 +220,4 @@ def compensated(layout: Layout, x: Tensor, inputs: Tensor) -> Coded:
             errors[:, col - start] = (left[:, col] - y) / inverse[col, col]
             left[:, col + 1 : stop] -= errors[:, col - start, None] * inverse[col, col + 1 : stop]
         left[:, stop:] -= errors @ inverse[start:stop, stop:]
-    return replace(plain, codes=layout.groups(codes))
+    return replace(plain, codes=layout.groups(codes[:, order.argsort()]))

@@ -412,7 +412,8 @@ def ggml_iq4_xs(_name: str, coded: Coded) -> tuple[str, bytes]:
 # The layouts
 
 
-def _scheme(bits: int, group: int, symmetric: bool, kind: str = "pack-quantized", **more: Any) -> dict[str, Any]:
+def scheme(bits: int, group: int, symmetric: bool, kind: str = "pack-quantized", **more: Any) -> dict[str, Any]:
+    """What compressed-tensors declares; ``more`` of the weights."""
     weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": group} | more
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups, "ignore": ["lm_head"]}
@@ -457,11 +458,11 @@ LAYOUTS = (
     Layout("INT8 tensor", "INT8", integers(-128, 127), (0, 0), F32, plain_int8),
     Layout("INT8 128 × 128", "INT8", integers(-128, 127), (128, 128), F32, labelled_int8),
     Layout("INT8 asym g128", "INT8", integers(-128, 127), (1, 128), partial(with_zero_points, torch.float32, -128, 127),
-           ct_int8, shifted=True, config=_scheme(8, 128, False, "int-quantized")),
-    Layout("CT INT4 g128", "INT4", integers(-8, 7), (1, 128), BF16, ct_packed, config=_scheme(4, 128, True)),
-    Layout("CT INT4 g32", "INT4", integers(-8, 7), (1, 32), BF16, ct_packed, config=_scheme(4, 32, True)),
+           ct_int8, shifted=True, config=scheme(8, 128, False, "int-quantized")),
+    Layout("CT INT4 g128", "INT4", integers(-8, 7), (1, 128), BF16, ct_packed, config=scheme(4, 128, True)),
+    Layout("CT INT4 g32", "INT4", integers(-8, 7), (1, 32), BF16, ct_packed, config=scheme(4, 32, True)),
     Layout("CT INT4 asym g128", "INT4", integers(-8, 7), (1, 128),
-           partial(with_zero_points, torch.bfloat16, -8, 7), ct_packed, shifted=True, config=_scheme(4, 128, False)),
+           partial(with_zero_points, torch.bfloat16, -8, 7), ct_packed, shifted=True, config=scheme(4, 128, False)),
     _gptq(4, 128), _gptq(8, 128), _gptq(4, 128, True), _gptq(2, 64, True),
     Layout("AWQ", "AWQ", U4, (1, 128), partial(with_zero_points, torch.float16, 0, 15), awq, shifted=True, config=AWQ),
     Layout("FP8 tensor", "FP8", E4M3, (0, 0), F32, fp8),
@@ -494,7 +495,7 @@ STACKS = (
     Layout("FP8 expert", "experts", E4M3, (128, 0), F32, fp8_stack),
     Layout("gpt-oss MXFP4", "experts", SIGNED_E2M1, (1, 32), powers_of_two, gpt_oss),
     Layout("CT INT4 experts", "experts", integers(-8, 7), (1, 128), BF16, ct_packed_stack,
-           config=_scheme(4, 128, True)),
+           config=scheme(4, 128, True)),
 )  # fmt: skip
 
 

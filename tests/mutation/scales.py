@@ -1,6 +1,7 @@
 """Scales too wide, too narrow, zero or noisy, of all weights or of parts; and sound quantizers of the same layouts."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from mutation.coding import Coded, Layout, coded, compensated, lost, searched, sound, stochastic
 from mutation.judging import Outcome, worst
+from mutation.layouts import scheme
 from mutation.originals import STACK, drawn
 from mutation.pairs import Bench, Case, Sound, as_matrix, made, originals_of, sound_outcome
 
@@ -16,6 +18,7 @@ Places = Callable[[Layout, Tensor, tuple[int, int]], Tensor | None]  # of groups
 ONE = "model.layers.1.mlp.down_proj.weight"  # that is damaged, where not all are
 EXPERT = 3
 FOUR, COARSE = 4, "codes of four levels err by half of a value, beside which such a factor is small"
+OF_LLM_COMPRESSOR = "CT INT4 g128"  # the layout of which its GPTQ is tried
 MOST = 1024  # columns that GPTQ takes: of more it takes too long
 
 
@@ -127,6 +130,16 @@ def outcomes(bench: Bench, layout: Layout, damages: tuple[Damage, ...] = DAMAGES
     for damage in damages:
         if one := case(pair, damage):
             yield pair.outcome(f"scales, {layout.family}", one)
+    if layout.name == OF_LLM_COMPRESSOR:
+        yield pair.outcome(f"scales, {layout.family}", undeclared(pair))
+
+
+def undeclared(pair: Sound) -> Case:
+    """By GPTQ, though nothing declares a method that lets errors compensate each other: they look like any others."""
+    coded = {name: weight for name, weight in pair.weights.items() if isinstance(weight, Coded)}
+    changed = {name: by_gptq(pair.layout, pair.x[name]) for name in coded}
+    cost = worst(lost(pair.x[name], coded[name], after) for name, after in changed.items())
+    return Case("GPTQ, not declared", changed, cost)
 
 
 def case(pair: Sound, damage: Damage) -> Case | None:
@@ -168,7 +181,14 @@ def by_gptq(layout: Layout, x: Tensor) -> Coded:
         return sound(layout, x)
     inputs = torch.randn(2048, cols // 4, generator=generator) @ torch.randn(cols // 4, cols, generator=generator)
     inputs = inputs / (cols / 4) ** 0.5 + 0.3 * torch.randn(2048, cols, generator=generator)
-    return compensated(layout, x, inputs * torch.exp(0.8 * torch.randn(cols, generator=generator)))
+    inputs = inputs * torch.exp(0.8 * torch.randn(cols, generator=generator))
+    return compensated(layout, x, inputs, layout.name == OF_LLM_COMPRESSOR)
+
+
+def declared_by_gptq(layout: Layout) -> Layout:
+    """As GPTQ's producer declares it: GPTQModel its method, llm-compressor the order of columns."""
+    static = scheme(4, 128, True, actorder="static")
+    return replace(layout, config=static) if layout.name == OF_LLM_COMPRESSOR else layout
 
 
 class Quantizer(NamedTuple):
@@ -178,6 +198,7 @@ class Quantizer(NamedTuple):
     quantize: Callable[[Layout, Tensor], Coded]
     fits: Callable[[Layout], bool]
     original: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)  # what it is given
+    declared: Callable[[Layout], Layout] = staticmethod(lambda layout: layout)  # with its config
 
 
 def _always(_layout: Layout) -> bool:
@@ -213,7 +234,12 @@ QUANTIZERS = (
     Quantizer("search", searched, lambda layout: not layout.two_levels),
     Quantizer("clipped a little", clipped_a_little, lambda layout: layout.family in ("AWQ", "INT4")),
     Quantizer("OCP", by_ocp, lambda layout: layout.family == "MX" or layout.name == "gpt-oss MXFP4"),
-    Quantizer("GPTQ", by_gptq, lambda layout: layout.name in ("GPTQ 4 bits", "GPTQ 4 bits asym", "CT INT4 g128")),
+    Quantizer(
+        "GPTQ",
+        by_gptq,
+        lambda layout: layout.name in ("GPTQ 4 bits", "GPTQ 4 bits asym", OF_LLM_COMPRESSOR),
+        declared=declared_by_gptq,
+    ),
     Quantizer("stochastic", stochastic, lambda layout: layout.name in ("INT8 row", "CT INT4 g128", "GPTQ 8 bits")),
     Quantizer("ternary original", sound, _always, _ternary),
     Quantizer("zero groups", sound, _always, _zero_groups),
@@ -227,5 +253,5 @@ def sound_pairs(bench: Bench, layout: Layout) -> Iterator[Outcome]:
     for quantizer in (one for one in QUANTIZERS if one.fits(layout)):
         x = originals_of(layout)
         given = {name: quantizer.original(as_matrix(w)).view(w.shape) if w.dim() > 1 else w for name, w in x.items()}
-        pair = made(bench, layout, given, quantizer.quantize)
+        pair = made(bench, quantizer.declared(layout), given, quantizer.quantize)
         yield sound_outcome(f"scales, {layout.family}", quantizer.name, pair)
