@@ -136,10 +136,26 @@ def fitted(layout: Layout, x: Tensor) -> tuple[Tensor, Tensor | None]:
         scale = (high - low) / (layout.grid.high - layout.grid.low)
         return scale.clamp(min=1e-12), low - layout.grid.low * scale
     most = groups.abs().amax((1, 3))
+    if layout.signed and layout.two_levels and layout.grid.table is None:
+        return _least_squares(layout, groups), None
     if layout.signed:
         negative = groups.amin((1, 3)).neg() >= groups.amax((1, 3))
         return torch.where(negative, 1.0, -1.0) * most.clamp(min=1e-12) / -layout.grid.low, None
     return (most / layout.grid.high).clamp(min=1e-12), None
+
+
+def _least_squares(layout: Layout, groups: Tensor) -> Tensor:
+    """The scales of Q3_K and Q6_K by llama.cpp's make_qx_quants: the best of 19, with errors weighted by squares."""
+    x = groups.permute(0, 2, 1, 3).flatten(2)
+    largest = x.gather(2, x.abs().argmax(2, keepdim=True))
+    best, chosen = torch.zeros_like(largest), torch.full_like(largest, 1e-12)
+    for step in (torch.arange(-9, 10) / 10).tolist():
+        codes = layout.grid.nearest((x * ((layout.grid.low - step) / largest)).nan_to_num(0.0))
+        xl, ll = ((x.square() * side).sum(2, keepdim=True) for side in (x * codes, codes.square()))
+        better = xl.square() > best * ll
+        best = torch.where(better, xl.square() / ll, best)
+        chosen = torch.where(better, xl / ll, chosen)
+    return chosen[..., 0]
 
 
 def coded(
