@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 import quanterr
 from mutation.accidents import MUTATIONS, Mutation, Stored, Weight
-from mutation.judging import LAYER_DB, STRUCTURAL, Outcome, Pair, loss, of_broken, of_sound
+from mutation.judging import LAYER_DB, STRUCTURAL, Outcome, Pair, as_unsound, loss, of_broken, of_sound
 from mutation.originals import Tensors, drawn
 from mutation.pairs import Bench, not_compared
 from mutation.parts import DAMAGES, Damage
@@ -34,6 +34,10 @@ from quanterr.tensors.workspace import FilledWorkspace, Workspace
 GOLDEN = Path(__file__).parents[1] / "golden"
 ACCIDENTS = "golden, accidents"
 DOUBTS = ("ambiguous_layout",)  # of files that were made to raise them
+UNSOUND = (
+    "int8_row/comfy_int8_rowwise.safetensors",  # cut: the columns are missing that most of its scales are made for
+    "torchao_nvfp4/torchao_shapes.safetensors",  # without a scale of the tensor, torchao stores none below 2^-6
+)
 CHANGED = 1.0  # dB
 EXPECTED = ".expected.safetensors"
 USUAL = {row.name: row.usual_db for row in FORMATS}
@@ -101,6 +105,10 @@ def within_steps(weight: Any, y: torch.Tensor, generator: torch.Generator) -> to
     half = torch.where(gaps > 0, gaps, torch.inf).amin(0).nan_to_num(0.0, 0.0, 0.0) / 2
     moved = (2 * torch.rand(y.shape, generator=generator) - 1) * 0.999 * half * scales.unit.abs()
     x = y + torch.where(in_zeros(y), 0.0, moved)
+    if inner.levels.mantissa or inner.levels.table:  # half a step is up to a sixth of the largest: no value is beyond
+        ends = (end * scales.unit + shift for end in (inner.levels.lowest, inner.levels.highest))
+        within = torch.stack(torch.broadcast_tensors(y, *ends))
+        x = x.clamp(within.amin(0), within.amax(0))
     return weight.rotated.rotate(x, Workspace(CPU)) if weight.rotated else x
 
 
@@ -228,7 +236,8 @@ def _snr(report: Report, name: str) -> float:
 def outcomes(bench: Bench, case: Path) -> Iterator[Outcome]:
     """The sound pair of a golden case, every accident, and every part that is another's."""
     sound = made_sound(case, bench)
-    yield bench.done(of_sound(ACCIDENTS, named(case), sound.report, DOUBTS), sound.original, case)
+    found = of_sound(ACCIDENTS, named(case), sound.report, DOUBTS)
+    yield bench.done(as_unsound(found) if named(case) in UNSOUND else found, sound.original, case)
     for mutation in MUTATIONS:
         yield from broken(sound, mutation)
     for damage in DAMAGES if case in of_each_format() and _has_statistics(case) else ():

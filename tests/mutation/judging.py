@@ -135,6 +135,11 @@ def of_sound(family: str, name: str, report: Report, true: Collection[str] = ())
     return Outcome(family, name, label, None, findings)
 
 
+def as_unsound(found: Outcome) -> Outcome:
+    """The outcome of a pair that its quantizer made so, but that lost much: its warning is true, and must be there."""
+    return found._replace(told="noticed" if found.told == "WARNED" else "SILENT", loss=STRUCTURAL)
+
+
 def table(outcomes: list[Outcome]) -> str:
     """Family × what was told, in numbers of pairs: of those that are broken, and of those that are sound."""
     families = sorted({outcome.family for outcome in outcomes})

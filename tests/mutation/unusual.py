@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import quanterr
-from mutation.judging import STRUCTURAL, Outcome, of_sound
+from mutation.judging import Outcome, as_unsound, of_sound
 from mutation.pairs import Bench
 from quanterr.report.model import Report
 
@@ -142,9 +142,7 @@ def outcomes(bench: Bench) -> Iterator[Outcome]:
             yield of_sound("unusual", f"{kind} as {format_name}", report)
         for type_name in TYPES:
             found = of_sound("unusual", f"{kind} as {type_name}", compared(make(), bench.folder, None, type_name))
-            if kind in TOO_SMALL:  # what is told is true
-                found = found._replace(told="noticed" if found.told == "WARNED" else "SILENT", loss=STRUCTURAL)
-            yield found
+            yield as_unsound(found) if kind in TOO_SMALL else found
     for kind, x in small():
         for format_name in ("INT8 row", "INT4 in bytes", "FP8 row", "FP8 tensor"):
             report = compared(x, bench.folder, FORMATS[format_name](x), "")
