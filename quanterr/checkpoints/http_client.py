@@ -156,7 +156,7 @@ class Answer:
 
 
 class Client:
-    """A client that sends ``private`` headers only to the host of the address ``own``."""
+    """An HTTP client, which sends its ``private`` headers to the host of the address ``own`` alone."""
 
     def __init__(self, own: str, private: Mapping[str, str]) -> None:
         """Keep the address and the headers; nothing is requested yet."""
@@ -197,8 +197,9 @@ def host_and_port(url: str) -> str:
 def seconds_to_wait(headers: Headers) -> float | None:
     """Return the seconds that a rate-limiting server asks to wait, from Retry-After or the reset of its limits.
 
-    References: RFC 9110 10.2.3; draft-ietf-httpapi-ratelimit-headers (``RateLimit: "api";r=0;t=55``, of the hub), whose
-    earlier versions have RateLimit-Reset; X-RateLimit-Reset of others, in seconds or as a time.
+    References: RFC 9110 10.2.3; draft-ietf-httpapi-ratelimit-headers, which Hugging Face follows (``RateLimit:
+    "api";r=0;t=55``); its earlier versions, with RateLimit-Reset; other servers' X-RateLimit-Reset, in seconds or as a
+    time.
     """
     if after := headers.get("Retry-After", "").strip():
         if after.isdecimal():

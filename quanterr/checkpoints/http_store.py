@@ -127,7 +127,7 @@ class Http:
                 hint = (
                     "log in with `hf auth login`, or set HF_TOKEN"
                     if "/resolve/" in self._base
-                    else "is access to the file granted?"
+                    else "do you have access to the file?"
                 )
                 raise CheckpointError(f"{where}: HTTP {status}{away}, not permitted; {hint}")
             case 404 | 410:
@@ -165,5 +165,5 @@ def _parse_version(size: int, answer: Answer) -> Version:
     if date is None:
         return Version(size, None)
     if seconds_between(date, answer.headers) < 1:
-        raise RetryableError("the file is being written: it has the date of the answer")
+        raise RetryableError("the file may still be changing: it is as recent as the answer")
     return Version(size, date, TagKind.DATE)

@@ -29,7 +29,7 @@ def cache_folder() -> Path:
 
 
 def is_model_id(given: str) -> bool:
-    """Return whether a path that does not exist may be meant as ``org/name`` or ``org/name@revision``."""
+    """Return whether a path that does not exist looks like ``org/name`` or ``org/name@revision``."""
     folder = given.split("/")[0]
     return bool(re.fullmatch(r"[\w.-]+/[\w.@-]+", given)) and not (
         given.endswith((".safetensors", ".sft", ".gguf", ".json")) or os.path.isdir(folder)
