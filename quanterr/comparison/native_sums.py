@@ -31,7 +31,7 @@ Dequantize = Callable[[Chunk], Values]
 
 
 class KeptRows(NamedTuple):
-    """Where the kernel writes decoded rows of both sides of a weight, float32, and what it measures on them."""
+    """Addresses for the decoded rows of both sides of a weight, float32, and a sample to measure on them."""
 
     addresses: tuple[int, int]
     places: Tensor | None = None  # (rows,) int64: the place of each row, or -1; None: its own
@@ -43,9 +43,9 @@ class Operand(NamedTuple):
 
     weight: Weight
     workspace: Workspace
-    load: Dequantize | None = None  # returns what the kernel cannot decode, if not the weight itself
-    again: bool = False  # whether each chunk is wanted several times in a row
-    fingerprinted: Entry | None = None  # of which a few bytes are wanted, if the kernel reads it anyway
+    load: Dequantize | None = None  # decodes instead of the weight, if the kernel cannot
+    again: bool = False  # whether each chunk is read several times in a row
+    fingerprinted: Entry | None = None  # the tensor of which to keep a few bytes, if the kernel reads it anyway
 
     def dequantize(self, chunk: Chunk) -> Values:
         """Return the values of a chunk, for a kernel that cannot decode it."""

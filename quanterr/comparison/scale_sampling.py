@@ -391,7 +391,7 @@ def _make_region(kind: Kind, groups: list[_BadGroup], lucky: float) -> BadRegion
 
 
 def _get_good_sq(found: Losses, lucky: float) -> Tensor:
-    """Return the error of groups with good scales: the largest over roundings, or the worst if that is a fluke."""
+    """Return each group's error with good scales, by the worse rule; the worst possible one if it is small by luck."""
     good_sq = found.good_sq.amax(0)
     return torch.where(good_sq < lucky * found.worst_sq, found.worst_sq, good_sq)
 

@@ -106,7 +106,7 @@ class Worker:
     def begin(self, pairs: Iterable[Pair]) -> None:
         """Start to compare the small weights among ``pairs`` that the kernel reads itself.
 
-        Those of the last call can be finished meanwhile.
+        Meanwhile, the caller can finish the weights of the previous call.
         """
         self._small.turn()
         if self._native is None:
@@ -128,7 +128,7 @@ class Worker:
         """Wait for the weights that were begun: until then, the kernel uses the buffers."""
         if self._begun:
             (ids, wait), self._begun = self._begun, None
-            self._known = dict(zip(ids, wait(), strict=False))  # none if a file ends: then each tells on its own
+            self._known = dict(zip(ids, wait(), strict=False))  # none if a file is cut: each weight then says so
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a context with a new CUDA stream; an empty one on the CPU."""
@@ -224,7 +224,7 @@ class Worker:
         return KeptRows(self._small.keep(pair), sample=self._prepare_sample(pair, pair.original.matrix[0]))
 
     def _prepare_sample(self, pair: Pair, rows: int) -> PlainSample | None:
-        """Prepare a sample for the kernel to measure; None if there is none, or it cannot."""
+        """Prepare a sample for the kernel to measure; None if the weight needs none or the kernel cannot measure it."""
         sample = prepare_sample(pair.quantized, rows) if self._samples else None
         if sample is not None:
             self._plain[id(pair)] = sample
