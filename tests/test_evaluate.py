@@ -418,7 +418,7 @@ class TestWhatIsWrong:
         found = self.edited(llama, tmp_path, lambda tensors: tensors.update({bias: torch.ones(48)}))
 
         assert "inconclusive" == found.verdict
-        assert f"1 tensor of it took no part: {bias}" in found.reasons[0]
+        assert f"1 tensor of the candidate not used: {bias}" in found.reasons[0]
 
     def test_a_perplexity_beyond_all_numbers_is_not_finite(self, llama, tmp_path):
         def blow_up(tensors):
@@ -570,7 +570,10 @@ class TestTasks:
             ("x", "line 1: no question; write it as"),
             ('{"question": "a", "choices": [" b"], "answer": 0}', "at least two texts"),
             ('{"question": "a", "choices": [" b", ""], "answer": 0}', "not empty"),
-            ('{"question": "a", "choices": [" b", " c"], "answer": 2}', "answer 2 is the number of none of 2 choices"),
+            (
+                '{"question": "a", "choices": [" b", " c"], "answer": 2}',
+                r"answer 2 is out of range \(2 choices, from 0\)",
+            ),
             ("", "holds no question"),
         ],
     )

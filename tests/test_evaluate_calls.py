@@ -184,7 +184,7 @@ def test_a_text_is_no_input_of_a_denoiser(tmp_path):
     saved("FluxTransformer2DModel", tmp_path / "original")
     (tmp_path / "text").write_text("words")
 
-    with pytest.raises(UsageError, match="reads no text: give recorded calls of it with inputs"):
+    with pytest.raises(UsageError, match="reads no text: give recorded calls with inputs"):
         quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], text=tmp_path / "text")
 
 
@@ -357,7 +357,7 @@ class TestTheFloor:
     @pytest.mark.parametrize(
         ("dtype", "options", "says"),
         [
-            (torch.float32, {}, "the original is stored in no float of 16 bits"),
+            (torch.float32, {}, "the original is not stored in a 16-bit float"),
             (torch.bfloat16, {"dtype": "bfloat16"}, "both sides compute in 16 bits: --dtype float32 measures it"),
         ],
     )

@@ -111,7 +111,7 @@ def test_there_is_none_of_an_original_in_float32(tmp_path):
     original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path)
     found = quanterr.evaluate(original, against=["int8_row"], tokens=tokens, context=CONTEXT)
 
-    assert (None, "the original is stored in no float of 16 bits") == (found.floor.scores, found.floor.reason)
+    assert (None, "the original is not stored in a 16-bit float") == (found.floor.scores, found.floor.reason)
 
 
 def test_several_texts_have_their_first_chunks_each(tmp_path):

@@ -119,7 +119,7 @@ def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
     if extra:
         why = next(iter(extra.values()))
         names = listed(list(extra), 3)
-        reasons.append(f"{count(len(extra), 'tensor')} of it took no part: {names} ({why})")
+        reasons.append(f"{count(len(extra), 'tensor')} of the candidate not used: {names} ({why})")
     if outcome.not_finite:
         reasons.append(f"not finite from {outcome.not_finite} on")
     reasons += candidate.rounding.reasons()

@@ -288,7 +288,7 @@ def _auraflow(t: Tensors) -> JsonObject:
 
 
 ZERO_TIMESTEP = "__index_timestep_zero__"  # ComfyUI's marker of Qwen-Image-Edit 2511 (comfy/model_detection.py)
-MARKERS = frozenset({ZERO_TIMESTEP})  # stored tensors that are no parameters
+MARKERS = frozenset({ZERO_TIMESTEP})  # stored tensors that are not parameters
 
 # The first whose probe is stored; families whose tensors others have too stand below these.
 FAMILIES = (

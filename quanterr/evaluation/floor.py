@@ -32,10 +32,10 @@ from quanterr.report.evaluation.model import Floor
 from quanterr.report.evaluation.model import Scores as ReportedScores
 from quanterr.util.text import display
 
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}  # of stored floats that runtimes compute in
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}  # stored floats that runtimes compute in
 HALVES = frozenset(DTYPES.values())
 REFERENCES = (torch.float32, torch.float64)
-FEWEST, MOST = 2, 4  # chunks that are read of each text
+FEWEST, MOST = 2, 4  # least and largest number of chunks to read of each text
 TOKENS = 1024  # no more chunks are read once there are as many
 
 
@@ -82,7 +82,7 @@ class FloorRun:
         self._loaded: str | None = None  # name of a unit
         self.dtype, self.reason = _own_dtype(sides), ""
         if self.dtype is None:
-            self.reason = "the original is stored in no float of 16 bits"
+            self.reason = "the original is not stored in a 16-bit float"
         elif architecture.dtype not in REFERENCES:
             self.reason = "both sides compute in 16 bits: --dtype float32 measures it"
         else:

@@ -159,7 +159,7 @@ def make_calls(inputs: str, model: nn.Module) -> Calls:
     name, n = type(model).__name__, int(inputs.partition(":")[2])
     made = FAMILIES.get(name)
     if made is None:
-        raise UsageError(f"--inputs {inputs}: how {display(name)} is called is not known; record calls of it")
+        raise UsageError(f"--inputs {inputs}: it is not known how {display(name)} is called; record calls of it")
     generator = torch.Generator().manual_seed(SEED)
 
     def draw(*shape: int) -> Tensor:

@@ -105,7 +105,7 @@ class StreamedModel(_base()):  # type: ignore[misc]
         Raises:
             UsageError: always.
         """
-        raise UsageError("a streamed model scores texts and does not generate: choose tasks of loglikelihood")
+        raise UsageError("a streamed model scores texts and does not generate: choose log-likelihood tasks")
 
     def _scored(self, asked: Sequence[Scored]) -> list[Likelihood]:
         with LinearLayers(self._dtype), ExitStack() as stack:

@@ -9,9 +9,9 @@ from quanterr.tensors.products import multiply
 
 
 class LinearLayers(TorchFunctionMode):
-    """Computes the linear layers of models in float32 by :func:`multiply`; modes that watch them are entered inside.
+    """A mode that computes the linear layers of float32 models by :func:`multiply`.
 
-    Models in float64 are left to torch, whose results they must equal.
+    Modes that watch these layers must be entered inside it. Models in float64 must equal torch, and are left to it.
     """
 
     def __init__(self, dtype: str) -> None:

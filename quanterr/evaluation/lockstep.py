@@ -170,9 +170,9 @@ class Running:
         return outcome
 
     def mode(self, unit: Unit, measures: bool) -> RoundingMode:
-        """Return the mode that rounds inputs while a unit runs, whose weights are loaded.
+        """Return the mode that rounds the inputs of a unit, whose weights are loaded, while it runs.
 
-        ``measures``: it also adds up the change of the outputs, for rows of weights.
+        ``measures``: it also measures how much that changes the outputs, for the report's rows of weights.
         """
         return self.candidate.rounding.of_unit(unit, self.stream.names, measures)
 
@@ -230,7 +230,7 @@ class Lockstep:
         self._architecture, self._inputs = architecture, inputs
         self._head = head_of(self.model, self._original.units) if pace.with_hidden else None
         if pace.with_hidden and self._head is None:
-            raise UsageError(f"{SAVE}: {type(self.model).__name__} has no head of its own, whose inputs can be kept")
+            raise UsageError(f"{SAVE}: {type(self.model).__name__} has no head whose inputs could be kept")
 
     def __enter__(self) -> "Lockstep":
         return self
@@ -362,7 +362,7 @@ class Lockstep:
         assert isinstance(self._architecture, Architecture)  # noqa: S101 - denoisers have no head
         again = Head(self._architecture, self.head)(self.hidden[self._batches[0].number], self._inputs[0])
         if not torch.equal(again.logits, base.logits):
-            raise UsageError(f"{SAVE}: {type(self.model).__name__} makes other logits of the kept inputs of its head")
+            raise UsageError(f"{SAVE}: {type(self.model).__name__}'s logits are not what its head makes of its inputs")
 
     def _outcome(self, n: int) -> Outcome:
         side = self._others[n]
@@ -419,7 +419,7 @@ class Lockstep:
             yield stored, values, self._merge(parts)
 
     def _merge(self, names: Sequence[str]) -> Product:
-        """Return the product of a weight whose parts are several parameters, which have the same inputs."""
+        """Return the product of a weight that is split into several parameters with the same inputs."""
         first = self._products[names[0]]
         if len(names) == 1:
             return first

@@ -150,7 +150,7 @@ def _of_calls(chosen: EvaluateOptions, architecture: models.Architecture | model
     """Return a model with the recorded calls that it runs on; ``name`` names the model in errors."""
     if chosen.inputs is None or chosen.text or chosen.chat or chosen.tokens is not None:
         raise UsageError(
-            f"{display(name)} reads no text: give recorded calls of it with --inputs FILE.safetensors, and no other"
+            f"{display(name)} reads no text: give recorded calls with --inputs FILE.safetensors, and no text"
         )
     for option, value in _of_texts(chosen).items():
         if value:

@@ -25,8 +25,8 @@ from quanterr.util.strict_json import JsonObject
 
 SCHEMA, SCHEMA_VERSION = "quanterr.sensitivity", "1.3"  # 1.1 adds alpha_se; 1.2 alphas, recipes; 1.3 cost
 MEASURED = (
-    "Where recipes were measured, readers correct it by measured / predicted. It is of errors of weights: the rounding "
-    "of inputs, keys and values comes on top."
+    "Where recipes were measured, readers correct it by measured / predicted. It covers errors of weights alone: the "
+    "rounding of inputs, keys and values comes on top."
 )
 NOTES = {
     KLD: "KLD is about the sum of alpha * NMSE over the weights: a ranking first. As a prediction it holds up to about "

@@ -54,7 +54,7 @@ SAVE, USE = "--save-reference", "--reference"
 
 
 class Settings(NamedTuple):
-    """The settings and the text that a reference is of; candidates are evaluated with the same."""
+    """The settings and the text of a reference, which candidates are evaluated with as well."""
 
     dtype: str
     batch: int

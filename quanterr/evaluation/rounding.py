@@ -192,10 +192,10 @@ class Rounding:
             found.append(f"inputs of {count(len(self.why_not), 'weight')} were not rounded: {display(name)}: {why}")
         if self.used_otherwise:
             name, number = next(iter(self.used_otherwise)), count(len(self.used_otherwise), "weight")
-            why = "the model does not multiply by it in a way that is known"
+            why = "the model multiplies by it in an unknown way"
             found.append(f"inputs of {number} were not rounded: {display(name)}: {why}")
         if self.rounds_cache and not self.cached:
-            found.append("keys and values were not rounded: this model's attention is none of torch's own")
+            found.append("keys and values were not rounded: this model does not use torch's own attention")
         return found
 
     def list_untransformed(self) -> list[str]:
@@ -210,9 +210,9 @@ class Rounding:
         return dict(Counter(one.scheme.name for one in self.inputs.values()))
 
     def of_unit(self, unit: Unit, names: Names, measures: bool = False) -> "RoundingMode":
-        """Return the mode in which a unit of the candidate runs; its weights are loaded.
+        """Return the mode in which to run a unit of the candidate, whose weights are loaded.
 
-        ``measures``: whether the change of outputs is added to ``noise``, which takes each product once more.
+        ``measures``: whether to add the change of the outputs to ``noise``, which computes each product twice.
         """
         watched = {storage_of(slot.tensor): found for slot in unit.slots if (found := self._watched(slot, names))}
         keys, values = (self._scale(unit.name, endings) for endings in (KEY_SCALES, VALUE_SCALES))

@@ -60,7 +60,7 @@ class _Forward(greenlet):
 
 
 def explain_failure(error: BaseException, model: nn.Module, recorded: bool) -> BaseException:
-    """Return an error of the model's own code as one that names the model, and the calls where they are recorded."""
+    """Turn an error in the model's own code into one that names the model, and the recorded calls, if any."""
     if isinstance(error, QuanterrError | MemoryError) or is_out_of_memory(error):
         return error
     name, reason = type(model).__name__, display(str(error), 300)

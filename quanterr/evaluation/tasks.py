@@ -96,9 +96,9 @@ def _question(line: str, where: str) -> Question:
         raise UsageError(f"{where}: no question; write it as {form}") from error
     texts = isinstance(choices, list) and all(isinstance(choice, str) and choice for choice in choices)
     if not isinstance(question, str) or not texts or len(choices) < 2:
-        raise UsageError(f"{where}: a question is a text, and its choices at least two texts that are not empty")
+        raise UsageError(f"{where}: a question must be a text, and its choices at least two texts that are not empty")
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
-        raise UsageError(f"{where}: answer {display(str(answer), 40)} is the number of none of {len(choices)} choices")
+        raise UsageError(f"{where}: answer {display(str(answer), 40)} is out of range ({len(choices)} choices, from 0)")
     return Question(question, tuple(choices), answer)
 
 

@@ -209,7 +209,7 @@ class Likeness(NamedTuple):
         """Return the reasons, as sentences, why results on such a text mean little."""
         found = []
         if (self.unknown or 0) > MOST_UNKNOWN:
-            found.append(f"{self.unknown:.0%} of the tokens are unknown to the tokenizer: is it of another language?")
+            found.append(f"{self.unknown:.0%} of the tokens are unknown to the tokenizer: is it the model's language?")
         if self.distinct < min(LEAST_DISTINCT, vocabulary // 4) or self.commonest > MOST_ALIKE:
             share = f"one of them makes up {self.commonest:.0%}"
             found.append(f"the text has {count(self.distinct, 'different token')}, {share}: give another text")
