@@ -123,7 +123,7 @@ def test_a_static_scale_that_is_not_stored_is_not_made_up(producer, setting, wit
 
     assert {"unknown": 7} == found.activations
     assert 7 == len(missing.evidence["layers"])
-    assert f"7 weights have no {without[1:]}: " in missing.message
+    assert f"{without[1:]} is missing for 7 weights: " in missing.message
 
 
 AO, INT8 = "Float8DynamicActivationFloat8WeightConfig", "Int8DynamicActivationInt8WeightConfig"

@@ -59,7 +59,7 @@ def report_absent_scales(
     if weights:
         names, missing = list(weights), listed(list(dict.fromkeys(weights.values())), 3)
         message = (
-            f"static scales of inputs are declared, and {count(len(names), 'weight')} have no {missing}: "
+            f"static scales of inputs are declared, but {missing} is missing for {count(len(names), 'weight')}: "
             f"{listed(names, 3)}"
         )
         if not is_calibrated:
@@ -68,8 +68,8 @@ def report_absent_scales(
         yield make_finding("missing_input_scale", "warning", None, message, remedy, layers=names)
     if attention:
         message = (
-            f"an FP8 KV cache is declared, and {count(len(attention), 'attention module')} have no scale of keys or "
-            f"values: {listed(list(attention), 3)}; runtimes use 1"
+            "an FP8 KV cache is declared, but scales of keys or values are missing for "
+            f"{count(len(attention), 'attention module')}: {listed(list(attention), 3)}; runtimes use 1"
         )
         remedy = "calibrate k_scale and v_scale"
         yield make_finding("missing_kv_scale", "warning", None, message, remedy, modules=list(attention))

@@ -163,7 +163,7 @@ def _is_norm(pair: Pair) -> bool:
 
 
 def _family_of(name: str) -> str:
-    """Return a name without its numbers: the same for a norm of every block."""
+    """Return a name without its numbers, so that the same norm of every block has the same one."""
     return re.sub(r"\d+", "#", name)
 
 

@@ -52,7 +52,7 @@ def _merge(alike: Sequence[Finding]) -> Finding:
 def merge_bad_rows(found: Sequence[Finding], weights: int) -> list[Finding]:
     """Replace the warnings about bad rows by one info if many of the ``weights`` have such rows.
 
-    A single weight with a bad row is broken. Bad rows in many weights are what outliers do where scales are few.
+    A single weight with a bad row is broken. Bad rows in many weights come from outliers where scales are few.
     """
     bad = [one for one in found if one.code == "bad_rows"]
     if len(bad) <= max(FEW_BAD, weights * SHARE_BAD):

@@ -36,7 +36,7 @@ from quanterr.tensors.levels import Scaling, find_cells
 from quanterr.tensors.workspace import FilledWorkspace
 from quanterr.util.text import count, listed
 
-MOST_READ = 8  # weights that are read again
+MOST_READ = 8  # weights to read again
 FEWEST_LEVELS = 5  # most 2-bit codes are the first or the last level
 RUNS, RUN = 16, 16  # runs of rows, spread over a weight, and the rows of each
 READ, WIDTH = 1 << 20, 1024  # elements read of a weight, and columns that are examined
@@ -119,7 +119,7 @@ class ErrorSample(NamedTuple):
     x: Tensor
     error: Tensor  # error of the stored codes
     least: Tensor  # error of the nearest codes
-    width: Tensor  # distance of the two codes around each element
+    width: Tensor  # distance between the two codes around each element
     fine: Tensor  # bool: finite, and neither the first nor the last code is the nearest; elsewhere errors are 0
 
 
