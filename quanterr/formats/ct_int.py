@@ -32,7 +32,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight | None:
-    """Return the weight if it has zero points or an order."""
+    """Return the weight if zero points or an order of columns are stored."""
     if parts.hints.labels or not (parts.get("zero_point") or parts.get("order")):
         return None
     shape = parts.codes.shape

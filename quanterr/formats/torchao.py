@@ -93,7 +93,7 @@ NEEDS = {
     "act_quant_zero_point": _make_part("act_quant_zero_point", INTEGERS | FLOATS),
 }
 CODES = "qdata"
-ACTIVATIONS = ("act_per_tensor_scale", "act_quant_scale", "act_quant_zero_point")  # parts that change no weight
+ACTIVATIONS = ("act_per_tensor_scale", "act_quant_scale", "act_quant_zero_point")  # scales of inputs, not of the weight
 
 
 def fit(parts: Parts) -> Weight | None:

@@ -149,7 +149,7 @@ class CodeCache:
 
 
 class ScaleCache:
-    """What is kept of the weights that are being read: their scales for all recipes, and codes."""
+    """A cache for the weights that are being read: their scales for all recipes, and their codes."""
 
     def __init__(self) -> None:
         """Start empty."""

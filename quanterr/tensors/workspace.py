@@ -46,7 +46,7 @@ MAX_VIEWS = 64  # cached views; beyond, all are dropped
 
 
 class _Shared:
-    """A tensor that lives while any workspace uses it, and a lock for each of its pieces that nobody has made yet."""
+    """A tensor that lives while any workspace uses it, with a lock for each piece that is still missing."""
 
     __slots__ = ("__weakref__", "missing", "tensor")
 
