@@ -14,7 +14,7 @@ from quanterr.util.text import count, display
 
 REQUIRE = "as planned: format, bits, SNR; the rest unchanged"
 TOLERANCE = 0.5  # dB below the prediction
-# Of integers of 8 bits. A program that divides by the scale in BF16 first rounds codes from 64 on to halves, which adds
+# For 8-bit integers. A program that divides by the scale in BF16 first rounds codes of 64 and more to halves. That adds
 # (1/2)² / 12 to an error of 1² / 12: 0.97 dB if all codes are that large.
 TOLERANCE_OF_INT8 = 1.0
 BITS = 0.05  # relative difference of the bits: scales may be stored in another dtype

@@ -217,9 +217,9 @@ def collect_values(items: list[Item], rule: Rule, before: dict[str, Item]) -> It
 
 
 def _distrust_baseline(old: Item | None) -> str | None:
-    """Return why a layer of the baseline cannot be compared with.
+    """Return why a layer of the baseline cannot serve as one; None if it can.
 
-    Unlike a new layer it is not skipped, because it may have got worse.
+    Such a layer is not skipped as a new one is, because it may have got worse.
     """
     if old is None or old.trouble is None:
         return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-# Headings → the name of the metric or field that they show, which has the definition.
+# Metric or field → the headings under which it is shown.
 HEADINGS: Mapping[str, Sequence[str]] = {
     "snr_db": ("SNR",),
     "overall_snr_db": ("SNR, pooled",),
@@ -61,7 +61,7 @@ WORDS = {
     "of another shape": "A tensor whose shape differs between both sides.",
     "only in original": "A tensor that the quantized checkpoint does not have.",
     "only in quantized": "A tensor that the original does not have.",
-    "not reached": "A tensor that an interrupted run did not come to.",
+    "not reached": "A tensor that an interrupted run did not reach.",
     "not selected": "A tensor that --layers-to-compare or --exclude leaves out.",
     "not read": "A weight of no known format.",
     "unread": "A weight of no known format.",
@@ -85,7 +85,7 @@ WORDS = {
     "knee": "The size beyond which more bytes gain little: where the curve of error over size bends.",
     "recipe": "A way to quantize a weight, such as `int4_g128`; `quanterr formats --recipes` lists them.",
     "this plan": "Row: the plan itself, beside single recipes for all layers.",
-    "share": "Column: the part of the whole: of a plan's cost, or of a checkpoint's parameters.",
+    "share": "Column: the share of the whole: of a plan's cost, or of a checkpoint's parameters.",
     "share of the cost": "The layer's part of the plan's cost.",
     "share of the error": "The layer's part of the squared error of all layers.",
     "bits": "Column: in a plan, the bits per weight with scales; in an inspection, the bits of a code without scales.",
@@ -97,8 +97,8 @@ WORDS = {
     "emulated inputs": "Column: how the inputs of weights, keys and values are rounded, as a runtime does.",
     "predictions": "Column: the number of scored predictions of a text.",
     "where": "Column: text, chunk and position of a token.",
-    "text before": "Column: the end of the text that both sides had read.",
-    "token": "Column: the token that came, with its probability by the original and the candidate.",
+    "text before": "Column: the text just before the token, as both sides read it.",
+    "token": "Column: the actual token, with its probability by the original and the candidate.",
     "original predicted": "Column: the original's most probable token.",
     "predicted": "Column: the candidate's most probable token.",
     "original": "Column: the original's own accuracy. Recipe: the layer stays as it is.",
@@ -119,7 +119,7 @@ WORDS = {
     "old": "Of the first document of a diff.",
     "new": "Of the second document of a diff; or in the second only.",
     "gone": "In the first document of a diff only.",
-    "change": "Column: new less old.",
+    "change": "Column: new minus old.",
     "within chance": "The change is no larger than other tokens or images would cause: less than 1.96 standard errors.",
     "better": "The change is towards the original, or to fewer bytes.",
     "worse": "The change is away from the original, or to more bytes.",
@@ -138,7 +138,7 @@ WORDS = {
     "head": "Role: the output layer.",
     "text_encoder": "Role: the text encoder in a pipeline's checkpoint.",
     "vae": "Role: the image encoder and decoder in a pipeline's checkpoint.",
-    "other": "Role: weights whose names say none of the known roles.",
+    "other": "Role: weights whose names match no known role.",
     # Tables
     "dB": "Decibels, 10·log10 of a ratio of energies: 10 dB less error is a tenth of its energy, 6 dB one bit more.",
     "layer": "A weight of the model, by its name in the original.",

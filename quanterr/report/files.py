@@ -139,7 +139,7 @@ def write(target: Target, render: Callable[[IO[str]], object], option: str = "--
     """
     try:
         if target.path is None:
-            if getattr(sys.stdout, "name", None) == os.devnull:  # main() opens it so if the caller closed it
+            if getattr(sys.stdout, "name", None) == os.devnull:  # main() opened it because the caller had closed it
                 raise OSError(errno.EBADF, "standard output is closed")
             sys.stdout.reconfigure(encoding="utf-8", newline="")  # type: ignore[union-attr] # main() opened this stream
             render(sys.stdout)

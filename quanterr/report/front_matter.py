@@ -61,7 +61,7 @@ def _blocks(lines: Sequence[str], where: str) -> dict[str, list[str]]:
         if line and not line[0].isspace() and line[0] not in "#-":
             match = _KEY.match(line)
             if match is None or line[0] in "{[":
-                raise UsageError(f'{where}: its front matter is no block of keys: "{display(line)}"')
+                raise UsageError(f'{where}: its front matter is not a block of keys: "{display(line)}"')
             key = match[1].strip()
         blocks.setdefault(key, []).append(line)
     return blocks

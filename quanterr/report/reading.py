@@ -30,7 +30,7 @@ from quanterr.util.text import display
 GZIP = b"\x1f\x8b"
 LONG = 1000  # characters
 AGAIN = "make it again with this version"
-TENSORS = ("layers", "other_changes", "lossless")  # lists of tensors whose names differ
+TENSORS = ("layers", "other_changes", "lossless")  # lists of tensors; no name is in two of them
 IDENTITY = ("layer_name", "tensor_elements", "finite", "nonfinite")  # of a layer, whatever rules ask for
 WORDS = {"float": "a number", "int": "an integer", "str": "a text", "bool": "true or false"}
 WORDS |= {"array": "a list", "object": "an object", "null": "null"}
@@ -145,7 +145,7 @@ def _read_blocks(path: str | os.PathLike[str], kind: type[Kind], head: bytes) ->
         ValueError: it is not as written, or has an invalid value.
     """
     if not os.path.isfile(path):
-        raise ValueError("no regular file: it might not be readable twice")
+        raise ValueError("not a regular file: it may not be readable twice")
     hints = get_type_hints(kind)
     readers = {key: msgspec.json.Decoder(hints[key]).decode for key in kind.ITEMS}
     items: dict[str, list[Any]] = {key: [] for key in readers}

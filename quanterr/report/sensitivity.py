@@ -27,12 +27,12 @@ class Cost(NamedTuple):
 
     @property
     def metric(self) -> str:
-        """The metric of a report that predicts it."""
+        """The report's metric that predicts this cost."""
         return f"predicted_{self.field}"
 
     @property
     def measure(self) -> str:
-        """The measure of plans that predicts it."""
+        """The measure of plans that predicts this cost."""
         return f"predicted {self.name}"
 
 
@@ -91,7 +91,7 @@ class Sensitivity:
         if margin is None:
             return f"{words}; measure {FEWEST} or more to learn how far off others may be"
         return (
-            f"{words}; if others are off as these are, 19 of 20 measure {1 / margin:.2g} to {margin:.2g} times the "
+            f"{words}; if others are off by as much, 19 of 20 measure {1 / margin:.2g} to {margin:.2g} times the "
             "prediction"
         )
 
