@@ -185,7 +185,7 @@ def _pick_file(found: Mapping[str, list[Path]], name: str, folder: Path) -> Path
         names = ", ".join(display(file.name) for file in files)
         raise Unreadable(f"several images of this name in {display(str(folder))}: {names}")
     if not files[0].is_file():
-        raise Unreadable(f"{display(str(files[0]))}: is a broken link, or no regular file")
+        raise Unreadable(f"{display(str(files[0]))}: is a broken link, or not a regular file")
     return files[0]
 
 

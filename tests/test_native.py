@@ -587,7 +587,7 @@ class TestChoice:
         native.load.cache_clear()
         try:
             assert native.load("base").kernel is None
-            assert "is of another version of quanterr" in native.load("base").reason
+            assert "belongs to another version of quanterr" in native.load("base").reason
         finally:
             native.load.cache_clear()
 
@@ -605,7 +605,7 @@ class TestChoice:
         monkeypatch.setattr(native, struct, same)
 
         assert ctypes.sizeof(same) == ctypes.sizeof(type(struct, (ctypes.Structure,), {"_fields_": [*known.items()]}))
-        assert "is of another version of quanterr" in native.load.__wrapped__("base").reason
+        assert "belongs to another version of quanterr" in native.load.__wrapped__("base").reason
 
     @needs_kernel
     def test_both_kernels_make_the_same_report(self, monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ from quanterr.options import GateOptions
 @with_options
 def images(
     original: Annotated[str, argument("ORIGINAL", "The folder of the original model's images.")],
-    quantized: Annotated[str, argument("QUANTIZED", "The folder of the quantized model's.")],
+    quantized: Annotated[str, argument("QUANTIZED", "The folder of the quantized model's images.")],
     gates: GateOptions,
     show: Annotated[Display, RESULT_OPTIONS],
 ) -> None:

@@ -272,12 +272,12 @@ class Kernel(NamedTuple):
     ) -> bool:
         """Carry out runs without the interpreter lock; return False if a file could not be read to the end.
 
-        Histograms and sums are written one behind the other, from those of the first run on.
+        The buffers of the first run hold the histograms and sums of all runs, one after another.
         """
         return int(self.library.quanterr_compare(x, y, runs, ctypes.c_int64(len(runs)))) == DONE
 
     def add_counts(self, to: int, counts: Sequence[int], places: Sequence[int], sizes: Sequence[int]) -> None:
-        """Add histograms, int64, to another one: each from its place on; ``to`` and ``counts`` are addresses."""
+        """Add int64 histograms to the one at address ``to``, each from its place on; ``counts`` are their addresses."""
         many = len(counts)
         arrays = (ctypes.c_void_p * many)(*counts), *((ctypes.c_int64 * many)(*each) for each in (places, sizes))
         self.library.quanterr_add_counts(ctypes.c_void_p(to), *arrays, ctypes.c_int64(many))
@@ -421,7 +421,7 @@ def load(instructions: str) -> KernelChoice:
     except OSError as error:
         return KernelChoice(None, f"the kernel cannot be loaded: {display(str(error))}")
     if not _has_same_layout(library):
-        return KernelChoice(None, f"{display(str(path))} is of another version of quanterr")
+        return KernelChoice(None, f"{display(str(path))} belongs to another version of quanterr")
     return KernelChoice(Kernel(library, instructions))
 
 

@@ -123,17 +123,17 @@ def inputs_of(weight: Weight, labels: Labels, entries: Stored) -> Declared:
         return own
     if weight.rotated is not None:
         if weight.rotated.weight.matrix != weight.matrix:
-            return Inputs(why_not="its rotated rows are padded, and how the inputs are is not emulated")
+            return Inputs(why_not="its rotated rows are padded, and the padding of its inputs is not emulated")
         own = own._replace(rotation=rotation_of(weight))
     elif any(label.rotated for label in labels.of(weight.name)):
-        return Inputs(why_not="its label says rotated, and the weight is not read so")
+        return Inputs(why_not="its label says that it is rotated, but it was not read as rotated")
     elif Transforms(labels.config, {}).applies_to(weight.name, weight.matrix):
-        return Inputs(why_not="config.json declares a transform of its inputs, and the weight is not read so")
+        return Inputs(why_not="config.json declares a transform of its inputs, but the weight was read without it")
     own = own._replace(factors=entries.get(f"{module}.pre_quant_scale"))
     if weight.branch is not None:
         return own._replace(branch=weight.branch, divisors=weight.branch.smooth)
     if any(role.rpartition(".")[2] in BRANCHES for role in weight.parts):
-        return Inputs(why_not="its branch of low rank is in another order than the model has it")
+        return Inputs(why_not="the order of its low-rank branch is not the model's")
     return own
 
 
@@ -226,7 +226,7 @@ def _read_arguments(module: str, args: JsonFields, entries: Stored) -> Inputs:
 
 
 def _make_missing(name: str) -> Inputs:
-    return Inputs(why_not=f"its files declare a static scale of activations, and store no {name}", absent=name)
+    return Inputs(why_not=f"its files declare a static scale of activations, but store no {name}", absent=name)
 
 
 MODELOPT_STATIC = {  # quant_algo → scheme, with input_scale
