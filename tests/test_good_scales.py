@@ -7,11 +7,13 @@ import pytest
 import torch
 from gguf_stored import Stored, architecture, write_gguf
 from making import numbers
+from mutation import originals
 from safetensors.torch import save_file
 
 import quanterr
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.comparison.attainable import sample_chunks
+from quanterr.recipes import superblocks
 from quanterr.tensors.good_scales import ScaleGroups, find_groups, measure_losses, order_columns
 from quanterr.tensors.levels import E4M3, INT8, Levels, Scaling, uniform
 
@@ -170,6 +172,18 @@ class TestParts:
 
         assert ("warning", [[5, 512]]) == (found.severity, found.evidence["places"])
         assert "scales are zero" in found.message
+
+    @pytest.mark.parametrize("seed", range(100, 105))
+    def test_scales_that_are_chosen_and_then_rounded_to_a_step_are_no_warning(self, tmp_path, seed):
+        """llama.cpp's Q2_K chooses scales that clip a little, and rounds them to a fifteenth of the largest of 16."""
+        x = originals.matrix(128, 512, seed)
+        blocks = superblocks.q2_k(x.float().view(-1, 16, 16))
+        save_file({"blk.0.ffn_up.weight": x}, tmp_path / "x.safetensors")
+        stored = Stored("blk.0.ffn_up.weight", "Q2_K", tuple(x.shape), blocks.numpy().tobytes())
+        y = write_gguf(tmp_path / "y.gguf", [stored], architecture("llama"))
+        report = quanterr.compare(tmp_path / "x.safetensors", y, device="cpu")
+
+        assert [] == [one.message for one in report.findings if one.severity != "info"]
 
 
 class TestGroups:

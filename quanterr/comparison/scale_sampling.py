@@ -26,7 +26,7 @@ PART = 64  # columns of a part of a group
 PART_DB = 5.0  # loss of a group's scale from which the group stands out
 ZERO_DB = 1.0  # the same for a scale of zero: three values allow normal numbers only 2 dB
 FAR = 3.0  # ratio of errors below PART_DB: without any larger one, no group can stand out
-WIDE, NARROW = 2.2, 0.7  # range of stored / good scale that searches and roundings choose: never wrong
+WIDE, NARROW = 2.2, 0.7  # range of stored / good scale that searches choose (and round to a step): never wrong
 CLIPPED_DB = 12.0  # loss from which clipping is wrong: no search accepts it for smaller steps elsewhere in the group
 # Number of levels → largest good / stored scale that is not wrong. With 8 bits no clipping pays off, and a scale is too
 # small only by the rounding of zero points; with 6 bits, llama.cpp's search clips 0.9 of 32 steps.
@@ -52,6 +52,7 @@ class _SampledGroups(NamedTuple):
     cols: Sequence[int]  # first column of each column of groups; -1: all columns
     size: int  # elements per group
     whole: bool = True  # whether groups are complete; parts of groups are not judged
+    step: Tensor | None = None  # of which the scales are whole multiples, (groups down, groups across)
 
 
 class _Rows(NamedTuple):
@@ -176,14 +177,16 @@ class ScaleSampler:
         found = measure_losses(self._weight.levels, x, e, scales, groups, largest, y, self._one_zero)
         if not _are_finite(found):
             return
-        found = self._accept_near_scales(found, rows, col // groups.cols)
+        step = self._find_step(found, rows, col // groups.cols)
+        if step is not None:
+            found = self._accept_near_scales(found, step, col // groups.cols)
         places: Sequence[int] = range(col, col + cols, groups.cols)
         if order is not None or (groups.rows == 1 and len(places) == 1):
             places = [-1]
         if groups.whole or largest is not None:
             self._add_parts(rows, col, x, scales, groups, found)
         self._sampled.append(
-            _SampledGroups(found, rows[:: groups.rows], places, groups.rows * groups.cols, groups.whole)
+            _SampledGroups(found, rows[:: groups.rows], places, groups.rows * groups.cols, groups.whole, step)
         )
 
     def _add_parts(
@@ -206,20 +209,23 @@ class ScaleSampler:
         experts = {row // self._weight.matrix_rows for row in rows}
         return float(self._runs[experts.pop()]) if len(experts) == 1 else None
 
-    def _accept_near_scales(self, found: Losses, rows: Sequence[int], first: int) -> Losses:
-        """Count stored scales within one step of a good one as good, if scales are whole multiples of a step.
+    def _find_step(self, found: Losses, rows: Sequence[int], first: int) -> Tensor | None:
+        """Return the step of which each group's scale is a whole multiple; None if scales have none.
 
         ``first`` is the index of the first group in its row.
         """
         steps = self._weight.scale_steps
         if steps is None:
-            return found
+            return None
         if steps.of_largest:
-            step = steps.of_largest * self._find_run_largest(rows, first, found.good)
-        else:
-            step = _compute_step(found.good, steps.scales, steps, first)
+            return steps.of_largest * self._find_run_largest(rows, first, found.good)
+        return _compute_step(found.good, steps.scales, steps, first)
+
+    def _accept_near_scales(self, found: Losses, step: Tensor, first: int) -> Losses:
+        """Count stored scales within one step of a good one as good; ``first`` as in :meth:`_find_step`."""
+        steps = self._weight.scale_steps
         near = (found.stored - found.good).abs() <= step
-        if steps.minima:
+        if steps and steps.minima:
             near &= found.moved <= _compute_step(found.lowest, steps.minima, steps, first)
         return found._replace(good_sq=torch.where(near, torch.maximum(found.good_sq, found.stored_sq), found.good_sq))
 
@@ -297,14 +303,17 @@ class ScaleSampler:
         number = levels.number if levels and not levels.mantissa else 0
         most = next(most for least, most in CLIPPED.items() if number >= least)
         for one in sampled:
-            zero = one.losses.stored == 0
+            stored, good = one.losses.stored, one.losses.good
+            half = 0.0 if one.step is None else one.step / 2  # by which rounding may move a chosen scale
+            zero = stored == 0
             far = zero | (one.losses.stored_sq > FAR * one.losses.good_sq.amax(0))
             if not one.whole or one.size < FEWEST or not bool(far.any()):
                 continue
             lost = 10 * (one.losses.stored_sq / _get_good_sq(one.losses, self._lucky)).log10()
             clips = one.losses.needed > 1
-            fits = (one.losses.used > 1 / WIDE) & (one.losses.needed < most) & ((lost < CLIPPED_DB) | ~clips)
-            out = torch.where(zero, lost > ZERO_DB, (lost > PART_DB) & ~fits)
+            fits = (one.losses.used * stored > (stored - half) / WIDE) & (good < most * (stored + half))
+            fits &= (lost < CLIPPED_DB) | ~clips
+            out = torch.where(zero, (lost > ZERO_DB) & (good >= half / NARROW), (lost > PART_DB) & ~fits)
             out &= one.losses.stored_sq > FLOOR * one.losses.x_sq
             for down, across in out.nonzero().tolist():
                 place = one.rows[down], one.cols[across] if across < len(one.cols) else -1
