@@ -223,12 +223,6 @@ APART void precise(const float *x, const float *y, int first, int n, const float
     }
 }
 
-INLINE double sum_of(const double *lanes) {
-    double half[8], quarter[4];
-    for (int i = 0; i < 8; i++) half[i] = lanes[i] + lanes[i + 8];
-    for (int i = 0; i < 4; i++) quarter[i] = half[i] + half[i + 4];
-    return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
-}
 INLINE int64_t count_of(const int32_t *lanes) {
     int32_t total = 0;
     for (int i = 0; i < LANES; i++) total -= lanes[i];
@@ -430,7 +424,6 @@ INLINE void segment(const float *x, const float *y, int n, const float *weights,
 /* ---- rotations ---- */
 
 typedef double doubles __attribute__((vector_size(32)));
-typedef double wide_doubles __attribute__((vector_size(4 * WIDTH)));
 INLINE doubles load4(const double *from) { doubles v; memcpy(&v, from, sizeof v); return v; }
 INLINE void store4(double *to, doubles v) { memcpy(to, &v, sizeof v); }
 

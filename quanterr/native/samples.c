@@ -12,7 +12,8 @@
 #define FAR 3.0
 #define WIDE 2.2
 
-typedef struct { double x_sq[LANES], e_sq[LANES], steps_sq[LANES]; float high[LANES], low[LANES], far[LANES]; } Lanes;
+typedef struct { double x_sq[LANES], e_sq[LANES], steps_sq[LANES]; float far[LANES]; } Errors; /* of a row */
+typedef struct { double x_sq[LANES]; float high[LANES], low[LANES]; } Range; /* Σx², max x and max -x of rows */
 typedef struct { /* elements that share a scale: (n, cols), from `stride` to `stride` */
     const float *x;
     int64_t n, stride;
@@ -23,12 +24,32 @@ typedef struct { /* elements that share a scale: (n, cols), from `stride` to `st
 INLINE floats all(float value) { return (floats){0} + value; }
 INLINE floats larger(floats a, floats b) { return choose(a > b, a, b); }
 INLINE floats smaller(floats a, floats b) { return choose(a < b, a, b); }
-INLINE void add_squares(double *sums, floats v) { for (int k = 0; k < WIDTH; k++) sums[k] += (double)v[k] * v[k]; }
+INLINE floats farther(floats a, floats b) { return choose((ints)a > (ints)b, a, b); } /* of magnitudes; NaN stays */
 
-static double sum_of(const double *lanes) {
-    double total = 0;
-    for (int i = 0; i < LANES; i++) total += lanes[i];
-    return total;
+typedef struct { wide_doubles low, high; } Sums; /* one for each lane of a vector */
+
+INLINE Sums load_sums(const double *from) {
+    Sums sums;
+    memcpy(&sums.low, from, sizeof sums.low);
+    memcpy(&sums.high, from + WIDTH / 2, sizeof sums.high);
+    return sums;
+}
+INLINE void store_sums(double *to, Sums sums) {
+    memcpy(to, &sums.low, sizeof sums.low);
+    memcpy(to + WIDTH / 2, &sums.high, sizeof sums.high);
+}
+INLINE void add_squares(Sums *sums, floats v) { /* lane by lane: sums in an array would be stored each time */
+    double of[WIDTH];
+    for (int k = 0; k < WIDTH; k++) of[k] = (double)v[k] * v[k];
+    Sums squares = load_sums(of);
+    sums->low += squares.low;
+    sums->high += squares.high;
+}
+
+INLINE float largest_of(const float *lanes) {
+    float largest = lanes[0];
+    for (int i = 1; i < LANES; i++) largest = lanes[i] > largest ? lanes[i] : largest;
+    return largest;
 }
 
 /* Returns LANES columns from `col` on, with zeros for those beyond the row. */
@@ -40,36 +61,56 @@ INLINE const float *lanes_at(const float *row, int64_t col, int64_t cols, float 
 }
 
 #define STORE(name) memcpy(t->name + lane, &name, sizeof name)
+#define STORE_SUMS(name) store_sums(t->name + lane, name)
 
-/* Sums up a row: x², e², and e² in steps of the codes; and finds its highest, lowest and farthest element. */
-INLINE void scan(const float *x, const float *y, int64_t cols, float unit, const Sample *s, Lanes *t, int is_float) {
+/* Adds up a row: x², e², and e² in steps of the codes; and finds its farthest element, in steps. */
+INLINE void scan(const float *x, const float *y, int64_t cols, float unit, const Sample *s, Errors *t, int is_float) {
     const floats inverse = all(1 / unit);
     for (int lane = 0; lane < LANES; lane += WIDTH) {
-        double x_sq[WIDTH] = {0}, e_sq[WIDTH] = {0}, steps_sq[WIDTH] = {0};
-        floats high = {0}, low = {0}, far = {0};
+        Sums x_sq = {{0}, {0}}, e_sq = {{0}, {0}}, steps_sq = {{0}, {0}};
+        floats far = {0};
         for (int64_t col = 0; col < cols; col += LANES) {
             float x_room[LANES], y_room[LANES];
             floats a = load(lanes_at(x, col, cols, x_room) + lane), e = load(lanes_at(y, col, cols, y_room) + lane) - a;
-            floats step = e * inverse;
+            add_squares(&x_sq, a);
+            add_squares(&e_sq, e);
             if (is_float) { /* divided by the power of two below the code */
                 ints power = (ints)larger((floats)((ints)(a * inverse) & 0xFF << 23), all(s->normal));
-                step *= (floats)((254 << 23) - power);
-            }
-            add_squares(x_sq, a);
-            add_squares(e_sq, e);
-            add_squares(steps_sq, step);
-            high = larger(a, high);
-            low = smaller(a, low);
-            far = choose(step != step, step, larger(magnitude(step), far)); /* NaN stays */
+                floats step = e * inverse * (floats)((254 << 23) - power);
+                add_squares(&steps_sq, step);
+                far = farther(magnitude(step), far);
+            } else
+                far = farther(magnitude(e), far);
         }
-        STORE(x_sq); STORE(e_sq); STORE(steps_sq); STORE(high); STORE(low); STORE(far);
+        if (!is_float) {
+            const double of_step = 1 / (double)unit;
+            steps_sq = (Sums){e_sq.low * of_step * of_step, e_sq.high * of_step * of_step};
+            far = magnitude(far * inverse);
+        }
+        STORE_SUMS(x_sq); STORE_SUMS(e_sq); STORE_SUMS(steps_sq); STORE(far);
     }
 }
-static void scan_floats(const float *x, const float *y, int64_t cols, float unit, const Sample *s, Lanes *t) {
+static void scan_floats(const float *x, const float *y, int64_t cols, float unit, const Sample *s, Errors *t) {
     scan(x, y, cols, unit, s, t, 1);
 }
-static void scan_integers(const float *x, const float *y, int64_t cols, float unit, const Sample *s, Lanes *t) {
+static void scan_integers(const float *x, const float *y, int64_t cols, float unit, const Sample *s, Errors *t) {
     scan(x, y, cols, unit, s, t, 0);
+}
+
+/* Adds a row to what is known of others. */
+static void extend(Range *t, const float *x, int64_t cols) {
+    for (int lane = 0; lane < LANES; lane += WIDTH) {
+        Sums x_sq = load_sums(t->x_sq + lane);
+        floats high = load(t->high + lane), low = load(t->low + lane);
+        for (int64_t col = 0; col < cols; col += LANES) {
+            float room[LANES];
+            floats a = load(lanes_at(x, col, cols, room) + lane);
+            add_squares(&x_sq, a);
+            high = larger(a, high);
+            low = larger(-a, low);
+        }
+        STORE_SUMS(x_sq); STORE(high); STORE(low);
+    }
 }
 
 /* Returns the levels nearest to codes, as Levels.nearest of tensors/levels.py. */
@@ -81,25 +122,6 @@ INLINE floats nearest(floats codes, const Sample *s, int is_float) {
     floats normal = (floats)(((ints)larger(size, all(s->normal)) + (1 << (shift - 1))) & -(1 << shift));
     floats below = (smaller(size, all(s->normal)) * steps + ROUNDER - ROUNDER) / steps - s->normal;
     return (floats)((ints)(normal + below) | ((ints)codes & ~MAGNITUDE));
-}
-
-/* Adds up e² of the nearest codes of a row, lane by lane, if its scale is `factor` times its unit. */
-INLINE void add_errors(const float *x, int64_t cols, float unit, float factor, const Sample *s, double *sums, int is_float) {
-    for (int lane = 0; lane < LANES; lane += WIDTH) {
-        double sum[WIDTH] = {0};
-        for (int64_t col = 0; col < cols; col += LANES) {
-            float room[LANES];
-            floats ideal = load(lanes_at(x, col, cols, room) + lane) / unit / factor;
-            add_squares(sum, (nearest(ideal, s, is_float) - ideal) * factor * unit);
-        }
-        for (int k = 0; k < WIDTH; k++) sums[lane + k] += sum[k];
-    }
-}
-static void add_errors_of_floats(const float *x, int64_t cols, float unit, float factor, const Sample *s, double *sums) {
-    add_errors(x, cols, unit, factor, s, sums, 1);
-}
-static void add_errors_of_integers(const float *x, int64_t cols, float unit, float factor, const Sample *s, double *sums) {
-    add_errors(x, cols, unit, factor, s, sums, 0);
 }
 
 static int64_t count_coded(const float *x, int64_t n) {
@@ -114,12 +136,25 @@ INLINE const float *scales_of(const Rows *rows, int64_t row) {
 INLINE int is_usable(float unit) { return unit != 0 && isfinite(unit) && isfinite(1 / unit); }
 INLINE int is_power_of_two(float unit) { int exponent; return fabsf(frexpf(unit, &exponent)) == 0.5f; }
 
-/* Returns Σe² of the nearest codes of a group if its scale is `factor` times its unit. */
-static double sum_errors(const Sample *s, const Group *g, float factor) {
-    double sums[LANES] = {0};
-    for (int64_t i = 0; i < g->n; i++)
-        (s->mantissa ? add_errors_of_floats : add_errors_of_integers)(g->x + i * g->stride, s->cols, g->unit, factor, s, sums);
+INLINE double add_errors(const Sample *s, const Group *g, float factor, int is_float) {
+    double sums[LANES];
+    for (int lane = 0; lane < LANES; lane += WIDTH) {
+        Sums sum = {{0}, {0}};
+        for (int64_t i = 0; i < g->n; i++)
+            for (int64_t col = 0; col < s->cols; col += LANES) {
+                float room[LANES];
+                floats ideal = load(lanes_at(g->x + i * g->stride, col, s->cols, room) + lane) / g->unit / factor;
+                add_squares(&sum, (nearest(ideal, s, is_float) - ideal) * factor * g->unit);
+            }
+        store_sums(sums + lane, sum);
+    }
     return sum_of(sums);
+}
+
+/* Returns Σe² of the nearest codes of a group if its scale is `factor` times its unit; 1 takes no arithmetic. */
+static double sum_errors(const Sample *s, const Group *g, float factor) {
+    if (factor == 1) return s->mantissa ? add_errors(s, g, 1, 1) : add_errors(s, g, 1, 0);
+    return s->mantissa ? add_errors(s, g, factor, 1) : add_errors(s, g, factor, 0);
 }
 
 /* Returns the worst Σe² of a group with a good scale: half a step for every element that is not zero. */
@@ -150,7 +185,8 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         double good_sq = INFINITY, stored_sq = s->block_rows ? sum_errors(s, groups + i, 1) : groups[i].e_sq;
         for (int64_t k = 0; k < s->n_multiples; k++) {
-            double own = sum_errors(s, groups + i, groups[i].needed * s->multiples[k]);
+            float factor = groups[i].needed * s->multiples[k];
+            double own = s->block_rows && factor == 1 ? stored_sq : sum_errors(s, groups + i, factor);
             good_sq = own < good_sq ? own : good_sq;
         }
         if (!(stored_sq <= FAR * good_sq)) return 0;
@@ -181,17 +217,12 @@ static double median_of(double *values, int64_t n) {
     return values[at];
 }
 
-/* Adds a row of (at most) a group's columns to its group, whose good scale is a multiple of its unit. */
-static void join_row(Group *g, const Lanes *row, const Sample *s) {
-    g->n++;
-    g->x_sq += sum_of(row->x_sq);
-    g->e_sq += sum_of(row->e_sq);
-    float high = 0, low = 0;
-    for (int i = 0; i < LANES; i++) {
-        high = row->high[i] > high ? row->high[i] : high;
-        low = row->low[i] < low ? row->low[i] : low;
-    }
+/* Adds rows of (at most) a group's columns to their group, whose good scale is a multiple of its unit. */
+static void join_rows(Group *g, const Range *rows, int64_t n, const Sample *s) {
+    const float high = largest_of(rows->high), low = -largest_of(rows->low);
     float up = (g->unit > 0 ? high : low) / g->unit / s->highest, down = (g->unit > 0 ? low : high) / g->unit / s->lowest;
+    g->n += n;
+    g->x_sq += sum_of(rows->x_sq);
     g->needed = up > g->needed ? up : g->needed;
     g->needed = down > g->needed ? down : g->needed;
 }
@@ -218,17 +249,21 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
             const float *x = rows->x + place * rows->cols + col, *y = rows->y + place * rows->cols + col;
             float unit = scales_of(rows, row)[col / s->cols];
             int64_t width = rows->cols - col < s->cols ? rows->cols - col : s->cols;
-            Lanes own;
+            Errors own;
             if (!is_usable(unit)) return 0;
             (s->mantissa ? scan_floats : scan_integers)(x, y, width, unit, s, &own);
             for (int i = 0; i < LANES; i++)
                 if (!(own.far[i] <= most)) return 0;
+            double e_sq = sum_of(own.e_sq);
             s->x_sq += sum_of(own.x_sq);
-            s->e_sq += sum_of(own.e_sq);
+            s->e_sq += e_sq;
             s->steps_sq += ldexp(sum_of(own.steps_sq), 2 * s->mantissa);
             if (s->block_rows || place % s->every || col >= used) continue;
             if (s->per_row || !*n) groups[(*n)++] = (Group){.x = x, .stride = s->every * rows->cols, .unit = unit};
-            join_row(groups + *n - 1, &own, s);
+            Range range = {{0}, {0}, {0}};
+            extend(&range, x, width);
+            join_rows(groups + *n - 1, &range, 1, s);
+            groups[*n - 1].e_sq += e_sq;
         }
     }
     return 1;
@@ -238,12 +273,10 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
 static void scan_blocks(const Sample *s, const Rows *rows, int64_t first, const float *x, Group *groups) {
     for (int64_t col = 0; col < s->block_cols; col += s->cols, groups++) {
         *groups = (Group){.x = x + col, .stride = s->block_cols, .unit = scales_of(rows, first)[col / s->cols]};
-        for (int64_t i = 0; i < s->height && is_usable(groups->unit); i++) {
-            const float *row = groups->x + i * groups->stride;
-            Lanes own;
-            scan_integers(row, row, s->cols, groups->unit, s, &own);
-            join_row(groups, &own, s);
-        }
+        Range range = {{0}, {0}, {0}};
+        if (!is_usable(groups->unit)) continue;
+        for (int64_t i = 0; i < s->height; i++) extend(&range, groups->x + i * groups->stride, s->cols);
+        join_rows(groups, &range, s->height, s);
     }
 }
 

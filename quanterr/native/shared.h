@@ -24,6 +24,7 @@
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
+typedef double wide_doubles __attribute__((vector_size(4 * WIDTH))); /* half as many */
 
 INLINE float as_float(int32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
 INLINE floats load(const float *from) { floats v; memcpy(&v, from, sizeof v); return v; }
@@ -31,6 +32,13 @@ INLINE floats choose(ints is, floats yes, floats no) { return (floats)((is & (in
 INLINE floats magnitude(floats v) { return (floats)((ints)v & MAGNITUDE); }
 
 #define LANES 16 /* in which sums are added up */
+
+INLINE double sum_of(const double *lanes) {
+    double half[8], quarter[4];
+    for (int i = 0; i < 8; i++) half[i] = lanes[i] + lanes[i + 8];
+    for (int i = 0; i < 4; i++) quarter[i] = half[i] + half[i + 4];
+    return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
 
 typedef struct { /* rows that were decoded: x and y, (places, cols) */
     const float *x, *y;
