@@ -28,7 +28,7 @@ from quanterr import native
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.comparison import scale_sampling, scheduler
-from quanterr.comparison.kernel import SUMS_ALONE
+from quanterr.comparison.kernel import SUMS_ALONE, SumOptions
 from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand, add_histograms
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
@@ -36,6 +36,7 @@ from quanterr.formats.shared import code_tiles, convrot, hadamard
 from quanterr.formats.shared.code_tiles import TileLayout
 from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, find_ranks
 from quanterr.metrics.histogram import Histogram
+from quanterr.metrics.peaks import CellGrid
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
 from quanterr.native import Packing
 from quanterr.pairing.side import CheckpointSide
@@ -358,6 +359,23 @@ class TestSums:
         y = quantized(x, 6)
 
         assert summed(x, y, kernel=HERE[0]) == summed(x, y, kernel=kernel)
+
+    @every_kernel
+    @pytest.mark.parametrize("cell", [(1, 1500), (1, 64), (16, 128), (64, 1500)], ids=str)
+    def test_find_the_largest_values_of_cells(self, kernel, cell):
+        """Of rows from the middle of a cell on, and of a segment that float32 cannot sum."""
+        x = normal(70, 1500)
+        x[31, 600] = 1e30
+        y, chunk, cells = quantized(x, 6), Chunk(20, 70, 0, 1500), CellGrid(*cell)
+        operands = Operand(in_memory(x), Workspace(CPU)), Operand(in_memory(y), Workspace(CPU))
+        sums = NativeSums(kernel, OUTLIER).sums(operands, [chunk], SumOptions(cells=cells), None)
+        down, across = cells.of(chunk)
+        values = torch.zeros(2, down.stop * cell[0], across.stop * cell[1])
+        values[:, 20:70, :1500] = torch.stack((x, y - x))[:, 20:].abs()
+        expected = values.view(2, down.stop, cell[0], across.stop, cell[1]).amax((2, 4))[:, down.start :]
+
+        assert down.start == sums.peaks[0].first
+        assert torch.equal(expected, sums.peaks[0].values)
 
     @pytest.mark.parametrize("rows", [1, 3])
     def test_have_the_same_digits_in_every_cut(self, rows):

@@ -9,7 +9,7 @@ from torch import Tensor
 from quanterr.comparison.attainable import SMALL
 from quanterr.formats import Weight
 from quanterr.metrics.attainable import Attainable
-from quanterr.metrics.peaks import WINDOW, CellGrid, join_peaks, largest_share, select_conspicuous
+from quanterr.metrics.peaks import WINDOW, CellGrid, compute_shares, join_peaks, select_conspicuous
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.tensors.chunks import Chunk
 
@@ -79,12 +79,13 @@ def find_conspicuous_cells(weight: Weight, sums: Sums, sample: Sequence[Chunk]) 
     if cells is None or not sums.peaks or not sample:
         return []
     peaks = join_peaks(sums.peaks)
-    usual = median(largest_share(peaks[:, down, across]) for down, across in (cells.of(chunk) for chunk in sample))
+    shares = compute_shares(peaks)
+    usual = median([float(shares[cells.of(chunk)].amax()) for chunk in sample])
     if weight.levels and weight.levels.mantissa and spans_rows(weight):  # few cells are sampled
         usual = max(usual, 2.0 ** -(weight.levels.mantissa + 1))
     rows, cols = weight.matrix
     found = []
-    for down, across in select_conspicuous(peaks, CELL * usual, MOST_CELLS):
+    for down, across in select_conspicuous(peaks, shares, CELL * usual, MOST_CELLS):
         row, col = down * cells.rows, across * cells.cols
         if row + cells.rows <= rows:
             found.append(Chunk(row, row + cells.rows, col, min(col + cells.cols, cols)))

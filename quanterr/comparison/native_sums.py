@@ -17,7 +17,7 @@ from quanterr.formats import Values, Weight
 from quanterr.formats.shared.decoding import count_rows_at_once, find_decoder, make_code_side
 from quanterr.metrics import find_ranks
 from quanterr.metrics.histogram import Histogram
-from quanterr.metrics.peaks import WINDOW
+from quanterr.metrics.peaks import WINDOW, CellGrid, Peaks
 from quanterr.metrics.sums import RowSums, Sums, WorstPlace, exact
 from quanterr.native import PLACES, ROOM, SUM_BYTES, SUMS, Kernel, RunStruct, SideStruct, choose_kernel
 from quanterr.tensors.chunks import Chunk
@@ -62,7 +62,7 @@ class Task(NamedTuple):
     wanted: SumOptions
     saturated: int  # codes at an end of their range, apart from those that the kernel counts
     rows: Tensor | None  # (3, r) float64: x², e² and max |e|, for a stack of matrices
-    peaks: Tensor | None  # (2, r, windows) float32, for cells
+    peaks: Peaks | None
     alive: list[object]  # further memory that the kernel reads or writes
 
 
@@ -204,9 +204,7 @@ class NativeSums:
         rows = torch.empty((3, r), dtype=torch.float64) if wanted.matrix_rows else None
         if rows is not None:
             run.row_sums = rows.data_ptr()
-        peaks = torch.zeros(2, r, -(-c // WINDOW)) if wanted.cells and c == matrix[1] else None
-        if peaks is not None:
-            run.peaks = peaks.data_ptr()
+        peaks = _place_peaks(run, wanted.cells, chunk, alive) if wanted.cells and c == matrix[1] else None
         return Task(sides, run, chunk, matrix[1], wanted, saturated, rows, peaks, alive)
 
     def compute(self, tasks: Sequence[Task]) -> list[Sums]:
@@ -291,9 +289,22 @@ def _read_sums(
     _add_rows(sums, run, task.chunk, task.cols)
     if task.rows is not None:
         add_matrices(sums, [task.chunk], task.wanted.matrix_rows, task.rows)
-    if task.peaks is not None and task.wanted.cells:
-        sums.peaks = [task.wanted.cells.reduce(task.peaks, task.chunk.row)]
+    if task.peaks is not None:
+        sums.peaks = [task.peaks]
     return sums
+
+
+def _place_peaks(run: RunStruct, cells: CellGrid, chunk: Chunk, alive: list[object]) -> Peaks:
+    """Return the peaks of a chunk of whole rows, which the kernel is to fill in."""
+    down, across = cells.of(chunk)
+    values = torch.empty(2, down.stop - down.start, across.stop)
+    windows = -(-chunk.stop_col // WINDOW)
+    room = torch.empty(2, windows)
+    alive.append(room)
+    run.peaks, run.windows = values.data_ptr(), room.data_ptr()
+    run.cell_rows, run.cell_windows = cells.rows, min(-(-cells.cols // WINDOW), windows)
+    run.rows_above = chunk.row % cells.rows
+    return Peaks(down.start, values)
 
 
 def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:

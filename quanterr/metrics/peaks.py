@@ -58,23 +58,20 @@ def join_peaks(pieces: Sequence[Peaks]) -> Tensor:
     return most
 
 
-def largest_share(peaks: Tensor) -> float:
-    """Return the largest ratio of max |e| to max |x| over some cells."""
+def compute_shares(peaks: Tensor) -> Tensor:
+    """Return max |e| / max |x| of each cell, (down, across); 0 where x is zero."""
     x, e = peaks
-    return float((e / x).where(x > 0, 0.0).amax())
+    return torch.where(x > 0, e / x, 0.0)
 
 
-def select_conspicuous(peaks: Tensor, usual: float, most: int) -> list[tuple[int, int]]:
-    """Find cells, as (row, column) of cells, whose max |e| exceeds ``usual`` · max |x|.
+def select_conspicuous(peaks: Tensor, shares: Tensor, usual: float, most: int) -> list[tuple[int, int]]:
+    """Find cells, as (row, column) of cells, whose share exceeds ``usual``.
 
-    At most ``most`` cells with the largest ratio and ``most`` cells with the largest |e| are returned.
+    At most ``most`` cells with the largest share and ``most`` cells with the largest |e| are returned.
     """
-    x, e = peaks
-    out = e > usual * x
-    out &= x > 0
-    places = out.nonzero()
-    if not len(places):
+    if float(shares.amax()) <= usual:
         return []
-    errors = e[out]
-    chosen = [numbers.topk(min(most, len(places))).indices for numbers in (errors / x[out], errors)]
+    out = shares > usual
+    places = out.nonzero()
+    chosen = [numbers.topk(min(most, len(places))).indices for numbers in (shares[out], peaks[1][out])]
     return sorted({(down, across) for down, across in places[torch.cat(chosen)].tolist()})

@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 15
+VERSION = 16
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -133,6 +133,10 @@ class RunStruct(ctypes.Structure):
         ("counts", ctypes.c_void_p),
         ("row_sums", ctypes.c_void_p),
         ("peaks", ctypes.c_void_p),
+        ("windows", ctypes.c_void_p),
+        ("cell_rows", ctypes.c_int64),
+        ("cell_windows", ctypes.c_int64),
+        ("rows_above", ctypes.c_int64),
         ("histogram", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
         ("first_bin", ctypes.c_int64),

@@ -36,7 +36,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 15
+#define VERSION 16
 #define SEGMENT 512
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
 #define FLUSHED (RUN * LANES)
@@ -110,7 +110,10 @@ typedef struct {
     int64_t importance_step;
     uint32_t *counts;          /* (2, ROOM), zero on entry and on return */
     double *row_sums;          /* out: (3, rows): x², e², max |e|; or NULL */
-    float *peaks;              /* out: (2, rows, windows), zero on entry: max |x| and max |e|; or NULL */
+    float *peaks;              /* out: (2, down, across): max |x| and max |e| of each cell; or NULL */
+    float *windows;            /* (2, windows): room for those of each window in a row of cells */
+    int64_t cell_rows, cell_windows;
+    int64_t rows_above;        /* of the first cells, above the first row */
     int64_t *histogram;        /* out: room for ROOM counts; of the first run: for those of all runs */
     uint32_t *sums;            /* out: (N_SUMS, LIMBS), two's complement in units of 2^-1074; of the first run: of all */
     int64_t first_bin, n_bins; /* out: bins in use, without bin 0 */
@@ -143,7 +146,7 @@ typedef struct {
     double strip[N_SUMS];
     double x_sq, e_sq, e_max; /* sums and maximum of a row */
     int zeroed;               /* all y of the row are zero */
-    float *x_peaks, *e_peaks; /* by window of a segment, or NULL */
+    float *x_peaks, *e_peaks; /* by window of a segment, in a row of cells; or NULL */
     uint16_t bins[SEGMENT];
 } State;
 
@@ -377,8 +380,8 @@ APART int fast(const float *x, const float *y, int n, const float *weights, Run 
     run->x_max = most(run->x_max, x_largest);
     join(&s->counts, &t.counts);
     for (int window = 0; s->x_peaks && window * WINDOW < n; window++) {
-        s->x_peaks[window] = x_peaks[window];
-        s->e_peaks[window] = e_peaks[window];
+        s->x_peaks[window] = x_peaks[window] > s->x_peaks[window] ? x_peaks[window] : s->x_peaks[window];
+        s->e_peaks[window] = e_peaks[window] > s->e_peaks[window] ? e_peaks[window] : s->e_peaks[window];
     }
     uint32_t *even = run->counts, *odd = run->counts + ROOM; /* two tables: a count need not wait for the previous one */
     for (int i = 0; i < n; i += 4) {
@@ -983,25 +986,43 @@ INLINE void keep_blocks(const Sample *sample, const float *x, int64_t row, int64
     memcpy(sample->block_values + at * sample->block_cols + col, x, sizeof *x * (size_t)(left < n ? left : n));
 }
 
+INLINE int64_t count_windows(const Run *run) { return (run->cols + WINDOW - 1) / WINDOW; }
+
+/* Merges the windows of a finished row of cells into its cells, and begins the next. */
+static void end_cells(const Run *run, int64_t row) {
+    const int64_t windows = count_windows(run), across = (windows + run->cell_windows - 1) / run->cell_windows;
+    const int64_t down = (run->rows_above + run->rows + run->cell_rows - 1) / run->cell_rows;
+    float *peaks = run->peaks + (run->rows_above + row) / run->cell_rows * across, *from = run->windows;
+    for (int side = 0; side < 2; side++, peaks += down * across, from += windows)
+        for (int64_t cell = 0, window = 0; cell < across; cell++) {
+            int32_t largest = 0; /* bits of magnitudes have their order */
+            for (; window < windows && window < (cell + 1) * run->cell_windows; window++)
+                largest = as_bits(from[window]) > largest ? as_bits(from[window]) : largest;
+            peaks[cell] = as_float(largest);
+        }
+    memset(run->windows, 0, (size_t)(2 * windows) * sizeof *run->windows);
+}
+
 static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_codes, int64_t row, Run *run, State *s) {
     float xs[SEGMENT] __attribute__((aligned(64))), ys[SEGMENT] __attribute__((aligned(64)));
     float *x_kept = kept_row(x, run, row), *y_kept = kept_row(y, run, row);
     const float *weights = run->importance ? run->importance + row * run->importance_step : 0;
-    int64_t n_before = run->n, y_zero_before = run->y_zero, windows = (run->cols + WINDOW - 1) / WINDOW;
+    int64_t n_before = run->n, y_zero_before = run->y_zero;
     s->x_sq = s->e_sq = s->e_max = 0;
     for (int64_t col = 0; col < run->cols; col += SEGMENT) {
         int n = run->cols - col < SEGMENT ? (int)(run->cols - col) : SEGMENT;
         const float *a = decode(x, x_codes, row, col, n, x_kept ? x_kept + col : xs);
         const float *b = decode(y, y_codes, row, col, n, y_kept ? y_kept + col : ys);
         if (run->peaks) {
-            s->x_peaks = run->peaks + row * windows + col / WINDOW;
-            s->e_peaks = s->x_peaks + run->rows * windows;
+            s->x_peaks = run->windows + col / WINDOW;
+            s->e_peaks = s->x_peaks + count_windows(run);
         }
         segment(a, b, n, weights ? weights + col : 0, run, s);
         if (run->sample) keep_blocks(run->sample, a, row, col, n);
         if ((col + SEGMENT) % STRIP == 0) end_strip(run, s);
     }
     end_strip(run, s);
+    if (run->peaks && (row + 1 == run->rows || !((run->rows_above + row + 1) % run->cell_rows))) end_cells(run, row);
     if (run->row_sums) {
         run->row_sums[row] = s->x_sq;
         run->row_sums[run->rows + row] = s->e_sq;
@@ -1104,6 +1125,7 @@ static int compare(Side *x, Side *y, Run *run) {
     memset(&s, 0, sizeof s);
     begin_strip(&s);
     run->e_min = INFINITY;
+    if (run->peaks) memset(run->windows, 0, (size_t)(2 * count_windows(run)) * sizeof *run->windows);
     int status = read_scales(x);
     if (status == DONE) status = read_scales(y);
     for (int64_t first = 0; first < run->rows && status == DONE; first += run->rows_at_once) {
@@ -1209,7 +1231,8 @@ static const Field LAYOUT[] = {
     S(sampled), S(sampled_n), S(sampled_at),
     {"Run", sizeof(Run)},
     R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(normal), R(importance), R(importance_step), R(counts),
-    R(row_sums), R(peaks), R(histogram), R(sums), R(first_bin), R(n_bins), R(zero_errors), R(n), R(nonfinite_x),
+    R(row_sums), R(peaks), R(windows), R(cell_rows), R(cell_windows),
+    R(rows_above), R(histogram), R(sums), R(first_bin), R(n_bins), R(zero_errors), R(n), R(nonfinite_x),
     R(nonfinite_y), R(x_zero), R(y_zero), R(zero_reference), R(outliers), R(relative_outliers), R(e_max),
     R(e_min), R(relative_max), R(x_max), R(cast_max), R(places), R(worst_row), R(worst_col), R(worst_x), R(worst_y),
     R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq), R(kept_e_sq), R(kept_e_max), R(kept_zeroed), R(ranks), R(rank_bins),

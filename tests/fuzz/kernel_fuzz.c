@@ -114,6 +114,13 @@ int main(int argc, char **argv) {
         run.precise = !below(8), run.counts = counts, run.histogram = histogram, run.sums = sums[0];
         if (!below(3)) run.importance = own(&owner, factors(cols));
         if (below(2)) run.row_sums = own(&owner, malloc((size_t)(24 * rows)));
+        if (below(2)) {
+            int64_t windows = (cols + WINDOW - 1) / WINDOW;
+            run.cell_rows = 1 + below(rows), run.cell_windows = 1 + below(windows), run.rows_above = below(run.cell_rows);
+            int64_t down = (run.rows_above + rows - 1) / run.cell_rows + 1, across = (windows - 1) / run.cell_windows + 1;
+            run.peaks = own(&owner, malloc((size_t)(8 * down * across)));
+            run.windows = own(&owner, malloc((size_t)(8 * windows)));
+        }
         int64_t *places = below(3) ? 0 : own(&owner, malloc((size_t)(8 * rows))), kept = 0;
         for (int64_t row = 0; places && row < rows; row++) places[row] = below(2) ? kept++ : -1;
         run.places = places;
