@@ -34,11 +34,12 @@ from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.formats.shared import code_tiles, convrot, hadamard
 from quanterr.formats.shared.code_tiles import TileLayout
+from quanterr.formats.shared.decoding import measure_error
 from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import CellGrid
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
-from quanterr.native import Packing
+from quanterr.native import Packing, SideStruct
 from quanterr.pairing.side import CheckpointSide
 from quanterr.recipes import microscaled, scaled, searches, tables
 from quanterr.tensors import good_scales, rounding
@@ -171,6 +172,26 @@ class TestValues:
 
             assert decoder_of(weight.dequantize)
             assert all(same_bits(dequantized(weight), decoded(weight, size=size)) for size in sizes)
+
+    @every_kernel
+    @pytest.mark.parametrize("name", ["e4m3", "gptq", "awq_gemm", "gguf_q4_k", "nvfp4"])
+    def test_have_the_error_that_torch_finds(self, tmp_path, kernel, name):
+        with planned(*stored_as(tmp_path, name)) as plan:
+            sides = [(side, Workspace(CPU)) for side in (plan.pairs[0].original, plan.pairs[0].quantized)]
+            rows, cols = sides[0][0].matrix
+            for chunk in (Chunk(0, rows, 0, cols), Chunk(8, 9, 0, cols)):
+                x, y = (side.dequantize(chunk, workspace).weight.clone() for side, workspace in sides)
+                expected = float(x.double().square().sum()), float((y - x).double().square().sum())
+
+                assert expected == pytest.approx(measure_error(kernel, sides, chunk), rel=1e-9, abs=0)
+
+    @every_kernel
+    def test_of_odd_columns_have_the_error_that_torch_finds(self, kernel):
+        x, y = normal(3, 1019), normal(3, 1019, seed=1)
+        sides = [SideStruct(file=-1, row_bytes=4 * 1019, stored=values.data_ptr()) for values in (x, y)]
+        expected = float(x.double().square().sum()), float((y - x).double().square().sum())
+
+        assert expected == pytest.approx(kernel.measure(*sides, (3, 1019), 2), rel=1e-9, abs=0)
 
     @every_kernel
     @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])

@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 16
+VERSION = 17
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -290,6 +290,14 @@ class Kernel(NamedTuple):
         """Decode (rows, cols) to ``side.values``; return False if a file could not be read."""
         sizes = map(ctypes.c_int64, (*shape, rows_at_once))
         return int(self.library.quanterr_decode(ctypes.byref(side), *sizes)) == DONE
+
+    def measure(
+        self, x: SideStruct, y: SideStruct, shape: tuple[int, int], rows_at_once: int
+    ) -> tuple[float, float] | None:
+        """Return Σx² and Σ(y - x)² of (rows, cols); None if a file could not be read."""
+        found, sizes = (ctypes.c_double * 2)(), map(ctypes.c_int64, (*shape, rows_at_once))
+        status = self.library.quanterr_measure(ctypes.byref(x), ctypes.byref(y), *sizes, found)
+        return (found[0], found[1]) if status == DONE else None
 
     def round(self, numbers: NumbersStruct, codes: CodesStruct) -> None:
         """Find the codes of numbers in units of their groups; tensors/rounding.py specifies it."""

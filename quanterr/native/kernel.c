@@ -36,7 +36,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 16
+#define VERSION 17
 #define SEGMENT 512
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
 #define FLUSHED (RUN * LANES)
@@ -1117,6 +1117,49 @@ EXPORT int quanterr_decode(Side *side, int64_t all_rows, int64_t cols, int64_t r
                 decode(side, row_of(side, row, first), row, col, n, side->values + row * cols + col);
             }
     }
+    return DONE;
+}
+
+/* Adds up x² and e² of a segment, lane by lane. */
+APART void add_energies(const float *x, const float *y, int n, double *x_sq, double *e_sq) {
+    const int whole = n / LANES * LANES;
+    for (int lane = 0; lane < LANES; lane += WIDTH) {
+        Sums of_x = load_sums(x_sq + lane), of_e = load_sums(e_sq + lane);
+        for (int i = lane; i < whole; i += LANES) {
+            floats a = load(x + i);
+            add_squares(&of_x, a);
+            add_squares(&of_e, load(y + i) - a);
+        }
+        store_sums(x_sq + lane, of_x);
+        store_sums(e_sq + lane, of_e);
+    }
+    for (int i = whole; i < n; i++) {
+        float e = y[i] - x[i];
+        x_sq[i - whole] += (double)x[i] * x[i];
+        e_sq[i - whole] += (double)e * e;
+    }
+}
+
+/* Finds Σx² and Σe² of a few rows, and nothing else. */
+EXPORT int quanterr_measure(Side *x, Side *y, int64_t all_rows, int64_t cols, int64_t rows_at_once, double *energies) {
+    float xs[SEGMENT] __attribute__((aligned(64))), ys[SEGMENT] __attribute__((aligned(64)));
+    double x_sq[LANES] = {0}, e_sq[LANES] = {0};
+    int status = read_scales(x);
+    if (status == DONE) status = read_scales(y);
+    for (int64_t first = 0; first < all_rows; first += rows_at_once) {
+        int64_t rows = all_rows - first < rows_at_once ? all_rows - first : rows_at_once;
+        if (status == DONE) status = load_rows(x, first, rows, cols);
+        if (status == DONE) status = load_rows(y, first, rows, cols);
+        if (status != DONE) return status;
+        for (int64_t row = first; row < first + rows; row++)
+            for (int64_t col = 0; col < cols; col += SEGMENT) {
+                int n = cols - col < SEGMENT ? (int)(cols - col) : SEGMENT;
+                const float *a = decode(x, row_of(x, row, first), row, col, n, xs);
+                add_energies(a, decode(y, row_of(y, row, first), row, col, n, ys), n, x_sq, e_sq);
+            }
+    }
+    energies[0] = sum_of(x_sq);
+    energies[1] = sum_of(e_sq);
     return DONE;
 }
 

@@ -26,26 +26,6 @@ INLINE floats larger(floats a, floats b) { return choose(a > b, a, b); }
 INLINE floats smaller(floats a, floats b) { return choose(a < b, a, b); }
 INLINE floats farther(floats a, floats b) { return choose((ints)a > (ints)b, a, b); } /* of magnitudes; NaN stays */
 
-typedef struct { wide_doubles low, high; } Sums; /* one for each lane of a vector */
-
-INLINE Sums load_sums(const double *from) {
-    Sums sums;
-    memcpy(&sums.low, from, sizeof sums.low);
-    memcpy(&sums.high, from + WIDTH / 2, sizeof sums.high);
-    return sums;
-}
-INLINE void store_sums(double *to, Sums sums) {
-    memcpy(to, &sums.low, sizeof sums.low);
-    memcpy(to + WIDTH / 2, &sums.high, sizeof sums.high);
-}
-INLINE void add_squares(Sums *sums, floats v) { /* lane by lane: sums in an array would be stored each time */
-    double of[WIDTH];
-    for (int k = 0; k < WIDTH; k++) of[k] = (double)v[k] * v[k];
-    Sums squares = load_sums(of);
-    sums->low += squares.low;
-    sums->high += squares.high;
-}
-
 INLINE float largest_of(const float *lanes) {
     float largest = lanes[0];
     for (int i = 1; i < LANES; i++) largest = lanes[i] > largest ? lanes[i] : largest;

@@ -40,6 +40,26 @@ INLINE double sum_of(const double *lanes) {
     return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
 }
 
+typedef struct { wide_doubles low, high; } Sums; /* one for each lane of a vector */
+
+INLINE Sums load_sums(const double *from) {
+    Sums sums;
+    memcpy(&sums.low, from, sizeof sums.low);
+    memcpy(&sums.high, from + WIDTH / 2, sizeof sums.high);
+    return sums;
+}
+INLINE void store_sums(double *to, Sums sums) {
+    memcpy(to, &sums.low, sizeof sums.low);
+    memcpy(to + WIDTH / 2, &sums.high, sizeof sums.high);
+}
+INLINE void add_squares(Sums *sums, floats v) { /* lane by lane: sums in an array would be stored each time */
+    double of[WIDTH];
+    for (int k = 0; k < WIDTH; k++) of[k] = (double)v[k] * v[k];
+    Sums squares = load_sums(of);
+    sums->low += squares.low;
+    sums->high += squares.high;
+}
+
 typedef struct { /* rows that were decoded: x and y, (places, cols) */
     const float *x, *y;
     const int64_t *places; /* of each of n rows, or -1; NULL: its own */

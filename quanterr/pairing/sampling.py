@@ -1,6 +1,6 @@
 """Errors between two weights on a sample of rows, and the choice among several readings by these errors."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from math import inf, isfinite, sqrt
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quanterr.formats import Weight
-from quanterr.formats.shared.decoding import decode
+from quanterr.formats.shared.decoding import decode, measure_error
 from quanterr.native import choose_kernel
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -102,21 +102,30 @@ def on_cpu() -> Iterator[Workspaces]:
 
 def relative_error(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
     """Return ||y - x|| / ||x|| over a few rows; infinity if a value is not finite, or x is zero and y is not."""
-    return _pool_errors(_read_sample(original, quantized, workspaces))
+    return _pool_errors(_measure_error(x, y) for x, y in _read_sample(original, quantized, workspaces))
 
 
 def _error_of_first_rows(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
     """Return ||y - x|| / ||x|| over the first rows of the sample alone."""
-    sides, chunks = tuple(zip((original, quantized), workspaces, strict=True)), _first_of_sample(*original.matrix)
-    return _pool_errors([_read(side, chunk, workspace).double() for side, workspace in sides] for chunk in chunks)
+    kernel = None if original.needs_float64 or quantized.needs_float64 else choose_kernel().kernel
+    sides, errors = ((original, workspaces[0]), (quantized, workspaces[1])), []
+    for chunk in _first_of_sample(*original.matrix):
+        found = kernel and measure_error(kernel, sides, chunk)
+        errors.append(found or _measure_error(*(_read(side, chunk, workspace).double() for side, workspace in sides)))
+    return _pool_errors(errors)
 
 
-def _pool_errors(samples: Iterable[Sequence[Tensor]]) -> float:
-    """Return ||y - x|| / ||x|| over pairs x, y of float64; infinity as in :func:`relative_error`."""
+def _measure_error(x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Return Σx² and Σ(y - x)² of float64."""
+    x, e = x.flatten(), (y - x).flatten()
+    return float(x.dot(x)), float(e.dot(e))
+
+
+def _pool_errors(energies: Iterable[tuple[float, float]]) -> float:
+    """Return ||y - x|| / ||x|| over pieces with these Σx² and Σ(y - x)²; infinity as in :func:`relative_error`."""
     signal = noise = 0.0
-    for x, y in samples:
-        x, e = x.flatten(), (y - x).flatten()
-        signal, noise = signal + float(x.dot(x)), noise + float(e.dot(e))
+    for x_sq, e_sq in energies:
+        signal, noise = signal + x_sq, noise + e_sq
     if not isfinite(noise) or not isfinite(signal):
         return inf
     if not signal:

@@ -82,6 +82,8 @@ def _undo_norms(pairs: list[Pair], places: Places, workspaces: Workspaces) -> It
         for norms, fed in FED_BY_NORM:
             if re.fullmatch(norms, word) and (factors := _find_norm_factors(pairs[number], workspaces)):
                 changed[block, fed] = pairs[number].name, factors
+    if not changed:
+        return
     behind: dict[tuple[str, str], list[int]] = {}
     blocks = {block for block, _ in changed}
     for (path, kind), number in places.items():

@@ -137,6 +137,8 @@ int main(int argc, char **argv) {
         if (run.e_max > 0 && (again.worst_row != run.worst_row || again.worst_col != run.worst_col)) return 7;
         if (run.e_max > 0 && !(fabs(run.worst_y - run.worst_x) >= 0.999999 * run.e_max)) return 8;
         if (x.values && quanterr_decode(&x, rows, cols, rows) != DONE) return 5;
+        double energies[2];
+        if (quanterr_measure(&x, &y, rows, cols, run.rows_at_once, energies) != DONE) return 9;
         while (owner.n) free(owner.owned[--owner.n]);
         while (other.n) free(other.owned[--other.n]);
     }

@@ -29,6 +29,23 @@ def decode(kernel: Kernel, weight: Weight, chunk: Chunk, workspace: Workspace, o
     return kernel.decode(side, chunk.shape, at_once)
 
 
+def measure_error(
+    kernel: Kernel, sides: tuple[tuple[Weight, Workspace], tuple[Weight, Workspace]], chunk: Chunk
+) -> tuple[float, float] | None:
+    """Return Σx² and Σ(y - x)² over a chunk; None if the kernel cannot decode both sides."""
+    decoders = [find_decoder(weight, [chunk]) for weight, _ in sides]
+    if None in decoders:
+        return None
+    alive: list[object] = []
+    at_once = count_rows_at_once(chunk, decoders)
+    x, y = (
+        make_code_side(decoder, chunk, at_once, workspace, alive)
+        for decoder, (_, workspace) in zip(decoders, sides, strict=True)
+        if decoder
+    )
+    return kernel.measure(x, y, chunk.shape, at_once)
+
+
 def find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
     """Return the weight's decoder if the kernel can use it for these chunks, else None."""
     decoder = decoder_of(weight.dequantize)
