@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 FRACTION_BITS = 1074  # the smallest positive float64 is 2^-1074
 ONE = 1 << FRACTION_BITS
 TOO_LARGE = 1 << FRACTION_BITS + 1100  # stands for a sum that float64 cannot hold
+LOW_BITS = 128  # of a sum, which are zero unless it has terms below 2^-890
+LOW, UNIT = (1 << LOW_BITS) - 1, 2.0 ** (LOW_BITS - FRACTION_BITS)
 KEPT_ROWS = 5
 
 
@@ -33,6 +35,8 @@ def exact(value: float) -> int:
 
 def as_float(total: int) -> float:
     """Convert a sum in units of 2^-1074 to the nearest float64; infinity if it is too large."""
+    if total.bit_length() < 1024 + LOW_BITS and not total & LOW:  # the usual case, in half the time
+        return (total >> LOW_BITS) * UNIT
     try:
         return total / ONE
     except OverflowError:

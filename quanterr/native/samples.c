@@ -12,7 +12,7 @@
 #define FAR 3.0
 #define WIDE 2.2
 
-typedef struct { double x_sq[LANES], e_sq[LANES], steps_sq[LANES]; float far[LANES]; } Errors; /* of a row */
+typedef struct { double x_sq[LANES], e_sq[LANES], steps_sq[LANES]; float far[LANES]; } Errors; /* of rows */
 typedef struct { double x_sq[LANES]; float high[LANES], low[LANES]; } Range; /* Σx², max x and max -x of rows */
 typedef struct { /* elements that share a scale: (n, cols), from `stride` to `stride` */
     const float *x;
@@ -42,6 +42,18 @@ INLINE const float *lanes_at(const float *row, int64_t col, int64_t cols, float 
 
 #define STORE(name) memcpy(t->name + lane, &name, sizeof name)
 #define STORE_SUMS(name) store_sums(t->name + lane, name)
+
+INLINE void add_errors(Errors *restrict to, const Errors *restrict from) {
+    for (int i = 0; i < LANES; i++) {
+        to->x_sq[i] += from->x_sq[i];
+        to->e_sq[i] += from->e_sq[i];
+        to->steps_sq[i] += from->steps_sq[i];
+    }
+    for (int lane = 0; lane < LANES; lane += WIDTH) {
+        floats far = farther(load(to->far + lane), load(from->far + lane));
+        memcpy(to->far + lane, &far, sizeof far);
+    }
+}
 
 /* Adds up a row: x², e², and e² in steps of the codes; and finds its farthest element, in steps. */
 INLINE void scan(const float *x, const float *y, int64_t cols, float unit, const Sample *s, Errors *t, int is_float) {
@@ -116,7 +128,7 @@ INLINE const float *scales_of(const Rows *rows, int64_t row) {
 INLINE int is_usable(float unit) { return unit != 0 && isfinite(unit) && isfinite(1 / unit); }
 INLINE int is_power_of_two(float unit) { int exponent; return fabsf(frexpf(unit, &exponent)) == 0.5f; }
 
-INLINE double add_errors(const Sample *s, const Group *g, float factor, int is_float) {
+INLINE double sum_losses(const Sample *s, const Group *g, float factor, int is_float) {
     double sums[LANES];
     for (int lane = 0; lane < LANES; lane += WIDTH) {
         Sums sum = {{0}, {0}};
@@ -133,8 +145,8 @@ INLINE double add_errors(const Sample *s, const Group *g, float factor, int is_f
 
 /* Returns Σe² of the nearest codes of a group if its scale is `factor` times its unit; 1 takes no arithmetic. */
 static double sum_errors(const Sample *s, const Group *g, float factor) {
-    if (factor == 1) return s->mantissa ? add_errors(s, g, 1, 1) : add_errors(s, g, 1, 0);
-    return s->mantissa ? add_errors(s, g, factor, 1) : add_errors(s, g, factor, 0);
+    if (factor == 1) return s->mantissa ? sum_losses(s, g, 1, 1) : sum_losses(s, g, 1, 0);
+    return s->mantissa ? sum_losses(s, g, factor, 1) : sum_losses(s, g, factor, 0);
 }
 
 /* Returns the worst Σe² of a group with a good scale: half a step for every element that is not zero. */
@@ -222,6 +234,7 @@ static void describe_scales(Sample *s, const Rows *rows) {
 static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
     const int64_t used = rows->cols / s->cols * s->cols; /* columns of whole groups */
     const float most = (float)(HALF_STEP / (1 << s->mantissa));
+    Errors all_rows = {{0}, {0}, {0}, {0}};
     for (int64_t row = 0; row < rows->n; row++) {
         int64_t place = rows->places ? rows->places[row] : row;
         if (place < 0) continue;
@@ -232,20 +245,20 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
             Errors own;
             if (!is_usable(unit)) return 0;
             (s->mantissa ? scan_floats : scan_integers)(x, y, width, unit, s, &own);
-            for (int i = 0; i < LANES; i++)
-                if (!(own.far[i] <= most)) return 0;
-            double e_sq = sum_of(own.e_sq);
-            s->x_sq += sum_of(own.x_sq);
-            s->e_sq += e_sq;
-            s->steps_sq += ldexp(sum_of(own.steps_sq), 2 * s->mantissa);
+            add_errors(&all_rows, &own);
             if (s->block_rows || place % s->every || col >= used) continue;
             if (s->per_row || !*n) groups[(*n)++] = (Group){.x = x, .stride = s->every * rows->cols, .unit = unit};
             Range range = {{0}, {0}, {0}};
             extend(&range, x, width);
             join_rows(groups + *n - 1, &range, 1, s);
-            groups[*n - 1].e_sq += e_sq;
+            groups[*n - 1].e_sq += sum_of(own.e_sq);
         }
+        for (int i = 0; i < LANES; i++)
+            if (!(all_rows.far[i] <= most)) return 0;
     }
+    s->x_sq = sum_of(all_rows.x_sq);
+    s->e_sq = sum_of(all_rows.e_sq);
+    s->steps_sq = ldexp(sum_of(all_rows.steps_sq), 2 * s->mantissa);
     return 1;
 }
 
