@@ -41,8 +41,8 @@ from quanterr.metrics.peaks import CellGrid
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
 from quanterr.native import Packing, SideStruct
 from quanterr.pairing.side import CheckpointSide
-from quanterr.recipes import microscaled, scaled, searches, tables
-from quanterr.tensors import good_scales, rounding
+from quanterr.recipes import microscaled, scaled, searches, superblocks, tables
+from quanterr.tensors import good_scales, packing, rounding
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.decoder import MOST_ROTATED, decoder_of
 from quanterr.tensors.levels import HALF_STEP
@@ -113,26 +113,59 @@ PARTS = {
     "zero or flat": lambda x: torch.where(torch.arange(len(x)).view(-1, 1, 1) % 2 == 0, 0.0, x[:, :, :1].expand_as(x)),
 }
 SEARCHES = {
-    "minimum": lambda x, w: searches.search_with_minimum(x, w, 15, searches.FINE),
-    "minimum, absolute": lambda x, w: searches.search_with_minimum(x, w, 3, [-0.5, 0.0, 0.5], absolute=True),
-    "symmetric": lambda x, w: searches.search_symmetric(x, 32, w),
-    "three bits": lambda x, w: (searches.search_three_bits(x),),
-    "positive": lambda x, w: searches.search_positive(x[:, 0].abs(), 63, w[:, 0]),
+    "minimum": lambda x, w, codes: searches.search_with_minimum(x, 15, searches.FINE, w, codes=codes),
+    "minimum, by default": lambda x, w, codes: searches.search_with_minimum(x, 15, [-0.5, 0.0, 0.5], codes=codes),
+    "minimum, absolute": lambda x, w, codes: searches.search_with_minimum(x, 3, [0.0], absolute=True, codes=codes),
+    "symmetric": lambda x, w, codes: (searches.search_symmetric(x, 32, w, codes),),
+    "symmetric, by default": lambda x, w, codes: (searches.search_symmetric(x, 32),),
+    "three bits": lambda x, w, codes: (searches.search_three_bits(x),),
+    "positive": lambda x, w, codes: searches.search_positive(x[:, 0].abs(), 63, w[:, 0]),
 }
 
 
 @every_kernel
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
 @pytest.mark.parametrize("change", PARTS.values(), ids=PARTS)
-@pytest.mark.parametrize("size", [8, 16, 32])
+@pytest.mark.parametrize("size", [8, 16, 24, 32])
 def test_scales_of_ggml_are_those_of_torch(monkeypatch, kernel, search, change, size):
     x, weights = change(normal(101, size).view(101, 1, size)), normal(101, size).view(101, 1, size).abs()
 
     def found(choice):
         monkeypatch.setattr(searches, "choose_kernel", lambda: native.KernelChoice(choice))
-        return search(x, weights)
+        codes = torch.zeros_like(x)
+        return *search(x, weights, codes), codes
 
     assert all(torch.equal(one, other) for one, other in zip(found(None), found(kernel), strict=True))
+
+
+@every_kernel
+@pytest.mark.parametrize("importance", [None, normal(9, 256).abs()], ids=["", "importance"])
+@pytest.mark.parametrize("change", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("kind", superblocks.K_TYPES)
+def test_blocks_of_k_types_are_those_of_torch(monkeypatch, kernel, kind, change, importance):
+    x = change(normal(9, 256).view(9, 1, 256)).view(9, 256)
+
+    def found(choice):
+        for module in (searches, rounding, packing):
+            monkeypatch.setattr(module, "choose_kernel", lambda: native.KernelChoice(choice))
+        return superblocks.K_TYPES[kind](x, importance)
+
+    assert torch.equal(found(None), found(kernel))
+
+
+@every_kernel
+@pytest.mark.parametrize(("bits", "shift", "run"), [(1, 2, 32), (2, 0, 32), (2, 4, 64), (4, 4, 128), (2, 4, 4)])
+def test_codes_are_packed_in_runs_as_by_torch(monkeypatch, kernel, bits, shift, run):
+    codes = (normal(3, 1024) * 50).to(torch.int16).to(torch.uint8)
+
+    def found(choice):
+        monkeypatch.setattr(packing, "choose_kernel", lambda: native.KernelChoice(choice))
+        out = torch.zeros(3, 7 + 128 * bits, dtype=torch.uint8)
+        packing.pack_runs(codes, bits, shift, run, out[:, 3:-4])
+        return out
+
+    assert torch.equal(found(None), found(kernel))
+    assert not found(kernel)[:, [0, 1, 2, -4, -3, -2, -1]].any()
 
 
 @every_kernel

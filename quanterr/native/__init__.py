@@ -6,7 +6,7 @@ when quanterr is installed, if there is a C compiler; without one, torch does ev
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 17
+VERSION = 18
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -30,6 +30,7 @@ DONE = 1
 MOST_SEARCHED = 64  # elements of a part, of which the kernel searches a scale
 
 Pair = tuple[int, int]
+Addresses = Iterable[int]
 
 
 class Matrix(NamedTuple):
@@ -303,6 +304,15 @@ class Kernel(NamedTuple):
         """Find the codes of numbers in units of their groups; tensors/rounding.py specifies it."""
         self.library.quanterr_round(ctypes.byref(numbers), ctypes.byref(codes))
 
+    def pack_runs(self, codes: int, shape: Pair, field: Pair, run: int, out: Pair) -> None:
+        """Pack bits of codes, (n, c) uint8; tensors/packing.py specifies it.
+
+        ``field`` is the number of bits and the lowest; ``out`` the address of the packed rows, and the bytes from one
+        to the next.
+        """
+        given = ctypes.c_void_p(codes), *map(ctypes.c_int64, shape), *map(ctypes.c_int32, field), ctypes.c_int64(run)
+        self.library.quanterr_pack_runs(*given, ctypes.c_void_p(out[0]), ctypes.c_int64(out[1]))
+
     def find_largest(self, x: int, shape: Pair, found: int) -> None:
         """Find the number with the largest magnitude of each group, the first on a tie.
 
@@ -337,31 +347,31 @@ class Kernel(NamedTuple):
         self.library.quanterr_sylvester(*read, *written, *sizes, *map(ctypes.c_void_p, (*factors, room)))
 
     def search_minimum(
-        self, x: Pair, shape: Pair, most: int, numerators: Sequence[float], absolute: bool, out: tuple[int, int, int]
+        self, x: Addresses, shape: Pair, ends: Pair, numerators: Sequence[float], absolute: bool, out: Addresses
     ) -> None:
-        """Search scale and minimum of parts, (n, k) float32, and codes from 0 to ``most``.
+        """Search scale and minimum of parts, (n, k) float32, and codes between ``ends``, the first of which is 0.
 
-        ``x`` are the addresses of the parts and of the weights of their errors, ``out`` of scales, minima and codes.
-        Each of ``numerators`` gives an inverse scale to try; recipes/searches.py specifies it.
+        ``x`` are the addresses of the parts, the weights of their errors and the floors of these, ``out`` of scales,
+        minima and codes; 0 stands for none. Each of ``numerators`` gives an inverse scale to try; recipes/searches.py
+        specifies it.
         """
-        given = *map(ctypes.c_void_p, x), ctypes.c_int64(shape[0]), ctypes.c_int32(shape[1]), ctypes.c_float(most)
-        steps = (
-            (ctypes.c_float * len(numerators))(*numerators),
-            ctypes.c_int32(len(numerators)),
-            ctypes.c_int32(absolute),
-        )
-        self.library.quanterr_search_minimum(*given, *steps, *map(ctypes.c_void_p, out))
+        given = *map(ctypes.c_void_p, x), *_describe_parts(shape, ends), *_describe_steps(numerators)
+        self.library.quanterr_search_minimum(*given, ctypes.c_int32(absolute), *map(ctypes.c_void_p, out))
 
-    def search_symmetric(self, x: Pair, shape: Pair, most: int, numerators: Sequence[float], out: Pair) -> None:
-        """Search the scale of parts and codes from -most to most - 1, as :meth:`search_minimum`."""
-        given = *map(ctypes.c_void_p, x), ctypes.c_int64(shape[0]), ctypes.c_int32(shape[1]), ctypes.c_float(most)
-        steps = (ctypes.c_float * len(numerators))(*numerators), ctypes.c_int32(len(numerators))
-        self.library.quanterr_search_symmetric(*given, *steps, *map(ctypes.c_void_p, out))
+    def search_symmetric(
+        self, x: Addresses, shape: Pair, ends: Pair, numerators: Sequence[float], out: Addresses
+    ) -> None:
+        """Search the scale of parts and codes, as :meth:`search_minimum`."""
+        given = *map(ctypes.c_void_p, x), *_describe_parts(shape, ends), *_describe_steps(numerators)
+        self.library.quanterr_search_symmetric(*given, *map(ctypes.c_void_p, out))
 
-    def refine(self, x: Pair, shape: Pair, ends: Pair, codes: int, scales: int) -> None:
-        """Refine the codes of parts, (n, k) float32 in place, between ``ends``, and set their scales, (n,)."""
-        given = *map(ctypes.c_void_p, x), ctypes.c_int64(shape[0]), ctypes.c_int32(shape[1])
-        self.library.quanterr_refine(*given, *map(ctypes.c_float, ends), *map(ctypes.c_void_p, (codes, scales)))
+    def refine(self, x: Addresses, shape: Pair, ends: Pair, codes: Addresses) -> None:
+        """Refine the codes of parts, (n, k) float32 in place, between ``ends``, and set their scales, (n,).
+
+        ``codes`` are the addresses of codes, or 0 for those that the largest elements give, and of scales.
+        """
+        given = *map(ctypes.c_void_p, x), *_describe_parts(shape, ends)
+        self.library.quanterr_refine(*given, *map(ctypes.c_void_p, codes))
 
     def look_up_tiles(
         self, stored: int, n: Pair, steps: Pair, codes: int, shape: Pair, mask: int, table: int, out: int
@@ -382,6 +392,14 @@ class Kernel(NamedTuple):
         words = ctypes.c_void_p(stored), *map(ctypes.c_int64, (*n, *steps)), ctypes.c_void_p(codes)
         values = *map(ctypes.c_uint32, generator), ctypes.c_void_p(out)
         self.library.quanterr_generate_tiles(*words, *map(ctypes.c_int64, shape), *values)
+
+
+def _describe_parts(shape: Pair, ends: Pair) -> tuple[object, ...]:
+    return ctypes.c_int64(shape[0]), ctypes.c_int32(shape[1]), *map(ctypes.c_float, ends)
+
+
+def _describe_steps(numerators: Sequence[float]) -> tuple[object, ...]:
+    return (ctypes.c_float * len(numerators))(*numerators), ctypes.c_int32(len(numerators))
 
 
 class KernelChoice(NamedTuple):

@@ -3,8 +3,11 @@
  */
 #include "shared.h"
 
+#define RUN 32 /* codes that are packed at once */
+
 typedef uint16_t pairs __attribute__((vector_size(WIDTH)));
 typedef uint8_t packed_bytes __attribute__((vector_size(WIDTH / 2)));
+typedef uint64_t words __attribute__((vector_size(RUN)));
 typedef float fours __attribute__((vector_size(16)));
 typedef int32_t ints_of_four __attribute__((vector_size(16)));
 
@@ -146,6 +149,23 @@ EXPORT void quanterr_round(const Numbers *n, const Codes *c) {
         case FLOATS: round_all(*n, FLOATS, *c); break;
         default: round_all(*n, TABLE, *c);
     }
+}
+
+/* Packs `bits` of each code from bit `shift` on: a byte holds those of 8 / bits codes that are `run` apart, a multiple of
+ * RUN, the first in its lowest bits. `step` bytes separate the rows of `out`. */
+EXPORT void quanterr_pack_runs(const uint8_t *codes, int64_t rows, int64_t cols, int32_t bits, int32_t shift,
+                               int64_t run, uint8_t *out, int64_t step) {
+    uint64_t mask = UINT64_MAX / 255 * ((1u << bits) - 1); /* in each byte */
+    for (int64_t row = 0; row < rows; row++, out += step)
+        for (int64_t at = 0; at < cols * bits / 8; at += run, codes += run * 8 / bits)
+            for (int64_t i = 0; i < run; i += RUN) {
+                words packed = {0}, next;
+                for (int place = 0; place < 8; place += bits) {
+                    memcpy(&next, codes + place / bits * run + i, RUN);
+                    packed |= (next >> shift & mask) << place;
+                }
+                memcpy(out + at + i, &packed, RUN);
+            }
 }
 
 INLINE int32_t find_magnitude(const float *x, int64_t n) { /* of bits, which have the same order */

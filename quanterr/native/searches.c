@@ -2,13 +2,37 @@
  *
  * A part is a few numbers that share a scale. WIDTH of them are searched side by side, one in each lane, and sums run
  * over the elements of a part in order, so that neither the instruction set nor the number of parts changes a digit.
- * With vectors wider than the machine's, gcc's code would take seven times as long.
+ * With vectors wider than the machine's, gcc's code would take seven times as long: TOGETHER vectors are, in loops.
  */
 #include "shared.h"
 
 #define MOST_SEARCHED 64 /* elements of a part, at most */
 #define LEAST 1e-15f     /* a part whose elements are all smaller is zero */
 #define PASSES 5
+#define TOGETHER 3       /* vectors that are searched together, so that none waits for the sums of the other */
+#define EACH for (int v = 0; v < TOGETHER; v++)
+
+#if WIDTH == 16
+#define FIRST_HALVES 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define SECOND_HALVES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif WIDTH == 8
+#define FIRST_HALVES 0, 8, 1, 9, 2, 10, 3, 11
+#define SECOND_HALVES 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define FIRST_HALVES 0, 4, 1, 5
+#define SECOND_HALVES 2, 6, 3, 7
+#endif
+#if defined(__clang__)
+#define INTERLEAVE(a, b, halves) __builtin_shufflevector(a, b, halves)
+#else
+#define INTERLEAVE(a, b, halves) __builtin_shuffle(a, b, (ints){halves})
+#endif
+
+typedef struct { /* of WIDTH parts, an element of each at a time */
+    floats x[MOST_SEARCHED], w[MOST_SEARCHED], products[MOST_SEARCHED], codes[MOST_SEARCHED];
+} Parts;
+
+static const floats NONE;
 
 INLINE floats round_clamped(floats v, float low, float high) {
     for (int p = 0; p < WIDTH; p++) v[p] = v[p] < low ? low : v[p]; /* NaN stays */
@@ -16,11 +40,28 @@ INLINE floats round_clamped(floats v, float low, float high) {
     return v + ROUNDER - ROUNDER;
 }
 
-/* Loads the parts from `first` on, an element of each at a time; lanes beyond the last part repeat it. */
+INLINE void transpose(floats *rows) {
+    for (int done = 1; done < WIDTH; done *= 2) {
+        floats mixed[WIDTH];
+        for (int p = 0; p < WIDTH / 2; p++) {
+            mixed[2 * p] = INTERLEAVE(rows[p], rows[p + WIDTH / 2], FIRST_HALVES);
+            mixed[2 * p + 1] = INTERLEAVE(rows[p], rows[p + WIDTH / 2], SECOND_HALVES);
+        }
+        memcpy(rows, mixed, sizeof mixed);
+    }
+}
+
+/* Loads the parts from `first` on; lanes beyond the last part repeat it. */
 INLINE void load_parts(const float *from, int64_t first, int64_t n, int k, floats *to) {
-    for (int64_t p = 0; p < WIDTH; p++) {
-        const float *part = from + (first + p < n ? first + p : n - 1) * k;
-        for (int i = 0; i < k; i++) to[i][p] = part[i];
+    for (int i = 0; i < k; i += WIDTH) {
+        floats rows[WIDTH] = {{0}};
+        for (int64_t p = 0; p < WIDTH; p++) {
+            const float *part = from + (first + p < n ? first + p : n - 1) * k + i;
+            if (i + WIDTH <= k) rows[p] = load(part);
+            else memcpy(rows + p, part, (size_t)(k - i) * sizeof(float));
+        }
+        transpose(rows);
+        memcpy(to + i, rows, sizeof rows);
     }
 }
 INLINE void store_parts(const floats *from, int64_t first, int64_t n, int k, float *to) {
@@ -28,67 +69,113 @@ INLINE void store_parts(const floats *from, int64_t first, int64_t n, int k, flo
         for (int i = 0; i < k; i++) to[(first + p) * k + i] = from[i][p];
 }
 
-INLINE floats cost(const floats *x, const floats *w, const floats *codes, int k, floats scale, floats low, int absolute) {
-    floats total = {0};
-    for (int i = 0; i < k; i++) {
-        floats error = codes[i] * scale + low - x[i];
-        total += (absolute ? magnitude(error) : error * error) * w[i];
+/* Loads TOGETHER · WIDTH parts from `first` on and the weights of their errors: `w`, or x² if it is NULL. */
+INLINE void load_all(const float *x, const float *w, int64_t first, int64_t n, int k, Parts *to) {
+    EACH {
+        load_parts(x, first + v * WIDTH, n, k, to[v].x);
+        if (w) load_parts(w, first + v * WIDTH, n, k, to[v].w);
+        for (int i = 0; i < k; i++) {
+            if (!w) to[v].w[i] = to[v].x[i] * to[v].x[i];
+            to[v].products[i] = to[v].w[i] * to[v].x[i];
+        }
     }
-    return total;
 }
 
-/* Searches scale and minimum of n parts of k elements, and codes from 0 to most; `numerators` are those of the inverse
- * scales to try. */
-EXPORT void quanterr_search_minimum(const float *x_in, const float *w_in, int64_t n, int32_t k, float most,
-                                    const float *numerators, int32_t n_numerators, int32_t absolute, float *scales,
-                                    float *minima, float *codes_out) {
-    floats x[MOST_SEARCHED], w[MOST_SEARCHED], products[MOST_SEARCHED], codes[MOST_SEARCHED];
-    for (int64_t first = 0; first < n; first += WIDTH) {
-        load_parts(x_in, first, n, k, x);
-        load_parts(w_in, first, n, k, w);
-        floats low = x[0], high = x[0], sum_w = {0}, sum_x = {0};
+/* Weighs errors by |x| plus the floor of the part; no `floors`: 0. */
+INLINE void weigh_by_magnitude(const float *floors, int64_t first, int64_t n, int k, Parts *parts) {
+    EACH {
+        floats floor = NONE;
+        for (int64_t p = 0, at = first + v * WIDTH; floors && p < WIDTH; p++) floor[p] = floors[at + p < n ? at + p : n - 1];
         for (int i = 0; i < k; i++) {
-            low = choose(x[i] < low, x[i], low);
-            high = choose(x[i] > high, x[i], high);
-            products[i] = w[i] * x[i];
-            sum_w += w[i];
-            sum_x += products[i];
+            parts[v].w[i] = magnitude(parts[v].x[i]) + floor;
+            parts[v].products[i] = parts[v].w[i] * parts[v].x[i];
         }
-        low = choose(low > 0, (floats){0}, low);
-        ints flat = high - low <= 0;
-        floats one = (floats){0} + 1, spread = choose(flat, one, high - low);
-        floats best_scale = spread / most, best_low = low, chosen_low = low, chosen = one / spread * most;
-        for (int i = 0; i < k; i++) codes[i] = round_clamped((x[i] - low) * chosen, 0, most);
-        floats best = cost(x, w, codes, k, best_scale, low, absolute);
-        for (int t = 0; t < n_numerators; t++) {
-            floats own_low = best_low, inverse = one / choose(flat, one, high - best_low) * numerators[t];
-            floats sum_xl = {0}, sum_l = {0}, sum_l2 = {0};
+    }
+}
+
+INLINE void add_costs(const Parts *parts, int k, const floats *scale, const floats *least, int absolute, floats *to) {
+    EACH to[v] = NONE;
+    for (int i = 0; i < k; i++) EACH {
+        floats error = parts[v].codes[i] * scale[v] + least[v] - parts[v].x[i];
+        to[v] += (absolute ? magnitude(error) : error * error) * parts[v].w[i];
+    }
+}
+
+/* Searches scale and minimum of n parts of k elements, and codes from low, 0, to high, unless `codes` is NULL. Errors are
+ * weighted by `w`, or if it is NULL by |x| plus `floors`; `numerators` are those of the inverse scales to try. */
+EXPORT void quanterr_search_minimum(const float *x, const float *w, const float *floors, int64_t n, int32_t k,
+                                    float low, float high, const float *numerators, int32_t n_numerators,
+                                    int32_t absolute, float *scales, float *minima, float *codes) {
+    Parts parts[TOGETHER];
+    floats one = NONE + 1;
+    for (int64_t first = 0; first < n; first += TOGETHER * WIDTH) {
+        load_all(x, w, first, n, k, parts);
+        if (!w) weigh_by_magnitude(floors, first, n, k, parts);
+        floats most[TOGETHER], sum_w[TOGETHER], sum_x[TOGETHER], scale[TOGETHER], least[TOGETHER], cost[TOGETHER];
+        floats best[TOGETHER], best_scale[TOGETHER], best_least[TOGETHER], chosen_least[TOGETHER], chosen[TOGETHER];
+        ints flat[TOGETHER];
+        EACH {
+            Parts *own = parts + v;
+            most[v] = least[v] = own->x[0];
+            sum_w[v] = sum_x[v] = NONE;
             for (int i = 0; i < k; i++) {
-                floats code = round_clamped((x[i] - own_low) * inverse, 0, most), weighted = w[i] * code;
-                codes[i] = code;
-                sum_xl += products[i] * code;
-                sum_l += weighted;
-                sum_l2 += weighted * code;
+                least[v] = choose(own->x[i] < least[v], own->x[i], least[v]);
+                most[v] = choose(own->x[i] > most[v], own->x[i], most[v]);
+                sum_w[v] += own->w[i];
+                sum_x[v] += own->products[i];
             }
-            floats determinant = sum_w * sum_l2 - sum_l * sum_l;
-            floats scale = (sum_w * sum_xl - sum_x * sum_l) / determinant;
-            floats least = (sum_l2 * sum_x - sum_l * sum_xl) / determinant;
-            scale = choose(least > 0, sum_xl / sum_l2, scale);
-            least = choose(least > 0, (floats){0}, least);
-            floats found = cost(x, w, codes, k, scale, least, absolute);
-            ints better = (determinant > 0) & (found < best);
-            best = choose(better, found, best);
-            best_scale = choose(better, scale, best_scale);
-            best_low = choose(better, least, best_low);
-            chosen_low = choose(better, own_low, chosen_low);
-            chosen = choose(better, inverse, chosen);
+            best_least[v] = chosen_least[v] = least[v] = choose(least[v] > 0, NONE, least[v]);
+            flat[v] = most[v] - least[v] <= 0;
+            floats spread = choose(flat[v], one, most[v] - least[v]);
+            best_scale[v] = scale[v] = spread / high;
+            chosen[v] = one / spread * high;
+            for (int i = 0; i < k; i++) own->codes[i] = round_clamped((own->x[i] - least[v]) * chosen[v], low, high);
         }
-        for (int i = 0; i < k; i++) codes[i] = round_clamped((x[i] - chosen_low) * chosen, 0, most);
-        best_scale = choose(flat, (floats){0}, best_scale);
-        best_low = -best_low;
-        store_parts(&best_scale, first, n, 1, scales);
-        store_parts(&best_low, first, n, 1, minima);
-        store_parts(codes, first, n, k, codes_out);
+        add_costs(parts, k, scale, least, absolute, best);
+        for (int t = 0; t < n_numerators; t++) {
+            floats tried[TOGETHER], inverse[TOGETHER], sum_xl[TOGETHER], sum_l[TOGETHER], sum_l2[TOGETHER];
+            ints better[TOGETHER];
+            EACH {
+                tried[v] = best_least[v];
+                inverse[v] = one / choose(flat[v], one, most[v] - tried[v]) * numerators[t];
+                sum_xl[v] = sum_l[v] = sum_l2[v] = NONE;
+            }
+            for (int i = 0; i < k; i++) EACH {
+                Parts *own = parts + v;
+                floats code = round_clamped((own->x[i] - tried[v]) * inverse[v], low, high), weighted = own->w[i] * code;
+                own->codes[i] = code;
+                sum_xl[v] += own->products[i] * code;
+                sum_l[v] += weighted;
+                sum_l2[v] += weighted * code;
+            }
+            EACH {
+                floats determinant = sum_w[v] * sum_l2[v] - sum_l[v] * sum_l[v];
+                scale[v] = (sum_w[v] * sum_xl[v] - sum_x[v] * sum_l[v]) / determinant;
+                least[v] = (sum_l2[v] * sum_x[v] - sum_l[v] * sum_xl[v]) / determinant;
+                scale[v] = choose(least[v] > 0, sum_xl[v] / sum_l2[v], scale[v]);
+                least[v] = choose(least[v] > 0, NONE, least[v]);
+                better[v] = determinant > 0;
+            }
+            add_costs(parts, k, scale, least, absolute, cost);
+            EACH {
+                better[v] &= cost[v] < best[v];
+                best[v] = choose(better[v], cost[v], best[v]);
+                best_scale[v] = choose(better[v], scale[v], best_scale[v]);
+                best_least[v] = choose(better[v], least[v], best_least[v]);
+                chosen_least[v] = choose(better[v], tried[v], chosen_least[v]);
+                chosen[v] = choose(better[v], inverse[v], chosen[v]);
+            }
+        }
+        EACH {
+            Parts *own = parts + v;
+            best_scale[v] = choose(flat[v], NONE, best_scale[v]);
+            best_least[v] = -best_least[v];
+            store_parts(best_scale + v, first + v * WIDTH, n, 1, scales);
+            store_parts(best_least + v, first + v * WIDTH, n, 1, minima);
+            if (!codes) continue;
+            for (int i = 0; i < k; i++) own->codes[i] = round_clamped((own->x[i] - chosen_least[v]) * chosen[v], low, high);
+            store_parts(own->codes, first + v * WIDTH, n, k, codes);
+        }
     }
 }
 
@@ -98,75 +185,102 @@ INLINE floats find_largest(const floats *x, int k) { /* of each part, by magnitu
     return largest;
 }
 
-/* Searches the scale of n parts of k elements, and codes from -most to most - 1; `numerators` as above. */
-EXPORT void quanterr_search_symmetric(const float *x_in, const float *w_in, int64_t n, int32_t k, float most,
-                                      const float *numerators, int32_t n_numerators, float *scales, float *codes_out) {
-    floats x[MOST_SEARCHED], w[MOST_SEARCHED], products[MOST_SEARCHED];
-    for (int64_t first = 0; first < n; first += WIDTH) {
-        load_parts(x_in, first, n, k, x);
-        load_parts(w_in, first, n, k, w);
-        for (int i = 0; i < k; i++) products[i] = w[i] * x[i];
-        floats largest = find_largest(x, k), one = (floats){0} + 1;
-        ints zero = magnitude(largest) < LEAST;
-        floats reciprocal = one / choose(zero, one, largest), best = {0}, best_scale = {0}, best_inverse = {0};
-        for (int t = 0; t < n_numerators; t++) {
-            floats inverse = reciprocal * numerators[t], sum_lx = {0}, sum_l2 = {0};
-            for (int i = 0; i < k; i++) {
-                floats code = round_clamped(x[i] * inverse, -most, most - 1);
-                sum_lx += products[i] * code;
-                sum_l2 += w[i] * code * code;
-            }
-            ints better = (sum_l2 > 0) & ((sum_lx * sum_lx > best * sum_l2) | ((ints){0} - !t));
-            floats scale = sum_lx / sum_l2;
-            best = choose(better, scale * sum_lx, best);
-            best_scale = choose(better, scale, best_scale);
-            best_inverse = choose(better, inverse, best_inverse);
+/* Searches the scale of n parts of k elements, and codes from low to high, unless `codes` is NULL; `numerators` as
+ * above. */
+EXPORT void quanterr_search_symmetric(const float *x, const float *w, int64_t n, int32_t k, float low, float high,
+                                      const float *numerators, int32_t n_numerators, float *scales, float *codes) {
+    Parts parts[TOGETHER];
+    for (int64_t first = 0; first < n; first += TOGETHER * WIDTH) {
+        load_all(x, w, first, n, k, parts);
+        floats reciprocal[TOGETHER], best[TOGETHER], best_scale[TOGETHER], best_inverse[TOGETHER];
+        ints zero[TOGETHER];
+        EACH {
+            floats largest = find_largest(parts[v].x, k), one = NONE + 1;
+            zero[v] = magnitude(largest) < LEAST;
+            reciprocal[v] = one / choose(zero[v], one, largest);
+            best[v] = best_scale[v] = best_inverse[v] = NONE;
         }
-        for (int i = 0; i < k; i++) x[i] = round_clamped(x[i] * best_inverse, -most, most - 1);
-        best_scale = choose(zero, (floats){0}, best_scale);
-        store_parts(&best_scale, first, n, 1, scales);
-        store_parts(x, first, n, k, codes_out);
+        for (int t = 0; t < n_numerators; t++) {
+            floats inverse[TOGETHER], sum_lx[TOGETHER], sum_l2[TOGETHER];
+            EACH {
+                inverse[v] = reciprocal[v] * numerators[t];
+                sum_lx[v] = sum_l2[v] = NONE;
+            }
+            for (int i = 0; i < k; i++) EACH {
+                floats code = round_clamped(parts[v].x[i] * inverse[v], low, high);
+                sum_lx[v] += parts[v].products[i] * code;
+                sum_l2[v] += parts[v].w[i] * code * code;
+            }
+            EACH {
+                ints better = (sum_l2[v] > 0) & ((sum_lx[v] * sum_lx[v] > best[v] * sum_l2[v]) | ((ints){0} - !t));
+                floats scale = sum_lx[v] / sum_l2[v];
+                best[v] = choose(better, scale * sum_lx[v], best[v]);
+                best_scale[v] = choose(better, scale, best_scale[v]);
+                best_inverse[v] = choose(better, inverse[v], best_inverse[v]);
+            }
+        }
+        EACH {
+            floats scale = choose(zero[v], NONE, best_scale[v]), *own = parts[v].codes;
+            store_parts(&scale, first + v * WIDTH, n, 1, scales);
+            if (!codes) continue;
+            for (int i = 0; i < k; i++) own[i] = round_clamped(parts[v].x[i] * best_inverse[v], low, high);
+            store_parts(own, first + v * WIDTH, n, k, codes);
+        }
     }
 }
 
-INLINE int any(ints is) {
+INLINE int any(const ints *is) {
     int32_t found = 0;
-    for (int p = 0; p < WIDTH; p++) found |= is[p];
+    EACH for (int p = 0; p < WIDTH; p++) found |= is[v][p];
     return found != 0;
 }
 
 /* Refines the scales of n parts of k elements and their codes, from low to high, changing each code where the fit
- * gains. */
-EXPORT void quanterr_refine(const float *x_in, const float *w_in, int64_t n, int32_t k, float low, float high,
-                            float *codes_in, float *scales) {
-    floats x[MOST_SEARCHED], w[MOST_SEARCHED], codes[MOST_SEARCHED];
-    for (int64_t first = 0; first < n; first += WIDTH) {
-        load_parts(x_in, first, n, k, x);
-        load_parts(w_in, first, n, k, w);
-        load_parts(codes_in, first, n, k, codes);
-        floats sum_lx = {0}, sum_l2 = {0}, one = (floats){0} + 1;
-        for (int i = 0; i < k; i++) {
-            sum_lx += w[i] * x[i] * codes[i];
-            sum_l2 += w[i] * codes[i] * codes[i];
-        }
-        ints changed = (ints){0} - 1;
-        for (int pass = 0; pass < PASSES && any(changed); pass++) {
-            changed = (ints){0};
+ * gains. If `codes` is NULL, it starts with the codes that the largest element gives, and does not return any. */
+EXPORT void quanterr_refine(const float *x, const float *w, int64_t n, int32_t k, float low, float high, float *codes,
+                            float *scales) {
+    Parts parts[TOGETHER];
+    floats one = NONE + 1;
+    for (int64_t first = 0; first < n; first += TOGETHER * WIDTH) {
+        load_all(x, w, first, n, k, parts);
+        floats sum_lx[TOGETHER], sum_l2[TOGETHER];
+        ints zero[TOGETHER] = {{0}}, changed[TOGETHER];
+        EACH {
+            Parts *own = parts + v;
+            if (codes) load_parts(codes, first + v * WIDTH, n, k, own->codes);
+            else {
+                floats largest = find_largest(own->x, k);
+                zero[v] = magnitude(largest) < LEAST;
+                floats inverse = one / choose(zero[v], one, largest) * low;
+                for (int i = 0; i < k; i++) own->codes[i] = round_clamped(own->x[i] * inverse, low, high);
+            }
+            sum_lx[v] = sum_l2[v] = NONE;
             for (int i = 0; i < k; i++) {
-                floats product = w[i] * x[i], code = codes[i];
-                floats lx = sum_lx - product * code, l2 = sum_l2 - w[i] * code * code;
-                floats new = round_clamped(x[i] * l2 / choose(lx > 0, lx, one), low, high);
-                floats new_lx = lx + product * new, new_l2 = l2 + w[i] * new * new;
+                sum_lx[v] += own->products[i] * own->codes[i];
+                sum_l2[v] += own->w[i] * own->codes[i] * own->codes[i];
+            }
+            changed[v] = (ints){0} - 1;
+        }
+        for (int pass = 0; pass < PASSES && any(changed); pass++) {
+            EACH changed[v] = (ints){0};
+            for (int i = 0; i < k; i++) EACH {
+                Parts *own = parts + v;
+                floats w = own->w[i], product = own->products[i], code = own->codes[i];
+                floats lx = sum_lx[v] - product * code, l2 = sum_l2[v] - w * code * code;
+                floats new = round_clamped(own->x[i] * l2 / choose(lx > 0, lx, one), low, high);
+                floats new_lx = lx + product * new, new_l2 = l2 + w * new * new;
                 ints better = (lx > 0) & (new != code) & (new_l2 > 0) &
-                               (new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2);
-                codes[i] = choose(better, new, code);
-                sum_lx = choose(better, new_lx, sum_lx);
-                sum_l2 = choose(better, new_l2, sum_l2);
-                changed |= better;
+                               (new_lx * new_lx * sum_l2[v] > sum_lx[v] * sum_lx[v] * new_l2);
+                own->codes[i] = choose(better, new, code);
+                sum_lx[v] = choose(better, new_lx, sum_lx[v]);
+                sum_l2[v] = choose(better, new_l2, sum_l2[v]);
+                changed[v] |= better;
             }
         }
-        floats scale = choose(sum_l2 > 0, sum_lx / sum_l2, (floats){0});
-        store_parts(&scale, first, n, 1, scales);
-        store_parts(codes, first, n, k, codes_in);
+        EACH {
+            floats scale = choose((sum_l2[v] > 0) & ~zero[v], sum_lx[v] / sum_l2[v], NONE);
+            store_parts(&scale, first + v * WIDTH, n, 1, scales);
+            if (codes) store_parts(parts[v].codes, first + v * WIDTH, n, k, codes);
+        }
     }
 }

@@ -39,7 +39,6 @@ from quanterr.tensors.rounding import (
 
 BLOCK = 32
 AWAY = make_signed_bytes()
-AT_ONCE = 1 << 17  # elements whose scales are searched at once
 Quantize = Callable[..., Tensor]  # (n, 32) float32, and weights of that shape → uint8 (n, bytes of a block)
 
 
@@ -80,24 +79,15 @@ class BlockScheme(Scheme):
     ) -> None:
         """Write the blocks of rows."""
         blocks = x.reshape(-1, BLOCKS[self.dtype][0])
-        if self.dtype in LEGACY and (importance is None or not self.weighs):
-            parts = [self.quantize(blocks)]
-        elif importance is None or not self.weighs:
-            parts = [self.quantize(blocks[some]) for some in _cut(blocks)]
+        if importance is None or not self.weighs:
+            found = self.quantize(blocks)
         else:
             if self.dtype in LEGACY:  # K types use the mean square of a block instead
                 weights = weigh_by_importance(x, importance, x.square().mean(1, keepdim=True))
             else:
                 weights = importance.repeat(len(x))
-            weights = weights.view(blocks.shape)
-            parts = [self.quantize(blocks[some], weights[some]) for some in _cut(blocks)]
-        torch.cat(parts, out=out.view(len(blocks), -1))
-
-
-def _cut(blocks: Tensor) -> list[slice]:
-    """Cut into parts of which a core's cache holds all that a search keeps."""
-    step = AT_ONCE // blocks.shape[1]
-    return [slice(first, first + step) for first in range(0, len(blocks), step)]
+            found = self.quantize(blocks, weights.view(blocks.shape))
+        out.view(len(blocks), -1).copy_(found)
 
 
 def q8_0(x: Tensor) -> Tensor:
@@ -123,14 +113,16 @@ def _find_signed_codes(x: Tensor, d: Tensor, half: int, packing: Packing, out: T
 
 def _search_scale(x: Tensor, weights: Tensor, half: int) -> tuple[Tensor, Tensor]:
     """Return the scale of each block with the least weighted error, and its codes from 0 to 2 · half - 1."""
-    scale, codes = search_symmetric(x[:, None], half, weights[:, None])
-    return scale, codes[:, 0].add_(half).to(torch.uint8)
+    codes = torch.empty_like(x)
+    scale = search_symmetric(x[:, None], half, weights[:, None], codes[:, None])
+    return scale, codes.add_(half).to(torch.uint8)
 
 
 def _search_minimum(x: Tensor, weights: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Return scale and minimum of each block, as stored, of least weighted error, and codes from 0 to ``most``."""
-    scale, least, codes = search_with_minimum(x[:, None], weights[:, None], most, FINE)
-    return torch.cat([_to_half_bytes(scale), _to_half_bytes(-least)], 1), codes[:, 0].to(torch.uint8)
+    codes = torch.empty_like(x)
+    scale, least = search_with_minimum(x[:, None], most, FINE, weights[:, None], codes=codes[:, None])
+    return torch.cat([_to_half_bytes(scale), _to_half_bytes(-least)], 1), codes.to(torch.uint8)
 
 
 def _quantize_from_minimum(x: Tensor, most: int) -> tuple[Tensor, Tensor]:

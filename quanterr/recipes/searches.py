@@ -31,20 +31,29 @@ def round_clamped(x: Tensor, low: int, high: int) -> Tensor:
 
 
 def search_with_minimum(
-    x: Tensor, weights: Tensor, most: int, steps: Sequence[float], absolute: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Search scale and minimum of parts, (n, k) each, and codes from 0 to ``most``: make_qkx2_quants, make_qkx3_quants.
+    x: Tensor,
+    most: int,
+    steps: Sequence[float],
+    weights: Tensor | None = None,
+    *,
+    absolute: bool = False,
+    codes: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Search scale and minimum of parts, (n, k) each, for codes from 0 to ``most``: make_qkx2_quants, make_qkx3_quants.
 
-    Candidates add ``steps`` to ``most``; ``absolute``: errors are not squared.
+    Candidates add ``steps`` to ``most``; ``absolute``: errors are not squared. ``weights`` of errors are by default
+    |x|, plus the root mean square of the part if errors are squared. ``codes``, float32 as ``x``, receives the codes.
     """
-    kernel, parts = _find_kernel(x, weights), x.shape
+    kernel, parts = _find_kernel(x, weights, codes), x.shape
+    floors = None if absolute or weights is not None else x.square().mean(2).sqrt_()
     if kernel is not None:
-        x, weights = x.contiguous(), weights.contiguous()
-        scale, minimum, found = torch.empty(parts[:2]), torch.empty(parts[:2]), torch.empty(parts)
-        shape, out = (scale.numel(), parts[2]), (scale.data_ptr(), minimum.data_ptr(), found.data_ptr())
+        scale, minimum = torch.empty(parts[:2]), torch.empty(parts[:2])
+        given, out = map(_address, (x, weights, floors)), map(_address, (scale, minimum, codes))
         numerators = [most + step for step in steps]
-        kernel.search_minimum((x.data_ptr(), weights.data_ptr()), shape, most, numerators, absolute, out)
-        return scale, minimum, found
+        kernel.search_minimum(given, (scale.numel(), parts[2]), (0, most), numerators, absolute, out)
+        return scale, minimum
+    if weights is None:
+        weights = x.abs() if floors is None else x.abs() + floors[..., None]
     x, weights = _turn(x), _turn(weights)
     low, high = x.amin(0).clamp_(max=0), x.amax(0)
     spread = high - low
@@ -52,13 +61,13 @@ def search_with_minimum(
     spread = torch.where(flat, 1.0, spread)
     products = weights * x
     sum_w, sum_x = _add_up(weights), _add_up(products)
-    codes, weighted, spare = (torch.empty_like(x) for _ in range(3))
+    own, weighted, spare = (torch.empty_like(x) for _ in range(3))
 
     def encode(least: Tensor, inverse: Tensor) -> None:
-        torch.sub(x, least, out=codes).mul_(inverse).round_().clamp_(0, most)
+        torch.sub(x, least, out=own).mul_(inverse).round_().clamp_(0, most)
 
     def cost(scale: Tensor, least: Tensor) -> Tensor:
-        error = torch.mul(codes, scale, out=spare).add_(least).sub_(x)
+        error = torch.mul(own, scale, out=spare).add_(least).sub_(x)
         return _add_up((error.abs_() if absolute else error.square_()).mul_(weights))
 
     best_scale, best_low = spread / most, low
@@ -68,9 +77,9 @@ def search_with_minimum(
     for step in steps:
         tried = best_low, (step + most) / torch.where(flat, 1.0, high - best_low)  # uses the best minimum so far
         encode(*tried)
-        sum_xl = _add_up(torch.mul(products, codes, out=spare))
-        sum_l = _add_up(torch.mul(weights, codes, out=weighted))
-        sum_l2 = _add_up(weighted.mul_(codes))
+        sum_xl = _add_up(torch.mul(products, own, out=spare))
+        sum_l = _add_up(torch.mul(weights, own, out=weighted))
+        sum_l2 = _add_up(weighted.mul_(own))
         determinant = sum_w * sum_l2 - sum_l * sum_l
         scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
         least = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
@@ -81,40 +90,43 @@ def search_with_minimum(
         best = torch.where(better, found, best)
         best_scale, best_low = torch.where(better, scale, best_scale), torch.where(better, least, best_low)
         chosen = torch.where(better, tried[0], chosen[0]), torch.where(better, tried[1], chosen[1])
-    encode(*chosen)
-    found_scale, minimum = best_scale.masked_fill_(flat, 0), -best_low
-    return found_scale.view(parts[:2]), minimum.view(parts[:2]), codes.t().contiguous().view(parts)
+    if codes is not None:
+        encode(*chosen)
+        codes.copy_(own.t().view(parts))
+    return best_scale.masked_fill_(flat, 0).view(parts[:2]), (-best_low).view(parts[:2])
 
 
-def search_symmetric(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Search the scale of parts, (n, k), and codes from -most to most - 1: make_qx_quants."""
-    kernel, parts = _find_kernel(x, weights), x.shape
+def search_symmetric(x: Tensor, most: int, weights: Tensor | None = None, codes: Tensor | None = None) -> Tensor:
+    """Search the scale of parts, (n, k), for codes from -most to most - 1: make_qx_quants.
+
+    Errors are weighted by ``weights``, or by x². ``codes``, float32 like ``x``, receives the codes.
+    """
+    kernel, parts = _find_kernel(x, weights, codes), x.shape
     if kernel is not None:
-        x, weights = x.contiguous(), weights.contiguous()
-        found, codes = torch.empty(parts[:2]), torch.empty(parts)
-        numerators, out = [-(most + step) for step in SYMMETRIC], (found.data_ptr(), codes.data_ptr())
-        shape = (found.numel(), parts[2])
-        kernel.search_symmetric((x.data_ptr(), weights.data_ptr()), shape, most, numerators, out)
-        return found, codes
-    x, weights = _turn(x), _turn(weights)
+        scale, numerators = torch.empty(parts[:2]), [-(most + step) for step in SYMMETRIC]
+        given, out = map(_address, (x, weights)), map(_address, (scale, codes))
+        kernel.search_symmetric(given, (scale.numel(), parts[2]), (-most, most - 1), numerators, out)
+        return scale
+    x, weights = _turn(x), _turn(x * x if weights is None else weights)
     largest = x.gather(0, x.abs().argmax(0, keepdim=True))[0]
     zero = largest.abs() < LEAST
     largest = torch.where(zero, 1.0, largest)
     best, best_scale, best_inverse = (torch.zeros_like(largest) for _ in range(3))
     products = weights * x
-    codes, spare = torch.empty_like(x), torch.empty_like(x)
+    own, spare = torch.empty_like(x), torch.empty_like(x)
     for step in SYMMETRIC:
         inverse = -(most + step) / largest
-        torch.mul(x, inverse, out=codes).round_().clamp_(-most, most - 1)
-        sum_lx = _add_up(torch.mul(products, codes, out=spare))
-        sum_l2 = _add_up(torch.mul(weights, codes, out=spare).mul_(codes))
+        torch.mul(x, inverse, out=own).round_().clamp_(-most, most - 1)
+        sum_lx = _add_up(torch.mul(products, own, out=spare))
+        sum_l2 = _add_up(torch.mul(weights, own, out=spare).mul_(own))
         better = (sum_l2 > 0) & ((sum_lx * sum_lx > best * sum_l2) | (step == 0))
         scale = sum_lx / sum_l2
         best = torch.where(better, scale * sum_lx, best)
         best_scale = torch.where(better, scale, best_scale)
         best_inverse = torch.where(better, inverse, best_inverse)
-    torch.mul(x, best_inverse, out=codes).round_().clamp_(-most, most - 1)
-    return best_scale.masked_fill_(zero, 0).view(parts[:2]), codes.t().contiguous().view(parts)
+    if codes is not None:
+        codes.copy_(round_clamped(x * best_inverse, -most, most - 1).t().view(parts))
+    return best_scale.masked_fill_(zero, 0).view(parts[:2])
 
 
 def search_positive(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,20 +146,30 @@ def search_positive(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tens
 
 def search_three_bits(x: Tensor) -> Tensor:
     """Search the scale of parts, (n, k), for codes from -4 to 3, refined code by code: make_q3_quants."""
-    parts = x.shape[:2]
-    x = x.reshape(-1, x.shape[2])
+    kernel, parts, ends = _find_kernel(x), x.shape, (-4, 3)
+    if kernel is not None:
+        found = torch.empty(parts[:2])
+        given, out = map(_address, (x, None)), map(_address, (None, found))
+        kernel.refine(given, (found.numel(), parts[2]), ends, out)
+        return found
+    x = x.reshape(-1, parts[2])
     largest = x.gather(1, x.abs().argmax(1, keepdim=True))
     zero = largest.abs() < LEAST
-    codes = round_clamped(x * (-4 / torch.where(zero, 1.0, largest)), -4, 3)
-    scale, _ = _refine(x, x * x, codes, (-4, 3))
-    return scale.masked_fill_(zero[:, 0], 0).view(parts)
+    codes = round_clamped(x * (ends[0] / torch.where(zero, 1.0, largest)), *ends)
+    scale, _ = _refine(x, x * x, codes, ends)
+    return scale.masked_fill_(zero[:, 0], 0).view(parts[:2])
 
 
-def _find_kernel(x: Tensor, weights: Tensor) -> Kernel | None:
-    """Return the kernel for searches in parts (..., elements); None without one, or if it cannot take them."""
-    are_alike = x.shape == weights.shape and {x.dtype, weights.dtype} == {torch.float32}  # it reads both by address
-    on_cpu = x.device.type == weights.device.type == "cpu"
-    return choose_kernel().kernel if are_alike and on_cpu and x.shape[-1] <= MOST_SEARCHED else None
+def _find_kernel(x: Tensor, *others: Tensor | None) -> Kernel | None:
+    """Return the kernel for searches in parts (..., elements); None without one, or if it cannot take the tensors."""
+    given = [x, *(each for each in others if each is not None)]
+    are_alike = all(each.shape == x.shape and each.dtype == torch.float32 for each in given)
+    can_be_read = all(each.is_cpu and each.is_contiguous() for each in given)  # by address
+    return choose_kernel().kernel if are_alike and can_be_read and x.shape[-1] <= MOST_SEARCHED else None
+
+
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
 
 
 def _turn(x: Tensor) -> Tensor:
@@ -163,12 +185,11 @@ def _add_up(x: Tensor) -> Tensor:
 
 def _refine(x: Tensor, weights: Tensor, codes: Tensor, ends: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Refine the scales of parts, (n,), and codes, (n, k), changing each code where the fit gains."""
-    kernel = _find_kernel(x, weights)
+    kernel = _find_kernel(x, weights, codes)
     if kernel is not None:
-        x, weights, codes = x.contiguous(), weights.contiguous(), codes.clone(memory_format=torch.contiguous_format)
-        scale = torch.empty(len(x))
-        given, shape = (x.data_ptr(), weights.data_ptr()), (len(x), x.shape[1])
-        kernel.refine(given, shape, ends, codes.data_ptr(), scale.data_ptr())
+        codes, scale = codes.clone(), torch.empty(len(x))
+        given, out = map(_address, (x, weights)), map(_address, (codes, scale))
+        kernel.refine(given, (x.shape[0], x.shape[1]), ends, out)
         return scale, codes
     x, weights, codes = _turn(x), _turn(weights), _turn(codes)
     sum_lx, sum_l2 = _add_up(weights * x * codes), _add_up(weights * codes * codes)

@@ -14,10 +14,12 @@ quantize_row_q…_K_impl.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.recipes.base import view_bytes
 from quanterr.recipes.searches import (
     FINE,
@@ -29,6 +31,45 @@ from quanterr.recipes.searches import (
     search_with_minimum,
     weigh_by_importance,
 )
+from quanterr.tensors.packing import pack_runs
+from quanterr.tensors.rounding import find_codes, make_integers
+
+
+class _Field(NamedTuple):
+    """Some bits of all codes of a block: ``bits`` from bit ``shift`` on, in bytes from ``at`` on; see pack_runs."""
+
+    at: int
+    bits: int
+    shift: int = 0
+    run: int = 32
+
+
+# Fields of the codes, by type: formats/gguf_k.py describes them.
+FIELDS = {
+    "Q2_K": (_Field(16, 2),),
+    "Q3_K": (_Field(0, 1, shift=2), _Field(32, 2)),
+    "Q4_K": (_Field(16, 4),),
+    "Q5_K": (_Field(16, 1, shift=4), _Field(48, 4)),
+    "Q6_K": (_Field(0, 4, run=64), _Field(128, 2, shift=4)),
+}
+
+
+def _start_blocks(dtype: str, x: Tensor, ends: tuple[int, int], units: Tensor, offsets: Tensor | None = None) -> Tensor:
+    """Return blocks, (n, bytes) uint8, with the codes of (x + offsets) / units, of ``ends`` the first being 0.
+
+    ``x`` are parts, (n, parts, elements); their scales are not in the blocks yet. A part whose unit is 0 or NaN is 0.
+    """
+    codes = find_codes(
+        x.view(len(x), -1),
+        torch.where(units.abs() > 0, units, torch.inf),
+        make_integers(*ends, -ends[0]),
+        x.shape[2],
+        before=None if offsets is None else -offsets,
+    )
+    blocks = torch.empty(len(x), BLOCKS[dtype][1], dtype=torch.uint8)
+    for at, bits, shift, run in FIELDS[dtype]:
+        pack_runs(codes, bits, shift, run, out=blocks[:, at : at + codes.shape[1] * bits // 8])
+    return blocks
 
 
 def _to_half(numbers: Tensor) -> Tensor:
@@ -47,21 +88,16 @@ def _to_integers(numbers: Tensor, most: int, weights: Tensor | None) -> tuple[Te
 
 
 def _encode_with_minimum(
-    x: Tensor, found: tuple[Tensor, Tensor], most: int, scale_most: int, weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return d and dmin, (n, 1) float16; scales and minima of parts as integers, (n, k); codes, uint8 (n, 256).
+    dtype: str, x: Tensor, found: tuple[Tensor, Tensor], ends: tuple[int, int], weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return blocks with their codes; d and dmin, (n, 2) float16; scales and minima of parts as integers, (2, n, k).
 
-    ``found`` are scales and minima; ``weights`` of the parts, (n, k), are given if importance is known.
+    ``found`` are scales and minima; ``ends`` the largest codes, of elements and of these; ``weights`` of the parts,
+    (n, k), are given if importance is known.
     """
-    (d, own), (dmin, least) = (_to_integers(each, scale_most, weights) for each in found)
-    unit, offset = (d.float() * own)[..., None], (dmin.float() * least)[..., None]
-    codes = (x + offset).div_(torch.where(unit == 0, 1.0, unit)).round_().clamp_(0, most).masked_fill_(unit == 0, 0)
-    return d, dmin, torch.stack([own, least]).to(torch.uint8), codes.to(torch.uint8).view(len(x), 256)
-
-
-def _weigh(x: Tensor) -> Tensor:
-    """Return the error weights for Q4_K and Q5_K: the root mean square of a part plus the magnitude."""
-    return x.abs().add_(x.square().mean(2, keepdim=True).sqrt_())
+    (d, own), (dmin, least) = (_to_integers(each, ends[1], weights) for each in found)
+    blocks = _start_blocks(dtype, x, (0, ends[0]), d.float() * own, dmin.float() * least)
+    return blocks, torch.cat([d, dmin], 1), torch.stack([own, least]).to(torch.uint8)
 
 
 def _weigh_by_importance(x: Tensor, importance: Tensor, times: float) -> Tensor:
@@ -82,56 +118,40 @@ def _pack_six_bit_pairs(pairs: Tensor) -> Tensor:
     )
 
 
-def _pack_nibbles(codes: Tensor) -> Tensor:
-    """Pack the low 4 bits of each run of 32 codes with the next 32, (n, 128)."""
-    halves = (codes & 15).view(-1, 4, 2, 32)
-    return (halves[:, :, 0] | halves[:, :, 1] << 4).view(-1, 128)
-
-
-def _pack_two_bits(codes: Tensor) -> Tensor:
-    """Pack 2-bit codes, four runs of 32 in 32 bytes, (n, 64)."""
-    runs = codes.view(-1, 2, 4, 32)
-    return (runs[:, :, 0] | runs[:, :, 1] << 2 | runs[:, :, 2] << 4 | runs[:, :, 3] << 6).view(-1, 64)
-
-
-def _quantize_pairs(
-    x: Tensor, importance: Tensor | None, most: int, steps: Sequence[float]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return d, dmin, scales and minima, and codes of Q4_K or Q5_K."""
+def _quantize_pairs(dtype: str, x: Tensor, importance: Tensor | None, most: int, steps: Sequence[float]) -> Tensor:
+    """Quantize to blocks of Q4_K or Q5_K."""
+    x = x.view(-1, 8, 32)
     if importance is None:
-        scales, minima, _ = search_with_minimum(x, _weigh(x), most, steps)
-        return _encode_with_minimum(x, (scales, minima), most, 63, None)
-    weights = _weigh_by_importance(x, importance, 2.0)
-    scales, minima, _ = search_with_minimum(x, weights, most, FINE)
-    return _encode_with_minimum(x, (scales, minima), most, 63, weights.sum(2))
+        found, of_parts = search_with_minimum(x, most, steps), None
+    else:
+        weights = _weigh_by_importance(x, importance, 2.0)
+        found, of_parts = search_with_minimum(x, most, FINE, weights), weights.sum(2)
+    blocks, units, pairs = _encode_with_minimum(dtype, x, found, (most, 63), of_parts)
+    blocks[:, :4], blocks[:, 4:16] = view_bytes(units), _pack_six_bit_pairs(pairs)
+    return blocks
 
 
 def q4_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q4_K, (n, 144) uint8."""
-    d, dmin, pairs, codes = _quantize_pairs(x.view(-1, 8, 32), importance, 15, [0.1 * n - 1 for n in range(21)])
-    return torch.cat([view_bytes(d), view_bytes(dmin), _pack_six_bit_pairs(pairs), _pack_nibbles(codes)], 1)
+    return _quantize_pairs("Q4_K", x, importance, 15, [0.1 * n - 1 for n in range(21)])
 
 
 def q5_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q5_K, (n, 176) uint8."""
-    d, dmin, pairs, codes = _quantize_pairs(x.view(-1, 8, 32), importance, 31, [0.1 * n - 0.5 for n in range(16)])
-    places = torch.arange(8, dtype=torch.uint8)[:, None]
-    high = ((codes >> 4).view(-1, 8, 32) << places).sum(1, dtype=torch.uint8)
-    return torch.cat([view_bytes(d), view_bytes(dmin), _pack_six_bit_pairs(pairs), high, _pack_nibbles(codes)], 1)
+    return _quantize_pairs("Q5_K", x, importance, 31, [0.1 * n - 0.5 for n in range(16)])
 
 
 def q2_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q2_K, (n, 84) uint8."""
     x = x.view(-1, 16, 16)
     if importance is None:
-        scales, minima, _ = search_with_minimum(x, x.abs(), 3, [0.1 * n - 0.5 for n in range(16)], absolute=True)
-        of_parts = None
+        found, of_parts = search_with_minimum(x, 3, [0.1 * n - 0.5 for n in range(16)], absolute=True), None
     else:
         weights = _weigh_by_importance(x, importance, 1.0)
-        scales, minima, _ = search_with_minimum(x, weights, 3, FINE)
-        of_parts = weights.sum(2)
-    d, dmin, pairs, codes = _encode_with_minimum(x, (scales, minima), 3, 15, of_parts)
-    return torch.cat([pairs[0] | pairs[1] << 4, _pack_two_bits(codes), view_bytes(d), view_bytes(dmin)], 1)
+        found, of_parts = search_with_minimum(x, 3, FINE, weights), weights.sum(2)
+    blocks, units, (own, least) = _encode_with_minimum("Q2_K", x, found, (3, 15), of_parts)
+    blocks[:, :16], blocks[:, 80:] = own | least << 4, view_bytes(units)
+    return blocks
 
 
 def _to_signed_integers(scales: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -144,26 +164,14 @@ def _to_signed_integers(scales: Tensor, most: int) -> tuple[Tensor, Tensor]:
     return _to_half(torch.where(none, 0.0, 1 / inverse)), own
 
 
-def _encode(x: Tensor, d: Tensor, own: Tensor, most: int) -> Tensor:
-    """Return codes counted from 0, uint8 (n, 256), for parts with the scales d · own."""
-    unit = (d.float() * own)[..., None]
-    codes = (x / torch.where(unit == 0, 1.0, unit)).round_().clamp_(-most, most - 1).add_(most)
-    return codes.masked_fill_(unit == 0, most).to(torch.uint8).view(len(x), 256)
-
-
 def q6_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q6_K, (n, 210) uint8."""
     x = x.view(-1, 16, 16)
-    scales, _ = search_symmetric(x, 32, x * x if importance is None else importance.view(x.shape))
+    scales = search_symmetric(x, 32, None if importance is None else importance.view(x.shape))
     d, own = _to_signed_integers(scales, 128)
-    codes = _encode(x, d, own, 32)
-    runs = codes.view(-1, 2, 4, 32)
-    low = torch.stack(
-        [runs[:, :, 0] & 15 | (runs[:, :, 2] & 15) << 4, runs[:, :, 1] & 15 | (runs[:, :, 3] & 15) << 4], 2
-    )
-    high = runs >> 4
-    high = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
-    return torch.cat([low.view(-1, 128), high.view(-1, 64), view_bytes(own.to(torch.int8)), view_bytes(d)], 1)
+    blocks = _start_blocks("Q6_K", x, (-32, 31), d.float() * own)
+    blocks[:, 192:208], blocks[:, 208:] = view_bytes(own.to(torch.int8)), view_bytes(d)
+    return blocks
 
 
 def q3_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
@@ -173,17 +181,16 @@ def q3_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
         d, own = _to_signed_integers(search_three_bits(x), 32)
     else:
         weights = _weigh_by_importance(x, importance, 2.0)
-        scales, _ = search_symmetric(x, 4, weights)
-        unit, found = search_symmetric(scales[:, None], 32, weights.sum(2)[:, None])
-        d, own = _to_half(unit), torch.where(unit == 0, 0.0, found[:, 0])
-    codes = _encode(x, d, own, 4)
-    places = torch.arange(8, dtype=torch.uint8)[:, None]
-    high = ((codes >> 2).view(-1, 8, 32) << places).sum(1, dtype=torch.uint8)
-    stored = (own + 32).to(torch.uint8)
-    low = stored[:, :8] & 15 | (stored[:, 8:] & 15) << 4
-    above = (stored >> 4).view(-1, 4, 4)
-    above = above[:, 0] | above[:, 1] << 2 | above[:, 2] << 4 | above[:, 3] << 6
-    return torch.cat([high, _pack_two_bits(codes & 3), low, above, view_bytes(d)], 1)
+        scales = search_symmetric(x, 4, weights)
+        own = torch.empty_like(scales)
+        unit = search_symmetric(scales[:, None], 32, weights.sum(2)[:, None], own[:, None])
+        d = _to_half(unit)
+        own.masked_fill_(unit == 0, 0)
+    blocks, stored = _start_blocks("Q3_K", x, (-4, 3), d.float() * own), (own + 32).to(torch.uint8)
+    blocks[:, 96:104] = stored[:, :8] & 15 | (stored[:, 8:] & 15) << 4
+    pack_runs(stored, 2, 4, 4, out=blocks[:, 104:108])
+    blocks[:, 108:] = view_bytes(d)
+    return blocks
 
 
 K_TYPES = {"Q6_K": q6_k, "Q5_K": q5_k, "Q4_K": q4_k, "Q3_K": q3_k, "Q2_K": q2_k}

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from quanterr.native import choose_kernel
+
 WORD = 32
 HALVES = {8: 0x00FF00FF00FF00FF, 16: 0x0000FFFF0000FFFF, 32: 0x00000000FFFFFFFF}  # by width: every other field
 
@@ -41,3 +43,18 @@ def pack_halves(codes: Tensor) -> Tensor:
     """Pack codes of 4 bits, uint8 (n, 32), in bytes, (n, 16); the first 16 in the low bits."""
     eights = codes.reshape(len(codes), -1).view(torch.int64)
     return (eights[:, :2] | eights[:, 2:] << 4).view(torch.uint8)
+
+
+def pack_runs(codes: Tensor, bits: int, shift: int, run: int, out: Tensor) -> None:
+    """Pack ``bits`` of each code from bit ``shift`` on, uint8 (n, c), in ``out``, (n, c · bits / 8).
+
+    A byte holds those of 8 / ``bits`` codes that are ``run`` apart, the first in its lowest bits. Rows may be apart.
+    """
+    kernel = choose_kernel().kernel
+    if kernel is not None and run % WORD == 0 and codes.is_contiguous():
+        shape = codes.shape[0], codes.shape[1]
+        kernel.pack_runs(codes.data_ptr(), shape, (bits, shift), run, (out.data_ptr(), out.stride(0)))
+        return
+    apart = (codes >> shift & (1 << bits) - 1).view(len(codes), -1, 8 // bits, run)
+    places = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
+    out.copy_((apart << places).sum(2, dtype=torch.uint8).view(len(codes), -1))
