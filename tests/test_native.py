@@ -42,7 +42,7 @@ from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
 from quanterr.native import Packing, SideStruct
 from quanterr.pairing.side import CheckpointSide
 from quanterr.recipes import microscaled, scaled, searches, superblocks, tables
-from quanterr.tensors import good_scales, packing, rounding
+from quanterr.tensors import good_scales, rounding
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.decoder import MOST_ROTATED, decoder_of
 from quanterr.tensors.levels import HALF_STEP
@@ -146,7 +146,7 @@ def test_blocks_of_k_types_are_those_of_torch(monkeypatch, kernel, kind, change,
     x = change(normal(9, 256).view(9, 1, 256)).view(9, 256)
 
     def found(choice):
-        for module in (searches, rounding, packing):
+        for module in (searches, superblocks, rounding):
             monkeypatch.setattr(module, "choose_kernel", lambda: native.KernelChoice(choice))
         return superblocks.K_TYPES[kind](x, importance)
 
@@ -154,18 +154,19 @@ def test_blocks_of_k_types_are_those_of_torch(monkeypatch, kernel, kind, change,
 
 
 @every_kernel
-@pytest.mark.parametrize(("bits", "shift", "run"), [(1, 2, 32), (2, 0, 32), (2, 4, 64), (4, 4, 128), (2, 4, 4)])
-def test_codes_are_packed_in_runs_as_by_torch(monkeypatch, kernel, bits, shift, run):
-    codes = (normal(3, 1024) * 50).to(torch.int16).to(torch.uint8)
+def test_units_of_k_types_are_the_halves_of_torch(monkeypatch, kernel):
+    """Of largest scales next to each bound between two halves, and beyond their range."""
+    halves = torch.arange(0, 0x7C00, 37).short().view(torch.float16).float()
+    bounds = torch.cat([(halves[1:] + halves[:-1]) / 2, halves, torch.tensor([65519.0, 65520.0, 1e6, 1e38])]) * 128
+    largest = torch.cat([torch.nextafter(bounds, torch.tensor(way)) for way in (torch.inf, -torch.inf)] + [bounds])
+    scales = torch.linspace(-1, 0.5, 16) * largest[:, None]
+    x = normal(len(scales), 256).view(-1, 16, 16) * largest[:, None, None]
 
     def found(choice):
-        monkeypatch.setattr(packing, "choose_kernel", lambda: native.KernelChoice(choice))
-        out = torch.zeros(3, 7 + 128 * bits, dtype=torch.uint8)
-        packing.pack_runs(codes, bits, shift, run, out[:, 3:-4])
-        return out
+        monkeypatch.setattr(superblocks, "choose_kernel", lambda: native.KernelChoice(choice))
+        return superblocks._encode(superblocks.Q6_K, x, scales)
 
     assert torch.equal(found(None), found(kernel))
-    assert not found(kernel)[:, [0, 1, 2, -4, -3, -2, -1]].any()
 
 
 @every_kernel
@@ -757,8 +758,8 @@ class TestBuild:
         }
 
     def test_searches_have_the_constants_of_torch(self):
-        source = (Path(native.__file__).parent / "searches.c").read_text()
-        found = dict(re.findall(r"^#define (\w+) ([\d.e-]+)", source, re.MULTILINE))
+        sources = ((Path(native.__file__).parent / name).read_text() for name in ("searches.c", "shared.h"))
+        found = dict(re.findall(r"^#define (\w+) ([\d.e-]+)", "".join(sources), re.MULTILINE))
 
         assert int(found["MOST_SEARCHED"]) == native.MOST_SEARCHED
         assert (float(found["LEAST"]), int(found["PASSES"])) == (searches.LEAST, searches.PASSES)

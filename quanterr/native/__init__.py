@@ -266,6 +266,34 @@ class CodesStruct(ctypes.Structure):
     )
 
 
+class FieldStruct(ctypes.Structure):
+    """Some bits of all codes of a block: ``bits`` from bit ``shift`` on, in bytes from ``at`` on.
+
+    A byte holds those of 8 / ``bits`` codes that are ``run`` apart, the first in its lowest bits.
+    """
+
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("at", "bits", "shift", "run"))
+
+
+class ScalePacking(IntEnum):
+    """An arrangement of the integers that stand for scales, and for minima, in a block of a K type."""
+
+    SIGNED_BYTES = 0
+    NIBBLES = 1  # a scale in the low bits, its minimum in the high ones
+    SIX_BIT_PAIRS = 2  # 8 scales and 8 minima in 12 bytes
+    SIX_BITS = 3  # 16 scales plus 32 in 12 bytes
+
+
+class SuperblockStruct(ctypes.Structure):
+    """A K type of ggml; see rounding.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("bytes", "parts", "low", "high", "most", "packing")),
+        *((name, ctypes.c_int32) for name in ("scales_at", "units_at")),
+        ("fields", FieldStruct * 2),
+    )
+
+
 class Kernel(NamedTuple):
     """A compiled kernel and its instruction set."""
 
@@ -304,14 +332,13 @@ class Kernel(NamedTuple):
         """Find the codes of numbers in units of their groups; tensors/rounding.py specifies it."""
         self.library.quanterr_round(ctypes.byref(numbers), ctypes.byref(codes))
 
-    def pack_runs(self, codes: int, shape: Pair, field: Pair, run: int, out: Pair) -> None:
-        """Pack bits of codes, (n, c) uint8; tensors/packing.py specifies it.
+    def encode_superblocks(self, x: int, found: Pair, n: int, kind: SuperblockStruct, out: int) -> None:
+        """Encode ``n`` blocks of 256 float32 numbers in ``out``; recipes/superblocks.py specifies it.
 
-        ``field`` is the number of bits and the lowest; ``out`` the address of the packed rows, and the bytes from one
-        to the next.
+        ``found`` are the addresses of the scales of their parts, and of the minima, or 0.
         """
-        given = ctypes.c_void_p(codes), *map(ctypes.c_int64, shape), *map(ctypes.c_int32, field), ctypes.c_int64(run)
-        self.library.quanterr_pack_runs(*given, ctypes.c_void_p(out[0]), ctypes.c_int64(out[1]))
+        given = *map(ctypes.c_void_p, (x, *found)), ctypes.c_int64(n), ctypes.byref(kind)
+        self.library.quanterr_encode_superblocks(*given, ctypes.c_void_p(out))
 
     def find_largest(self, x: int, shape: Pair, found: int) -> None:
         """Find the number with the largest magnitude of each group, the first on a tie.

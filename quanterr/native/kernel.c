@@ -152,7 +152,6 @@ typedef struct {
 
 INLINE double most(double a, double b) { return a > b ? a : b; }
 INLINE double least_of(double a, double b) { return a < b ? a : b; }
-INLINE int32_t as_bits(float f) { int32_t bits; memcpy(&bits, &f, 4); return bits; }
 
 /* ---- exact sums ---- */
 
@@ -541,11 +540,6 @@ EXPORT void quanterr_rotate(float *values, int64_t groups, int64_t size, double 
 
 /* ---- decoding ---- */
 
-INLINE float half(uint16_t h) {
-    int32_t m = h & 0x7FFF, sign = (int32_t)((uint32_t)(h & 0x8000) << 16);
-    int32_t normal = (m << 13) + (112 << 23), below = as_bits((float)m * 0x1p-24f), special = (m << 13) | 0x7F800000;
-    return as_float((m < 0x400 ? below : m < 0x7C00 ? normal : special) | sign);
-}
 INLINE float half_at(const uint8_t *p) { uint16_t h; memcpy(&h, p, 2); return half(h); }
 
 INLINE void decode_e4m3(const uint8_t *restrict codes, float *restrict out, int n) {

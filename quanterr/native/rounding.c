@@ -1,9 +1,12 @@
 /* Rounding of numbers to codes in units of their groups; tensors/rounding.py specifies it. C11, no dependency, no
  * Python. Every operation is float32's, element by element, so that all instruction sets round alike.
  */
+#include <math.h>
 #include "shared.h"
 
-#define RUN 32 /* codes that are packed at once */
+#define SUPERBLOCK 256 /* elements of a block of a K type */
+#define MOST_PARTS 16
+#define RUN 32 /* of its codes that are packed at once */
 
 typedef uint16_t pairs __attribute__((vector_size(WIDTH)));
 typedef uint8_t packed_bytes __attribute__((vector_size(WIDTH / 2)));
@@ -151,29 +154,120 @@ EXPORT void quanterr_round(const Numbers *n, const Codes *c) {
     }
 }
 
-/* Packs `bits` of each code from bit `shift` on: a byte holds those of 8 / bits codes that are `run` apart, a multiple of
- * RUN, the first in its lowest bits. `step` bytes separate the rows of `out`. */
-EXPORT void quanterr_pack_runs(const uint8_t *codes, int64_t rows, int64_t cols, int32_t bits, int32_t shift,
-                               int64_t run, uint8_t *out, int64_t step) {
-    uint64_t mask = UINT64_MAX / 255 * ((1u << bits) - 1); /* in each byte */
-    for (int64_t row = 0; row < rows; row++, out += step)
-        for (int64_t at = 0; at < cols * bits / 8; at += run, codes += run * 8 / bits)
-            for (int64_t i = 0; i < run; i += RUN) {
-                words packed = {0}, next;
-                for (int place = 0; place < 8; place += bits) {
-                    memcpy(&next, codes + place / bits * run + i, RUN);
-                    packed |= (next >> shift & mask) << place;
-                }
-                memcpy(out + at + i, &packed, RUN);
+typedef struct { int32_t at, bits, shift, run; } Field; /* bits of all codes; native/__init__.py describes it */
+
+typedef struct { /* a K type of ggml */
+    int32_t bytes, parts;        /* of a block */
+    int32_t low, high;           /* ends of codes */
+    int32_t most;                /* integer that stands for the largest scale, and for the largest minimum */
+    int32_t packing;             /* of these integers, one of the following */
+    int32_t scales_at, units_at; /* in a block */
+    Field fields[2];             /* the second may be empty */
+} Superblock;
+
+enum { SIGNED_BYTES, NIBBLES, SIX_BIT_PAIRS, SIX_BITS }; /* native/__init__.py describes them */
+
+INLINE uint16_t to_half(float f) { /* ties to even */
+    const Codes halves = {.mantissa = 10, .least = -14, .sign = 15};
+    int32_t size = as_bits(f) & MAGNITUDE, sign = as_bits(f) >> 16 & 0x8000;
+    if (size >= 0x477FF000) return (uint16_t)(sign | (size > 0xFF << 23 ? 0x7E00 : 0x7C00)); /* NaN, infinity */
+    return (uint16_t)to_small_floats((floats){f}, &halves)[0];
+}
+
+/* Rounds scales or minima to integers, which is what they become; returns their unit, also as float16. */
+INLINE float to_integers(float *numbers, int n, int most, int is_signed, uint8_t *unit) {
+    float largest = numbers[0], inverse, found;
+    for (int i = 1; i < n && largest == largest; i++) /* NaN is the largest */
+        if (is_signed ? !(fabsf(numbers[i]) <= fabsf(largest)) : !(numbers[i] <= largest)) largest = numbers[i];
+    if (is_signed) {
+        int none = fabsf(largest) < LEAST;
+        inverse = none ? 0 : 1 / largest * (float)-most;
+        found = none ? 0 : 1 / inverse;
+    } else {
+        inverse = largest > 0 ? 1 / largest * (float)most : 0;
+        found = largest / (float)most;
+    }
+    float low = is_signed ? (float)-most : 0, high = (float)(is_signed ? most - 1 : most);
+    for (int i = 0; i < n; i++) {
+        float number = numbers[i] * inverse;
+        number = number < low ? low : number > high ? high : number;
+        numbers[i] = number == number ? number + ROUNDER - ROUNDER : 0;
+    }
+    uint16_t rounded = to_half(found);
+    memcpy(unit, &rounded, 2);
+    return half(rounded);
+}
+
+INLINE void pack_scales(const int *own, const int *least, int packing, uint8_t *to) {
+    switch (packing) {
+        case SIGNED_BYTES:
+            for (int i = 0; i < 16; i++) to[i] = (uint8_t)own[i];
+            break;
+        case NIBBLES:
+            for (int i = 0; i < 16; i++) to[i] = (uint8_t)(own[i] | least[i] << 4);
+            break;
+        case SIX_BIT_PAIRS:
+            for (int i = 0; i < 4; i++) {
+                to[i] = (uint8_t)(own[i] | own[4 + i] >> 4 << 6);
+                to[4 + i] = (uint8_t)(least[i] | least[4 + i] >> 4 << 6);
+                to[8 + i] = (uint8_t)((own[4 + i] & 15) | least[4 + i] << 4);
             }
+            break;
+        default:
+            for (int i = 0; i < 8; i++) to[i] = (uint8_t)((own[i] & 15) | own[8 + i] << 4);
+            for (int i = 0; i < 4; i++) {
+                to[8 + i] = 0;
+                for (int j = 0; j < 4; j++) to[8 + i] |= (uint8_t)((own[4 * j + i] + 32) >> 4 << 2 * j);
+            }
+    }
+}
+
+/* Packs some bits of each code of a block: a byte holds those of codes that are a run apart, the first in its lowest bits. */
+INLINE void pack_runs(const uint8_t *codes, Field field, uint8_t *to) {
+    uint64_t mask = UINT64_MAX / 255 * ((1u << field.bits) - 1); /* in each byte */
+    for (int at = 0; at < SUPERBLOCK * field.bits / 8; at += field.run, codes += field.run * 8 / field.bits)
+        for (int i = 0; i < field.run; i += RUN) {
+            words packed = {0}, next;
+            for (int place = 0; place < 8; place += field.bits) {
+                memcpy(&next, codes + place / field.bits * field.run + i, RUN);
+                packed |= (next >> field.shift & mask) << place;
+            }
+            memcpy(to + at + i, &packed, RUN);
+        }
+}
+
+/* Encodes n blocks of a K type, given scales and minima of their parts, of which the latter may be NULL. */
+EXPORT void quanterr_encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n,
+                                        const Superblock *type, uint8_t *out) {
+    const Superblock t = *type; /* a copy, which no code that is written can change */
+    const Codes to = {.kind = INTEGERS, .first = -t.low, .low = (float)t.low, .high = (float)t.high};
+    int size = SUPERBLOCK / t.parts;
+    for (int64_t block = 0; block < n; block++, out += t.bytes, x += SUPERBLOCK) {
+        float own[MOST_PARTS], least[MOST_PARTS] = {0}, least_unit = 0;
+        int own_codes[MOST_PARTS], least_codes[MOST_PARTS];
+        uint8_t codes[SUPERBLOCK];
+        memcpy(own, scales + block * t.parts, (size_t)t.parts * sizeof *own);
+        float unit = to_integers(own, t.parts, t.most, !minima, out + t.units_at);
+        if (minima) {
+            memcpy(least, minima + block * t.parts, (size_t)t.parts * sizeof *least);
+            least_unit = to_integers(least, t.parts, t.most, 0, out + t.units_at + 2);
+        }
+        for (int i = 0; i < t.parts; i++) {
+            own_codes[i] = (int)own[i];
+            least_codes[i] = (int)least[i];
+            float step = unit * own[i];
+            Step part = {-(least_unit * least[i]), fabsf(step) > 0 ? step : INFINITY, -0.0f, 0};
+            round_group(x + i * size, size, part, BYTES, INTEGERS, &to, codes + i * size);
+        }
+        pack_scales(own_codes, least_codes, t.packing, out + t.scales_at);
+        for (int i = 0; i < 2 && t.fields[i].bits; i++) pack_runs(codes, t.fields[i], out + t.fields[i].at);
+    }
 }
 
 INLINE int32_t find_magnitude(const float *x, int64_t n) { /* of bits, which have the same order */
     int32_t most = 0;
     for (int64_t i = 0; i < n; i++) {
-        int32_t bits;
-        memcpy(&bits, x + i, 4);
-        bits &= MAGNITUDE;
+        int32_t bits = as_bits(x[i]) & MAGNITUDE;
         most = bits > most ? bits : most;
     }
     return most;

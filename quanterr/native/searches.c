@@ -7,7 +7,6 @@
 #include "shared.h"
 
 #define MOST_SEARCHED 64 /* elements of a part, at most */
-#define LEAST 1e-15f     /* a part whose elements are all smaller is zero */
 #define PASSES 5
 #define TOGETHER 3       /* vectors that are searched together, so that none waits for the sums of the other */
 #define EACH for (int v = 0; v < TOGETHER; v++)

@@ -18,6 +18,7 @@
 #else
 #define WIDTH 4
 #endif
+#define LEAST 1e-15f /* scales of ggml's types that are smaller are zero, and so are parts */
 #define MAGNITUDE 0x7FFFFFFF
 #define ROUNDER 12582912 /* 1.5 · 2^23: adding and subtracting it rounds small numbers to integers, ties to even */
 
@@ -26,7 +27,13 @@ typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
 typedef double wide_doubles __attribute__((vector_size(4 * WIDTH))); /* half as many */
 
+INLINE int32_t as_bits(float f) { int32_t bits; memcpy(&bits, &f, 4); return bits; }
 INLINE float as_float(int32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
+INLINE float half(uint16_t h) {
+    int32_t m = h & 0x7FFF, sign = (int32_t)((uint32_t)(h & 0x8000) << 16);
+    int32_t normal = (m << 13) + (112 << 23), below = as_bits((float)m * 0x1p-24f), special = (m << 13) | 0x7F800000;
+    return as_float((m < 0x400 ? below : m < 0x7C00 ? normal : special) | sign);
+}
 INLINE floats load(const float *from) { floats v; memcpy(&v, from, sizeof v); return v; }
 INLINE floats choose(ints is, floats yes, floats no) { return (floats)((is & (ints)yes) | (~is & (ints)no)); }
 INLINE floats magnitude(floats v) { return (floats)((ints)v & MAGNITUDE); }

@@ -13,13 +13,14 @@ Reference: ggml-org/llama.cpp@b7180 ggml/src/ggml-quants.c quantize_row_q…_K_r
 quantize_row_q…_K_impl.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.native import FieldStruct, ScalePacking, SuperblockStruct, choose_kernel
 from quanterr.recipes.base import view_bytes
 from quanterr.recipes.searches import (
     FINE,
@@ -34,80 +35,10 @@ from quanterr.recipes.searches import (
 from quanterr.tensors.packing import pack_runs
 from quanterr.tensors.rounding import find_codes, make_integers
 
-
-class _Field(NamedTuple):
-    """Some bits of all codes of a block: ``bits`` from bit ``shift`` on, in bytes from ``at`` on; see pack_runs."""
-
-    at: int
-    bits: int
-    shift: int = 0
-    run: int = 32
+Integers = tuple[Tensor, Tensor]  # a unit, (n, 1) float16, and integers of that unit, (n, parts)
 
 
-# Fields of the codes, by type: formats/gguf_k.py describes them.
-FIELDS = {
-    "Q2_K": (_Field(16, 2),),
-    "Q3_K": (_Field(0, 1, shift=2), _Field(32, 2)),
-    "Q4_K": (_Field(16, 4),),
-    "Q5_K": (_Field(16, 1, shift=4), _Field(48, 4)),
-    "Q6_K": (_Field(0, 4, run=64), _Field(128, 2, shift=4)),
-}
-
-
-def _start_blocks(dtype: str, x: Tensor, ends: tuple[int, int], units: Tensor, offsets: Tensor | None = None) -> Tensor:
-    """Return blocks, (n, bytes) uint8, with the codes of (x + offsets) / units, of ``ends`` the first being 0.
-
-    ``x`` are parts, (n, parts, elements); their scales are not in the blocks yet. A part whose unit is 0 or NaN is 0.
-    """
-    codes = find_codes(
-        x.view(len(x), -1),
-        torch.where(units.abs() > 0, units, torch.inf),
-        make_integers(*ends, -ends[0]),
-        x.shape[2],
-        before=None if offsets is None else -offsets,
-    )
-    blocks = torch.empty(len(x), BLOCKS[dtype][1], dtype=torch.uint8)
-    for at, bits, shift, run in FIELDS[dtype]:
-        pack_runs(codes, bits, shift, run, out=blocks[:, at : at + codes.shape[1] * bits // 8])
-    return blocks
-
-
-def _to_half(numbers: Tensor) -> Tensor:
-    """Round to float16, (n, 1)."""
-    return numbers.to(torch.float16).view(-1, 1)
-
-
-def _to_integers(numbers: Tensor, most: int, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return a unit, (n, 1) float16, and nonnegative numbers as integers of that unit, (n, k), up to ``most``."""
-    if weights is not None:
-        unit, codes = search_positive(numbers, most, weights)
-        return _to_half(unit), codes
-    largest = numbers.amax(1, keepdim=True)
-    inverse = torch.where(largest > 0, most / largest, 0.0)
-    return _to_half(largest / most), round_clamped(numbers * inverse, 0, most)
-
-
-def _encode_with_minimum(
-    dtype: str, x: Tensor, found: tuple[Tensor, Tensor], ends: tuple[int, int], weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return blocks with their codes; d and dmin, (n, 2) float16; scales and minima of parts as integers, (2, n, k).
-
-    ``found`` are scales and minima; ``ends`` the largest codes, of elements and of these; ``weights`` of the parts,
-    (n, k), are given if importance is known.
-    """
-    (d, own), (dmin, least) = (_to_integers(each, ends[1], weights) for each in found)
-    blocks = _start_blocks(dtype, x, (0, ends[0]), d.float() * own, dmin.float() * least)
-    return blocks, torch.cat([d, dmin], 1), torch.stack([own, least]).to(torch.uint8)
-
-
-def _weigh_by_importance(x: Tensor, importance: Tensor, times: float) -> Tensor:
-    """Return importance times the root of x² plus ``times`` the mean square of the block."""
-    return weigh_by_importance(x, importance.view(x.shape), times * x.square().mean((1, 2), keepdim=True))
-
-
-def _pack_six_bit_pairs(pairs: Tensor) -> Tensor:
-    """Pack 8 scales and 8 minima of 6 bits, (2, n, 8), in 12 bytes."""
-    own, least = pairs
+def _pack_six_bit_pairs(own: Tensor, least: Tensor) -> Tensor:
     return torch.cat(
         [
             own[:, :4] | (own[:, 4:] >> 4) << 6,
@@ -118,79 +49,150 @@ def _pack_six_bit_pairs(pairs: Tensor) -> Tensor:
     )
 
 
-def _quantize_pairs(dtype: str, x: Tensor, importance: Tensor | None, most: int, steps: Sequence[float]) -> Tensor:
+def _pack_six_bits(own: Tensor) -> Tensor:
+    return torch.cat([pack_runs(own + 32, 4, 0, 8), pack_runs(own + 32, 2, 4, 4)], 1)
+
+
+PACK: dict[ScalePacking, Callable[..., Tensor]] = {  # scales, and minima, uint8 (n, parts) → (n, bytes)
+    ScalePacking.SIGNED_BYTES: lambda own: own,
+    ScalePacking.NIBBLES: lambda own, least: own | least << 4,
+    ScalePacking.SIX_BIT_PAIRS: _pack_six_bit_pairs,
+    ScalePacking.SIX_BITS: _pack_six_bits,
+}
+
+
+class _Layout(NamedTuple):
+    """The contents of a block, which formats/gguf_k.py describes."""
+
+    dtype: str
+    parts: int
+    ends: tuple[int, int]  # of codes
+    most: int  # the integer that stands for the largest scale, and for the largest minimum
+    packing: ScalePacking  # of these integers
+    scales_at: int
+    units_at: int
+    fields: tuple[FieldStruct, ...]
+
+    def describe(self) -> SuperblockStruct:
+        """Describe the layout to the kernel."""
+        given = BLOCKS[self.dtype][1], self.parts, *self.ends, self.most, self.packing, self.scales_at, self.units_at
+        return SuperblockStruct(*given, (FieldStruct * 2)(*self.fields))
+
+
+Q2_K = _Layout("Q2_K", 16, (0, 3), 15, ScalePacking.NIBBLES, 0, 80, (FieldStruct(16, 2, 0, 32),))
+Q3_FIELDS = FieldStruct(0, 1, 2, 32), FieldStruct(32, 2, 0, 32)
+Q3_K = _Layout("Q3_K", 16, (-4, 3), 32, ScalePacking.SIX_BITS, 96, 108, Q3_FIELDS)
+Q4_K = _Layout("Q4_K", 8, (0, 15), 63, ScalePacking.SIX_BIT_PAIRS, 4, 0, (FieldStruct(16, 4, 0, 32),))
+Q5_FIELDS = FieldStruct(16, 1, 4, 32), FieldStruct(48, 4, 0, 32)
+Q5_K = _Layout("Q5_K", 8, (0, 31), 63, ScalePacking.SIX_BIT_PAIRS, 4, 0, Q5_FIELDS)
+Q6_FIELDS = FieldStruct(0, 4, 0, 64), FieldStruct(128, 2, 4, 32)
+Q6_K = _Layout("Q6_K", 16, (-32, 31), 128, ScalePacking.SIGNED_BYTES, 192, 208, Q6_FIELDS)
+
+
+def _encode(to: _Layout, x: Tensor, scales: Tensor, minima: Tensor | None = None) -> Tensor:
+    """Return blocks of parts, (n, parts, elements), with these scales, and minima, (n, parts)."""
+    kernel = choose_kernel().kernel
+    if kernel is None or not x.is_cpu:
+        if minima is None:
+            return _encode_with(to, x, _to_signed_integers(scales, to.most))
+        return _encode_with(to, x, _to_integers(scales, to.most), _to_integers(minima, to.most))
+    blocks = torch.empty(len(x), BLOCKS[to.dtype][1], dtype=torch.uint8)
+    found = scales.data_ptr(), 0 if minima is None else minima.data_ptr()
+    kernel.encode_superblocks(x.data_ptr(), found, len(x), to.describe(), blocks.data_ptr())
+    return blocks
+
+
+def _encode_with(to: _Layout, x: Tensor, *rounded: Integers) -> Tensor:
+    """Return blocks of parts, (n, parts, elements), with these scales, and minima. A part without a scale is 0."""
+    unit, *least = (d.float() * own for d, own in rounded)
+    unit = torch.where(unit.abs() > 0, unit, torch.inf)  # which may be NaN
+    codes = make_integers(*to.ends, -to.ends[0])
+    flat, size = x.view(len(x), -1), x.shape[2]
+    packed = find_codes(flat, unit, codes, size, before=-least[0] if least else None)
+    blocks = torch.empty(len(x), BLOCKS[to.dtype][1], dtype=torch.uint8)
+    parts = [(field.at, pack_runs(packed, field.bits, field.shift, field.run)) for field in to.fields]
+    parts += [(to.scales_at, PACK[to.packing](*(own.to(torch.int8).view(torch.uint8) for _, own in rounded)))]
+    parts += [(to.units_at, view_bytes(torch.cat([d for d, _ in rounded], 1)))]
+    for at, part in parts:
+        blocks[:, at : at + part.shape[1]] = part
+    return blocks
+
+
+def _to_half(numbers: Tensor) -> Tensor:
+    """Round to float16, (n, 1)."""
+    return numbers.to(torch.float16).view(-1, 1)
+
+
+def _to_integers(numbers: Tensor, most: int) -> Integers:
+    """Round nonnegative numbers to integers up to ``most``."""
+    largest = numbers.amax(1, keepdim=True)
+    inverse = torch.where(largest > 0, most / largest, 0.0)
+    return _to_half(largest / most), round_clamped(numbers * inverse, 0, most).nan_to_num_()
+
+
+def _to_signed_integers(scales: Tensor, most: int) -> Integers:
+    """Round scales to integers from -most to most - 1."""
+    largest = scales.gather(1, scales.abs().argmax(1, keepdim=True))
+    none = largest.abs() < LEAST
+    inverse = -most / torch.where(none, 1.0, largest)
+    own = round_clamped(scales * inverse, -most, most - 1).nan_to_num_()
+    return _to_half(torch.where(none, 0.0, 1 / inverse)), torch.where(none, 0.0, own)
+
+
+def _weigh(x: Tensor, importance: Tensor, times: float) -> Tensor:
+    """Return importance times the root of x² plus ``times`` the mean square of the block."""
+    return weigh_by_importance(x, importance.view(x.shape), times * x.square().mean((1, 2), keepdim=True))
+
+
+def _encode_with_importance(to: _Layout, x: Tensor, weights: Tensor) -> Tensor:
+    """Return blocks of a type with minima of the least error by ``weights`` of elements."""
+    found = search_with_minimum(x, to.ends[1], FINE, weights)
+    units, integers = zip(*(search_positive(each, to.most, weights.sum(2)) for each in found), strict=True)
+    return _encode_with(to, x, *zip(map(_to_half, units), integers, strict=True))
+
+
+def _quantize_pairs(to: _Layout, x: Tensor, importance: Tensor | None, steps: Sequence[float]) -> Tensor:
     """Quantize to blocks of Q4_K or Q5_K."""
     x = x.view(-1, 8, 32)
-    if importance is None:
-        found, of_parts = search_with_minimum(x, most, steps), None
-    else:
-        weights = _weigh_by_importance(x, importance, 2.0)
-        found, of_parts = search_with_minimum(x, most, FINE, weights), weights.sum(2)
-    blocks, units, pairs = _encode_with_minimum(dtype, x, found, (most, 63), of_parts)
-    blocks[:, :4], blocks[:, 4:16] = view_bytes(units), _pack_six_bit_pairs(pairs)
-    return blocks
+    if importance is not None:
+        return _encode_with_importance(to, x, _weigh(x, importance, 2.0))
+    return _encode(to, x, *search_with_minimum(x, to.ends[1], steps))
 
 
 def q4_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q4_K, (n, 144) uint8."""
-    return _quantize_pairs("Q4_K", x, importance, 15, [0.1 * n - 1 for n in range(21)])
+    return _quantize_pairs(Q4_K, x, importance, [0.1 * n - 1 for n in range(21)])
 
 
 def q5_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q5_K, (n, 176) uint8."""
-    return _quantize_pairs("Q5_K", x, importance, 31, [0.1 * n - 0.5 for n in range(16)])
+    return _quantize_pairs(Q5_K, x, importance, [0.1 * n - 0.5 for n in range(16)])
 
 
 def q2_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q2_K, (n, 84) uint8."""
     x = x.view(-1, 16, 16)
-    if importance is None:
-        found, of_parts = search_with_minimum(x, 3, [0.1 * n - 0.5 for n in range(16)], absolute=True), None
-    else:
-        weights = _weigh_by_importance(x, importance, 1.0)
-        found, of_parts = search_with_minimum(x, 3, FINE, weights), weights.sum(2)
-    blocks, units, (own, least) = _encode_with_minimum("Q2_K", x, found, (3, 15), of_parts)
-    blocks[:, :16], blocks[:, 80:] = own | least << 4, view_bytes(units)
-    return blocks
-
-
-def _to_signed_integers(scales: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Return d, (n, 1) float16, and scales as integers from -most to most - 1, (n, 16)."""
-    at = scales.abs().argmax(1, keepdim=True)
-    largest = scales.gather(1, at)
-    none = largest.abs() < LEAST
-    inverse = -most / torch.where(none, 1.0, largest)
-    own = torch.where(none, 0.0, round_clamped(scales * inverse, -most, most - 1))
-    return _to_half(torch.where(none, 0.0, 1 / inverse)), own
+    if importance is not None:
+        return _encode_with_importance(Q2_K, x, _weigh(x, importance, 1.0))
+    return _encode(Q2_K, x, *search_with_minimum(x, 3, [0.1 * n - 0.5 for n in range(16)], absolute=True))
 
 
 def q6_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q6_K, (n, 210) uint8."""
     x = x.view(-1, 16, 16)
-    scales = search_symmetric(x, 32, None if importance is None else importance.view(x.shape))
-    d, own = _to_signed_integers(scales, 128)
-    blocks = _start_blocks("Q6_K", x, (-32, 31), d.float() * own)
-    blocks[:, 192:208], blocks[:, 208:] = view_bytes(own.to(torch.int8)), view_bytes(d)
-    return blocks
+    return _encode(Q6_K, x, search_symmetric(x, 32, None if importance is None else importance.view(x.shape)))
 
 
 def q3_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
     """Quantize to blocks of Q3_K, (n, 110) uint8."""
     x = x.view(-1, 16, 16)
     if importance is None:
-        d, own = _to_signed_integers(search_three_bits(x), 32)
-    else:
-        weights = _weigh_by_importance(x, importance, 2.0)
-        scales = search_symmetric(x, 4, weights)
-        own = torch.empty_like(scales)
-        unit = search_symmetric(scales[:, None], 32, weights.sum(2)[:, None], own[:, None])
-        d = _to_half(unit)
-        own.masked_fill_(unit == 0, 0)
-    blocks, stored = _start_blocks("Q3_K", x, (-4, 3), d.float() * own), (own + 32).to(torch.uint8)
-    blocks[:, 96:104] = stored[:, :8] & 15 | (stored[:, 8:] & 15) << 4
-    pack_runs(stored, 2, 4, 4, out=blocks[:, 104:108])
-    blocks[:, 108:] = view_bytes(d)
-    return blocks
+        return _encode(Q3_K, x, search_three_bits(x))
+    weights = _weigh(x, importance, 2.0)
+    scales = search_symmetric(x, 4, weights)
+    own = torch.empty_like(scales)
+    unit = search_symmetric(scales[:, None], 32, weights.sum(2)[:, None], own[:, None])
+    return _encode_with(Q3_K, x, (_to_half(unit), own.masked_fill_(unit == 0, 0)))
 
 
 K_TYPES = {"Q6_K": q6_k, "Q5_K": q5_k, "Q4_K": q4_k, "Q3_K": q3_k, "Q2_K": q2_k}

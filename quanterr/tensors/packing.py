@@ -4,8 +4,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from quanterr.native import choose_kernel
-
 WORD = 32
 HALVES = {8: 0x00FF00FF00FF00FF, 16: 0x0000FFFF0000FFFF, 32: 0x00000000FFFFFFFF}  # by width: every other field
 
@@ -45,16 +43,11 @@ def pack_halves(codes: Tensor) -> Tensor:
     return (eights[:, :2] | eights[:, 2:] << 4).view(torch.uint8)
 
 
-def pack_runs(codes: Tensor, bits: int, shift: int, run: int, out: Tensor) -> None:
-    """Pack ``bits`` of each code from bit ``shift`` on, uint8 (n, c), in ``out``, (n, c · bits / 8).
+def pack_runs(codes: Tensor, bits: int, shift: int, run: int) -> Tensor:
+    """Pack ``bits`` of each code from bit ``shift`` on, uint8 (n, c), in bytes, (n, c · bits / 8).
 
-    A byte holds those of 8 / ``bits`` codes that are ``run`` apart, the first in its lowest bits. Rows may be apart.
+    A byte holds those of 8 / ``bits`` codes that are ``run`` apart, the first in its lowest bits.
     """
-    kernel = choose_kernel().kernel
-    if kernel is not None and run % WORD == 0 and codes.is_contiguous():
-        shape = codes.shape[0], codes.shape[1]
-        kernel.pack_runs(codes.data_ptr(), shape, (bits, shift), run, (out.data_ptr(), out.stride(0)))
-        return
     apart = (codes >> shift & (1 << bits) - 1).view(len(codes), -1, 8 // bits, run)
     places = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
-    out.copy_((apart << places).sum(2, dtype=torch.uint8).view(len(codes), -1))
+    return (apart << places).sum(2, dtype=torch.uint8).view(len(codes), -1)
