@@ -1,6 +1,7 @@
 """The compiled kernel beside torch's: the same values bit for bit, sums as near as float32 allows."""
 
 import ctypes
+import json
 import os
 import random
 import re
@@ -41,7 +42,8 @@ from quanterr.metrics.peaks import CellGrid
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
 from quanterr.native import Packing, SideStruct
 from quanterr.pairing.side import CheckpointSide
-from quanterr.recipes import microscaled, scaled, searches, superblocks, tables
+from quanterr.recipes import microscaled, parse_recipe, scaled, searches, superblocks, tables
+from quanterr.recipes.tensors import quantize_tensor
 from quanterr.tensors import good_scales, rounding
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.decoder import MOST_ROTATED, decoder_of
@@ -517,38 +519,58 @@ def test_many_histograms_are_added_as_one_by_one():
 
 
 @needs_kernel
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("rows", [16, 128], ids=["whole", "sampled"])
-@pytest.mark.parametrize("scale_shape", [(1, 1), (16, 1), (16, 10), (1, 10)], ids=["tensor", "row", "group", "block"])
-def test_samples_are_measured_as_by_torch_on_all_instruction_sets(tmp_path, monkeypatch, scale_shape, rows, dtype):
-    """A third of the weights have scales that fit; the others' are larger, and their values lose precision."""
-    down, across = 1 if scale_shape == (1, 1) else rows // 16 * scale_shape[0], scale_shape[1]
-    x, y = {}, {}
-    for n in range(6):
-        x[f"{n}.weight"] = values = normal(rows, 635, seed=n) * torch.linspace(1, 40, 635)
-        padded = torch.nn.functional.pad(values, (0, 5)).view(down, rows // down, across, 640 // across)
-        scale = padded.abs().amax((1, 3), keepdim=True) / (127 if dtype == torch.int8 else 448) * (1 + n % 3 / 5)
-        codes = (padded / scale).view(rows, 640)[:, :635]
-        y[f"{n}.weight"] = (codes.round() if dtype == torch.int8 else codes).to(dtype)
-        y[f"{n}.weight_scale"] = scale[:, 0, :, 0].clone() if scale.numel() > 1 else scale.view(())
-    original, quantized = store(tmp_path / "x.safetensors", x), store(tmp_path / "y.safetensors", y)
-    taken, take = [], Worker._take_plain_sample
-    monkeypatch.setattr(Worker, "_take_plain_sample", lambda *args: taken.append(take(*args)) or taken[-1])
+class TestSamplesAreMeasuredAsByTorch:
+    """On all instruction sets."""
 
-    def layers(kernel):
-        monkeypatch.setattr(native, "find_best", lambda: native.KernelChoice(kernel))
-        return quanterr.compare(original, quantized, device="cpu").layers
+    @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+    @pytest.mark.parametrize("shape", [(1, 1), (16, 1), (16, 10), (1, 10)], ids=["tensor", "row", "group", "block"])
+    def test_of_codes_in_bytes(self, tmp_path, monkeypatch, shape, rows, dtype):
+        """A third of the weights have scales that fit; the others' are larger, and their values lose precision."""
+        down, across = 1 if shape == (1, 1) else rows // 16 * shape[0], shape[1]
+        x, y = {}, {}
+        for n in range(6):
+            x[f"{n}.weight"] = values = normal(rows, 635, seed=n) * torch.linspace(1, 40, 635)
+            padded = torch.nn.functional.pad(values, (0, 5)).view(down, rows // down, across, 640 // across)
+            scale = padded.abs().amax((1, 3), keepdim=True) / (127 if dtype == torch.int8 else 448) * (1 + n % 3 / 5)
+            codes = (padded / scale).view(rows, 640)[:, :635]
+            y[f"{n}.weight"] = (codes.round() if dtype == torch.int8 else codes).to(dtype)
+            y[f"{n}.weight_scale"] = scale[:, 0, :, 0].clone() if scale.numel() > 1 else scale.view(())
+        self.check(monkeypatch, store(tmp_path / "x.safetensors", x), store(tmp_path / "y.safetensors", y), 640)
 
-    first, *others = map(layers, HERE)
+    @pytest.mark.parametrize(
+        "recipe", ["nvfp4", "mxfp4", "mxfp8", "int4_g32", "int8_g32", "int4_g32:asym", "nf4", "fp4"]
+    )
+    def test_of_codes_in_groups(self, tmp_path, monkeypatch, recipe, rows):
+        """Also where the largest are clipped, as by int4, or codes are of a table."""
+        x = {f"{n}.weight": normal(rows, 640, seed=n) * torch.linspace(1, 4, 640) for n in range(6)}
+        stored = {f"{n}.{part}": t for n in range(6) for part, t in quantize_tensor(x[f"{n}.weight"], recipe).items()}
+        config = dict(parse_recipe(recipe).scheme.config)
+        (tmp_path / "y").mkdir()
+        (tmp_path / "y" / "config.json").write_text(json.dumps({"quantization_config": config} if config else {}))
+        store(tmp_path / "y" / "y.safetensors", stored)
+        self.check(monkeypatch, store(tmp_path / "x.safetensors", x), tmp_path / "y", 640)
 
-    assert sum(one is not None for one in taken) >= 4 * len(HERE)  # of 6: torch looks at a few rows
-    assert all(other == first for other in others)
-    monkeypatch.setattr(Worker, "_take_plain_sample", lambda *_: None)
-    close = 2 * (640 + 8) * 2**-24 * 10 / log(10)  # dB: two float32 sums of 640 products, each rounded thrice
-    for one, other in zip(first, layers(BUILT), strict=True):
-        assert one.scale_factor == pytest.approx(other.scale_factor, rel=scale.numel() * 2**-52, abs=0)
-        for name in ("attainable_snr_db", "excess_db", "scale_loss_db", "format_snr_db"):
-            assert getattr(one, name) == pytest.approx(getattr(other, name), rel=0, abs=close), name
+    def check(self, monkeypatch, original, quantized, cols):
+        taken, take = [], Worker._take_plain_sample
+        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *args: taken.append(take(*args)) or taken[-1])
+
+        def layers(kernel):
+            monkeypatch.setattr(native, "find_best", lambda: native.KernelChoice(kernel))
+            return quanterr.compare(original, quantized, device="cpu").layers
+
+        first, *others = map(layers, HERE)
+
+        assert sum(one is not None for one in taken) >= 4 * len(HERE)  # of 6: torch looks at a few rows
+        assert all(other == first for other in others)
+        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *_: None)
+        close = 2 * (cols + 8) * 2**-24 * 10 / log(10)  # dB: two float32 sums of ``cols`` products, each rounded thrice
+        for one, other in zip(first, layers(BUILT), strict=True):
+            means = one.scale_factor or 0, other.scale_factor or 0
+            assert means[0] == pytest.approx(means[1], rel=one.scale_count * 2**-52, abs=0)
+            assert (one.clipped_pct, one.off_code_pct) == (other.clipped_pct, other.off_code_pct)
+            for name in ("attainable_snr_db", "excess_db", "scale_loss_db", "format_snr_db"):
+                assert getattr(one, name) == pytest.approx(getattr(other, name), rel=0, abs=close), name
 
 
 @every_kernel
@@ -754,7 +776,11 @@ class TestBuild:
             "ABOVE_NORMAL": good_scales.ABOVE_NORMAL,
             "SOME": good_scales.SOME,
             "FAR": scale_sampling.FAR,
+            "PART_DB": scale_sampling.PART_DB,
+            "CLIPPED_DB": scale_sampling.CLIPPED_DB,
             "WIDE": scale_sampling.WIDE,
+            "MOVED": good_scales.MOVED,
+            "FIXED": good_scales.FIXED,
         }
 
     def test_searches_have_the_constants_of_torch(self):

@@ -19,7 +19,7 @@ from quanterr.metrics import find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW, CellGrid, Peaks
 from quanterr.metrics.sums import RowSums, Sums, WorstPlace, exact
-from quanterr.native import PLACES, ROOM, SUM_BYTES, SUMS, Kernel, RunStruct, SideStruct, choose_kernel
+from quanterr.native import PLACES, ROOM, SUM_BYTES, SUMS, Kernel, RunStruct, SampledCodes, SideStruct, choose_kernel
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.decoder import Decoder, ElementType, Order
 from quanterr.tensors.workspace import Workspace
@@ -172,9 +172,10 @@ class NativeSums:
         """Make the kernel measure what the stored scales of the kept rows allow, if it decodes the codes itself."""
         (_, y), run = task.sides, task.run
         run.places = None if kept.places is None else kept.places.data_ptr()
-        if kept.sample and y.scale and not (y.zero or y.shift or y.rotation):
+        if kept.sample and y.scale and not y.rotation:
             sample = kept.sample.struct
-            if min(y.group, task.cols) != sample.cols:
+            has_zeros = sample.kind == SampledCodes.SHIFTED
+            if min(y.group, task.cols) != sample.cols or bool(y.zero or y.shift) != has_zeros:
                 return
             if sample.block_rows:
                 blocks = torch.empty(sample.block_rows * sample.block_cols)

@@ -1,7 +1,8 @@
 """Samples whose codes and scales are as they should be, the usual case: the kernel measures them while it compares.
 
-:func:`~quanterr.tensors.levels.measure_rounding` and :func:`~quanterr.tensors.good_scales.measure_losses` specify the
-numbers, which the kernel adds up in float64. Any other sample is examined more closely, by torch.
+:func:`~quanterr.tensors.levels.measure_rounding`, :func:`~quanterr.tensors.levels.find_nearest` and
+:func:`~quanterr.tensors.good_scales.measure_losses` specify the numbers, which the kernel adds up in float64. Any other
+sample is examined more closely, by torch.
 """
 
 import ctypes
@@ -9,18 +10,23 @@ from functools import cache, lru_cache
 from math import isfinite
 from typing import NamedTuple
 
-from quanterr.comparison.attainable import SMALL, sample_blocks
-from quanterr.comparison.scale_sampling import ENOUGH, EVERY, GroupSums, add_loss, get_lucky_share
+from torch import Tensor
+
+from quanterr.comparison.attainable import RUN, SMALL, sample_blocks
+from quanterr.comparison.scale_sampling import ENOUGH, EVERY, GroupSums, add_loss, get_lucky_share, get_most_clipped
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums, as_float
-from quanterr.native import SampleStruct
+from quanterr.native import SampledCodes, SampleStruct
+from quanterr.tensors.decoder import Decoder, ElementType, decoder_of
 from quanterr.tensors.good_scales import list_multiples
 from quanterr.tensors.levels import Levels
 
 MOST_GROUPS = SMALL  # of a sample
 LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
+LANES = 16  # columns that the kernel takes at once
+ROUNDED, NEAREST = 1, 2  # as in shared.h
 
 
 class PlainSample(NamedTuple):
@@ -29,14 +35,14 @@ class PlainSample(NamedTuple):
     struct: SampleStruct
     levels: Levels
     n: int  # elements
-    n_scales: int  # of the weight
+    n_scales: int  # of the weight; 0: unknown
 
     @property
     def scales(self) -> ScaleStatistics | None:
         """The statistics of the weight's scales; None unless the kernel has read them all, positive and finite."""
         found, n = self.struct, self.n_scales
         low, high, total = found.scale_low, found.scale_high, found.scale_sum
-        if not (found.scale_n == n and low > 0 and isfinite(total)):
+        if not (found.scale_n == n > 0 and low > 0 and isfinite(total)):
             return None
         return ScaleStatistics(n, 0, 0, 0, low if low == high else total / n, low, high)
 
@@ -52,41 +58,87 @@ class PlainSample(NamedTuple):
         plain = summarize_plain(self.n, energies, found.steps_sq)
         if plain is None:
             return None
-        of_groups = GroupSums(found.group_x_sq, found.stored_sq, found.good_sq, found.worst_sq)
+        if found.plain == NEAREST:
+            clipped = {"clipped_sq": found.clipped_sq, "clipped_x_sq": found.clipped_x_sq, "clipped": found.clipped}
+            plain = plain._replace(e_sq=found.e_sq, best_sq=found.best_sq, rounding=None, **clipped)
+        of_groups = GroupSums(found.group_x_sq, found.stored_sq, found.good_sq[0], found.worst_sq)
         return add_loss(plain, of_groups, found.scale_ratio, get_lucky_share(self.levels))
 
 
 def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
     """Return a sample of ``rows`` rows for the kernel; None if it cannot measure what the weight's scales allow.
 
-    It can if codes are only multiplied: by one scale, by a scale for each row, or by scales of blocks.
+    It can if the kernel multiplies codes by one scale, by a scale for each row, or by scales of groups of columns, also
+    with a zero point or a shift for each; or by scales of blocks.
     """
-    levels, scale = weight.levels, weight.scale
-    if scale is None or levels is None or weight.encoding == "cast" or weight.rotated or weight.scale_steps:
+    levels, scale, decoder = weight.levels, weight.scale, decoder_of(weight.dequantize)
+    if levels is None or decoder is None or weight.encoding == "cast" or weight.rotated or weight.scale_steps:
         return None
-    if levels.table or not levels.centred or not levels.lowest < 0 < levels.highest:
+    codes = _find_codes(levels, decoder)
+    n_scales, cols = 0 if scale is None else scale.n, weight.matrix[1]
+    if codes is None or (weight.block_size is not None and weight.matrix_rows):
         return None
-    if weight.block_size is None and (weight.unit is None or scale.n not in (1, weight.matrix[0])):
+    if weight.block_size is None and (n_scales not in (1, weight.matrix[0]) or decoder.group not in (0, cols)):
         return None
-    if weight.block_size is not None and weight.matrix_rows:
+    found = _lay_out(levels, codes, weight.matrix, weight.block_size, n_scales, rows)
+    return found and PlainSample(SampleStruct.from_buffer_copy(found.struct), levels, found.n, n_scales)
+
+
+class _Codes(NamedTuple):
+    """The codes that the kernel multiplies: their kind, and what it adds to the values of their levels."""
+
+    kind: SampledCodes
+    offset: float
+
+
+def _find_codes(levels: Levels, decoder: Decoder) -> _Codes | None:
+    """Return the codes of a decoder; None if they are not these levels, or not around zero."""
+    low, high = levels.lowest, levels.highest
+    if decoder.element == ElementType.TABLE and decoder.table is not None:
+        low, high = _find_range(decoder.table)
+    elif decoder.element not in (ElementType.I8, ElementType.E4M3):
         return None
-    found = _lay_out(levels, weight.matrix, weight.block_size, scale.n, rows)
-    return found and PlainSample(SampleStruct.from_buffer_copy(found.struct), levels, found.n, scale.n)
+    offset = low - levels.lowest
+    if decoder.zero is not None or decoder.shift is not None:
+        is_plain = not (levels.table or levels.mantissa or offset)
+        return _Codes(SampledCodes.SHIFTED, 0.0) if is_plain else None
+    if not levels.lowest + offset < 0 < levels.highest + offset or high < levels.highest + offset:
+        return None
+    if levels.table or levels.mantissa:
+        kind = SampledCodes.TABLE if levels.table else SampledCodes.FLOATS
+        return _Codes(kind, 0.0) if (low, high) == (levels.lowest, levels.highest) else None
+    return _Codes(SampledCodes.INTEGERS, offset)
+
+
+@lru_cache(maxsize=64)
+def _find_range(table: Tensor) -> tuple[float, float]:
+    """Return the lowest and the highest finite value of a table."""
+    finite = table[table.isfinite()]
+    return float(finite.min()), float(finite.max())
 
 
 @lru_cache(maxsize=64)  # weights share their shapes
 def _lay_out(
-    levels: Levels, matrix: tuple[int, int], block: tuple[int, int] | None, scales: int, rows: int
+    levels: Levels, codes: _Codes, matrix: tuple[int, int], block: tuple[int, int] | None, scales: int, rows: int
 ) -> PlainSample | None:
     """Lay out the groups of a sample of ``rows`` rows; None if they are too many, or blocks that are not sampled."""
     height, width = block or (1 if scales > 1 else matrix[0], matrix[1])
-    multiples = _list_multiples(levels)
+    is_apart = codes.kind in (SampledCodes.TABLE, SampledCodes.SHIFTED)
+    if is_apart and (height > 1 or width % LANES):
+        return None
+    numbers = _list_numbers(levels)
     every = 1 if rows * matrix[1] <= ENOUGH else EVERY
-    struct = SampleStruct(levels.mantissa, levels.lowest, levels.highest, levels.normal)
-    struct.multiples, struct.n_multiples = ctypes.addressof(multiples), len(multiples)
+    every_closely = 1 if (rows if rows == matrix[0] else RUN) * matrix[1] <= ENOUGH else EVERY  # torch thins out runs
+    struct = SampleStruct(codes.kind, levels.mantissa, levels.lowest + codes.offset, levels.highest + codes.offset)
+    struct.normal, (struct.below, struct.above) = levels.normal, (end + codes.offset for end in levels.ends)
+    struct.multiples, struct.n_multiples = ctypes.addressof(numbers.multiples), len(numbers.multiples)
+    struct.levels, struct.bounds = ctypes.addressof(numbers.levels), ctypes.addressof(numbers.bounds)
+    struct.n_levels = len(numbers.levels)
+    struct.lucky, struct.most = get_lucky_share(levels), get_most_clipped(levels)
     struct.cols, struct.per_row = width, height == 1
     struct.every, struct.whole = every, rows == matrix[0] and every == 1
-    groups = -(-rows // every) * (matrix[1] // width)
+    struct.every_closely = every_closely if height == 1 or block else 0
+    groups = -(-rows // every_closely) * (matrix[1] // width)
     if block is not None and height > 1:
         chunks = sample_blocks(matrix, block)
         cols = chunks[0].stop_col // width * width if chunks else 0
@@ -98,11 +150,18 @@ def _lay_out(
     return PlainSample(struct, levels, rows * matrix[1], scales) if 0 < groups <= MOST_GROUPS else None
 
 
+class _Numbers(NamedTuple):
+    """Numbers of levels to which structs point."""
+
+    multiples: "ctypes.Array[ctypes.c_float]"  # of the scale that clips nothing: scales to try
+    levels: "ctypes.Array[ctypes.c_float]"  # of a table
+    bounds: "ctypes.Array[ctypes.c_float]"  # between them
+
+
 @cache
-def _list_multiples(levels: Levels) -> "ctypes.Array[ctypes.c_float]":
-    """Return the multiples of scales to try; structs point to them."""
-    multiples = list_multiples(levels)
-    return (ctypes.c_float * len(multiples))(*multiples)
+def _list_numbers(levels: Levels) -> _Numbers:
+    lists = list_multiples(levels), levels.table, levels.bounds
+    return _Numbers(*((ctypes.c_float * len(numbers))(*numbers) for numbers in lists))
 
 
 def summarize_plain(n: int, energies: tuple[float, float], steps_sq: float) -> Attainable | None:

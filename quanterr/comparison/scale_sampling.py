@@ -299,9 +299,7 @@ class ScaleSampler:
     def _find_regions(self, sampled: Sequence[_SampledGroups]) -> tuple[BadRegion, ...]:
         """Find groups whose scales are far worse than good ones; kind underflow: a good scale is too small to store."""
         found: dict[Kind, dict[tuple[int, int], _BadGroup]] = {"group": {}, "underflow": {}}
-        levels = self._weight.levels
-        number = levels.number if levels and not levels.mantissa else 0
-        most = next(most for least, most in CLIPPED.items() if number >= least)
+        most = get_most_clipped(self._weight.levels)
         for one in sampled:
             stored, good = one.losses.stored, one.losses.good
             half = 0.0 if one.step is None else one.step / 2  # by which rounding may move a chosen scale
@@ -359,6 +357,12 @@ def add_loss(found: Attainable, sums: GroupSums, ratio: float, lucky: float) -> 
 def get_lucky_share(levels: Levels | None) -> float:
     """Return the share of the worst error below which a good scale's error is small by accident."""
     return LUCKY_FINE if levels and not levels.mantissa and levels.number >= MANY else LUCKY
+
+
+def get_most_clipped(levels: Levels | None) -> float:
+    """Return the largest good / stored scale that is not wrong."""
+    number = levels.number if levels and not levels.mantissa else 0
+    return next(most for least, most in CLIPPED.items() if number >= least)
 
 
 class _BadGroup(NamedTuple):

@@ -281,7 +281,9 @@ class Worker:
     def _take_plain_sample(self, pair: Pair, sums: Sums, plain: PlainSample | None) -> Attainable | None:
         """Return what the kernel has measured, unless something stands out, in the sample or beyond."""
         found = plain.summarize(sums) if plain else None
-        if found is None or found.n == sums.n:
+        if found is None or (found.rounding is None and pair.importance):  # which weighs errors
+            return None
+        if found.n == sums.n:
             return found
         weight = pair.quantized
         chunks = _list_sampled_blocks(weight) if spans_rows(weight) else _list_sampled(weight.shape, self.size)

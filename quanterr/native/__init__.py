@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 18
+VERSION = 19
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -178,29 +178,43 @@ class SampleStruct(ctypes.Structure):
     """What the stored scales of a sample of rows allow; see shared.h."""
 
     _fields_ = (
+        ("kind", ctypes.c_int32),
         ("mantissa", ctypes.c_int32),
         ("lowest", ctypes.c_float),
         ("highest", ctypes.c_float),
         ("normal", ctypes.c_float),
+        ("below", ctypes.c_float),
+        ("above", ctypes.c_float),
+        ("levels", ctypes.c_void_p),
+        ("bounds", ctypes.c_void_p),
+        ("n_levels", ctypes.c_int64),
         ("multiples", ctypes.c_void_p),
         ("n_multiples", ctypes.c_int64),
+        ("lucky", ctypes.c_double),
+        ("most", ctypes.c_double),
         ("cols", ctypes.c_int64),
         ("per_row", ctypes.c_int32),
         ("whole", ctypes.c_int32),
         ("every", ctypes.c_int64),
+        ("every_closely", ctypes.c_int64),
         ("height", ctypes.c_int64),
         ("first_block", ctypes.c_int64),
         ("block_rows", ctypes.c_int64),
         ("block_cols", ctypes.c_int64),
         ("block_values", ctypes.c_void_p),
         ("room", ctypes.c_void_p),
-        ("plain", ctypes.c_int64),
+        ("are_whole", ctypes.c_int32),
+        ("plain", ctypes.c_int32),
         ("x_sq", ctypes.c_double),
         ("e_sq", ctypes.c_double),
         ("steps_sq", ctypes.c_double),
+        ("best_sq", ctypes.c_double),
+        ("clipped_sq", ctypes.c_double),
+        ("clipped_x_sq", ctypes.c_double),
+        ("clipped", ctypes.c_int64),
         ("group_x_sq", ctypes.c_double),
         ("stored_sq", ctypes.c_double),
-        ("good_sq", ctypes.c_double),
+        ("good_sq", ctypes.c_double * 2),
         ("worst_sq", ctypes.c_double),
         ("scale_ratio", ctypes.c_double),
         ("scale_n", ctypes.c_int64),
@@ -208,6 +222,15 @@ class SampleStruct(ctypes.Structure):
         ("scale_high", ctypes.c_double),
         ("scale_sum", ctypes.c_double),
     )
+
+
+class SampledCodes(IntEnum):
+    """The codes of a sample; see samples.c."""
+
+    INTEGERS = 0
+    FLOATS = 1
+    TABLE = 2
+    SHIFTED = 3  # integers around a zero point for each group
 
 
 class NumbersStruct(ctypes.Structure):

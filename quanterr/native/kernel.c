@@ -36,7 +36,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 18
+#define VERSION 19
 #define SEGMENT 512
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
 #define FLUSHED (RUN * LANES)
@@ -1176,8 +1176,11 @@ static int compare(Side *x, Side *y, Run *run) {
     find_ranks(run);
     if (status == DONE && run->e_max > 0) status = find_worst(x, y, run);
     if (status == DONE && run->sample && !run->nonfinite_x && !run->nonfinite_y) {
-        Rows rows = {x->values, y->values, run->places, run->rows, run->cols, y->scale, y->scale_step, y->scale_height,
-                     y->scale_n};
+        Rows rows = {
+            .x = x->values, .y = y->values, .places = run->places, .n = run->rows, .cols = run->cols,
+            .scale = y->scale, .scale_step = y->scale_step, .scale_height = y->scale_height, .n_scales = y->scale_n,
+            .zero = y->zero, .zero_step = y->zero_step, .shift = y->shift, .shift_step = y->shift_step,
+        };
         measure_sample(run->sample, &rows, run->x_max);
     }
     for (int i = 0; i < N_SUMS; i++) carry(s.limbs[i], run->sums + i * LIMBS);
@@ -1275,9 +1278,10 @@ static const Field LAYOUT[] = {
     R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq), R(kept_e_sq), R(kept_e_max), R(kept_zeroed), R(ranks), R(rank_bins),
     R(sample),
     {"Sample", sizeof(Sample)},
-    P(mantissa), P(lowest), P(highest), P(normal), P(multiples), P(n_multiples), P(cols), P(per_row), P(whole), P(every),
-    P(height), P(first_block), P(block_rows), P(block_cols), P(block_values), P(room), P(plain), P(x_sq), P(e_sq),
-    P(steps_sq), P(group_x_sq), P(stored_sq), P(good_sq), P(worst_sq), P(scale_ratio), P(scale_n), P(scale_low),
+    P(kind), P(mantissa), P(lowest), P(highest), P(normal), P(below), P(above), P(levels), P(bounds), P(n_levels),
+    P(multiples), P(n_multiples), P(lucky), P(most), P(cols), P(per_row), P(whole), P(every), P(every_closely), P(height), P(first_block), P(block_rows),
+    P(block_cols), P(block_values), P(room), P(are_whole), P(plain), P(x_sq), P(e_sq), P(steps_sq), P(best_sq), P(clipped_sq),
+    P(clipped_x_sq), P(clipped), P(group_x_sq), P(stored_sq), P(good_sq), P(worst_sq), P(scale_ratio), P(scale_n), P(scale_low),
     P(scale_high), P(scale_sum),
 };
 

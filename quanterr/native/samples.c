@@ -1,5 +1,5 @@
-/* What the stored scales of a sample of rows allow; measure_rounding of tensors/levels.py and measure_losses of
- * tensors/good_scales.py specify it. C11, no dependency, no Python. Numbers are float32, as torch has them; sums are
+/* What the stored scales of a sample of rows allow; measure_rounding and find_nearest of tensors/levels.py, and
+ * measure_losses of tensors/good_scales.py specify it. C11, no dependency, no Python. Numbers are float32, as torch has them; sums are
  * float64 in LANES lanes, the same on every instruction set.
  */
 #include <math.h>
@@ -10,7 +10,15 @@
 #define ABOVE_NORMAL 64.0
 #define SOME 1.2
 #define FAR 3.0
+#define PART_DB 5.0
+#define CLIPPED_DB 12.0
 #define WIDE 2.2
+#define MOVED 0.01
+#define FIXED 0.05
+#define FITS 0.6 /* more than 1 / WIDE: less of the range is in use, by half a step, than the originals need */
+#define NEAR 1.0001 /* times the error of the nearest code: as near, but for float32 */
+
+enum { INTEGERS, FLOATS, TABLE, SHIFTED }; /* codes; SHIFTED are integers around a zero point for each group */
 
 typedef struct { double x_sq[LANES], e_sq[LANES], steps_sq[LANES]; float far[LANES]; } Errors; /* of rows */
 typedef struct { double x_sq[LANES]; float high[LANES], low[LANES]; } Range; /* Σx², max x and max -x of rows */
@@ -18,8 +26,10 @@ typedef struct { /* elements that share a scale: (n, cols), from `stride` to `st
     const float *x;
     int64_t n, stride;
     double x_sq, e_sq;
-    float unit, needed;
+    float unit, needed, zero, start; /* zero: the code of zero; start: the lowest code that is needed */
 } Group;
+typedef struct { double x_sq, e_sq, best_sq, clipped_sq, clipped_x_sq; int64_t clipped; } Nearest; /* codes of a row */
+typedef struct { float unit, zero; } Scale;
 
 INLINE floats all(float value) { return (floats){0} + value; }
 INLINE floats larger(floats a, floats b) { return choose(a > b, a, b); }
@@ -106,8 +116,13 @@ static void extend(Range *t, const float *x, int64_t cols) {
 }
 
 /* Returns the levels nearest to codes, as Levels.nearest of tensors/levels.py. */
-INLINE floats nearest(floats codes, const Sample *s, int is_float) {
-    if (!is_float) return smaller(larger(codes, all(s->lowest)), all(s->highest)) + ROUNDER - ROUNDER;
+INLINE floats nearest(floats codes, const Sample *s, int kind) {
+    if (kind == TABLE) {
+        floats level = all(s->levels[0]);
+        for (int64_t i = 1; i < s->n_levels; i++) level = choose(codes > s->bounds[i - 1], all(s->levels[i]), level);
+        return level;
+    }
+    if (kind != FLOATS) return smaller(larger(codes, all(s->lowest)), all(s->highest)) + ROUNDER - ROUNDER;
     const int shift = 23 - s->mantissa;
     const float steps = (float)(1 << s->mantissa) / s->normal;
     floats size = smaller(magnitude(codes), all(s->highest));
@@ -116,27 +131,72 @@ INLINE floats nearest(floats codes, const Sample *s, int is_float) {
     return (floats)((ints)(normal + below) | ((ints)codes & ~MAGNITUDE));
 }
 
-static int64_t count_coded(const float *x, int64_t n) {
-    int64_t coded = 0;
-    for (int64_t i = 0; i < n; i++) coded += x[i] != 0;
-    return coded;
+/* Adds up a row with its nearest codes; returns whether the stored ones are as near. */
+INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scale, const Sample *s, Nearest *t, int kind) {
+    const floats inverse = all(1 / scale.unit);
+    double x_sqs[LANES], e_sqs[LANES], best_sqs[LANES], clipped_sqs[LANES], clipped_x_sqs[LANES];
+    for (int lane = 0; lane < LANES; lane += WIDTH) {
+        Sums x_sq = {{0}, {0}}, e_sq = {{0}, {0}}, best_sq = {{0}, {0}}, clipped_sq = {{0}, {0}}, clipped_x_sq = {{0}, {0}};
+        ints clipped = {0}, apart = {0};
+        for (int64_t col = 0; col < cols; col += LANES) {
+            float x_room[LANES], y_room[LANES];
+            floats a = load(lanes_at(x, col, cols, x_room) + lane), b = load(lanes_at(y, col, cols, y_room) + lane);
+            floats code = a * inverse + scale.zero, level = nearest(code, s, kind);
+            floats e = b - a, best = (level - scale.zero) * scale.unit - a;
+            ints same = level == nearest(b * inverse + scale.zero, s, kind), out = (code < s->below) | (code > s->above);
+            apart |= ~same & ~(magnitude(e) <= magnitude(best) * (float)NEAR);
+            apart |= out & (b == 0); /* the scale may be lost */
+            best = choose(same | (magnitude(e) < magnitude(best)), e, best);
+            clipped -= out;
+            add_squares(&x_sq, a);
+            add_squares(&e_sq, e);
+            add_squares(&best_sq, best);
+            add_squares(&clipped_sq, (floats)(out & (ints)best));
+            add_squares(&clipped_x_sq, (floats)(out & (ints)a));
+        }
+        for (int k = 0; k < WIDTH; k++) {
+            if (apart[k]) return 0;
+            t->clipped += clipped[k];
+        }
+        store_sums(x_sqs + lane, x_sq);
+        store_sums(e_sqs + lane, e_sq);
+        store_sums(best_sqs + lane, best_sq);
+        store_sums(clipped_sqs + lane, clipped_sq);
+        store_sums(clipped_x_sqs + lane, clipped_x_sq);
+    }
+    t->x_sq = sum_of(x_sqs), t->e_sq = sum_of(e_sqs), t->best_sq = sum_of(best_sqs);
+    t->clipped_sq = sum_of(clipped_sqs), t->clipped_x_sq = sum_of(clipped_x_sqs);
+    return 1;
+}
+static int find_nearest(const float *x, const float *y, int64_t cols, Scale scale, const Sample *s, Nearest *t) {
+    *t = (Nearest){0};
+    switch (s->kind) {
+    case INTEGERS: return look_closely(x, y, cols, scale, s, t, INTEGERS);
+    case FLOATS: return look_closely(x, y, cols, scale, s, t, FLOATS);
+    case TABLE: return look_closely(x, y, cols, scale, s, t, TABLE);
+    default: return look_closely(x, y, cols, scale, s, t, SHIFTED);
+    }
 }
 
-INLINE const float *scales_of(const Rows *rows, int64_t row) {
-    return rows->scale + row / rows->scale_height * rows->scale_step;
+INLINE Scale scale_of(const Rows *rows, int64_t row, int64_t group) {
+    Scale scale = {rows->scale[row / rows->scale_height * rows->scale_step + group], 0};
+    if (rows->zero) scale.zero = rows->zero[row * rows->zero_step + group];
+    if (rows->shift) scale.zero = -rows->shift[row * rows->shift_step + group] / scale.unit;
+    return scale;
 }
 INLINE int is_usable(float unit) { return unit != 0 && isfinite(unit) && isfinite(1 / unit); }
 INLINE int is_power_of_two(float unit) { int exponent; return fabsf(frexpf(unit, &exponent)) == 0.5f; }
 
-INLINE double sum_losses(const Sample *s, const Group *g, float factor, int is_float) {
+INLINE double sum_losses(const Sample *s, const Group *g, float factor, int kind) {
     double sums[LANES];
     for (int lane = 0; lane < LANES; lane += WIDTH) {
         Sums sum = {{0}, {0}};
         for (int64_t i = 0; i < g->n; i++)
             for (int64_t col = 0; col < s->cols; col += LANES) {
                 float room[LANES];
-                floats ideal = load(lanes_at(g->x + i * g->stride, col, s->cols, room) + lane) / g->unit / factor;
-                add_squares(&sum, (nearest(ideal, s, is_float) - ideal) * factor * g->unit);
+                floats ideal = load(lanes_at(g->x + i * g->stride, col, s->cols, room) + lane) / g->unit;
+                ideal = kind == SHIFTED ? (ideal + g->zero - g->start) / factor + s->lowest : ideal / factor;
+                add_squares(&sum, (nearest(ideal, s, kind) - ideal) * factor * g->unit);
             }
         store_sums(sums + lane, sum);
     }
@@ -145,22 +205,82 @@ INLINE double sum_losses(const Sample *s, const Group *g, float factor, int is_f
 
 /* Returns Σe² of the nearest codes of a group if its scale is `factor` times its unit; 1 takes no arithmetic. */
 static double sum_errors(const Sample *s, const Group *g, float factor) {
-    if (factor == 1) return s->mantissa ? sum_losses(s, g, 1, 1) : sum_losses(s, g, 1, 0);
-    return s->mantissa ? sum_losses(s, g, factor, 1) : sum_losses(s, g, factor, 0);
+    switch (s->kind) {
+    case INTEGERS: return factor == 1 ? sum_losses(s, g, 1, INTEGERS) : sum_losses(s, g, factor, INTEGERS);
+    case FLOATS: return factor == 1 ? sum_losses(s, g, 1, FLOATS) : sum_losses(s, g, factor, FLOATS);
+    case TABLE: return sum_losses(s, g, factor, TABLE);
+    default: return sum_losses(s, g, factor, SHIFTED);
+    }
 }
 
-/* Returns the worst Σe² of a group with a good scale: half a step for every element that is not zero. */
-static double find_worst_loss(const Sample *s, const Group *g) {
-    double half = g->needed * g->unit * 0.5f, coded = 0;
-    for (int64_t i = 0; i < g->n; i++) coded += (double)count_coded(g->x + i * g->stride, s->cols);
-    return half * half * coded;
+/* Returns half the distance of the levels around codes, or their distance from the first or last level. */
+INLINE floats room_of(const Sample *s, floats codes, int kind) {
+    if (kind != TABLE) return all(0.5f);
+    floats half = all((s->levels[1] - s->levels[0]) / 2);
+    for (int64_t i = 1; i < s->n_levels - 1; i++)
+        half = choose(codes > s->levels[i], all((s->levels[i + 1] - s->levels[i]) / 2), half);
+    return larger(half, larger(s->lowest - codes, codes - s->highest));
+}
+
+/* Returns the worst Σe² of a group with a good scale: half a step for every element that is not zero. `last` is the last
+ * factor that was tried. */
+INLINE double add_worst(const Sample *s, const Group *g, float last, int kind) {
+    double sums[LANES];
+    for (int lane = 0; lane < LANES; lane += WIDTH) {
+        Sums sum = {{0}, {0}};
+        for (int64_t i = 0; i < g->n; i++)
+            for (int64_t col = 0; col < s->cols; col += LANES) {
+                float room[LANES];
+                floats x = load(lanes_at(g->x + i * g->stride, col, s->cols, room) + lane);
+                floats worst = g->needed * g->unit * room_of(s, x / g->unit / last, kind);
+                add_squares(&sum, choose(x == 0, all(0), worst));
+            }
+        store_sums(sums + lane, sum);
+    }
+    return sum_of(sums);
+}
+static double find_worst_loss(const Sample *s, const Group *g, float last) {
+    return s->kind == TABLE ? add_worst(s, g, last, TABLE) : add_worst(s, g, last, INTEGERS);
+}
+
+/* Collects what the zero points have in common; returns whether each group has one of its own. */
+static int compare_zeros(Sample *s, const Group *groups, int64_t n) {
+    float least = groups->zero, most = groups->zero;
+    s->are_whole = 1;
+    for (int64_t i = 0; i < n; i++) {
+        least = groups[i].zero < least ? groups[i].zero : least;
+        most = groups[i].zero > most ? groups[i].zero : most;
+        s->are_whole &= fabsf(groups[i].zero - rintf(groups[i].zero)) < (float)MOVED;
+    }
+    return most - least >= (float)FIXED;
+}
+
+/* Returns the start from which the zero point is a whole number of steps. */
+static float round_start(const Group *g, float factor) { return g->zero - rintf((g->zero - g->start) / factor) * factor; }
+
+/* Returns how many scales to try for a group, and which, as factors of its unit. */
+static int64_t list_factors(const Sample *s, const Group *g, int are_powers, float *factors) {
+    if (are_powers) { /* the smallest that clips nothing; and by OCP's rule, from exponents alone */
+        int exponent, of_highest, of_largest;
+        float mantissa = frexpf(g->needed, &exponent);
+        frexpf(s->highest, &of_highest);
+        frexpf(g->needed * s->highest, &of_largest);
+        factors[0] = ldexpf(1, exponent - (mantissa == 0.5f));
+        factors[1] = ldexpf(1, of_largest - of_highest);
+        return 2;
+    }
+    for (int64_t k = 0; k < s->n_multiples; k++) factors[k] = g->needed * s->multiples[k];
+    return s->n_multiples;
 }
 
 /* Adds up the losses of groups that are judged together; returns whether none stands out. */
 static int add_losses(Sample *s, Group *groups, int64_t n) {
     const double least = ABOVE_NORMAL * s->normal / s->highest, share = ldexp(1, -2 * (s->mantissa + 1));
-    int lose_nothing = s->mantissa > 0, are_powers = 1, lose_some = 0;
+    const int is_float = s->kind == FLOATS;
+    int lose_nothing = is_float, are_powers = 1, lose_some = 0;
     double x_sq = 0, worst_sq = 0;
+    float factors[MOST_FACTORS];
+    if (s->kind == SHIFTED && !compare_zeros(s, groups, n)) return 0;
     for (int64_t i = 0; i < n; i++) {
         if (!(groups[i].x_sq > 0 && groups[i].needed >= 1 / WIDE)) return 0;
         x_sq += groups[i].x_sq;
@@ -170,24 +290,36 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
     s->group_x_sq += x_sq;
     if (lose_nothing) {
         s->stored_sq += x_sq / 6 * share;
-        s->good_sq += x_sq / 6 * share;
+        s->good_sq[0] += x_sq / 6 * share;
+        s->good_sq[1] += x_sq / 6 * share;
         return 1;
     }
-    if (are_powers) return 0; /* good scales would be powers of two, too */
     for (int64_t i = 0; i < n; i++) {
-        double good_sq = INFINITY, stored_sq = s->block_rows ? sum_errors(s, groups + i, 1) : groups[i].e_sq;
-        for (int64_t k = 0; k < s->n_multiples; k++) {
-            float factor = groups[i].needed * s->multiples[k];
-            double own = s->block_rows && factor == 1 ? stored_sq : sum_errors(s, groups + i, factor);
-            good_sq = own < good_sq ? own : good_sq;
+        int64_t tried = list_factors(s, groups + i, are_powers, factors);
+        double good_sq[2] = {INFINITY, 0}, stored_sq = s->block_rows ? sum_errors(s, groups + i, 1) : groups[i].e_sq;
+        for (int64_t k = 0; k < tried; k++) {
+            if (s->are_whole) groups[i].start = round_start(groups + i, factors[k]);
+            double own = s->block_rows && factors[k] == 1 ? stored_sq : sum_errors(s, groups + i, factors[k]);
+            if (are_powers) good_sq[k] = own; /* of two rules, the one that loses more over all groups counts */
+            else good_sq[0] = own < good_sq[0] ? own : good_sq[0];
         }
-        if (!(stored_sq <= FAR * good_sq)) return 0;
+        double good = fmax(good_sq[0], good_sq[1]);
+        if (!(stored_sq <= FAR * good)) { /* a search may have preferred the stored scale, or the good one is a fluke */
+            double worst = is_float ? groups[i].x_sq * share : find_worst_loss(s, groups + i, factors[tried - 1]);
+            double lost_db = 10 * log10(stored_sq / (good < s->lucky * worst ? worst : good));
+            int fits = groups[i].needed > FITS && groups[i].needed < s->most && (lost_db < CLIPPED_DB || groups[i].needed <= 1);
+            if (!(lost_db <= PART_DB || fits)) return 0;
+        }
         s->stored_sq += stored_sq;
-        s->good_sq += good_sq;
-        lose_some |= stored_sq > SOME * good_sq;
+        s->good_sq[0] += good_sq[0];
+        s->good_sq[1] += good_sq[1];
+        lose_some |= stored_sq > SOME * good_sq[are_powers];
     }
-    for (int64_t i = 0; i < n && lose_some && !s->mantissa; i++) worst_sq += find_worst_loss(s, groups + i);
-    s->worst_sq += s->mantissa ? x_sq * share : worst_sq;
+    for (int64_t i = 0; i < n && lose_some && !is_float; i++) {
+        int64_t tried = list_factors(s, groups + i, are_powers, factors);
+        worst_sq += find_worst_loss(s, groups + i, factors[tried - 1]);
+    }
+    s->worst_sq += is_float ? x_sq * share : worst_sq;
     return 1;
 }
 
@@ -211,10 +343,15 @@ static double median_of(double *values, int64_t n) {
 
 /* Adds rows of (at most) a group's columns to their group, whose good scale is a multiple of its unit. */
 static void join_rows(Group *g, const Range *rows, int64_t n, const Sample *s) {
-    const float high = largest_of(rows->high), low = -largest_of(rows->low);
-    float up = (g->unit > 0 ? high : low) / g->unit / s->highest, down = (g->unit > 0 ? low : high) / g->unit / s->lowest;
+    const float largest = largest_of(rows->high), least = -largest_of(rows->low);
+    const float high = (g->unit > 0 ? largest : least) / g->unit, low = (g->unit > 0 ? least : largest) / g->unit;
     g->n += n;
     g->x_sq += sum_of(rows->x_sq);
+    if (s->kind == SHIFTED) { /* of one row */
+        g->needed = (high - low) / (s->highest - s->lowest), g->start = g->zero + low;
+        return;
+    }
+    float up = high / s->highest, down = low / s->lowest;
     g->needed = up > g->needed ? up : g->needed;
     g->needed = down > g->needed ? down : g->needed;
 }
@@ -230,8 +367,24 @@ static void describe_scales(Sample *s, const Rows *rows) {
     }
 }
 
-/* Adds up a sample of rows; returns whether all codes are the nearest. Collects the groups of every few rows. */
-static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
+/* Adds up a row of a group with its nearest codes, and sets their error; returns whether the stored ones are as near. */
+static int add_nearest(Sample *s, const float *x, const float *y, int64_t cols, Scale scale, double *best_sq) {
+    Nearest own;
+    if (!find_nearest(x, y, cols, scale, s, &own)) return 0;
+    *best_sq = own.best_sq;
+    s->x_sq += own.x_sq;
+    s->e_sq += own.e_sq;
+    s->best_sq += own.best_sq;
+    s->clipped += own.clipped;
+    s->clipped_sq += own.clipped_sq;
+    s->clipped_x_sq += own.clipped_x_sq;
+    return 1;
+}
+
+/* Adds up a sample of rows, and collects the groups of every few rows. Returns whether all codes are the nearest: whether
+ * errors are half a step at most, or else, with `closely`, none other is nearer. */
+static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int closely) {
+    const int64_t every = closely ? s->every_closely : s->every;
     const int64_t used = rows->cols / s->cols * s->cols; /* columns of whole groups */
     const float most = (float)(HALF_STEP / (1 << s->mantissa));
     Errors all_rows = {{0}, {0}, {0}, {0}};
@@ -240,22 +393,28 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
         if (place < 0) continue;
         for (int64_t col = 0; col < rows->cols; col += s->cols) {
             const float *x = rows->x + place * rows->cols + col, *y = rows->y + place * rows->cols + col;
-            float unit = scales_of(rows, row)[col / s->cols];
+            Scale scale = scale_of(rows, row, col / s->cols);
             int64_t width = rows->cols - col < s->cols ? rows->cols - col : s->cols;
             Errors own;
-            if (!is_usable(unit)) return 0;
-            (s->mantissa ? scan_floats : scan_integers)(x, y, width, unit, s, &own);
-            add_errors(&all_rows, &own);
-            if (s->block_rows || place % s->every || col >= used) continue;
-            if (s->per_row || !*n) groups[(*n)++] = (Group){.x = x, .stride = s->every * rows->cols, .unit = unit};
+            double best_sq = 0;
+            if (!is_usable(scale.unit)) return 0;
+            if (!closely) {
+                (s->kind == FLOATS ? scan_floats : scan_integers)(x, y, width, scale.unit, s, &own);
+                add_errors(&all_rows, &own);
+            } else if (!add_nearest(s, x, y, width, scale, &best_sq))
+                return 0;
+            if (s->block_rows || place % every || col >= used) continue;
+            if (s->per_row || !*n)
+                groups[(*n)++] = (Group){.x = x, .stride = every * rows->cols, .unit = scale.unit, .zero = scale.zero};
             Range range = {{0}, {0}, {0}};
             extend(&range, x, width);
             join_rows(groups + *n - 1, &range, 1, s);
-            groups[*n - 1].e_sq += sum_of(own.e_sq);
+            groups[*n - 1].e_sq += closely ? best_sq : sum_of(own.e_sq);
         }
         for (int i = 0; i < LANES; i++)
             if (!(all_rows.far[i] <= most)) return 0;
     }
+    if (closely) return 1;
     s->x_sq = sum_of(all_rows.x_sq);
     s->e_sq = sum_of(all_rows.e_sq);
     s->steps_sq = ldexp(sum_of(all_rows.steps_sq), 2 * s->mantissa);
@@ -265,7 +424,7 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
 /* Collects the groups of a row of blocks, whose values begin at `x`. */
 static void scan_blocks(const Sample *s, const Rows *rows, int64_t first, const float *x, Group *groups) {
     for (int64_t col = 0; col < s->block_cols; col += s->cols, groups++) {
-        *groups = (Group){.x = x + col, .stride = s->block_cols, .unit = scales_of(rows, first)[col / s->cols]};
+        *groups = (Group){.x = x + col, .stride = s->block_cols, .unit = scale_of(rows, first, col / s->cols).unit};
         Range range = {{0}, {0}, {0}};
         if (!is_usable(groups->unit)) continue;
         for (int64_t i = 0; i < s->height; i++) extend(&range, groups->x + i * groups->stride, s->cols);
@@ -277,7 +436,11 @@ void measure_sample(Sample *s, const Rows *rows, double x_max) {
     Group *groups = s->room;
     int64_t n = 0;
     describe_scales(s, rows);
-    if (!scan_rows(s, rows, groups, &n)) return;
+    int rounded = s->kind != TABLE && scan_rows(s, rows, groups, &n, 0);
+    if (!rounded) {
+        n = 0;
+        if (!s->every_closely || !scan_rows(s, rows, groups, &n, 1)) return;
+    }
     if (n && !s->per_row && !s->whole) groups->needed = (float)(x_max / fabs(groups->unit) / s->highest);
     if (!s->block_rows && !(n && add_losses(s, groups, n))) return;
     for (int64_t row = 0; row < s->block_rows; row += s->height) {
@@ -292,6 +455,8 @@ void measure_sample(Sample *s, const Rows *rows, double x_max) {
         ratios[i] = (double)size / (double)(groups[i].needed * size);
         if (!isfinite(ratios[i])) return;
     }
-    s->plain = isfinite(s->group_x_sq) && isfinite(s->stored_sq) && isfinite(s->good_sq) && isfinite(s->worst_sq);
+    s->good_sq[0] = fmax(s->good_sq[0], s->good_sq[1]);
+    if (isfinite(s->group_x_sq) && isfinite(s->stored_sq) && isfinite(s->good_sq[0]) && isfinite(s->worst_sq))
+        s->plain = rounded ? ROUNDED : NEAREST;
     s->scale_ratio = median_of(ratios, n);
 }

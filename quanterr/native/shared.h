@@ -71,30 +71,44 @@ typedef struct { /* rows that were decoded: x and y, (places, cols) */
     const float *x, *y;
     const int64_t *places; /* of each of n rows, or -1; NULL: its own */
     int64_t n, cols;
-    const float *scale;    /* of y, as in kernel.c */
-    int64_t scale_step, scale_height;
+    const float *scale, *zero, *shift; /* of y, as in kernel.c */
+    int64_t scale_step, scale_height, zero_step, shift_step;
     int64_t n_scales;      /* of the whole weight; 0: unknown */
 } Rows;
 
+#define MOST_FACTORS 16
+enum { ROUNDED = 1, NEAREST = 2 }; /* the errors of all codes are half a step at most; or codes are clipped, or of a table */
+
 typedef struct { /* what the stored scales of a sample of rows allow */
-    int32_t mantissa;         /* bits of codes that are floats; 0: codes are whole numbers */
+    int32_t kind;             /* of codes */
+    int32_t mantissa;         /* bits of codes that are floats, else 0 */
     float lowest, highest, normal;
+    float below, above;       /* codes beyond are out of range */
+    const float *levels, *bounds; /* of a table: all values, ascending, and what separates them */
+    int64_t n_levels;
     const float *multiples;   /* of the scale that clips nothing: scales to try */
-    int64_t n_multiples;
+    int64_t n_multiples;      /* MOST_FACTORS at most */
+    double lucky;             /* share of the worst error below which a good scale's is small by accident */
+    double most;              /* largest good / stored scale that is not wrong */
     int64_t cols;             /* of a group */
     int32_t per_row;          /* each row has scales of its own; else one for all, or blocks */
     int32_t whole;            /* the sample is the whole weight */
-    int64_t every;            /* one of so many rows is used to measure the losses of scales */
+    int64_t every;            /* one of so many rows is used to measure the losses of scales; if codes are looked at closely, */
+    int64_t every_closely;    /* one of these; 0: not possible */
     int64_t height;           /* rows of a block */
     int64_t first_block;      /* first row of the blocks that are used instead, their rows and columns; 0: none */
     int64_t block_rows, block_cols;
     float *block_values;      /* room for x in these rows and columns */
     void *room;               /* 64 bytes for each group */
-    int64_t plain;            /* out: whether all codes and scales are as they should be */
+    int32_t are_whole;        /* out: whether all zero points are whole codes */
+    int32_t plain;            /* out: 0, unless all codes and scales are as they should be: then ROUNDED or NEAREST */
     double x_sq, e_sq;        /* out: of all rows; all sums are 0 on entry */
-    double steps_sq;          /* e² in steps */
+    double steps_sq;          /* e² in steps, of ROUNDED codes */
+    double best_sq;           /* of the nearest codes of all rows, if NEAREST; and of those out of range alone */
+    double clipped_sq, clipped_x_sq;
+    int64_t clipped;          /* number out of range */
     double group_x_sq;        /* of the groups that are used for the losses */
-    double stored_sq, good_sq, worst_sq; /* losses of the nearest codes: with the stored scales, good ones, the worst */
+    double stored_sq, good_sq[2], worst_sq; /* losses of the nearest codes: with the stored scales, good ones, the worst */
     double scale_ratio;       /* median of stored / good scale */
     int64_t scale_n;          /* out: number, range and sum of the scales of the weight; 0: unknown */
     double scale_low, scale_high, scale_sum;

@@ -7,13 +7,13 @@ times a number per group.
 """
 
 from collections.abc import Sequence
-from math import log2
+from math import frexp
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from quanterr.tensors.levels import Levels, Scaling
+from quanterr.tensors.levels import MANTISSA, Levels, Scaling
 
 SAME = 0.05  # relative: units that differ by more, except by column factors, form no group
 ZERO = 1e-6  # relative to the largest level: smaller shifts count as none
@@ -293,8 +293,14 @@ def _estimate_whole(needed: Tensor, unit: Tensor, levels: Levels, largest: float
 def _round_to_powers(levels: Levels, needed: Tensor) -> list[Tensor]:
     """Round scales to powers of two: the smallest that clip nothing; and by OCP's rule, from exponents alone."""
     largest = levels.highest if levels.highest > 0 else -levels.lowest  # signed codes of one bit are -1 and 0
-    exponent = (needed * largest).log2().floor() - log2(largest) // 1
-    return [2.0 ** needed.log2().ceil(), 2.0**exponent]
+    mantissa, exponent = needed.frexp()
+    of_largest = (needed * largest).frexp().exponent - frexp(largest)[1]
+    return [_make_power(exponent - (mantissa == 0.5).int()), _make_power(of_largest)]
+
+
+def _make_power(exponent: Tensor) -> Tensor:
+    """Return 2 to the power of int32 numbers, float32, exactly."""
+    return (exponent.clamp(-126, 127) + 127 << MANTISSA).view(torch.float32)
 
 
 def list_multiples(levels: Levels) -> Sequence[float]:

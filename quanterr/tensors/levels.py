@@ -8,6 +8,7 @@ values of all other codes lie on the line through these two.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from math import log2
 from typing import NamedTuple
 
@@ -65,11 +66,15 @@ class Levels:
         """These levels, for codes that are only multiplied."""
         return replace(self, centred=True)
 
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """The numbers halfway between the entries of the table."""
+        return tuple((below + above) / 2 for below, above in pairwise(self.table))
+
     @cached_property
     def _boundaries(self) -> Codes:
         """The numbers of the nearest entries."""
-        values = torch.tensor(self.table, dtype=torch.float64)
-        return make_counts(((values[1:] + values[:-1]) / 2).float())
+        return make_counts(torch.tensor(self.bounds))
 
     @cached_property
     def _entries(self) -> Codes:

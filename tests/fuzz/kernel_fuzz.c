@@ -76,13 +76,18 @@ static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, 
 /* What to measure of the rows that are kept; NULL if that is not possible. */
 static Sample *random_sample(const Side *x, const Side *y, const Run *run, Owner *owner) {
     static const float MULTIPLES[] = {1, 0.7f, 1.3f};
+    static const float LEVELS[] = {-1, -0.5f, -0.1f, 0, 0.2f, 0.7f, 1}, BOUNDS[] = {-0.75f, -0.3f, -0.05f, 0.1f, 0.45f, 0.85f};
     if (!x->values || !y->values || !y->scale) return 0;
-    int is_float = (int)below(2);
     Sample *s = own(owner, calloc(1, sizeof *s));
+    s->kind = y->zero || y->shift ? 3 : (int32_t)below(3);
+    int is_float = s->kind == 1;
     s->mantissa = is_float ? 3 : 0, s->normal = 0x1p-6f, s->highest = is_float ? 448 : 127, s->lowest = is_float ? -448 : -128;
+    if (s->kind == 2) s->lowest = -1, s->highest = 1;
+    s->below = s->lowest - 0.5f, s->above = s->highest + 0.5f, s->lucky = 0.08, s->most = 1.4;
+    s->levels = LEVELS, s->bounds = BOUNDS, s->n_levels = 7;
     s->multiples = MULTIPLES, s->n_multiples = 1 + below(3);
     s->cols = y->group < run->cols ? y->group : run->cols;
-    s->per_row = (int32_t)below(2), s->whole = (int32_t)below(2), s->every = 1 + below(4);
+    s->per_row = (int32_t)below(2), s->whole = (int32_t)below(2), s->every = 1 + below(4), s->every_closely = below(3);
     int64_t groups = run->rows * (run->cols / s->cols);
     if (!s->per_row && below(2)) {
         s->height = 1 + below(run->rows);
