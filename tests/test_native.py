@@ -28,7 +28,7 @@ import quanterr
 from quanterr import native
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.comparison import scale_sampling, scheduler
+from quanterr.comparison import attainable, scale_sampling, scheduler
 from quanterr.comparison.kernel import SUMS_ALONE, SumOptions
 from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand, add_histograms
 from quanterr.comparison.worker import Worker
@@ -539,10 +539,10 @@ class TestSamplesAreMeasuredAsByTorch:
         self.check(monkeypatch, store(tmp_path / "x.safetensors", x), store(tmp_path / "y.safetensors", y), 640)
 
     @pytest.mark.parametrize(
-        "recipe", ["nvfp4", "mxfp4", "mxfp8", "int4_g32", "int8_g32", "int4_g32:asym", "nf4", "fp4"]
+        "recipe", ["nvfp4", "mxfp4", "mxfp8", "int4_g32", "int8_g32", "int4_g32:asym", "mlx_q4_g64", "nf4", "fp4"]
     )
     def test_of_codes_in_groups(self, tmp_path, monkeypatch, recipe, rows):
-        """Also where the largest are clipped, as by int4, or codes are of a table."""
+        """Also where the largest are clipped, as by int4, codes are next to the nearest, as by MLX, or of a table."""
         x = {f"{n}.weight": normal(rows, 640, seed=n) * torch.linspace(1, 4, 640) for n in range(6)}
         stored = {f"{n}.{part}": t for n in range(6) for part, t in quantize_tensor(x[f"{n}.weight"], recipe).items()}
         config = dict(parse_recipe(recipe).scheme.config)
@@ -781,7 +781,10 @@ class TestBuild:
             "WIDE": scale_sampling.WIDE,
             "MOVED": good_scales.MOVED,
             "FIXED": good_scales.FIXED,
+            "TILE": attainable.TILE,
         }
+        [little] = re.findall(r"^#define LITTLE ([\d.]+)", source, re.MULTILINE)
+        assert float(little) < 10 ** (min(attainable.FACTOR_DB, attainable.PART_DB) / 10)
 
     def test_searches_have_the_constants_of_torch(self):
         sources = ((Path(native.__file__).parent / name).read_text() for name in ("searches.c", "shared.h"))

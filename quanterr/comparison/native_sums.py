@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
+from quanterr.comparison.attainable import WIDEST
 from quanterr.comparison.fingerprints import sample_places
 from quanterr.comparison.kernel import SUMS_ALONE, SumOptions, add_matrices
 from quanterr.comparison.plain_samples import MOST_GROUPS, PlainSample
@@ -24,7 +25,7 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.decoder import Decoder, ElementType, Order
 from quanterr.tensors.workspace import Workspace
 
-GROUP = 8  # float64 numbers for which the kernel wants room, for each group of a sample
+GROUP, COLUMN = 8, 3  # float64 numbers for which the kernel wants room, for each group and column of a sample
 PRECISE = 1 << 12  # elements below which all sums are float64, as few roundings do not average out
 
 Dequantize = Callable[[Chunk], Values]
@@ -81,13 +82,16 @@ class NativeSums:
         self.kernel, self._outlier = kernel, outlier
         self._counts = torch.zeros((2, ROOM), dtype=torch.int32)
         self._groups = torch.empty((MOST_GROUPS, GROUP), dtype=torch.float64)
+        self._columns = torch.empty((COLUMN, WIDEST), dtype=torch.float64)
         self._histograms = torch.empty(0, dtype=torch.int64)
         self._sums = bytearray()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return self._counts.nbytes + self._groups.nbytes + self._histograms.nbytes + len(self._sums)
+        return (
+            self._counts.nbytes + self._groups.nbytes + self._columns.nbytes + self._histograms.nbytes + len(self._sums)
+        )
 
     def sums(
         self,
@@ -182,6 +186,7 @@ class NativeSums:
                 task.alive.append(blocks)
                 sample.block_values = blocks.data_ptr()
             sample.room = self._groups.data_ptr()
+            sample.columns, sample.most_cols = self._columns.data_ptr(), WIDEST
             run.sample = ctypes.addressof(sample)
 
     def _make_task(

@@ -59,8 +59,8 @@ class PlainSample(NamedTuple):
         if plain is None:
             return None
         if found.plain == NEAREST:
-            clipped = {"clipped_sq": found.clipped_sq, "clipped_x_sq": found.clipped_x_sq, "clipped": found.clipped}
-            plain = plain._replace(e_sq=found.e_sq, best_sq=found.best_sq, rounding=None, **clipped)
+            names = ("e_sq", "best_sq", "clipped_sq", "clipped_x_sq", "beyond_sq", "clipped", "off")
+            plain = plain._replace(rounding=None, **{name: getattr(found, name) for name in names})
         of_groups = GroupSums(found.group_x_sq, found.stored_sq, found.good_sq[0], found.worst_sq)
         return add_loss(plain, of_groups, found.scale_ratio, get_lucky_share(self.levels))
 

@@ -1,6 +1,6 @@
 /* What the stored scales of a sample of rows allow; measure_rounding and find_nearest of tensors/levels.py, and
- * measure_losses of tensors/good_scales.py specify it. C11, no dependency, no Python. Numbers are float32, as torch has them; sums are
- * float64 in LANES lanes, the same on every instruction set.
+ * measure_losses of tensors/good_scales.py specify it. C11, no dependency, no Python. Numbers are float32, as torch has
+ * them; sums are float64 in LANES lanes, the same on every instruction set.
  */
 #include <math.h>
 #include "shared.h"
@@ -17,6 +17,8 @@
 #define FIXED 0.05
 #define FITS 0.6 /* more than 1 / WIDE: less of the range is in use, by half a step, than the originals need */
 #define NEAR 1.0001 /* times the error of the nearest code: as near, but for float32 */
+#define LITTLE 1.25 /* times the least energy of errors: a region with less does not stand out */
+#define TILE 64
 
 enum { INTEGERS, FLOATS, TABLE, SHIFTED }; /* codes; SHIFTED are integers around a zero point for each group */
 
@@ -28,7 +30,7 @@ typedef struct { /* elements that share a scale: (n, cols), from `stride` to `st
     double x_sq, e_sq;
     float unit, needed, zero, start; /* zero: the code of zero; start: the lowest code that is needed */
 } Group;
-typedef struct { double x_sq, e_sq, best_sq, clipped_sq, clipped_x_sq; int64_t clipped; } Nearest; /* codes of a row */
+typedef struct { double x_sq, e_sq, best_sq, clipped_sq, clipped_x_sq, beyond_sq; int64_t clipped, off; } Nearest; /* codes */
 typedef struct { float unit, zero; } Scale;
 
 INLINE floats all(float value) { return (floats){0} + value; }
@@ -131,51 +133,84 @@ INLINE floats nearest(floats codes, const Sample *s, int kind) {
     return (floats)((ints)(normal + below) | ((ints)codes & ~MAGNITUDE));
 }
 
-/* Adds up a row with its nearest codes; returns whether the stored ones are as near. */
-INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scale, const Sample *s, Nearest *t, int kind) {
+/* Adds up a row with its nearest codes. Returns whether the stored ones are as near; or, with `squares`, writes e² of both
+ * there, (2, most_cols), and returns whether no scale may be lost. */
+INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scale, const Sample *s, Nearest *t,
+                        float *squares, int kind) {
     const floats inverse = all(1 / scale.unit);
-    double x_sqs[LANES], e_sqs[LANES], best_sqs[LANES], clipped_sqs[LANES], clipped_x_sqs[LANES];
+    double x_sqs[LANES], e_sqs[LANES], best_sqs[LANES], clipped_sqs[LANES], clipped_x_sqs[LANES], beyond_sqs[LANES];
     for (int lane = 0; lane < LANES; lane += WIDTH) {
-        Sums x_sq = {{0}, {0}}, e_sq = {{0}, {0}}, best_sq = {{0}, {0}}, clipped_sq = {{0}, {0}}, clipped_x_sq = {{0}, {0}};
-        ints clipped = {0}, apart = {0};
+        Sums x_sq = {{0}, {0}}, e_sq = {{0}, {0}}, best_sq = {{0}, {0}};
+        Sums clipped_sq = {{0}, {0}}, clipped_x_sq = {{0}, {0}}, beyond_sq = {{0}, {0}};
+        ints clipped = {0}, off = {0}, apart = {0};
         for (int64_t col = 0; col < cols; col += LANES) {
             float x_room[LANES], y_room[LANES];
             floats a = load(lanes_at(x, col, cols, x_room) + lane), b = load(lanes_at(y, col, cols, y_room) + lane);
             floats code = a * inverse + scale.zero, level = nearest(code, s, kind);
-            floats e = b - a, best = (level - scale.zero) * scale.unit - a;
-            ints same = level == nearest(b * inverse + scale.zero, s, kind), out = (code < s->below) | (code > s->above);
-            apart |= ~same & ~(magnitude(e) <= magnitude(best) * (float)NEAR);
-            apart |= out & (b == 0); /* the scale may be lost */
+            floats stored = nearest(b * inverse + scale.zero, s, kind), e = b - a, best = (level - scale.zero) * scale.unit - a;
+            ints same = level == stored, out = (code < s->below) | (code > s->above);
+            apart |= out & (b == 0);
+            if (!squares) apart |= ~same & ~(magnitude(e) <= magnitude(best) * (float)NEAR);
             best = choose(same | (magnitude(e) < magnitude(best)), e, best);
             clipped -= out;
+            if (squares) {
+                floats squared[2] = {e * e, best * best};
+                memcpy(squares + col + lane, squared, sizeof *squared);
+                memcpy(squares + s->most_cols + col + lane, squared + 1, sizeof *squared);
+                off -= (magnitude(level - stored) > 1.5f) & ~out;
+            }
             add_squares(&x_sq, a);
             add_squares(&e_sq, e);
             add_squares(&best_sq, best);
             add_squares(&clipped_sq, (floats)(out & (ints)best));
             add_squares(&clipped_x_sq, (floats)(out & (ints)a));
+            add_squares(&beyond_sq, (floats)(~same & ~out & (e * best > 0) & (ints)e));
         }
         for (int k = 0; k < WIDTH; k++) {
             if (apart[k]) return 0;
             t->clipped += clipped[k];
+            t->off += off[k];
         }
         store_sums(x_sqs + lane, x_sq);
         store_sums(e_sqs + lane, e_sq);
         store_sums(best_sqs + lane, best_sq);
         store_sums(clipped_sqs + lane, clipped_sq);
         store_sums(clipped_x_sqs + lane, clipped_x_sq);
+        store_sums(beyond_sqs + lane, beyond_sq);
     }
     t->x_sq = sum_of(x_sqs), t->e_sq = sum_of(e_sqs), t->best_sq = sum_of(best_sqs);
-    t->clipped_sq = sum_of(clipped_sqs), t->clipped_x_sq = sum_of(clipped_x_sqs);
+    t->clipped_sq = sum_of(clipped_sqs), t->clipped_x_sq = sum_of(clipped_x_sqs), t->beyond_sq = sum_of(beyond_sqs);
     return 1;
 }
-static int find_nearest(const float *x, const float *y, int64_t cols, Scale scale, const Sample *s, Nearest *t) {
+static int find_nearest(const float *x, const float *y, int64_t cols, Scale scale, const Sample *s, Nearest *t, float *squares) {
+#define LOOK(squares, kind) look_closely(x, y, cols, scale, s, t, squares, kind)
     *t = (Nearest){0};
     switch (s->kind) {
-    case INTEGERS: return look_closely(x, y, cols, scale, s, t, INTEGERS);
-    case FLOATS: return look_closely(x, y, cols, scale, s, t, FLOATS);
-    case TABLE: return look_closely(x, y, cols, scale, s, t, TABLE);
-    default: return look_closely(x, y, cols, scale, s, t, SHIFTED);
+    case INTEGERS: return squares ? LOOK(squares, INTEGERS) : LOOK(0, INTEGERS);
+    case FLOATS: return LOOK(0, FLOATS);
+    case TABLE: return LOOK(0, TABLE);
+    default: return squares ? LOOK(squares, SHIFTED) : LOOK(0, SHIFTED);
     }
+}
+
+/* Adds e² of a row's codes, and of its nearest, to those of each column; returns whether none of its regions stands out. */
+static int add_regions(Sample *s, const float *squares, int64_t cols) {
+    const float *of_best = squares + s->most_cols;
+    double row[2] = {0}, tile[2] = {0};
+    for (int64_t col = 0; col < cols; col++) {
+        tile[0] += squares[col], tile[1] += of_best[col];
+        s->columns[col] += squares[col], s->columns[s->most_cols + col] += of_best[col];
+        if ((col + 1) % TILE && col + 1 < cols) continue;
+        if (!(tile[0] <= LITTLE * tile[1]) && (col + 1) % TILE == 0) return 0;
+        row[0] += tile[0], row[1] += tile[1];
+        tile[0] = tile[1] = 0;
+    }
+    return row[0] <= LITTLE * row[1];
+}
+static int are_columns_alike(const Sample *s, int64_t cols) {
+    for (int64_t col = 0; col < cols; col++)
+        if (!(s->columns[col] <= LITTLE * s->columns[s->most_cols + col])) return 0;
+    return 1;
 }
 
 INLINE Scale scale_of(const Rows *rows, int64_t row, int64_t group) {
@@ -367,27 +402,33 @@ static void describe_scales(Sample *s, const Rows *rows) {
     }
 }
 
-/* Adds up a row of a group with its nearest codes, and sets their error; returns whether the stored ones are as near. */
-static int add_nearest(Sample *s, const float *x, const float *y, int64_t cols, Scale scale, double *best_sq) {
+/* Adds up a row of a group with its nearest codes, and sets their error; returns as find_nearest. */
+static int add_nearest(Sample *s, const float *x, const float *y, int64_t cols, Scale scale, float *squares, double *best_sq) {
     Nearest own;
-    if (!find_nearest(x, y, cols, scale, s, &own)) return 0;
+    if (!find_nearest(x, y, cols, scale, s, &own, squares)) return 0;
     *best_sq = own.best_sq;
     s->x_sq += own.x_sq;
     s->e_sq += own.e_sq;
     s->best_sq += own.best_sq;
-    s->clipped += own.clipped;
     s->clipped_sq += own.clipped_sq;
     s->clipped_x_sq += own.clipped_x_sq;
+    s->beyond_sq += own.beyond_sq;
+    s->clipped += own.clipped;
+    s->off += own.off;
     return 1;
 }
 
-/* Adds up a sample of rows, and collects the groups of every few rows. Returns whether all codes are the nearest: whether
- * errors are half a step at most, or else, with `closely`, none other is nearer. */
-static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int closely) {
-    const int64_t every = closely ? s->every_closely : s->every;
+enum { HALF_A_STEP, AS_NEAR, BY_REGIONS }; /* what is required of errors: so much at most; as little as of the nearest codes; or
+                                              little more, in each row, column and tile */
+
+/* Adds up a sample of rows, and collects the groups of every few rows. Returns whether all errors are as required. */
+static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int required) {
+    const int64_t every = required == HALF_A_STEP ? s->every : s->every_closely;
     const int64_t used = rows->cols / s->cols * s->cols; /* columns of whole groups */
     const float most = (float)(HALF_STEP / (1 << s->mantissa));
+    float *squares = required == BY_REGIONS ? (float *)(s->columns + 2 * s->most_cols) : 0;
     Errors all_rows = {{0}, {0}, {0}, {0}};
+    *n = 0;
     for (int64_t row = 0; row < rows->n; row++) {
         int64_t place = rows->places ? rows->places[row] : row;
         if (place < 0) continue;
@@ -398,10 +439,10 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int
             Errors own;
             double best_sq = 0;
             if (!is_usable(scale.unit)) return 0;
-            if (!closely) {
+            if (required == HALF_A_STEP) {
                 (s->kind == FLOATS ? scan_floats : scan_integers)(x, y, width, scale.unit, s, &own);
                 add_errors(&all_rows, &own);
-            } else if (!add_nearest(s, x, y, width, scale, &best_sq))
+            } else if (!add_nearest(s, x, y, width, scale, squares ? squares + col : 0, &best_sq))
                 return 0;
             if (s->block_rows || place % every || col >= used) continue;
             if (s->per_row || !*n)
@@ -409,16 +450,30 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int
             Range range = {{0}, {0}, {0}};
             extend(&range, x, width);
             join_rows(groups + *n - 1, &range, 1, s);
-            groups[*n - 1].e_sq += closely ? best_sq : sum_of(own.e_sq);
+            groups[*n - 1].e_sq += required == HALF_A_STEP ? sum_of(own.e_sq) : best_sq;
         }
         for (int i = 0; i < LANES; i++)
             if (!(all_rows.far[i] <= most)) return 0;
+        if (squares && !add_regions(s, squares, rows->cols)) return 0;
     }
-    if (closely) return 1;
+    if (squares) return are_columns_alike(s, rows->cols);
+    if (required == AS_NEAR) return 1;
     s->x_sq = sum_of(all_rows.x_sq);
     s->e_sq = sum_of(all_rows.e_sq);
     s->steps_sq = ldexp(sum_of(all_rows.steps_sq), 2 * s->mantissa);
     return 1;
+}
+
+/* Adds up a sample of rows as closely as their codes require; returns 0 if none of the ways will do, else how they were. */
+static int scan_codes(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
+    if (s->kind != TABLE && scan_rows(s, rows, groups, n, HALF_A_STEP)) return ROUNDED;
+    if (!s->every_closely) return 0;
+    if (scan_rows(s, rows, groups, n, AS_NEAR)) return NEAREST;
+    if (s->kind == FLOATS || s->kind == TABLE || rows->cols % LANES || s->cols % LANES || rows->cols > s->most_cols) return 0;
+    s->x_sq = s->e_sq = s->best_sq = s->clipped_sq = s->clipped_x_sq = s->beyond_sq = 0, s->clipped = s->off = 0;
+    memset(s->columns, 0, (size_t)rows->cols * sizeof *s->columns);
+    memset(s->columns + s->most_cols, 0, (size_t)rows->cols * sizeof *s->columns);
+    return scan_rows(s, rows, groups, n, BY_REGIONS) ? NEAREST : 0;
 }
 
 /* Collects the groups of a row of blocks, whose values begin at `x`. */
@@ -436,11 +491,8 @@ void measure_sample(Sample *s, const Rows *rows, double x_max) {
     Group *groups = s->room;
     int64_t n = 0;
     describe_scales(s, rows);
-    int rounded = s->kind != TABLE && scan_rows(s, rows, groups, &n, 0);
-    if (!rounded) {
-        n = 0;
-        if (!s->every_closely || !scan_rows(s, rows, groups, &n, 1)) return;
-    }
+    int found = scan_codes(s, rows, groups, &n);
+    if (!found) return;
     if (n && !s->per_row && !s->whole) groups->needed = (float)(x_max / fabs(groups->unit) / s->highest);
     if (!s->block_rows && !(n && add_losses(s, groups, n))) return;
     for (int64_t row = 0; row < s->block_rows; row += s->height) {
@@ -457,6 +509,6 @@ void measure_sample(Sample *s, const Rows *rows, double x_max) {
     }
     s->good_sq[0] = fmax(s->good_sq[0], s->good_sq[1]);
     if (isfinite(s->group_x_sq) && isfinite(s->stored_sq) && isfinite(s->good_sq[0]) && isfinite(s->worst_sq))
-        s->plain = rounded ? ROUNDED : NEAREST;
+        s->plain = found;
     s->scale_ratio = median_of(ratios, n);
 }

@@ -77,7 +77,7 @@ typedef struct { /* rows that were decoded: x and y, (places, cols) */
 } Rows;
 
 #define MOST_FACTORS 16
-enum { ROUNDED = 1, NEAREST = 2 }; /* the errors of all codes are half a step at most; or codes are clipped, or of a table */
+enum { ROUNDED = 1, NEAREST = 2 }; /* all errors are half a step at most; or about as small as the format allows */
 
 typedef struct { /* what the stored scales of a sample of rows allow */
     int32_t kind;             /* of codes */
@@ -100,13 +100,16 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     int64_t block_rows, block_cols;
     float *block_values;      /* room for x in these rows and columns */
     void *room;               /* 64 bytes for each group */
+    double *columns;          /* room for 3 numbers for each of most_cols columns */
+    int64_t most_cols;
     int32_t are_whole;        /* out: whether all zero points are whole codes */
     int32_t plain;            /* out: 0, unless all codes and scales are as they should be: then ROUNDED or NEAREST */
     double x_sq, e_sq;        /* out: of all rows; all sums are 0 on entry */
     double steps_sq;          /* e² in steps, of ROUNDED codes */
     double best_sq;           /* of the nearest codes of all rows, if NEAREST; and of those out of range alone */
     double clipped_sq, clipped_x_sq;
-    int64_t clipped;          /* number out of range */
+    double beyond_sq;         /* e² of codes in range that are neither of the two nearest */
+    int64_t clipped, off;     /* numbers out of range; and in range but two or more steps from the nearest */
     double group_x_sq;        /* of the groups that are used for the losses */
     double stored_sq, good_sq[2], worst_sq; /* losses of the nearest codes: with the stored scales, good ones, the worst */
     double scale_ratio;       /* median of stored / good scale */

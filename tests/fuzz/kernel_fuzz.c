@@ -98,6 +98,8 @@ static Sample *random_sample(const Side *x, const Side *y, const Run *run, Owner
         groups = s->block_rows / s->height * (s->block_cols / s->cols);
     }
     s->room = own(owner, malloc((size_t)(64 * groups)));
+    s->most_cols = run->cols + below(2);
+    s->columns = own(owner, malloc((size_t)(24 * s->most_cols)));
     return s;
 }
 
