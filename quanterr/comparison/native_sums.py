@@ -249,7 +249,7 @@ class NativeSums:
         """Return the results of a call of the kernel."""
         x, y, runs = call.arrays
         sizes = [run.n_bins for run in runs]
-        counts = torch.split(self._histograms[: sum(sizes)].clone(), sizes)
+        counts = self._histograms[: sum(sizes)].clone().split_with_sizes(sizes)
         stored, step = memoryview(self._sums), len(SUMS) * SUM_BYTES
         return [
             _read_sums(task, run, sides, own, stored[place * step : (place + 1) * step])
