@@ -214,7 +214,7 @@ INLINE void pack_scales(const int *own, const int *least, int packing, uint8_t *
             }
             break;
         default:
-            for (int i = 0; i < 8; i++) to[i] = (uint8_t)((own[i] & 15) | own[8 + i] << 4);
+            for (int i = 0; i < 8; i++) to[i] = (uint8_t)((own[i] & 15) | (own[8 + i] & 15) << 4);
             for (int i = 0; i < 4; i++) {
                 to[8 + i] = 0;
                 for (int j = 0; j < 4; j++) to[8 + i] |= (uint8_t)((own[4 * j + i] + 32) >> 4 << 2 * j);

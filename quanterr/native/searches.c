@@ -2,13 +2,15 @@
  *
  * A part is a few numbers that share a scale. WIDTH of them are searched side by side, one in each lane, and sums run
  * over the elements of a part in order, so that neither the instruction set nor the number of parts changes a digit.
- * With vectors wider than the machine's, gcc's code would take seven times as long: TOGETHER vectors are, in loops.
+ * TOGETHER such vectors are searched at once, so that none waits for the sums of another. They are arrays in loops: of
+ * vectors wider than the machine's, gcc makes code that takes seven times as long.
  */
+#include <stddef.h>
 #include "shared.h"
 
 #define MOST_SEARCHED 64 /* elements of a part, at most */
 #define PASSES 5
-#define TOGETHER 3       /* vectors that are searched together, so that none waits for the sums of the other */
+#define TOGETHER 3
 #define EACH for (int v = 0; v < TOGETHER; v++)
 
 #if WIDTH == 16
@@ -68,26 +70,20 @@ INLINE void store_parts(const floats *from, int64_t first, int64_t n, int k, flo
         for (int i = 0; i < k; i++) to[(first + p) * k + i] = from[i][p];
 }
 
-/* Loads TOGETHER · WIDTH parts from `first` on and the weights of their errors: `w`, or x² if it is NULL. */
-INLINE void load_all(const float *x, const float *w, int64_t first, int64_t n, int k, Parts *to) {
+/* Loads TOGETHER · WIDTH parts from `first` on and the weights of their errors: `w`, or if it is NULL x² or, with
+ * `magnitudes`, |x| plus the floor of the part; no `floors`: 0. */
+INLINE void load_all(const float *x, const float *w, int magnitudes, const float *floors, int64_t first, int64_t n, int k,
+                     Parts *to) {
     EACH {
-        load_parts(x, first + v * WIDTH, n, k, to[v].x);
-        if (w) load_parts(w, first + v * WIDTH, n, k, to[v].w);
-        for (int i = 0; i < k; i++) {
-            if (!w) to[v].w[i] = to[v].x[i] * to[v].x[i];
-            to[v].products[i] = to[v].w[i] * to[v].x[i];
-        }
-    }
-}
-
-/* Weighs errors by |x| plus the floor of the part; no `floors`: 0. */
-INLINE void weigh_by_magnitude(const float *floors, int64_t first, int64_t n, int k, Parts *parts) {
-    EACH {
+        Parts *own = to + v;
+        int64_t at = first + v * WIDTH;
         floats floor = NONE;
-        for (int64_t p = 0, at = first + v * WIDTH; floors && p < WIDTH; p++) floor[p] = floors[at + p < n ? at + p : n - 1];
+        load_parts(x, at, n, k, own->x);
+        if (w) load_parts(w, at, n, k, own->w);
+        for (int64_t p = 0; floors && p < WIDTH; p++) floor[p] = floors[at + p < n ? at + p : n - 1];
         for (int i = 0; i < k; i++) {
-            parts[v].w[i] = magnitude(parts[v].x[i]) + floor;
-            parts[v].products[i] = parts[v].w[i] * parts[v].x[i];
+            if (!w) own->w[i] = magnitudes ? magnitude(own->x[i]) + floor : own->x[i] * own->x[i];
+            own->products[i] = own->w[i] * own->x[i];
         }
     }
 }
@@ -108,8 +104,7 @@ EXPORT void quanterr_search_minimum(const float *x, const float *w, const float 
     Parts parts[TOGETHER];
     floats one = NONE + 1;
     for (int64_t first = 0; first < n; first += TOGETHER * WIDTH) {
-        load_all(x, w, first, n, k, parts);
-        if (!w) weigh_by_magnitude(floors, first, n, k, parts);
+        load_all(x, w, 1, floors, first, n, k, parts);
         floats most[TOGETHER], sum_w[TOGETHER], sum_x[TOGETHER], scale[TOGETHER], least[TOGETHER], cost[TOGETHER];
         floats best[TOGETHER], best_scale[TOGETHER], best_least[TOGETHER], chosen_least[TOGETHER], chosen[TOGETHER];
         ints flat[TOGETHER];
@@ -190,7 +185,7 @@ EXPORT void quanterr_search_symmetric(const float *x, const float *w, int64_t n,
                                       const float *numerators, int32_t n_numerators, float *scales, float *codes) {
     Parts parts[TOGETHER];
     for (int64_t first = 0; first < n; first += TOGETHER * WIDTH) {
-        load_all(x, w, first, n, k, parts);
+        load_all(x, w, 0, NULL, first, n, k, parts);
         floats reciprocal[TOGETHER], best[TOGETHER], best_scale[TOGETHER], best_inverse[TOGETHER];
         ints zero[TOGETHER];
         EACH {
@@ -241,7 +236,7 @@ EXPORT void quanterr_refine(const float *x, const float *w, int64_t n, int32_t k
     Parts parts[TOGETHER];
     floats one = NONE + 1;
     for (int64_t first = 0; first < n; first += TOGETHER * WIDTH) {
-        load_all(x, w, first, n, k, parts);
+        load_all(x, w, 0, NULL, first, n, k, parts);
         floats sum_lx[TOGETHER], sum_l2[TOGETHER];
         ints zero[TOGETHER] = {{0}}, changed[TOGETHER];
         EACH {
