@@ -1,5 +1,6 @@
-/* Rounding of numbers to codes in units of their groups; tensors/rounding.py specifies it. C11, no dependency, no
- * Python. Every operation is float32's, element by element, so that all instruction sets round alike.
+/* Rounding of numbers to codes in units of their groups; tensors/rounding.py specifies it, and recipes/superblocks.py
+ * the blocks of ggml's K types. C11, no dependency, no Python. Every operation is float32's, element by element, so that
+ * all instruction sets round alike.
  */
 #include <math.h>
 #include "shared.h"
@@ -174,7 +175,7 @@ INLINE uint16_t to_half(float f) { /* ties to even */
     return (uint16_t)to_small_floats((floats){f}, &halves)[0];
 }
 
-/* Rounds scales or minima to integers, which is what they become; returns their unit, also as float16. */
+/* Rounds scales or minima in place to integers of a unit, which it stores as float16 and returns. */
 INLINE float to_integers(float *numbers, int n, int most, int is_signed, uint8_t *unit) {
     float largest = numbers[0], inverse, found;
     for (int i = 1; i < n && largest == largest; i++) /* NaN is the largest */
