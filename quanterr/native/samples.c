@@ -195,15 +195,21 @@ static int find_nearest(const float *x, const float *y, int64_t cols, Scale scal
 
 /* Adds e² of a row's codes, and of its nearest, to those of each column; returns whether none of its regions stands out. */
 static int add_regions(Sample *s, const float *squares, int64_t cols) {
-    const float *of_best = squares + s->most_cols;
-    double row[2] = {0}, tile[2] = {0};
-    for (int64_t col = 0; col < cols; col++) {
-        tile[0] += squares[col], tile[1] += of_best[col];
-        s->columns[col] += squares[col], s->columns[s->most_cols + col] += of_best[col];
-        if ((col + 1) % TILE && col + 1 < cols) continue;
-        if (!(tile[0] <= LITTLE * tile[1]) && (col + 1) % TILE == 0) return 0;
-        row[0] += tile[0], row[1] += tile[1];
-        tile[0] = tile[1] = 0;
+    double row[2] = {0};
+    for (int64_t first = 0; first < cols; first += TILE) {
+        double tile[2];
+        for (int side = 0; side < 2; side++) {
+            const float *of_row = squares + side * s->most_cols;
+            double *columns = s->columns + side * s->most_cols, sums[LANES] = {0};
+            for (int64_t col = first; col < first + TILE && col < cols; col += LANES)
+                for (int i = 0; i < LANES; i++) {
+                    sums[i] += of_row[col + i];
+                    columns[col + i] += of_row[col + i];
+                }
+            tile[side] = sum_of(sums);
+            row[side] += tile[side];
+        }
+        if (first + TILE <= cols && !(tile[0] <= LITTLE * tile[1])) return 0;
     }
     return row[0] <= LITTLE * row[1];
 }
