@@ -147,9 +147,10 @@ INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scal
             float x_room[LANES], y_room[LANES];
             floats a = load(lanes_at(x, col, cols, x_room) + lane), b = load(lanes_at(y, col, cols, y_room) + lane);
             floats code = a * inverse + scale.zero, level = nearest(code, s, kind);
-            floats stored = nearest(b * inverse + scale.zero, s, kind), e = b - a, best = (level - scale.zero) * scale.unit - a;
+            floats stored = b * inverse + scale.zero, e = b - a, best = (level - scale.zero) * scale.unit - a;
+            stored = kind == FLOATS || kind == TABLE ? nearest(stored, s, kind) : stored + ROUNDER - ROUNDER; /* also beyond */
             ints same = level == stored, out = (code < s->below) | (code > s->above);
-            apart |= out & (b == 0);
+            apart |= out & (b == 0); /* the scale may be lost */
             if (!squares) apart |= ~same & ~(magnitude(e) <= magnitude(best) * (float)NEAR);
             best = choose(same | (magnitude(e) < magnitude(best)), e, best);
             clipped -= out;
