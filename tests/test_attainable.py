@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from quanterr.comparison.attainable import RUN, RUNS, WIDEST, sample_chunks
 from quanterr.comparison.worker import Worker
 from quanterr.findings import make_finding
 from quanterr.findings.merging import merge_excess
+from quanterr.recipes import parse_recipe
+from quanterr.recipes.tensors import quantize_tensor
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 
@@ -441,6 +444,40 @@ class TestKernelMeasuresSamples:
                     one.layer_name,
                     name,
                 )
+
+    @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4", "int4_g32", "mlx_q4_g64", "nf4"])
+    def test_and_both_find_the_same_damage(self, tmp_path, monkeypatch, recipe):
+        """Codes and scales of groups: moved by a row or a column, zero, or with other bits."""
+        damages = {
+            "none": lambda raw: None,
+            "zero": lambda raw: raw[5:25].zero_(),
+            "bits": lambda raw: raw[::97].bitwise_xor_(0x44),
+            "byte": lambda raw: raw[333:334].fill_(0x77),
+            "moved": lambda raw: raw.copy_(raw.roll(64)),
+            "later": lambda raw: raw.copy_(raw.roll(1)),
+        }
+        x, y = {}, {}
+        for n, (part, damage) in enumerate(product(range(2), damages.values())):
+            x[f"{n}.weight"] = numbers(64, 128, seed=n).float()
+            stored = quantize_tensor(x[f"{n}.weight"], recipe)
+            damage(list(stored.values())[part].view(-1).view(torch.uint8))
+            y |= {f"{n}.{name}": tensor.clone() for name, tensor in stored.items()}
+        (tmp_path / "y").mkdir()
+        config = dict(parse_recipe(recipe).scheme.config)
+        (tmp_path / "y" / "config.json").write_text(json.dumps({"quantization_config": config} if config else {}))
+        save_file(x, tmp_path / "x.safetensors")
+        save_file(y, tmp_path / "y" / "y.safetensors")
+        taken, take = [], Worker._take_plain_sample
+        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *args: taken.append(take(*args)) or taken[-1])
+        by_kernel = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y", device="cpu")
+        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *_: None)
+        by_torch = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y", device="cpu")
+
+        assert any(taken)
+        assert not all(taken)
+        assert [(one.code, one.layer) for one in by_kernel.findings] == [
+            (one.code, one.layer) for one in by_torch.findings
+        ]
 
 
 def test_a_ternary_code_that_stands_for_a_fourth_value_is_told(tmp_path, x):
