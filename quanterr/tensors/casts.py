@@ -1,4 +1,4 @@
-"""Tests whether a tensor is a cast copy of another, or was changed.
+"""A test of whether a tensor is a cast copy of another or was changed.
 
 A cast to floats of m mantissa bits moves an element by at most half a step: 2^-(m+1) of its magnitude, or half of the
 smallest subnormal. y is a cast of x if no element of y is farther from x than the dtype's nearest number. So ties may
@@ -8,7 +8,7 @@ y may come from x in three ways:
 
     x → y             a plain cast
     x → 16 bits → y   tools load models in BF16 or F16 and store them in another dtype: then all of y fits those 16 bits
-    y → x             the original is the cast, and the quantizer had more digits
+    y → x             the original is the cast: the quantizer worked from numbers with more digits
 
 Truncation or stochastic rounding leaves the other neighbour instead: at most a step away.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quanterr.tensors.workspace import TORCH_DTYPES
 
-HALVES = (torch.bfloat16, torch.float16)  # dtypes in which tools hold models
+HALVES = (torch.bfloat16, torch.float16)  # dtypes in which tools load models
 ROUNDED = 2.0**-21  # relative error of float32 arithmetic on stored numbers, exp included
 
 
@@ -37,7 +37,7 @@ ORDER = list(Copy)
 
 
 class _Way(NamedTuple):
-    """One way in which a side may have come from the other."""
+    """One way in which one side may have been made from the other."""
 
     through: torch.dtype  # the dtype in which digits are lost
     to: torch.dtype
@@ -45,7 +45,7 @@ class _Way(NamedTuple):
 
 
 class CastTest:
-    """Compares two tensors chunk by chunk and reports whether the second is a cast of the first."""
+    """A test, chunk by chunk, of whether the second of two tensors is a cast of the first."""
 
     def __init__(self, original: str, quantized: str, computed: bool = False) -> None:
         """Start a test for these stored dtypes; ``computed``: the compared values come from float32 arithmetic."""
@@ -98,7 +98,8 @@ def least_normal(original: str, quantized: str) -> float:
 def rounds_to_nearest(original: str, quantized: str, relative_max: float) -> bool:
     """Return whether the largest |e| / |x| alone proves a cast to another dtype; zeros in x must stay zero.
 
-    Below the smallest normal number, |e| is relative to that number: the spacing there is as just above it.
+    Below the smallest normal number, |e| is relative to that number, because the spacing of floats is the same on both
+    sides of it.
     """
     return original != quantized and relative_max <= torch.finfo(TORCH_DTYPES[quantized]).eps / 2
 

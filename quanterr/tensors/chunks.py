@@ -1,4 +1,4 @@
-"""Cuts of weights into chunks, which depend on the shape alone: the same weight is always cut the same way.
+"""Division of weights into chunks. It depends on the shape alone, so the same weight is always cut the same way.
 
 A weight is handled as a matrix whose rows are the output rows of a linear layer:
 
@@ -25,7 +25,8 @@ KERNEL_WIDTH = 32  # a 3-D weight whose last axis is shorter is a 1-D convolutio
 class Chunk(NamedTuple):
     """Rows ``row:stop_row`` and columns ``col:stop_col``.
 
-    A chunk that is read at once is whole rows or a piece of one row; a chunk of a block has any columns.
+    A chunk that is read in one go consists of whole rows or of a piece of one row; a chunk of a block may have any
+    columns.
     """
 
     row: int
@@ -35,12 +36,12 @@ class Chunk(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(r, c)."""
+        """The shape, (r, c)."""
         return self.stop_row - self.row, self.stop_col - self.col
 
     @property
     def n(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return (self.stop_row - self.row) * (self.stop_col - self.col)
 
 
@@ -52,7 +53,7 @@ def split_chunk(chunk: Chunk, size: int) -> list[Chunk]:
 
 @lru_cache(maxsize=1 << 10)  # weights share their shapes
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return (rows, cols) of a weight of that shape."""
+    """Return (rows, cols) of the matrix that stands for a weight of this shape."""
     if len(shape) < 2:
         return 1, prod(shape)
     if len(shape) == 3 and shape[2] >= KERNEL_WIDTH:

@@ -14,11 +14,11 @@ from quanterr.tensors.workspace import Workspace
 
 __all__ = ["BITS", "Decoder", "ElementType", "Native", "Order"]
 
-MOST_ROTATED = 512  # columns that the compiled kernel holds at a time
+MOST_ROTATED = 512  # most columns that the compiled kernel rotates together
 FLOATS = {"F32": ElementType.F32, "BF16": ElementType.BF16, "F16": ElementType.F16}
 OfBlocks = Callable[[Chunk, Workspace], Tensor]  # (1 or r, blocks of columns) float32
 
-# By element: how many elements are stored together, and in how many bytes.
+# Element type → how many elements are stored together, and in how many bytes.
 BITS: dict[ElementType, tuple[int, int]] = {
     ElementType.F32: (1, 4),
     ElementType.BF16: (1, 2),
@@ -29,7 +29,7 @@ BITS: dict[ElementType, tuple[int, int]] = {
 
 
 class StoredScales(NamedTuple):
-    """Scales of a whole weight, one of :data:`FLOATS`: ``height`` rows of the weight share a row of ``width``."""
+    """A weight's scales, of a dtype in :data:`FLOATS`: ``height`` rows of the weight share a row of ``width``."""
 
     entry: Entry
     height: int
@@ -37,14 +37,14 @@ class StoredScales(NamedTuple):
 
 
 class Decoder(Struct, gc=False):
-    """(value of the code - zero) · scale, or value · scale + shift, for codes in rows of ``cols`` elements.
+    """A decoding rule, (value of the code - zero) · scale or value · scale + shift, for rows of ``cols`` elements.
 
     Each operation rounds to float32. ``table``, for ElementType.TABLE, is (256, elements per byte) float32; for ggml's
     IQ1 to IQ3, the levels of each index, (entries, levels) int8. ``scale``, ``zero`` and ``shift`` return one value per
     block of ``group`` columns of a chunk; if ``group`` is 0, one per whole row. ``ends`` are the bytes of saturated
-    codes, at most three. ``rotation`` columns each, a power of two up to MOST_ROTATED, are rotated at last, as
-    formats/shared/convrot.py specifies. ``stored``, if known, is what ``scale`` returns as the file has it: the kernel
-    then reads it itself.
+    codes, at most three. If ``rotation``, a power of two up to MOST_ROTATED, is not 0, columns are finally rotated in
+    groups of that size, as formats/shared/convrot.py specifies. ``stored``, if known, describes the file's tensor of
+    scales, so that the kernel reads them itself instead of calling ``scale``.
     """
 
     codes: Entry
@@ -69,11 +69,11 @@ class Decoder(Struct, gc=False):
 
 
 class Native(Struct, frozen=True, gc=False):
-    """A format's ``dequantize`` with the same rule as data. Wrapping it drops the data, which no longer fit then."""
+    """A format's ``dequantize``, with the same rule as data. Wrapping it drops the data, which would no longer fit."""
 
     dequantize: Callable[..., Any]
     decoder: Decoder
-    arguments: tuple[Any, ...] = ()  # the first of ``dequantize``; a partial would take 140 bytes more
+    arguments: tuple[Any, ...] = ()  # first arguments of ``dequantize``; a partial would take 140 bytes more
 
     def __call__(self, chunk: Chunk, workspace: Workspace) -> Any:
         """Call ``dequantize``."""

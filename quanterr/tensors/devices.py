@@ -13,7 +13,7 @@ def pick_device(name: str) -> torch.device:
     """Return the device of that name; ``auto`` is CUDA if available, else the CPU.
 
     Raises:
-        UsageError: the name is not a device's.
+        UsageError: no device has that name.
         ResourceError: CUDA was requested but is not available.
     """
     if name == "auto":

@@ -1,9 +1,9 @@
 """The quality of a weight's scales: the losses of its groups with the stored scales and with good ones.
 
-Good scales are derived from the original, for the format's groups: as large as the largest code needs, with zero points
-as the range needs. They are rounded to powers of two if the stored ones are. All is measured in stored codes, so that
-factors of columns, low-rank branches and rotations count as the format applies them: a good scale is the stored scale
-times a number per group.
+Good scales are derived from the original, for the format's groups: they are as large as the largest code needs, and
+zero points are where the range needs them. They are rounded to powers of two if the stored scales are. Everything is
+measured in units of stored codes, so that factors of columns, low-rank branches and rotations count as the format
+applies them: a good scale is the stored scale times a number per group.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from torch import Tensor
 
 from quanterr.tensors.levels import MANTISSA, Levels, Scaling
 
-SAME = 0.05  # relative: units that differ by more, except by column factors, form no group
-ZERO = 1e-6  # relative to the largest level: smaller shifts count as none
-MOVED = 0.01  # codes: a zero point that varies more within a group comes from a branch
-FIXED = 0.05  # codes: if the zero points of all groups differ by less, there is only one
+SAME = 0.05  # largest relative difference between the units of one group, apart from column factors
+ZERO = 1e-6  # smaller zero points, relative to the largest level, count as zero
+MOVED = 0.01  # in codes: a zero point that varies by more within a group comes from a branch
+FIXED = 0.05  # in codes: zero points of groups that differ by less count as one
 ALIKE = 0.01  # relative difference between scales that count as alike
 BYTE = 256  # codes in a byte
 ABOVE_NORMAL = 64.0  # values above this multiple of the smallest normal number round as floats
-SOME = 1.2  # relative to good scales: a smaller loss counts as none
-FEW_LEVELS = 16  # with more levels, a scale that clips nothing loses little, and none is searched
+SOME = 1.2  # a loss below this multiple of the loss with good scales counts as none
+FEW_LEVELS = 16  # with more levels, a scale that clips nothing loses little, so no search is needed
 SEARCHED = (1.0, 0.7, 0.775, 0.85, 0.925, 1.075, 1.15, 1.225, 1.3)  # multiples of the scale that clips nothing
-PARTLY = 4.0  # the largest value of a group may exceed that of a part by this factor
+PARTLY = 4.0  # a group's largest value may be this many times the largest value of a part
 
 
 class ScaleGroups(NamedTuple):
@@ -33,7 +33,7 @@ class ScaleGroups(NamedTuple):
 
     rows: int
     cols: int
-    whole: bool = True  # each group is complete
+    whole: bool = True  # False: groups are incomplete
 
     def max(self, values: Tensor) -> Tensor:
         """Return the largest value of each group, (groups down, groups across)."""
@@ -55,7 +55,7 @@ class ScaleGroups(NamedTuple):
         return self._split(values).sum(3).sum(1, dtype=torch.float64)
 
     def spread(self, of_groups: Tensor) -> Tensor:
-        """Expand a number per group to its elements, (r, c), or to its rows, (r, 1), where groups are whole rows."""
+        """Expand a number per group to the group's elements, (r, c), or if groups are whole rows, to rows, (r, 1)."""
         down, across = of_groups.shape
         if across == 1:
             return of_groups.expand(down, self.rows).reshape(-1, 1)
@@ -75,11 +75,11 @@ class Losses(NamedTuple):
     good_sq: Tensor  # with good scales; (2, …) by two rules if scales are powers of two
     worst_sq: Tensor  # worst case: half a step for every nonzero element
     needed: Tensor  # good scale / stored scale
-    used: Tensor  # the same for the stored values: the part of the range in use
+    used: Tensor  # ``needed``, had the stored values been the original: the part of the range in use
     stored: Tensor  # stored scale as a factor of codes
     good: Tensor  # good scale as a factor of codes
-    moved: Tensor  # distance of the lowest level from its good place
-    lowest: Tensor  # magnitude of the lowest level at its good place
+    moved: Tensor  # distance of the lowest level from where it should be
+    lowest: Tensor  # magnitude of the lowest level where it should be
 
 
 def measure_losses(
@@ -96,8 +96,8 @@ def measure_losses(
 
     ``e``, if known, is the error of the nearest codes with the stored scales. ``largest`` is the largest magnitude of
     the original, if one group covers the weight and ``x`` is a part of it. ``y`` holds the stored values, if their
-    codes are not the nearest. ``one_zero``: whether all groups of the weight share a zero point; None: decide by these
-    groups.
+    codes are not the nearest. ``one_zero`` tells whether all groups of the weight share a zero point; if None, these
+    groups decide.
     """
     unit, shift = scales
     none, stored = unit == 0, groups.max_of_units(unit.abs(), x.shape)
@@ -151,7 +151,7 @@ def measure_losses(
         half = levels.room(ideal) if levels.table else 0.5
         coded = torch.ne(x, 0, out=torch.empty_like(x))  # as numbers: multiplying by booleans is ten times slower
         worst_sq = groups.sum((groups.spread(needed) * unit * half).square() * coded)
-    if lost is not None:  # without a scale, only the shift remains of a group
+    if lost is not None:  # of a group without a scale, only the shift remains
         lost_sq = x_sq if scales.shift is None else groups.sum((x - scales.shift).square())
         stored_sq = torch.where(lost, lost_sq, stored_sq)
         good_sq = [torch.where(lost & (x_sq == 0), 0.0, one) for one in good_sq]
@@ -161,9 +161,9 @@ def measure_losses(
 def measure_part_losses(
     levels: Levels, x: Tensor, unit: Tensor, of_groups: Losses, groups: ScaleGroups, width: int
 ) -> Losses:
-    """Measure the losses of parts of rows, ``width`` columns each, to scales of their groups that are too large.
+    """Measure what parts of rows, ``width`` columns each, lose because the scales of their groups are too large.
 
-    ``levels`` are floats, which lose nothing to large scales except where values are so small that their codes are
+    ``levels`` are floats, for which a large scale does no harm except where values are so small that their codes are
     subnormal; a group as a whole does not show this. ``unit`` is the factor of the codes of ``x``, (r, c).
     """
     good = of_groups.needed.float()
@@ -194,9 +194,10 @@ def has_one_zero(levels: Levels, scales: Scaling, groups: ScaleGroups, shape: to
 def _find_needed(
     levels: Levels, codes: Tensor, zeros: Tensor | None, groups: ScaleGroups, one_zero: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the factor by which the steps of each group must grow to hold ``codes``, (r, c), and two codes.
+    """Return the factor by which the steps of each group must grow to hold ``codes``, (r, c), and two more numbers.
 
-    The codes are the start of the range, and the level there: the zero point, or the lowest level if groups differ.
+    These are the code where the range starts and the level that belongs there: both are the zero point, or if groups
+    have different zero points, the level is the lowest.
     """
     high, low = groups.max(codes), groups.min(codes)
     if zeros is None:
@@ -212,14 +213,14 @@ def _find_needed(
 
 
 def _zero_uncoded(x: Tensor, none: Tensor, groups: ScaleGroups) -> Tensor:
-    """Return ``x`` with zeros where an element has no code, as in sparse weights, unless its whole group has none."""
+    """Return ``x`` with zeros for elements without a code, as in sparse weights, unless the whole group has none."""
     none = none.expand(x.shape)
     pruned = none & (groups.spread(groups.min(none.float())) == 0)
     return x.masked_fill(pruned, 0.0)
 
 
 def _find_zeros(levels: Levels, shift: Tensor, unit: Tensor, groups: ScaleGroups, shape: torch.Size) -> Tensor | None:
-    """Return the code of zero of each group; None if it has the value zero, or if it varies within a group."""
+    """Return the code that stands for zero in each group; None if it is 0 everywhere, or varies within a group."""
     zeros = (-shift / unit).expand(shape)
     limit = max(abs(levels.lowest), abs(levels.highest))
     if not bool((zeros.abs() > ZERO * limit).any()):
@@ -231,7 +232,7 @@ def _find_zeros(levels: Levels, shift: Tensor, unit: Tensor, groups: ScaleGroups
 def _share_zero_point(
     levels: Levels, shift: Tensor | None, unit: Tensor, groups: ScaleGroups, lost: Tensor, shape: torch.Size
 ) -> Tensor | None:
-    """Return shifts that give groups without a scale, whose zero points are unknown, the one that all others share."""
+    """Return the shifts; groups without a scale, whose zero points are unknown, get the zero point of all others."""
     zeros = None if shift is None else _find_zeros(levels, shift, unit, groups, shape)
     if shift is None or zeros is None:
         return shift
@@ -258,7 +259,7 @@ def _find_needed_around(levels: Levels, high: Tensor, low: Tensor, zero: Tensor)
 
 
 def _lose_nothing(levels: Levels, needed: Tensor) -> bool:
-    """Return whether codes are floats, and their scales put few values below the normal range and none above."""
+    """Return whether codes are floats whose scales put few values below the normal range and none above it."""
     if not levels.mantissa:
         return False
     least = ABOVE_NORMAL * levels.normal / levels.highest
@@ -268,7 +269,8 @@ def _lose_nothing(levels: Levels, needed: Tensor) -> bool:
 def _find_share_used(levels: Levels, needed: Tensor, live: Tensor) -> float:
     """Return the share of the code range in use, for files that hold codes of fewer bits in whole bytes; else 1.
 
-    Scales are then the largest values over the largest code of these bits, or half a step more, in all groups.
+    In such files, the scale of each group is its largest value divided by the largest code of fewer bits, or by half a
+    step more.
     """
     if levels.table or levels.mantissa or levels.number <= BYTE // 2 or not bool(live.any()):
         return 1.0
@@ -284,14 +286,14 @@ def _find_share_used(levels: Levels, needed: Tensor, live: Tensor) -> float:
 
 
 def _estimate_whole(needed: Tensor, unit: Tensor, levels: Levels, largest: float | None) -> Tensor:
-    """Estimate ``needed`` for incomplete groups: by the weight's largest value, or allowing for a larger one."""
+    """Estimate ``needed`` for incomplete groups: from the weight's largest value, or else allowing for a larger one."""
     if largest is not None:
         return torch.full_like(needed, largest / abs(float(unit.reshape(-1)[0])) / levels.highest)
     return torch.maximum(needed, torch.minimum(needed * PARTLY, torch.ones_like(needed)))
 
 
 def _round_to_powers(levels: Levels, needed: Tensor) -> list[Tensor]:
-    """Round scales to powers of two: the smallest that clip nothing; and by OCP's rule, from exponents alone."""
+    """Round scales to powers of two in two ways: to the smallest that clip nothing, and by OCP's rule for exponents."""
     largest = levels.highest if levels.highest > 0 else -levels.lowest  # signed codes of one bit are -1 and 0
     mantissa, exponent = needed.frexp()
     of_largest = (needed * largest).frexp().exponent - frexp(largest)[1]
@@ -299,7 +301,7 @@ def _round_to_powers(levels: Levels, needed: Tensor) -> list[Tensor]:
 
 
 def _make_power(exponent: Tensor) -> Tensor:
-    """Return 2 to the power of int32 numbers, float32, exactly."""
+    """Return exactly 2^``exponent``, float32, for int32 exponents."""
     return (exponent.clamp(-126, 127) + 127 << MANTISSA).view(torch.float32)
 
 

@@ -1,8 +1,8 @@
 """The values that codes can stand for, and the nearest of them to a number.
 
 Two codes per element, usually the lowest and the highest, are dequantized like any other. So scales, zero points,
-minima, factors, orders and low-rank branches count as the format applies them, without this module knowing them. The
-values of all other codes lie on the line through these two.
+minima, factors, orders and low-rank branches count as the format applies them, though this module knows nothing about
+them. The values of all other codes lie on the line through these two.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from quanterr.tensors.workspace import Workspace
 MANTISSA = 23  # mantissa bits of a float32
 EXPONENT = 0xFF << MANTISSA
 SUBNORMAL = 2.0**-24  # smallest float16
-FEW = 64  # bounds up to which comparing with every one is faster than a search
+FEW = 64  # with up to so many bounds, comparing with each one is faster than a binary search
 ONE = torch.ones(1, 1)
 HALF_STEP = 0.5001  # largest rounding error in steps, with a margin for float32: 127 steps are accurate to 2e-5
 
@@ -42,10 +42,10 @@ class Levels:
     table: tuple[float, ...] = ()  # all values, ascending
     mantissa: int = 0
     normal: float = 0.0
-    at: tuple[float, float] | None = None  # values of the two bytes, if not the lowest and the highest
+    at: tuple[float, float] | None = None  # values of these two bytes, if not the lowest and the highest value
     centred: bool = False  # the code with the value zero stands for zero
-    span: tuple[int, int] | None = None  # range of bytes in a block that hold codes, where scales lie between
-    block: int = 0  # bytes of a block with ``span``
+    span: tuple[int, int] | None = None  # bytes of a block that hold codes, if blocks also hold their scales
+    block: int = 0  # bytes in such a block
 
     @property
     def known(self) -> tuple[float, float]:
@@ -53,17 +53,17 @@ class Levels:
         return self.at or (self.lowest, self.highest)
 
     def in_blocks(self, block: int, span: tuple[int, int]) -> "Levels":
-        """Return these levels for codes in bytes ``span`` of each block of ``block`` bytes."""
+        """Return these levels for codes that fill bytes ``span`` of each block of ``block`` bytes."""
         return replace(self, block=block, span=span)
 
     @property
     def number(self) -> int:
-        """Number of values; approximate for floats."""
+        """The number of values; approximate for floats."""
         return len(self.table) or int(self.highest - self.lowest) + 1
 
     @cached_property
     def scaled(self) -> "Levels":
-        """These levels, for codes that are only multiplied."""
+        """These levels, for codes that are multiplied but never shifted."""
         return replace(self, centred=True)
 
     @property
@@ -73,12 +73,12 @@ class Levels:
 
     @cached_property
     def _boundaries(self) -> Codes:
-        """The numbers of the nearest entries."""
+        """Codes that are the index of the nearest table entry."""
         return make_counts(torch.tensor(self.bounds))
 
     @cached_property
     def _entries(self) -> Codes:
-        """The numbers of the entries below."""
+        """Codes that count the table entries below a number."""
         return make_counts(self._values)
 
     @cached_property
@@ -102,7 +102,7 @@ class Levels:
         return self.numbers(codes) if self.table or self.mantissa else codes.round()
 
     def values(self, numbers: Tensor) -> Tensor:
-        """Return the values of levels by number, float32."""
+        """Return the values of the levels with these numbers, float32."""
         if self.table:
             return self._values.to(numbers.device).index_select(0, numbers.reshape(-1)).view(numbers.shape)
         if not self.mantissa:
@@ -113,7 +113,7 @@ class Levels:
         return torch.where(size < 2**self.mantissa, below, normal).copysign_(numbers)
 
     def nearest(self, codes: Tensor) -> Tensor:
-        """Return the values of the levels nearest to ``codes``, both float32: ``values(numbers(codes))``, faster."""
+        """Return the values of the levels nearest to ``codes``, both float32: a faster ``values(numbers(codes))``."""
         if not self.mantissa:
             return self.values(self.numbers(codes))
         size = codes.abs().clamp_(max=self.highest)
@@ -124,7 +124,7 @@ class Levels:
         return values.add_(below).copysign_(codes)
 
     def room(self, codes: Tensor) -> Tensor:
-        """Return the largest possible distance of the nearest level to ``codes``, float32 in units of a code.
+        """Return how far ``codes``, float32, can be from the nearest level, in units of a code.
 
         Between levels, half their spacing; beyond the first or the last level, the distance to it.
         """
@@ -173,14 +173,14 @@ def _count_below(numbers: Tensor, counts: Codes) -> Tensor:
 
 
 def make_float_codes(levels: Levels, round_by_torch: Round, sign: int, one_zero: bool = False) -> Codes:
-    """Return the codes of small floats, ties to even, with the sign in bit ``sign``; ``one_zero``: zero has none."""
+    """Return the codes of small floats, ties to even, with the sign in bit ``sign``; ``one_zero``: zero has no sign."""
     least = int(log2(levels.normal))  # exponent of the smallest normal number
     size = {"low": levels.lowest, "high": levels.highest, "mantissa": levels.mantissa, "least": least}
     return Codes(round_by_torch, CodesStruct(kind=CodeKind.FLOATS, sign=sign, one_zero=one_zero, **size))
 
 
 def uniform(bits: int) -> Levels:
-    """Return the levels of unsigned codes of this many bits, or signed ones stored with an offset."""
+    """Return the levels of unsigned codes of this many bits, or of signed codes stored with an offset."""
     return Levels(0x00, 0xFF, 0.0, 2.0**bits - 1)
 
 
@@ -217,8 +217,8 @@ OF_DTYPE = {
 class ScaleSteps(NamedTuple):
     """Scales stored as whole numbers of a step, which limits how close they come to a good scale.
 
-    ``shared`` consecutive groups have one step: their largest scale is ``scales`` steps, their largest minimum
-    ``minima``. Or the step is ``of_largest`` times the largest magnitude, for groups that run across rows.
+    ``shared`` consecutive groups have one step: their largest scale is ``scales`` steps and their largest minimum is
+    ``minima`` steps. For groups that run across rows, the step is ``of_largest`` times the largest magnitude instead.
     """
 
     shared: int
@@ -242,10 +242,10 @@ def derive_scaling(levels: Levels, low: Tensor, high: Tensor) -> Scaling:
 
 
 class Nearest(NamedTuple):
-    """The nearest levels to the elements of a chunk, (r, c) each."""
+    """The levels nearest to the elements of a chunk, (r, c) each."""
 
     values: Tensor  # float32: the nearest value that a code can stand for
-    steps: Tensor  # distance of the stored value from it, in levels
+    steps: Tensor  # distance between the stored and the nearest value, in levels
     outside: Tensor  # bool: beyond the first or the last level by more than half a step
 
 
@@ -296,9 +296,10 @@ def find_cells(levels: Levels, x: Tensor, scales: Scaling) -> CodeCells:
 
 
 def measure_rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: Workspace) -> float | None:
-    """Return the mean square error in steps if each element is rounded to the nearest code; None if not certain.
+    """Return the mean square error in steps if each element is rounded to the nearest code; None if that is uncertain.
 
-    1/12 if errors are uniform. ``e`` is the error of ``x``, (r, c) float32 each. Cheaper than :func:`find_nearest`.
+    Uniform errors give 1/12. ``e`` is the error of ``x``, (r, c) float32 each. This is cheaper than
+    :func:`find_nearest`.
     """
     unit, shift = scales
     shape = tuple(x.shape)
@@ -307,7 +308,7 @@ def measure_rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, work
     inverse = unit.reciprocal()
     errors = torch.mul(e, inverse, out=workspace.buffer("errors", shape, torch.float32))
     steps = 1.0  # steps per unit of ``errors``
-    if levels.mantissa:  # a power of two for each element
+    if levels.mantissa:  # the step of each element is a power of two of its own
         codes = torch.mul(x, inverse, out=workspace.buffer("codes", shape, torch.float32))
         powers = codes.view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32).clamp_(min=levels.normal)
         errors.div_(powers)

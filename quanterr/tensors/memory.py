@@ -1,4 +1,4 @@
-"""Memory for whole weights, which are loaded and freed all the time."""
+"""Memory for whole weights, which come and go all the time."""
 
 from math import prod
 
@@ -14,7 +14,7 @@ WEIGHT = 1 << 20  # bytes; larger weights get pages of their own
 def room_for_weight(shape: tuple[int, int], device: torch.device) -> Tensor:
     """Return an uninitialized float32 tensor.
 
-    A large one on the CPU has pages of its own, which leave no hole between other blocks when it is freed. They are
+    A large tensor on the CPU gets pages of its own, so that freeing it leaves no hole between other blocks. They are
     huge pages, which the system provides faster.
     """
     n_bytes = 4 * prod(shape)

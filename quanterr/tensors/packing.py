@@ -11,7 +11,7 @@ HALVES = {8: 0x00FF00FF00FF00FF, 16: 0x0000FFFF0000FFFF, 32: 0x00000000FFFFFFFF}
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """Pack codes below 2^bits, uint8 (r, 8n), as a stream of bits, the lowest first: uint8 (r, n · bits).
 
-    Eight codes are packed as one number of 64 bits: first each two, then each four, then all.
+    Eight codes are packed as one 64-bit number: first in pairs, then in fours, then all together.
     """
     if bits == 4:
         return pack_pairs(codes)
@@ -31,22 +31,22 @@ def pack_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def pack_pairs(codes: Tensor, low_first: bool = True) -> Tensor:
-    """Pack codes of 4 bits, uint8 (r, 2n), in bytes, (r, n); the first in the low bits, or in the high ones."""
+    """Pack pairs of 4-bit codes, uint8 (r, 2n), in bytes, (r, n); the first is in the low bits or in the high bits."""
     pairs = codes.reshape(-1).view(torch.int16)
     packed = pairs | pairs >> 4 if low_first else pairs << 4 | pairs >> 8
     return packed.to(torch.uint8).view(len(codes), -1)
 
 
 def pack_halves(codes: Tensor) -> Tensor:
-    """Pack codes of 4 bits, uint8 (n, 32), in bytes, (n, 16); the first 16 in the low bits."""
+    """Pack 4-bit codes, uint8 (n, 32), in bytes, (n, 16); the first 16 codes are in the low bits."""
     eights = codes.reshape(len(codes), -1).view(torch.int64)
     return (eights[:, :2] | eights[:, 2:] << 4).view(torch.uint8)
 
 
 def pack_runs(codes: Tensor, bits: int, shift: int, run: int) -> Tensor:
-    """Pack ``bits`` of each code from bit ``shift`` on, uint8 (n, c), in bytes, (n, c · bits / 8).
+    """Pack ``bits`` bits of each code, uint8 (n, c), starting at bit ``shift``, in bytes, (n, c · bits / 8).
 
-    A byte holds those of 8 / ``bits`` codes that are ``run`` apart, the first in its lowest bits.
+    A byte holds the bits of 8 / ``bits`` codes, ``run`` codes apart, with the first code in its lowest bits.
     """
     apart = (codes >> shift & (1 << bits) - 1).view(len(codes), -1, 8 // bits, run)
     places = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]

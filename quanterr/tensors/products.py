@@ -13,8 +13,8 @@ from quanterr.util.platform import has_amd_cpu
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x Wᵀ + b, as F.linear."""
-    # Of a weight that is a part of another's columns, oneDNN takes a thousand times as long.
+    """Return x Wᵀ + b, as F.linear does."""
+    # If the weight is a slice of another's columns, oneDNN takes a thousand times as long.
     whole = weight.dim() == 2 and (weight.is_contiguous() or weight.t().is_contiguous())
     if not (whole and _suits(x) and _suits(weight) and _onednn_is_faster()):
         return F.linear(x, weight, bias)

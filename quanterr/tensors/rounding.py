@@ -9,22 +9,22 @@ from torch import Tensor
 from quanterr.native import CodeKind, CodesStruct, NumbersStruct, Packing, choose_kernel
 from quanterr.tensors.packing import pack_halves, pack_pairs
 
-HALVED = 32  # codes of a row that are packed by halves
+HALVED = 32  # codes in a row that is packed by halves
 MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
 
 Round = Callable[[Tensor], Tensor]  # float32 numbers in units of a code, which may be overwritten → uint8 codes
 
 
 class Codes(NamedTuple):
-    """A set of codes, and the rule that rounds numbers to them: for torch, and the same for the kernel."""
+    """A set of codes and the rule that rounds numbers to them, as a torch function and as data for the kernel."""
 
     round: Round
     kernel: CodesStruct
-    read: tuple[Tensor, ...] = ()  # what the kernel reads at addresses
+    read: tuple[Tensor, ...] = ()  # tensors that the kernel reads by address
 
 
 def make_integers(low: int, high: int, first: int = 0) -> Codes:
-    """Return integers from ``low`` to ``high``, ties to even, stored with ``first`` added."""
+    """Return codes for the integers from ``low`` to ``high``, ties to even, stored with ``first`` added."""
     return Codes(
         lambda x: x.round_().clamp_(low, high).add_(first).to(torch.int16).to(torch.uint8),
         CodesStruct(kind=CodeKind.INTEGERS, first=first, low=low, high=high),
@@ -32,12 +32,12 @@ def make_integers(low: int, high: int, first: int = 0) -> Codes:
 
 
 def make_truncated_integers(high: int) -> Codes:
-    """Return integers from 0 to ``high``; the rest of a number is dropped."""
+    """Return codes for the integers from 0 to ``high``; the fraction of a number is dropped."""
     return Codes(lambda x: x.clamp_(0, high).to(torch.uint8), CodesStruct(kind=CodeKind.TRUNCATED, low=0, high=high))
 
 
 def make_signed_bytes() -> Codes:
-    """Return integers from -127 to 127, which no number may exceed; ties away from zero, not finite numbers to 0."""
+    """Return codes for numbers from -127 to 127, as integers: ties away from zero, infinities and NaN to 0."""
 
     def round_away(x: Tensor) -> Tensor:
         away = x.abs().floor()
@@ -47,7 +47,7 @@ def make_signed_bytes() -> Codes:
 
 
 def make_table(codes: Sequence[int], bounds: Tensor, round_by_torch: Round) -> Codes:
-    """Return the codes of a table, uint8: the next one for numbers above each of the ascending ``bounds``, float32."""
+    """Return codes from a table: ``codes[i]`` is for numbers above ``i`` of the ascending ``bounds``, float32."""
     own = torch.tensor(codes, dtype=torch.int32)
     changes = own[:-1] ^ own[1:]
     kernel = CodesStruct(kind=CodeKind.TABLE, first=codes[0], n_bounds=len(bounds))
@@ -56,7 +56,7 @@ def make_table(codes: Sequence[int], bounds: Tensor, round_by_torch: Round) -> C
 
 
 def make_counts(bounds: Tensor) -> Codes:
-    """Return the numbers of ``bounds`` below, of up to 255 ascending float32 numbers."""
+    """Return codes that count the ``bounds``, up to 255 ascending float32 numbers, below a number."""
     return make_table(range(len(bounds) + 1), bounds, lambda x: torch.bucketize(x, bounds).to(torch.uint8))
 
 
@@ -75,7 +75,7 @@ def find_codes(
     """Return the codes of (x - before) / units + after, (r, c) float32, as uint8 (r, c), or packed (r, c / 2).
 
     ``group`` columns share a unit; the last group of a row may have fewer. ``units``, ``before`` and ``after`` are
-    (1 or r, groups); ``multiply``: units are multiplied by. ``out`` receives the codes; its rows may be apart.
+    (1 or r, groups); ``multiply``: multiply by units instead. ``out`` receives the codes; its rows may lie apart.
     """
     kernel, (rows, cols) = choose_kernel().kernel, x.shape
     if kernel is None or group == 1 or not _can_pack(packing, group, cols):
@@ -125,7 +125,7 @@ def _find_codes_in_torch(
 
 
 def find_largest(x: Tensor) -> Tensor:
-    """Return the number with the largest magnitude of each group, (n, k) float32: (n, 1), the first on a tie."""
+    """Return the number of largest magnitude in each row of ``x``, (n, k) float32, the first on a tie: (n, 1)."""
     kernel = choose_kernel().kernel
     if kernel is None:
         return x.gather(1, x.abs().argmax(1, keepdim=True))
@@ -135,9 +135,9 @@ def find_largest(x: Tensor) -> Tensor:
 
 
 def find_magnitudes(x: Tensor, size: int) -> Tensor:
-    """Return the largest |x| of each ``size`` consecutive float32 numbers, (n,); NaN where there is one.
+    """Return the largest |x| in each group of ``size`` consecutive float32 numbers, (n,); NaN if the group has one.
 
-    The last group may have fewer.
+    The last group may have fewer numbers.
     """
     kernel, n = choose_kernel().kernel, x.numel()
     if kernel is not None:

@@ -46,7 +46,7 @@ MAX_VIEWS = 64  # cached views; beyond, all are dropped
 
 
 class _Shared:
-    """A tensor that lives while any workspace uses it, with a lock for each piece that is still missing."""
+    """A tensor that lives as long as any workspace uses it, with a lock for each piece that is still missing."""
 
     __slots__ = ("__weakref__", "missing", "tensor")
 
@@ -54,7 +54,7 @@ class _Shared:
         self.tensor, self.missing = tensor, {piece: threading.Lock() for piece in range(pieces)}
 
     def complete(self, fill: Callable[[Tensor, int], None]) -> None:
-        """Fill the pieces that no other thread is filling, then wait for these; one that failed is tried again."""
+        """Fill the pieces that no other thread is filling, then wait for the others; retry those that failed."""
         for wait in (False, True):
             for piece, lock in list(self.missing.items()):
                 if lock.acquire(blocking=wait):
@@ -92,7 +92,7 @@ class Workspace:
         return self._make_view(key, shape, dtype) if view is None else view
 
     def output(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the buffer for a format's result, which the kernel uses in place: nobody copies it."""
+        """Return the buffer for a format's result, which the kernel uses in place, without a copy."""
         return self.buffer(OUTPUT, shape, dtype)
 
     def _make_view(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -152,9 +152,9 @@ class Workspace:
         entry.file.read_into(memory, entry.offset + begin)
 
     def read_whole(self, key: str, entry: Entry) -> Tensor:
-        """Return all elements of an entry, in its shape, on the device: for small parts and parts that rows cannot cut.
+        """Return all elements of an entry, in its shape, on the device: for parts that are small or not cut by rows.
 
-        Read again only if the buffer ``key`` has held another entry since; never write to it.
+        They are read again only if the buffer ``key`` has held another entry since; never write to it.
         """
         return self.read_cached(key, entry, 0, entry.shape)
 
@@ -165,7 +165,7 @@ class Workspace:
     def cache(self, key: str, entry: Entry, number: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return the result of ``make`` for piece ``number`` of an entry, cached under ``key``; never write to it.
 
-        Made again only if ``key`` has held another piece or entry since.
+        ``make`` is called again only if ``key`` has held another piece or entry since.
         """
         held = self._held.get(key)
         if held is None or held[0] is not entry or held[1] != number:
@@ -181,11 +181,11 @@ class Workspace:
         fill: Callable[[Tensor, int], None] | None = None,
         pieces: int = 0,
     ) -> Tensor:
-        """Like :meth:`cache`, but one new tensor for all workspaces of a device: for results as large as a weight.
+        """Cache a result as large as a weight, like :meth:`cache`, but once for all workspaces of a device.
 
-        ``fill(tensor, piece)`` computes a part of it; threads that need the tensor at the same time divide these
-        ``pieces`` among them. It is freed once every workspace that used it has moved on to another entry under its
-        ``key``.
+        ``fill(tensor, piece)`` computes a part of the new tensor; threads that need it at the same time divide the
+        ``pieces`` among themselves. It is freed once every workspace that used it has moved on to another entry under
+        the ``key``.
         """
         held = self._in_use.get(key)
         if held is None or held[0] is not entry:
@@ -212,7 +212,7 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, host and device, except lent ones."""
+        """The bytes of all buffers, host and device, except lent ones."""
         hosts = (host for key, (host, _) in self._hosts.items() if self._buffers.get(key) is not host)
         return sum(b.numel() for b in self._buffers.values()) + sum(host.numel() for host in hosts)
 
@@ -223,13 +223,13 @@ class FilledWorkspace(Workspace):
     def __init__(self, device: torch.device) -> None:
         """Start without buffers, and with codes as stored."""
         super().__init__(device)
-        self._shared = WeakValueDictionary()  # its own: results from replaced codes are for no other workspace
+        self._shared = WeakValueDictionary()  # its own, as no other workspace may use results of replaced codes
         self._filled: set[int] = set()
         self._byte, self._block = 0, 1
         self._span: tuple[int, int] | None = None
 
     def fill(self, entries: Iterable[Entry], byte: int, block: int = 1, span: tuple[int, int] | None = None) -> None:
-        """Read these entries as all ``byte`` from now on; with ``span``, only that range of each ``block`` bytes."""
+        """Let all bytes of these entries be ``byte``; with ``span``, only that range of each ``block`` bytes."""
         self._filled, self._byte, self._block, self._span = {id(entry) for entry in entries}, byte, block, span
 
     def _read_into(self, memory: memoryview, entry: Entry, begin: int) -> None:
