@@ -25,16 +25,16 @@ RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the 
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
 SUM_BYTES = 4 * 68  # bytes of a sum, a signed integer in units of 2^-1074
-PLACES = 3  # of bytes that a fingerprint covers
+PLACES = 3  # runs of bytes that a fingerprint covers
 DONE = 1
-MOST_SEARCHED = 64  # elements of a part, of which the kernel searches a scale
+MOST_SEARCHED = 64  # most elements of a part whose scale the kernel can search for
 
 Pair = tuple[int, int]
 Addresses = Iterable[int]
 
 
 class Matrix(NamedTuple):
-    """The address of a matrix, the elements from one row to the next, and whether they are float64, not float32."""
+    """A matrix: its address, the number of elements from one row to the next, and whether they are float64."""
 
     values: int
     stride: int
@@ -42,15 +42,15 @@ class Matrix(NamedTuple):
 
 
 class ElementType(IntEnum):
-    """Storage of one element in a row of codes."""
+    """The way in which one element is stored in a row of codes."""
 
     F32 = 0
     BF16 = 1
     F16 = 2
     I8 = 3
     E4M3 = 4
-    TABLE = 5  # a table gives the elements of each byte, one or several
-    Q8_0 = 6  # this and the next are ggml's blocks
+    TABLE = 5  # a table gives the one or more elements of each byte
+    Q8_0 = 6  # from here on, blocks of ggml
     Q4_K = 7
     Q6_K = 8
     Q4_0 = 9
@@ -74,7 +74,7 @@ class ElementType(IntEnum):
 
 
 class Order(IntEnum):
-    """Arrangement of the codes of a row."""
+    """The arrangement of codes in memory."""
 
     ROWS = 0  # consecutive
     WORDS_DOWN = 1  # (words of 32 bits, rows): GPTQ
@@ -175,7 +175,7 @@ class RunStruct(ctypes.Structure):
 
 
 class SampleStruct(ctypes.Structure):
-    """What the stored scales of a sample of rows allow; see shared.h."""
+    """The settings and results of a measurement of the stored scales in a sample of rows; see shared.h."""
 
     _fields_ = (
         ("kind", ctypes.c_int32),
@@ -229,12 +229,12 @@ class SampleStruct(ctypes.Structure):
 
 
 class SampledCodes(IntEnum):
-    """The codes of a sample; see samples.c."""
+    """The kind of codes in a sample; see samples.c."""
 
     INTEGERS = 0
     FLOATS = 1
     TABLE = 2
-    SHIFTED = 3  # integers around a zero point for each group
+    SHIFTED = 3  # integers, with a zero point for each group
 
 
 class NumbersStruct(ctypes.Structure):
@@ -257,12 +257,12 @@ class NumbersStruct(ctypes.Structure):
 
 
 class Packing(IntEnum):
-    """An arrangement of codes in bytes; all but the first are for codes of 4 bits."""
+    """An arrangement of codes in bytes; all but the first are for 4-bit codes."""
 
-    BYTES = 0  # one by one
-    LOW_FIRST = 1  # two by two, the first in the low bits
+    BYTES = 0  # one code per byte
+    LOW_FIRST = 1  # two codes per byte, the first in the low bits
     HIGH_FIRST = 2
-    HALVES = 3  # of a group of 32: the first half in the low bits, the second in the high ones
+    HALVES = 3  # the first half of a group of 32 in the low bits, the second half in the high bits
 
 
 class CodeKind(IntEnum):
@@ -294,25 +294,25 @@ class CodesStruct(ctypes.Structure):
 
 
 class FieldStruct(ctypes.Structure):
-    """Some bits of all codes of a block: ``bits`` from bit ``shift`` on, in bytes from ``at`` on.
+    """A field of ``bits`` bits of each code in a block, starting at bit ``shift`` and stored from byte ``at`` on.
 
-    A byte holds those of 8 / ``bits`` codes that are ``run`` apart, the first in its lowest bits.
+    A byte holds the fields of 8 / ``bits`` codes, ``run`` codes apart, with the first code in its lowest bits.
     """
 
     _fields_ = tuple((name, ctypes.c_int32) for name in ("at", "bits", "shift", "run"))
 
 
 class ScalePacking(IntEnum):
-    """An arrangement of the integers that stand for scales, and for minima, in a block of a K type."""
+    """An arrangement of the integer scales and minima in a block of a K type."""
 
     SIGNED_BYTES = 0
-    NIBBLES = 1  # a scale in the low bits, its minimum in the high ones
+    NIBBLES = 1  # a scale in the low bits, its minimum in the high bits
     SIX_BIT_PAIRS = 2  # 8 scales and 8 minima in 12 bytes
-    SIX_BITS = 3  # 16 scales plus 32 in 12 bytes
+    SIX_BITS = 3  # 16 scales, with 32 added to each, in 12 bytes
 
 
 class SuperblockStruct(ctypes.Structure):
-    """A K type of ggml; see rounding.c."""
+    """The layout of a K type's blocks; see rounding.c."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("bytes", "parts", "low", "high", "most", "packing")),
@@ -330,14 +330,14 @@ class Kernel(NamedTuple):
     def compare(
         self, x: "ctypes.Array[SideStruct]", y: "ctypes.Array[SideStruct]", runs: "ctypes.Array[RunStruct]"
     ) -> bool:
-        """Carry out runs without the interpreter lock; return False if a file could not be read to the end.
+        """Carry out comparisons without the interpreter lock; return False if a file could not be read to the end.
 
         The buffers of the first run hold the histograms and sums of all runs, one after another.
         """
         return int(self.library.quanterr_compare(x, y, runs, ctypes.c_int64(len(runs)))) == DONE
 
     def add_counts(self, to: int, counts: Sequence[int], places: Sequence[int], sizes: Sequence[int]) -> None:
-        """Add int64 histograms to the one at address ``to``, each from its place on; ``counts`` are their addresses."""
+        """Add int64 histograms at the addresses ``counts`` to the one at ``to``, each starting at its place there."""
         many = len(counts)
         arrays = (ctypes.c_void_p * many)(*counts), *((ctypes.c_int64 * many)(*each) for each in (places, sizes))
         self.library.quanterr_add_counts(ctypes.c_void_p(to), *arrays, ctypes.c_int64(many))
@@ -356,33 +356,34 @@ class Kernel(NamedTuple):
         return (found[0], found[1]) if status == DONE else None
 
     def round(self, numbers: NumbersStruct, codes: CodesStruct) -> None:
-        """Find the codes of numbers in units of their groups; tensors/rounding.py specifies it."""
+        """Find the codes of numbers in units of their groups, as tensors/rounding.py specifies."""
         self.library.quanterr_round(ctypes.byref(numbers), ctypes.byref(codes))
 
     def encode_superblocks(self, x: int, found: Pair, n: int, kind: SuperblockStruct, out: int) -> None:
-        """Encode ``n`` blocks of 256 float32 numbers in ``out``; recipes/superblocks.py specifies it.
+        """Encode ``n`` blocks of 256 float32 numbers into ``out``, as recipes/superblocks.py specifies.
 
-        ``found`` are the addresses of the scales of their parts, and of the minima, or 0.
+        ``found`` holds the addresses of the scales and of the minima of their parts, or 0 if there are no minima.
         """
         given = *map(ctypes.c_void_p, (x, *found)), ctypes.c_int64(n), ctypes.byref(kind)
         self.library.quanterr_encode_superblocks(*given, ctypes.c_void_p(out))
 
     def find_largest(self, x: int, shape: Pair, found: int) -> None:
-        """Find the number with the largest magnitude of each group, the first on a tie.
+        """Find the number of largest magnitude in each group, the first on a tie.
 
-        ``x`` is the address of (n, k) float32, finite, and ``found`` of (n,).
+        ``x`` is the address of finite float32 numbers, (n, k), and ``found`` is the address of the results, (n,).
         """
         self.library.quanterr_find_largest(ctypes.c_void_p(x), *map(ctypes.c_int64, shape), ctypes.c_void_p(found))
 
     def find_magnitudes(self, x: int, n: int, size: int, found: int) -> None:
-        """Find the largest magnitude of each ``size`` of ``n`` numbers; tensors/rounding.py specifies it."""
+        """Find the largest magnitude in each group of ``size`` of ``n`` numbers, as tensors/rounding.py specifies."""
         sizes = map(ctypes.c_int64, (n, size))
         self.library.quanterr_find_magnitudes(ctypes.c_void_p(x), *sizes, ctypes.c_void_p(found))
 
     def rotate(self, values: int, groups: int, size: int, unit: float, room: int) -> None:
         """Multiply groups of ``size`` float32 values by a ConvRot matrix and by ``unit``, in place.
 
-        ``values`` is their address, ``room`` that of ``size`` float64 numbers; formats/shared/convrot.py specifies it.
+        ``values`` is their address, and ``room`` is the address of working memory for ``size`` float64 numbers;
+        formats/shared/convrot.py specifies the operation.
         """
         group = ctypes.c_int64(groups), ctypes.c_int64(size), ctypes.c_double(unit)
         self.library.quanterr_rotate(ctypes.c_void_p(values), *group, ctypes.c_void_p(room))
@@ -392,8 +393,9 @@ class Kernel(NamedTuple):
     ) -> None:
         """Multiply blocks of a matrix of ``shape`` by Sylvester's matrix, and its rows and columns by float64 factors.
 
-        ``block`` is the size, a power of two, and whether it counts rows. ``factors`` are the addresses of those of
-        rows and columns, ``room`` that of size · 16 float64 numbers; formats/shared/hadamard.py specifies it.
+        ``block`` is the size of a block, a power of two, and whether it counts rows. ``factors`` holds the addresses of
+        the rows' factors and the columns' factors, and ``room`` is the address of working memory for size · 16 float64
+        numbers; formats/shared/hadamard.py specifies the operation.
         """
         read = ctypes.c_void_p(source.values), ctypes.c_int32(source.wide), ctypes.c_int64(source.stride)
         written = ctypes.c_void_p(out.values), ctypes.c_int64(out.stride)
@@ -403,11 +405,11 @@ class Kernel(NamedTuple):
     def search_minimum(
         self, x: Addresses, shape: Pair, ends: Pair, numerators: Sequence[float], absolute: bool, out: Addresses
     ) -> None:
-        """Search scale and minimum of parts, (n, k) float32, and codes between ``ends``, the first of which is 0.
+        """Search for the scale and minimum of each part, (n, k) float32, for codes from 0 to the last of ``ends``.
 
-        ``x`` are the addresses of the parts, the weights of their errors and the floors of these, ``out`` of scales,
-        minima and codes; 0 stands for none. Each of ``numerators`` gives an inverse scale to try; recipes/searches.py
-        specifies it.
+        ``x`` holds the addresses of the parts, of the weights of their errors, and of floors, which are added to |x| if
+        no weights are given; ``out`` holds the addresses of scales, minima and codes. An address of 0 means none. Each
+        of ``numerators`` gives an inverse scale to try; recipes/searches.py specifies the search.
         """
         given = *map(ctypes.c_void_p, x), *_describe_parts(shape, ends), *_describe_steps(numerators)
         self.library.quanterr_search_minimum(*given, ctypes.c_int32(absolute), *map(ctypes.c_void_p, out))
@@ -415,14 +417,15 @@ class Kernel(NamedTuple):
     def search_symmetric(
         self, x: Addresses, shape: Pair, ends: Pair, numerators: Sequence[float], out: Addresses
     ) -> None:
-        """Search the scale of parts and codes, as :meth:`search_minimum`."""
+        """Search for the scale of each part, like :meth:`search_minimum` but without a minimum or floors."""
         given = *map(ctypes.c_void_p, x), *_describe_parts(shape, ends), *_describe_steps(numerators)
         self.library.quanterr_search_symmetric(*given, *map(ctypes.c_void_p, out))
 
     def refine(self, x: Addresses, shape: Pair, ends: Pair, codes: Addresses) -> None:
-        """Refine the codes of parts, (n, k) float32 in place, between ``ends``, and set their scales, (n,).
+        """Refine the codes of parts, (n, k) float32, in place and between ``ends``, and set their scales, (n,).
 
-        ``codes`` are the addresses of codes, or 0 for those that the largest elements give, and of scales.
+        ``codes`` holds the addresses of codes and scales. If the codes' address is 0, the codes that the largest
+        elements give are refined, and none are returned.
         """
         given = *map(ctypes.c_void_p, x), *_describe_parts(shape, ends)
         self.library.quanterr_refine(*given, *map(ctypes.c_void_p, codes))
@@ -430,10 +433,11 @@ class Kernel(NamedTuple):
     def look_up_tiles(
         self, stored: int, n: Pair, steps: Pair, codes: int, shape: Pair, mask: int, table: int, out: int
     ) -> None:
-        """Look up the codes of ``n`` tiles, rows and columns of them, in a float32 table of ``mask`` + 1 values.
+        """Look up the codes of ``n`` (rows, columns) tiles in a float32 table of ``mask`` + 1 values.
 
-        ``steps`` are the words from one row of tiles to the next, and from one column; ``shape`` is a tile's.
-        ``stored``, ``codes``, ``table`` and ``out`` are addresses; formats/shared/code_tiles.py specifies them.
+        ``steps`` counts the words from one row of tiles to the next, and from one column of tiles to the next;
+        ``shape`` is (height, width) of a tile. ``stored``, ``codes``, ``table`` and ``out`` are addresses of what
+        formats/shared/code_tiles.py specifies.
         """
         words = ctypes.c_void_p(stored), *map(ctypes.c_int64, (*n, *steps)), ctypes.c_void_p(codes)
         values = ctypes.c_uint32(mask), ctypes.c_void_p(table), ctypes.c_void_p(out)
@@ -442,7 +446,7 @@ class Kernel(NamedTuple):
     def generate_tiles(
         self, stored: int, n: Pair, steps: Pair, codes: int, shape: Pair, generator: Pair, out: int
     ) -> None:
-        """Compute the values of 16-bit codes as :meth:`look_up_tiles` looks them up; a tile has 256 of them at most."""
+        """Compute the values of 16-bit codes that :meth:`look_up_tiles` looks up; a tile has at most 256 codes."""
         words = ctypes.c_void_p(stored), *map(ctypes.c_int64, (*n, *steps)), ctypes.c_void_p(codes)
         values = *map(ctypes.c_uint32, generator), ctypes.c_void_p(out)
         self.library.quanterr_generate_tiles(*words, *map(ctypes.c_int64, shape), *values)

@@ -1,4 +1,4 @@
-"""Compiles the kernel while quanterr is installed; without a C compiler nothing is compiled and nothing fails.
+"""Compilation of the kernel while quanterr is installed; without a C compiler nothing is compiled and nothing fails.
 
 Hatch runs this file by its path, before the package can be imported. CC names the compiler. tools/make_wheels.py, which
 cross-compiles, sets QUANTERR_PLATFORM: the platform of the wheel's tag, for which a kernel must then be built, or
@@ -21,7 +21,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HERE = Path(__file__).parent
 SOURCES = ("kernel.c", "rounding.c", "samples.c", "searches.c")
 RECORD = HERE / "kernel.txt"  # beside the libraries; native.read_record() reads it
-# Neither -ffast-math nor contraction: results are the same on every instruction set.
+# Neither -ffast-math nor contraction, so that results are the same on every instruction set.
 FLAGS = (
     "-std=c11",
     "-O3",
@@ -37,19 +37,19 @@ INSTRUCTION_SETS = {
     "avx2": ("-mavx2",),
     "avx512": ("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq"),
 }
-# The oldest macOS that runs on this kind of machine with a supported Python.
+# Kind of machine → the oldest macOS on which a supported Python runs.
 MACOS = {"arm64": "11.0", "x86_64": "10.13"}
 
 
 class BuildResult(NamedTuple):
-    """The compiled libraries, and the commands or the compiler's error messages."""
+    """The compiled libraries, and a record of the commands or of the compiler's error messages."""
 
     libraries: list[Path]
     record: str
 
 
 def platform_tag() -> str:
-    """Return the platform tag of the wheel: where its kernel runs."""
+    """Return the wheel's platform tag, which says where its kernel runs."""
     if asked := os.environ.get("QUANTERR_PLATFORM"):
         return asked
     if platform.system() == "Darwin":  # its Python may be universal; the kernel is for one kind of machine
@@ -111,10 +111,10 @@ def make_bill_of_materials(version: str, kernels: bool) -> str:
 
 
 class CustomBuildHook(BuildHookInterface[Any]):
-    """Puts the compiled kernels into the wheel, which is then for one platform; or makes a pure wheel."""
+    """A build hook that puts compiled kernels into a wheel for one platform, or else makes a pure wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile into the source tree, where an editable installation looks too.
+        """Compile the kernel into the source tree, where an editable installation looks for it too.
 
         Raises:
             RuntimeError: a wheel for a given platform was requested, but its kernel cannot be compiled.
