@@ -35,7 +35,7 @@ CONFIGS = (
     "quantization_config.json",
     "params.json",
 )
-WHOLE = "model.safetensors"  # a whole model: some loaders prefer it to the shards of an index beside it
+WHOLE = "model.safetensors"  # a whole model, which some loaders prefer to the shards of an index beside it
 MAX_INDEX = 256 * 2**20
 MAX_CONFIG = 16 * 2**20
 
@@ -85,7 +85,7 @@ def enter_checkpoint(
     lenient: bool = False,
     cache: str | os.PathLike[str] | None = None,
 ) -> Checkpoint:
-    """Return an open checkpoint as it is, or open a path and close it with the stack; errors as open_checkpoint."""
+    """Return an open checkpoint as it is, or open a path like :func:`open_checkpoint` and close it with the stack."""
     return side if isinstance(side, Checkpoint) else stack.enter_context(open_checkpoint(side, lenient, cache))
 
 
@@ -122,7 +122,7 @@ def _resolve_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]
         return "folder", *_read_index(folder / indexes[0])
     found = indexes or [name for name in names if name.endswith(SUFFIXES)]
     if any(not name.startswith("consolidated") for name in found):
-        # Mistral ships the same weights twice; the names in the other files are the usual ones.
+        # Mistral ships the same weights twice; the other files use the usual tensor names.
         found = [name for name in found if not name.startswith("consolidated")]
     if not found:
         seen = f"it holds {listed(names)}" if names else "it is empty"
@@ -147,7 +147,7 @@ def _list_series(folder: Place, stem: str, total: str, suffix: str) -> Sequence[
 
 
 def _add_other_shards(path: Place) -> Sequence[Place]:
-    """Return the file, or all shards of a split GGUF: a single shard does not list all tensors."""
+    """Return the file, or all shards of a split GGUF, as a single shard does not list all tensors."""
     match = SHARD.fullmatch(path.name)
     if not match or match["suffix"] != GGUF or not 1 <= int(match["number"]) <= int(match["total"]):
         return [path]
@@ -232,7 +232,7 @@ def _open_files(
             notes += _check_size(index.total_size, entries, display(given))
         notes += _note_twins(entries, display(given))
         unread: tuple[Unread, ...] = ()
-        if kind == "folder":  # a user who names a file or an index means only that
+        if kind == "folder":  # a user who names a file or an index means nothing else
             unread = tuple(find_unread(folder, stored, [*(path.name for path in paths), *unnamed], entries))
         config: JsonObject = {}
         if ggufs:  # a GGUF file describes itself: config files beside it belong to another checkpoint
@@ -250,7 +250,7 @@ def _open_files(
 
 
 def _read_header(file: CheckpointFile, lenient: bool) -> tuple[list[Entry], dict[str, str] | GgufMetadata, list[str]]:
-    """Read the entries, metadata and notes of a file, whose first bytes decide on the format, not its name."""
+    """Read the entries, metadata and notes of a file; its first bytes decide the format, not its name."""
     if not gguf_file.is_gguf(file):
         found = safetensors_file.read_header(file, lenient)
         if file.path.suffix == GGUF:
@@ -263,7 +263,7 @@ def _read_header(file: CheckpointFile, lenient: bool) -> tuple[list[Entry], dict
 
 
 def _check_split(files: list[CheckpointFile], found: list[GgufMetadata], n_tensors: int) -> None:
-    """Check that the shards of a split GGUF match their split.* keys: all are present and in order."""
+    """Check that the shards of a split GGUF are complete and in order, as their split.* keys say."""
     if len(found) < len(files):
         raise CheckpointError(f"{files[0]}: of {len(files)} shards {len(found)} are GGUF files, the others not")
     for number, (file, metadata) in enumerate(zip(files, found, strict=True)):
@@ -303,7 +303,7 @@ def _check_size(total: object, entries: dict[str, Entry], given: str) -> list[st
 
 
 def _find_unnamed(paths: Sequence[Place], stored: Sequence[str]) -> list[str]:
-    """Return shards of the same series, or a whole model, in the same folder that the index does not name."""
+    """Return files in the same folder that the index does not name: shards of the same series, or a whole model."""
     series = {
         (match["stem"], match["total"], match["suffix"]) for path in paths if (match := SHARD.fullmatch(path.name))
     }
@@ -314,7 +314,7 @@ def _find_unnamed(paths: Sequence[Place], stored: Sequence[str]) -> list[str]:
 
 
 def _note_twins(names: Iterable[str], given: str) -> list[str]:
-    """Return a note on names that look the same to people, and may be meant as one tensor."""
+    """Return a note on names that look the same to people and may be meant to be one tensor."""
     first: dict[str, str] = {}
     found = []
     for name in names:
@@ -328,7 +328,7 @@ def _note_twins(names: Iterable[str], given: str) -> list[str]:
 def _read_configs(folder: Place) -> tuple[JsonObject, list[str]]:
     """Read the config files beside the weights, one key per file; return them and notes on unreadable ones.
 
-    Configs are only hints: the tensors decide on their format, and if they do not, no format is guessed.
+    Configs are only hints: the tensors decide their format, and where they leave it open, nothing is guessed.
     """
     found: JsonObject = {}
     notes = []

@@ -52,7 +52,7 @@ MAX_DIMENSIONS = 32
 MAX_DIMENSION = 2**40
 MAX_NAME = 4096  # characters
 
-# Digest of a file: its first BEGINNING bytes, and SAMPLES blocks of SAMPLED bytes.
+# A digest covers the first BEGINNING bytes of a file, and SAMPLES blocks of SAMPLED bytes.
 BEGINNING, SAMPLES, SAMPLED = 1 << 16, 16, 1 << 12
 RETRIES = 3  # a network file system may fail temporarily
 
@@ -60,7 +60,7 @@ RETRIES = 3  # a network file system may fail temporarily
 class CheckpointFile:
     """An open file that is read by position and must not change meanwhile: see :meth:`check_unchanged`."""
 
-    is_certain = False  # True: names and shapes identify the weights surely, so no sample is read to confirm it
+    is_certain = False  # True: names and shapes alone identify the weights, so no samples are read to confirm them
 
     def __init__(self, path: Path) -> None:
         """Open a regular file; a FIFO is refused at once, as reading it could block.
@@ -118,7 +118,7 @@ class CheckpointFile:
         return bytes(buffer)
 
     def will_need(self, offset: int, n: int) -> None:
-        """Hint to the kernel that these bytes will be read soon."""
+        """Tell the operating system that these bytes will be read soon."""
         platform.will_need(self._fd, offset, n)
 
     def check_unchanged(self) -> None:
@@ -172,7 +172,7 @@ class CheckpointFile:
         return str(self.path)
 
     def probe(self) -> None:
-        """Raise ResourceError if no more files can be opened, which explains the failure of a library."""
+        """Raise ResourceError if no more files can be opened, which would explain why a library failed."""
         try:
             os.close(_open(self.path))
         except OSError as error:
@@ -241,16 +241,16 @@ class Entry(msgspec.Struct, frozen=True, gc=False):  # small, and quick to make
 
     @property
     def n(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def bits(self) -> int:
-        """Bits per element; raises KeyError for ggml blocks and unknown dtypes."""
+        """The bits per element; raises KeyError for ggml blocks and unknown dtypes."""
         return DTYPE_BITS[self.dtype]
 
     def read(self) -> bytes:
-        """Return all bytes of the tensor, for small tensors."""
+        """Return all bytes of the tensor, which should be small."""
         return self.file.read(self.offset, self.nbytes)
 
     def __str__(self) -> str:
@@ -270,7 +270,7 @@ class Checkpoint:
 
     ``metadata`` has the ``__metadata__`` of each file. ``config`` maps names of config files, such as ``config.json``,
     to their content: hints, which are checked against the tensors. ``gguf`` is the metadata of a GGUF file. ``folder``
-    is the folder of the files; None for a checkpoint made on the fly. ``unread`` are files of weights in the folder
+    is the folder of the files; None for a checkpoint made on the fly. ``unread`` lists files of weights in the folder
     that do not belong to the checkpoint.
     """
 
@@ -288,12 +288,12 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Total bytes of all tensors."""
+        """The total bytes of all tensors."""
         return sum(entry.nbytes for entry in self.entries.values())
 
     @property
     def identity(self) -> JsonObject:
-        """File names, sizes and tags, and a hash of all tensor headers: equal for copies of the same checkpoint."""
+        """The file names, sizes and tags, and a hash of all tensor headers; equal for copies of the same checkpoint."""
         entries = (f"{e.name} {e.dtype} {e.shape} {e.offset} {e.nbytes}" for e in self.entries.values())
         return {
             "files": [[file.path.name, file.size, file.tag] for file in self.files],

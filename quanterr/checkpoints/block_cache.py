@@ -1,7 +1,7 @@
 """A cache on disk for ranges of a store's files (``--cache``), for the next run.
 
-Each range is one file: the bytes and their digest, as a crash may leave damaged files. Its key is the address and the
-version of the remote file, so a file that was replaced is fetched again.
+Each range is one file with the bytes and, as a crash may leave damaged files, their digest. Its key is the address and
+the version of the remote file, so a file that was replaced is fetched again.
 """
 
 import os
@@ -28,7 +28,7 @@ class CachedStore:
         return self._store.list_names(folder)
 
     def version(self, path: str) -> Version:
-        """Ask the store for the file's current version: cached bytes are never used without that."""
+        """Ask the store for the file's current version, without which cached bytes are never used."""
         return self._store.version(path)
 
     def show_address(self, path: str) -> str:

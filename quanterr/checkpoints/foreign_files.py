@@ -1,4 +1,4 @@
-"""Explanations of files that are not checkpoints, from their first bytes, and what to do about them."""
+"""Explanations of files that are not checkpoints, based on their first bytes, with advice on what to do."""
 
 from collections.abc import Iterable
 

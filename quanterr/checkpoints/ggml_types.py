@@ -88,8 +88,8 @@ BLOCKS = {
     "Q2_0": (64, 18),
 }
 
-# Name → the scheme by which llama.cpp's CPU backend rounds what such a weight is multiplied by: its vec_dot_type. Q8_1,
-# of Q4_1 and Q5_1, is Q8_0 with the sum of a block beside it, which is rounded to float16 once more: up to 2^-11 of it.
+# Name → the scheme by which llama.cpp's CPU backend rounds the inputs of such a weight (its vec_dot_type). For Q4_1 and
+# Q5_1 that is Q8_1: Q8_0 with the sum of each block, whose rounding to float16 adds an error of up to 2^-11 of the sum.
 # Reference: ggml-org/llama.cpp ggml/src/ggml-cpu/ggml-cpu.c, type_traits_cpu.
 INPUT_SCHEMES = {name: "q8_k" if size == 256 else "q8_0" for name, (size, _) in BLOCKS.items()}
 
@@ -97,7 +97,7 @@ INPUT_SCHEMES = {name: "q8_k" if size == 256 else "q8_0" for name, (size, _) in 
 def lacks_leading_ones(stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Return whether a stored shape is ``shape`` without leading ones.
 
-    llama-quantize and stable-diffusion.cpp write it so: ggml-org/llama.cpp ggml/src/ggml.c, ``ggml_n_dims``.
+    llama-quantize and stable-diffusion.cpp write shapes this way: ggml-org/llama.cpp ggml/src/ggml.c, ``ggml_n_dims``.
     """
     lost = len(shape) - len(stored)
     return lost > 0 and shape == (1,) * lost + stored

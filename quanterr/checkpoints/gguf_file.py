@@ -60,7 +60,7 @@ MAX_BYTES = 1 << 63  # bytes of a tensor
 MAX_ALIGNMENT = 1 << 30
 MAX_KEPT_TEXT = 4096  # bytes; longer texts are chat templates
 MAX_KEPT_ARRAY = 1024  # elements; longer arrays are vocabularies
-MAX_TEXTS = 1 << 24  # texts in an array, which must be walked one by one
+MAX_TEXTS = 1 << 24  # texts in an array, which must be skipped one by one
 LEAST_KEY = 13  # least bytes of a key: an empty name and the shortest value
 LEAST_TENSOR = 24  # least bytes of a tensor: no name and no dimensions
 
@@ -92,7 +92,7 @@ class GgufHeader(NamedTuple):
 
 
 class _Cursor:
-    """A position in the header, read from front to back; never reads beyond the end of the file."""
+    """A position in the header, which is read from front to back and never beyond the end of the file."""
 
     def __init__(self, file: CheckpointFile) -> None:
         self.file, self.at = file, 0
@@ -100,11 +100,11 @@ class _Cursor:
 
     @property
     def left(self) -> int:
-        """Bytes from here to the end of the file."""
+        """The number of bytes from here to the end of the file."""
         return self.file.size - self.at
 
     def take(self, n: int, what: str) -> bytes:
-        """Read the next ``n`` bytes; errors call them ``what``."""
+        """Read the next ``n`` bytes, which error messages call ``what``."""
         self._require(n, what)
         begin = self.at - self._start
         if begin + n > len(self._window):
@@ -164,7 +164,7 @@ class _Cursor:
 
 
 def is_gguf(file: CheckpointFile) -> bool:
-    """Return whether to read a file as GGUF: by its first bytes, or by its name if these are inconclusive."""
+    """Return whether to read a file as GGUF, judging by its first bytes, or by its name if these are inconclusive."""
     start = file.read(0, min(file.size, 9))
     return start.startswith(MAGIC) or (file.path.suffix == ".gguf" and start[8:] != b"{")
 
@@ -259,7 +259,7 @@ def _read_metadata(cursor: _Cursor, n: int) -> GgufMetadata:
 
 
 def _read_value(cursor: _Cursor, kind: int, what: str, keep: bool) -> Value | None:
-    """Read the next value; return None if it is long or not to be kept."""
+    """Read the next value; return None if it is too long or need not be kept."""
     if kind == ARRAY:
         return _read_array(cursor, what, keep)
     if kind == TEXT:
@@ -321,10 +321,10 @@ def _read_tensor(cursor: _Cursor, number: int) -> _Tensor:
 def _make_entry(
     file: CheckpointFile, tensor: _Tensor, metadata: GgufMetadata, data_start: int, ends: list[int]
 ) -> Entry:
-    """Make the entry of a tensor; one of unknown type ends at the next of the sorted offsets ``ends``."""
+    """Make the entry of a tensor; an entry of unknown type ends at the next of the sorted offsets ``ends``."""
     where = f"{file}: {display(tensor.name)}"
     shape = tuple(reversed(tensor.dimensions))
-    sizes = [size or 1 for size in shape]  # other readers may overflow before they multiply by a 0
+    sizes = [size or 1 for size in shape]  # other readers may overflow before they come to a 0
     true_shape = _find_true_shape(where, tensor, shape, metadata)
     if tensor.type_id not in TYPES:
         if prod(sizes) >= MAX_BYTES:

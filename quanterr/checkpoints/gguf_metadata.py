@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file: what it says about its model."""
+"""The metadata of a GGUF file, which describes its model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 Connections are kept open and reused; one that the server has closed is silently replaced. Redirects are followed, and
 private headers are sent only to their own host. Proxies come from the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY),
-certificates from the system or SSL_CERT_FILE. A server that sends almost nothing for TIMEOUT seconds is given up.
+certificates from the system or SSL_CERT_FILE. A server that sends almost nothing for TIMEOUT seconds counts as failed.
 """
 
 import atexit
@@ -30,13 +30,13 @@ from quanterr.util.waiting import RetryableError, handle_busy_host, wait_for
 from quanterr.version import __version__
 
 TIMEOUT = 30.0  # seconds to connect, and to wait for an answer to begin or continue
-SLOWEST = 1 << 16  # least bytes within TIMEOUT seconds
+SLOWEST = 1 << 16  # fewest bytes that a server must send within TIMEOUT seconds
 MOST_IDLE = 32  # idle connections kept open
 MOST_REDIRECTIONS = 10
 REDIRECTIONS = (301, 302, 303, 307, 308)
 TOO_MANY = (429, 503)
 PIECE = 1 << 20  # bytes read at a time
-DRAINED = 1 << 16  # bytes of an unwanted answer that are read to reuse its connection; with more, it is closed
+DRAINED = 1 << 16  # longest unwanted answer, in bytes, that is read to reuse its connection, which is otherwise closed
 EPOCH = 10**9  # a larger reset value is a time, not a number of seconds
 STAMP = "%Y%m%dT%H%M%SZ"  # date format of signed addresses
 
@@ -44,7 +44,7 @@ Headers = Message | Mapping[str, str]
 
 
 class _Place(NamedTuple):
-    """The end point of a connection."""
+    """The endpoint of a connection."""
 
     scheme: str
     host: str
@@ -97,7 +97,7 @@ def _tls() -> ssl.SSLContext:
 
 
 class Answer:
-    """The answer of a server, as a context manager that frees the connection at its end."""
+    """A server's answer, as a context manager that frees the connection when it exits."""
 
     def __init__(
         self, url: str, place: _Place, connection: http.client.HTTPConnection, response: http.client.HTTPResponse
@@ -144,7 +144,7 @@ class Answer:
             self._connection.close()
 
     def _is_reusable(self) -> bool:
-        """Return whether the answer is read to its end and the connection stays open."""
+        """Return whether the answer has been read to its end and the connection stays open."""
         response = self._response
         if not self._is_sound or response.will_close or (response.length or 0) > DRAINED:
             return False
@@ -156,21 +156,21 @@ class Answer:
 
 
 class Client:
-    """An HTTP client, which sends its ``private`` headers to the host of the address ``own`` alone."""
+    """An HTTP client that sends its ``private`` headers only to the host of the address ``own``."""
 
     def __init__(self, own: str, private: Mapping[str, str]) -> None:
-        """Keep the address and the headers; nothing is requested yet."""
+        """Keep the address and the headers, without any request yet."""
         self._own, self._private = own, {name.title(): value for name, value in private.items()}
 
     def get(self, url: str, headers: Mapping[str, str], where: str) -> Answer:
         """Request an address and follow redirects; return the final answer, whatever its status.
 
-        Errors name ``where``.
+        Error messages call the file ``where``.
 
         Raises:
             RetryableError: the server does not answer, or limits the rate of requests.
             CheckpointError: a redirect is invalid, or there are too many.
-            ResourceError: the server's certificate is not trusted, or it asks for too long a wait.
+            ResourceError: the server's certificate is not trusted, or the server asks for too long a wait.
         """
         for _ in range(MOST_REDIRECTIONS + 1):
             asked = {"User-Agent": f"quanterr/{__version__}", "Accept-Encoding": "identity", **headers}
@@ -190,7 +190,7 @@ def may_know(own: str, url: str) -> bool:
 
 
 def host_and_port(url: str) -> str:
-    """Return host and port of an address, without user and password."""
+    """Return the host and port of an address, without user and password."""
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
@@ -235,7 +235,7 @@ def seconds_left(url: str, headers: Headers) -> float:
 
 
 def seconds_between(earlier: str, headers: Headers) -> float:
-    """Return the seconds from a date in a header to the sending of the answer; inf without a valid date."""
+    """Return the seconds from a date in a header until the answer was sent; inf without a valid date."""
     then = _date(earlier)
     return float("inf") if then is None else _now(headers) - then
 
@@ -248,7 +248,7 @@ def _date(stated: str) -> float | None:
 
 
 def _now(headers: Headers) -> float:
-    """Return when the answer was sent, by the server's clock, as the local clock may be wrong."""
+    """Return the time at which the answer was sent, by the server's clock, as the local clock may be wrong."""
     sent = _date(headers.get("Date", ""))
     return time.time() if sent is None else sent
 

@@ -1,6 +1,6 @@
 """Files on web servers (``https://``), read by ranges.
 
-fsspec would hide whether a server sent the requested range, and of which version of the file. Here, each answer must
+fsspec would hide whether a server sent the requested range, and from which version of the file. Here, each answer must
 state the same version as the first one, and requests ask servers to refuse any other version:
 
     strong ETag      If-Match
@@ -157,7 +157,7 @@ def _parse_version(size: int, answer: Answer) -> Version:
     """Return the version of the file from the headers of an answer.
 
     Raises:
-        RetryableError: the file was modified within the second of the answer: another write would not change its date.
+        RetryableError: the file was modified less than a second before, when another write might not change its date.
     """
     etag, date = answer.headers.get("ETag"), answer.headers.get("Last-Modified")
     if etag is not None:

@@ -47,10 +47,10 @@ def may_ask_the_hub() -> bool:
 
 
 def find_snapshot(given: str) -> tuple[Path, str]:
-    """Return the folder of a cached model, or the file inside it that is named, and its commit.
+    """Return the folder of a cached model, or the file that is named inside it, and the commit.
 
     Raises:
-        CheckpointError: not a model id, or not in the cache; the message gives the command that downloads it.
+        CheckpointError: ``given`` is not a model id, or not in the cache; the message says how to download it.
     """
     match = MODEL_ID.fullmatch(given)
     if not match or not names_a_model(given):

@@ -1,4 +1,4 @@
-"""Labels: what a file says about its own layers. They are evidence to check against the tensors, never trusted.
+"""Labels, which describe a file's own layers. They are evidence to check against the tensors, never trusted.
 
     X.comfy_quant                U8, UTF-8 JSON: {"format": …, "group_size": …, "convrot": …}
     __metadata__["_quantization_metadata"]
@@ -56,7 +56,7 @@ class Label:
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """(rows, cols) of the square block that group_size declares."""
+        """The square block that group_size declares, (rows, cols)."""
         size = self.number("group_size")
         return (size, size) if size else None
 

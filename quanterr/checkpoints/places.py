@@ -1,4 +1,4 @@
-"""Access to folders and files, local or in a store, as opening a checkpoint needs it."""
+"""Access to folders and files, local or in a store, for opening checkpoints."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def list_names(folder: Place) -> list[str]:
 
 
 def find_missing(folder: Place, names: list[str]) -> list[str]:
-    """Return the names that are missing in a folder; none if the store cannot list, as opening then fails."""
+    """Return the names that a folder lacks; none if the store cannot list, as opening a missing file fails anyway."""
     if isinstance(folder, RemotePath):
         there = folder.list_names()
         return [] if there is None else [name for name in names if name not in there]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from quanterr.checkpoints.base import Checkpoint, CheckpointFile
 
 AHEAD = 2 << 30  # bytes at most: what fast disks deliver while torch is imported
-PIECE = 8 << 20  # bytes that are asked for at a time
+PIECE = 8 << 20  # bytes requested at a time
 
 
 class _Piece(NamedTuple):
@@ -24,9 +24,10 @@ class _Piece(NamedTuple):
 
 @contextmanager
 def read_ahead(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
-    """Ask the system in a thread for the beginnings of all local files, in the order in which a comparison reads them.
+    """Have a thread prefetch the beginnings of all local files, in the order in which a comparison reads them.
 
-    The thread ends with the context, at the latest. Stores are left out: they are asked for what is surely needed.
+    The thread ends with the context at the latest. Files in stores are left out: only bytes that are surely needed are
+    fetched from them.
     """
     ended = threading.Event()
     files = [[file for file in checkpoint.files if file.descriptor >= 0] for checkpoint in checkpoints]
@@ -49,7 +50,7 @@ def _ask(pieces: Iterable[_Piece], ended: threading.Event) -> None:
 
 
 def list_pieces(checkpoints: Iterable[Iterable[CheckpointFile]]) -> Iterator[_Piece]:
-    """Yield pieces of the files of all checkpoints, front to back and by equal shares of each checkpoint."""
+    """Yield pieces of the files of all checkpoints, front to back, advancing equally far in each checkpoint."""
     return heapq.merge(*map(_cut, checkpoints), key=itemgetter(0))
 
 

@@ -2,8 +2,8 @@
 
 Headers and weights are read in blocks that are fetched in parallel and ahead of use. A few blocks are kept in memory,
 and on disk with ``--cache`` (block_cache.py). Every request carries the file's version (its ETag, or a commit of the
-hub), so a file that changes while it is read is an error. An answer with other bytes than requested is an error too,
-or is requested again.
+hub), so a file that changes while it is read is an error. If a server sends other bytes than requested, they are
+requested again, or that is an error too.
 
 Retried: 429, 5xx, timeouts, refused or broken connections, short answers. Never retried: 401, 403, 404, 412.
 """
@@ -69,7 +69,7 @@ class RemoteFile(CheckpointFile):
             _blocks().ask(self, number)
 
     def check_unchanged(self) -> None:
-        """Raise CheckpointError if the store has another version now, unless every range already states its version."""
+        """Raise CheckpointError if the store now has another version, unless each range already states its version."""
         if self._version.kind is not TagKind.OTHER:
             return
         now = self.remote.version()
@@ -78,16 +78,16 @@ class RemoteFile(CheckpointFile):
 
     @property
     def descriptor(self) -> int:
-        """Always -1: there is no local file."""
+        """The file descriptor: always -1, as there is no local file."""
         return -1
 
     @property
     def written(self) -> tuple[int, ...]:
-        """Empty: the tag identifies the version."""
+        """An empty tuple, as the tag identifies the version."""
         return ()
 
     def digest(self) -> None:
-        """Return None: the tag identifies the version."""
+        """Return None, as the tag identifies the version."""
 
     @property
     def tag(self) -> str | None:
@@ -108,7 +108,7 @@ class _Blocks:
         self._known: OrderedDict[tuple[RemoteFile, int], Future[bytes]] = OrderedDict()
 
     def ask(self, file: RemoteFile, number: int) -> "Future[bytes]":
-        """Return a future of the block, fetching it in the background if necessary."""
+        """Return a future for the block, fetching it in the background if necessary."""
         key = file, number
         with self._lock:
             found = self._known.pop(key, None)

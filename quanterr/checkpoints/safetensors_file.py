@@ -48,7 +48,8 @@ Shared = TypeVar("Shared", int, tuple[int, ...])
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 MAX_OFFSET = 2**63
 WHITESPACE = b" \t\r\n"
-# The library opens a file for a framework, which it imports; numpy takes 0.1 s, torch seconds and storage for the file.
+# The library imports the framework for which it opens a file. That takes 0.1 s for numpy; for torch it takes seconds,
+# and torch also allocates storage for the file.
 FRAMEWORK = "numpy" if find_spec("numpy") else "pt"
 
 
@@ -78,7 +79,7 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> tuple[list[Entry
 
 
 class _Fields(msgspec.Struct, gc=False):
-    """The fields of a tensor in a header; all others, such as those of the metadata, are ignored."""
+    """The fields of a tensor in a header; all other keys, such as the keys of the metadata, are ignored."""
 
     dtype: Literal[tuple(DTYPE_BITS)] | None = None  # type: ignore[valid-type]
     shape: tuple[int, ...] | None = None
@@ -116,7 +117,7 @@ def _read_plain(file: CheckpointFile, header: bytes, data_start: int) -> tuple[l
         return None
     sizes: dict[tuple[str, tuple[int, ...]], int | None] = {}
     entries = []
-    for name in list(fields):  # what a tensor needed is free for the entries of the next
+    for name in list(fields):  # popping frees memory for the entries of the next tensors
         own = fields.pop(name)
         dtype, shape, offsets = own.dtype, own.shape, own.data_offsets
         if dtype is None or shape is None or offsets is None:
@@ -131,7 +132,7 @@ def _read_plain(file: CheckpointFile, header: bytes, data_start: int) -> tuple[l
 
 
 def _compute_size(dtype: str, shape: tuple[int, ...]) -> int | None:
-    """Return the bytes of a tensor; None for a shape that cannot be one."""
+    """Return the bytes of a tensor; None if the shape is impossible."""
     n_bytes, rest = divmod(prod(shape) * DTYPE_BITS[dtype], 8)
     is_shape = len(shape) <= MAX_DIMENSIONS and all(0 <= size <= MAX_DIMENSION for size in shape)
     return n_bytes if is_shape and not rest else None
@@ -258,7 +259,7 @@ def _check_shape(where: str, value: object) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1 << 10)
 def _intern(value: Shared) -> Shared:
-    """Return an equal shape or size that entries share as one object, to save memory."""
+    """Return an equal shape or size that all entries share, to save memory."""
     return value
 
 
@@ -309,7 +310,7 @@ def _check_with_library(file: CheckpointFile) -> None:
             pass
     except (OSError, SafetensorError) as error:
         file.probe()
-        if f"os error {errno.ENOMEM}" in str(error):  # mapping the whole file failed, which we never need
+        if f"os error {errno.ENOMEM}" in str(error):  # the library could not map the whole file, which is not needed
             return
         raise CheckpointError(f"{file}: the safetensors library refuses it: {display(str(error))}") from error
     except (MemoryError, RuntimeError) as error:

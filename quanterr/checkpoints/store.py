@@ -14,7 +14,7 @@ class NotThereError(CheckpointError):
 
 
 class TagKind(StrEnum):
-    """The kind of a version's tag, which determines who can compare it."""
+    """The kind of a version's tag, which determines whether the server or only the client can compare it."""
 
     STRONG = "strong ETag"  # the server can compare it, with If-Match
     WEAK = "weak ETag"  # only the client can compare it: If-Match never matches
