@@ -16,17 +16,17 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.tensors.workspace import Workspace
 
-# By ending of the module's name: FLUX single and double blocks, Qwen-Image.
+# Ending of the module's name → number of parts: FLUX single and double blocks, Qwen-Image.
 PARTS = {"norm.linear": 3, "norm1.linear": 6, "norm1_context.linear": 6, "img_mod.1": 6, "txt_mod.1": 6}
 
 
 def count_parts_by_name(module: str) -> int:
-    """Return the number of interleaved parts in a layer of that name; 1 if its rows are not interleaved."""
+    """Return the number of interleaved parts in a layer with this name; 1 if its rows are not interleaved."""
     return next((n for ending, n in PARTS.items() if module == ending or module.endswith("." + ending)), 1)
 
 
 def stored_rows(row: int, stop_row: int, rows: int, parts: int, device: torch.device) -> Tensor:
-    """Return the indices of the stored rows that hold rows ``row:stop_row`` of ``rows`` rows, (r,) int64."""
+    """Return the indices of the stored rows that hold ``row:stop_row`` of a weight's ``rows`` rows, (r,) int64."""
     wanted = torch.arange(row, stop_row, device=device)
     each = rows // parts
     return wanted % each * parts + wanted // each

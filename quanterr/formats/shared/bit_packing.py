@@ -49,7 +49,7 @@ NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class Piece(NamedTuple):
-    """Bits ``shift`` to ``shift + width`` of a container; their lowest bit is worth 2^place in the code."""
+    """Bits ``shift`` to ``shift + width`` of a container, the lowest of which is worth 2^place in the code."""
 
     container: int
     shift: int
@@ -77,7 +77,7 @@ class Packing(NamedTuple):
         return -(-n * self.bits // WORD)
 
     def run(self, unit: int) -> PackedRun:
-        """Return the repeating run in containers of ``unit`` bits."""
+        """Return the run of codes that repeats in containers of ``unit`` bits."""
         return _find_run(self, unit)
 
 
@@ -119,7 +119,7 @@ def _cut_field(start: int, width: int, place: int, unit: int) -> Iterator[Piece]
 
 
 def unpack_columns(stored: Tensor, packing: Packing, workspace: Workspace, key: str = OUTPUT) -> Tensor:
-    """Unpack codes packed along each row: (r, containers) of any integer dtype to (r, n) float32, n in whole runs."""
+    """Unpack whole runs of codes packed along each row: (r, containers) of any integer dtype to (r, n) float32."""
     run = packing.run(BYTE)
     units = _pad_to_runs(stored.view(torch.uint8), 1, run.containers, workspace)
     r, n_units = units.shape
@@ -148,7 +148,7 @@ def _join_planes(units: Tensor, bits: int, codes: Tensor, workspace: Workspace) 
 
 
 def unpack_rows(stored: Tensor, packing: Packing, workspace: Workspace, key: str = OUTPUT) -> Tensor:
-    """Unpack codes packed down each column: (containers, c) of any integer dtype to (n, c) float32, n in whole runs."""
+    """Unpack whole runs of codes packed down each column: (containers, c) of any integer dtype to (n, c) float32."""
     run = packing.run(8 * stored.element_size())
     units = _pad_to_runs(stored, 0, run.containers, workspace)
     units = units.view(torch.uint8) if units.dtype == torch.int8 else units
@@ -188,7 +188,7 @@ def crop_columns(values: Tensor, first: int, stop: int, workspace: Workspace) ->
 
 
 def _pad_to_runs(units: Tensor, dim: int, length: int, workspace: Workspace) -> Tensor:
-    """Return the containers contiguous, padded with zeros along ``dim`` to whole runs of ``length``."""
+    """Return the containers as a contiguous tensor, padded with zeros along ``dim`` to whole runs of ``length``."""
     missing = -units.shape[dim] % length
     if not missing:
         return units.contiguous()

@@ -1,4 +1,4 @@
-"""Codes of b bits that follow each other in a stream of bits, across the boundaries of bytes and words.
+"""Codes of b bits that follow one another in a stream of bits, across the boundaries of bytes and words.
 
     code i    bits i·b … i·b + b - 1 of the stream, the least significant first
     bit j     bit j % 8 of byte j // 8; so little-endian words of any size hold the same stream
@@ -45,7 +45,7 @@ def integers(code_bits: int, device: torch.device) -> Tensor:
 def unpack(stored: Tensor, table: Tensor, workspace: Workspace) -> Tensor:
     """Decode a stream, (r, w) uint8, by the :func:`unit_table` of its codes: (r, codes) float32.
 
-    Rows are whole periods: a multiple of 3 bytes for 3 and 6 bits, of 5 for 5 bits, of 7 for 7 bits.
+    Rows consist of whole periods: of 3 bytes for 3-bit and 6-bit codes, 5 bytes for 5-bit and 7 bytes for 7-bit codes.
     """
     unit_bits = len(table).bit_length() - 1
     n_bytes, n_units = PERIODS[unit_bits]

@@ -1,9 +1,9 @@
-"""Codes in tiles, whose bits are stored together in an order of their own.
+"""Codes in tiles, each of which stores its bits together in an order of its own.
 
-    tile     32-bit words; a code is the bits from ``shift`` on, below 32, of two of them: low | high << 32
-    value    table[code]; the table has a power of two of entries
+    tile     32-bit words; a code is the bits from ``shift``, below 32, on in two of the words: low | high << 32
+    value    table[code]; the number of entries in the table is a power of two
 
-The compiled kernel looks up the same values; if a :class:`Generator` is known, it computes them.
+The compiled kernel looks up the same values or, if a :class:`Generator` is known, computes them.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from quanterr.tensors.workspace import Workspace
 
 
 class TileLayout(NamedTuple):
-    """The codes of a tile of ``height`` · ``width`` elements, row by row."""
+    """The places of the codes in a tile of ``height`` · ``width`` elements, row by row."""
 
     height: int
     width: int
@@ -24,9 +24,10 @@ class TileLayout(NamedTuple):
 
 
 class Generator(NamedTuple):
-    """The rule of a table of 16-bit codes: the sum of the float16 numbers in both halves of 32 bits of a code.
+    """The rule that generates a table of 16-bit codes.
 
-    The bits are (code · factor + term) & 0x8FFF8FFF ^ 0x3B603B60.
+    A code gives the 32 bits (code · factor + term) & 0x8FFF8FFF ^ 0x3B603B60; its value is the sum of the two float16
+    numbers in them.
     """
 
     factor: int
@@ -42,10 +43,10 @@ class Generator(NamedTuple):
 def look_up(
     tiles: Tensor, layout: TileLayout, table: Tensor, workspace: Workspace, generator: Generator | None = None
 ) -> Tensor:
-    """Return the values of tiles, (rows, cols, words) int32 with whole words in order, as float32.
+    """Return the values of tiles, (rows, cols, words) int32 with the words of a tile in order, as float32.
 
-    ``table`` is float32; ``generator`` is its rule, if it has one and tiles have at most 256 codes. Returns
-    (rows · height, cols · width), in a buffer of the workspace.
+    ``table`` is float32; ``generator`` is its rule, if it has one and tiles have at most 256 codes. The result,
+    (rows · height, cols · width), is a buffer of the workspace.
     """
     (rows, cols, _), (height, width, codes) = tiles.shape, layout
     values = workspace.buffer("tiles", (rows * height, cols * width), torch.float32)

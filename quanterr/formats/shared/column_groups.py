@@ -1,10 +1,10 @@
-"""Blocks of columns that share a scale and a zero point, and the block that each column belongs to.
+"""Blocks of columns that share a scale and a zero point, and the assignment of columns to blocks.
 
     block of column c = c // size; the last may be shorter
                       = g_idx[c], where that is stored: act-order, by the importance of columns
 
-The size is not stored. It is, in this order: the configured size, if it gives that many blocks; a power of two; a
-divisor of the columns.
+The size is not stored. It is the first of these that gives the stored number of blocks: the configured size, a power of
+two, a divisor of the number of columns.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class ColumnBlocks:
 
     @property
     def edges(self) -> tuple[int, int] | None:
-        """(rows, cols) of a block; None where the whole row is one."""
+        """The (rows, cols) of a block; None if the whole row is one block."""
         return (1, self.size) if self.n > 1 else None
 
     @property
@@ -44,11 +44,11 @@ class ColumnBlocks:
 
     @property
     def group(self) -> int:
-        """Columns that share a scale; 0 where the whole row does."""
+        """The number of columns that share a scale; 0 if the whole row shares one."""
         return self.size if self.n > 1 else 0
 
     def restrict(self, of_blocks: OfBlocks) -> OfBlocks:
-        """Wrap ``of_blocks``, which returns a value per block of whole rows, to return the blocks of a chunk only."""
+        """Wrap ``of_blocks``, which returns a value per block of whole rows, to return only the values of a chunk."""
 
         def cut(chunk: Chunk, workspace: Workspace) -> Tensor:
             return of_blocks(chunk, workspace)[:, chunk.col // self.size : -(-chunk.stop_col // self.size)]
@@ -89,7 +89,7 @@ def fit_blocks(n: int, cols: int, configured: int | None = None, order: Entry | 
     """Return the blocks of a weight's columns, given their number and the configured size, if any.
 
     Raises:
-        FormatMismatch: no size gives that many; the order names blocks that do not exist.
+        FormatMismatch: no size gives ``n`` blocks, or the order names blocks that do not exist.
     """
     if order is not None and (found := _fit_order(order, n, cols)):
         return found
@@ -110,7 +110,7 @@ def fit_blocks(n: int, cols: int, configured: int | None = None, order: Entry | 
 
 
 def _fit_order(entry: Entry, n: int, cols: int) -> ColumnBlocks | None:
-    """Return the blocks by a stored order; None if it is unused (all -1)."""
+    """Return the blocks that a stored order gives; None if the order is unused (all -1)."""
     if entry.shape != (cols,) or not cols:
         raise FormatMismatch(f"{entry} should have one number for each of {cols} columns")
     order = torch.frombuffer(bytearray(entry.read()), dtype=torch.int32)

@@ -1,8 +1,8 @@
 """Checks of ComfyUI's labels against the stored tensors.
 
-Tensors decide, labels break ties: a label that names another plain layout than the stored one, or another
-granularity than the scale's, causes a warning. A label that names a special layout (packed 4-bit codes, low-rank
-branches) must agree with the tensors.
+Tensors decide, labels break ties: a label that names a plain layout other than the stored one, or a granularity other
+than the scale's, causes a warning. A label that names a special layout (packed 4-bit codes, low-rank branches) must
+agree with the tensors.
 
 Reference: comfyanonymous/ComfyUI@6db4fa2f comfy/quant_ops.py QUANT_ALGOS and comfy/utils.py convert_old_quants;
 silveroxides/ComfyUI-QuantOps; silveroxides/convert_to_quant@1.3.4 comfy/quant_ops.py.
@@ -52,7 +52,7 @@ def refuse_by_name(codes: Entry, hints: Hints) -> None:
     """Refuse the layouts in :data:`REFUSED`, whatever their tensors look like.
 
     Raises:
-        FormatMismatch: a label, or config.json beside codes, names one of these; says what to do.
+        FormatMismatch: a label, or config.json beside codes, names such a layout; the message says what to do.
     """
     if not hints.labels and not hints.config:
         return
@@ -68,8 +68,8 @@ def refuse_by_name(codes: Entry, hints: Hints) -> None:
 def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> tuple[str | None, tuple[str, ...]]:
     """Return the label's format name and warnings about the labels.
 
-    ``names`` are the label names of the format being tried; ``rotates`` says that the format undoes a rotation. Where
-    the tensor and the header disagree, the tensor wins: it was written together with the codes, while headers are
+    ``names`` are the label names of the format being tried; ``rotates`` says that the format undoes a rotation. If the
+    label's tensor and the header disagree, the tensor wins: it was written together with the codes, while headers are
     often rewritten.
 
     Raises:
@@ -101,7 +101,7 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
 
 
 def check_granularity(parts: Parts, comfy_format: str | None, granularity: str) -> tuple[str, ...]:
-    """Return a warning if the label's name implies another granularity than the scale's shape."""
+    """Return a warning if the label's name and the scale's shape imply different granularities."""
     configured = GRANULARITY.get(comfy_format or "")
     scale = parts["scale"]
     if configured in (None, granularity) or scale.n == 1 or len(parts.codes.shape) != 2:
@@ -112,12 +112,12 @@ def check_granularity(parts: Parts, comfy_format: str | None, granularity: str) 
 
 
 def _is_other_fp8(label: str | None, dtype: str) -> bool:
-    """Return whether a label names the other FP8 dtype than the stored one."""
+    """Return whether a label names the FP8 dtype that is not the stored one."""
     return label in FP8_LABELS and dtype in FP8 and (label == "float8_e5m2") != (dtype == "F8_E5M2")
 
 
 def _disagree(one: Label, other: Label) -> bool:
-    """Return whether labels contradict each other; a missing format or block is no contradiction, but a rotation is."""
+    """Return whether labels contradict each other; a rotation must be in both, a format or block may be missing."""
     configured = ((label.format, label.block) for label in (one, other))
     return _find_rotation(one) != _find_rotation(other) or any(
         a != b for a, b in zip(*configured, strict=True) if a and b

@@ -18,7 +18,7 @@ def check_quant_method(parts: Parts, *names: str) -> tuple[str, ...]:
     """Return a warning if quant_method in config.json is not one of the stored layout's ``names``.
 
     Raises:
-        FormatMismatch: the weight has a ComfyUI label; ComfyUI's labels know none of these layouts.
+        FormatMismatch: the weight has a ComfyUI label, and ComfyUI has a label for none of these layouts.
     """
     if parts.hints.labels:
         raise FormatMismatch(f"{parts.hints.labels[0]}, but its tensors have the layout of {names[0]}")
@@ -29,7 +29,7 @@ def check_quant_method(parts: Parts, *names: str) -> tuple[str, ...]:
 
 
 def matches(pattern: str, module: str, from_start: bool = False) -> bool:
-    """Return whether a regular expression of config.json matches a module's name; risky patterns never match."""
+    """Return whether a regular expression in config.json matches a module's name; risky patterns never match."""
     repetitions = sum(pattern.count(sign) for sign in "*+?{")
     if len(pattern) > MAX_PATTERN or repetitions > MAX_REPETITIONS or re.search(r"\)[*+?{]", pattern):
         return False

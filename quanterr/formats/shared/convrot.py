@@ -1,4 +1,4 @@
-"""Columns that were rotated by a Hadamard matrix, group by group, before quantization.
+"""Rotation of columns by a Hadamard matrix, group by group, which quantizers apply before rounding.
 
     stored[:, group] = W[:, group] @ H        H symmetric and orthogonal, so its own inverse
     W[:, group] = stored[:, group] @ H
@@ -7,7 +7,8 @@
                              [1, -1, 1, 1], [-1, 1, 1, 1]] (ConvRot)
     another power of two     Sylvester: kron([[1, 1], [1, -1]], …) / sqrt(size)
 
-Computed in float64 and rounded to float32 once, by the compiled kernel with the same operations in the same order.
+Products are computed in float64 and rounded to float32 once. The compiled kernel does the same operations in the same
+order.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/int8_utils.py; silveroxides/convert_to_quant@1.3.4
 utils/convrot.py.
@@ -31,12 +32,12 @@ DEFAULT_GROUP = 256
 
 
 def is_power_of_four(size: int) -> bool:
-    """Return whether a ConvRot matrix of that size exists."""
+    """Return whether ``size`` is a power of four, so that a ConvRot matrix of that size exists."""
     return size > 1 and size & (size - 1) == 0 and size.bit_length() % 2 == 1
 
 
 def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
-    """Return the columns of a group, as the label says or else 256, and warnings about the size.
+    """Return the number of columns in a group, from the label or else 256, and warnings about the size.
 
     Raises:
         FormatMismatch: no matrix of that size exists, or it does not divide a row.
@@ -55,7 +56,7 @@ def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
 
 
 def attach_rotated_decoder(dequantize: Dequantize, plain: Decoder | None, padded: Padded) -> Dequantize:
-    """Attach the decoder of the rotated codes with the rotation, if there is one and the kernel can carry it out."""
+    """Attach ``plain``, the decoder of codes, with the rotation added, if there is one and the kernel can rotate."""
     if plain is None or padded.step > MOST_ROTATED or padded.shape[-2:] != (padded.stored_rows, padded.stored_cols):
         return dequantize
     return Native(dequantize, replace(plain, rotation=padded.step))
@@ -69,8 +70,8 @@ def rotate(size: int, values: Tensor, workspace: Workspace) -> Tensor:
 def unrotate(values: Tensor, size: int, workspace: Workspace) -> Tensor:
     """Undo the rotation of ``values``, (r, c) float32 with c a multiple of ``size``, in place.
 
-    Multiplies by each small factor in turn: a tenth of the operations of one large product and, unlike that product,
-    the same result on every device and for every cut.
+    Multiplying by one small factor after the other takes a tenth of the operations of one large product and, unlike
+    that product, gives the same result on every device and for every cut.
     """
     kernel = choose_kernel().kernel if values.device.type == "cpu" else None
     if kernel is not None:

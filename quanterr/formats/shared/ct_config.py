@@ -14,9 +14,9 @@ from quanterr.util.strict_json import JsonFields
 
 
 def read_setting(parts: Parts, key: str) -> int | None:
-    """Return the number that the configuration gives for a weight; None if it is unknown."""
+    """Return the number that the configuration gives for a weight under ``key``; None if it is unknown."""
     groups = list(_find_groups(parts.hints.config))
-    if len({_read_number(weights, key) for _, weights in groups}) > 1:  # which group targets this module?
+    if len({_read_number(weights, key) for _, weights in groups}) > 1:  # only groups that target this module count
         module = parts.name.removesuffix(WEIGHT_SUFFIX)
         groups = [(targets, weights) for targets, weights in groups if any(_targets(t, module) for t in targets)]
     found = {_read_number(weights, key) for _, weights in groups}

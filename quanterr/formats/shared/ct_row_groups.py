@@ -1,4 +1,4 @@
-"""Scales and zero points of compressed-tensors: one for the weight, or one or more per row."""
+"""Scales and zero points in compressed-tensors: one for the weight, or one or more per row."""
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from quanterr.tensors.workspace import Workspace
 
 
 def fit_row_blocks(parts: Parts, shape: tuple[int, ...]) -> ColumnBlocks:
-    """Return the column blocks of a weight of that shape, from its scale and the parts stored with it.
+    """Return the column blocks of a weight of this shape, derived from its scale and the parts stored with it.
 
     Raises:
         FormatMismatch: the shape of the scale, zero points or order does not fit.

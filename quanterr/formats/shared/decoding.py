@@ -1,4 +1,4 @@
-"""Codes of weights as the compiled kernel reads and decodes them."""
+"""Decoding of weights by the compiled kernel, which reads their codes itself."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -63,7 +63,7 @@ def find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
 
 def count_rows_at_once(chunk: Chunk, direct: Sequence[Decoder | None]) -> int:
     """Return the number of rows to read and sum at a time."""
-    for decoder in direct:  # any() would take five times as long, and this is asked for each weight
+    for decoder in direct:  # any() would take five times as long, and this runs for each weight
         if decoder is not None and decoder.order != Order.ROWS:
             return TILE
     return min(max(AT_ONCE // chunk.shape[1], 1), chunk.shape[0])
@@ -74,7 +74,7 @@ def make_code_side(
 ) -> SideStruct:
     """Make a kernel operand whose codes the kernel reads and decodes itself, ``at_once`` rows at a time.
 
-    ``again``: the same chunk is wanted several times in a row, so its codes stay in memory.
+    ``again`` says that the same chunk is needed several times in a row, so its codes stay in memory.
     """
     entry, (together, n_bytes) = decoder.codes, decoder.storage_unit
     row_bytes = decoder.cols // together * n_bytes
@@ -93,7 +93,7 @@ def make_code_side(
         else:
             room = workspace.buffer("native", (at_once * row_bytes,), torch.uint8)
             side.stored = room.data_ptr()
-            alive.append(room)  # another side may want a larger one
+            alive.append(room)  # the other side may replace it by a larger one
     else:
         _place_columns(side, decoder, chunk, workspace)
     if decoder.table is not None:
@@ -107,7 +107,7 @@ def make_code_side(
     for name in ("zero", "shift") if is_read else ("scale", "zero", "shift"):
         of_blocks = getattr(decoder, name)
         if of_blocks is not None:
-            factors = of_blocks(chunk, workspace).to(torch.float32, copy=True).contiguous()  # of a reused buffer
+            factors = of_blocks(chunk, workspace).to(torch.float32, copy=True).contiguous()  # the buffer is reused
             setattr(side, name, factors.data_ptr())
             setattr(side, f"{name}_step", factors.shape[1] if factors.shape[0] > 1 else 0)
             alive.append(factors)
@@ -122,7 +122,7 @@ def _place_scales(
     if entry.file.descriptor < 0 or chunk.shape[1] != cols or chunk.row % height:
         return False
     rows = -(-chunk.shape[0] // height)
-    scales = workspace.buffer("scales", (rows * width,), torch.float32)  # read anew for each weight
+    scales = workspace.buffer("scales", (rows * width,), torch.float32)  # the kernel reads into it
     side.scale, side.scale_height, side.scale_step = scales.data_ptr(), height, width if rows > 1 else 0
     side.scale_file, side.scale_type = kernel_file(entry.file.descriptor), FLOATS[entry.dtype]
     side.scale_n = rows * width

@@ -1,4 +1,4 @@
-"""Exact conversion of codes to float32, shared by several layouts. Everything large is a workspace buffer."""
+"""Exact conversion of codes to float32 for several layouts. All large tensors are workspace buffers."""
 
 from collections.abc import Sequence
 from functools import cache, partial
@@ -16,10 +16,10 @@ E4M3_MAX = 0x7E  # magnitude bits of 448, the largest; 0x7F is NaN
 E5M2_MAX = 0x7B  # magnitude bits of 57344, the largest; above are infinity and NaN
 SIGN_COPY = ~(1 << 14)  # an int16 without bit 14
 
-ROWS = 128  # summed as bytes: at most 255 fit
+ROWS = 128  # rows of flags that are summed as bytes, which hold up to 255
 LANES = ROWS * 8
 NONE = torch.zeros((), dtype=torch.int64)
-FEW = 1 << 15  # below this a plain sum is faster
+FEW = 1 << 15  # for fewer flags a plain sum is faster
 
 
 class DecodedCodes(NamedTuple):
@@ -34,9 +34,9 @@ class DecodedCodes(NamedTuple):
 def decode_e4m3(codes: Tensor, workspace: Workspace) -> DecodedCodes:
     """Convert float8_e4m3fn codes, (r, c) int8; NaN codes give NaN.
 
-    On the CPU torch's own cast takes 15 times as long as this: the code's bits, shifted left by seven, are a float16
-    of the same sign and mantissa whose exponent is 8 too small; ``unit`` makes up for it. Sign extension leaves a copy
-    of the sign in bit 14, which is cleared. Subnormals stay subnormals.
+    The code's bits, shifted left by seven, are a float16 of the same sign and mantissa whose exponent is 8 too small;
+    ``unit`` makes up for that. Sign extension leaves a copy of the sign in bit 14, which is cleared. Subnormals stay
+    subnormals. On the CPU, torch's own cast takes 15 times as long.
     """
     shape = tuple(codes.shape)
     values = workspace.output(shape)
@@ -65,7 +65,7 @@ def decode_e5m2(codes: Tensor, workspace: Workspace) -> DecodedCodes:
     return DecodedCodes(values, 1.0, zeros, _count_equal(magnitudes, E5M2_MAX))
 
 
-# By dtype: the kernel's element type and the bytes that count as saturated.
+# Dtype → the kernel's element type, and the bytes that count as saturated.
 ELEMENTS = {
     "F32": (ElementType.F32, ()),
     "BF16": (ElementType.BF16, ()),
@@ -142,12 +142,12 @@ def _make_e8m0_table(device: torch.device) -> Tensor:
 
 
 def _look_up(table: Tensor, codes: Tensor) -> Tensor:
-    """Return the values of bytes: for scales, on the CPU faster than any arithmetic, and than torch's casts."""
+    """Look up the values of bytes, such as scales; on the CPU this is faster than arithmetic and torch's casts."""
     return table.index_select(0, codes.contiguous().view(torch.uint8).view(-1).int()).view(codes.shape)
 
 
 def list_small_floats(exponent: int, mantissa: int, signed: bool = True) -> tuple[float, ...]:
-    """Return the values of a small float by code: bias 2^(exponent - 1) - 1, subnormals, no infinities or NaN."""
+    """Return the value of each code of a small float: bias 2^(exponent - 1) - 1, subnormals, no infinities or NaN."""
     bias, one = 2 ** (exponent - 1) - 1, 1 << mantissa
     magnitudes = [
         (m / one if e == 0 else 1 + m / one) * 2.0 ** (max(e, 1) - bias)

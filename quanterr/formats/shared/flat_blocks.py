@@ -23,12 +23,12 @@ class BlockRun(NamedTuple):
 
     @property
     def begin(self) -> int:
-        """Index of the first element in the blocks."""
+        """The index of the first element in the blocks."""
         return self.first * self.size
 
     @property
     def end(self) -> int:
-        """Index after the last element in the blocks: the last block may be short."""
+        """The index after the last element in the blocks, as the last block may be short."""
         return min(self.stop * self.size, self.n)
 
     def multiply(self, values: Tensor, scale: Tensor) -> None:
@@ -38,6 +38,6 @@ class BlockRun(NamedTuple):
         values[whole * self.size :].mul_(scale[whole:])
 
     def cut(self, values: Tensor, chunk: Chunk, cols: int) -> Tensor:
-        """Cut the chunk, (r, c), out of the blocks' values, (n,), of a matrix with ``cols`` columns."""
+        """Cut the chunk, (r, c), of a matrix with ``cols`` columns out of the blocks' values, (n,)."""
         skipped = chunk.row * cols + chunk.col - self.begin
         return values[skipped : skipped + chunk.n].view(chunk.shape)

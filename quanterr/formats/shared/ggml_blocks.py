@@ -1,8 +1,8 @@
 """The common part of ggml's formats. Each tensor type is a format, whose weight is one stored tensor.
 
-A row of the weight is whole blocks, and rows follow each other without padding. So, whatever the shape, a chunk is a
-run of elements in a run of blocks: the blocks that cover it are unpacked and the rest is cut off. This also holds
-for stacked experts and for tensors that ComfyUI-GGUF stores in another shape.
+A row of the weight consists of whole blocks, and rows follow one another without padding. So, whatever the shape, a
+chunk is a run of elements in a run of blocks: the blocks that cover it are unpacked and the rest is cut off. This also
+holds for stacked experts and for tensors that ComfyUI-GGUF stores in another shape.
 
 Values equal ggml's dequantize_row_… in float32, bit for bit: in each type all operations but the last are exact,
 and the last rounds once. The modules of the family show this for each type.
@@ -43,11 +43,11 @@ class BlockType(NamedTuple):
     uniform: bool = False  # the codes are unsigned with equal steps
     table: Callable[[], Tensor] | None = None  # makes the levels of each index, for the compiled kernel
     least_scale: float = SUBNORMAL
-    scale_steps: ScaleSteps | None = None  # set where parts of a block have scales beside the block's own
+    scale_steps: ScaleSteps | None = None  # set if parts of a block have scales besides the block's own
 
     @property
     def format(self) -> str:
-        """Name of the format."""
+        """The name of the format."""
         return f"gguf_{self.dtype.lower()}"
 
 
@@ -67,7 +67,7 @@ def block_formats(layouts: Iterable[BlockType]) -> tuple[Format, ...]:
 
 
 def fit(layout: BlockType, parts: Parts) -> Weight:
-    """Accept any shape: the file reader has checked that rows are whole blocks."""
+    """Return a weight of any shape; the file reader has checked that rows are whole blocks."""
     if parts.hints.labels:
         raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {layout.dtype}")
     n, n_bytes = BLOCKS[layout.dtype]
@@ -113,7 +113,7 @@ def read_half(raw: Tensor, at: int) -> Tensor:
 
 def split_nibbles(raw: Tensor, first: int, last: int, workspace: Workspace) -> tuple[Tensor, Tensor]:
     """Return the low and the high nibbles of bytes ``first:last`` of each block, uint8 (n, last - first)."""
-    shape = tuple(raw.shape)  # of whole blocks: contiguous memory is faster than skipping bytes
+    shape = tuple(raw.shape)  # whole blocks, as contiguous memory is faster than skipping bytes
     low = torch.bitwise_and(raw, 15, out=workspace.buffer("low", shape, torch.uint8))
     high = torch.bitwise_right_shift(raw, 4, out=workspace.buffer("high", shape, torch.uint8))
     return low[:, first:last], high[:, first:last]
@@ -137,7 +137,7 @@ def code_buffer(workspace: Workspace, *shape: int) -> Tensor:
 
 
 def look_up(table: Tensor, index: Tensor, key: str, workspace: Workspace) -> Tensor:
-    """Look up entries of a 1-D table by integer index, in the shape of the index, in a buffer named ``key``.
+    """Look up entries of a 1-D table by integer index; return them in the shape of the index, in buffer ``key``.
 
     An entry of several bytes packs one code per byte: see :func:`pack_integers`.
     """

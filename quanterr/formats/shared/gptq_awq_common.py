@@ -23,7 +23,7 @@ ORDER = PartSpec(("{module}.g_idx",), WORDS, optional=True)
 
 
 def read_setting(config: JsonFields, *keys: str) -> int | None:
-    """Return the number that the configuration gives for all layers; None if layers differ or it gives none."""
+    """Return the number that the configuration gives for all layers; None if layers differ or there is none."""
     if config.get("dynamic") or config.get("extra_config"):
         return None
     values = (config.get(key) for key in keys)
@@ -36,7 +36,7 @@ def declared_bits(parts: Parts) -> int | None:
 
 
 def declared_group_size(parts: Parts) -> int | None:
-    """Return the columns of a block that the configuration declares; -1 means a whole row."""
+    """Return the number of columns in a block that the configuration declares; -1 means a whole row."""
     return read_setting(parts.hints.config, "group_size", "q_group_size")
 
 
@@ -54,14 +54,14 @@ def find_contradictions(parts: Parts, bits: int, n_blocks: int, cols: int) -> tu
 
 
 def find_gemm_bits(codes: Entry, scale: Entry) -> list[int]:
-    """Return the code widths, in bits, for which the shapes fit AWQ's gemm layout, the likeliest first."""
+    """Return the numbers of bits per code with which the shapes fit AWQ's gemm layout, the likeliest first."""
     if len(codes.shape) != 2 or len(scale.shape) != 2:
         return []
     return [bits for bits in (4, 2, 3, 5, 6, 7, 8) if codes.shape[1] == Packing("dense", bits).words(scale.shape[1])]
 
 
 def is_gemv(parts: Parts) -> bool:
-    """Return whether the shapes fit AWQ's gemv layout: a row of codes, scales and zero points for each output."""
+    """Return whether the shapes fit AWQ's gemv layout: a row of codes, of scales and of zero points for each output."""
     shapes = [parts[role].shape for role in ("codes", "scale", "zero_point")]
     if any(len(shape) != 2 for shape in shapes):
         return False

@@ -1,4 +1,4 @@
-"""Hadamard matrices that rotate weights: Sylvester's, and a table times Sylvester's for other sizes.
+"""Hadamard matrices that rotate weights: Sylvester's, or for other sizes Kronecker products of a table and Sylvester's.
 
     a power of two n    H[i, j] = (-1)^(number of ones in i & j)
     k · a power of two  kron(table of size k, Sylvester's), with the largest k below that divides n
@@ -102,11 +102,11 @@ def _make_table_on(device: torch.device, size: int) -> Tensor:
 def multiply(
     source: Tensor, n: int, axis: int, factors: tuple[Tensor, Tensor], out: Tensor, workspace: Workspace
 ) -> Tensor:
-    """Set ``out`` to diag(rows) · H · source · diag(cols), or with source · Hᵀ if ``axis`` is 1, and return it.
+    """Set ``out`` to diag(rows) · H · source · diag(cols), with source · Hᵀ for H · source if ``axis`` is 1; return it.
 
-    ``source`` and ``out``, perhaps the same, are (r, c) float32 or float64 with contiguous rows. H is the matrix of
-    size ``n``, in blocks along the axis; ``factors`` are float64, (r,) and (c,). Everything is computed in float64 and
-    rounded once.
+    ``source`` and ``out``, which may be the same, are (r, c) float32 or float64 with contiguous rows. H consists of
+    matrices of size ``n`` for blocks along the axis; ``factors`` are float64, (r,) and (c,). Everything is computed in
+    float64 and rounded once.
     """
     table = _find_table_size(n)
     if table > 1:
@@ -129,7 +129,7 @@ def multiply(
 
 
 def _multiply_table(source: Tensor, n: int, size: int, axis: int, workspace: Workspace) -> Tensor:
-    """Multiply blocks along an axis by the table of Kronecker's product: (r, c) float64."""
+    """Multiply blocks along an axis by the table in the Kronecker product: (r, c) float64."""
     shape, inner = tuple(source.shape), n // size * (source.shape[1] if axis == 0 else 1)
     wide, product = (workspace.buffer(f"hadamard {key}", shape, torch.float64) for key in ("source", "product"))
     wide.copy_(source)
@@ -142,7 +142,10 @@ def _multiply_table(source: Tensor, n: int, size: int, axis: int, workspace: Wor
 
 
 def _multiply_sylvester(source: Tensor, size: int, axis: int, workspace: Workspace) -> Tensor:
-    """Multiply blocks along an axis: (r, c) float64. Columns are transposed first, as torch likes long rows."""
+    """Multiply blocks along an axis by Sylvester's matrix: (r, c) float64.
+
+    Blocks of columns are transposed first, as torch is faster on long rows.
+    """
     (r, c), inner = source.shape, source.shape[1] if axis == 0 else source.numel() // size
     wide, other = (workspace.buffer(f"hadamard {key}", (r * c,), torch.float64) for key in ("wide", "other"))
     if axis == 0:

@@ -1,4 +1,4 @@
-"""Codes of a weight minus a product of two thin matrices (SVDQuant, SDNQ).
+"""Weights stored as codes plus a product of two thin matrices (SVDQuant, SDNQ).
 
     residual    (rows, cols)    the codes' values
     smooth      (cols,)         the layer divides its input by it; not in SDNQ
@@ -7,7 +7,7 @@
     weight = residual / smooth + up @ down        if down is already divided by smooth
     weight = (residual + up @ down) / smooth      otherwise
 
-Computed in float64 and rounded to float32 once.
+The sum is computed in float64 and rounded to float32 once.
 
 Reference: mit-han-lab/nunchaku (SVDQuant, arXiv 2411.05007); Comfy-Org/comfy-kitchen@7d86acf tensor/svdquant_w4a4.py,
 whose weight is the output of its kernel for an identity matrix.
@@ -24,7 +24,7 @@ def add_branch(
 ) -> Tensor:
     """Turn ``residual``, (r, c), into the weight in place: ``smooth`` is (c,), ``up`` (r, n), ``down`` (n, c).
 
-    ``smoothed``: the product, too, is divided by ``smooth``.
+    ``smoothed`` says that the product is divided by ``smooth`` too.
     """
     wide = workspace.buffer("branch", tuple(residual.shape), torch.float64).copy_(residual)
     if smooth is not None and not smoothed:

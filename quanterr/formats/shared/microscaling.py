@@ -6,8 +6,8 @@
 
     weight[r, c] = code[r, c] * scale[r, c // block]                                  one rounding
 
-A global scale first multiplies or divides the block's scale, and the result is rounded. Codes padded to a multiple of
-32 columns may be longer than the weight: shared/padding.py.
+A global scale first multiplies or divides the block's scale, and the result is rounded. Codes that are padded to a
+multiple of 32 columns may be longer than the weight: shared/padding.py.
 
 Reference: OCP Microscaling Formats (MX) 1.0, 5.2 and 5.3.
 """
@@ -72,7 +72,7 @@ class Microscaled:
 
     @property
     def native(self) -> Dequantize:
-        """:meth:`dequantize`, with a :class:`Decoder` where bytes hold whole codes and no rows are padding."""
+        """:meth:`dequantize`, with a :class:`Decoder` if bytes hold whole codes and no rows are padding."""
         padded = self.padded
         if self.element in SIX_BITS or padded.rows != padded.stored_rows:
             return self.dequantize
@@ -145,7 +145,7 @@ def decode_e5m3(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:
 
 
 def multiply_scales(global_scale: Entry, rows: int, of_blocks: ScaleOf = decode_e4m3) -> ScaleOf:
-    """Return a :data:`ScaleOf` that multiplies block scales by a global scale, or one per expert of ``rows`` rows."""
+    """Return a :data:`ScaleOf` that multiplies scales by a global scale, or by one per expert of ``rows`` rows."""
 
     def scale_of(stored: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
         return of_blocks(stored, chunk, workspace).mul_(read_global_scale(global_scale, rows, chunk, workspace))
@@ -154,7 +154,7 @@ def multiply_scales(global_scale: Entry, rows: int, of_blocks: ScaleOf = decode_
 
 
 def divide_scales(global_scale: Entry, rows: int) -> ScaleOf:
-    """Return a :data:`ScaleOf` that divides E4M3 scales by a global scale, or one per expert of ``rows`` rows."""
+    """Return a :data:`ScaleOf` that divides E4M3 scales by a global scale, or by one per expert of ``rows`` rows."""
 
     def scale_of(stored: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
         return element_types.decode_e4m3_scales(stored).div_(read_global_scale(global_scale, rows, chunk, workspace))

@@ -1,4 +1,4 @@
-"""The storage order of Nunchaku's tensors: as the threads of a warp load them for a matrix instruction.
+"""The storage order of Nunchaku's tensors, in which the threads of a warp load them for a matrix instruction.
 
 Rows and columns of a weight are padded to multiples of 128. The index of a stored number, in mixed-radix digits, the
 slowest first:
@@ -26,7 +26,7 @@ TILE = 128  # rows
 
 
 def find_tiles(row: int, stop_row: int) -> tuple[int, int]:
-    """Return the first tile that holds any of the rows, and the one after the last."""
+    """Return the first tile that holds any of the rows, and the tile after the last such tile."""
     return row // TILE, -(-stop_row // TILE)
 
 

@@ -1,4 +1,4 @@
-"""Weights stored with padding: longer rows, or taller experts, than the weight has.
+"""Weights stored with padding, in longer rows or taller experts.
 
     stored    (rows rounded up, cols rounded up), or (experts, rows rounded up, cols rounded up)
     weight    its first rows and columns; the rest is padding
@@ -22,7 +22,7 @@ Block = Callable[[Chunk, Workspace], Values]  # returns the values of whole bloc
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """The place of a weight of ``shape`` in a stored matrix; blocks of columns begin at multiples of ``step``."""
+    """The place of a weight of shape ``shape`` in a stored matrix; blocks of columns begin at multiples of ``step``."""
 
     shape: tuple[int, ...]
     rows: int  # of one expert
@@ -32,7 +32,7 @@ class Padded:
     step: int
 
     def dequantize(self, chunk: Chunk, workspace: Workspace, block: Block) -> Values:
-        """Return a chunk's values, (r, c), from whole blocks; ``saturated`` counts the whole blocks."""
+        """Return a chunk's values, (r, c), from whole blocks; ``saturated`` counts all codes of these blocks."""
         first, last = chunk.row // self.rows, (chunk.stop_row - 1) // self.rows
         if first == last or self.rows == self.stored_rows:
             return self._dequantize_piece(chunk, first * (self.stored_rows - self.rows), workspace, block)
@@ -69,7 +69,7 @@ def crop(values: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
 
 
 def fit_unpadded(parts: Parts, shape: tuple[int, ...], step: int) -> Padded:
-    """Return the place of a weight of that shape, (rows, cols) or (experts, rows, cols), stored without padding.
+    """Return the place of a weight of this shape, (rows, cols) or (experts, rows, cols), stored without padding.
 
     Raises:
         FormatMismatch: experts are so narrow that they could be the kernels of a convolution.
@@ -84,13 +84,13 @@ def _check_width(parts: Parts, shape: tuple[int, ...]) -> None:
 
 
 def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int | None = None) -> Padded:
-    """Find the weight in codes of that shape (elements, not bytes), (rows, cols) or (experts, rows, cols).
+    """Return the place of the weight in ``stored`` elements, (rows, cols) or (experts, rows, cols).
 
-    Rows and columns are padded to multiples of ``multiple`` (default: ``step``) or not at all. A shape of the original
-    that fits neither is reported as a mismatch later.
+    Rows and columns are padded to multiples of ``multiple`` (default: ``step``) or not at all. If the original's shape
+    fits neither, a mismatch is reported later.
 
     Raises:
-        FormatMismatch: as :func:`fit_unpadded`; or the label's orig_shape is not the original's shape.
+        FormatMismatch: :func:`fit_unpadded` raises it, or the label's orig_shape is not the original's shape.
     """
     as_stored = fit_unpadded(parts, stored, step)
     multiple = multiple or step
@@ -108,7 +108,7 @@ def check_unpadded(parts: Parts) -> None:
     """Check the label's orig_shape against codes that are stored without padding.
 
     Raises:
-        FormatMismatch: orig_shape differs from the codes' shape; names both.
+        FormatMismatch: orig_shape differs from the codes' shape; the message names both.
     """
     labelled = labelled_shape(parts) if parts.hints.labels else None
     if labelled and labelled != parts.codes.shape:
@@ -116,7 +116,7 @@ def check_unpadded(parts: Parts) -> None:
 
 
 def labelled_shape(parts: Parts) -> tuple[int, ...] | None:
-    """Return the shape of the original that a label declares; None if no label declares it."""
+    """Return the shape of the original that a label declares; None if no label does."""
     return next((shape for label in parts.hints.labels if (shape := _read_orig_shape(label.fields))), None)
 
 

@@ -1,4 +1,4 @@
-"""Factors of a layer's input that its stored weight lacks: SmoothQuant and AWQ in ModelOpt.
+"""Factors by which a layer multiplies its input instead of its weight: SmoothQuant and AWQ in ModelOpt.
 
     pre_quant_scale    f32, bf16, f16    (cols,)
 
@@ -20,7 +20,7 @@ PART = PartSpec(("{module}.pre_quant_scale",), FLOATS, optional=True)
 
 
 def apply_pre_quant_scale(parts: Parts, weight: Weight, stored_cols: int | None = None) -> Weight:
-    """Return the weight with its columns multiplied by the factors, if stored; padding allows ``stored_cols`` factors.
+    """Return the weight with its columns multiplied by the factors, if stored; with padding, ``stored_cols`` of them.
 
     Raises:
         FormatMismatch: there is not one factor for each column.

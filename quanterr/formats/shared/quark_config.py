@@ -15,7 +15,7 @@ from quanterr.util.strict_json import JsonFields
 
 
 def find_specifications(parts: Parts) -> list[JsonFields]:
-    """Return the weight's specifications in their order; empty if the configuration has none."""
+    """Return the weight's specifications in the order of quantization; empty if the configuration has none."""
     config, module = parts.hints.config, parts.name.removesuffix(WEIGHT_SUFFIX)
     layers = config.get("layer_quant_config")
     own = (
@@ -27,7 +27,7 @@ def find_specifications(parts: Parts) -> list[JsonFields]:
 
 
 def has_e5m3_scales(parts: Parts) -> bool:
-    """Return whether the configuration declares block scales as E5M3 numbers."""
+    """Return whether the configuration declares that block scales are E5M3 numbers."""
     return any(
         "e5m3" in (one.get("scale_format"), str(one.get("dtype")).removeprefix("fp8_"))
         for one in find_specifications(parts)

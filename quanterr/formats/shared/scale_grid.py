@@ -1,4 +1,4 @@
-"""Codes times a scale: the scale that belongs to each element, inferred from the shapes.
+"""Codes times a scale, and the inference from the shapes of which scale belongs to each element.
 
     scale                       weight       scale of an element
     [], [1], [1, 1] …           any          the only one
@@ -12,11 +12,11 @@
     [E, a, b]                   [E, M, K]    of its expert's block
 
 The edges of a block are not stored, and the last block may be partial: 140 rows in 2 blocks are 128 + 12 or 70 + 70.
-The edges are, in this order: those that a label, config.json or all other weights of the checkpoint give, if they
-produce this grid; powers of two, if just one pair fits; those that config.json declares, if the grid is larger than
-needed; a divisor that is not a power of two, with a warning. If two pairs fit, nothing is guessed, except that
-square blocks are preferred, divisors for groups of columns, and 128 × 128 for a weight_scale_inv, whose writers use
-nothing else. Broadcasting is never used: it would take [M] for the columns of a square weight.
+The first of these that fits gives the edges: a label, config.json or all other weights of the checkpoint, if their
+edges produce this grid; powers of two, if just one pair fits; config.json, if the grid is larger than its edges need;
+a divisor that is not a power of two, with a warning. If two pairs fit, nothing is guessed, except that square blocks
+are preferred, that divisors are preferred for groups of columns, and that a weight_scale_inv has blocks of 128 × 128,
+as its writers use nothing else. Broadcasting is never used: it would take [M] for the columns of a square weight.
 """
 
 import sys
@@ -48,7 +48,7 @@ DEEPSEEK_BLOCK = (128, 128)
 CONFIG = "config.json"
 DECLARED = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # sources that declare block sizes
 
-FEW = 1 << 14  # scales that are read at once: each of a weight's chunks then needs no further read
+FEW = 1 << 14  # up to so many scales are read at once, so that later chunks of the weight need no further read
 FLOAT32_MAX = torch.finfo(torch.float32).max
 TINY = 2.0**-120  # bound for scales: the smallest float32 is 2^-149, the smallest code 2^-16
 
@@ -91,7 +91,7 @@ class Grid(Struct, frozen=True, gc=False):
 
     @property
     def stored(self) -> StoredScales | None:
-        """The scales as they are stored; None if they must be converted, or belong to a stack of matrices."""
+        """The scales as stored; None if they must be converted or belong to a stack of matrices."""
         is_plain = self.entry.dtype in FLOATS and self.grid_rows * self.cols == self.entry.n
         return StoredScales(self.entry, self.block[0], self.cols) if is_plain else None
 
@@ -109,7 +109,7 @@ class Grid(Struct, frozen=True, gc=False):
         scale = to_float(self.entry, stored)
         if right - left < self.cols:
             scale = scale[:, left:right]
-        if len(scale) in (1, chunk.shape[0]):  # a row for all, or one for each
+        if len(scale) in (1, chunk.shape[0]):  # one row of scales for all rows, or one for each
             return scale
         rows = torch.arange(chunk.row, chunk.stop_row, device=scale.device)
         of_row = rows // self.stack_rows * self.grid_rows + rows % self.stack_rows // self.block[0]
@@ -149,9 +149,9 @@ def collect_hints(parts: Parts, shaped: Iterable[tuple[Edges, str]] = ()) -> lis
 
 
 def find_common_block(pairs: Iterable[tuple[Entry, Entry]]) -> Edges | None:
-    """Return the square block edges on which all weights with unambiguous shapes agree; None otherwise.
+    """Return the square block edges on which all weights with unambiguous shapes agree; None if there are none.
 
-    ``pairs`` are codes and their scale.
+    Each of ``pairs`` is codes and their scale.
     """
     found: set[Edges] = set()
     for codes, scale in pairs:
@@ -191,7 +191,7 @@ def fit_scaled(
     uniform_bits: int | None = None,
     rotates: bool = False,
 ) -> Weight:
-    """Return the weight of codes and a scale, in the row of ``family`` for the scale's granularity.
+    """Return the weight that codes and a scale form; its format is ``family`` with the scale's granularity.
 
     If the scale fits no rule but all codes are zero (they are read to check), the weight is zeros.
 
@@ -249,7 +249,7 @@ def attach_grid_decoder(parts: Parts, grid: Grid, dequantize: Dequantize) -> Cal
 
 
 def _make_zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:
-    """Return a weight of zeros, whose scale means nothing: convert_to_quant stores one of any shape, even empty."""
+    """Return a weight of zeros, whose scale is meaningless: convert_to_quant gives it any shape, even an empty one."""
     warning = (
         f"all its codes are zero and its scale {parts['scale']} fits no known layout: read as zeros; ComfyUI "
         "does not load it"
@@ -265,7 +265,7 @@ def _make_zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...
 
 
 def _is_all_zero(codes: Entry) -> bool:
-    """Return whether all bytes of an entry are zero; reads up to the first that is not."""
+    """Return whether all bytes of an entry are zero, reading no further than the first piece that has another byte."""
     step = 1 << 20
     pieces = (
         codes.file.read(codes.offset + first, min(step, codes.nbytes - first)) for first in range(0, codes.nbytes, step)
@@ -279,7 +279,7 @@ def scaled_formats(
     fit: Callable[[Parts], Weight | None],
     usual_db: Mapping[str, tuple[int, int]],
 ) -> tuple[Format, ...]:
-    """Return the rows of a family: one for each granularity of its scale, which ``fit`` finds for all of them."""
+    """Return the rows of a family, one for each granularity of its scale; all share ``fit``, which finds out which."""
     return tuple(
         Format(
             f"{family}_{granularity}",
@@ -299,7 +299,7 @@ def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]
     ``hints`` are block edges with their source, the most trustworthy first.
 
     Raises:
-        FormatMismatch: no rule fits, or two do; names both shapes.
+        FormatMismatch: no rule fits, or two do; the message names both shapes.
     """
     rows, cols = as_matrix(shape)
     stored = entry.shape
@@ -309,7 +309,7 @@ def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]
         raise FormatMismatch(_describe_misfit(entry, shape))
     if len(shape) == 2:
         return _fit_matrix(entry, rows, cols, _match_matrix_scale(stored, rows), hints, shape)
-    if prod(stored) == stored[0] == shape[0]:  # one for each leading index, with or without trailing ones
+    if prod(stored) == stored[0] == shape[0]:  # a scale per leading index, with or without trailing ones in the shape
         each = rows // shape[0]
         return Grid(entry, "row", each, 1, 1, (each, cols), f"one scale for each of {shape[0]}")
     if len(shape) == 3 and stored[0] == shape[0] and cols == shape[2]:  # stacked experts, not a 1-D convolution
@@ -318,7 +318,7 @@ def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]
 
 
 def _find_dividing_edges(entry: Entry, shape: tuple[int, ...]) -> Edges | None:
-    """Return block edges that divide rows and columns, the only ones that ComfyUI's rule allows."""
+    """Return block edges that divide rows and columns, as ComfyUI's rule requires; None if there are none."""
     rows, cols = as_matrix(shape)
     grid = _match_matrix_scale(entry.shape, rows)
     if len(shape) != 2 or len(grid) != 2 or 0 in grid or entry.n == 1 or grid == (rows, 1):
@@ -329,7 +329,7 @@ def _find_dividing_edges(entry: Entry, shape: tuple[int, ...]) -> Edges | None:
 def _find_other_edges(
     entry: Entry, shape: tuple[int, ...], block: Edges, dividing: Edges | None, known: bool
 ) -> Edges | None:
-    """Return other block edges that fit: those that divide, or groups of columns with a partial last group.
+    """Return other block edges that fit: the dividing ones, or groups of columns with a partial last group.
 
     ``known``: the edges of ``block`` come from something other than the scale's shape.
     """
@@ -342,7 +342,7 @@ def _find_other_edges(
 
 
 def _match_matrix_scale(stored: tuple[int, ...], rows: int) -> tuple[int, ...]:
-    """Return the scale's shape as (a, b); () if it cannot be one."""
+    """Return the scale's shape as (a, b); () if that is impossible."""
     if stored == (rows,):
         return rows, 1
     if len(stored) == 2:
@@ -411,10 +411,10 @@ def _describe_contradiction(wrong: list[tuple[Edges, str]], block: Edges) -> str
 
 
 def _infer_edges(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
-    """Return the block edges from sizes and numbers of blocks alone; None if nothing fits.
+    """Infer the block edges from sizes and numbers of blocks alone; return None if nothing fits.
 
     Raises:
-        FormatMismatch: several fit; names them.
+        FormatMismatch: several pairs of edges fit; the message names them.
     """
     needed = tuple(-(-n // edge) for n, edge in zip(sizes, DEEPSEEK_BLOCK, strict=True))
     of_modelopt = len(entry.shape) == 4 and entry.shape[1] == entry.shape[3] == 1
@@ -436,7 +436,7 @@ def _infer_edges(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
 
 
 def _possible_edges(n: int, blocks: int) -> list[int]:
-    """Return the possible edges of n elements in ``blocks`` blocks: a power of two, then a divisor."""
+    """Return the possible edges of ``blocks`` blocks that cover ``n`` elements: a power of two, then a divisor."""
     if not 0 < blocks <= n:
         return []
     if blocks == 1:

@@ -1,4 +1,4 @@
-"""Statistics of a weight's stored scales: how many, how many are invalid, their mean and range."""
+"""Statistics of a weight's stored scales: their number, how many are invalid, their mean and range."""
 
 from collections.abc import Iterable
 from math import inf, isfinite
@@ -10,7 +10,7 @@ from quanterr.metrics.sums import as_float, exact
 
 
 class ScaleStatistics(NamedTuple):
-    """Statistics of a weight's scales; ``mean`` is over the finite ones, None if there is none."""
+    """Statistics of a weight's scales; ``mean`` is the mean of the finite scales, None if there are none."""
 
     number: int
     nonfinite: int
@@ -60,7 +60,7 @@ class ScaleStatistics(NamedTuple):
 
 
 def _find_bounds(values: torch.Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest value; both are NaN if any is."""
+    """Return the smallest and the largest value; both are NaN if any value is."""
     if not values.numel():
         return inf, -inf
     lowest, highest = torch.aminmax(values)

@@ -1,4 +1,4 @@
-"""INT8 codes with a scale and possibly rotated columns: the common part of int8_scaled and int8_convrot."""
+"""INT8 codes with a scale and perhaps rotated columns: the common part of int8_scaled and int8_convrot."""
 
 from functools import partial
 
@@ -31,7 +31,7 @@ def dequantize(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> 
 
 
 def read_as_rotated(parts: Parts, plain: Weight, size: int) -> Weight:
-    """Return ``plain`` read as if its columns were rotated in groups of ``size``."""
+    """Return the weight ``plain``, read as if its columns were rotated in groups of ``size``."""
     padded = fit_padded(parts, plain.shape, size, 1)
     return replace(
         plain,

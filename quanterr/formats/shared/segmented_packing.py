@@ -1,4 +1,4 @@
-"""Codes packed together with distant ones: each element holds a code of every part of the matrix.
+"""Codes packed together with distant codes: each element holds one code from every part of the matrix.
 
     stored    P elements of u8 or i32, whatever dtype they are stored as, each with v codes
     code e    of the matrix, row by row: in element e % P, at the bits of part e // P
@@ -19,7 +19,7 @@ from quanterr.tensors.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """Codes of ``bits`` bits in elements of ``dtype``; part p is at bit ``shifts[p]``."""
+    """Codes of ``bits`` bits in elements of ``dtype``; codes of part p start at bit ``shifts[p]``."""
 
     entry: Entry
     dtype: torch.dtype  # of the elements, uint8 or int32
@@ -33,7 +33,7 @@ class Planes:
 
     @property
     def codes(self) -> int:
-        """Number of codes, padding included."""
+        """The number of codes, padding included."""
         return self.elements * len(self.shifts)
 
     def read(self, first: int, stop: int, workspace: Workspace) -> Tensor:

@@ -1,4 +1,4 @@
-"""One-byte block scales, in rows or in the tiles that NVIDIA's matrix units read.
+"""One-byte block scales, stored in rows or in the tiles that NVIDIA's matrix units read.
 
     linear    (rows, cols), in order
     tiled     (rows rounded up to 128, cols rounded up to 4) in tiles of 128 × 4, row by row of tiles;

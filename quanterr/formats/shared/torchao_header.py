@@ -1,4 +1,4 @@
-"""Descriptions of tensors in the header of a torchao checkpoint, and checks that its types share.
+"""Descriptions of tensors in the header of a torchao checkpoint, and checks that torchao's tensor types share.
 
     __metadata__["X.weight"]    {"_type": "Int8Tensor", "_data": {"block_size": [1, 128], …},
                                  "_tensor_data_names": ["qdata", "scale"]}
@@ -54,7 +54,7 @@ def fit_pre_scale(parts: Parts, cols: int) -> Entry | None:
     """Return the factors of the layer's input, if stored.
 
     Raises:
-        FormatMismatch: there is neither one factor nor one for each column.
+        FormatMismatch: there is neither a single factor nor one for each column.
     """
     entry = parts.get("act_pre_scale")
     if entry and entry.n not in (1, cols):

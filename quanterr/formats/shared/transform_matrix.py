@@ -6,7 +6,7 @@
 A Hadamard matrix is taken apart: T = diag(signs) · kron(B, S) with Sylvester's S of the largest size s that fits, and B
 of size m = n / s. So the products cost n · (m + log s) operations, not n², for each row. A random matrix is B itself.
 
-Computed in float64 and rounded once.
+Products are computed in float64 and rounded once.
 
 Reference: vllm-project/compressed-tensors 0.20.0 transform/factory/hadamard.py, random_hadamard.py,
 matrix_multiply.py, transform/utils/hadamard.py.
@@ -31,7 +31,7 @@ class Factors(NamedTuple):
 
     signs: Tensor  # (n,) float64
     middle: Tensor  # (m, m) float64
-    inverse: Tensor  # (m, m) float64: of ``middle``
+    inverse: Tensor  # (m, m) float64: inverse of ``middle``
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TransformMatrix:
     is_transposed: bool = False  # V is the transpose of T
 
     def apply(self, rows: Tensor, workspace: Workspace) -> Tensor:
-        """Multiply by V, as inputs are."""
+        """Multiply by V, as the model does with inputs."""
         return self._multiply(rows, workspace, self.is_transposed, False)
 
     def undo(self, rows: Tensor, workspace: Workspace) -> Tensor:
@@ -53,11 +53,11 @@ class TransformMatrix:
         return self._multiply(rows, workspace, self.is_transposed, True)
 
     def apply_to_weight(self, rows: Tensor, workspace: Workspace) -> Tensor:
-        """Multiply by the transposed inverse of V, as a weight was that takes transformed inputs."""
+        """Multiply by the transposed inverse of V, as was done to a weight that takes transformed inputs."""
         return self._multiply(rows, workspace, not self.is_transposed, True)
 
     def undo_in_weight(self, rows: Tensor, workspace: Workspace) -> Tensor:
-        """Multiply by the transpose of V: the product with inputs becomes that with transformed inputs before."""
+        """Multiply by the transpose of V: plain inputs then give the products that transformed inputs gave before."""
         return self._multiply(rows, workspace, not self.is_transposed, False)
 
     def _multiply(self, rows: Tensor, workspace: Workspace, transposed: bool, inverted: bool) -> Tensor:
@@ -94,10 +94,10 @@ class TransformMatrix:
         return Factors(packed[: self.n], middle, inverse)
 
     def _read(self, entry: Entry, workspace: Workspace) -> Tensor:
-        """Read T, take it apart, and return its factors end to end: a workspace shares one tensor of an entry.
+        """Read T, take it apart, and return its factors end to end, as workspaces share one tensor per entry.
 
         Raises:
-            CheckpointError: it is no Hadamard matrix, or cannot be inverted.
+            CheckpointError: T should be a Hadamard matrix but is not, or cannot be inverted.
         """
         matrix = workspace.read("stored_transform", entry, 0, (self.n, self.n))
         if not self.is_hadamard:
@@ -122,7 +122,7 @@ class TransformMatrix:
 def _take_apart(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the signs of rows, (n,), and the smallest B, (m, m): ``matrix`` = diag(signs) · kron(B, Sylvester's).
 
-    Only ones and minus ones can be taken apart; of other matrices B says that they are none.
+    Only Hadamard matrices can be taken apart like this; the caller finds out from B whether ``matrix`` is one.
     """
     n = len(matrix)
     signs = matrix[:, 0].clone()

@@ -1,6 +1,7 @@
 """Known layouts that quanterr does not read, identified by tensor names or config.json, each with the reason.
 
-Consulted when no format fits, so that a report says what the file is and what to do, not only what is missing.
+These are consulted when no format fits, so that a report says what the file is and what to do, not only what is
+missing.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ DEQUANTIZE = "let its own library write the dequantized model, and compare that"
 
 
 class Refusal(NamedTuple):
-    """A layout: the tensor names in its modules or its names in config.json, and why it is not read."""
+    """A layout that is not read: the tensor names in its modules, its names in config.json, and the reason."""
 
     name: str
     stored: frozenset[str]
