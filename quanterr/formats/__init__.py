@@ -1,4 +1,4 @@
-"""Every format quanterr reads, one row each; the first that fits is taken.
+"""Every format that quanterr reads, one row each; the first that fits is taken.
 
 To add a format: write its module (start from int8_scaled.py), put a golden file made by its producer into
 tests/golden/, and add the module to MODULES. Nothing else knows its name.
@@ -152,7 +152,7 @@ FORMATS: tuple[Format, ...] = tuple(
     row.with_specification(module.__doc__ or "") for module in MODULES for row in module.FORMATS
 )
 
-# Endings of tensor names that belong to quantized layers and never change a weight: scales of activations and of
+# Endings of the names of tensors that accompany quantized weights and never change them: scales of activations and of
 # the KV cache.
 AUXILIARY = (
     "input_scale",
@@ -234,10 +234,10 @@ class StoredParts:
     """The tensors of a checkpoint, in which the parts of a weight are found by name."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
-        """Note how names end, as most endings that formats know do not occur."""
+        """Note how the names end, as most endings that formats know do not occur in a checkpoint."""
         self.entries = entries
         self._words = {name.rpartition(".")[2] for name in entries}
-        self._templates: dict[tuple[str, str], list[str]] = {}  # of parts, by template and dtype of the codes
+        self._templates: dict[tuple[str, str], list[str]] = {}  # the parts' templates, by the codes' template and dtype
 
     def find(self, weight: str, codes: Entry) -> dict[str, Entry]:
         """Return the other parts that a weight with these codes may have, by the templates of their names."""
@@ -257,7 +257,7 @@ class StoredParts:
 
 @cache
 def _find_part_templates(template: str, dtype: str) -> frozenset[str]:
-    """Return the name templates of all other parts, for codes with that name template and dtype."""
+    """Return the name templates of all other parts, for codes with this name template and dtype."""
     return frozenset(
         name
         for format in _matching_formats(template, dtype)
@@ -280,7 +280,7 @@ def _name_template(weight: str, stored: str) -> str:
 
 @cache
 def _matching_formats(template: str, dtype: str) -> tuple[Format, ...]:
-    """Return the formats whose codes may have that name template and dtype."""
+    """Return the formats whose codes may have this name template and dtype."""
     return tuple(row for row in FORMATS if template in row.codes.names and dtype in row.codes.dtypes)
 
 
@@ -293,7 +293,8 @@ def recognize(
     weight only: a sibling that no format uses is an error, never ignored.
 
     Raises:
-        FormatMismatch: no format fits; says what was found, and what the nearest format lacks or leaves unused.
+        FormatMismatch: no format fits; the message says what was found, and what the nearest format lacks or leaves
+            unused.
     """
     refuse_by_name(codes, hints)
     template, parts = _name_template(name, codes.name), stored.find(name, codes)
@@ -319,9 +320,9 @@ def recognize(
 
 
 def _fit(gathered: "_Gathered", stored: Parts, siblings: Sequence[Entry]) -> Weight | None:
-    """Return the weight as a format reads it whose needs are met, or None if it is of another row.
+    """Return the weight as read by a format whose needs are met, or None if it belongs to another row.
 
-    ``stored`` has the stored tensors by the templates of their names.
+    ``stored`` maps the templates of names to the stored tensors.
     """
     parts = {role: stored.entries[template] for role, template in gathered.templates.items()}
     weight = gathered.format.fit(Parts(stored.name, parts, stored.hints, stored.checkpoint, gathered.format.name))
@@ -343,7 +344,7 @@ def _explain_nearest(each: "Iterable[_Gathered]", stored: Parts, siblings: Seque
             except FormatMismatch as mismatch:
                 description = partial(str, str(mismatch))
         near = len(one.templates), one.named, one.problem is None
-        if near >= nearest:  # on a tie the last wins: it needs the least
+        if near >= nearest:  # on a tie the last format wins, as it needs the least
             nearest, reason = near, description
     return reason()
 
@@ -352,14 +353,14 @@ CODES = ""  # stands for the template of the codes' name
 
 
 class _Problem(NamedTuple):
-    """A need of a format that the stored tensors, of its names, do not meet."""
+    """A need of a format that the tensors stored under its names do not meet."""
 
     role: str
     part: PartSpec
     templates: list[str]
 
     def describe(self, stored: Parts) -> str:
-        """Describe the problem for a weight, whose tensors ``stored`` has by the templates of their names."""
+        """Describe the problem for a weight; ``stored`` maps the templates of names to its tensors."""
         found, codes = [stored.entries[template] for template in self.templates], stored.entries[CODES]
         if len(found) > 1:
             return f"two tensors could be its {self.role}: {found[0]} and {found[1]}"
@@ -373,30 +374,30 @@ class _Gathered(NamedTuple):
     """The stored parts that match a format's needs, the number of needs found by name, and the last problem."""
 
     format: Format
-    templates: dict[str, str]  # of names, by the part's role
+    templates: dict[str, str]  # templates of names, by the part's role
     named: int
     problem: _Problem | None
 
 
 class _GatheredEach(NamedTuple):
-    """The gathered parts of all formats, and of those whose needs are met."""
+    """The parts gathered for all formats, and for the formats whose needs are met."""
 
     all: list[_Gathered]
     fitting: list[_Gathered]
 
 
-@cache  # weights are of a few kinds
+@cache  # a checkpoint has only a few kinds of weights
 def _gather_each(template: str, dtype: str, stored: tuple[tuple[str, str], ...]) -> _GatheredEach:
-    """Gather the parts of weights for each format whose codes may have that name template and dtype.
+    """Gather the parts of a weight for each format whose codes may have this name template and dtype.
 
-    ``stored`` are the templates of the names of other stored tensors, with their dtypes.
+    ``stored`` holds the name templates of the other stored tensors, with their dtypes.
     """
     found = [_gather(format, {CODES: dtype, **dict(stored)}) for format in _matching_formats(template, dtype)]
     return _GatheredEach(found, [one for one in found if one.problem is None])
 
 
 def _gather(format: Format, dtypes: Mapping[str, str]) -> _Gathered:
-    """Gather the parts of weights; ``dtypes`` maps the templates of names of stored tensors to dtypes."""
+    """Gather the parts of a weight; ``dtypes`` maps the name templates of the stored tensors to their dtypes."""
     found, named, problem, elements = {}, 0, None, format.codes
     for role, part in format.needs.items():
         own = [CODES] if part is elements else [name for name in part.names if name in dtypes]
@@ -426,7 +427,7 @@ def _refuse_unused(weight: Weight, siblings: Sequence[Entry]) -> None:
 
 
 def _is_one(entry: Entry) -> bool:
-    """Return whether ``entry`` is a dummy scale of 1, as writers store beside weights that they left unquantized."""
+    """Return whether ``entry`` is a dummy scale of 1, which writers store beside weights that they left unquantized."""
     return entry.n == 1 and (entry.dtype, entry.read()) in {
         ("F32", b"\x00\x00\x80\x3f"),
         ("BF16", b"\x80\x3f"),

@@ -30,7 +30,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """Return the weight; its shape follows from the groups of the codes."""
+    """Return the weight, whose shape follows from the groups of codes."""
     codes, books, scales = parts["codes"], parts["codebooks"], parts["scales"]
     if len(codes.shape) != 3 or len(books.shape) != 4 or codes.shape[2] != books.shape[0]:
         raise FormatMismatch(

@@ -56,7 +56,7 @@ NEEDS = {
     "codebook": PartSpec(("{weight}_codebook",), frozenset({"F32"}), optional=True),
     "correction": PartSpec(("{weight}_correction",), frozenset({"F32", "BF16"}), optional=True),
 }
-HALF = {4: 8.0, 6: 32.0}  # by bits: subtracted from a code
+HALF = {4: 8.0, 6: 32.0}  # bits of a code → the number to subtract from it
 
 
 class W4A8Layout(Struct, frozen=True):
@@ -66,11 +66,11 @@ class W4A8Layout(Struct, frozen=True):
     group: int
     rotation: int
     padded: Padded
-    turned: bool = True  # the rotation is undone
+    turned: bool = True  # dequantizing undoes the rotation
 
 
 def fit(parts: Parts) -> Weight:
-    """Return the weight; its shapes give the number of bits."""
+    """Return the weight; the shapes of its parts give the number of bits."""
     comfy_format, warnings = check_labels(parts, LABELS, rotates=True)
     layout, warning = _fit_layout(parts)
     if parts.get("correction"):
@@ -96,7 +96,7 @@ def fit(parts: Parts) -> Weight:
 
 
 def _find_levels(parts: Parts, layout: W4A8Layout) -> Levels:
-    """Return the levels of the codes before INT8 rounding, which moves each by at most half an INT8 step."""
+    """Return the levels of the codes before INT8 rounding, which moves each level by at most half an INT8 step."""
     if codebook := parts.get("codebook"):
         return nibbles(torch.frombuffer(bytearray(codebook.read()), dtype=torch.float32).tolist())
     return uniform(layout.bits)

@@ -108,7 +108,7 @@ def fit_gemv(parts: Parts) -> Weight | None:
 
 
 def fit_fast(parts: Parts) -> Weight:
-    """Return the weight of 16-bit words of codes, with other fitting block sizes as alternatives."""
+    """Return the weight whose codes are in 16-bit words, with other fitting block sizes as alternatives."""
     codes, scale, offset = parts.codes, parts["scale"], parts["offset"]
     if len(codes.shape) != 2 or scale.shape[1:] != (ROWS * codes.shape[0],) or scale.shape != offset.shape:
         raise FormatMismatch(f"{scale} and {offset} should have {ROWS} columns for each row of {codes}")
@@ -126,7 +126,7 @@ def _find_blocks(parts: Parts, cols: int, stored: int) -> list[ColumnBlocks]:
     """Return the possible blocks of ``cols`` columns for ``stored`` padded blocks, the likeliest first.
 
     Raises:
-        FormatMismatch: none fit.
+        FormatMismatch: no blocks fit.
     """
     declared = declared_group_size(parts) or 0
     sizes = dict.fromkeys((declared if declared > 0 else cols if declared else 0, *SIZES, cols))
@@ -137,7 +137,7 @@ def _find_blocks(parts: Parts, cols: int, stored: int) -> list[ColumnBlocks]:
 
 
 def _count_stored_blocks(cols: int, size: int) -> int:
-    """Return the number of stored blocks of that size, padding included."""
+    """Return the number of stored blocks of this size, padding included."""
     multiple = {32: 4, 64: 2}.get(size, 1)
     width = -(-(cols // size) // 8)
     return 8 * -(-width // multiple) * multiple

@@ -38,7 +38,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """Return the weight with its rows in order; with interleaved rows as an alternative."""
+    """Return the weight with its rows in order, and as an alternative with interleaved rows."""
     comfy_format, warnings = check_labels(parts, LABELS)
     codes, scale, zero = parts.codes, parts["scale"], parts["zero"]
     rows, cols = (codes.shape[0], 2 * codes.shape[1]) if len(codes.shape) == 2 else (0, 0)

@@ -64,7 +64,7 @@ class Values(NamedTuple):
 
     weight: Tensor  # (r, c) float32, or float64 where float32 would lose precision
     saturated: Tensor | None = None  # 0-d: number of codes at either end of their range
-    zeros: Tensor | None = None  # 0-d: number of zero elements, where the codes give it
+    zeros: Tensor | None = None  # 0-d: number of zero elements, if the codes tell
 
 
 Dequantize = Callable[[Chunk, Workspace], Values]
@@ -73,8 +73,8 @@ Dequantize = Callable[[Chunk, Workspace], Values]
 class PartSpec(Struct, frozen=True):
     """A stored tensor that a format needs: its possible names and dtypes.
 
-    In a name, ``{weight}`` is the weight's name; ``{module}`` is that name without ``.weight`` (skipped if the name
-    does not end so); ``{private}`` is X._weight for X.weight.
+    In a name, ``{weight}`` stands for the weight's name, ``{module}`` for that name without ``.weight`` (skipped if the
+    name does not end in it), and ``{private}`` for X._weight if the weight is X.weight.
     """
 
     names: tuple[str, ...]
@@ -97,7 +97,7 @@ def names_for(weight: str, templates: Iterable[str]) -> list[str]:
 
 
 def expand_templates(weight: str, templates: Iterable[str]) -> dict[str, str]:
-    """Map templates to the names that they give for the weight named ``weight``, without those that give none."""
+    """Map templates to the names that they give for the weight named ``weight``; omit templates that give none."""
     found = {}
     for template in templates:
         stem, ending = _split_template(template)
@@ -112,7 +112,7 @@ def expand_templates(weight: str, templates: Iterable[str]) -> dict[str, str]:
 
 @cache
 def _split_template(template: str) -> tuple[str, str]:
-    """Split a template such as ``{module}.scale``, which begins with the name in braces, at the closing one."""
+    """Split a template such as ``{module}.scale``, which begins with a name in braces, at the closing brace."""
     stem, _, ending = template.removeprefix("{").partition("}")
     return stem, ending
 
@@ -135,7 +135,7 @@ class Hints(Struct, frozen=True):
 
 
 class Parts(Struct, gc=False):
-    """The stored tensors of one weight by their role in the format, and hints about the weight."""
+    """The stored tensors of one weight, by their role in the format, and hints about the weight."""
 
     name: str
     entries: Mapping[str, Entry]
@@ -144,7 +144,7 @@ class Parts(Struct, gc=False):
     format: str = ""  # name of the row of FORMATS that is being tried
 
     def __repr__(self) -> str:
-        return f"Parts({self.name!r}, {self.entries!r})"  # of a checkpoint, all entries would be too many
+        return f"Parts({self.name!r}, {self.entries!r})"  # without the many entries of the checkpoint
 
     def __getitem__(self, role: str) -> Entry:
         return self.entries[role]
@@ -160,7 +160,7 @@ class Parts(Struct, gc=False):
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """(rows, cols) of the part that holds the elements, as stored."""
+        """The stored (rows, cols) of the part that holds the elements."""
         return as_matrix(self.codes.shape)
 
     def weight(
@@ -187,7 +187,7 @@ class Parts(Struct, gc=False):
         rotated: "RotatedWeight | None" = None,
         branch: "Branch | None" = None,
     ) -> "Weight":
-        """Build the :class:`Weight` of these parts; ``format`` defaults to the row that is being tried."""
+        """Build the :class:`Weight` that these parts form; ``format`` defaults to the row that is being tried."""
         return Weight(
             self.name,
             format or self.format,
@@ -217,9 +217,9 @@ class Parts(Struct, gc=False):
 class Weight(Struct, gc=False):  # nothing here is part of a cycle
     """A tensor of the model as one checkpoint stores it.
 
-    ``dequantize(chunk, workspace)`` returns any chunk, with the same values on every device and however the weight is
-    cut. The result is a buffer of the workspace, usually ``workspace.output(chunk.shape)``, and is valid until the
-    next call.
+    ``dequantize(chunk, workspace)`` returns the values of any chunk, which are the same on every device and however the
+    weight is cut. The result is a buffer of the workspace, usually ``workspace.output(chunk.shape)``, and is valid
+    until the next call.
     """
 
     name: str
@@ -230,7 +230,7 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
     block_size: tuple[int, int] | None = None  # (rows, cols) of a block that shares a scale, if any
     encoding: Encoding = "codes"
     needs_float64: bool = False  # float32 would round the values
-    refusal: str | None = None  # the reason why it is not compared unless both sides are equal
+    refusal: str | None = None  # the reason why it is compared only for equality
     code_bits: int | None = None  # bits of one code, without scales
     uniform_bits: int | None = None  # bits of one code, if the steps between levels are equal
     scale: Entry | None = None
@@ -241,13 +241,13 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
     alternatives: "Sequence[Weight]" = ()  # other readings of the same tensors, tried if this one proves wrong
     close_alternatives: bool = False  # alternatives differ little: the clearly nearest wins, even if the first is near
     undeclared: bool = False  # no metadata chooses among the alternatives: picking another causes no warning
-    levels: Levels | None = None  # levels of the codes; None where the nearest cannot be found element by element
+    levels: Levels | None = None  # levels of the codes; None if the nearest cannot be found element by element
     scale_steps: ScaleSteps | None = None  # None: scales are floats
     coded: tuple[Entry, ...] = ()  # the parts that hold the codes, if not the first part alone
     unit: Callable[[Chunk, Workspace], Tensor] | None = None  # (r or 1, 1): factor of the codes of each row
     rotated: "RotatedWeight | None" = None  # the weight before the rotation of its columns is undone
-    branch: "Branch | None" = None  # a part of low rank, which is in its values
-    computed: bool = False  # values are the result of float32 arithmetic on stored numbers
+    branch: "Branch | None" = None  # a low-rank product, which its values include
+    computed: bool = False  # its values are the result of float32 arithmetic on stored numbers
 
     def with_alternatives(self, others: "Iterable[Weight]") -> "Weight":
         """Return this weight with ``others``, read from the same tensors, as alternatives."""
@@ -269,7 +269,7 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
     def units(self, chunk: Chunk, workspace: Workspace, rows: Tensor | None = None) -> Tensor | None:
         """Return the factor of a chunk's codes, (1 or r, 1 or c), or of some of its ``rows``, counted from the first.
 
-        None if the codes have an offset, or only dequantized codes give their factor.
+        Return None if the codes have an offset, or if their factor can be found only by dequantizing.
         """
         if self.unit is None:
             return self._find_units(chunk, workspace, rows)
@@ -285,8 +285,8 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
     def least_units(self, chunk: Chunk, workspace: FilledWorkspace) -> Tensor | None:
         """Return the factors of the codes at the smallest storable scales, (1 or r, c).
 
-        (1, 1) where only the overall factor is known. None where scales are not one-byte floats: others can be smaller
-        than any weight needs.
+        The shape is (1, 1) if only the overall factor is known. Return None if scales are not one-byte floats, as other
+        scales can be smaller than any weight needs.
         """
         scale = self.parts.get("scale")
         if scale is None or scale.dtype not in SMALL_SCALES:
@@ -315,17 +315,17 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
 
     @property
     def n(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """(rows, cols) of the weight as a matrix."""
+        """The (rows, cols) of the weight as a matrix."""
         return as_matrix(self.shape)
 
     @property
     def matrix_rows(self) -> int:
-        """Rows of each matrix in a stack (of experts, for example); 0 if the weight is not a stack."""
+        """The rows of each matrix in a stack (of experts, for example); 0 if the weight is not a stack."""
         return self.shape[1] if len(self.shape) == 3 and self.matrix[1] == self.shape[2] else 0
 
     @property
@@ -335,7 +335,7 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all parts."""
+        """The bytes of all parts."""
         return sum([entry.nbytes for entry in self.parts.values()])
 
     @property
@@ -345,15 +345,15 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
 
 
 def _pick(of_rows: Tensor, rows: Tensor | None) -> Tensor:
-    """Return numbers, (1 or r, n), of some rows; None: of all."""
+    """Pick the numbers, (1 or r, n), of some ``rows``; None means all rows."""
     return of_rows if rows is None or len(of_rows) == 1 else of_rows[rows]
 
 
 class Readings(Sequence[Weight]):
-    """Weights that are made each time they are looked at: alternatives that only a broken weight needs."""
+    """Weights that are made anew each time they are accessed: alternatives that only a broken weight needs."""
 
     def __init__(self, make: Sequence[Callable[[], Weight]]) -> None:
-        """Give a function for each weight."""
+        """Keep a function for each weight, which makes it."""
         self._make = make
 
     def __len__(self) -> int:
@@ -372,11 +372,11 @@ class RotatedWeight(NamedTuple):
 
     weight: Weight  # has levels; its rows may be longer
     rotate: Callable[[Tensor, Workspace], Tensor]  # rotates whole rows of the original, (r, c), as the quantizer did
-    of_inputs: "InputRotation | None" = None  # None: inputs are rotated as the original is, twice is not at all
+    of_inputs: "InputRotation | None" = None  # None: ``rotate`` also rotates inputs, and undoes its own rotation
 
 
 class InputRotation(NamedTuple):
-    """The rotation of the inputs of a rotated weight, (r, c) float32, in place, and the way back."""
+    """Functions that rotate the inputs of a rotated weight, (r, c) float32, in place, and undo that."""
 
     rotate: Callable[[Tensor, Workspace], Tensor]
     undo: Callable[[Tensor, Workspace], Tensor]
@@ -386,7 +386,7 @@ class Branch(NamedTuple):
     """A product of two thin matrices in a weight. Runtimes multiply it by inputs that they have not rounded."""
 
     factors: Callable[[Workspace], tuple[Tensor, Tensor]]  # (rows, rank) and (rank, cols) of the weight, float32
-    smooth: Entry | None = None  # (cols or more,): the inputs of the codes are divided by it
+    smooth: Entry | None = None  # (cols or more,): factors by which the codes' inputs are divided
 
 
 class Format(Struct, frozen=True):
@@ -399,10 +399,10 @@ class Format(Struct, frozen=True):
     summary: str = ""  # default: the first line of the module's docstring
     usual_db: tuple[int, int] | None = None  # typical SNR of whole models after plain rounding: a guide, not a limit
     declared: tuple[str, str] | None = None  # key and value in quantization_config that declare this format
-    takes_tied_head: bool = False  # loaders use the quantized output layer even if config.json ties it to the embedding
-    least_scale: float = 0.0  # smallest scale that it can store, where real weights can need a smaller one
+    takes_tied_head: bool = False  # loaders use a quantized output layer even if config.json ties it to the embedding
+    least_scale: float = 0.0  # smallest scale that it can store, if real weights can need a smaller one
     corrects_biases: bool = False  # a quantizer (convert_to_quant) adjusts biases for the errors of the weights
-    specification: str = ""  # docstring of its module, filled in by FORMATS
+    specification: str = ""  # its module's docstring, filled in where FORMATS is made
 
     @property
     def codes(self) -> PartSpec:
@@ -415,6 +415,6 @@ class Format(Struct, frozen=True):
         return "; ".join(str(part) for part in self.needs.values())
 
     def with_specification(self, specification: str) -> "Format":
-        """Return the row with its module's docstring as specification and, by default, summary."""
+        """Return the row with ``specification``, its module's docstring, whose first line is the default summary."""
         first = specification.partition("\n")[0].removesuffix(".")
         return replace(self, specification=specification, summary=self.summary or first)

@@ -28,7 +28,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight | None:
-    """Return the weight if there is one scale; the original must have up to four rows per stored row."""
+    """Return the weight if there is one scale; a quarter of the original's rows, rounded up, must be stored."""
     codes, scale = parts["codes"], parts["scale"]
     if len(codes.shape) != 2 or scale.n != 1:
         return None

@@ -73,8 +73,8 @@ NF4 = (
     1.0,
 )
 FP4 = (0.0, 0.0052083335, 0.6666667, 1.0, 0.33333334, 0.5, 0.16666667, 0.25)
-# Half the step between codes of the dynamic map in its last decade, which has 64 codes; relative to a nested absmax,
-# the largest value.
+# Half the step between codes in the last decade of the dynamic map, which has 64 codes. It is relative to the largest
+# value, a nested absmax.
 WIDEST_STEP = 0.45 / 63
 TABLES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
 

@@ -62,7 +62,7 @@ DENSE_SINCE = (0, 18)
 
 
 def fit(parts: Parts) -> Weight:
-    """Return the weight by the packing that configuration and widths give; other fitting packings as alternatives."""
+    """Return the weight with the packing that configuration and widths imply; other fitting ones are alternatives."""
     shape = _read_shape(parts["shape"])
     codes, scale = parts.codes, parts["scale"]
     if len(shape) not in (2, 3) or min(shape) < 1 or codes.shape[:-1] != shape[:-1]:
@@ -104,10 +104,10 @@ def _read_shape(entry: Entry) -> tuple[int, ...]:
 
 
 def _find_packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[Packing]:
-    """Return the packings that give these widths, the likeliest first.
+    """Return the packings with which tensors have these widths, the likeliest first.
 
     Raises:
-        FormatMismatch: no packing does.
+        FormatMismatch: no packing gives these widths.
     """
     codes, zero_point = parts.codes, parts.get("zero_point")
     dense_first = _read_version(parts.hints.config) >= DENSE_SINCE
@@ -182,7 +182,7 @@ def _read_codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspa
 
 
 def _read_zero_point(parts: Parts, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the zero points of a chunk's rows, or the only one, as float32 (r or 1, blocks)."""
+    """Read the zero points of a chunk's rows, or the only zero point, as float32 (r or 1, blocks)."""
     entry = parts["zero_point"]
     if entry.dtype == "I8":
         return workspace.read_whole("zeros", entry).view(1, 1).float() + (1 << packing.bits - 1)

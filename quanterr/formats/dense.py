@@ -14,7 +14,7 @@ CODES = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def fit(parts: Parts) -> Weight:
-    """Accept any shape; a label that says that the weight is quantized becomes a warning."""
+    """Return a weight of any shape; warn if a label says that it is quantized."""
     codes = parts["codes"]
     warnings = tuple(
         f"{label}, but the weight is stored as {codes.dtype}: read as plain numbers" for label in parts.hints.labels

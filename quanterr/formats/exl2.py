@@ -47,12 +47,12 @@ class BitGroup(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The places of each column's codes: (cols, 1) int32, but (cols,) for ``word``, ``next`` and ``group``."""
+    """The places of each column's codes: int32 (cols, 1), or (cols,) for ``word``, ``next`` and ``group``."""
 
     word: Tensor  # row of q_weight with the low bits of the codes
     next: Tensor  # row of q_weight with the remaining bits
-    shift: Tensor  # of the low bits in the word
-    mask: Tensor  # selects the low bits after the shift
+    shift: Tensor  # position of the low bits in the word
+    mask: Tensor  # mask that selects the low bits after the shift
     rest_shift: Tensor
     rest_mask: Tensor
     half: Tensor  # 2^(bits - 1)
@@ -60,7 +60,7 @@ class Places(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight:
-    """Return the weight; its columns are the columns of all groups."""
+    """Return the weight, whose columns are the columns of all groups."""
     codes, order = parts["codes"], parts["order"]
     if len(codes.shape) != 2:
         raise FormatMismatch(f"EXL2 codes are (packed, rows), not {codes}")

@@ -58,7 +58,7 @@ NEEDS = {
 
 @dataclass(frozen=True, slots=True)
 class Exl3Layout:
-    """The stored shape of a weight, its bits and its codebook, as its parts imply."""
+    """The stored shape of a weight, the bits of its codes and its codebook, as its parts imply."""
 
     rows: int
     cols: int
@@ -126,7 +126,7 @@ def _dequantize_block(parts: Parts, layer: Exl3Layout, number: int, workspace: W
         right = min(left + AT_ONCE, layer.cols)
         of_columns = tiles[:, left // TILE : right // TILE]
         values = code_tiles.look_up(of_columns, codes, table, workspace, GENERATORS.get(layer.codebook))
-        # As the reference: sums in another order, or in float64, have other last digits.
+        # This follows the reference, as sums in another order or in float64 have other last digits.
         other = multiply(values.view(-1, BLOCK), matrix).view(values.shape).mul_(cols[left:right])
         torch.mul(multiply(matrix, other.t()), rows, out=block[:, left:right])
     return block
@@ -149,7 +149,7 @@ def _read_factors(entry: Entry, workspace: Workspace) -> Tensor:
 
 @cache
 def _lay_out_codes(bits: int, device: torch.device) -> TileLayout:
-    """Return the places of a tile's codes: words follow each other from high bits to low."""
+    """Return the places of a tile's codes, for which the bits of each word run from high to low."""
     n, codes = 8 * bits, torch.empty(TILE, TILE, 3, dtype=torch.int32)
     for t in range(TILE * TILE):
         lane, i = divmod(t, 8)

@@ -19,7 +19,7 @@ from quanterr.tensors.levels import OF_DTYPE
 
 
 def fit(parts: Parts) -> Weight:
-    """Accept any shape, unless something says that there should be a scale."""
+    """Return a weight of any shape, unless something says that there should be a scale."""
     expected = parts.hints.expects_scale or next(map(str, parts.hints.labels), None)
     if expected:
         raise FormatMismatch(f"its scale is missing: {expected}")

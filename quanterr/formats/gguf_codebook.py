@@ -109,13 +109,13 @@ def _make_pairs(table: tuple[int, ...], device: torch.device) -> Tensor:
 
 @cache
 def _make_halved_powers(device: torch.device) -> Tensor:
-    """Return 2^(exponent - 128) by exponent, float32 (256,)."""
+    """Return 2^(exponent - 128) for each exponent, float32 (256,)."""
     return torch.ldexp(torch.ones(256, dtype=torch.float64), torch.arange(256) - 128).float().to(device)
 
 
 @cache
 def _make_halved_e4m3(device: torch.device) -> Tensor:
-    """Return half the E4M3 number by code, float32 (256,): the sign is ignored, NaN becomes 0."""
+    """Return half of each code's E4M3 number, float32 (256,); the sign is ignored and NaN becomes 0."""
     code = torch.arange(256) & 0x7F
     fraction, exponent = (code & 7).double(), code >> 3
     numbers = torch.ldexp(torch.where(exponent > 0, 8 + fraction, fraction), exponent.clamp(min=1) - 11)
@@ -124,7 +124,7 @@ def _make_halved_e4m3(device: torch.device) -> Tensor:
 
 
 def fit_nvfp4(parts: Parts) -> Weight:
-    """Accept any shape, with no scale, one scale for the tensor, or one per expert."""
+    """Return a weight of any shape, with no scale, one scale for the tensor, or one per expert."""
     weight, scale = fit(NVFP4, parts), parts.get("scale")
     if scale is None:
         return weight

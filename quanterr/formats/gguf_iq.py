@@ -128,14 +128,14 @@ def _read_integers(raw: Tensor, first: int, last: int, dtype: torch.dtype, works
 
 
 def _look_up_eighths(index: Tensor, out: Tensor, workspace: Workspace) -> Tensor:
-    """Write 8 · (level + delta) to ``out``, by an index whose highest bit is the sign of delta."""
+    """Write 8 · (level + delta) to ``out``; the highest bit of an index is the sign of delta."""
     return out.copy_(
         look_up(_make_shifted_levels(index.device), index, "levels", workspace).view(torch.int8).view(out.shape)
     )
 
 
 def _apply_signs(levels: Tensor, signs: Tensor, out: Tensor) -> None:
-    """Write levels times signs, both int8 packed in wider integers, to ``out``."""
+    """Write the products of levels and signs, int8 numbers packed in wider integers, to ``out``."""
     out.copy_(levels.view(-1).view(torch.int8).mul_(signs.view(-1).view(torch.int8)).view(out.shape))
 
 
@@ -164,7 +164,7 @@ def _decode_levels(name: str, levels: tuple[int, ...]) -> Tensor:
 
 @cache
 def _make_grid(name: str, levels: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return all entries of a grid as integers: int64, or int32 for entries of four levels."""
+    """Return each entry of a grid as one integer: int64, or int32 for entries of four levels."""
     return pack_integers(_decode_levels(name, levels)).to(device)
 
 
@@ -183,7 +183,7 @@ def _make_shifted_levels(device: torch.device) -> Tensor:
 
 @cache
 def _make_parity_signs(device: torch.device) -> Tensor:
-    """Return the eight signs of each 7-bit index, an even number of them -1, int8 packed in an int64: (128,)."""
+    """Return the eight int8 signs of each 7-bit index, packed in an int64: (128,). An even number of them is -1."""
     bits = (torch.arange(128)[:, None] >> torch.arange(7)) % 2
     bits = torch.cat([bits, bits.sum(1, keepdim=True) % 2], 1)
     return pack_integers((1 - 2 * bits).to(torch.int8)).to(device)

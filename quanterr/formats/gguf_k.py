@@ -75,7 +75,7 @@ def q5_k(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
 
 def q6_k(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
     """Dequantize Q6_K blocks: 210 bytes to 256 elements."""
-    codes = code_buffer(workspace, len(raw), 2, 2, 2, 32)  # half of the block, half of the byte, half of the 64 bytes
+    codes = code_buffer(workspace, len(raw), 2, 2, 2, 32)  # halves of the block, of the byte and of the 64 bytes
     low, high = split_nibbles(raw, 0, 128, workspace)
     codes[:, :, 0], codes[:, :, 1] = low.view(-1, 2, 2, 32), high.view(-1, 2, 2, 32)
     quarters = codes.view(-1, 2, 4, 32)

@@ -63,7 +63,7 @@ from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
-WHOLE = (2, 4, 8)  # widths of which a 32-bit word holds whole codes
+WHOLE = (2, 4, 8)  # numbers of bits for which a 32-bit word holds whole codes
 CONTAINERS = frozenset({"I32", "I8", "I16", "I64"})
 NEEDS = {
     "codes": PartSpec(("{module}.qweight",), CONTAINERS),
@@ -101,7 +101,7 @@ class Variant:
 
 
 def fit(parts: Parts) -> Weight | None:
-    """Return the weight if it has that variant, with other variants that its tensors allow as alternatives."""
+    """Return the weight if it has the variant being tried, with other variants that fit as alternatives."""
     codes, scale, zero_point = parts.codes, parts["scale"], parts["zero_point"]
     if not _is_gptq(codes, scale, zero_point):
         if find_gemm_bits(codes, scale) or is_gemv(parts):
@@ -113,7 +113,7 @@ def fit(parts: Parts) -> Weight | None:
     rows = codes.shape[1]
     bits, cols = _find_bits_and_cols(parts)
     if is_gemv(parts) and parts.hints.shape not in ((rows, cols), (cols, rows)):
-        return None  # as GPTQ the blocks would have 8 columns
+        return None  # read as GPTQ, the blocks would have 8 columns
     blocks = fit_blocks(scale.shape[0], cols, declared_group_size(parts), parts.get("order"))
     variants, declared, warnings = _find_variants(parts, bits)
     if variants[0].name != parts.format:
@@ -147,7 +147,7 @@ def _is_gptq(codes: Entry, scale: Entry, zero_point: Entry) -> bool:
 
 
 def _find_bits_and_cols(parts: Parts) -> tuple[int, int]:
-    """Find the bits of a code from the zero points, and the columns from the order, the original or the codes.
+    """Find the number of bits from the zero points, and of columns from the order, the original or the codes.
 
     Raises:
         FormatMismatch: no number of bits, or several, gives these shapes.
@@ -183,7 +183,7 @@ def _find_original_cols(parts: Parts, rows: int) -> int | None:
 
 
 def _find_variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[str, ...]]:
-    """Return the possible variants, the likeliest first, the fact that decided, and warnings."""
+    """Return the possible variants, the likeliest first, with the deciding fact and warnings."""
     configured, declared = _declared_variant(parts.hints.config, bits)
     packings = ("dense",) if bits in WHOLE else ("dense", "planar")
     variants = [Variant(Packing(packing, bits), less_one) for packing in packings for less_one in (True, False)]

@@ -124,7 +124,7 @@ def fit(parts: Parts) -> Weight:
 
 
 def _find_axis(parts: Parts) -> int:
-    """Infer the axis from the scale's shape, (1, groups) or (groups, 1); a declared axis must agree."""
+    """Infer the axis from the scale's shape, (1, groups) or (groups, 1), with which a declared axis must agree."""
     scale = parts["scale"]
     declared = int(_read_numbers(parts["axis"])[0]) if parts.get("axis") else None
     axes: dict[tuple[int, ...], int] = {(1, scale.n): 0, (scale.n, 1): 1} if scale.n > 1 else {}
@@ -180,7 +180,7 @@ def dequantize(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, w
 
 
 def _dequantize_across(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return the chunk's elements, (n,), for axis 0, where neighbours belong to neighbouring groups."""
+    """Return the chunk's elements, (n,), for axis 0, with which neighbours belong to neighbouring groups."""
     begin = chunk.row * groups.matrix[1] + chunk.col
     values = planes.read(begin, begin + chunk.n, workspace)
     scale, zero = (workspace.read_whole(role, parts[role]).view(-1) for role in ("scale", "zero"))

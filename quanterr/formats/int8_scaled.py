@@ -31,8 +31,8 @@ ROTATIONS = (256, 64, 16, 1024)  # group sizes that writers for ComfyUI use
 def fit(parts: Parts) -> Weight | None:
     """Return the weight if no label says that it is rotated; the shape of its scale decides the row.
 
-    Some writers for ComfyUI, which put no config.json beside their files, rotate without a label: the rotated reading
-    is an alternative.
+    Some writers for ComfyUI rotate without a label and put no config.json beside their files, so the rotated reading is
+    an alternative.
     """
     if parts.hints.labels and parts.hints.labels[0].rotated:
         return None

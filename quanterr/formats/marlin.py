@@ -46,7 +46,7 @@ from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, declared_group_size
 from quanterr.tensors.levels import uniform
 
-ROWS, COLS = 64, 16  # of a tile
+ROWS, COLS = 64, 16  # size of a tile
 
 NEEDS = {
     "awq_marlin": {"codes": PartSpec(("{module}.qweight",), WORDS), "scale": PartSpec(("{module}.scales",), FLOATS)},
@@ -60,9 +60,9 @@ NEEDS = {
 
 
 class TileOrder(NamedTuple):
-    """Layout of the words in a tile: the sizes of their dimensions, and the permutation that puts rows first.
+    """The layout of the words in a tile: the sizes of their dimensions, and the permutation that puts rows first.
 
-    Dimensions in ``order``: 0 tiles of columns, 1 tiles of rows, 2 and up: dimensions of ``words``.
+    In ``order``, dimension 0 is tiles of columns, 1 is tiles of rows, and 2 and up are the dimensions of ``words``.
     """
 
     bits: int
@@ -193,7 +193,7 @@ def _read_kept_columns(entry: Entry, rows: tuple[int, int], cols: tuple[int, int
 
 @cache
 def _find_places() -> list[int]:
-    """Return, at 2 r + c, the index of the meta word for row r of 64 and the c-th of two runs of 16 columns."""
+    """Return the index of each meta word: at 2 r + c for row r of 64 and the c-th of two runs of 16 columns."""
     places = []
     for row in range(ROWS):
         for col in range(2):

@@ -57,7 +57,7 @@ from quanterr.tensors.levels import uniform
 WORD = 32  # bits
 BITS = (1, 2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
-DEFAULTS = (("bits", 4), ("group_size", 64))  # for integers, where config.json says null
+DEFAULTS = (("bits", 4), ("group_size", 64))  # settings for integers if config.json says null
 FLOATS = frozenset({"F32", "BF16", "F16"})
 CODES = PartSpec(("{weight}",), frozenset({"U32"}))
 AFFINE = {
@@ -119,7 +119,7 @@ def _find_bits_and_group(parts: Parts) -> tuple[int, int, str]:
 
 
 def _possible_columns(parts: Parts) -> Iterator[int]:
-    """Yield possible column counts of the weight by the original's shape, the likeliest first."""
+    """Yield the numbers of columns that the original's shape allows, the likeliest first."""
     shape, rows = parts.hints.shape, parts.codes.shape[:-1]
     if shape is None or len(shape) < 2:
         return
@@ -179,7 +179,7 @@ def _attach_decoder(parts: Parts, padded: Padded, code_bits: int) -> Dequantize:
 
 
 def fit_float(element: SmallFloat, group: int, scale_of: ScaleOf, parts: Parts) -> Weight | None:
-    """Return the weight if it has codes of that element type."""
+    """Return the weight if its codes have this element type."""
     codes, scale = parts.codes, parts["scale"]
     _check_rows(parts)
     ratio = WORD * codes.shape[-1] / scale.shape[-1]

@@ -50,11 +50,11 @@ GPT_OSS = {
     "codes": PartSpec(("{weight}_blocks", "{weight}.blocks"), BYTES),
     "scale": PartSpec(("{weight}_scales", "{weight}.scales"), BYTES),
 }
-OLD_EXPONENTS = "0.13"  # prefix of compressed-tensors versions
+OLD_EXPONENTS = "0.13"  # prefix of the compressed-tensors versions that wrote exponents 2 too small
 
 
 def fit_mxfp4(parts: Parts) -> Weight | None:
-    """Return the weight if every 32 columns have an exponent and nothing declares these as E5M3 numbers."""
+    """Return the weight if there is an exponent per 32 columns and nothing declares that these are E5M3 numbers."""
     if has_e5m3_scales(parts):
         return None
     codes = parts.codes
@@ -65,7 +65,7 @@ def fit_mxfp4(parts: Parts) -> Weight | None:
 
 
 def fit_mxfp6(element: SmallFloat, parts: Parts) -> Weight | None:
-    """Return the weight unless its codes are declared as the other kind, an alternative if undeclared."""
+    """Return the weight unless its codes are declared as the other kind; if undeclared, that is an alternative."""
     codes = parts.codes
     if len(codes.shape) not in (2, 3) or codes.shape[-1] % 24:
         return None
@@ -82,7 +82,7 @@ def fit_mxfp6(element: SmallFloat, parts: Parts) -> Weight | None:
 
 
 def fit_packed(element: SmallFloat, parts: Parts) -> Weight | None:
-    """Return the weight of compressed-tensors if it has codes of that kind."""
+    """Return the weight of compressed-tensors if it has codes of this kind."""
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) not in (2, 3) or not codes.shape[-1]:
         raise FormatMismatch(f"MXFP4 and MXFP6 codes are (rows, bytes) or (experts, rows, bytes), not {codes}")

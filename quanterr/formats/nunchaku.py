@@ -86,12 +86,12 @@ class NunchakuLayout:
 
     group: int
     padded: Padded
-    folded: bool  # the smoothing is folded into the layer before
+    folded: bool  # the smoothing is folded into the previous layer
     v_factors: Entry | None  # the next layer's smoothing factors, folded into this one's V rows
 
 
 def fit(codes: str, parts: Parts) -> Weight | None:
-    """Return the weight, without its padding, if its codes are of that kind."""
+    """Return the weight, without its padding, if its codes are of this kind."""
     if codes != ("nvfp4" if parts["scale"].dtype == "F8_E4M3" else "int4"):
         return None
     layout = _fit_layout(codes, parts)
@@ -147,7 +147,7 @@ def _fit_layout(codes: str, parts: Parts) -> NunchakuLayout:
 
 
 def _is_folded(smooth: Entry, smooth_orig: Entry | None) -> bool:
-    """Return whether the layer was smoothed but the runtime does not smooth it: reads both tensors."""
+    """Return whether the layer was smoothed but the runtime does not smooth its input; both tensors are read."""
     ones = ONE[smooth.dtype] * smooth.n
     return smooth_orig is not None and smooth.read() == ones and smooth_orig.read() != ONE[smooth_orig.dtype] * smooth.n
 
@@ -233,7 +233,7 @@ def _dequantize_residual(parts: Parts, layout: NunchakuLayout, chunk: Chunk, wor
 
 
 def _read_factors(role: str, parts: Parts, workspace: Workspace) -> Tensor:
-    """Read one number per row or column in order, as float32, flat."""
+    """Read one number per row or column, in order, as flat float32."""
     return order_scales(workspace.read_whole(role, parts[role])).view(-1).float()
 
 

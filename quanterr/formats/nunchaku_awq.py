@@ -39,7 +39,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """Return the weight with its rows in the order that its name implies; with other orders as alternatives."""
+    """Return the weight with its rows in the order that its name implies, and with other orders as alternatives."""
     codes, scale, zero = parts.codes, parts["scale"], parts["zero"]
     rows, cols = (4 * codes.shape[0], 2 * codes.shape[1]) if len(codes.shape) == 2 else (0, 0)
     if not rows or not cols or cols % GROUP:
@@ -78,7 +78,7 @@ def _dequantize_block(parts: Parts, padded: Padded, interleaved: int, chunk: Chu
     rows, cols = chunk.shape
     order = stored_rows(chunk.row, chunk.stop_row, padded.rows, interleaved, workspace.device)
     groups = slice(chunk.col // GROUP, chunk.stop_col // GROUP)
-    # 64 columns of a row are stored together in 32 bytes: as four numbers of eight bytes
+    # 64 columns of a row are stored together in 32 bytes, which are four 64-bit numbers.
     pieces = (
         workspace.read_whole("fragments", parts.codes).view(torch.int64).view(-1, padded.stored_cols // GROUP, 4, 4)
     )

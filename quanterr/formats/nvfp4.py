@@ -33,7 +33,7 @@ MULTIPLE = 16  # ComfyUI pads rows and columns to multiples of this
 
 
 def fit(parts: Parts) -> Weight | None:
-    """Return the weight in the dialect that label and shapes give; other dialects as alternatives."""
+    """Return the weight in the dialect that label and shapes imply, with other dialects as alternatives."""
     codes = parts.codes
     if has_e5m3_scales(parts):
         return None
@@ -80,7 +80,7 @@ def _fit_layouts(parts: Parts, stored: tuple[int, ...], experts: int) -> tuple[i
 
 
 def _find_dialect(parts: Parts, comfy_format: str | None) -> tuple[bool, bool]:
-    """Return (scales in tiles, first column in the high nibble), as the label, or its absence, implies."""
+    """Return whether scales are in tiles and the first column is in the high nibble, as a label or its absence says."""
     if comfy_format is None:
         return False, False
     orders = [label.fields.get("nibble_order") for label in parts.hints.labels]

@@ -31,7 +31,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight | None:
-    """Return the weight if its scales are declared as E5M3; undeclared, only scales of 16 columns are accepted."""
+    """Return the weight if its scales are declared as E5M3, or if undeclared scales are for 16 columns each."""
     codes, scale, global_scale = parts.codes, parts["scale"], parts.get("global_scale")
     shape = (*codes.shape[:-1], 2 * codes.shape[-1]) if codes.shape else (0,)
     block = next((size for size in (16, 32) if scale.shape == (*shape[:-1], -(-shape[-1] // size))), None)

@@ -50,7 +50,7 @@ TWICE = {
 
 
 class WordCoding(NamedTuple):
-    """The packing and the signedness of the 8 codes in a word."""
+    """The packing of the 8 codes in a word, and whether they are signed."""
 
     packing: Packing
     signed: bool
@@ -67,7 +67,7 @@ Dequantize = Callable[[Parts, ColumnBlocks, WordCoding, Chunk, Workspace], Value
 
 
 def fit(parts: Parts) -> Weight:
-    """Return the weight; readings that scale and configuration leave open are alternatives."""
+    """Return the weight, with the other readings that scale and configuration allow as alternatives."""
     codes, scale, zero_point = parts.codes, parts["scale"], parts.get("zero_point")
     if len(codes.shape) != 2 or len(scale.shape) not in (1, 2):
         raise FormatMismatch(_describe_misfit(parts))
@@ -127,7 +127,7 @@ def _describe_misfit(parts: Parts) -> str:
 
 
 def _find_cols(parts: Parts, width: int) -> int:
-    """Return the columns of the original if they need ``width`` words; else the columns that the words hold."""
+    """Return how many columns the original has if they need ``width`` words; else how many the words hold."""
     shape = parts.hints.shape
     return shape[1] if shape and len(shape) == 2 and -(-shape[1] // 8) == width else 8 * width
 

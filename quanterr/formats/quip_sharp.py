@@ -91,12 +91,12 @@ class QuipLayout(NamedTuple):
 
     @property
     def cols_at_once(self) -> int:
-        """Columns that are rotated at a time, so that the buffers stay in the cache."""
+        """The number of columns that are rotated at a time, so that the buffers stay in the cache."""
         return UNIT * max(AT_ONCE // (UNIT * self.rows), 1)
 
 
 def fit(parts: Parts) -> Weight:
-    """Return the weight; the numbers of factors give its rows and columns."""
+    """Return the weight, whose rows and columns follow from the numbers of factors."""
     codes, identity = parts["codes"], parts["codebook"]
     numbers = read_integers(identity) if identity.n == 1 else [-1]
     codebook = CODEBOOKS.get(numbers[0])
@@ -146,7 +146,7 @@ def dequantize(parts: Parts, layer: QuipLayout, chunk: Chunk, workspace: Workspa
 
 
 def _rotate_rows(parts: Parts, layer: QuipLayout, workspace: Workspace, half: Tensor, piece: int) -> None:
-    """Set a piece of ``half``, (rows, cols) float32, a few columns, to H(rows) · vectors, unscaled and in quarters."""
+    """Set a few columns of ``half``, (rows, cols) float32, to H(rows) · vectors, unscaled and in quarters."""
     left = piece * layer.cols_at_once
     right = min(left + layer.cols_at_once, layer.cols)
     units = slice(left // UNIT, right // UNIT)

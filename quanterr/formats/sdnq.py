@@ -88,7 +88,7 @@ class NumberType(NamedTuple):
 
     @property
     def levels(self) -> Levels:
-        """The values that codes can have."""
+        """The values that codes can stand for."""
         if not self.exponent:
             return uniform(self.bits)
         values = sorted(set(_list_values(self)))
@@ -128,7 +128,7 @@ class SdnqLayout(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight | None:
-    """Return the weight by the declared number type; undeclared, by every type of its bits, as alternatives."""
+    """Return the weight with the declared number type; if undeclared, all types of its bits are alternatives."""
     settings = _read_settings(parts)
     _refuse_settings(settings)
     declared = _declared_number_type(parts, settings)
@@ -191,7 +191,10 @@ def _declared_number_type(parts: Parts, settings: JsonFields) -> NumberType | No
 
 
 def _find_rotation(settings: JsonFields, cols: int) -> int:
-    """Return the columns rotated together: the largest power of two up to the setting that divides a row; else 0."""
+    """Return how many columns are rotated together; 0 for none.
+
+    It is the largest power of two up to the setting that divides a row.
+    """
     if not settings.get("use_hadamard"):
         return 0
     configured = settings.get("hadamard_group_size")
@@ -203,10 +206,10 @@ def _find_rotation(settings: JsonFields, cols: int) -> int:
 
 
 def _fit_layout(parts: Parts, bits: int | None) -> SdnqLayout:
-    """Find the layout from the shapes of the parts and the original, and from declared bits if any.
+    """Find the layout from the shapes of the parts and the original, and from the declared bits, if any.
 
     Raises:
-        FormatMismatch: shapes contradict each other or leave the layout open.
+        FormatMismatch: the shapes contradict each other or leave the layout open.
     """
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) == len(scale.shape) == 2 and scale.shape == (1, codes.shape[1]) and scale.n > 1:
@@ -233,7 +236,7 @@ def _fit_layout(parts: Parts, bits: int | None) -> SdnqLayout:
 
 
 def _holds_bytes(parts: Parts) -> bool:
-    """Return whether each code has a byte: in rows as long as the original's, or in groups."""
+    """Return whether each code has a byte of its own, in rows as long as the original's or in groups."""
     codes, scale, original = parts.codes, parts["scale"], parts.hints.shape
     if codes.dtype != "U8" or len(codes.shape) == 3:
         return True
@@ -265,7 +268,7 @@ def _describe_parts(parts: Parts) -> str:
 
 
 def _possible_number_types(bits: int, unsigned: bool) -> list[NumberType]:
-    """Return all number types of that many bits, the likeliest first."""
+    """Return all number types with this many bits, the likeliest first."""
     letter = "u" if unsigned else ""
     usual = SHORT[letter].get(bits)
     exponents = sorted(range(1, min(bits - (not unsigned), 5) + 1), key=lambda n: n != usual)
@@ -274,7 +277,8 @@ def _possible_number_types(bits: int, unsigned: bool) -> list[NumberType]:
         for n in exponents
         if bits - n - (not unsigned) >= 0
     ]
-    integers = [] if bits == 8 and not unsigned else [NumberType(f"{letter}int{bits}", bits, unsigned)]  # else I8
+    # Signed 8-bit integers are never among U8 codes: they are stored as I8.
+    integers = [] if bits == 8 and not unsigned else [NumberType(f"{letter}int{bits}", bits, unsigned)]
     return [*integers, *floats]
 
 

@@ -115,7 +115,7 @@ def dequantize(parts: Parts, layer: SpqrLayout, chunk: Chunk, workspace: Workspa
 
 
 def _round(values: Tensor, workspace: Workspace) -> Tensor:
-    """Round float32 to float16 in place: torch takes several times as long to compute in float16."""
+    """Round float32 to float16 precision in place, as torch takes several times as long to compute in float16."""
     return values.copy_(workspace.buffer("rounded", tuple(values.shape), torch.float16).copy_(values))
 
 

@@ -55,7 +55,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """Return the weight, in order or in tiles, as its codes' shape implies."""
+    """Return the weight, stored in order or in tiles, as its codes' shape implies."""
     comfy_format, warnings = check_labels(parts, LABELS)
     tiled = len(parts.codes.shape) == 4
     rows, cols = _find_shape(parts.codes)

@@ -162,12 +162,12 @@ class IntegerTensor:
     parts: Parts
     padded: Padded
     one: bool
-    counted: bool  # count codes at the end of their range
+    counted: bool  # whether to count codes at either end of their range
     pre_scale: Entry | None
 
     @property
     def native(self) -> Dequantize:
-        """:meth:`dequantize`, with a decoder unless columns have scales of their own."""
+        """:meth:`dequantize`, with a decoder, unless columns have scales of their own."""
         if self.pre_scale:
             return self.dequantize
         _, ends = element_types.ELEMENTS["I8"]
@@ -183,7 +183,7 @@ class IntegerTensor:
         return Native(self.dequantize, decoder)
 
     def _read_matrix(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Read one number per group of a chunk, (r, groups), or the only one, (1, 1), as float32."""
+        """Read one number per group of a chunk, (r, groups), or the only number, (1, 1), as float32."""
         return self._read_groups(role, chunk, workspace).squeeze(2)
 
     def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
@@ -201,7 +201,7 @@ class IntegerTensor:
         return Values(values, codes.saturated if self.counted else None)
 
     def _read_groups(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Read one number per group of a chunk, (r, groups, 1), or the only one, (1, 1, 1), as float32."""
+        """Read one number per group of a chunk, (r, groups, 1), or the only number, (1, 1, 1), as float32."""
         if self.one:
             return workspace.read_whole(role, self.parts[role]).view(1, 1, 1).float()
         group = self.padded.step
@@ -293,7 +293,7 @@ def _fit_microscaled(parts: Parts, declared: Description, element: SmallFloat, b
 
 Read = Callable[[Parts, Description], Weight]
 
-# _type: the row of FORMATS, the parts needed besides the codes, the optional parts, the function that reads it
+# _type → the row of FORMATS, the parts needed besides the codes, the optional parts, the function that reads them
 KINDS: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...], Read]] = {
     "Int8Tensor": ("torchao_int8", ("scale",), ("zero_point", "act_pre_scale"), _fit_integers),
     "IntxUnpackedToInt8Tensor": ("torchao_intx", ("scale", "zero_point"), (), _fit_integers),

@@ -14,11 +14,11 @@ from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 
 CODES = frozenset({"BOOL", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes of an element; float64 holds each value exactly
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes per element; float64 holds all values exactly
 
 
 def fit(parts: Parts) -> Weight:
-    """Accept any shape, but no label."""
+    """Return a weight of any shape, but without a label."""
     codes = parts["codes"]
     if parts.hints.labels:
         raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {codes.dtype}")

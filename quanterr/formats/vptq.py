@@ -72,7 +72,7 @@ NEEDS = {
 
 
 class VectorCodebook(NamedTuple):
-    """The vectors of all groups: ``size`` vectors of ``rows`` rows in each."""
+    """The vectors of all groups: ``size`` vectors of ``rows`` rows in each group."""
 
     entry: Entry
     rows: int
@@ -80,7 +80,7 @@ class VectorCodebook(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Bits of an index."""
+        """The bits of an index."""
         return self.size.bit_length() - 1
 
 
@@ -144,7 +144,7 @@ def _check_declared_parts(parts: Parts, settings: JsonFields) -> None:
         declared, stored = settings.get(name), parts.get(role) is not None
         number = (
             declared[1] if isinstance(declared, list) and len(declared) == 2 else declared
-        )  # of two numbers, the first is for outliers
+        )  # the first of two numbers is for outliers
         if isinstance(number, int) and (number > 0) != stored:
             raise FormatMismatch(
                 f"config.json declares {name} {declared}, but {NEEDS[role].names[0].removeprefix('{module}.')} is "
@@ -200,7 +200,7 @@ def _fit_outliers(parts: Parts, settings: JsonFields, rows: int) -> VectorCodebo
 
 
 def _declared_rows(settings: JsonFields, place: int) -> int | None:
-    """Return the rows of a vector that config.json declares: vector_lens is [outliers, others]."""
+    """Return the rows per vector that config.json declares, where vector_lens is [outliers, others]."""
     lens = settings.get("vector_lens")
     declared = lens[place] if isinstance(lens, list) and len(lens) == 2 else None
     return declared if isinstance(declared, int) and declared > 0 else None
@@ -209,7 +209,7 @@ def _declared_rows(settings: JsonFields, place: int) -> int | None:
 def _possible_codebooks(
     indices: Entry, rows: int, groups: int, books: list[Entry], declared: int | None
 ) -> Iterator[tuple[VectorCodebook, ...]]:
-    """Yield the codebooks for each vector length that fits the rows and shapes."""
+    """Yield the codebooks that each vector length implies, if it fits the rows and shapes."""
     for book in books:
         if len(book.shape) != 2 or book.shape[0] != groups:
             raise FormatMismatch(f"{book} should have a row for each of {groups} groups")
@@ -262,9 +262,9 @@ def dequantize(parts: Parts, layer: VptqLayout, chunk: Chunk, workspace: Workspa
 
 
 def _read_indices(parts: Parts, layer: VptqLayout, chunk: Chunk, workspace: Workspace) -> tuple[Tensor, Tensor | None]:
-    """Return the indices of the vectors that the chunk's rows touch, each (vectors, columns), for main and residual.
+    """Return the indices of the main and the residual vectors that the chunk's rows touch, (vectors, columns) each.
 
-    The indices count through the concatenated centroids of all groups.
+    An index counts through the centroids of all groups, one group after the other.
     """
     entry, main, residual = parts["indices"], layer.main, layer.residual
     packed = entry.dtype == "I32"
@@ -306,7 +306,7 @@ def _find_places(r: int, width: int, bits: int, n: int, device: torch.device) ->
 
 
 def _look_up_vectors(key: str, index: Tensor, book: VectorCodebook, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Look up the vectors of an index and cut out the chunk's rows: (r, columns) as stored."""
+    """Look up the vectors by index and cut out the chunk's rows: (r, columns) as stored."""
     table = workspace.read_whole(f"{key} codebook", book.entry).view(-1, book.rows)
     if int(index.max()) >= len(table):
         raise CheckpointError(
