@@ -56,13 +56,13 @@ NEEDED = (ORIGINAL_SHAPE, ALIGNMENT_KEY, "split.")
 MAX_KEYS = 1 << 17
 MAX_KEY = 65_535  # bytes, the format's own limit
 MAX_TENSOR_DIMENSIONS = 5  # ggml has 4; ComfyUI-GGUF adds the kernels of video models
-MAX_BYTES = 1 << 63  # bytes of a tensor
+MAX_BYTES = 1 << 63  # most bytes of a tensor
 MAX_ALIGNMENT = 1 << 30
 MAX_KEPT_TEXT = 4096  # bytes; longer texts are chat templates
 MAX_KEPT_ARRAY = 1024  # elements; longer arrays are vocabularies
 MAX_TEXTS = 1 << 24  # texts in an array, which must be skipped one by one
-LEAST_KEY = 13  # least bytes of a key: an empty name and the shortest value
-LEAST_TENSOR = 24  # least bytes of a tensor: no name and no dimensions
+LEAST_KEY = 13  # fewest bytes of a key: an empty name and the shortest value
+LEAST_TENSOR = 24  # fewest bytes of a tensor: no name and no dimensions
 
 WINDOW = 1 << 20  # bytes of the header read at a time
 

@@ -159,7 +159,7 @@ class Client:
     """An HTTP client that sends its ``private`` headers only to the host of the address ``own``."""
 
     def __init__(self, own: str, private: Mapping[str, str]) -> None:
-        """Keep the address and the headers, without any request yet."""
+        """Keep the address and the headers; send no request yet."""
         self._own, self._private = own, {name.title(): value for name, value in private.items()}
 
     def get(self, url: str, headers: Mapping[str, str], where: str) -> Answer:

@@ -157,7 +157,7 @@ def _parse_version(size: int, answer: Answer) -> Version:
     """Return the version of the file from the headers of an answer.
 
     Raises:
-        RetryableError: the file was modified less than a second before, when another write might not change its date.
+        RetryableError: the file was modified less than a second before the answer: another write may keep the date.
     """
     etag, date = answer.headers.get("ETag"), answer.headers.get("Last-Modified")
     if etag is not None:

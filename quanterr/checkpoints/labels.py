@@ -1,4 +1,4 @@
-"""Labels, which describe a file's own layers. They are evidence to check against the tensors, never trusted.
+"""Labels, in which a file describes its own layers. They are evidence to check against the tensors, never trusted.
 
     X.comfy_quant                U8, UTF-8 JSON: {"format": …, "group_size": …, "convrot": …}
     __metadata__["_quantization_metadata"]
@@ -94,7 +94,7 @@ class Labels:
 
 
 def read_labels(checkpoint: Checkpoint) -> Labels:
-    """Find and parse all labels; reads the small ``.comfy_quant`` tensors and nothing else.
+    """Find and parse all labels, reading the small ``.comfy_quant`` tensors and nothing else.
 
     Raises:
         CheckpointError: a label is not valid JSON.

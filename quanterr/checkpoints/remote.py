@@ -2,8 +2,8 @@
 
 Headers and weights are read in blocks that are fetched in parallel and ahead of use. A few blocks are kept in memory,
 and on disk with ``--cache`` (block_cache.py). Every request carries the file's version (its ETag, or a commit of the
-hub), so a file that changes while it is read is an error. If a server sends other bytes than requested, they are
-requested again, or that is an error too.
+hub), so a file that changes while it is read is an error. If a server sends bytes other than the requested ones, the
+request is repeated or fails.
 
 Retried: 429, 5xx, timeouts, refused or broken connections, short answers. Never retried: 401, 403, 404, 412.
 """

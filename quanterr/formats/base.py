@@ -353,7 +353,7 @@ class Readings(Sequence[Weight]):
     """Weights that are made anew each time they are accessed: alternatives that only a broken weight needs."""
 
     def __init__(self, make: Sequence[Callable[[], Weight]]) -> None:
-        """Keep a function for each weight, which makes it."""
+        """Keep the functions that make the weights."""
         self._make = make
 
     def __len__(self) -> int:

@@ -35,7 +35,7 @@ NEEDS = {"codes": PartSpec(("{weight}",), FP8), "scale": PartSpec(NAMES, FLOATS 
 
 
 def fit(parts: Parts) -> Weight:
-    """Return the weight; the shape of its scale decides the row."""
+    """Return the weight, as the row of FORMATS that its scale's shape decides."""
     return fit_scaled(parts, "fp8", FP8_LABELS, dequantize)
 
 

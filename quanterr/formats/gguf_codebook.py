@@ -101,7 +101,7 @@ def _look_up_entries(raw: Tensor, at: int, run: int, table: tuple[int, ...], wor
 
 @cache
 def _make_pairs(table: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the table entries of two codes in two bytes, indexed by those bytes as a number: int16 (15 · 257 + 1,)."""
+    """Return the table entries of two codes in two bytes, indexed by the bytes as one number: int16 (15 · 257 + 1,)."""
     entries = torch.tensor(table, dtype=torch.int8)
     number = torch.arange(15 * 257 + 1)
     return pack_integers(torch.stack([entries[number & 15], entries[number >> 8 & 15]], 1)).to(device)

@@ -92,7 +92,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Name of the format."""
+        """The name of the format."""
         return NAMES.get((self.packing.name, self.less_one), "gptq_p")
 
     def __str__(self) -> str:
@@ -147,7 +147,7 @@ def _is_gptq(codes: Entry, scale: Entry, zero_point: Entry) -> bool:
 
 
 def _find_bits_and_cols(parts: Parts) -> tuple[int, int]:
-    """Find the number of bits from the zero points, and of columns from the order, the original or the codes.
+    """Find the bits of a code from the zero points, and the columns from the order, the original or the codes.
 
     Raises:
         FormatMismatch: no number of bits, or several, gives these shapes.

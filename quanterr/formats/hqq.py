@@ -180,7 +180,7 @@ def dequantize(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, w
 
 
 def _dequantize_across(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return the chunk's elements, (n,), for axis 0, with which neighbours belong to neighbouring groups."""
+    """Return the chunk's elements, (n,), for axis 0, where neighbours belong to neighbouring groups."""
     begin = chunk.row * groups.matrix[1] + chunk.col
     values = planes.read(begin, begin + chunk.n, workspace)
     scale, zero = (workspace.read_whole(role, parts[role]).view(-1) for role in ("scale", "zero"))

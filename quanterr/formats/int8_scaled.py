@@ -29,7 +29,7 @@ ROTATIONS = (256, 64, 16, 1024)  # group sizes that writers for ComfyUI use
 
 
 def fit(parts: Parts) -> Weight | None:
-    """Return the weight if no label says that it is rotated; the shape of its scale decides the row.
+    """Return the weight if no label says that it is rotated, as the row of FORMATS that its scale's shape decides.
 
     Some writers for ComfyUI rotate without a label and put no config.json beside their files, so the rotated reading is
     an alternative.

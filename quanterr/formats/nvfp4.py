@@ -80,7 +80,7 @@ def _fit_layouts(parts: Parts, stored: tuple[int, ...], experts: int) -> tuple[i
 
 
 def _find_dialect(parts: Parts, comfy_format: str | None) -> tuple[bool, bool]:
-    """Return whether scales are in tiles and the first column is in the high nibble, as a label or its absence says."""
+    """Return whether scales are in tiles, and whether the first column is in the high nibble, judging by the label."""
     if comfy_format is None:
         return False, False
     orders = [label.fields.get("nibble_order") for label in parts.hints.labels]

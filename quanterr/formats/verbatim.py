@@ -18,7 +18,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes per eleme
 
 
 def fit(parts: Parts) -> Weight:
-    """Return a weight of any shape, but without a label."""
+    """Return a weight of any shape; refuse a weight that has a label."""
     codes = parts["codes"]
     if parts.hints.labels:
         raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {codes.dtype}")

@@ -51,7 +51,7 @@ SHORTS = frozenset({"I16", "U16"})
 INTEGERS = SHORTS | {"I32"}
 MASKS = {"I16": 0xFFFF, "U16": 0xFFFF, "I32": 0xFFFFFFFF, "I64": -1}  # stored integers are unsigned
 WORD = 32
-SUPPORTED = {"norm_dim": 0, "vector_quant_dim": "out"}  # settings of config.json with the only supported value
+SUPPORTED = {"norm_dim": 0, "vector_quant_dim": "out"}  # settings of config.json, each with its only supported value
 REQUIRED_BY = {  # setting of config.json, and the part that it requires
     "enable_norm": "scale",
     "enable_perm": "order",

@@ -51,7 +51,7 @@ def split_chunk(chunk: Chunk, size: int) -> list[Chunk]:
     return [Chunk(row + c.row, row + c.stop_row, col + c.col, col + c.stop_col) for c in Cut(*chunk.shape, size)]
 
 
-@lru_cache(maxsize=1 << 10)  # weights share their shapes
+@lru_cache(maxsize=1 << 10)  # many weights have the same shape
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return (rows, cols) of the matrix that stands for a weight of this shape."""
     if len(shape) < 2:

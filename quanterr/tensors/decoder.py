@@ -62,7 +62,7 @@ class Decoder(Struct, gc=False):
 
     @property
     def storage_unit(self) -> tuple[int, int]:
-        """(elements, bytes) of the smallest unit of storage."""
+        """The (elements, bytes) of the smallest unit of storage."""
         if self.element == ElementType.TABLE and self.table is not None:
             return int(self.table.shape[1]), 1
         return BITS[self.element]

@@ -151,7 +151,7 @@ def measure_losses(
         half = levels.room(ideal) if levels.table else 0.5
         coded = torch.ne(x, 0, out=torch.empty_like(x))  # as numbers: multiplying by booleans is ten times slower
         worst_sq = groups.sum((groups.spread(needed) * unit * half).square() * coded)
-    if lost is not None:  # of a group without a scale, only the shift remains
+    if lost is not None:  # the values of a group without a scale are just its shift
         lost_sq = x_sq if scales.shift is None else groups.sum((x - scales.shift).square())
         stored_sq = torch.where(lost, lost_sq, stored_sq)
         good_sq = [torch.where(lost & (x_sq == 0), 0.0, one) for one in good_sq]

@@ -126,7 +126,7 @@ class Levels:
     def room(self, codes: Tensor) -> Tensor:
         """Return how far ``codes``, float32, can be from the nearest level, in units of a code.
 
-        Between levels, half their spacing; beyond the first or the last level, the distance to it.
+        That is half the spacing between levels, or beyond the first or the last level the distance to it.
         """
         beyond = (codes - codes.clamp(self.lowest, self.highest)).abs_()
         if self.table:
@@ -151,7 +151,7 @@ class Levels:
 
     @cached_property
     def ends(self) -> tuple[float, float]:
-        """Half a step below the lowest and above the highest value: numbers beyond are out of range."""
+        """The range of numbers: from half a step below the lowest value to half a step above the highest."""
         if self.table:
             return (
                 self.lowest - (self.table[1] - self.table[0]) / 2,

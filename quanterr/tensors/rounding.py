@@ -56,7 +56,7 @@ def make_table(codes: Sequence[int], bounds: Tensor, round_by_torch: Round) -> C
 
 
 def make_counts(bounds: Tensor) -> Codes:
-    """Return codes that count the ``bounds``, up to 255 ascending float32 numbers, below a number."""
+    """Return codes that count how many of the ``bounds``, up to 255 ascending float32 numbers, are below a number."""
     return make_table(range(len(bounds) + 1), bounds, lambda x: torch.bucketize(x, bounds).to(torch.uint8))
 
 

@@ -42,7 +42,7 @@ TORCH_DTYPES = {
 
 
 OUTPUT = "values"  # the buffer for a format's result; see Workspace.output
-MAX_VIEWS = 64  # cached views; beyond, all are dropped
+MAX_VIEWS = 64  # most cached views; beyond that, all are dropped
 
 
 class _Shared:
@@ -221,7 +221,7 @@ class FilledWorkspace(Workspace):
     """A workspace in which all codes of a weight are equal: dequantizing in it gives an end of the weight's range."""
 
     def __init__(self, device: torch.device) -> None:
-        """Start without buffers, and with codes as stored."""
+        """Start without buffers, reading codes as stored."""
         super().__init__(device)
         self._shared = WeakValueDictionary()  # its own, as no other workspace may use results of replaced codes
         self._filled: set[int] = set()

@@ -29,7 +29,7 @@ FP8_GRANULARITY = {
     "float8_e4m3fn_block3d": "block",
 }
 INT8_GRANULARITY = {
-    "int8_tensorwise": None,  # row scales, too
+    "int8_tensorwise": None,  # also used with row scales
     "int8_blockwise": "block",
     "int8_lodewise": "block",
     "int8": None,
@@ -117,7 +117,7 @@ def _is_other_fp8(label: str | None, dtype: str) -> bool:
 
 
 def _disagree(one: Label, other: Label) -> bool:
-    """Return whether labels contradict each other; a rotation must be in both, a format or block may be missing."""
+    """Return whether labels contradict each other: rotations must be equal, but a format or block may be missing."""
     configured = ((label.format, label.block) for label in (one, other))
     return _find_rotation(one) != _find_rotation(other) or any(
         a != b for a, b in zip(*configured, strict=True) if a and b

@@ -40,7 +40,7 @@ def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
     """Return the number of columns in a group, from the label or else 256, and warnings about the size.
 
     Raises:
-        FormatMismatch: no matrix of that size exists, or it does not divide a row.
+        FormatMismatch: no matrix of this size exists, or the size does not divide a row.
     """
     size = (label and label.number("convrot_groupsize")) or DEFAULT_GROUP
     if size & (size - 1) or size < 2 or cols % size:

@@ -14,7 +14,7 @@ from quanterr.tensors.workspace import OUTPUT, Workspace
 
 E4M3_MAX = 0x7E  # magnitude bits of 448, the largest; 0x7F is NaN
 E5M2_MAX = 0x7B  # magnitude bits of 57344, the largest; above are infinity and NaN
-SIGN_COPY = ~(1 << 14)  # an int16 without bit 14
+SIGN_COPY = ~(1 << 14)  # mask of all bits of an int16 except bit 14
 
 ROWS = 128  # rows of flags that are summed as bytes, which hold up to 255
 LANES = ROWS * 8

@@ -36,7 +36,7 @@ class BlockType(NamedTuple):
     summary: str
     unpack: Unpack
     shared: int  # elements that share a scale
-    bits: int  # of one code, rounded up
+    bits: int  # bits of one code, rounded up
     usual_db: tuple[int, int]
     codes: tuple[int, int] = (0, 0)  # range of the block's bytes that hold codes
     levels: Levels | None = None  # levels of the codes

@@ -22,7 +22,7 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.tensors.workspace import Workspace
 
-TILE = 128  # rows
+TILE = 128  # rows of a tile
 
 
 def find_tiles(row: int, stop_row: int) -> tuple[int, int]:

@@ -25,7 +25,7 @@ class Padded:
     """The place of a weight of shape ``shape`` in a stored matrix; blocks of columns begin at multiples of ``step``."""
 
     shape: tuple[int, ...]
-    rows: int  # of one expert
+    rows: int  # rows of one expert
     cols: int
     stored_rows: int
     stored_cols: int

@@ -127,7 +127,7 @@ def multiply(values: Tensor, scale: Tensor, col: int, block_cols: int) -> Tensor
 def apply_by_block(
     change: Callable[[Tensor, Tensor], Tensor], values: Tensor, of_block: Tensor, col: int, block_cols: int
 ) -> Tensor:
-    """Apply ``change(values, of_block)`` in place, with one value per block as for the scale in :func:`multiply`."""
+    """Apply ``change(values, of_block)`` in place, with one value per block, like the scale in :func:`multiply`."""
     n_blocks = of_block.shape[1]
     if n_blocks == 1:
         return change(values, of_block)
@@ -331,7 +331,7 @@ def _find_other_edges(
 ) -> Edges | None:
     """Return other block edges that fit: the dividing ones, or groups of columns with a partial last group.
 
-    ``known``: the edges of ``block`` come from something other than the scale's shape.
+    ``known`` says that the edges of ``block`` do not come from the scale's shape.
     """
     if dividing is None or entry.name.endswith(OF_DEEPSEEK):
         return None

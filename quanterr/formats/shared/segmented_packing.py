@@ -22,7 +22,7 @@ class Planes:
     """Codes of ``bits`` bits in elements of ``dtype``; codes of part p start at bit ``shifts[p]``."""
 
     entry: Entry
-    dtype: torch.dtype  # of the elements, uint8 or int32
+    dtype: torch.dtype  # dtype of the elements, uint8 or int32
     bits: int
     shifts: tuple[int, ...]
 

@@ -27,7 +27,7 @@ from quanterr.tensors.workspace import Workspace
 
 
 class Factors(NamedTuple):
-    """T as diag(signs) · kron(middle, Sylvester's matrix)."""
+    """The factors of T = diag(signs) · kron(middle, Sylvester's matrix)."""
 
     signs: Tensor  # (n,) float64
     middle: Tensor  # (m, m) float64
