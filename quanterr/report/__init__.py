@@ -1,6 +1,6 @@
 """Outputs of all documents, by the suffix of the file that they are written to.
 
-To add one: write its file with ``write(document, file)``, add its row here.
+To add an output, write a module with ``write(document, file)`` and add a row here.
 """
 
 from collections.abc import Callable
@@ -8,23 +8,23 @@ from importlib import import_module
 from typing import NamedTuple
 
 SCHEMA = "quanterr.report"
-NORM = "original_norm"  # of each tensor: identifies the original, the same on every device within a tolerance
-FINGERPRINT = "original_fingerprint"  # of each tensor: of some of its bytes
-BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"  # of the section in a user's document
-LISTS = ("findings", "layers", "other_changes", "lossless", "not_compared")  # a report says how long they are
+NORM = "original_norm"  # per tensor: identifies the original; equal on all devices within a tolerance
+FINGERPRINT = "original_fingerprint"  # per tensor: a checksum of some of its bytes
+BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"  # around the section in a user's document
+LISTS = ("findings", "layers", "other_changes", "lossless", "not_compared")  # lists whose lengths a report states
 
 
 class Output(NamedTuple):
-    """One rendering."""
+    """An output: its name, the suffix of its file, and the module that writes it."""
 
     name: str
     suffix: str
     summary: str
-    module: str  # imported when it is used
+    module: str  # imported on first use
 
     @property
     def write(self) -> Callable[..., None]:
-        """The function that writes it."""
+        """The function that writes the output."""
         return import_module(self.module).write  # type: ignore[no-any-return]
 
 

@@ -1,7 +1,7 @@
-"""Documents as JSON Lines, for streaming, DuckDB and pandas: first the document, then its items, a line each.
+"""Documents as JSON Lines, for streaming, DuckDB and pandas: first the document, then its items, one per line.
 
-Every line has ``record``: the kind of the document in the first, then the kind of each item. The first says in
-``records`` how many of each follow, so that a file that was cut is noticed.
+Every line has ``record``: the kind of the document in the first line, the kind of the item in all others. ``records``
+in the first line counts the items of each kind that follow, which reveals a truncated file.
 """
 
 from typing import IO
@@ -10,5 +10,5 @@ from quanterr.report.document import Document
 
 
 def write(document: Document, file: IO[str]) -> None:
-    """Write it line by line."""
+    """Write the document line by line."""
     file.writelines(document.json_lines())

@@ -1,7 +1,7 @@
 """Documents as JUnit XML, for Jenkins, GitLab, Azure and CircleCI.
 
 A comparison or candidate is a suite, with a test for whether the result is reliable and a test for each gate, which
-fails if the gate does not hold. :func:`display` removes all characters from texts that XML cannot hold.
+fails if the gate does not hold. :func:`display` escapes all characters that XML cannot hold.
 """
 
 from typing import IO
@@ -19,7 +19,7 @@ MAX_VIOLATIONS = 100  # shown for each gate
 
 def write(document: Document, file: IO[str]) -> None:
     """Write the document with test counts; the whole duration is attributed to the first suite."""
-    seconds, started = document.run.seconds, display(document.run.started)[:19]  # JUnit times have no zone
+    seconds, started = document.run.seconds, display(document.run.started)[:19]  # JUnit timestamps have no time zone
     suites = [_render_suite(suite, started) for suite in document.listing.suites(document)]
     verdict = getattr(document, "verdict", None)
     root = Element("testsuites", name=f"quanterr: {verdict}" if verdict else "quanterr")

@@ -1,4 +1,4 @@
-"""Parts that all documents share: the base class, scores, findings and run information; strict JSON of them."""
+"""Parts that all documents share: the base class, scores, findings and run information, and their strict JSON."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -21,14 +21,14 @@ Unit = Literal["", "nat", "dB", "B", "%"]  # "%": a share, shown in per cent
 
 _encoder = msgspec.json.Encoder()
 _pack = msgspec.msgpack.Encoder().encode
-_INFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # how NaN and infinity begin, packed; rarely, other bytes
+_INFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # NaN and infinity in MessagePack; rarely other bytes
 
 
 class Model(Struct, gc=False):
     """Base of all parts of documents.
 
-    Readers ignore unknown fields, so that results of newer minor versions can be read. Parts hold no cycles: without
-    garbage collection they are smaller.
+    Readers ignore unknown fields, so that results of newer minor versions can be read. Parts hold no reference cycles
+    and are left out of garbage collection, which makes them smaller.
     """
 
 
@@ -109,16 +109,16 @@ def dumps(value: object) -> str:
 
 
 def dumps_each(values: Sequence[object], separator: str) -> str:
-    """Return parts of a document as :func:`dumps` does, with ``separator`` between them; faster than one by one."""
+    """Return parts of a document as :func:`dumps` does, joined by ``separator``; faster than dumping each by itself."""
     text = _dump_lines(values)
     return separator.join(map(dumps, values)) if text is None else text.replace("\n", separator)
 
 
 def _dump_lines(values: Sequence[object]) -> str | None:
-    """Return a line of JSON for each value; None if there are characters to escape that the encoder leaves."""
+    """Return a line of JSON for each value; None if the encoder would leave characters unescaped."""
     if _may_be_infinite(values):
         _require_finite(values)
-    with suppress(UnicodeEncodeError):  # of lone surrogates
+    with suppress(UnicodeEncodeError):  # raised for lone surrogates
         raw = _encoder.encode_lines(values)
         if raw.isascii() and b"\x7f" not in raw:
             return strict_json.mask_commands(raw[:-1].decode())
@@ -126,10 +126,10 @@ def _dump_lines(values: Sequence[object]) -> str | None:
 
 
 def _may_be_infinite(values: Sequence[object]) -> bool:
-    """Return False if all numbers are finite for sure."""
+    """Return False only if all numbers are certainly finite."""
     try:
         return _INFINITE.search(_pack(values)) is not None
-    except (OverflowError, UnicodeEncodeError):  # of large integers and lone surrogates
+    except (OverflowError, UnicodeEncodeError):  # raised for large integers and lone surrogates
         return True
 
 

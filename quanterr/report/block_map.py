@@ -1,7 +1,7 @@
 """Block map in the terminal: a line per module, a cell per block, a table per stack of blocks.
 
-A cell is a digit, readable without colours: the number of steps in dB by which its worst weight is above the worst
-level. The curve in the same line shows the SNR along the blocks.
+A cell is a digit, readable without colours: it says how many steps of some dB its worst weight is above the worst level
+of the map. The curve in the same line shows the SNR along the blocks.
 """
 
 from collections import defaultdict
@@ -27,8 +27,8 @@ MAX_MODULES = 24  # rows of a map
 MAX_STACKS = 4
 NAME_WIDTH = 32
 OTHERS = 27  # columns of the terminal needed besides names and cells
-STEPS = (1, 2, 3, 5, 10, 20, 50, 100)  # possible steps of a digit in dB
-LEAST_SPAN = 12  # minimum range of all digits in dB
+STEPS = (1, 2, 3, 5, 10, 20, 50, 100)  # dB that a digit may stand for
+LEAST_SPAN = 12  # minimum number of dB that the ten digits span
 EXCESS_STEP = 1.5  # avoidable dB per colour
 DIGITS = 10
 CURVE = "▁▂▃▄▅▆▇█"

@@ -29,7 +29,7 @@ def section(document: Result) -> str:
 
 
 def format_numbers(document: Result, *, gates: bool = True) -> str:
-    """Return the section without its comments, and without what gates say if ``gates`` is False."""
+    """Return the section without its comments, and without the results of gates if ``gates`` is False."""
     return "\n".join(_lines(document, gates)) + "\n"
 
 
@@ -54,7 +54,7 @@ def _lines(document: Result, gates: bool) -> Iterator[str]:
 
 
 def _verdict(view: View) -> str:
-    """Return "Verdict: fail", or "Compared, no limits set" for a pass without gates, with doubts."""
+    """Return "Verdict: fail", or "Compared, no limits set" for a pass without gates, followed by any doubts."""
     words = f"{view.done.capitalize()}, no limits set" if view.word == view.done else f"Verdict: {view.verdict}"
     return f"{words}{format_prose(format_doubts(view.doubts))}" if view.doubts else words
 

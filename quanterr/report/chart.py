@@ -7,11 +7,11 @@ from quanterr.report.sections import Chart
 from quanterr.util.text import display
 
 WIDTH, HEIGHT = 720, 264
-LEFT, TOP, BOTTOM = 84, 16, 54  # margins; names of curves stand at the right
-NAME, LETTER = 20, 16  # letters of a name at most, and the width of one on narrow screens
+LEFT, TOP, BOTTOM = 84, 16, 54  # margins; curves are named on the right
+NAME, LETTER = 20, 16  # maximum letters of a name, and the width of a letter on narrow screens
 LINE = 24  # height of a name
-STYLES = 4  # of lines, in the style sheet
-NARROW = 0.05  # decades that an axis has at least
+STYLES = 4  # line styles in the style sheet
+NARROW = 0.05  # minimum decades of an axis
 
 
 def draw_chart(chart: Chart) -> Markup:
@@ -21,7 +21,7 @@ def draw_chart(chart: Chart) -> Markup:
     if not curves:
         return tag("p", "There is nothing to draw.", class_="about")
     every = [point for _, points in curves for point in points]
-    end = WIDTH - 14 - LETTER * max(len(display(name, NAME)) for name, _ in curves)  # of the axis
+    end = WIDTH - 14 - LETTER * max(len(display(name, NAME)) for name, _ in curves)  # right end of the axis
     left, right = min(x for x, _ in every), max(x for x, _ in every)
     low, high = (log10(pick(y for _, y in every)) for pick in (min, max))
     low, high = low - max(NARROW - (high - low), 0) / 2, high + max(NARROW - (high - low), 0) / 2
@@ -53,7 +53,7 @@ def draw_chart(chart: Chart) -> Markup:
 
 
 def _levels(low: float, high: float) -> list[float]:
-    """Return levels between two powers of ten: powers over many decades, else 1, 2 and 5 times them or finer steps."""
+    """Return grid levels from 10^low to 10^high: over many decades powers of ten, otherwise 1, 2, 5 or finer steps."""
     for firsts in ((1,), (1, 2, 5), range(1, 10)) if high - low >= 3 else ((1, 2, 5), range(1, 10)):
         every = (first * 10.0**decade for decade in range(floor(low), floor(high) + 1) for first in firsts)
         found = [level for level in every if low <= log10(level) <= high]

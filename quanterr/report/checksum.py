@@ -1,4 +1,4 @@
-"""Checksum of stored documents: a CRC-32 of all bytes before it; only ``run`` follows."""
+"""The checksum of stored documents: a CRC-32 of all bytes before it; only ``run`` comes after it."""
 
 import sys
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from zlib import crc32
 
 from quanterr.util import strict_json
 
-BLOCK = 1 << 16  # bytes read at once: buffers from 128 KiB on would be mapped, and cleared, again and again
+BLOCK = 1 << 16  # bytes per read: buffers of 128 KiB or more would be mapped and cleared on every read
 END = 1 << 16  # bytes at the end of a document that hold its checksum and ``run``
 SEPARATOR = b",\n"
 KEY = SEPARATOR + b'"checksum": "'
@@ -25,10 +25,11 @@ def is_unedited(raw: bytes) -> bool:
 
 
 def check_blocks(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield a stored document in blocks of whole lines, the last from its checksum on, so that memory holds only one.
+    """Yield a stored document in blocks of whole lines, of which memory holds one; the last begins at the checksum.
 
     Raises:
-        ValueError: instead of the last, if :func:`is_unedited` would be False, or a very long command follows.
+        ValueError: in place of the last block, if :func:`is_unedited` would return False, or if the recorded command is
+            very long.
     """
     size = file.seek(0, SEEK_END)
     file.seek(max(0, size - END))
@@ -46,7 +47,7 @@ def check_blocks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _matches(tail: bytes, crc: int) -> bool:
-    """Return whether the end of a document holds this checksum, and nothing else but ``run``."""
+    """Return whether the end of a document holds this checksum and ``run``, and nothing else."""
     try:
         found = strict_json.loads(b"{" + tail)
     except strict_json.InvalidJson:

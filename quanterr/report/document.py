@@ -34,8 +34,8 @@ AT_ONCE = 64  # items of a list that are encoded at once
 class Result:
     """Base of all results; the modules that render them are imported on use.
 
-    ``VIEW`` names a module with ``view``, and with ``brief`` if a line for ``--quiet`` has other words. ``ROWS`` names
-    the module with ``CSV_COLUMNS``, ``rows`` and ``suites`` (of JUnit tests); if empty, that is ``VIEW``, too.
+    ``VIEW`` names a module with ``view``, and with ``brief`` if the line for ``--quiet`` differs from the conclusion.
+    ``ROWS`` names the module with ``CSV_COLUMNS``, ``rows`` and ``suites`` (of JUnit tests); if empty, it is ``VIEW``.
     """
 
     __slots__ = ()
@@ -48,7 +48,7 @@ class Result:
         return import_module(self.VIEW).view(self, top)  # type: ignore[no-any-return]
 
     def brief(self) -> str:
-        """Return the result in a line, for ``--quiet``; a ranking has one for each candidate without a rank, too."""
+        """Return the result in one line, for ``--quiet``; a ranking adds a line per candidate without a rank."""
         own = getattr(import_module(self.VIEW), "brief", None)
         return f"quanterr: {self._answer()}" if own is None else own(self)
 
@@ -58,11 +58,11 @@ class Result:
 
     @property
     def listing(self) -> ModuleType:
-        """The module of ``ROWS``."""
+        """The module that ``ROWS`` names."""
         return import_module(self.ROWS or self.VIEW)
 
     def rows(self) -> Iterator[JsonObject]:
-        """Return the rows of the CSV output: values by column, without the verdict, which each row has."""
+        """Return the rows of the CSV output as values by column; the writer adds the verdict to each row."""
         return self.listing.rows(self)  # type: ignore[no-any-return]
 
     @property
@@ -120,14 +120,14 @@ class Result:
 class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
     """A result stored as strict ASCII JSON; ``run`` is its last field, and a checksum covers all fields before it.
 
-    ``ITEMS`` maps fields that JSON Lines write one item per line to the ``record`` name of these lines. Data frames
-    have a row per item of the first.
+    ``ITEMS`` maps each field that JSON Lines write one item per line to the ``record`` name of these lines. Data frames
+    have a row per item of the first such field.
     """
 
     schema_: str
     schema_version: str
     tool: Tool
-    if TYPE_CHECKING:  # each document declares it: fields are written in the order of their declaration
+    if TYPE_CHECKING:  # each document declares its own: fields are written in the order of declaration
         run: RunInfo
     ITEMS: ClassVar[Mapping[str, str]] = {}
 
@@ -148,7 +148,7 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
         return import_module("quanterr.report.plot").plot(self)  # type: ignore[no-any-return]
 
     def write_json(self, file: IO[str]) -> None:
-        """Write the document as strict ASCII JSON, a line per item: a large one is never in memory twice."""
+        """Write the document as strict ASCII JSON, one item per line, so that a large one is never in memory twice."""
         crc, separator = 0, "{\n"
         for name, value in self._stored_fields():
             if name == "run":
@@ -167,7 +167,7 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
         return dict(zip(self.__struct_encode_fields__, astuple(self), strict=True))
 
     def json_lines(self) -> Iterator[str]:
-        """Yield the lines of the JSON Lines output: the document without its ITEMS, then these."""
+        """Yield the lines of the JSON Lines output: the document without its ITEMS, then the items."""
         head = {key: value for key, value in self._own_fields().items() if key not in self.ITEMS}
         records = {record: len(getattr(self, name)) for name, record in self.ITEMS.items()}
         yield dumps({"record": self.noun, **head, "records": records}) + "\n"
@@ -182,13 +182,13 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
         own["properties"]["checksum"] = checksum.SCHEMA
         own["required"] = list(cls.__struct_encode_fields__)
         for part in (own, *schema["$defs"].values()):
-            if "description" in part:  # of docstrings, as they are indented in the code
+            if "description" in part:  # from a docstring, with the indentation of the code
                 part["description"] = cleandoc(part["description"])
         return {"$schema": DRAFT} | own | {"$defs": schema["$defs"]}
 
 
 def _split_json(start: str, value: object) -> Iterator[str]:
-    """Yield the pieces of a field: each item of a list, and each list of a mapping, is on a line of its own."""
+    """Yield the JSON of a field in pieces, with a line for each item of a list and each list of a mapping."""
     if isinstance(value, list) and value and not isinstance(value[0], str):
         begin = f"{start}[\n  "
         for n in range(0, len(value), AT_ONCE):

@@ -1,4 +1,4 @@
-"""What the views of all documents share: the verdict, what may question it, and how the document was made."""
+"""Parts of a view that all documents share: the verdict, doubts about it, and how the document was made."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -21,9 +21,10 @@ def make_view(
     done: str = "",
     settings: Sequence[tuple[str, str]] = (),
 ) -> View:
-    """Return the view of a document: its sections that have parts, all layers if they have maps, and its run.
+    """Return the view of a document: its non-empty sections, the table of all layers if there are maps, and its run.
 
-    ``done`` is the word for a pass without gates, ``settings`` are facts about the run; the others are as in a view.
+    ``done`` is the word for a pass without gates, ``settings`` are facts about the run; the other arguments are fields
+    of the view.
     """
     verdict = getattr(document, "verdict", None)
     every = (*sections, *([LAYERS] if maps else []), _describe_run(document, settings))

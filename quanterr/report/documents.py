@@ -30,7 +30,7 @@ class DocumentKind(NamedTuple):
 
     @property
     def values(self) -> ModuleType:
-        """The module that shows rules the subjects and metrics of this kind; see report/subjects.py."""
+        """The module that gives rules the subjects and metrics of this kind; see report/subjects.py."""
         return import_module(f"{self.package}.values")
 
 
@@ -45,7 +45,7 @@ KINDS = {
 
 
 def find_kind(path: str) -> DocumentKind:
-    """Return the kind of document that a file holds; a report if it names no schema, as its reader explains the error.
+    """Return the kind of document in a file; a report if the file names no schema, as its reader explains the error.
 
     Raises:
         ReportError: the file is a checkpoint, a pipe or a device, or holds a document that cannot be read again.
@@ -70,7 +70,7 @@ def find_kind(path: str) -> DocumentKind:
 
 
 def _begins_checkpoint(start: bytes) -> bool:
-    """Return whether a file's first bytes are those of GGUF, or eight bytes of length before JSON, of safetensors."""
+    """Return whether a file begins as GGUF, or as safetensors: with a length of eight bytes and then JSON."""
     return start.startswith(b"GGUF") or (start[8:9] == b"{" and not start[:9].lstrip().startswith((b"{", b"[")))
 
 
@@ -78,7 +78,7 @@ def read_document(path: str) -> "Document":
     """Read a report, ranking, evaluation, plan, inspection or comparison of images.
 
     Raises:
-        ReportError: the file is missing, no such document, of an unknown schema version, or has an invalid value.
+        ReportError: the file is missing, is no such document, or has an unknown schema version or an invalid value.
     """
     kind = find_kind(path)
     from quanterr.report.reading import read_report, read_stored

@@ -1,4 +1,4 @@
-"""Writing outputs: paths are checked before the work, files are written atomically."""
+"""Output files: their paths are checked before the work, and they are written atomically."""
 
 import errno
 import io
@@ -40,8 +40,8 @@ def check_targets(
 ) -> list[Target]:
     """Check the paths of ``--output-report`` before anything is computed, and return them with their outputs.
 
-    The suffix of each path selects one of ``outputs`` unless ``output`` is given; - is standard output, as the first of
-    ``outputs`` (JSON) by default. With ``no_clobber``, existing files are refused.
+    The suffix of each path selects one of ``outputs`` unless ``output`` is given; ``-`` is standard output, by default
+    in the format of the first of ``outputs`` (JSON). With ``no_clobber``, existing files are refused.
 
     Raises:
         UsageError: a suffix is unknown, a path is or lies in an input, a path is a Markdown file of the user, or
@@ -90,7 +90,7 @@ def check_place(given: str, option: str, inputs: Iterable[str]) -> None:
 
 @contextmanager
 def _name_errors(where: str) -> Iterator[None]:
-    """Raise errors of the operating system about a path with the path's name."""
+    """Turn errors of the operating system about a path into errors that name the path."""
     try:
         yield
     except OSError as error:
@@ -189,7 +189,7 @@ def update_section(
     it also gets the name of the file, for errors.
 
     Raises:
-        UsageError: the file is missing, not UTF-8, or lacks exactly one pair of comments.
+        UsageError: the file is missing, is not UTF-8, or does not have exactly one pair of comments.
         ResourceError: the file cannot be written.
     """
     from quanterr.report.markdown import replace_section

@@ -1,4 +1,4 @@
-"""The codes of findings, with what each means, an example and what to do, read from the guide's page findings.md."""
+"""The codes of findings, each with its meaning, an example and a remedy, read from the guide's page findings.md."""
 
 import re
 from pathlib import Path

@@ -35,7 +35,7 @@ def format_percent(value: float | None) -> str:
 
 
 def format_change(value: float) -> str:
-    """Format a change in per cent: two digits below 100, else all of the integer part."""
+    """Format a change in per cent with two significant digits, from 100 on as a whole number."""
     return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"
 
 
@@ -62,7 +62,7 @@ def format_size_change(n_bytes: float, plus: str = "+") -> str:
 
 
 def format_observed(value: float | None, limit: float | None = None) -> str:
-    """Format with five digits, or as many as show on which side of the limit the value is."""
+    """Format with five digits, or with as many as it takes to show on which side of the limit the value is."""
     return UNDEFINED if value is None else format_decisive(value, limit)
 
 
@@ -102,7 +102,7 @@ def describe_gate(gate: Gate) -> tuple[str, str]:
 
 
 def is_said_in_numbers(gate: Gate) -> bool:
-    """Return True if the observed value and the margin say all about a gate, without layers or a reason."""
+    """Return True if a gate's observed value and margin tell its whole result, without layers or a reason."""
     return gate.observed is not None and not gate.reason and all(one.layer is None for one in gate.violations)
 
 

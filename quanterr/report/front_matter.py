@@ -1,7 +1,7 @@
-"""The front matter of a model card: what an evaluation says in the terms of the Hugging Face Hub.
+"""The front matter of a model card: the results of an evaluation as metadata of the Hugging Face Hub.
 
-``base_model``, ``base_model_relation`` and ``model-index`` are the hub's; details are under ``quanterr``. Other keys
-stay as they are, and so does a ``model-index`` that quanterr has not written. Nothing names a local folder.
+``base_model``, ``base_model_relation`` and ``model-index`` are keys of the hub; details are under ``quanterr``. Other
+keys stay as they are, and so does a ``model-index`` that quanterr has not written. No value names a local folder.
 
 Reference: the hub's model card metadata, docs/hub/model-cards.md and modelcard.md of huggingface/hub-docs.
 """
@@ -18,7 +18,7 @@ from quanterr.util.text import display
 
 FENCE, BASE, RELATION, INDEX, OWN = "---", "base_model", "base_model_relation", "model-index", "quanterr"
 TASKS = {"causal": "text-generation", "sequence to sequence": "text2text-generation", "encoder": "feature-extraction"}
-DIGITS = 6  # significant
+DIGITS = 6  # significant digits of a number
 
 _KEY = re.compile(r"""["']?([^\s"'#:][^:"']*)["']?\s*:(\s|$)""")
 _CACHED = re.compile(r"models--([\w.-]+)--([\w.-]+?)(?:/|$)")  # a folder of the hub's cache
@@ -31,7 +31,7 @@ def put_front_matter(text: str, where: str, evaluation: Evaluation) -> str:
     """Return a model card with the front matter of an evaluation; ``where`` names the card in errors.
 
     Raises:
-        UsageError: the front matter of the card does not end, or is no block of keys.
+        UsageError: the card's front matter has no end, or is not a block of keys.
     """
     mark = "\ufeff" if text.startswith("\ufeff") else ""
     newline = "\r\n" if "\r\n" in text else "\n"
@@ -45,7 +45,7 @@ def put_front_matter(text: str, where: str, evaluation: Evaluation) -> str:
     blocks = _blocks(found, where)
     made = _keys(evaluation)
     if INDEX in blocks and OWN not in blocks:
-        del made[INDEX]  # somebody else's results
+        del made[INDEX]  # results that quanterr has not written
     for key, value in made.items():
         blocks[key] = list(_lines({key: value}))
     body = [line for block in blocks.values() for line in block]
@@ -54,7 +54,7 @@ def put_front_matter(text: str, where: str, evaluation: Evaluation) -> str:
 
 
 def _blocks(lines: Sequence[str], where: str) -> dict[str, list[str]]:
-    """Return the lines of each key; those in front of the first, such as comments, have the key ""."""
+    """Return the lines of each key; lines before the first key, such as comments, are stored under ""."""
     blocks: dict[str, list[str]] = {"": []}
     key = ""
     for line in lines:
@@ -112,7 +112,7 @@ def _result(candidate: Evaluated, metrics: Sequence[tuple[str, str]], task: str,
 
 
 def _base_model(original: str) -> str | None:
-    """Return the hub's name of the original; None where its path does not say so for certain."""
+    """Return the original's name on the hub; None unless its path tells the name for certain."""
     if match := _HUB.match(original):
         return match[1].partition("@")[0]
     match = _CACHED.search(original.replace("\\", "/"))
@@ -120,20 +120,20 @@ def _base_model(original: str) -> str | None:
 
 
 def _bare(path: str) -> str:
-    """Return the last part of a path; addresses stay."""
+    """Return the last part of a path; addresses stay whole."""
     if "://" in path:
         return display(path)
     return display(os.path.basename(path.replace("\\", "/").rstrip("/")) or path)
 
 
 def _bare_word(word: str) -> str:
-    """Return a word of a command without folders: NAME=FILE keeps its name."""
+    """Return a word of a command without folders; NAME=FILE keeps NAME."""
     option, equal, value = word.rpartition("=")
     return f"{display(option) if option else ''}{equal}{_bare(value)}"
 
 
 def _said(sentence: str) -> str:
-    """Return a sentence without folders in it."""
+    """Return a sentence without the folders of paths in it."""
     return display(re.sub(r"(?<![\w:/])(?:[A-Za-z]:)?[\\/](?:[^\s,;:\\/]+[\\/])+", "", sentence))
 
 
@@ -154,7 +154,7 @@ def _lines(value: Mapping[str, Value], pad: str = "") -> Iterator[str]:
 
 
 def _scalar(value: Value) -> str:
-    """Return a string or number; YAML 1.1 takes 1e-05 for a string."""
+    """Return a string or number in YAML; YAML 1.1 would take 1e-05 for a string."""
     if isinstance(value, float):
         shown = repr(float(f"{value:.{DIGITS}g}"))
         return shown.replace("e", ".0e") if "e" in shown and "." not in shown else shown

@@ -75,7 +75,7 @@ class HasGates(Protocol):
 
 
 def drop_gate_messages(reasons: Sequence[str], gates: Sequence[Gate]) -> list[str]:
-    """Return the reasons that repeat no gate's message; candidates may be named before it."""
+    """Return the reasons that do not repeat a gate's message, with or without a candidate's name before it."""
     messages = tuple(gate.message for gate in gates)
     return [reason for reason in reasons if not reason.endswith(messages)]
 

@@ -41,11 +41,11 @@ SHARE_DIGITS = ".3g"
 DB_PLACES = 2
 DETAILED = 3000  # number of layers with details
 MAX_FINDINGS = 500
-MAX_KEPT = 1000  # layers; more call for another format
+MAX_KEPT = 1000  # proposed layers; whoever keeps more should use another format
 
-SAME = "="  # stands for the number of a layer that equals the original
+SAME = "="  # in place of a number: the layer equals the original
 
-# Statuses of a layer, by index.
+# Statuses of a layer, as numbers for the scripts.
 DIFFERS, CHANGED, IDENTICAL, NOT_COMPARED = range(4)
 
 _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d{0,8})(?!\d)")
@@ -67,7 +67,7 @@ def _pack_columns(
     names: Sequence[str], statuses: Sequence[int], words: Mapping[str, Iterable[str | None]], numbers: JsonObject
 ) -> JsonObject:
     """Return columns for the scripts. Each name is stored as a pattern and the numbers in it."""
-    split = [_NUMBER.split(display(name)) for name in names]  # text and numbers in turn
+    split = [_NUMBER.split(display(name)) for name in names]  # text and numbers, alternating
     places = [place_of(name) for name in names]
     patterns, distinct = _number_words("\0".join(name[::2]) for name in split)
     shared = {
@@ -90,7 +90,7 @@ def _pack_columns(
 
 
 def _number_words(words: Iterable[str | None]) -> tuple[list[int], list[str]]:
-    """Return the number of each word, -1 for None, and the words by number."""
+    """Number the distinct words; return the number of each word, -1 for None, and the list of distinct words."""
     known: dict[str, int] = {}
     return [-1 if word is None else known.setdefault(word, len(known)) for word in words], list(known)
 
@@ -250,5 +250,5 @@ def _clean_value(value: Any) -> Any:
 
 
 def round_digits(value: float | None, digits: str) -> float | None:
-    """Round to significant digits, given as a format."""
+    """Round to the significant digits that a format such as ".4g" shows."""
     return None if value is None else float(format(value, digits))

@@ -33,7 +33,7 @@ SPLITS = {
         lambda one: (" ".join(map(str, one.index)), one.x, one.y),
     ),
 }
-PATHS = {  # of columns whose names differ from their fields, by field
+PATHS = {  # field → column → path of its value, where these names differ
     "elements": {"tensor_elements": "elements"},
     "absolute_error_percentiles": {
         f"absolute_error_percentiles_{key}": f"absolute_error_percentiles.{key}" for key in PERCENTILES
@@ -41,7 +41,7 @@ PATHS = {  # of columns whose names differ from their fields, by field
     **{name: dict.fromkeys(split.columns, name) for name, split in SPLITS.items()},
 }
 LISTS = ("not_compared", "layers", "other_changes", "lossless")
-MAX_CASES = 1000  # shown of each kind
+MAX_CASES = 1000  # cases of each kind
 
 
 def rows(report: Report) -> Iterator[JsonObject]:
@@ -66,7 +66,7 @@ def values(entry: object) -> JsonObject:
             for column in split.columns:
                 del found[column]
     for name, word in getattr(entry, "nonfinite", {}).items():
-        if name in found and found[name] is None:  # as the writer leaves these metrics
+        if name in found and found[name] is None:  # metrics that are written as null
             found[name] = NONFINITE.get(word)
     return found
 

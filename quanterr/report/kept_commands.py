@@ -20,7 +20,8 @@ CONVERT_TO_QUANT = {
     "mxfp8": " --mxfp8",
     "nvfp4": " --nvfp4",
 }
-# Names of llama-quantize for files whose most frequent type has another name; tools/quantize/quantize.cpp of llama.cpp.
+# llama-quantize's name for a file, by its most frequent type, where the two differ; llama.cpp,
+# tools/quantize/quantize.cpp.
 GGUF_FILES = {"q2_k": "Q2_K", "q3_k": "Q3_K_M", "q4_k": "Q4_K_M", "q5_k": "Q5_K_M", "mxfp4": "MXFP4_MOE"}
 GGUF = "gguf_"
 PLAIN = ("dense", "gguf_f32", "gguf_f16", "gguf_bf16")  # formats that are not quantized
@@ -29,7 +30,7 @@ PLAIN = ("dense", "gguf_f32", "gguf_f16", "gguf_bf16")  # formats that are not q
 def find_commands(report: Report) -> dict[str, tuple[str, str]]:
     """Return the command of each program that could have written all quantized layers; none if no program is known.
 
-    A command has two parts, for a list of layers between them.
+    A command comes in two parts; the list of layers goes between them.
     """
     sizes: Counter[str] = Counter()
     for layer in report.layers:

@@ -14,7 +14,7 @@ from quanterr.util.text import display
 
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 DB = "db"
-# Without a budget, layers are proposed only if FEW at most make MOST_ERROR of the error for LITTLE of the bytes.
+# Without a budget, layers are proposed only if at most FEW cause MOST_ERROR of the error and add LITTLE to the bytes.
 FEW = 5
 MOST_ERROR = 0.5
 LITTLE = 0.1
@@ -36,7 +36,7 @@ class KeptLayer(NamedTuple):
 
     name: str
     added: int  # bytes in addition to the quantized size
-    error: float  # Σe² that this removes
+    error: float  # Σe² that keeping it removes
 
 
 class Budget(NamedTuple):
@@ -50,7 +50,7 @@ def parse_budget(text: str) -> Budget:
     """Parse ``500MiB``, ``1.5GB`` or ``1000000`` as bytes, and ``3dB`` as a gain in SNR.
 
     Raises:
-        UsageError: the text is neither, or not more than 0.
+        UsageError: the text is neither, or the amount is not positive.
     """
     amount, unit = parse_amount(text)
     if unit not in {*UNITS, DB}:
@@ -127,9 +127,9 @@ def cut_at_knee(found: Sequence[KeptLayer]) -> list[KeptLayer]:
 
 
 def choose_few(ordered: Sequence[KeptLayer], error: float, nbytes: int) -> list[KeptLayer]:
-    """Return a few layers that make most of the error and cost little to keep; empty if there are none.
+    """Return a few layers that cause most of the error and cost little to keep; empty if there are none.
 
-    Among these, it stops where further layers gain less than their share of the bytes (html/keep.js, kneeOf).
+    The choice ends where another layer would gain less than its share of the bytes, as in html/keep.js, kneeOf.
 
     Args:
         ordered: layers from :func:`order_by_worth`.

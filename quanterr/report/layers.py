@@ -10,7 +10,7 @@ from quanterr.report.model import Aggregate, Expert, Layer, Report
 from quanterr.roles import Position, place_of
 from quanterr.util.text import count, display
 
-# Names of buckets, to follow a number of tensors.
+# Bucket → words that follow its number of tensors.
 BUCKETS = {
     "compared": "compared",
     "lossless": "identical",
@@ -105,7 +105,7 @@ def pick_worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -
 
 
 def _experts_of(layer: Layer) -> tuple[Position, str] | None:
-    """Return the key of the module whose experts the layer belongs to; None if it is not a single expert."""
+    """Return the key of the module that the layer is one expert of; None if it is not a single expert."""
     place = place_of(layer.layer_name) if layer.role == "experts" else None
     return (place, layer.format) if place and "*" in place.module else None
 

@@ -14,7 +14,7 @@ RIGHT = ' style="text-align: right"'
 
 
 def render(result: Result) -> str:
-    """Return the conclusion of a result and the tables that terminals show, too."""
+    """Return the conclusion of a result and the tables that terminals also show."""
     view = result.view(WORST)
     shown = [section for section in view.sections if TERMINAL in section.media]
     tables = [part for section in shown for part in section.parts if isinstance(part, Table)]

@@ -57,7 +57,7 @@ from quanterr.util.text import count, display, format_exact, size
 
 MAP_SCRIPTS = ("front", "layers")  # for documents whose data define the metrics of map and table
 TOP = 50  # layers in tables of the page itself
-MANY_ROWS, FIRST_ROWS = 20, 10  # of a table with more rows, the page shows the first at once
+MANY_ROWS, FIRST_ROWS = 20, 10  # a table with more rows shows only the first ones until it is unfolded
 MAX_LISTED = 200  # findings and reasons
 MAX_VIOLATIONS = 20
 SIGNS = {"pass": "✓", "fail": "✕", "inconclusive": "?", "info": "›"}
@@ -66,7 +66,7 @@ FRONT = ("name", "bytes", "snr_db", "on_front")  # keys of a candidate in the sc
 
 
 def write(document: Result, file: IO[str], view: View | None = None, next_step: str = "") -> None:
-    """Write the page of a document, or of a view made before; ``next_step`` is the command that it proposes."""
+    """Write the page of a document, from ``view`` if it is given; ``next_step`` is the command to propose."""
     view = view or document.view(TOP)
     sections = [section for section in view.sections if PAGE in section.media]
     body = join_markup(
@@ -129,7 +129,7 @@ def _pick_scripts(maps: Maps | PageScripts | None) -> tuple[Sequence[str], JsonO
 
 
 def _pick_tone(view: View) -> str:
-    """Return the colour of the header; green requires gates that hold."""
+    """Return the colour of the header; only gates that hold make it green."""
     if view.verdict != "pass":
         return view.verdict or "info"
     return "inconclusive" if view.doubts else "info" if view.done else "pass"
@@ -225,9 +225,9 @@ def _show_pair(one: Picture) -> Markup:
 
 
 def render_table(one: Table) -> Markup:
-    """Return a table without the columns that only terminals draw. Minor rows, and most of many, unfold below it.
+    """Return a table without the columns that only terminals draw; minor rows, and most of a long table, are folded.
 
-    Without numbers, rows stack on narrow screens.
+    A table without numbers stacks its rows on narrow screens.
     """
     kept = [n for n, column in enumerate(one.columns) if not column.legend]
     heads = [one.first, *(one.columns[n].header for n in kept)]
@@ -247,7 +247,7 @@ def render_table(one: Table) -> Markup:
 
 
 def _render_whole(one: Whole) -> Markup:
-    """Return a strip whose parts get their widths by script, and a table of the shares."""
+    """Return a strip of parts, whose widths a script sets, and a table of the shares."""
     strip = [tag("i", class_=share.key, data_share=str(share.bytes)) for share in one.shares]
     rows = [
         [join_markup(tag("i", class_=f"key {share.key}"), sentence(share.title)), f"{share.tensors:,}",
@@ -292,7 +292,7 @@ def _gate(name: str, gate: Gate) -> list[Markup]:
     shown = [
         tag("li", link_names(describe_violation(violation), [violation.layer]))
         for violation in gate.violations[:MAX_VIOLATIONS]
-        if violation.layer is not None  # else the message says it
+        if violation.layer is not None  # otherwise the gate's message says it
     ]
     if len(gate.violations) > MAX_VIOLATIONS:
         shown.append(tag("li", f"and {len(gate.violations) - MAX_VIOLATIONS:,} more, in the JSON"))

@@ -70,13 +70,13 @@ def _plot_report(report: "Report") -> "Figure":
         raise UsageError("plot(): no layer differs, so none has an SNR")
     figure, (where, how_many) = _make_figure(2)
     _draw_map(report, figure, where)
-    how_many.hist(levels, bins=BINS, log=True)  # few bad layers matter most
+    how_many.hist(levels, bins=BINS, log=True)  # on this scale a few bad layers stay visible
     how_many.set(title="Layers by SNR", xlabel="SNR [dB]", ylabel="layers")
     return figure
 
 
 def _draw_map(report: "Report", figure: "Figure", axes: "Axes") -> None:
-    """Draw the worst weight of each module in each block, without layers outside of blocks."""
+    """Draw the worst weight of each module in each block; layers outside of blocks are left out."""
     found = [(place_of(layer.layer_name), layer.snr_db) for layer in report.layers]
     placed = [(place, level) for place, level in found if place and level is not None]
     several = len({place.stack for place, _ in placed}) > 1

@@ -31,7 +31,7 @@ GZIP = b"\x1f\x8b"
 LONG = 1000  # characters
 AGAIN = "make it again with this version"
 TENSORS = ("layers", "other_changes", "lossless")  # lists of tensors; no name is in two of them
-IDENTITY = ("layer_name", "tensor_elements", "finite", "nonfinite")  # of a layer, whatever rules ask for
+IDENTITY = ("layer_name", "tensor_elements", "finite", "nonfinite")  # read of each layer, whatever rules ask for
 WORDS = {"float": "a number", "int": "an integer", "str": "a text", "bool": "true or false"}
 WORDS |= {"array": "a list", "object": "an object", "null": "null"}
 
@@ -46,13 +46,13 @@ def read_report(path: str | os.PathLike[str], metrics: Collection[str] | None = 
     """Read a report.
 
     Args:
-        path: of the JSON file.
-        metrics: names of metrics and other fields, such as "format"; if given, layers have only these, their name,
-            their size and what is not finite, which takes half the time.
-        judged: check that the stored verdict follows from the content; gates form their own.
+        path: the JSON file.
+        metrics: names of metrics and other fields, such as "format"; if given, layers have only these, besides their
+            name, their size and the fields about values that are not finite, which takes half the time.
+        judged: whether to check that the stored verdict follows from the content; gates reach their own verdict.
 
     Raises:
-        ReportError: the file is missing, no report, or truncated; its schema version is unknown; it has a wrong type,
+        ReportError: the file is missing, truncated or not a report; its schema version is unknown; it has a wrong type,
             NaN, infinity or a duplicate key; or it contradicts itself.
     """
     report, rest = _read(path, Report if metrics is None else _select_metrics(frozenset(metrics)))
@@ -67,7 +67,7 @@ def read_stored(path: str | os.PathLike[str], kind: type[Kind]) -> Kind:
     """Read a document of the given kind; warn on stderr if it was edited or has no checksum.
 
     Raises:
-        ReportError: the file is missing, of another schema or an unknown schema version, or has an invalid value.
+        ReportError: the file is missing, has another schema or an unknown schema version, or holds an invalid value.
     """
     return _read(path, kind)[0]
 
@@ -122,7 +122,7 @@ def _read(path: str | os.PathLike[str], kind: type[Kind]) -> tuple[Kind, bytes]:
     major = version.partition(".")[0]
     try:
         return _read_blocks(path, kind, f'{{\n"schema": "{schema}",\n"schema_version": "{major}.'.encode())
-    except (OSError, ValueError, DecodeError, RecursionError):  # not as written: reading the whole yields the reason
+    except (OSError, ValueError, DecodeError, RecursionError):  # edited or invalid: reading the whole yields the reason
         pass
     raw, own = read_json(path)
     noun = kind.__name__.lower()
@@ -138,11 +138,11 @@ def _read(path: str | os.PathLike[str], kind: type[Kind]) -> tuple[Kind, bytes]:
 
 
 def _read_blocks(path: str | os.PathLike[str], kind: type[Kind], head: bytes) -> tuple[Kind, bytes]:
-    """Read a document that is as written: each item of a list is on its own line.
+    """Read a document as quanterr writes it: each item of a list is on a line of its own.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not as written, or has an invalid value.
+        ValueError: it is not as quanterr writes it, or has an invalid value.
     """
     if not os.path.isfile(path):
         raise ValueError("not a regular file: it may not be readable twice")

@@ -39,9 +39,9 @@ def describe_selections(there: Sequence[str], here: Sequence[str]) -> str:
 
 
 def find_other_tensor(there: Iterable[Any], here: Iterable[Any]) -> str | None:
-    """Return why the first tensor that differs between two originals does; None if nothing shows that one does.
+    """Find the first tensor that certainly differs between two originals, and return how; None if there is none.
 
-    Both list layers with the norm and the fingerprint of the original, or None where it is unknown.
+    ``there`` and ``here`` list layers with the norm and the fingerprint of the original, each None where unknown.
     """
     known = {layer.layer_name: layer for layer in there}
     for layer in here:

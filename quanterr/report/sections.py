@@ -43,7 +43,7 @@ class Column(NamedTuple):
 
     header: str
     rank: int
-    right: bool = True  # as for numbers
+    right: bool = True  # aligned to the right, as numbers are
     legend: str = ""  # explains a column of bars, which only terminals show
 
 
@@ -86,7 +86,7 @@ class Findings(NamedTuple):
 def merge_findings(found: Iterable[tuple[str, Finding]], candidates: int) -> Findings:
     """Return each finding once, with the names of the candidates that share it.
 
-    The names are "" if there is only one candidate, or if the message begins with them, as those of recipes do.
+    The names are "" if there is only one candidate, or if the message begins with them, as messages about recipes do.
     """
     names: dict[tuple[str, str, str | None, str], tuple[list[str], Finding]] = {}
     for name, one in found:
@@ -144,7 +144,7 @@ class Shares(NamedTuple):
 
 
 class FactList(NamedTuple):
-    """Titles with texts."""
+    """Facts, each a title with one or several texts."""
 
     shown: Sequence[tuple[str, str]]
 
@@ -233,7 +233,7 @@ class MapMetric(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A layer in the data of a page; html_data has its statuses."""
+    """A layer in the data of a page; for its status, see html_data."""
 
     name: str
     status: int

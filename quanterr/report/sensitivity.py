@@ -14,16 +14,16 @@ from quanterr.util.text import display, listed
 
 SCHEMA, MAJOR = "quanterr.sensitivity", "1"
 SURE = 3.0  # minimum ratio of a cost to its standard error for calibration
-FEWEST = 3  # recipes that show how far ratios of measured to predicted cost differ
-OUTSIDE = 0.05  # share of measurements outside the interval of a prediction
+FEWEST = 3  # minimum number of recipes that show how much measured / predicted varies
+OUTSIDE = 0.05  # expected share of measurements outside a prediction's interval
 
 
 class Cost(NamedTuple):
-    """The cost that errors of weights cause: its name, its field in files, and how far it follows NMSE."""
+    """The cost that errors of weights cause: its name, its field in files, and up to where it follows NMSE."""
 
     name: str
     field: str
-    farthest: float  # above this, it grows less than the squared error
+    farthest: float  # above this, the cost grows more slowly than the squared error
 
     @property
     def metric(self) -> str:
@@ -43,7 +43,7 @@ COSTS = (KLD, OUTPUT_ERROR)
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Sensitivities alpha of weights, for a cost of about Σ alpha · NMSE."""
+    """The sensitivity alpha of each weight: errors cost about Σ alpha · NMSE."""
 
     weights: Mapping[str, float]  # alpha by name, for errors with the same NMSE in each row
     recipes: Mapping[str, Mapping[str, float]] = field(
@@ -68,10 +68,10 @@ class Sensitivity:
 
     @property
     def margin(self) -> float | None:
-        """The factor m of a calibrated prediction's 95 % interval, prediction / m to m · prediction; None if unknown.
+        """The factor m of the 95 % interval of a calibrated prediction p, from p / m to m · p; None if unknown.
 
-        It is the prediction interval of one more logarithm of measured / predicted, by Student's t. It takes the
-        logarithms of the measured recipes and the new one as independent and normal.
+        It comes from Student's prediction interval for one more logarithm of measured / predicted, and assumes that
+        all these logarithms are independent and normal.
         """
         if len(self.factors) < FEWEST:
             return None

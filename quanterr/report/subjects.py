@@ -1,8 +1,8 @@
 """Subjects that rules judge, their items and their metrics, for all kinds of documents.
 
 A subject receives a verdict: a report, a plan, a candidate of a ranking or evaluation. Its items are layers, blocks or
-tasks. Each document defines its own in ``values.py`` beside its model: a :class:`Vocabulary`, and ``list_subjects``
-which lists them.
+tasks. For each kind of document, ``values.py`` beside its model defines the metrics in a :class:`Vocabulary`, and
+``list_subjects``, which returns the subjects of a document.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -70,10 +70,10 @@ class Item(Struct, frozen=True, gc=False):
 
 @dataclass
 class Subject:
-    """The view that rules have of one thing to judge.
+    """One thing to judge, as rules see it.
 
     ``trouble`` explains why no rule about the whole model can hold, ``unreliable`` why the verdict can only be
-    inconclusive, ``unquantized`` why no rule can change that: the measured model is not the quantized one.
+    inconclusive, ``unquantized`` why it is inconclusive under any rules: the measured model is not the quantized one.
     """
 
     vocabulary: Vocabulary
@@ -103,13 +103,13 @@ class Subject:
         """Check that a baseline is comparable in these metrics.
 
         Raises:
-            UsageError: the baseline is unreliable, or of another original, selection or text.
+            UsageError: the baseline is unreliable, or has another original, selection or text.
         """
         raise UsageError(f"a {self.vocabulary.document} takes no baseline")
 
 
 def find_counterpart(subject: Subject, before: Sequence[Subject]) -> Subject | None:
-    """Return the older subject to compare with: the only one, or the one of the same name; None without any.
+    """Return the older subject to compare with: the only one, or the one with the same name; None if there is none.
 
     Raises:
         UsageError: there are several, and none has the same name.

@@ -48,7 +48,7 @@ WEIGHT = ".weight"
 
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
-        """Raise for the caller: rich would exit with 1, which means that a gate failed."""
+        """Leave the error to the caller: rich would exit with 1, which means that a gate failed."""
         raise BrokenPipeError
 
 
@@ -122,7 +122,7 @@ def _pick_style(view: View) -> str:
 
 
 def _reasons(view: View, found: Sequence[tuple[str, Finding]]) -> Iterator[str]:
-    """Yield the reasons of the verdict that repeat no finding; commands print the gates themselves."""
+    """Yield the reasons for the verdict that do not repeat a finding; commands print gates separately."""
     for reason in drop_gate_messages(view.reasons, view.gates) if view.verdict not in ("pass", None) else ():
         if not any(one.message in reason for _, one in found):
             yield reason
@@ -161,7 +161,7 @@ def print_table(part: Table, to: Console) -> None:
 
 
 def _shorten_names(part: Table) -> tuple[list[tuple[str, Sequence[str]]], str]:
-    """Return rows whose names lack the common prefix and suffix, and these ends as text."""
+    """Remove the common prefix and suffix from the names; return the rows, and what was removed as text."""
     names = [row[0] for row in part.rows if isinstance(row[0], LayerName)]
     prefix, suffix = _common_ends(names) if len(names) == len(part.rows) else ("", "")
     rows: list[tuple[str, Sequence[str]]] = [
@@ -171,7 +171,7 @@ def _shorten_names(part: Table) -> tuple[list[tuple[str, Sequence[str]]], str]:
 
 
 def _common_ends(names: Sequence[str]) -> tuple[str, str]:
-    """Return the common prefix of names in whole words without numbers, and ".weight"; each name keeps a word."""
+    """Return the common prefix, whole words without numbers, and ".weight" if all end in it; each name keeps a word."""
     suffix = WEIGHT if len(names) > 1 and all(name.endswith(WEIGHT) for name in names) else ""
     words = [name.removesuffix(suffix).split(".")[:-1] for name in names]
     if len(names) < 2:
@@ -261,7 +261,7 @@ def print_findings(found: Sequence[tuple[str, Finding]], to: Console, verbose: b
 
 
 def _group_by_layer(found: Sequence[tuple[str, Finding]]) -> list[list[tuple[str, Finding]]]:
-    """Return findings grouped by candidate and layer, in groups and within them the most severe first."""
+    """Group findings by candidate and layer; the most severe come first, among groups and within each."""
     severities = list(SEVERITIES)
     groups: dict[object, list[tuple[str, Finding]]] = {}
     for n, (name, item) in enumerate(found):

@@ -44,7 +44,7 @@ def _list_numbers(rows: tuple[Metric, ...]) -> dict[str, Metric]:
 
 LAYER_METRICS = _list_numbers(METRICS)
 MODEL_METRICS = _list_numbers(AGGREGATES)
-# Metric → the setting that defines it.
+# Metric → the setting without which it does not exist.
 NEEDS = {
     **dict.fromkeys(("weighted_nmse", "weighted_error_norm", "weighted_snr_db"), "importance"),
     **dict.fromkeys(PREDICTED, "sensitivity"),
@@ -143,7 +143,7 @@ EQUAL_MODEL = _compute_equal_metrics(AGGREGATES)
 
 
 def _pick_perfect(equal: Mapping[str, float], report: Report) -> Mapping[str, float]:
-    """Return the metrics that the report has; weighted ones need its importance matrix or sensitivity."""
+    """Return only the metrics that the report has; weighted ones need its importance matrix or sensitivity."""
     has = {name: getattr(report.settings, setting) for name, setting in NEEDS.items()}
     return {name: value for name, value in equal.items() if has.get(name, True)}
 
@@ -183,7 +183,7 @@ class ReportValues(Subject):
         """Check that the report as a whole can serve as a baseline; damage to single layers is accepted.
 
         Raises:
-            UsageError: the report is incomplete, or inconclusive for more than single layers.
+            UsageError: the report is incomplete, or inconclusive for a reason beyond single layers.
         """
         whole = [f for f in self.report.findings if f.severity == "error" and f.layer is None]
         if not self.complete:
@@ -214,7 +214,7 @@ def list_subjects(report: Report) -> list[Subject]:
 
 
 def _find_other_file(setting: str, old: Report, new: Report) -> str | None:
-    """Return why a setting's file differs, judged by its name only: folders may differ between machines."""
+    """Return how a setting's file differs, judged by its name only: folders may differ between machines."""
     paths = (getattr(report.settings, setting) for report in (old, new))
     before, after = (display(path.replace("\\", "/").rpartition("/")[2]) if path else "none" for path in paths)
     return (

@@ -187,7 +187,7 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
         yield Section("scores", "Scores", [make_scores_table(evaluation), Findings(found)], (PAGE,))
     yield Section("gates", "Gates", [Gates([("", gate) for gate in report.gates])], (PAGE, CARD))
     yield Section("findings", "Findings", [Findings([("", found) for found in _sort_findings(report)])])
-    if report.verdict == "inconclusive":  # then the findings come first
+    if report.verdict == "inconclusive":  # the findings come before it then
         yield KEEP
     yield Section("map", MAP.title, [BlockMap(lambda: map_cells(report))], (TERMINAL,))
     yield MAP
@@ -345,7 +345,7 @@ def _list_settings(report: Report) -> list[tuple[str, str]]:
 
 
 def _list_provenance(side: Side) -> Iterator[tuple[str, str]]:
-    """Yield title and text of files, prefix and notes of a checkpoint."""
+    """Yield a title and a text each for the files, the prefix and the notes of a checkpoint."""
     names = ", ".join(f"{display(file.name)} ({size(file.bytes)})" for file in side.files[:MAX_FILES])
     more = f" and {len(side.files) - MAX_FILES:,} more" if len(side.files) > MAX_FILES else ""
     if len(side.files) > 1:
