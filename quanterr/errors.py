@@ -94,7 +94,7 @@ NO_MEMORY = (
     "not enough memory",  # Windows
     "Cannot allocate memory",
     "can't start new thread",
-    "failed to map segment",  # of a library that is loaded
+    "failed to map segment",  # while loading a library
     "bad_alloc",
 )
 

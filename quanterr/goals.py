@@ -1,4 +1,4 @@
-"""Goals of plans: what the options ask for, checked before anything is read."""
+"""Goals of plans, made from the options and checked before anything is read."""
 
 import os
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from quanterr.util.text import display, size
 
 SQUARED: Final = "squared error"
 WEIGHTED: Final = "weighted squared error"
-METRICS: Mapping[str, str] = {cost.measure: cost.metric for cost in COSTS}  # measure that a sensitivity gives → metric
-LIMITS: Mapping[str, tuple[str, str]] = {  # goal → its option, the measure that it limits
+METRICS: Mapping[str, str] = {cost.measure: cost.metric for cost in COSTS}  # measure → metric of reports
+LIMITS: Mapping[str, tuple[str, str]] = {  # goal → its option, and the measure that it limits
     KLD.field: ("--max-kld", KLD.measure),
     OUTPUT_ERROR.field: ("--max-output-error", OUTPUT_ERROR.measure),
 }
@@ -24,11 +24,11 @@ Kind = Literal["size", "bits", "kld", "output_error", "snr"]
 
 
 class Goal(NamedTuple):
-    """Goal of a plan: a budget of bytes, or a limit of the cost for which the size is minimized."""
+    """The goal of a plan: a budget of bytes, or a limit on the cost for which the smallest size is sought."""
 
     kind: Kind
     amount: float
-    measure: Measure  # of the cost
+    measure: Measure  # how the cost is measured
 
     def __str__(self) -> str:
         return {
@@ -45,7 +45,7 @@ def parse_goal(chosen: PlanOptions) -> Goal:
 
     Raises:
         UsageError: there is no goal or more than one, or other options contradict it.
-        ReportError: the sensitivity is no such file.
+        ReportError: the sensitivity file cannot be read or is not one.
     """
     nbytes_at_most = _parse_bytes(chosen.size) if isinstance(chosen.size, str) else chosen.size
     given = {
@@ -77,7 +77,7 @@ def parse_goal(chosen: PlanOptions) -> Goal:
 
 
 def _choose_measure(options: PlanOptions) -> Measure:
-    """Return the measure of cost; with both files the importance still decides the scales of recipes that search."""
+    """Return the measure of the cost; beside a sensitivity, importance only guides recipes that search for scales."""
     if options.sensitivity is not None:
         return cast("Measure", read_sensitivity(os.fspath(options.sensitivity)).cost.measure)
     return SQUARED if options.importance is None else WEIGHTED

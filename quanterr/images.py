@@ -11,7 +11,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from math import log10, sqrt
 from pathlib import Path
-from pickle import UnpicklingError  # of damaged weights
+from pickle import UnpicklingError  # raised for damaged weights
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,7 +39,7 @@ FORMATS = ("PNG", "JPEG", "WEBP")
 OPAQUE = ("RGB", "L", "P", "1")  # Pillow's modes of 8 bits or fewer that convert to RGB without loss
 WINDOW, SIGMA = 11, 1.5
 K1, K2 = 0.01, 0.03
-BAND = 16  # rows of SSIM at a time
+BAND = 16  # rows for which SSIM is computed at a time
 PEAK = 255.0
 DEPTH_AT = 24  # offset of the bit depth in a PNG
 SHOWN, THUMBNAIL = 8, 256  # worst pairs with pictures, and the longer side of these in pixels
@@ -76,7 +76,7 @@ def compare_images(
     baseline: str | os.PathLike[str] | None = None,
     strict_warnings: bool = False,
 ) -> Images:
-    """Compare images of the same name (PNG, JPEG, WebP, 8 bits) in two folders, such as of the same prompts and seeds.
+    """Compare images of the same name (PNG, JPEG, WebP, 8 bits) in two folders, say from the same prompts and seeds.
 
     PSNR is 10 log10(255² / MSE) over all channels. SSIM is the mean over channels and over the pixels whose window
     lies within the image, with a Gaussian window of 11 x 11 and sigma 1.5, K1 0.01 and K2 0.03 (Wang, Bovik, Sheikh,
@@ -88,7 +88,7 @@ def compare_images(
 
     Raises:
         UsageError: Pillow is not installed, a folder holds no image, both are the same folder, or a rule is invalid,
-            or the baseline is of other images.
+            or the baseline has other images.
         CheckpointError: a folder is missing or cannot be read.
         ReportError: the baseline cannot be read.
     """
@@ -202,7 +202,7 @@ def _read_image(path: Path) -> _Pixels:
 
 
 def _open(path: Path) -> "Image.Image":
-    """Return an image as RGB, upright as its EXIF data say."""
+    """Return an image as RGB, turned upright as its EXIF data say."""
     from PIL import Image, ImageOps
 
     where = display(str(path))
@@ -257,7 +257,7 @@ def _compare_pair(name: str, original: _Pixels, quantized: _Pixels, measure: Dis
 def measure_ssim(x: Tensor, y: Tensor) -> float:
     """Return the mean SSIM of two images, float64 of shape (channels, height, width) from 0 to 255.
 
-    The formula, window and constants are those of Wang et al. 2004; only windows within the image count.
+    The formula, window and constants follow Wang et al. 2004; only windows within the image count.
     """
     at = torch.arange(WINDOW, dtype=torch.float64) - WINDOW // 2
     weights = torch.exp(-at.square() / (2 * SIGMA**2))
@@ -295,7 +295,7 @@ def _load_lpips() -> _Lpips:
         return _Lpips(None, None, f"{ALEXNET} is not in the checkpoints of torch's hub folder; nothing is downloaded")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torchvision's, about an argument that these packages still use
+            warnings.simplefilter("ignore")  # torchvision warns of an argument that these packages still use
             if package == "lpips":
                 network = import_module("lpips").LPIPS(net="alex", verbose=False)
             else:
@@ -313,7 +313,7 @@ def _load_lpips() -> _Lpips:
 
 
 def _average(values: list[float], differ: int) -> Mean | None:
-    """Return the mean over pairs; with an interval if enough of these differ."""
+    """Return the mean over pairs, with an interval if enough pairs differ."""
     if not values:
         return None
     mean = fmean(values)

@@ -112,7 +112,7 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
 def _bound_decoding(
     hardware: str, bandwidth: float, weights: list[StoredWeight], checkpoint: Checkpoint
 ) -> DecodeBound:
-    """Return the bound that bandwidth sets on decoding; embeddings are not read, except one that is also the head."""
+    """Return the bound that bandwidth sets on decoding; it leaves out embeddings, except one that is also the head."""
     has_head = any(weight.role == "head" for weight in weights)
     experts = sum(weight.bytes for weight in weights if _is_expert(weight.name))
     share, why = _active_experts(checkpoint) if experts else (1.0, None)

@@ -15,7 +15,7 @@ from quanterr.options import list_flags, list_options
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-# Options in an error; the first group is that of a proposed command, which keeps them.
+# Options in an error message; the first group matches a proposed command, whose options stay as they are.
 _FLAG = re.compile(r"(quanterr [a-z]+ )?--([a-z][a-z-]*[a-z])(?: FILE(?:\.[a-z]+)?)?")
 
 
@@ -42,7 +42,7 @@ def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 return function(*given, **keywords)
             except UsageError as error:
                 named = _FLAG.sub(partial(_name_argument, arguments), str(error))
-                raise UsageError(named) from None  # one traceback: of the call
+                raise UsageError(named) from None  # show only the traceback of the call
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         return call
@@ -51,7 +51,7 @@ def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def list_given(values: T | Iterable[T]) -> list[T]:
-    """Return several values of an argument: a single one need not be in a list, and a path is not its letters."""
+    """Return the values of an argument as a list; a single value, such as a string or a path, becomes a list of one."""
     single = isinstance(values, str | os.PathLike) or not isinstance(values, Iterable)
     return [values] if single else list(values)  # type: ignore[list-item, arg-type] # of T and Iterable[T]
 

@@ -4,8 +4,8 @@
     2  Take steps while they fit. The result is optimal for the bytes that it uses. Taking the first step that does not
        fit (the broken step) in part gives the linear relaxation: a bound that no solution can beat.
     3  The broken step sets a price per byte, and so a reduced cost of each item: its cost beyond the best item of its
-       group at that price. An item whose reduced cost exceeds the gap between bound and solution is in no better
-       solution. Search the combinations of the others, and drop those that are worse in both bytes and cost.
+       group at that price. An item whose reduced cost exceeds the gap between bound and solution cannot be in a better
+       solution. Search the combinations of the other items, and drop any that is worse in both bytes and cost.
 
 Small instances are solved exactly, large ones to within the returned bound.
 
@@ -127,7 +127,7 @@ def _fill(groups: Sequence[Sequence[KnapsackItem]], picks: list[int], room: floa
 
 
 class _State(NamedTuple):
-    """A partial solution: its differences from the items of least reduced cost, as a linked list, the last first."""
+    """A partial solution, as a linked list of changes to the items of least reduced cost, the latest change first."""
 
     nbytes: float
     reduced: float
@@ -142,7 +142,7 @@ def _search(
     bound: float,
     budget: float,
 ) -> tuple[list[int], bool]:
-    """Return the best combination of items of small reduced cost, else ``picks``; and whether it is proven optimal."""
+    """Return the best combination found, or ``picks`` if none is better; and whether it is proven optimal."""
     least = [costs.index(min(costs)) for costs in reduced]
     cost, _ = _sum_up(groups, picks)
     gap = cost - bound
@@ -209,6 +209,6 @@ def trace_path(groups: Sequence[Sequence[KnapsackItem]]) -> list[KnapsackItem]:
         sizes.append(sizes[-1] + step.nbytes)
         picks[step.group] = step.to
     least, _ = _sum_up(groups, picks)
-    # From the end: sums of positive numbers keep their digits, differences near 0 would be of roundings.
+    # Added up from the end: sums of positive numbers stay accurate, differences near 0 would be mostly roundings.
     costs = list(accumulate(reversed(gains), initial=least))[::-1]
     return [KnapsackItem(*point) for point in zip(sizes, costs, strict=True)]

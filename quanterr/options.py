@@ -49,8 +49,8 @@ class Option(NamedTuple):
     panel: str | None = None  # its heading in the help
     metavar: str | None = None  # FILE and FOLDER: paths in a settings file are relative to its folder
     flags: str = ""  # such as "--json"; empty: made from the field's name
-    least: float | None = None  # the smallest and
-    most: float | None = None  # the largest allowed value
+    least: float | None = None  # smallest allowed value
+    most: float | None = None  # largest allowed value
     words: str | None = None  # the function of cli/completion.py that completes the value
 
 
@@ -192,7 +192,7 @@ class ComparisonOptions(ReadOptions):
         outlier_threshold: an element with a larger ``|e|`` counts as an outlier.
         importance: an importance matrix of llama.cpp; yields weighted_nmse and weighted_snr_db.
         sensitivity: a file written by ``evaluate --sensitivity``; yields predicted_kld, or
-            predicted_output_error where it is of recorded calls.
+            predicted_output_error if it was measured on recorded calls.
         resume: a journal of finished weights, read first and then extended; see comparison/journal.py.
         on_progress: called with the progress ten times per second.
         on_layer: called from a thread of the run with each layer that differs, as soon as it is compared.
@@ -365,7 +365,7 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
         size: maximum size of the whole checkpoint, in bytes or as ``6GiB``.
         bits: maximum bits per weight of the planned layers, scales included.
         max_kld: find the smallest size whose predicted KLD [nat] is at most this; needs ``sensitivity``.
-        max_output_error: as ``max_kld``, of the outputs of recorded calls, with their ``sensitivity``.
+        max_output_error: like ``max_kld``, for the output error of recorded calls; needs their ``sensitivity``.
         min_snr: find the smallest size whose SNR over the planned layers [dB] is at least this.
         verify: measure the plan on ``text``, quantized on the fly; ``max_kld`` then bounds the measured divergence.
             Needs transformers.
@@ -421,12 +421,12 @@ class EvaluateOptions(ReadOptions, GateOptions):
         chunks: maximum number of chunks; None for all.
         sensitivity: the file to write each weight's sensitivity to; the result then has predictions for the candidates.
         sensitivity_chunks: number of chunks or calls to measure the sensitivity on, all kept in memory.
-        swap: patterns of weights, each of which is measured alone in the original, as is
-        swap_blocks: each block of a candidate; see evaluation/swaps.py.
+        swap: patterns of weights of a candidate, each measured alone in the original; see evaluation/swaps.py.
+        swap_blocks: measure each block of a candidate alone in the original, too.
         importance_out: the file for the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
         saliency_out: the file for the most salient columns and elements of each weight (JSON).
-        saliency: percentage of columns and elements that go into ``saliency_out``.
-        save_reference: a folder for what evaluating candidates needs of the original.
+        saliency: percentage of columns and elements to write to ``saliency_out``.
+        save_reference: a folder for everything that evaluating candidates needs from the original.
         reference: such a folder, instead of the original; every path is then a candidate.
         activations: rounding of the inputs of quantized weights: ``declared``, ``none`` or a scheme of
             recipes/inputs.py.

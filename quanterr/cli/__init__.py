@@ -190,7 +190,7 @@ def compare(
             raise
         status = decide_status(report, show.allow_partial, interrupt)
         _deliver(report, to, show, status, suggest_after_report(report, sides, command_line(), to))
-        gate.report_verdict(report, quiet=show.quiet)  # the one line has the gates that do not hold
+        gate.report_verdict(report, quiet=show.quiet)  # the one line lists the gates that do not hold
         gate.summarize(report, options.baseline)
     raise typer.Exit(status)
 
@@ -484,7 +484,7 @@ def _run_app() -> int:
     except USAGE_ERROR as error:
         return _print_usage_error(error)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # typer and rich exit with 1 then
+        if isinstance(end.__context__, BrokenPipeError):  # typer and rich exit with 1 on a broken pipe
             return Status.BROKEN_PIPE
         return end.code if isinstance(end.code, int) else Status.OK if end.code is None else Status.GATE_FAILED
     except KeyboardInterrupt:  # outside Interrupt, before or after the work

@@ -44,7 +44,7 @@ Color = Literal["auto", "always", "never"]
 
 
 class _PlainSwitches:
-    """Clears the metavar of switches, where the help of typer would print <bool>."""
+    """Clears the metavar of switches, for which typer's help would print <bool>."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc] # of TyperCommand or TyperGroup
@@ -122,13 +122,13 @@ Original = Annotated[str, argument("ORIGINAL", "The checkpoint before quantizati
 
 
 class Interrupt:
-    """Handler of Ctrl-C and SIGTERM: the first ends the run early with a partial result, the second the program.
+    """Handler of Ctrl-C and SIGTERM: the first ends the run early with a partial result, the second ends the program.
 
     With :meth:`stop_at`, a layer that violates a rule also ends the run early.
     """
 
     def __init__(self, keeps: bool = True) -> None:
-        """Initialize without a signal received; ``keeps``: an interrupted run still has a result."""
+        """Start before any signal; ``keeps`` means that an interrupted run still has a result."""
         self._consequence = "writing the partial result" if keeps else "stopping"
         self.stop = threading.Event()
         self.signal: int | None = None
@@ -230,7 +230,7 @@ def warn(findings: "Iterable[Finding]") -> None:
 
 
 def is_other_rank() -> bool:
-    """Return True in each process of a distributed run but rank 0, which alone prints and writes."""
+    """Return True in each process of a distributed run except rank 0, which alone prints and writes."""
     with suppress(UsageError):  # the run itself raises it
         return this_process().rank > 0
     return False

@@ -1,6 +1,6 @@
 """Shell completion: names from tables and the guide, so that completing imports no torch.
 
-typer offers those that begin with the word before the cursor.
+typer offers the names that begin with the word before the cursor.
 """
 
 import re
@@ -39,7 +39,7 @@ def formats() -> list[str]:
 
 
 def recipes(incomplete: str) -> list[str]:
-    """Return lists of recipes, separated by commas: all but the last of ``incomplete``, and one more."""
+    """Return lists of recipes, separated by commas: the complete ones in ``incomplete``, followed by one more."""
     from quanterr.guide import read_page
 
     before, comma, _ = incomplete.rpartition(",")

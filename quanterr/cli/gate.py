@@ -81,7 +81,7 @@ def gate(
     _print_verdict(whole, show.quiet, colored)
     if github.has_summary():
         document = read_document(report)
-        stores_verdict = hasattr(document, "verdict")  # a plan does not
+        stores_verdict = hasattr(document, "verdict")  # False for a plan
         summarize(with_verdicts(document, subjects, verdicts) if stores_verdict else document, baseline)
     if show.as_json:
         with guard_stdout():
@@ -112,7 +112,7 @@ def _print_verdict(found: "Verdict", quiet: bool, colored: bool) -> None:
 
 
 def _same_file(report: str, baseline: str) -> bool:
-    """Return True if both paths name one file, whose comparison with itself could show no change."""
+    """Return True if both paths name one file: compared with itself, it could show no change."""
     try:
         return os.path.samefile(report, baseline)
     except (OSError, ValueError):  # reading the file raises the proper error
@@ -190,7 +190,7 @@ def _write_document(document: "Document", to: "list[Target]", baseline: str | No
 
 
 def _find_reason_against_update(judged: "Verdict") -> str | None:
-    """Return why the report must not become the baseline, or None. Failed warnings count: they would be hidden."""
+    """Return why the report must not become the baseline, or None; a failed warning counts, as it would be hidden."""
     if judged.verdict != "pass":
         return judged.verdict
     failed = [gate.id for gate in judged.gates if gate.status == "fail"]

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from quanterr.report.plan.model import Plan
     from quanterr.report.ranking.model import Ranking
 
-# Options that compare, rank, sweep and plan share: without them the proposed command is about other layers or errors.
+# Options of compare, rank, sweep and plan, without which the proposed command would be about other layers or errors.
 SHARED = ("-l", "--layers-to-compare", "--exclude", "--importance", "--sensitivity", "--cache")
 SWITCH = "--lenient"  # has no value
-MADE_BY_COMMAND = 3  # words that a recorded command line has at least: quanterr, the command, a path
+MADE_BY_COMMAND = 3  # minimum number of words in a recorded command line: quanterr, the command, a path
 
 
 def suggest_after_report(
@@ -95,7 +95,7 @@ def _list_shared(command: Sequence[str]) -> list[str]:
     for n, word in enumerate(command):
         if word in SHARED:
             found += command[n : n + 2]
-        elif word == SWITCH or word.startswith(("-l", *(f"{flag}=" for flag in SHARED))):  # -lattn
+        elif word == SWITCH or word.startswith(("-l", *(f"{flag}=" for flag in SHARED))):  # also -lattn
             found.append(word)
     return found
 

@@ -1,4 +1,4 @@
-"""Opening of a run's inputs before torch is imported, which takes longer than many runs: mistakes end it first.
+"""Opening of a run's inputs, before torch is imported: mistakes end the run before that import, which is slow.
 
 While torch is imported, the system reads the files ahead.
 """
@@ -44,9 +44,9 @@ def open_run(
 ) -> "Iterator[tuple[Opened, Asked]]":
     """Open the checkpoints of a run, read them ahead, and close them at the end.
 
-    Yields them with the options that let ``interrupt`` stop the run and, unless ``quiet`` or on other ranks, show its
-    progress on stderr. A run of several processes gets the paths: it opens them later, when each process can tell the
-    others of an error.
+    Yields the checkpoints, and options with which ``interrupt`` can stop the run and progress appears on stderr (not if
+    ``quiet``, nor on ranks other than 0). A run of several processes gets the paths instead: each process opens them
+    later, when it can tell the others of an error.
 
     Raises:
         UsageError: the device is unknown, or a pattern of layers is invalid; or as :func:`open_checkpoint`.
@@ -61,7 +61,7 @@ def open_run(
         if this_process().world == 1:
             found = [stack.enter_context(open_checkpoint(path, options.lenient, options.cache)) for path in paths]
             if isinstance(options, ComparisonOptions):
-                LayerSelection(options.layers, options.exclude)  # raises
+                LayerSelection(options.layers, options.exclude)  # raises for an invalid pattern
                 if options.importance is not None:
                     CheckpointFile(Path(options.importance)).close()
             stack.enter_context(read_ahead(found))

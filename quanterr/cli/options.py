@@ -15,7 +15,7 @@ from quanterr.options import PANELS, Option, list_flags, list_options
 
 
 class AllBut(NamedTuple):
-    """Annotation of a command's parameter: the fields of its dataclass that are no options of this command."""
+    """Annotation of a command's parameter: the fields of its dataclass that are not options of this command."""
 
     names: tuple[str, ...]
 
@@ -101,7 +101,7 @@ def _sort_key(parameter: inspect.Parameter) -> int:
 
 
 def _make_parameter(name: str, kind: object, option: Option, default: object) -> inspect.Parameter:
-    """Return the parameter of typer for a field or parameter that is an option."""
+    """Return typer's parameter for a field or parameter that is an option."""
     kind, default = _typer_type(kind), None if default in ((), MISSING) else default
     info = typer.Option(
         *list_flags(name, option),

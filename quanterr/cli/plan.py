@@ -94,7 +94,7 @@ def plan(
 
 
 def _print_export(found: "Plan", program: str, quiet: bool) -> None:
-    """Print a plan for a program, and on stderr how it is used."""
+    """Print a plan for a program, and on stderr how to use it."""
     from quanterr.planning.exports import CONSUMERS, export_command, export_plan
     from quanterr.report.formatting import LONG
 

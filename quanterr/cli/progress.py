@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from quanterr.comparison.scheduler import Progress
 
 DELAY = 0.5  # seconds before a bar is drawn, so that short comparisons draw none
-FIRST_LINE = 10  # seconds before the first line, and at least between two lines
+FIRST_LINE = 10  # seconds before the first line, and the minimum between two lines
 EVERY = 30  # seconds after which a line is due without progress
 NARROW = 90  # columns; narrower bars leave out sizes and rate
 FORMAT = "{percentage:3.0f}% {bar} {n_fmt}iB of {total_fmt}iB, {rate_fmt}, eta {remaining}{postfix}"
@@ -22,7 +22,7 @@ STEP = 0.05  # share of all bytes after which a line is due, FIRST_LINE seconds 
 
 
 class TerminalBar:
-    """A tqdm bar in a terminal; before its first step "loading torch", which takes the first second."""
+    """A tqdm bar in a terminal; until its first step it says "loading torch", which takes the first second."""
 
     def __init__(self) -> None:
         """Print "loading torch"."""
@@ -61,7 +61,7 @@ class Bar(TerminalBar):
             unit_scale=True,
             unit_divisor=1024,
             delay=DELAY,
-            mininterval=0,  # it is called ten times per second
+            mininterval=0,  # the bar is called ten times per second
             bar_format=SHORT if columns < NARROW else FORMAT,
         )
 

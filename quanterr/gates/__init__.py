@@ -56,7 +56,7 @@ def prepare(
 ) -> PreparedRules:
     """Read the rules and the baseline that the options name, for one kind of document.
 
-    ``updated``: the baseline is about to be overwritten, so that no rule needs to use it.
+    ``updated`` means that the baseline is about to be overwritten, so that rules need not use it.
 
     Raises:
         UsageError: a rule that cannot be parsed, an invalid thresholds file, a baseline that is unreliable, missing or
@@ -79,7 +79,7 @@ def prepare(
 def read_subjects(path: str, rules: list[Rule], kind: DocumentKind, compared: bool) -> list[Subject]:
     """Read the subjects of a stored document; of a report only what the rules need, which is faster.
 
-    ``compared``: there is a baseline, which must have the same original.
+    ``compared`` means that there is a baseline, which must have the same original.
 
     Raises:
         UsageError: the document is of another kind.
@@ -115,7 +115,7 @@ def judge(
 
     Raises:
         UsageError: there is no rule; a rule cannot be parsed; a pattern matches nothing; the baseline is unreliable,
-            unused or missing, or of another original, selection or text; the document is a plan, which has no
+            unused or missing, or has another original, selection or text; the document is a plan, which has no
             verdict.
     """
     vocabulary = _values(document).VOCABULARY

@@ -26,7 +26,7 @@ def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
 def _format_details(gate: Gate) -> list[str]:
     lines = [f"      because: {sentence(gate.reason)}"] if gate.reason else []
     of_layers = [violation for violation in gate.violations if violation.layer is not None]
-    if len(of_layers) < 2:  # the gate's message names it
+    if len(of_layers) < 2:  # the gate's message names a single one
         return lines
     lines += [f"      - {describe_violation(violation, gate.limit)}" for violation in of_layers[:MAX_VIOLATIONS]]
     if len(of_layers) > MAX_VIOLATIONS:

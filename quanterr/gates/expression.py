@@ -31,7 +31,7 @@ class Operator(NamedTuple):
     """Comparison of a value with a limit."""
 
     holds: Callable[[float, float], bool]
-    margin: Callable[[float, float], float]  # how far inside the limit; negative outside
+    margin: Callable[[float, float], float]  # distance to the limit; negative beyond it
     opposite: str
 
 
@@ -50,7 +50,7 @@ class RuleFunction(NamedTuple):
 
     name: str
     summary: str
-    of: Callable[[list[float]], float] | None = None  # computes it from the values of all selected layers
+    of: Callable[[list[float]], float] | None = None  # combines the values of all selected layers
 
 
 FUNCTIONS = (
@@ -73,7 +73,7 @@ STATISTICS = {row.name: row.of for row in FUNCTIONS if row.of}
 OF_BASELINE = {"delta", "rel_delta", "ratio"}
 OF_INTERVAL = {"upper", "lower"}
 PER_ITEM = {"each", *OF_BASELINE}
-PLAIN = ""  # no function: the value of the whole if the whole has the metric, otherwise of each item
+PLAIN = ""  # no function: the value of the whole subject if it has the metric, otherwise of each item
 PERCENTILE = re.compile(r"p(\d{1,2}(?:[._]\d+)?)")
 
 _TOKEN = re.compile(
@@ -83,7 +83,7 @@ _TOKEN = re.compile(
 )
 
 
-Scope = Literal["items", "model", "whole"]  # the layers, the aggregate or the report has the metric
+Scope = Literal["items", "model", "whole"]  # where the metric is: in the layers, the aggregate or the report
 
 
 class Condition(NamedTuple):
@@ -106,7 +106,7 @@ class Condition(NamedTuple):
         return value == value and OPERATORS[self.operator].holds(value, self.limit)
 
     def margin(self, value: float) -> float:
-        """Return how far inside the limit the value is; negative outside."""
+        """Return the distance of the value to the limit; negative beyond it."""
         return OPERATORS[self.operator].margin(value, self.limit)
 
     @property
@@ -120,7 +120,7 @@ class Condition(NamedTuple):
         return self.scope == "items"
 
     def statistic(self, values: list[float]) -> float:
-        """Return the value of a function that combines all selected layers."""
+        """Return the value of the function over all selected layers."""
         if values.count(values[0]) == len(values):
             return values[0]  # avoids inf - inf where all are infinite
         if match := PERCENTILE.fullmatch(self.function):
@@ -198,7 +198,7 @@ class _Parser:
         raise UsageError(f"{self._quote()}: {self._explain_unknown(metric, function)}")
 
     def _list_scopes(self, function: str, inner: bool = False) -> list[tuple[Scope, Collection[str]]]:
-        """Return where a function looks for its metric, and the metrics there; the first that has the metric wins."""
+        """Return the scopes in which a function looks for its metric, with their metrics; the first scope wins."""
         if function == "global":
             return [("model", self._known.model)]
         if function in OF_INTERVAL:

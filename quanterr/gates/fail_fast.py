@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_violation_check(rules: list[Rule], baseline: Subject | None) -> "Callable[[Layer], str | None]":
-    """Return a function that returns the rule that a layer violates, in words, or None.
+    """Return a function that describes the rule that a layer violates, or returns None.
 
     Raises:
         UsageError: there is no rule, or none of severity error about single layers.

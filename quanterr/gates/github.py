@@ -1,7 +1,7 @@
 """Verdicts on GitHub: the job summary, and annotations.
 
-GitHub drops a summary above 1 MiB as a whole, and shows only ten annotations of a kind. A name from a checkpoint can be
-neither Markdown nor a workflow command.
+GitHub drops a summary above 1 MiB as a whole, and shows only ten annotations of a kind. Names from checkpoints are
+escaped, so that none can act as Markdown or as a workflow command.
 """
 
 import os
@@ -15,7 +15,7 @@ from quanterr.util.text import escape_commands, format_decisive, format_exact
 SUMMARY = "GITHUB_STEP_SUMMARY"
 MAX_SUMMARY = 900 << 10  # bytes, including what other commands of the step have written
 MAX_ANNOTATIONS = 10
-MOST_LAYERS = 20  # layers shown per gate, the worst
+MOST_LAYERS = 20  # worst layers shown per gate
 LEFT_OUT = "\n_The rest is omitted because summaries are limited in size. The report contains everything._\n"
 
 
@@ -30,7 +30,7 @@ def make_annotations(judged: HasGates, candidate: str | None = None) -> list[str
     failed.sort(key=lambda gate: gate.severity)  # "error" before "warn"
     found = [("error" if gate.severity == "error" else "warning", gate.message) for gate in failed]
     reasons = drop_gate_messages(judged.reasons, judged.gates)
-    if judged.verdict == "inconclusive" and reasons:  # else a gate says why
+    if judged.verdict == "inconclusive" and reasons:  # otherwise a gate says why
         found.insert(0, ("error", f"inconclusive: {reasons[0]}"))
     if len(found) > MAX_ANNOTATIONS:
         kind = found[MAX_ANNOTATIONS - 1][0]  # the worst of the omitted gates

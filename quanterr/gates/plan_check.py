@@ -28,7 +28,7 @@ CASTS = {
     FLOAT16: (2.0**-11, 2.0**-25),
 }
 
-# Formats that store the same codes and scales in other tensors; integers with a scale for each row, and in groups.
+# Formats that store the same codes and scales in different tensors: integers with a scale per row, integers in groups.
 INTEGERS = (
     frozenset({"int8_row", "ct_int", "bnb_int8", "torchao_int8"}),
     frozenset(
@@ -39,7 +39,7 @@ INTEGERS = (
         }
     ),
 )
-INT8_BY_ROWS = "int8_channel"  # this recipe of a format of groups stores what int8_row does
+INT8_BY_ROWS = "int8_channel"  # a recipe whose format is one of groups, but which stores the same as int8_row
 OF_8_BITS = frozenset({"int8_tensor", "int8_block"})
 SAME = (
     frozenset({"ct_nvfp4", "nvfp4", "nvfp4_experts", "gguf_nvfp4", "torchao_nvfp4", "mlx_nvfp4"}),

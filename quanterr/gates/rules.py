@@ -78,7 +78,7 @@ def _as_iterable(texts: Iterable[str]) -> Iterable[str]:
 
 
 def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) -> None:
-    """Raise UsageError if a baseline is missing that a rule compares with, or is neither used nor ``updated``."""
+    """Raise UsageError if a rule needs a baseline and none is given, or a given one is neither used nor ``updated``."""
     comparing = [rule.condition.text for rule in rules if rule.condition.function in OF_BASELINE]
     if comparing and not given:
         raise UsageError(f"{display(comparing[0])} compares with an older report: give --baseline REPORT")

@@ -35,7 +35,7 @@ def check_patterns(rules: list[Rule], subject: Subject) -> None:
 
 
 def explain_dead_pattern(rule: Rule, subject: Subject) -> str | None:
-    """Return a message about a pattern, excluding ones included, that matches nothing; None if all match."""
+    """Return a message about a pattern, including or excluding, that matches nothing; None if all match."""
     if not rule.layers:
         return None
     try:

@@ -19,7 +19,7 @@ from quanterr.util.text import count, display, format_decisive
 
 
 def needed_metrics(rules: list[Rule], compared: bool = False) -> set[str]:
-    """Return the metrics of layers that the rules need and, if ``compared``, the check of the baseline."""
+    """Return the metrics of layers that the rules need, and that the check of a baseline needs if ``compared``."""
     return {rule.condition.metric for rule in rules if rule.condition.of_items} | ({NORM} if compared else set())
 
 
@@ -32,7 +32,7 @@ def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None 
     if baseline:
         compared = {rule.condition.metric for rule in rules if rule.condition.function in OF_BASELINE}
         subject.check_baseline(baseline, compared)
-    if not subject.unreliable:  # being unreliable comes first, and may be why a layer is missing
+    if not subject.unreliable:  # unreliability is reported first, and may be why a layer is missing
         check_patterns(rules, subject)
     gates = [_apply_rule(subject, rules, n, baseline) for n in range(len(rules))]
     doubts = list_doubts(subject, rules)
@@ -54,8 +54,7 @@ def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None 
 def list_doubts(subject: Subject, rules: list[Rule]) -> list[str]:
     """Return why the verdict is inconclusive, whichever rules hold.
 
-    Besides an unreliable comparison, that is the case if there are rules and what was measured is not the quantized
-    model.
+    Either the comparison is unreliable, or there are rules and the measured model is not the quantized one.
     """
     return list(subject.unreliable or (subject.unquantized if rules else ()))
 
@@ -83,7 +82,7 @@ class _Outcome(NamedTuple):
 
 
 class ItemValues(NamedTuple):
-    """Values of items, and items without one, which are violations unless the rule skips undefined values."""
+    """Items with their values, and items without a value: violations, unless the rule skips undefined values."""
 
     known: list[tuple[Item, float]]
     missing: list[Violation]
@@ -217,9 +216,9 @@ def collect_values(items: list[Item], rule: Rule, before: dict[str, Item]) -> It
 
 
 def _distrust_baseline(old: Item | None) -> str | None:
-    """Return why a layer of the baseline cannot serve as one; None if it can.
+    """Return why a layer of the baseline is no basis for a comparison; None if it is one.
 
-    Such a layer is not skipped as a new one is, because it may have got worse.
+    Such a layer is never skipped as a new layer may be, because it may have got worse.
     """
     if old is None or old.trouble is None:
         return None

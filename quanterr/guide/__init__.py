@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PAGES = Path(__file__).parent
 MARKER = re.compile(r"^<!-- /?[a-z-]+(?:: made by \S+)? -->\n", re.MULTILINE)  # markers of generated parts
 PERCENTILE = re.compile(r"p\d+(_\d+)?")
-OLD_OR_NEW, UNIT = re.compile(r"(old|new) (?=.)", re.IGNORECASE), re.compile(r"(?<=.) (dB|%)$")  # around a heading
+OLD_OR_NEW, UNIT = re.compile(r"(old|new) (?=.)", re.IGNORECASE), re.compile(r"(?<=.) (dB|%)$")  # ends of headings
 # Pages in the order in which ``quanterr guide`` lists them.
 TOPICS = (
     "verdict",
@@ -85,7 +85,7 @@ def explain(name: str) -> str:
 
 
 def _list_spellings(name: str) -> Iterator[str]:
-    """Yield the names to look for, one after the other."""
+    """Yield the spellings under which to look for a name, in order."""
     yield "pNN" if PERCENTILE.fullmatch(name) else FORMER_NAMES.get(name, name)
     yield UNIT.sub("", OLD_OR_NEW.sub("", name, count=1))
     yield name.partition(".")[0]
@@ -164,7 +164,7 @@ def list_words() -> Iterator[GuideEntry]:
 
 @cache  # the schemas take a quarter of a second
 def list_fields() -> Sequence[GuideEntry]:
-    """Return one entry per metric or described field of each kind of document, except what list_metrics has."""
+    """Return one entry per metric or described field of each kind of document, except those in list_metrics."""
     from quanterr.report.documents import KINDS
 
     found: list[GuideEntry] = []

@@ -165,7 +165,7 @@ def usable_cores() -> int:
 
 
 def has_amd_cpu() -> bool:
-    """Return whether the CPU is one of AMD; False where the system does not say."""
+    """Return whether AMD made the CPU; False where the system does not say."""
     with suppress(OSError), CPUS.open(encoding="utf-8") as file:
         return any("AuthenticAMD" in line for line in islice(file, 2))
     return False
@@ -180,7 +180,7 @@ def limit_of_memory() -> int | None:
 
 
 def give_back_memory() -> None:
-    """Make glibc return freed memory to the system, after much was freed that will not be needed again.
+    """Make glibc return freed memory to the system; call it after freeing much that will not be needed again.
 
     Otherwise the process would keep the memory of the headers and names of 50,000 tensors until it exits.
     """
@@ -193,7 +193,7 @@ def keep_freed_memory(up_to: int, in_all: int) -> None:
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, up_to)
-        libc.mallopt(_M_TRIM_THRESHOLD, in_all)  # what is free at the end of the heap goes back once it is more
+        libc.mallopt(_M_TRIM_THRESHOLD, in_all)  # free memory at the end of the heap goes back once it exceeds this
         libc.mallopt(_M_ARENA_MAX, 1)
 
 

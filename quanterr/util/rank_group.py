@@ -96,7 +96,7 @@ class RankGroup:
         self._store: Any = PrefixStore(f"quanterr/{next(_runs)}", _open_store(process))
         self._failure: QuanterrError | None = None
         self._ended = threading.Event()
-        self._heard: dict[int, tuple[int, float]] = {}  # rank → its heartbeats, and when the last one was seen
+        self._heard: dict[int, tuple[int, float]] = {}  # rank → count of its heartbeats, and when it last rose
         with self._guard_store():
             self._store.add(f"beat/{self.rank}", 1)
         self._beating = threading.Thread(target=self._beat, daemon=True)
@@ -157,7 +157,7 @@ class RankGroup:
         raise ElsewhereError(Status.OK)
 
     def gather(self, pack: Callable[[], bytes]) -> Iterator[bytes]:
-        """On rank 0: yield what each other rank has found. Each of these hands over what ``pack`` returns, and ends.
+        """On rank 0: yield the result of each other rank. On these: hand over what ``pack`` returns, and end.
 
         Raises:
             ElsewhereError: this is not rank 0, which has all results.
@@ -221,7 +221,7 @@ class RankGroup:
             raise self.report_failure(ResourceError("rank 0 does not respond: its store is gone")) from error
 
     def report_failure(self, error: QuanterrError) -> QuanterrError:
-        """Report an error to the other ranks, and return what to raise here: a single rank prints the error."""
+        """Report an error to the other ranks, and return the error to raise here: only one rank prints it."""
         if self._failure is None:
             message = str(error) if self.rank == 0 else f"rank {self.rank}: {error}"
             try:
@@ -269,7 +269,7 @@ class RankGroup:
 
 @contextmanager
 def join_rank_group(stop: threading.Event) -> Iterator[RankGroup | None]:
-    """Join the ranks that the environment names for the length of a run; yield None for a single process.
+    """Join the ranks that the environment names for the duration of a run; yield None for a single process.
 
     ``stop`` is set when the run cannot go on.
 

@@ -1,8 +1,8 @@
-"""Student's t: the p-value of a number, and the number of a p-value."""
+"""Student's t distribution: p-values of t, and t for a p-value."""
 
 from math import atan, cos, pi, sin, sqrt, tan
 
-TURNS = 60  # of a bisection: an angle to the last bit of a double
+TURNS = 60  # steps of a bisection: they find an angle to the last bit of a double
 
 
 def compute_p_value(t: float, freedom: int) -> float:
@@ -24,7 +24,7 @@ def compute_p_value(t: float, freedom: int) -> float:
 
 
 def find_t(p: float, freedom: int) -> float:
-    """Return the t of a two-sided p-value in (0, 1), by bisection of the angle atan(t / sqrt(freedom))."""
+    """Return t for a two-sided p-value in (0, 1), by bisection of the angle atan(t / sqrt(freedom))."""
     low, high = 0.0, pi / 2
     for _ in range(TURNS):
         middle = (low + high) / 2

@@ -101,6 +101,6 @@ def format_exact(value: float) -> str:
 
 
 def named_path(given: str) -> tuple[str, str]:
-    """Return name and path of ``prose=a.txt``; no name where there is no sign, or a file of the whole name."""
+    """Split ``prose=a.txt`` into name and path; the name is empty without ``=``, or if a file is called so."""
     name, sign, path = given.partition("=")
     return (name, path) if name and sign and not exists(given) else ("", given)
