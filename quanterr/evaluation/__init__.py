@@ -1,13 +1,13 @@
-"""Is the model still good? Both sides in lockstep through the original's own architecture, a block of each in memory.
+"""Evaluation of quantized models: all sides run in lockstep through the original's own architecture, block by block.
 
 models.py     the model of a config.json without memory for weights, and its units
 names.py      which stored tensors make up a parameter
 sides.py      the weights of both checkpoints in the original's terms
 stepping.py   a forward that stops at each unit
 rounding.py   inputs, keys and values as a runtime rounds them
-tokens.py     texts as tokens; conversations.py: those of chats
+tokens.py     texts as tokens; conversations.py: chats as tokens
 references.py what is kept of an original, to evaluate candidates without it
-lockstep.py   all sides, unit by unit, compared as they pass
+lockstep.py   runs all sides unit by unit and compares them on the way
 scores.py     perplexity, divergence, agreement
 states.py     errors of hidden states and of the outputs of weights
 floor.py      the original in its own dtype
@@ -17,8 +17,8 @@ routers.py    the experts that both sides choose
 together.py   several processes for one evaluation
 
 An evaluation opens the candidates (opening.py), prepares the model and the texts (preparation.py), runs them beside the
-original (beside_original.py) or a reference (beside_reference.py), writes by_products.py and is made a document
-(assembly.py).
+original (beside_original.py) or a reference (beside_reference.py), writes other files (by_products.py) and assembles
+the document (assembly.py).
 """
 
 import os
@@ -50,8 +50,8 @@ def evaluate(
     """Measure how well quantized checkpoints still perform, in the original's own model with the weights of each side.
 
     ``original`` is a folder with config.json, here or in a store; ``candidates`` are one or several checkpoints.
-    ``against`` are recipes such as ``"fp8_row"`` and plans, or files of plans, ``"plan.json"``, by which the original
-    is quantized on the fly; ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name.
+    ``against`` are recipes such as ``"fp8_row"``, plans, or files of plans such as ``"plan.json"``, by which the
+    original is quantized on the fly; ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name.
 
     Raises:
         UsageError: transformers is missing, the text is missing or too short, or a rule cannot be parsed.
@@ -72,7 +72,7 @@ def evaluate_candidates(
     chosen: EvaluateOptions,
     rules: PreparedRules,
 ) -> Evaluation:
-    """Evaluate candidates as :func:`evaluate`, by rules that were read before."""
+    """Evaluate candidates as :func:`evaluate` does, by rules that were read before."""
     clock = Clock()
     with LinearLayers(chosen.dtype):
         if chosen.reference is not None:
@@ -85,7 +85,7 @@ def evaluate_candidates(
 def study(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[EvaluateKeywords]) -> None:
     """Measure an original alone: write its ``sensitivity``, ``importance_out``, ``saliency_out``, ``save_reference``.
 
-    ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name. Errors are those of
+    ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name. Raises the same errors as
     :func:`evaluate`.
     """
     chosen = EvaluateOptions(**options)

@@ -41,7 +41,7 @@ from quanterr.tensors.devices import describe_device
 from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
 
-MASSIVE = 100.0  # input_spread
+MASSIVE = 100.0  # input_spread from which activations count as massive
 BEFORE = 16  # preceding tokens to show
 
 
@@ -61,10 +61,10 @@ class Baseline(NamedTuple):
 
     original: str
     nbytes: int
-    model: str  # class
+    model: str  # its class
     floor: Floor | None = None
-    reference: str | None = None  # folder
-    findings: Sequence[Finding] = ()  # about it, for each candidate
+    reference: str | None = None  # its folder
+    findings: Sequence[Finding] = ()  # about the baseline, repeated for each candidate
 
 
 def assemble(
@@ -194,7 +194,7 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Ite
     yield from of_rounding(candidate.rounding)
     if candidate.checkpoint.kind == RECIPE:
         yield from report_notes(candidate.checkpoint)
-    if candidate.checkpoint.gguf is not None:  # which has its own: a tokenizer.json beside it is another model's
+    if candidate.checkpoint.gguf is not None:  # it has its own tokenizer: one beside it is another model's
         return
     with model_folder(candidate.checkpoint) as folder:
         own = tokenizer_fingerprint(folder)
@@ -246,7 +246,7 @@ def _tokens_of(text: ReadText, prepared: Prepared, chosen: EvaluateOptions, scor
 
 
 def _named_texts(prepared: Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> list[NamedTokens]:
-    """Return each of several texts."""
+    """Return the name and the tokens of each text; empty if no candidate has scores by text."""
     found = next((outcome.texts for outcome in outcomes if outcome.texts), [])
     return [
         NamedTokens(text.name, _tokens_of(text, prepared, chosen, scores.tokens))

@@ -21,7 +21,7 @@ class Batch(NamedTuple):
     tokens: int
     first: int  # number of its first chunk
     in_text: int  # its number within its own text
-    scored: Tensor | None = None  # (n, context) bool, of conversations
+    scored: Tensor | None = None  # (n, context) bool, for conversations only
 
 
 def batches_of(texts: Sequence[Chunks] | Calls, size: int) -> list[Batch]:

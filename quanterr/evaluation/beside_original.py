@@ -35,7 +35,7 @@ def measure(
     chosen: EvaluateOptions,
     clock: Clock,
 ) -> Evaluation:
-    """Evaluate candidates beside their original; no gates are applied. Errors are those of ``evaluate``."""
+    """Evaluate candidates beside their original; no gates are applied. Raises the same errors as ``evaluate``."""
     given = read_given(candidates, against)
     check_schemes(chosen.activations, chosen.kv)
     if not given.names:
@@ -67,7 +67,7 @@ def measure(
 def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: EvaluateOptions) -> None:
     """Write the outputs that need only the original: sensitivity, importance, saliency, reference.
 
-    Why a text says little is logged as an error, which no quiet option hides, as no verdict can say it.
+    Reasons why a text means little are logged as errors, which no quiet option hides: there is no verdict to hold them.
 
     Raises the errors of :func:`quanterr.evaluation.study`.
     """
@@ -98,7 +98,7 @@ def _candidates(
     sides: Sides,
     chosen: EvaluateOptions,
 ) -> tuple[list[str], list[Candidate]]:
-    """Return the candidates and their names; ``--split`` adds those with rounded inputs once more, by weights alone."""
+    """Return the candidates and their names; ``--split`` repeats candidates with rounded inputs by weights alone."""
     counterparts = prepared.architecture.counterparts(sides, checkpoints)
     found = [
         Candidate(own, checkpoint, chosen.activations, chosen.kv, ignored)
@@ -122,5 +122,5 @@ def _rolled_out(
 
 
 def _read_bytes(sides: Sides, found: Iterable[Candidate]) -> int:
-    """Return the bytes read of all checkpoints; a candidate with other names has its own sides of the original."""
+    """Return the bytes read of all checkpoints; a candidate with other names reads the original once more."""
     return sum(each.read_bytes for each in {sides, *(candidate.sides for candidate in found)})

@@ -34,7 +34,7 @@ def measure_beside(
 
     Raises:
         UsageError: an option needs the original, or the text or a setting differs from the reference's.
-        CheckpointError: the reference is damaged, or a candidate needs values that it does not hold.
+        CheckpointError: the reference is damaged, or lacks values that a candidate needs.
     """
     _check_needs_no_original(against, chosen)
     check_schemes(chosen.activations, chosen.kv)
@@ -48,7 +48,7 @@ def measure_beside(
         every = [enter_checkpoint(stack, side, chosen.lenient, chosen.cache) for side in candidates]
         sides = Sides(original, prepared.architecture.device)
         found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv, undo=False) for checkpoint in every]
-        assert isinstance(prepared.architecture, models.Architecture)  # noqa: S101 - none of another kind is saved
+        assert isinstance(prepared.architecture, models.Architecture)  # noqa: S101 - only such models have references
         settings = run_settings(chosen, stop, None)
         texts = [text.chunks for text in prepared.texts]
         with BesideReference(prepared.architecture, sides, found, texts, settings, reference) as running:

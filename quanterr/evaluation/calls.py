@@ -4,8 +4,8 @@
     CALL/ARGUMENT.KEY  an item of an argument that is a dictionary, such as 0007/added_cond_kwargs.time_ids
     CALL/ARGUMENT.0    an item of an argument that is a list
     quanterr.inputs    in the metadata, JSON: {"version": 1, "class": the model's, "calls": {CALL: {"group": …,
-                       "step": …, "arguments": {…}}}}; a group is a prompt and a seed, arguments are no tensors;
-                       for rollouts also "sigma", and of guidance "branch" and "guidance_scale"
+                       "step": …, "arguments": {…}}}}; a group is a prompt and a seed, "arguments" has values that
+                       are not tensors; rollouts also need "sigma", and with guidance "branch" and "guidance_scale"
 
 Both sides get the same calls (teacher forcing). The error of a call is ‖y - x‖² / ‖x‖² of its output.
 """
@@ -40,7 +40,7 @@ class Call(NamedTuple):
     group: str
     step: int | None
     arguments: dict[str, object]
-    sigma: float | None = None  # of flow matching
+    sigma: float | None = None  # noise level of flow matching
     branch: str | None = None  # of guidance: conditional or unconditional
     guidance_scale: float | None = None
 
@@ -55,14 +55,14 @@ class Calls:
     calls: Sequence[Call]
 
     def spread(self, n: int) -> Sequence[Call]:
-        """Return at most ``n`` of the calls, from all over the file: steps of a group follow each other there."""
+        """Return at most ``n`` calls, spread over the whole file, as steps of a group are neighbours in it."""
         return self.calls if n >= len(self.calls) else [self.calls[k * len(self.calls) // n] for k in range(n)]
 
     def check(self, model: nn.Module) -> None:
         """Check that the calls are for this model.
 
         Raises:
-            UsageError: another class, an argument that is missing or that the forward does not take.
+            UsageError: the calls are for another class, lack an argument, or have one that the forward does not take.
         """
         name = type(model).__name__
         if self.model not in (None, name):
@@ -83,7 +83,7 @@ def read_calls(path: str) -> Calls:
     """Read recorded calls.
 
     Raises:
-        UsageError: no such file, no safetensors file, names that are not CALL/ARGUMENT, metadata that are not JSON.
+        UsageError: the file is missing or not safetensors, a name is not CALL/ARGUMENT, or the metadata are not JSON.
     """
     where = f"--inputs {display(path)}"
     tensors: dict[str, dict[str, object]] = {}
@@ -109,7 +109,7 @@ def read_calls(path: str) -> Calls:
 
 
 def _read_description(metadata: Mapping[str, str], where: str) -> JsonObject:
-    """Return what the metadata say of the calls.
+    """Return the description of the calls in the metadata.
 
     Raises:
         UsageError: they are not JSON.
@@ -141,7 +141,7 @@ def _number(value: object) -> float | None:
 
 
 def _plain_argument(value: object) -> object:
-    """Return nested lists as models take them: tuples innermost, as ``img_shapes`` has them."""
+    """Turn the innermost of nested lists into tuples, as models expect of arguments such as ``img_shapes``."""
     if isinstance(value, list) and value and not isinstance(value[0], list):
         return tuple(value)
     return [_plain_argument(each) for each in value] if isinstance(value, list) else value
@@ -187,10 +187,10 @@ def map_tensors(value: object, change: Callable[[Tensor], Tensor]) -> object:
 
 
 def output_of(returned: object) -> Tensor:
-    """Return the output of a model among all that its forward returns; a list of tensors end to end.
+    """Return the output among everything that a model's forward returns; tensors of a list are joined end to end.
 
     Raises:
-        UsageError: it returns no tensor.
+        UsageError: the forward returns no tensor.
     """
     named = (getattr(returned, name, None) for name in OUTPUTS)
     found = next((each for each in named if each is not None), returned)
@@ -215,7 +215,7 @@ class CallError(NamedTuple):
 
 @dataclass
 class OutputMeasures:
-    """The errors of the outputs, by the numbers of the calls."""
+    """The error of each call's output, by the number of the call."""
 
     calls: dict[int, CallError] = field(default_factory=dict)
 
@@ -262,5 +262,5 @@ class OutputMeasures:
 
 
 def standard_error(means: Sequence[float]) -> float | None:
-    """Return the standard error of the mean over groups, which are what is drawn at random; None of a single group."""
+    """Return the standard error of the mean over groups, the units drawn at random; None for a single group."""
     return stdev(means) / sqrt(len(means)) if len(means) > 1 else None

@@ -105,7 +105,7 @@ def _tokens(
                 scored[len(before) : stop] = [True] * (stop - len(before))
     except UsageError:
         raise
-    except Exception as error:  # of jinja: the template refuses the conversation
+    except Exception as error:  # jinja raises many kinds when a template refuses a conversation
         raise UsageError(f"{where}: the chat template refuses it: {display(str(error), 300)}") from error
     return ids, scored
 

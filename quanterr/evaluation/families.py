@@ -1,7 +1,7 @@
 """The config of a denoiser in a single file, recognized from the names and shapes of its tensors.
 
-Shapes give sizes and numbers of blocks. What no shape tells (dimensions of rotary embeddings, widths of heads,
-epsilons) is the default of diffusers' class, which is the family's released model, or a constant of this file:
+Shapes give sizes and numbers of blocks. What no shape reveals (dimensions of rotary embeddings, widths of heads,
+epsilons) comes from the defaults of diffusers' class, which fit the family's released model, or from constants here:
 
     head widths     Qwen-Image and Wan 128, SD3 64, AuraFlow 256: transformer/config.json of Qwen/Qwen-Image,
                     Wan-AI/Wan2.1-T2V-14B-Diffusers, stabilityai/stable-diffusion-3-medium-diffusers, fal/AuraFlow-v0.3
@@ -11,7 +11,7 @@ epsilons) is the default of diffusers' class, which is the family's released mod
     UNets           unet/config.json of stable-diffusion-v1-5/stable-diffusion-v1-5, stabilityai/stable-diffusion-2-1,
                     stabilityai/stable-diffusion-xl-base-1.0
 
-Names are those that Black Forest Labs, Stability AI, Alibaba and the others gave them, as ComfyUI keeps them
+Tensors have the names that Black Forest Labs, Stability AI, Alibaba and others gave them, which ComfyUI keeps
 (comfyanonymous/ComfyUI, comfy/model_detection.py).
 """
 
@@ -33,7 +33,7 @@ _UNET: JsonObject = {
     "down_block_types": [*["CrossAttnDownBlock2D"] * 3, "DownBlock2D"],
     "up_block_types": ["UpBlock2D", *["CrossAttnUpBlock2D"] * 3],
 }
-# By the width of the text that their cross-attention reads.
+# Width of the text embeddings that cross-attention reads → config.
 UNETS: Mapping[int, JsonObject] = {
     768: _UNET | {"cross_attention_dim": 768, "attention_head_dim": 8},
     1024: _UNET | {"cross_attention_dim": 1024, "attention_head_dim": [5, 10, 20, 20], "use_linear_projection": True},
@@ -56,7 +56,7 @@ class Tensors:
     """The shapes of a denoiser's tensors, by bare names."""
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
-        """Keep them."""
+        """Keep the shapes."""
         self.shapes = shapes
 
     def __contains__(self, name: str) -> bool:
@@ -74,12 +74,12 @@ class Tensors:
         return shape[axis]
 
     def blocks(self, prefix: str) -> int:
-        """Return how many numbers stand behind a prefix, as in ``double_blocks.0``."""
+        """Return how many numbered blocks have a prefix, as in ``double_blocks.0``."""
         return len({name.removeprefix(prefix).split(".")[0] for name in self.shapes if name.startswith(prefix)})
 
 
 class Family(NamedTuple):
-    """A family of denoisers: a tensor that it alone has, diffusers' class, and the config from its tensors."""
+    """A family of denoisers: the tensor that identifies it, diffusers' class, and a function that makes its config."""
 
     name: str
     probe: str
@@ -88,10 +88,10 @@ class Family(NamedTuple):
 
 
 def _rotary_head(t: Tensors, name: str) -> int:
-    """Return the width of a head by a norm of its; the axes of rotary embeddings, which no tensor tells, need HEAD.
+    """Return the width of a head from its norm; rotary axes, which no tensor reveals, are known only for HEAD channels.
 
     Raises:
-        KeyError: it is another.
+        KeyError: the width is not HEAD.
     """
     head = t.size(name)
     if head != HEAD:
@@ -100,7 +100,7 @@ def _rotary_head(t: Tensors, name: str) -> int:
 
 
 def _flux(t: Tensors) -> JsonObject:
-    """Return what FLUX.1, FLUX.2 and Chroma share."""
+    """Return the part of the config that FLUX.1, FLUX.2 and Chroma share."""
     head = _rotary_head(t, "double_blocks.0.img_attn.norm.key_norm.scale")
     return {
         "in_channels": t.size("img_in.weight", 1),
@@ -200,7 +200,7 @@ def _qwen_image(t: Tensors) -> JsonObject:
 
 
 def _next_dit(t: Tensors, width: str, layers: str, refiners: str, heads: str, kv_heads: str) -> JsonObject:
-    """Return what Z-Image and Lumina 2 share, by the names that diffusers has for it."""
+    """Return the part of the config that Z-Image and Lumina 2 share, under the given names of diffusers."""
     channels, head = t.size("x_embedder.weight"), t.size("layers.0.attention.q_norm.weight")
     return {
         "in_channels": t.size("x_embedder.weight", 1) // 4,
@@ -290,7 +290,7 @@ def _auraflow(t: Tensors) -> JsonObject:
 ZERO_TIMESTEP = "__index_timestep_zero__"  # ComfyUI's marker of Qwen-Image-Edit 2511 (comfy/model_detection.py)
 MARKERS = frozenset({ZERO_TIMESTEP})  # stored tensors that are not parameters
 
-# The first whose probe is stored; families whose tensors others have too stand below these.
+# The first family whose probe is stored is the one; a family whose probe others have, too, stands below them.
 FAMILIES = (
     Family("FLUX.2", "double_stream_modulation_img.lin.weight", "Flux2Transformer2DModel", _flux2),
     Family("Chroma", "distilled_guidance_layer.in_proj.weight", "ChromaTransformer2DModel", _chroma),
@@ -330,12 +330,12 @@ PIXART = ("PixArt", "t_block.1.weight", NOT_CONVERTED)  # Sana has this tensor, 
 
 
 def recognize(shapes: Mapping[str, Shape], where: str) -> JsonObject:
-    """Return the config of diffusers for a single file, with ``_class_name``, by the shapes of its tensors.
+    """Return diffusers' config for a single file, with ``_class_name``, from the shapes of its tensors.
 
     ``where`` names the file in errors.
 
     Raises:
-        CheckpointError: a family that diffusers cannot convert, whose constants are not known, or none at all.
+        CheckpointError: the family is unknown, cannot be converted by diffusers, or has unknown constants.
     """
     bare, _ = denoiser_names(shapes)
     tensors = Tensors({short: shapes[name] for short, name in bare.items()})

@@ -4,8 +4,8 @@ With labels drawn from the model's own distribution, an error e of a weight caus
 
     KLD ≈ ½ Σ_ij e_ij² G_ij² / scored        G = ∂(-Σ ln p(label)) / ∂W
 
-summed over chunks. A token that many later ones attend to has its say in each of their labels. This ranks weights; as a
-prediction it holds up to about 0.1 nat.
+summed over chunks. A token that many later tokens attend to contributes to each of their labels. This ranks weights; as
+a prediction it holds up to about 0.1 nat.
 
 Source: Kunstner, Balles, Hennig, Limitations of the Empirical Fisher Approximation for Natural Gradient Descent (2019),
 section 2: drawn labels, where the labels of the text would give another matrix.
@@ -27,7 +27,7 @@ class Fisher:
     """The divergence of the predictions from position ``first`` of each chunk on, with labels drawn from the model."""
 
     def __init__(self, first: int) -> None:
-        """Seed the labels."""
+        """Seed the generator that draws the labels."""
         self._first, self._generator = first, torch.Generator().manual_seed(SEED)
 
     def backward(self, number: int, result: "ModelOutput") -> int:

@@ -1,14 +1,14 @@
 """The floor of an evaluation: the original in the dtype that it is stored in, against float32.
 
-Runtimes compute in bfloat16 or float16. The rounding of that alone changes outputs, and a candidate whose error is no
-larger cannot be distinguished from the original by the outputs of a runtime.
+Runtimes compute in bfloat16 or float16. This rounding alone changes outputs, and a candidate whose error is no larger
+cannot be distinguished from the original by the outputs of a runtime.
 
-The rounding is nearly the same everywhere, so that the first two to four chunks of each text are enough; an encoder,
-which is small, reads all.
+The rounding is nearly the same everywhere, so that the first two to four chunks of each text are enough; encoders are
+small, so they read all chunks.
 
-Of denoisers timesteps and scales of guidance stay exact: models of diffusers round them to 16 bits before they multiply
-them by 1000 (3.5 becomes 3504), which changes the output in the same way for both and is no noise. ComfyUI computes
-them in float32.
+In denoisers, timesteps and scales of guidance stay exact: models of diffusers round them to 16 bits and then multiply
+them by 1000 (3.5 becomes 3504), which changes the outputs of both sides alike and is not noise. ComfyUI computes them
+in float32.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}  # stored floats that ru
 HALVES = frozenset(DTYPES.values())
 REFERENCES = (torch.float32, torch.float64)
 FEWEST, MOST = 2, 4  # least and largest number of chunks to read of each text
-TOKENS = 1024  # no more chunks are read once there are as many
+TOKENS = 1024  # of a text, after which no further chunk is read
 
 
 class _Products(TorchFunctionMode):
@@ -50,7 +50,7 @@ class _Products(TorchFunctionMode):
 
 
 class _ExactScalars(TorchFunctionMode):
-    """Leaves vectors of float32 as they are where a model converts them to 16 bits, until they enter a product."""
+    """Keeps scalars and vectors in float32 where a model converts them to 16 bits, until they enter a product."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (*args[1:], *(kwargs or {}).values())
@@ -70,10 +70,10 @@ class FoundFloor(TypedDict):
 
 
 class FloorRun:
-    """The original on its way through some micro-batches in its own dtype; its failure ends the floor, nothing else."""
+    """A run of the original in its own dtype on some of the micro-batches; if it fails, only the floor is lost."""
 
     def __init__(self, architecture: Architecture | Denoiser, sides: Sides, batches: Sequence[Batch]) -> None:
-        """Start a forward for each of the micro-batches that it reads."""
+        """Start a forward for each micro-batch that the floor reads."""
         self._measures = Measures()
         self._batches = {place: batch for place, batch in enumerate(batches) if _is_read(architecture, batch)}
         self._places = {place: n for n, place in enumerate(self._batches)}
@@ -142,7 +142,7 @@ class FloorRun:
             stream.close()
 
     def found(self) -> FoundFloor:
-        """Return what :meth:`add` of another process takes."""
+        """Return the measurements in the form that :meth:`add` of another process takes."""
         return {"measures": self._measures.found(), "reason": self.reason}
 
     def add(self, found: FoundFloor) -> None:
@@ -171,7 +171,7 @@ def _is_read(architecture: Architecture | Denoiser, batch: Batch) -> bool:
 
 
 def _own_dtype(sides: Sides) -> torch.dtype | None:
-    """Return the dtype of 16 bits that most of the original's bytes have; None where most have another."""
+    """Return the 16-bit dtype that most of the original's bytes have; None if most have another dtype."""
     sizes = Counter[str]()
     for entry in sides.checkpoint.entries.values():
         sizes[entry.dtype] += entry.nbytes

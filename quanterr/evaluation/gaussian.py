@@ -24,9 +24,9 @@ NAME = re.compile(PREFIX + r"[1-9]\d{0,3}")
 SIDE, TEXT = 16, 32  # latents: SIDE × SIDE tokens, or 2 SIDE × 2 SIDE pixels; tokens of a text
 SEED = 17
 
-Draw = Callable[..., Tensor]  # of a shape
+Draw = Callable[..., Tensor]  # draws a tensor of a shape
 Arguments = dict[str, object]
-Made = Callable[["FrozenDict", Draw, float], Arguments]  # of a config, for a sigma between 0 and 1
+Made = Callable[["FrozenDict", Draw, float], Arguments]  # makes arguments for a config and a sigma between 0 and 1
 
 
 def _grid(axes: int) -> Tensor:
@@ -52,7 +52,7 @@ def _guidance(config: "FrozenDict") -> Arguments:
 
 
 def _image(config: "FrozenDict", draw: Draw, time: Tensor, text: int) -> Arguments:
-    """Return latents as an image, with a text of this width."""
+    """Return latents in the shape of an image, with text embeddings of this width."""
     side = min(2 * SIDE, getattr(config, "sample_size", None) or 2 * SIDE)
     return {
         "hidden_states": draw(1, config.in_channels, side, side),
@@ -143,7 +143,7 @@ def is_made_up(inputs: str) -> bool:
     """Return whether ``--inputs`` asks for made-up calls.
 
     Raises:
-        UsageError: it asks for no number of them.
+        UsageError: the number of calls is missing or invalid.
     """
     if inputs.startswith(PREFIX) and not NAME.fullmatch(inputs):
         raise UsageError(f"--inputs {display(inputs)}: give a number of calls from 1 to 9999, such as {PREFIX}8")

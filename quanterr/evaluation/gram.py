@@ -13,7 +13,7 @@ class Gram:
     """XᵀX without the blocks above the diagonal: it is symmetric, which halves products and memory."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
-        """Start without inputs."""
+        """Start at zero."""
         self._parts = [slice(first, min(first + EDGE, columns)) for first in range(0, columns, EDGE)]
         self._blocks = [
             torch.zeros(part.stop - part.start, part.stop, dtype=torch.float64, device=device) for part in self._parts

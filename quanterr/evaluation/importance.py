@@ -46,7 +46,7 @@ def write_importance(path: str, moments: Mapping[str, Product], architecture: st
 def _write(file: IO[bytes], moments: Mapping[str, Product], origin: Origin) -> None:
     tensors: list[tuple[str, tuple[int, int], bytes]] = []
     for name, product in moments.items():
-        assert product.moments is not None  # noqa: S101 - the caller chose those that have them
+        assert product.moments is not None  # noqa: S101 - the caller chose products with moments
         sums = product.moments.tolist()
         tensors.append((f"{name}.in_sum2", (1, len(sums)), struct.pack(f"<{len(sums)}f", *sums)))
         tensors.append((f"{name}.counts", (1, 1), struct.pack("<f", float(product.inputs))))

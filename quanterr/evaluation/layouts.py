@@ -1,9 +1,9 @@
 """The rows of stored tensors that make up a denoiser's parameters, read off diffusers' own single-file converters.
 
-A file of the original authors (Black Forest Labs, Stability AI, Alibaba, …) or of ComfyUI has other names than
+A file of the original authors (Black Forest Labs, Stability AI, Alibaba, …) or of ComfyUI uses other names than
 diffusers' class of the model, and fuses projections. diffusers' converters rename, split, join and swap tensors along
 rows, without arithmetic. Here they run on labels, one integer for each stored row, and leave the labels where the rows
-belong. So one layout serves every format: a weight is dequantized first and cut then.
+belong. So one layout serves every format: a weight is first dequantized and then cut.
 
 Source of the converters: huggingface/diffusers, src/diffusers/loaders/single_file_model.py,
 SINGLE_FILE_LOADABLE_CLASSES.
@@ -23,7 +23,7 @@ from quanterr.errors import CheckpointError
 from quanterr.util.text import count, display, listed
 
 Shape = tuple[int, ...]
-Shapes = Mapping[str, Shape]  # of stored tensors, as their values have it
+Shapes = Mapping[str, Shape]  # stored name → shape of the values
 
 COMFY = "model.diffusion_model."
 # A whole pipeline in one file has the denoiser's tensors under a prefix, beside its VAE and its text encoders.
@@ -50,7 +50,7 @@ class Layout:
     prefix: str = ""  # of the stored names
 
     def has_names_of(self, other: "Layout") -> bool:
-        """Return whether both make up the parameters that they share from tensors of the same names, prefixes aside."""
+        """Return whether both take the parameters that they share from tensors of the same names, prefixes aside."""
         own, others = self._bare(), other._bare()
         shared = own.keys() & others.keys()
         return bool(shared) and all(own[name] == others[name] for name in shared)
@@ -75,12 +75,12 @@ def find_layout(
 ) -> Layout:
     """Find the layout of a checkpoint for a model of diffusers, by the names and shapes of its tensors.
 
-    ``where`` names the checkpoint in errors. ``has_lost_ones``: it is a file of ggml, which does not write the leading
-    ones of a shape. A parameter for which nothing is stored is not in the layout.
+    ``where`` names the checkpoint in errors. ``has_lost_ones`` means that it is a file of ggml, which does not write
+    leading dimensions of 1. A parameter for which nothing is stored is not in the layout.
 
     Raises:
-        CheckpointError: the names are neither those of the model nor names that diffusers' converter takes, or a
-            parameter has another shape in the model.
+        CheckpointError: the names are neither the model's nor names that diffusers' converter takes, or a parameter has
+            another shape in the model.
     """
     bare, prefix = denoiser_names(shapes)
     known: dict[str, Tensor] = model.state_dict()
@@ -96,7 +96,7 @@ def find_layout(
     try:
         converted = _convert(model, config, {short: _rows(shapes[name]) for short, name in bare.items()}, where)
     except CheckpointError:
-        if 2 * len(own.parameters) > len(known):  # the names of diffusers, some of which are missing
+        if 2 * len(own.parameters) > len(known):  # diffusers' names, some of which are missing
             return own
         raise
     pieces = {name: tuple(_runs(labels, list(bare.values()), shapes)) for name, labels in converted.items()}
@@ -116,7 +116,7 @@ def find_layout(
 
 
 def _unknown(model: nn.Module, extra: Mapping[str, list[str]]) -> frozenset[str]:
-    """Return the stored tensors of converted names that the model lacks, but for those that diffusers ignores."""
+    """Return the stored tensors whose converted names the model lacks, except names that diffusers ignores."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     return frozenset(
         source
@@ -175,7 +175,7 @@ def _of_keys(config: Mapping[str, int]) -> int:
     return config["num_kv_heads"] * config["hidden_size"] // config["num_attention_heads"]
 
 
-# Sizes that converters have in them, those of the released models, at which they split fused projections.
+# Class → the constants at which its converter splits fused projections, sizes of the released model → the model's own.
 CONSTANTS: Mapping[str, Mapping[int, Callable[[Mapping[str, int]], int]]] = {
     "FluxTransformer2DModel": {3072: _inner},
     "ChromaTransformer2DModel": {3072: _inner},
@@ -185,7 +185,7 @@ CONSTANTS: Mapping[str, Mapping[int, Callable[[Mapping[str, int]], int]]] = {
 
 
 class _AtOwnSizes(TorchFunctionMode):
-    """Splits at the sizes of the model in place of a converter's constants, and takes what is left as the last part."""
+    """Splits at the model's own sizes in place of a converter's constants; the last part takes what is left."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -215,10 +215,10 @@ def _runs(labels: Tensor, order: list[str], shapes: Shapes) -> list[Rows]:
 
 
 def _check_shape(name: str, shape: Shape, pieces: tuple[Rows, ...], shapes: Shapes, where: str) -> None:
-    """Refuse a parameter that the converter makes up in another shape than the model has.
+    """Check that the rows of a parameter have the shape that it has in the model.
 
     Raises:
-        CheckpointError: it does.
+        CheckpointError: they have another shape.
     """
     rows = sum(piece.n for piece in pieces)
     columns = {shapes[piece.source][1:] for piece in pieces}

@@ -1,4 +1,4 @@
-"""All sides, unit by unit: each weight is read once, hidden states are compared as they pass, logits as they come."""
+"""The run of all sides, unit by unit: each weight is read once, hidden states and logits are compared as they arise."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,10 +52,10 @@ STOPPED = "no scores: interrupted before the last block"
 
 @dataclass
 class Outcome:
-    """All that was measured of a candidate."""
+    """All measurements of a candidate."""
 
     scores: ReportedScores | None = None
-    texts: list[ReportedScores] = field(default_factory=list)  # of each, where there are several
+    texts: list[ReportedScores] = field(default_factory=list)  # of each text, if there are several
     positions: list[PositionScores] = field(default_factory=list)
     worst: list[Prediction] = field(default_factory=list)
     embeddings: Embeddings | None = None
@@ -68,10 +68,10 @@ class Outcome:
 
 
 class RunSettings(NamedTuple):
-    """Settings of a run: chunks of a micro-batch, progress callback, stop event, by-products to keep.
+    """Settings of a run: chunks per micro-batch, progress callback, stop event, by-products to keep.
 
-    Of ``world`` processes number ``rank`` takes its share of the micro-batches. ``with_hidden`` keeps the inputs of the
-    head, of which a reference is made. ``swap_blocks`` and ``swap``: see swaps.py.
+    Process ``rank`` of ``world`` takes its share of the micro-batches. ``with_hidden`` keeps the inputs of the head,
+    from which a reference is made. For ``swap_blocks`` and ``swap``, see swaps.py.
     """
 
     batch: int
@@ -147,9 +147,9 @@ class Running:
         return self.stream.names.tensors(names, self.candidate.compared) if folded else loaded
 
     def outcome(self, order: Sequence[str], spans: Sequence[range]) -> Outcome:
-        """Return what was measured, weights aside.
+        """Return the measurements, except the errors of weights.
 
-        ``order`` are the units as the model runs them, ``spans`` the numbers of the chunks of each text.
+        ``order`` lists the units as the model runs them, ``spans`` the chunk numbers of each text.
         """
         blocks = [BlockError(name, **error.row()) for name, error in self.blocks.items()]
         not_finite = min(self.not_finite, key=[*order, LOGITS].index, default=None)
@@ -172,7 +172,7 @@ class Running:
     def mode(self, unit: Unit, measures: bool) -> RoundingMode:
         """Return the mode that rounds the inputs of a unit, whose weights are loaded, while it runs.
 
-        ``measures``: it also measures how much that changes the outputs, for the report's rows of weights.
+        With ``measures``, it also measures how much that changes the outputs, for the document's rows of weights.
         """
         return self.candidate.rounding.of_unit(unit, self.stream.names, measures)
 
@@ -189,13 +189,13 @@ class Lockstep:
         pace: RunSettings,
         with_floor: bool = False,
     ) -> None:
-        """Build a model for each side; the only weights read here are those outside of all units.
+        """Build a model for each side; the only weights read here belong to no unit.
 
-        ``with_floor``: the original runs in its own dtype as well.
+        With ``with_floor``, the original runs in its own dtype as well.
 
         Raises:
             CheckpointError: the model has a weight that is not stored, or has another shape.
-            UsageError: the inputs of the head are to be kept, and the model has no head of its own.
+            UsageError: the inputs of the head are to be kept, but the model has no head of its own.
         """
         keep_memory_for_activations()
         self._workload, self._pace = architecture.workload, pace
@@ -255,7 +255,7 @@ class Lockstep:
             done += 1
 
     def outcomes(self) -> list[Outcome]:
-        """Return what was measured of each candidate."""
+        """Return the measurements of each candidate."""
         return [self._outcome(n) for n in range(len(self._others))]
 
     def floor(self) -> Floor | None:
@@ -263,9 +263,10 @@ class Lockstep:
         return None if self._floor is None else self._floor.result()
 
     def _step(self, unit: Unit, done: int, total: int) -> None:
-        """Load a unit on all sides, run it for all micro-batches, free it; then for the floor.
+        """Load a unit on all sides, run it for all micro-batches and free it; then do the same for the floor.
 
-        The floor's weights take the memory of the candidates', except where forwards end, whose results it needs.
+        So the floor's weights reuse the candidates' memory, except in a unit that ends forwards: the floor needs their
+        results.
         """
         tensors = self._original.tensors(unit)
         unit.load(tensors)
@@ -279,7 +280,7 @@ class Lockstep:
         give_back_memory()
 
     def _step_together(self, unit: Unit, tensors: dict[str, Tensor], done: int, total: int) -> None:
-        """Run a unit of the original, which is loaded, and those of the candidates."""
+        """Run a loaded unit of the original together with the candidates' units."""
         units = [side.stream.units[unit.name] for side in self._others]
         others = [_shared(side.stream.tensors(unit), tensors) for side in self._others]
         tokens = sum(batch.tokens for batch in self._batches)
@@ -448,7 +449,7 @@ class Lockstep:
                 self._products[name] = product
         for side, other in zip(self._others, found["sides"], strict=True):
             side.add(other)
-        floor, swaps = found["floor"], found["swaps"]  # of all ranks or of none
+        floor, swaps = found["floor"], found["swaps"]  # all ranks have them, or none
         if self._floor is not None:
             assert floor is not None  # noqa: S101
             self._floor.add(floor)
@@ -458,7 +459,7 @@ class Lockstep:
 
 
 def _shared(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a candidate, the original's in the place of equal ones: embeddings often are."""
+    """Return a candidate's weights; one that equals the original's, as embeddings often do, shares its memory."""
     return {name: tensors[name] if torch.equal(tensor, tensors[name]) else tensor for name, tensor in own.items()}
 
 
@@ -466,7 +467,7 @@ def complete(names: Names, sides: Sides) -> Names:
     """Check that every parameter of a model is stored, and return its names.
 
     Raises:
-        CheckpointError: one is not stored.
+        CheckpointError: a parameter is not stored.
     """
     missing = names.missing()
     if missing:
@@ -488,7 +489,7 @@ class BesideReference:
         pace: RunSettings,
         reference: Reference,
     ) -> None:
-        """Build a model for each candidate; the only weights read here are those outside of all units.
+        """Build a model for each candidate; the only weights read here belong to no unit.
 
         Raises:
             CheckpointError: a candidate lacks a weight of the model, or has it in another shape.
@@ -528,7 +529,7 @@ class BesideReference:
             done += 1
 
     def outcomes(self) -> list[Outcome]:
-        """Return what was measured of each candidate: its scores."""
+        """Return the measurements of each candidate: its scores."""
         return [side.outcome([*side.stream.units], self._spans) for side in self._running]
 
     def _step(self, name: str, done: int, total: int) -> None:

@@ -38,8 +38,8 @@ AROUND = (  # prefixes of the names of modules
     *("lora_unet_", "lora_transformer_"),
 )
 OF_TEXT_ENCODERS = ("text_encoder", "lora_te", "lora_prior_te")
-METADATA = "lora_adapter_metadata"  # of diffusers, JSON: r and lora_alpha of its adapters
-# diffusers' loader of LoRAs for a class of models.
+METADATA = "lora_adapter_metadata"  # where diffusers stores r and lora_alpha of its adapters, as JSON
+# Class of models → diffusers' loader of its LoRAs.
 LOADERS = {
     "AuraFlowTransformer2DModel": "AuraFlowLoraLoaderMixin",
     "ChromaTransformer2DModel": "FluxLoraLoaderMixin",
@@ -78,15 +78,15 @@ class Lora:
     source: str
     sha256: str
     tensors: Mapping[str, Tensor]
-    scale: float | None = None  # of all modules, by the metadata
-    _changes: dict[str, list[Change]] = field(default_factory=dict)  # of each parameter, once they are known
+    scale: float | None = None  # of all modules, if the metadata give it
+    _changes: dict[str, list[Change]] = field(default_factory=dict)  # by parameter, once they are known
 
     @property
     def _where(self) -> str:
         return f"--lora {display(self.source)}"
 
     def changes(self, model: nn.Module, layout: Layout) -> Mapping[str, list[Change]]:
-        """Return the changes of each parameter of a model; ``layout`` is the original's, at the first call.
+        """Return the changes of each parameter of a model; only the first call reads ``layout``, the original's.
 
         Raises:
             UsageError: the adapter changes a module that the model lacks, or that has another shape.
@@ -97,7 +97,7 @@ class Lora:
             placed = _place(pairs, shapes, layout)
             if placed is None:
                 converted = _pairs(_convert(self.tensors, type(model).__name__), self._where, self.scale)
-                # Converters drop what they do not know; they cut modules apart, but join none.
+                # Converters drop what they do not know; they split modules, but never join any.
                 placed = _place(converted, shapes, layout) if len(converted) >= len(pairs) else None
             if placed is None:
                 lacking = listed([name for name in pairs if _place({name: pairs[name]}, shapes, layout) is None], 3)

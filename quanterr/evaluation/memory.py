@@ -2,7 +2,7 @@
 
 from quanterr.util.platform import keep_freed_memory
 
-ACTIVATION = 32 << 20  # bytes; smaller freed blocks are kept for reuse; the most that glibc takes
+ACTIVATION = 32 << 20  # bytes: smaller freed blocks are kept for reuse; glibc allows no more
 ACTIVATIONS = 256 << 20  # bytes that are kept until a unit of the model is done
 
 

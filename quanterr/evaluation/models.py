@@ -61,11 +61,11 @@ def read_denoiser_config(
 ) -> JsonObject | None:
     """Return the config of a model of diffusers: from ``config``, from the folder, or recognized from the tensors.
 
-    ``config`` is a folder with a config.json, or that file; ``with_inputs``: recorded calls are given, so that the
-    original must be a model for them. Returns None where the config, or its absence, is of a language model.
+    ``config`` is a config.json or its folder. ``with_inputs`` means that recorded calls are given, so that the original
+    must be a model that takes them. Returns None if the config, or the lack of one, points to a language model.
 
     Raises:
-        CheckpointError: ``config`` is no config of diffusers, or the original is a single file of no known family.
+        CheckpointError: ``config`` is not a config of diffusers, or the original is a single file of no known family.
     """
     if config is not None:
         place = config if config.is_dir() else config.parent
@@ -136,11 +136,11 @@ class Architecture:
         return model
 
     def names(self, model: nn.Module, sides: Sides, stored: Iterable[str]) -> Names:
-        """Sort stored tensors to the parameters of the model."""
+        """Assign stored tensors to the parameters of the model."""
         return ConversionNames(model, stored)
 
     def counterparts(self, sides: Sides, candidates: Sequence[Checkpoint]) -> list[Counterpart]:
-        """Return the original for each candidate: itself, as transformers' models have one naming."""
+        """Return the original for each candidate, always itself: models of transformers have only one naming."""
         return [Counterpart(sides) for _ in candidates]
 
 
@@ -183,11 +183,11 @@ class Denoiser:
         return model
 
     def names(self, model: nn.Module, sides: Sides, stored: Iterable[str]) -> Names:
-        """Sort stored tensors to the parameters of the model, in diffusers' names or those of a single file.
+        """Assign stored tensors, under diffusers' names or a single file's, to the parameters of the model.
 
         Raises:
-            CheckpointError: the names are of another model, or the model lacks some of the tensors.
-            UsageError: the LoRA is one of another model.
+            CheckpointError: the names belong to another model, or the model lacks some of the tensors.
+            UsageError: the LoRA belongs to another model.
         """
         layout = self._layout(model, sides)
         if self.lora is None:
@@ -210,7 +210,7 @@ class Denoiser:
         """Return the original for each candidate, in the candidate's names.
 
         Raises:
-            CheckpointError: a candidate's names are of another model.
+            CheckpointError: a candidate's names belong to another model.
         """
         model = self.build()
         layout = self._layout(model, sides)
@@ -231,7 +231,7 @@ def _build(make: Callable[[], nn.Module], program: str, device: torch.device) ->
 
 
 def _keep_float32(model: nn.Module, *lists: str) -> None:
-    """Make those modules float32 that from_pretrained keeps in float32; ``lists`` are the attributes that name them.
+    """Make the modules float32 that from_pretrained keeps in float32; ``lists`` are the attributes that name them.
 
     Reference: transformers, modeling_utils.py, _get_dtype_plan; diffusers, models/modeling_utils.py.
     """

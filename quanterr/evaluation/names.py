@@ -49,10 +49,10 @@ class Names(Protocol):
 
 
 class ConversionNames:
-    """The stored names of a checkpoint of transformers, sorted to parameters by transformers' conversions."""
+    """The stored names of a checkpoint of transformers, assigned to parameters by transformers' conversions."""
 
     def __init__(self, model: "PreTrainedModel", stored: Iterable[str]) -> None:
-        """Sort every stored name to the parameter that it is part of."""
+        """Assign every stored name to the parameter that it is part of."""
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import (
             WeightConverter,
@@ -68,7 +68,7 @@ class ConversionNames:
         self.model = model
         self.known: dict[str, Tensor] = model.state_dict()
         self.plain: dict[str, str] = {}  # name in the model → stored name
-        # first name → converter, (pattern, stored name)s
+        # first parameter → converter, pairs of pattern and stored name
         self.made: dict[str, tuple[WeightConverter, list[tuple[str, str]]]] = {}
         for key in sorted(stored, key=dot_natural_key):
             name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, self.known)
@@ -80,7 +80,7 @@ class ConversionNames:
                 self.plain[name] = key
             else:
                 self.made.setdefault(name, (by_pattern[pattern], []))[1].append((pattern, key))
-        self.first_of: dict[str, str] = {}  # of parameters that one conversion makes together
+        self.first_of: dict[str, str] = {}  # parameter → the first one that the same conversion makes
         for first, (converter, _) in self.made.items():
             hit = next((target for target in converter.target_patterns if target in first), None)
             for target in converter.target_patterns:
@@ -140,7 +140,7 @@ class ConversionNames:
 
 
 class LayoutNames:
-    """The stored names of a denoiser's checkpoint, sorted to parameters by a layout."""
+    """The stored names of a denoiser's checkpoint, assigned to parameters by a layout."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         """Keep the layout, with the tied parameters of the model."""

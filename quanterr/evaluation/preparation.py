@@ -78,7 +78,7 @@ class Prepared(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The paths of all texts that both sides read."""
+        """The paths of all texts, or of the recorded calls, that both sides read."""
         return self.calls.source if self.calls is not None else ", ".join(text.source for text in self.texts)
 
     @property
@@ -223,7 +223,7 @@ def run_settings(chosen: EvaluateOptions, stop: threading.Event, group: RankGrou
 
 
 def reference_settings(chosen: EvaluateOptions, prepared: Prepared) -> Settings:
-    """Return the settings and the text that a reference is of."""
+    """Return the settings of a reference, with the hashes of its text."""
     chunks = [text.chunks for text in prepared.texts]
     return Settings(
         dtype=chosen.dtype,

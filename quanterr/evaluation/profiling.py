@@ -43,11 +43,11 @@ class Profiled:
     cost: Cost
     scored: int = 0
     weights: dict[str, JsonObject] = field(default_factory=dict)
-    predictions: list[dict[str, float]] = field(default_factory=list)  # of each candidate, by rows of its weights
-    alphas: list[dict[str, float]] = field(default_factory=list)  # of each candidate: predicted / NMSE, by stored names
+    predictions: list[dict[str, float]] = field(default_factory=list)  # for each candidate: cost by row of the document
+    alphas: list[dict[str, float]] = field(default_factory=list)  # for each candidate: predicted / NMSE, by stored name
 
     def add(self, name: str, shape: Sequence[int], curvature: Curvature, scored: int) -> None:
-        """Add the alpha of a matrix to that of the weight: a stack has several, and a tied head is used twice."""
+        """Add a matrix's alpha to its weight's: a stack has several matrices, and a tied head is used twice."""
         found = self.weights.setdefault(name, {"alpha": 0.0, "alpha_se": 0.0, "shape": list(shape)})
         before = found["alpha"], found["alpha_se"]
         found["alpha"] = _known(before[0] + curvature.alpha(scored)) if before[0] is not None else None
@@ -59,7 +59,7 @@ class StoredParts:
     """The stored tensors that the matrices of a model's parameters are made of."""
 
     def __init__(self, names: Names, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """``shapes`` are those of the stored tensors, by name."""
+        """Keep the names of a model, and the shapes of the stored tensors by name."""
         self._names, self._shapes = names, shapes
         self._found: dict[str, dict[Part, str]] = {}
 
@@ -67,8 +67,8 @@ class StoredParts:
         """Return the parts of a parameter with the names under which they are stored.
 
         Where the model joins several tensors (the experts of Qwen3-MoE are stored one by one, gate and up apart), each
-        run of outputs that comes from one of them is a part. The model's own conversion says which, applied to numbers
-        in the place of weights. Where it cuts tensors otherwise, the parts keep the name of the parameter.
+        run of outputs that comes from one tensor is a part. The model's own conversion finds the runs: it is applied to
+        tensors that hold their number. Where it cuts in other ways, the parts keep the name of the parameter.
         """
         if name not in self._found:
             stored = self._names.stored_name(name)
@@ -77,7 +77,7 @@ class StoredParts:
         return self._found[name]
 
     def shape_of(self, stored: str, part: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of a stored tensor; of a name that is only the model's, the shape of its part."""
+        """Return the shape of a stored tensor; for a name that only the model has, the shape of its part."""
         return self._shapes.get(stored, tuple(part))
 
     def _joined(self, name: str) -> dict[Part, str]:
@@ -102,9 +102,8 @@ def profile_of(
 ) -> Profiled:
     """Return the sensitivities and predictions of one pass through the original and back.
 
-    A unit's errors of the candidates are taken where it is loaded.
-
-    ``given`` are token ids (n, context), or recorded calls.
+    ``given`` are token ids (n, context), or recorded calls. The candidates' errors in a unit are computed while it is
+    loaded.
     """
     model = architecture.build()
     names = architecture.names(model, sides, sides.weights)
@@ -142,7 +141,7 @@ def profile_of(
     ) -> None:
         """Predict what the error of a parameter costs a candidate; keep its alpha / NMSE by stored tensors.
 
-        The error of a stack is measured over all of it, so an expert counts by its own error and the stack's energy.
+        The NMSE is taken over a whole stored tensor: errors and energies of a stack's experts are added up first.
         """
         costs: dict[str, list[tuple[float, float, float]]] = {}
         for part, curvature in curvatures.items():
@@ -169,7 +168,7 @@ def _known(figure: float) -> float | None:
 
 
 class Measured(NamedTuple):
-    """A recipe that was evaluated: its number among the candidates, what it costs, and the standard error of that."""
+    """A recipe that was evaluated: its number among the candidates, its cost, and the standard error of the cost."""
 
     number: int
     cost: float
@@ -182,11 +181,11 @@ class Basis(NamedTuple):
     original: str
     source: str  # path of the text or of the calls
     sha256: str
-    context: int  # tokens of a chunk; 0 of calls
+    context: int  # tokens of a chunk; 0 for calls
 
 
 def write_sensitivity(path: str, profiled: Profiled, recipes: Mapping[str, Measured], basis: Basis) -> None:
-    """Write it as JSON, the most sensitive weight first; with what was measured of ``recipes``, by name.
+    """Write the sensitivity as JSON, the most sensitive weight first, with the measurements of ``recipes`` by name.
 
     Raises:
         ResourceError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""References: all that is needed of an original to evaluate candidates without it.
+"""References: everything about an original that is needed to evaluate candidates without it.
 
 A folder that ``evaluate --save-reference`` writes:
 
@@ -7,9 +7,9 @@ A folder that ``evaluate --save-reference`` writes:
                             ``head/NAME``: the head; ``rows/NAME``: bytes of a few rows of each stored tensor
     config.json, tokenizer.json, …
 
-Hidden states take width / vocabulary of the space that logits take. The head and the model's own code behind it make
-the same logits of them, bit for bit. The few rows are those that pairing looks at to choose between readings of a
-candidate: the others are not there, and whoever asks for them is refused.
+Hidden states take width / vocabulary of the space that logits take. The head and the model's own code behind it turn
+them into the same logits, bit for bit. The few rows are the ones that pairing reads to choose between readings of a
+candidate; reading any other row raises an error.
 """
 
 import json
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 SCHEMA, SCHEMA_VERSION = "quanterr.reference", "1.0"
 HEADER, TENSORS = "reference.json", "reference.safetensors"
-KIND = "reference"  # of a checkpoint
-SMALL = 1 << 16  # bytes of a tensor that is kept whole
+KIND = "reference"  # kind of the checkpoint
+SMALL = 1 << 16  # bytes up to which a tensor is kept whole
 HIDDEN, HEAD, ROWS = "hidden/", "head/", "rows/"
 SAVE, USE = "--save-reference", "--reference"
 
 
 class Settings(NamedTuple):
-    """The settings and the text of a reference, which candidates are evaluated with as well."""
+    """The settings and the text of a reference; candidates must be evaluated with the same."""
 
     dtype: str
     batch: int
@@ -77,12 +77,12 @@ NAMES = {
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the libraries that compute."""
+    """Return the versions of the libraries on which the numbers depend."""
     return {"torch": torch.__version__, "transformers": version("transformers")}
 
 
 class _Body:
-    """The output of a model's body: hidden states, and None for all else that may be asked of it."""
+    """The output of a model's body: hidden states, and None for any other attribute."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -95,14 +95,14 @@ class _Body:
 
 
 class Head:
-    """The head of a model and the code behind it, which makes logits of hidden states."""
+    """The head of a model and the code behind it, which turn hidden states into logits."""
 
     def __init__(self, architecture: Architecture, tensors: Mapping[str, Tensor]) -> None:
         """Load the head into a model that is otherwise empty; ``tensors`` are its weights, by names of the model."""
         self._device = architecture.device
         self.model = architecture.build()
         unit = head_of(self.model, units_of(self.model, self._device))
-        assert unit is not None  # noqa: S101 - whoever saved the reference has found it
+        assert unit is not None  # noqa: S101 - it was found when the reference was saved
         unit.load({name: tensor.to(self._device) for name, tensor in tensors.items()})
         self._hidden: Tensor | None = None
         for body in _bodies(self.model):
@@ -114,7 +114,7 @@ class Head:
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, inputs: Inputs) -> "ModelOutput":
-        """Return what the model returns for inputs at whose end its head gets these hidden states."""
+        """Return the model's result for these inputs if its head gets these hidden states."""
         self._hidden = hidden.to(self._device)
         on_device = {
             key: value.to(self._device) if isinstance(value, Tensor) else value for key, value in inputs.items()
@@ -123,26 +123,26 @@ class Head:
 
 
 def head_of(model: nn.Module, units: Mapping[str, Unit]) -> Unit | None:
-    """Return the unit that is a model's head; None where it has none that is a unit."""
+    """Return the unit of a model's head; None if it has no head, or if the head is not a unit."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return next((unit for unit in units.values() if unit.module is head), None)
 
 
 def _bodies(model: "PreTrainedModel") -> list[nn.Module]:
-    """Return the modules that a model may call in front of its head."""
+    """Return the modules that a model may call before its head."""
     found = [model.base_model, getattr(model.base_model, "decoder", None)]
     return [body for body in found if isinstance(body, nn.Module) and body is not model]
 
 
 class Reference:
-    """A reference that was saved."""
+    """A saved reference."""
 
     def __init__(self, folder: Path) -> None:
-        """Read it.
+        """Read the reference in a folder.
 
         Raises:
-            UsageError: it is none, or of another version.
-            CheckpointError: it is damaged.
+            UsageError: the folder holds no reference, or one of another version.
+            CheckpointError: the reference is damaged.
         """
         self.folder, where = folder, f"{USE} {display(str(folder))}"
         try:
@@ -181,7 +181,7 @@ class Reference:
         return Checkpoint(self.original, KIND, (), entries, (), {"config.json": config}, folder=self.folder)
 
     def findings(self) -> Iterator[Finding]:
-        """Report that other versions of libraries compute now than computed the reference."""
+        """Report libraries whose version has changed since the reference was computed."""
         saved = as_object(self._header.get("versions") or {})
         other = [
             f"{name} {saved.get(name) or 'of an unknown version'}, now {now}"
@@ -193,7 +193,7 @@ class Reference:
             yield make_finding("reference_versions", "info", None, message, f"save it again with {SAVE}")
 
     def check(self, settings: Settings) -> None:
-        """Refuse to evaluate otherwise than the original was.
+        """Check that candidates are evaluated with the settings and the text of the reference.
 
         Raises:
             UsageError: a setting or the text differs.
@@ -215,18 +215,18 @@ class Reference:
 
 
 class _Sparse(CheckpointFile):
-    """The bytes of the original that a reference holds, at the places of a file that would hold all."""
+    """A file of all the original's tensors, end to end, of which only the bytes in a reference can be read."""
 
     is_certain = True
 
     def __init__(self, folder: Path) -> None:
-        """Hold nothing yet."""
+        """Start without bytes."""
         self.path, self.size = folder / TENSORS, 0
-        self._spans: list[tuple[int, int, Tensor]] = []  # first byte, last byte, bytes
+        self._spans: list[tuple[int, int, Tensor]] = []  # first byte, end, bytes
         self._names: list[tuple[int, int, str]] = []
 
     def keep(self, at: int, nbytes: int, name: str, spans: Sequence[tuple[int, int]], rows: Tensor | None) -> None:
-        """Take the bytes of spans of a tensor that begins at byte ``at``."""
+        """Add a tensor that begins at byte ``at``; ``rows`` are the bytes of its ``spans``, which can be read."""
         self._names.append((at, at + nbytes, name))
         done = 0
         for first, stop in spans if rows is not None else ():
@@ -239,7 +239,7 @@ class _Sparse(CheckpointFile):
 
     @property
     def descriptor(self) -> int:
-        """-1: what is read is in memory."""
+        """Always -1, as the bytes are in memory."""
         return -1
 
     def read_into(self, view: memoryview, offset: int) -> None:
@@ -262,20 +262,20 @@ class _Sparse(CheckpointFile):
         )
 
     def will_need(self, offset: int, n: int) -> None:
-        """Fetch nothing."""
+        """Do nothing: the bytes are in memory."""
 
     def check_unchanged(self) -> None:
-        """Check nothing: all is in memory."""
+        """Do nothing: the bytes are in memory."""
 
     def close(self) -> None:
-        """Close nothing."""
+        """Do nothing: no file is open."""
 
 
 def check_place(folder: Path) -> None:
-    """Check that a reference may be written to a folder: one that is new, empty, or holds a reference.
+    """Check that a reference may be written to a folder: it must be new, empty, or hold a reference.
 
     Raises:
-        UsageError: it may not.
+        UsageError: the folder holds other files, or cannot be read.
     """
     try:
         found = any(folder.iterdir()) and not (folder / HEADER).exists()
@@ -295,10 +295,10 @@ def write_reference(
     hidden: Mapping[int, Tensor],
     head: Mapping[str, Tensor],
 ) -> None:
-    """Write a reference; ``hidden`` by micro-batches, ``head`` by names of the model.
+    """Write a reference; ``hidden`` is by micro-batch, ``head`` by the model's names of weights.
 
     Raises:
-        ResourceError: it cannot be written.
+        ResourceError: a file cannot be written.
     """
     tensors = {f"{HIDDEN}{number}": each.contiguous() for number, each in hidden.items()}
     tensors |= {HEAD + name: each.detach().cpu().clone() for name, each in head.items()}
@@ -335,7 +335,7 @@ def write_reference(
 
 
 def _spans(entry: Entry) -> list[tuple[int, int]]:
-    """Return the bytes of a tensor to keep: all of a small one, the rows that pairing samples of others."""
+    """Return the spans of bytes to keep: a whole small tensor or vector, otherwise the rows that pairing samples."""
     if not entry.nbytes or entry.unknown:
         return []
     if entry.nbytes <= SMALL or len(entry.shape) < 2:

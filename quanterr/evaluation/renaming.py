@@ -1,7 +1,8 @@
-"""The original in a candidate's names, if these differ: a diffusers folder beside a file of ComfyUI.
+"""The original in a candidate's names, if these differ, such as a diffusers folder beside a file of ComfyUI.
 
-Both name the rows of the same parameters (layouts.py). So every tensor of the candidate is rows of the original's
-tensors, and these make up a checkpoint that pairs with the candidate name by name, in whatever format it is stored.
+Both store the rows of the same parameters (layouts.py). So every tensor of the candidate consists of rows of the
+original's tensors. Under the candidate's names, these rows make up a checkpoint that pairs with the candidate name by
+name, whatever the format of the candidate.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,10 +39,10 @@ class Counterpart(NamedTuple):
 def counterpart(
     model: nn.Module, config: JsonObject, sides: Sides, layout: Layout, candidate: Checkpoint
 ) -> Counterpart:
-    """Return the original, of that layout, in the names of a candidate: itself, where they are the same.
+    """Return the original, which has the given layout, in the names of a candidate; itself if they are its own.
 
     Raises:
-        CheckpointError: the candidate's names are of another model, or either side lacks tensors.
+        CheckpointError: the candidate's names belong to another model, or either side lacks tensors.
     """
     shapes = _shapes(candidate)
     bare, _ = denoiser_names(shapes)
@@ -69,7 +70,7 @@ def counterpart(
 
 
 def _shapes(candidate: Checkpoint) -> dict[str, Shape]:
-    """Return the shapes of a candidate's weights, as their values have it."""
+    """Return the shapes of a candidate's weights after dequantization."""
     side = CheckpointSide("quantized", candidate)
     side.attach_siblings()
     return {name: _shape(side, name) for name in side.codes}
@@ -83,11 +84,11 @@ def _shape(side: CheckpointSide, name: str) -> Shape:
 
 
 def _rename(sides: Sides, layout: Layout, own: Layout) -> Sides:
-    """Return the original with the tensors of the candidate's layout.
+    """Return the original, divided into the tensors of the candidate's layout.
 
-    Their shapes are those that the original's rows make up: a candidate may store padding, or omit leading ones.
+    Shapes come from the original's rows: a candidate may store padding, or omit leading dimensions of 1.
     """
-    pieces: dict[str, list[tuple[int, Rows]]] = {}  # of each tensor of the candidate: its row, rows of the original
+    pieces: dict[str, list[tuple[int, Rows]]] = {}  # candidate's tensor → (first row in it, rows of the original)
     for name, parts in own.parameters.items():
         first = 0
         for part in parts:
@@ -103,7 +104,7 @@ def _rename(sides: Sides, layout: Layout, own: Layout) -> Sides:
         of_first = weights[0][0].shape
         shape = (sum(rows.n for _, rows in ordered), *of_first[1:]) if of_first else ()
         ends = [0, *(first + rows.n for first, rows in ordered)]
-        if [first for first, _ in ordered] == ends[:-1]:  # no row between them belongs to no parameter
+        if [first for first, _ in ordered] == ends[:-1]:  # without a gap: every row belongs to a parameter
             entries[name] = RowsFile(name, shape, weights).entry
     original = sides.checkpoint
     virtual = Checkpoint(original.path, original.kind, (), entries, config=original.config, folder=original.folder)
@@ -113,7 +114,7 @@ def _rename(sides: Sides, layout: Layout, own: Layout) -> Sides:
 
 
 def _cut(pieces: Sequence[Rows], first: int, n: int) -> Iterator[Rows]:
-    """Rows ``first`` to ``first + n`` of a parameter, as rows of stored tensors."""
+    """Yield rows ``first`` to ``first + n`` of a parameter, as rows of stored tensors."""
     for rows in pieces:
         low, high = max(first, 0), min(first + n, rows.n)
         if low < high:
@@ -158,17 +159,17 @@ class _DequantizedRows:
 
     def _dequantize(self, first: int, stop: int) -> torch.Tensor:
         rows, cols = self._weight.matrix
-        each = rows // self._weight.shape[0]  # rows of the matrix: several of a stack, none of a vector
+        each = rows // self._weight.shape[0]  # matrix rows in a row of the weight: several in a stack, none in a vector
         chunk = Chunk(first * each, stop * each, 0, cols) if len(self._weight.shape) > 1 else Chunk(0, 1, first, stop)
         with torch.inference_mode():
             return self._weight.dequantize(chunk, Workspace(CPU)).weight
 
 
 class RowsFile(CheckpointFile):
-    """A tensor made of rows of the original's, read from there."""
+    """A tensor made of rows of the original's weights, which it reads on demand."""
 
     def __init__(self, name: str, shape: Shape, parts: Sequence[tuple[Weight, Rows]]) -> None:
-        """``parts`` are rows of weights, from top to bottom."""
+        """Join ``parts``, rows of weights from top to bottom."""
         dtypes = {weight.codes.dtype if _is_plain(weight) else DEQUANTIZED for weight, _ in parts}
         dtype = dtypes.pop() if len(dtypes) == 1 else DEQUANTIZED
         is_stored = all(_is_plain(weight) and weight.codes.dtype == dtype for weight, _ in parts)

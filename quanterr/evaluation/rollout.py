@@ -1,9 +1,9 @@
 """Rollouts of flow matching: each side follows its own Euler path from the same noise.
 
-    x ← x + (σ' - σ) · v(x, σ),   v = v_u + s · (v_c - v_u) where a step has both branches of guidance of scale s
+    x ← x + (σ' - σ) · v(x, σ),   v = v_u + s · (v_c - v_u) if a step has both branches of guidance with scale s
 
-σ is that of a recorded step, σ' that of the next one, and 0 after the last. The original and every candidate read
-their weights once a step, for all groups. Conditionings are those of the calls; latents are each side's own.
+σ belongs to a recorded step, σ' to the next one; after the last step it is 0. The original and every candidate read
+their weights once a step, for all groups. Conditionings come from the calls; each side has its own latents.
 
 Source: huggingface/diffusers, src/diffusers/schedulers/scheduling_flow_match_euler_discrete.py, step.
 """
@@ -45,12 +45,12 @@ class Step(NamedTuple):
     sigma: float
     next_sigma: float
     calls: tuple[Call, ...]
-    scale: float  # of guidance
+    scale: float  # of the guidance
 
 
 @dataclass
 class _Follower:
-    """A side, with the latents of each group where it is."""
+    """A side on its path, with the current latents of each group."""
 
     sides: Sides
     stored: Sequence[str]
@@ -70,7 +70,7 @@ def roll_out(
     """Follow the paths of the original and of each candidate, and compare the latents after each step.
 
     Raises:
-        UsageError: see :func:`check_rollout`; outputs that are no velocity of the latents.
+        UsageError: as :func:`check_rollout`, or an output is not a velocity of the latents.
         Interrupted: ``stop`` was set.
     """
     groups = steps_of(calls)
@@ -104,7 +104,7 @@ def check_rollout(architecture: Architecture | Denoiser, calls: Calls) -> None:
     """Check that a model can follow its own path with these calls, before anything runs.
 
     Raises:
-        UsageError: a model without flow matching, or calls without σ or branches.
+        UsageError: the model does not use flow matching, or a call lacks σ or its branch.
     """
     name = architecture.config.get("_class_name") if isinstance(architecture, Denoiser) else None
     if name is None or name in PREDICT_NOISE:
@@ -113,10 +113,10 @@ def check_rollout(architecture: Architecture | Denoiser, calls: Calls) -> None:
 
 
 def steps_of(calls: Calls) -> list[list[Step]]:
-    """Sort the calls to steps of groups, in the order of the groups.
+    """Sort the calls into the steps of each group, in the order of the groups.
 
     Raises:
-        UsageError: a call has no σ, σ does not fall, or two calls of a step are not the two branches of guidance.
+        UsageError: a call has no σ, σ does not decrease, or two calls of a step are not the two branches of guidance.
     """
     where = f"--rollout: {display(calls.source)}"
     by_group: dict[str, dict[int, list[Call]]] = {}
@@ -149,10 +149,10 @@ def steps_of(calls: Calls) -> list[list[Step]]:
 
 
 def _branches(calls: list[Call], where: str) -> tuple[Call, ...]:
-    """Return the call of a step, or the conditional call and the unconditional one.
+    """Return the only call of a step, or its conditional call and its unconditional one.
 
     Raises:
-        UsageError: there are two calls that are not those, or more.
+        UsageError: there are other calls, or two branches without a scale of guidance.
     """
     if len(calls) == 1:
         return (calls[0],)
@@ -167,7 +167,7 @@ def _branches(calls: list[Call], where: str) -> tuple[Call, ...]:
 
 
 def _latents(call: Call) -> tuple[str, list[Tensor]]:
-    """Return the name of the argument that holds the latents, and these: a tensor, or a list of tensors.
+    """Return the name of the argument that holds the latents, and the latents: a tensor, or a list of tensors.
 
     Raises:
         UsageError: the call has no such argument.
@@ -214,7 +214,7 @@ def _velocity(architecture: Architecture | Denoiser, call: Call, latents: list[T
     """Return the velocity of the latents (n,), in the order of their elements.
 
     Raises:
-        UsageError: the output has another shape than the latents, which hold a condition beside them.
+        UsageError: the shapes of output and latents differ, as they do if the latents come with an image.
     """
     is_tensor = len(latents) == 1 and output.dim() > 1
     if output.numel() != sum(part.numel() for part in latents) or (is_tensor and output.shape != latents[0].shape):
@@ -267,7 +267,7 @@ def _cosine(x: list[Tensor], y: list[Tensor]) -> float:
 
 
 def _squared_range(x: list[Tensor]) -> float:
-    """Return the square of the range of the original's latents: the peak of their PSNR."""
+    """Return the square of the range of the original's latents, which PSNR takes as the peak."""
     flat = torch.cat([part.double().flatten() for part in x])
     return float(flat.max() - flat.min()) ** 2
 
@@ -275,7 +275,7 @@ def _squared_range(x: list[Tensor]) -> float:
 def _summarize(
     x: list[list[Tensor]], y: list[list[Tensor]], errors: list[list[float]], steps: Sequence[Step]
 ) -> Rollout:
-    """Return the means over groups of what separates the final latents, and the growth of the error by step."""
+    """Return means over groups: the errors of the final latents, and the error after each step."""
     final = [_error(a, b) for a, b in zip(x, y, strict=True)]
     finite = all(torch.isfinite(part).all() for parts in y for part in parts)
     mean_squares = [

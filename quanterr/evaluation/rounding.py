@@ -1,6 +1,6 @@
-"""Rounds the inputs, keys and values of a candidate as its runtime would, while a unit of its model runs.
+"""Rounding of a candidate's inputs, keys and values as in its runtime, while a unit of its model runs.
 
-This is fake quantization: the values of the codes, computed in float32, go into the products. All else stays.
+This is fake quantization: products take the values of the codes, computed in float32. Everything else stays.
 """
 
 from collections import Counter
@@ -53,8 +53,8 @@ class Rounded(NamedTuple):
     stored: StoredInputScale
     factors: Tensor | None = None  # (k,)
     turn: Turn | None = None  # rotates rows, (r, k) float32, in place
-    branch: tuple[Tensor, Tensor] | None = None  # (rows, rank), (rank, k): of inputs that are not rounded
-    divides: bool = False  # by the factors
+    branch: tuple[Tensor, Tensor] | None = None  # (rows, rank), (rank, k): takes unrounded inputs
+    divides: bool = False  # factors divide inputs instead of multiplying them
     turn_back: Turn | None = None  # None: ``turn``
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -63,11 +63,11 @@ class Rounded(NamedTuple):
         return self._scale(_rotate(self.turn_back or self.turn, y), not self.divides).to(x.dtype)
 
     def add_branch(self, product: Tensor, rounded_away: Tensor, outputs: Tensor | None) -> bool:
-        """Add to a product what its branch makes of ``rounded_away``, (…, k), in place.
+        """Add the branch's product with ``rounded_away``, (…, k), to a product, in place.
 
-        ``outputs``, (n,) bool, are those that the branch has; None: all. Return False if it has another number.
+        ``outputs``, (n,) bool, marks the branch's outputs; None: all. Return False if the branch has another number.
         """
-        assert self.branch is not None  # noqa: S101 - the caller has looked
+        assert self.branch is not None  # noqa: S101 - the caller has checked
         up, down = (each.to(product.dtype) for each in self.branch)
         n = product.shape[-1] if outputs is None else int(outputs.sum())
         if len(up) != n:
@@ -102,10 +102,10 @@ class Watched(NamedTuple):
 
 
 def check_schemes(activations: str, kv: str) -> None:
-    """Refuse unknown names.
+    """Check that both names are known.
 
     Raises:
-        UsageError: a name that is neither declared nor none nor a scheme.
+        UsageError: a name is not ``declared``, ``none`` or a scheme.
     """
     dynamic = [name for name, scheme in INPUT_SCHEMES.items() if not scheme.is_static]
     for option, given, known in (("--activations", activations, dynamic), ("--kv", kv, CACHE)):
@@ -114,7 +114,7 @@ def check_schemes(activations: str, kv: str) -> None:
 
 
 class Rounding:
-    """All that a candidate's runtime rounds, by the original's names of weights."""
+    """Everything that a candidate's runtime rounds, by the original's names of weights."""
 
     def __init__(
         self, plan: Pairing, entries: Mapping[str, Entry], activations: str, kv: str, device: torch.device
@@ -126,7 +126,7 @@ class Rounding:
         self._columns = {pair.name: pair.quantized.matrix[1] for pair in plan.pairs}
         self.inputs, self.why_not = dict[str, Rounded](), dict[str, str]()
         self.clamped: list[str] = []  # weights whose inputs have no stored scale
-        self.used_otherwise = dict[str, None]()  # weights that the model uses in no product that is known
+        self.used_otherwise = dict[str, None]()  # weights that the model uses outside of known products
         if activations == DECLARED:
             for name, found in find_declared_inputs(plan, entries).items():
                 self._add(name, found)
@@ -140,7 +140,7 @@ class Rounding:
         self.rounds_cache = kv != NONE if kv != DECLARED else declared
         self._cache = {name: float(self._tensor(entry)) for name, entry in scales.items()} if self.rounds_cache else {}
         self.cached = 0  # how often keys and values were rounded
-        self.noise = dict[str, float]()  # Σ of squares of what rounded inputs change in outputs, by parameter
+        self.noise = dict[str, float]()  # Σ of squared changes of outputs by rounded inputs, by parameter
 
     def _add(self, name: str, found: Inputs) -> None:
         if not found.scheme:
@@ -181,11 +181,11 @@ class Rounding:
         return bool(self.inputs) or self.rounds_cache
 
     def reasons(self) -> list[str]:
-        """Return why numbers are not those of the runtime that the files ask for."""
+        """Return why numbers may differ from the runtime that the files ask for."""
         return [*self.list_unrounded(), *self.list_untransformed()]
 
     def list_unrounded(self) -> list[str]:
-        """Return what is not rounded as the runtime would: a candidate without any rounding lacks nothing."""
+        """Return messages about what should be rounded as in the runtime, but is not; empty if nothing should be."""
         found = []
         if self.why_not:
             name, why = next(iter(self.why_not.items()))
@@ -199,7 +199,7 @@ class Rounding:
         return found
 
     def list_untransformed(self) -> list[str]:
-        """Return what is not transformed as the runtime would, whatever is rounded."""
+        """Return a message if the runtime transforms inputs in a way that is not emulated, whatever is rounded."""
         if not self.rotations:
             return []
         return [f"config.json declares transforms at run time that are not emulated: {listed(self.rotations, 3)}"]
@@ -212,7 +212,7 @@ class Rounding:
     def of_unit(self, unit: Unit, names: Names, measures: bool = False) -> "RoundingMode":
         """Return the mode in which to run a unit of the candidate, whose weights are loaded.
 
-        ``measures``: whether to add the change of the outputs to ``noise``, which computes each product twice.
+        With ``measures``, the change of the outputs is added to ``noise``, which takes a second run of each product.
         """
         watched = {storage_of(slot.tensor): found for slot in unit.slots if (found := self._watched(slot, names))}
         keys, values = (self._scale(unit.name, endings) for endings in (KEY_SCALES, VALUE_SCALES))
@@ -234,7 +234,7 @@ class Rounding:
         return Watched(slot.name, named, ways, layout, names.tensors([slot.name], index)[slot.name].long())
 
     def _scale(self, unit: str, endings: Sequence[str]) -> float:
-        """Return the scale of a block's keys or values; 1 where none is stored, as runtimes take it."""
+        """Return the scale of a block's keys or values; 1 if none is stored, as in runtimes."""
         own = (
             scale for name, scale in self._cache.items() if f".{unit}." in f".{name}" and name.endswith(tuple(endings))
         )
@@ -255,10 +255,10 @@ class RoundingMode(TorchFunctionMode):
         owner: Rounding,
         measures: bool = False,
     ) -> None:
-        """``weights`` by the storage of each parameter, ``cache`` the scales of keys and values."""
+        """Keep ``weights``, by the storage of each parameter, and ``cache``, the scales of keys and values."""
         super().__init__()
         self._weights, self._cache, self._owner, self._measures = weights, cache, owner, measures
-        self._last: tuple[Tensor, Rounded, Tensor] | None = None  # several weights have the same inputs
+        self._last: tuple[Tensor, Rounded, Tensor] | None = None  # reused, as several weights have the same inputs
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -282,11 +282,11 @@ class RoundingMode(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def forget(self) -> None:
-        """Let go of the last inputs: their memory is needed."""
+        """Free the last inputs: their memory is needed."""
         self._last = None
 
     def _multiply(self, function: Any, args: Any, kwargs: Any, values: Tensor, watched: Watched, ways: "_Ways") -> Any:
-        """Compute a product once for each way in which inputs are rounded, and take of each the outputs that it has."""
+        """Compute a product once for each way of rounding its inputs, and take from each the outputs that use it."""
         found = None
         for way, outputs in ways:
             given = values if way is None else self._round(values, way)
@@ -304,7 +304,7 @@ class RoundingMode(TorchFunctionMode):
         return found
 
     def _look(self, args: Iterable[object], result: object) -> object:
-        """Note weights that anything but a known product computes with: their inputs are not rounded."""
+        """Note weights that are used outside of known products: their inputs are not rounded."""
         if not (isinstance(result, Tensor) and result.is_floating_point() and result.numel()):
             return result
         for weight in _tensors(args):
@@ -315,7 +315,7 @@ class RoundingMode(TorchFunctionMode):
 
     def _with_cache(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given, named = list(args), dict(kwargs)
-        assert self._cache is not None  # noqa: S101 - the caller has looked
+        assert self._cache is not None  # noqa: S101 - the caller has checked
         for place, name, scale in ((1, "key", self._cache[0]), (2, "value", self._cache[1])):
             stored = StoredInputScale(torch.tensor(scale))
             if len(given) > place:
@@ -327,7 +327,7 @@ class RoundingMode(TorchFunctionMode):
 
 
 CACHE_SCHEME = INPUT_SCHEMES["fp8_static"]
-_Ways = list[tuple[Rounded | None, Tensor | None]]  # a way, and the outputs, (n,) bool, that have it; None: all
+_Ways = list[tuple[Rounded | None, Tensor | None]]  # a way, and the outputs that use it, (n,) bool; None: all
 
 
 def _ways(watched: Watched, weight: Tensor, transposed: bool) -> _Ways:
@@ -336,7 +336,7 @@ def _ways(watched: Watched, weight: Tensor, transposed: bool) -> _Ways:
         return [(watched.ways[0], None)]
     axis = 1 if transposed else 0
     first, step = int(weight.storage_offset()), int(weight.stride(axis))
-    places = first + step * torch.arange(weight.shape[axis])  # of the outputs
+    places = first + step * torch.arange(weight.shape[axis])  # offsets of the outputs in storage
     at = [
         places.div(stride, rounding_mode="floor") % size if kept == size else torch.zeros_like(places)
         for (size, stride), kept in zip(watched.layout, watched.owners.shape, strict=True)
@@ -373,7 +373,7 @@ def _tensors(args: Iterable[object]) -> Iterator[Tensor]:
 
 
 def of_rounding(rounding: Rounding) -> Iterator[Finding]:
-    """Yield what is not emulated, and inputs that a runtime clamps because no scale is stored."""
+    """Yield findings about what is not emulated, and about inputs that a runtime clamps for lack of a stored scale."""
     for why in rounding.list_unrounded():
         remedy = "evaluate with --activations none --kv none, or in the runtime"
         yield make_finding("not_emulated", "warning", None, why, remedy)

@@ -80,7 +80,7 @@ class Routers:
     """The agreement of a candidate's routers with the original's, by router and micro-batch."""
 
     parts: dict[tuple[str, int], Agreement] = field(default_factory=dict)
-    experts: dict[str, tuple[int, int]] = field(default_factory=dict)  # experts, and those chosen per token
+    experts: dict[str, tuple[int, int]] = field(default_factory=dict)  # number of experts, and how many a token gets
 
     def add(self, batch: int, base: Mapping[str, Routing], other: Mapping[str, Routing]) -> None:
         """Compare the outputs of both sides' routers for a micro-batch."""

@@ -28,7 +28,7 @@ class Salient(NamedTuple):
     name: str
     shape: tuple[int, int]
     inputs: int  # number of input vectors
-    columns: list[int]  # of inputs
+    columns: list[int]  # indices of inputs
     column_share: float  # share of the weight's saliency
     weights: list[int]  # row · columns + column
     weight_share: float
@@ -47,7 +47,7 @@ class Saliency:
             return
         mean = product.sums / product.inputs
         variance = (product.moments / product.inputs - mean.square()).clamp_(min=0).to(weight.device)
-        axis = 0 if product.transposed else 1  # that of the inputs
+        axis = 0 if product.transposed else 1  # the axis of the inputs
         saliency = weight.float().square() * variance.float().unsqueeze(1 - axis)
         columns, column_share = self._most(saliency.sum(1 - axis, dtype=torch.float64))
         weights, weight_share = self._most(saliency.view(-1))
@@ -55,7 +55,7 @@ class Saliency:
         self.found.append(Salient(name, (rows, cols), product.inputs, columns, column_share, weights, weight_share))
 
     def _most(self, saliency: Tensor) -> tuple[list[int], float]:
-        """Return the indices of the most salient, and their share of the total."""
+        """Return the indices of the most salient columns or elements, and their share of the total."""
         n = max(round(saliency.numel() * self.percent / 100), 1)
         values, places = torch.topk(saliency, n)
         total = float(saliency.sum(dtype=torch.float64))

@@ -21,10 +21,10 @@ TOP = 5
 LEAST_CHUNKS, DRAWN = 8, 100  # chunks of a bootstrap, and how often they are drawn: a standard error within 7 %
 SURE = 0.5  # probability of the original's first choice above which a flip is a confident one
 
-# Columns that are kept of each scored token.
+# Columns of the numbers kept for each scored token.
 NLL, NLL_Q, KLD, SAME_TOP, OVERLAP, CONFIDENCE, P, P_Q = range(8)
 CONFIDENCE_Q, FIRST, FIRST_Q, TARGET, POSITION = range(8, 13)
-SPANS = 16  # of positions
+SPANS = 16  # maximum number of spans of positions
 WORST = 50  # predictions that are kept with what both sides predicted
 
 

@@ -9,7 +9,7 @@ this is alpha · NMSE with
 
     alpha = Σ_i (Σ_j Σ G_ij² / scored) · ‖W_i‖² / c
 
-Quantizers with scales by rows or groups make such errors. An error that is spread evenly over the matrix would miss
+Quantizers with scales by rows or groups make such errors. To assume an error spread evenly over the matrix would miss
 that rows of large weights have large errors, and often large gradients.
 
 G is the gradient of all tokens, Σ_t g_t x_tᵀ, since they share one error: a sum of g_ti² x_tj² would miss what they
@@ -44,11 +44,11 @@ class Part(NamedTuple):
 
 
 WHOLE = Part()
-PartsOf = Callable[[str, tuple[int, ...]], Iterable[Part]]  # of a parameter with that name and shape
+PartsOf = Callable[[str, tuple[int, ...]], Iterable[Part]]  # returns the parts of a parameter with that name and shape
 
 
 def parts_of_shape(_: str, shape: tuple[int, ...]) -> list[Part]:
-    """Return the experts of a stack; of a matrix, and of the kernel of a convolution, all of it."""
+    """Return the experts of a stack, or the whole of a matrix or of a convolution kernel."""
     return [WHOLE] if len(shape) != 3 else [Part(expert) for expert in range(shape[0])]
 
 
@@ -57,8 +57,8 @@ class Curvature:
     """The squared gradients of a matrix, summed over chunks or calls."""
 
     squares: Tensor | None = None  # (rows, columns) as stored; None if the matrix took no part
-    rows: list[Tensor] = field(default_factory=list)  # of each chunk or call: sums over the columns, (rows,) float64
-    costs: list[float] = field(default_factory=list)  # of each chunk or call, of an error with an NMSE of 1
+    rows: list[Tensor] = field(default_factory=list)  # for each chunk or call: sums over the columns, (rows,) float64
+    costs: list[float] = field(default_factory=list)  # for each chunk or call: cost of an error with an NMSE of 1
     energy: float = 0.0  # ‖W‖²
     shape: tuple[int, ...] = ()
 
@@ -74,14 +74,14 @@ class Curvature:
         self.squares = squares if self.squares is None else self.squares.add_(squares)
 
     def complete(self, matrix: Tensor) -> None:
-        """Keep shape and energy of the matrix, and the costs of an error that has the same NMSE in each row."""
+        """Keep the shape and energy of the matrix, and the costs of an error that has the same NMSE in each row."""
         energies = matrix.double().square().flatten(1)
         of_rows, columns = energies.sum(1), max(energies.shape[1], 1)
         self.energy, self.shape = float(of_rows.sum()), tuple(matrix.shape)
         self.costs = [float(rows @ of_rows) / columns for rows in self.rows]
 
     def predicted(self, error: Tensor, scored: int) -> float:
-        """Return what an error of the matrix costs, by prediction."""
+        """Return the predicted cost of an error of the matrix."""
         if self.squares is None:
             return 0.0
         return float((error.square() * self.squares).sum(dtype=torch.float64)) / scored
@@ -104,12 +104,12 @@ class _Step:
     unit: Unit
     args: tuple[object, ...]
     kwargs: dict[str, object]
-    output: object  # with leaves, whose gradients come from above
+    output: object  # its tensors are leaves, whose gradients the next units compute
 
 
 @dataclass
 class Profile:
-    """The curvature of every matrix of a model, by names of the model and parts of these parameters."""
+    """The curvature of every matrix of a model, by parameter and part."""
 
     scored: int = 0
     found: dict[str, dict[Part, Curvature]] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Method(Protocol):
     """The measure of a model's outputs whose curvature is wanted."""
 
     def backward(self, number: int, result: object) -> int:
-        """Compute gradients at the result of micro-batch ``number``; return how many outputs that scores."""
+        """Compute gradients at the result of micro-batch ``number``; return the number of scored outputs."""
 
 
 class _Gradients:
@@ -150,10 +150,10 @@ def profile(
     seen: Callable[[Unit, Profile], None] | None = None,
     parts_of: PartsOf = parts_of_shape,
 ) -> Profile:
-    """Go through the model and back.
+    """Run the model forward and backward, and return the curvature of its matrices.
 
-    ``stream`` was started with ``graph``. ``seen`` is called with each unit on the way back, while its weights are
-    loaded and their curvatures are complete. An expert that no token was sent to costs nothing.
+    ``stream`` must have been started with ``graph``. ``seen`` is called with each unit on the way back, while its
+    weights are loaded and their curvatures are complete. An expert that no token was sent to costs nothing.
     """
     tapes: list[list[_Step]] = [[] for _ in range(batches)]
     order: list[Unit] = []
@@ -191,9 +191,9 @@ def _forward(stream: Stream, unit: Unit, tapes: Sequence[list[_Step]]) -> None:
 
 
 def _backward(unit: Unit, tapes: Sequence[list[_Step]], gradients: _Gradients) -> None:
-    """Run the unit again for each micro-batch, with a graph; gradients go on to what is below it."""
+    """Run the unit again for each micro-batch, with a graph, and pass the gradients on to the units before it."""
     if not any(step.unit is unit and _requiring(step) for tape in tapes for step in tape):
-        for slot in unit.slots:  # nothing with a gradient comes in: let it end in the weight
+        for slot in unit.slots:  # no input needs a gradient, so that backward ends in the weights
             if not slot.is_buffer:
                 slot.tensor.requires_grad_(True)
     for tape in tapes:
@@ -239,7 +239,7 @@ def _tensors(value: object) -> list[Tensor]:
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same with its floating tensors changed."""
+    """Return arguments or outputs with their floating tensors changed."""
     if isinstance(value, Tensor):
         return change(value) if value.is_floating_point() else value
     if isinstance(value, dict):

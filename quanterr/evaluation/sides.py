@@ -1,4 +1,4 @@
-"""The weights of both checkpoints by the names and in the shapes that the original stores, whole.
+"""The weights of both checkpoints, each as one tensor, in the names and shapes that the original stores.
 
 Pairing may change the original's side where the candidate stores a weight in another way: transposed, a norm plus one,
 -exp. The model needs its own convention, so the quantized weight is converted back. Factors that a quantizer folded
@@ -32,12 +32,12 @@ from quanterr.util.text import display
 
 Restore = Callable[[Tensor], Tensor]  # converts a quantized weight to the original's convention and shape
 
-# Leftovers that a model does without: tensors that it computes, or that the converter computed; scales and labels.
+# Leftovers that a model does not need: tensors that it computes, or that the converter computed; scales and labels.
 NOT_NEEDED = (Bucket.CONSUMED, Bucket.FILTERED_OUT)
 
 
 class Sides:
-    """The original's weights, and the means to dequantize those of either side."""
+    """The original's weights, and the means to dequantize weights of either side."""
 
     def __init__(self, original: Checkpoint, device: torch.device = CPU) -> None:
         """Recognize the original's weights; all weights are dequantized on the device.
@@ -52,7 +52,7 @@ class Sides:
         self._workspace = Workspace(device)
         self._chunk = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
         self.read_bytes = 0
-        self.layout: Layout | None = None  # of a denoiser, once it is found
+        self.layout: Layout | None = None  # for a denoiser, once it is found
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -87,21 +87,22 @@ class Candidate:
         ignored: Collection[str] = (),
         undo: bool = True,
     ) -> None:
-        """Pair it with the original.
+        """Pair the checkpoint with the original.
 
         ``activations`` and ``kv`` say how its runtime rounds (rounding.py); ``ignored`` are tensors of either side that
-        the model does without: a VAE in the same file.
+        the model does not need, such as a VAE in the same file.
 
-        ``undo``: :meth:`compared` undoes factors that a quantizer folded elsewhere, which takes the original's values.
+        With ``undo``, :meth:`compared` undoes factors that a quantizer folded elsewhere, which needs the original's
+        values.
 
         Raises:
-            CheckpointError: a weight that cannot be brought into the original's shape.
+            CheckpointError: a weight cannot be brought into the original's shape.
         """
         self.sides, self.checkpoint = sides, quantized
         self.plan: Pairing = choose_alternatives(
             pair(sides.checkpoint, quantized, LayerSelection([]), sides._recognized), undo=False
         )
-        is_virtual = quantized.kind == RECIPE  # it has no files, which could declare anything
+        is_virtual = quantized.kind == RECIPE  # it has no files that could declare anything
         inputs, cache = (NONE if is_virtual and way == DECLARED else way for way in (activations, kv))
         self.rounding = Rounding(self.plan, quantized.entries, inputs, cache, sides.device)
         self.found = {each.name: (each.quantized, self._restorer(each)) for each in self.plan.pairs}
@@ -116,7 +117,7 @@ class Candidate:
 
     @property
     def names(self) -> list[str]:
-        """The stored names of all that its model is made of; tensors that it lacks come from the original."""
+        """The stored names of all tensors of its model; tensors that it lacks come from the original."""
         return list(dict.fromkeys([*self.found, *self.sides.weights]))
 
     def get(self, name: str) -> Tensor:
@@ -127,7 +128,7 @@ class Candidate:
         return restore(self.sides.whole(weight))
 
     def compared(self, name: str) -> Tensor:
-        """Return the same with the factors undone that a quantizer folded elsewhere, to compare with the original's."""
+        """Return the same tensor without factors that a quantizer folded elsewhere, to compare with the original's."""
         if name not in self.unfolded:
             return self.get(name)
         weight, restore = self.unfolded[name]
@@ -168,7 +169,7 @@ def _restore(tensor: Tensor, shape: tuple[int, ...], back: Restore) -> Tensor:
 
 
 def _inverse(dequantize: object) -> Restore:
-    """Return the inverse of a view of views.py that pairing laid on the original; the identity for any other."""
+    """Return the inverse of a view (views.py) through which pairing reads the original; the identity without one."""
     function, args = (dequantize.func, dequantize.args) if isinstance(dequantize, partial) else (None, ())
     if function is views._dequantize_shifted:
         return lambda tensor: tensor - args[1]

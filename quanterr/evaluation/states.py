@@ -36,7 +36,7 @@ class Errors(NamedTuple):
 class HiddenError:
     """The error of a block's output: over all tokens, and of the worst token."""
 
-    parts: dict[Visit, Errors] = field(default_factory=dict)  # summed in order, whatever process found them
+    parts: dict[Visit, Errors] = field(default_factory=dict)  # added up in order of visits, whoever measured them
 
     def add(self, visit: Visit, x: Tensor, y: Tensor) -> bool:
         """Add the hidden states (…, d) of both sides for a micro-batch; return whether all are finite."""
@@ -82,7 +82,7 @@ class HiddenError:
 
 
 def are_finite(values: Tensor) -> bool:
-    """Return whether all values are finite; torch finds both ends twenty times as fast as ``isfinite``."""
+    """Return whether all values are finite, by their extremes: twenty times as fast as ``isfinite`` on every value."""
     return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())
 
 
@@ -124,7 +124,7 @@ class Product:
     transposed: bool = False  # the weight is stored [in, out]
     largest: float = 0.0  # largest ‖x‖ of an input
     logs: float = 0.0  # Σ ln ‖x‖ of the inputs that are not zero
-    nonzero: int = 0  # number of these
+    nonzero: int = 0  # number of such inputs
 
     @property
     def spread(self) -> float | None:
@@ -173,7 +173,7 @@ class Use:
 
     @property
     def key(self) -> Part:
-        """The key of the part of the weight."""
+        """The identity of the part: the name of its weight, its offset and its shape."""
         return self.watched.name, int(self.weight.storage_offset()), tuple(self.weight.shape)
 
     def others(self) -> Iterator[tuple[int, Tensor]]:
@@ -202,7 +202,7 @@ class OutputErrors(TorchFunctionMode):
 
     ‖X Eᵀ‖² is computed directly, or as Σ (E XᵀX) ∘ E where that takes fewer products: weights with the same inputs
     share XᵀX, as do all candidates and micro-batches. Stacked experts have few inputs each, and are computed directly.
-    No code that can be trained changes X in place after a product, so X is kept until the next one.
+    Code that can be trained never changes X in place after a product, so X is kept until the next one.
     """
 
     def __init__(self, products: dict[str, Product], inputs: int, with_moments: bool) -> None:
@@ -214,8 +214,8 @@ class OutputErrors(TorchFunctionMode):
         self._products, self._inputs, self._with_moments = products, inputs, with_moments
         self._watched: dict[int, Watched] = {}
         self._x: Tensor | None = None
-        self._norms = Norms(0.0, 0.0, 0)  # of x
-        self._uses: list[Use] = []  # with x, whose errors are still to be computed
+        self._norms = Norms(0.0, 0.0, 0)  # norms of x
+        self._uses: list[Use] = []  # products with x, whose errors are still to be computed
         self._gram: dict[tuple[Part, ...], Gram] = {}  # by the parts of weights that share the inputs
         self._later: list[tuple[Use, Gram]] = []  # errors to multiply by XᵀX once all micro-batches have run
 
@@ -272,7 +272,7 @@ class OutputErrors(TorchFunctionMode):
         product.signal += energy(output)
 
     def settle(self) -> None:
-        """Compute the errors of the products with x: before another x, and at the end of a micro-batch."""
+        """Compute the errors of the products with x; called before another x, and at the end of a micro-batch."""
         x, uses = self._x, self._uses
         self._x, self._uses = None, []
         if x is None or not any(other is not None for use in uses for other in use.watched.others):
@@ -292,7 +292,7 @@ class OutputErrors(TorchFunctionMode):
         gram.add(x)
 
     def finish(self) -> None:
-        """Compute the errors that use XᵀX: after the last micro-batch."""
+        """Compute the errors that use XᵀX; called after the last micro-batch."""
         for use, gram in self._later:
             for n, error in use.errors():
                 use.product.noise[n] += gram.energy(error.t())

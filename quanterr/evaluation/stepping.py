@@ -2,7 +2,7 @@
 
 Every micro-batch runs the forward of the model in a greenlet of its own, which hands over (unit, arguments) and waits.
 So masks, rotary tables, caches between blocks and soft caps stay the business of the model; the driver loads the
-weights of a unit once for all micro-batches. Greenlets are no threads: thousands of them cost memory alone.
+weights of a unit once for all micro-batches. Greenlets are not threads: thousands of them cost only memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,15 +40,15 @@ class _Forward(greenlet):
         self.result = self.model(**self.inputs)
 
     def ask(self, *asked: *Asked) -> object:
-        """Hand the arguments of a unit over to the driver, and return what it answers."""
+        """Hand the arguments of a unit over to the driver, and return its answer."""
         self.asked, driver = asked, self.parent
-        assert driver is not None  # noqa: S101 - who made it
+        assert driver is not None  # noqa: S101 - it created this greenlet
         return driver.switch()
 
     def resume(self, answer: object = None) -> None:
-        """Go on, with the output of the unit, until the next unit or the end.
+        """Continue with the output of the unit, until the next unit or the end.
 
-        A greenlet runs under torch's modes of the thread: they are set here, at every switch.
+        A greenlet runs in the torch modes that the thread has at the time: they are set here, at every switch.
         """
         self.asked, answers = None, [answer]
         del answer
@@ -84,8 +84,8 @@ class Stream:
     ) -> None:
         """Start a forward for each micro-batch; all stop at the first unit.
 
-        ``get`` gives tensors on the device. ``graph``: code between units keeps what a backward pass needs.
-        ``recorded``: the batches are recorded calls, which errors name.
+        ``get`` returns tensors on the device. With ``graph``, code between units keeps what a backward pass needs.
+        With ``recorded``, the batches are recorded calls, as errors then say.
         """
         self.model, self.names, self.get, self._recorded = model, names, get, recorded
         self.units = units_of(model, device)
@@ -136,7 +136,7 @@ class Stream:
             raise explain_failure(error, self.model, self._recorded) from error
 
     def taken(self, batch: int) -> Asked:
-        """Return the unit that a micro-batch waits for, and its arguments, and let go of both."""
+        """Return the unit that a micro-batch waits for and its arguments, and keep neither."""
         asked = self._forwards[batch].asked
         assert asked is not None  # noqa: S101 - waits() said so
         self._forwards[batch].asked = None

@@ -1,7 +1,7 @@
 """The divergence that a single block or weight of a candidate causes in the original's model.
 
 A swap is a forward of the original's model that reuses the original's outputs up to the swapped unit. Only later units
-are computed again: for all of L blocks, L² / 2 units.
+are computed again: to swap each of L blocks takes L² / 2 units.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,11 +34,11 @@ class FoundSwap(TypedDict):
 class Swap:
     """Parameters of one unit that come from a candidate, and the measurements with them."""
 
-    name: str  # of the unit, or as the weight is stored
+    name: str  # the unit's name, or the weight's stored name
     side: int  # number of the candidate
     unit: str
     slots: frozenset[str]  # names of the parameters in the model
-    places: list[int]  # of its forwards in the original's stream, by micro-batch
+    places: list[int]  # where its forwards are in the original's stream, by micro-batch
     changed: set[int] = field(default_factory=set)  # micro-batches whose states are no longer the original's
     measures: Measures = field(default_factory=Measures)
     not_finite: bool = False
@@ -81,7 +81,7 @@ class Swaps:
                     own = self._stream.run(place)
             else:
                 self._stream.taken(place)
-                own = deepcopy(output)  # what the model does to it in place is its own
+                own = deepcopy(output)  # the model may change it in place
             self._stream.resume(place, own)
 
     def _differing(self, swap: Swap) -> dict[str, Tensor]:

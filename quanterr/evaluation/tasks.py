@@ -1,7 +1,7 @@
 """Multiple-choice tasks, answered by log-likelihood: does the quantized model still answer as many questions right?
 
 A task is a file of JSON lines: {"question": "2 + 2 =", "choices": [" 3", " 4"], "answer": 1}. The model
-answers with the choice that has the highest log-likelihood after the question, as ``acc`` of lm-evaluation-harness.
+answers with the choice that has the highest log-likelihood after the question, like ``acc`` in lm-evaluation-harness.
 """
 
 import json
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
-BATCH_TOKENS = 4096  # of a micro-batch, padding included
+BATCH_TOKENS = 4096  # tokens of a micro-batch, padding included
 
 
 class Question(NamedTuple):
@@ -62,7 +62,7 @@ class Asked:
 
     name: str
     questions: tuple[Question, ...]
-    sequences: tuple[Scored, ...]  # of each choice of each question
+    sequences: tuple[Scored, ...]  # one for each choice of each question
 
 
 def read_task(path: str, folder: ModelFolder) -> Asked:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LEAST_CONTEXTS = 2
-CHARACTERS = 8  # assumed per token at first
-MOST_UNKNOWN = 0.1  # share of tokens
-MOST_ALIKE = 0.5  # share of the most frequent token: in a text of characters a space has less than a fifth
-LEAST_DISTINCT = 16  # tokens
+CHARACTERS = 8  # characters per token that are assumed at first
+MOST_UNKNOWN = 0.1  # share of unknown tokens
+MOST_ALIKE = 0.5  # share of the most frequent token; even if each character is a token, spaces are less than a fifth
+LEAST_DISTINCT = 16  # distinct tokens
 MOST_REPEATED = 0.1  # share of chunks that are repeated
 CUT = 64  # last tokens of a cut text, which might differ in the whole text
 
@@ -101,7 +101,7 @@ def read_tokens(path: str) -> Text:
     """Read token ids from a safetensors file with one tensor of integers.
 
     Raises:
-        UsageError: the file is missing or of another kind.
+        UsageError: the file is missing, or is not such a file.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -157,7 +157,7 @@ class Given(NamedTuple):
 
 
 def named_files(given: Iterable[str | PathLike[str]], option: str) -> list[Given]:
-    """Return files with their names: that of ``prose=a.txt``, or the file's own.
+    """Return files with their names: ``prose`` for ``prose=a.txt``, otherwise the file's own name.
 
     Raises:
         UsageError: two files have the same name.
@@ -246,12 +246,12 @@ def _tokenizer_in(folder: ModelFolder) -> "Tokenizer | None":
 
     try:
         return Tokenizer.from_file(str(folder.path / "tokenizer.json"))
-    except Exception:  # of the library, without more information
+    except Exception:  # the library raises nothing more specific
         return None
 
 
 def tokenizer_fingerprint(folder: ModelFolder) -> str | None:
-    """Return the SHA-256 of the parts of a tokenizer.json that decide on tokens; None if it cannot be read."""
+    """Return the SHA-256 of the parts of a tokenizer.json that determine tokens; None if it cannot be read."""
     read = _tokenizer_in(folder)
     if read is None:
         return None

@@ -28,7 +28,7 @@ class Slot(NamedTuple):
     def tensor(self) -> Tensor:
         """The tensor that fills the slot now."""
         found = (self.module._buffers if self.is_buffer else self.module._parameters)[self.attribute]
-        assert found is not None  # noqa: S101 - a slot is made of a tensor
+        assert found is not None  # noqa: S101 - a slot is made for a tensor
         return found
 
     def fill(self, tensor: Tensor) -> None:
@@ -73,7 +73,7 @@ def convert(tensor: Tensor, slot: Slot) -> Tensor:
 
 
 def _placeholder(like: Tensor, device: torch.device) -> Tensor:
-    """Return NaN in that shape and dtype, with memory for one element: meta tensors may be read silently."""
+    """Return NaN in that shape and dtype, with memory for one element; a meta tensor could be read unnoticed."""
     value = float("nan") if like.is_floating_point() else 0
     return torch.full((1,), value, dtype=like.dtype, device=device).expand(like.shape)
 

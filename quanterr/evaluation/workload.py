@@ -1,6 +1,6 @@
 """Kinds of models: how each is built, its inputs, and the outputs that are measured.
 
-To add a kind: a class with the members of :class:`Workload`, and its place in :func:`workload_of`.
+To add a kind, write a class with the members of :class:`Workload`, and return it from :func:`workload_of`.
 """
 
 import inspect
@@ -68,7 +68,7 @@ class Workload(Protocol):
     loader: str  # class of transformers that builds it from a config
 
     def inputs(self, model: nn.Module, config: object, chunks: Tensor, scored: Tensor | None = None) -> Inputs:
-        """Return the arguments of the model for chunks of token ids (n, context); ``scored`` is as of measure."""
+        """Return the arguments of the model for chunks of token ids (n, context); for ``scored``, see measure."""
 
     def measure(
         self, base: object, other: object, chunks: Tensor, first: int, to: Measures, scored: Tensor | None = None
@@ -80,13 +80,13 @@ class Workload(Protocol):
 
 
 class Causal:
-    """A causal model: predictions of the second half of each chunk are scored, as by llama.cpp's perplexity."""
+    """A causal model: predictions of the second half of each chunk are scored, as in llama.cpp's perplexity."""
 
     kind: Kind = "causal"
     loader = "AutoModelForCausalLM"
 
     def inputs(self, model: nn.Module, config: object, chunks: Tensor, scored: Tensor | None = None) -> Inputs:
-        """Return the chunks; logits from the first scored one on alone, where the model can leave out others."""
+        """Return the chunks; a model that can leave out logits computes none before the first scored one."""
         rows = chunks.shape[1] - (chunks.shape[1] // 2 if scored is None else _before_first(scored))
         return inputs_of(model, chunks) | ({"logits_to_keep": rows} if _takes(model, "logits_to_keep") else {})
 
@@ -99,7 +99,7 @@ class Causal:
         to: Measures,
         scored: Tensor | None = None,
     ) -> bool:
-        """Score the tokens of the second half after its first, or those that ``scored`` marks."""
+        """Score the tokens that ``scored`` marks, or all but the first token of the second half."""
         if scored is not None:
             kept = chunks.shape[1] - _before_first(scored)
             finite = []
@@ -123,7 +123,7 @@ class SequenceToSequence:
     def inputs(
         self, model: nn.Module, config: "PretrainedConfig", chunks: Tensor, scored: Tensor | None = None
     ) -> Inputs:
-        """Return the first half for the encoder; for the decoder its start token and the second half but the last."""
+        """Return the first half for the encoder; for the decoder its start token and the second half up to the last."""
         half = chunks.shape[1] // 2
         start = torch.full((len(chunks), 1), config.decoder_start_token_id or 0)
         decoder = torch.cat([start, chunks[:, half:-1]], 1)
@@ -170,7 +170,7 @@ class Recorded:
     """A model that runs on recorded calls: its outputs are compared."""
 
     kind: Kind = "calls"
-    loader = "AutoModel"  # where the config names no class
+    loader = "AutoModel"  # if the config names no class
 
     def inputs(self, model: nn.Module, config: object, chunks: Any, scored: Tensor | None = None) -> Inputs:
         """Return the arguments of a call, floats in the dtype of the model.
@@ -199,7 +199,7 @@ CAUSAL, SEQUENCE, ENCODER, CALLS = Causal(), SequenceToSequence(), Encoder(), Re
 
 
 def workload_of(config: "PretrainedConfig") -> Workload:
-    """Return the kind of the model of a config."""
+    """Return the kind of model that a config describes."""
     names = getattr(config, "architectures", None) or []
     if getattr(config, "is_encoder_decoder", False):
         return SEQUENCE
