@@ -42,7 +42,7 @@ K1, K2 = 0.01, 0.03
 BAND = 16  # rows for which SSIM is computed at a time
 PEAK = 255.0
 DEPTH_AT = 24  # offset of the bit depth in a PNG
-SHOWN, THUMBNAIL = 8, 256  # worst pairs with pictures, and the longer side of these in pixels
+SHOWN, THUMBNAIL = 8, 256  # worst pairs with pictures, and the longer side of a picture in pixels
 ALEXNET = "alexnet-owt-7be5be79.pth"  # the file that torchvision's AlexNet_Weights.IMAGENET1K_V1 names
 LEAST_LPIPS = 32  # pixels that AlexNet's convolutions and poolings need
 

@@ -44,7 +44,7 @@ class LayerSelection:
         return taken and not any(matches(name) for _, matches in self._left)
 
     def names(self, name: str) -> bool:
-        """Return whether a pattern explicitly includes the weight of this name: False if no pattern includes."""
+        """Return whether the weight of this name is included explicitly; False if all patterns exclude."""
         return bool(self._taken) and self.takes(name)
 
     def check(self, names: Iterable[str]) -> None:

@@ -305,7 +305,7 @@ def _view_with_evaluation(evaluation: str, report: "Document", to: "list[Target]
     """Return the view of a report that includes an evaluation of the same pair.
 
     Raises:
-        UsageError: the document is no report, or no output is a page.
+        UsageError: the document is not a report, or no output is a page.
     """
     from quanterr.report.evaluation.model import Evaluation
     from quanterr.report.model import Report

@@ -184,7 +184,7 @@ def _worst_token(found: Prediction, prepared: Prepared) -> WorstToken:
 
 
 def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Iterator[Finding]:
-    """Report differences between a candidate's config and the original's, and a candidate equal to the original."""
+    """Yield findings: a copy of the original, another config or tokenizer, massive activations, rounding, notes."""
     same = {block.relative_error for block in outcome.blocks} == {0.0}
     if same and not any(pair.quantized.has_codes for pair in candidate.plan.pairs):
         message = "nothing differs from the original; is this the quantized checkpoint?"

@@ -1,4 +1,4 @@
-"""The original and its candidates run side by side, or the original alone."""
+"""Evaluation of candidates beside their original, and measurements of an original alone."""
 
 import os
 import threading
@@ -69,7 +69,7 @@ def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: Evaluat
 
     Reasons why a text means little are logged as errors, which no quiet option hides: there is no verdict to hold them.
 
-    Raises the errors of :func:`quanterr.evaluation.study`.
+    Raises the same errors as :func:`quanterr.evaluation.study`.
     """
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
     chosen.check_alone()

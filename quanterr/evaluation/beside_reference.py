@@ -72,10 +72,10 @@ def measure_beside(
 
 
 def _check_needs_no_original(against: str | Plan | Iterable[str | Plan], chosen: EvaluateOptions) -> None:
-    """Refuse options that a reference cannot serve.
+    """Check that no option needs the original.
 
     Raises:
-        UsageError: one of them is given.
+        UsageError: an option does.
     """
     given = {
         "--against": against,

@@ -24,7 +24,7 @@ from quanterr.pairing.importance import architecture_of
 
 
 def check_saliency(chosen: EvaluateOptions) -> Saliency:
-    """Return an empty collection of the most salient columns and elements.
+    """Return a collection for the most salient columns and elements, still empty.
 
     Raises:
         UsageError: the requested share is not a percentage.

@@ -41,7 +41,7 @@ class Call(NamedTuple):
     step: int | None
     arguments: dict[str, object]
     sigma: float | None = None  # noise level of flow matching
-    branch: str | None = None  # of guidance: conditional or unconditional
+    branch: str | None = None  # branch of guidance: conditional or unconditional
     guidance_scale: float | None = None
 
 
@@ -51,7 +51,7 @@ class Calls:
 
     source: str
     sha256: str
-    model: str | None  # the class that they are for
+    model: str | None  # the class of the model that was recorded
     calls: Sequence[Call]
 
     def spread(self, n: int) -> Sequence[Call]:
@@ -90,7 +90,7 @@ def read_calls(path: str) -> Calls:
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            for key in file.keys():  # noqa: SIM118 - it is no mapping
+            for key in file.keys():  # noqa: SIM118 - not a mapping
                 call, slash, argument = key.rpartition("/")
                 if not slash or not call:
                     raise UsageError(f"{where}: {display(key)}: tensors are called CALL/ARGUMENT")

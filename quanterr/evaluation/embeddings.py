@@ -1,4 +1,4 @@
-"""The error of an encoder's embeddings: the mean of the last hidden states of each chunk."""
+"""The error of an encoder's embeddings; the embedding of a chunk is the mean of its last hidden states."""
 
 from dataclasses import dataclass, field
 from math import isfinite
@@ -21,7 +21,7 @@ class Embedded:
 
     @property
     def chunks(self) -> int:
-        """Number of chunks."""
+        """The number of chunks."""
         return sum(map(len, self.of_x.values()))
 
     def add(self, batch: int, x: Tensor, y: Tensor) -> None:

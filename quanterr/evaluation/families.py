@@ -290,7 +290,7 @@ def _auraflow(t: Tensors) -> JsonObject:
 ZERO_TIMESTEP = "__index_timestep_zero__"  # ComfyUI's marker of Qwen-Image-Edit 2511 (comfy/model_detection.py)
 MARKERS = frozenset({ZERO_TIMESTEP})  # stored tensors that are not parameters
 
-# The first family whose probe is stored is the one; a family whose probe others have, too, stands below them.
+# The first family whose probe is stored is taken; one whose probe other families also have comes after them.
 FAMILIES = (
     Family("FLUX.2", "double_stream_modulation_img.lin.weight", "Flux2Transformer2DModel", _flux2),
     Family("Chroma", "distilled_guidance_layer.in_proj.weight", "ChromaTransformer2DModel", _chroma),

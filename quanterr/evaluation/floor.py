@@ -35,7 +35,7 @@ from quanterr.util.text import display
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}  # stored floats that runtimes compute in
 HALVES = frozenset(DTYPES.values())
 REFERENCES = (torch.float32, torch.float64)
-FEWEST, MOST = 2, 4  # least and largest number of chunks to read of each text
+FEWEST, MOST = 2, 4  # minimum and maximum number of chunks to read of each text
 TOKENS = 1024  # of a text, after which no further chunk is read
 
 
@@ -79,7 +79,7 @@ class FloorRun:
         self._places = {place: n for n, place in enumerate(self._batches)}
         self._workload = architecture.workload
         self._stream: Stream | None = None
-        self._loaded: str | None = None  # name of a unit
+        self._loaded: str | None = None  # name of the loaded unit
         self.dtype, self.reason = _own_dtype(sides), ""
         if self.dtype is None:
             self.reason = "the original is not stored in a 16-bit float"

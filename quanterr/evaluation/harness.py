@@ -34,7 +34,7 @@ USUAL_LENGTH = 2048  # tokens, if the config names no context length
 
 
 def _base() -> object:
-    """Return the harness's base class if it is installed, else a plain class with the same interface."""
+    """Return the harness's base class if the harness is installed, otherwise a plain class in its place."""
     return import_module("lm_eval.api.model").LM if find_spec("lm_eval") else object
 
 
@@ -58,7 +58,7 @@ class StreamedModel(_base()):  # type: ignore[misc]
         activations: str = DECLARED,
         kv: str = DECLARED,
     ) -> None:
-        """Read the config and the tokenizer; inputs, keys and values are rounded as by ``evaluate``.
+        """Read the config and the tokenizer; inputs, keys and values are rounded as in ``evaluate``.
 
         A declared scheme that is not emulated raises a :class:`UserWarning`.
 

@@ -1,4 +1,4 @@
-"""The rows of stored tensors that make up a denoiser's parameters, read off diffusers' own single-file converters.
+"""The rows of stored tensors that make up a denoiser's parameters, found by diffusers' own single-file converters.
 
 A file of the original authors (Black Forest Labs, Stability AI, Alibaba, …) or of ComfyUI uses other names than
 diffusers' class of the model, and fuses projections. diffusers' converters rename, split, join and swap tensors along

@@ -107,7 +107,7 @@ class Found(TypedDict):
 
 @dataclass
 class Running:
-    """A candidate while it runs."""
+    """A candidate that runs, with its measurements so far."""
 
     candidate: Candidate
     stream: Stream
@@ -141,7 +141,7 @@ class Running:
             noise[name] = noise.get(name, 0.0) + more
 
     def compared(self, unit: Unit, loaded: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights of a unit in the original's scales; ``loaded`` are those that the model needs."""
+        """Return the weights of a unit in the original's scales; ``loaded`` are the weights as the model needs them."""
         names = [slot.name for slot in unit.slots]
         folded = any(key in self.candidate.unfolded for name in names for key in self.stream.names.sources(name))
         return self.stream.names.tensors(names, self.candidate.compared) if folded else loaded
@@ -225,7 +225,7 @@ class Lockstep:
             self._swaps = Swaps(self._original, inputs, len(self._others), pace.swap_blocks, pace.swap)
         self._products: dict[str, Product] = {}
         self._unit_of: dict[str, str] = {}
-        self.hidden: dict[int, Tensor] = {}  # inputs of the head, (chunks, positions, width), by micro-batches
+        self.hidden: dict[int, Tensor] = {}  # inputs of the head, (chunks, positions, width), by micro-batch
         self.head: dict[str, Tensor] = {}  # its weights
         self._architecture, self._inputs = architecture, inputs
         self._head = head_of(self.model, self._original.units) if pace.with_hidden else None
@@ -459,7 +459,7 @@ class Lockstep:
 
 
 def _shared(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a candidate's weights; one that equals the original's, as embeddings often do, shares its memory."""
+    """Return a candidate's weights; weights that equal the original's, as embeddings often do, share its memory."""
     return {name: tensors[name] if torch.equal(tensor, tensors[name]) else tensor for name, tensor in own.items()}
 
 

@@ -152,7 +152,7 @@ def read_lora(path: str) -> Lora:
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
         with open(path, "rb") as raw:
             digest = hashlib.file_digest(raw, "sha256").hexdigest()
         described = as_object(strict_json.loads(metadata.get(METADATA, "{}").encode()))

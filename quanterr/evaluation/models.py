@@ -89,7 +89,7 @@ def _read_fields(folder: ModelFolder) -> JsonObject:
     """Return the fields of a folder's config.json.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: the config.json is missing or damaged.
     """
     shown = folder.named("config.json")
     try:
@@ -195,7 +195,7 @@ class Denoiser:
         return MergedNames(model, layout, self.lora.changes(model, layout))
 
     def _layout(self, model: nn.Module, sides: Sides) -> Layout:
-        """Find the layout of the original, once."""
+        """Return the layout of the original, which is found only once."""
         if sides.layout is None:
             where = display(sides.checkpoint.path)
             sides.layout = find_layout(model, self.config, sides.shapes, where)

@@ -29,12 +29,12 @@ class Given(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Paths of files and plans, and names of recipes."""
+        """The paths of files and plans, and the names of recipes."""
         paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in self.stored]
         return [*paths, *(recipe.name for recipe in self.recipes), *self.plans]
 
     def open(self, original: Checkpoint, stack: ExitStack, chosen: EvaluateOptions) -> list[Checkpoint]:
-        """Open all of them, in the order of the names, until ``stack`` ends.
+        """Open all candidates, in the order of the names, until ``stack`` ends.
 
         Raises:
             CheckpointError: a checkpoint is missing or damaged.

@@ -99,7 +99,7 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
     """Read the config, the texts and the tasks, and check that the options fit the model.
 
     Raises:
-        UsageError: an option does not fit, or there is no text, or too little.
+        UsageError: an option does not fit, or the text is missing or too short.
         CheckpointError: transformers lacks the model.
     """
     dtype = models.DTYPES.get(chosen.dtype)
@@ -166,7 +166,7 @@ def _texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int) -> lis
     """Read all texts and conversations.
 
     Raises:
-        UsageError: there is none, or one cannot be read.
+        UsageError: no text is given, or one cannot be read.
     """
     texts, chats = list(chosen.text), list(chosen.chat)
     if bool(texts or chats) == (chosen.tokens is not None):

@@ -30,7 +30,7 @@ DEQUANTIZED = "F32"  # dtype of rows whose weight is quantized
 
 
 class Counterpart(NamedTuple):
-    """The original as a candidate names it, and the tensors of either side that the model does without."""
+    """The original in a candidate's names, and the tensors of either side that the model does not need."""
 
     sides: Sides
     ignored: frozenset[str] = frozenset()

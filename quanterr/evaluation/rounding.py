@@ -46,7 +46,7 @@ CACHE = ("fp8",)
 class Rounded(NamedTuple):
     """The rounding of the inputs of a weight: a scheme, its stored numbers, and the operations on inputs before it.
 
-    The dequantized weight has factors and rotation undone. So they are undone in the rounded inputs as well.
+    In the dequantized weight, factors and rotation are undone, so they are undone in the rounded inputs as well.
     """
 
     scheme: InputScheme

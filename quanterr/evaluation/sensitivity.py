@@ -3,8 +3,8 @@
 fisher.py        language models: the divergence of the predicted tokens
 gauss_newton.py  recorded calls: the error of the output
 
-Both give a gradient of each weight, G, for each chunk or call. Where errors of elements do not depend on each other, an
-error e costs Σ_ij e_ij² Σ G_ij² / scored. For an error with the same NMSE in each row, spread evenly over c columns,
+Both give a gradient of each weight, G, for each chunk or call. Where errors of elements are independent, an error e
+costs Σ_ij e_ij² Σ G_ij² / scored. For an error with the same NMSE in each row, spread evenly over c columns,
 this is alpha · NMSE with
 
     alpha = Σ_i (Σ_j Σ G_ij² / scored) · ‖W_i‖² / c
@@ -116,7 +116,7 @@ class Profile:
 
 
 class Method(Protocol):
-    """The measure of a model's outputs whose curvature is wanted."""
+    """A measure of a model's outputs, whose curvature is computed."""
 
     def backward(self, number: int, result: object) -> int:
         """Compute gradients at the result of micro-batch ``number``; return the number of scored outputs."""

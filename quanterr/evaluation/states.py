@@ -95,7 +95,7 @@ def hidden_of(output: object) -> Tensor | None:
 
 
 class Norms(NamedTuple):
-    """Norms ‖x‖ of inputs: the largest, and Σ ln ‖x‖ and number of those that are not zero."""
+    """Norms ‖x‖ of inputs: the largest, and the Σ ln ‖x‖ and the number of nonzero ones."""
 
     largest: float
     logs: float
@@ -117,14 +117,14 @@ class Product:
 
     signal: float
     noise: list[float]
-    is_stack: bool  # of matrices, one for each expert
+    is_stack: bool  # the weight has a matrix for each expert
     moments: Tensor | None = None  # (columns,) Σ of squares of inputs
     sums: Tensor | None = None  # (columns,) Σ of inputs
     inputs: int = 0
     transposed: bool = False  # the weight is stored [in, out]
     largest: float = 0.0  # largest ‖x‖ of an input
-    logs: float = 0.0  # Σ ln ‖x‖ of the inputs that are not zero
-    nonzero: int = 0  # number of such inputs
+    logs: float = 0.0  # Σ ln ‖x‖ of nonzero inputs
+    nonzero: int = 0  # number of nonzero inputs
 
     @property
     def spread(self) -> float | None:
@@ -191,14 +191,14 @@ class Use:
 
     @property
     def outputs(self) -> int:
-        """Number of outputs."""
+        """The number of outputs."""
         return self.weight.shape[1 if self.transposed else 0]
 
 
 class OutputErrors(TorchFunctionMode):
     """Computes the output errors of a unit's weights while the original's unit runs, on its inputs.
 
-    The inputs of a stacked expert are those that are routed to it.
+    A stacked expert gets only the inputs that are routed to it.
 
     ‖X Eᵀ‖² is computed directly, or as Σ (E XᵀX) ∘ E where that takes fewer products: weights with the same inputs
     share XᵀX, as do all candidates and micro-batches. Stacked experts have few inputs each, and are computed directly.

@@ -138,8 +138,8 @@ def parse(text: str, vocabulary: Vocabulary = OF_REPORTS) -> Condition:
     """Parse a rule for a document with the given metrics.
 
     Raises:
-        UsageError: the text is no rule (the message gives the column, what was found and what was expected), or names
-            a metric that does not exist or has another scope (the message suggests the nearest).
+        UsageError: the text is not a rule (the message gives the column, what was found and what was expected), or it
+            names a metric that does not exist or has another scope (the message suggests the nearest).
     """
     return _Parser(text, vocabulary).parse_condition()
 

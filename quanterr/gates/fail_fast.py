@@ -18,7 +18,7 @@ def make_violation_check(rules: list[Rule], baseline: Subject | None) -> "Callab
     """Return a function that describes the rule that a layer violates, or returns None.
 
     Raises:
-        UsageError: there is no rule, or none of severity error about single layers.
+        UsageError: there is no rule of severity error about single layers.
     """
     if not rules:
         raise UsageError("--fail-fast: no rules given; give --thresholds FILE, or --require 'snr_db >= 30'")

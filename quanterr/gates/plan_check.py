@@ -90,7 +90,7 @@ def _find_unplanned_changes(report: Report, plan: Plan) -> Iterator[Violation]:
 
 
 def _is_cast(layer: Layer) -> bool:
-    """Return True if the errors are no larger than those of a cast to the stored dtype."""
+    """Return True if the errors are no larger than a cast to the stored dtype would cause."""
     if layer.quantized_dtype not in CASTS or layer.quantized_dtype == layer.original_dtype or not layer.finite:
         return False
     relative, least = CASTS[layer.quantized_dtype]

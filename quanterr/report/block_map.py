@@ -1,7 +1,7 @@
 """Block map in the terminal: a line per module, a cell per block, a table per stack of blocks.
 
-A cell is a digit, readable without colours: it says how many steps of some dB its worst weight is above the worst level
-of the map. The curve in the same line shows the SNR along the blocks.
+A cell is a digit, readable without colours: it says by how many steps of a fixed size in dB its worst weight is above
+the worst level. The curve in the same line shows the SNR along the blocks.
 """
 
 from collections import defaultdict

@@ -78,7 +78,7 @@ def read_document(path: str) -> "Document":
     """Read a report, ranking, evaluation, plan, inspection or comparison of images.
 
     Raises:
-        ReportError: the file is missing, is no such document, or has an unknown schema version or an invalid value.
+        ReportError: the file is missing, is not such a document, or has an unknown schema version or an invalid value.
     """
     kind = find_kind(path)
     from quanterr.report.reading import read_report, read_stored

@@ -103,7 +103,7 @@ def _reasons(view: View, sections: Sequence[Section]) -> Iterator[Markup | str]:
     """Yield doubts about the comparison, the conclusion, and the reasons with links to layers."""
     yield from (tag("strong", sentence(one)) for one in view.doubts)
     yield view.conclusion
-    named = list(_list_named_layers(sections))[:MAX_LISTED] if view.maps else []  # else there are no details to link
+    named = list(_list_named_layers(sections))[:MAX_LISTED] if view.maps else []  # maps come with details to link
     yield from (link_names(sentence(reason), named) for reason in view.reasons[:MAX_LISTED])
     if len(view.reasons) > MAX_LISTED:
         yield f"and {count(len(view.reasons) - MAX_LISTED, 'more reason')}"

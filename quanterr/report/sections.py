@@ -181,7 +181,7 @@ class Chart(NamedTuple):
     """Curves of positive numbers on a logarithmic scale, which only pages draw."""
 
     title: str
-    across: str  # title of the axis
+    across: str  # title of the horizontal axis
     curves: Sequence[Curve]
 
 
@@ -274,7 +274,7 @@ Facts = Sequence[tuple[str, Sequence[str]]]  # titles with texts
 class View(NamedTuple):
     """A document as readers see it."""
 
-    heading: str  # of the Markdown section
+    heading: str  # heading of the Markdown section
     verdict: str | None  # pass, fail, inconclusive; None: not judged
     conclusion: str  # the result in a sentence
     reasons: Sequence[str]  # reasons for the verdict

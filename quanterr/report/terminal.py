@@ -117,7 +117,7 @@ def format_conclusion(view: View, answer: Outcome) -> str:
 
 
 def _pick_style(view: View) -> str:
-    """Return the style of the last line; a pass without gates is no approval and gets no colour."""
+    """Return the style of the last line; a pass without gates is not an approval and gets no colour."""
     return STYLES["inconclusive"] if view.doubts and view.word != "fail" else STYLES.get(view.word, "bold")
 
 
@@ -143,7 +143,7 @@ def _print_part(part: Part, to: Console) -> None:
 
 
 def print_table(part: Table, to: Console) -> None:
-    """Print a table with its title, and what was left out of it."""
+    """Print a table with its title, and say what was left out."""
     wrap = not to.is_terminal
     rows, left_out = _shorten_names(part)
     to.print(Text(part.title, style="bold"), soft_wrap=wrap)  # rich would wrap the title to the width of the table
