@@ -408,7 +408,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
     Attributes:
         text: UTF-8 text files, tokenized with the original's tokenizer.json, each with a name if given as
             ``prose=a.txt``; and
-        chat: files of conversations, through its chat template; see evaluation/conversations.py; or
+        chat: files of conversations, in the original's chat template; see evaluation/conversations.py; or
         tokens: a safetensors file with one tensor of token ids; or
         inputs: recorded calls of a model's forward, of diffusers or transformers, see evaluation/calls.py; or
             ``gaussian:8``, eight made-up calls of a denoiser, see evaluation/gaussian.py.

@@ -18,7 +18,7 @@ EVERY = 30  # seconds after which a line is due without progress
 NARROW = 90  # columns; narrower bars leave out sizes and rate
 FORMAT = "{percentage:3.0f}% {bar} {n_fmt}iB of {total_fmt}iB, {rate_fmt}, eta {remaining}{postfix}"
 SHORT = "{percentage:3.0f}% {bar} eta {remaining}{postfix}"
-STEP = 0.05  # share of all bytes after which a line is due, FIRST_LINE seconds after the last one at the earliest
+STEP = 0.05  # share of all bytes after which a line is due, but not within FIRST_LINE seconds of the last one
 
 
 class TerminalBar:

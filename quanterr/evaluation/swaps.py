@@ -45,7 +45,7 @@ class Swap:
 
 
 class Swaps:
-    """All swaps of all candidates, as they run through the original's model."""
+    """All swaps of all candidates, which run through the original's model together."""
 
     def __init__(
         self, stream: Stream, inputs: Sequence[Inputs], sides: int, blocks: bool, patterns: Iterable[str]
@@ -65,7 +65,7 @@ class Swaps:
         self._tensors: Mapping[str, Tensor] = {}
 
     def load(self, tensors: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take the weights of the loaded unit: the original's and each candidate's."""
+        """Keep the weights of the loaded unit: the original's and each candidate's."""
         self._tensors, self._own = tensors, dict(enumerate(others))
 
     def run(self, batch: int, unit: Unit, output: object) -> None:
@@ -148,7 +148,7 @@ def _chosen(stream: Stream, blocks: bool, wanted: LayerSelection) -> Iterator[tu
 
 @contextmanager
 def _swapped(unit: Unit, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Put other weights into a unit within the context."""
+    """Swap weights of a unit within the context."""
     slots = [slot for slot in unit.slots if slot.name in own]
     for slot in slots:
         slot.fill(convert(own[slot.name], slot))

@@ -101,7 +101,7 @@ def read_tokens(path: str) -> Text:
     """Read token ids from a safetensors file with one tensor of integers.
 
     Raises:
-        UsageError: the file is missing, or is not such a file.
+        UsageError: the file is missing, or holds something else.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -127,7 +127,7 @@ class Chunks(NamedTuple):
     given: Tensor
     raw: Tensor
     scored: Tensor | None = None  # (n, width) bool; None: the second half of each chunk
-    lengths: tuple[int, ...] = ()  # of conversations, which are padded
+    lengths: tuple[int, ...] = ()  # lengths of conversations, which are padded
 
     @property
     def parts(self) -> list[Tensor]:

@@ -115,7 +115,7 @@ class Causal:
 
 
 class SequenceToSequence:
-    """An encoder-decoder: the first half of a chunk is given, predictions of the second half are scored."""
+    """An encoder-decoder: the encoder reads the first half of a chunk, predictions of the second half are scored."""
 
     kind: Kind = "sequence to sequence"
     loader = "AutoModelForSeq2SeqLM"

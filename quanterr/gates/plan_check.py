@@ -39,7 +39,7 @@ INTEGERS = (
         }
     ),
 )
-INT8_BY_ROWS = "int8_channel"  # a recipe whose format is one of groups, but which stores the same as int8_row
+INT8_BY_ROWS = "int8_channel"  # a recipe in a format with groups, which stores the same as int8_row
 OF_8_BITS = frozenset({"int8_tensor", "int8_block"})
 SAME = (
     frozenset({"ct_nvfp4", "nvfp4", "nvfp4_experts", "gguf_nvfp4", "torchao_nvfp4", "mlx_nvfp4"}),

@@ -47,7 +47,7 @@ class Cell(NamedTuple):
     rank: int  # order: not compared, undefined, a number, identical
     snr_db: float
     block: int
-    excess_db: float = nan  # NaN where unknown
+    excess_db: float = nan  # NaN: unknown
 
     @property
     def sign(self) -> str | None:

@@ -41,7 +41,7 @@ SHARE_DIGITS = ".3g"
 DB_PLACES = 2
 DETAILED = 3000  # number of layers with details
 MAX_FINDINGS = 500
-MAX_KEPT = 1000  # proposed layers; whoever keeps more should use another format
+MAX_KEPT = 1000  # proposed layers; to keep more calls for another format
 
 SAME = "="  # in place of a number: the layer equals the original
 

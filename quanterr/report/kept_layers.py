@@ -100,7 +100,7 @@ def choose_within(ordered: Sequence[KeptLayer], given: Budget, error: float) -> 
     Args:
         ordered: layers from :func:`order_by_worth`.
         given: the budget.
-        error: Σe² of all layers, including those that cannot be kept.
+        error: Σe² of all layers, including layers that cannot be kept.
     """
     if given.is_gain:
         gone = error * (1 - 10 ** (-given.amount / 10))

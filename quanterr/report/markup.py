@@ -65,8 +65,8 @@ def link_names(text: str, names: Iterable[str]) -> Markup:
 def cells_table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str, are_numbers: Sequence[bool]) -> Markup:
     """Return a table whose first cells are row heads; ``are_numbers`` marks the columns of numbers.
 
-    ``kind`` may hold three words. "short": names never break. On narrow screens, "stack" turns rows into lines, and
-    "rows" shows each cell that is not empty as the column's head and the text.
+    With the ``kind`` "short", names never break. On narrow screens, "stack" turns rows into lines, and "rows" shows
+    each cell that is not empty as the column's head and the text.
     """
     right = [{"class_": "number"} if is_number else {} for is_number in are_numbers]
 

@@ -1,7 +1,7 @@
 """Subjects that rules judge, their items and their metrics, for all kinds of documents.
 
 A subject receives a verdict: a report, a plan, a candidate of a ranking or evaluation. Its items are layers, blocks or
-tasks. For each kind of document, ``values.py`` beside its model defines the metrics in a :class:`Vocabulary`, and
+tasks. For each kind of document, ``values.py`` beside its model has a :class:`Vocabulary` with the metrics, and
 ``list_subjects``, which returns the subjects of a document.
 """
 

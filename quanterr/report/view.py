@@ -104,7 +104,7 @@ def view(report: Report, top: int, sort_by: str = "snr", evaluation: "Evaluation
     ``evaluation`` of the same pair adds its scores and the measured error of each weight.
 
     Raises:
-        UsageError: the evaluation is of another pair.
+        UsageError: the evaluation belongs to another pair.
     """
     evaluated = None if evaluation is None else find_candidate(report, evaluation)
     return make_view(

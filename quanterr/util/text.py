@@ -101,6 +101,6 @@ def format_exact(value: float) -> str:
 
 
 def named_path(given: str) -> tuple[str, str]:
-    """Split ``prose=a.txt`` into name and path; the name is empty without ``=``, or if a file is called so."""
+    """Split ``prose=a.txt`` into name and path; the name is empty without ``=``, or if the whole names a file."""
     name, sign, path = given.partition("=")
     return (name, path) if name and sign and not exists(given) else ("", given)

@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 
 ATTEMPTS = 6
 WAIT = 0.2  # seconds before the second attempt, then four times as long before each further one
-LONGEST_WAIT = 10.0  # seconds between two attempts, at most
+LONGEST_WAIT = 10.0  # maximum seconds between two attempts
 LONGEST_TOLD = 600.0  # longest wait in seconds that a host may ask for: the hub limits requests per 300 seconds
 WORTH_TELLING = 2.0  # seconds: shorter waits are not reported
 TICK = 0.1  # seconds between two checks of whether to go on waiting
