@@ -78,9 +78,9 @@ def compare_each(
 ) -> list[Report]:
     """Return the report of :func:`compare` for each candidate, reading the original only once.
 
-    A recipe quantizes the original on the fly. Without ``samples``, nothing is estimated from a sample of rows: what
-    the stored scales, good scales and the format allow. Raises the errors of :func:`compare`; ``report.run`` describes
-    the whole pass.
+    A recipe quantizes the original on the fly. Without ``samples``, reports lack the estimates from a sample of rows:
+    the errors that the stored scales, good scales and the format allow. Raises the errors of :func:`compare`;
+    ``report.run`` describes the whole pass.
     """
     stop = options.stop or threading.Event()
     with join_rank_group(stop) as group:
@@ -124,7 +124,7 @@ def _compare_each(
             for pairing, side in zip(pairings, after, strict=True)
         ]
         canonicalize.cache_clear()
-        give_back_memory()  # pairing's tables of names
+        give_back_memory()  # that pairing used for its tables of names
 
         def take(candidate: int, done: ComparedWeight) -> None:
             layer = builders[candidate].add(done)
@@ -193,7 +193,7 @@ def _open_journal(
 ) -> Journal | None:
     """Open the requested journal, before any rank writes to its own, and make the ranks agree on inputs and pairs.
 
-    ``same`` is the identity of the run, None if there is neither.
+    ``same`` is the identity of the run; None if there are neither a journal nor other ranks.
     """
     if same is None:
         return None
@@ -201,7 +201,7 @@ def _open_journal(
     if options.resume is not None:
         journal = stack.enter_context(Journal(options.resume, same, 0 if ranks is None else ranks.rank))
     if ranks is not None:
-        kind = pick_device(options.device).type  # decides the chunks and the last digits
+        kind = pick_device(options.device).type  # determines the chunks, and so the last digits
         ranks.group.agree({key: value for key, value in same.items() if key != "written"} | {"device": kind})
     return journal
 

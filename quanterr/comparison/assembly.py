@@ -72,7 +72,7 @@ from quanterr.version import __version__
 # Only synthetic models have more blocks; grouping by block would then take more space than the layers.
 MAX_BLOCKS = 512
 
-MOST_WAITING = 64  # histograms of a group that wait to be added
+MOST_WAITING = 64  # histograms that a group collects before it adds them up
 
 TORCH_NAMES = {
     "BOOL": "bool",
@@ -125,7 +125,7 @@ class LayerGroup:
         self._values = LayerValues()
         self._measured = Measurement(Sums(histogram=Histogram.empty()), layers=self._values)
         self._layers = 0
-        self._histograms: list[Histogram] = []  # still to be added: many at once take less time
+        self._histograms: list[Histogram] = []  # not added yet: adding many at once takes less time
         # Sums over layers with a known attainable SNR, in units of 2^-1074: Σx², Σe², Σe*² with stored and good scales.
         self._x_sq = self._e_sq = self._best_sq = self._good_sq = 0
 
@@ -176,7 +176,7 @@ class LayerGroup:
             self._add_histograms()
 
     def _add_histograms(self) -> None:
-        """Add the histograms that wait."""
+        """Add up the histograms collected so far."""
         total, waiting, self._histograms = self._measured.sums.histogram, self._histograms, []
         if total and waiting:
             add_histograms(total, waiting)
@@ -266,7 +266,7 @@ class ReportBuilder:
 
     @property
     def _leftovers(self) -> list[Leftover]:
-        """The tensors that are not compared: leftovers of the pairing, then refused pairs, in their order."""
+        """Tensors that are not compared: the pairing's leftovers, then refused pairs, both in their order."""
         return [*self._pairing.leftovers, *(left for number in sorted(self._refused) for left in self._refused[number])]
 
     def report(
@@ -341,7 +341,7 @@ class ReportBuilder:
         )
 
     def _find_in_report(self, noticed: Sequence[Finding]) -> list[Finding]:
-        """Report changed tensors of one dimension, except corrected biases, which have a finding of their own."""
+        """Return findings about the report: changed 1-D tensors (except corrected biases), and too many blocks."""
         found = []
         corrected = {name for one in noticed if one.code == "bias_corrected" for name in one.evidence["layers"]}
         names = [name for n in sorted(self._other) if (name := self._other[n].layer_name) not in corrected]
@@ -443,7 +443,7 @@ def _make_header(pair: Pair) -> JsonObject:
 
 @cache  # layers share the string
 def reported_dtype(dtype: str) -> str:
-    """Return a report's name for a stored dtype."""
+    """Return the name that reports use for a stored dtype."""
     if dtype in BLOCKS:
         return f"ggml.{dtype.lower()}"
     return f"torch.{TORCH_NAMES.get(dtype, dtype.lower())}"
@@ -503,7 +503,7 @@ def _make_not_compared(leftover: Leftover) -> NotCompared:
 
 
 def _suggest_exclusion(names: Iterable[str]) -> str:
-    """Return a hint how to exclude these tensors, if all belong to parts that are often in other files; else empty."""
+    """Return a hint on how to exclude these tensors if all belong to parts that are often separate; else empty."""
     roles = {role_of(name) for name in names}
     if not roles or not roles <= SEPARATE.keys():
         return ""
@@ -511,7 +511,7 @@ def _suggest_exclusion(names: Iterable[str]) -> str:
 
 
 def _sum_buckets(found: Mapping[Bucket, Iterable[Entry]]) -> dict[str, BucketSize]:
-    """Sum up tensors, elements and bytes per bucket, given the worst first, which counts for a tensor in several."""
+    """Sum up tensors, elements and bytes per bucket; a tensor in several counts for the worst, which comes first."""
     sizes, counted = {}, set[str]()
     for bucket, entries in found.items():
         if own := {entry.name: entry for entry in entries if entry.name not in counted}:

@@ -1,4 +1,4 @@
-"""The error that a weight's stored scales allow: a sample of rows, read again and rounded to the nearest codes.
+"""The error that a weight's stored scales allow, measured by rounding a sample of rows to the nearest codes.
 
 Row numbers alone decide which rows are sampled, so the result is reproducible to the last digit.
 """
@@ -19,25 +19,25 @@ SMALL = 1 << 14  # a weight with up to this many elements is sampled completely
 RUNS, RUN = 6, 8  # number of runs of rows, spread over the weight, and rows per run
 WIDEST = 1 << 15  # columns of a sampled row, at most
 SMALL_BLOCKS = 1 << 18  # in a weight with up to this many elements, every row of blocks is sampled
-IN_BLOCKS = 1 << 16  # elements sampled in a row of blocks
+IN_BLOCKS = 1 << 16  # elements that are sampled in a row of blocks
 TILE = 64  # columns of a tile, in one row
 FEWEST = 32  # smaller regions, in elements, are not judged
 PART_DB = 4.0  # excess of a region over what its scales allow, and over the rest of the weight, to stand out
-NONE_DB = 0.005  # a smaller excess is only the rounding of sums
+NONE_DB = 0.005  # a smaller excess only comes from the rounding of sums
 COMPENSATED_DB = 0.5  # a larger median excess means that errors compensate each other
-# Excess of a tile over its row and its columns, where errors compensate each other: GPTQ accumulates error in the last
-# columns of a group, and where a row has an outlier. The maximum over 100,000 tiles of 72 GPTQ weights of 3 to 8 bits
-# is 13.4.
+# Excess of a tile over its row and columns from which it stands out, if errors compensate each other: GPTQ accumulates
+# error in the last columns of a group, and where a row has an outlier. The largest excess among 100,000 tiles of 72
+# GPTQ weights of 3 to 8 bits is 13.4.
 TILE_DB = 16.0
-FEWEST_ROWS = 4  # fewer tiles of a row or column are not compared with each other
+FEWEST_ROWS = 4  # least number of tiles in a row or column to compare them with each other
 BETTER_DB = 3.0  # a region whose error is this far below the attainable error of its weight does not stand out
 FLOOR = 1e-6  # an error below this share of a region's energy is no damage, however much better codes could be
 LOST = 0.5  # if y is zero and more than this share of a region is out of range, its scale is lost
 WHOLE = (-1,)  # start of a region that spans all rows, or columns, of a sample
-MOST_PARTS = 64  # regions of one kind that are listed
+MOST_PARTS = 64  # regions of one kind that are listed, at most
 LIKE = 0.5  # a factor that removes more than this share of a region's error explains it
 FACTOR = 0.08  # least difference of a region's factor from the median factor, if its scale is wrong
-SPREAD = 6.0  # a factor stands apart from this many median differences on: four standard deviations if folds remain
+SPREAD = 6.0  # a factor stands apart beyond this many median differences: four standard deviations if folds remain
 SURE = 3.0  # least deviation of a wrong factor from 1, in standard errors: thousands of regions are tested
 FACTOR_DB = 1.0  # least excess of a region with a wrong factor over the usual excess
 
@@ -75,7 +75,7 @@ def sample_blocks(shape: tuple[int, ...], block: tuple[int, int]) -> list[Chunk]
 
 
 def list_rows(chunks: Sequence[Chunk]) -> list[int]:
-    """Return the rows of chunks in order."""
+    """Return the row numbers of chunks in order."""
     return [row for chunk in chunks for row in range(chunk.row, chunk.stop_row)]
 
 
@@ -83,13 +83,13 @@ class _Energies(NamedTuple):
     """Sums over n regions, (7, n) float64: x², (y - x)², (nearest - x)², xy, y², count out of range, (x·(y - x))²."""
 
     sums: Tensor
-    rows: Sequence[int]  # first rows of the regions, whose order is row by row
+    rows: Sequence[int]  # first rows of the regions, which are ordered row by row
     cols: Sequence[int]  # first columns of the regions
     size: int  # elements of a region
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """(row, column) of the first element of each region."""
+        """The (row, column) of the first element of each region."""
         return list(product(self.rows, self.cols))
 
 
@@ -109,7 +109,7 @@ class Sampler:
     def add(self, chunks: Sequence[Chunk], x: Tensor, y: Tensor, nearest: Nearest) -> None:
         """Add the rows of chunks of the same columns, (r, c) float32.
 
-        Elements that are not finite in x, y or the nearest code are left out.
+        Elements whose x, y or nearest code is not finite are left out.
         """
         best, outside = nearest.values, nearest.outside
         fine = (y + best).add_(x).isfinite()
@@ -207,10 +207,10 @@ def _find_outstanding(kind: Kind, found: Sequence[_Energies], whole: Attainable)
     explained = e_sq - (y_sq - factors * xy)
     away = (factors - factors.median()).abs()
     scaled = (explained > LIKE * e_sq) & (away > FACTOR) & (excess > usual + FACTOR_DB)
-    scaled &= (xy - x_sq).square() > SURE**2 * scatter  # significant over all elements, not by the largest alone
+    scaled &= (xy - x_sq).square() > SURE**2 * scatter  # significant over all elements, not only because of the largest
     lost = (outside > LOST * size) & (y_sq == 0)
     far = excess > 3 * usual + PART_DB
-    if usual > COMPENSATED_DB:  # GPTQ leaves some excess in all regions, and any amount in a column
+    if usual > COMPENSATED_DB:  # GPTQ leaves some excess in all regions, and a column may have any amount
         bad = (e_sq * whole.x_sq > x_sq * whole.e_sq * 10 ** (BETTER_DB / 10)) & (kind != "column")
         if kind == "tile":
             bad &= _measure_excess(e_sq, _list_places(found)) > TILE_DB

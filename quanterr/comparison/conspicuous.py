@@ -19,15 +19,18 @@ MOST_CELLS = 4  # cells selected by the largest ratio, and as many by the larges
 
 
 def spans_rows(weight: Weight) -> bool:
-    """Return whether scale groups span several rows, so that sampled rows hold only parts of groups."""
+    """Return whether scale groups span several rows; sampled rows then hold only parts of groups."""
     return weight.block_size is not None and weight.block_size[0] > 1
 
 
 def make_cell_grid(weight: Weight) -> CellGrid | None:
-    """Return the grid of a weight's scale groups, as far as windows resolve it; None if nothing needs it."""
+    """Return the grid of a weight's scale groups, or of windows in them; None if the weight needs no grid.
+
+    Cells are as wide as a window if groups do not span whole windows.
+    """
     if weight.levels is None or weight.encoding == "cast" or weight.rotated:
         return None
-    if weight.n <= SMALL and not (weight.matrix_rows or weight.scale_steps):  # sampled completely, and without runs
+    if weight.n <= SMALL and not (weight.matrix_rows or weight.scale_steps):  # sampled completely, and has no runs
         return None
     cols = weight.matrix[1]
     if weight.block_size is None:
@@ -64,7 +67,7 @@ def find_blocks(weight: Weight, rows: Sequence[int]) -> list[Chunk]:
 
 
 def find_conspicuous_rows(sums: Sums, sample: Attainable) -> list[int]:
-    """Return the worst rows with far more error than the weight or its sample."""
+    """Return the worst rows, if they have far more error than the weight or its sample."""
     usual = min(ratio(as_float(sums.e_sq), as_float(sums.x_sq)), ratio(sample.e_sq, sample.x_sq))
     return [number for number, row in sums.worst_rows if as_float(row.e_sq) >= ROW * usual * as_float(row.x_sq)]
 

@@ -1,4 +1,4 @@
-"""A sweep over a sample of rows, which estimates the result of all rows with a margin."""
+"""A sweep over a sample of rows, which estimates the result for all rows, with a margin."""
 
 import os
 import threading
@@ -48,7 +48,7 @@ def estimate(
     keep: Budget | None,
     options: ComparisonOptions,
 ) -> Ranking:
-    """Rank recipes by a sample: a ``share`` (0 to 1) of the rows of each weight. Ranks take weights in turn.
+    """Rank recipes by a sample: a ``share`` (0 to 1) of the rows of each weight. Ranks of a run take weights in turn.
 
     Raises:
         UsageError: an option needs all rows, or there is nothing to quantize.
@@ -143,7 +143,7 @@ def _identify(
     selection: LayerSelection,
     options: ComparisonOptions,
 ) -> JsonObject:
-    """Return what all ranks must have in common."""
+    """Return the inputs and settings that all ranks must share."""
     return {
         "quanterr": __version__,
         "inputs": checkpoint.identity,
@@ -223,7 +223,7 @@ def _estimate_all(
         found = {name: made for name, future in futures.items() if (made := future.result()) is not None}
     for packed in () if group is None else group.gather(partial(pack_estimates, found)):
         found |= unpack_estimates(packed)
-    return {name: found[name] for name in asked}  # in the order that one process has
+    return {name: found[name] for name in asked}  # in the order of a single process
 
 
 def _make_rankable(
@@ -234,9 +234,9 @@ def _make_rankable(
     signals: dict[str, float],
     others: dict[str, StoredTensor],
 ) -> Rankable:
-    """Make the ranking entry of a recipe; all recipes use the same ``signals``, whatever rows each was measured on.
+    """Make the ranking entry of a recipe; all recipes use the same ``signals``, whichever rows each was measured on.
 
-    ``others`` are the tensors that it leaves as they are.
+    ``others`` are the tensors that the recipe does not quantize.
     """
     known = {name: one for name, one in estimates.items() if one is not None}
     tensors, formats = dict(others), dict[str, int]()
@@ -272,7 +272,7 @@ def _make_rankable(
 
 
 def _add_prediction(candidate: Rankable, sensitivity: Sensitivity, weights: Mapping[str, Sequence[str]]) -> None:
-    """Add the cost that a sensitivity predicts; ``weights`` are the names of each stored weight's matrices.
+    """Add the cost that a sensitivity predicts; ``weights`` maps each stored weight to the names of its matrices.
 
     Raises:
         UsageError: the sensitivity names none of the weights.

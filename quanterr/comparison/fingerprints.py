@@ -5,7 +5,7 @@ from zlib import crc32
 
 from quanterr.checkpoints import Entry
 
-SAMPLED = 64  # bytes at each place
+SAMPLED = 64  # bytes that are sampled at each place
 
 
 def sample_places(entry: Entry) -> tuple[int, tuple[int, int, int]]:

@@ -95,7 +95,7 @@ class Journal:
     """An open journal of finished weights. Each process of a run has its own file: FILE, FILE.1, FILE.2 …"""
 
     def __init__(self, path: str | os.PathLike[str], run: JsonObject, rank: int = 0) -> None:
-        """Read the existing journals of all ranks, and open or create the one of this rank.
+        """Read the existing journals of all ranks, and open or create this rank's own.
 
         Raises:
             UsageError: a file belongs to another run, or is not a journal.

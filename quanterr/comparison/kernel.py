@@ -39,8 +39,8 @@ class SumOptions(NamedTuple):
 
 SUMS_ALONE = SumOptions()
 
-# Range of a row's energy in which float32 is trusted. Outside, squares of single elements overflow, or enough of them
-# vanish to be noticed.
+# Range of a row's energy in which float32 is trusted. Outside, squares of single elements overflow, or so many of them
+# vanish that it matters.
 LOW, HIGH = 2.0**-100, 2.0**100
 
 # Least share of the energy that a variance must have to be more than the rounding of the sums.
@@ -52,7 +52,7 @@ LARGE = 1 << 17  # elements of a range of chunks from which a matrix product pay
 SEGMENT = 128  # elements of a row that are summed sequentially
 GEMM_ERROR = 3e-7  # relative error of an exact float32 product, at most; TF32 factors give 2e-4
 
-NO_ENERGY = 1e-5  # Σy² / Σx² from float32 sums is below this if y is zero: larger than their rounding
+NO_ENERGY = 1e-5  # if y is zero, Σy² / Σx² from float32 sums is below this, as their rounding is smaller
 
 FEW_ROWS = 1 << 12  # up to this many rows, a full sort is faster than topk
 
@@ -211,8 +211,8 @@ def _add_chunk(
 ) -> bool:
     """Add one chunk to the sums, histogram, counts and ``windows``; return False if it is out of range.
 
-    ``sides`` hold x and e, then |x| and |e|, then |x| and |e| / |x|: in place, so that they stay in a core's cache, and
-    with few operations, as threads wait for each other whenever they return to the interpreter.
+    ``sides`` holds x and e, then |x| and |e|, then |x| and |e| / |x|: computed in place, so that they stay in a core's
+    cache, and with few operations, as threads wait for each other whenever they return to the interpreter.
     """
     x, e = sides.x, sides.e
     torch.sum(sides.both, 2, out=room.sums)

@@ -1,4 +1,4 @@
-"""Sums of chunks by the compiled kernel, which decodes codes itself or takes dequantized values."""
+"""Sums of chunks, computed by the compiled kernel, which decodes codes itself or takes dequantized values."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -25,17 +25,17 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.decoder import Decoder, ElementType, Order
 from quanterr.tensors.workspace import Workspace
 
-GROUP, COLUMN = 8, 3  # float64 numbers for which the kernel wants room, for each group and column of a sample
-PRECISE = 1 << 12  # elements below which all sums are float64, as few roundings do not average out
+GROUP, COLUMN = 8, 3  # float64 numbers of scratch space per group and per column of a sample
+PRECISE = 1 << 12  # elements below which all sums are float64, because few roundings do not average out
 
 Dequantize = Callable[[Chunk], Values]
 
 
 class KeptRows(NamedTuple):
-    """Addresses for the decoded rows of both sides of a weight, float32, and a sample to measure on them."""
+    """Addresses to which the kernel writes decoded rows of both sides, float32, and a sample to measure on them."""
 
     addresses: tuple[int, int]
-    places: Tensor | None = None  # (rows,) int64: the place of each row, or -1; None: its own
+    places: Tensor | None = None  # (rows,) int64: where each row is written, -1 for nowhere; None: in its own place
     sample: PlainSample | None = None
 
 
@@ -44,9 +44,9 @@ class Operand(NamedTuple):
 
     weight: Weight
     workspace: Workspace
-    load: Dequantize | None = None  # decodes instead of the weight, if the kernel cannot
+    load: Dequantize | None = None  # dequantizes instead of the weight, if the kernel cannot decode it
     again: bool = False  # whether each chunk is read several times in a row
-    fingerprinted: Entry | None = None  # the tensor of which to keep a few bytes, if the kernel reads it anyway
+    fingerprinted: Entry | None = None  # a tensor from which the kernel keeps a few bytes if it reads it anyway
 
     def dequantize(self, chunk: Chunk) -> Values:
         """Return the values of a chunk, for a kernel that cannot decode it."""
@@ -102,8 +102,8 @@ class NativeSums:
     ) -> Sums | None:
         """Compute the sums of a few chunks of a pair; None if a file cannot be read to the end.
 
-        ``kept`` receives values of both sides; only for chunks that are a whole weight, and one chunk or decoded by the
-        kernel on both sides.
+        ``kept`` receives values of both sides. It requires that the chunks cover the whole weight, and that there is
+        only one chunk or the kernel decodes both sides.
         """
         weight = operands[0].weight
         direct = [find_decoder(operand.weight, chunks) for operand in operands]
@@ -133,7 +133,7 @@ class NativeSums:
     ) -> Task | None:
         """Prepare a whole pair to be computed together with others; None unless the kernel reads both files itself.
 
-        ``keep`` returns what :meth:`sums` takes as ``kept``.
+        ``keep`` makes the argument ``kept`` of :meth:`sums`.
         """
         rows, cols = operands[0].weight.matrix
         chunk = Chunk(0, rows, 0, cols)
@@ -173,7 +173,7 @@ class NativeSums:
         return task
 
     def _measure_kept(self, task: Task, kept: KeptRows) -> None:
-        """Make the kernel measure what the stored scales of the kept rows allow, if it decodes the codes itself."""
+        """Make the kernel measure the error that stored scales allow in kept rows, if it decodes the codes itself."""
         (_, y), run = task.sides, task.run
         run.places = None if kept.places is None else kept.places.data_ptr()
         if kept.sample and y.scale and not y.rotation:
@@ -214,14 +214,15 @@ class NativeSums:
         return Task(sides, run, chunk, matrix[1], wanted, saturated, rows, peaks, alive)
 
     def compute(self, tasks: Sequence[Task]) -> list[Sums]:
-        """Compute the sums of each task, by one call of the kernel; empty if a file cannot be read to the end."""
+        """Compute the sums of each task in one call of the kernel; empty if a file cannot be read to the end."""
         call = self._make_call(tasks)
         return self._read(call) if self.kernel.compare(*call.arrays) else []
 
     def start(self, tasks: Sequence[Task]) -> Callable[[], list[Sums]]:
-        """Start to compute the sums of tasks in a thread of its own, as the kernel needs no interpreter.
+        """Start to compute the sums of tasks in a separate thread, as the kernel does not need the interpreter.
 
-        The returned function waits for them and returns what :meth:`compute` does; nothing may be computed before.
+        The returned function waits for them and returns the same as :meth:`compute`; until then, nothing else may be
+        computed.
         """
         call, done = self._make_call(tasks), []
         thread = Thread(target=lambda: done.append(self.kernel.compare(*call.arrays)), daemon=True)
@@ -326,7 +327,7 @@ def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:
 
 
 def _sample_bytes(side: SideStruct, entry: Entry, chunk: Chunk, alive: list[object]) -> None:
-    """Make the kernel keep the bytes of a whole entry that its fingerprint covers."""
+    """Make the kernel keep the bytes that the fingerprint of a wholly read entry covers."""
     if side.file < 0 or chunk.shape[0] * side.row_bytes != entry.nbytes:
         return
     n, places = sample_places(entry)

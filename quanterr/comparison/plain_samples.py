@@ -1,4 +1,4 @@
-"""Samples whose codes and scales are as they should be, the usual case: the kernel measures them while it compares.
+"""Samples with sound codes and scales, the usual case: the kernel measures them while it compares.
 
 :func:`~quanterr.tensors.levels.measure_rounding`, :func:`~quanterr.tensors.levels.find_nearest` and
 :func:`~quanterr.tensors.good_scales.measure_losses` specify the numbers, which the kernel adds up in float64. Any other
@@ -23,23 +23,23 @@ from quanterr.tensors.decoder import Decoder, ElementType, decoder_of
 from quanterr.tensors.good_scales import list_multiples
 from quanterr.tensors.levels import Levels
 
-MOST_GROUPS = SMALL  # of a sample
+MOST_GROUPS = SMALL  # groups of a sample, at most
 LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
 LANES = 16  # columns that the kernel takes at once
 ROUNDED, NEAREST = 1, 2  # as in shared.h
 
 
 class PlainSample(NamedTuple):
-    """A sample of a weight's rows, and where the kernel writes what it finds."""
+    """A sample of a weight's rows, and the struct to which the kernel writes its results."""
 
     struct: SampleStruct
     levels: Levels
     n: int  # elements
-    n_scales: int  # of the weight; 0: unknown
+    n_scales: int  # number of the weight's scales; 0: unknown
 
     @property
     def scales(self) -> ScaleStatistics | None:
-        """The statistics of the weight's scales; None unless the kernel has read them all, positive and finite."""
+        """The statistics of the weight's scales; None unless the kernel read all and they are positive and finite."""
         found, n = self.struct, self.n_scales
         low, high, total = found.scale_low, found.scale_high, found.scale_sum
         if not (found.scale_n == n > 0 and low > 0 and isfinite(total)):
@@ -47,7 +47,7 @@ class PlainSample(NamedTuple):
         return ScaleStatistics(n, 0, 0, 0, low if low == high else total / n, low, high)
 
     def summarize(self, sums: Sums) -> Attainable | None:
-        """Return what the stored scales allow; None if a code, a scale or the sums need a closer look.
+        """Return the error that the stored scales allow; None if a code, a scale or the sums need a closer look.
 
         ``sums`` cover the whole weight.
         """
@@ -66,10 +66,10 @@ class PlainSample(NamedTuple):
 
 
 def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
-    """Return a sample of ``rows`` rows for the kernel; None if it cannot measure what the weight's scales allow.
+    """Return a sample of ``rows`` rows for the kernel; None if the kernel cannot measure the error that scales allow.
 
-    It can if the kernel multiplies codes by one scale, by a scale for each row, or by scales of groups of columns, also
-    with a zero point or a shift for each; or by scales of blocks.
+    It can if a weight's codes are multiplied by a single scale, or by a scale for each row, block or group of columns;
+    groups of columns may also have zero points or shifts.
     """
     levels, scale, decoder = weight.levels, weight.scale, decoder_of(weight.dequantize)
     if levels is None or decoder is None or weight.encoding == "cast" or weight.rotated or weight.scale_steps:
@@ -85,14 +85,14 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
 
 
 class _Codes(NamedTuple):
-    """The codes that the kernel multiplies: their kind, and what it adds to the values of their levels."""
+    """The codes that the kernel multiplies: their kind, and the offset that it adds to the values of their levels."""
 
     kind: SampledCodes
     offset: float
 
 
 def _find_codes(levels: Levels, decoder: Decoder) -> _Codes | None:
-    """Return the codes of a decoder; None if they are not these levels, or not around zero."""
+    """Return the codes of a decoder; None if they do not match the levels, or are not on both sides of zero."""
     low, high = levels.lowest, levels.highest
     if decoder.element == ElementType.TABLE and decoder.table is not None:
         low, high = _find_range(decoder.table)
@@ -121,7 +121,7 @@ def _find_range(table: Tensor) -> tuple[float, float]:
 def _lay_out(
     levels: Levels, codes: _Codes, matrix: tuple[int, int], block: tuple[int, int] | None, scales: int, rows: int
 ) -> PlainSample | None:
-    """Lay out the groups of a sample of ``rows`` rows; None if they are too many, or blocks that are not sampled."""
+    """Lay out the groups of a sample of ``rows`` rows; None if there are too many, or the kernel cannot sample them."""
     height, width = block or (1 if scales > 1 else matrix[0], matrix[1])
     is_apart = codes.kind in (SampledCodes.TABLE, SampledCodes.SHIFTED)
     if is_apart and (height > 1 or width % LANES):
@@ -151,11 +151,11 @@ def _lay_out(
 
 
 class _Numbers(NamedTuple):
-    """Numbers of levels to which structs point."""
+    """Arrays with the numbers of levels, to which structs point."""
 
-    multiples: "ctypes.Array[ctypes.c_float]"  # of the scale that clips nothing: scales to try
-    levels: "ctypes.Array[ctypes.c_float]"  # of a table
-    bounds: "ctypes.Array[ctypes.c_float]"  # between them
+    multiples: "ctypes.Array[ctypes.c_float]"  # scales to try, as multiples of the scale that clips nothing
+    levels: "ctypes.Array[ctypes.c_float]"  # the values of a table
+    bounds: "ctypes.Array[ctypes.c_float]"  # the bounds between these
 
 
 @cache

@@ -113,5 +113,5 @@ def add_studies(
 
 
 def list_names(recipes: Iterable[Recipe]) -> list[str]:
-    """Return the names of recipes."""
+    """Return the name of each recipe."""
     return [recipe.name for recipe in recipes]

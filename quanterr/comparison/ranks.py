@@ -21,7 +21,7 @@ Take = Callable[[int, ComparedWeight], None]
 
 
 class Ranks:
-    """The exchange of finished weights between the ranks of a run, on one rank."""
+    """One rank's exchange of finished weights with the other ranks of a run."""
 
     def __init__(self, group: RankGroup) -> None:
         """Start with a group whose ranks have joined."""
@@ -34,7 +34,7 @@ class Ranks:
         self._read = [0] * group.world  # number of batches received from each rank
 
     def claim(self, key: str) -> bool:
-        """Return whether this rank is the first to claim ``key``."""
+        """Claim ``key``; return whether this rank is the first to do so."""
         return self.group.add(f"claim/{key}", 1) == 1
 
     def send(self, candidate: int, done: ComparedWeight) -> None:
@@ -70,7 +70,7 @@ class Ranks:
         self.group.leave()
 
     def collect(self, take: Take, missing: set[tuple[int, int]], on_wait: Callable[[], None]) -> None:
-        """On rank 0: receive weights until none is ``missing``, or all other ranks are done.
+        """Receive weights, on rank 0, until none is ``missing`` or all other ranks are done.
 
         Raises:
             QuanterrError: another rank has failed, or does not respond.
@@ -86,7 +86,7 @@ class Ranks:
             time.sleep(LOOK)
 
     def parts(self) -> list[PartialTask]:
-        """On rank 0, after all ranks are done: return their parts of weights that several ranks computed together."""
+        """Return, on rank 0 after all ranks are done, their parts of weights that several ranks computed together."""
         found: dict[tuple[int, tuple[int, int]], PartialTask] = {}
         for other in range(1, self.world):
             if not self.group.has(f"parts/{other}"):

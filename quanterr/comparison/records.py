@@ -106,7 +106,7 @@ def _pack_value(value: object) -> Any:
 
 
 def _unpack_value(value: object) -> Any:
-    """Convert text back to a float, unless it is a kind of region, and lists to tuples."""
+    """Convert lists to tuples, and text back to floats unless it names a kind of region."""
     if not isinstance(value, str):
         return tuple(map(_unpack_value, value)) if isinstance(value, list) else value
     return value if value in get_args(Kind) else float.fromhex(value)

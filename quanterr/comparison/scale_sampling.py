@@ -22,26 +22,26 @@ from quanterr.tensors.good_scales import (
 )
 from quanterr.tensors.levels import SUBNORMAL, Levels, ScaleSteps, Scaling
 
-PART = 64  # columns of a part of a group
+PART = 64  # columns in a part of a group
 PART_DB = 5.0  # loss of a group's scale from which the group stands out
-ZERO_DB = 1.0  # the same for a scale of zero: three values allow normal numbers only 2 dB
-FAR = 3.0  # ratio of errors below PART_DB: without any larger one, no group can stand out
+ZERO_DB = 1.0  # the same for a scale of zero: codes with three values reach only 2 dB on normal numbers
+FAR = 3.0  # ratio of errors, below PART_DB: a group with a smaller one stands out only if its scale is zero
 WIDE, NARROW = 2.2, 0.7  # range of stored / good scale that searches choose (and round to a step): never wrong
 CLIPPED_DB = 12.0  # loss from which clipping is wrong: no search accepts it for smaller steps elsewhere in the group
-# Number of levels → largest good / stored scale that is not wrong. With 8 bits no clipping pays off, and a scale is too
-# small only by the rounding of zero points; with 6 bits, llama.cpp's search clips 0.9 of 32 steps.
+# Number of levels → largest good / stored scale that is not wrong. With 8 bits no clipping pays off, and only the
+# rounding of zero points makes a scale too small; with 6 bits, llama.cpp's search clips 0.9 of 32 steps.
 CLIPPED = {200: 1.05, 64: 1.12, 0: 1 / NARROW}
 # Shares of the worst error, half a step per element. An error below means that values coincide with codes. Rounding
 # leaves a third of the worst error, and less with few levels, or with floats, whose steps differ.
 LUCKY, LUCKY_FINE = 0.08, 0.2
 MANY = 16  # levels from which LUCKY_FINE applies
-UNDERFLOW = 2.0  # a scale below this many least scales loses noticeably by rounding
+UNDERFLOW = 2.0  # a scale below this multiple of the least scale loses noticeably by rounding
 ALIKE = 0.01  # units with a smaller relative difference count as one scale
 FEWEST = 8  # smaller groups, in elements, are not judged
 FLOOR = 1e-6  # an error below this share of a group's energy is no damage
 ENOUGH, EVERY = 1 << 14, 4  # in samples of more elements, one of EVERY rows is used
 AT_ONCE = 1 << 17  # elements of rows processed together, as small operations cost more than their arithmetic
-MOST_PARTS = 64  # groups that are listed
+MOST_PARTS = 64  # groups that are listed, at most
 
 
 class _SampledGroups(NamedTuple):
@@ -52,11 +52,11 @@ class _SampledGroups(NamedTuple):
     cols: Sequence[int]  # first column of each column of groups; -1: all columns
     size: int  # elements per group
     whole: bool = True  # whether groups are complete; parts of groups are not judged
-    step: Tensor | None = None  # of which the scales are whole multiples, (groups down, groups across)
+    step: Tensor | None = None  # the step that divides the scale of each group, (groups down, groups across)
 
 
 class _Rows(NamedTuple):
-    """Sampled rows, each with its own scales, that wait to be processed together with others."""
+    """Sampled rows, each with its own scales, that are collected to be processed together."""
 
     numbers: list[int]
     col: int
@@ -69,7 +69,7 @@ class _Rows(NamedTuple):
     def thin_out(
         cls, rows: Sequence[int], col: int, x: Tensor, e: Tensor | None, scales: Scaling, y: Tensor | None
     ) -> "_Rows":
-        """Copy one of :data:`EVERY` rows, as the buffers are reused."""
+        """Copy one in :data:`EVERY` rows; a copy is needed as the buffers are reused."""
         e, y, shift = (None if side is None else _thin_out(side) for side in (e, y, scales.shift))
         return cls(list(rows[::EVERY]), col, _thin_out(x), e, Scaling(_thin_out(scales.unit), shift), y)
 
@@ -110,7 +110,7 @@ class ScaleSampler:
         self._one_zero: bool | None = None
 
     def make_companion(self) -> "ScaleSampler":
-        """Return a sampler for further groups, which reuses the finding whether zero points differ."""
+        """Return a sampler for further groups of the weight, which knows already whether zero points differ."""
         self._take_waiting()
         found = ScaleSampler(self._weight, self._largest, self._find_least, self._runs)
         found._one_zero = self._one_zero
@@ -128,8 +128,8 @@ class ScaleSampler:
     ) -> None:
         """Add rows from column ``col`` on, (r, c).
 
-        ``e`` is the error of the nearest codes, if known; ``y`` are the stored values, if the codes differ from these.
-        If the rows are from several chunks, ``at_once`` is the number of elements of each.
+        ``e`` is the error of the nearest codes, if known; ``y`` are the stored values, unless they are the nearest.
+        If the rows are from several chunks, ``at_once`` is the number of elements in each.
         """
         if self._weight.levels is None or self._weight.encoding == "cast":
             return
@@ -147,7 +147,7 @@ class ScaleSampler:
             self._take_waiting()
 
     def _take_waiting(self) -> None:
-        """Process the waiting rows together."""
+        """Process the collected rows together."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
@@ -210,7 +210,7 @@ class ScaleSampler:
         return float(self._runs[experts.pop()]) if len(experts) == 1 else None
 
     def _find_step(self, found: Losses, rows: Sequence[int], first: int) -> Tensor | None:
-        """Return the step of which each group's scale is a whole multiple; None if scales have none.
+        """Return the step that divides each group's scale; None if scales are not multiples of a step.
 
         ``first`` is the index of the first group in its row.
         """
@@ -297,12 +297,12 @@ class ScaleSampler:
         return add_loss(found, GroupSums(x_sq, stored, good, worst), ratio, self._lucky)
 
     def _find_regions(self, sampled: Sequence[_SampledGroups]) -> tuple[BadRegion, ...]:
-        """Find groups whose scales are far worse than good ones; kind underflow: a good scale is too small to store."""
+        """Find groups with scales far worse than good ones; kind is underflow if good scales are too small to store."""
         found: dict[Kind, dict[tuple[int, int], _BadGroup]] = {"group": {}, "underflow": {}}
         most = get_most_clipped(self._weight.levels)
         for one in sampled:
             stored, good = one.losses.stored, one.losses.good
-            half = 0.0 if one.step is None else one.step / 2  # by which rounding may move a chosen scale
+            half = 0.0 if one.step is None else one.step / 2  # rounding may move a chosen scale by this much
             zero = stored == 0
             far = zero | (one.losses.stored_sq > FAR * one.losses.good_sq.amax(0))
             if not one.whole or one.size < FEWEST or not bool(far.any()):
@@ -328,7 +328,7 @@ class ScaleSampler:
         return cache(self._find_least or (lambda row: None))
 
     def _find_least_scale(self, group: "_BadGroup") -> float:
-        """Return the least scale that a group can have, of which small scales are multiples; 0 if unknown."""
+        """Return the least scale that a group can have, which divides all small scales; 0 if unknown."""
         if self._weight.scales_are_float16:
             return SUBNORMAL
         row, col = group.place
@@ -404,13 +404,16 @@ def _make_region(kind: Kind, groups: list[_BadGroup], lucky: float) -> BadRegion
 
 
 def _get_good_sq(found: Losses, lucky: float) -> Tensor:
-    """Return each group's error with good scales, by the worse rule; the worst possible one if it is small by luck."""
+    """Return each group's error with good scales, by the worse rule.
+
+    An error that is small only by luck is replaced by the worst possible one.
+    """
     good_sq = found.good_sq.amax(0)
     return torch.where(good_sq < lucky * found.worst_sq, found.worst_sq, good_sq)
 
 
 def _compute_step(sizes: Tensor, number: int, steps: ScaleSteps, first: int) -> Tensor:
-    """Return the step of which the scales, or minima, of groups (down, across) are whole multiples.
+    """Return the step that divides the scales, or minima, of groups (down, across).
 
     The step is stored as float16: if it is subnormal, its rounding error counts ``number`` times.
     """
@@ -430,7 +433,7 @@ def _is_one(unit: Tensor) -> bool:
 
 
 def _thin_out(side: Tensor) -> Tensor:
-    """Copy one of :data:`EVERY` rows of (1 or r, c)."""
+    """Copy one in :data:`EVERY` rows of (1 or r, c); a single row is copied as it is."""
     return (side if side.shape[0] == 1 else side[::EVERY]).clone()
 
 

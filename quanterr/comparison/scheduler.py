@@ -33,13 +33,13 @@ from quanterr.util.waiting import allow_stop
 CPU = torch.device("cpu")
 Result = TypeVar("Result")
 
-CHUNKS_AT_ONCE = 4  # chunks of one weight in a range: the rows that several recipes quantize stay in the cache
-PIECE = 1 << 26  # elements of a larger weight that one of several processes claims at a time
+CHUNKS_AT_ONCE = 4  # chunks of one weight in a range: few, so that several recipes find its rows in the cache
+PIECE = 1 << 26  # elements of a larger weight that one of several processes claims at once
 SMALL = 1 << 17  # elements below which Python dominates the work, so one thread handles all such weights
 READ_AHEAD = 8  # ranges that are read ahead
 MAX_TORCH_THREADS = 8  # with the torch kernel: more threads wait for the interpreter, and are slower
 CUDA_THREADS = 4
-LOOK_AGAIN = 0.02  # seconds between two checks how far the workers are
+LOOK_AGAIN = 0.02  # seconds between two checks of how far the workers are
 THREAD_ROOM = 10 * 2**20  # bytes per thread: the usual stack of 8 MiB, and thread-local data
 SCRATCH = 16 << 20  # bytes of freed memory to keep for further small weights: fresh pages cost more than arithmetic
 TICK = 0.1  # seconds between two progress updates
@@ -68,7 +68,7 @@ class PartialTask(NamedTuple):
     """The part of a task that one of several processes has computed."""
 
     task: tuple[int, int]  # candidate and number of its first job
-    goes: int  # number of its ranges
+    goes: int  # number of ranges in it
     sums: list[Sums]  # of each pair in the task
 
 
@@ -102,10 +102,10 @@ class Scheduler:
         """Set up a run.
 
         ``finish`` is called with a candidate's number and its finished pair, by worker threads, one call at a time.
-        ``may_move`` lets the CPU go on if the device has too little memory even for small chunks. ``kernel`` is the
+        ``may_move`` lets the CPU take over if the device has too little memory even for small chunks. ``kernel`` is the
         compiled kernel, used on the CPU only, or None for torch's. ``claim`` is asked before each weight of the
-        original, or each piece of a huge one, whether this process should compute it; this process begins after a
-        ``share`` (0 to 1) of all weights. ``samples`` is as for :class:`Worker`.
+        original, or each piece of a huge one, whether this process should compute it; this process skips a
+        ``share`` (0 to 1) of all weights, and computes these last. ``samples`` is as for :class:`Worker`.
         """
         self.device, self.outlier, self._tasks, self._stop, self._samples = device, outlier, tasks, stop, samples
         self.size = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
@@ -114,7 +114,7 @@ class Scheduler:
         self._ended = threading.Event()  # set by the scheduler, which never sets the caller's ``stop``
         self._open: dict[int, _OpenTask] = {}
         self._originals = [jobs[0].pair.original for jobs in tasks]
-        self._most = max(map(len, tasks), default=1)  # pairs of a task
+        self._most = max(map(len, tasks), default=1)  # pairs of a task, at most
         self._claim = claim
         order = sorted(range(len(tasks)), key=lambda number: _get_file_order(self._originals[number]))
         first = int(share * len(order))
@@ -155,7 +155,7 @@ class Scheduler:
                         on_progress(self.progress)
                         worker.join(TICK)
             finally:
-                # Also if this thread is interrupted: the workers stop after their current range.
+                # This also runs if this thread is interrupted: the workers stop after their current range.
                 complete = not self._stop.is_set() and self._error is None
                 self._ended.set()
                 for thread in started:
@@ -193,7 +193,7 @@ class Scheduler:
         return -(-self._count_chunks(number) // CHUNKS_AT_ONCE)
 
     def _next_ranges(self, small_too: bool) -> list[ChunkRange]:
-        """Return the next range, or several of small weights; empty at the end."""
+        """Return the next range, or several ranges of small weights; an empty list at the end."""
         with self._lock:
             if self._stop.is_set() or self._ended.is_set():
                 return []
@@ -204,7 +204,7 @@ class Scheduler:
             return ranges
 
     def _take_small(self) -> list[ChunkRange]:
-        """Return the next small weights: those that are compared before any is finished."""
+        """Return the next small weights, all of which are compared before any is finished."""
         ranges, n = [], 0
         for chunk_range in islice(self._small_ranges, max(AT_ONCE // self._most, 1)):
             ranges.append(chunk_range)
@@ -243,7 +243,7 @@ class Scheduler:
         return [(one.number, self._merge(one, self._compare(worker, one))) for one in ranges]
 
     def _finish_each(self, worker: Worker, compared: Iterable[tuple[int, list[Sums]]]) -> None:
-        """Finish tasks, unless the run is stopped: a weight may have violated a rule that does so."""
+        """Finish tasks until the run is stopped, for instance by a weight that violates a rule."""
         for number, merged in compared:
             if self._stop.is_set():
                 break
@@ -312,14 +312,14 @@ class Scheduler:
         return [] if state.missing else self._open.pop(number).sums
 
     def parts(self) -> list[PartialTask]:
-        """Return, after the run, the parts of tasks that other processes have computed the rest of."""
+        """Return, after the run, this process's parts of the tasks that it has not computed completely."""
         return [
             PartialTask(self._tasks[number][0][:2], self._count_ranges(number) - state.missing, state.sums)
             for number, state in self._open.items()
         ]
 
     def add(self, parts: Iterable[PartialTask]) -> None:
-        """Add, after the run, the parts that other processes computed, and finish tasks that become complete."""
+        """Add, after the run, parts that other processes have computed, and finish the tasks that become complete."""
         numbers = {jobs[0][:2]: number for number, jobs in enumerate(self._tasks)}
         worker = Worker(self.device, self.size, self.outlier, self._most, self.kernel, self._samples)
         with torch.inference_mode(), worker.stream():
@@ -328,7 +328,7 @@ class Scheduler:
                 self._finish_all(worker, number, self._add_sums(number, part.goes, part.sums))
 
     def _read_ahead(self) -> None:
-        """Hint to the kernel which bytes will be read next; with a warm cache this costs nothing."""
+        """Tell the operating system which bytes will be read next; with a warm cache this costs nothing."""
         for n, chunk_range in enumerate(self._iterate_ranges(self._large)):
             while n > self._taken + READ_AHEAD:
                 if self._ended.wait(LOOK_AGAIN):
@@ -360,7 +360,7 @@ def _get_file_order(original: Weight) -> tuple[str, int]:
 
 
 def _will_need(weight: Weight, first: Chunk, last: Chunk) -> None:
-    """Hint that the bytes of the first to the last chunk will be read, if codes are in the order of elements."""
+    """Hint that the bytes of the first to the last chunk will be read, if codes are stored in the order of elements."""
     codes, cols = weight.codes, weight.matrix[1]
     if codes.n == weight.matrix[0] * cols:
         begin = (first.row * cols + first.col) * codes.nbytes // codes.n

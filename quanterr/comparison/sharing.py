@@ -18,7 +18,7 @@ class Sharing:
         self._missing: set[tuple[int, int]] = set()  # (candidate, number); empty without journal and ranks
 
     def drop_finished(self, tasks: list[tuple[Job, ...]]) -> Sequence[tuple[Job, ...]]:
-        """Return the tasks without the weights that the journal has."""
+        """Return the tasks without the weights that are in the journal."""
         if self._journal is None and self._ranks is None:
             return tasks
         self._missing = {(job.candidate, job.number) for jobs in tasks for job in jobs}
@@ -29,7 +29,7 @@ class Sharing:
     def _take_over(self, journal: Journal) -> set[tuple[int, int]]:
         """Take over the weights in journals; return them as (candidate, number).
 
-        Rank 0 takes all weights; other ranks send those in their own journal, which rank 0 may not see.
+        Rank 0 takes all weights; other ranks send the weights in their own journal, which rank 0 may not see.
         """
         known: set[tuple[int, int]] = set()
         is_first = self._ranks is None or self._ranks.rank == 0

@@ -8,8 +8,8 @@ from torch import Tensor
 from quanterr.pairing.model import Pair
 from quanterr.tensors.workspace import Workspace
 
-AT_ONCE = 64  # weights that are compared before any is finished, at most
-ENOUGH = 1 << 19  # elements of weights that are compared before any is finished: more do not fit the cache
+AT_ONCE = 64  # weights that are compared before the first of them is finished, at most
+ENOUGH = 1 << 19  # elements of these weights, after which none is added: more do not fit the cache
 MOST_KEPT = 1 << 14  # elements up to which values are kept, to avoid another read
 ROOM = ENOUGH + MOST_KEPT  # elements that are kept of each side
 
@@ -20,8 +20,8 @@ Values = tuple[Tensor, Tensor]  # x and y, (r, c) each
 class _Kept:
     """A small pair whose values are kept."""
 
-    pair: Pair  # its id is the key, which must not be another's meanwhile
-    sides: Tensor | Values  # x and y, (n,) each, where they begin at ``first``
+    pair: Pair  # kept alive because its id is the key, which another object might get otherwise
+    sides: Tensor | Values  # x and y; the pair's values are (n,) elements of each, from ``first`` on
     first: int = 0
 
 
@@ -32,17 +32,17 @@ class SmallWeights:
         """Keep values in buffers of ``workspace``."""
         self._workspace = workspace
         self._kept: dict[int, _Kept] = {}  # by the pair's id
-        self._before: dict[int, _Kept] = {}  # those before the last turn
+        self._before: dict[int, _Kept] = {}  # the pairs kept before the last turn
         self._buffers = "kept", "kept before"  # the first is in use
         self._n = 0  # elements of one side in the buffer
 
     def turn(self) -> None:
-        """Begin with other weights: keep the values of those before them, but of none before these."""
+        """Start a new round of weights: the values of the previous round are still kept, and older ones dropped."""
         self._before, self._kept = self._kept, {}
         self._buffers, self._n = self._buffers[::-1], 0
 
     def keep(self, pair: Pair) -> tuple[int, int]:
-        """Return the addresses to which the kernel is to write both sides of a small pair, float32."""
+        """Reserve space for both sides of a small pair, float32; return the addresses for the kernel to write to."""
         if self._n + pair.original.n > ROOM:
             self._kept, self._n = {}, 0
         first, self._n = self._n, self._n + pair.original.n

@@ -39,7 +39,7 @@ from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # chunk → x, (r, c), which may be overwritten
 MOST_ROWS = 2  # conspicuous rows whose scale blocks are inspected, at most
 STACK = 1 << 17  # elements of a sample processed at a time
-MOST_SPANNED = 1 << 21  # elements from the first to the last of some rows whose scales are read at once
+MOST_SPANNED = 1 << 21  # elements in a span of rows whose scales are read at once, at most
 
 
 class _Group(NamedTuple):
@@ -52,7 +52,7 @@ class _Group(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """The rows of a sample: their number, the place of each row of the weight, (rows,) int64, and of each chunk."""
+    """The rows of a sample: their number, and where each row of the weight, (rows,) int64, and each chunk is in it."""
 
     n: int
     places: torch.Tensor
@@ -81,7 +81,7 @@ class Worker:
     ) -> None:
         """Start without buffers; ``size`` is the chunk size in elements, and ``kernel`` is None for torch's kernel.
 
-        ``samples``: also estimate from a sample of rows what scales allow.
+        With ``samples``, the error that scales allow is estimated from a sample of rows.
         """
         self.outlier, self._candidates, self._compiled, self._samples = outlier, candidates, kernel, samples
         self._begun: tuple[list[int], Callable[[], list[Sums]]] | None = None  # ids of pairs, and how to get their sums
@@ -92,16 +92,16 @@ class Worker:
         self.wait()
         self.device, self.size = device, size
         self._original, self._copies, self._kernel = (Workspace(device) for _ in range(3))
-        self._quantized = [Workspace(device) for _ in range(self._candidates)]  # each may hold parts across ranges
+        self._quantized = [Workspace(device) for _ in range(self._candidates)]  # each may keep parts between ranges
         self._ends = FilledWorkspace(device), FilledWorkspace(device)
         on_cpu = self._compiled is not None and device.type == "cpu"
         self._native = NativeSums(self._compiled, self.outlier) if self._compiled and on_cpu else None
-        self._kept_samples: dict[int, _KeptSample] = {}  # by place
+        self._kept_samples: dict[int, _KeptSample] = {}  # by the pair's index in its task
         self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
         self._small = SmallWeights(self._kernel)
-        self._ahead = Workspace(device), Workspace(device)  # of both sides, for small weights that are begun
+        self._ahead = Workspace(device), Workspace(device)  # one for each side, for small weights that are begun
         self._known: dict[int, Sums] = {}  # by the pair's id
-        self._plain: dict[int, PlainSample] = {}  # the same: what the kernel was asked to measure
+        self._plain: dict[int, PlainSample] = {}  # by the pair's id: the sample that the kernel was asked to measure
 
     def begin(self, pairs: Iterable[Pair]) -> None:
         """Start to compare the small weights among ``pairs`` that the kernel reads itself.
@@ -117,7 +117,7 @@ class Worker:
             self._begun = list(tasks), self._native.start(list(tasks.values()))
 
     def _prepare(self, native: NativeSums, pair: Pair) -> Task | None:
-        """Prepare a small weight; None if it must be compared on its own."""
+        """Prepare a small weight for the kernel; None if it must be compared by itself."""
         if pair.original.needs_float64 or pair.quantized.needs_float64 or not pair.original.n:
             return None
         x, y = self._ahead
@@ -128,7 +128,7 @@ class Worker:
         """Wait for the weights that were begun: until then, the kernel uses the buffers."""
         if self._begun:
             (ids, wait), self._begun = self._begun, None
-            self._known = dict(zip(ids, wait(), strict=False))  # none if a file is cut: each weight then says so
+            self._known = dict(zip(ids, wait(), strict=False))  # empty if a file is cut: each weight then reports it
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a context with a new CUDA stream; an empty one on the CPU."""
@@ -202,9 +202,9 @@ class Worker:
         return sums
 
     def _keep_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> KeptRows | None:
-        """Return where the kernel is to write the rows of a sample; None if they must be read again.
+        """Return addresses for the kernel to write the rows of a sample to; None if they must be read again.
 
-        The kernel must decode the whole weight in one go.
+        The kernel must decode the whole weight at once.
         """
         self._kept_samples.pop(place, None)
         rows, cols = pair.original.matrix
@@ -220,11 +220,11 @@ class Worker:
         return KeptRows((values[0].data_ptr(), values[1].data_ptr()), sample.places, plain)
 
     def _keep_small(self, pair: Pair) -> KeptRows:
-        """Return where the kernel is to write a whole small pair."""
+        """Return addresses for the kernel to write a whole small pair to."""
         return KeptRows(self._small.keep(pair), sample=self._prepare_sample(pair, pair.original.matrix[0]))
 
     def _prepare_sample(self, pair: Pair, rows: int) -> PlainSample | None:
-        """Prepare a sample for the kernel to measure; None if the weight needs none or the kernel cannot measure it."""
+        """Prepare a sample for the kernel; None if the weight needs no sample, or the kernel cannot measure it."""
         sample = prepare_sample(pair.quantized, rows) if self._samples else None
         if sample is not None:
             self._plain[id(pair)] = sample
@@ -279,9 +279,9 @@ class Worker:
         return ComparedWeight(number, sums, scales, worst, attainable, copy, fingerprint)
 
     def _take_plain_sample(self, pair: Pair, sums: Sums, plain: PlainSample | None) -> Attainable | None:
-        """Return what the kernel has measured, unless something stands out, in the sample or beyond."""
+        """Return the kernel's result for the sample; None without one, or if rows or cells are conspicuous."""
         found = plain.summarize(sums) if plain else None
-        if found is None or (found.rounding is None and pair.importance):  # which weighs errors
+        if found is None or (found.rounding is None and pair.importance):  # the kernel has not weighted errors by it
             return None
         if found.n == sums.n:
             return found
@@ -291,7 +291,7 @@ class Worker:
         return None if conspicuous else found
 
     def _check_copy(self, pair: Pair, sums: Sums, place: int) -> Copy | None:
-        """Return whether an unquantized tensor is a copy of the original; read it again if the sums do not tell."""
+        """Return how far an unquantized tensor is a copy of the original; read it again if the sums do not tell."""
         if not _is_copy(pair):
             return None
         x, y = _find_dtypes(pair)
@@ -306,7 +306,7 @@ class Worker:
         return test.result
 
     def _measure_attainable(self, pair: Pair, sums: Sums, place: int) -> Attainable | None:
-        """Measure on a sample what the stored scales allow; None if the nearest codes cannot be found."""
+        """Measure the error that the stored scales allow, on a sample; None if the nearest codes cannot be found."""
         rotated = pair.quantized.rotated
         weight = rotated.weight if rotated else pair.quantized
         if weight.levels is None or weight.shape != pair.quantized.shape:
@@ -317,7 +317,7 @@ class Worker:
         first = None if rotated else self._read_group(pair, groups[0], place)
         found = None if first is None else self._sample_plain(pair, groups, first, sums, place, of_scales)
         if found is None:
-            kept = first if len(groups) == 1 else None  # further groups were read into the same buffers
+            kept = first if len(groups) == 1 else None  # reading further groups has overwritten the buffers
             found, of_scales = self._sample_nearest(pair, chunks, kept, sums, place)
         if spans_rows(weight):
             of_scales = self._sample_scale_blocks(pair, place)
@@ -343,7 +343,7 @@ class Worker:
         return sampler.result(), of_scales
 
     def _count_stackable(self, pair: Pair, of_scales: ScaleSampler) -> int:
-        """Return how many elements of sampled chunks may be processed at once; 0: each chunk by itself."""
+        """Return how many elements of sampled chunks may be processed together; 0: each chunk separately."""
         weight = pair.quantized
         one_by_one = weight.rotated or weight.matrix_rows or pair.original.needs_float64 or weight.needs_float64
         return 0 if one_by_one or not of_scales.has_row_scales else min(self.size, STACK)
@@ -421,9 +421,9 @@ class Worker:
         place: int,
         of_scales: ScaleSampler,
     ) -> Attainable | None:
-        """Measure a sample whose codes are all the nearest, the usual case, quickly; None if they may not be.
+        """Quickly measure a sample whose codes are all the nearest, the usual case; None if some may not be.
 
-        ``first`` is the first of the groups.
+        ``first`` is the first of ``groups``, already read.
         """
         weight, n, x_sq, e_sq, steps = pair.quantized, 0, 0.0, 0.0, 0.0
         for number, together in enumerate(groups):
@@ -479,7 +479,7 @@ class Worker:
         return _stack_scalings((weight.scaling(chunk, self._ends) for chunk in chunks), chunks)
 
     def _sum_squares(self, values: torch.Tensor) -> float:
-        """Return the sum of squares of (r, c) float32: float32 along rows, float64 across rows."""
+        """Return the sum of squares of (r, c) float32, added in float32 along rows and in float64 across rows."""
         squares = self._kernel.buffer("errors", tuple(values.shape), torch.float32)
         return float(torch.mul(values, values, out=squares).sum(1).double().sum())
 
@@ -556,7 +556,7 @@ def _list_sampled(shape: tuple[int, ...], size: int) -> Sequence[Chunk]:
 
 @lru_cache(maxsize=64)
 def _find_sample(shape: tuple[int, ...]) -> _Sample | None:
-    """Return the rows of a weight's sample; None if it has pieces of rows."""
+    """Return the rows of a weight's sample; None if a chunk does not span all columns."""
     rows, cols = as_matrix(shape)
     chunks, first_rows, n = sample_chunks(shape), dict[Chunk, int](), 0
     places = torch.full((rows,), -1)
@@ -585,12 +585,12 @@ def _get_only_entry(pair: Pair) -> Entry | None:
 
 
 def _is_copy(pair: Pair) -> bool:
-    """Return whether both sides are plain floats."""
+    """Return whether both sides store plain floats."""
     return pair.original.encoding == pair.quantized.encoding == "floats"
 
 
 def _find_dtypes(pair: Pair) -> tuple[str, str]:
-    """Return the narrowest dtype on each side of a pair of floats."""
+    """Return the narrowest dtype of the parts on each side of a pair of floats."""
     x, y = (find_narrowest({entry.dtype for entry in side.parts.values()}) for side in (pair.original, pair.quantized))
     return x, y
 
