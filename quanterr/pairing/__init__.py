@@ -1,12 +1,12 @@
-"""Pairing of the weights of two checkpoints, and the tensors left over, from headers alone.
+"""Pairing of the weights of two checkpoints from headers alone, with a reason for each tensor left over.
 
     names        match once a known prefix is stripped from either side
-    weights      tensors that are not a part of another one; recognized in the same way on both sides
+    weights      tensors that are not part of another tensor; recognized in the same way on both sides
     pairs        each weight of the original with its counterpart: under the same name, fused, split, stacked or tied
                  (names.py, fusing.py, tied.py), or in another program's order and form (rotary.py, gguf.py)
     leftovers    every entry of both checkpoints that is in no pair, with the reason
 
-Where headers leave several readings, the pair keeps alternatives, and choose_alternatives decides from values.
+If headers allow several readings, the pair keeps alternatives, and choose_alternatives decides by values.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ SIDES = ("original", "quantized")
 
 WITH_HEADS = ("config.json", "params.json")  # files that declare the number of heads
 MOST_PADDING = 1024  # rows that writers append to a vocabulary, at most
-LONGEST_BIAS = 1 << 22  # bytes of an extra bias that is read to see whether it is zero
+LONGEST_BIAS = 1 << 22  # bytes of an extra bias, at most, that is read to see whether it is zero
 
 
 def pair(
@@ -127,7 +127,7 @@ class _Pairer:
         return self.translation is not None and self.translation.is_derived(name)
 
     def _pair(self, shared: str, own: str) -> None:
-        """Pair one weight of the original with its counterpart, or leave it with the reason."""
+        """Pair one weight of the original with its counterpart, or record it as a leftover with the reason."""
         there, y = self.there.get(shared), None
         try:
             x = self.original.recognize(own)
@@ -199,7 +199,7 @@ class _Pairer:
         return paired
 
     def _add(self, own: str, x: Weight, held: HeldWeight, there: str | None, alternative: Alternative | None) -> None:
-        """Add a pair with both weights in one orientation, or leave both weights with the reason."""
+        """Add a pair with both weights in one orientation, or record both as leftovers with the reason."""
         x, y = _orient(x, held.weight, self.original)
         if self.quantized.checkpoint.gguf is not None:
             y = _restore_ones(y, x.shape)
@@ -244,13 +244,13 @@ class _Pairer:
                 self.leftovers += pair.leave(Bucket.UNSUPPORTED, str(mismatch))
 
     def _pair_verbatim(self, own: str, there: str, reason: str) -> bool:
-        """Pair two tensors of an unreadable format bit by bit; return False if they are not comparable even so."""
+        """Pair two tensors of an unreadable format bit by bit; return False if not even that is possible."""
         entries = self.original.codes[own], self.quantized.codes[there]
         named = (self.original, own), (self.quantized, there)
         if any(side.siblings.get(name) or side.labels.of(name) for side, name in named) or not _is_same_kind(*entries):
             return False
         if any(side.transforms.applies_to(name, side.codes[name].shape) for side, name in named):
-            return False  # its bytes are not all that a model uses
+            return False  # a model also uses the transform, not only these bytes
         x, y = (verbatim(own, entry, reason) for entry in entries)
         self.pairs.append(self._make_pair(own, x, y, own, (there,), None))
         return True
@@ -276,7 +276,7 @@ class _Pairer:
         return Bucket.ONLY_IN_QUANTIZED, "the original has no tensor of this name"
 
     def _explain_absent(self, shared: str) -> tuple[Bucket, str]:
-        """Return bucket and reason for a weight that is not stored, or is stored in parts of an unknown format."""
+        """Return the bucket and the reason for a weight that is not stored, or only in parts of an unknown format."""
         module, side = shared.removesuffix(".weight"), self.quantized
         parts = [own for place in (module, shared) for own in side.by_module.get(place, ())]
         stored = {own.removeprefix(f"{module}."): side.entries[own] for own in parts}
@@ -294,7 +294,7 @@ class _Pairer:
         return Bucket.ONLY_IN_ORIGINAL, "the quantized checkpoint has no tensor of this name"
 
     def _make_leftover(self, side: CheckpointSide, name: str, own: str, bucket: Bucket, reason: str) -> Leftover:
-        """Make the leftover of a tensor and all its parts."""
+        """Make a leftover of a tensor and all its parts."""
         return Leftover(name, side.side, bucket, reason, (side.codes[own], *side.siblings.get(own, ())))
 
     def _leave(self, side: CheckpointSide, name: str, own: str, bucket: Bucket, reason: str) -> None:
@@ -303,12 +303,12 @@ class _Pairer:
     def _leave_both(
         self, own: str, there: str | None, bucket: Bucket, reason: str, held: HeldWeight | None = None
     ) -> None:
-        """Leave a weight of the original, and its holders in the quantized checkpoint where these are known."""
+        """Record a weight of the original as a leftover, and also its holders in the quantized checkpoint if known."""
         self._leave(self.original, own, own, bucket, reason)
         if there is not None:
             self._leave(self.quantized, own, there, bucket, reason)
         for holder in held.holders if held and there is None else ():
-            if holder in self.holders.used:  # else the holder is a tied weight, with a pair of its own
+            if holder in self.holders.used:  # otherwise the holder is a tied weight, which has its own pair
                 self._leave(self.quantized, holder, holder, bucket, reason)
 
 
@@ -337,7 +337,7 @@ def _map_shared_names(names: Iterable[str], prefix: str) -> dict[str, str]:
 
 
 def _refuse_unknown(side: CheckpointSide, prefix: str, selection: LayerSelection) -> None:
-    """Raise CheckpointError if a selected safetensors entry has an unknown dtype, perhaps a newer one.
+    """Raise CheckpointError if a selected safetensors entry has an unknown, perhaps newer dtype.
 
     Unknown types of GGUF are accepted: forks add their own, and the other layers can still be compared.
     """
@@ -364,7 +364,7 @@ def _orient(x: Weight, y: Weight, original: CheckpointSide) -> tuple[Weight, Wei
 
 
 def _offer_transposed_squares(pairs: Sequence[Pair], original: CheckpointSide) -> list[Pair]:
-    """Return the pairs, adding the transposed original as an alternative to square weights that may be transposed.
+    """Return the pairs; square weights that may be transposed get the transposed original as an alternative.
 
     Rectangular weights, whose shape decides, show whether the original is stored transposed.
     """

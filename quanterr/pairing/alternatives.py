@@ -1,4 +1,4 @@
-"""Choice among several readings of a weight by the original's values: the only step before the run to read values.
+"""Choice among readings of a weight by comparison with the original: the only step before the run that reads values.
 
     a weight's alternatives    other readings of its tensors, where label and shapes allow several; tried only if the
                                first has a larger error than any correct reading; a switch is a warning
@@ -20,9 +20,9 @@ from quanterr.pairing.smoothing import undo_smoothing
 
 
 def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
-    """Return the pairing with each alternative decided: each pair is in its best reading, or among the leftovers.
+    """Return the pairing with every alternative decided: each pair has its best reading, or is among the leftovers.
 
-    ``undo`` moves factors that a quantizer moved between weights back.
+    With ``undo``, factors that a quantizer moved between weights are moved back.
     """
     pairs: list[Pair] = []
     leftovers = list(pairing.leftovers)
@@ -60,7 +60,7 @@ def _choose_reading(pair: Pair, workspaces: Workspaces) -> Pair:
 
 
 def _choose_alternative(pair: Pair, other: Alternative, workspaces: Workspaces) -> Pair | Sequence[Leftover]:
-    """Return the pair, or the pair or leftovers of its alternative if the values favour that."""
+    """Return the pair or, if the values favour its alternative, the alternative pair or its leftovers."""
     quantized = other.quantized or pair.quantized
     choice = choose_nearest((pair.original, pair.quantized), [(other.original, quantized)], other.bar, workspaces)
     if choice.number is None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
 
-LARGEST = 1 << 26  # bytes of a buffer that is checked
+LARGEST = 1 << 26  # bytes of a buffer that is checked, at most
 ROUNDED = 2.0**-7  # relative tolerance: the numbers may have been cast to BF16
 MASKED = -1e4  # masked_bias is this or less
 
@@ -60,7 +60,7 @@ def _is_masked(values: Tensor) -> bool:
 
 
 def _are_places(values: Tensor) -> bool:
-    """Check the relative positions in a square window; BEiT adds a class token with three indices of its own."""
+    """Return whether values are the relative positions in a square window; BEiT adds three for a class token."""
     n = values.shape[-1]
     if values.dim() != 2 or values.shape[0] != n:
         return False

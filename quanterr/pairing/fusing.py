@@ -122,7 +122,7 @@ class Holders:
         raise problem or AssertionError
 
     def _offer_alternating_rows(self, weight: Weight, are_biases: bool) -> Weight:
-        """Add the reading with alternating rows: an original may interleave the rows of fused gate and up weights."""
+        """Add a reading with alternating rows, as an original may interleave the rows of fused gate and up weights."""
         run = weight.shape[-1 if are_biases else -2]
         if run % 2:
             return weight
@@ -248,7 +248,7 @@ def swap_last_axes(shape: Shape) -> Shape:
 
 
 def plain_naming(_side: int, name: str, shape: Shape) -> Atoms:
-    """Return the atoms of a weight where both checkpoints use usual names (see names.py)."""
+    """Return the atoms of a weight if both checkpoints use the usual names (see names.py)."""
     return atoms_of(name, shape)
 
 

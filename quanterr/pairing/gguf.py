@@ -133,7 +133,7 @@ class Translation:
 
 
 def to_llama_name(architecture: str, path: str) -> str:
-    """Return llama.cpp's name of a path (gguf_names.py), with an expert's number appended; unknown paths stay."""
+    """Return llama.cpp's name of a path (gguf_names.py), with an expert's number appended; unknown paths are kept."""
     words = path.split(".")
     numbers = [n for n, word in enumerate(words) if word.isdecimal()]
     block = words[numbers[0]] if numbers else ""

@@ -37,7 +37,7 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import display
 
-Means = Mapping[str, tuple[Tensor, Tensor]]  # as read_importance() returns it
+Means = Mapping[str, tuple[Tensor, Tensor]]  # the result of read_importance()
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 GGUF_MAGIC = b"GGUF"
@@ -145,7 +145,7 @@ def _check_means(path: str, name: str, means: Tensor) -> Tensor:
 
 
 def attach_importance(pairing: Pairing, found: Means, architecture: str) -> Pairing:
-    """Return the pairing with the importance of each matrix's columns, and which weights the file covers."""
+    """Return the pairing with the importance of each matrix's columns, and a record of how far the file covers them."""
     pairs, covered = [], []
     for pair in pairing.pairs:
         importance = _find_pair_importance(pair, found, architecture) if len(pair.original.shape) > 1 else None
@@ -170,7 +170,7 @@ def find_column_importance(name: str, shape: tuple[int, ...], found: Means, arch
 def make_importance_lookup(
     original: Checkpoint, means: Means | None
 ) -> Callable[[str, tuple[int, ...]], Tensor | None] | None:
-    """Return a function from a weight's name and shape to its column importance; None without ``means``."""
+    """Return a function that maps a weight's name and shape to its column importance; None without ``means``."""
     return (
         None if means is None else partial(find_column_importance, found=means, architecture=architecture_of(original))
     )

@@ -1,20 +1,20 @@
-"""The rounding of inputs that the files of a checkpoint declare for its weights, by the names of recipes/inputs.py.
+"""The rounding of inputs that the files of a checkpoint declare for its weights; recipes/inputs.py has the schemes.
 
     compressed-tensors   config_groups.*.input_activations, targets, ignore; input_scale, input_zero_point,
-                         input_global_scale (a factor: 448 · 6 / amax); transforms.py: rotations while it runs
+                         input_global_scale (a factor: 448 · 6 / amax); rotations at runtime (see transforms.py)
     ModelOpt             quant_algo of the model or in quantized_layers; input_scale = amax / 448, for NVFP4
                          amax / (6 · 448), for INT8 amax / 127; pre_quant_scale
     Quark                global_quant_config, layer_quant_config, exclude: input_tensors; for NVFP4 input_scale_2 =
                          amax / (6 · 448)
     DeepSeek             quant_method fp8, activation_scheme, weight_block_size, scale_fmt
     FBGEMM               quant_method fbgemm_fp8, activation_scale_ub
-    torchao              the class of its configuration, its fields
+    torchao              the class and the fields of its configuration
     SDNQ                 use_quantized_matmul, quantized_matmul_dtype
     ComfyUI              label: format, full_precision_matrix_mult; input_scale, without which FP8 is clamped at 448
     GGUF                 the type of the weight: llama.cpp's CPU backend rounds to Q8_0, Q8_1 or Q8_K
 
-Rotated weights (ConvRot, SDNQ, compressed-tensors) have rotated inputs: these are rotated, rounded and rotated back. A
-branch of low rank (SVDQuant, SDNQ) has inputs that are not rounded.
+Rotated weights (ConvRot, SDNQ, compressed-tensors) have rotated inputs: these are rotated, rounded and rotated back.
+The inputs of a low-rank branch (SVDQuant, SDNQ) are not rounded.
 
 Reference: vllm-project/compressed-tensors quantization/quant_scheme.py, transform/transform_args.py;
 NVIDIA/Model-Optimizer modelopt/torch/export/quant_utils.py; amd-quark; comfyanonymous/ComfyUI comfy/ops.py,
@@ -40,24 +40,24 @@ from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import display
 
 WEIGHT = ".weight"
-BRANCHES = ("up", "svd_up")  # roles of the parts of a branch of low rank
+BRANCHES = ("up", "svd_up")  # roles of the parts of a low-rank branch
 GGUF_EMBEDDING, GGUF_HEAD = "token_embd.weight", "output.weight"
 
 
 class Inputs(NamedTuple):
     """The rounding of the inputs of a weight at runtime."""
 
-    scheme: str = ""  # "": not emulated, for the reason in ``why_not``
+    scheme: str = ""  # empty if not emulated, for the reason in ``why_not``
     scale: Entry | None = None
     is_divisor: bool = False  # the stored scale is 1 / the factor of nvfp4
     zero_point: Entry | None = None
     bound: float | None = None
-    factors: Entry | None = None  # (k,): inputs are multiplied by these first
-    divisors: Entry | None = None  # (k or more,): or divided by these
-    rotation: InputRotation | None = None  # then rotated, and rotated back once they are rounded
-    branch: Branch | None = None  # of the weight: its inputs are not rounded
+    factors: Entry | None = None  # (k,): inputs are first multiplied by these
+    divisors: Entry | None = None  # (k or more,): or inputs are first divided by these
+    rotation: InputRotation | None = None  # inputs are then rotated, rounded, and rotated back
+    branch: Branch | None = None  # a low-rank branch of the weight, whose inputs are not rounded
     why_not: str = ""
-    absent: str = ""  # the name of a static scale that is declared and not stored
+    absent: str = ""  # the name of a static scale that is declared but not stored
     clamps: bool = False  # the scale is 1 because none is stored
 
     @property
@@ -71,7 +71,7 @@ Declared = Inputs | None
 
 
 def find_declared_inputs(plan: Pairing, entries: Stored) -> dict[str, Inputs]:
-    """Return how inputs are rounded, by the original's name of each quantized weight whose inputs are.
+    """Map the original's names of quantized weights to the rounding of their inputs, if these are rounded.
 
     ``entries`` are all tensors of the quantized checkpoint.
     """
@@ -81,7 +81,7 @@ def find_declared_inputs(plan: Pairing, entries: Stored) -> dict[str, Inputs]:
 
 
 def find_clamped_inputs(plan: Pairing, entries: Stored) -> list[str]:
-    """Return the names of FP8 weights, by ComfyUI's labels, whose inputs are clamped because no scale is stored."""
+    """Return the names of FP8 weights with ComfyUI's labels whose inputs are clamped because no scale is stored."""
     labels = plan.labels["quantized"]
     labelled = (pair for pair in plan.pairs if labels.of(pair.quantized.name))
     found = ((pair.name, inputs_of(pair.quantized, labels, entries)) for pair in labelled)
@@ -89,19 +89,19 @@ def find_clamped_inputs(plan: Pairing, entries: Stored) -> list[str]:
 
 
 def find_absent_scales(declared: Mapping[str, Inputs]) -> dict[str, str]:
-    """Return the declared static scales that are not stored, by the names of their weights."""
+    """Map names of weights to the static scales that are declared for them but not stored."""
     return {name: inputs.absent for name, inputs in declared.items() if inputs.absent}
 
 
 class StaticScale(NamedTuple):
-    """A stored scale of the inputs of a weight."""
+    """A stored scale of a weight's inputs."""
 
     number: float
-    is_divisor: bool  # inputs are multiplied by it: the larger, the smaller the range
+    is_divisor: bool  # inputs are multiplied by it, so a larger scale means a smaller range
 
 
 def read_static_scales(declared: Mapping[str, Inputs]) -> dict[str, StaticScale]:
-    """Return the static scales of inputs that are single numbers, by the names of their weights."""
+    """Map names of weights to the static scales of their inputs, if these are single numbers."""
     workspace = Workspace(CPU)
     return {
         name: StaticScale(float(next(iterate_scales(inputs.scale, workspace))), inputs.multiplies)
@@ -111,7 +111,7 @@ def read_static_scales(declared: Mapping[str, Inputs]) -> dict[str, StaticScale]
 
 
 def inputs_of(weight: Weight, labels: Labels, entries: Stored) -> Declared:
-    """Return how the inputs of a weight are rounded; None where they are not, or the weight is not quantized."""
+    """Return how the inputs of a weight are rounded; None if they are not, or the weight is not quantized."""
     if not weight.has_codes or weight.matrix[0] < 2:
         return None
     module = weight.name.removesuffix(WEIGHT)
@@ -138,7 +138,7 @@ def inputs_of(weight: Weight, labels: Labels, entries: Stored) -> Declared:
 
 
 def rotation_of(weight: Weight) -> InputRotation | None:
-    """Return the rotation of the inputs of a weight; None if they are not rotated."""
+    """Return the rotation of a weight's inputs; None if they are not rotated."""
     turned = weight.rotated
     return turned and (turned.of_inputs or InputRotation(turned.rotate, turned.rotate))
 
@@ -162,7 +162,7 @@ COMFY_DYNAMIC = {
     "asym_w4a8_int8": "int8_token",
     "convrot_w4a4": "int4_token_narrow",
     "int4_convrot_w4a4": "int4_token_narrow",
-}  # by how the format begins
+}  # beginning of the label's format → scheme
 
 
 def _read_comfy(module: str, label: Label, entries: Stored) -> Declared:
@@ -170,7 +170,7 @@ def _read_comfy(module: str, label: Label, entries: Stored) -> Declared:
     if label.fields.get("full_precision_matrix_mult"):
         return None
     if f"{module}.weight_correction" in entries:
-        return None  # comfy-kitchen multiplies the dequantized weight
+        return None  # comfy-kitchen multiplies unrounded inputs by the dequantized weight
     scale = entries.get(f"{module}.input_scale")
     if form.startswith("float8_e4m3fn"):
         return Inputs("fp8_static", scale, clamps=scale is None)
@@ -181,7 +181,7 @@ def _read_comfy(module: str, label: Label, entries: Stored) -> Declared:
     if known := next((scheme for begin, scheme in COMFY_DYNAMIC.items() if form.startswith(begin)), None):
         return Inputs(known)
     if not form or form.endswith("a16") or form.startswith("bnb_"):
-        return None  # weights alone
+        return None  # only the weights are quantized
     if form == "svdquant_w4a4":
         if label.fields.get("act_unsigned"):
             return Inputs(why_not="its label says act_unsigned: inputs are shifted, which is not emulated")
@@ -229,7 +229,7 @@ def _make_missing(name: str) -> Inputs:
     return Inputs(why_not=f"its files declare a static scale of activations, but store no {name}", absent=name)
 
 
-MODELOPT_STATIC = {  # quant_algo → scheme, with input_scale
+MODELOPT_STATIC = {  # quant_algo → scheme, which needs an input_scale
     "FP8": "fp8_static",
     "W4A8_AWQ": "fp8_static",
     "W4A8_MXFP4_FP8": "fp8_static",
@@ -241,7 +241,8 @@ MODELOPT_DYNAMIC = {
     "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": "int8_token",
     "MXFP8": "mxfp8_ceil",
 }
-MODELOPT_NONE = ("W4A16", "W8A16", "NONE", "FP8_PB_WO", "FP8_PB_REAL", "INT4", "INT8_WO")  # how others begin
+# Beginnings of the names of algorithms that do not round inputs.
+MODELOPT_NONE = ("W4A16", "W8A16", "NONE", "FP8_PB_WO", "FP8_PB_REAL", "INT4", "INT8_WO")
 
 
 def _read_modelopt(module: str, config: JsonFields, entries: Stored) -> Declared:
@@ -394,7 +395,7 @@ def _keep_texts(value: object) -> list[str]:
 
 
 def _matches(module: str, patterns: list[str]) -> bool:
-    """Return whether a pattern fits: a name, the end of one, a glob or a ``re:`` expression."""
+    """Return whether any pattern matches a module: its name, the end of its name, a glob or a ``re:`` expression."""
     return any(_fits(module, pattern) for pattern in patterns)
 
 
@@ -412,7 +413,7 @@ VALUE_SCALES = (".v_scale", "v_proj.output_scale")
 
 
 def find_declared_cache(config: JsonFields, entries: Stored) -> tuple[bool, dict[str, Entry]]:
-    """Return whether a quantization_config says that keys and values are stored as FP8, and their stored scales."""
+    """Return whether a quantization_config declares an FP8 cache of keys and values, and the scales stored for it."""
     scheme = as_object(config.get("kv_cache_scheme"))
     algorithm = str(config.get("kv_cache_quant_algo", "")).upper()
     declared = (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) or algorithm == "FP8"
@@ -420,7 +421,7 @@ def find_declared_cache(config: JsonFields, entries: Stored) -> tuple[bool, dict
 
 
 def find_uncalibrated_attention(config: JsonFields, entries: Stored) -> list[str]:
-    """Return the attention modules that store no scale of keys, or none of values, where an FP8 cache is declared."""
+    """Return the attention modules without a scale for keys or for values, although an FP8 cache is declared."""
     declared, scales = find_declared_cache(config, entries)
     if not declared or as_object(config.get("kv_cache_scheme")).get("dynamic"):
         return []

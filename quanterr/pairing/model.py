@@ -35,7 +35,7 @@ class Bucket(StrEnum):
     FILTERED_OUT = "filtered_out"
 
 
-COMPUTED = "a computed buffer that holds the expected values"  # the reason of a consumed leftover
+COMPUTED = "a computed buffer that holds the expected values"  # the reason given for a consumed leftover
 
 
 class Leftover(Struct, frozen=True):
@@ -49,14 +49,14 @@ class Leftover(Struct, frozen=True):
 
 
 class Alternative(Struct, frozen=True):
-    """Other weights that replace a pair's if a sample of the values favours them."""
+    """Weights that replace the weights of a pair if a sample of the values favours them."""
 
     original: Weight
-    quantized: Weight | None  # None: the pair's own
+    quantized: Weight | None  # None: the pair's quantized weight
     bar: ReadingThreshold
     evidence: str = ""  # evidence to add to the pair if the alternative wins; {error} is the relative error
-    warning: str = ""  # warning to add, likewise
-    leftovers: tuple[Leftover, ...] = ()  # replace the pair, if a winning alternative is an error
+    warning: str = ""  # warning to add in the same case; {error} as above
+    leftovers: tuple[Leftover, ...] = ()  # replace the pair if it is an error that the alternative wins
 
 
 class Pair(Struct, frozen=True, gc=False):
@@ -90,7 +90,7 @@ class FoldedScales(Struct, frozen=True):
 
 
 class ImportanceCoverage(NamedTuple):
-    """The coverage of a weight by an importance matrix: its number of matrices with count 0, or None if missing."""
+    """The coverage of a weight by an importance matrix: the number of matrices with count 0; None if it is missing."""
 
     name: str
     uncovered: int | None
@@ -109,7 +109,7 @@ class Pairing(Struct, frozen=True):
 
     @property
     def names_with_unused_scale(self) -> list[str]:
-        """Names of weights of plain floats that have a scale nevertheless."""
+        """Names of weights that are stored as plain floats and nevertheless have a scale."""
         return [pair.name for pair in self.pairs if pair.quantized.encoding == "floats" and pair.consumed[1]]
 
 
@@ -130,5 +130,5 @@ class ComparedWeight(NamedTuple):
     scales: ScaleStatistics | None
     worst: LargestError | None
     attainable: Attainable | None = None  # None if the nearest codes are unknown
-    copy: Copy | None = None  # whether unquantized values are a copy of the original; None if either side is quantized
+    copy: Copy | None = None  # how far unquantized values are a copy of the original; None if a side is quantized
     fingerprint: str | None = None  # checksum of sampled bytes of the original

@@ -40,7 +40,7 @@ WRAPPERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """The differences of one program's names and storage of weights from the usual ones."""
+    """The ways in which one program's names and storage of weights differ from the usual ones."""
 
     program: str
     # Pattern and replacement for whole paths, without wrappers, .weight and .bias; applied in the order of the table.
@@ -57,7 +57,7 @@ class Convention:
     interleaved_gate_up: frozenset[str] = frozenset()
     # Pattern of q and k names whose rows are in RoPE pairs, (0, d/2), (1, d/2 + 1), …, instead of halves of each head.
     row_pairs: str = ""
-    # GGUF architectures with rows of q and k in pairs, or in halves; with one added to norms, or not.
+    # GGUF architectures whose rows of q and k are in pairs, or in halves; whose norms have one added to them, or not.
     paired: frozenset[str] = frozenset()
     unpaired: frozenset[str] = frozenset()
     plus_one: frozenset[str] = frozenset()
@@ -184,7 +184,7 @@ FED_BY_NORM = (
     ("q_a_layernorm", "q_b_proj"),
     ("kv_a_layernorm", "kv_b_proj"),
 )
-# Last word of a weight → last words of the weight that it feeds; a fused weight feeds it with its last rows.
+# Last word of a weight → possible last words of the weight that it feeds; fused weights feed it by their last rows.
 FED_BY_WEIGHT = {
     "up_proj": ("down_proj",),
     "gate_up_proj": ("down_proj",),
@@ -229,7 +229,7 @@ def atoms_of(name: str, shape: tuple[int, ...]) -> Atoms:
 
 
 def find_other_arrangements(name: str) -> Iterator[Atoms]:
-    """Yield other ways to split a weight than along its rows: by columns, or into parts of each head."""
+    """Yield ways to split a weight other than along its rows: by columns, or into parts of each head."""
     path, kind = canonicalize(name)
     head, _, last = path.rpartition(".")
     for pattern, parts in _SIDE_BY_SIDE:
@@ -266,9 +266,9 @@ def canonicalize(name: str) -> tuple[str, str]:
     return path, kind
 
 
-@lru_cache(maxsize=1 << 12)  # the same in all blocks
+@lru_cache(maxsize=1 << 12)  # all blocks share one entry
 def _find_renames(path: str) -> list[tuple[re.Pattern[str], str]]:
-    """Return the renames that apply to a path one after the other; they treat all numbers alike."""
+    """Return the renames that apply to a path, in order; they treat all numbers alike."""
     found = []
     for pattern, replacement in _RENAMES:
         if pattern.fullmatch(path):

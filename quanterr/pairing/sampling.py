@@ -25,8 +25,8 @@ BETTER = 3.0
 # and the other above UNRELATED.
 RELATED, UNRELATED = 0.7, 1.2
 
-# For readings that differ by one code step (rounding errs by a third of a step, one step more by three times that) or
-# at the edges of blocks: the wrong one cannot be nearer by this factor.
+# For readings that differ by one code step (rounding errs by a third of a step, a wrong reading by a whole step) or at
+# the edges of blocks: the wrong one cannot be nearer by this factor.
 CLEARLY = 1.2
 
 # Relative error between a tensor and its copy, perhaps in another dtype, at most.
@@ -34,7 +34,7 @@ SAME = 0.01
 
 
 class ReadingThreshold(NamedTuple):
-    """When another reading replaces the first, by the relative errors of both on a sample."""
+    """The condition under which another reading replaces the first, by the relative errors of both on a sample."""
 
     tried_above: float  # others are tried only if the first has a larger error
     times_better: float = inf  # factor by which the other's error must be smaller
@@ -71,9 +71,9 @@ def choose_nearest(
     bar: ReadingThreshold,
     workspaces: "Workspaces",
 ) -> ChosenReading:
-    """Choose among several (original, quantized) pairs by their errors on a few rows; only a bad first needs others."""
+    """Choose among (original, quantized) pairs by their errors on a few rows; try others only if the first is bad."""
     if bar.tried_above >= SUSPICIOUS and 0 < (error := _error_of_first_rows(*first, workspaces)) <= SUSPICIOUS:
-        return ChosenReading(None, error, error)  # no other reading can have these rows right as well
+        return ChosenReading(None, error, error)  # no other reading can also be right in these rows
     error = relative_error(*first, workspaces)
     errors = [] if error <= bar.tried_above else [relative_error(*other, workspaces) for other in others]
     if not errors:
@@ -82,14 +82,14 @@ def choose_nearest(
     return ChosenReading(errors.index(least) if bar.is_met(error, least) else None, error, least)
 
 
-PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15  # of a sample: number of places, and rows and elements at each place
+PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15  # number of places in a sample, and most rows and elements at a place
 
 
 @contextmanager
 def on_cpu() -> Iterator[Workspaces]:
     """Open workspaces on the CPU for reading rows of two weights, in inference mode.
 
-    Torch is limited to one thread: samples are so small that several would only wait for each other.
+    Torch is limited to one thread: samples are so small that several threads would only wait for each other.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -116,7 +116,7 @@ def _error_of_first_rows(original: Weight, quantized: Weight, workspaces: Worksp
 
 
 def _measure_error(x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Return Σx² and Σ(y - x)² of float64."""
+    """Return Σx² and Σ(y - x)² of float64 tensors."""
     x, e = x.flatten(), (y - x).flatten()
     return float(x.dot(x)), float(e.dot(e))
 
@@ -205,7 +205,7 @@ def _first_of_sample(rows: int, cols: int) -> list[Chunk]:
 
 
 def sampled_rows(rows: int, cols: int) -> list[tuple[int, int]]:
-    """Return the first and last row of each piece of a sample that is read; a small weight is read at once."""
+    """Return the first and the stop row of each piece of a sample that is read; a small weight is read at once."""
     spans = [(chunk.row, chunk.stop_row) for chunk in _sample(rows, cols)]
     return [(spans[0][0], spans[-1][1])] if 0 < rows * cols <= ELEMENTS else spans
 

@@ -80,7 +80,7 @@ class CheckpointSide:
         """Assign each part to its weight by name; only weights remain in ``codes``.
 
         ``elsewhere`` are names that the other checkpoint has too: such a tensor is a part only if a format knows it. An
-        original of floats has no parts at all: there, a q_scale is an ordinary parameter.
+        original that stores only floats has no parts at all: a q_scale in it is an ordinary parameter.
         """
         plain = self.side == "original" and all(entry.dtype in NEVER_CODES for entry in self.entries.values())
         owners = {}
@@ -136,7 +136,7 @@ class CheckpointSide:
         return self._recognized[key]
 
     def _make_hints(self, weight: str, shape: tuple[int, ...] | None) -> Hints:
-        """Return the hints for a weight; weights without a label and of one shape share an object."""
+        """Return the hints for a weight; weights of the same shape without a label share one object."""
         found = self.labels.of(weight)
         if not found and shape in self._hints:
             return self._hints[shape]

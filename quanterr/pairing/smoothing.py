@@ -37,17 +37,17 @@ from quanterr.pairing.sampling import (
 from quanterr.pairing.views import scale_weight
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 
-CAST = 0.01  # a cast changes a norm by less
+CAST = 0.01  # relative change of a norm below which it may be a cast
 EXACTLY = 1.003  # factor by which a norm's factors must reduce the pooled error: small, as nothing is fitted
 NEARER = 1.02  # factor by which fitted factors must reduce the error of the next weight
-CLEARLY = 1 / 0.7  # error with the factors / without: from here on a weight lacks the factors of the others
+CLEARLY = 1 / 0.7  # error with factors / without, above which a weight lacks the factors that others have
 LENGTH = 0.5  # a factor that leaves less than this share of a deviation in length explains it
 LEAST = 1e-30  # least error to divide by
 AGREEING = 0.5  # least correlation of factors that agree: 64 random factors have about 0.125
 DOUBTS, SCATTER = 4.0, 0.02  # a fold is sought if a row factor is off the median by DOUBTS standard errors + SCATTER
 HEADS = (128, 64, 256, 96, 80, 32, 16)  # common numbers of rows per head
 
-Places = Mapping[tuple[str, str], int]  # (path, kind) as names.canonical returns them → index of the pair
+Places = Mapping[tuple[str, str], int]  # (path, kind) as names.canonicalize returns them → index of the pair
 
 
 def undo_smoothing(pairs: Sequence[Pair], workspaces: Workspaces) -> tuple[list[Pair], list[FoldedScales]]:
@@ -97,7 +97,7 @@ def _undo_norms(pairs: list[Pair], places: Places, workspaces: Workspaces) -> It
 
 
 def _find_norm_factors(norm: Pair, workspaces: Workspaces) -> list[Tensor] | None:
-    """Return the ratios norm_q / norm, and (1 + norm_q) / (1 + norm) for norms stored less one; None if unchanged."""
+    """Return the ratios norm_q / norm, and (1 + norm_q) / (1 + norm) for norms stored minus one; None if unchanged."""
     whole = Chunk(0, 1, 0, norm.original.n)
     x = norm.original.dequantize(whole, workspaces[0]).weight[0].float()
     y = norm.quantized.dequantize(whole, workspaces[1]).weight[0].float()
@@ -171,11 +171,11 @@ def _undo_weights(pairs: list[Pair], places: Places, workspaces: Workspaces) -> 
 def _undo_between(
     pairs: list[Pair], number: int, behind: int, places: Places, workspaces: Workspaces
 ) -> Iterator[FoldedScales]:
-    """Undo factors in the rows of one weight and the columns of the next, if that reduces the error of the next."""
+    """Undo factors in the rows of one weight and the columns of the next, if that reduces the next weight's error."""
     first, second = pairs[number], pairs[behind]
     rows, cols = first.original.matrix[0], second.original.matrix[1]
     fitted = _fit_factors(first, 1, workspaces)
-    before = error_up_to_factor(second.original, second.quantized, workspaces)  # 2-bit codes are too small
+    before = error_up_to_factor(second.original, second.quantized, workspaces)  # 2-bit codes shrink a weight
     errors = {}
     for head in _list_head_layouts(rows, cols):
         columns = scale_weight(second.quantized, _repeat_factors(fitted.factors, head), 1)
@@ -217,7 +217,7 @@ class FittedFactors(NamedTuple):
 
 
 class HeadLayout(NamedTuple):
-    """The way the last ``n`` rows of a weight feed the next: each head of ``rows`` rows feeds ``repeats`` heads."""
+    """The way the last ``n`` rows of a weight feed the next: each head, of ``rows`` rows, feeds ``repeats`` heads."""
 
     n: int
     rows: int
@@ -225,7 +225,11 @@ class HeadLayout(NamedTuple):
 
 
 def _list_head_layouts(rows: int, cols: int) -> Iterator[HeadLayout]:
-    """Yield the ways in which rows may feed columns: all rows, v of fused q, k, v, up of gate and up, or by groups."""
+    """Yield the ways in which the rows of a weight may feed the columns of the next.
+
+    All rows may feed them, or only the rows of v in fused q, k and v, or of up in fused gate and up; each head may feed
+    a group of heads.
+    """
     for n in dict.fromkeys((rows, (rows - cols) // 2 if rows > cols else rows, cols)):
         if n == cols and n <= rows:
             yield HeadLayout(n, n, 1)
@@ -239,7 +243,7 @@ def _repeat_factors(factors: Tensor, head: HeadLayout) -> Tensor:
 
 
 def _agree(of_rows: FittedFactors, of_columns: FittedFactors, head: HeadLayout) -> bool:
-    """Return whether the factors of rows and of the columns that they feed correlate: rounding alone would not."""
+    """Return whether the factors of rows correlate with the factors of the columns they feed, unlike mere rounding."""
     columns = -of_columns.factors.view(-1, head.repeats, head.rows).log().mean(1).view(-1)
     both = torch.stack((of_rows.factors[-head.n :].log(), columns))
     return float(both.corrcoef()[0, 1].nan_to_num(0.0)) > AGREEING
@@ -269,7 +273,7 @@ def _have_row_factors(pair: Pair, workspaces: Workspaces) -> bool:
 
 
 def _fit_factors(pair: Pair, dim: int, workspaces: Workspaces) -> FittedFactors:
-    """Fit the factors from x to y of rows (``dim`` 1, the summed dimension) or columns (``dim`` 0)."""
+    """Fit the factors that map x to y, for rows (``dim`` 1, the summed dimension) or columns (``dim`` 0)."""
     n, of = pair.original.matrix[1 - dim], pair.original.matrix[dim]
     xx, xy, yy = torch.zeros(3, n, dtype=torch.float64)
     for chunk in Cut(*pair.original.matrix, CPU_CHUNK):

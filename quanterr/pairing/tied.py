@@ -1,6 +1,6 @@
 """Tied weights: one parameter of the model that a checkpoint may store once or several times.
 
-Names give the candidates; the original's values show whether they are tied: two of its tensors are equal.
+Names give the candidates; the original's values show whether they are tied: then two of its tensors are equal.
 
 Reference: huggingface/transformers@5.23.0 _tied_weights_keys of OPT, T5, BART, BERT, RoBERTa, GPT-NeoX and others.
 """

@@ -1,16 +1,17 @@
 """Transforms of compressed-tensors: matrices that multiply the inputs of layers while a model runs, undone in weights.
 
     transform_config.config_groups.NAME    type, head_dim, randomize; apply: targets, ignore, location, inverse
-    X.NAME_input.weight, .perm             the matrix T of layer X; layers with equal matrices store one, the first's
+    X.NAME_input.weight, .perm             the matrix T of layer X; layers with equal matrices share the first layer's
 
     input           inputs are multiplied by V before they are rounded: x V
     weight_input    the stored weight is W V^-T; so stored · V^T is the weight in the original's basis
 
-A target can be a class, which no file names: "Linear" is taken to be all matrices but embeddings. Routers and experts
-that are not quantized may be of other classes; there the original's values decide (alternatives.py), with a warning.
+A target can be a class, but no file tells the class of a module: "Linear" is taken to mean all matrices except
+embeddings. Unquantized routers and experts may be of other classes; the original's values then decide
+(alternatives.py), with a warning.
 
 Only ``input`` is undone. With ``output``, ``q_attn`` and ``k_cache`` a model computes in a way that no weight shows.
-A wrong declaration is not believed: a weight that was not rotated comes out rotated, far from the original.
+A wrong declaration shows: a weight that was not rotated comes out rotated, far from the original.
 
 Reference: vllm-project/compressed-tensors 0.20.0 transform/transform_args.py, transform/factory/base.py,
 transform/utils/matrix.py, utils/match.py.
@@ -35,13 +36,13 @@ from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import display, listed
 
 INPUT = "input"
-FUSED = ("weight_input", "weight_output")  # locations of which the stored weight has the matrix
+FUSED = ("weight_input", "weight_output")  # locations whose matrix is already part of the stored weight
 HADAMARD, RANDOM_HADAMARD, RANDOM_MATRIX = "hadamard", "random-hadamard", "random-matrix"
 KINDS = (HADAMARD, RANDOM_HADAMARD, RANDOM_MATRIX)
 STORED = "the weight of a module that is no Linear, whose inputs have no transform"
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 LINEAR = "Linear"
-LOOKED_UP = ("embedding", "norm")  # roles of matrices that no Linear has
+LOOKED_UP = ("embedding", "norm")  # roles of matrices that belong to no Linear
 ROUTERS = ("gate", "router")  # last parts of names of modules that are Linear in some models only
 AGAIN = "export the model again with both sides of the transform, and with its matrix"
 
@@ -55,16 +56,16 @@ class Transform(NamedTuple):
     targets: tuple[str, ...]
     ignored: tuple[str, ...]
     inverse: bool
-    block: object  # head_dim: columns that are multiplied together; None: all
+    block: object  # head_dim: number of columns that are multiplied together; None: all
     randomized: bool
 
     def is_of(self, weight: str, shape: tuple[int, ...]) -> bool:
-        """Return whether the module of a weight has it: by name, or because it is a Linear as far as that shows."""
+        """Return whether the module of a weight has this transform: by its name, or because it seems to be a Linear."""
         module, is_linear = weight.removesuffix(WEIGHT_SUFFIX), _may_be_linear(weight, shape)
         return weight.endswith(WEIGHT_SUFFIX) and self.is_at(module, is_linear)
 
     def is_at(self, module: str, is_linear: bool = True) -> bool:
-        """Return whether a module of this name has it; ``is_linear``: whether it is a Linear."""
+        """Return whether a module of this name has this transform; ``is_linear`` tells whether it is a Linear."""
         return _is_named(self.targets, module, is_linear) and not _is_named(self.ignored, module, is_linear)
 
 
@@ -106,7 +107,7 @@ def _is_named(patterns: tuple[str, ...], module: str, is_linear: bool) -> bool:
 
 
 def find_fused_transforms(config: JsonFields, weights: Sequence[Weight]) -> list[Transform]:
-    """Return the transforms that weights have and that their inputs do not undo, one of each group."""
+    """Return the transforms in stored weights that no transform of inputs undoes, one of each group."""
     declared = read_transforms(config)
     found = dict[str, Transform]()
     for each in declared:
@@ -117,7 +118,7 @@ def find_fused_transforms(config: JsonFields, weights: Sequence[Weight]) -> list
 
 
 def _is_undone(fused: Transform, by: Sequence[Transform], weights: Sequence[Weight]) -> bool:
-    """Return whether inputs have the transform wherever weights have it."""
+    """Return whether the inputs of all weights with the transform ``fused`` have one of the transforms ``by``."""
     own = [weight for weight in weights if fused.is_of(weight.name, weight.shape)]
     if not own:
         return any((one.targets, one.ignored) == (fused.targets, fused.ignored) for one in by)
@@ -125,7 +126,7 @@ def _is_undone(fused: Transform, by: Sequence[Transform], weights: Sequence[Weig
 
 
 def find_online_transforms(config: JsonFields, weights: Sequence[Weight]) -> list[str]:
-    """Name the transforms that a runtime applies and that none of these weights undoes, by group and location."""
+    """Return the group and location of each transform that a runtime applies and that none of these weights undoes."""
     found = [
         f"{display(each.group)} ({display(each.location)})"
         for each in read_transforms(config)
@@ -138,8 +139,8 @@ def find_online_transforms(config: JsonFields, weights: Sequence[Weight]) -> lis
 def find_lone_transforms(config: JsonFields, entries: Mapping[str, Entry]) -> dict[str, str]:
     """Return the groups of transforms that nothing undoes while a model runs, with the reason.
 
-    A rotation of the columns of weights is undone by one of their inputs, or of the rows of the weights before them.
-    Random matrices for inputs, queries and keys have to be stored; a runtime knows the Hadamard matrix.
+    A rotation of a weight's columns is undone by a rotation of its inputs, or of the rows of the weight before it.
+    Random matrices for inputs, queries and keys have to be stored; runtimes know the Hadamard matrix.
     """
     found = dict[str, str]()
     groups: dict[str, list[Transform]] = {}
@@ -162,9 +163,9 @@ class Transforms:
     def __init__(self, config: JsonFields, entries: Mapping[str, Entry]) -> None:
         """Find the stored matrices by their names."""
         self._all, self._entries = read_transforms(config), entries
-        self._matrices: dict[str, list[tuple[str, Transform]]] = {}  # by group: name, of what it is the matrix
-        self.consumed: set[str] = set()  # tensors of transforms of inputs
-        self._others = dict[str, Transform]()  # tensors of other transforms
+        self._matrices: dict[str, list[tuple[str, Transform]]] = {}  # by group: matrices with their transforms
+        self.consumed: set[str] = set()  # names of tensors that belong to transforms of inputs
+        self._others = dict[str, Transform]()  # name of a tensor → the other transform that it belongs to
         for name in entries if self._all else ():
             module, _, last = name.rpartition(".")
             owner, _, place = module.rpartition(".")
@@ -180,7 +181,7 @@ class Transforms:
                 self._matrices.setdefault(one.group, []).append((name, one))
 
     def explain(self, name: str) -> str | None:
-        """Return why a stored matrix is not undone; None for any other tensor."""
+        """Return why the transform of a stored matrix is not undone; None for any other tensor."""
         one = self._others.get(name)
         if one is None:
             return None
@@ -197,7 +198,7 @@ class Transforms:
         """Return a weight with the transform of its inputs undone, as if it took inputs that are not transformed.
 
         Raises:
-            FormatMismatch: a transform is declared for it and cannot be undone; says what was found and expected.
+            FormatMismatch: a declared transform cannot be undone; the message says what was found and expected.
         """
         if not self._all:
             return weight
@@ -306,7 +307,7 @@ def _view(weight: Weight, transform: Transform, matrix: TransformMatrix) -> Weig
 
 
 def _dequantize(weight: Weight, matrix: TransformMatrix, chunk: Chunk, workspace: Workspace) -> Values:
-    """Dequantize whole runs of columns and multiply them."""
+    """Dequantize whole runs of columns and multiply them by the matrix."""
     n = matrix.n
     whole = chunk._replace(col=chunk.col // n * n, stop_col=-(-chunk.stop_col // n) * n)
     found = weight.dequantize(whole, workspace)

@@ -21,7 +21,7 @@ Dequantize = Callable[[Chunk, Workspace], Values]
 
 
 def take_rows(weight: Weight, first: int, shape: tuple[int, ...]) -> Weight:
-    """Return rows of a weight's matrix from ``first`` on as a weight of that shape; elements if the weight is 1-D."""
+    """Return the rows of a weight's matrix from ``first`` on as a weight of this shape; if it is 1-D, its elements."""
     if first == 0 and prod(shape) == prod(weight.shape):
         return reshape_weight(weight, shape)
     share = prod(shape) / max(prod(weight.shape), 1)
@@ -47,7 +47,7 @@ def reshape_weight(weight: Weight, shape: tuple[int, ...]) -> Weight:
 
 
 def stack_weights(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
-    """Stack weights with rows of one length; 1-D weights are joined end to end."""
+    """Stack weights with rows of equal length; 1-D weights are joined end to end."""
     if len(weights) == 1:
         return reshape_weight(weights[0], shape)
     others = zip(*(weight.alternatives for weight in weights), strict=False)
