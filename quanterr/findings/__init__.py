@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 DOUBTFUL = ("implausible_error", "group_outlier", "excess_error")  # findings whose weights are read again
-PROOFS = 3  # weights read again at most to confirm that a common factor corrects them
+PROOFS = 3  # weights that are read again, at most, to confirm that a common factor corrects them
 
 
 class FindingCollector:
@@ -141,7 +141,7 @@ class FindingCollector:
 
     @property
     def _same(self) -> list[Pair]:
-        """Weights that are identical on both sides, in the order of the plan."""
+        """Weights that are identical on both sides, in the order of the pairing."""
         return [self._equal[number] for number in sorted(self._equal)]
 
     def findings(self, complete: bool) -> list[Finding]:
@@ -161,7 +161,7 @@ class FindingCollector:
         copies = [one._replace(copy=classify_shifted_copy(one)) if one.offset else one for one in seen]
         changed = check_unquantized(copies, self._same, self._explained, coded)
         broken = set().union(*(weights_of(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
-        apart = broken | self._undone  # undone factors are only as exact as the codes show them
+        apart = broken | self._undone  # factors were undone only as exactly as the codes show them
         sources = check_sources([one for one in seen if one.pair.name not in apart], self._compensates)
         with on_cpu() as workspaces:
             siblings = list(check_sibling_scales(seen, workspaces[1]))

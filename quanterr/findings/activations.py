@@ -22,12 +22,12 @@ MAY_BE_ZERO = "activation_scale"  # zero where Gemma's quantizer does not round 
 OF_INPUTS = "input_scale", "activation_scale", "act_scale"
 LEAST_SCALE, MOST_SCALE = 1e-12, 1e12  # no activation needs a scale outside this range
 HUGE = 1e9  # implausible in a table of frequencies or factors
-MOST_EACH = 4096  # elements of one tensor that is read
-MOST = 1 << 20  # elements read in total
+MOST_EACH = 4096  # elements of a tensor that is read, at most
+MOST = 1 << 20  # elements read in total, at most
 
 
 def check_activation_scales(plan: Pairing) -> Iterator[Finding]:
-    """Check activation scales, and other tensors that are part of no weight, for values that cannot be right."""
+    """Check activation scales, and other tensors that belong to no weight, for values that cannot be right."""
     for side in SIDES:
         of_none = _entries_of_no_weight(plan, side)
         scales = [entry for entry in (*_entries_of_weights(plan, side), *of_none) if is_auxiliary(entry.name)]
@@ -38,7 +38,7 @@ def check_activation_scales(plan: Pairing) -> Iterator[Finding]:
 
 
 def report_missing_input_scales(names: list[str]) -> Iterator[Finding]:
-    """Report the FP8 layers of ComfyUI that ``names`` lists as having no input scale."""
+    """Report the FP8 layers of ComfyUI in ``names``, which have no input scale."""
     if names:
         message = (
             f"{count(len(names), 'layer')} in FP8 without input_scale: {listed(names, 3)}; ComfyUI uses a scale of 1 "
@@ -53,8 +53,8 @@ def report_absent_scales(
 ) -> Iterator[Finding]:
     """Report declared static scales that are not stored.
 
-    ``weights``: the missing tensor by the name of its weight; ``attention``: modules without scales of keys or values;
-    ``is_calibrated``: other weights have a scale.
+    ``weights`` maps names of weights to their missing tensors; ``attention`` lists modules without scales of keys or
+    values; ``is_calibrated`` tells whether other weights have a scale.
     """
     if weights:
         names, missing = list(weights), listed(list(dict.fromkeys(weights.values())), 3)
@@ -76,7 +76,7 @@ def report_absent_scales(
 
 
 def report_lone_rotations(reasons: Mapping[str, str]) -> Iterator[Finding]:
-    """Report rotations of weights without a counterpart; ``reasons`` by the names of transforms."""
+    """Report rotations of weights without a counterpart; ``reasons`` maps names of transforms to reasons."""
     for name, why in reasons.items():
         message = f"config.json declares the transform {display(name)}: {why}; the weights stay rotated at run time"
         remedy = "export the model again with both sides of the transform, and with its matrix"
@@ -100,7 +100,7 @@ def _check_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:
 
 
 def _check_sizes(plan: Pairing) -> Iterator[Finding]:
-    """Check that each weight has one activation scale, or a number that divides its rows or columns."""
+    """Check that the number of each weight's activation scales divides its rows or columns."""
     odd = [
         f"{entry.name} ({entry.n:,})"
         for pair in plan.pairs
@@ -159,11 +159,11 @@ def _entries_of_weights(plan: Pairing, side: str) -> list[Entry]:
 
 
 def _entries_of_no_weight(plan: Pairing, side: str) -> list[Entry]:
-    """Return the known tensors of a side that are part of no weight."""
+    """Return the known tensors of a side that belong to no weight."""
     known = (one for one in plan.leftovers if one.side == side and one.bucket == Bucket.CONSUMED)
     return [entry for leftover in known for entry in leftover.entries]
 
 
 def _is_readable(entry: Entry) -> bool:
-    """Return True if a tensor holds floats that may be scales, few enough to be read."""
+    """Return True if a tensor holds floats that may be scales, and few enough to be read."""
     return entry.dtype in FLOATS and 0 < entry.n <= MOST_EACH and not entry.name.endswith(NO_SCALES)

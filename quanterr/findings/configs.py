@@ -15,7 +15,7 @@ from quanterr.util.text import display
 
 SAME = 1e-6  # relative difference of equal numbers: GGUF stores float32
 CONFIG, GGUF = "config.json", "the GGUF metadata"
-LEAST = 3  # keys that any model's configuration has
+LEAST = 3  # keys that the configuration of any model has, at least
 REMEDY = "use the original's value unless the model was changed on purpose: runtimes follow what is declared"
 
 # Keys that change a model's outputs, each with its names in other families of architectures.
@@ -116,7 +116,7 @@ def _read_fields(checkpoint: Checkpoint) -> ModelFields:
 
 
 def config_of(checkpoint: Checkpoint) -> JsonObject:
-    """Return config.json; keys of the language model of a multimodal model replace those at the top."""
+    """Return config.json; in a multimodal model's, keys of the language model replace keys at the top."""
     main = as_object(checkpoint.config.get(CONFIG))
     return main | as_object(main.get("text_config")) | as_object(main.get("llm_config"))
 
@@ -130,13 +130,14 @@ def _read_gguf_fields(metadata: GgufMetadata) -> JsonObject:
 
 
 def _keys_of_other_meaning(config: JsonFields) -> set[str]:
-    """Return the keys that llama.cpp's converter writes with another meaning than config.json has."""
+    """Return the keys whose values llama.cpp's converter writes with another meaning than in config.json."""
     unlike = {"hidden_activation", "rope_scaling"}
-    if "num_experts" in config or "block_auto_adjust_ff_dim" in config:  # dense blocks, single experts, or computed
+    # The two may mean the size of dense blocks or of single experts, and some sizes are computed.
+    if "num_experts" in config or "block_auto_adjust_ff_dim" in config:
         unlike |= {"intermediate_size"}
     if "kv_lora_rank" in config:  # attention with latent keys is stored as if it had one head
         unlike |= {"num_key_value_heads", "head_dim"}
-    if config.get("num_nextn_predict_layers"):  # the converter counts these as blocks
+    if config.get("num_nextn_predict_layers"):  # the converter counts these layers as blocks
         unlike |= {"num_hidden_layers"}
     return unlike
 
@@ -144,7 +145,7 @@ def _keys_of_other_meaning(config: JsonFields) -> set[str]:
 def _normalize_rope_scaling(rope: JsonFields) -> JsonObject | None:
     """Return rope_scaling with present key names and without empty keys.
 
-    It is empty if nothing is scaled, and None if each kind of layer has its own.
+    The result is empty if nothing is scaled, and None if each kind of layer has its own scaling.
     """
     if any(isinstance(value, dict) for value in rope.values()):  # one per kind of layer
         return None

@@ -14,8 +14,8 @@ from quanterr.report.base import Finding
 from quanterr.tensors.levels import Levels
 from quanterr.util.text import count, display
 
-MANY = 16  # elements that allow a conclusion
-NOTED_DB = 0.5  # dB above the nearest codes: more than scales rounded after the codes explain
+MANY = 16  # least number of elements for a conclusion
+NOTED_DB = 0.5  # dB above the nearest codes: more than the rounding of scales after the codes explains
 # dB above the nearest codes. Plain rounding costs 0 to 0.3 in all files of current quantizers, because scales are
 # rounded after the codes; learned rounding of FP8 costs 0.2; zero points rounded after the codes up to 2.0
 # (compressed-tensors) and 3.8 (MLX, 8 bits). Rounding at random costs 3.0. GPTQ, which lets the error of one weight
@@ -23,17 +23,19 @@ NOTED_DB = 0.5  # dB above the nearest codes: more than scales rounded after the
 # of their inputs. Truncation costs 6.0: that leaves about a decibel of margin on either side.
 USUAL_DB = 5.0
 BROKEN_DB = 8.0  # more than any method that compensates errors costs
-OFF_PCT, OFF_DB = 5.0, 3.0  # for 8-bit codes; learned rounding moves 5.9 % of FP8 codes near zero and costs 0.2 dB
+# USUAL_DB for 8-bit codes if more than OFF_PCT of them are two or more steps off. Learned rounding moves 5.9 % of FP8
+# codes near zero and costs 0.2 dB.
+OFF_PCT, OFF_DB = 5.0, 3.0
 # dB that clipping may cost: 0.2 in all 8-bit fixtures; 1.2 with fewer bits (MXFP4 of Quark, AutoRound). Ternary and
 # 1-bit codes clip by design, 8.2 in BitNet.
 CLIPPING_8_BITS_DB, CLIPPING_DB, CLIPPING_BY_DESIGN_DB = 1.0, 1.5, 12.0
-CLIPPING_OF_SEARCH_DB = 6.0  # cost of the scales with the least error where k (see _clips) is 2.7
-FEWEST_CLIPPED = 4  # values in a sample: fewer may be chance
-NEAR_DB = 1.5  # codes within this of the nearest are as good as their scales allow
-REPAIRABLE_DB = 3.0  # gain of another quantizer that is worth a repair
+CLIPPING_OF_SEARCH_DB = 6.0  # what clipping costs with the scales of least error, if k (see _clips) is 2.7
+FEWEST_CLIPPED = 4  # clipped values in a sample: fewer may be chance
+NEAR_DB = 1.5  # codes that lose less against the nearest are as good as their scales allow
+REPAIRABLE_DB = 3.0  # gain by another quantizer that makes a repair worthwhile
 NEIGHBOURS = 0.01  # share of the squared error from codes that are not one of the two around their value
-RANDOM_DB = 2.5  # above the nearest codes: rounding at random costs 3.0, and more for values far below a step
-UNBIASED = 0.05  # share of the squared error that a mean error or a factor makes
+RANDOM_DB = 2.5  # dB above the nearest codes: rounding at random costs 3.0, and more for values far below a step
+UNBIASED = 0.05  # share of the squared error that comes from a mean error or a factor
 KINDS = {"row": "excess_rows", "column": "excess_columns", "tile": "excess_blocks"}
 MOST_NAMED = 6
 # Tensors rounded after the codes: scales of bitsandbytes' double quantization, SDNQ's branch, MLX's biases.
@@ -41,7 +43,7 @@ ROUNDED_AFTERWARDS = ("nested_absmax", "svd_up", "bias")
 PART_DB = 6.0  # loss of rows, columns or a tile that is worth a warning
 SCALED_DB = 3.0  # the same if a factor explains the loss: then the scale of this part is wrong
 UNDONE_DB = 6.0  # SNR of a part whose undone factor is known only within 50 %
-LOUD_DB = 12.0  # above the mean square error of the weight
+LOUD_DB = 12.0  # dB by which a part's mean square error may exceed the weight's
 ZERO = 1e-3  # a factor below this means that all is lost
 CLOSE = 0.02  # a factor this close to 1 means nothing
 
@@ -51,8 +53,8 @@ OVERSHOOT = (
 FINE_DB = 60.0  # SNR above which nothing is reported
 EXACT_DB = 50.0  # SNR above which clipping lost nothing
 TOO_GOOD = 0.1  # share of 1/12, the mean square of errors spread evenly over a step
-FEWEST_BITS = 4  # with fewer, one column of outliers makes most of the energy exact
-ENOUGH = 1024  # elements whose small error is no accident
+FEWEST_BITS = 4  # with fewer bits, one column of outliers makes most of the energy exact
+ENOUGH = 1024  # least number of elements whose small error is no accident
 
 
 def has_nearest_codes(pair: Pair, done: ComparedWeight, method: Method) -> bool:
@@ -84,7 +86,7 @@ def _shows_all(pair: Pair, done: ComparedWeight, found: Attainable) -> bool:
     if sums.nonfinite or not sums.y_sq:
         return False
     if (found.stored_sq is None and found.snr_db <= 0) or _clips(pair, found):
-        return False  # worse than zeros: the scales themselves are wrong, or too coarse to say anything
+        return False  # worse than zeros: the scales themselves are wrong, or too coarse for a conclusion
     whole = found.n == sums.n
     return whole or level(as_float(sums.x_sq), as_float(sums.e_sq)) > level(found.x_sq, found.e_sq) - NEAR_DB
 
@@ -92,7 +94,7 @@ def _shows_all(pair: Pair, done: ComparedWeight, found: Attainable) -> bool:
 def rounds_one_way(done: ComparedWeight) -> bool:
     """Return True if values were always rounded to the same side, or towards zero.
 
-    Then what is left is smaller, larger or biased.
+    The rounded values are then too small, too large or biased.
     """
     found = done.attainable
     return found is not None and _classify_rounding(done, found) == ONE_WAY
@@ -118,9 +120,9 @@ def is_better_than_rounding(pair: Pair, done: ComparedWeight) -> bool:
 
 
 def _best_db(pair: Pair) -> float:
-    """Return an SNR in dB above what rounding can reach.
+    """Return an SNR in dB that rounding cannot reach.
 
-    For codes with a mantissa this holds for any values, otherwise for values that fill the range of the codes evenly.
+    This holds for any values if codes have a mantissa, otherwise for values that fill the range of the codes evenly.
     """
     levels = pair.quantized.levels
     if levels and levels.mantissa:
@@ -129,7 +131,7 @@ def _best_db(pair: Pair) -> float:
 
 
 def check_excess(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[Finding]:
-    """Report a weight, or the worst of its parts, with more error than its scales allow, and what the scales clip."""
+    """Report a weight, or the worst of its parts, with more error than its scales allow, and values that they clip."""
     found = done.attainable
     if found is None or found.n < MANY or level(found.x_sq, found.e_sq) > FINE_DB:
         return
@@ -172,7 +174,7 @@ def _classify_rounding(done: ComparedWeight, found: Attainable) -> str | None:
 
 
 def _off_pct(found: Attainable) -> float:
-    """Return the percentage of codes that are two or more steps off, clipped values aside."""
+    """Return the percentage of codes that are two or more steps off, leaving out clipped values."""
     return 100 * found.off / max(found.n - found.clipped, 1)
 
 
@@ -215,11 +217,11 @@ def _report_part(pair: Pair, found: Attainable, part: BadRegion, method: Method)
 
 
 def _rate_part(pair: Pair, found: Attainable, part: BadRegion, method: Method) -> str:
-    """Return ``warning`` for a large loss of a part, but ``info`` for what a format or a method leaves in parts.
+    """Return ``warning`` for a large loss of a part, but ``info`` for a loss that the format or the method causes.
 
-    That is: scales or a branch rounded after the codes; columns in which errors accumulated and that no factor
-    explains; parts whose factors were undone, which are known only as well as codes of few bits show them; and values
-    so small that their scale has few bits left.
+    The causes are: scales or a branch rounded after the codes; errors that accumulated in columns, if no factor
+    explains them; undone factors, which are known only as well as codes of few bits show them; and values so small that
+    their scale has few bits left.
     """
     scaled = part.apart
     rounded = any(role.endswith(ROUNDED_AFTERWARDS) for role in pair.quantized.parts)
@@ -244,7 +246,7 @@ def _is_limited_by_least_scale(pair: Pair, found: Attainable, part: BadRegion) -
 
 
 def _lost_db(part: BadRegion) -> float:
-    """Return the loss in dB of a part, including a scale that is too large by a factor of its own."""
+    """Return the loss in dB of a part, including the loss from a scale that is too large only in this part."""
     return part.attainable_db - part.snr_db + (20 * log10(part.factor) if part.apart and part.factor > 1 else 0.0)
 
 
@@ -274,7 +276,7 @@ def _choose_part(pair: Pair, found: Attainable, method: Method) -> BadRegion | N
     """Return the rows, columns or tiles that describe the loss best, or None.
 
     Warnings come first, then rows or columns with a factor of their own, then the kind with the fewest elements. Parts
-    that are lost because of their scales are left to the findings about scales, if scales are known.
+    that are lost because of their scales are left to the findings about scales, if there are any.
     """
     of_scales = any(part.kind not in KINDS for part in found.parts)
     parts = [part for part in found.parts if part.kind in KINDS and not (of_scales and _has_no_better_codes(part))]
@@ -312,8 +314,8 @@ def _name_part(part: BadRegion) -> str:
 def _clips(pair: Pair, found: Attainable) -> bool:
     """Return True if clipping costs more than any quantizer accepts, and larger scales would gain.
 
-    The scales with the least error clip the tail, which may be most of the error that is left. Where the share of
-    values beyond t falls as t^-k, clipping costs 10·log10(1 + 2 / (k - 2)) dB of this error.
+    The scales with the least error clip the tail, and the clipped values may make most of the remaining error. If the
+    share of values beyond t falls as t^-k, clipping costs 10·log10(1 + 2 / (k - 2)) dB.
     """
     few = found.clipped < FEWEST_CLIPPED and found.n < pair.quantized.n
     if not found.clipped or few or found.snr_db > EXACT_DB:
@@ -332,8 +334,8 @@ def _clips(pair: Pair, found: Attainable) -> bool:
 def _allowed_overshoot(levels: Levels | None) -> float:
     """Return the share of a value that may lie outside the range.
 
-    The rule of OCP for scales that are powers of two, the floor of the exponent, leaves out values between the largest
-    of the small floats and the next power of two.
+    OCP's rule for scales that are powers of two rounds the exponent down, and so clips values between the largest of
+    the small floats and the next power of two.
     """
     if levels is None or not levels.mantissa:
         return OVERSHOOT

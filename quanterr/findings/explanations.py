@@ -2,8 +2,8 @@
 
 Collectors report everything that they see; findings that others explain are dropped here. A cause is a finding of some
 minimum severity, or a fact about a weight that is not a finding. It explains findings about the same weights: a finding
-about several weights is dropped only if the cause covers all. Rows apply from top to bottom, and a dropped finding
-explains nothing more, so no row may explain a finding that an earlier row uses as a cause.
+about several weights is dropped only if the cause covers all. Rows apply from top to bottom, and a dropped finding no
+longer explains others, so no row may explain a finding that an earlier row uses as a cause.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from quanterr.report.base import Finding
 
 # Facts about single weights.
 UNDERFLOWS = "underflows"  # values below the smallest scale of the format
-NEAR = "near"  # about the nearest codes that the scales allow, and about as good as with good scales
+NEAR = "near"  # about the nearest codes that the scales allow, and scales that are about as good as good ones
 USUAL = "usual"  # codes as far from the nearest as the method leaves them, and good scales
 ONE_WAY = "one way"  # values truncated, or always rounded up or down
 SIGNED = "signed"  # codes that fit the signs of their scales

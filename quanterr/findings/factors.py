@@ -26,7 +26,7 @@ POWERS = {
     2.0: "scales are stored as their inverse",
     1.0: "scales are applied to values that already include them",
 }
-NEAR = 0.01  # difference of logarithms
+NEAR = 0.01  # largest difference of the logarithms of about equal numbers
 
 
 def explain_factor(factor: float, scales: ScaleStatistics | None) -> str:

@@ -13,7 +13,7 @@ LEVEL = 29.0  # the same for more bits
 GAINS = {1: inf, 2: 2.5}  # bits → dB that a factor may gain on a correct weight
 GAIN = 0.9  # the same for more bits: in theory 0.04 dB at 20 dB, where nothing is clipped
 EXACT_DB = 400.0  # stands for no error at all
-CAST = 0.005  # a factor this close to 1 is no factor
+CAST = 0.005  # a factor this close to 1 may come from a cast
 UNIFORM = 32.0  # dB that 8-bit codes with equal steps reach without outliers
 OUTLIERS = 4.0  # dB that outliers often cost
 NARROW = 4  # dB: a narrower range of usual levels allows a conclusion about one weight
@@ -29,7 +29,7 @@ class Figures(NamedTuple):
     snr_db: float
     cosine: float
     factor: float
-    rescaled_db: float  # SNR once y is divided by ``factor``
+    rescaled_db: float  # SNR after y is divided by ``factor``
 
     usual_db: float  # least SNR that the format and its bits usually reach
 
@@ -38,8 +38,8 @@ class Figures(NamedTuple):
         """True if one factor removes more of the error than rounding explains.
 
         Noise alone makes y longer than x, so that a smaller y is always nearer. The factor of x = y / factor may then
-        be anything between the regression of y on x and the inverse of the regression of x on y. It counts only if it
-        differs from 1 by both.
+        be anything between the regression of y on x and the inverse of the regression of x on y. It counts only if
+        both are on the same side of 1.
         """
         noise = self.factor > 1 > self.factor * self.cosine**2
         gain = self.rescaled_db - self.snr_db

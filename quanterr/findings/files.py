@@ -17,14 +17,14 @@ MAX_NOTES = 20
 
 BITS = ("bits", "w_bit", "num_bits")  # keys of a quantization_config, or of the weights of one of its groups
 METHODS = {"fp8": 8, "fbgemm_fp8": 8}  # quant_method → bits of a code
-OF_BYTES = ("int-quantized", "naive-quantized")  # of compressed-tensors: a byte per code, whatever the bits
+OF_BYTES = ("int-quantized", "naive-quantized")  # formats of compressed-tensors with a byte per code, whatever the bits
 LOADED = {"load_in_4bit": 4, "load_in_8bit": 8}
 
 
 def report_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report the notes made when the files were opened.
 
-    The notes of a recipe are the weights that it cannot store; those that its fallback stores are reported too.
+    A recipe's notes name the weights that it cannot store; weights that its fallback stores are reported too.
     """
     code = LEFT if checkpoint.kind == RECIPE else NOTE
     for note in checkpoint.notes[:MAX_NOTES]:

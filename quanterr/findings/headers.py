@@ -1,4 +1,4 @@
-"""Findings from before any weight is compared: headers, labels, undone factors, importance matrix, sensitivity."""
+"""Findings made before any weight is compared, about headers, labels, undone factors, importance and sensitivity."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -10,7 +10,7 @@ from quanterr.roles import role_of
 from quanterr.util.text import count, display, listed
 
 NOT_COLLECTED = ("embedding", "head")  # roles that llama-imatrix skips by default
-FEW_MISSING = 0.05  # share of the other quantized weights that may be missing
+FEW_MISSING = 0.05  # share of the other quantized weights that may be missing without a warning
 
 
 def check_plan(plan: Pairing) -> Iterator[Finding]:
@@ -64,7 +64,7 @@ def check_plan(plan: Pairing) -> Iterator[Finding]:
 
 
 def report_layouts(doubts: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """Report weights with more than one reading, given with the reason; weights with the same reason at once."""
+    """Report weights with more than one reading, given as (name, reason), in one finding for each reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in doubts:
         by_reason.setdefault(reason, []).append(name)
@@ -75,7 +75,7 @@ def report_layouts(doubts: Iterable[tuple[str, str]]) -> Iterator[Finding]:
 
 
 def report_folding(folded: Sequence[FoldedScales]) -> Iterator[Finding]:
-    """Report scales that moved between weights, with the error as stored and with the folding undone."""
+    """Report scales that a quantizer moved between weights, with the error as stored and after moving them back."""
     if folded:
         names = list(dict.fromkeys(name for one in folded for name in one.names))
         sources = list(dict.fromkeys(one.source for one in folded))
@@ -138,7 +138,7 @@ def check_importance(plan: Pairing) -> Iterator[Finding]:
 
 
 def _report_uncovered(plan: Pairing, missing: Sequence[str]) -> Finding:
-    """Report weights missing from the importance matrix; a warning if more than embeddings, head and few others are."""
+    """Report weights missing from the importance matrix: a warning if more than embeddings, head and a few others."""
     quantized = [pair for pair in plan.pairs if pair.quantized.has_codes and role_of(pair.name) not in NOT_COLLECTED]
     left = [pair for pair in quantized if pair.name in set(missing)]
     share = sum(pair.original.n for pair in left) / max(1, sum(pair.original.n for pair in quantized))

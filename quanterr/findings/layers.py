@@ -19,13 +19,13 @@ from quanterr.roles import role_of
 from quanterr.tensors.casts import Copy
 from quanterr.util.text import count, display, listed
 
-ALIKE = 0.02  # difference of the logarithms of equal factors
-ALONG = 0.9  # cosine from which on the direction is right
-ENOUGH = 5  # weights that make a group
-LEAST_DB = 6.0  # below the median of the group
+ALIKE = 0.02  # difference of the logarithms of factors that count as equal
+ALONG = 0.9  # cosine above which the direction is right
+ENOUGH = 5  # weights that a group needs
+LEAST_DB = 6.0  # dB below the median of the group
 SPREADS = 6.0  # median absolute deviations below the median
-FEW_COPIED = 4  # unquantized tensors: with fewer, half of them prove nothing
-OFFSET = 0.02  # tolerance of a norm's offset of 1, and the standard deviation of its errors
+FEW_COPIED = 4  # with fewer unquantized tensors, changes in half of them prove nothing
+OFFSET = 0.02  # tolerance of a norm's offset of 1, and largest standard deviation of its errors
 
 
 class WeightSummary(NamedTuple):
@@ -35,13 +35,13 @@ class WeightSummary(NamedTuple):
     pair: Pair
     figures: Figures | None
     scales: ScaleStatistics | None
-    offset: float | None  # of a norm: the constant by which all its elements differ
+    offset: float | None  # for a norm: the constant by which all its elements differ
     zero: bool = False  # all quantized values are zero
     near: bool = False  # about as good as its scales allow, and good scales would allow no more
     too_good: bool = False  # better than rounding can be
     attainable_db: float | None = None  # SNR of the nearest codes with the stored scales
     nearest: bool = False  # about as good as its scales allow
-    copy: Copy | None = None  # kind of copy of the original, where neither side is quantized
+    copy: Copy | None = None  # kind of copy of the original, if neither side is quantized
     excess_db: float | None = None  # error beyond the nearest codes
 
 
@@ -132,7 +132,7 @@ def find_constant_scales(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
 def check_norm_offsets(seen: Iterable[WeightSummary], pairs: Iterable[Pair]) -> Iterator[Finding]:
     """Report norms that one side stores around 0 and the other around 1.
 
-    If all norms of a kind differ so, that is a convention (a warning), otherwise an error.
+    If all norms of a kind differ in this way, a convention explains it (a warning); otherwise it is an error.
     """
     off = [one for one in seen if one.offset is not None]
     if not off:
@@ -163,7 +163,7 @@ def _is_norm(pair: Pair) -> bool:
 
 
 def _family_of(name: str) -> str:
-    """Return a name without its numbers, so that the same norm of every block has the same one."""
+    """Return a name without its numbers, which is the same for a norm in every block."""
     return re.sub(r"\d+", "#", name)
 
 
@@ -194,7 +194,7 @@ def report_identical(same: Sequence[Pair], whole: bool) -> Finding:
 
     Args:
         same: the pairs that are identical.
-        whole: everything selected is compared, so identical tensors mean an identical model.
+        whole: whether everything selected is compared, so that identical tensors mean an identical model.
     """
     message = "all compared tensors are identical; is this the quantized checkpoint?"
     remedy = "check that the second checkpoint is the quantized one"
@@ -218,7 +218,7 @@ def check_unquantized(
         seen: the weights that differ.
         same: the identical pairs.
         explained: names of weights whose change has a known reason.
-        coded: some weight is stored quantized.
+        coded: whether some weight is stored quantized.
     """
     copies = [one for one in seen if one.copy and one.pair.name not in explained]
     yield from _report_coarse_casts(copies)

@@ -8,8 +8,8 @@ from quanterr.findings.explanations import EXCESS
 from quanterr.report.base import Finding
 from quanterr.util.text import count
 
-FEW = 3  # weights reported one by one
-FEW_BAD, SHARE_BAD = 2, 0.1  # weights with bad rows, and their share of all weights: more are no accident
+FEW = 3  # weights that are reported one by one, at most
+FEW_BAD, SHARE_BAD = 2, 0.1  # weights with bad rows, and their share of all weights, up to which they are accidents
 
 
 def merge_excess(found: Sequence[Finding]) -> list[Finding]:
@@ -52,7 +52,7 @@ def _merge(alike: Sequence[Finding]) -> Finding:
 def merge_bad_rows(found: Sequence[Finding], weights: int) -> list[Finding]:
     """Replace the warnings about bad rows by one info if many of the ``weights`` have such rows.
 
-    A single weight with a bad row is broken. Bad rows in many weights come from outliers where scales are few.
+    A single weight with a bad row is broken. Bad rows in many weights come from outliers and too few scales.
     """
     bad = [one for one in found if one.code == "bad_rows"]
     if len(bad) <= max(FEW_BAD, weights * SHARE_BAD):

@@ -12,7 +12,7 @@ COMPENSATING = re.compile(r'gptq|awq|auto.?round|adaround|learned|spqr|quip|"act
 
 
 class Method(NamedTuple):
-    """Method by which a weight was quantized."""
+    """The method by which a weight was quantized."""
 
     compensates: bool = False  # it keeps the layer's outputs close, not each element
     folded: bool = False  # factors were folded into the weight; the comparison undid them approximately

@@ -18,10 +18,10 @@ from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
 
 APART, EXPERTS_APART = 1e3, 1e4  # factor above or below the median of the others
-FEW = 3  # scales that make a group; smaller groups are joined by role
+FEW = 3  # scales that a group needs; smaller groups are joined by role
 OF_CACHE = ("k_scale", "v_scale", "kv_scale", "k_cache_scale", "v_cache_scale")
-MOST_OF_CACHE = 1e5  # times the largest code of FP8: no key or value is that large
-LOW_BITS = 1 << 16  # the bits of float32 that BF16 lacks
+MOST_OF_CACHE = 1e5  # largest scale: no key or value is as large as this times FP8's largest code
+LOW_BITS = 1 << 16  # BF16 lacks the low 16 bits of a float32
 REMEDY = "recalibrate: no weight depends on these scales, but runtimes that use them give wrong outputs"
 
 Found = dict[str, str]  # name of a scale → its description in a message
@@ -38,7 +38,7 @@ def compare_with_neighbours(
         pairs: the paired weights.
         read: a workspace for reading the scales of weights.
     """
-    if not scales:  # no scale can be missing, and the names of all modules are not needed
+    if not scales:  # then none can be missing, and modules need not be listed
         return
     groups, number = _group_scales(scales), SIDES.index(side)
     far: Found = {}
@@ -65,7 +65,7 @@ def _split_name(name: str) -> tuple[str, str]:
 
 
 def _group_scales(scales: Mapping[str, float]) -> list[dict[str, float]]:
-    """Group the scales of one module over all blocks; small groups are joined by role."""
+    """Group the scales of the same module in all blocks; small groups are joined by role."""
     by_module: dict[tuple[str, str], dict[str, float]] = {}
     by_role: dict[tuple[str, str], dict[str, float]] = {}
     for name, value in scales.items():
@@ -78,7 +78,7 @@ def _group_scales(scales: Mapping[str, float]) -> list[dict[str, float]]:
 
 
 def _find_far(group: Mapping[str, float]) -> Found:
-    """Return the scales far from both middle values of the others."""
+    """Return the scales that are far from both middle values of the others."""
     found, values = {}, sorted(group.values())
     for name, value in group.items():
         if len(values) < 2 or values[-1] <= APART * values[0]:  # the common case
@@ -91,7 +91,7 @@ def _find_far(group: Mapping[str, float]) -> Found:
 
 
 def _middle_without(values: Sequence[float], left_out: int) -> tuple[float, float]:
-    """Return the two middle values of sorted values without element ``left_out``; if their number is odd, one twice."""
+    """Return the two middle values of sorted values without element ``left_out``, or a single one twice."""
     n = len(values) - 1
     low, high = (values[at + (at >= left_out)] for at in ((n - 1) // 2, n // 2))
     return low, high
@@ -122,7 +122,7 @@ def _likeness(module: str, kind: object) -> tuple[str, object]:
 
 
 def _classify_modules(pairs: Sequence[Pair], side: int) -> dict[str, object]:
-    """Return module → the format of its codes, and parent module → the names of its children."""
+    """Map modules to the formats of their codes, and parent modules to the names of their children."""
     found: dict[str, object] = {}
     inner: dict[str, set[str]] = {}
     for pair in pairs:
@@ -138,7 +138,7 @@ def _classify_modules(pairs: Sequence[Pair], side: int) -> dict[str, object]:
 def _find_copied(scales: Mapping[str, float], pairs: Sequence[Pair], side: int, read: Workspace) -> Found:
     """Return the activation scales that equal their weight's scale in every digit.
 
-    If most do, none is returned: convert_to_quant copies all scales.
+    If most are equal, none is returned, as convert_to_quant copies all scales.
     """
     equal, compared = {}, 0
     for pair in pairs:

@@ -18,12 +18,12 @@ from quanterr.roles import role_of
 from quanterr.util.text import count, display, listed
 
 BIT_DB = 6.02
-LOW_DB = 14.0  # below 6.02 dB per bit; rows of a few thousand Gaussian values lose 8 to their largest
+LOW_DB = 14.0  # dB below 6.02 per bit; in rows of a few thousand Gaussian values, the largest value costs 8
 GAIN_DB = 6.0  # least cost of columns that are reported
-ENOUGH_DB = 1.0  # columns that gain less than this together are not named
+ENOUGH_DB = 1.0  # columns that together gain less than this are not named
 RULED = 0.5  # share of the rows whose scale the columns must set
-MOST = 8  # weights to read again
-FEWEST = 16  # columns of a weight that is checked, for each outlier column
+MOST = 8  # weights to read again, at most
+FEWEST = 16  # least columns of a weight for each outlier column
 MOST_COLUMNS = 16
 FEWEST_PEERS = 3
 
@@ -31,7 +31,7 @@ Group = tuple[str, str]  # format and role
 
 
 class _Ruling(NamedTuple):
-    """Columns that set scales."""
+    """Columns that set the scales of rows, or the scale of the whole weight."""
 
     columns: list[int]
     ruled: float  # share of the rows whose scale they set
@@ -77,7 +77,7 @@ def _find_ruling_columns(x: Tensor, by_row: bool, snr_db: float) -> _Ruling | No
 
     Args:
         x: rows of the original, (r, c).
-        by_row: each row has its own scale; otherwise one scale is for all.
+        by_row: whether each row has its own scale; otherwise all rows share one.
         snr_db: SNR of the weight [dB].
     """
     size = x.abs()
@@ -92,7 +92,7 @@ def _find_ruling_columns(x: Tensor, by_row: bool, snr_db: float) -> _Ruling | No
 def _leave_out(size: Tensor, columns: Sequence[int], by_row: bool, snr_db: float) -> _Ruling | None:
     """Return the SNR without some columns; None if they do not set the scales.
 
-    The energy of rounding errors is in proportion to the squares of scales, which are those of the largest values.
+    The energy of rounding errors is proportional to the squares of scales, and scales to the largest values.
     """
     rest = size.index_fill(1, torch.tensor(columns), 0.0)
     largest, without = (part.amax(1) if by_row else part.amax().view(1) for part in (size, rest))
@@ -105,7 +105,7 @@ def _leave_out(size: Tensor, columns: Sequence[int], by_row: bool, snr_db: float
 
 
 def _describe(name: str, snr_db: float, found: _Ruling, by_row: bool, usual_db: float | None) -> Finding:
-    """Return the finding; ``usual_db`` is the median SNR of weights of the same format and role, if there are some."""
+    """Return the finding; ``usual_db`` is the median SNR of weights of the same format and role, if known."""
     several = len(found.columns) > 1
     which = f"{count(len(found.columns), 'outlier column')}, {listed(list(map(str, found.columns)), MOST_COLUMNS)},"
     what = f"{which} set" if several else f"an outlier in column {found.columns[0]} sets"

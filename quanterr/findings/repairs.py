@@ -14,12 +14,12 @@ from torch import Tensor
 
 from quanterr.findings.figures import EXACT_DB, GAIN, GAINS, level_of
 
-FEW = 64  # rows or columns that are matched
-LIKE = 0.6  # cosine from which on two rows are the same
+FEW = 64  # rows or columns that are matched, at most
+LIKE = 0.6  # cosine above which two rows are the same
 AGREE = 0.75  # share of the rows that must agree
 CORRECTED_DB = {2: 4.0}  # bits → SNR that a repair must reach
 CORRECTED = 7.0  # the same for other bits
-NEAR_DB = 3.0  # dB below what the scales allow that a repair may stay
+NEAR_DB = 3.0  # dB that a repair may stay below what the scales allow
 BETTER_DB = {2: 5.0}  # bits → dB that a repair with more than one number must gain
 BETTER = 4.5  # the same for other bits: block factors alone gain 3.5 dB on codes as coarse as E5M2
 SHIFTED_DB = 5.5  # dB that a shift must gain: half a step costs 6.0, rounding to 16 bits after the codes up to 5.1
@@ -35,7 +35,7 @@ class Sample(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """Result of a repair on a sample."""
+    """The result of a repair on a sample."""
 
     snr_db: float
     gained_db: float  # compared with the SNR of the same elements before
@@ -60,8 +60,8 @@ def find_simplest_repair(
     Args:
         sample: rows of both sides.
         bits: bits per code.
-        attainable_db: SNR that the stored scales allow, if known; a repair has to come near.
-        has_zero: codes are counted from a zero point, which may be wrong.
+        attainable_db: SNR that the stored scales allow, if known; a repair has to come close to it.
+        has_zero: whether codes are counted from a zero point, which may be wrong.
     """
     good = []
     least = max(CORRECTED_DB.get(bits, CORRECTED), attainable_db - NEAR_DB)
@@ -101,10 +101,10 @@ def measure_snr(x: Tensor, e: Tensor, fitted: int = 0) -> float:
 
 
 def _fit_factors(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Return the factors that y must be multiplied by along ``axes``; 0 where y is zero.
+    """Return the factors by which y must be multiplied along ``axes``; 0 where y is zero.
 
-    A factor is 1 where noise explains any other: noise in y makes the factor too small, noise in x its inverse.
-    Otherwise each row or column of codes near zero would gain by shrinking.
+    A factor is 1 if noise alone explains it: noise in y makes the factor too small, and noise in x its inverse.
+    Otherwise, shrinking would improve each row or column of codes near zero.
     """
     xx, xy, yy = (product.sum(axes, keepdim=True) for product in (x.square(), x * y, y.square()))
     return (xy / yy).masked_fill((xy < yy) & (xy > 0) & (xx > xy), 1.0).nan_to_num(0.0, 0.0, 0.0)
@@ -183,7 +183,7 @@ def _try_block_shifts(sample: Sample) -> Correction | None:
 
 
 def _describe_shifts(shifts: Tensor) -> str:
-    """Format the mean of shifts."""
+    """Describe shifts by their mean."""
     return f"{float(shifts.mean()):.3g} on average"
 
 
@@ -227,7 +227,7 @@ def _try_order(x: Tensor, y: Tensor) -> Correction | None:
 
 
 def describe_order(own: Sequence[int], there: Sequence[int], n: int) -> str:
-    """Describe the permutation that brings row i of ``own`` to row i of ``there``, among ``n`` rows."""
+    """Describe the permutation that takes row ``own[i]`` to row ``there[i]``, among ``n`` rows."""
     pairs = list(zip(own, there, strict=True))
 
     def most(fits: Callable[[int, int], bool]) -> bool:

@@ -1,6 +1,6 @@
 """Diagnosis of the worst weights: the repair that corrects a sample says what is wrong.
 
-Valid weights are never read again; of doubtful weights only the first rows, and only of a few.
+Valid weights are never read again; of a few doubtful weights, only the first rows are.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,15 +24,15 @@ from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.text import count, display, listed
 
-MOST_WRONG = 8  # weights read again, among those with a finding
-MOST_LOW = 3  # weights read again, among those that are merely below the usual level
-MOST_OTHERS = 64  # weights that one is compared with
-ITS_OWN = 0.98  # cosine from which on no other weight is compared
-CLOSER = 0.5  # distance to another weight relative to the own original, below which they are swapped
+MOST_WRONG = 8  # weights with a finding that are read again, at most
+MOST_LOW = 3  # weights merely below the usual level that are read again, at most
+MOST_OTHERS = 64  # other weights with which a weight is compared, at most
+ITS_OWN = 0.98  # cosine with its own original above which a weight is not compared with others
+CLOSER = 0.5  # distance to another original / distance to its own, below which weights are swapped
 VALUES = 32  # many formats hold weights with so few distinct values exactly
-TERNARY = 3  # distinct values
+TERNARY = 3  # distinct values in a row of a ternary weight
 ELEMENTS = 1 << 18  # elements of a sample
-LOST = 0.5  # relative error from which on a value is lost
+LOST = 0.5  # relative error above which a value is lost
 
 
 def diagnose(
@@ -214,7 +214,7 @@ def _report_partial_factor(pair: Pair, figures: Figures) -> Finding | None:
 
 
 def _find_swapped(pair: Pair, figures: Figures, pairs: Sequence[Pair], workspaces: Workspaces) -> Finding | None:
-    """Report that the values match another weight of the same shape; experts may be much alike."""
+    """Report that the values match another weight of the same shape far better: experts may be much alike."""
     if figures.cosine > ITS_OWN:
         return None
     shape = pair.original.shape

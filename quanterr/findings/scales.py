@@ -13,17 +13,17 @@ from quanterr.report.base import Finding
 from quanterr.tensors.good_scales import FEW_LEVELS
 from quanterr.util.text import count, display
 
-# dB that stored scales lose compared with good ones. Sound files of all families lose -5 to 0.6, where absolute maxima
-# were rounded or searched; 1.8 where scales are products of coarse ones (asymmetric 6-bit codes in ComfyUI). That is
+# dB that stored scales lose compared with good ones. Sound files of all families lose -5 to 0.6, if absolute maxima
+# were rounded or searched; 1.8 if scales are products of coarse ones (asymmetric 6-bit codes in ComfyUI). That is
 # 0.2 below NOTED_DB and 1.7 below WARNED_DB. For codes with few levels, good scales are searched down to 0.7 of the
 # largest value: an absolute maximum then loses up to 3.1, in sound files 1.8; with four levels or fewer 3.4.
 NOTED_DB, WARNED_DB, BROKEN_DB = 2.0, 3.5, 9.0
-MARGINS_DB = {4: 1.5, FEW_LEVELS: 1.1}  # levels, at most → dB added to the limits
+MARGINS_DB = {4: 1.5, FEW_LEVELS: 1.1}  # largest number of levels → dB added to the limits
 PART_WARNED_DB = 6.0  # for groups, which lose up to 4 in sound files
 UPDATED = 4.0  # largest stored / good scale of groups whose values were first changed to compensate for errors
 SAME_RANGE = 0.02  # distance from 1 of a ratio of scales that differ only by their zero points
 FEWER = 0.8  # stored / good scale of most groups, if only the others are wrong
-MANY_UNDERFLOW = 0.05  # share of the sample from which on underflow is a warning
+MANY_UNDERFLOW = 0.05  # share of the sample above which underflow is a warning
 REMEDY = "derive scales from the original: for each group its largest absolute value divided by the largest code"
 
 
@@ -64,7 +64,7 @@ def has_good_scales(pair: Pair, done: ComparedWeight) -> bool:
 
 
 def _rate_scales(pair: Pair, found: Attainable) -> str | None:
-    """Return the severity of what the scales lose, or None if the loss is usual."""
+    """Return the severity of the loss from scales, or None if the loss is usual."""
     loss, levels = found.scale_loss_db, pair.quantized.levels
     if loss is None or loss <= NOTED_DB:
         return None
@@ -115,7 +115,7 @@ def _report_groups(pair: Pair, part: BadRegion, method: Method) -> Finding:
 
 
 def _report_underflow(pair: Pair, found: Attainable, part: BadRegion) -> Finding:
-    """Report groups lost beside far larger ones; a few of them do not matter."""
+    """Report groups that are lost beside far larger ones; a few of them do not matter."""
     many = part.number * part.size > MANY_UNDERFLOW * found.n
     return make_finding(
         "underflow",
@@ -129,7 +129,7 @@ def _report_underflow(pair: Pair, found: Attainable, part: BadRegion) -> Finding
 
 
 def _describe_place(part: BadRegion) -> str:
-    """Name the number of groups and the worst of them."""
+    """Describe how many groups there are and where the worst is."""
     row, col = part.worst
     columns = f", columns from {col}" if col >= 0 else ""
     return f"{count(part.number, 'group')} of {part.size}, the worst at row {row}{columns}"

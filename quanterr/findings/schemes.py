@@ -11,7 +11,7 @@ from quanterr.util.text import count, display, listed
 
 REMEDY = "correct config.json: loaders that follow it read wrong values or refuse the checkpoint"
 MODELOPT = "hf_quant_config.json"
-OF_MODELOPT = ("quant_algo", "group_size")  # keys that both files have
+OF_MODELOPT = ("quant_algo", "group_size")  # keys that ModelOpt writes to both files
 FLOAT_CODES = frozenset({"F8_E4M3", "F8_E5M2"})
 INTEGER_CODES = frozenset({"I8", "I32"})
 

@@ -1,9 +1,9 @@
 """Weights that runtimes fuse into one although their global scales, or the static scales of their inputs, differ.
 
 A runtime uses one scale for the fused weight: the largest number that is stored (vllm-project/vllm
-model_executor/layers/quantization). Each part is right as stored, but wrong by the ratio of the scales as used, up to
-10 times (vllm-project/vllm issues 47515 and 54974). Fused weights have the same inputs, so a calibration that gives
-them different ranges has seen different inputs, or has been changed afterwards.
+model_executor/layers/quantization). Each part is right as stored, but wrong in use by the ratio of the scales, a
+factor of up to 10 (vllm-project/vllm issues 47515 and 54974). Fused weights have the same inputs, so a calibration that
+gives them different ranges has seen different inputs, or has been changed afterwards.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,13 +21,13 @@ from quanterr.util.text import count, display, listed
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 DIVISOR = "weight_global_scale"  # compressed-tensors divides by it; ModelOpt's weight_scale_2 multiplies
-DIFFER = 1e-3  # ratio of scales, above 1, from which on they differ
-MUCH_OF_INPUTS = 1.25  # a larger ratio than the roundings of bfloat16 and float16 scales make: inputs are the same
-MUCH = 4.0  # a larger ratio than the ranges of q, k and v have in sound weights: 2.3, with heavy rows 3.8
+DIFFER = 1e-3  # scales differ if their ratio exceeds 1 by more than this
+MUCH_OF_INPUTS = 1.25  # more than rounding scales to bfloat16 or float16 explains, as inputs are the same
+MUCH = 4.0  # more than the ratio of ranges of q, k and v in sound weights: 2.3, with heavy rows 3.8
 
 
 def check_sibling_scales(seen: Sequence[WeightSummary], read: Workspace) -> Iterator[Finding]:
-    """Report the SNR of fused weights once all use the largest of their global scales."""
+    """Report the SNR of fused weights if all use the largest of their global scales."""
     groups = [
         (ratio, worst)
         for group in _group_siblings(seen)
@@ -50,7 +50,7 @@ def check_sibling_scales(seen: Sequence[WeightSummary], read: Workspace) -> Iter
 
 
 def report_sibling_inputs(scales: Mapping[str, StaticScale]) -> Iterator[Finding]:
-    """Report fused weights whose static scales of inputs differ; ``scales`` by the names of weights."""
+    """Report fused weights whose static scales of inputs differ; ``scales`` maps names of weights to scales."""
     groups = []
     for names in _group_names(scales):
         numbers = {name: scales[name].number for name in names}
@@ -117,7 +117,7 @@ def _measure_spread(group: Sequence[WeightSummary], read: Workspace) -> tuple[fl
 
 
 def _scaled_db(figures: Figures, ratio: float) -> float:
-    """Return the SNR in dB of ρy.
+    """Return the SNR in dB of ρy, where ρ is ``ratio``.
 
     Σ(ρy - x)² / Σx² = cos² · ((ρf)² - 2ρf) + 1, where f = Σy² / Σxy.
     """

@@ -1,4 +1,4 @@
-"""Signs that a quantized weight was made from other values than the original's.
+"""Signs that a quantized weight was made from values other than the original's.
 
 The codes of such a weight are only a step or two from the nearest, so its SNR is a few dB too low, just as after error
 compensation. Three signs on a sample of a few weights tell the two cases apart:
@@ -13,8 +13,8 @@ directions  A few singular values hold the excess: a LoRA update was merged into
 grid        The error follows the position of the original's values on an even grid other than the grid of the codes:
             the weight was rounded to an earlier format.
 
-Limits were determined on the matrices of a real model (all-MiniLM-L6-v2, 36 of 384 to 1536 columns) with its own
-activations and all recipes of this program.
+Limits were determined on a real model (all-MiniLM-L6-v2, 36 matrices of 384 to 1536 columns) with its own activations
+and all recipes of this program.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,15 +36,15 @@ from quanterr.tensors.levels import Scaling, find_cells
 from quanterr.tensors.workspace import FilledWorkspace
 from quanterr.util.text import count, listed
 
-MOST_READ = 8  # weights to read again
-FEWEST_LEVELS = 5  # most 2-bit codes are the first or the last level
+MOST_READ = 8  # weights to read again, at most
+FEWEST_LEVELS = 5  # least levels of a code: most 2-bit codes are the first or the last level
 RUNS, RUN = 16, 16  # runs of rows, spread over a weight, and the rows of each
 READ, WIDTH = 1 << 20, 1024  # elements read of a weight, and columns that are examined
-FEWEST = 32  # rows and columns of a weight that is judged
+FEWEST = 32  # least rows and columns of a weight that is judged
 
 # Sign "rounding": codes that no method makes from the original.
 BEYOND = 1.05  # error over the distance of the two codes around a value; more than 1 only if scales were rounded later
-BEYOND_SHARE, BEYOND_LEAST = 1.5e-5, 4  # share and number of such elements; noise of 1 dB makes 4e-5, methods none
+BEYOND_SHARE, BEYOND_LEAST = 1.5e-5, 4  # share and number of such elements; noise of 1 dB causes 4e-5, methods none
 # With GPTQ, column energies scatter by 0.4 to 1.1 of their excess, and a tenth of the columns has less than half of it.
 # With a finetune they scatter by 0.05 to 0.4, and that tenth has 0.6 to 1.0.
 SCATTER, FIRST, LEFT = 0.38, 10, 0.4
@@ -54,15 +54,15 @@ MOST_AGREE = 0.5  # share of the weights read that must show this sign: fewer ma
 EDGE = 1.1  # times the edge of Marchenko and Pastur; noise reaches 1.0
 CAPPED = 4.0  # standard deviations at which errors are clipped, because an outlier is no direction
 SPREAD = 3  # rounds of scaling rows and columns to equal variance
-# Share of the excess in the directions found. A LoRA of few directions lies all in them (0.96 and more); of a LoRA of
-# 64 directions some drown in noise (0.4 to 0.7). GPTQ on inputs of few directions leaves up to 0.65 in 8 of 128.
+# Share of the excess in the directions found. A LoRA of few directions lies entirely in them (0.96 and more); with 64
+# directions, some drown in noise (0.4 to 0.7). GPTQ on inputs of few directions leaves up to 0.65 in 8 of 128.
 SHARE, OF_FEW, MANY_DIRECTIONS = 0.55, 0.75, 16
 
 # Sign "grid": an earlier format.
-GRID_WINDOWS = 512  # windows that are examined
-WINDOW = 32  # columns of a row; apart from groups of 16, no format has smaller groups
+GRID_WINDOWS = 512  # about this many windows are examined
+WINDOW = 32  # columns of a window, in one row; apart from groups of 16, no format has smaller groups
 PERIODS = 1.5, 16.0, 0.25  # number of grid periods up to the largest value of a window: from, to, step
-CELLS = 16  # distinguished positions between two codes
+CELLS = 16  # positions between a code and halfway to the next that are told apart
 FOLLOWS = 0.035  # least share of the error that follows a grid, beyond chance
 DEVIATIONS = 6.0  # standard errors beyond chance
 GRID_DB = 1.0  # least excess: undetected factors folded into 3 bits look like a grid at 0.7 dB
@@ -76,11 +76,12 @@ MEANINGS = {
 
 
 def check_sources(seen: Sequence[WeightSummary], named: bool) -> Iterator[Finding]:
-    """Report the weights that show a sign of another source, among a few of those with excess error.
+    """Report weights that show a sign of another source; only a few weights with excess error are read.
 
     Args:
         seen: the weights that differ.
-        named: the configuration names a method that compensates errors, so codes beyond any rounding are no sign.
+        named: whether the configuration names a method that compensates errors: codes beyond any rounding are then no
+            sign.
     """
     off = [one for one in seen if _is_off(one)]
     read = off[:: max(-(-len(off) // MOST_READ), 1)]
@@ -109,7 +110,7 @@ def _is_off(one: WeightSummary) -> bool:
 
 
 def _unrotated(pair: Pair) -> Weight:
-    """Return the weight with one code per element: before its columns were rotated back, if they were."""
+    """Return the weight in which each element has one code: before its columns are rotated back, if they are."""
     return pair.quantized.rotated.weight if pair.quantized.rotated else pair.quantized
 
 
@@ -124,7 +125,7 @@ class ErrorSample(NamedTuple):
 
 
 def find_signs(pair: Pair, workspaces: Workspaces, named: bool) -> list[str]:
-    """Return the signs that a weight shows, keys of MEANINGS; for ``named`` see :func:`check_sources`."""
+    """Return the signs that a weight shows, as keys of MEANINGS; for ``named`` see :func:`check_sources`."""
     sample = _read_sample(pair, workspaces)
     if sample is None:
         return []
@@ -217,7 +218,7 @@ def _is_beyond_rounding(errors: Sequence[Tensor], least: Tensor, fine: Tensor) -
 
 
 def _measure_directions(error: Tensor) -> tuple[float, int]:
-    """Return the share of the energy that stands out of the noise in a few directions, and their number."""
+    """Return the share of the energy in the few directions that stand out from the noise, and their number."""
     e = error.double()
     for turn in range(SPREAD + 1):
         if turn == SPREAD:
@@ -266,7 +267,7 @@ def _remove_own_grid(sample: ErrorSample) -> Tensor:
 
 
 def _report_sources(signs: Mapping[str, Sequence[str]], losses: Sequence[float], read: int, off: int) -> Finding:
-    """Report the weights with signs.
+    """Report the weights that show signs of another source.
 
     Args:
         signs: name → its signs.

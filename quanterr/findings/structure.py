@@ -116,7 +116,7 @@ def _check_row_orders(pairs: Sequence[Pair]) -> Iterator[Finding]:
 
 
 def _check_tied_head(quantized: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """Report an output layer that is quantized separately although the embedding is declared to serve as it."""
+    """Report an output layer that is quantized separately although the embedding is declared to replace it."""
     main = quantized.config.get("config.json")
     if not isinstance(main, dict) or main.get("tie_word_embeddings") is not True:
         return
@@ -196,7 +196,7 @@ def _is_excluded(weight: str, config: JsonFields) -> bool:
 
 
 def _matches(entry: str, weight: str) -> bool:
-    """Return True if an entry of an ignore list means a weight.
+    """Return True if an entry of an ignore list matches a weight.
 
     An entry is a module, the end or a part of its path, or a pattern.
     """

@@ -13,26 +13,26 @@ from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.report.base import Finding
 from quanterr.util.text import count, display
 
-# Bits of a code → SNR in dB: a correct reading is above the first, an incorrect one below the second. Plain rounding of
+# Bits of a code → SNR in dB: correct readings are above DOUBTFUL_DB, incorrect ones below BROKEN_DB. Plain rounding of
 # normal weights reaches 40 dB in 8 bits, 20 in 4, 13 in 3 and 7 in 2; outliers cost a few dB.
 DOUBTFUL_DB = {1: -6.0, 2: 0.0, 3: 6.0}
 BROKEN_DB = {1: -8.0, 2: -3.0, 3: 1.0}
 USUALLY = 9.0, 3.0  # both limits for more bits
-ONLY_LENGTH = 0.99  # cosine from which on only the scale is wrong
-SAME_DIRECTION = 0.9  # cosine from which on mainly the length differs
+ONLY_LENGTH = 0.99  # cosine above which only the scale is wrong
+SAME_DIRECTION = 0.9  # cosine above which mainly the length differs
 UNRELATED = 0.3  # cosine below which the tensors have nothing in common
 SAME_LENGTH = 0.8, 1.25  # norm ratios of a tensor that was only reordered
 
-USUAL_MARGIN_DB = 9.0  # below the usual level of a format; outliers cost up to 7.5, E5M2 is 6 below E4M3
-MANY = 128  # elements whose distribution allows a conclusion
-SATURATED = 0.03, 4.0  # share of the codes, plus a number per scale: each block has its largest element there
-BIASED = 0.3  # share of the squared error that the mean error makes; with rounding 1 / n
-ROW_DB = 8.0  # a bad row is this far below its weight; the worst rows of valid weights with outliers were 7.6
+USUAL_MARGIN_DB = 9.0  # dB below the usual level of a format; outliers cost up to 7.5, E5M2 is 6 below E4M3
+MANY = 128  # least number of elements whose distribution allows a conclusion
+SATURATED = 0.03, 4.0  # share of the codes, plus a number per scale, as each block's largest element is saturated
+BIASED = 0.3  # share of the squared error that comes from the mean error; rounding causes 1 / n
+ROW_DB = 8.0  # a bad row is this many dB below its weight; rows of valid weights with outliers were up to 7.6 below
 ROW_DB_FEW = 6.0  # the same with at most 4 bits
 ROW_DB_SHARED = 14.0  # the same where rows share scales: in real models outliers of other rows cost up to 12
-BELOW_LEVEL = 12.0  # dB that a bad row is also below the level of its bits: outliers of its own may cost as much
+BELOW_LEVEL = 12.0  # a bad row is also this many dB below the level of its bits, as its own outliers may cost as much
 BELOW_LEVEL_FEW = 3.0  # the same with at most 4 bits
-WEAK = 4  # correct scales may lose a row with this factor less energy than the mean
+WEAK = 4  # correct scales may lose a row whose energy is this many times less than the mean
 
 
 def check_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:

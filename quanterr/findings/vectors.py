@@ -1,4 +1,4 @@
-"""Findings about norms, biases and other unquantized 1-D tensors; those that differ much are read again.
+"""Findings about norms, biases and other unquantized 1-D tensors; tensors that differ much are read again.
 
 Valid quantizers cast such tensors, store norms minus one, divide by positive factors that weights absorb (AWQ,
 SmoothQuant), fuse norms into the following layer, which leaves ones, or correct biases for the error of their weight.
@@ -31,22 +31,22 @@ from quanterr.util.text import count, display, listed
 
 CAST_DB = 40.0  # any cast of norms and biases to 16 bits reaches this SNR
 CHANGED_DB = 20.0  # an SNR below this is worth a warning
-FEW = 8  # elements: with fewer, each is compared
+FEW = 8  # with fewer elements, each is compared
 TINY = 2.0**-24  # the smallest F16 number: a cast turns smaller ones into zeros
 CAST = 2.0**-8  # relative error of a cast to BF16
 REORDERED = 0.9  # correlation below which the order differs
 ONE_NUMBER = 0.05  # least distance of a factor from 1
 EXACT_FACTOR_DB = 25.0  # SNR that one factor must reach
 SHIFTED = 0.02  # standard deviation of a constant shift, relative to the shift
-LENGTHS = 0.1, 10.0  # norm ratios that smoothing factors leave
+LENGTHS = 0.1, 10.0  # range of norm ratios that smoothing factors can cause
 FLIPPED = 0.2  # share of the energy whose sign differs: smoothing factors flip no sign
 TWICE = 2.0  # largest change of an element, as a factor, if there are few
 # Shift of a corrected bias, relative to the output error of its weight on typical inputs. A correction compensates for
 # the mean of this error, which is no larger. Files of convert_to_quant have 0.02 to 0.14.
 LITTLE = 1.0
-SAME_DB = 30.0  # SNR from which on the values are another tensor's
-MOST_SOUGHT = 8  # vectors whose values are searched for in others
-MOST_OTHERS = 512  # vectors that one is compared with
+SAME_DB = 30.0  # SNR above which the values are another tensor's
+MOST_SOUGHT = 8  # vectors whose values are searched for in others, at most
+MOST_OTHERS = 512  # vectors with which each is compared, at most
 
 
 def check_vectors(
@@ -100,7 +100,7 @@ def check_vectors(
 
 
 def classify_shifted_copy(one: WeightSummary) -> Copy | None:
-    """Return the kind of copy that a norm is once its constant offset is undone; for other weights the known kind."""
+    """Return the kind of copy that a norm is after undoing its constant offset; for other weights, the known kind."""
     if not one.offset or one.copy is None:
         return one.copy
     with on_cpu() as workspaces:
@@ -131,7 +131,7 @@ _Vectors = Mapping[tuple[str, str], Pair]  # (canonical path, kind) → unquanti
 class _BiasShift(NamedTuple):
     """Effect of a changed bias on the outputs."""
 
-    rows: float  # largest change, divided by the norm of the row: relative to outputs of inputs of size one
+    rows: float  # largest change / norm of its row, which is the output for inputs of size one
     share: float  # norm of the change, divided by the output error of the weight on typical inputs
 
 
@@ -141,7 +141,7 @@ def _measure_shift(sample: Sample, weight: Pair, vectors: _Vectors, workspaces: 
     Args:
         sample: the bias.
         weight: the weight beside it.
-        vectors: where the norm before the weight is looked up.
+        vectors: the vectors, among which the norm before the weight is looked up.
         workspaces: one per side.
     """
     x, y = read_sample(weight, workspaces)
@@ -157,7 +157,7 @@ def _measure_shift(sample: Sample, weight: Pair, vectors: _Vectors, workspaces: 
 def _typical_input_norm(weight: Pair, vectors: _Vectors, workspace: Workspace) -> float:
     """Return the norm of typical inputs of a weight.
 
-    It is the norm of the weight of the normalization before it; without one, inputs of size one are assumed.
+    It is the norm of the preceding normalization's weight; without one, inputs of size one are assumed.
     """
     path, _ = canonicalize(weight.name)
     for norms, fed in FED_BY_NORM:
@@ -191,7 +191,7 @@ def is_vector(pair: Pair) -> bool:
 
 
 def _changed_much(sample: Sample) -> bool:
-    """Return True if values changed by more than a cast or a correction changes them."""
+    """Return True if values changed by more than a cast or a correction explains."""
     x, y = sample
     if x.numel() >= FEW:
         return not measure_snr(x, y - x) >= CHANGED_DB
@@ -234,7 +234,7 @@ def _check_order(pair: Pair, sample: Sample) -> Finding | None:
 
 
 def _check_one_factor(pair: Pair, sample: Sample) -> Finding | None:
-    """Report values that are all multiplied by one number; ones are left when a norm was fused into the next layer."""
+    """Report values that are all multiplied by one number; ones are sound, as in a norm fused into the next layer."""
     x, y = sample
     both = float((x * y).sum())
     if not both or bool((y == 1).all()):
@@ -266,7 +266,7 @@ def _find_swapped(pair: Pair, sample: Sample, pairs: Sequence[Pair], workspace: 
 
 
 def _check_related(pair: Pair, sample: Sample) -> Finding | None:
-    """Report values unrelated to the original's, which no positive factors turn into them."""
+    """Report values that are unrelated to the original's: positive factors do not explain them."""
     x, y = sample
     both, ratio = float(x.norm() * y.norm()), float(y.norm() / x.norm())
     if not isfinite(both * ratio):
