@@ -16,7 +16,7 @@ from quanterr.tensors.rounding import find_magnitudes
 
 FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # dtypes that can be quantized
 
-FINEST = 16  # the smallest usual group
+FINEST = 16  # elements of the smallest usual group
 
 Rows = Callable[[int, int], Tensor]  # returns rows first:stop of a weight, (r, c) float32
 
@@ -33,7 +33,7 @@ class Piece:
     """Rows of a weight, and the largest magnitudes of its groups, which all recipes share."""
 
     def __init__(self, rows: Tensor) -> None:
-        """Take rows, (r, c) float32."""
+        """Start with rows, (r, c) float32."""
         self.rows = rows
 
     @cached_property
@@ -41,7 +41,7 @@ class Piece:
         return find_magnitudes(self.rows, FINEST)
 
     def find_magnitudes(self, size: int) -> Tensor:
-        """Return the largest magnitude of each ``size`` elements, row by row: (n,); the last may be of fewer."""
+        """Return the largest magnitude of each run of ``size`` elements, row by row, (n,); the last may be shorter."""
         if size % FINEST:
             return find_magnitudes(self.rows, size)
         return self._finest if size == FINEST else find_magnitudes(self._finest, size // FINEST)
@@ -64,13 +64,13 @@ class Scheme(Protocol):
     """A way to store weights; one object serves all weights."""
 
     def explain_refusal(self, source: Source) -> str | None:
-        """Explain why a weight of that shape cannot be stored like this; None if it can. By default any can."""
+        """Explain why a weight of this shape cannot be stored in this way; None, the default, if it can."""
         return None
 
     def fallback(self, cols: int) -> "Recipe | None":
-        """Return the recipe that replaces this one where rows of so many columns do not fill its blocks.
+        """Return the recipe that replaces this one if rows of ``cols`` columns do not fill its blocks.
 
-        None where they do, or where nothing replaces it.
+        None, the default, if they fill the blocks, or if nothing replaces the recipe.
         """
         return None
 
@@ -82,7 +82,7 @@ class Scheme(Protocol):
         return 1
 
     def measure(self, piece: Piece, importance: Tensor | None = None) -> Tensor:
-        """Return the numbers that scales are derived from; those of pieces are joined along axis 0.
+        """Return the numbers that scales are derived from; the results for pieces are joined along axis 0.
 
         ``importance`` of the columns, (c,) float32, is for calibrators that search.
         """
@@ -92,7 +92,7 @@ class Scheme(Protocol):
         return {}
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
-        """Derive all stored tensors but the codes and the constants, in order, from the measured numbers of all rows.
+        """Derive all stored tensors except codes and constants, in order, from the measured numbers of all rows.
 
         Tensors that only ``encode`` needs may follow.
         """
@@ -123,7 +123,7 @@ class Recipe(NamedTuple):
     scheme: Scheme
 
     def for_columns(self, cols: int) -> "Recipe":
-        """Return the recipe that really stores a weight of so many columns: this one, or its fallback."""
+        """Return the recipe that really stores a weight of ``cols`` columns: this one, or its fallback."""
         return self.scheme.fallback(cols) or self
 
 

@@ -6,7 +6,7 @@
     Q5_0    f16 d; 32 high bits; 16 bytes         as Q4_0 with -16 and 16.5
     Q5_1    f16 d, f16 m; 32 high bits; 16 bytes  as Q4_1 with 31
 
-The low bits of the bytes hold the first 16 codes. Division is multiplication by 1 / d in float32, 0 where d is 0.
+The low bits of the bytes hold the first 16 codes. Division is multiplication by 1 / d in float32, or by 0 if d is 0.
 
 If the importance of the columns is known, scales are searched as llama.cpp does with an importance matrix (except in
 Q8_0).
@@ -48,18 +48,18 @@ class BlockScheme(Scheme):
 
     dtype: str
     quantize: Quantize
-    weighs: bool = True  # weighs errors by the importance of columns
-    other: Recipe | None = None  # for rows that are no whole blocks
+    weighs: bool = True  # whether errors are weighted by the importance of columns
+    other: Recipe | None = None  # the fallback for rows that do not fill whole blocks
 
     def explain_refusal(self, source: Source) -> str | None:
-        """Explain why rows are not whole blocks, of this type or of its fallback; None if they are."""
+        """Explain why rows do not fill whole blocks of this type or its fallback; None if they do."""
         found = self.fallback(source.cols)
         if found is None:
             return explain_partial_groups(source, BLOCKS[self.dtype][0])
         return found.scheme.explain_refusal(source)
 
     def fallback(self, cols: int) -> Recipe | None:
-        """Return the recipe of a type with smaller blocks, where rows do not fill blocks of this one."""
+        """Return the recipe of a type with smaller blocks if rows do not fill the blocks of this type."""
         return self.other if cols % BLOCKS[self.dtype][0] else None
 
     def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:
@@ -119,14 +119,14 @@ def _search_scale(x: Tensor, weights: Tensor, half: int) -> tuple[Tensor, Tensor
 
 
 def _search_minimum(x: Tensor, weights: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Return scale and minimum of each block, as stored, of least weighted error, and codes from 0 to ``most``."""
+    """Return the scale and minimum of least weighted error of each block, as stored, and codes from 0 to ``most``."""
     codes = torch.empty_like(x)
     scale, least = search_with_minimum(x[:, None], most, FINE, weights[:, None], codes=codes[:, None])
     return torch.cat([_to_half_bytes(scale), _to_half_bytes(-least)], 1), codes.to(torch.uint8)
 
 
 def _quantize_from_minimum(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Return scale and minimum of each block as stored, and codes from 0 to ``most``."""
+    """Return the scale and minimum of each block, as stored, and codes from 0 to ``most``."""
     low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
     d = (high - low) / most
     to, half = make_truncated_integers(most), torch.full_like(d, 0.5)
@@ -175,7 +175,7 @@ def _to_half_bytes(numbers: Tensor) -> Tensor:
     return view_bytes(numbers.to(torch.float16))
 
 
-# As llama-quantize falls back; older versions took IQ4_NL for Q3_K and Q2_K.
+# The fallbacks of llama-quantize; older versions took IQ4_NL for Q3_K and Q2_K.
 FALLBACKS = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0", "Q3_K": "Q4_0", "Q2_K": "Q4_0"}
 
 LEGACY: dict[str, Quantize] = {"Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1}

@@ -22,12 +22,12 @@ RATIOS = tuple(1 - n / 38 for n in range(20))  # from 1 to 0.5
 MOMENTUM = 0.9  # weight of the previous average in ema
 NAMES = "absmax, p99.9 (any percentile from 50 to 100), mse, ema"
 
-RoundCodes = Callable[[Tensor], Tensor]  # numbers in units of a code → the nearest codes, float32; may overwrite
+RoundCodes = Callable[[Tensor], Tensor]  # numbers in units of a code → the nearest codes, float32, perhaps in place
 
 
 @dataclass(frozen=True)
 class Calibrator:
-    """A calibrator: absmax by default; ``percentile`` and ``searches`` exclude each other."""
+    """A calibrator: absmax by default; ``percentile`` and ``searches`` cannot be combined."""
 
     name: str = "absmax"
     percentile: float = 100.0
@@ -36,13 +36,13 @@ class Calibrator:
 
     @property
     def takes_largest(self) -> bool:
-        """Whether the largest magnitude of a block is all that counts."""
+        """True if only the largest magnitude of a block counts."""
         return self.percentile == 100 and not self.searches
 
     def find_ends(
         self, blocks: Tensor, most: float, round_codes: RoundCodes, importance: Tensor | None = None
     ) -> Tensor:
-        """Return the magnitude that becomes the code ``most``, for blocks (a, high, b, wide): (a, b).
+        """Return the magnitude that becomes the code ``most`` in each of the blocks, (a, high, b, wide), as (a, b).
 
         ``importance`` of the columns is (1, 1, b, wide).
         """

@@ -36,7 +36,7 @@ from torch import Tensor
 
 FP8_MAX, FP4_MAX, INT8_MAX, NARROW_INT4_MAX = 448.0, 6.0, 127.0, 7.0
 MIN_FP8_SCALE = 1 / (FP8_MAX * 512)
-MIN_AMAX = 1e-10  # the smallest amax that a scale is computed from, where a scheme has a floor
+MIN_AMAX = 1e-10  # the smallest amax that a scale is computed from, if a scheme has a floor
 MIN_NORMAL = torch.finfo(torch.float32).tiny  # 2^-126
 EVEN, ROUND_UP = 31 / 32, 7 / 8  # mantissas, as frexp gives them, from which an exponent is rounded up: 1.9375 and 1.75
 
@@ -46,7 +46,7 @@ class StoredInputScale(NamedTuple):
 
     scale: Tensor | None = None  # for nvfp4 the factor G, which is a divisor
     zero_point: Tensor | None = None
-    bound: float | None = None  # amax counts as no more than this
+    bound: float | None = None  # the largest amax that a scale is computed from
 
 
 Round = Callable[[Tensor, StoredInputScale], Tensor]  # (…, k) float32 → the same shape
@@ -70,7 +70,7 @@ def _amax(x: Tensor) -> Tensor:
 
 
 def _amax_of_chunk(x: Tensor) -> Tensor:
-    """Return the largest magnitude of each chunk of a micro-batch (n, tokens, k); of all where the shape is another."""
+    """Return the largest magnitude of each chunk of a micro-batch (n, tokens, k), or of all numbers in other shapes."""
     return x.abs().amax((-2, -1), keepdim=True) if x.dim() == 3 else x.abs().amax()
 
 
@@ -147,14 +147,14 @@ def _round_mx(
 
 
 def _power_below(amax: Tensor, exponent: int, up_from: float) -> Tensor:
-    """Return 2^(floor(log2(amax)) - exponent), twice that where amax has a mantissa of ``up_from`` or more."""
+    """Return 2^(floor(log2(amax)) - exponent), or twice as much if the mantissa of amax is ``up_from`` or more."""
     mantissa, power = torch.frexp(amax.clamp(min=MIN_NORMAL))  # mantissa from 0.5 to 1
     power = power - 1 + (mantissa >= up_from) - exponent
     return torch.ldexp(torch.ones_like(mantissa), power.clamp(-127, 127))
 
 
 def _power_above(amax: Tensor) -> Tensor:
-    """Return the power of two by which no magnitude exceeds 448."""
+    """Return the least power of two that, as a scale, makes no code exceed 448."""
     return torch.exp2(torch.ceil(torch.log2((amax / FP8_MAX).clamp(min=2.0**-127))))
 
 
@@ -189,7 +189,7 @@ def _stored_scale(stored: StoredInputScale) -> Tensor:
 
 
 def _divide(number: float, by: Tensor) -> Tensor:
-    """Return the quotient, rounded once, and 0 where the divisor is 0."""
+    """Return the quotient, rounded only once, or 0 if the divisor is 0."""
     return torch.where(by == 0, 0.0, by.new_tensor(number) / by)  # number / by is number * (1 / by) in torch
 
 
@@ -200,7 +200,7 @@ def _split(x: Tensor, size: int) -> Tensor:
 
 
 def _join(groups: Tensor, like: Tensor) -> Tensor:
-    """Join groups to the numbers of a token again, without what filled up the last one."""
+    """Join groups to the numbers of a token again, without the zeros that filled up the last one."""
     return groups.flatten(-2)[..., : like.shape[-1]]
 
 

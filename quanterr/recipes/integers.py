@@ -63,7 +63,7 @@ class IntegerScheme(Scheme):
         }
 
     def explain_refusal(self, source: Source) -> str | None:
-        """Explain why groups are not whole; None if they are."""
+        """Explain why columns do not fill whole groups; None if they do."""
         return explain_partial_groups(source, self.group) if self.group else None
 
     def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:
@@ -132,7 +132,7 @@ class IntegerScheme(Scheme):
         return _replace_zeros(scale), zero
 
     def constant_tensors(self, source: Source) -> Mapping[str, Tensor]:
-        """Return the shape."""
+        """Return the tensor with the weight's shape."""
         return {"{weight}_shape": torch.tensor([source.rows, source.cols])}
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:

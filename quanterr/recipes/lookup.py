@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 CELLS = 2048  # cells of the grid on each side of zero
-MARGIN = 0.01  # in cells: rounding of a cell's index
+MARGIN = 0.01  # rounding error of a cell's index, in cells
 
 
 class Lookup:
-    """Finds the codes of the nearest numbers in a table."""
+    """A function that returns the codes of the nearest numbers in a table."""
 
     def __init__(self, values: Sequence[float], codes: Sequence[int], bounds: Sequence[float]) -> None:
         """Prepare a table: ``values`` ascend and have ``codes``; value i is the nearest up to ``bounds[i]``."""
@@ -21,7 +21,7 @@ class Lookup:
         own = torch.tensor(codes, dtype=torch.uint8)
         self._bound = torch.tensor([*bounds, inf])[lower]  # the only bound that a cell can contain
         self._below = own[lower]
-        self._change = self._below ^ own[(lower + 1).clamp_(max=len(codes) - 1)]  # of the code at the bound
+        self._change = self._below ^ own[(lower + 1).clamp_(max=len(codes) - 1)]  # bits that change at the bound
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the codes of float32 numbers, uint8 in the same shape, clamped to the table; overwrites ``x``."""

@@ -1,8 +1,8 @@
-"""Stored weights as the matrices (outputs, inputs) that recipes quantize: a matrix is one, a stack of experts many.
+"""Stored weights as the matrices (outputs, inputs) that recipes quantize; a stack of experts is many matrices.
 
-Each expert of a stack gets the recipe by itself, so that a scale per tensor is a scale per expert, as runtimes have it.
-A stack is stored as [experts, outputs, inputs], or as [experts, inputs, outputs]: gpt-oss, Llama 4 and Qwen3-VL-MoE
-do so. Where gate and up are fused, as in these, the shapes of both stacks of a layer tell: gate_up has twice as many
+Each expert of a stack gets the recipe by itself, so that a scale per tensor is a scale per expert, as in runtimes.
+A stack is stored as [experts, outputs, inputs] or, in gpt-oss, Llama 4 and Qwen3-VL-MoE, as [experts, inputs, outputs].
+If gate and up are fused, as in these models, the shapes of both stacks of a layer tell which: gate_up has twice as many
 outputs as down has inputs.
 """
 
@@ -21,10 +21,10 @@ from quanterr.checkpoints import Entry
 from quanterr.recipes.base import Rows
 from quanterr.tensors.workspace import Workspace
 
-PIECES_KEPT = 4  # per thread
+PIECES_KEPT = 4  # pieces that each thread keeps
 TURNED_KEY = "turned"
 
-# Names of stacks, and those of their experts, where {n} stands for a number.
+# Names of stacks and of their experts; {n} stands for a number.
 STACKS = (
     (re.compile(r"(?P<head>(?:.*\.)?experts)\.(?P<last>\w+?)(?:\.weight)?"), "{head}.{n}.{last}.weight"),
     (re.compile(r"(?P<head>.*\.block_sparse_moe)\.input_linear\.weight"), "{head}.experts.{n}.gate_up_proj.weight"),
@@ -44,12 +44,12 @@ class Matrix(NamedTuple):
 
 
 def is_stack(name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a tensor is a stack of the matrices of experts."""
+    """Return whether a tensor is a stack of matrices, one for each expert."""
     return len(shape) == 3 and any(pattern.fullmatch(name) for pattern, _ in STACKS)
 
 
 def matrices_of(name: str, entries: Mapping[str, Entry]) -> list[Matrix]:
-    """Return the matrices of a stored weight of floats, among ``entries`` of its checkpoint."""
+    """Return the matrices of a weight that is stored as floats; ``entries`` are all tensors of its checkpoint."""
     entry = entries[name]
     if len(entry.shape) == 2:
         rows, cols = entry.shape
@@ -71,7 +71,7 @@ def matrices_of(name: str, entries: Mapping[str, Entry]) -> list[Matrix]:
 
 
 def _is_turned(name: str, entries: Mapping[str, Entry]) -> bool:
-    """Return whether a stack is stored as [experts, inputs, outputs]; no stack without its partner is."""
+    """Return whether a stack is stored as [experts, inputs, outputs]; False for a stack without its partner."""
     names = [name.replace(*words) for words in ((DOWN, GATE_UP), (GATE_UP, DOWN))]
     gate_up, down = (entries[each].shape[1:] if each in entries else () for each in names)
     if len(gate_up) != 2 or len(down) != 2 or names[0] == names[1]:
@@ -93,7 +93,7 @@ class _RowReader(threading.local):
 
     @torch.inference_mode()
     def read_rows(self, entry: Entry, first: int, stop: int) -> Tensor:
-        """Return rows of a matrix, or of a stack of them that are one above the other, float32."""
+        """Return rows of a matrix, or of a stack of matrices one above the other, float32."""
         cols = entry.shape[-1]
         shape, key = (stop - first, cols), (id(entry), first, stop)
         if key in self.kept:
@@ -106,7 +106,7 @@ class _RowReader(threading.local):
 
     @torch.inference_mode()
     def read_turned_rows(self, entry: Entry, expert: int, first: int, stop: int) -> Tensor:
-        """Return columns of the matrix of an expert as rows, float32; the matrix is kept for the next ones."""
+        """Return columns of an expert's matrix as rows, float32; the matrix is kept for further columns."""
         shape = entry.shape[1:]
         matrix = self.workspace.read_cached(TURNED_KEY, entry, expert * prod(shape), shape)
         return matrix[:, first:stop].t().to(torch.float32, memory_format=torch.contiguous_format, copy=True)

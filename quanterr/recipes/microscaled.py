@@ -33,10 +33,10 @@ from quanterr.tensors.levels import E2M1, make_float_codes
 from quanterr.tensors.rounding import Codes, find_codes
 
 MX, NV = 32, 16  # columns that share a scale
-EXPONENTS = {4: 2, 8: 8}  # by bits: exponent of the largest number of E2M1 or E4M3
+EXPONENTS = {4: 2, 8: 8}  # bits of a code → exponent of the largest number of E2M1 or E4M3
 ROUND_UP = 1 << 21  # added to the bits of a float32, it rounds mantissas from 1.75 on up
 MANTISSA = 23  # bits of a float32 below the exponent
-INFINITE = 255  # biased exponent of infinity, to which the largest float32 are rounded
+INFINITE = 255  # biased exponent of infinity, to which the largest float32 numbers are rounded
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # E2M1 magnitudes by code; codes of negative numbers are 8 higher
 LEAST_SCALE = 0x20  # code of the E4M3 scale that replaces zero, 0.125
 
@@ -53,7 +53,7 @@ class MicroscaledScheme(Scheme):
         return NV if self.nv else MX
 
     def explain_refusal(self, source: Source) -> str | None:
-        """Explain why groups are not whole; None if they are."""
+        """Explain why columns do not fill whole groups; None if they do."""
         return explain_partial_groups(source, self._group)
 
     @property
@@ -95,7 +95,7 @@ class MicroscaledScheme(Scheme):
         return codes.masked_fill_(codes == 0, LEAST_SCALE).view(FP8.dtype), global_scale.view(1)
 
     def _find_units(self, first: int, rows: int, settled: tuple[Tensor, ...]) -> Tensor:
-        """Return the factor of the codes of rows, (rows, groups) float32."""
+        """Return the factors of the codes in some rows, (rows, groups) float32."""
         own = settled[0][first : first + rows]
         if self.nv:
             return decode_e4m3_scales(own) / settled[1]

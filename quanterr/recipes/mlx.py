@@ -34,7 +34,7 @@ class AffineScheme(Scheme):
     group: int
 
     def explain_refusal(self, source: Source) -> str | None:
-        """Explain why groups are not whole; None if they are."""
+        """Explain why columns do not fill whole groups; None if they do."""
         return explain_partial_groups(source, self.group)
 
     def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:

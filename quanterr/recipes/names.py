@@ -68,7 +68,7 @@ def list_recipes() -> dict[str, str]:
 
 
 def find_listed_recipe(name: str) -> str | None:
-    """Return the listed recipe that describes one with other numbers or options; None if the name is no recipe."""
+    """Return the listed recipe that describes a recipe with other numbers or options; None if the name is no recipe."""
     try:
         base = parse_recipe(name).name.partition(":")[0]
     except UsageError:
@@ -79,7 +79,7 @@ def find_listed_recipe(name: str) -> str | None:
 
 
 def parse_recipes(given: Iterable[str], scales: str | None = None) -> list[Recipe]:
-    """Parse comma-separated recipe names with braces, such as ``int4_g{32,64}``, each with all ``scales``.
+    """Parse comma-separated recipe names with braces, such as ``int4_g{32,64}``; combine each with all ``scales``.
 
     Raises:
         UsageError: a name is unknown or given twice, or there is none.
@@ -112,7 +112,7 @@ def parse_recipe(name: str) -> Recipe:
     """Parse a recipe's name.
 
     Raises:
-        UsageError: no recipe has that name; proposes a similar one.
+        UsageError: no recipe has that name; the message proposes a similar one.
     """
     base, *options = name.lower().split(":")
     flags = {option for option in options if "=" not in option}
@@ -167,7 +167,7 @@ def _parse_scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme 
 
 
 def _make_blocks(dtype: str, falls_back: bool = False) -> BlockScheme:
-    """Return the scheme of a type of ggml, with the recipe for rows that do not fill its blocks if asked."""
+    """Return the scheme of a type of ggml, with a fallback for rows that do not fill its blocks if asked."""
     other = FALLBACKS.get(dtype) if falls_back else None
     recipe = None if other is None else Recipe(f"gguf_{other.lower()}", _make_blocks(other))
     return BlockScheme(dtype, GGML[dtype], dtype not in UNWEIGHED, recipe)

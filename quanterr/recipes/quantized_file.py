@@ -1,7 +1,7 @@
 """An original as a checkpoint that is quantized while it is read.
 
-Each weight that a recipe takes is a file of its own with the tensors that the recipe stores; they are made when they
-are read and not kept. So such a candidate goes through the same pairing, readers and findings as one on disk.
+Each weight that a recipe quantizes is a file of its own with the tensors that the recipe stores; they are made when
+they are read, and not kept. So this candidate goes through the same pairing, readers and findings as one on disk.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from quanterr.util.text import count, display, listed
 
 PIECE = 1 << 19  # elements measured or encoded at once: fewer cost more in Python than the cache saves
 
-# Of a weight with more elements, a comparison samples so few rows that encoding them again costs little.
+# From a weight with more elements, a comparison samples so few rows that encoding them again costs little.
 SMALL = 1 << 22
 
 # Parts of names of tensors that stay unquantized. Norms and biases are small and sensitive; embeddings (also T5's
@@ -36,11 +36,11 @@ SMALL = 1 << 22
 SKIP = ("norm", "bias", "router", ".gate.", "wpe")
 ENDS = ("embed", "wte", "lm_head")
 
-ImportanceOf = Callable[[str, tuple[int, ...]], Tensor | None]  # by a weight's name and shape: (cols,) float32
+ImportanceOf = Callable[[str, tuple[int, ...]], Tensor | None]  # name and shape of a weight → (cols,) float32
 
 
 class QuantizedFile(CheckpointFile):
-    """The tensors that a recipe stores for one weight, one after the other, made while they are read."""
+    """A file with the tensors that a recipe stores for one weight, which are made while they are read."""
 
     is_certain = True
 
@@ -82,7 +82,7 @@ class QuantizedFile(CheckpointFile):
 
     @property
     def kind(self) -> tuple[str, int]:
-        """Key of the recipes that can be measured together."""
+        """A key that recipes share if they can be measured together."""
         return self.weight, self._together
 
     def _expand_name(self, name: str) -> str:
@@ -159,7 +159,7 @@ class QuantizedFile(CheckpointFile):
             yield row, min(row + self._step, stop)
 
     def _choose_pieces(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the spans of rows to encode: whole pieces of a weight whose codes are kept."""
+        """Yield the spans of rows to encode: whole pieces if the weight's codes are kept."""
         if self._keeps_codes:
             first, stop = first // self._step * self._step, min(-(-stop // self._step) * self._step, self.source.rows)
         return self.pieces(first, stop)
@@ -168,7 +168,7 @@ class QuantizedFile(CheckpointFile):
         """Do nothing: there is nothing to fetch."""
 
     def check_unchanged(self) -> None:
-        """Do nothing: the original's file is checked."""
+        """Do nothing: the original's file is checked instead."""
 
     def close(self) -> None:
         """Do nothing: there is no open file."""
@@ -187,9 +187,9 @@ class SkippedWeight(NamedTuple):
 
 
 def choose_weights(original: Checkpoint, selection: LayerSelection) -> tuple[list[str], list[SkippedWeight]]:
-    """Return the selected weights to quantize, and the matrices that stay, with the reason.
+    """Return the selected weights to quantize, and the matrices that stay unquantized, with the reason.
 
-    Embeddings and heads stay unless a pattern names them.
+    Embeddings and heads stay unquantized unless a pattern names them.
     """
     chosen, left = [], []
     for name, entry in original.entries.items():
@@ -216,7 +216,7 @@ def choose_weights(original: Checkpoint, selection: LayerSelection) -> tuple[lis
 def quantize_by(
     recipes: Sequence[Recipe], original: Checkpoint, selection: LayerSelection, importance: ImportanceOf | None = None
 ) -> list[Checkpoint]:
-    """Return the original with the selected weights quantized by each recipe; notes list weights it cannot store.
+    """Return the original with the selected weights quantized by each recipe; notes list weights that it cannot store.
 
     ``importance`` returns the importance of a weight's columns, if known.
 

@@ -35,17 +35,17 @@ from quanterr.util.text import display
 
 RUN_BYTES = 1 << 16  # size of a run if a weight has enough runs: smaller ones are slow to read
 LEAST_RUNS = 8  # fewest runs to read of a weight that has enough
-WANTED_RUNS = 32  # wanted number of runs to read; runs are made lower to reach it
+WANTED_RUNS = 32  # wanted number of runs to read; runs get fewer rows to reach it
 PIECE = 1 << 20  # elements quantized at once
 DB = 10 / log(10)
-WIDER = 1.5  # factor on the margin of normal errors
+WIDER = 1.5  # factor on the margin of normally distributed errors
 
 
 def parse_share(text: str) -> float:
     """Parse ``10%`` as 0.1.
 
     Raises:
-        UsageError: not a percentage between 0 and 100.
+        UsageError: the text is not a percentage between 0 and 100.
     """
     try:
         percent = float(text.strip().removesuffix("%")) if text.strip().endswith("%") else 0.0
@@ -57,9 +57,9 @@ def parse_share(text: str) -> float:
 
 
 class Runs(NamedTuple):
-    """Runs of ``height`` rows of a weight, of which ``numbers`` are read; the weight's last run may be lower."""
+    """Runs of ``height`` rows of a weight, of which ``numbers`` are read; the weight's last run may have fewer rows."""
 
-    rows: int  # of the weight
+    rows: int  # rows of the weight
     height: int
     numbers: tuple[int, ...]
 
@@ -104,7 +104,7 @@ class Estimate:
 
     @property
     def _up(self) -> float:
-        """Factor from the rows read to all rows."""
+        """The factor that scales sums over the rows read up to all rows."""
         return self.runs.rows / self.runs.read
 
     @property
@@ -139,7 +139,7 @@ class Estimate:
 
 
 def pack_estimates(found: Mapping[str, Sequence[Estimate | None]]) -> bytes:
-    """Return estimates by weight as bytes for another process, digit for digit."""
+    """Return estimates by weight as bytes for another process, exact to the last digit."""
     plain = {
         name: [one and (one.runs, one.noises, one.signals, one.read_weighted) for one in of]
         for name, of in found.items()
@@ -148,7 +148,7 @@ def pack_estimates(found: Mapping[str, Sequence[Estimate | None]]) -> bytes:
 
 
 def unpack_estimates(packed: bytes) -> dict[str, list[Estimate | None]]:
-    """Return what :func:`pack_estimates` was given."""
+    """Return the estimates that :func:`pack_estimates` has packed."""
 
     def unpack(
         runs: tuple[int, int, list[int]], noises: list[float], signals: list[float], weighted: list[float] | None
@@ -162,7 +162,7 @@ def unpack_estimates(packed: bytes) -> dict[str, list[Estimate | None]]:
 
 
 def find_margin(estimates: Sequence[Estimate]) -> float | None:
-    """Return the 95 % margin of the SNR of all these weights together [dB]; None if it is undefined."""
+    """Return the 95 % margin of the SNR over all these weights [dB]; None if it is undefined."""
     noise, signal = sum(one.noise for one in estimates), sum(one.signal for one in estimates)
     if not noise or not signal:
         return None
@@ -171,7 +171,7 @@ def find_margin(estimates: Sequence[Estimate]) -> float | None:
 
 
 def _student_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t with ``freedom`` degrees; within 2 % from 7 on."""
+    """Return the 97.5 % quantile of Student's t with ``freedom`` degrees, to 2 % from 7 degrees on."""
     return 1.96 + 2.4 / max(freedom, 1)
 
 
@@ -180,7 +180,7 @@ def estimate_matrix(matrix: Matrix, share: float, files: Sequence[QuantizedFile 
     """Estimate a matrix by the recipes of ``files``; None for recipes that cannot store it.
 
     Raises:
-        CheckpointError: NaN or infinity, or the file cannot be read.
+        CheckpointError: the matrix holds NaN or infinity, or the file cannot be read.
     """
     heights = [0 if file is None else file.recipe.scheme.joint_rows(file.source) for file in files]
     runs = {height: draw_runs(matrix, share, height) for height in sorted(set(heights) - {0})}
@@ -239,5 +239,5 @@ def _sum_by_runs(values: Tensor, heights: Sequence[int]) -> list[float]:
 
 
 def _sum_weighted(values: Tensor, importance: Tensor) -> float:
-    """Return Σ importance · v², with the importance of each column."""
+    """Return Σ importance · v² over the values v, with the importance of their columns."""
     return float((values.double().square().sum(0) * importance).sum())

@@ -7,7 +7,7 @@
     scale = max |x| / 448 for FP8, / 127 for INT8; 1 where every x is zero
     x     ≈ code · scale
 
-As stored by ComfyUI, ModelOpt and torchao's float8. Rounding is to nearest, ties to even.
+ComfyUI, ModelOpt and torchao's float8 store weights in this way. Rounding is to nearest, ties to even.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ class ScaledScheme(Scheme):
 
     @property
     def config(self) -> Mapping[str, object]:
-        """The edges of blocks, as FP8 checkpoints of DeepSeek's kind declare them."""
+        """The edges of blocks, as DeepSeek and similar FP8 checkpoints declare them."""
         return {"weight_block_size": list(self.edges)} if all(self.edges) else {}
 
     @property

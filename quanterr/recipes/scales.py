@@ -1,4 +1,4 @@
-"""Scales of the weights being quantized, measured once for all recipes by all threads that need them; and codes."""
+"""Caches of weights being quantized: their scales, measured once for all recipes by all threads, and their codes."""
 
 import threading
 from collections import OrderedDict
@@ -13,8 +13,8 @@ from quanterr.errors import CheckpointError
 from quanterr.recipes.base import Piece, Recipe, Rows, Source
 from quanterr.util.text import display
 
-MOST_KEPT = 4  # weights whose scales are cached
-CODE_BYTES = 1 << 24  # of codes that are cached
+MOST_KEPT = 4  # weights whose scales are cached, at most
+CODE_BYTES = 1 << 24  # bytes of codes that are cached, at most
 
 
 class QuantizedWeight(Protocol):
@@ -29,7 +29,7 @@ class QuantizedWeight(Protocol):
 
     @property
     def kind(self) -> tuple[str, int]:
-        """Key of the weights that are read in the same pieces."""
+        """A key that weights share if they are read in the same pieces."""
 
     def pieces(self, first: int, stop: int) -> Iterable[tuple[int, int]]:
         """Yield the spans of rows in which the weight is read."""
@@ -77,7 +77,7 @@ class _WeightScales:
         self._error: BaseException | None = None
 
     def get(self, file: QuantizedWeight) -> tuple[Tensor, ...]:
-        """Return the settled tensors of one recipe; joins in measuring while other threads are not done."""
+        """Return the settled tensors of one recipe; if they are not all measured yet, help the other threads first."""
         try:
             while (number := self._claim()) is not None:
                 self._measure(number)
@@ -124,7 +124,7 @@ class _WeightScales:
 
 
 class CodeCache:
-    """The codes that were made last: a comparison reads a weight whole, and then samples its rows."""
+    """A cache of the latest codes, as a comparison reads a whole weight and then samples its rows."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -132,7 +132,7 @@ class CodeCache:
         self._bytes, self._lock = 0, threading.Lock()
 
     def get(self, file: QuantizedWeight, row: int, make: Callable[[], Tensor]) -> Tensor:
-        """Return the codes, uint8, of the piece that begins at a row; makes them if they are not kept."""
+        """Return the codes, uint8, of the piece that begins at a row; make them if they are not cached."""
         key = file, row
         with self._lock:
             if key in self._pieces:
@@ -140,7 +140,7 @@ class CodeCache:
                 return self._pieces[key]
         codes = make()
         with self._lock:
-            if key not in self._pieces:  # another thread may have made them meanwhile
+            if key not in self._pieces:  # another thread may have added them meanwhile
                 self._pieces[key] = codes
                 self._bytes += codes.nbytes
             while self._bytes > CODE_BYTES:
@@ -149,7 +149,7 @@ class CodeCache:
 
 
 class ScaleCache:
-    """A cache for the weights that are being read: their scales for all recipes, and their codes."""
+    """A cache of the scales, for all recipes, and codes of the weights that are being read."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -163,7 +163,7 @@ class ScaleCache:
         self._files.setdefault(file.kind, []).append(file)
 
     def get(self, file: QuantizedWeight) -> tuple[Tensor, ...]:
-        """Return the settled tensors of a weight; drops the oldest of other weights."""
+        """Return the settled tensors of a weight; forget the weight used longest ago if there are too many."""
         with self._lock:
             found = self._scales.pop(file.kind, None) or _WeightScales(self._files[file.kind])
             self._scales[file.kind] = found

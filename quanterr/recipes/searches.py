@@ -15,13 +15,13 @@ from torch import Tensor
 from quanterr.native import MOST_SEARCHED, Kernel, choose_kernel
 
 LEAST = 1e-15  # a part whose elements are all smaller is zero: GROUP_MAX_EPS
-PASSES = 5  # in make_q3_quants and make_qp_quants
+PASSES = 5  # passes of make_q3_quants and make_qp_quants
 FINE = [0.05 * n - 0.9 for n in range(37)]  # steps of the search with importance
 SYMMETRIC = [0.1 * n for n in (0, *range(-9, 0), *range(1, 10))]  # steps of the search without a minimum
 
 
 def weigh_by_importance(x: Tensor, importance: Tensor, mean_square: Tensor) -> Tensor:
-    """Return the weights of errors: importance times the root of x² plus the mean square of x's part."""
+    """Return the weights of errors: importance · √(x² + the mean square of x's part)."""
     return importance * (x.square() + mean_square).sqrt_()
 
 
@@ -39,10 +39,11 @@ def search_with_minimum(
     absolute: bool = False,
     codes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Search scale and minimum of parts, (n, k) each, for codes from 0 to ``most``: make_qkx2_quants, make_qkx3_quants.
+    """Search scales and minima of parts, (n, k) each, for codes from 0 to ``most``: make_qkx2_quants, make_qkx3_quants.
 
-    Candidates add ``steps`` to ``most``; ``absolute``: errors are not squared. ``weights`` of errors are by default
-    |x|, plus the root mean square of the part if errors are squared. ``codes``, float32 as ``x``, receives the codes.
+    Candidates add one of ``steps`` to ``most``. With ``absolute``, errors are not squared. ``weights`` of errors are by
+    default |x|, plus the root mean square of the part if errors are squared. ``codes``, float32 like ``x``, receives
+    the codes.
     """
     kernel, parts = _find_kernel(x, weights, codes), x.shape
     floors = None if absolute or weights is not None else x.square().mean(2).sqrt_()
@@ -71,7 +72,7 @@ def search_with_minimum(
         return _add_up((error.abs_() if absolute else error.square_()).mul_(weights))
 
     best_scale, best_low = spread / most, low
-    chosen = low, most / spread  # what the codes of the best candidate are made with
+    chosen = low, most / spread  # minimum and inverse scale that make the codes of the best candidate
     encode(*chosen)
     best = cost(best_scale, low)
     for step in steps:
@@ -97,7 +98,7 @@ def search_with_minimum(
 
 
 def search_symmetric(x: Tensor, most: int, weights: Tensor | None = None, codes: Tensor | None = None) -> Tensor:
-    """Search the scale of parts, (n, k), for codes from -most to most - 1: make_qx_quants.
+    """Search the scales of parts, (n, k), for codes from -most to most - 1: make_qx_quants.
 
     Errors are weighted by ``weights``, or by x². ``codes``, float32 like ``x``, receives the codes.
     """
@@ -130,7 +131,7 @@ def search_symmetric(x: Tensor, most: int, weights: Tensor | None = None, codes:
 
 
 def search_positive(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Search the scale of nonnegative numbers, (n, 1), and codes, (n, k), from 0 to ``most``: make_qp_quants."""
+    """Search scales of nonnegative numbers, (n, 1), and their codes, (n, k), from 0 to ``most``: make_qp_quants."""
     largest = x.amax(1, keepdim=True)
     zero = largest < LEAST
     largest = torch.where(zero, 1.0, largest)
@@ -145,7 +146,7 @@ def search_positive(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tens
 
 
 def search_three_bits(x: Tensor) -> Tensor:
-    """Search the scale of parts, (n, k), for codes from -4 to 3, refined code by code: make_q3_quants."""
+    """Search the scales of parts, (n, k), for codes from -4 to 3, refined code by code: make_q3_quants."""
     kernel, parts, ends = _find_kernel(x), x.shape, (-4, 3)
     if kernel is not None:
         found = torch.empty(parts[:2])
@@ -161,10 +162,10 @@ def search_three_bits(x: Tensor) -> Tensor:
 
 
 def _find_kernel(x: Tensor, *others: Tensor | None) -> Kernel | None:
-    """Return the kernel for searches in parts (..., elements); None without one, or if it cannot take the tensors."""
+    """Return the kernel for searches in parts, (..., elements); None if there is none, or it cannot take tensors."""
     given = [x, *(each for each in others if each is not None)]
     are_alike = all(each.shape == x.shape and each.dtype == torch.float32 for each in given)
-    can_be_read = all(each.is_cpu and each.is_contiguous() for each in given)  # by address
+    can_be_read = all(each.is_cpu and each.is_contiguous() for each in given)  # the kernel gets addresses
     return choose_kernel().kernel if are_alike and can_be_read and x.shape[-1] <= MOST_SEARCHED else None
 
 
@@ -178,13 +179,13 @@ def _turn(x: Tensor) -> Tensor:
 
 
 def _add_up(x: Tensor) -> Tensor:
-    """Add the rows of ``x`` one after the other: ``sum`` adds in an order of its own."""
+    """Add the rows of ``x`` one after the other, as torch's ``sum`` may use another order."""
     total: Tensor = reduce(torch.add, x)
     return total
 
 
 def _refine(x: Tensor, weights: Tensor, codes: Tensor, ends: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Refine the scales of parts, (n,), and codes, (n, k), changing each code where the fit gains."""
+    """Refine the scales, (n,), and codes, (n, k), of parts by changing each code that improves the fit."""
     kernel = _find_kernel(x, weights, codes)
     if kernel is not None:
         codes, scale = codes.clone(), torch.empty(len(x))

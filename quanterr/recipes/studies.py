@@ -24,7 +24,7 @@ from quanterr.selection import LayerSelection
 SAMPLE = 256  # rows per weight, evenly spaced; blocks of several rows are formed from these
 OUTLIERS = (0.01, 0.1, 1.0)  # percent of the elements
 COLUMNS = 1.0  # percent of the columns
-STRETCHES = (-10.0, -5.0, -1.0, 1.0, 5.0, 10.0)  # percent
+STRETCHES = (-10.0, -5.0, -1.0, 1.0, 5.0, 10.0)  # percent by which scales are changed
 
 
 def study_recipes(
@@ -67,7 +67,7 @@ def _sample_rows(matrix: Matrix) -> Tensor:
 
 
 def _zero_outliers(x: Tensor) -> list[Tensor]:
-    """Return copies of the weight in which each share of the largest elements is zero."""
+    """Return copies of the weight, in each of which a share of the largest elements is zero."""
     largest = x.abs().view(-1).float().topk(max(round(x.numel() * OUTLIERS[-1] / 100), 1)).indices
     found = []
     for percent in OUTLIERS:
@@ -100,7 +100,7 @@ def _has_separate_scales(recipe: Recipe) -> bool:
 
 
 def _measure_noise(x: Tensor, recipe: Recipe, stretch: float = 1.0) -> float:
-    """Return Σe² over the nonzero elements: zeros stand for removed elements."""
+    """Return Σe² over the nonzero elements, as zeros stand for removed elements."""
     error = (apply_recipe(x, recipe, stretch) - x.float()).masked_fill_(x == 0, 0)
     return float(error.square().sum(dtype=torch.float64))
 

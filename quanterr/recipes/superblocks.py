@@ -66,15 +66,15 @@ class _Layout(NamedTuple):
 
     dtype: str
     parts: int
-    ends: tuple[int, int]  # of codes
+    ends: tuple[int, int]  # the lowest and the highest code
     most: int  # the integer that stands for the largest scale, and for the largest minimum
-    packing: ScalePacking  # of these integers
+    packing: ScalePacking  # how these integers are packed
     scales_at: int
     units_at: int
     fields: tuple[FieldStruct, ...]
 
     def describe(self) -> SuperblockStruct:
-        """Describe the layout to the kernel."""
+        """Return the layout as a struct for the kernel."""
         given = BLOCKS[self.dtype][1], self.parts, *self.ends, self.most, self.packing, self.scales_at, self.units_at
         return SuperblockStruct(*given, (FieldStruct * 2)(*self.fields))
 
@@ -90,7 +90,7 @@ Q6_K = _Layout("Q6_K", 16, (-32, 31), 128, ScalePacking.SIGNED_BYTES, 192, 208, 
 
 
 def _encode(to: _Layout, x: Tensor, scales: Tensor, minima: Tensor | None = None) -> Tensor:
-    """Return blocks of parts, (n, parts, elements), with these scales, and minima, (n, parts)."""
+    """Return blocks of parts, (n, parts, elements), with these scales and, if any, minima, (n, parts)."""
     kernel = choose_kernel().kernel
     if kernel is None or not x.is_cpu:
         if minima is None:
@@ -103,9 +103,9 @@ def _encode(to: _Layout, x: Tensor, scales: Tensor, minima: Tensor | None = None
 
 
 def _encode_with(to: _Layout, x: Tensor, *rounded: Integers) -> Tensor:
-    """Return blocks of parts, (n, parts, elements), with these scales, and minima. A part without a scale is 0."""
+    """Return blocks of parts, (n, parts, elements), with these scales and any minima; parts without a scale are 0."""
     unit, *least = (d.float() * own for d, own in rounded)
-    unit = torch.where(unit.abs() > 0, unit, torch.inf)  # which may be NaN
+    unit = torch.where(unit.abs() > 0, unit, torch.inf)  # also if the unit is NaN
     codes = make_integers(*to.ends, -to.ends[0])
     flat, size = x.view(len(x), -1), x.shape[2]
     packed = find_codes(flat, unit, codes, size, before=-least[0] if least else None)
@@ -140,12 +140,12 @@ def _to_signed_integers(scales: Tensor, most: int) -> Integers:
 
 
 def _weigh(x: Tensor, importance: Tensor, times: float) -> Tensor:
-    """Return importance times the root of x² plus ``times`` the mean square of the block."""
+    """Return importance · √(x² + ``times`` · the mean square of the block)."""
     return weigh_by_importance(x, importance.view(x.shape), times * x.square().mean((1, 2), keepdim=True))
 
 
 def _encode_with_importance(to: _Layout, x: Tensor, weights: Tensor) -> Tensor:
-    """Return blocks of a type with minima of the least error by ``weights`` of elements."""
+    """Return blocks of a type with minima, whose error weighted by ``weights`` is least."""
     found = search_with_minimum(x, to.ends[1], FINE, weights)
     units, integers = zip(*(search_positive(each, to.most, weights.sum(2)) for each in found), strict=True)
     return _encode_with(to, x, *zip(map(_to_half, units), integers, strict=True))

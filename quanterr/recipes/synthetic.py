@@ -16,7 +16,7 @@ from quanterr.recipes.tensors import apply_recipe, count_stored_bytes
 Make = Callable[[int, int, torch.Generator], Tensor]  # rows, columns and a generator to float32 (rows, columns)
 
 DEGREES = 4  # degrees of freedom of the heavy tails
-OUTLIERS = 100  # columns per outlier column
+OUTLIERS = 100  # one of this many columns is an outlier
 LARGER = 20.0  # standard deviation of an outlier
 
 
@@ -59,7 +59,7 @@ class BenchResult(NamedTuple):
     recipe: str
     weights: str
     bits_per_weight: float
-    snr_db: float | None  # None: no error
+    snr_db: float | None  # None if there is no error
     max_error: float  # relative to the weight's root mean square
 
 

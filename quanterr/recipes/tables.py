@@ -1,4 +1,4 @@
-"""Codes into a table with a scale per block of elements: ``nf4``, ``fp4``, ``nf4_g128``, ``nf4:double``.
+"""Codes that index a table, with a scale per block of elements: ``nf4``, ``fp4``, ``nf4_g128``, ``nf4:double``.
 
     X.weight                                 U8     (⌈elements / 2⌉, 1): the first element in the high bits
     X.weight.absmax                          F32    (blocks,); with :double U8, codes into nested_quant_map
@@ -10,7 +10,7 @@
     code = the table's nearest number to x · (1 / max |x|); at a tie the lower one
     :double subtracts the mean of all absmax and rounds the rest to a table of 256, times the largest of 256 blocks
 
-Blocks run row by row. A partial last block is divided by its absmax instead.
+Blocks run row by row. A partial last block is divided by its absmax, not multiplied by the inverse.
 
 Reference: bitsandbytes-foundation/bitsandbytes@0.50.2 backends/default/ops.py quantize_4bit, quantize_blockwise;
 functional.py quantize_4bit, create_dynamic_map, QuantState.as_dict.
@@ -33,8 +33,8 @@ from quanterr.tensors.packing import pack_pairs
 from quanterr.tensors.rounding import Codes, find_codes, make_counts, make_table
 
 NESTED = 256  # blocks that share a scale of scales
-STATE = 256  # size in bytes
-LEAST = 1e-38  # replaces zero
+STATE = 256  # size of the state in bytes
+LEAST = 1e-38  # replaces a magnitude of zero
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class TableScheme(Scheme):
         return whole // gcd(whole, source.cols)
 
     def constant_tensors(self, source: Source) -> Mapping[str, Tensor]:
-        """Return the tables; also the state, except with :double, whose state has the mean of all absmax."""
+        """Return the tables, and also the state, except with :double, as it then holds the mean of all absmax."""
         tables = {"{weight}.quant_map": torch.tensor(TABLES[self.kind])}
         if self.double:
             return tables | {"{weight}.nested_quant_map": make_dynamic_map()}
@@ -150,7 +150,7 @@ def make_dynamic_map() -> Tensor:
 
 
 def _find_largest(values: Piece, block: int) -> Tensor:
-    """Return the largest magnitude of each block; a partial last block never has zero."""
+    """Return the largest magnitude of each block; zero is replaced in a partial last block."""
     found = values.find_magnitudes(block)
     return torch.cat([found[:-1], found[-1:].clamp(min=LEAST)]) if values.rows.numel() % block else found
 
@@ -163,9 +163,10 @@ def _find_codes_of_blocks(
     packing: Packing = Packing.BYTES,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return the codes of values over the largest magnitudes of their blocks, (1, n); a partial last one is divided.
+    """Return the codes of values relative to the largest magnitudes of their blocks, (1, n).
 
-    ``packing`` and ``out``, as in find_codes, are for whole blocks.
+    Whole blocks are multiplied by the inverse, and a partial last block is divided. ``packing`` and ``out`` are as in
+    find_codes, for whole blocks only.
     """
     whole = len(values) // block * block
     inverse = 1.0 / largest[: whole // block].clamp(min=LEAST)

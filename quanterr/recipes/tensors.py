@@ -26,11 +26,11 @@ NAMES = {dtype: name for name, dtype in FLOATS.items()}
 def quantize_tensor(tensor: Tensor, recipe: str) -> dict[str, Tensor]:
     """Return the tensors that a recipe stores for a weight X.weight, (rows, cols), by name without ``X.``.
 
-    Types that torch has no dtype for are uint8, (rows, bytes).
+    Types for which torch has no dtype are returned as uint8, (rows, bytes).
 
     Raises:
-        UsageError: not a recipe, not a matrix of floats, or columns that the recipe cannot group.
-        CheckpointError: NaN or infinity.
+        UsageError: the name is no recipe, the tensor is no matrix of floats, or the recipe cannot group its columns.
+        CheckpointError: the tensor holds NaN or infinity.
     """
     file = _make_file(tensor, _parse_exact(tensor, recipe))
     found = {}
@@ -45,18 +45,18 @@ def quantize_tensor(tensor: Tensor, recipe: str) -> dict[str, Tensor]:
 def fake_quantize(tensor: Tensor, recipe: str) -> Tensor:
     """Quantize and dequantize a weight, (rows, cols), by a recipe, as a reader would; keeps the tensor's dtype.
 
-    The gradient passes straight through, so it can be used in training.
+    The gradient passes straight through, so the function can be used in training.
 
     Raises:
-        UsageError: not a recipe, not a matrix of floats, or columns that the recipe cannot group.
-        CheckpointError: NaN or infinity.
+        UsageError: the name is no recipe, the tensor is no matrix of floats, or the recipe cannot group its columns.
+        CheckpointError: the tensor holds NaN or infinity.
     """
     found: Tensor = _StraightThrough.apply(tensor, _parse_exact(tensor, recipe))  # type: ignore[no-untyped-call]
     return found
 
 
 def apply_recipe(tensor: Tensor, recipe: Recipe, stretch: float = 1.0, importance: Tensor | None = None) -> Tensor:
-    """Return a weight as readers see it, float32 (rows, cols); raises as :func:`fake_quantize`.
+    """Return a weight as readers see it, float32 (rows, cols); raises the errors of :func:`fake_quantize`.
 
     ``stretch`` and ``importance`` are as in :class:`QuantizedFile`.
     """
@@ -64,14 +64,15 @@ def apply_recipe(tensor: Tensor, recipe: Recipe, stretch: float = 1.0, importanc
 
 
 def count_stored_bytes(tensor: Tensor, recipe: Recipe) -> int:
-    """Return the bytes that a recipe stores for a weight; raises like :func:`fake_quantize`."""
+    """Return the number of bytes that a recipe stores for a weight; raises the errors of :func:`fake_quantize`."""
     return _make_file(tensor, recipe).size
 
 
 def calibrate(tensor: Tensor, recipe: str) -> dict[str, Tensor]:
-    """Return the scales that a recipe derives for a weight, (rows, cols), and all else that it stores but the codes.
+    """Return the scales that a recipe derives for a weight, (rows, cols), and all else that it stores except codes.
 
-    By name, with the errors of :func:`quantize_tensor`; empty for ggml's types, whose scales are between the codes.
+    The result has tensors by name; it is empty for ggml's types, whose scales are stored between the codes. Raises the
+    errors of :func:`quantize_tensor`.
     """
     found = quantize_tensor(tensor, recipe)
     return dict(list(found.items())[1:])
@@ -80,9 +81,9 @@ def calibrate(tensor: Tensor, recipe: str) -> dict[str, Tensor]:
 def theoretical_max_error(tensor: Tensor, recipe: str) -> Tensor:
     """Return the largest change of each element by rounding to the nearest code, float32 (rows, cols).
 
-    With the scales that the recipe derives for this weight: half the spacing of the codes around the element; beyond
-    the last code, which a calibrator may cause, the distance to it. Recipes that round scales after they have chosen
-    codes (``:double``; Q8_0, Q4_0 and their kind) can exceed it slightly.
+    With the scales that the recipe derives for this weight, this is half the spacing of the codes around the element,
+    or the distance to the last code if a calibrator leaves the element beyond it. Recipes that round scales after they
+    have chosen codes (``:double``; Q8_0, Q4_0 and similar types) can exceed it slightly.
 
     Raises:
         UsageError, CheckpointError: as :func:`quantize_tensor`.
@@ -101,8 +102,8 @@ def theoretical_max_error(tensor: Tensor, recipe: str) -> Tensor:
 def error_within_bounds(tensor: Tensor, other: Tensor, recipe: str) -> bool:
     """Return whether no element of ``other`` differs from ``tensor`` by more than :func:`theoretical_max_error`.
 
-    For tests of quantizers: ``other`` is ``tensor`` after your quantizer, in the recipe's format, dequantized; both are
-    (rows, cols). Float32 rounding is allowed for. NaN and infinity are never within bounds.
+    This is for tests of quantizers: ``other`` is ``tensor``, quantized to the recipe's format by your quantizer and
+    dequantized; both are (rows, cols). Float32 rounding is allowed for. NaN and infinity are never within bounds.
 
     Raises:
         UsageError: shapes differ, or as :func:`quantize_tensor`.
@@ -131,10 +132,10 @@ def explain_refusal(tensor: Tensor, recipe: Recipe) -> str | None:
 
 
 def _parse_exact(tensor: Tensor, name: str) -> Recipe:
-    """Return the recipe of a name, by which the tensor is stored and by no fallback.
+    """Return the recipe of a name, which must store the tensor itself, without a fallback.
 
     Raises:
-        UsageError: not a recipe, or one that falls back to another for these columns.
+        UsageError: the name is no recipe, or its recipe falls back to another for these columns.
     """
     recipe = parse_recipe(name)
     if tensor.dim() == 2 and (other := recipe.scheme.fallback(tensor.shape[1])) is not None:
