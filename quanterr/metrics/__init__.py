@@ -1,7 +1,7 @@
 """The metrics of a report, one row each, computed from sums. This module needs no torch.
 
-To add a metric, write a function of :class:`Measured` and a row of METRICS; for groups and the whole model, also a row
-of AGGREGATES. The report's schema, `quanterr schema` and the README's table follow from the rows.
+To add a metric, write a function of :class:`Measurement` and a row of METRICS; for groups and the whole model, also a
+row of AGGREGATES. The report's schema, `quanterr schema` and the README's table follow from the rows.
 
 Tools define some metrics differently: the formula of each row is the definition used here. x is the original, y the
 quantized weight, e = y - x, and n the number of elements that are finite on both sides.
@@ -47,7 +47,7 @@ class Measurement:
     counts_saturated: bool = False  # whether the format has codes that can saturate
     attainable: Attainable | None = None  # error of the nearest codes on a sample
     alpha: float | None = None  # sensitivity: the predicted cost of the weight is alpha · nmse
-    predicts: str = "predicted_kld"  # the one of PREDICTED that alpha is of
+    predicts: str = "predicted_kld"  # the cost of PREDICTED that alpha predicts
     layers: LayerValues | None = None  # per-layer values of a group; None for a single weight
 
 
@@ -58,8 +58,8 @@ class LayerValues:
     mean_absolute_error: list[float] = field(default_factory=list)
     relative_error: list[float] = field(default_factory=list)
     snr_db: list[float] = field(default_factory=list)
-    excess_db: list[float] = field(default_factory=list)  # layers with an excess only
-    # Layers with a sensitivity only: predicted cost, by the metric.
+    excess_db: list[float] = field(default_factory=list)  # only layers with an excess
+    # Predicted costs by metric, only for layers with a sensitivity.
     predicted: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PREDICTED})
 
     def add(self, mean_absolute_error: float | None, relative_error: float | None, snr_db: float | None) -> None:
@@ -84,7 +84,7 @@ class LayerValues:
             self.predicted[name] += values
 
 
-Fields = dict[str, float | int | None]  # a metric with several named values
+Fields = dict[str, float | int | None]  # the value of a metric that has several named numbers
 Value = float | int | Fields | list[Fields] | None
 
 
@@ -97,7 +97,7 @@ class Metric(NamedTuple):
     formula: str
     of: Callable[[Measurement], Value]
     kind: str = "number"  # "count", "percentiles", "rows", "experts"
-    later: bool = False  # added after report schema 1.1
+    later: bool = False  # whether it was added after report schema 1.1
 
 
 def decibels(power_ratio: float) -> float:
@@ -242,14 +242,14 @@ def finite(value: float) -> float | None:
 
 
 def _predict(measured: Measurement, name: str) -> float | None:
-    """Return the cost that a sensitivity predicts for a weight, as the metric ``name``."""
+    """Return the cost that a sensitivity predicts for a weight; None unless this cost is the metric ``name``."""
     if measured.alpha is None or measured.predicts != name:
         return None
     return measured.alpha * ratio(measured.sums.e_sq, measured.sums.x_sq)
 
 
 def _add_predicted(measured: Measurement, name: str) -> float | None:
-    """Return the sum of a predicted cost over the layers of a group; None if none has one."""
+    """Return the sum of a predicted cost over the layers of a group; None if no layer has a predicted cost."""
     values = measured.layers.predicted[name] if measured.layers else []
     return fsum(values) if values else None
 

@@ -35,19 +35,19 @@ class Histogram:
 
     @classmethod
     def of_bits(cls, bits: Tensor) -> "Histogram":
-        """Count bin numbers, (n,) int16; overwrites them."""
+        """Count bin numbers, (n,) int16, which are overwritten."""
         if not bits.numel():
             return cls.empty()
         below = 0  # the bin below the lowest used one; zeros are counted there
         if bits.numel() < CROPPED:
-            below = int((bits - 1).bitwise_and_(0x7FFF).amin())  # zeros come last
+            below = int((bits - 1).bitwise_and_(0x7FFF).amin())  # zeros become the largest number
             bits.clamp_(min=below).sub_(below)
         counts = torch.bincount(bits)
         return cls(int(counts[0]), counts[1:], below + 1)
 
     @classmethod
     def empty(cls) -> "Histogram":
-        """Return the histogram of no values."""
+        """Return an empty histogram."""
         return cls(0, torch.zeros(0, dtype=torch.int64), 1)
 
     @property
@@ -72,7 +72,7 @@ class Histogram:
         self.counts.narrow(0, other.first - self.first, n).add_(other.counts)
 
     def make_room(self, first: int, stop: int) -> None:
-        """Add bins, so that there are those from ``first`` to ``stop``."""
+        """Add bins so that all bins from ``first`` to ``stop`` exist."""
         if self.first <= first and stop <= self.stop:
             return
         if self.counts.numel():

@@ -1,6 +1,6 @@
 """The largest |x| and |e| of each cell of a weight, to find cells with unusually large errors for their values.
 
-A cell is a scale group if that spans whole windows of columns, or else a window.
+A cell is a scale group if groups span whole windows of columns; otherwise it is as wide as a window.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ WINDOW = 64  # columns of a window
 
 
 class CellGrid(NamedTuple):
-    """The grid of cells of a weight: rows and columns of a cell; the last cells may be smaller."""
+    """The grid of a weight's cells: the rows and columns of each; the last cells may be smaller."""
 
     rows: int
     cols: int  # a multiple of WINDOW, or all columns
 
     def of(self, chunk: tuple[int, int, int, int]) -> tuple[slice, slice]:
-        """Return the range of cells, by row and column of cells, that a chunk overlaps."""
+        """Return the ranges of rows and columns of cells that a chunk overlaps."""
         row, stop_row, col, stop_col = chunk
         return slice(row // self.rows, -(-stop_row // self.rows)), slice(col // self.cols, -(-stop_col // self.cols))
 
@@ -34,13 +34,14 @@ class CellGrid(NamedTuple):
         below, right = -(above + peaks.shape[1]) % self.rows, -peaks.shape[2] % across
         if above or below or right:
             peaks = pad(peaks, (0, right, above, below))
-        of_rows = peaks.reshape(2, peaks.shape[1] // self.rows, self.rows, -1).amax(2)  # twenty times faster than both
+        # Reducing one axis after the other is twenty times faster than both at once.
+        of_rows = peaks.reshape(2, peaks.shape[1] // self.rows, self.rows, -1).amax(2)
         found = of_rows.reshape(*of_rows.shape[:2], -1, across).amax(3)
         return Peaks(row // self.rows, found.cpu())
 
 
 class Peaks(NamedTuple):
-    """The largest |x| and |e| in some rows of cells, (2, down, across) float32, from row of cells ``first`` on."""
+    """The largest |x| and |e| in rows of cells from number ``first`` on, (2, down, across) float32."""
 
     first: int
     values: Tensor
@@ -65,7 +66,7 @@ def compute_shares(peaks: Tensor) -> Tensor:
 
 
 def select_conspicuous(peaks: Tensor, shares: Tensor, usual: float, most: int) -> list[tuple[int, int]]:
-    """Find cells, as (row, column) of cells, whose share exceeds ``usual``.
+    """Find cells whose share exceeds ``usual``; return their (row, column) in the grid.
 
     At most ``most`` cells with the largest share and ``most`` cells with the largest |e| are returned.
     """

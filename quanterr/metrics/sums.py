@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FRACTION_BITS = 1074  # the smallest positive float64 is 2^-1074
 ONE = 1 << FRACTION_BITS
 TOO_LARGE = 1 << FRACTION_BITS + 1100  # stands for a sum that float64 cannot hold
-LOW_BITS = 128  # of a sum, which are zero unless it has terms below 2^-890
+LOW_BITS = 128  # low bits of a sum, which are zero unless it has terms below 2^-890
 LOW, UNIT = (1 << LOW_BITS) - 1, 2.0 ** (LOW_BITS - FRACTION_BITS)
 KEPT_ROWS = 5
 
@@ -54,7 +54,7 @@ def ratio(numerator: float, denominator: float) -> float:
 
 
 class RowSums(NamedTuple):
-    """Sums of a row, a piece of one, or several rows: energies in units of 2^-1074, and the largest |e|."""
+    """Sums of a row, a piece of a row, or several rows: energies in units of 2^-1074, and the largest |e|."""
 
     x_sq: int
     e_sq: int
@@ -76,7 +76,7 @@ class RowSums(NamedTuple):
 class WorstPlace(NamedTuple):
     """The location of a weight's largest |e|: the element, if its ``values`` x and y are known, or the row.
 
-    Without values, ``col`` is the first column of the piece of the row; of several rows it is the first.
+    Without values, ``col`` is the first column of the piece of the row. Of equally bad rows, it is the first.
     """
 
     error: float
@@ -128,7 +128,7 @@ class Sums:
     # Fields of one weight, meaningless for several merged weights.
     worst: WorstPlace | None = None
     rows: dict[int, RowSums] = field(default_factory=dict)
-    matrices: dict[int, RowSums] = field(default_factory=dict)  # of each matrix in a stack
+    matrices: dict[int, RowSums] = field(default_factory=dict)  # sums of each matrix in a stack
     histogram: Histogram | None = field(default=None, repr=False)  # of |e|
     peaks: list[Peaks] = field(default_factory=list, repr=False, compare=False)  # dropped once the weight is finished
     sampled: bytes = field(default=b"", init=False, repr=False, compare=False)  # stored bytes, for a fingerprint
@@ -146,7 +146,7 @@ class Sums:
 
     @property
     def worst_rows(self) -> list[tuple[int, RowSums]]:
-        """The few rows with the lowest SNR, the worst first; several findings ask for them once all are added."""
+        """The few rows with the lowest SNR, the worst first; cached, as several findings ask for them."""
         if self._worst_rows is None:
             self._worst_rows = worst_rows(self.rows.items())
         return self._worst_rows
