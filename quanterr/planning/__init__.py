@@ -34,9 +34,10 @@ from quanterr.roles import block_of, role_of
 from quanterr.util.text import count, display, listed, size
 from quanterr.version import __version__
 
-POINTS = 40  # points of the curve
-ROUNDED = 5e-4  # bits per weight: a recipe with 4.50025 fits a budget of 4.5
-SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", **dict.fromkeys(METRICS, "sensitivity")}  # of costs
+POINTS = 40  # points of the curve, about
+ROUNDED = 5e-4  # tolerance in bits per weight: a recipe with 4.50025 fits a budget of 4.5
+# Where the costs of each measure come from.
+SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", **dict.fromkeys(METRICS, "sensitivity")}
 BETTER = (
     ": a guess, which can be worse than one format for all layers. "
     "quanterr evaluate ORIGINAL --text FILE --sensitivity s.json measures how much each layer matters (of a denoiser: "
@@ -60,13 +61,13 @@ FUSED = tuple(
 
 @dataclass(frozen=True, slots=True)
 class _LayerOption:
-    """One layer in one recipe."""
+    """One layer as one recipe stores it."""
 
-    recipe: str  # that stores it: of one whose blocks the rows do not fill, its fallback
+    recipe: str  # the recipe that stores it: a fallback if rows do not fill blocks
     nbytes: int
     cost: float
     error: float  # Σe²
-    layer: Layer | LosslessLayer | None  # None if it stays as in the original
+    layer: Layer | LosslessLayer | None  # None if it stays as it is in the original
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,11 @@ class _PlannableLayer:
 
 @accept_fields_of(PlanOptions)
 def plan(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[PlanKeywords]) -> Plan:
-    """Choose a recipe for each layer: the least cost within a budget, or the least size within a limit of the cost.
+    """Choose a recipe for each layer: the least cost within a budget, or the least size within a limit on the cost.
 
     ``options`` are the fields of :class:`quanterr.options.PlanOptions`, by name. Every layer may also stay as it is.
-    The cost is predicted KLD, or output error, with ``sensitivity``, squared error weighted by the importance matrix
-    with ``importance`` alone, and otherwise squared error.
+    With ``sensitivity``, the cost is the predicted KLD or output error; with ``importance`` alone, the squared error
+    weighted by the importance matrix; otherwise the squared error.
 
     Raises:
         UsageError: there is no goal or more than one; the goal cannot be met (the message gives the least possible); or
@@ -99,7 +100,7 @@ def plan(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[PlanKe
 
 
 def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptions) -> Plan:
-    """Do the same as :func:`plan`, given its options as one object."""
+    """Choose a recipe for each layer as :func:`plan` does, with all options in one object."""
     goal = parse_goal(chosen)
     recipes = parse_recipes(chosen.to or PRESETS, chosen.scales)
     with ExitStack() as stack:
@@ -269,14 +270,14 @@ def _shared_recipes(group: Sequence[_PlannableLayer]) -> list[str]:
 
 
 def _byte_limit(goal: Goal, fixed: int, elements: int) -> float:
-    """Return the largest size in bytes of the planned layers; infinite without a limit."""
+    """Return the largest size in bytes that the planned layers may have; infinite without a limit."""
     if goal.kind == "size":
         return goal.amount - fixed
     return (goal.amount + ROUNDED) * elements / 8 if goal.kind == "bits" else float("inf")
 
 
 def _cost_limit(goal: Goal, signal: float) -> float:
-    """Return the largest cost of the planned layers; infinite without a limit."""
+    """Return the largest cost that the planned layers may have; infinite without a limit."""
     if goal.kind == "snr":
         return signal / 10 ** (goal.amount / 10)
     return goal.amount if goal.kind in LIMITS else float("inf")

@@ -1,7 +1,7 @@
 """Plans in the form that quantizing programs read.
 
     llama-quantize    its command, with --tensor-type NAME=TYPE for each tensor, for types of ggml
-    llmcompressor     a recipe as JSON, which is YAML: config groups of targets, and what to ignore (compressed-tensors)
+    llmcompressor     a recipe as JSON, which is also YAML: config groups with targets, and modules to ignore
     torchao           an FqnToConfig as JSON, for torchao.core.config.config_from_dict
     bitsandbytes      the arguments of transformers' BitsAndBytesConfig as JSON
     modelopt          a weight-only quantization config as YAML, for modelopt.torch.quantization.quantize
@@ -40,7 +40,7 @@ MODELOPT = {
     "mxfp4": "{num_bits: e2m1, block_sizes: {-1: 32, type: dynamic, scale_bits: e8m0}}",
     "nvfp4": "{num_bits: e2m1, block_sizes: {-1: 16, type: static, scale_bits: e4m3}}",
 }
-# Formats of convert_to_quant 1.3: README.md, config/layer_config.py. Its --layer-config turns any other into FP8.
+# Formats of convert_to_quant 1.3: README.md, config/layer_config.py. Its --layer-config turns other formats into FP8.
 CONVERT_TO_QUANT: dict[str, JsonObject] = {
     "fp8_tensor": {"format": "float8_e4m3fn", "scaling_mode": "tensor"},
     "fp8_row": {"format": "float8_e4m3fn_rowwise", "scaling_mode": "row"},
@@ -51,8 +51,8 @@ CONVERT_TO_QUANT: dict[str, JsonObject] = {
 }
 # ggml types whose name differs when llama-quantize uses them as the base type of a file.
 BASE_TYPES = {"mxfp4": "MXFP4_MOE"}
-STACK = (1, 1, 1)  # a shape such as that of a stack of experts
-END = "END_OF_PLAN"  # a line that no export has
+STACK = (1, 1, 1)  # stands for the shape of a stack of experts
+END = "END_OF_PLAN"  # a line that no export contains
 SPECIAL = re.compile(r'[$`"\\!]')  # characters that a shell interprets within double quotes
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>\d+)|(?P<channel>channel))(?P<asym>:asym)?")
 
@@ -81,9 +81,9 @@ def export_plan(plan: Plan, consumer: str) -> str:
 
 
 def export_command(plan: Plan, consumer: str) -> str:
-    """Return the shell command that quantizes by the file that :func:`export_plan` fills.
+    """Return the shell command that quantizes by the result of :func:`export_plan`, which it reads from a file.
 
-    It is empty if the export is itself the command.
+    It is empty if the export itself is the command.
     """
     found = CONSUMERS[consumer]
     name = plan.original.removeprefix("hf://")
@@ -95,7 +95,7 @@ def export_command(plan: Plan, consumer: str) -> str:
 
 
 def write(plan: Plan, file: IO[str], program: str) -> None:
-    """Write a shell script that quantizes by the plan: it writes the file that the program reads, and runs the program.
+    """Write a shell script that carries out the plan: it writes the file that the program reads, and runs the program.
 
     Raises:
         UsageError: as :func:`export_plan`.
@@ -108,7 +108,7 @@ def write(plan: Plan, file: IO[str], program: str) -> None:
 
 
 def consumers_of(plan: Plan) -> list[str]:
-    """Return the programs that write all recipes and layers of a plan, first those that read an original like its."""
+    """Return the programs that write all recipes and layers of a plan, first those for its kind of original."""
     stack = _quantized_stack(plan)
     able = [
         name
@@ -155,9 +155,9 @@ def _quantized_stack(plan: Plan) -> str | None:
 def _export_llama_quantize(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     """Return the command of llama-quantize.
 
-    An unplanned embedding or head stays as it is: the base type would quantize it. Versions of llama-quantize differ in
-    which of two matching patterns decides, so no tensor gets two. Gate
-    and up of experts, which may be one stack in the original, are two there.
+    An embedding or head that is not in the plan gets bf16, as the base type would quantize it. Which of two matching
+    patterns decides depends on the version of llama-quantize, so no tensor matches two. Gate and up of experts are two
+    stacks in GGUF files, even if they are one in the original.
     """
     lines: dict[str, str] = {}
     for recipe, names in modules.items():
@@ -245,7 +245,7 @@ def _torchao_config(recipe: str) -> JsonObject | None:
 
 
 def _export_modelopt(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
-    """Return YAML rather than JSON, because the edges of blocks are keys that are numbers."""
+    """Return the plan as YAML rather than JSON, because the edges of blocks are numeric keys."""
     lines = ["quant_cfg:", '- {quantizer_name: "*", enable: false}']
     for recipe, names in modules.items():
         for name in names if recipe != ORIGINAL else ():
@@ -311,12 +311,12 @@ class Consumer(NamedTuple):
 
     writes: Callable[[str], bool]
     export: Callable[[Plan, Mapping[str, Sequence[str]]], str]
-    takes_stacks: bool = False  # of experts
+    takes_stacks: bool = False  # whether it can quantize stacks of experts
     file: str = ""  # the file that the command reads
     command: str = ""  # a command with {original} and {file}
     python: str = ""  # Python code with {original} and {file}, for a library
     reads: str = ""  # suffix of the original; empty for a folder
-    mixes: bool = True  # recipes
+    mixes: bool = True  # whether a checkpoint can have several recipes
 
 
 CONSUMERS = {

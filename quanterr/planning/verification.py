@@ -1,4 +1,4 @@
-"""Verification of plans: evaluate them on the fly, and plan again until a limit of the divergence holds."""
+"""Verification of plans: evaluate them on the fly, and plan again until the divergence is within a limit."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from quanterr.report.plan.model import Measurement, Plan
 from quanterr.util.text import size
 
 ROUNDS = 6
-CLOSE = 0.97  # share of the limit from which on a plan is close enough
+CLOSE = 0.97  # share of the limit above which a plan is close enough
 
 
 def measure(plan: Plan, original: Checkpoint, chosen: PlanOptions) -> Measurement:
@@ -51,12 +51,12 @@ def measure(plan: Plan, original: Checkpoint, chosen: PlanOptions) -> Measuremen
 def keep_limit(limit: float, make: Callable[[float], Plan], original: Checkpoint, chosen: PlanOptions) -> Plan:
     """Return the smallest plan found whose measured divergence is at most ``limit`` [nat].
 
-    The error of the prediction is nearly the same for plans of about the same size, so each plan corrects the
-    prediction by the measurement of the one before.
+    The error of the prediction is nearly the same for plans of about the same size, so the measurement of each plan
+    corrects the prediction for the next one.
 
     Args:
         limit: the largest divergence.
-        make: returns the smallest plan of a predicted divergence.
+        make: returns the smallest plan whose predicted divergence is within a limit.
         original: the checkpoint.
         chosen: the options.
 
