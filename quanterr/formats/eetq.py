@@ -5,11 +5,11 @@
 
     in each four bytes the second and the third are swapped; the codes are unsigned, offset by 128
     in each 16 columns place t holds column 8 · (t % 4 // 2) + t % 2 + 2 · (t // 4)
-    together: of each 16 bytes, the first of each two are columns 0 to 7, the others columns 8 to 15
+    together: in every 16 bytes, even positions hold columns 0 to 7 and odd positions columns 8 to 15
 
     weight[r, c] = float32(code[r, c]) * float32(weight_scales[r])                    one rounding
 
-This is the order for GPUs of compute capability 7.5 to 8.9, one of which made the file.
+This is the order for GPUs of compute capability 7.5 to 8.9; such a GPU must have written the file.
 
 Reference: NetEase-FuXi/EETQ@465e972 csrc/cutlass_kernels/cutlass_preprocessors.cc.
 """

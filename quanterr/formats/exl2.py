@@ -8,7 +8,7 @@
     q_invperm      i16, i32    (cols,): position of a column of the weight in q_weight
 
     scale = (q_scale + 1)^2 * (q_scale_max / 256)                                                       exact
-    weight[r, c] = (code - 2^(bits - 1)) * scale, of row r and the column stored at q_invperm[c]        rounded
+    weight[r, c] = (code - 2^(bits - 1)) * scale, for row r and the column stored at q_invperm[c]        rounded
 
 A chunk's rows are columns of q_weight, so all of q_weight stays in memory. The CUDA kernels multiply in half
 precision: their result differs by about 1e-3.

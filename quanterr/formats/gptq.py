@@ -14,7 +14,7 @@
 
 config.json declares the variant (checkpoint_format; AutoRound's packing_format), and is often wrong. If all zero points
 of the first and the last block are equal, they decide: 2^(b-1) means unchanged, 2^(b-1) - 1 means minus one. Otherwise
-the configuration is used and the other variants are tried on the original, from which a wrong one is a whole step away.
+the configuration is used and the other variants are tried on the original, as a wrong variant is a whole step off.
 Columns may be padded, to a multiple of 32 or of the block.
 
 Reference: AutoGPTQ/AutoGPTQ@0.7.1 auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py; ModelCloud/GPTQModel@f4c327a1

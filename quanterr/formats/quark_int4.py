@@ -1,9 +1,9 @@
 """AMD Quark INT4: integers of 4 bits in 32-bit words, signed (int4) or unsigned (uint4).
 
-    one scale per block     weight               i32               (cols, rows / 8), rows packed: transposed
+    one scale per block   weight               i32               (cols, rows / 8), rows packed: transposed
                           weight_scale         f32, bf16, f16    (blocks, rows)
                           weight_zero_point    i32               (blocks, rows / 8), packed the same way; optional
-    one scale per row       weight               i32               (rows, cols / 8), columns packed
+    one scale per row     weight               i32               (rows, cols / 8), columns packed
                           weight_scale         f32, bf16, f16    (rows,)
                           weight_zero_point    i32               (rows / 8,), packed the same way; optional
     quark_int4_fp8        weight               i32               (rows, cols / 8), columns packed

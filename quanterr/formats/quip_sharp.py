@@ -22,7 +22,7 @@ The magnitudes are the 227 vectors of {1/2, 3/2, 5/2}^8 of squared length up to 
 length 12. E81B is E8's vectors of squared length up to 2, integers first, and 15 of length 2 on the axes.
 
 Every element depends on all codes. So the weight is rotated along its rows once, a few columns at a time, and kept as
-float32, 4 bytes an element, as long as it is compared (2-bit codes and their sums are exact, others rounded); each
+float32, 4 bytes an element, while it is being compared (2-bit codes and their sums are exact, others rounded); each
 chunk is then rotated along its columns in float64 and rounded.
 
 Reference: Cornell-RelaxML/quip-sharp@1d8f873e lib/codebook/latticee8_padded12.py, latticee8_padded12_rvq4bit.py,
