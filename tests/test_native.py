@@ -33,6 +33,7 @@ from quanterr.comparison.kernel import SUMS_ALONE, SumOptions
 from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand, add_histograms
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
+from quanterr.formats import exl3
 from quanterr.formats.shared import code_tiles, convrot, hadamard
 from quanterr.formats.shared.code_tiles import TileLayout
 from quanterr.formats.shared.decoding import measure_error
@@ -105,6 +106,56 @@ def test_products_with_hadamard_matrices_are_those_of_torch(monkeypatch, kernel,
         return hadamard.multiply(source, size, axis, factors, out[:, 1:-4], Workspace(CPU))
 
     assert same_bits(product(None), product(kernel))
+
+
+def multiply_in_order(matrix, x):
+    """The product in float32, as a column of fused multiply-adds: rounded to odd in float64, then to nearest."""
+    total = torch.zeros(len(matrix), x.shape[1])
+    for k in range(len(x)):
+        product = matrix[:, k, None].double() * x[k].double()  # exact
+        near = product + total
+        rest = product - (near - (near - product)) + (total - (near - product))
+        inexact = (rest != 0) & (near.view(torch.int64) & 1 == 0)
+        total = torch.where(inexact, torch.nextafter(near, rest.sign() * torch.inf), near).float()
+    return total
+
+
+def rotate_sides(monkeypatch, kernel, values, factors):
+    monkeypatch.setattr(exl3, "choose_kernel", lambda: native.KernelChoice(kernel))
+    out = torch.zeros(len(values), values.shape[1] + 5)
+    exl3.rotate(values, factors, out[:, 1:-4], Workspace(CPU))
+    return out[:, 1:-4]
+
+
+ROTATED_VALUES = {
+    "usual": lambda x: x,
+    "tiny": lambda x: x * 1e-42,
+    "large": lambda x: x * 1e33,
+    "of unlike sizes": lambda x: x * torch.tensor(10.0) ** (torch.arange(x.numel()) % 53 - 36).view(x.shape),
+    "zeros of both signs": lambda x: torch.where(x.abs() < 1, 0.0 * x, x),
+    "alike": lambda x: x[:, :1].expand_as(x).contiguous(),
+}
+
+
+@pytest.mark.parametrize("kernel", HERE[1:], ids=lambda kernel: kernel.instructions)
+@pytest.mark.parametrize("change", ROTATED_VALUES.values(), ids=ROTATED_VALUES)
+def test_both_sides_are_rotated_with_sums_in_order(monkeypatch, kernel, change):
+    values, cols, rows = change(normal(128, 256)), normal(256, seed=1), normal(128, seed=2)
+    cols[3], rows[5] = 0, -0.0
+    matrix = (hadamard.make_sylvester(128) / 128**0.5).float()
+    by_block = values.view(-1, 128).t()
+    right = multiply_in_order(matrix, by_block).t().reshape(values.shape) * cols
+    expected = multiply_in_order(matrix, right) * rows[:, None]
+
+    assert same_bits(expected, rotate_sides(monkeypatch, kernel, values, (cols, rows)))
+
+
+@pytest.mark.parametrize("kernel", HERE[:1], ids=lambda kernel: kernel.instructions)
+def test_both_sides_are_rotated_by_torch_without_fused_operations(monkeypatch, kernel):
+    values, factors = normal(128, 256), (normal(256, seed=1), normal(128, seed=2))
+    by_torch, found = (rotate_sides(monkeypatch, choice, values, factors) for choice in (None, kernel))
+
+    assert same_bits(by_torch, found)
 
 
 PARTS = {

@@ -20,6 +20,7 @@ exact in float32 (the CUDA kernels round the sum to float16). Code t = 8 · lane
                                                              values (rows, cols); each operation rounded
 
 Products are in float32, as in the reference: their last bits depend on the order in which a library adds 128 numbers.
+The compiled kernel adds them from the first to the last, with one rounding for a product and its sum.
 Rows and columns are padded to multiples of 128. Blocks of 128 rows are dequantized and kept for the chunks that begin
 or end in them. The whole trellis stays in memory, because the tiles of one row are scattered.
 
@@ -40,10 +41,12 @@ from quanterr.formats.shared import code_tiles, hadamard
 from quanterr.formats.shared.code_tiles import Generator, TileLayout
 from quanterr.formats.shared.config_checks import check_quant_method, read_integers
 from quanterr.formats.shared.padding import fit_padded
+from quanterr.native import Matrix, choose_kernel
 from quanterr.tensors.products import multiply
 
 BLOCK, TILE = 128, 16
 AT_ONCE = 1024  # columns dequantized at a time, so that the buffers stay in the cache
+UNIT = 1 / sqrt(BLOCK)
 FACTOR, BIAS = 1774 / 2.0**18, -10.3828125  # float16 values 0x1EEE and 0xC931 of mul1
 MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
 GENERATORS = {"3inst": Generator(89226354, 64248484), "mcg": Generator(MULTIPLIERS["mcg"], 0)}
@@ -115,9 +118,8 @@ def dequantize(parts: Parts, layer: Exl3Layout, chunk: Chunk, workspace: Workspa
 
 def _dequantize_block(parts: Parts, layer: Exl3Layout, number: int, workspace: Workspace) -> Tensor:
     """Dequantize the 128 rows of block ``number``, (128, cols) float32."""
-    rows = _read_factors(parts["rows"], workspace)[number * BLOCK : (number + 1) * BLOCK, None]
+    rows = _read_factors(parts["rows"], workspace)[number * BLOCK : (number + 1) * BLOCK]
     cols = _read_factors(parts["cols"], workspace)
-    matrix = _scaled_hadamard(workspace.device)
     codes, table = _lay_out_codes(layer.bits, workspace.device), make_codebook(layer.codebook, workspace.device)
     tiles = workspace.read_whole("trellis", parts["trellis"]).view(torch.int32)  # (cols / 16, rows / 16, words)
     tiles = tiles[:, number * BLOCK // TILE : (number + 1) * BLOCK // TILE].transpose(0, 1)
@@ -126,16 +128,31 @@ def _dequantize_block(parts: Parts, layer: Exl3Layout, number: int, workspace: W
         right = min(left + AT_ONCE, layer.cols)
         of_columns = tiles[:, left // TILE : right // TILE]
         values = code_tiles.look_up(of_columns, codes, table, workspace, GENERATORS.get(layer.codebook))
-        # This follows the reference, as sums in another order or in float64 have other last digits.
-        other = multiply(values.view(-1, BLOCK), matrix).view(values.shape).mul_(cols[left:right])
-        torch.mul(multiply(matrix, other.t()), rows, out=block[:, left:right])
+        rotate(values, (cols[left:right], rows), block[:, left:right], workspace)
     return block
+
+
+def rotate(values: Tensor, factors: tuple[Tensor, Tensor], out: Tensor, workspace: Workspace) -> None:
+    """Set ``out``, (128, c), to diag(rows) · (H · ((values · H) · diag(cols))), as the module's docstring specifies.
+
+    ``factors`` are those of columns and rows; everything is float32, ``values`` contiguous.
+    """
+    cols, rows = factors
+    kernel = choose_kernel().kernel if values.device.type == "cpu" else None
+    if kernel is not None:
+        addresses, to = (cols.data_ptr(), rows.data_ptr()), Matrix(out.data_ptr(), out.stride(0))
+        room = workspace.buffer("rotated", (BLOCK, BLOCK), torch.float32)
+        if kernel.rotate_sides(values.data_ptr(), len(cols), UNIT, addresses, to, room.data_ptr()):
+            return
+    matrix = _scaled_hadamard(values.device)  # not in float64, which has other last digits
+    other = multiply(values.view(-1, BLOCK), matrix).view(values.shape).mul_(cols)
+    torch.mul(multiply(matrix, other.t()), rows.unsqueeze(1), out=out)
 
 
 @cache
 def _scaled_hadamard(device: torch.device) -> Tensor:
-    """Return Sylvester's matrix divided by sqrt(128), (128, 128) float32."""
-    return (hadamard.make_sylvester(BLOCK) / sqrt(BLOCK)).float().to(device)
+    """Return H, (128, 128) float32."""
+    return (hadamard.make_sylvester(BLOCK) * UNIT).float().to(device)
 
 
 def _read_factors(entry: Entry, workspace: Workspace) -> Tensor:

@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 19
+VERSION = 20
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -401,6 +401,20 @@ class Kernel(NamedTuple):
         written = ctypes.c_void_p(out.values), ctypes.c_int64(out.stride)
         sizes = *map(ctypes.c_int64, (*shape, block[0])), ctypes.c_int32(block[1])
         self.library.quanterr_sylvester(*read, *written, *sizes, *map(ctypes.c_void_p, (*factors, room)))
+
+    def rotate_sides(self, x: int, cols: int, unit: float, factors: Pair, out: Matrix, room: int) -> bool:
+        """Rotate both sides of 128 rows of float32 numbers; return False if the instruction set cannot.
+
+        ``factors`` are the addresses of those of columns and rows, ``room`` that of 128 · 128 numbers, all float32;
+        formats/exl3.py specifies it.
+        """
+        if not hasattr(self.library, "quanterr_rotate_sides"):
+            return False
+        of_columns, of_rows = map(ctypes.c_void_p, factors)
+        given = ctypes.c_void_p(x), ctypes.c_int64(cols), ctypes.c_float(unit), of_columns, of_rows
+        written = ctypes.c_void_p(out.values), ctypes.c_int64(out.stride)
+        self.library.quanterr_rotate_sides(*given, *written, ctypes.c_void_p(room))
+        return True
 
     def search_minimum(
         self, x: Addresses, shape: Pair, ends: Pair, numerators: Sequence[float], absolute: bool, out: Addresses

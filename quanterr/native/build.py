@@ -34,8 +34,8 @@ FLAGS = (
 )
 INSTRUCTION_SETS = {
     "base": (),
-    "avx2": ("-mavx2",),
-    "avx512": ("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq"),
+    "avx2": ("-mavx2", "-mfma"),
+    "avx512": ("-mfma", "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq"),
 }
 # Kind of machine → the oldest macOS on which a supported Python runs.
 MACOS = {"arm64": "11.0", "x86_64": "10.13"}

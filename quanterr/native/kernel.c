@@ -36,7 +36,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 19
+#define VERSION 20
 #define SEGMENT 512
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
 #define FLUSHED (RUN * LANES)
@@ -537,6 +537,93 @@ EXPORT void quanterr_rotate(float *values, int64_t groups, int64_t size, double 
         for (int64_t i = 0; i < size; i++) own[i] = (float)(room[i] * unit);
     }
 }
+
+/* ---- rotations of both sides ---- */
+
+#if defined(__FMA__) && WIDTH > 4
+#include <immintrin.h>
+#define BLOCK 128 /* rows and columns */
+#define PART 16
+#define PARTS (BLOCK / PART)
+#define TOGETHER (WIDTH / 8) /* vectors that are multiplied at a time: as many as registers hold the sums of */
+
+typedef struct { /* TOGETHER vectors of BLOCK numbers, and columns of the matrix */
+    const float *x, *matrix;
+    int64_t stride, apart; /* from one number to the next, from one vector to the next */
+} Factors;
+
+#if WIDTH == 16
+INLINE floats multiply_add(floats x, floats y, floats sum) {
+    return (floats)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)sum);
+}
+#else
+INLINE floats multiply_add(floats x, floats y, floats sum) {
+    return (floats)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)sum);
+}
+#endif
+INLINE floats spread(float f) { return f - (floats){0}; } /* keeps the sign of zero */
+INLINE void store(float *to, floats v) { memcpy(to, &v, sizeof v); }
+
+/* Sylvester's matrix consists of PARTS · PARTS copies of its first PART rows and columns, some with opposite signs. So
+ * the sums of a vector's products, of which sum k is for column k · PART + c of the matrix, begin alike: in part 0 all
+ * are the same, in part 1 two differ, in parts 2 and 3 four, then eight. Lanes are columns c, or if `down` numbers that
+ * are side by side; vectors then differ in c.
+ *
+ * Adds the products of a part to the first n sums. */
+INLINE void add_part(floats sums[TOGETHER][PARTS], int part, int n, Factors of, int down) {
+#pragma GCC unroll 1
+    for (int k = 0; k < PART; k++)
+        for (int i = 0; i < TOGETHER; i++) {
+            const float *x = of.x + i * of.apart + (part * PART + k) * of.stride, *sign = of.matrix + k * PART;
+            floats v = down ? load(x) : spread(*x), f = down ? spread(sign[i]) : load(sign);
+#pragma GCC unroll 8
+            for (int sum = 0; sum < n; sum++)
+                sums[i][sum] = multiply_add(v, __builtin_parity(sum & part) ? -f : f, sums[i][sum]);
+        }
+}
+/* The same for all parts in which 2 · n sums differ. */
+INLINE void add_parts(floats sums[TOGETHER][PARTS], int n, Factors of, int down) {
+    for (int i = 0; i < TOGETHER; i++)
+        for (int sum = 0; sum < n; sum++) sums[i][n + sum] = sums[i][sum];
+#pragma GCC unroll 4
+    for (int part = n; part < 2 * n; part++) add_part(sums, part, 2 * n, of, down);
+}
+INLINE void add_all_parts(floats sums[TOGETHER][PARTS], Factors of, int down) {
+    for (int i = 0; i < TOGETHER; i++) sums[i][0] = (floats){0};
+    add_part(sums, 0, 1, of, down);
+    add_parts(sums, 1, of, down);
+    add_parts(sums, 2, of, down);
+    add_parts(sums, 4, of, down);
+}
+
+/* Multiplies BLOCK rows by `unit` times Sylvester's matrix, first from the right, in blocks of columns, then from the
+ * left, and each time by factors; formats/exl3.py specifies it. `room` holds BLOCK · BLOCK numbers. Missing where a
+ * product and its sum would be rounded twice. */
+EXPORT void quanterr_rotate_sides(const float *x, int64_t cols, float unit, const float *of_cols, const float *of_rows,
+                                  float *to, int64_t to_stride, float *room) {
+    _Alignas(64) float matrix[PART * PART];
+    floats sums[TOGETHER][PARTS];
+    for (int i = 0; i < PART * PART; i++) matrix[i] = __builtin_parity((i / PART) & i) ? -unit : unit;
+    for (int64_t left = 0; left < cols; left += BLOCK, x += BLOCK, of_cols += BLOCK, to += BLOCK) {
+        for (int64_t row = 0; row < BLOCK; row += TOGETHER)
+            for (int at = 0; at < PART; at += WIDTH) {
+                add_all_parts(sums, (Factors){x + row * cols, matrix + at, 1, cols}, 0);
+                for (int i = 0; i < TOGETHER; i++)
+                    for (int k = 0; k < PARTS; k++)
+                        store(room + (k * BLOCK + row + i) * PART + at, sums[i][k] * load(of_cols + k * PART + at));
+            }
+        for (int64_t col = 0; col < BLOCK; col += WIDTH)
+            for (int at = 0; at < PART; at += TOGETHER) {
+                add_all_parts(sums, (Factors){room + col / PART * BLOCK * PART + col % PART, matrix + at, PART, 0}, 1);
+                for (int i = 0; i < TOGETHER; i++)
+                    for (int k = 0; k < PARTS; k++) {
+                        int64_t row = k * PART + at + i;
+                        store(to + row * to_stride + col, sums[i][k] * of_rows[row]);
+                    }
+            }
+    }
+}
+#endif
 
 /* ---- decoding ---- */
 
@@ -1292,13 +1379,13 @@ EXPORT int64_t quanterr_fields(Field *to, int64_t room) {
     return n;
 }
 
-/* Returns the widest instruction set of this machine for which a kernel is built: 0, 1 (AVX2) or 2 (AVX-512). Asks the
+/* Returns the widest instruction set of this machine for which a kernel is built: 0, 1 (AVX2, FMA) or 2 (AVX-512). Asks the
  * machine itself: the compilers' own check is a stub in some runtimes. Bits as in Intel's manual, vol. 1, chapter 14. */
 EXPORT int quanterr_instructions(void) {
 #if defined(__x86_64__)
-    const uint32_t osxsave = 1u << 27, avx2 = 1u << 5, avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F DQ BW VL */
+    const uint32_t needed = 1u << 27 | 1u << 12, avx2 = 1u << 5, avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F DQ BW VL */
     uint32_t a, b, c, d, saved, high; /* saved: the registers that the system saves per thread */
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & osxsave)) return 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & needed) != needed) return 0;
     __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
     if ((saved & 0x6) != 0x6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & avx2)) return 0;
     return (saved & 0xE6) == 0xE6 && (b & avx512) == avx512 ? 2 : 1;
