@@ -10,7 +10,7 @@
     weight[r, c] = (code[r, c] - 2^(b-1)) * scale[r, c // size]    exact for 16-bit scales
     ct_marlin24: two of every four columns have a code, the others are 0
 
-Codes are in tiles of 16 columns (only kept columns count) and 64 rows, as a tensor core reads them. In the order of the words:
+Codes are in tiles of 16 kept columns and 64 rows, as a tensor core reads them. In the order of the words:
 
     awq, gptq      row % 8, column % 8 // 2, row % 64 // 16; in a word: column % 2, row % 16 // 8, column // 8
     24, 4 bits     row % 64 // 16, row % 16 // 8, column % 8 // 2, row % 4; in a word: column % 2,
