@@ -292,11 +292,24 @@ def test_journals_of_more_ranks_are_read_too(original, alone, tmp_path, world):
     assert sizes == {path.name: path.stat().st_size for path in tmp_path.glob("journal*")}  # nothing was done again
 
 
+KILLED = """
+import os
+from quanterr.comparison.journal import Journal
+add, left = Journal.add, [{weights}]
+def add_or_die(*given):
+    add(*given)
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), {signal:d})
+Journal.add = add_or_die
+"""
+
+
 @pytest.mark.parametrize("moment", range(MOMENTS))
 def test_killed_together_they_go_on(original, alone, tmp_path, moment):
-    chosen = random.Random(moment)
+    """Each is killed once it has recorded a few weights, unless it ends before because another was."""
     words = ("sweep", original, *RECIPES, "-q", "-o", "s.json", "--resume", "journal")
-    killed = run(3, *words, cwd=tmp_path, before=SHORT_START + signalled(chosen.uniform(0.1, 0.5)))
+    killed = run(3, *words, cwd=tmp_path, before=SHORT_START + KILLED.format(weights=moment + 1, signal=signal.SIGKILL))
     assert -signal.SIGKILL in {each.status for each in killed}
     assert {Status.OK} == {status for status, _, _ in run(3, *words, cwd=tmp_path)}
 
