@@ -132,6 +132,17 @@ def signalled(seconds: float, number: int = signal.SIGKILL) -> str:
     )
 
 
+def signalled_before(method: str, n: int, number: int = signal.SIGKILL) -> str:
+    """Python for ``before=`` that sends the signal before call ``n``, from 0, of a method, given with its module."""
+    module, owner, name = method.rsplit(".", 2)
+    return (
+        f"import os, itertools\nfrom {module} import {owner}\n"
+        f"called, count = {owner}.{name}, itertools.count()\n"
+        f"def counting(*a):\n    if next(count) == {n}:\n        os.kill(os.getpid(), {number:d})\n"
+        f"    return called(*a)\n{owner}.{name} = counting\n"
+    )
+
+
 def _request(words: Iterable[Any], env: Mapping[str, str], cwd: str | os.PathLike[str], **more: Any) -> dict[str, Any]:
     """Say what a child is to be: the parameters of :func:`_become`."""
     return {"words": [*map(str, words)], "env": dict(env), "cwd": os.path.abspath(cwd)} | more

@@ -24,6 +24,7 @@ from quanterr.native import Kernel
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.model import Pair, Pairing
+from quanterr.recipes import parse_recipe
 from quanterr.report.model import Report
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut, as_matrix
@@ -50,6 +51,12 @@ def store(
     (path / "config.json").write_text(json.dumps(config))
     store(path / "model.safetensors", tensors, metadata)
     return path
+
+
+def config_of(recipe: str) -> dict[str, Any]:
+    """The configuration of a checkpoint that the recipe makes."""
+    declared = parse_recipe(recipe).scheme.config
+    return {"quantization_config": dict(declared)} if declared else {}
 
 
 def label(**fields: Any) -> Tensor:

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from making import finish, numbers
+from making import config_of, finish, numbers, store
 from mutation import unusual
 from safetensors.torch import save_file
 
@@ -15,7 +15,6 @@ from quanterr.comparison.attainable import RUN, RUNS, WIDEST, sample_chunks
 from quanterr.comparison.worker import Worker
 from quanterr.findings import make_finding
 from quanterr.findings.merging import merge_excess
-from quanterr.recipes import parse_recipe
 from quanterr.recipes.tensors import quantize_tensor
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -427,16 +426,10 @@ class TestKernelMeasuresSamples:
                 y |= {f"{kind}.{n}.weight": codes.to(dtype), f"{kind}.{n}.weight_scale": scale.clone()}
         save_file(x, tmp_path / "x.safetensors")
         save_file(y, tmp_path / "y.safetensors")
-        files = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
-        taken, take = [], Worker._take_plain_sample
-        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *args: taken.append(take(*args)) or taken[-1])
-        by_kernel = quanterr.compare(*files, device="cpu").layers
-        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *_: None)
-        by_torch = quanterr.compare(*files, device="cpu").layers
+        reports = self.both(monkeypatch, tmp_path / "x.safetensors", tmp_path / "y.safetensors")
+        by_kernel, by_torch = (report.layers for report in reports)
 
         close = 2 * (128 + 8) * 2**-24 * 10 / math.log(10)  # dB: two float32 sums of 128 products, each rounded thrice
-        assert any(taken)
-        assert not all(taken)
         assert len({layer.scale_loss_db for layer in by_torch}) > len(changes)
         for one, other in zip(by_kernel, by_torch, strict=True):
             for name in ("attainable_snr_db", "excess_db", "scale_loss_db", "off_code_pct", "clipped_pct"):
@@ -462,22 +455,23 @@ class TestKernelMeasuresSamples:
             stored = quantize_tensor(x[f"{n}.weight"], recipe)
             damage(list(stored.values())[part].view(-1).view(torch.uint8))
             y |= {f"{n}.{name}": tensor.clone() for name, tensor in stored.items()}
-        (tmp_path / "y").mkdir()
-        config = dict(parse_recipe(recipe).scheme.config)
-        (tmp_path / "y" / "config.json").write_text(json.dumps({"quantization_config": config} if config else {}))
         save_file(x, tmp_path / "x.safetensors")
-        save_file(y, tmp_path / "y" / "y.safetensors")
-        taken, take = [], Worker._take_plain_sample
-        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *args: taken.append(take(*args)) or taken[-1])
-        by_kernel = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y", device="cpu")
-        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *_: None)
-        by_torch = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y", device="cpu")
+        quantized = store(tmp_path / "y", y, config=config_of(recipe))
+        by_kernel, by_torch = self.both(monkeypatch, tmp_path / "x.safetensors", quantized)
 
-        assert any(taken)
-        assert not all(taken)
         assert [(one.code, one.layer) for one in by_kernel.findings] == [
             (one.code, one.layer) for one in by_torch.findings
         ]
+
+    def both(self, monkeypatch, *files):
+        """The reports with samples measured by the kernel, some of them, and all by torch."""
+        taken, take = [], Worker._take_plain_sample
+        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *args: taken.append(take(*args)) or taken[-1])
+        by_kernel = quanterr.compare(*files, device="cpu")
+        assert any(taken)
+        assert not all(taken)
+        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *_: None)
+        return by_kernel, quanterr.compare(*files, device="cpu")
 
 
 def test_a_ternary_code_that_stands_for_a_fourth_value_is_told(tmp_path, x):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from forked import command, signalled
+from forked import command, signalled, signalled_before
 from stored import pair, raw_header, write, write_index
 
 from quanterr.errors import Status
@@ -83,12 +83,7 @@ SIGNALLED = {signal.SIGINT: Status.INTERRUPTED, signal.SIGTERM: Status.TERMINATE
 
 def after_goes(n, number):
     """Python that sends the signal once so much of the work is begun."""
-    return (
-        "import os, itertools\nfrom quanterr.comparison.worker import Worker\n"
-        "compare, count = Worker.compare, itertools.count()\n"
-        f"def counting(*a):\n    if next(count) == {n}:\n        os.kill(os.getpid(), {number:d})\n"
-        "    return compare(*a)\nWorker.compare = counting\n"
-    )
+    return signalled_before("quanterr.comparison.worker.Worker.compare", n, number)
 
 
 @pytest.mark.slow

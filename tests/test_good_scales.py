@@ -216,7 +216,8 @@ class TestGroups:
         unit = good.index_fill(0, torch.tensor([5]), 0.0)[:, None]
         found = measure_losses(uniform(4), x, None, Scaling(unit, -8 * unit), ScaleGroups(1, 32))
 
-        assert found.good.flatten().tolist() == pytest.approx(good.tolist())
+        # Sixteen roundings of float32 at most, also of the codes of zero.
+        assert found.good.flatten().tolist() == pytest.approx(good.tolist(), rel=16 * 2**-24, abs=0)
 
     @pytest.mark.parametrize(("bits", "gains"), [(3, True), (8, False)])
     def test_of_few_levels_are_sought(self, bits, gains):

@@ -16,7 +16,7 @@ import time
 
 import gguf
 import pytest
-from forked import call, signalled, together
+from forked import call, signalled, signalled_before, together
 from gguf_stored import TEXT, Stored, key, write_gguf
 from making import legacy, numbers, store
 from small_models import ids, saved
@@ -292,24 +292,12 @@ def test_journals_of_more_ranks_are_read_too(original, alone, tmp_path, world):
     assert sizes == {path.name: path.stat().st_size for path in tmp_path.glob("journal*")}  # nothing was done again
 
 
-KILLED = """
-import os
-from quanterr.comparison.journal import Journal
-add, left = Journal.add, [{weights}]
-def add_or_die(*given):
-    add(*given)
-    left[0] -= 1
-    if not left[0]:
-        os.kill(os.getpid(), {signal:d})
-Journal.add = add_or_die
-"""
-
-
 @pytest.mark.parametrize("moment", range(MOMENTS))
 def test_killed_together_they_go_on(original, alone, tmp_path, moment):
     """Each is killed once it has recorded a few weights, unless it ends before because another was."""
     words = ("sweep", original, *RECIPES, "-q", "-o", "s.json", "--resume", "journal")
-    killed = run(3, *words, cwd=tmp_path, before=SHORT_START + KILLED.format(weights=moment + 1, signal=signal.SIGKILL))
+    before = SHORT_START + signalled_before("quanterr.comparison.journal.Journal.add", moment + 1)
+    killed = run(3, *words, cwd=tmp_path, before=before)
     assert -signal.SIGKILL in {each.status for each in killed}
     assert {Status.OK} == {status for status, _, _ in run(3, *words, cwd=tmp_path)}
 

@@ -16,9 +16,9 @@ def sample_places(entry: Entry) -> tuple[int, tuple[int, int, int]]:
 
 def compute_fingerprint(entries: Iterable[Entry], sampled: bytes = b"") -> str:
     """Return the CRC-32 of the sampled bytes of all entries; ``sampled`` holds them if they are known."""
-    return f"{crc32(sampled or b''.join(map(_read_sampled, entries))):08x}"
+    return f"{crc32(sampled or b''.join(map(_read_sample, entries))):08x}"
 
 
-def _read_sampled(entry: Entry) -> bytes:
+def _read_sample(entry: Entry) -> bytes:
     n, places = sample_places(entry)
     return b"".join(entry.file.read(entry.offset + place, n) for place in places)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from quanterr.comparison.attainable import RUN, SMALL, sample_blocks
-from quanterr.comparison.scale_sampling import ENOUGH, EVERY, GroupSums, add_loss, get_lucky_share, get_most_clipped
+from quanterr.comparison.scale_sampling import ENOUGH, EVERY, GroupSums, add_loss, get_clipping_limit, get_lucky_share
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.attainable import Attainable
@@ -26,7 +26,7 @@ from quanterr.tensors.levels import Levels
 MOST_GROUPS = SMALL  # groups of a sample, at most
 LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
 LANES = 16  # columns that the kernel takes at once
-ROUNDED, NEAREST = 1, 2  # as in shared.h
+NEAREST = 2  # as in shared.h
 
 
 class PlainSample(NamedTuple):
@@ -134,7 +134,7 @@ def _lay_out(
     struct.multiples, struct.n_multiples = ctypes.addressof(numbers.multiples), len(numbers.multiples)
     struct.levels, struct.bounds = ctypes.addressof(numbers.levels), ctypes.addressof(numbers.bounds)
     struct.n_levels = len(numbers.levels)
-    struct.lucky, struct.most = get_lucky_share(levels), get_most_clipped(levels)
+    struct.lucky, struct.most = get_lucky_share(levels), get_clipping_limit(levels)
     struct.cols, struct.per_row = width, height == 1
     struct.every, struct.whole = every, rows == matrix[0] and every == 1
     struct.every_closely = every_closely if height == 1 or block else 0

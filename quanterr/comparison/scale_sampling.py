@@ -299,7 +299,7 @@ class ScaleSampler:
     def _find_regions(self, sampled: Sequence[_SampledGroups]) -> tuple[BadRegion, ...]:
         """Find groups with scales far worse than good ones; kind is underflow if good scales are too small to store."""
         found: dict[Kind, dict[tuple[int, int], _BadGroup]] = {"group": {}, "underflow": {}}
-        most = get_most_clipped(self._weight.levels)
+        most = get_clipping_limit(self._weight.levels)
         for one in sampled:
             stored, good = one.losses.stored, one.losses.good
             half = 0.0 if one.step is None else one.step / 2  # rounding may move a chosen scale by this much
@@ -359,7 +359,7 @@ def get_lucky_share(levels: Levels | None) -> float:
     return LUCKY_FINE if levels and not levels.mantissa and levels.number >= MANY else LUCKY
 
 
-def get_most_clipped(levels: Levels | None) -> float:
+def get_clipping_limit(levels: Levels | None) -> float:
     """Return the largest good / stored scale that is not wrong."""
     number = levels.number if levels and not levels.mantissa else 0
     return next(most for least, most in CLIPPED.items() if number >= least)

@@ -135,7 +135,7 @@ def _dequantize_block(parts: Parts, layer: Exl3Layout, number: int, workspace: W
 def rotate(values: Tensor, factors: tuple[Tensor, Tensor], out: Tensor, workspace: Workspace) -> None:
     """Set ``out``, (128, c), to diag(rows) · (H · ((values · H) · diag(cols))), as the module's docstring specifies.
 
-    ``factors`` are those of columns and rows; everything is float32, ``values`` contiguous.
+    ``factors`` holds the columns' factors and the rows' factors. All tensors are float32, and ``values`` is contiguous.
     """
     cols, rows = factors
     kernel = choose_kernel().kernel if values.device.type == "cpu" else None

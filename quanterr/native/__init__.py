@@ -405,8 +405,8 @@ class Kernel(NamedTuple):
     def rotate_sides(self, x: int, cols: int, unit: float, factors: Pair, out: Matrix, room: int) -> bool:
         """Rotate both sides of 128 rows of float32 numbers; return False if the instruction set cannot.
 
-        ``factors`` are the addresses of those of columns and rows, ``room`` that of 128 · 128 numbers, all float32;
-        formats/exl3.py specifies it.
+        ``factors`` holds the addresses of the columns' factors and the rows' factors, and ``room`` is the address of
+        working memory for 128 · 128 numbers, all float32; formats/exl3.py specifies the operation.
         """
         if not hasattr(self.library, "quanterr_rotate_sides"):
             return False

@@ -561,8 +561,6 @@ INLINE floats multiply_add(floats x, floats y, floats sum) {
     return (floats)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)sum);
 }
 #endif
-INLINE floats spread(float f) { return f - (floats){0}; } /* keeps the sign of zero */
-INLINE void store(float *to, floats v) { memcpy(to, &v, sizeof v); }
 
 /* Sylvester's matrix consists of PARTS · PARTS copies of its first PART rows and columns, some with opposite signs. So
  * the sums of a vector's products, of which sum k is for column k · PART + c of the matrix, begin alike: in part 0 all
@@ -575,7 +573,7 @@ INLINE void add_part(floats sums[TOGETHER][PARTS], int part, int n, Factors of, 
     for (int k = 0; k < PART; k++)
         for (int i = 0; i < TOGETHER; i++) {
             const float *x = of.x + i * of.apart + (part * PART + k) * of.stride, *sign = of.matrix + k * PART;
-            floats v = down ? load(x) : spread(*x), f = down ? spread(sign[i]) : load(sign);
+            floats v = down ? load(x) : broadcast(*x), f = down ? broadcast(sign[i]) : load(sign);
 #pragma GCC unroll 8
             for (int sum = 0; sum < n; sum++)
                 sums[i][sum] = multiply_add(v, __builtin_parity(sum & part) ? -f : f, sums[i][sum]);

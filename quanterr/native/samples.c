@@ -33,7 +33,6 @@ typedef struct { /* elements that share a scale: (n, cols), from `stride` to `st
 typedef struct { double x_sq, e_sq, best_sq, clipped_sq, clipped_x_sq, beyond_sq; int64_t clipped, off; } Nearest; /* codes */
 typedef struct { float unit, zero; } Scale;
 
-INLINE floats all(float value) { return (floats){0} + value; }
 INLINE floats larger(floats a, floats b) { return choose(a > b, a, b); }
 INLINE floats smaller(floats a, floats b) { return choose(a < b, a, b); }
 INLINE floats farther(floats a, floats b) { return choose((ints)a > (ints)b, a, b); } /* of magnitudes; NaN stays */
@@ -55,6 +54,16 @@ INLINE const float *lanes_at(const float *row, int64_t col, int64_t cols, float 
 #define STORE(name) memcpy(t->name + lane, &name, sizeof name)
 #define STORE_SUMS(name) store_sums(t->name + lane, name)
 
+static void add_nearest(Nearest *to, const Nearest *from) {
+    to->x_sq += from->x_sq;
+    to->e_sq += from->e_sq;
+    to->best_sq += from->best_sq;
+    to->clipped_sq += from->clipped_sq;
+    to->clipped_x_sq += from->clipped_x_sq;
+    to->beyond_sq += from->beyond_sq;
+    to->clipped += from->clipped;
+    to->off += from->off;
+}
 INLINE void add_errors(Errors *restrict to, const Errors *restrict from) {
     for (int i = 0; i < LANES; i++) {
         to->x_sq[i] += from->x_sq[i];
@@ -69,7 +78,7 @@ INLINE void add_errors(Errors *restrict to, const Errors *restrict from) {
 
 /* Adds up a row: x², e², and e² in steps of the codes; and finds its farthest element, in steps. */
 INLINE void scan(const float *x, const float *y, int64_t cols, float unit, const Sample *s, Errors *t, int is_float) {
-    const floats inverse = all(1 / unit);
+    const floats inverse = broadcast(1 / unit);
     for (int lane = 0; lane < LANES; lane += WIDTH) {
         Sums x_sq = {{0}, {0}}, e_sq = {{0}, {0}}, steps_sq = {{0}, {0}};
         floats far = {0};
@@ -79,7 +88,7 @@ INLINE void scan(const float *x, const float *y, int64_t cols, float unit, const
             add_squares(&x_sq, a);
             add_squares(&e_sq, e);
             if (is_float) { /* divided by the power of two below the code */
-                ints power = (ints)larger((floats)((ints)(a * inverse) & 0xFF << 23), all(s->normal));
+                ints power = (ints)larger((floats)((ints)(a * inverse) & 0xFF << 23), broadcast(s->normal));
                 floats step = e * inverse * (floats)((254 << 23) - power);
                 add_squares(&steps_sq, step);
                 far = farther(magnitude(step), far);
@@ -120,16 +129,16 @@ static void extend(Range *t, const float *x, int64_t cols) {
 /* Returns the levels nearest to codes, as Levels.nearest of tensors/levels.py. */
 INLINE floats nearest(floats codes, const Sample *s, int kind) {
     if (kind == TABLE) {
-        floats level = all(s->levels[0]);
-        for (int64_t i = 1; i < s->n_levels; i++) level = choose(codes > s->bounds[i - 1], all(s->levels[i]), level);
+        floats level = broadcast(s->levels[0]);
+        for (int64_t i = 1; i < s->n_levels; i++) level = choose(codes > s->bounds[i - 1], broadcast(s->levels[i]), level);
         return level;
     }
-    if (kind != FLOATS) return smaller(larger(codes, all(s->lowest)), all(s->highest)) + ROUNDER - ROUNDER;
+    if (kind != FLOATS) return smaller(larger(codes, broadcast(s->lowest)), broadcast(s->highest)) + ROUNDER - ROUNDER;
     const int shift = 23 - s->mantissa;
     const float steps = (float)(1 << s->mantissa) / s->normal;
-    floats size = smaller(magnitude(codes), all(s->highest));
-    floats normal = (floats)(((ints)larger(size, all(s->normal)) + (1 << (shift - 1))) & -(1 << shift));
-    floats below = (smaller(size, all(s->normal)) * steps + ROUNDER - ROUNDER) / steps - s->normal;
+    floats size = smaller(magnitude(codes), broadcast(s->highest));
+    floats normal = (floats)(((ints)larger(size, broadcast(s->normal)) + (1 << (shift - 1))) & -(1 << shift));
+    floats below = (smaller(size, broadcast(s->normal)) * steps + ROUNDER - ROUNDER) / steps - s->normal;
     return (floats)((ints)(normal + below) | ((ints)codes & ~MAGNITUDE));
 }
 
@@ -137,7 +146,7 @@ INLINE floats nearest(floats codes, const Sample *s, int kind) {
  * there, (2, most_cols), and returns whether no scale may be lost. */
 INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scale, const Sample *s, Nearest *t,
                         float *squares, int kind) {
-    const floats inverse = all(1 / scale.unit);
+    const floats inverse = broadcast(1 / scale.unit);
     double x_sqs[LANES], e_sqs[LANES], best_sqs[LANES], clipped_sqs[LANES], clipped_x_sqs[LANES], beyond_sqs[LANES];
     for (int lane = 0; lane < LANES; lane += WIDTH) {
         Sums x_sq = {{0}, {0}}, e_sq = {{0}, {0}}, best_sq = {{0}, {0}};
@@ -155,9 +164,8 @@ INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scal
             best = choose(same | (magnitude(e) < magnitude(best)), e, best);
             clipped -= out;
             if (squares) {
-                floats squared[2] = {e * e, best * best};
-                memcpy(squares + col + lane, squared, sizeof *squared);
-                memcpy(squares + s->most_cols + col + lane, squared + 1, sizeof *squared);
+                store(squares + col + lane, e * e);
+                store(squares + s->most_cols + col + lane, best * best);
                 off -= (magnitude(level - stored) > 1.5f) & ~out;
             }
             add_squares(&x_sq, a);
@@ -185,7 +193,6 @@ INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scal
 }
 static int find_nearest(const float *x, const float *y, int64_t cols, Scale scale, const Sample *s, Nearest *t, float *squares) {
 #define LOOK(squares, kind) look_closely(x, y, cols, scale, s, t, squares, kind)
-    *t = (Nearest){0};
     switch (s->kind) {
     case INTEGERS: return squares ? LOOK(squares, INTEGERS) : LOOK(0, INTEGERS);
     case FLOATS: return LOOK(0, FLOATS);
@@ -229,16 +236,38 @@ INLINE Scale scale_of(const Rows *rows, int64_t row, int64_t group) {
 INLINE int is_usable(float unit) { return unit != 0 && isfinite(unit) && isfinite(1 / unit); }
 INLINE int is_power_of_two(float unit) { int exponent; return fabsf(frexpf(unit, &exponent)) == 0.5f; }
 
-INLINE double sum_losses(const Sample *s, const Group *g, float factor, int kind) {
+/* Returns half the distance of the levels around codes, or their distance from the first or last level. */
+INLINE floats room_of(const Sample *s, floats codes, int kind) {
+    if (kind != TABLE) return broadcast(0.5f);
+    floats half = broadcast((s->levels[1] - s->levels[0]) / 2);
+    for (int64_t i = 1; i < s->n_levels - 1; i++)
+        half = choose(codes > s->levels[i], broadcast((s->levels[i + 1] - s->levels[i]) / 2), half);
+    return larger(half, larger(s->lowest - codes, codes - s->highest));
+}
+
+/* Returns the errors of the nearest codes of x, if a group's scale is `factor` times its unit. */
+INLINE floats find_errors(const Sample *s, const Group *g, floats x, float factor, int kind) {
+    floats ideal = x / g->unit;
+    ideal = kind == SHIFTED ? (ideal + g->zero - g->start) / factor + s->lowest : ideal / factor;
+    return (nearest(ideal, s, kind) - ideal) * factor * g->unit;
+}
+
+/* Returns the worst errors of x with a good scale: half a step where x is not zero. `last` is the last factor tried. */
+INLINE floats find_worst_errors(const Sample *s, const Group *g, floats x, float last, int kind) {
+    floats worst = g->needed * g->unit * room_of(s, x / g->unit / last, kind);
+    return choose(x == 0, broadcast(0), worst);
+}
+
+/* Returns Σe² of a group, of its nearest codes or of the worst ones. */
+INLINE double sum_losses(const Sample *s, const Group *g, float factor, int kind, int worst) {
     double sums[LANES];
     for (int lane = 0; lane < LANES; lane += WIDTH) {
         Sums sum = {{0}, {0}};
         for (int64_t i = 0; i < g->n; i++)
             for (int64_t col = 0; col < s->cols; col += LANES) {
                 float room[LANES];
-                floats ideal = load(lanes_at(g->x + i * g->stride, col, s->cols, room) + lane) / g->unit;
-                ideal = kind == SHIFTED ? (ideal + g->zero - g->start) / factor + s->lowest : ideal / factor;
-                add_squares(&sum, (nearest(ideal, s, kind) - ideal) * factor * g->unit);
+                floats x = load(lanes_at(g->x + i * g->stride, col, s->cols, room) + lane);
+                add_squares(&sum, worst ? find_worst_errors(s, g, x, factor, kind) : find_errors(s, g, x, factor, kind));
             }
         store_sums(sums + lane, sum);
     }
@@ -248,41 +277,14 @@ INLINE double sum_losses(const Sample *s, const Group *g, float factor, int kind
 /* Returns Σe² of the nearest codes of a group if its scale is `factor` times its unit; 1 takes no arithmetic. */
 static double sum_errors(const Sample *s, const Group *g, float factor) {
     switch (s->kind) {
-    case INTEGERS: return factor == 1 ? sum_losses(s, g, 1, INTEGERS) : sum_losses(s, g, factor, INTEGERS);
-    case FLOATS: return factor == 1 ? sum_losses(s, g, 1, FLOATS) : sum_losses(s, g, factor, FLOATS);
-    case TABLE: return sum_losses(s, g, factor, TABLE);
-    default: return sum_losses(s, g, factor, SHIFTED);
+    case INTEGERS: return factor == 1 ? sum_losses(s, g, 1, INTEGERS, 0) : sum_losses(s, g, factor, INTEGERS, 0);
+    case FLOATS: return factor == 1 ? sum_losses(s, g, 1, FLOATS, 0) : sum_losses(s, g, factor, FLOATS, 0);
+    case TABLE: return sum_losses(s, g, factor, TABLE, 0);
+    default: return sum_losses(s, g, factor, SHIFTED, 0);
     }
 }
-
-/* Returns half the distance of the levels around codes, or their distance from the first or last level. */
-INLINE floats room_of(const Sample *s, floats codes, int kind) {
-    if (kind != TABLE) return all(0.5f);
-    floats half = all((s->levels[1] - s->levels[0]) / 2);
-    for (int64_t i = 1; i < s->n_levels - 1; i++)
-        half = choose(codes > s->levels[i], all((s->levels[i + 1] - s->levels[i]) / 2), half);
-    return larger(half, larger(s->lowest - codes, codes - s->highest));
-}
-
-/* Returns the worst Σe² of a group with a good scale: half a step for every element that is not zero. `last` is the last
- * factor that was tried. */
-INLINE double add_worst(const Sample *s, const Group *g, float last, int kind) {
-    double sums[LANES];
-    for (int lane = 0; lane < LANES; lane += WIDTH) {
-        Sums sum = {{0}, {0}};
-        for (int64_t i = 0; i < g->n; i++)
-            for (int64_t col = 0; col < s->cols; col += LANES) {
-                float room[LANES];
-                floats x = load(lanes_at(g->x + i * g->stride, col, s->cols, room) + lane);
-                floats worst = g->needed * g->unit * room_of(s, x / g->unit / last, kind);
-                add_squares(&sum, choose(x == 0, all(0), worst));
-            }
-        store_sums(sums + lane, sum);
-    }
-    return sum_of(sums);
-}
-static double find_worst_loss(const Sample *s, const Group *g, float last) {
-    return s->kind == TABLE ? add_worst(s, g, last, TABLE) : add_worst(s, g, last, INTEGERS);
+static double sum_worst_errors(const Sample *s, const Group *g, float last) {
+    return s->kind == TABLE ? sum_losses(s, g, last, TABLE, 1) : sum_losses(s, g, last, INTEGERS, 1);
 }
 
 /* Collects what the zero points have in common; returns whether each group has one of its own. */
@@ -347,7 +349,7 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
         }
         double good = fmax(good_sq[0], good_sq[1]);
         if (!(stored_sq <= FAR * good)) { /* a search may have preferred the stored scale, or the good one is a fluke */
-            double worst = is_float ? groups[i].x_sq * share : find_worst_loss(s, groups + i, factors[tried - 1]);
+            double worst = is_float ? groups[i].x_sq * share : sum_worst_errors(s, groups + i, factors[tried - 1]);
             double lost_db = 10 * log10(stored_sq / (good < s->lucky * worst ? worst : good));
             int fits = groups[i].needed > FITS && groups[i].needed < s->most && (lost_db < CLIPPED_DB || groups[i].needed <= 1);
             if (!(lost_db <= PART_DB || fits)) return 0;
@@ -359,7 +361,7 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
     }
     for (int64_t i = 0; i < n && lose_some && !is_float; i++) {
         int64_t tried = list_factors(s, groups + i, are_powers, factors);
-        worst_sq += find_worst_loss(s, groups + i, factors[tried - 1]);
+        worst_sq += sum_worst_errors(s, groups + i, factors[tried - 1]);
     }
     s->worst_sq += is_float ? x_sq * share : worst_sq;
     return 1;
@@ -409,22 +411,6 @@ static void describe_scales(Sample *s, const Rows *rows) {
     }
 }
 
-/* Adds up a row of a group with its nearest codes, and sets their error; returns as find_nearest. */
-static int add_nearest(Sample *s, const float *x, const float *y, int64_t cols, Scale scale, float *squares, double *best_sq) {
-    Nearest own;
-    if (!find_nearest(x, y, cols, scale, s, &own, squares)) return 0;
-    *best_sq = own.best_sq;
-    s->x_sq += own.x_sq;
-    s->e_sq += own.e_sq;
-    s->best_sq += own.best_sq;
-    s->clipped_sq += own.clipped_sq;
-    s->clipped_x_sq += own.clipped_x_sq;
-    s->beyond_sq += own.beyond_sq;
-    s->clipped += own.clipped;
-    s->off += own.off;
-    return 1;
-}
-
 enum { HALF_A_STEP, AS_NEAR, BY_REGIONS }; /* what is required of errors: so much at most; as little as of the nearest codes; or
                                               little more, in each row, column and tile */
 
@@ -435,6 +421,7 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int
     const float most = (float)(HALF_STEP / (1 << s->mantissa));
     float *squares = required == BY_REGIONS ? (float *)(s->columns + 2 * s->most_cols) : 0;
     Errors all_rows = {{0}, {0}, {0}, {0}};
+    Nearest all_near = {0};
     *n = 0;
     for (int64_t row = 0; row < rows->n; row++) {
         int64_t place = rows->places ? rows->places[row] : row;
@@ -444,30 +431,34 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int
             Scale scale = scale_of(rows, row, col / s->cols);
             int64_t width = rows->cols - col < s->cols ? rows->cols - col : s->cols;
             Errors own;
-            double best_sq = 0;
+            Nearest nearest_codes = {0};
             if (!is_usable(scale.unit)) return 0;
             if (required == HALF_A_STEP) {
                 (s->kind == FLOATS ? scan_floats : scan_integers)(x, y, width, scale.unit, s, &own);
                 add_errors(&all_rows, &own);
-            } else if (!add_nearest(s, x, y, width, scale, squares ? squares + col : 0, &best_sq))
-                return 0;
+            } else {
+                if (!find_nearest(x, y, width, scale, s, &nearest_codes, squares ? squares + col : 0)) return 0;
+                add_nearest(&all_near, &nearest_codes);
+            }
             if (s->block_rows || place % every || col >= used) continue;
             if (s->per_row || !*n)
                 groups[(*n)++] = (Group){.x = x, .stride = every * rows->cols, .unit = scale.unit, .zero = scale.zero};
             Range range = {{0}, {0}, {0}};
             extend(&range, x, width);
             join_rows(groups + *n - 1, &range, 1, s);
-            groups[*n - 1].e_sq += required == HALF_A_STEP ? sum_of(own.e_sq) : best_sq;
+            groups[*n - 1].e_sq += required == HALF_A_STEP ? sum_of(own.e_sq) : nearest_codes.best_sq;
         }
         for (int i = 0; i < LANES; i++)
             if (!(all_rows.far[i] <= most)) return 0;
         if (squares && !add_regions(s, squares, rows->cols)) return 0;
     }
-    if (squares) return are_columns_alike(s, rows->cols);
-    if (required == AS_NEAR) return 1;
-    s->x_sq = sum_of(all_rows.x_sq);
-    s->e_sq = sum_of(all_rows.e_sq);
+    if (squares && !are_columns_alike(s, rows->cols)) return 0;
+    s->x_sq = required == HALF_A_STEP ? sum_of(all_rows.x_sq) : all_near.x_sq;
+    s->e_sq = required == HALF_A_STEP ? sum_of(all_rows.e_sq) : all_near.e_sq;
     s->steps_sq = ldexp(sum_of(all_rows.steps_sq), 2 * s->mantissa);
+    s->best_sq = all_near.best_sq, s->beyond_sq = all_near.beyond_sq;
+    s->clipped_sq = all_near.clipped_sq, s->clipped_x_sq = all_near.clipped_x_sq;
+    s->clipped = all_near.clipped, s->off = all_near.off;
     return 1;
 }
 
@@ -477,7 +468,6 @@ static int scan_codes(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
     if (!s->every_closely) return 0;
     if (scan_rows(s, rows, groups, n, AS_NEAR)) return NEAREST;
     if (s->kind == FLOATS || s->kind == TABLE || rows->cols % LANES || s->cols % LANES || rows->cols > s->most_cols) return 0;
-    s->x_sq = s->e_sq = s->best_sq = s->clipped_sq = s->clipped_x_sq = s->beyond_sq = 0, s->clipped = s->off = 0;
     memset(s->columns, 0, (size_t)rows->cols * sizeof *s->columns);
     memset(s->columns + s->most_cols, 0, (size_t)rows->cols * sizeof *s->columns);
     return scan_rows(s, rows, groups, n, BY_REGIONS) ? NEAREST : 0;

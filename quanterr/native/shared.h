@@ -35,6 +35,8 @@ INLINE float half(uint16_t h) {
     return as_float((m < 0x400 ? below : m < 0x7C00 ? normal : special) | sign);
 }
 INLINE floats load(const float *from) { floats v; memcpy(&v, from, sizeof v); return v; }
+INLINE void store(float *to, floats v) { memcpy(to, &v, sizeof v); }
+INLINE floats broadcast(float f) { return f - (floats){0}; } /* keeps the sign of zero */
 INLINE floats choose(ints is, floats yes, floats no) { return (floats)((is & (ints)yes) | (~is & (ints)no)); }
 INLINE floats magnitude(floats v) { return (floats)((ints)v & MAGNITUDE); }
 
