@@ -309,7 +309,8 @@ INLINE void count(const float *x, const float *y, int n, int lane, const Run *ru
             outliers += (floats)ei > outlier;
             not_e_min = larger(~ei, not_e_min);
             ints bin = (ei + 0x7FFF + (ei >> 16 & 1)) >> 16;
-            for (int k = 0; k < WIDTH; k++) bins[i + k] = (uint16_t)bin[k];
+            shorts narrow = __builtin_convertvector(bin, shorts);
+            memcpy(bins + i, &narrow, sizeof narrow);
         }
         FLUSH(total, relative);
     }

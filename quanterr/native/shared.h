@@ -24,6 +24,7 @@
 
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t shorts __attribute__((vector_size(2 * WIDTH)));
 typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
 typedef double wide_doubles __attribute__((vector_size(4 * WIDTH))); /* half as many */
 
