@@ -193,7 +193,7 @@ def _declared_number_type(parts: Parts, settings: JsonFields) -> NumberType | No
 def _find_rotation(settings: JsonFields, cols: int) -> int:
     """Return how many columns are rotated together; 0 for none.
 
-    It is the largest power of two up to the setting that divides a row.
+    It is the setting, rounded up to a power of two and halved until it divides a row.
     """
     if not settings.get("use_hadamard"):
         return 0
