@@ -7,7 +7,8 @@ sample is examined more closely, by torch.
 
 import ctypes
 from functools import cache, lru_cache
-from math import isfinite
+from itertools import pairwise
+from math import inf, isfinite
 from typing import NamedTuple
 
 from torch import Tensor
@@ -35,14 +36,13 @@ class PlainSample(NamedTuple):
     struct: SampleStruct
     levels: Levels
     n: int  # elements
-    n_scales: int  # number of the weight's scales; 0: unknown
 
     @property
     def scales(self) -> ScaleStatistics | None:
         """The statistics of the weight's scales; None unless the kernel read all and they are positive and finite."""
-        found, n = self.struct, self.n_scales
+        found, n = self.struct, self.struct.scale_n
         low, high, total = found.scale_low, found.scale_high, found.scale_sum
-        if not (found.scale_n == n > 0 and low > 0 and isfinite(total)):
+        if not (n > 0 and low > 0 and isfinite(total)):
             return None
         return ScaleStatistics(n, 0, 0, 0, low if low == high else total / n, low, high)
 
@@ -81,7 +81,7 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
     if weight.block_size is None and (n_scales not in (1, weight.matrix[0]) or decoder.group not in (0, cols)):
         return None
     found = _lay_out(levels, codes, weight.matrix, weight.block_size, n_scales, rows)
-    return found and PlainSample(SampleStruct.from_buffer_copy(found.struct), levels, found.n, n_scales)
+    return found and PlainSample(SampleStruct.from_buffer_copy(found.struct), levels, found.n)
 
 
 class _Codes(NamedTuple):
@@ -133,10 +133,11 @@ def _lay_out(
     struct.normal, (struct.below, struct.above) = levels.normal, (end + codes.offset for end in levels.ends)
     struct.multiples, struct.n_multiples = ctypes.addressof(numbers.multiples), len(numbers.multiples)
     struct.levels, struct.bounds = ctypes.addressof(numbers.levels), ctypes.addressof(numbers.bounds)
-    struct.n_levels = len(numbers.levels)
+    struct.halves, struct.n_levels = ctypes.addressof(numbers.halves), len(levels.table)
     struct.lucky, struct.most = get_lucky_share(levels), get_clipping_limit(levels)
     struct.cols, struct.per_row = width, height == 1
     struct.every, struct.whole = every, rows == matrix[0] and every == 1
+    struct.scale_n = scales
     struct.every_closely = every_closely if height == 1 or block else 0
     groups = -(-rows // every_closely) * (matrix[1] // width)
     if block is not None and height > 1:
@@ -147,21 +148,24 @@ def _lay_out(
         struct.height, struct.first_block = height, chunks[0].row
         struct.block_rows, struct.block_cols = chunks[-1].stop_row - chunks[0].row, cols
         groups = len(chunks) * (cols // width)
-    return PlainSample(struct, levels, rows * matrix[1], scales) if 0 < groups <= MOST_GROUPS else None
+    return PlainSample(struct, levels, rows * matrix[1]) if 0 < groups <= MOST_GROUPS else None
 
 
 class _Numbers(NamedTuple):
     """Arrays with the numbers of levels, to which structs point."""
 
     multiples: "ctypes.Array[ctypes.c_float]"  # scales to try, as multiples of the scale that clips nothing
-    levels: "ctypes.Array[ctypes.c_float]"  # the values of a table
-    bounds: "ctypes.Array[ctypes.c_float]"  # the bounds between these
+    levels: "ctypes.Array[ctypes.c_float]"  # the values of a table; this and the next arrays have LANES more numbers
+    bounds: "ctypes.Array[ctypes.c_float]"  # the bounds between these values
+    halves: "ctypes.Array[ctypes.c_float]"  # half the distances between them
 
 
 @cache
 def _list_numbers(levels: Levels) -> _Numbers:
-    lists = list_multiples(levels), levels.table, levels.bounds
-    return _Numbers(*((ctypes.c_float * len(numbers))(*numbers) for numbers in lists))
+    halves = [(above - below) / 2 for below, above in pairwise(levels.table)]
+    of_table = (levels.table, inf), (levels.bounds, inf), (halves, halves[-1] if halves else inf)
+    padded = [(*numbers, *LANES * [last]) for numbers, last in of_table]
+    return _Numbers(*((ctypes.c_float * len(numbers))(*numbers) for numbers in (list_multiples(levels), *padded)))
 
 
 def summarize_plain(n: int, energies: tuple[float, float], steps_sq: float) -> Attainable | None:

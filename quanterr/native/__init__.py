@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 20
+VERSION = 21
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -187,6 +187,7 @@ class SampleStruct(ctypes.Structure):
         ("above", ctypes.c_float),
         ("levels", ctypes.c_void_p),
         ("bounds", ctypes.c_void_p),
+        ("halves", ctypes.c_void_p),
         ("n_levels", ctypes.c_int64),
         ("multiples", ctypes.c_void_p),
         ("n_multiples", ctypes.c_int64),

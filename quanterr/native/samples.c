@@ -32,6 +32,7 @@ typedef struct { /* elements that share a scale: (n, cols), from `stride` to `st
 } Group;
 typedef struct { double x_sq, e_sq, best_sq, clipped_sq, clipped_x_sq, beyond_sq; int64_t clipped, off; } Nearest; /* codes */
 typedef struct { float unit, zero; } Scale;
+typedef struct { float factor, start; } Trial; /* a scale to try, as a multiple of a group's unit, and its lowest code */
 
 INLINE floats larger(floats a, floats b) { return choose(a > b, a, b); }
 INLINE floats smaller(floats a, floats b) { return choose(a < b, a, b); }
@@ -126,13 +127,31 @@ static void extend(Range *t, const float *x, int64_t cols) {
     }
 }
 
+#if WIDTH == 16
+#include <immintrin.h>
+INLINE floats pick(floats from, ints at) { return (floats)_mm512_permutexvar_ps((__m512i)at, (__m512)from); }
+#endif
+
+/* Returns values[i] for each number, where i is how many of n - 1 ascending bounds are below it. */
+INLINE floats look_up(floats numbers, const float *bounds, const float *values, int64_t n) {
+#if WIDTH == 16
+    if (n <= WIDTH) { /* bisection: comparing with each bound takes three times as long */
+        const floats all = load(bounds);
+        ints at = (numbers > bounds[7]) & 8;
+        at |= (numbers > pick(all, at + 3)) & 4;
+        at |= (numbers > pick(all, at + 1)) & 2;
+        at |= (numbers > pick(all, at)) & 1;
+        return pick(load(values), at);
+    }
+#endif
+    floats found = broadcast(values[0]);
+    for (int64_t i = 1; i < n; i++) found = choose(numbers > bounds[i - 1], broadcast(values[i]), found);
+    return found;
+}
+
 /* Returns the levels nearest to codes, as Levels.nearest of tensors/levels.py. */
 INLINE floats nearest(floats codes, const Sample *s, int kind) {
-    if (kind == TABLE) {
-        floats level = broadcast(s->levels[0]);
-        for (int64_t i = 1; i < s->n_levels; i++) level = choose(codes > s->bounds[i - 1], broadcast(s->levels[i]), level);
-        return level;
-    }
+    if (kind == TABLE) return look_up(codes, s->bounds, s->levels, s->n_levels);
     if (kind != FLOATS) return smaller(larger(codes, broadcast(s->lowest)), broadcast(s->highest)) + ROUNDER - ROUNDER;
     const int shift = 23 - s->mantissa;
     const float steps = (float)(1 << s->mantissa) / s->normal;
@@ -239,27 +258,43 @@ INLINE int is_power_of_two(float unit) { int exponent; return fabsf(frexpf(unit,
 /* Returns half the distance of the levels around codes, or their distance from the first or last level. */
 INLINE floats room_of(const Sample *s, floats codes, int kind) {
     if (kind != TABLE) return broadcast(0.5f);
-    floats half = broadcast((s->levels[1] - s->levels[0]) / 2);
-    for (int64_t i = 1; i < s->n_levels - 1; i++)
-        half = choose(codes > s->levels[i], broadcast((s->levels[i + 1] - s->levels[i]) / 2), half);
-    return larger(half, larger(s->lowest - codes, codes - s->highest));
+    return larger(look_up(codes, s->levels + 1, s->halves, s->n_levels - 1), larger(s->lowest - codes, codes - s->highest));
 }
 
-/* Returns the errors of the nearest codes of x, if a group's scale is `factor` times its unit. */
-INLINE floats find_errors(const Sample *s, const Group *g, floats x, float factor, int kind) {
-    floats ideal = x / g->unit;
-    ideal = kind == SHIFTED ? (ideal + g->zero - g->start) / factor + s->lowest : ideal / factor;
-    return (nearest(ideal, s, kind) - ideal) * factor * g->unit;
+/* Returns the errors of the nearest codes of x / unit, if a group's scale is a multiple of its unit. */
+INLINE floats find_errors(const Sample *s, const Group *g, floats codes, Trial of, int kind) {
+    floats ideal = kind == SHIFTED ? (codes + g->zero - of.start) / of.factor + s->lowest : codes / of.factor;
+    return (nearest(ideal, s, kind) - ideal) * of.factor * g->unit;
 }
 
-/* Returns the worst errors of x with a good scale: half a step where x is not zero. `last` is the last factor tried. */
-INLINE floats find_worst_errors(const Sample *s, const Group *g, floats x, float last, int kind) {
-    floats worst = g->needed * g->unit * room_of(s, x / g->unit / last, kind);
-    return choose(x == 0, broadcast(0), worst);
+/* Finds Σe² of the nearest codes of a group for each of n scales. */
+INLINE void sum_errors_of(const Sample *s, const Group *g, const Trial *trials, int64_t n, double *e_sq, int kind) {
+    double sums[MOST_FACTORS][LANES];
+    for (int lane = 0; lane < LANES; lane += WIDTH) {
+        Sums own[MOST_FACTORS];
+        for (int64_t k = 0; k < n; k++) own[k] = (Sums){{0}, {0}};
+        for (int64_t i = 0; i < g->n; i++)
+            for (int64_t col = 0; col < s->cols; col += LANES) {
+                float room[LANES];
+                floats codes = load(lanes_at(g->x + i * g->stride, col, s->cols, room) + lane) / g->unit;
+                for (int64_t k = 0; k < n; k++) add_squares(own + k, find_errors(s, g, codes, trials[k], kind));
+            }
+        for (int64_t k = 0; k < n; k++) store_sums(sums[k] + lane, own[k]);
+    }
+    for (int64_t k = 0; k < n; k++) e_sq[k] = sum_of(sums[k]);
+}
+static void sum_errors(const Sample *s, const Group *g, const Trial *trials, int64_t n, double *e_sq) {
+    switch (s->kind) {
+    case INTEGERS: sum_errors_of(s, g, trials, n, e_sq, INTEGERS); break;
+    case FLOATS: sum_errors_of(s, g, trials, n, e_sq, FLOATS); break;
+    case TABLE: sum_errors_of(s, g, trials, n, e_sq, TABLE); break;
+    default: sum_errors_of(s, g, trials, n, e_sq, SHIFTED);
+    }
 }
 
-/* Returns Σe² of a group, of its nearest codes or of the worst ones. */
-INLINE double sum_losses(const Sample *s, const Group *g, float factor, int kind, int worst) {
+/* Returns Σe² of a group in the worst case with a good scale: half a step where x is not zero. `last` is the last factor
+ * tried. */
+INLINE double sum_worst_errors_of(const Sample *s, const Group *g, float last, int kind) {
     double sums[LANES];
     for (int lane = 0; lane < LANES; lane += WIDTH) {
         Sums sum = {{0}, {0}};
@@ -267,24 +302,15 @@ INLINE double sum_losses(const Sample *s, const Group *g, float factor, int kind
             for (int64_t col = 0; col < s->cols; col += LANES) {
                 float room[LANES];
                 floats x = load(lanes_at(g->x + i * g->stride, col, s->cols, room) + lane);
-                add_squares(&sum, worst ? find_worst_errors(s, g, x, factor, kind) : find_errors(s, g, x, factor, kind));
+                floats worst = g->needed * g->unit * room_of(s, x / g->unit / last, kind);
+                add_squares(&sum, choose(x == 0, broadcast(0), worst));
             }
         store_sums(sums + lane, sum);
     }
     return sum_of(sums);
 }
-
-/* Returns Σe² of the nearest codes of a group if its scale is `factor` times its unit; 1 takes no arithmetic. */
-static double sum_errors(const Sample *s, const Group *g, float factor) {
-    switch (s->kind) {
-    case INTEGERS: return factor == 1 ? sum_losses(s, g, 1, INTEGERS, 0) : sum_losses(s, g, factor, INTEGERS, 0);
-    case FLOATS: return factor == 1 ? sum_losses(s, g, 1, FLOATS, 0) : sum_losses(s, g, factor, FLOATS, 0);
-    case TABLE: return sum_losses(s, g, factor, TABLE, 0);
-    default: return sum_losses(s, g, factor, SHIFTED, 0);
-    }
-}
 static double sum_worst_errors(const Sample *s, const Group *g, float last) {
-    return s->kind == TABLE ? sum_losses(s, g, last, TABLE, 1) : sum_losses(s, g, last, INTEGERS, 1);
+    return s->kind == TABLE ? sum_worst_errors_of(s, g, last, TABLE) : sum_worst_errors_of(s, g, last, INTEGERS);
 }
 
 /* Collects what the zero points have in common; returns whether each group has one of its own. */
@@ -299,22 +325,25 @@ static int compare_zeros(Sample *s, const Group *groups, int64_t n) {
     return most - least >= (float)FIXED;
 }
 
-/* Returns the start from which the zero point is a whole number of steps. */
-static float round_start(const Group *g, float factor) { return g->zero - rintf((g->zero - g->start) / factor) * factor; }
-
-/* Returns how many scales to try for a group, and which, as factors of its unit. */
-static int64_t list_factors(const Sample *s, const Group *g, int are_powers, float *factors) {
+/* Returns how many scales to try for a group, and which. */
+static int64_t list_trials(const Sample *s, const Group *g, int are_powers, Trial *trials) {
+    const int64_t n = are_powers ? 2 : s->n_multiples;
+    float start = g->start;
     if (are_powers) { /* the smallest that clips nothing; and by OCP's rule, from exponents alone */
         int exponent, of_highest, of_largest;
         float mantissa = frexpf(g->needed, &exponent);
         frexpf(s->highest, &of_highest);
         frexpf(g->needed * s->highest, &of_largest);
-        factors[0] = ldexpf(1, exponent - (mantissa == 0.5f));
-        factors[1] = ldexpf(1, of_largest - of_highest);
-        return 2;
+        trials[0].factor = ldexpf(1, exponent - (mantissa == 0.5f));
+        trials[1].factor = ldexpf(1, of_largest - of_highest);
+    } else
+        for (int64_t k = 0; k < n; k++) trials[k].factor = g->needed * s->multiples[k];
+    for (int64_t k = 0; k < n; k++) {
+        float factor = trials[k].factor;
+        if (s->are_whole) start = g->zero - rintf((g->zero - start) / factor) * factor; /* whole steps below zero */
+        trials[k].start = start;
     }
-    for (int64_t k = 0; k < s->n_multiples; k++) factors[k] = g->needed * s->multiples[k];
-    return s->n_multiples;
+    return n;
 }
 
 /* Adds up the losses of groups that are judged together; returns whether none stands out. */
@@ -323,7 +352,8 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
     const int is_float = s->kind == FLOATS;
     int lose_nothing = is_float, are_powers = 1, lose_some = 0;
     double x_sq = 0, worst_sq = 0;
-    float factors[MOST_FACTORS];
+    const Trial stored = {1, 0};
+    Trial trials[MOST_FACTORS];
     if (s->kind == SHIFTED && !compare_zeros(s, groups, n)) return 0;
     for (int64_t i = 0; i < n; i++) {
         if (!(groups[i].x_sq > 0 && groups[i].needed >= 1 / WIDE)) return 0;
@@ -339,17 +369,17 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
         return 1;
     }
     for (int64_t i = 0; i < n; i++) {
-        int64_t tried = list_factors(s, groups + i, are_powers, factors);
-        double good_sq[2] = {INFINITY, 0}, stored_sq = s->block_rows ? sum_errors(s, groups + i, 1) : groups[i].e_sq;
+        int64_t tried = list_trials(s, groups + i, are_powers, trials);
+        double good_sq[2] = {INFINITY, 0}, stored_sq = groups[i].e_sq, tried_sq[MOST_FACTORS];
+        if (s->block_rows) sum_errors(s, groups + i, &stored, 1, &stored_sq);
+        sum_errors(s, groups + i, trials, tried, tried_sq);
         for (int64_t k = 0; k < tried; k++) {
-            if (s->are_whole) groups[i].start = round_start(groups + i, factors[k]);
-            double own = s->block_rows && factors[k] == 1 ? stored_sq : sum_errors(s, groups + i, factors[k]);
-            if (are_powers) good_sq[k] = own; /* of two rules, the one that loses more over all groups counts */
-            else good_sq[0] = own < good_sq[0] ? own : good_sq[0];
+            if (are_powers) good_sq[k] = tried_sq[k]; /* of two rules, the one that loses more over all groups counts */
+            else good_sq[0] = tried_sq[k] < good_sq[0] ? tried_sq[k] : good_sq[0];
         }
         double good = fmax(good_sq[0], good_sq[1]);
         if (!(stored_sq <= FAR * good)) { /* a search may have preferred the stored scale, or the good one is a fluke */
-            double worst = is_float ? groups[i].x_sq * share : sum_worst_errors(s, groups + i, factors[tried - 1]);
+            double worst = is_float ? groups[i].x_sq * share : sum_worst_errors(s, groups + i, trials[tried - 1].factor);
             double lost_db = 10 * log10(stored_sq / (good < s->lucky * worst ? worst : good));
             int fits = groups[i].needed > FITS && groups[i].needed < s->most && (lost_db < CLIPPED_DB || groups[i].needed <= 1);
             if (!(lost_db <= PART_DB || fits)) return 0;
@@ -360,8 +390,8 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
         lose_some |= stored_sq > SOME * good_sq[are_powers];
     }
     for (int64_t i = 0; i < n && lose_some && !is_float; i++) {
-        int64_t tried = list_factors(s, groups + i, are_powers, factors);
-        worst_sq += sum_worst_errors(s, groups + i, factors[tried - 1]);
+        int64_t tried = list_trials(s, groups + i, are_powers, trials);
+        worst_sq += sum_worst_errors(s, groups + i, trials[tried - 1].factor);
     }
     s->worst_sq += is_float ? x_sq * share : worst_sq;
     return 1;
@@ -401,7 +431,8 @@ static void join_rows(Group *g, const Range *rows, int64_t n, const Sample *s) {
 }
 
 static void describe_scales(Sample *s, const Rows *rows) {
-    s->scale_n = rows->n_scales;
+    if (s->scale_n != rows->n_scales) s->scale_n = 0;
+    if (!s->scale_n) return;
     s->scale_low = s->scale_high = *rows->scale;
     for (int64_t i = 0; i < s->scale_n; i++) {
         double scale = rows->scale[i];

@@ -87,8 +87,8 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     int32_t mantissa;         /* bits of codes that are floats, else 0 */
     float lowest, highest, normal;
     float below, above;       /* codes beyond are out of range */
-    const float *levels, *bounds; /* of a table: all values, ascending, and what separates them */
-    int64_t n_levels;
+    const float *levels, *bounds, *halves; /* of a table: all values, ascending; what separates them; half the distances */
+    int64_t n_levels;         /* LANES numbers follow those of each array, so that whole vectors can be loaded */
     const float *multiples;   /* of the scale that clips nothing: scales to try */
     int64_t n_multiples;      /* MOST_FACTORS at most */
     double lucky;             /* share of the worst error below which a good scale's is small by accident */
@@ -116,7 +116,7 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     double group_x_sq;        /* of the groups that are used for the losses */
     double stored_sq, good_sq[2], worst_sq; /* losses of the nearest codes: with the stored scales, good ones, the worst */
     double scale_ratio;       /* median of stored / good scale */
-    int64_t scale_n;          /* out: number, range and sum of the scales of the weight; 0: unknown */
+    int64_t scale_n;          /* number of the weight's scales; out: 0 if their range and sum are unknown */
     double scale_low, scale_high, scale_sum;
 } Sample;
 
