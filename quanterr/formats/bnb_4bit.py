@@ -21,9 +21,9 @@ backends/default/ops.py.
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -46,7 +46,8 @@ from quanterr.formats.base import (
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import BlockRun
 from quanterr.tensors.chunks import as_matrix
-from quanterr.tensors.levels import ScaleSteps, nibbles
+from quanterr.tensors.decoder import StoredScales
+from quanterr.tensors.levels import Levels, ScaleSteps, nibbles
 from quanterr.util import strict_json
 
 MAX_STATE = 1 << 16  # bytes of the JSON
@@ -115,20 +116,34 @@ def fit(kind: str, parts: Parts) -> Weight:
         _check_size(parts["nested_quant_map"], parts["nested_quant_map"].n, 256, "values")
         above = -(-blocks // state.nested_block)
         _check_size(parts["nested_absmax"], parts["nested_absmax"].n, above, f"numbers, one per {state.nested_block}")
-    table = torch.frombuffer(bytearray(parts["quant_map"].read()), dtype=torch.float32)
-    usual = torch.allclose(table, torch.tensor(TABLES[kind]), atol=1e-5)
+    table = _read_table(parts["quant_map"].read(), kind)
     warning = f"its table {parts['quant_map']} is not the {kind} table, which runtimes use regardless"
     nested_said = f", absmax in blocks of {state.nested_block}" if absmax.dtype == "U8" else ""
     return parts.weight(
         state.shape,
-        _attach_decoder(parts, state, table),
+        _attach_decoder(parts, state, table.pairs),
         code_bits=4,
-        levels=nibbles(table.tolist()).scaled,
+        levels=table.levels,
         block_size=(1, state.block),
         scale_steps=ScaleSteps(state.nested_block, of_largest=WIDEST_STEP) if absmax.dtype == "U8" else None,
         evidence=(f"quant_state: {kind} in blocks of {state.block}{nested_said}",),
-        warnings=() if usual else (warning,),
+        warnings=() if table.is_usual else (warning,),
     )
+
+
+class _Table(NamedTuple):
+    """A quant_map: the values of the two codes in each byte, (256, 2), and their levels."""
+
+    pairs: Tensor
+    levels: Levels
+    is_usual: bool  # whether runtimes have this table built in
+
+
+@lru_cache  # weights share their table
+def _read_table(stored: bytes, kind: str) -> _Table:
+    table = torch.frombuffer(bytearray(stored), dtype=torch.float32)
+    is_usual = torch.allclose(table, torch.tensor(TABLES[kind]), atol=1e-5)
+    return _Table(_make_pairs(table), nibbles(table.tolist()).scaled, is_usual)
 
 
 def _check_size(entry: Entry, found: int, expected: int, of_what: str) -> None:
@@ -140,7 +155,7 @@ def _read_state(entry: Entry, nested: bool) -> State:
     if entry.nbytes > MAX_STATE:
         raise FormatMismatch(f"its quant_state {entry} is too large")
     try:
-        declared = strict_json.loads(entry.read())
+        declared = _parse(entry.read())
     except strict_json.InvalidJson as error:
         raise FormatMismatch(f"its quant_state {entry} {error}") from error
     declared = declared if isinstance(declared, dict) else {}
@@ -160,6 +175,9 @@ def _read_state(entry: Entry, nested: bool) -> State:
     return State(tuple(shape), block, nested_block, float(offset))
 
 
+_parse = lru_cache(strict_json.loads)  # weights of one shape have the same state
+
+
 def _is_positive_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
@@ -176,7 +194,7 @@ def dequantize(parts: Parts, state: State, chunk: Chunk, workspace: Workspace) -
     return Values(blocks.cut(values, chunk, matrix[1]))
 
 
-def _attach_decoder(parts: Parts, state: State, table: Tensor) -> Dequantize:
+def _attach_decoder(parts: Parts, state: State, pairs: Tensor) -> Dequantize:
     """Return :func:`dequantize`, with a :class:`Decoder` if rows are whole blocks."""
     plain, matrix = partial(dequantize, parts, state), as_matrix(state.shape)
     if matrix[1] % state.block:
@@ -187,8 +205,9 @@ def _attach_decoder(parts: Parts, state: State, table: Tensor) -> Dequantize:
             chunk.shape[0], -1
         )
 
+    stored = StoredScales.fit(parts["absmax"], matrix[0], matrix[1] // state.block)
     return Native(
-        plain, Decoder(parts.codes, matrix[1], ElementType.TABLE, _make_pairs(table), absmax, group=state.block)
+        plain, Decoder(parts.codes, matrix[1], ElementType.TABLE, pairs, absmax, group=state.block, stored=stored)
     )
 
 

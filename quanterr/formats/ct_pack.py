@@ -44,6 +44,7 @@ from quanterr.formats.shared.bit_packing import WORD, Packing, crop_columns, unp
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.ct_config import read_setting
 from quanterr.formats.shared.ct_row_groups import read_block_values
+from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import uniform
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.strict_json import JsonFields
@@ -167,6 +168,7 @@ def _attach_decoder(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Deq
         scale=blocks.restrict(partial(read_block_values, "scale", parts["scale"], blocks)),
         zero=blocks.restrict(partial(_read_zero_point, parts, packing)) if zero_point else None,
         group=blocks.group,
+        stored=StoredScales.fit(parts["scale"], parts.matrix[0], blocks.n),
     )
     return Native(plain, decoder)
 

@@ -52,6 +52,7 @@ from quanterr.formats.shared.microscaling import (
 )
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.formats.shared.swizzled_scales import BlockScales
+from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import uniform
 
 WORD = 32  # bits
@@ -175,7 +176,10 @@ def _attach_decoder(parts: Parts, padded: Padded, code_bits: int) -> Dequantize:
         return plain
     scale, bias = (partial(_read_groups, parts, padded, role) for role in ("scale", "bias"))
     cols, group = padded.stored_cols, padded.step
-    return Native(plain, Decoder(parts.codes, cols, ElementType.TABLE, table, scale, shift=bias, group=group))
+    stored = StoredScales.fit(parts["scale"], parts.matrix[0], cols // group)
+    return Native(
+        plain, Decoder(parts.codes, cols, ElementType.TABLE, table, scale, shift=bias, group=group, stored=stored)
+    )
 
 
 def fit_float(element: SmallFloat, group: int, scale_of: ScaleOf, parts: Parts) -> Weight | None:

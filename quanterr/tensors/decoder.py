@@ -35,6 +35,11 @@ class StoredScales(NamedTuple):
     height: int
     width: int
 
+    @classmethod
+    def fit(cls, entry: Entry, rows: int, width: int, height: int = 1) -> "StoredScales | None":
+        """Return scales stored as ``rows`` rows; None if there are more or fewer, or they must be converted."""
+        return cls(entry, height, width) if entry.dtype in FLOATS and entry.n == rows * width else None
+
 
 class Decoder(Struct, gc=False):
     """A decoding rule, (value of the code - zero) · scale or value · scale + shift, for rows of ``cols`` elements.

@@ -38,7 +38,7 @@ from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
 from quanterr.formats.shared.element_types import DecodedCodes
 from quanterr.formats.shared.padding import check_unpadded
 from quanterr.tensors.chunks import Chunk, as_matrix
-from quanterr.tensors.decoder import FLOATS, StoredScales
+from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import OF_DTYPE
 from quanterr.tensors.workspace import Workspace
 
@@ -92,8 +92,7 @@ class Grid(Struct, frozen=True, gc=False):
     @property
     def stored(self) -> StoredScales | None:
         """The scales as stored; None if they must be converted or belong to a stack of matrices."""
-        is_plain = self.entry.dtype in FLOATS and self.grid_rows * self.cols == self.entry.n
-        return StoredScales(self.entry, self.block[0], self.cols) if is_plain else None
+        return StoredScales.fit(self.entry, self.grid_rows, self.cols, self.block[0])
 
     def scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Return the scales of a chunk as float32, (1 or r, blocks of columns)."""
