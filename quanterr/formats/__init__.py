@@ -197,12 +197,18 @@ def anchored_weight(entry: Entry, entries: Mapping[str, Entry]) -> str | None:
     """
     if not entry.name.endswith(_find_anchors()):
         return None
-    for format in FORMATS:
-        for template in format.codes.names if entry.dtype in format.codes.dtypes else ():
-            weight = _match_template(template, entry.name)
-            if weight and all(_is_stored(part, weight, entries) for part in format.needs.values()):
-                return weight
+    for template, format in _list_anchored(entry.dtype):
+        weight = _match_template(template, entry.name)
+        if weight and all(_is_stored(part, weight, entries) for part in format.needs.values()):
+            return weight
     return None
+
+
+@cache
+def _list_anchored(dtype: str) -> tuple[tuple[str, Format], ...]:
+    """Return the templates under which codes of this dtype have another name than the weight, with their formats."""
+    rows = (row for row in FORMATS if dtype in row.codes.dtypes)
+    return tuple((template, row) for row in rows for template in row.codes.names if template != "{weight}")
 
 
 @cache

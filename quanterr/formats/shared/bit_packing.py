@@ -25,6 +25,7 @@ from torch import Tensor
 from quanterr.tensors.workspace import OUTPUT, Workspace
 
 BYTE, WORD = 8, 32
+FEW = 1 << 14  # codes up to which temporary tensors cost less than one operation after another for each place
 PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}  # widths, low plane first
 # For each code: (first bit, width, place) of its fields in a run of bytes.
 SPREAD = {
@@ -201,6 +202,10 @@ def _pad_to_runs(units: Tensor, dim: int, length: int, workspace: Workspace) -> 
 def _unpack(units: Tensor, run: PackedRun, values: Tensor, workspace: Workspace) -> None:
     """Unpack containers, (runs, containers, c), into ``values``, (runs, codes, c)."""
     shape = units.shape[0], units.shape[2]
+    if run.containers == 1 and values.numel() <= FEW:  # each code is one piece
+        shifts, mask = _list_shifts(run, units.dtype, units.device)
+        values.copy_(units.bitwise_right_shift(shifts).bitwise_and_(mask))
+        return
     code, more = (workspace.buffer(key, shape, units.dtype) for key in ("code", "more"))
     for place, pieces in enumerate(run.codes):
         for number, piece in enumerate(pieces):
@@ -208,6 +213,14 @@ def _unpack(units: Tensor, run: PackedRun, values: Tensor, workspace: Workspace)
             if number:
                 code.bitwise_or_(more)
         values[:, place].copy_(code)
+
+
+@cache
+def _list_shifts(run: PackedRun, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, int]:
+    """Return the shift of each code in its container, (codes, 1), and the mask that all codes share."""
+    pieces = [piece for (piece,) in run.codes]
+    shifts = torch.tensor([piece.shift for piece in pieces], dtype=dtype, device=device)
+    return shifts[:, None], (1 << pieces[0].width) - 1
 
 
 def _take(units: Tensor, piece: Piece, out: Tensor) -> None:

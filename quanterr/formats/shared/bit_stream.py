@@ -30,6 +30,7 @@ def unit_table(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values)[codes].to(device)
 
 
+@cache
 def byte_table(code_bits: int, zero: int = 0) -> Tensor | None:
     """Return the values of the codes in each byte, integers minus ``zero``; None if codes cross byte boundaries."""
     if 8 % code_bits:
