@@ -216,8 +216,8 @@ class Worker:
             return None
         values = self._kernel.buffer(f"sample {place}", (2, sample.n, cols), torch.float32)
         self._kept_samples[place] = _KeptSample(pair, sample.first_rows, values)
-        plain = self._prepare_sample(pair, sample.n)
-        return KeptRows((values[0].data_ptr(), values[1].data_ptr()), sample.places, plain)
+        plain, x = self._prepare_sample(pair, sample.n), values.data_ptr()
+        return KeptRows((x, x + values.nbytes // 2), sample.places, plain)
 
     def _keep_small(self, pair: Pair) -> KeptRows:
         """Return addresses for the kernel to write a whole small pair to."""

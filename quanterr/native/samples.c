@@ -4,6 +4,9 @@
  */
 #include <math.h>
 #include "shared.h"
+#if WIDTH > 4
+#include <immintrin.h>
+#endif
 
 /* As in tensors/levels.py, tensors/good_scales.py and comparison/scale_sampling.py. */
 #define HALF_STEP 0.5001
@@ -34,8 +37,18 @@ typedef struct { double x_sq, e_sq, best_sq, clipped_sq, clipped_x_sq, beyond_sq
 typedef struct { float unit, zero; } Scale;
 typedef struct { float factor, start; } Trial; /* a scale to try, as a multiple of a group's unit, and its lowest code */
 
+/* Of a NaN and a number, the second is taken. A compiler would select after a comparison, which takes longer. */
+#if WIDTH == 16
+INLINE floats larger(floats a, floats b) { return (floats)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE floats smaller(floats a, floats b) { return (floats)_mm512_min_ps((__m512)a, (__m512)b); }
+INLINE floats pick(floats from, ints at) { return (floats)_mm512_permutexvar_ps((__m512i)at, (__m512)from); }
+#elif WIDTH == 8
+INLINE floats larger(floats a, floats b) { return (floats)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE floats smaller(floats a, floats b) { return (floats)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
 INLINE floats larger(floats a, floats b) { return choose(a > b, a, b); }
 INLINE floats smaller(floats a, floats b) { return choose(a < b, a, b); }
+#endif
 INLINE floats farther(floats a, floats b) { return choose((ints)a > (ints)b, a, b); } /* of magnitudes; NaN stays */
 
 INLINE float largest_of(const float *lanes) {
@@ -126,11 +139,6 @@ static void extend(Range *t, const float *x, int64_t cols) {
         STORE_SUMS(x_sq); STORE(high); STORE(low);
     }
 }
-
-#if WIDTH == 16
-#include <immintrin.h>
-INLINE floats pick(floats from, ints at) { return (floats)_mm512_permutexvar_ps((__m512i)at, (__m512)from); }
-#endif
 
 /* Returns values[i] for each number, where i is how many of n - 1 ascending bounds are below it. */
 INLINE floats look_up(floats numbers, const float *bounds, const float *values, int64_t n) {
@@ -372,7 +380,8 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
         int64_t tried = list_trials(s, groups + i, are_powers, trials);
         double good_sq[2] = {INFINITY, 0}, stored_sq = groups[i].e_sq, tried_sq[MOST_FACTORS];
         if (s->block_rows) sum_errors(s, groups + i, &stored, 1, &stored_sq);
-        sum_errors(s, groups + i, trials, tried, tried_sq);
+        if (s->block_rows && tried == 1 && trials->factor == 1) tried_sq[0] = stored_sq;
+        else sum_errors(s, groups + i, trials, tried, tried_sq);
         for (int64_t k = 0; k < tried; k++) {
             if (are_powers) good_sq[k] = tried_sq[k]; /* of two rules, the one that loses more over all groups counts */
             else good_sq[0] = tried_sq[k] < good_sq[0] ? tried_sq[k] : good_sq[0];
