@@ -175,11 +175,19 @@ INLINE uint16_t to_half(float f) { /* ties to even */
     return (uint16_t)to_small_floats((floats){f}, &halves)[0];
 }
 
-/* Rounds scales or minima in place to integers of a unit, which it stores as float16 and returns. */
+INLINE int32_t rank_of(float number, int by_magnitude) { /* integers in the order of numbers, NaN above all */
+    int32_t size = as_bits(number) & MAGNITUDE;
+    return size > 0xFF << 23 ? INT32_MAX : by_magnitude || as_bits(number) >= 0 ? size : -size;
+}
+
+/* Rounds scales or minima in place to integers of a unit, which it stores as float16 and returns. No loop has a branch. */
 INLINE float to_integers(float *numbers, int n, int most, int is_signed, uint8_t *unit) {
-    float largest = numbers[0], inverse, found;
-    for (int i = 1; i < n && largest == largest; i++) /* NaN is the largest */
-        if (is_signed ? !(fabsf(numbers[i]) <= fabsf(largest)) : !(numbers[i] <= largest)) largest = numbers[i];
+    int32_t ranks[MOST_PARTS], highest = INT32_MIN;
+    int first = n;
+    for (int i = 0; i < n; i++) ranks[i] = rank_of(numbers[i], is_signed);
+    for (int i = 0; i < n; i++) highest = ranks[i] > highest ? ranks[i] : highest;
+    for (int i = 0; i < n; i++) first = ranks[i] == highest && i < first ? i : first;
+    float largest = numbers[first], inverse, found;
     if (is_signed) {
         int none = fabsf(largest) < LEAST;
         inverse = none ? 0 : 1 / largest * (float)-most;
@@ -229,40 +237,49 @@ INLINE void pack_runs(const uint8_t *codes, Field field, uint8_t *to) {
     for (int at = 0; at < SUPERBLOCK * field.bits / 8; at += field.run, codes += field.run * 8 / field.bits)
         for (int i = 0; i < field.run; i += RUN) {
             words packed = {0}, next;
-            for (int place = 0; place < 8; place += field.bits) {
-                memcpy(&next, codes + place / field.bits * field.run + i, RUN);
+            const uint8_t *from = codes + i;
+            for (int place = 0; place < 8; place += field.bits, from += field.run) {
+                memcpy(&next, from, RUN);
                 packed |= (next >> field.shift & mask) << place;
             }
             memcpy(to + at + i, &packed, RUN);
         }
 }
 
-/* Encodes n blocks of a K type, given scales and minima of their parts, of which the latter may be NULL. */
-EXPORT void quanterr_encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n,
-                                        const Superblock *type, uint8_t *out) {
-    const Superblock t = *type; /* a copy, which no code that is written can change */
+/* Encodes n blocks of a K type that has so many parts; `minima` may be NULL. */
+INLINE void encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n, Superblock t,
+                               int parts, uint8_t *out) {
     const Codes to = {.kind = INTEGERS, .first = -t.low, .low = (float)t.low, .high = (float)t.high};
-    int size = SUPERBLOCK / t.parts;
+    const int size = SUPERBLOCK / parts;
     for (int64_t block = 0; block < n; block++, out += t.bytes, x += SUPERBLOCK) {
         float own[MOST_PARTS], least[MOST_PARTS] = {0}, least_unit = 0;
-        int own_codes[MOST_PARTS], least_codes[MOST_PARTS];
+        int own_codes[MOST_PARTS] = {0}, least_codes[MOST_PARTS] = {0};
         uint8_t codes[SUPERBLOCK];
-        memcpy(own, scales + block * t.parts, (size_t)t.parts * sizeof *own);
-        float unit = to_integers(own, t.parts, t.most, !minima, out + t.units_at);
+        memcpy(own, scales + block * parts, (size_t)parts * sizeof *own);
+        float unit = to_integers(own, parts, t.most, !minima, out + t.units_at);
         if (minima) {
-            memcpy(least, minima + block * t.parts, (size_t)t.parts * sizeof *least);
-            least_unit = to_integers(least, t.parts, t.most, 0, out + t.units_at + 2);
+            memcpy(least, minima + block * parts, (size_t)parts * sizeof *least);
+            least_unit = to_integers(least, parts, t.most, 0, out + t.units_at + 2);
         }
-        for (int i = 0; i < t.parts; i++) {
+        for (int i = 0; i < parts; i++) {
             own_codes[i] = (int)own[i];
             least_codes[i] = (int)least[i];
-            float step = unit * own[i];
-            Step part = {-(least_unit * least[i]), fabsf(step) > 0 ? step : INFINITY, -0.0f, 0};
-            round_group(x + i * size, size, part, BYTES, INTEGERS, &to, codes + i * size);
+            own[i] *= unit;
+            own[i] = fabsf(own[i]) > 0 ? own[i] : INFINITY; /* also if the unit is NaN */
+            least[i] = -(least_unit * least[i]);
         }
+        for (int i = 0; i < parts; i++)
+            round_group(x + i * size, size, (Step){least[i], own[i], -0.0f, 0}, BYTES, INTEGERS, &to, codes + i * size);
         pack_scales(own_codes, least_codes, t.packing, out + t.scales_at);
         for (int i = 0; i < 2 && t.fields[i].bits; i++) pack_runs(codes, t.fields[i], out + t.fields[i].at);
     }
+}
+
+/* Encodes n blocks of a K type, given scales and minima of their parts, of which the latter may be NULL. */
+EXPORT void quanterr_encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n,
+                                        const Superblock *type, uint8_t *out) {
+    if (type->parts == 16) encode_superblocks(x, scales, minima, n, *type, 16, out);
+    else encode_superblocks(x, scales, minima, n, *type, 8, out);
 }
 
 INLINE int32_t find_magnitude(const float *x, int64_t n) { /* of bits, which have the same order */
