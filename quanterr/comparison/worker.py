@@ -476,7 +476,8 @@ class Worker:
             units = weight.units(span, self._quantized[place], rows)
             if units is not None:
                 return Scaling(units.clone())
-        return _stack_scalings((weight.scaling(chunk, self._ends) for chunk in chunks), chunks)
+        decode_values = partial(self._decode, weight)
+        return _stack_scalings((weight.scaling(chunk, self._ends, decode_values) for chunk in chunks), chunks)
 
     def _sum_squares(self, values: torch.Tensor) -> float:
         """Return the sum of squares of (r, c) float32, added in float32 along rows and in float64 across rows."""
@@ -493,6 +494,14 @@ class Worker:
             return x, pair.quantized.dequantize(chunk, self._quantized[place]).weight
         x, y = (self._kernel.buffer(f"values_{side}", chunk.shape, torch.float32) for side in "xy")
         return self._read(pair, "x", chunk, place, x), self._read(pair, "y", chunk, place, y)
+
+    def _decode(self, weight: Weight, chunk: Chunk, workspace: Workspace) -> torch.Tensor:
+        """Return the values of a chunk, decoded by the kernel if it can."""
+        if self._native is not None and not weight.needs_float64:
+            values = workspace.output(chunk.shape)
+            if decode(self._native.kernel, weight, chunk, workspace, values):
+                return values
+        return weight.dequantize(chunk, workspace).weight
 
     def _read(self, pair: Pair, side: str, chunk: Chunk, place: int, out: torch.Tensor) -> torch.Tensor:
         """Read one side of a chunk of whole rows, or of a piece of a row, into ``out``, (r, c) float32."""

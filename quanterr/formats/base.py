@@ -253,18 +253,24 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
         """Return this weight with ``others``, read from the same tensors, as alternatives."""
         return replace(self, alternatives=tuple(others))
 
-    def scaling(self, chunk: Chunk, filled: FilledWorkspaces) -> Scaling | None:
-        """Return the factor and offset of a chunk's codes; None for a weight without levels."""
+    def scaling(
+        self, chunk: Chunk, filled: FilledWorkspaces, decode: Callable[[Chunk, Workspace], Tensor] | None = None
+    ) -> Scaling | None:
+        """Return the factor and offset of a chunk's codes; None for a weight without levels.
+
+        ``decode`` returns the same values as :attr:`dequantize`, but faster.
+        """
         if self.levels is None:
             return None
         if (units := self.units(chunk, filled[0])) is not None:
             return Scaling(units)
         for workspace, byte in zip(filled, (self.levels.low, self.levels.high), strict=True):
             workspace.fill(self.coded or (self.codes,), byte, self.levels.block, self.levels.span)
-        high = self.dequantize(chunk, filled[1]).weight
+        decode = decode or (lambda chunk, workspace: self.dequantize(chunk, workspace).weight)
+        high = decode(chunk, filled[1])
         if self.levels.centred:
             return Scaling(high.div_(self.levels.known[1]))
-        return derive_scaling(self.levels, self.dequantize(chunk, filled[0]).weight, high)
+        return derive_scaling(self.levels, decode(chunk, filled[0]), high)
 
     def units(self, chunk: Chunk, workspace: Workspace, rows: Tensor | None = None) -> Tensor | None:
         """Return the factor of a chunk's codes, (1 or r, 1 or c), or of some of its ``rows``, counted from the first.

@@ -73,6 +73,7 @@ class QuantizedFile(CheckpointFile):
         self._together, self._unit = together, self.entries[0].nbytes * together // source.rows  # bytes of joint rows
         self._step = max(PIECE // max(source.cols, 1) // together, 1) * together
         self._keeps_codes = source.rows * source.cols <= SMALL
+        self._codes = kept.codes if self._keeps_codes else kept.samples
         kept.register(self)
 
     @property
@@ -138,12 +139,11 @@ class QuantizedFile(CheckpointFile):
             n = min(size - skip, len(into) - done)
             wanted = into[done : done + n]
             done += n
-            if n == size and not self._keeps_codes:
+            if n == size and stop - row == self._step and not self._keeps_codes:
                 self._encode_rows(row, stop, settled, wanted)
                 continue
             make = partial(self._make_codes, row, stop, settled, size)
-            codes = self._kept.codes.get(self, row, make) if self._keeps_codes else make()
-            wanted.copy_(codes[skip : skip + n])
+            wanted.copy_(self._codes.get(self, (row, stop), make)[skip : skip + n])
 
     def _make_codes(self, row: int, stop: int, settled: tuple[Tensor, ...], size: int) -> Tensor:
         codes = torch.empty(size, dtype=torch.uint8)

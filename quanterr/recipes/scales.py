@@ -15,6 +15,7 @@ from quanterr.util.text import display
 
 MOST_KEPT = 4  # weights whose scales are cached, at most
 CODE_BYTES = 1 << 24  # bytes of codes that are cached, at most
+SAMPLE_BYTES = 1 << 20  # the same for sampled rows of large weights: more would fragment the heap
 
 
 class QuantizedWeight(Protocol):
@@ -126,14 +127,15 @@ class _WeightScales:
 class CodeCache:
     """A cache of the latest codes, as a comparison reads a whole weight and then samples its rows."""
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self._pieces: OrderedDict[tuple[QuantizedWeight, int], Tensor] = OrderedDict()
+    def __init__(self, most: int) -> None:
+        """Start empty; ``most`` is the number of bytes that are cached, at most."""
+        self._most = most
+        self._pieces: OrderedDict[tuple[QuantizedWeight, tuple[int, int]], Tensor] = OrderedDict()
         self._bytes, self._lock = 0, threading.Lock()
 
-    def get(self, file: QuantizedWeight, row: int, make: Callable[[], Tensor]) -> Tensor:
-        """Return the codes, uint8, of the piece that begins at a row; make them if they are not cached."""
-        key = file, row
+    def get(self, file: QuantizedWeight, rows: tuple[int, int], make: Callable[[], Tensor]) -> Tensor:
+        """Return the codes, uint8, of rows (first, stop); make them if they are not cached."""
+        key = file, rows
         with self._lock:
             if key in self._pieces:
                 self._pieces.move_to_end(key)
@@ -143,7 +145,7 @@ class CodeCache:
             if key not in self._pieces:  # another thread may have added them meanwhile
                 self._pieces[key] = codes
                 self._bytes += codes.nbytes
-            while self._bytes > CODE_BYTES:
+            while self._bytes > self._most:
                 self._bytes -= self._pieces.popitem(last=False)[1].nbytes
         return codes
 
@@ -153,7 +155,7 @@ class ScaleCache:
 
     def __init__(self) -> None:
         """Start empty."""
-        self.codes = CodeCache()
+        self.codes, self.samples = CodeCache(CODE_BYTES), CodeCache(SAMPLE_BYTES)
         self._files: dict[tuple[str, int], list[QuantizedWeight]] = {}
         self._scales: OrderedDict[tuple[str, int], _WeightScales] = OrderedDict()
         self._lock = threading.Lock()

@@ -147,6 +147,10 @@ class Workspace:
         self._copied[key].record()
         return view
 
+    def fills(self, entry: Entry) -> bool:
+        """Return whether bytes of an entry are replaced while they are read; they then must be read through here."""
+        return False
+
     def _read_into(self, memory: memoryview, entry: Entry, begin: int) -> None:
         """Fill ``memory`` with the bytes of an entry from byte ``begin`` on."""
         entry.file.read_into(memory, entry.offset + begin)
@@ -230,10 +234,17 @@ class FilledWorkspace(Workspace):
 
     def fill(self, entries: Iterable[Entry], byte: int, block: int = 1, span: tuple[int, int] | None = None) -> None:
         """Let all bytes of these entries be ``byte``; with ``span``, only that range of each ``block`` bytes."""
-        self._filled, self._byte, self._block, self._span = {id(entry) for entry in entries}, byte, block, span
+        wanted = {id(entry) for entry in entries}, byte, block, span
+        if wanted != (self._filled, self._byte, self._block, self._span):
+            self._held.clear()  # filled otherwise
+        self._filled, self._byte, self._block, self._span = wanted
+
+    def fills(self, entry: Entry) -> bool:
+        """Return whether an entry is filled."""
+        return id(entry) in self._filled
 
     def _read_into(self, memory: memoryview, entry: Entry, begin: int) -> None:
-        filled = id(entry) in self._filled
+        filled = self.fills(entry)
         if not filled or self._span:
             super()._read_into(memory, entry, begin)
         if filled:

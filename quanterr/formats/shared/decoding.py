@@ -86,7 +86,7 @@ def make_code_side(
         if chunk.shape[0] == 1:  # a piece of a row, perhaps the last in its file
             side.row_bytes = row_bytes = -(-chunk.shape[1] // together) * n_bytes
         side.file, side.offset = kernel_file(entry.file.descriptor), entry.offset + first
-        if again or side.file < 0:  # not a local file: pass the bytes
+        if again or side.file < 0 or workspace.fills(entry):  # not a local file: pass the bytes
             shape = chunk.shape[0], row_bytes
             read = partial(workspace.read_bytes, "native", entry, first, shape)
             side.file, side.stored = -1, workspace.cache("native", entry, (first, shape), read).data_ptr()
