@@ -1,11 +1,15 @@
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import CPU, planned
+from making import CPU, planned, same_bits
 from test_formats import NUMBERS, expected_of
 
-from quanterr.tensors.chunks import Chunk
+from quanterr.comparison.worker import Worker
+from quanterr.native import find_best
+from quanterr.tensors.chunks import CPU_CHUNK, Chunk
 from quanterr.tensors.levels import (
     E2M1,
     E2M3,
@@ -65,6 +69,23 @@ def usable(weight, y, scales):
     codes = (y if scales.shift is None else y - scales.shift) / scales.unit
     fine = y.isfinite() & scales.unit.isfinite() & ~(codes > weight.levels.highest + 0.5)
     return fine if scales.shift is None else fine & scales.shift.isfinite()
+
+
+@pytest.mark.skipif(find_best().kernel is None, reason="no compiled kernel here")
+@pytest.mark.parametrize("case", WITH_NEAREST, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_scales_are_the_same_if_the_kernel_decodes_codes(case):
+    worker, filled = Worker(CPU, CPU_CHUNK, 1.0, kernel=find_best().kernel), [FilledWorkspace(CPU) for _ in range(4)]
+    with planned(expected_of(case), case) as plan:
+        for weight in (pair.quantized for pair in plan.pairs):
+            chunk = Chunk(0, weight.matrix[0], 0, weight.matrix[1])
+            expected = weight.scaling(chunk, filled[:2])
+            found = weight.scaling(chunk, filled[2:], partial(worker._decode, weight))
+
+            assert (expected is None) == (found is None)
+            assert expected is None or all(
+                one is other or same_bits(one.float(), other.float())
+                for one, other in zip(expected, found, strict=True)
+            )
 
 
 @pytest.mark.parametrize("case", WITH_NEAREST, ids=lambda path: f"{path.parent.name}/{path.stem}")

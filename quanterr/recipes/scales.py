@@ -125,7 +125,7 @@ class _WeightScales:
 
 
 class CodeCache:
-    """A cache of the latest codes, as a comparison reads a whole weight and then samples its rows."""
+    """A cache of the latest codes, as a comparison reads a weight and then samples its rows, some several times."""
 
     def __init__(self, most: int) -> None:
         """Start empty; ``most`` is the number of bytes that are cached, at most."""
