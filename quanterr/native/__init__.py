@@ -417,6 +417,11 @@ class Kernel(NamedTuple):
         self.library.quanterr_rotate_sides(*given, *written, ctypes.c_void_p(room))
         return True
 
+    def find_mean_squares(self, x: int, shape: Pair, found: int) -> None:
+        """Find the mean square of each part, (n, k) float32, as recipes/searches.py specifies."""
+        sizes = ctypes.c_int64(shape[0]), ctypes.c_int32(shape[1])
+        self.library.quanterr_find_mean_squares(ctypes.c_void_p(x), *sizes, ctypes.c_void_p(found))
+
     def search_minimum(
         self, x: Addresses, shape: Pair, ends: Pair, numerators: Sequence[float], absolute: bool, out: Addresses
     ) -> None:

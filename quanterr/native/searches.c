@@ -10,6 +10,7 @@
 
 #define MOST_SEARCHED 64 /* elements of a part, at most */
 #define PASSES 5
+#define SIDE_BY_SIDE 8 /* sums of squares */
 #define TOGETHER 3
 #define EACH for (int v = 0; v < TOGETHER; v++)
 
@@ -85,6 +86,17 @@ INLINE void load_all(const float *x, const float *w, int magnitudes, const float
             if (!w) own->w[i] = magnitudes ? magnitude(own->x[i]) + floor : own->x[i] * own->x[i];
             own->products[i] = own->w[i] * own->x[i];
         }
+    }
+}
+
+/* Finds the mean square of each of n parts of k elements, a multiple of SIDE_BY_SIDE. */
+EXPORT void quanterr_find_mean_squares(const float *x, int64_t n, int32_t k, float *found) {
+    for (int64_t part = 0; part < n; part++, x += k) {
+        float sums[SIDE_BY_SIDE] = {0}, total = 0;
+        for (int i = 0; i < k; i += SIDE_BY_SIDE)
+            for (int j = 0; j < SIDE_BY_SIDE; j++) sums[j] += x[i + j] * x[i + j];
+        for (int j = 0; j < SIDE_BY_SIDE; j++) total += sums[j];
+        found[part] = total / (float)k;
     }
 }
 

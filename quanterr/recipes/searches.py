@@ -16,6 +16,7 @@ from quanterr.native import MOST_SEARCHED, Kernel, choose_kernel
 
 LEAST = 1e-15  # a part whose elements are all smaller is zero: GROUP_MAX_EPS
 PASSES = 5  # passes of make_q3_quants and make_qp_quants
+SIDE_BY_SIDE = 8  # sums of squares, as torch adds up 32 numbers; parts have a multiple of so many elements
 FINE = [0.05 * n - 0.9 for n in range(37)]  # steps of the search with importance
 SYMMETRIC = [0.1 * n for n in (0, *range(-9, 0), *range(1, 10))]  # steps of the search without a minimum
 
@@ -46,7 +47,7 @@ def search_with_minimum(
     the codes.
     """
     kernel, parts = _find_kernel(x, weights, codes), x.shape
-    floors = None if absolute or weights is not None else x.square().mean(2).sqrt_()
+    floors = None if absolute or weights is not None else _find_mean_squares(x).sqrt_()
     if kernel is not None:
         scale, minimum = torch.empty(parts[:2]), torch.empty(parts[:2])
         given, out = map(_address, (x, weights, floors)), map(_address, (scale, minimum, codes))
@@ -95,6 +96,17 @@ def search_with_minimum(
         encode(*chosen)
         codes.copy_(own.t().view(parts))
     return best_scale.masked_fill_(flat, 0).view(parts[:2]), (-best_low).view(parts[:2])
+
+
+def _find_mean_squares(x: Tensor) -> Tensor:
+    """Return the mean square of each part, (n, k); every eighth element is added up first."""
+    kernel = _find_kernel(x)
+    if kernel is None:
+        sums = _add_up(x.square().view(*x.shape[:2], -1, SIDE_BY_SIDE).movedim(2, 0))
+        return _add_up(sums.movedim(2, 0)) / x.shape[2]
+    found = torch.empty(x.shape[:2])
+    kernel.find_mean_squares(x.data_ptr(), (found.numel(), x.shape[2]), found.data_ptr())
+    return found
 
 
 def search_symmetric(x: Tensor, most: int, weights: Tensor | None = None, codes: Tensor | None = None) -> Tensor:
