@@ -54,8 +54,10 @@ def find_run_maxima(weight: Weight, sums: Sums) -> Tensor | None:
         size = steps.shared * weight.block_size[1] // cells.cols
     elif weight.block_size is None and cells.rows == 1:
         size = weight.matrix_rows
+    if not size:
+        return None
     most = join_peaks(sums.peaks)[0].reshape(-1)
-    return torch.nn.functional.pad(most, (0, -len(most) % size)).view(-1, size).amax(1) if size else None
+    return torch.nn.functional.pad(most, (0, -len(most) % size)).view(-1, size).amax(1)
 
 
 def find_blocks(weight: Weight, rows: Sequence[int]) -> list[Chunk]:
