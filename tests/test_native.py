@@ -47,7 +47,7 @@ from quanterr.recipes.tensors import quantize_tensor
 from quanterr.tensors import good_scales, rounding
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.decoder import MOST_ROTATED, decoder_of
-from quanterr.tensors.levels import HALF_STEP
+from quanterr.tensors.levels import HALF_STEP, Nearest
 from quanterr.tensors.workspace import Workspace
 
 BUILT = native.find_best().kernel
@@ -219,6 +219,32 @@ def test_units_of_k_types_are_the_halves_of_torch(monkeypatch, kernel):
         return superblocks._encode(superblocks.Q6_K, x, scales)
 
     assert torch.equal(found(None), found(kernel))
+
+
+@every_kernel
+@pytest.mark.parametrize("shape", [(1, 7), (3, 64), (5, 200)])
+def test_sums_over_regions_are_those_of_torch(kernel, shape):
+    x, y, best, steps = (normal(*shape, seed=seed) for seed in range(4))
+    given = x, y, Nearest(best.where(steps < 1.5, y), steps.abs() * 2, y > 1)
+    whole = [Chunk(0, shape[0], 0, shape[1])]
+    by_kernel = [attainable.Sampler(kernel=each)._sum_natively(*given) for each in (kernel, HERE[0])]
+    found, first, expected = (
+        torch.cat([torch.as_tensor(sums).double().view(-1) for sums in each])
+        for each in (*by_kernel, attainable.Sampler()._sum(whole, *given))
+    )
+
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert same_bits(first, found)
+
+
+@needs_kernel
+@pytest.mark.parametrize("where", range(3))
+def test_sums_over_regions_that_hold_infinity_are_left_to_torch(where):
+    sides = [normal(2, 64, seed=seed) for seed in range(4)]
+    sides[where][1, 3] = torch.inf
+    x, y, best, steps = sides
+
+    assert attainable.Sampler(kernel=BUILT)._sum_natively(x, y, Nearest(best, steps, x > 9)) is None
 
 
 @every_kernel

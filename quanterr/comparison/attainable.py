@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quanterr.metrics.attainable import Attainable, BadRegion, Kind, level
+from quanterr.native import Kernel
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.levels import Nearest
 
@@ -93,12 +94,31 @@ class _Energies(NamedTuple):
         return list(product(self.rows, self.cols))
 
 
+class _Sums(NamedTuple):
+    """Counts and sums over a few rows, (r, c), and the sums of :class:`_Energies` over rows, columns and tiles."""
+
+    n: int
+    off: float
+    clipped: float
+    beyond_sq: float
+    clipped_sq: float
+    clipped_x_sq: float
+    rows: Tensor  # (7, r)
+    columns: Tensor  # (7, c)
+    tiles: Tensor  # (7, r · whole tiles of a row)
+    weighted_e_sq: float = 0.0
+    weighted_best_sq: float = 0.0
+
+
 class Sampler:
     """An accumulator of sampled chunks."""
 
-    def __init__(self, importance: Callable[[Chunk], Tensor] | None = None) -> None:
-        """Start empty; ``importance`` returns the importance of a chunk's elements, (1 or r, c), if known."""
-        self._importance = importance
+    def __init__(self, importance: Callable[[Chunk], Tensor] | None = None, kernel: Kernel | None = None) -> None:
+        """Start empty; ``importance`` returns the importance of a chunk's elements, (1 or r, c), if known.
+
+        Without importance, the kernel adds up, if given.
+        """
+        self._importance, self._kernel = importance, kernel
         self._weighted_e_sq = self._weighted_best_sq = self._beyond_sq = 0.0
         self._n = self._off = self._clipped = 0
         self._x_sq = self._e_sq = self._best_sq = self._clipped_sq = self._clipped_x_sq = 0.0
@@ -111,44 +131,68 @@ class Sampler:
 
         Elements whose x, y or nearest code is not finite are left out.
         """
+        found = self._sum_natively(x, y, nearest) or self._sum(chunks, x, y, nearest)
+        x_sq, e_sq, best_sq = found.rows[:3].sum(1).tolist()
+        self._n += found.n
+        self._off += int(found.off)
+        self._clipped += int(found.clipped)
+        self._x_sq += x_sq
+        self._e_sq += e_sq
+        self._best_sq += best_sq
+        self._beyond_sq += found.beyond_sq
+        self._clipped_sq += found.clipped_sq
+        self._clipped_x_sq += found.clipped_x_sq
+        self._weighted_e_sq += found.weighted_e_sq
+        self._weighted_best_sq += found.weighted_best_sq
+        self._add_parts(list_rows(chunks), range(chunks[0].col, chunks[0].stop_col), found)
+
+    def _sum_natively(self, x: Tensor, y: Tensor, nearest: Nearest) -> _Sums | None:
+        """Sum with the kernel; None if there is none, or if it cannot."""
+        best, steps, outside = nearest
+        floats = x, y, best, steps
+        can_be_read = all(side.is_cpu and side.dtype == torch.float32 and side.is_contiguous() for side in floats)
+        if self._kernel is None or self._importance or not can_be_read:
+            return None
+        rows, cols = x.shape
+        sizes = (7, rows), (7, cols), (7, rows * (cols // TILE)), (5,)
+        sums = [torch.empty(size, dtype=torch.float64) for size in sizes]
+        given, out = ([side.data_ptr() for side in sides] for sides in ((*floats, outside.contiguous()), sums))
+        if not self._kernel.sum_regions(given, (rows, cols), out):
+            return None
+        return _Sums(x.numel(), *sums[3].tolist(), *sums[:3])
+
+    def _sum(self, chunks: Sequence[Chunk], x: Tensor, y: Tensor, nearest: Nearest) -> _Sums:
         best, outside = nearest.values, nearest.outside
         fine = (y + best).add_(x).isfinite()
         if not bool(fine.all()):
             x, y, best = (torch.where(fine, side, 0.0) for side in (x, y, best))
             outside = outside & fine
         off = (nearest.steps > 1.5) & ~outside & fine
-        beyond = (nearest.steps > 0.5) & ((y - x) * (best - x) > 0) & ~outside & fine
+        on_one_side = ((y > x) & (best > x)) | ((y < x) & (best < x))
+        beyond = (nearest.steps > 0.5) & on_one_side & ~outside & fine
         products = _multiply(x, y, best, outside)
-        squares = products[:3]
-        x_sq, e_sq, best_sq = squares.sum((1, 2)).tolist()
-        self._n += int(fine.sum())
-        self._off += int(off.sum())
-        self._clipped += int(outside.sum())
-        self._x_sq += x_sq
-        self._e_sq += e_sq
-        self._best_sq += best_sq
-        self._beyond_sq += float(squares[1, beyond].sum())
-        self._clipped_sq += float(squares[2, outside].sum())
-        self._clipped_x_sq += float(squares[0, outside].sum())
+        x_sq, e_sq, best_sq = products[:3]
+        weighted = 0.0, 0.0
         if self._importance:
             importance = torch.cat([self._importance(chunk).expand(chunk.shape) for chunk in chunks])
-            weighted = (squares[1:] * importance.to(x.device).double()).sum((1, 2))
-            self._weighted_e_sq += float(weighted[0])
-            self._weighted_best_sq += float(weighted[1])
-        self._add_parts(list_rows(chunks), range(chunks[0].col, chunks[0].stop_col), products)
+            columns = importance.to(x.device).double()
+            weighted = float((e_sq * columns).sum()), float((best_sq * columns).sum())
+        tiles = products[:, :, : x.shape[1] // TILE * TILE].reshape(7, len(x), -1, TILE).sum(3).flatten(1)
+        counts = int(fine.sum()), int(off.sum()), int(outside.sum())
+        sums = float(e_sq[beyond].sum()), float(best_sq[outside].sum()), float(x_sq[outside].sum())
+        return _Sums(*counts, *sums, products.sum(2), products.sum(1), tiles, *weighted)
 
-    def _add_parts(self, rows: Sequence[int], cols: range, products: Tensor) -> None:
-        """Sum the products, (7, r, c), by rows, columns and tiles."""
-        self._rows.append(_Energies(products.sum(2), rows, WHOLE, len(cols)))
+    def _add_parts(self, rows: Sequence[int], cols: range, sums: _Sums) -> None:
+        """Add sums by rows, columns and tiles."""
+        self._rows.append(_Energies(sums.rows, rows, WHOLE, len(cols)))
         before = self._columns.get((cols.start, cols.stop))
-        sums, size = products.sum(1), len(rows)
+        columns, size = sums.columns, len(rows)
         if before:
-            sums, size = sums + before.sums, size + before.size
-        self._columns[cols.start, cols.stop] = _Energies(sums, WHOLE, cols, size)
+            columns, size = columns + before.sums, size + before.size
+        self._columns[cols.start, cols.stop] = _Energies(columns, WHOLE, cols, size)
         whole = len(cols) // TILE * TILE
         if whole:
-            tiles = products[:, :, :whole].reshape(7, len(rows), -1, TILE).sum(3).flatten(1)
-            self._tiles.append(_Energies(tiles, rows, cols[:whole:TILE], TILE))
+            self._tiles.append(_Energies(sums.tiles, rows, cols[:whole:TILE], TILE))
 
     def result(self) -> Attainable:
         """Return the results over all chunks."""

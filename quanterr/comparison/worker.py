@@ -330,7 +330,7 @@ class Worker:
         """Measure the nearest codes of a sample, and collect the loss of its scales; ``kept`` was read before."""
         rotated = pair.quantized.rotated
         weight = rotated.weight if rotated else pair.quantized
-        sampler = Sampler(None if rotated else pair.importance)
+        sampler = Sampler(None if rotated else pair.importance, self._compiled)
         of_scales = self._make_scale_sampler(weight, sums, bool(rotated))
         for together in _group_chunks(chunks, self._count_stackable(pair, of_scales)):
             if rotated:
@@ -395,7 +395,7 @@ class Worker:
         if sample.n == sums.n or weight.rotated or weight.matrix[1] > WIDEST:
             return (), None
         of_scales = of_sample.make_companion()
-        sampler, chunks = Sampler(), sample_chunks(weight.shape)
+        sampler, chunks = Sampler(kernel=self._compiled), sample_chunks(weight.shape)
         rows, in_blocks = set(find_conspicuous_rows(sums, sample)), spans_rows(weight)
         cells = find_conspicuous_cells(weight, sums, _list_sampled_blocks(weight) if in_blocks else chunks)
         if in_blocks and of_scales.has_floats:

@@ -1,7 +1,7 @@
 """The compiled kernel: one pass over the codes of two weights, without the interpreter.
 
-kernel.c, rounding.c, samples.c and searches.c document the computation. build.py compiles them for each instruction set
-when quanterr is installed, if there is a C compiler; without one, torch does everything.
+kernel.c, regions.c, rounding.c, samples.c and searches.c document the computation. build.py compiles them for each
+instruction set when quanterr is installed, if there is a C compiler; without one, torch does everything.
 """
 
 import ctypes
@@ -449,6 +449,15 @@ class Kernel(NamedTuple):
         """
         given = *map(ctypes.c_void_p, x), *_describe_parts(shape, ends)
         self.library.quanterr_refine(*given, *map(ctypes.c_void_p, codes))
+
+    def sum_regions(self, given: Addresses, shape: Pair, out: Addresses) -> bool:
+        """Sum products of a sample, (r, c), over rows, columns and tiles; return False if an element is not finite.
+
+        ``given`` holds the addresses of the original, stored and nearest values and of steps, float32, and of whether
+        elements are outside; ``out`` those of the sums, float64; native/regions.c describes them.
+        """
+        sizes = map(ctypes.c_int64, shape)
+        return bool(self.library.quanterr_sum_regions(*map(ctypes.c_void_p, given), *sizes, *map(ctypes.c_void_p, out)))
 
     def look_up_tiles(
         self, stored: int, n: Pair, steps: Pair, codes: int, shape: Pair, mask: int, table: int, out: int

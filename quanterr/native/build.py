@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HERE = Path(__file__).parent
-SOURCES = ("kernel.c", "rounding.c", "samples.c", "searches.c")
+SOURCES = ("kernel.c", "regions.c", "rounding.c", "samples.c", "searches.c")
 RECORD = HERE / "kernel.txt"  # beside the libraries; native.read_record() reads it
 # Neither -ffast-math nor contraction, so that results are the same on every instruction set.
 FLAGS = (
