@@ -10,6 +10,7 @@ import time
 from dataclasses import fields
 from math import isfinite, log
 from pathlib import Path
+from statistics import median
 
 import ml_dtypes
 import numpy as np
@@ -28,6 +29,7 @@ from quanterr import native
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.comparison import attainable, scale_sampling, scheduler
+from quanterr.comparison.conspicuous import CELL
 from quanterr.comparison.kernel import SUMS_ALONE, SumOptions
 from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand, add_histograms
 from quanterr.comparison.worker import Worker
@@ -38,7 +40,7 @@ from quanterr.formats.shared.code_tiles import TileLayout
 from quanterr.formats.shared.decoding import measure_error
 from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, find_ranks
 from quanterr.metrics.histogram import Histogram
-from quanterr.metrics.peaks import CellGrid
+from quanterr.metrics.peaks import CellGrid, compute_shares, select_conspicuous
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
 from quanterr.native import Packing, SideStruct
 from quanterr.pairing.side import CheckpointSide
@@ -594,6 +596,27 @@ def test_many_histograms_are_added_as_one_by_one():
     assert len(found.counts) == len(expected.counts)
 
 
+@every_kernel
+def test_cells_stand_out_where_torch_selects_some(kernel):
+    """Also in weights with cells of zeros, which have errors or none."""
+    answers = set()
+    for seed in range(100):
+        choose = random.Random(seed)
+        torch.manual_seed(seed)
+        down, across = choose.randint(1, 9), choose.randint(1, 9)
+        peaks = (torch.rand(2, down, across) + 0.5) * (torch.rand(2, down, across) > choose.choice((0, 0.3)))
+        starts = [(choose.randrange(down), choose.randrange(across)) for _ in range(choose.randint(1, 7))]
+        parts = [(row, choose.randint(row + 1, down), col, choose.randint(col + 1, across)) for row, col in starts]
+        shares, least = compute_shares(peaks), choose.choice((0.0, 1.0))
+        usual = max(median([float(shares[a:b, c:d].amax()) for a, b, c, d in parts]), least)
+
+        selected = select_conspicuous(peaks, shares, CELL * usual, 1)
+        answers.add(bool(selected))
+        numbers = [number for part in parts for number in part]
+        assert kernel.stands_out(peaks.data_ptr(), (down, across), numbers, least, CELL) == bool(selected)
+    assert answers == {True, False}
+
+
 @needs_kernel
 @pytest.mark.parametrize("rows", [16, 128], ids=["whole", "sampled"])
 class TestSamplesAreMeasuredAsByTorch:
@@ -837,6 +860,7 @@ class TestBuild:
         assert int(found["RANKS"]) == len(PERCENTILES)
         assert 4 * int(found["LIMBS"]) == native.SUM_BYTES
         assert int(found["ROOM"]) == native.ROOM
+        assert int(found["MOST_PARTS"]) == native.MOST_PARTS
         assert int(found["VERSION"]) == native.VERSION
         assert int(found["SEGMENT"]) == MOST_ROTATED
 

@@ -1,6 +1,7 @@
 """Selection of conspicuous rows and cells, from the pass over the whole weight, to inspect beyond its sample."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import median
 
 import torch
@@ -11,6 +12,7 @@ from quanterr.formats import Weight
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.peaks import WINDOW, CellGrid, compute_shares, join_peaks, select_conspicuous
 from quanterr.metrics.sums import Sums, as_float, ratio
+from quanterr.native import MOST_PARTS, choose_kernel
 from quanterr.tensors.chunks import Chunk
 
 ROW = 2  # a row is conspicuous if its Σe² / Σx² is at least this many times the weight's or the sample's
@@ -84,10 +86,13 @@ def find_conspicuous_cells(weight: Weight, sums: Sums, sample: Sequence[Chunk]) 
     if cells is None or not sums.peaks or not sample:
         return []
     peaks = join_peaks(sums.peaks)
-    shares = compute_shares(peaks)
-    usual = median([float(shares[cells.of(chunk)].amax()) for chunk in sample])
+    least = 0.0
     if weight.levels and weight.levels.mantissa and spans_rows(weight):  # few cells are sampled
-        usual = max(usual, 2.0 ** -(weight.levels.mantissa + 1))
+        least = 2.0 ** -(weight.levels.mantissa + 1)
+    if not _may_stand_out(peaks, _list_parts(cells, tuple(sample)), least):
+        return []
+    shares = compute_shares(peaks)
+    usual = max(median([float(shares[cells.of(chunk)].amax()) for chunk in sample]), least)
     rows, cols = weight.matrix
     found = []
     for down, across in select_conspicuous(peaks, shares, CELL * usual, MOST_CELLS):
@@ -95,3 +100,18 @@ def find_conspicuous_cells(weight: Weight, sums: Sums, sample: Sequence[Chunk]) 
         if row + cells.rows <= rows:
             found.append(Chunk(row, row + cells.rows, col, min(col + cells.cols, cols)))
     return found
+
+
+@lru_cache(maxsize=64)  # weights share their shapes
+def _list_parts(cells: CellGrid, sample: tuple[Chunk, ...]) -> tuple[int, ...]:
+    """Return the first row of cells of each chunk, its stop row, its first column and its stop column."""
+    return tuple(at for chunk in sample for span in cells.of(chunk) for at in (span.start, span.stop))
+
+
+def _may_stand_out(peaks: Tensor, parts: tuple[int, ...], least: float) -> bool:
+    """Return False if the kernel finds quickly, as it usually does, that no cell has a larger ratio than usual."""
+    kernel = choose_kernel().kernel
+    if kernel is None or len(parts) > 4 * MOST_PARTS:
+        return True
+    _, down, across = peaks.shape
+    return kernel.stands_out(peaks.contiguous().data_ptr(), (down, across), parts, least, CELL)

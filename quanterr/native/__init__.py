@@ -27,6 +27,7 @@ SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative
 SUM_BYTES = 4 * 68  # bytes of a sum, a signed integer in units of 2^-1074
 PLACES = 3  # runs of bytes that a fingerprint covers
 DONE = 1
+MOST_PARTS = 64  # most parts of a sample that the kernel can compare cells with
 MOST_SEARCHED = 64  # most elements of a part whose scale the kernel can search for
 
 Pair = tuple[int, int]
@@ -342,6 +343,17 @@ class Kernel(NamedTuple):
         many = len(counts)
         arrays = (ctypes.c_void_p * many)(*counts), *((ctypes.c_int64 * many)(*each) for each in (places, sizes))
         self.library.quanterr_add_counts(ctypes.c_void_p(to), *arrays, ctypes.c_int64(many))
+
+    def stands_out(self, peaks: int, shape: Pair, parts: Sequence[int], least: float, most: float) -> bool:
+        """Return whether a cell's largest error stands out against those in a sample.
+
+        ``peaks`` is the address of (2, down, across) float32 numbers, for cells of ``shape``. ``parts`` holds the first
+        row of each part of the sample, its stop row, its first column and its stop column. kernel.c has the rule.
+        """
+        numbers = (ctypes.c_int64 * len(parts))(*parts)
+        sizes = map(ctypes.c_int64, shape)
+        limits = ctypes.c_int64(len(parts) // 4), ctypes.c_double(least), ctypes.c_double(most)
+        return bool(self.library.quanterr_stands_out(ctypes.c_void_p(peaks), *sizes, numbers, *limits))
 
     def decode(self, side: SideStruct, shape: tuple[int, int], rows_at_once: int) -> bool:
         """Decode (rows, cols) to ``side.values``; return False if a file could not be read."""

@@ -1083,6 +1083,32 @@ static void end_cells(const Run *run, int64_t row) {
     memset(run->windows, 0, (size_t)(2 * windows) * sizeof *run->windows);
 }
 
+#define MOST_PARTS 64 /* of a sample: quanterr/native/__init__.py MOST_PARTS */
+
+INLINE double share_of(const float *peaks, int64_t n, int64_t cell) {
+    return peaks[cell] > 0 ? peaks[n + cell] / peaks[cell] : 0;
+}
+
+/* Returns whether the share of a cell, max |e| / max |x|, exceeds `most` times the usual one: the median over n parts of
+ * the sample of the largest in each, but at least `least`. A part is the first and the stop row of cells, and the first
+ * and the stop column; peaks are (2, down, across). comparison/conspicuous.py specifies it. */
+EXPORT int quanterr_stands_out(const float *peaks, int64_t down, int64_t across, const int64_t (*parts)[4], int64_t n,
+                               double least, double most) {
+    const int64_t cells = down * across;
+    double sorted[MOST_PARTS], largest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t at = i;
+        double own = 0;
+        for (int64_t row = parts[i][0]; row < parts[i][1]; row++)
+            for (int64_t col = parts[i][2]; col < parts[i][3]; col++)
+                own = fmax(own, share_of(peaks, cells, row * across + col));
+        for (; at && sorted[at - 1] > own; at--) sorted[at] = sorted[at - 1];
+        sorted[at] = own;
+    }
+    for (int64_t cell = 0; cell < cells; cell++) largest = fmax(largest, share_of(peaks, cells, cell));
+    return largest > most * fmax((sorted[(n - 1) / 2] + sorted[n / 2]) / 2, least);
+}
+
 static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_codes, int64_t row, Run *run, State *s) {
     float xs[SEGMENT] __attribute__((aligned(64))), ys[SEGMENT] __attribute__((aligned(64)));
     float *x_kept = kept_row(x, run, row), *y_kept = kept_row(y, run, row);
