@@ -27,7 +27,7 @@ static float *factors(int64_t n) {
     return values;
 }
 
-typedef struct { void *owned[16]; int n; } Owner;
+typedef struct { void *owned[24]; int n; } Owner;
 static void *own(Owner *owner, void *memory) { return owner->owned[owner->n++] = memory; }
 
 static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, Owner *owner) {
@@ -76,7 +76,6 @@ static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, 
 /* What to measure of the rows that are kept; NULL if that is not possible. */
 static Sample *random_sample(const Side *x, const Side *y, const Run *run, Owner *owner) {
     static const float MULTIPLES[] = {1, 0.7f, 1.3f};
-    static const float LEVELS[] = {-1, -0.5f, -0.1f, 0, 0.2f, 0.7f, 1}, BOUNDS[] = {-0.75f, -0.3f, -0.05f, 0.1f, 0.45f, 0.85f};
     if (!x->values || !y->values || !y->scale) return 0;
     Sample *s = own(owner, calloc(1, sizeof *s));
     s->kind = y->zero || y->shift ? 3 : (int32_t)below(3);
@@ -84,7 +83,16 @@ static Sample *random_sample(const Side *x, const Side *y, const Run *run, Owner
     s->mantissa = is_float ? 3 : 0, s->normal = 0x1p-6f, s->highest = is_float ? 448 : 127, s->lowest = is_float ? -448 : -128;
     if (s->kind == 2) s->lowest = -1, s->highest = 1;
     s->below = s->lowest - 0.5f, s->above = s->highest + 0.5f, s->lucky = 0.08, s->most = 1.4;
-    s->levels = LEVELS, s->bounds = BOUNDS, s->n_levels = 7;
+    const int64_t last = 1 + below(30);
+    const size_t bytes = (size_t)(last + LANES) * sizeof(float);
+    float *levels = own(owner, malloc(bytes + sizeof(float))), *bounds = own(owner, malloc(bytes)), *halves = own(owner, malloc(bytes));
+    for (int64_t i = 0; i < last + LANES; i++) {
+        levels[i] = i < last ? 2 * (float)i / (float)last - 1 : 1;
+        bounds[i] = i < last ? levels[i] + 1 / (float)last : INFINITY;
+        halves[i] = 1 / (float)last;
+    }
+    levels[last + LANES] = 1;
+    s->levels = levels, s->bounds = bounds, s->halves = halves, s->n_levels = last + 1;
     s->multiples = MULTIPLES, s->n_multiples = 1 + below(3);
     s->cols = y->group < run->cols ? y->group : run->cols;
     s->per_row = (int32_t)below(2), s->whole = (int32_t)below(2), s->every = 1 + below(4), s->every_closely = below(3);
@@ -121,10 +129,11 @@ int main(int argc, char **argv) {
         run.precise = !below(8), run.counts = counts, run.histogram = histogram, run.sums = sums[0];
         if (!below(3)) run.importance = own(&owner, factors(cols));
         if (below(2)) run.row_sums = own(&owner, malloc((size_t)(24 * rows)));
+        int64_t down = 0, across = 1;
         if (below(2)) {
             int64_t windows = (cols + WINDOW - 1) / WINDOW;
             run.cell_rows = 1 + below(rows), run.cell_windows = 1 + below(windows), run.rows_above = below(run.cell_rows);
-            int64_t down = (run.rows_above + rows - 1) / run.cell_rows + 1, across = (windows - 1) / run.cell_windows + 1;
+            down = (run.rows_above + rows - 1) / run.cell_rows + 1, across = (windows - 1) / run.cell_windows + 1;
             run.peaks = own(&owner, malloc((size_t)(8 * down * across)));
             run.windows = own(&owner, malloc((size_t)(8 * windows)));
         }
@@ -136,6 +145,8 @@ int main(int argc, char **argv) {
         int64_t counted = run.zero_errors;
         for (int64_t bin = 0; bin < run.n_bins; bin++) counted += histogram[bin];
         if (run.n && counted != run.n) return 2;
+        const int64_t all[1][4] = {{0, down, 0, across}};
+        if (run.peaks && quanterr_stands_out(run.peaks, down, across, all, 1, 0, 1)) return 10;
         Run again = run;
         again.n = again.nonfinite_x = again.nonfinite_y = again.n_kept = again.e_max = again.relative_max = 0;
         again.sums = sums[1], again.rows_at_once = order ? 32 : rows;
