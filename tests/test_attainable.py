@@ -438,9 +438,14 @@ class TestKernelMeasuresSamples:
                     name,
                 )
 
-    @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4", "int4_g32", "mlx_q4_g64", "nf4"])
-    def test_and_both_find_the_same_damage(self, tmp_path, monkeypatch, recipe):
-        """Codes and scales of groups: moved by a row or a column, zero, or with other bits."""
+    @pytest.mark.parametrize("rows", [64, 300], ids=["whole", "sampled"])
+    @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4", "int4_g32", "int4_g32 moved", "mlx_q4_g64", "nf4"])
+    def test_and_both_find_the_same_damage(self, tmp_path, monkeypatch, recipe, rows):
+        """Codes and scales of groups: moved by a row or a column, zero, or with other bits, perhaps beside the sample.
+
+        As by GPTQ, many ``moved`` codes are not the nearest.
+        """
+        recipe, _, moved = recipe.partition(" ")
         damages = {
             "none": lambda raw: None,
             "zero": lambda raw: raw[5:25].zero_(),
@@ -448,11 +453,14 @@ class TestKernelMeasuresSamples:
             "byte": lambda raw: raw[333:334].fill_(0x77),
             "moved": lambda raw: raw.copy_(raw.roll(64)),
             "later": lambda raw: raw.copy_(raw.roll(1)),
+            "beside": lambda raw: raw[len(raw) // 4 : len(raw) // 4 + 20].zero_(),
         }
         x, y = {}, {}
         for n, (part, damage) in enumerate(product(range(2), damages.values())):
-            x[f"{n}.weight"] = numbers(64, 128, seed=n).float()
-            stored = quantize_tensor(x[f"{n}.weight"], recipe)
+            x[f"{n}.weight"] = values = numbers(rows, 128, seed=n).float()
+            if moved:
+                values = values + values.std() * 0.15 * numbers(rows, 128, seed=n + 99).float() / values.abs().amax()
+            stored = quantize_tensor(values, recipe)
             damage(list(stored.values())[part].view(-1).view(torch.uint8))
             y |= {f"{n}.{name}": tensor.clone() for name, tensor in stored.items()}
         save_file(x, tmp_path / "x.safetensors")

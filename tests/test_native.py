@@ -643,7 +643,20 @@ class TestSamplesAreMeasuredAsByTorch:
     def test_of_codes_in_groups(self, tmp_path, monkeypatch, recipe, rows):
         """Also where the largest are clipped, as by int4, codes are next to the nearest, as by MLX, or of a table."""
         x = {f"{n}.weight": normal(rows, 640, seed=n) * torch.linspace(1, 4, 640) for n in range(6)}
-        stored = {f"{n}.{part}": t for n in range(6) for part, t in quantize_tensor(x[f"{n}.weight"], recipe).items()}
+        self.check_recipe(tmp_path, monkeypatch, recipe, x, x)
+
+    @pytest.mark.parametrize("recipe", ["int4_g32", "int8_g32", "int4_g32:asym", "mlx_q4_g64"])
+    def test_of_codes_that_compensate_each_other(self, tmp_path, monkeypatch, recipe, rows):
+        """As by GPTQ: many are not the nearest, and the errors of a group's last columns are larger."""
+        x = {f"{n}.weight": normal(rows, 640, seed=n) for n in range(6)}
+        steps = (torch.arange(640) % 128 + 64) / 128 * 4 / (127 if recipe == "int8_g32" else 7)
+        moved = {name: x[name] + 0.3 * steps * normal(rows, 640, seed=n + 20) for n, name in enumerate(x)}
+        self.check_recipe(tmp_path, monkeypatch, recipe, x, moved)
+
+    def check_recipe(self, tmp_path, monkeypatch, recipe, x, moved):
+        """``moved`` are quantized in place of ``x``."""
+        parts = {n: quantize_tensor(values, recipe) for n, values in enumerate(moved.values())}
+        stored = {f"{n}.{name}": part for n, own in parts.items() for name, part in own.items()}
         y = store(tmp_path / "y", stored, config=config_of(recipe))
         self.check(monkeypatch, store(tmp_path / "x.safetensors", x), y, 640)
 
@@ -866,7 +879,7 @@ class TestBuild:
 
     def test_samples_have_the_constants_of_torch(self):
         source = (Path(native.__file__).parent / "samples.c").read_text()
-        found = {name: float(value) for name, value in re.findall(r"^#define (\w+) ([\d.]+)$", source, re.MULTILINE)}
+        found = {name: float(value) for name, value in re.findall(r"^#define (\w+) ([\d.e-]+)$", source, re.MULTILINE)}
 
         assert found == {
             "HALF_STEP": HALF_STEP,
@@ -879,9 +892,18 @@ class TestBuild:
             "MOVED": good_scales.MOVED,
             "FIXED": good_scales.FIXED,
             "TILE": attainable.TILE,
+            "FEWEST": attainable.FEWEST,
+            "FEWEST_ROWS": attainable.FEWEST_ROWS,
+            "FLOOR": attainable.FLOOR,
         }
-        [little] = re.findall(r"^#define LITTLE ([\d.]+)", source, re.MULTILINE)
-        assert float(little) < 10 ** (min(attainable.FACTOR_DB, attainable.PART_DB) / 10)
+        commented = re.findall(r"^#define (\w+) ([\d.]+) /", source, re.MULTILINE)
+        stricter = {name: float(value) for name, value in commented}
+        assert stricter["CORRELATED"] < attainable.LIKE
+        assert stricter["OUTSTANDING"] < 10 ** (attainable.PART_DB / 10)
+        assert stricter["COMPENSATED"] > 10 ** (attainable.COMPENSATED_DB / 10)
+        assert stricter["BETTER"] < 10 ** (-attainable.BETTER_DB / 10)
+        assert stricter["WORSE"] < 10 ** (attainable.BETTER_DB / 10)
+        assert stricter["APART"] < 10 ** (attainable.TILE_DB / 10)
 
     def test_searches_have_the_constants_of_torch(self):
         sources = ((Path(native.__file__).parent / name).read_text() for name in ("searches.c", "shared.h"))

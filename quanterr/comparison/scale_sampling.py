@@ -107,13 +107,13 @@ class ScaleSampler:
         self._waiting: list[_Rows] = []
         self._sampled: list[_SampledGroups] = []
         self._within: list[_SampledGroups] = []  # parts of groups
-        self._one_zero: bool | None = None
+        self.one_zero: bool | None = None  # whether all groups share a zero point; None if unknown
 
     def make_companion(self) -> "ScaleSampler":
         """Return a sampler for further groups of the weight, which knows already whether zero points differ."""
         self._take_waiting()
         found = ScaleSampler(self._weight, self._largest, self._find_least, self._runs)
-        found._one_zero = self._one_zero
+        found.one_zero = self.one_zero
         return found
 
     def add(
@@ -134,7 +134,8 @@ class ScaleSampler:
         if self._weight.levels is None or self._weight.encoding == "cast":
             return
         if (at_once or x.numel()) <= ENOUGH or not (self.has_row_scales or self._has_one_scale):
-            self._take(rows, col, x, e, scales, y)
+            if not self._take(rows, col, x, e, scales, y) and at_once is not None and at_once < x.numel():
+                self._take_each(at_once // x.shape[1], _Rows(list(rows), col, x, e, scales, y))
             return
         found = _Rows.thin_out(rows, col, x, e, scales, y)
         if not found.are_apart:
@@ -158,25 +159,37 @@ class ScaleSampler:
         )
         self._take(numbers, waiting[0].col, x, e, Scaling(unit, shift), y)
 
+    def _take_each(self, height: int, of: _Rows) -> None:
+        """Take each ``height`` rows on their own: if a sum of some is not finite, the others are still sampled."""
+        unit = of.scales.unit
+        for first in range(0, len(of.numbers), height):
+            own = slice(first, first + height)
+            e, y, shift = (
+                side if side is None or len(side) == 1 else side[own] for side in (of.e, of.y, of.scales.shift)
+            )
+            scales = Scaling(unit if len(unit) == 1 else unit[own], shift)
+            self._take(of.numbers[own], of.col, of.x[own], e, scales, y)
+
     def _take(
         self, rows: Sequence[int], col: int, x: Tensor, e: Tensor | None, scales: Scaling, y: Tensor | None
-    ) -> None:
+    ) -> bool:
+        """Sum up the losses of rows; return False, leaving them out, if a sum is not finite."""
         if self._weight.levels is None:
-            return
+            return True
         groups, order = self._find_groups(scales, tuple(x.shape))
         if groups is None:
-            return
+            return True
         cols = x.shape[1] // groups.cols * groups.cols
         if order is not None or cols < x.shape[1]:
             chosen = slice(cols) if order is None else order
             x, scales = x[:, chosen], _take_columns(scales, chosen)
             e, y = (None if side is None else side[:, chosen] for side in (e, y))
         largest = None if groups.whole or not _is_one(scales.unit) else self._find_largest(rows)
-        if self._one_zero is None:
-            self._one_zero = has_one_zero(self._weight.levels, scales, groups, x.shape)
-        found = measure_losses(self._weight.levels, x, e, scales, groups, largest, y, self._one_zero)
+        if self.one_zero is None:
+            self.one_zero = has_one_zero(self._weight.levels, scales, groups, x.shape)
+        found = measure_losses(self._weight.levels, x, e, scales, groups, largest, y, self.one_zero)
         if not _are_finite(found):
-            return
+            return False
         step = self._find_step(found, rows, col // groups.cols)
         if step is not None:
             found = self._accept_near_scales(found, step, col // groups.cols)
@@ -188,6 +201,7 @@ class ScaleSampler:
         self._sampled.append(
             _SampledGroups(found, rows[:: groups.rows], places, groups.rows * groups.cols, groups.whole, step)
         )
+        return True
 
     def _add_parts(
         self, rows: Sequence[int], col: int, x: Tensor, scales: Scaling, groups: ScaleGroups, found: Losses

@@ -271,24 +271,29 @@ class Worker:
             scales = _summarize_scales(pair.quantized, self._quantized[place])
         attainable = None
         if self._samples and not sums.exact:
-            attainable = self._take_plain_sample(pair, sums, plain) or self._measure_attainable(pair, sums, place)
+            attainable = self._take_plain_sample(pair, sums, plain, place)
+            attainable = attainable or self._measure_attainable(pair, sums, place)
         worst = self._find_worst(pair, sums, place)
         sums.peaks = []  # large, and no longer needed
         copy = self._check_copy(pair, sums, place)
         fingerprint = compute_fingerprint(pair.codes[0], sums.sampled)
         return ComparedWeight(number, sums, scales, worst, attainable, copy, fingerprint)
 
-    def _take_plain_sample(self, pair: Pair, sums: Sums, plain: PlainSample | None) -> Attainable | None:
-        """Return the kernel's result for the sample; None without one, or if rows or cells are conspicuous."""
+    def _take_plain_sample(self, pair: Pair, sums: Sums, plain: PlainSample | None, place: int) -> Attainable | None:
+        """Return the kernel's result for the sample, and what conspicuous rows and cells add; None without a result."""
         found = plain.summarize(sums) if plain else None
         if found is None or (found.rounding is None and pair.importance):  # the kernel has not weighted errors by it
             return None
         if found.n == sums.n:
             return found
         weight = pair.quantized
-        chunks = _list_sampled_blocks(weight) if spans_rows(weight) else _list_sampled(weight.shape, self.size)
-        conspicuous = find_conspicuous_rows(sums, found) or find_conspicuous_cells(weight, sums, chunks)
-        return None if conspicuous else found
+        chunks = _list_sampled_blocks(weight) if spans_rows(weight) else sample_chunks(weight.shape)
+        if not (find_conspicuous_rows(sums, found) or find_conspicuous_cells(weight, sums, chunks)):
+            return found
+        of_scales = ScaleSampler(weight, None) if spans_rows(weight) else self._make_scale_sampler(weight, sums, False)
+        of_scales.one_zero = False  # or the kernel would have left the sample to torch
+        parts, beside = self._inspect_conspicuous(pair, sums, found, of_scales, place)
+        return of_scales.result(found._replace(parts=parts), beside)
 
     def _check_copy(self, pair: Pair, sums: Sums, place: int) -> Copy | None:
         """Return how far an unquantized tensor is a copy of the original; read it again if the sums do not tell."""
@@ -407,9 +412,11 @@ class Worker:
                 rows.add(cell.row)
         known = {row for chunk in chunks for row in range(chunk.row, chunk.stop_row)}
         to = of_scales if of_scales.has_row_scales or (of_scales.has_floats and not in_blocks) else None
-        for row in sorted(rows if to else rows - known):  # the sample may have left out scales of its rows
-            chunk = Chunk(row, row + 1, 0, weight.matrix[1])
-            self._add_nearest(weight, self._read_group(pair, [chunk], place), None if row in known else sampler, to)
+        again = rows & known if to else ()  # the sample may have left out scales of its rows
+        for numbers, codes in ((rows - known, sampler), (again, None)):
+            each = [Chunk(row, row + 1, 0, weight.matrix[1]) for row in sorted(numbers)]
+            for together in _group_chunks(each, self._count_stackable(pair, of_scales)):
+                self._add_nearest(weight, self._read_group(pair, together, place), codes, to)
         return sampler.find_bad_regions(sample), of_scales
 
     def _sample_plain(

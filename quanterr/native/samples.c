@@ -20,9 +20,20 @@
 #define FIXED 0.05
 #define FITS 0.6 /* more than 1 / WIDE: less of the range is in use, by half a step, than the originals need */
 #define NEAR 1.0001 /* times the error of the nearest code: as near, but for float32 */
-#define LITTLE 1.25 /* times the least energy of errors: a region with less does not stand out */
+/* As in comparison/attainable.py; those with a comment are a little stricter, so that torch looks at all doubtful regions. */
 #define TILE 64
+#define FEWEST 32
+#define FEWEST_ROWS 4
+#define FLOOR 1e-6
+#define CORRELATED 0.49 /* LIKE */
+#define OUTSTANDING 2.5 /* PART_DB */
+#define COMPENSATED 1.123 /* COMPENSATED_DB */
+#define BETTER 0.5 /* -BETTER_DB */
+#define WORSE 1.99 /* BETTER_DB */
+#define APART 39.8 /* TILE_DB */
+#define MOST_ROWS 1024 /* of a sample that has regions */
 
+enum { X_SQ, E_SQ, BEST_SQ, XE, N_PRODUCTS }; /* of an element */
 enum { INTEGERS, FLOATS, TABLE, SHIFTED }; /* codes; SHIFTED are integers around a zero point for each group */
 
 typedef struct { double x_sq[LANES], e_sq[LANES], steps_sq[LANES]; float far[LANES]; } Errors; /* of rows */
@@ -169,10 +180,10 @@ INLINE floats nearest(floats codes, const Sample *s, int kind) {
     return (floats)((ints)(normal + below) | ((ints)codes & ~MAGNITUDE));
 }
 
-/* Adds up a row with its nearest codes. Returns whether the stored ones are as near; or, with `squares`, writes e² of both
- * there, (2, most_cols), and returns whether no scale may be lost. */
+/* Adds up a row with its nearest codes. Returns whether the stored ones are as near; or, with `products`, writes the products
+ * there, (N_PRODUCTS, most_cols), and returns whether no scale may be lost. */
 INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scale, const Sample *s, Nearest *t,
-                        float *squares, int kind) {
+                        float *products, int kind) {
     const floats inverse = broadcast(1 / scale.unit);
     double x_sqs[LANES], e_sqs[LANES], best_sqs[LANES], clipped_sqs[LANES], clipped_x_sqs[LANES], beyond_sqs[LANES];
     for (int lane = 0; lane < LANES; lane += WIDTH) {
@@ -187,12 +198,12 @@ INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scal
             stored = kind == FLOATS || kind == TABLE ? nearest(stored, s, kind) : stored + ROUNDER - ROUNDER; /* also beyond */
             ints same = level == stored, out = (code < s->below) | (code > s->above);
             apart |= out & (b == 0); /* the scale may be lost */
-            if (!squares) apart |= ~same & ~(magnitude(e) <= magnitude(best) * (float)NEAR);
+            if (!products) apart |= ~same & ~(magnitude(e) <= magnitude(best) * (float)NEAR);
             best = choose(same | (magnitude(e) < magnitude(best)), e, best);
             clipped -= out;
-            if (squares) {
-                store(squares + col + lane, e * e);
-                store(squares + s->most_cols + col + lane, best * best);
+            if (products) {
+                const floats each[N_PRODUCTS] = {a * a, e * e, best * best, a * e};
+                for (int k = 0; k < N_PRODUCTS; k++) store(products + k * s->most_cols + col + lane, each[k]);
                 off -= (magnitude(level - stored) > 1.5f) & ~out;
             }
             add_squares(&x_sq, a);
@@ -218,40 +229,112 @@ INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scal
     t->clipped_sq = sum_of(clipped_sqs), t->clipped_x_sq = sum_of(clipped_x_sqs), t->beyond_sq = sum_of(beyond_sqs);
     return 1;
 }
-static int find_nearest(const float *x, const float *y, int64_t cols, Scale scale, const Sample *s, Nearest *t, float *squares) {
-#define LOOK(squares, kind) look_closely(x, y, cols, scale, s, t, squares, kind)
+static int find_nearest(const float *x, const float *y, int64_t cols, Scale scale, const Sample *s, Nearest *t, float *products) {
+#define LOOK(products, kind) look_closely(x, y, cols, scale, s, t, products, kind)
     switch (s->kind) {
-    case INTEGERS: return squares ? LOOK(squares, INTEGERS) : LOOK(0, INTEGERS);
+    case INTEGERS: return products ? LOOK(products, INTEGERS) : LOOK(0, INTEGERS);
     case FLOATS: return LOOK(0, FLOATS);
     case TABLE: return LOOK(0, TABLE);
-    default: return squares ? LOOK(squares, SHIFTED) : LOOK(0, SHIFTED);
+    default: return products ? LOOK(products, SHIFTED) : LOOK(0, SHIFTED);
     }
 }
 
-/* Adds e² of a row's codes, and of its nearest, to those of each column; returns whether none of its regions stands out. */
-static int add_regions(Sample *s, const float *squares, int64_t cols) {
-    double row[2] = {0};
+/* Returns the lower median of positive numbers, which it reorders. */
+static double median_of(double *values, int64_t n) {
+    int64_t low = 0, high = n - 1, at = (n - 1) / 2;
+    while (low < high) { /* Hoare's selection */
+        double pivot = values[(low + high) / 2];
+        int64_t i = low, j = high;
+        while (i <= j) {
+            while (values[i] < pivot) i++;
+            while (values[j] > pivot) j--;
+            if (i <= j) { double kept = values[i]; values[i++] = values[j]; values[j--] = kept; }
+        }
+        if (at <= j) high = j;
+        else if (at >= i) low = i;
+        else break;
+    }
+    return values[at];
+}
+
+/* Regions of a sample: rows, columns or tiles; of each, e², and e² as a multiple of the least e² and of x². */
+typedef struct { double *e_sq, *excess, *share; int64_t n, most; } Regions;
+
+INLINE Regions place_regions(const Sample *s, double *room, int64_t first, int64_t most) {
+    return (Regions){room + first, room + s->most_cols + first, room + 2 * s->most_cols + first, 0, most};
+}
+
+/* Adds a region of these sums; returns 0 if a factor explains much of its error, as where a scale is wrong or lost. */
+static int add_region(Regions *to, const double sums[N_PRODUCTS]) {
+    const double x_sq = sums[X_SQ], e_sq = sums[E_SQ];
+    if (to->n == to->most) return 0;
+    to->e_sq[to->n] = e_sq;
+    to->excess[to->n] = e_sq > 0 ? e_sq / (sums[BEST_SQ] + FLOOR * x_sq) : 1;
+    to->share[to->n++] = e_sq > 0 ? e_sq / x_sq : 0;
+    return sums[XE] * sums[XE] <= CORRELATED * x_sq * e_sq;
+}
+
+/* Adds a row, its tiles, and its products to those of each column; returns as add_region. */
+static int add_row(Sample *s, Regions *rows, Regions *tiles, const float *products, int64_t cols) {
+    double row[N_PRODUCTS] = {0};
     for (int64_t first = 0; first < cols; first += TILE) {
-        double tile[2];
-        for (int side = 0; side < 2; side++) {
-            const float *of_row = squares + side * s->most_cols;
-            double *columns = s->columns + side * s->most_cols, sums[LANES] = {0};
+        double tile[N_PRODUCTS];
+        for (int k = 0; k < N_PRODUCTS; k++) {
+            const float *of_row = products + k * s->most_cols;
+            double *columns = s->columns + k * s->most_cols, sums[LANES] = {0};
             for (int64_t col = first; col < first + TILE && col < cols; col += LANES)
                 for (int i = 0; i < LANES; i++) {
                     sums[i] += of_row[col + i];
                     columns[col + i] += of_row[col + i];
                 }
-            tile[side] = sum_of(sums);
-            row[side] += tile[side];
+            tile[k] = sum_of(sums);
+            row[k] += tile[k];
         }
-        if (first + TILE <= cols && !(tile[0] <= LITTLE * tile[1])) return 0;
+        if (first + TILE <= cols && !add_region(tiles, tile)) return 0;
     }
-    return row[0] <= LITTLE * row[1];
+    return cols < FEWEST || add_region(rows, row);
 }
-static int are_columns_alike(const Sample *s, int64_t cols) {
-    for (int64_t col = 0; col < cols; col++)
-        if (!(s->columns[col] <= LITTLE * s->columns[s->most_cols + col])) return 0;
+
+/* Divides n values, from `step` to `step`, by their median. */
+static void divide_by_median(double *values, int64_t n, int64_t step, double *room) {
+    if (n < FEWEST_ROWS) return;
+    for (int64_t i = 0; i < n; i++) room[i] = values[i * step];
+    const double median = median_of(room, n);
+    for (int64_t i = 0; i < n; i++) values[i * step] /= median;
+}
+
+/* Returns whether no region stands out from the others and from the whole sample. `across` is the number of tiles in a row;
+ * 0 for rows, -1 for columns. */
+static int are_alike(const Sample *s, const Regions *of, double *room, int64_t across) {
+    if (!of->n) return 1;
+    memcpy(room, of->excess, (size_t)of->n * sizeof *room);
+    const double usual = fmin(fmax(median_of(room, of->n), 1), fmax(s->e_sq / s->best_sq, 1));
+    const int compensated = usual > COMPENSATED;
+    const double most = compensated ? WORSE * s->e_sq / s->x_sq : BETTER * s->best_sq / s->x_sq;
+    if (compensated && across < 0) return 1;
+    for (int64_t i = 0, divided = 0; i < of->n; i++) {
+        if (of->excess[i] <= OUTSTANDING * usual * usual * usual || of->share[i] <= most) continue;
+        if (!compensated || across == 0) return 0;
+        if (!divided++) { /* errors accumulate in the last columns of a group, and where a row has an outlier */
+            for (int64_t col = 0; col < across; col++) divide_by_median(of->e_sq + col, of->n / across, across, room);
+            for (int64_t row = 0; row < of->n; row += across) divide_by_median(of->e_sq + row, across, 1, room);
+        }
+        if (!(of->e_sq[i] <= APART)) return 0;
+    }
     return 1;
+}
+
+/* Returns whether no row, tile or column of the sample stands out. */
+static int are_regions_alike(const Sample *s, const Regions *rows, const Regions *tiles, int64_t n_rows, int64_t cols) {
+    double *room = s->columns + N_PRODUCTS * s->most_cols; /* where the products of the last row are */
+    if (!are_alike(s, rows, room, 0) || !are_alike(s, tiles, room, cols / TILE)) return 0;
+    Regions columns = {tiles->e_sq, tiles->excess, tiles->share, 0, s->most_cols};
+    for (int64_t col = 0; col < cols && n_rows >= FEWEST; col++) {
+        double sums[N_PRODUCTS];
+        for (int k = 0; k < N_PRODUCTS; k++) sums[k] = s->columns[k * s->most_cols + col];
+        if (!add_region(&columns, sums)) return 0;
+    }
+    return are_alike(s, &columns, room, -1);
 }
 
 INLINE Scale scale_of(const Rows *rows, int64_t row, int64_t group) {
@@ -406,24 +489,6 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
     return 1;
 }
 
-/* Returns the lower median of positive numbers, which it reorders. */
-static double median_of(double *values, int64_t n) {
-    int64_t low = 0, high = n - 1, at = (n - 1) / 2;
-    while (low < high) { /* Hoare's selection */
-        double pivot = values[(low + high) / 2];
-        int64_t i = low, j = high;
-        while (i <= j) {
-            while (values[i] < pivot) i++;
-            while (values[j] > pivot) j--;
-            if (i <= j) { double kept = values[i]; values[i++] = values[j]; values[j--] = kept; }
-        }
-        if (at <= j) high = j;
-        else if (at >= i) low = i;
-        else break;
-    }
-    return values[at];
-}
-
 /* Adds rows of (at most) a group's columns to their group, whose good scale is a multiple of its unit. */
 static void join_rows(Group *g, const Range *rows, int64_t n, const Sample *s) {
     const float largest = largest_of(rows->high), least = -largest_of(rows->low);
@@ -452,14 +517,17 @@ static void describe_scales(Sample *s, const Rows *rows) {
 }
 
 enum { HALF_A_STEP, AS_NEAR, BY_REGIONS }; /* what is required of errors: so much at most; as little as of the nearest codes; or
-                                              little more, in each row, column and tile */
+                                              no row, column or tile that stands out */
 
 /* Adds up a sample of rows, and collects the groups of every few rows. Returns whether all errors are as required. */
 static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int required) {
     const int64_t every = required == HALF_A_STEP ? s->every : s->every_closely;
     const int64_t used = rows->cols / s->cols * s->cols; /* columns of whole groups */
     const float most = (float)(HALF_STEP / (1 << s->mantissa));
-    float *squares = required == BY_REGIONS ? (float *)(s->columns + 2 * s->most_cols) : 0;
+    float *products = required == BY_REGIONS ? (float *)(s->columns + N_PRODUCTS * s->most_cols) : 0;
+    double *room = s->columns + (N_PRODUCTS + 2) * s->most_cols; /* 2: products are floats */
+    Regions tiles = place_regions(s, room, 0, s->most_cols - MOST_ROWS), of_rows = place_regions(s, room, tiles.most, MOST_ROWS);
+    int64_t n_rows = 0;
     Errors all_rows = {{0}, {0}, {0}, {0}};
     Nearest all_near = {0};
     *n = 0;
@@ -477,7 +545,7 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int
                 (s->kind == FLOATS ? scan_floats : scan_integers)(x, y, width, scale.unit, s, &own);
                 add_errors(&all_rows, &own);
             } else {
-                if (!find_nearest(x, y, width, scale, s, &nearest_codes, squares ? squares + col : 0)) return 0;
+                if (!find_nearest(x, y, width, scale, s, &nearest_codes, products ? products + col : 0)) return 0;
                 add_nearest(&all_near, &nearest_codes);
             }
             if (s->block_rows || place % every || col >= used) continue;
@@ -490,16 +558,16 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int
         }
         for (int i = 0; i < LANES; i++)
             if (!(all_rows.far[i] <= most)) return 0;
-        if (squares && !add_regions(s, squares, rows->cols)) return 0;
+        if (products && !add_row(s, &of_rows, &tiles, products, rows->cols)) return 0;
+        n_rows++;
     }
-    if (squares && !are_columns_alike(s, rows->cols)) return 0;
     s->x_sq = required == HALF_A_STEP ? sum_of(all_rows.x_sq) : all_near.x_sq;
     s->e_sq = required == HALF_A_STEP ? sum_of(all_rows.e_sq) : all_near.e_sq;
     s->steps_sq = ldexp(sum_of(all_rows.steps_sq), 2 * s->mantissa);
     s->best_sq = all_near.best_sq, s->beyond_sq = all_near.beyond_sq;
     s->clipped_sq = all_near.clipped_sq, s->clipped_x_sq = all_near.clipped_x_sq;
     s->clipped = all_near.clipped, s->off = all_near.off;
-    return 1;
+    return !products || are_regions_alike(s, &of_rows, &tiles, n_rows, rows->cols);
 }
 
 /* Adds up a sample of rows as closely as their codes require; returns 0 if none of the ways will do, else how they were. */
@@ -508,8 +576,7 @@ static int scan_codes(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
     if (!s->every_closely) return 0;
     if (scan_rows(s, rows, groups, n, AS_NEAR)) return NEAREST;
     if (s->kind == FLOATS || s->kind == TABLE || rows->cols % LANES || s->cols % LANES || rows->cols > s->most_cols) return 0;
-    memset(s->columns, 0, (size_t)rows->cols * sizeof *s->columns);
-    memset(s->columns + s->most_cols, 0, (size_t)rows->cols * sizeof *s->columns);
+    for (int k = 0; k < N_PRODUCTS; k++) memset(s->columns + k * s->most_cols, 0, (size_t)rows->cols * sizeof *s->columns);
     return scan_rows(s, rows, groups, n, BY_REGIONS) ? NEAREST : 0;
 }
 

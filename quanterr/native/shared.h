@@ -103,7 +103,7 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     int64_t block_rows, block_cols;
     float *block_values;      /* room for x in these rows and columns */
     void *room;               /* 64 bytes for each group */
-    double *columns;          /* room for 3 numbers for each of most_cols columns */
+    double *columns;          /* room for 9 numbers for each of most_cols columns */
     int64_t most_cols;
     int32_t are_whole;        /* out: whether all zero points are whole codes */
     int32_t plain;            /* out: 0, unless all codes and scales are as they should be: then ROUNDED or NEAREST */
