@@ -168,43 +168,43 @@ typedef struct { /* a K type of ggml */
 
 enum { SIGNED_BYTES, NIBBLES, SIX_BIT_PAIRS, SIX_BITS }; /* native/__init__.py describes them */
 
-INLINE uint16_t to_half(float f) { /* ties to even */
+/* What follows is done for WIDTH blocks side by side, one in each lane. */
+
+INLINE ints to_halves(floats v) { /* ties to even */
     const Codes halves = {.mantissa = 10, .least = -14, .sign = 15};
-    int32_t size = as_bits(f) & MAGNITUDE, sign = as_bits(f) >> 16 & 0x8000;
-    if (size >= 0x477FF000) return (uint16_t)(sign | (size > 0xFF << 23 ? 0x7E00 : 0x7C00)); /* NaN, infinity */
-    return (uint16_t)to_small_floats((floats){f}, &halves)[0];
+    ints size = (ints)v & MAGNITUDE, sign = (ints)v >> 16 & 0x8000, is_nan = size > 0xFF << 23;
+    ints beyond = sign | 0x7C00 | (is_nan & 0x200), is_beyond = size >= 0x477FF000;
+    return (is_beyond & beyond) | (~is_beyond & to_small_floats(v, &halves));
 }
 
-INLINE int32_t rank_of(float number, int by_magnitude) { /* integers in the order of numbers, NaN above all */
-    int32_t size = as_bits(number) & MAGNITUDE;
-    return size > 0xFF << 23 ? INT32_MAX : by_magnitude || as_bits(number) >= 0 ? size : -size;
+INLINE ints rank(floats numbers, int by_magnitude) { /* integers in the order of numbers, NaN above all */
+    ints size = (ints)numbers & MAGNITUDE, is_nan = size > 0xFF << 23, minus = by_magnitude ? (ints){0} : (ints)numbers >> 31;
+    return (is_nan & INT32_MAX) | (~is_nan & ((size ^ minus) - minus));
 }
 
-/* Rounds scales or minima in place to integers of a unit, which it stores as float16 and returns. No loop has a branch. */
-INLINE float to_integers(float *numbers, int n, int most, int is_signed, uint8_t *unit) {
-    int32_t ranks[MOST_PARTS], highest = INT32_MIN;
-    int first = n;
-    for (int i = 0; i < n; i++) ranks[i] = rank_of(numbers[i], is_signed);
-    for (int i = 0; i < n; i++) highest = ranks[i] > highest ? ranks[i] : highest;
-    for (int i = 0; i < n; i++) first = ranks[i] == highest && i < first ? i : first;
-    float largest = numbers[first], inverse, found;
+/* Rounds scales or minima of n parts in place to integers of a unit, and returns it as float16. */
+INLINE ints to_integers(floats *numbers, int n, int most, int is_signed) {
+    const floats none = {0};
+    ints highest = rank(numbers[0], is_signed);
+    floats largest = numbers[0], inverse, found;
+    for (int i = 1; i < n; i++) {
+        ints own = rank(numbers[i], is_signed), is_larger = own > highest;
+        highest = (is_larger & own) | (~is_larger & highest);
+        largest = choose(is_larger, numbers[i], largest);
+    }
     if (is_signed) {
-        int none = fabsf(largest) < LEAST;
-        inverse = none ? 0 : 1 / largest * (float)-most;
-        found = none ? 0 : 1 / inverse;
+        ints is_none = magnitude(largest) < LEAST;
+        inverse = choose(is_none, none, 1 / largest * (float)-most);
+        found = choose(is_none, none, 1 / inverse);
     } else {
-        inverse = largest > 0 ? 1 / largest * (float)most : 0;
+        inverse = choose(largest > 0, 1 / largest * (float)most, none);
         found = largest / (float)most;
     }
-    float low = is_signed ? (float)-most : 0, high = (float)(is_signed ? most - 1 : most);
     for (int i = 0; i < n; i++) {
-        float number = numbers[i] * inverse;
-        number = number < low ? low : number > high ? high : number;
-        numbers[i] = number == number ? number + ROUNDER - ROUNDER : 0;
+        floats number = clamp(numbers[i] * inverse, is_signed ? (float)-most : 0, (float)(is_signed ? most - 1 : most));
+        numbers[i] = choose(number == number, number + ROUNDER - ROUNDER, none);
     }
-    uint16_t rounded = to_half(found);
-    memcpy(unit, &rounded, 2);
-    return half(rounded);
+    return to_halves(found);
 }
 
 INLINE void pack_scales(const int *own, const int *least, int packing, uint8_t *to) {
@@ -246,31 +246,48 @@ INLINE void pack_runs(const uint8_t *codes, Field field, uint8_t *to) {
         }
 }
 
+typedef struct { float steps[MOST_PARTS], minima[MOST_PARTS]; } Scales; /* of the parts of a block, as stored */
+
+/* Encodes the scales and, unless NULL, minima of up to WIDTH blocks. */
+INLINE void encode_scales(const float *scales, const float *minima, int n, const Superblock *t, int parts, Scales *found,
+                          uint8_t *out) {
+    floats own[MOST_PARTS], least[MOST_PARTS];
+    for (int p = 0; p < WIDTH; p++) /* lanes beyond the last block repeat it */
+        for (int i = 0; i < parts; i++) {
+            own[i][p] = scales[(p < n ? p : n - 1) * parts + i];
+            least[i][p] = minima ? minima[(p < n ? p : n - 1) * parts + i] : 0;
+        }
+    ints unit = to_integers(own, parts, t->most, !minima), least_unit = to_integers(least, parts, t->most, 0);
+    for (int p = 0; p < n; p++, out += t->bytes) {
+        const uint16_t units[2] = {(uint16_t)unit[p], (uint16_t)least_unit[p]};
+        int own_codes[MOST_PARTS] = {0}, least_codes[MOST_PARTS] = {0};
+        for (int i = 0; i < parts; i++) {
+            own_codes[i] = (int)own[i][p];
+            least_codes[i] = (int)least[i][p];
+            float step = half(units[0]) * own[i][p];
+            found[p].steps[i] = fabsf(step) > 0 ? step : INFINITY; /* also if the unit is NaN */
+            found[p].minima[i] = -(half(units[1]) * least[i][p]);
+        }
+        pack_scales(own_codes, least_codes, t->packing, out + t->scales_at);
+        memcpy(out + t->units_at, units, minima ? 4 : 2);
+    }
+}
+
 /* Encodes n blocks of a K type that has so many parts; `minima` may be NULL. */
 INLINE void encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n, Superblock t,
                                int parts, uint8_t *out) {
     const Codes to = {.kind = INTEGERS, .first = -t.low, .low = (float)t.low, .high = (float)t.high};
     const int size = SUPERBLOCK / parts;
+    Scales found[WIDTH];
     for (int64_t block = 0; block < n; block++, out += t.bytes, x += SUPERBLOCK) {
-        float own[MOST_PARTS], least[MOST_PARTS] = {0}, least_unit = 0;
-        int own_codes[MOST_PARTS] = {0}, least_codes[MOST_PARTS] = {0};
+        if (block % WIDTH == 0)
+            encode_scales(scales + block * parts, minima ? minima + block * parts : NULL,
+                          n - block < WIDTH ? (int)(n - block) : WIDTH, &t, parts, found, out);
+        const Scales *own = found + block % WIDTH;
         uint8_t codes[SUPERBLOCK];
-        memcpy(own, scales + block * parts, (size_t)parts * sizeof *own);
-        float unit = to_integers(own, parts, t.most, !minima, out + t.units_at);
-        if (minima) {
-            memcpy(least, minima + block * parts, (size_t)parts * sizeof *least);
-            least_unit = to_integers(least, parts, t.most, 0, out + t.units_at + 2);
-        }
-        for (int i = 0; i < parts; i++) {
-            own_codes[i] = (int)own[i];
-            least_codes[i] = (int)least[i];
-            own[i] *= unit;
-            own[i] = fabsf(own[i]) > 0 ? own[i] : INFINITY; /* also if the unit is NaN */
-            least[i] = -(least_unit * least[i]);
-        }
         for (int i = 0; i < parts; i++)
-            round_group(x + i * size, size, (Step){least[i], own[i], -0.0f, 0}, BYTES, INTEGERS, &to, codes + i * size);
-        pack_scales(own_codes, least_codes, t.packing, out + t.scales_at);
+            round_group(x + i * size, size, (Step){own->minima[i], own->steps[i], -0.0f, 0}, BYTES, INTEGERS, &to,
+                        codes + i * size);
         for (int i = 0; i < 2 && t.fields[i].bits; i++) pack_runs(codes, t.fields[i], out + t.fields[i].at);
     }
 }
