@@ -218,7 +218,7 @@ def test_units_of_k_types_are_the_halves_of_torch(monkeypatch, kernel):
 
     def found(choice):
         monkeypatch.setattr(superblocks, "choose_kernel", lambda: native.KernelChoice(choice))
-        return superblocks._encode(superblocks.Q6_K, x, scales)
+        return superblocks._encode(superblocks.Q6_K, x, None, scales)
 
     assert torch.equal(found(None), found(kernel))
 

@@ -72,7 +72,7 @@ def select_conspicuous(peaks: Tensor, shares: Tensor, usual: float, most: int) -
     """
     if float(shares.amax()) <= usual:
         return []
-    out = shares > usual
-    places = out.nonzero()
-    chosen = [numbers.topk(min(most, len(places))).indices for numbers in (shares[out], peaks[1][out])]
-    return sorted({(down, across) for down, across in places[torch.cat(chosen)].tolist()})
+    places = (shares > usual).nonzero()
+    down, across = places.unbind(1)
+    chosen = [side[down, across].topk(min(most, len(places))).indices for side in (shares, peaks[1])]
+    return sorted({(row, col) for row, col in places[torch.cat(chosen)].tolist()})

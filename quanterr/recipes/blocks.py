@@ -79,15 +79,15 @@ class BlockScheme(Scheme):
     ) -> None:
         """Write the blocks of rows."""
         blocks = x.reshape(-1, BLOCKS[self.dtype][0])
-        if importance is None or not self.weighs:
-            found = self.quantize(blocks)
-        else:
-            if self.dtype in LEGACY:  # K types use the mean square of a block instead
-                weights = weigh_by_importance(x, importance, x.square().mean(1, keepdim=True))
-            else:
-                weights = importance.repeat(len(x))
-            found = self.quantize(blocks, weights.view(blocks.shape))
-        out.view(len(blocks), -1).copy_(found)
+        into = out.view(len(blocks), -1)
+        if self.dtype not in LEGACY:
+            weights = None if importance is None else importance.repeat(len(x)).view(blocks.shape)
+            self.quantize(blocks, weights, into)
+        elif importance is None or not self.weighs:
+            into.copy_(self.quantize(blocks))
+        else:  # K types use the mean square of a block instead
+            weights = weigh_by_importance(x, importance, x.square().mean(1, keepdim=True))
+            into.copy_(self.quantize(blocks, weights.view(blocks.shape)))
 
 
 def q8_0(x: Tensor) -> Tensor:

@@ -89,27 +89,31 @@ Q6_FIELDS = FieldStruct(0, 4, 0, 64), FieldStruct(128, 2, 4, 32)
 Q6_K = _Layout("Q6_K", 16, (-32, 31), 128, ScalePacking.SIGNED_BYTES, 192, 208, Q6_FIELDS)
 
 
-def _encode(to: _Layout, x: Tensor, scales: Tensor, minima: Tensor | None = None) -> Tensor:
-    """Return blocks of parts, (n, parts, elements), with these scales and, if any, minima, (n, parts)."""
+def _encode(to: _Layout, x: Tensor, out: Tensor | None, scales: Tensor, minima: Tensor | None = None) -> Tensor:
+    """Return blocks of parts, (n, parts, elements), with these scales and, if any, minima, (n, parts), in ``out``."""
     kernel = choose_kernel().kernel
     if kernel is None or not x.is_cpu:
         if minima is None:
-            return _encode_with(to, x, _to_signed_integers(scales, to.most))
-        return _encode_with(to, x, _to_integers(scales, to.most), _to_integers(minima, to.most))
-    blocks = torch.empty(len(x), BLOCKS[to.dtype][1], dtype=torch.uint8)
+            return _encode_with(to, x, out, _to_signed_integers(scales, to.most))
+        return _encode_with(to, x, out, _to_integers(scales, to.most), _to_integers(minima, to.most))
+    blocks = _make_blocks(to, x) if out is None else out
     found = scales.data_ptr(), 0 if minima is None else minima.data_ptr()
     kernel.encode_superblocks(x.data_ptr(), found, len(x), to.describe(), blocks.data_ptr())
     return blocks
 
 
-def _encode_with(to: _Layout, x: Tensor, *rounded: Integers) -> Tensor:
+def _make_blocks(to: _Layout, x: Tensor) -> Tensor:
+    return torch.empty(len(x), BLOCKS[to.dtype][1], dtype=torch.uint8)
+
+
+def _encode_with(to: _Layout, x: Tensor, out: Tensor | None, *rounded: Integers) -> Tensor:
     """Return blocks of parts, (n, parts, elements), with these scales and any minima; parts without a scale are 0."""
     unit, *least = (d.float() * own for d, own in rounded)
     unit = torch.where(unit.abs() > 0, unit, torch.inf)  # also if the unit is NaN
     codes = make_integers(*to.ends, -to.ends[0])
     flat, size = x.view(len(x), -1), x.shape[2]
     packed = find_codes(flat, unit, codes, size, before=-least[0] if least else None)
-    blocks = torch.empty(len(x), BLOCKS[to.dtype][1], dtype=torch.uint8)
+    blocks = _make_blocks(to, x) if out is None else out
     parts = [(field.at, pack_runs(packed, field.bits, field.shift, field.run)) for field in to.fields]
     parts += [(to.scales_at, PACK[to.packing](*(own.to(torch.int8).view(torch.uint8) for _, own in rounded)))]
     parts += [(to.units_at, view_bytes(torch.cat([d for d, _ in rounded], 1)))]
@@ -144,55 +148,57 @@ def _weigh(x: Tensor, importance: Tensor, times: float) -> Tensor:
     return weigh_by_importance(x, importance.view(x.shape), times * x.square().mean((1, 2), keepdim=True))
 
 
-def _encode_with_importance(to: _Layout, x: Tensor, weights: Tensor) -> Tensor:
+def _encode_with_importance(to: _Layout, x: Tensor, weights: Tensor, out: Tensor | None) -> Tensor:
     """Return blocks of a type with minima, whose error weighted by ``weights`` is least."""
     found = search_with_minimum(x, to.ends[1], FINE, weights)
     units, integers = zip(*(search_positive(each, to.most, weights.sum(2)) for each in found), strict=True)
-    return _encode_with(to, x, *zip(map(_to_half, units), integers, strict=True))
+    return _encode_with(to, x, out, *zip(map(_to_half, units), integers, strict=True))
 
 
-def _quantize_pairs(to: _Layout, x: Tensor, importance: Tensor | None, steps: Sequence[float]) -> Tensor:
+def _quantize_pairs(
+    to: _Layout, x: Tensor, importance: Tensor | None, out: Tensor | None, steps: Sequence[float]
+) -> Tensor:
     """Quantize to blocks of Q4_K or Q5_K."""
     x = x.view(-1, 8, 32)
     if importance is not None:
-        return _encode_with_importance(to, x, _weigh(x, importance, 2.0))
-    return _encode(to, x, *search_with_minimum(x, to.ends[1], steps))
+        return _encode_with_importance(to, x, _weigh(x, importance, 2.0), out)
+    return _encode(to, x, out, *search_with_minimum(x, to.ends[1], steps))
 
 
-def q4_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
-    """Quantize to blocks of Q4_K, (n, 144) uint8."""
-    return _quantize_pairs(Q4_K, x, importance, [0.1 * n - 1 for n in range(21)])
+def q4_k(x: Tensor, importance: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Quantize to blocks of Q4_K, (n, 144) uint8, in ``out`` if given."""
+    return _quantize_pairs(Q4_K, x, importance, out, [0.1 * n - 1 for n in range(21)])
 
 
-def q5_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
-    """Quantize to blocks of Q5_K, (n, 176) uint8."""
-    return _quantize_pairs(Q5_K, x, importance, [0.1 * n - 0.5 for n in range(16)])
+def q5_k(x: Tensor, importance: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Quantize to blocks of Q5_K, (n, 176) uint8, in ``out`` if given."""
+    return _quantize_pairs(Q5_K, x, importance, out, [0.1 * n - 0.5 for n in range(16)])
 
 
-def q2_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
-    """Quantize to blocks of Q2_K, (n, 84) uint8."""
+def q2_k(x: Tensor, importance: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Quantize to blocks of Q2_K, (n, 84) uint8, in ``out`` if given."""
     x = x.view(-1, 16, 16)
     if importance is not None:
-        return _encode_with_importance(Q2_K, x, _weigh(x, importance, 1.0))
-    return _encode(Q2_K, x, *search_with_minimum(x, 3, [0.1 * n - 0.5 for n in range(16)], absolute=True))
+        return _encode_with_importance(Q2_K, x, _weigh(x, importance, 1.0), out)
+    return _encode(Q2_K, x, out, *search_with_minimum(x, 3, [0.1 * n - 0.5 for n in range(16)], absolute=True))
 
 
-def q6_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
-    """Quantize to blocks of Q6_K, (n, 210) uint8."""
+def q6_k(x: Tensor, importance: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Quantize to blocks of Q6_K, (n, 210) uint8, in ``out`` if given."""
     x = x.view(-1, 16, 16)
-    return _encode(Q6_K, x, search_symmetric(x, 32, None if importance is None else importance.view(x.shape)))
+    return _encode(Q6_K, x, out, search_symmetric(x, 32, None if importance is None else importance.view(x.shape)))
 
 
-def q3_k(x: Tensor, importance: Tensor | None = None) -> Tensor:
-    """Quantize to blocks of Q3_K, (n, 110) uint8."""
+def q3_k(x: Tensor, importance: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Quantize to blocks of Q3_K, (n, 110) uint8, in ``out`` if given."""
     x = x.view(-1, 16, 16)
     if importance is None:
-        return _encode(Q3_K, x, search_three_bits(x))
+        return _encode(Q3_K, x, out, search_three_bits(x))
     weights = _weigh(x, importance, 2.0)
     scales = search_symmetric(x, 4, weights)
     own = torch.empty_like(scales)
     unit = search_symmetric(scales[:, None], 32, weights.sum(2)[:, None], own[:, None])
-    return _encode_with(Q3_K, x, (_to_half(unit), own.masked_fill_(unit == 0, 0)))
+    return _encode_with(Q3_K, x, out, (_to_half(unit), own.masked_fill_(unit == 0, 0)))
 
 
 K_TYPES = {"Q6_K": q6_k, "Q5_K": q5_k, "Q4_K": q4_k, "Q3_K": q3_k, "Q2_K": q2_k}
