@@ -256,7 +256,7 @@ def _find_outstanding(kind: Kind, found: Sequence[_Energies], whole: Attainable)
     far = excess > 3 * usual + PART_DB
     if usual > COMPENSATED_DB:  # GPTQ leaves some excess in all regions, and a column may have any amount
         bad = (e_sq * whole.x_sq > x_sq * whole.e_sq * 10 ** (BETTER_DB / 10)) & (kind != "column")
-        if kind == "tile":
+        if kind == "tile" and bool((far & bad).any()):
             bad &= _measure_excess(e_sq, _list_places(found)) > TILE_DB
         if kind != "row":
             scaled &= far & (best_sq < x_sq / 2)
@@ -290,9 +290,10 @@ def _measure_excess(e_sq: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
     """Return the excess in dB of each tile's error over its row and its columns, (n,)."""
     left = 10 * e_sq.clamp(min=torch.finfo(e_sq.dtype).tiny).log10()
     for axis in (1, 0):
-        of = torch.tensor([place[axis] for place in places], device=e_sq.device)
-        for one in {place[axis] for place in places}:
-            alike = of == one
-            if int(alike.sum()) >= FEWEST_ROWS:
-                left[alike] -= left[alike].median()
+        numbers = torch.tensor([place[axis] for place in places], device=e_sq.device)
+        _, group, sizes = numbers.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
+        order = left.argsort()
+        order = order[group[order].argsort(stable=True)]  # by group, and ascending in each
+        medians = left[order[sizes.cumsum(0) - sizes + (sizes - 1) // 2]].where(sizes >= FEWEST_ROWS, 0.0)
+        left = left - medians[group]
     return left
