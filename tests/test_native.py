@@ -653,6 +653,23 @@ class TestSamplesAreMeasuredAsByTorch:
         moved = {name: x[name] + 0.3 * steps * normal(rows, 640, seed=n + 20) for n, name in enumerate(x)}
         self.check_recipe(tmp_path, monkeypatch, recipe, x, moved)
 
+    def test_of_codes_around_one_zero_point(self, tmp_path, monkeypatch, rows):
+        """As GPTQ stores symmetric codes: down the columns, each with the zero point 8."""
+        x, stored = {}, {}
+        for n in range(6):
+            x[f"{n}.weight"] = values = normal(rows, 640, seed=n)
+            scale = (values.view(rows, 5, 128).abs().amax(2) / 7.25).half()
+            codes = (values.view(rows, 5, 128) / scale[:, :, None]).round().clamp(-8, 7).view(rows, 640).int() + 8
+            nibbles = codes.t().reshape(80, 8, rows)
+            stored |= {
+                f"{n}.qweight": sum(nibbles[:, place] << 4 * place for place in range(8)).contiguous(),
+                f"{n}.qzeros": torch.full((5, rows // 8), 0x77777777, dtype=torch.int32),
+                f"{n}.scales": scale.t().contiguous(),
+            }
+        config = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
+        y = store(tmp_path / "y", stored, config=config)
+        self.check(monkeypatch, store(tmp_path / "x.safetensors", x), y, 640)
+
     def check_recipe(self, tmp_path, monkeypatch, recipe, x, moved):
         """``moved`` are quantized in place of ``x``."""
         parts = {n: quantize_tensor(values, recipe) for n, values in enumerate(moved.values())}

@@ -25,7 +25,7 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.decoder import Decoder, ElementType, Order
 from quanterr.tensors.workspace import Workspace
 
-GROUP, COLUMN = 8, 9  # float64 numbers of scratch space per group and per column of a sample
+GROUP, COLUMN = 9, 9  # float64 numbers of scratch space per group and per column of a sample
 PRECISE = 1 << 12  # elements below which all sums are float64, because few roundings do not average out
 
 Dequantize = Callable[[Chunk], Values]

@@ -28,6 +28,7 @@ MOST_GROUPS = SMALL  # groups of a sample, at most
 LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
 LANES = 16  # columns that the kernel takes at once
 NEAREST = 2  # as in shared.h
+ONE = 2  # as in samples.c
 
 
 class PlainSample(NamedTuple):
@@ -45,6 +46,11 @@ class PlainSample(NamedTuple):
         if not (n > 0 and low > 0 and isfinite(total)):
             return None
         return ScaleStatistics(n, 0, 0, 0, low if low == high else total / n, low, high)
+
+    @property
+    def one_zero(self) -> bool:
+        """True if the kernel found that all groups share a zero point."""
+        return bool(self.struct.zeros == ONE)
 
     def summarize(self, sums: Sums) -> Attainable | None:
         """Return the error that the stored scales allow; None if a code, a scale or the sums need a closer look.

@@ -282,8 +282,8 @@ class Worker:
     def _take_plain_sample(self, pair: Pair, sums: Sums, plain: PlainSample | None, place: int) -> Attainable | None:
         """Return the kernel's result for the sample, and what conspicuous rows and cells add; None without a result."""
         found = plain.summarize(sums) if plain else None
-        if found is None or (found.rounding is None and pair.importance):  # the kernel has not weighted errors by it
-            return None
+        if plain is None or found is None or (found.rounding is None and pair.importance):
+            return None  # with importance: the kernel has not weighted errors by it
         if found.n == sums.n:
             return found
         weight = pair.quantized
@@ -291,7 +291,7 @@ class Worker:
         if not (find_conspicuous_rows(sums, found) or find_conspicuous_cells(weight, sums, chunks)):
             return found
         of_scales = ScaleSampler(weight, None) if spans_rows(weight) else self._make_scale_sampler(weight, sums, False)
-        of_scales.one_zero = False  # or the kernel would have left the sample to torch
+        of_scales.one_zero = plain.one_zero
         parts, beside = self._inspect_conspicuous(pair, sums, found, of_scales, place)
         return of_scales.result(found._replace(parts=parts), beside)
 

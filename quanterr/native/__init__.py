@@ -207,7 +207,7 @@ class SampleStruct(ctypes.Structure):
         ("room", ctypes.c_void_p),
         ("columns", ctypes.c_void_p),
         ("most_cols", ctypes.c_int64),
-        ("are_whole", ctypes.c_int32),
+        ("zeros", ctypes.c_int32),
         ("plain", ctypes.c_int32),
         ("x_sq", ctypes.c_double),
         ("e_sq", ctypes.c_double),

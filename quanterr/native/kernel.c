@@ -1391,7 +1391,7 @@ static const Field LAYOUT[] = {
     {"Sample", sizeof(Sample)},
     P(kind), P(mantissa), P(lowest), P(highest), P(normal), P(below), P(above), P(levels), P(bounds), P(halves), P(n_levels),
     P(multiples), P(n_multiples), P(lucky), P(most), P(cols), P(per_row), P(whole), P(every), P(every_closely), P(height),
-    P(first_block), P(block_rows), P(block_cols), P(block_values), P(room), P(columns), P(most_cols), P(are_whole),
+    P(first_block), P(block_rows), P(block_cols), P(block_values), P(room), P(columns), P(most_cols), P(zeros),
     P(plain), P(x_sq), P(e_sq), P(steps_sq), P(best_sq), P(clipped_sq), P(clipped_x_sq), P(beyond_sq), P(clipped), P(off),
     P(group_x_sq), P(stored_sq), P(good_sq), P(worst_sq), P(scale_ratio), P(scale_n), P(scale_low), P(scale_high),
     P(scale_sum),

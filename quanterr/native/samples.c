@@ -42,11 +42,12 @@ typedef struct { /* elements that share a scale: (n, cols), from `stride` to `st
     const float *x;
     int64_t n, stride;
     double x_sq, e_sq;
-    float unit, needed, zero, start; /* zero: the code of zero; start: the lowest code that is needed */
+    float unit, needed, zero, high, low; /* zero: the code of zero; high and low: codes that are needed, from zero on */
 } Group;
 typedef struct { double x_sq, e_sq, best_sq, clipped_sq, clipped_x_sq, beyond_sq; int64_t clipped, off; } Nearest; /* codes */
 typedef struct { float unit, zero; } Scale;
-typedef struct { float factor, start; } Trial; /* a scale to try, as a multiple of a group's unit, and its lowest code */
+typedef struct { float factor, start, first; } Trial; /* a scale to try, as a multiple of a group's unit: code `start` is
+                                                       * where `first` is then */
 
 /* Of a NaN and a number, the second is taken. A compiler would select after a comparison, which takes longer. */
 #if WIDTH == 16
@@ -354,7 +355,7 @@ INLINE floats room_of(const Sample *s, floats codes, int kind) {
 
 /* Returns the errors of the nearest codes of x / unit, if a group's scale is a multiple of its unit. */
 INLINE floats find_errors(const Sample *s, const Group *g, floats codes, Trial of, int kind) {
-    floats ideal = kind == SHIFTED ? (codes + g->zero - of.start) / of.factor + s->lowest : codes / of.factor;
+    floats ideal = kind == SHIFTED ? (codes + g->zero - of.start) / of.factor + of.first : codes / of.factor;
     return (nearest(ideal, s, kind) - ideal) * of.factor * g->unit;
 }
 
@@ -404,22 +405,29 @@ static double sum_worst_errors(const Sample *s, const Group *g, float last) {
     return s->kind == TABLE ? sum_worst_errors_of(s, g, last, TABLE) : sum_worst_errors_of(s, g, last, INTEGERS);
 }
 
-/* Collects what the zero points have in common; returns whether each group has one of its own. */
-static int compare_zeros(Sample *s, const Group *groups, int64_t n) {
+enum { FRACTIONS, WHOLE, ONE }; /* zero points: any, whole codes, or one for all groups */
+
+/* Finds what the zero points of groups have in common, and by which factor the steps of each must grow. */
+static void compare_zeros(Sample *s, Group *groups, int64_t n) {
     float least = groups->zero, most = groups->zero;
-    s->are_whole = 1;
+    s->zeros = WHOLE;
     for (int64_t i = 0; i < n; i++) {
         least = groups[i].zero < least ? groups[i].zero : least;
         most = groups[i].zero > most ? groups[i].zero : most;
-        s->are_whole &= fabsf(groups[i].zero - rintf(groups[i].zero)) < (float)MOVED;
+        if (!(fabsf(groups[i].zero - rintf(groups[i].zero)) < (float)MOVED)) s->zeros = FRACTIONS;
     }
-    return most - least >= (float)FIXED;
+    if (most - least < (float)FIXED) s->zeros = ONE;
+    for (Group *g = groups; g < groups + n; g++) {
+        const float above = s->highest - g->zero, below = g->zero - s->lowest;
+        const float up = above > 0 ? g->high / above : 0, down = below > 0 ? -g->low / below : 0;
+        g->needed = s->zeros == ONE ? (up > down ? up : down) : (g->high - g->low) / (s->highest - s->lowest);
+    }
 }
 
 /* Returns how many scales to try for a group, and which. */
 static int64_t list_trials(const Sample *s, const Group *g, int are_powers, Trial *trials) {
     const int64_t n = are_powers ? 2 : s->n_multiples;
-    float start = g->start;
+    float start = s->zeros == ONE ? g->zero : g->zero + g->low;
     if (are_powers) { /* the smallest that clips nothing; and by OCP's rule, from exponents alone */
         int exponent, of_highest, of_largest;
         float mantissa = frexpf(g->needed, &exponent);
@@ -431,8 +439,8 @@ static int64_t list_trials(const Sample *s, const Group *g, int are_powers, Tria
         for (int64_t k = 0; k < n; k++) trials[k].factor = g->needed * s->multiples[k];
     for (int64_t k = 0; k < n; k++) {
         float factor = trials[k].factor;
-        if (s->are_whole) start = g->zero - rintf((g->zero - start) / factor) * factor; /* whole steps below zero */
-        trials[k].start = start;
+        if (s->zeros == WHOLE) start = g->zero - rintf((g->zero - start) / factor) * factor; /* whole steps below zero */
+        trials[k].start = start, trials[k].first = s->zeros == ONE ? g->zero : s->lowest;
     }
     return n;
 }
@@ -443,9 +451,9 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
     const int is_float = s->kind == FLOATS;
     int lose_nothing = is_float, are_powers = 1, lose_some = 0;
     double x_sq = 0, worst_sq = 0;
-    const Trial stored = {1, 0};
+    const Trial stored = {1, 0, 0};
     Trial trials[MOST_FACTORS];
-    if (s->kind == SHIFTED && !compare_zeros(s, groups, n)) return 0;
+    if (s->kind == SHIFTED) compare_zeros(s, groups, n);
     for (int64_t i = 0; i < n; i++) {
         if (!(groups[i].x_sq > 0 && groups[i].needed >= 1 / WIDE)) return 0;
         x_sq += groups[i].x_sq;
@@ -495,8 +503,8 @@ static void join_rows(Group *g, const Range *rows, int64_t n, const Sample *s) {
     const float high = (g->unit > 0 ? largest : least) / g->unit, low = (g->unit > 0 ? least : largest) / g->unit;
     g->n += n;
     g->x_sq += sum_of(rows->x_sq);
-    if (s->kind == SHIFTED) { /* of one row */
-        g->needed = (high - low) / (s->highest - s->lowest), g->start = g->zero + low;
+    if (s->kind == SHIFTED) { /* of one row; zero points decide what is needed */
+        g->high = high, g->low = low;
         return;
     }
     float up = high / s->highest, down = low / s->lowest;
@@ -575,7 +583,8 @@ static int scan_codes(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
     if (s->kind != TABLE && scan_rows(s, rows, groups, n, HALF_A_STEP)) return ROUNDED;
     if (!s->every_closely) return 0;
     if (scan_rows(s, rows, groups, n, AS_NEAR)) return NEAREST;
-    if (s->kind == FLOATS || s->kind == TABLE || rows->cols % LANES || s->cols % LANES || rows->cols > s->most_cols) return 0;
+    if (s->kind == FLOATS || s->kind == TABLE || rows->cols % LANES || s->cols % LANES) return 0;
+    if (s->most_cols < rows->cols || s->most_cols < MOST_ROWS) return 0;
     for (int k = 0; k < N_PRODUCTS; k++) memset(s->columns + k * s->most_cols, 0, (size_t)rows->cols * sizeof *s->columns);
     return scan_rows(s, rows, groups, n, BY_REGIONS) ? NEAREST : 0;
 }

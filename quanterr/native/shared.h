@@ -102,10 +102,10 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     int64_t first_block;      /* first row of the blocks that are used instead, their rows and columns; 0: none */
     int64_t block_rows, block_cols;
     float *block_values;      /* room for x in these rows and columns */
-    void *room;               /* 64 bytes for each group */
+    void *room;               /* 72 bytes for each group */
     double *columns;          /* room for 9 numbers for each of most_cols columns */
     int64_t most_cols;
-    int32_t are_whole;        /* out: whether all zero points are whole codes */
+    int32_t zeros;            /* out: what zero points have in common */
     int32_t plain;            /* out: 0, unless all codes and scales are as they should be: then ROUNDED or NEAREST */
     double x_sq, e_sq;        /* out: of all rows; all sums are 0 on entry */
     double steps_sq;          /* e² in steps, of ROUNDED codes */

@@ -105,9 +105,9 @@ static Sample *random_sample(const Side *x, const Side *y, const Run *run, Owner
         s->block_values = own(owner, malloc((size_t)(4 * s->block_rows * s->block_cols)));
         groups = s->block_rows / s->height * (s->block_cols / s->cols);
     }
-    s->room = own(owner, malloc((size_t)(64 * groups)));
-    s->most_cols = run->cols + below(2);
-    s->columns = own(owner, malloc((size_t)(24 * s->most_cols)));
+    s->room = own(owner, malloc((size_t)(72 * groups)));
+    s->most_cols = run->cols + below(2) * 1024;
+    s->columns = own(owner, malloc((size_t)(72 * s->most_cols)));
     return s;
 }
 
