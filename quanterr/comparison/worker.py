@@ -287,12 +287,12 @@ class Worker:
         if found.n == sums.n:
             return found
         weight = pair.quantized
-        chunks = _list_sampled_blocks(weight) if spans_rows(weight) else sample_chunks(weight.shape)
-        if not (find_conspicuous_rows(sums, found) or find_conspicuous_cells(weight, sums, chunks)):
+        conspicuous = _find_conspicuous(weight, sums, found)
+        if not any(conspicuous):
             return found
         of_scales = ScaleSampler(weight, None) if spans_rows(weight) else self._make_scale_sampler(weight, sums, False)
         of_scales.one_zero = plain.one_zero
-        parts, beside = self._inspect_conspicuous(pair, sums, found, of_scales, place)
+        parts, beside = self._inspect_conspicuous(pair, found, conspicuous, of_scales, place)
         return of_scales.result(found._replace(parts=parts), beside)
 
     def _check_copy(self, pair: Pair, sums: Sums, place: int) -> Copy | None:
@@ -326,7 +326,9 @@ class Worker:
             found, of_scales = self._sample_nearest(pair, chunks, kept, sums, place)
         if spans_rows(weight):
             of_scales = self._sample_scale_blocks(pair, place)
-        parts, beside = self._inspect_conspicuous(pair, sums, found, of_scales, place)
+        if found.n == sums.n or rotated or weight.matrix[1] > WIDEST:
+            return of_scales.result(found, None)
+        parts, beside = self._inspect_conspicuous(pair, found, _find_conspicuous(weight, sums, found), of_scales, place)
         return of_scales.result(found._replace(parts=(*found.parts, *parts)), beside)
 
     def _sample_nearest(
@@ -393,18 +395,15 @@ class Worker:
             to.add(range(chunk.row, chunk.stop_row), chunk.col, x, None, scales)
 
     def _inspect_conspicuous(
-        self, pair: Pair, sums: Sums, sample: Attainable, of_sample: ScaleSampler, place: int
-    ) -> tuple[tuple[BadRegion, ...], ScaleSampler | None]:
+        self, pair: Pair, sample: Attainable, found: "_Conspicuous", of_sample: ScaleSampler, place: int
+    ) -> tuple[tuple[BadRegion, ...], ScaleSampler]:
         """Inspect conspicuous rows and cells; return bad regions outside the sample, and a sampler of their scales."""
-        weight = pair.quantized
-        if sample.n == sums.n or weight.rotated or weight.matrix[1] > WIDEST:
-            return (), None
+        weight, (worst, cells) = pair.quantized, found
         of_scales = of_sample.make_companion()
         sampler, chunks = Sampler(kernel=self._compiled), sample_chunks(weight.shape)
-        rows, in_blocks = set(find_conspicuous_rows(sums, sample)), spans_rows(weight)
-        cells = find_conspicuous_cells(weight, sums, _list_sampled_blocks(weight) if in_blocks else chunks)
+        rows, in_blocks = set(worst), spans_rows(weight)
         if in_blocks and of_scales.has_floats:
-            cells += find_blocks(weight, find_conspicuous_rows(sums, sample)[:MOST_ROWS])
+            cells = cells + find_blocks(weight, worst[:MOST_ROWS])
         for cell in cells:
             if in_blocks:
                 self._add_blocks(pair, cell, of_scales, place)
@@ -568,6 +567,18 @@ def _stack_scalings(found: Iterable[Scaling | None], chunks: Sequence[Chunk]) ->
 def _list_sampled(shape: tuple[int, ...], size: int) -> Sequence[Chunk]:
     """Return the chunks of a weight's sample, of at most ``size`` elements each."""
     return tuple(piece for chunk in sample_chunks(shape) for piece in split_chunk(chunk, size))
+
+
+class _Conspicuous(NamedTuple):
+    """Rows and cells of a weight that are to be inspected beyond its sample."""
+
+    rows: list[int]
+    cells: list[Chunk]
+
+
+def _find_conspicuous(weight: Weight, sums: Sums, sample: Attainable) -> _Conspicuous:
+    chunks = _list_sampled_blocks(weight) if spans_rows(weight) else sample_chunks(weight.shape)
+    return _Conspicuous(find_conspicuous_rows(sums, sample), find_conspicuous_cells(weight, sums, chunks))
 
 
 @lru_cache(maxsize=64)

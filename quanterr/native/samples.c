@@ -32,6 +32,7 @@
 #define WORSE 1.99 /* BETTER_DB */
 #define APART 39.8 /* TILE_DB */
 #define MOST_ROWS 1024 /* of a sample that has regions */
+#define TRUSTED 0x1p-100 /* least energy of a region: float32 loses squares far below */
 
 enum { X_SQ, E_SQ, BEST_SQ, XE, N_PRODUCTS }; /* of an element */
 enum { INTEGERS, FLOATS, TABLE, SHIFTED }; /* codes; SHIFTED are integers around a zero point for each group */
@@ -265,13 +266,14 @@ INLINE Regions place_regions(const Sample *s, double *room, int64_t first, int64
     return (Regions){room + first, room + s->most_cols + first, room + 2 * s->most_cols + first, 0, most};
 }
 
-/* Adds a region of these sums; returns 0 if a factor explains much of its error, as where a scale is wrong or lost. */
+/* Adds a region of these sums; returns 0 if a factor explains much of its error, as where a scale is wrong or lost, or if
+ * its values are so small that squares were lost. */
 static int add_region(Regions *to, const double sums[N_PRODUCTS]) {
     const double x_sq = sums[X_SQ], e_sq = sums[E_SQ];
-    if (to->n == to->most) return 0;
+    if (to->n == to->most || !(x_sq >= TRUSTED)) return 0;
     to->e_sq[to->n] = e_sq;
     to->excess[to->n] = e_sq > 0 ? e_sq / (sums[BEST_SQ] + FLOOR * x_sq) : 1;
-    to->share[to->n++] = e_sq > 0 ? e_sq / x_sq : 0;
+    to->share[to->n++] = e_sq / x_sq;
     return sums[XE] * sums[XE] <= CORRELATED * x_sq * e_sq;
 }
 
