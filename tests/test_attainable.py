@@ -6,16 +6,19 @@ from itertools import product
 
 import pytest
 import torch
-from making import config_of, finish, numbers, store
+from making import config_of, finish, label, numbers, store
 from mutation import unusual
 from safetensors.torch import save_file
 
 import quanterr
 from quanterr.comparison.attainable import RUN, RUNS, WIDEST, sample_chunks
+from quanterr.comparison.plain_samples import prepare_sample
 from quanterr.comparison.worker import Worker
 from quanterr.findings import make_finding
 from quanterr.findings.merging import merge_excess
+from quanterr.formats.shared.convrot import rotate
 from quanterr.recipes.tensors import quantize_tensor
+from quanterr.tensors.workspace import Workspace
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 
@@ -426,17 +429,11 @@ class TestKernelMeasuresSamples:
                 y |= {f"{kind}.{n}.weight": codes.to(dtype), f"{kind}.{n}.weight_scale": scale.clone()}
         save_file(x, tmp_path / "x.safetensors")
         save_file(y, tmp_path / "y.safetensors")
-        reports = self.both(monkeypatch, tmp_path / "x.safetensors", tmp_path / "y.safetensors")
-        by_kernel, by_torch = (report.layers for report in reports)
+        by_torch, *others = self.reports(monkeypatch, tmp_path / "x.safetensors", tmp_path / "y.safetensors")
 
-        close = 2 * (128 + 8) * 2**-24 * 10 / math.log(10)  # dB: two float32 sums of 128 products, each rounded thrice
-        assert len({layer.scale_loss_db for layer in by_torch}) > len(changes)
-        for one, other in zip(by_kernel, by_torch, strict=True):
-            for name in ("attainable_snr_db", "excess_db", "scale_loss_db", "off_code_pct", "clipped_pct"):
-                assert getattr(one, name) == pytest.approx(getattr(other, name), rel=0, abs=close), (
-                    one.layer_name,
-                    name,
-                )
+        assert len({layer.scale_loss_db for layer in by_torch.layers}) > len(changes)
+        for by_kernel in others:
+            self.check_equal(by_kernel, by_torch, 128)
 
     @pytest.mark.parametrize("rows", [64, 300], ids=["whole", "sampled"])
     @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4", "int4_g32", "int4_g32 moved", "mlx_q4_g64", "nf4"])
@@ -465,21 +462,63 @@ class TestKernelMeasuresSamples:
             y |= {f"{n}.{name}": tensor.clone() for name, tensor in stored.items()}
         save_file(x, tmp_path / "x.safetensors")
         quantized = store(tmp_path / "y", y, config=config_of(recipe))
-        by_kernel, by_torch = self.both(monkeypatch, tmp_path / "x.safetensors", quantized)
-
-        assert [(one.code, one.layer) for one in by_kernel.findings] == [
-            (one.code, one.layer) for one in by_torch.findings
+        told = [
+            [(one.code, one.layer) for one in report.findings]
+            for report in self.reports(monkeypatch, tmp_path / "x.safetensors", quantized)
         ]
 
-    def both(self, monkeypatch, *files):
-        """The reports with samples measured by the kernel, some of them, and all by torch."""
-        taken, take = [], Worker._take_plain_sample
-        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *args: taken.append(take(*args)) or taken[-1])
-        by_kernel = quanterr.compare(*files, device="cpu")
-        assert any(taken)
-        assert not all(taken)
-        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *_: None)
-        return by_kernel, quanterr.compare(*files, device="cpu")
+        assert told[1:] == told[:1] * 2
+
+    @pytest.mark.parametrize("size", [64, 256])
+    def test_columns_are_rotated_before(self, tmp_path, monkeypatch, size):
+        x, y = {}, {}
+        for n, name in enumerate(("sound", "moved", "sampled")):
+            values = numbers(300 if name == "sampled" else 64, 256, seed=n).float()
+            x[f"{name}.weight"] = values
+            turned = rotate(size, values.clone(), Workspace(torch.device("cpu")))
+            unit = turned.abs().amax(1, keepdim=True) / 127
+            codes = (turned / unit).round().to(torch.int8)
+            said = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": size}
+            y[f"{name}.weight"] = codes.roll(1, 1) if name == "moved" else codes
+            y |= {f"{name}.weight_scale": unit, f"{name}.comfy_quant": label(**said)}
+        save_file(x, tmp_path / "x.safetensors")
+        save_file(y, tmp_path / "y.safetensors")
+        by_torch, *others = self.reports(monkeypatch, tmp_path / "x.safetensors", tmp_path / "y.safetensors")
+
+        for by_kernel in others:
+            self.check_equal(by_kernel, by_torch, 256)
+            assert [one.code for one in by_kernel.findings] == [one.code for one in by_torch.findings]
+
+    def reports(self, monkeypatch, *files):
+        """With all samples measured by torch; with some by the kernel, while it compares; and from their values."""
+        measured, take = [], Worker._take_plain_sample
+
+        def take_measured(worker, pair, sums, sample, place):
+            found = take(worker, pair, sums, sample, place)
+            if sample is not None:
+                measured.append(found)
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Worker, "_take_plain_sample", lambda *_: None)
+            found = [quanterr.compare(*files, device="cpu")]
+        monkeypatch.setattr(Worker, "_take_plain_sample", take_measured)
+        for prepare in (prepare_sample, lambda *_: None):
+            measured.clear()
+            monkeypatch.setattr("quanterr.comparison.worker.prepare_sample", prepare)
+            found.append(quanterr.compare(*files, device="cpu"))
+            assert any(measured)
+            assert not all(measured)
+        return found
+
+    def check_equal(self, report, other, cols):
+        close = 2 * (cols + 8) * 2**-24 * 10 / math.log(10)  # dB: two float32 sums of a row, each rounded thrice
+        for one, like in zip(report.layers, other.layers, strict=True):
+            for name in ("attainable_snr_db", "excess_db", "scale_loss_db", "off_code_pct", "clipped_pct"):
+                assert getattr(one, name) == pytest.approx(getattr(like, name), rel=0, abs=close), (
+                    one.layer_name,
+                    name,
+                )
 
 
 def test_a_ternary_code_that_stands_for_a_fourth_value_is_told(tmp_path, x):

@@ -13,16 +13,28 @@ from quanterr.checkpoints import Entry
 from quanterr.comparison.attainable import WIDEST
 from quanterr.comparison.fingerprints import sample_places
 from quanterr.comparison.kernel import SUMS_ALONE, SumOptions, add_matrices
-from quanterr.comparison.plain_samples import MOST_GROUPS, PlainSample
+from quanterr.comparison.plain_samples import MOST_GROUPS, PlainSample, prepare_given
 from quanterr.formats import Values, Weight
 from quanterr.formats.shared.decoding import count_rows_at_once, find_decoder, make_code_side
 from quanterr.metrics import find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW, CellGrid, Peaks
 from quanterr.metrics.sums import RowSums, Sums, WorstPlace, exact
-from quanterr.native import PLACES, ROOM, SUM_BYTES, SUMS, Kernel, RunStruct, SampledCodes, SideStruct, choose_kernel
+from quanterr.native import (
+    PLACES,
+    ROOM,
+    SUM_BYTES,
+    SUMS,
+    Kernel,
+    RunStruct,
+    SampledCodes,
+    SampleStruct,
+    SideStruct,
+    choose_kernel,
+)
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.decoder import Decoder, ElementType, Order
+from quanterr.tensors.levels import Scaling
 from quanterr.tensors.workspace import Workspace
 
 GROUP, COLUMN = 9, 9  # float64 numbers of scratch space per group and per column of a sample
@@ -128,6 +140,23 @@ class NativeSums:
         found = self.compute([self._make_task(sides, chunk, matrix, len(x), SUMS_ALONE, 0, alive)])
         return found[0] if found else None
 
+    def measure_sample(
+        self, weight: Weight, x: Tensor, y: Tensor, scales: Scaling, largest: float | None
+    ) -> PlainSample | None:
+        """Measure the error that the stored ``scales`` allow in sampled rows, (r, c) float32; None if it cannot.
+
+        ``largest`` is the original's largest magnitude, if known.
+        """
+        found = prepare_given(weight, len(x), scales)
+        if found is None or (largest is None and not found[0].struct.per_row):
+            return None
+        (sample, (unit, shift)), x, y = found, x.contiguous(), y.contiguous()
+        self._lend_room(sample.struct)
+        values, addresses = (x.data_ptr(), y.data_ptr()), (unit.data_ptr(), 0 if shift is None else shift.data_ptr())
+        step = 0 if unit.numel() == 1 else unit.shape[1]
+        self.kernel.measure_sample(sample.struct, values, (x.shape[0], x.shape[1]), addresses, step, largest or 0.0)
+        return sample
+
     def prepare_whole(
         self, operands: tuple[Operand, Operand], wanted: SumOptions, keep: Callable[[], KeptRows]
     ) -> Task | None:
@@ -185,9 +214,12 @@ class NativeSums:
                 blocks = torch.empty(sample.block_rows * sample.block_cols)
                 task.alive.append(blocks)
                 sample.block_values = blocks.data_ptr()
-            sample.room = self._groups.data_ptr()
-            sample.columns, sample.most_cols = self._columns.data_ptr(), WIDEST
+            self._lend_room(sample)
             run.sample = ctypes.addressof(sample)
+
+    def _lend_room(self, sample: SampleStruct) -> None:
+        sample.room = self._groups.data_ptr()
+        sample.columns, sample.most_cols = self._columns.data_ptr(), WIDEST
 
     def _make_task(
         self,

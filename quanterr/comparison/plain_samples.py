@@ -21,8 +21,8 @@ from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.native import SampledCodes, SampleStruct
 from quanterr.tensors.decoder import Decoder, ElementType, decoder_of
-from quanterr.tensors.good_scales import list_multiples
-from quanterr.tensors.levels import Levels
+from quanterr.tensors.good_scales import ZERO, list_multiples
+from quanterr.tensors.levels import Levels, Scaling
 
 MOST_GROUPS = SMALL  # groups of a sample, at most
 LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
@@ -51,6 +51,10 @@ class PlainSample(NamedTuple):
     def one_zero(self) -> bool:
         """True if the kernel found that all groups share a zero point."""
         return bool(self.struct.zeros == ONE)
+
+    def copy(self) -> "PlainSample":
+        """Return this sample with a struct of its own."""
+        return self._replace(struct=SampleStruct.from_buffer_copy(self.struct))
 
     def summarize(self, sums: Sums) -> Attainable | None:
         """Return the error that the stored scales allow; None if a code, a scale or the sums need a closer look.
@@ -87,7 +91,67 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
     if weight.block_size is None and (n_scales not in (1, weight.matrix[0]) or decoder.group not in (0, cols)):
         return None
     found = _lay_out(levels, codes, weight.matrix, weight.block_size, n_scales, rows)
-    return found and PlainSample(SampleStruct.from_buffer_copy(found.struct), levels, found.n)
+    return found and found.copy()
+
+
+def can_be_given(weight: Weight) -> bool:
+    """Return whether the kernel may measure a sample of the weight whose values are given to it."""
+    if weight.levels is None or weight.encoding == "cast" or weight.scale_steps:
+        return False
+    if weight.needs_float64 or weight.branch:  # a branch shifts each element
+        return False
+    blocks = weight.block_size
+    return blocks is None or (blocks[0] == 1 and not weight.matrix_rows and weight.matrix[1] % blocks[1] == 0)
+
+
+def prepare_given(weight: Weight, rows: int, scales: Scaling) -> tuple[PlainSample, Scaling] | None:
+    """Return a sample of ``rows`` rows whose values are given, and the factor and offset of each group.
+
+    ``scales`` are those of the sample's elements. The results are (rows, groups across), or (1, 1) for a single scale.
+    Return None if the kernel cannot measure the error that scales allow. :func:`can_be_given` is true of the weight.
+    """
+    levels, n_scales = weight.levels, _count_scales(weight, rows, scales.unit)
+    if levels is None or not n_scales:
+        return None
+    width = weight.block_size[1] if weight.block_size else weight.matrix[1]
+    groups = 1 if n_scales == 1 else rows, weight.matrix[1] // width
+    unit, shift = (None if side is None else _take_one_each(side, groups) for side in scales)
+    if unit is None or (shift is None and scales.shift is not None):
+        return None
+    if shift is not None and not bool((shift.abs() > ZERO * levels.largest * unit.abs()).any()):
+        shift = None
+    if shift is None and not levels.lowest < 0 < levels.highest:
+        return None
+    if shift is not None and (levels.table or levels.mantissa):
+        return None
+    codes = _Codes(_find_kind(levels, shift is not None), 0.0)
+    found = _lay_out(levels, codes, weight.matrix, weight.block_size, n_scales, rows)
+    return found and (found.copy(), Scaling(unit, shift))
+
+
+def _count_scales(weight: Weight, rows: int, unit: Tensor) -> int:
+    """Return how many rows of a weight, or of its groups, have scales of their own; 0 if that is unknown."""
+    if weight.block_size:
+        return weight.matrix[0]
+    if weight.scale is not None and weight.scale.n < weight.matrix[0]:
+        return int(weight.scale.n == 1)
+    return weight.matrix[0] if len(unit) == rows else 0
+
+
+def _take_one_each(side: Tensor, groups: tuple[int, int]) -> Tensor | None:
+    """Return one number for each of (down, across) groups, float32; None if the numbers of a group differ.
+
+    ``side`` has (r or 1, c or 1) numbers.
+    """
+    down, across = groups
+    if side.shape[1] > 1:
+        split = side.reshape(len(side), across, -1)
+        side = split[:, :, 0]
+        if not bool((split == split[:, :, :1]).all()):
+            return None
+    if down < len(side) and not bool((side == side[:1]).all()):
+        return None
+    return side[:down].float().expand(down, across).contiguous()
 
 
 class _Codes(NamedTuple):
@@ -110,10 +174,16 @@ def _find_codes(levels: Levels, decoder: Decoder) -> _Codes | None:
         return _Codes(SampledCodes.SHIFTED, 0.0) if is_plain else None
     if not levels.lowest + offset < 0 < levels.highest + offset or high < levels.highest + offset:
         return None
-    if levels.table or levels.mantissa:
-        kind = SampledCodes.TABLE if levels.table else SampledCodes.FLOATS
+    kind = _find_kind(levels, False)
+    if kind != SampledCodes.INTEGERS:
         return _Codes(kind, 0.0) if (low, high) == (levels.lowest, levels.highest) else None
-    return _Codes(SampledCodes.INTEGERS, offset)
+    return _Codes(kind, offset)
+
+
+def _find_kind(levels: Levels, is_shifted: bool) -> SampledCodes:
+    if is_shifted:
+        return SampledCodes.SHIFTED
+    return SampledCodes.TABLE if levels.table else SampledCodes.FLOATS if levels.mantissa else SampledCodes.INTEGERS
 
 
 @lru_cache(maxsize=64)

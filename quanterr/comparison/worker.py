@@ -20,7 +20,7 @@ from quanterr.comparison.conspicuous import (
 from quanterr.comparison.fingerprints import compute_fingerprint
 from quanterr.comparison.kernel import SumOptions, exact_sums, fast_sums
 from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand, Task
-from quanterr.comparison.plain_samples import PlainSample, prepare_sample, summarize_plain
+from quanterr.comparison.plain_samples import PlainSample, can_be_given, prepare_sample, summarize_plain
 from quanterr.comparison.scale_sampling import ScaleSampler
 from quanterr.comparison.small import MOST_KEPT, SmallWeights
 from quanterr.formats import Values, Weight
@@ -272,7 +272,7 @@ class Worker:
         attainable = None
         if self._samples and not sums.exact:
             attainable = self._take_plain_sample(pair, sums, plain, place)
-            attainable = attainable or self._measure_attainable(pair, sums, place)
+            attainable = attainable or self._measure_attainable(pair, sums, plain is not None, place)
         worst = self._find_worst(pair, sums, place)
         sums.peaks = []  # large, and no longer needed
         copy = self._check_copy(pair, sums, place)
@@ -284,13 +284,13 @@ class Worker:
         found = plain.summarize(sums) if plain else None
         if plain is None or found is None or (found.rounding is None and pair.importance):
             return None  # with importance: the kernel has not weighted errors by it
-        if found.n == sums.n:
-            return found
         weight = pair.quantized
+        if found.n == sums.n or weight.rotated:
+            return found
         conspicuous = _find_conspicuous(weight, sums, found)
         if not any(conspicuous):
             return found
-        of_scales = ScaleSampler(weight, None) if spans_rows(weight) else self._make_scale_sampler(weight, sums, False)
+        of_scales = ScaleSampler(weight, None) if spans_rows(weight) else self._make_scale_sampler(pair, sums)
         of_scales.one_zero = plain.one_zero
         parts, beside = self._inspect_conspicuous(pair, found, conspicuous, of_scales, place)
         return of_scales.result(found._replace(parts=parts), beside)
@@ -310,42 +310,58 @@ class Worker:
                 break
         return test.result
 
-    def _measure_attainable(self, pair: Pair, sums: Sums, place: int) -> Attainable | None:
-        """Measure the error that the stored scales allow, on a sample; None if the nearest codes cannot be found."""
-        rotated = pair.quantized.rotated
-        weight = rotated.weight if rotated else pair.quantized
+    def _measure_attainable(self, pair: Pair, sums: Sums, is_doubtful: bool, place: int) -> Attainable | None:
+        """Measure the error that the stored scales allow, on a sample; None if the nearest codes cannot be found.
+
+        ``is_doubtful`` says that the kernel has measured the sample, and that it needs a closer look.
+        """
+        weight = _get_coded(pair.quantized)
         if weight.levels is None or weight.shape != pair.quantized.shape:
             return None
         chunks = _list_sampled(weight.shape, self.size)
+        whole = None if is_doubtful else self._read_whole_sample(pair, chunks, place)
+        if whole is not None:
+            found = self._take_plain_sample(pair, sums, self._measure_values(pair, whole, sums), place)
+            if found is not None:
+                return found
         groups = _group_chunks(chunks, min(self.size, STACK))
-        of_scales = self._make_scale_sampler(weight, sums, bool(rotated))
-        first = None if rotated else self._read_group(pair, groups[0], place)
-        found = None if first is None else self._sample_plain(pair, groups, first, sums, place, of_scales)
+        of_scales = self._make_scale_sampler(pair, sums)
+        first = whole if whole is not None and len(groups) == 1 else self._read_group(pair, groups[0], place)
+        found = self._sample_plain(pair, groups, first, sums, place, of_scales)
         if found is None:
             kept = first if len(groups) == 1 else None  # reading further groups has overwritten the buffers
             found, of_scales = self._sample_nearest(pair, chunks, kept, sums, place)
         if spans_rows(weight):
             of_scales = self._sample_scale_blocks(pair, place)
-        if found.n == sums.n or rotated or weight.matrix[1] > WIDEST:
+        if found.n == sums.n or pair.quantized.rotated or weight.matrix[1] > WIDEST:
             return of_scales.result(found, None)
         parts, beside = self._inspect_conspicuous(pair, found, _find_conspicuous(weight, sums, found), of_scales, place)
         return of_scales.result(found._replace(parts=(*found.parts, *parts)), beside)
+
+    def _read_whole_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> "_Group | None":
+        """Read all sampled rows; None if the kernel cannot measure a sample whose values are given."""
+        weight = _get_coded(pair.quantized)
+        if self._native is None or pair.original.needs_float64 or not can_be_given(weight):
+            return None
+        return self._read_group(pair, chunks, place) if chunks[0].shape[1] == weight.matrix[1] else None
+
+    def _measure_values(self, pair: Pair, sample: "_Group", sums: Sums) -> PlainSample | None:
+        """Let the kernel measure a sample whose values are given; None if it cannot."""
+        _, x, y, scales = sample
+        if self._native is None or scales is None:
+            return None
+        largest = None if pair.quantized.rotated else sums.x_max
+        return self._native.measure_sample(_get_coded(pair.quantized), x, y, scales, largest)
 
     def _sample_nearest(
         self, pair: Pair, chunks: Sequence[Chunk], kept: "_Group | None", sums: Sums, place: int
     ) -> tuple[Attainable, ScaleSampler]:
         """Measure the nearest codes of a sample, and collect the loss of its scales; ``kept`` was read before."""
-        rotated = pair.quantized.rotated
-        weight = rotated.weight if rotated else pair.quantized
-        sampler = Sampler(None if rotated else pair.importance, self._compiled)
-        of_scales = self._make_scale_sampler(weight, sums, bool(rotated))
+        weight = _get_coded(pair.quantized)
+        sampler = Sampler(None if pair.quantized.rotated else pair.importance, self._compiled)
+        of_scales = self._make_scale_sampler(pair, sums)
         for together in _group_chunks(chunks, self._count_stackable(pair, of_scales)):
-            if rotated:
-                x = rotated.rotate(self._read_sample(pair, together, place)[0].clone(), self._kernel)
-                y = weight.dequantize(together[0], self._quantized[place]).weight
-                group = _Group(together, x, y, weight.scaling(together[0], self._ends))
-            else:
-                group = kept if kept and kept.chunks == together else self._read_group(pair, together, place)
+            group = kept if kept and kept.chunks == together else self._read_group(pair, together, place)
             self._add_nearest(weight, group, sampler, None if spans_rows(weight) else of_scales)
         return sampler.result(), of_scales
 
@@ -368,9 +384,10 @@ class Worker:
         if of_scales is not None:
             of_scales.add(list_rows(chunks), chunks[0].col, x, found.values - x, scales, y, chunks[0].n)
 
-    def _make_scale_sampler(self, weight: Weight, sums: Sums, rotated: bool) -> ScaleSampler:
-        """Make the scale sampler of a weight, or of its rotated columns."""
-        largest, runs = (None, None) if rotated else (sums.x_max, find_run_maxima(weight, sums))
+    def _make_scale_sampler(self, pair: Pair, sums: Sums) -> ScaleSampler:
+        """Make the sampler of a weight's scales, which are those of rotated columns if it has any."""
+        weight, is_rotated = _get_coded(pair.quantized), pair.quantized.rotated
+        largest, runs = (None, None) if is_rotated else (sums.x_max, find_run_maxima(weight, sums))
         return ScaleSampler(weight, largest, partial(self._find_least_units, weight), runs)
 
     def _find_least_units(self, weight: Weight, row: int) -> torch.Tensor | None:
@@ -431,7 +448,7 @@ class Worker:
 
         ``first`` is the first of ``groups``, already read.
         """
-        weight, n, x_sq, e_sq, steps = pair.quantized, 0, 0.0, 0.0, 0.0
+        weight, n, x_sq, e_sq, steps = _get_coded(pair.quantized), 0, 0.0, 0.0, 0.0
         for number, together in enumerate(groups):
             _, x, y, scales = self._read_group(pair, together, place) if number else first
             if weight.levels is None or scales is None:
@@ -449,11 +466,16 @@ class Worker:
                 n, x_sq, e_sq = n + x.numel(), x_sq + self._sum_squares(x), e_sq + self._sum_squares(e)
         return summarize_plain(n, (x_sq, e_sq), steps)
 
-    def _read_group(self, pair: Pair, chunks: list[Chunk], place: int) -> "_Group":
-        """Read both sides and the scaling of chunks of the same columns; valid until the next group is read."""
-        return _Group(
-            chunks, *self._read_sample(pair, chunks, place), self._read_scaling(pair.quantized, chunks, place)
-        )
+    def _read_group(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> "_Group":
+        """Read both sides and the scaling of chunks of the same columns; valid until the next group is read.
+
+        Of rotated columns, the original is rotated as well.
+        """
+        rotated, (x, y) = pair.quantized.rotated, self._read_sample(pair, chunks, place)
+        if rotated:
+            x = rotated.rotate(x.clone(), self._kernel)
+            y = torch.cat([rotated.weight.dequantize(chunk, self._quantized[place]).weight.clone() for chunk in chunks])
+        return _Group(list(chunks), x, y, self._read_scaling(_get_coded(pair.quantized), chunks, place))
 
     def _read_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return both sides of chunks of the same columns, concatenated by rows, (r, c) float32."""
@@ -530,6 +552,11 @@ class Worker:
         x, y = x.double(), y.double()
         at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
         return LargestError(row, col + at, float(x[0, at]), float(y[0, at]))
+
+
+def _get_coded(weight: Weight) -> Weight:
+    """Return a weight as its codes hold it: before its columns are rotated back."""
+    return weight.rotated.weight if weight.rotated else weight
 
 
 def _get_largest_error(sums: Sums) -> LargestError | None:

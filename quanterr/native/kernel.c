@@ -36,7 +36,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 22
+#define VERSION 23
 #define SEGMENT 512
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
 #define FLUSHED (RUN * LANES)

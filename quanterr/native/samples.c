@@ -627,3 +627,14 @@ void measure_sample(Sample *s, const Rows *rows, double x_max) {
         s->plain = found;
     s->scale_ratio = median_of(ratios, n);
 }
+
+/* Measures a sample of given values, (n, cols) each. Row i has its scales at scale + i * step, and shifts likewise; NULL: no
+ * shifts. */
+EXPORT void quanterr_measure_sample(Sample *sample, const float *x, const float *y, int64_t n, int64_t cols,
+                                    const float *scale, const float *shift, int64_t step, double x_max) {
+    const Rows rows = {
+        .x = x, .y = y, .n = n, .cols = cols,
+        .scale = scale, .scale_step = step, .scale_height = 1, .shift = shift, .shift_step = step,
+    };
+    measure_sample(sample, &rows, x_max);
+}

@@ -222,8 +222,7 @@ def _zero_uncoded(x: Tensor, none: Tensor, groups: ScaleGroups) -> Tensor:
 def _find_zeros(levels: Levels, shift: Tensor, unit: Tensor, groups: ScaleGroups, shape: torch.Size) -> Tensor | None:
     """Return the code that stands for zero in each group; None if it is 0 everywhere, or varies within a group."""
     zeros = (-shift / unit).expand(shape)
-    limit = max(abs(levels.lowest), abs(levels.highest))
-    if not bool((zeros.abs() > ZERO * limit).any()):
+    if not bool((zeros.abs() > ZERO * levels.largest).any()):
         return None
     high, low = groups.max(zeros), groups.min(zeros)
     return None if bool((high - low > MOVED * (1 + high.abs())).any()) else (high + low) / 2

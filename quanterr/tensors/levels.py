@@ -52,6 +52,11 @@ class Levels:
         """The values of the codes in the bytes ``low`` and ``high``."""
         return self.at or (self.lowest, self.highest)
 
+    @property
+    def largest(self) -> float:
+        """The largest magnitude of a value."""
+        return max(abs(self.lowest), abs(self.highest))
+
     def in_blocks(self, block: int, span: tuple[int, int]) -> "Levels":
         """Return these levels for codes that fill bytes ``span`` of each block of ``block`` bytes."""
         return replace(self, block=block, span=span)
