@@ -717,6 +717,27 @@ def test_the_kernel_reads_stored_scales_itself(tmp_path, kernel, shape, dtype):
             assert same_bits(expected, decoded(weight, kernel, size))
 
 
+@every_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("zeros", ["one", "one differs"])
+def test_and_scales_stored_by_columns(tmp_path, kernel, zeros, dtype):
+    """Of GPTQ, whose zero points are part of the codes' values if there is only one."""
+    points = torch.full((3, 8), 0x77777777, dtype=torch.int32)
+    if zeros == "one differs":
+        points[1, 5] = 0x77277777
+    words = torch.randint(-(2**31), 2**31, (48, 64)).int()
+    stored = {"X.qweight": words, "X.qzeros": points, "X.scales": normal(3, 64).to(dtype)}
+    path = store(tmp_path / "y.safetensors", stored)
+    with planned(store(tmp_path / "x.safetensors", {"X.weight": normal(64, 384)}), path) as plan:
+        weight = plan.pairs[0].quantized
+        expected = weight.dequantize(Chunk(0, 64, 0, 384), Workspace(CPU)).weight
+
+        assert (zeros == "one") == (decoder_of(weight.dequantize).zero is None)
+        assert decoder_of(weight.dequantize).stored.turned
+        for size in (1 << 20, 7 * 384):
+            assert same_bits(expected, decoded(weight, kernel, size))
+
+
 @needs_kernel
 class TestSmallWeightsAhead:
     """Small weights whose sums the kernel computes by one call, while others are finished."""

@@ -15,7 +15,7 @@ from quanterr.comparison.fingerprints import sample_places
 from quanterr.comparison.kernel import SUMS_ALONE, SumOptions, add_matrices
 from quanterr.comparison.plain_samples import MOST_GROUPS, PlainSample, prepare_given
 from quanterr.formats import Values, Weight
-from quanterr.formats.shared.decoding import count_rows_at_once, find_decoder, make_code_side
+from quanterr.formats.shared.decoding import count_rows_at_once, find_decoder, make_code_side, may_wait
 from quanterr.metrics import find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW, CellGrid, Peaks
@@ -33,7 +33,7 @@ from quanterr.native import (
     choose_kernel,
 )
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.decoder import Decoder, ElementType, Order
+from quanterr.tensors.decoder import Decoder, ElementType
 from quanterr.tensors.levels import Scaling
 from quanterr.tensors.workspace import Workspace
 
@@ -167,7 +167,7 @@ class NativeSums:
         rows, cols = operands[0].weight.matrix
         chunk = Chunk(0, rows, 0, cols)
         direct = [find_decoder(operand.weight, [chunk]) for operand in operands]
-        if not all(one and one.order == Order.ROWS and one.codes.file.descriptor >= 0 for one in direct):
+        if not all(one and may_wait(one) for one in direct):
             return None
         return self._prepare(operands, direct, chunk, wanted, keep())
 

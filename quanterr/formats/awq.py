@@ -63,6 +63,7 @@ from quanterr.formats.shared.gptq_awq_common import (
     is_gemv,
     read_transposed_scale,
 )
+from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import uniform
 from quanterr.tensors.workspace import OUTPUT
 
@@ -194,6 +195,7 @@ def _attach_gemm_decoder(parts: Parts, cols: int, blocks: ColumnBlocks, packing:
         zero=blocks.restrict(partial(_read_zero_points, zero_point, packing)) if zero_point else None,
         group=blocks.group,
         order=Order.AWQ_WORDS,
+        stored=StoredScales.fit(parts["scale"], parts["scale"].shape[1], blocks.n, turned=True),
     )
     return Native(plain, decoder)
 

@@ -23,7 +23,7 @@ intel/auto-round@b9f3d007 auto_round_extension/torch/qlinear_torch.py, qlinear_t
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ from quanterr.formats.shared.gptq_awq_common import (
     is_gemv,
     read_transposed_scale,
 )
+from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import uniform
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.strict_json import JsonFields
@@ -80,6 +81,7 @@ CONFIGURED = {  # packing, where known, and whether zero points are stored minus
 }
 AUTO_ROUND = "auto_round"  # all other names with this prefix: dense, zero points unchanged
 UNDECLARED = "config.json names no checkpoint_format"
+FEW = 1 << 12  # bytes of zero points that are all read to find out whether they are equal
 NAMES = {("dense", True): "gptq", ("dense", False): "gptq_v2"}  # all others are gptq_p
 
 
@@ -215,13 +217,21 @@ def _declared_variant(config: JsonFields, bits: int) -> tuple[Variant, str]:
 
 
 def _find_common_zero_point(parts: Parts, packing: Packing) -> int | None:
-    """Return the stored zero point if the first and the last block have only one; None otherwise."""
+    """Return the stored zero point if there is only one, in many zero points those of the first and the last block."""
     entry = parts["zero_point"]
+    if entry.nbytes <= FEW:
+        return _find_common_code(entry.read(), entry.dtype, entry.shape, packing, parts.codes.shape[1])
     blocks, width = entry.shape
     size = entry.nbytes // blocks
     stored = entry.file.read(entry.offset, size) + entry.file.read(entry.offset + (blocks - 1) * size, size)
-    containers = torch.frombuffer(bytearray(stored), dtype=TORCH_DTYPES[entry.dtype]).view(2, width)
-    found = unpack_columns(containers, packing, Workspace(torch.device("cpu")))[:, : parts.codes.shape[1]]
+    return _find_common_code(stored, entry.dtype, (2, width), packing, parts.codes.shape[1])
+
+
+@lru_cache(maxsize=8)  # symmetric weights of a model have the same zero points
+def _find_common_code(stored: bytes, dtype: str, shape: tuple[int, ...], packing: Packing, n: int) -> int | None:
+    """Return the code that each row of containers, of this ``shape``, holds ``n`` times; None if there are others."""
+    containers = torch.frombuffer(bytearray(stored), dtype=TORCH_DTYPES[dtype]).view(shape)
+    found = unpack_columns(containers, packing, Workspace(torch.device("cpu")))[:, :n]
     return int(found[0, 0]) if bool((found == found[0, 0]).all()) else None
 
 
@@ -235,8 +245,10 @@ def dequantize(parts: Parts, blocks: ColumnBlocks, variant: Variant, chunk: Chun
 
 def _attach_decoder(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Dequantize:
     """Return :func:`dequantize`, with a :class:`Decoder` if words hold whole codes and columns are in order."""
-    plain, codes = partial(dequantize, parts, blocks, variant), parts.codes
-    table = bit_stream.byte_table(variant.packing.bits)
+    plain, codes, zero_point = partial(dequantize, parts, blocks, variant), parts.codes, parts["zero_point"]
+    zero = _find_common_zero_point(parts, variant.packing) if zero_point.nbytes <= FEW else None
+    one_zero = 0 if zero is None else (zero + variant.less_one) % (1 << variant.packing.bits)
+    table = bit_stream.byte_table(variant.packing.bits, one_zero)
     if table is None or blocks.order or codes.bits != WORD:
         return plain
     decoder = Decoder(
@@ -245,9 +257,10 @@ def _attach_decoder(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Deq
         ElementType.TABLE,
         table,
         scale=blocks.restrict(partial(read_transposed_scale, parts["scale"])),
-        zero=blocks.restrict(partial(_read_zero_points, parts["zero_point"], variant)),
+        zero=blocks.restrict(partial(_read_zero_points, zero_point, variant)) if zero is None else None,
         group=blocks.group,
         order=Order.WORDS_DOWN,
+        stored=StoredScales.fit(parts["scale"], codes.shape[1], blocks.n, turned=True),
     )
     return Native(plain, decoder)
 

@@ -103,6 +103,7 @@ class SideStruct(ctypes.Structure):
         ("scale_height", ctypes.c_int64),
         ("scale_n", ctypes.c_int64),
         ("scale_offset", ctypes.c_int64),
+        ("scale_rows", ctypes.c_int64),
         ("scale_file", ctypes.c_int32),
         ("scale_type", ctypes.c_int32),
         ("zero_step", ctypes.c_int64),

@@ -84,6 +84,7 @@ typedef struct {
     int64_t scale_height; /* rows that share their scales */
     int64_t scale_n;      /* number that is read to `scale` first; 0: they are there */
     int64_t scale_offset; /* in the file */
+    int64_t scale_rows;   /* rows of scales, if those of a group are stored together, with room for twice as many; else 0 */
     int32_t scale_file;   /* as `file` */
     int32_t scale_type;   /* F32, BF16 or F16 */
     int64_t zero_step;
@@ -1013,16 +1014,26 @@ static int read_rows(Side *side, int64_t row, int64_t rows) {
     }
     return status;
 }
+INLINE float stored_float(const uint8_t *stored, int64_t i, int32_t type) {
+    float whole;
+    uint16_t shortened;
+    if (type == F32) {
+        memcpy(&whole, stored + 4 * i, sizeof whole);
+        return whole;
+    }
+    memcpy(&shortened, stored + 2 * i, sizeof shortened);
+    return type == F16 ? half(shortened) : as_float((int32_t)((uint32_t)shortened << 16));
+}
+
 static int read_scales(const Side *side) {
     float *to = (float *)side->scale;
-    int64_t n = side->scale_n, bytes = n * (side->scale_type == F32 ? 4 : 2);
-    uint8_t *stored = (uint8_t *)(to + n) - bytes; /* so that each is read before a wider one is written over it */
+    const int64_t n = side->scale_n, rows = side->scale_rows, bytes = n * (side->scale_type == F32 ? 4 : 2);
+    uint8_t *stored = (uint8_t *)(to + (rows ? 2 * n : n)) - bytes; /* so that each is read before another is written over it */
     int status = read_all(side->scale_file, (char *)stored, bytes, side->scale_offset);
-    for (int64_t i = 0; i < n && side->scale_type != F32; i++) {
-        uint16_t short_float;
-        memcpy(&short_float, stored + 2 * i, 2);
-        to[i] = side->scale_type == F16 ? half(short_float) : as_float((int32_t)((uint32_t)short_float << 16));
-    }
+    if (!rows)
+        for (int64_t i = 0; i < n && side->scale_type != F32; i++) to[i] = stored_float(stored, i, side->scale_type);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = row; i < n; i += rows) *to++ = stored_float(stored, i, side->scale_type);
     return status;
 }
 
@@ -1378,7 +1389,7 @@ static const Field LAYOUT[] = {
     {"version", VERSION},
     {"Side", sizeof(Side)},
     S(element), S(order), S(file), S(per_byte), S(offset), S(row_bytes), S(words), S(stored), S(tile),
-    S(table), S(scale), S(zero), S(shift), S(scale_step), S(scale_height), S(scale_n), S(scale_offset), S(scale_file),
+    S(table), S(scale), S(zero), S(shift), S(scale_step), S(scale_height), S(scale_n), S(scale_offset), S(scale_rows), S(scale_file),
     S(scale_type), S(zero_step), S(shift_step), S(group), S(rotation), S(unit), S(values), S(ends), S(has_ends), S(saturated),
     S(sampled), S(sampled_n), S(sampled_at),
     {"Run", sizeof(Run)},

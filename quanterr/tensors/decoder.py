@@ -29,16 +29,20 @@ BITS: dict[ElementType, tuple[int, int]] = {
 
 
 class StoredScales(NamedTuple):
-    """A weight's scales, of a dtype in :data:`FLOATS`: ``height`` rows of the weight share a row of ``width``."""
+    """A weight's scales, of a dtype in :data:`FLOATS`: ``height`` rows of the weight share a row of ``width``.
+
+    They are stored by rows, or if ``turned``, by columns.
+    """
 
     entry: Entry
     height: int
     width: int
+    turned: bool = False
 
     @classmethod
-    def fit(cls, entry: Entry, rows: int, width: int, height: int = 1) -> "StoredScales | None":
-        """Return scales stored as ``rows`` rows; None if there are more or fewer, or they must be converted."""
-        return cls(entry, height, width) if entry.dtype in FLOATS and entry.n == rows * width else None
+    def fit(cls, entry: Entry, rows: int, width: int, height: int = 1, turned: bool = False) -> "StoredScales | None":
+        """Return scales in ``rows`` rows; None if there are more or fewer, or they must be converted."""
+        return cls(entry, height, width, turned) if entry.dtype in FLOATS and entry.n == rows * width else None
 
 
 class Decoder(Struct, gc=False):

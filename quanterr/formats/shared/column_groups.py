@@ -9,6 +9,7 @@ two, a divisor of the number of columns.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -113,12 +114,19 @@ def _fit_order(entry: Entry, n: int, cols: int) -> ColumnBlocks | None:
     """Return the blocks that a stored order gives; None if the order is unused (all -1)."""
     if entry.shape != (cols,) or not cols:
         raise FormatMismatch(f"{entry} should have one number for each of {cols} columns")
-    order = torch.frombuffer(bytearray(entry.read()), dtype=torch.int32)
-    if bool((order == -1).all()):
+    low, high, size = _examine_order(entry.read())
+    if low == high == -1:
         return None
-    low, high = (int(bound) for bound in torch.aminmax(order))
     if low < 0 or high >= n:
         raise FormatMismatch(f"{entry} names block {low if low < 0 else high}, but blocks are 0 to {n - 1}")
+    return ColumnBlocks(n, size or -(-cols // n), None if size else entry)
+
+
+@lru_cache(maxsize=8)  # weights of a model have the same order, unless it is by importance
+def _examine_order(stored: bytes) -> tuple[int, int, int]:
+    """Return the least and the greatest block of a stored order, and the size of blocks; 0 if columns are permuted."""
+    order = torch.frombuffer(bytearray(stored), dtype=torch.int32)
+    low, high = (int(bound) for bound in torch.aminmax(order))
     size = int((order == 0).sum())
     plain = size and torch.equal(order, torch.arange(len(order), dtype=torch.int32) // size)
-    return ColumnBlocks(n, size if plain else -(-cols // n), None if plain else entry)
+    return low, high, size if plain else 0

@@ -14,6 +14,7 @@ from quanterr.util.platform import kernel_file
 
 AT_ONCE = 1 << 16  # elements that are read, then decoded: they fit a core's cache
 TILE = 32  # rows of transposed codes that are reordered at a time
+MOST_COPIED = 1 << 14  # bytes of codes of whole columns that are copied, so that several weights wait for the kernel
 AWQ_ROWS = 8  # rows per word in AWQ's packing
 
 
@@ -61,6 +62,13 @@ def find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
     return decoder if begins_blocks and decoder.order == Order.ROWS else None
 
 
+def may_wait(decoder: Decoder) -> bool:
+    """Return whether operands of several weights can be made before the kernel reads them."""
+    if decoder.order == Order.ROWS:
+        return decoder.codes.file.descriptor >= 0
+    return decoder.codes.nbytes <= MOST_COPIED
+
+
 def count_rows_at_once(chunk: Chunk, direct: Sequence[Decoder | None]) -> int:
     """Return the number of rows to read and sum at a time."""
     for decoder in direct:  # any() would take five times as long, and this runs for each weight
@@ -95,7 +103,7 @@ def make_code_side(
             side.stored = room.data_ptr()
             alive.append(room)  # the other side may replace it by a larger one
     else:
-        _place_columns(side, decoder, chunk, workspace)
+        _place_columns(side, decoder, chunk, workspace, alive)
     if decoder.table is not None:
         side.table = decoder.table.data_ptr()
         alive.append(decoder.table)
@@ -118,25 +126,31 @@ def _place_scales(
     side: SideStruct, stored: StoredScales, chunk: Chunk, cols: int, workspace: Workspace, alive: list[object]
 ) -> bool:
     """Make the kernel read the scales of a chunk of whole rows itself; return False if it cannot."""
-    entry, height, width = stored
+    entry, height, width, turned = stored
     if entry.file.descriptor < 0 or chunk.shape[1] != cols or chunk.row % height:
         return False
     rows = -(-chunk.shape[0] // height)
-    scales = workspace.buffer("scales", (rows * width,), torch.float32)  # the kernel reads into it
+    if turned and rows * width < entry.n:
+        return False
+    scales = workspace.buffer("read scales", ((1 + turned) * rows * width,), torch.float32)  # the kernel reads into it
     side.scale, side.scale_height, side.scale_step = scales.data_ptr(), height, width if rows > 1 else 0
     side.scale_file, side.scale_type = kernel_file(entry.file.descriptor), FLOATS[entry.dtype]
-    side.scale_n = rows * width
+    side.scale_n, side.scale_rows = rows * width, rows if turned else 0
     side.scale_offset = entry.offset + chunk.row // height * width * entry.nbytes // entry.n
     alive.append(scales)
     return True
 
 
-def _place_columns(side: SideStruct, decoder: Decoder, chunk: Chunk, workspace: Workspace) -> None:
+def _place_columns(side: SideStruct, decoder: Decoder, chunk: Chunk, workspace: Workspace, alive: list[object]) -> None:
     """Point the operand to the codes of whole columns, held in memory, from the chunk's first row on."""
     stored = workspace.read_whole("columns", decoder.codes)
+    if stored.nbytes <= MOST_COPIED:
+        stored = stored.clone()
     side.file, side.words = -1, stored.shape[1]
     first = chunk.row if decoder.order == Order.WORDS_DOWN else chunk.row // AWQ_ROWS
     side.stored = stored.data_ptr() + 4 * first
     if decoder.order == Order.AWQ_WORDS:
         side.row_bytes = decoder.cols  # one byte per code after reordering
-    side.tile = workspace.buffer("tile", (TILE * side.row_bytes,), torch.uint8).data_ptr()
+    tile = workspace.buffer("tile", (TILE * side.row_bytes,), torch.uint8)
+    side.tile = tile.data_ptr()
+    alive += (stored, tile)
