@@ -160,16 +160,16 @@ class NativeSums:
     def prepare_whole(
         self, operands: tuple[Operand, Operand], wanted: SumOptions, keep: Callable[[], KeptRows]
     ) -> Task | None:
-        """Prepare a whole pair to be computed together with others; None unless the kernel reads both files itself.
+        """Prepare a whole small pair to be computed together with others; None if it cannot wait for them.
 
         ``keep`` makes the argument ``kept`` of :meth:`sums`.
         """
         rows, cols = operands[0].weight.matrix
         chunk = Chunk(0, rows, 0, cols)
         direct = [find_decoder(operand.weight, [chunk]) for operand in operands]
-        if not all(one and may_wait(one) for one in direct):
+        if not all(one is None or may_wait(one) for one in direct):
             return None
-        return self._prepare(operands, direct, chunk, wanted, keep())
+        return self._prepare(operands, direct, chunk, wanted, keep(), waits=True)
 
     def _prepare(
         self,
@@ -178,6 +178,7 @@ class NativeSums:
         chunk: Chunk,
         wanted: SumOptions,
         kept: KeptRows | None,
+        waits: bool = False,
     ) -> Task:
         at_once = count_rows_at_once(chunk, direct)
         alive: list[object] = []
@@ -190,7 +191,7 @@ class NativeSums:
             else:
                 values = operand.dequantize(chunk)
                 saturated += int(values.saturated) if values.saturated is not None else 0
-                side = _make_value_side(values.weight, alive)
+                side = _make_value_side(values.weight.clone() if waits else values.weight, alive)
             if kept:
                 side.values = kept.addresses[place]
             sides.append(side)
