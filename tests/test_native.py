@@ -59,6 +59,7 @@ HERE = [native.load(name).kernel for name in native.INSTRUCTION_SETS[: WIDEST + 
 every_kernel = pytest.mark.parametrize("kernel", HERE, ids=lambda kernel: kernel.instructions)
 
 ROTATED = "int8_convrot", "convrot_w4a4"
+SHARED = "hqq", "quanto_int2", "modelopt_int4"  # bytes hold codes of several rows
 AGREEMENT = 5e-8  # relative: what float32 lanes of a segment lose
 SUMS = [name for name in native.SUMS if name not in ("x", "y", "e", "xy")]
 SIGNED = {"x": "x_abs", "y": "x_abs", "e": "e_abs", "xy": "x_sq"}  # what cancels, and of what it is a part
@@ -279,11 +280,27 @@ class TestValues:
                     ):
                         assert same_bits(dequantized(weight), decoded(weight)), weight.name
 
-    @pytest.mark.parametrize("name", ["bf16", "e4m3", "gptq", "awq_gemm", "ct_pack", "gguf_q4_k", "nvfp4", *ROTATED])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "bf16",
+            "e4m3",
+            "gptq",
+            "awq_gemm",
+            "ct_pack",
+            "gguf_q4_k",
+            "nvfp4",
+            *ROTATED,
+            *SHARED,
+            "gemma_int",
+            "awq_w4a16",
+        ],
+    )
     def test_do_not_depend_on_the_cut(self, tmp_path, name):
         with planned(*stored_as(tmp_path, name)) as plan:
             weight = plan.pairs[0].quantized
-            sizes = [8 * weight.matrix[1], 24 * weight.matrix[1], *([512] if name in ROTATED else [])]
+            cols = weight.matrix[1]
+            sizes = [8 * cols, 24 * cols, *([512] if name in ROTATED else []), *([19 * cols] if name in SHARED else [])]
 
             assert decoder_of(weight.dequantize)
             assert all(same_bits(dequantized(weight), decoded(weight, size=size)) for size in sizes)
@@ -387,6 +404,29 @@ def stored_as(folder, name):
             "X.weight": codes(m, k // 2, dtype=torch.int8),
             "X.weight_scale": scales(m).float(),
             "X.comfy_quant": label(format="convrot_w4a4", convrot_groupsize=256),
+        },
+    }
+    tensors |= {
+        "hqq": {
+            "X.W_q": codes(m * k // 256, 128),
+            "X.scale": scales(m * k // 128, 1),
+            "X.zero": scales(m * k // 128, 1),
+            "X.shape": torch.tensor([m, k]),
+            "X.group_size": torch.tensor(128),
+            "X.packing": torch.tensor(list(b"4bit_u8"), dtype=torch.uint8),
+        },
+        "quanto_int2": {
+            "X.weight._data._data": codes(m * k // 512, 128),
+            "X.weight._scale": scales(m * k // 128, 1),
+            "X.weight._shift": scales(m * k // 128, 1),
+        },
+        "modelopt_int4": {"X.weight": codes(m // 2, k), "X.weight_scale": scales(m, k // 128).float()},
+        "gemma_int": {"X.weight": codes(m, k // 4), "X.weight_scale": scales(m, 1).float()},
+        "awq_w4a16": {
+            "X.weight": codes(m, k // 2, dtype=torch.int8),
+            "X.weight_scale": scales(k // 64, m),
+            "X.weight_zero": scales(k // 64, m),
+            "X.comfy_quant": label(format="awq_w4a16"),
         },
     }
     x = store(folder / "x.safetensors", {"X.weight": normal(m, k)})

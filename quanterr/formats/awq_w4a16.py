@@ -20,12 +20,26 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    Dequantize,
+    ElementType,
+    Format,
+    FormatMismatch,
+    Native,
+    Parts,
+    PartSpec,
+    Values,
+    Weight,
+    Workspace,
+)
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.adanorm_rows import count_parts_by_name, read_ordered_rows, stored_rows
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import uniform
 
 LABELS = frozenset({"awq_w4a16"})
@@ -56,7 +70,7 @@ def fit(parts: Parts) -> Weight:
     alternatives = [
         parts.weight(
             padded.shape,
-            partial(dequantize, parts, padded, n),
+            _attach_decoder(parts, padded, n),
             code_bits=4,
             uniform_bits=4,
             levels=uniform(4),
@@ -94,6 +108,29 @@ def _dequantize_block(parts: Parts, padded: Padded, interleaved: int, chunk: Chu
     zero = read_ordered_rows("whole_zero", parts["zero"], order, workspace)[:, left:right]
     values.view(chunk.shape[0], -1, group).add_(zero.unsqueeze(2))
     return Values(values)
+
+
+def _attach_decoder(parts: Parts, padded: Padded, interleaved: int) -> Dequantize:
+    """Return :func:`dequantize`, with a :class:`Decoder` for rows in order without padding."""
+    plain, rows, cols = partial(dequantize, parts, padded, interleaved), padded.stored_rows, padded.stored_cols
+    if interleaved > 1 or padded.shape != (rows, cols):
+        return plain
+
+    def read(key: str, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
+        of_rows = read_ordered_rows(key, parts[role], slice(chunk.row, chunk.stop_row), workspace)
+        return of_rows[:, chunk.col // padded.step : -(-chunk.stop_col // padded.step)]
+
+    decoder = Decoder(
+        parts.codes,
+        cols,
+        ElementType.TABLE,
+        _make_pairs(torch.device("cpu")),
+        partial(read, "whole_scale", "scale"),
+        shift=partial(read, "whole_zero", "zero"),
+        group=padded.step,
+        stored=StoredScales.fit(parts["scale"], rows, cols // padded.step, turned=True),
+    )
+    return Native(plain, decoder)
 
 
 @cache

@@ -21,8 +21,12 @@ from torch import Tensor
 from quanterr.formats.base import (
     WEIGHT_SUFFIX,
     Chunk,
+    Decoder,
+    Dequantize,
+    ElementType,
     Format,
     FormatMismatch,
+    Native,
     Parts,
     PartSpec,
     Values,
@@ -33,6 +37,7 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_quant_method, matches
 from quanterr.formats.shared.padding import crop
 from quanterr.formats.shared.scale_grid import multiply
+from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import INT8, uniform
 
 FLOAT = frozenset({"F32"})
@@ -63,7 +68,7 @@ def fit(parts: Parts) -> Weight | None:
     warning = f"config.json declares num_bits {declared}, but the codes have {n_bits}"
     return parts.weight(
         (rows, shape[1]),
-        partial(dequantize, parts, n_bits, shape[1]),
+        _attach_decoder(parts, n_bits, shape[1]),
         block_size=(1, shape[1] // scale.shape[1]) if scale.shape[1] > 1 else None,
         code_bits=n_bits,
         uniform_bits=n_bits,
@@ -103,11 +108,33 @@ def dequantize(parts: Parts, n_bits: int, cols: int, chunk: Chunk, workspace: Wo
         values = element_types.unpack(packed, _make_table(n_bits, workspace.device), workspace)
         start = chunk.col - first * per_byte
         values = crop(values, chunk._replace(col=start, stop_col=start + chunk.shape[1]), workspace)
-    stored = parts["scale"]
-    scale = workspace.read("scale", stored, chunk.row * stored.shape[1], (shape[0], stored.shape[1]))
-    block = cols // stored.shape[1]
-    scale = scale[:, chunk.col // block : -(-chunk.stop_col // block)]
+    scale, block = _read_scale(parts, cols, chunk, workspace), cols // parts["scale"].shape[1]
     return Values(multiply(values, scale, chunk.col, block), saturated)
+
+
+def _read_scale(parts: Parts, cols: int, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the scales of a chunk, (r, blocks)."""
+    stored = parts["scale"]
+    scale = workspace.read("scale", stored, chunk.row * stored.shape[1], (chunk.shape[0], stored.shape[1]))
+    block = cols // stored.shape[1]
+    return scale[:, chunk.col // block : -(-chunk.stop_col // block)]
+
+
+def _attach_decoder(parts: Parts, n_bits: int, cols: int) -> Dequantize:
+    """Return :func:`dequantize`, with a :class:`Decoder` for rows of whole bytes with several codes."""
+    plain, (rows, across) = partial(dequantize, parts, n_bits, cols), parts["scale"].shape
+    if n_bits == 8 or cols % (8 // n_bits):
+        return plain
+    decoder = Decoder(
+        parts["codes"],
+        cols,
+        ElementType.TABLE,
+        _make_table(n_bits, torch.device("cpu")),
+        partial(_read_scale, parts, cols),
+        group=cols // across if across > 1 else 0,
+        stored=StoredScales.fit(parts["scale"], rows, across),
+    )
+    return Native(plain, decoder)
 
 
 @cache

@@ -28,9 +28,25 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared.flat_blocks import BlockRun
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    Dequantize,
+    ElementType,
+    Format,
+    FormatMismatch,
+    Native,
+    Order,
+    Parts,
+    PartSpec,
+    Values,
+    Weight,
+    Workspace,
+)
+from quanterr.formats.shared import bit_stream
+from quanterr.formats.shared.flat_blocks import BlockRun, read_of_rows
 from quanterr.formats.shared.segmented_packing import Planes, cut_run
+from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import Levels
 from quanterr.util.text import display
 
@@ -114,7 +130,7 @@ def fit(parts: Parts) -> Weight:
     configured = ceil(nbits)  # 1.58 bits are stored as 2
     return parts.weight(
         shape,
-        partial(dequantize, parts, planes, groups),
+        _attach_decoder(parts, planes, groups),
         code_bits=configured,
         uniform_bits=configured,
         levels=Levels(0x00, 0xFF, 0.0, float(round(2**nbits) - 1), at=(0.0, 2.0**code_bits - 1)),
@@ -177,6 +193,30 @@ def dequantize(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, w
     )
     values.view(-1, groups.size).sub_(zero.float()).mul_(scale.float())
     return Values(blocks.cut(values, chunk, groups.matrix[1]))
+
+
+def _attach_decoder(parts: Parts, planes: Planes, groups: AxisGroups) -> Dequantize:
+    """Return :func:`dequantize`, with a :class:`Decoder` if whole rows share bytes and consist of whole groups."""
+    plain, (rows, cols), shared = partial(dequantize, parts, planes, groups), groups.matrix, None
+    if groups.axis == 1 and cols % groups.size == 0:
+        shared = planes.share_rows(groups.matrix)
+    if shared is None:
+        return plain
+    across = cols // groups.size
+    scale, zero = (partial(read_of_rows, role, parts[role], across) for role in ("scale", "zero"))
+    decoder = Decoder(
+        parts.codes,
+        cols,
+        ElementType.TABLE,
+        bit_stream.byte_table(8),
+        scale,
+        zero,
+        group=groups.size,
+        order=Order.SHARED_BYTES,
+        stored=StoredScales.fit(parts["scale"], rows, across),
+        shared=shared,
+    )
+    return Native(plain, decoder)
 
 
 def _dequantize_across(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, workspace: Workspace) -> Tensor:

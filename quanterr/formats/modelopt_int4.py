@@ -11,13 +11,28 @@
 Reference: NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/export/quant_utils.py pack_int4_in_uint8.
 """
 
-from functools import partial
+from functools import cache, partial
+from math import nan, prod
 
 import torch
+from torch import Tensor
 
-from quanterr.formats.base import Chunk, Format, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    ElementType,
+    Format,
+    Native,
+    Order,
+    Parts,
+    PartSpec,
+    Values,
+    Weight,
+    Workspace,
+)
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.pre_quant_scale import PART, apply_pre_quant_scale
+from quanterr.tensors.decoder import SharedBytes, StoredScales
 from quanterr.tensors.levels import INT4
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
@@ -41,7 +56,7 @@ def fit(parts: Parts) -> Weight | None:
     blocks = fit_blocks(scale.shape[-1], shape[-1], size if isinstance(size, int) else None)
     weight = parts.weight(
         shape,
-        partial(dequantize, parts, blocks),
+        _attach_decoder(parts, blocks, shape),
         block_size=blocks.edges,
         code_bits=4,
         uniform_bits=4,
@@ -65,8 +80,35 @@ def dequantize(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Work
     values[:, 0].copy_(torch.bitwise_left_shift(signed, 4, out=nibbles).bitwise_right_shift_(4))
     values[:, 1].copy_(torch.bitwise_right_shift(signed, 4, out=nibbles))
     codes = values.view(2 * rows, c)[chunk.row - 2 * top : chunk.stop_row - 2 * top]
-    scale = workspace.read("scale", parts["scale"], chunk.row * blocks.n, (chunk.shape[0], blocks.n))
-    return Values(blocks.dequantize(codes, 0.0, scale.float(), chunk, workspace))
+    return Values(blocks.dequantize(codes, 0.0, _read_scale(parts, blocks, chunk, workspace), chunk, workspace))
+
+
+def _read_scale(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the scales of a chunk's rows, (r, blocks) float32."""
+    return workspace.read("scale", parts["scale"], chunk.row * blocks.n, (chunk.shape[0], blocks.n)).float()
+
+
+def _attach_decoder(parts: Parts, blocks: ColumnBlocks, shape: tuple[int, ...]) -> Native:
+    """Return :func:`dequantize` with a :class:`Decoder`."""
+    scale = parts["scale"]
+    decoder = Decoder(
+        parts.codes,
+        shape[-1],
+        ElementType.TABLE,
+        _make_table(),
+        blocks.restrict(partial(_read_scale, parts, blocks)),
+        group=blocks.group,
+        order=Order.SHARED_BYTES,
+        stored=StoredScales.fit(scale, prod(shape[:-1]), blocks.n),
+        shared=SharedBytes(1, (0, 4), 4),
+    )
+    return Native(partial(dequantize, parts, blocks), decoder)
+
+
+@cache
+def _make_table() -> Tensor:
+    """Return the value of each code, alone in a byte, (256, 1) float32."""
+    return torch.tensor([*range(8), *range(-8, 0), *[nan] * 240])[:, None]
 
 
 FORMATS = (Format("modelopt_int4", NEEDS, fit, usual_db=(17, 22)),)

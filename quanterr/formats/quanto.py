@@ -29,12 +29,27 @@ from math import prod
 
 import torch
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared import element_types
-from quanterr.formats.shared.flat_blocks import BlockRun
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    Dequantize,
+    ElementType,
+    Format,
+    FormatMismatch,
+    Native,
+    Order,
+    Parts,
+    PartSpec,
+    Values,
+    Weight,
+    Workspace,
+)
+from quanterr.formats.shared import bit_stream, element_types
+from quanterr.formats.shared.flat_blocks import BlockRun, read_of_rows
 from quanterr.formats.shared.scale_grid import Grid, attach_grid_decoder, fit_grid
 from quanterr.formats.shared.segmented_packing import Planes
 from quanterr.tensors.chunks import as_matrix
+from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import OF_DTYPE, uniform
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
@@ -109,7 +124,7 @@ def _fit_bits(code_bits: int, parts: Parts) -> Weight:
     planes = Planes(codes, torch.uint8, code_bits, tuple(range(0, 8, code_bits)))
     return parts.weight(
         shape,
-        partial(dequantize_packed, parts, planes, as_matrix(shape), group),
+        _attach_decoder(parts, planes, as_matrix(shape), group),
         code_bits=code_bits,
         uniform_bits=code_bits,
         levels=uniform(code_bits),
@@ -134,6 +149,31 @@ def dequantize_packed(
     else:
         by_group.mul_(scale.float()).sub_(shift.float())
     return Values(groups.cut(values, chunk, matrix[1]))
+
+
+def _attach_decoder(parts: Parts, planes: Planes, matrix: tuple[int, int], group: int) -> Dequantize:
+    """Return :func:`dequantize_packed`, with a :class:`Decoder` if whole rows share bytes."""
+    plain, shared = partial(dequantize_packed, parts, planes, matrix, group), planes.share_rows(matrix)
+    if shared is None:
+        return plain
+    rows, cols = matrix
+    across = cols // group
+    read_shift = partial(read_of_rows, "shift", parts["shift"], across)
+    is_zero = parts["shift"].dtype in INTEGERS
+    decoder = Decoder(
+        parts.codes,
+        cols,
+        ElementType.TABLE,
+        bit_stream.byte_table(8),
+        partial(read_of_rows, "scale", parts["scale"], across),
+        zero=read_shift if is_zero else None,
+        shift=None if is_zero else lambda chunk, workspace: read_shift(chunk, workspace).neg(),
+        group=group,
+        order=Order.SHARED_BYTES,
+        stored=StoredScales.fit(parts["scale"], rows, across),
+        shared=shared,
+    )
+    return Native(plain, decoder)
 
 
 FORMATS = (

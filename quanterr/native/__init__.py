@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 23
+VERSION = 24
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -80,6 +80,7 @@ class Order(IntEnum):
     ROWS = 0  # consecutive
     WORDS_DOWN = 1  # (words of 32 bits, rows): GPTQ
     AWQ_WORDS = 2  # (cols, rows / 8 words), the 8 codes of 4 bits interleaved
+    SHARED_BYTES = 3  # consecutive, but a byte holds codes of several rows
 
 
 class SideStruct(ctypes.Structure):
@@ -93,6 +94,11 @@ class SideStruct(ctypes.Structure):
         ("offset", ctypes.c_int64),
         ("row_bytes", ctypes.c_int64),
         ("words", ctypes.c_int64),
+        ("first_row", ctypes.c_int64),
+        ("shared_step", ctypes.c_int64),
+        ("shared_rows", ctypes.c_int64),
+        ("shifts", ctypes.c_uint8 * 8),
+        ("largest_code", ctypes.c_int32),
         ("stored", ctypes.c_void_p),
         ("tile", ctypes.c_void_p),
         ("table", ctypes.c_void_p),

@@ -36,7 +36,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 23
+#define VERSION 24
 #define SEGMENT 512
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
 #define FLUSHED (RUN * LANES)
@@ -64,7 +64,7 @@ enum { /* element types; the last ones are ggml's blocks */
     F32, BF16, F16, I8, E4M3, TABLE, Q8_0, Q4_K, Q6_K, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q5_K, IQ4_NL, IQ4_XS, MXFP4,
     NVFP4, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S
 };
-enum { IN_ROWS, WORDS_DOWN, AWQ_WORDS };                                /* arrangements of codes */
+enum { IN_ROWS, WORDS_DOWN, AWQ_WORDS, SHARED_BYTES };                  /* arrangements of codes */
 enum { DONE = 1, TRUNCATED = -1 };                                     /* any other status is -errno */
 
 typedef struct {
@@ -74,6 +74,11 @@ typedef struct {
     int64_t offset;       /* of the first row in the file */
     int64_t row_bytes;    /* from one row to the next */
     int64_t words;        /* for WORDS_DOWN and AWQ_WORDS: from one word of a row to the next */
+    int64_t first_row;    /* for SHARED_BYTES: number of the first row in the weight, of which `offset` or `stored` is row 0; */
+    int64_t shared_step;  /* from one row of a byte to the next, and their number; */
+    int64_t shared_rows;
+    uint8_t shifts[8];    /* the lowest bit of each row's codes, and the largest code */
+    int32_t largest_code;
     void *stored;         /* the rows, or a buffer to read them into */
     void *tile;           /* buffer for rows in order */
     const void *table;    /* float (256, per_byte): values of the codes in each byte; IQ1 to IQ3: int8 levels by index */
@@ -973,6 +978,11 @@ static void tile_awq(const Side *side, int64_t row, int64_t rows, int64_t cols) 
         }
 }
 
+/* Returns the row of bytes that holds a row of the weight, whose codes are at shifts[row / shared_step % shared_rows]. */
+INLINE int64_t bytes_of(const Side *side, int64_t row) {
+    return row / (side->shared_step * side->shared_rows) * side->shared_step + row % side->shared_step;
+}
+
 /* Reads up to n bytes from `at` on; returns their number, 0 at the end of the file, or -errno. */
 #if defined(_WIN32)
 typedef struct { uintptr_t internal[2]; uint32_t low, high; void *event; } Overlapped; /* avoids the names in windows.h */
@@ -1182,7 +1192,27 @@ EXPORT void quanterr_add_counts(int64_t *to, const int64_t *const *from, const i
         for (int64_t bin = 0; bin < n[i]; bin++) to[at[i] + bin] += from[i][bin];
 }
 
+/* Reads rows that share bytes with others, and takes them apart into bytes in `tile`. */
+static int tile_shared(Side *side, int64_t first, int64_t rows, int64_t cols) {
+    const int64_t step = side->shared_step;
+    uint8_t *to = side->tile;
+    int status = DONE;
+    for (int64_t row = side->first_row + first, stop = row + rows, end; row < stop && status == DONE; row = end) {
+        end = step == 1 || row + step - row % step > stop ? stop : row + step - row % step; /* rows of bytes follow each other */
+        const int64_t from = bytes_of(side, row), n = bytes_of(side, end - 1) + 1 - from;
+        const uint8_t *stored = (const uint8_t *)side->stored + (side->file < 0 ? from * cols : 0);
+        if (side->file >= 0) status = read_all(side->file, side->stored, n * cols, side->offset + from * cols);
+        for (int64_t k = row; k < end; k++, to += cols) {
+            const uint8_t *codes = stored + (bytes_of(side, k) - from) * cols;
+            const int shift = side->shifts[k / step % side->shared_rows], largest = side->largest_code;
+            for (int64_t col = 0; col < cols; col++) to[col] = (uint8_t)(codes[col] >> shift & largest);
+        }
+    }
+    return status;
+}
+
 static int load_rows(Side *side, int64_t first, int64_t rows, int64_t cols) {
+    if (side->order == SHARED_BYTES) return tile_shared(side, first, rows, cols);
     int status = side->file >= 0 ? read_rows(side, first, rows) : DONE;
     if (side->order == WORDS_DOWN) tile_words(side, first, rows, side->row_bytes);
     if (side->order == AWQ_WORDS) tile_awq(side, first, rows, cols);
@@ -1388,7 +1418,8 @@ typedef struct { const char *name; int64_t at; } Field;
 static const Field LAYOUT[] = {
     {"version", VERSION},
     {"Side", sizeof(Side)},
-    S(element), S(order), S(file), S(per_byte), S(offset), S(row_bytes), S(words), S(stored), S(tile),
+    S(element), S(order), S(file), S(per_byte), S(offset), S(row_bytes), S(words), S(first_row), S(shared_step),
+    S(shared_rows), S(shifts), S(largest_code), S(stored), S(tile),
     S(table), S(scale), S(zero), S(shift), S(scale_step), S(scale_height), S(scale_n), S(scale_offset), S(scale_rows), S(scale_file),
     S(scale_type), S(zero_step), S(shift_step), S(group), S(rotation), S(unit), S(values), S(ends), S(has_ends), S(saturated),
     S(sampled), S(sampled_n), S(sampled_at),

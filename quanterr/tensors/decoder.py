@@ -45,6 +45,17 @@ class StoredScales(NamedTuple):
         return cls(entry, height, width, turned) if entry.dtype in FLOATS and entry.n == rows * width else None
 
 
+class SharedBytes(NamedTuple):
+    """The codes of several rows in each byte: of rows r, r + ``step``, r + 2 · ``step`` … of the weight.
+
+    Codes have ``bits`` bits; ``shifts`` are the lowest bits of those of each row.
+    """
+
+    step: int
+    shifts: tuple[int, ...]
+    bits: int
+
+
 class Decoder(Struct, gc=False):
     """A decoding rule, (value of the code - zero) · scale or value · scale + shift, for rows of ``cols`` elements.
 
@@ -68,6 +79,7 @@ class Decoder(Struct, gc=False):
     ends: tuple[int, ...] = ()
     rotation: int = 0
     stored: StoredScales | None = None
+    shared: SharedBytes | None = None
 
     @property
     def storage_unit(self) -> tuple[int, int]:

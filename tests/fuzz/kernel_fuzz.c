@@ -37,7 +37,7 @@ static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, 
                                 110, 176, 18, 136, 17, 36, 50, 56,  66,  74, 82, 98, 110};
     Side side = {.element = (int32_t)below(sizeof bytes / sizeof *bytes), .order = order, .file = -1, .per_byte = 1};
     if (order == WORDS_DOWN) side.element = TABLE, side.per_byte = cols % 8 ? 1 : 2;
-    if (order == AWQ_WORDS || cols % together[side.element]) side.element = order ? TABLE : I8;
+    if (order == AWQ_WORDS || order == SHARED_BYTES || cols % together[side.element]) side.element = order ? TABLE : I8;
     if (side.element == TABLE && !order && cols % 8 == 0) side.per_byte = 1 << below(4);
     side.row_bytes = cols / together[side.element] * bytes[side.element];
     if (side.element == TABLE) {
@@ -56,6 +56,13 @@ static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, 
     if (order == AWQ_WORDS) {
         side.words = rows / 8;
         side.stored = own(owner, filled((size_t)(cols * rows / 2)));
+    }
+    if (order == SHARED_BYTES) {
+        static const uint8_t shifts[] = {6, 4, 2, 0};
+        memcpy(side.shifts, shifts, sizeof shifts);
+        side.first_row = below(50), side.largest_code = 3, side.shared_rows = 1 + below(4), side.shared_step = 1 + below(rows);
+        const int64_t last = side.first_row + rows, period = side.shared_rows * side.shared_step;
+        side.stored = own(owner, filled((size_t)((last / period + 1) * side.shared_step * cols)));
     }
     if (order) side.tile = own(owner, malloc((size_t)(at_once * side.row_bytes)));
     side.group = 1 + below(cols), side.scale_height = 1;
@@ -118,7 +125,7 @@ int main(int argc, char **argv) {
     int64_t *histogram = malloc(ROOM * 8);
     for (long turn = 0; turn < n; turn++) {
         Owner owner = {.n = 0}, other = {.n = 0};
-        int order = below(4) ? IN_ROWS : (int)below(3);
+        int order = below(4) ? IN_ROWS : (int)below(4);
         int64_t rows = 1 + below(below(8) ? 6 : 70), cols = 1 + below(below(8) ? 70 : 1300);
         if (!below(4)) cols = 256 * (1 + below(3));
         if (order == WORDS_DOWN) cols = 4 * (1 + cols / 4);

@@ -7,9 +7,10 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Decoder, Order, Weight, Workspace
 from quanterr.native import Kernel, SideStruct
-from quanterr.tensors.decoder import FLOATS, StoredScales, decoder_of
+from quanterr.tensors.decoder import FLOATS, SharedBytes, StoredScales, decoder_of
 from quanterr.util.platform import kernel_file
 
 AT_ONCE = 1 << 16  # elements that are read, then decoded: they fit a core's cache
@@ -64,7 +65,7 @@ def find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
 
 def may_wait(decoder: Decoder) -> bool:
     """Return whether operands of several weights can be made before the kernel reads them."""
-    if decoder.order == Order.ROWS:
+    if decoder.order in (Order.ROWS, Order.SHARED_BYTES):
         return decoder.codes.file.descriptor >= 0
     return decoder.codes.nbytes <= MOST_COPIED
 
@@ -102,6 +103,8 @@ def make_code_side(
             room = workspace.buffer("native", (at_once * row_bytes,), torch.uint8)
             side.stored = room.data_ptr()
             alive.append(room)  # the other side may replace it by a larger one
+    elif decoder.shared is not None:
+        _place_shared(side, decoder.shared, entry, chunk, at_once, workspace, alive)
     else:
         _place_columns(side, decoder, chunk, workspace, alive)
     if decoder.table is not None:
@@ -154,3 +157,26 @@ def _place_columns(side: SideStruct, decoder: Decoder, chunk: Chunk, workspace: 
     tile = workspace.buffer("tile", (TILE * side.row_bytes,), torch.uint8)
     side.tile = tile.data_ptr()
     alive += (stored, tile)
+
+
+def _place_shared(
+    side: SideStruct,
+    shared: SharedBytes,
+    entry: Entry,
+    chunk: Chunk,
+    at_once: int,
+    workspace: Workspace,
+    alive: list[object],
+) -> None:
+    """Point the operand to rows of bytes, each with the codes of several rows."""
+    side.first_row, side.shared_step, side.shared_rows = chunk.row, shared.step, len(shared.shifts)
+    side.shifts[: len(shared.shifts)], side.largest_code = shared.shifts, (1 << shared.bits) - 1
+    side.file, side.offset = kernel_file(entry.file.descriptor), entry.offset
+    if side.file < 0 or workspace.fills(entry):
+        read = partial(workspace.read_bytes, "native", entry, 0, (entry.nbytes,))
+        room, side.file = workspace.cache("native", entry, "whole", read), -1
+    else:
+        room = workspace.buffer("native", (at_once * side.row_bytes,), torch.uint8)
+    tile = workspace.buffer("tile", (at_once * side.row_bytes,), torch.uint8)
+    side.stored, side.tile = room.data_ptr(), tile.data_ptr()
+    alive += (room, tile)

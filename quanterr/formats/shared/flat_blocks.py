@@ -4,7 +4,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from quanterr.checkpoints import Entry
 from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 
 
 class BlockRun(NamedTuple):
@@ -41,3 +43,9 @@ class BlockRun(NamedTuple):
         """Cut the chunk, (r, c), of a matrix with ``cols`` columns out of the blocks' values, (n,)."""
         skipped = chunk.row * cols + chunk.col - self.begin
         return values[skipped : skipped + chunk.n].view(chunk.shape)
+
+
+def read_of_rows(key: str, entry: Entry, across: int, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the numbers of the blocks in a chunk of whole rows of ``across`` blocks each, (r, across) float32."""
+    r = chunk.shape[0]
+    return workspace.read(key, entry, chunk.row * across, (r, across)).float()

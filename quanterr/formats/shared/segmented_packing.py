@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
+from quanterr.tensors.decoder import SharedBytes
 from quanterr.tensors.workspace import Workspace
 
 
@@ -35,6 +36,13 @@ class Planes:
     def codes(self) -> int:
         """The number of codes, padding included."""
         return self.elements * len(self.shifts)
+
+    def share_rows(self, matrix: tuple[int, int]) -> SharedBytes | None:
+        """Return how whole rows of the codes' (rows, cols) share bytes; None if some codes share otherwise."""
+        rows, cols = matrix
+        if self.dtype != torch.uint8 or self.elements % cols or self.codes != rows * cols:
+            return None
+        return SharedBytes(self.elements // cols, self.shifts, self.bits)
 
     def read(self, first: int, stop: int, workspace: Workspace) -> Tensor:
         """Read codes ``first:stop`` as float32, (n,)."""

@@ -20,19 +20,21 @@ int4_tile_packed_to_4d_tensor.py; pytorch aten/src/ATen/native/cuda/int4mm.cu.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Parts, Values, Weight
+from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.formats.shared.segmented_packing import cut_run
 from quanterr.formats.shared.torchao_header import Description, apply_pre_scale, fit_pre_scale, read_block_size
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.levels import INT4, uniform
+from quanterr.tensors.decoder import StoredScales
+from quanterr.tensors.levels import INT4, Levels, uniform
 from quanterr.tensors.workspace import Workspace
 
 TILE_ROWS, TILE_COLS = 8, 128
@@ -55,13 +57,12 @@ class PlainCodes:
         stored = workspace.read_bytes("codes", self.parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
         values = element_types.unpack(stored, element_types.int4_pairs(workspace.device), workspace)
         groups = values.view(chunk.shape[0], -1, self.padded.step)
-        groups.mul_(self._read_groups("scale", chunk, workspace)).add_(
-            self._read_groups("zero_point", chunk, workspace)
-        )
+        scale, zero_point = (self._read_groups(role, chunk, workspace) for role in ("scale", "zero_point"))
+        groups.mul_(scale.unsqueeze(2)).add_(zero_point.unsqueeze(2))
         return Values(apply_pre_scale(values, self.pre_scale, chunk, workspace))
 
     def _read_groups(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Read one number per group of a chunk, (r, groups, 1) float32."""
+        """Read one number per group of a chunk, (r, groups) float32."""
         rows, group = self.padded.rows, self.padded.step
         across = self.padded.cols // group
         found = []
@@ -70,7 +71,25 @@ class PlainCodes:
             held = workspace.read_cached(role, self.parts[role], expert * across * rows, (across, rows))
             columns = held[chunk.col // group : chunk.stop_col // group, row : row + stop - first]
             found.append(columns.t().to(torch.float32, copy=True))
-        return torch.cat(found).unsqueeze(2)
+        return torch.cat(found)
+
+    def attach_decoder(self) -> Dequantize:
+        """Return :meth:`dequantize`, with a :class:`Decoder` unless columns have factors."""
+        if self.pre_scale is not None:
+            return self.dequantize
+        cols, group = self.padded.cols, self.padded.step
+        stored = StoredScales.fit(self.parts["scale"], self.padded.rows, cols // group, turned=True)
+        decoder = Decoder(
+            self.parts.codes,
+            cols,
+            ElementType.TABLE,
+            element_types.int4_pairs(torch.device("cpu")),
+            partial(self._read_groups, "scale"),
+            shift=partial(self._read_groups, "zero_point"),
+            group=group,
+            stored=stored,  # None for a stack
+        )
+        return Native(self.dequantize, decoder)
 
 
 def fit_plain(parts: Parts, declared: Description) -> Weight:
@@ -95,7 +114,7 @@ def fit_plain(parts: Parts, declared: Description) -> Weight:
             )
     shape = (*stack, rows, cols)
     plain = PlainCodes(parts, fit_unpadded(parts, shape, group), fit_pre_scale(parts, cols))
-    return _make_weight(parts, shape, plain, group)
+    return _make_weight(parts, shape, plain.attach_decoder(), INT4, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +179,17 @@ def fit_tiles(parts: Parts, declared: Description) -> Weight:
         raise FormatMismatch(f"the header declares shape {shape} and block_size {block}, which {codes} cannot hold")
     if scales.shape != (stored_cols // group, stored_rows, 2):
         raise FormatMismatch(f"{scales} should have the shape {[stored_cols // group, stored_rows, 2]}")
-    return _make_weight(parts, (rows, cols), TiledCodes(parts, (rows, cols), group, fit_pre_scale(parts, cols)), group)
+    tiles = TiledCodes(parts, (rows, cols), group, fit_pre_scale(parts, cols))
+    return _make_weight(parts, (rows, cols), tiles.dequantize, uniform(4), group)
 
 
-def _make_weight(parts: Parts, shape: tuple[int, ...], layout: PlainCodes | TiledCodes, group: int) -> Weight:
+def _make_weight(parts: Parts, shape: tuple[int, ...], dequantize: Dequantize, levels: Levels, group: int) -> Weight:
     return parts.weight(
         shape,
-        layout.dequantize,
+        dequantize,
         code_bits=4,
         uniform_bits=4,
-        levels=uniform(4) if isinstance(layout, TiledCodes) else INT4,
+        levels=levels,
         block_size=(1, group),
         evidence=(f"the header: groups of {group} columns",),
     )
