@@ -436,7 +436,10 @@ class TestKernelMeasuresSamples:
             self.check_equal(by_kernel, by_torch, 128)
 
     @pytest.mark.parametrize("rows", [64, 300], ids=["whole", "sampled"])
-    @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4", "int4_g32", "int4_g32 moved", "mlx_q4_g64", "nf4"])
+    @pytest.mark.parametrize(
+        "recipe",
+        ["nvfp4", "nvfp4 moved", "mxfp4", "int4_g32", "int4_g32 moved", "mlx_q4_g64", "nf4", "nf4:double moved"],
+    )
     def test_and_both_find_the_same_damage(self, tmp_path, monkeypatch, recipe, rows):
         """Codes and scales of groups: moved by a row or a column, zero, or with other bits, perhaps beside the sample.
 

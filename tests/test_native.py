@@ -686,7 +686,9 @@ class TestSamplesAreMeasuredAsByTorch:
         x = {f"{n}.weight": normal(rows, 640, seed=n) * torch.linspace(1, 4, 640) for n in range(6)}
         self.check_recipe(tmp_path, monkeypatch, recipe, x, x)
 
-    @pytest.mark.parametrize("recipe", ["int4_g32", "int8_g32", "int4_g32:asym", "mlx_q4_g64"])
+    @pytest.mark.parametrize(
+        "recipe", ["int4_g32", "int8_g32", "int4_g32:asym", "mlx_q4_g64", "nvfp4", "fp8_row", "nf4"]
+    )
     def test_of_codes_that_compensate_each_other(self, tmp_path, monkeypatch, recipe, rows):
         """As by GPTQ: many are not the nearest, and the errors of a group's last columns are larger."""
         x = {f"{n}.weight": normal(rows, 640, seed=n) for n in range(6)}

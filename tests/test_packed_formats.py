@@ -211,6 +211,16 @@ def test_a_table_of_bitsandbytes_that_runtimes_do_not_have_is_doubted(tmp_path, 
     assert ["is not the nf4 table" in doubt for doubt in weight.warnings] == [True] * doubted
 
 
+@pytest.mark.parametrize("table", [torch.zeros(16), torch.tensor([torch.nan, *range(15)])], ids=["alike", "nan"])
+def test_a_damaged_table_of_bitsandbytes_is_compared_as_it_is_and_doubted(tmp_path, table):
+    x = store(tmp_path / "x.safetensors", {"a.weight": torch.ones(6, 40)})
+    y = store(tmp_path / "y.safetensors", nf4() | {"a.weight.quant_map": table})
+    report = quanterr.compare(x, y, device="cpu")
+
+    assert (6 * 40, None) == (report.layers[0].tensor_elements, report.layers[0].attainable_snr_db)
+    assert [one for one in report.findings if "is not the nf4 table" in one.message]
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
 def test_codes_of_bitsandbytes_are_read_whatever_they_are_stored_as(tmp_path, dtype):
     parts, values = nf4(), []

@@ -141,19 +141,20 @@ class NativeSums:
         return found[0] if found else None
 
     def measure_sample(
-        self, weight: Weight, x: Tensor, y: Tensor, scales: Scaling, largest: float | None
+        self, weight: Weight, x: Tensor, y: Tensor, scales: Scaling, largest: float | None, near: Tensor | None
     ) -> PlainSample | None:
         """Measure the error that the stored ``scales`` allow in sampled rows, (r, c) float32; None if it cannot.
 
-        ``largest`` is the original's largest magnitude, if known.
+        ``largest`` is the original's largest magnitude, if known. A scale may differ from a good one by ``near``,
+        (r, groups across) float32.
         """
         found = prepare_given(weight, len(x), scales)
         if found is None or (largest is None and not found[0].struct.per_row):
             return None
         (sample, (unit, shift)), x, y = found, x.contiguous(), y.contiguous()
         self._lend_room(sample.struct)
-        values, addresses = (x.data_ptr(), y.data_ptr()), (unit.data_ptr(), 0 if shift is None else shift.data_ptr())
-        step = 0 if unit.numel() == 1 else unit.shape[1]
+        values, step = (x.data_ptr(), y.data_ptr()), 0 if unit.numel() == 1 else unit.shape[1]
+        addresses = [0 if side is None else side.data_ptr() for side in (unit, shift, near)]
         self.kernel.measure_sample(sample.struct, values, (x.shape[0], x.shape[1]), addresses, step, largest or 0.0)
         return sample
 

@@ -96,7 +96,9 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
 
 def can_be_given(weight: Weight) -> bool:
     """Return whether the kernel may measure a sample of the weight whose values are given to it."""
-    if weight.levels is None or weight.encoding == "cast" or weight.scale_steps:
+    if weight.levels is None or weight.encoding == "cast":
+        return False
+    if weight.scale_steps and not weight.scale_steps.of_largest:
         return False
     if weight.needs_float64 or weight.branch:  # a branch shifts each element
         return False
@@ -209,7 +211,8 @@ def _lay_out(
     struct.normal, (struct.below, struct.above) = levels.normal, (end + codes.offset for end in levels.ends)
     struct.multiples, struct.n_multiples = ctypes.addressof(numbers.multiples), len(numbers.multiples)
     struct.levels, struct.bounds = ctypes.addressof(numbers.levels), ctypes.addressof(numbers.bounds)
-    struct.halves, struct.n_levels = ctypes.addressof(numbers.halves), len(levels.table)
+    struct.halves, struct.numbers = ctypes.addressof(numbers.halves), ctypes.addressof(numbers.numbers)
+    struct.n_levels = len(levels.table)
     struct.lucky, struct.most = get_lucky_share(levels), get_clipping_limit(levels)
     struct.cols, struct.per_row = width, height == 1
     struct.every, struct.whole = every, rows == matrix[0] and every == 1
@@ -234,12 +237,14 @@ class _Numbers(NamedTuple):
     levels: "ctypes.Array[ctypes.c_float]"  # the values of a table; this and the next arrays have LANES more numbers
     bounds: "ctypes.Array[ctypes.c_float]"  # the bounds between these values
     halves: "ctypes.Array[ctypes.c_float]"  # half the distances between them
+    numbers: "ctypes.Array[ctypes.c_float]"  # the numbers of the values, from 0 on
 
 
 @cache
 def _list_numbers(levels: Levels) -> _Numbers:
     halves = [(above - below) / 2 for below, above in pairwise(levels.table)]
-    of_table = (levels.table, inf), (levels.bounds, inf), (halves, halves[-1] if halves else inf)
+    counted = tuple(map(float, range(len(levels.table))))
+    of_table = (levels.table, inf), (levels.bounds, inf), (halves, halves[-1] if halves else inf), (counted, inf)
     padded = [(*numbers, *LANES * [last]) for numbers, last in of_table]
     return _Numbers(*((ctypes.c_float * len(numbers))(*numbers) for numbers in (list_multiples(levels), *padded)))
 

@@ -231,8 +231,10 @@ class ScaleSampler:
         steps = self._weight.scale_steps
         if steps is None:
             return None
+        if steps.of_largest and self._runs is not None:
+            return find_run_steps(self._weight, self._runs, rows, range(first, first + found.good.shape[1])).double()
         if steps.of_largest:
-            return steps.of_largest * self._find_run_largest(rows, first, found.good)
+            return torch.full_like(found.good, steps.of_largest * float(found.good.max()))
         return _compute_step(found.good, steps.scales, steps, first)
 
     def _accept_near_scales(self, found: Losses, step: Tensor, first: int) -> Losses:
@@ -242,15 +244,6 @@ class ScaleSampler:
         if steps and steps.minima:
             near &= found.moved <= _compute_step(found.lowest, steps.minima, steps, first)
         return found._replace(good_sq=torch.where(near, torch.maximum(found.good_sq, found.stored_sq), found.good_sq))
-
-    def _find_run_largest(self, rows: Sequence[int], first: int, like: Tensor) -> Tensor:
-        """Return the largest magnitude in each group's run, (down, across); if unknown, the maximum of ``like``."""
-        steps, block = self._weight.scale_steps, self._weight.block_size
-        if self._runs is None or steps is None or block is None:
-            return torch.full_like(like, float(like.max()))
-        across = self._weight.matrix[1] // block[1]
-        places = torch.tensor(rows)[:, None] * across + first + torch.arange(like.shape[1])
-        return self._runs[places // steps.shared].to(like)
 
     @property
     def has_floats(self) -> bool:
@@ -348,6 +341,18 @@ class ScaleSampler:
         row, col = group.place
         least = self._least(row) if col >= 0 else None
         return 0.0 if least is None else float(least[0, min(col, least.shape[1] - 1)])
+
+
+def find_run_steps(weight: Weight, runs: Tensor, rows: Sequence[int], groups: range) -> Tensor:
+    """Return the step that divides the scale of each of a few groups in each of ``rows``, (rows, groups) float32.
+
+    ``runs`` holds the original's largest magnitude in each run of groups.
+    """
+    steps, block = weight.scale_steps, weight.block_size
+    assert steps is not None and block is not None  # noqa: S101, PT018
+    across = weight.matrix[1] // block[1]
+    places = torch.tensor(rows)[:, None] * across + torch.tensor(groups)
+    return runs[places // steps.shared] * steps.of_largest
 
 
 class GroupSums(NamedTuple):

@@ -21,7 +21,7 @@ from quanterr.comparison.fingerprints import compute_fingerprint
 from quanterr.comparison.kernel import SumOptions, exact_sums, fast_sums
 from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand, Task
 from quanterr.comparison.plain_samples import PlainSample, can_be_given, prepare_sample, summarize_plain
-from quanterr.comparison.scale_sampling import ScaleSampler
+from quanterr.comparison.scale_sampling import ScaleSampler, find_run_steps
 from quanterr.comparison.small import MOST_KEPT, SmallWeights
 from quanterr.formats import Values, Weight
 from quanterr.formats.shared.decoding import decode, find_decoder
@@ -347,11 +347,16 @@ class Worker:
 
     def _measure_values(self, pair: Pair, sample: "_Group", sums: Sums) -> PlainSample | None:
         """Let the kernel measure a sample whose values are given; None if it cannot."""
-        _, x, y, scales = sample
+        chunks, x, y, scales = sample
         if self._native is None or scales is None:
             return None
-        largest = None if pair.quantized.rotated else sums.x_max
-        return self._native.measure_sample(_get_coded(pair.quantized), x, y, scales, largest)
+        weight, largest, near = _get_coded(pair.quantized), sums.x_max, None
+        if weight.scale_steps and weight.block_size:
+            runs = find_run_maxima(weight, sums)
+            if runs is None:
+                return None
+            near = find_run_steps(weight, runs, list_rows(chunks), range(x.shape[1] // weight.block_size[1]))
+        return self._native.measure_sample(weight, x, y, scales, None if pair.quantized.rotated else largest, near)
 
     def _sample_nearest(
         self, pair: Pair, chunks: Sequence[Chunk], kept: "_Group | None", sums: Sums, place: int

@@ -135,7 +135,7 @@ class _Table(NamedTuple):
     """A quant_map: the values of the two codes in each byte, (256, 2), and their levels."""
 
     pairs: Tensor
-    levels: Levels
+    levels: Levels | None  # None if the table is damaged, so that no code is the nearest
     is_usual: bool  # whether runtimes have this table built in
 
 
@@ -143,7 +143,8 @@ class _Table(NamedTuple):
 def _read_table(stored: bytes, kind: str) -> _Table:
     table = torch.frombuffer(bytearray(stored), dtype=torch.float32)
     is_usual = torch.allclose(table, torch.tensor(TABLES[kind]), atol=1e-5)
-    return _Table(_make_pairs(table), nibbles(table.tolist()).scaled, is_usual)
+    is_sound = bool(table.isfinite().all()) and bool((table != table[0]).any())
+    return _Table(_make_pairs(table), nibbles(table.tolist()).scaled if is_sound else None, is_usual)
 
 
 def _check_size(entry: Entry, found: int, expected: int, of_what: str) -> None:

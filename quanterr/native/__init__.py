@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 24
+VERSION = 25
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -196,6 +196,7 @@ class SampleStruct(ctypes.Structure):
         ("levels", ctypes.c_void_p),
         ("bounds", ctypes.c_void_p),
         ("halves", ctypes.c_void_p),
+        ("numbers", ctypes.c_void_p),
         ("n_levels", ctypes.c_int64),
         ("multiples", ctypes.c_void_p),
         ("n_multiples", ctypes.c_int64),
@@ -479,13 +480,13 @@ class Kernel(NamedTuple):
         return bool(self.library.quanterr_sum_regions(*map(ctypes.c_void_p, given), *sizes, *map(ctypes.c_void_p, out)))
 
     def measure_sample(
-        self, sample: SampleStruct, values: Pair, shape: Pair, scales: Pair, step: int, largest: float
+        self, sample: SampleStruct, values: Pair, shape: Pair, scales: Addresses, step: int, largest: float
     ) -> None:
         """Measure the stored scales of a sample, (n, k) float32.
 
-        ``values`` holds the addresses of both sides, and ``scales`` those of a scale and a shift for each group, or 0
-        for no shifts; those of the next row are ``step`` numbers further on. ``largest`` is the original's largest
-        magnitude.
+        ``values`` holds the addresses of both sides. ``scales`` holds those of a scale and a shift for each group, and
+        of how much a scale may differ from a good one; 0 means none. Those of the next row are ``step`` numbers further
+        on. ``largest`` is the original's largest magnitude.
         """
         given = *map(ctypes.c_void_p, values), *map(ctypes.c_int64, shape), *map(ctypes.c_void_p, scales)
         self.library.quanterr_measure_sample(

@@ -44,6 +44,7 @@ typedef struct { /* elements that share a scale: (n, cols), from `stride` to `st
     int64_t n, stride;
     double x_sq, e_sq;
     float unit, needed, zero, high, low; /* zero: the code of zero; high and low: codes that are needed, from zero on */
+    float near;                          /* a good scale that differs from the unit by so much is none better */
 } Group;
 typedef struct { double x_sq, e_sq, best_sq, clipped_sq, clipped_x_sq, beyond_sq; int64_t clipped, off; } Nearest; /* codes */
 typedef struct { float unit, zero; } Scale;
@@ -182,6 +183,16 @@ INLINE floats nearest(floats codes, const Sample *s, int kind) {
     return (floats)((ints)(normal + below) | ((ints)codes & ~MAGNITUDE));
 }
 
+/* Returns the numbers of levels: neighbours differ by one; as Levels.numbers of tensors/levels.py. */
+INLINE floats number_of(floats levels, const Sample *s, int kind) {
+    if (kind == TABLE) return look_up(levels, s->bounds, s->numbers, s->n_levels);
+    if (kind != FLOATS) return levels;
+    const floats size = magnitude(levels), normal = broadcast(s->normal);
+    const ints above = ((ints)larger(size, normal) - (ints)normal) >> (23 - s->mantissa);
+    const floats number = __builtin_convertvector(above, floats) + smaller(size, normal) * ((float)(1 << s->mantissa) / s->normal);
+    return (floats)((ints)number | ((ints)levels & ~MAGNITUDE));
+}
+
 /* Adds up a row with its nearest codes. Returns whether the stored ones are as near; or, with `products`, writes the products
  * there, (N_PRODUCTS, most_cols), and returns whether no scale may be lost. */
 INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scale, const Sample *s, Nearest *t,
@@ -206,7 +217,7 @@ INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scal
             if (products) {
                 const floats each[N_PRODUCTS] = {a * a, e * e, best * best, a * e};
                 for (int k = 0; k < N_PRODUCTS; k++) store(products + k * s->most_cols + col + lane, each[k]);
-                off -= (magnitude(level - stored) > 1.5f) & ~out;
+                off -= (magnitude(number_of(level, s, kind) - number_of(stored, s, kind)) > 1.5f) & ~out;
             }
             add_squares(&x_sq, a);
             add_squares(&e_sq, e);
@@ -235,8 +246,8 @@ static int find_nearest(const float *x, const float *y, int64_t cols, Scale scal
 #define LOOK(products, kind) look_closely(x, y, cols, scale, s, t, products, kind)
     switch (s->kind) {
     case INTEGERS: return products ? LOOK(products, INTEGERS) : LOOK(0, INTEGERS);
-    case FLOATS: return LOOK(0, FLOATS);
-    case TABLE: return LOOK(0, TABLE);
+    case FLOATS: return products ? LOOK(products, FLOATS) : LOOK(0, FLOATS);
+    case TABLE: return products ? LOOK(products, TABLE) : LOOK(0, TABLE);
     default: return products ? LOOK(products, SHIFTED) : LOOK(0, SHIFTED);
     }
 }
@@ -479,6 +490,8 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
             if (are_powers) good_sq[k] = tried_sq[k]; /* of two rules, the one that loses more over all groups counts */
             else good_sq[0] = tried_sq[k] < good_sq[0] ? tried_sq[k] : good_sq[0];
         }
+        if (fabsf(fabsf(groups[i].unit) - groups[i].needed * fabsf(groups[i].unit)) <= groups[i].near)
+            for (int k = 0; k < 2; k++) good_sq[k] = fmax(good_sq[k], k && !are_powers ? 0 : stored_sq);
         double good = fmax(good_sq[0], good_sq[1]);
         if (!(stored_sq <= FAR * good)) { /* a search may have preferred the stored scale, or the good one is a fluke */
             double worst = is_float ? groups[i].x_sq * share : sum_worst_errors(s, groups + i, trials[tried - 1].factor);
@@ -560,7 +573,10 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int
             }
             if (s->block_rows || place % every || col >= used) continue;
             if (s->per_row || !*n)
-                groups[(*n)++] = (Group){.x = x, .stride = every * rows->cols, .unit = scale.unit, .zero = scale.zero};
+                groups[(*n)++] = (Group){
+                    .x = x, .stride = every * rows->cols, .unit = scale.unit, .zero = scale.zero,
+                    .near = rows->near ? rows->near[row * rows->scale_step + col / s->cols] : -1,
+                };
             Range range = {{0}, {0}, {0}};
             extend(&range, x, width);
             join_rows(groups + *n - 1, &range, 1, s);
@@ -585,7 +601,7 @@ static int scan_codes(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
     if (s->kind != TABLE && scan_rows(s, rows, groups, n, HALF_A_STEP)) return ROUNDED;
     if (!s->every_closely) return 0;
     if (scan_rows(s, rows, groups, n, AS_NEAR)) return NEAREST;
-    if (s->kind == FLOATS || s->kind == TABLE || rows->cols % LANES || s->cols % LANES) return 0;
+    if (rows->cols % LANES || s->cols % LANES) return 0;
     if (s->most_cols < rows->cols || s->most_cols < MOST_ROWS) return 0;
     for (int k = 0; k < N_PRODUCTS; k++) memset(s->columns + k * s->most_cols, 0, (size_t)rows->cols * sizeof *s->columns);
     return scan_rows(s, rows, groups, n, BY_REGIONS) ? NEAREST : 0;
@@ -594,7 +610,7 @@ static int scan_codes(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
 /* Collects the groups of a row of blocks, whose values begin at `x`. */
 static void scan_blocks(const Sample *s, const Rows *rows, int64_t first, const float *x, Group *groups) {
     for (int64_t col = 0; col < s->block_cols; col += s->cols, groups++) {
-        *groups = (Group){.x = x + col, .stride = s->block_cols, .unit = scale_of(rows, first, col / s->cols).unit};
+        *groups = (Group){.x = x + col, .stride = s->block_cols, .unit = scale_of(rows, first, col / s->cols).unit, .near = -1};
         Range range = {{0}, {0}, {0}};
         if (!is_usable(groups->unit)) continue;
         for (int64_t i = 0; i < s->height; i++) extend(&range, groups->x + i * groups->stride, s->cols);
@@ -628,13 +644,15 @@ void measure_sample(Sample *s, const Rows *rows, double x_max) {
     s->scale_ratio = median_of(ratios, n);
 }
 
-/* Measures a sample of given values, (n, cols) each. Row i has its scales at scale + i * step, and shifts likewise; NULL: no
- * shifts. */
+/* Measures a sample of given values, (n, cols) each. Row i has its scales at scale + i * step, and likewise its shifts and by
+ * how much a scale may differ from a good one; NULL: none. */
 EXPORT void quanterr_measure_sample(Sample *sample, const float *x, const float *y, int64_t n, int64_t cols,
-                                    const float *scale, const float *shift, int64_t step, double x_max) {
+                                    const float *scale, const float *shift, const float *near, int64_t step,
+                                    double x_max) {
     const Rows rows = {
         .x = x, .y = y, .n = n, .cols = cols,
         .scale = scale, .scale_step = step, .scale_height = 1, .shift = shift, .shift_step = step,
+        .near = near,
     };
     measure_sample(sample, &rows, x_max);
 }

@@ -77,6 +77,7 @@ typedef struct { /* rows that were decoded: x and y, (places, cols) */
     const float *scale, *zero, *shift; /* of y, as in kernel.c */
     int64_t scale_step, scale_height, zero_step, shift_step;
     int64_t n_scales;      /* of the whole weight; 0: unknown */
+    const float *near;     /* for each scale: what it may differ from a good one without loss; NULL: nothing */
 } Rows;
 
 #define MOST_FACTORS 16
@@ -87,7 +88,8 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     int32_t mantissa;         /* bits of codes that are floats, else 0 */
     float lowest, highest, normal;
     float below, above;       /* codes beyond are out of range */
-    const float *levels, *bounds, *halves; /* of a table: all values, ascending; what separates them; half the distances */
+    const float *levels, *bounds, *halves; /* of a table: all values, ascending; what separates them; half the distances; */
+    const float *numbers;     /* and their numbers, from 0 on */
     int64_t n_levels;         /* LANES numbers follow those of each array, so that whole vectors can be loaded */
     const float *multiples;   /* of the scale that clips nothing: scales to try */
     int64_t n_multiples;      /* MOST_FACTORS at most */

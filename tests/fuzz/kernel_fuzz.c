@@ -27,7 +27,7 @@ static float *factors(int64_t n) {
     return values;
 }
 
-typedef struct { void *owned[24]; int n; } Owner;
+typedef struct { void *owned[32]; int n; } Owner;
 static void *own(Owner *owner, void *memory) { return owner->owned[owner->n++] = memory; }
 
 static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, Owner *owner) {
@@ -93,13 +93,15 @@ static Sample *random_sample(const Side *x, const Side *y, const Run *run, Owner
     const int64_t last = 1 + below(30);
     const size_t bytes = (size_t)(last + LANES) * sizeof(float);
     float *levels = own(owner, malloc(bytes + sizeof(float))), *bounds = own(owner, malloc(bytes)), *halves = own(owner, malloc(bytes));
+    float *numbers = own(owner, malloc(bytes + sizeof(float)));
     for (int64_t i = 0; i < last + LANES; i++) {
         levels[i] = i < last ? 2 * (float)i / (float)last - 1 : 1;
         bounds[i] = i < last ? levels[i] + 1 / (float)last : INFINITY;
         halves[i] = 1 / (float)last;
+        numbers[i] = (float)i;
     }
-    levels[last + LANES] = 1;
-    s->levels = levels, s->bounds = bounds, s->halves = halves, s->n_levels = last + 1;
+    levels[last + LANES] = 1, numbers[last + LANES] = INFINITY;
+    s->levels = levels, s->bounds = bounds, s->halves = halves, s->numbers = numbers, s->n_levels = last + 1;
     s->multiples = MULTIPLES, s->n_multiples = 1 + below(3);
     s->cols = y->group < run->cols ? y->group : run->cols;
     s->per_row = (int32_t)below(2), s->whole = (int32_t)below(2), s->every = 1 + below(4), s->every_closely = below(3);
