@@ -85,13 +85,24 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
     if levels is None or decoder is None or weight.encoding == "cast" or weight.rotated or weight.scale_steps:
         return None
     codes = _find_codes(levels, decoder)
-    n_scales, cols = 0 if scale is None else scale.n, weight.matrix[1]
+    n_scales, cols = _count_stored(weight, decoder), weight.matrix[1]
     if codes is None or (weight.block_size is not None and weight.matrix_rows):
         return None
     if weight.block_size is None and (n_scales not in (1, weight.matrix[0]) or decoder.group not in (0, cols)):
         return None
     found = _lay_out(levels, codes, weight.matrix, weight.block_size, n_scales, rows)
-    return found and found.copy()
+    if found is None:
+        return None
+    found = found.copy()
+    found.struct.scale_n = 0 if scale is None else n_scales
+    return found
+
+
+def _count_stored(weight: Weight, decoder: Decoder) -> int:
+    """Return the number of scales that are multiplied with codes; 0 if unknown."""
+    if weight.scale is not None:
+        return weight.scale.n
+    return decoder.stored.entry.n if decoder.stored else 0
 
 
 def can_be_given(weight: Weight) -> bool:
@@ -216,7 +227,6 @@ def _lay_out(
     struct.lucky, struct.most = get_lucky_share(levels), get_clipping_limit(levels)
     struct.cols, struct.per_row = width, height == 1
     struct.every, struct.whole = every, rows == matrix[0] and every == 1
-    struct.scale_n = scales
     struct.every_closely = every_closely if height == 1 or block else 0
     groups = -(-rows // every_closely) * (matrix[1] // width)
     if block is not None and height > 1:

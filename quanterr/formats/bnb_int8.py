@@ -13,8 +13,11 @@ Reference: bitsandbytes-foundation/bitsandbytes@95f9af30 bitsandbytes/nn/modules
 from functools import partial
 from math import prod
 
+from torch import Tensor
+
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
+from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import INT8
 
 UNIT = 0.007874015718698502  # 1 / 127 as bitsandbytes writes it
@@ -37,7 +40,13 @@ def fit(parts: Parts) -> Weight:
         )
     return parts.weight(
         codes.shape,
-        partial(dequantize, parts),
+        element_types.attach_decoder(
+            parts,
+            partial(dequantize, parts),
+            partial(_read_absmax, parts),
+            stored=StoredScales.fit(absmax, absmax.n, 1),
+            factor=UNIT,
+        ),
         code_bits=8,
         uniform_bits=8,
         levels=INT8.scaled,
@@ -48,8 +57,12 @@ def fit(parts: Parts) -> Weight:
 def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     """Return float32(code) · SCB · 0.007874…, (r, c)."""
     codes = element_types.read_int8(parts, chunk, workspace)
-    absmax = workspace.read("absmax", parts["absmax"], chunk.row, (chunk.shape[0], 1))
-    return Values(codes.values.mul_(absmax).mul_(UNIT), codes.saturated)
+    return Values(codes.values.mul_(_read_absmax(parts, chunk, workspace)).mul_(UNIT), codes.saturated)
+
+
+def _read_absmax(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the largest magnitudes of a chunk's rows, (r, 1)."""
+    return workspace.read("absmax", parts["absmax"], chunk.row, (chunk.shape[0], 1))
 
 
 FORMATS = (Format("bnb_int8", NEEDS, fit, usual_db=(32, 43)),)

@@ -112,6 +112,7 @@ class SideStruct(ctypes.Structure):
         ("scale_rows", ctypes.c_int64),
         ("scale_file", ctypes.c_int32),
         ("scale_type", ctypes.c_int32),
+        ("factor", ctypes.c_float),
         ("zero_step", ctypes.c_int64),
         ("shift_step", ctypes.c_int64),
         ("group", ctypes.c_int64),

@@ -92,6 +92,7 @@ typedef struct {
     int64_t scale_rows;   /* rows of scales, if those of a group are stored together, with room for twice as many; else 0 */
     int32_t scale_file;   /* as `file` */
     int32_t scale_type;   /* F32, BF16 or F16 */
+    float factor;         /* by which scaled codes are multiplied; 0: by none */
     int64_t zero_step;
     int64_t shift_step;
     int64_t group;        /* columns that share a scale */
@@ -945,6 +946,7 @@ APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t
             i = stop;
         }
     }
+    if (side->factor != 0) for (int i = 0; i < n; i++) out[i] *= side->factor;
     if (side->rotation) {
         double room[SEGMENT];
         quanterr_rotate(out, n / side->rotation, side->rotation, side->unit, room);
@@ -1333,6 +1335,7 @@ static int compare(Side *x, Side *y, Run *run) {
             .x = x->values, .y = y->values, .places = run->places, .n = run->rows, .cols = run->cols,
             .scale = y->scale, .scale_step = y->scale_step, .scale_height = y->scale_height, .n_scales = y->scale_n,
             .zero = y->zero, .zero_step = y->zero_step, .shift = y->shift, .shift_step = y->shift_step,
+            .factor = y->factor,
         };
         measure_sample(run->sample, &rows, run->x_max);
     }
@@ -1421,7 +1424,7 @@ static const Field LAYOUT[] = {
     S(element), S(order), S(file), S(per_byte), S(offset), S(row_bytes), S(words), S(first_row), S(shared_step),
     S(shared_rows), S(shifts), S(largest_code), S(stored), S(tile),
     S(table), S(scale), S(zero), S(shift), S(scale_step), S(scale_height), S(scale_n), S(scale_offset), S(scale_rows), S(scale_file),
-    S(scale_type), S(zero_step), S(shift_step), S(group), S(rotation), S(unit), S(values), S(ends), S(has_ends), S(saturated),
+    S(scale_type), S(factor), S(zero_step), S(shift_step), S(group), S(rotation), S(unit), S(values), S(ends), S(has_ends), S(saturated),
     S(sampled), S(sampled_n), S(sampled_at),
     {"Run", sizeof(Run)},
     R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(normal), R(importance), R(importance_step), R(counts),

@@ -353,6 +353,7 @@ static int are_regions_alike(const Sample *s, const Regions *rows, const Regions
 
 INLINE Scale scale_of(const Rows *rows, int64_t row, int64_t group) {
     Scale scale = {rows->scale[row / rows->scale_height * rows->scale_step + group], 0};
+    if (rows->factor != 0) scale.unit *= rows->factor;
     if (rows->zero) scale.zero = rows->zero[row * rows->zero_step + group];
     if (rows->shift) scale.zero = -rows->shift[row * rows->shift_step + group] / scale.unit;
     return scale;

@@ -76,6 +76,7 @@ typedef struct { /* rows that were decoded: x and y, (places, cols) */
     int64_t n, cols;
     const float *scale, *zero, *shift; /* of y, as in kernel.c */
     int64_t scale_step, scale_height, zero_step, shift_step;
+    float factor;          /* of all scales; 0: none */
     int64_t n_scales;      /* of the whole weight; 0: unknown */
     const float *near;     /* for each scale: what it may differ from a good one without loss; NULL: nothing */
 } Rows;

@@ -59,12 +59,13 @@ class SharedBytes(NamedTuple):
 class Decoder(Struct, gc=False):
     """A decoding rule, (value of the code - zero) · scale or value · scale + shift, for rows of ``cols`` elements.
 
-    Each operation rounds to float32. ``table``, for ElementType.TABLE, is (256, elements per byte) float32; for ggml's
-    IQ1 to IQ3, the levels of each index, (entries, levels) int8. ``scale``, ``zero`` and ``shift`` return one value per
-    block of ``group`` columns of a chunk; if ``group`` is 0, one per whole row. ``ends`` are the bytes of saturated
-    codes, at most three. If ``rotation``, a power of two up to MOST_ROTATED, is not 0, columns are finally rotated in
-    groups of that size, as formats/shared/convrot.py specifies. ``stored``, if known, describes the file's tensor of
-    scales, so that the kernel reads them itself instead of calling ``scale``.
+    Each operation rounds to float32. If ``factor`` is not 0, the result is multiplied by it. ``table``, for
+    ElementType.TABLE, is (256, elements per byte) float32; for ggml's IQ1 to IQ3, the levels of each index,
+    (entries, levels) int8. ``scale``, ``zero`` and ``shift`` return one value per block of ``group`` columns of a
+    chunk; if ``group`` is 0, one per whole row. ``ends`` are the bytes of saturated codes, at most three. If
+    ``rotation``, a power of two up to MOST_ROTATED, is not 0, columns are finally rotated in groups of that size,
+    as formats/shared/convrot.py specifies. ``stored``, if known, describes the file's tensor of scales, so that the
+    kernel reads them itself instead of calling ``scale``. ``shared`` describes rows in Order.SHARED_BYTES.
     """
 
     codes: Entry
@@ -80,6 +81,7 @@ class Decoder(Struct, gc=False):
     rotation: int = 0
     stored: StoredScales | None = None
     shared: SharedBytes | None = None
+    factor: float = 0.0
 
     @property
     def storage_unit(self) -> tuple[int, int]:

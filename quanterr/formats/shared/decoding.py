@@ -113,7 +113,7 @@ def make_code_side(
     side.group = decoder.group or max(decoder.cols, 1)
     if decoder.rotation:
         side.rotation, side.unit = decoder.rotation, 1 / sqrt(decoder.rotation)
-    side.scale_height = 1
+    side.scale_height, side.factor = 1, decoder.factor
     is_read = decoder.stored is not None and _place_scales(side, decoder.stored, chunk, decoder.cols, workspace, alive)
     for name in ("zero", "shift") if is_read else ("scale", "zero", "shift"):
         of_blocks = getattr(decoder, name)

@@ -83,6 +83,7 @@ def attach_decoder(
     group: int = 0,
     zero: OfBlocks | None = None,
     stored: StoredScales | None = None,
+    factor: float = 0.0,
 ) -> Dequantize:
     """Attach a :class:`Decoder` to ``dequantize`` if elements are stored one by one; return it unchanged otherwise."""
     codes = parts.codes
@@ -90,7 +91,9 @@ def attach_decoder(
         return dequantize
     element, ends = ELEMENTS[codes.dtype]
     table = e5m2_table() if element == ElementType.TABLE else None
-    decoder = Decoder(codes, parts.matrix[1], element, table, scale, zero, group=group, ends=ends, stored=stored)
+    decoder = Decoder(
+        codes, parts.matrix[1], element, table, scale, zero, group=group, ends=ends, stored=stored, factor=factor
+    )
     return Native(dequantize.func, decoder, dequantize.args)
 
 
