@@ -472,6 +472,26 @@ class TestKernelMeasuresSamples:
 
         assert told[1:] == told[:1] * 2
 
+    def test_and_what_scales_outside_the_sample_lose(self, tmp_path, monkeypatch):
+        """Codes around one zero point: a good scale is derived around it, too."""
+        x, y = {}, {}
+        for n, factor in enumerate((1.0, 2.5)):
+            x[f"{n}.weight"] = values = numbers(300, 128, seed=n).float()
+            scale = values.view(300, 4, 32).abs().amax(2) / 7
+            scale[100, 1:] *= factor
+            codes = (values.view(300, 4, 32) / scale[:, :, None]).round().int().view(300, 16, 8) + 8
+            y[f"{n}.weight_packed"] = sum(codes[:, :, place] << 4 * place for place in range(8)).int()
+            y |= {f"{n}.weight_scale": scale, f"{n}.weight_shape": torch.tensor([300, 128])}
+        save_file(x, tmp_path / "x.safetensors")
+        quantized = store(tmp_path / "y", y, config=config_of("int4_g32"))
+        told = [
+            [(one.code, one.layer, one.message) for one in report.findings]
+            for report in self.reports(monkeypatch, tmp_path / "x.safetensors", quantized, all_sound=True)
+        ]
+
+        assert ["scale_loss"] == [code for code, *_ in told[0]]
+        assert told[1:] == told[:1] * 2
+
     @pytest.mark.parametrize("size", [64, 256])
     def test_columns_are_rotated_before(self, tmp_path, monkeypatch, size):
         x, y = {}, {}
@@ -492,7 +512,7 @@ class TestKernelMeasuresSamples:
             self.check_equal(by_kernel, by_torch, 256)
             assert [one.code for one in by_kernel.findings] == [one.code for one in by_torch.findings]
 
-    def reports(self, monkeypatch, *files):
+    def reports(self, monkeypatch, *files, all_sound=False):
         """With all samples measured by torch; with some by the kernel, while it compares; and from their values."""
         measured, take = [], Worker._take_plain_sample
 
@@ -511,7 +531,7 @@ class TestKernelMeasuresSamples:
             monkeypatch.setattr("quanterr.comparison.worker.prepare_sample", prepare)
             found.append(quanterr.compare(*files, device="cpu"))
             assert any(measured)
-            assert not all(measured)
+            assert all(measured) == all_sound
         return found
 
     def check_equal(self, report, other, cols):

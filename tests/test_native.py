@@ -286,6 +286,7 @@ class TestValues:
             "bf16",
             "e4m3",
             "gptq",
+            "gptq_by_importance",
             "awq_gemm",
             "ct_pack",
             "gguf_q4_k",
@@ -379,6 +380,11 @@ def stored_as(folder, name):
         "bf16": {"X.weight": normal(m, k).bfloat16()},
         "e4m3": {"X.weight": normal(m, k).to(FP8), "X.weight_scale": torch.rand(m, 1)},
         "gptq": words | {"X.qzeros": torch.full((k // 128, m // 8), 0x77777777, dtype=torch.int32)},
+        "gptq_by_importance": words
+        | {
+            "X.qzeros": codes(k // 128, m // 8, dtype=torch.int32),
+            "X.g_idx": (torch.randperm(k, generator=any_bits) // 128).int(),
+        },
         "awq_gemm": {
             "X.qweight": codes(k, m // 8, dtype=torch.int32),
             "X.scales": scales(k // 128, m),
@@ -696,15 +702,24 @@ class TestSamplesAreMeasuredAsByTorch:
         moved = {name: x[name] + 0.3 * steps * normal(rows, 640, seed=n + 20) for n, name in enumerate(x)}
         self.check_recipe(tmp_path, monkeypatch, recipe, x, moved)
 
-    def test_of_codes_around_one_zero_point(self, tmp_path, monkeypatch, rows):
-        """As GPTQ stores symmetric codes: down the columns, each with the zero point 8."""
-        x, stored = {}, {}
+    @pytest.mark.parametrize("error", [0, 0.3])
+    @pytest.mark.parametrize("order", ["by importance", "plain"])
+    def test_of_codes_around_one_zero_point(self, tmp_path, monkeypatch, rows, order, error):
+        """As GPTQ stores symmetric codes: down the columns, each with the zero point 8; groups may be any columns.
+
+        With an ``error``, they compensate each other.
+        """
+        x, stored, generator = {}, {}, torch.Generator().manual_seed(1)
         for n in range(6):
             x[f"{n}.weight"] = values = normal(rows, 640, seed=n)
-            scale = (values.view(rows, 5, 128).abs().amax(2) / 7.25).half()
-            codes = (values.view(rows, 5, 128) / scale[:, :, None]).round().clamp(-8, 7).view(rows, 640).int() + 8
-            nibbles = codes.t().reshape(80, 8, rows)
+            groups = torch.randperm(640, generator=generator) if order == "by importance" else torch.arange(640)
+            groups = groups // 128
+            largest = values[:, groups.argsort(stable=True)].view(rows, 5, 128).abs().amax(2)
+            scale = (largest / 7.25).half()
+            steps = values / scale[:, groups] + error * normal(rows, 640, seed=n + 20)
+            nibbles = (steps.round().clamp(-8, 7).int() + 8).t().reshape(80, 8, rows)
             stored |= {
+                f"{n}.g_idx": groups.int(),
                 f"{n}.qweight": sum(nibbles[:, place] << 4 * place for place in range(8)).contiguous(),
                 f"{n}.qzeros": torch.full((5, rows // 8), 0x77777777, dtype=torch.int32),
                 f"{n}.scales": scale.t().contiguous(),

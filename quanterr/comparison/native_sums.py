@@ -216,6 +216,10 @@ class NativeSums:
                 blocks = torch.empty(sample.block_rows * sample.block_cols)
                 task.alive.append(blocks)
                 sample.block_values = blocks.data_ptr()
+            if y.columns:
+                ordered = torch.empty(2 * kept.sample.n + 3 * task.cols)
+                task.alive.append(ordered)
+                sample.ordered = ordered.data_ptr()
             self._lend_room(sample)
             run.sample = ctypes.addressof(sample)
 

@@ -49,8 +49,8 @@ class PlainSample(NamedTuple):
 
     @property
     def one_zero(self) -> bool:
-        """True if the kernel found that all groups share a zero point."""
-        return bool(self.struct.zeros == ONE)
+        """True if all groups share a zero point, as the kernel knows or has found."""
+        return bool(self.struct.kind != SampledCodes.SHIFTED or self.struct.zeros == ONE)
 
     def copy(self) -> "PlainSample":
         """Return this sample with a struct of its own."""

@@ -309,7 +309,7 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
         decoder = decoder_of(self.dequantize)
         if decoder is None or decoder.scale is None or not (self.levels and self.levels.centred):
             return None
-        if decoder.zero or decoder.shift or not decoder.group or chunk.col % decoder.group:
+        if decoder.zero or decoder.shift or decoder.columns or not decoder.group or chunk.col % decoder.group:
             return None
         scales = _pick(decoder.scale(chunk, workspace).float() * (decoder.factor or 1.0), rows)
         return scales[:, :, None].expand(-1, -1, decoder.group).flatten(1)[:, : chunk.shape[1]]

@@ -155,10 +155,10 @@ def dequantize(parts: Parts, packing: Packing, blocks: ColumnBlocks, chunk: Chun
 
 
 def _attach_decoder(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Dequantize:
-    """Return :func:`dequantize`, with a :class:`Decoder` if bytes hold whole codes and columns are in order."""
+    """Return :func:`dequantize`, with a :class:`Decoder` if bytes hold whole codes."""
     plain, zero_point = partial(dequantize, parts, packing, blocks), parts.get("zero_point")
     table = bit_stream.byte_table(packing.bits, 0 if zero_point else 1 << packing.bits - 1)
-    if table is None or blocks.order:
+    if table is None:
         return plain
     decoder = Decoder(
         parts.codes,
@@ -169,6 +169,7 @@ def _attach_decoder(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Deq
         zero=blocks.restrict(partial(_read_zero_point, parts, packing)) if zero_point else None,
         group=blocks.group,
         stored=StoredScales.fit(parts["scale"], parts.matrix[0], blocks.n),
+        columns=blocks.order,
     )
     return Native(plain, decoder)
 

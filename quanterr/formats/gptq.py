@@ -244,12 +244,12 @@ def dequantize(parts: Parts, blocks: ColumnBlocks, variant: Variant, chunk: Chun
 
 
 def _attach_decoder(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Dequantize:
-    """Return :func:`dequantize`, with a :class:`Decoder` if words hold whole codes and columns are in order."""
+    """Return :func:`dequantize`, with a :class:`Decoder` if words hold whole codes."""
     plain, codes, zero_point = partial(dequantize, parts, blocks, variant), parts.codes, parts["zero_point"]
     zero = _find_common_zero_point(parts, variant.packing) if zero_point.nbytes <= FEW else None
     one_zero = 0 if zero is None else (zero + variant.less_one) % (1 << variant.packing.bits)
     table = bit_stream.byte_table(variant.packing.bits, one_zero)
-    if table is None or blocks.order or codes.bits != WORD:
+    if table is None or codes.bits != WORD:
         return plain
     decoder = Decoder(
         codes,
@@ -261,6 +261,7 @@ def _attach_decoder(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Deq
         group=blocks.group,
         order=Order.WORDS_DOWN,
         stored=StoredScales.fit(parts["scale"], codes.shape[1], blocks.n, turned=True),
+        columns=blocks.order,
     )
     return Native(plain, decoder)
 

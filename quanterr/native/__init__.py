@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 25
+VERSION = 26
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -116,6 +116,7 @@ class SideStruct(ctypes.Structure):
         ("zero_step", ctypes.c_int64),
         ("shift_step", ctypes.c_int64),
         ("group", ctypes.c_int64),
+        ("columns", ctypes.c_void_p),
         ("rotation", ctypes.c_int64),
         ("unit", ctypes.c_double),
         ("values", ctypes.c_void_p),
@@ -213,6 +214,7 @@ class SampleStruct(ctypes.Structure):
         ("block_rows", ctypes.c_int64),
         ("block_cols", ctypes.c_int64),
         ("block_values", ctypes.c_void_p),
+        ("ordered", ctypes.c_void_p),
         ("room", ctypes.c_void_p),
         ("columns", ctypes.c_void_p),
         ("most_cols", ctypes.c_int64),

@@ -36,7 +36,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 25
+#define VERSION 26
 #define SEGMENT 512
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
 #define FLUSHED (RUN * LANES)
@@ -95,7 +95,8 @@ typedef struct {
     float factor;         /* by which scaled codes are multiplied; 0: by none */
     int64_t zero_step;
     int64_t shift_step;
-    int64_t group;        /* columns that share a scale */
+    int64_t group;        /* columns that share a scale, next to each other, */
+    const int32_t *columns; /* or else the group of each column */
     int64_t rotation;     /* columns of a rotated group, a power of two up to SEGMENT; 0: not rotated */
     double unit;          /* factor of rotated values */
     float *values;        /* buffer for decoded rows, or NULL */
@@ -905,6 +906,14 @@ INLINE void decode_blocks(int element, const uint8_t *codes, const int8_t *grid,
 #undef EACH
 }
 
+/* Scales codes of columns whose groups are `of`. */
+static void scale_columns(float *restrict out, int n, const int32_t *restrict of, const float *restrict scale,
+                          const float *restrict zero, const float *restrict shift) {
+    if (zero) for (int k = 0; k < n; k++) out[k] = (out[k] - zero[of[k]]) * scale[of[k]];
+    else if (shift) for (int k = 0; k < n; k++) out[k] = out[k] * scale[of[k]] + shift[of[k]];
+    else for (int k = 0; k < n; k++) out[k] *= scale[of[k]];
+}
+
 /* Decodes columns col to col + n of a row that begins at `codes`; returns `out`, or the stored floats themselves. */
 APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t col, int n, float *out) {
     switch (side->element) {
@@ -936,7 +945,8 @@ APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t
         const float *zero = side->zero ? side->zero + row * side->zero_step : 0;
         const float *shift = side->shift ? side->shift + row * side->shift_step : 0;
         int64_t group = col / side->group;
-        for (int i = 0; i < n; group++) {
+        if (side->columns) scale_columns(out, n, side->columns + col, scale, zero, shift);
+        for (int i = side->columns ? n : 0; i < n; group++) {
             int64_t left = (group + 1) * side->group - col - i;
             int stop = left < n - i ? i + (int)left : n;
             float s = scale[group], z = zero ? zero[group] : 0, b = shift ? shift[group] : 0;
@@ -1335,7 +1345,7 @@ static int compare(Side *x, Side *y, Run *run) {
             .x = x->values, .y = y->values, .places = run->places, .n = run->rows, .cols = run->cols,
             .scale = y->scale, .scale_step = y->scale_step, .scale_height = y->scale_height, .n_scales = y->scale_n,
             .zero = y->zero, .zero_step = y->zero_step, .shift = y->shift, .shift_step = y->shift_step,
-            .factor = y->factor,
+            .factor = y->factor, .columns = y->columns,
         };
         measure_sample(run->sample, &rows, run->x_max);
     }
@@ -1424,7 +1434,7 @@ static const Field LAYOUT[] = {
     S(element), S(order), S(file), S(per_byte), S(offset), S(row_bytes), S(words), S(first_row), S(shared_step),
     S(shared_rows), S(shifts), S(largest_code), S(stored), S(tile),
     S(table), S(scale), S(zero), S(shift), S(scale_step), S(scale_height), S(scale_n), S(scale_offset), S(scale_rows), S(scale_file),
-    S(scale_type), S(factor), S(zero_step), S(shift_step), S(group), S(rotation), S(unit), S(values), S(ends), S(has_ends), S(saturated),
+    S(scale_type), S(factor), S(zero_step), S(shift_step), S(group), S(columns), S(rotation), S(unit), S(values), S(ends), S(has_ends), S(saturated),
     S(sampled), S(sampled_n), S(sampled_at),
     {"Run", sizeof(Run)},
     R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(normal), R(importance), R(importance_step), R(counts),
@@ -1436,7 +1446,7 @@ static const Field LAYOUT[] = {
     {"Sample", sizeof(Sample)},
     P(kind), P(mantissa), P(lowest), P(highest), P(normal), P(below), P(above), P(levels), P(bounds), P(halves), P(numbers), P(n_levels),
     P(multiples), P(n_multiples), P(lucky), P(most), P(cols), P(per_row), P(whole), P(every), P(every_closely), P(height),
-    P(first_block), P(block_rows), P(block_cols), P(block_values), P(room), P(columns), P(most_cols), P(zeros),
+    P(first_block), P(block_rows), P(block_cols), P(block_values), P(ordered), P(room), P(columns), P(most_cols), P(zeros),
     P(plain), P(x_sq), P(e_sq), P(steps_sq), P(best_sq), P(clipped_sq), P(clipped_x_sq), P(beyond_sq), P(clipped), P(off),
     P(group_x_sq), P(stored_sq), P(good_sq), P(worst_sq), P(scale_ratio), P(scale_n), P(scale_low), P(scale_high),
     P(scale_sum),

@@ -540,6 +540,37 @@ static void describe_scales(Sample *s, const Rows *rows) {
     }
 }
 
+/* Puts the products of a row in the order of the weight's columns. */
+static void put_back(const Sample *s, const Rows *rows, float *products) {
+    float *room = s->ordered + 2 * rows->cols;
+    for (int k = 0; k < N_PRODUCTS; k++, products += s->most_cols) {
+        memcpy(room, products, (size_t)rows->cols * sizeof *room);
+        for (int64_t i = 0; i < rows->cols; i++) products[rows->order[i]] = room[i];
+    }
+}
+
+/* Copies rows with the columns of each group next to each other; returns 0 if groups differ in size. */
+static int put_in_order(const Sample *s, const Rows *from, Rows *to) {
+    const int64_t cols = from->cols, n = cols / s->cols;
+    int32_t *order = (int32_t *)s->ordered, *next = order + cols, places = 0;
+    if (cols % s->cols) return 0;
+    memset(next, 0, (size_t)n * sizeof *next);
+    for (int64_t col = 0; col < cols; col++)
+        if (next[from->columns[col]]++ == s->cols) return 0;
+    for (int32_t group = 0; group < n; group++) next[group] = group * (int32_t)s->cols;
+    for (int32_t col = 0; col < cols; col++) order[next[from->columns[col]]++] = col;
+    for (int64_t row = 0; row < from->n; row++) places += !from->places || from->places[row] >= 0;
+    float *x = s->ordered + 3 * cols, *y = x + places * cols;
+    for (int64_t i = 0; i < places * cols; i += cols)
+        for (int64_t col = 0; col < cols; col++) {
+            x[i + col] = from->x[i + order[col]];
+            y[i + col] = from->y[i + order[col]];
+        }
+    *to = *from;
+    to->x = x, to->y = y, to->order = order;
+    return 1;
+}
+
 enum { HALF_A_STEP, AS_NEAR, BY_REGIONS }; /* what is required of errors: so much at most; as little as of the nearest codes; or
                                               no row, column or tile that stands out */
 
@@ -585,6 +616,7 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int
         }
         for (int i = 0; i < LANES; i++)
             if (!(all_rows.far[i] <= most)) return 0;
+        if (products && rows->order) put_back(s, rows, products);
         if (products && !add_row(s, &of_rows, &tiles, products, rows->cols)) return 0;
         n_rows++;
     }
@@ -621,8 +653,13 @@ static void scan_blocks(const Sample *s, const Rows *rows, int64_t first, const 
 
 void measure_sample(Sample *s, const Rows *rows, double x_max) {
     Group *groups = s->room;
+    Rows ordered;
     int64_t n = 0;
     describe_scales(s, rows);
+    if (rows->columns) {
+        if (!put_in_order(s, rows, &ordered)) return;
+        rows = &ordered;
+    }
     int found = scan_codes(s, rows, groups, &n);
     if (!found) return;
     if (n && !s->per_row && !s->whole) groups->needed = (float)(x_max / fabs(groups->unit) / s->highest);

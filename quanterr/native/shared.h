@@ -77,6 +77,8 @@ typedef struct { /* rows that were decoded: x and y, (places, cols) */
     const float *scale, *zero, *shift; /* of y, as in kernel.c */
     int64_t scale_step, scale_height, zero_step, shift_step;
     float factor;          /* of all scales; 0: none */
+    const int32_t *columns; /* group of each column; NULL: groups are next to each other */
+    const int32_t *order;  /* column from which each was taken, or NULL */
     int64_t n_scales;      /* of the whole weight; 0: unknown */
     const float *near;     /* for each scale: what it may differ from a good one without loss; NULL: nothing */
 } Rows;
@@ -105,6 +107,7 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     int64_t first_block;      /* first row of the blocks that are used instead, their rows and columns; 0: none */
     int64_t block_rows, block_cols;
     float *block_values;      /* room for x in these rows and columns */
+    float *ordered;           /* room for (2 · rows + 3) · columns of the sample, if columns of groups are not next to each other */
     void *room;               /* 72 bytes for each group */
     double *columns;          /* room for 9 numbers for each of most_cols columns */
     int64_t most_cols;

@@ -66,6 +66,7 @@ class Decoder(Struct, gc=False):
     ``rotation``, a power of two up to MOST_ROTATED, is not 0, columns are finally rotated in groups of that size,
     as formats/shared/convrot.py specifies. ``stored``, if known, describes the file's tensor of scales, so that the
     kernel reads them itself instead of calling ``scale``. ``shared`` describes rows in Order.SHARED_BYTES.
+    ``columns``, (cols,) int32, is the block of each column where columns of a block are not next to each other.
     """
 
     codes: Entry
@@ -82,6 +83,7 @@ class Decoder(Struct, gc=False):
     stored: StoredScales | None = None
     shared: SharedBytes | None = None
     factor: float = 0.0
+    columns: Entry | None = None
 
     @property
     def storage_unit(self) -> tuple[int, int]:

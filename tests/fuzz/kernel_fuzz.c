@@ -74,6 +74,17 @@ static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, 
         if (!below(3)) side.zero = own(owner, factors(of_rows * groups)), side.zero_step = side.scale_step;
         else if (!below(3)) side.shift = own(owner, factors(of_rows * groups)), side.shift_step = side.scale_step;
     }
+    if (side.scale && !below(3)) { /* groups of any columns, perhaps of different sizes */
+        int32_t *columns = own(owner, malloc((size_t)(4 * cols)));
+        const int same = below(4) > 0;
+        for (int64_t i = 0; i < cols; i++) columns[i] = same ? (int32_t)(i / side.group) : (int32_t)below(groups);
+        for (int64_t i = cols - 1; i > 0; i--) {
+            int64_t other = below(i + 1);
+            int32_t kept = columns[i];
+            columns[i] = columns[other], columns[other] = kept;
+        }
+        side.columns = columns;
+    }
     if (cols % 256 == 0 && !below(3)) side.rotation = 2 << below(8), side.unit = 0.25;
     if (side.row_bytes == cols && !below(3)) side.has_ends = 1, side.ends[0] = 0x7E, side.ends[1] = 0xFE;
     if (!below(3)) side.values = own(owner, malloc((size_t)(4 * rows * cols)));
@@ -116,6 +127,7 @@ static Sample *random_sample(const Side *x, const Side *y, const Run *run, Owner
     }
     s->room = own(owner, malloc((size_t)(72 * groups)));
     s->most_cols = run->cols + below(2) * 1024;
+    s->ordered = own(owner, malloc((size_t)(4 * (2 * run->rows + 3) * run->cols)));
     s->columns = own(owner, malloc((size_t)(72 * s->most_cols)));
     return s;
 }

@@ -59,6 +59,8 @@ def find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
     if chunks[0].stop_col - chunks[0].col == cols:
         return decoder
     units = together, decoder.group or 1, rotated
+    if decoder.columns is not None:
+        return None
     begins_blocks = not any(chunk.col % unit for chunk in chunks for unit in units)
     return decoder if begins_blocks and decoder.order == Order.ROWS else None
 
@@ -114,6 +116,10 @@ def make_code_side(
     if decoder.rotation:
         side.rotation, side.unit = decoder.rotation, 1 / sqrt(decoder.rotation)
     side.scale_height, side.factor = 1, decoder.factor
+    if decoder.columns is not None:
+        columns = workspace.read_whole("order", decoder.columns).clone()
+        side.columns = columns.data_ptr()
+        alive.append(columns)
     is_read = decoder.stored is not None and _place_scales(side, decoder.stored, chunk, decoder.cols, workspace, alive)
     for name in ("zero", "shift") if is_read else ("scale", "zero", "shift"):
         of_blocks = getattr(decoder, name)
