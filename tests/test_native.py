@@ -775,6 +775,28 @@ def test_the_kernel_reads_stored_scales_itself(tmp_path, kernel, shape, dtype):
 
 
 @every_kernel
+@pytest.mark.parametrize("blocks", [2, 5, 7, 40])
+def test_columns_belong_to_any_block(tmp_path, kernel, blocks):
+    """In GPTQ: blocks of different sizes, or more blocks than columns."""
+    random = torch.Generator().manual_seed(blocks)
+    stored = {
+        "X.qweight": torch.randint(-(2**31), 2**31, (4, 64), generator=random).int(),
+        "X.qzeros": torch.randint(-(2**31), 2**31, (blocks, 8), generator=random).int(),
+        "X.scales": normal(blocks, 64).half(),
+        "X.g_idx": torch.randint(0, blocks, (32,), generator=random).int(),
+    }
+    x, y = store(tmp_path / "x.safetensors", {"X.weight": normal(64, 32)}), store(tmp_path / "y.safetensors", stored)
+    with planned(x, y) as plan:
+        weight = plan.pairs[0].quantized
+        expected = weight.dequantize(Chunk(0, 64, 0, 32), Workspace(CPU)).weight
+
+        assert decoder_of(weight.dequantize).columns
+        for size in (1 << 20, 7 * 32):
+            assert same_bits(expected, decoded(weight, kernel, size))
+    assert quanterr.compare(x, y, device="cpu").layers[0].tensor_elements == 64 * 32
+
+
+@every_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("zeros", ["one", "one differs"])
 def test_and_scales_stored_by_columns(tmp_path, kernel, zeros, dtype):

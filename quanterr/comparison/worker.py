@@ -104,7 +104,7 @@ class Worker:
         self._plain: dict[int, PlainSample] = {}  # by the pair's id: the sample that the kernel was asked to measure
 
     def begin(self, pairs: Iterable[Pair]) -> None:
-        """Start to compare the small weights among ``pairs`` that the kernel reads itself.
+        """Start to compare the small weights among ``pairs`` with the kernel.
 
         Meanwhile, the caller can finish the weights of the previous call.
         """

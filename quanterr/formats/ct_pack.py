@@ -158,7 +158,8 @@ def _attach_decoder(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Deq
     """Return :func:`dequantize`, with a :class:`Decoder` if bytes hold whole codes."""
     plain, zero_point = partial(dequantize, parts, packing, blocks), parts.get("zero_point")
     table = bit_stream.byte_table(packing.bits, 0 if zero_point else 1 << packing.bits - 1)
-    if table is None:
+    stored = StoredScales.fit(parts["scale"], parts.matrix[0], blocks.n)
+    if table is None or (blocks.order and not stored):
         return plain
     decoder = Decoder(
         parts.codes,
@@ -168,7 +169,7 @@ def _attach_decoder(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Deq
         scale=blocks.restrict(partial(read_block_values, "scale", parts["scale"], blocks)),
         zero=blocks.restrict(partial(_read_zero_point, parts, packing)) if zero_point else None,
         group=blocks.group,
-        stored=StoredScales.fit(parts["scale"], parts.matrix[0], blocks.n),
+        stored=stored,
         columns=blocks.order,
     )
     return Native(plain, decoder)

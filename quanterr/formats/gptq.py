@@ -249,7 +249,8 @@ def _attach_decoder(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Deq
     zero = _find_common_zero_point(parts, variant.packing) if zero_point.nbytes <= FEW else None
     one_zero = 0 if zero is None else (zero + variant.less_one) % (1 << variant.packing.bits)
     table = bit_stream.byte_table(variant.packing.bits, one_zero)
-    if table is None or codes.bits != WORD:
+    stored = StoredScales.fit(parts["scale"], codes.shape[1], blocks.n, turned=True)
+    if table is None or codes.bits != WORD or (blocks.order and not stored):
         return plain
     decoder = Decoder(
         codes,
@@ -260,7 +261,7 @@ def _attach_decoder(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Deq
         zero=blocks.restrict(partial(_read_zero_points, zero_point, variant)) if zero is None else None,
         group=blocks.group,
         order=Order.WORDS_DOWN,
-        stored=StoredScales.fit(parts["scale"], codes.shape[1], blocks.n, turned=True),
+        stored=stored,
         columns=blocks.order,
     )
     return Native(plain, decoder)

@@ -556,7 +556,7 @@ static int put_in_order(const Sample *s, const Rows *from, Rows *to) {
     if (cols % s->cols) return 0;
     memset(next, 0, (size_t)n * sizeof *next);
     for (int64_t col = 0; col < cols; col++)
-        if (next[from->columns[col]]++ == s->cols) return 0;
+        if (from->columns[col] >= n || next[from->columns[col]]++ == s->cols) return 0;
     for (int32_t group = 0; group < n; group++) next[group] = group * (int32_t)s->cols;
     for (int32_t col = 0; col < cols; col++) order[next[from->columns[col]]++] = col;
     for (int64_t row = 0; row < from->n; row++) places += !from->places || from->places[row] >= 0;

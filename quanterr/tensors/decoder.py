@@ -66,7 +66,8 @@ class Decoder(Struct, gc=False):
     ``rotation``, a power of two up to MOST_ROTATED, is not 0, columns are finally rotated in groups of that size,
     as formats/shared/convrot.py specifies. ``stored``, if known, describes the file's tensor of scales, so that the
     kernel reads them itself instead of calling ``scale``. ``shared`` describes rows in Order.SHARED_BYTES.
-    ``columns``, (cols,) int32, is the block of each column where columns of a block are not next to each other.
+    ``columns``, (cols,) int32, is the block of each column where columns of a block are not next to each other; it
+    requires ``stored``.
     """
 
     codes: Entry

@@ -49,7 +49,12 @@ class ColumnBlocks:
         return self.size if self.n > 1 else 0
 
     def restrict(self, of_blocks: OfBlocks) -> OfBlocks:
-        """Wrap ``of_blocks``, which returns a value per block of whole rows, to return only the values of a chunk."""
+        """Wrap ``of_blocks``, which returns a value per block of whole rows, to return only the values of a chunk.
+
+        If columns are permuted, a chunk may need all blocks.
+        """
+        if self.order is not None:
+            return of_blocks
 
         def cut(chunk: Chunk, workspace: Workspace) -> Tensor:
             return of_blocks(chunk, workspace)[:, chunk.col // self.size : -(-chunk.stop_col // self.size)]

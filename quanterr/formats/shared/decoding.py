@@ -59,7 +59,7 @@ def find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
     if chunks[0].stop_col - chunks[0].col == cols:
         return decoder
     units = together, decoder.group or 1, rotated
-    if decoder.columns is not None:
+    if decoder.columns:
         return None
     begins_blocks = not any(chunk.col % unit for chunk in chunks for unit in units)
     return decoder if begins_blocks and decoder.order == Order.ROWS else None
@@ -116,10 +116,6 @@ def make_code_side(
     if decoder.rotation:
         side.rotation, side.unit = decoder.rotation, 1 / sqrt(decoder.rotation)
     side.scale_height, side.factor = 1, decoder.factor
-    if decoder.columns is not None:
-        columns = workspace.read_whole("order", decoder.columns).clone()
-        side.columns = columns.data_ptr()
-        alive.append(columns)
     is_read = decoder.stored is not None and _place_scales(side, decoder.stored, chunk, decoder.cols, workspace, alive)
     for name in ("zero", "shift") if is_read else ("scale", "zero", "shift"):
         of_blocks = getattr(decoder, name)
@@ -128,6 +124,11 @@ def make_code_side(
             setattr(side, name, factors.data_ptr())
             setattr(side, f"{name}_step", factors.shape[1] if factors.shape[0] > 1 else 0)
             alive.append(factors)
+    if decoder.columns is not None and decoder.stored is not None:
+        stored = workspace.read_whole("order", decoder.columns)
+        columns = stored.clamp(0, decoder.stored.width - 1)  # in case the file has changed since it was checked
+        side.columns = columns.data_ptr()
+        alive.append(columns)
     return side
 
 
