@@ -37,7 +37,7 @@ from quanterr.errors import CheckpointError, UsageError
 from quanterr.formats import exl3
 from quanterr.formats.shared import code_tiles, convrot, hadamard
 from quanterr.formats.shared.code_tiles import TileLayout
-from quanterr.formats.shared.decoding import measure_error
+from quanterr.formats.shared.decoding import decode, measure_error
 from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import CellGrid, compute_shares, select_conspicuous
@@ -50,7 +50,7 @@ from quanterr.tensors import good_scales, rounding
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.decoder import MOST_ROTATED, decoder_of
 from quanterr.tensors.levels import HALF_STEP, Nearest
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
 BUILT = native.find_best().kernel
 needs_kernel = pytest.mark.skipif(BUILT is None, reason=f"no compiled kernel here: {native.find_best().reason}")
@@ -305,6 +305,20 @@ class TestValues:
 
             assert decoder_of(weight.dequantize)
             assert all(same_bits(dequantized(weight), decoded(weight, size=size)) for size in sizes)
+
+    @pytest.mark.parametrize("name", ["e4m3", "gptq", "gptq_by_importance", "ct_pack", *SHARED])
+    @pytest.mark.parametrize("rows", [(0, 48), (8, 40), (24, 25)])
+    def test_of_codes_that_are_replaced_are_those_of_the_format(self, tmp_path, name, rows):
+        """As to find the ends of a weight's range; replaced codes are in memory, not in a file."""
+        with planned(*stored_as(tmp_path, name)) as plan:
+            weight, chunk = plan.pairs[0].quantized, Chunk(*rows, 0, 2048)
+            plain, native_too = FilledWorkspace(CPU), FilledWorkspace(CPU)
+            for workspace in (plain, native_too):
+                workspace.fill((weight.codes,), 0x5A)
+            expected, found = weight.dequantize(chunk, plain).weight, torch.empty(chunk.shape)
+
+            assert decode(BUILT, weight, chunk, native_too, found)
+            assert same_bits(expected, found)
 
     @every_kernel
     @pytest.mark.parametrize("name", ["e4m3", "gptq", "awq_gemm", "gguf_q4_k", "nvfp4"])
