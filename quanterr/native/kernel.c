@@ -964,13 +964,20 @@ APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t
     return out;
 }
 
+#define TILE_ROWS 32 /* as TILE of formats/shared/decoding.py */
+
 /* Transposes words stored down columns into rows of bytes in `tile`; `stored` begins with the first row. */
 static void tile_words(const Side *side, int64_t row, int64_t rows, int64_t row_bytes) {
     int64_t words = row_bytes / 4;
     const uint32_t *stored = (const uint32_t *)side->stored + row;
     uint32_t *tile = side->tile;
-    for (int64_t w = 0; w < words; w++)
-        for (int64_t k = 0; k < rows; k++) tile[k * words + w] = stored[w * side->words + k];
+    for (int64_t first = 0; first < words; first += LANES) { /* whole lines of the cache, as rows of a tile may share theirs */
+        uint32_t block[TILE_ROWS][LANES];
+        int64_t n = words - first < LANES ? words - first : LANES;
+        for (int64_t w = 0; w < n; w++)
+            for (int64_t k = 0; k < rows; k++) block[k][w] = stored[(first + w) * side->words + k];
+        for (int64_t k = 0; k < rows; k++) memcpy(tile + k * words + first, block[k], (size_t)n * 4);
+    }
 }
 
 /* Unpacks AWQ words into rows of bytes in `tile`: a word holds one column of 8 rows, in the order 0 2 4 6 1 3 5 7. */
