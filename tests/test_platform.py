@@ -136,3 +136,20 @@ def test_windows_syncs_no_folder_and_has_no_path_of_a_descriptor(windows, tmp_pa
     assert platform.path_of_descriptor(3) is None
     assert platform.is_closed_pipe(OSError(22, "Invalid argument"))
     assert -1 == platform.kernel_file(-1)
+
+
+@pytest.mark.parametrize("cold", [None, 0, 5_000, 9_999])
+def test_bytes_in_memory_are_not_requested(cold, monkeypatch):
+    def read(descriptor, views, offset, flags):
+        if offset == cold:
+            raise BlockingIOError
+        return 1
+
+    requested = []
+    system = SimpleNamespace(RWF_NOWAIT=8, POSIX_FADV_WILLNEED=3, preadv=read)
+    system.posix_fadvise = lambda *given: requested.append(given)
+    monkeypatch.setattr(platform, "os", system)
+
+    platform.will_need(-5, 0, 10_000)
+
+    assert (cold is not None) == ((-5, 0, 10_000, 3) in requested)
