@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 26
+VERSION = 27
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -112,6 +112,7 @@ class SideStruct(ctypes.Structure):
         ("scale_rows", ctypes.c_int64),
         ("scale_file", ctypes.c_int32),
         ("scale_type", ctypes.c_int32),
+        ("scale_table", ctypes.c_void_p),
         ("factor", ctypes.c_float),
         ("zero_step", ctypes.c_int64),
         ("shift_step", ctypes.c_int64),

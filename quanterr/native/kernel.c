@@ -36,7 +36,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 26
+#define VERSION 27
 #define SEGMENT 512
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
 #define FLUSHED (RUN * LANES)
@@ -91,7 +91,8 @@ typedef struct {
     int64_t scale_offset; /* in the file */
     int64_t scale_rows;   /* rows of scales, if those of a group are stored together, with room for twice as many; else 0 */
     int32_t scale_file;   /* as `file` */
-    int32_t scale_type;   /* F32, BF16 or F16 */
+    int32_t scale_type;   /* F32, BF16, F16; or I8: a byte whose value is in `scale_table` */
+    const float *scale_table;
     float factor;         /* by which scaled codes are multiplied; 0: by none */
     int64_t zero_step;
     int64_t shift_step;
@@ -1043,9 +1044,11 @@ static int read_rows(Side *side, int64_t row, int64_t rows) {
     }
     return status;
 }
-INLINE float stored_float(const uint8_t *stored, int64_t i, int32_t type) {
+INLINE float stored_scale(const Side *side, const uint8_t *stored, int64_t i) {
+    const int32_t type = side->scale_type;
     float whole;
     uint16_t shortened;
+    if (type == I8) return side->scale_table[stored[i]];
     if (type == F32) {
         memcpy(&whole, stored + 4 * i, sizeof whole);
         return whole;
@@ -1056,13 +1059,14 @@ INLINE float stored_float(const uint8_t *stored, int64_t i, int32_t type) {
 
 static int read_scales(const Side *side) {
     float *to = (float *)side->scale;
-    const int64_t n = side->scale_n, rows = side->scale_rows, bytes = n * (side->scale_type == F32 ? 4 : 2);
+    const int64_t n = side->scale_n, rows = side->scale_rows;
+    const int64_t bytes = n * (side->scale_type == F32 ? 4 : side->scale_type == I8 ? 1 : 2);
     uint8_t *stored = (uint8_t *)(to + (rows ? 2 * n : n)) - bytes; /* so that each is read before another is written over it */
     int status = read_all(side->scale_file, (char *)stored, bytes, side->scale_offset);
     if (!rows)
-        for (int64_t i = 0; i < n && side->scale_type != F32; i++) to[i] = stored_float(stored, i, side->scale_type);
+        for (int64_t i = 0; i < n && side->scale_type != F32; i++) to[i] = stored_scale(side, stored, i);
     for (int64_t row = 0; row < rows; row++)
-        for (int64_t i = row; i < n; i += rows) *to++ = stored_float(stored, i, side->scale_type);
+        for (int64_t i = row; i < n; i += rows) *to++ = stored_scale(side, stored, i);
     return status;
 }
 
@@ -1129,13 +1133,13 @@ INLINE double share_of(const float *peaks, int64_t n, int64_t cell) {
     return peaks[cell] > 0 ? peaks[n + cell] / peaks[cell] : 0;
 }
 
-/* Returns whether the share of a cell, max |e| / max |x|, exceeds `most` times the usual one: the median over n parts of
+/* Returns whether the share of a cell, max |e| / max |x|, may exceed `most` times the usual one: the median over n parts of
  * the sample of the largest in each, but at least `least`. A part is the first and the stop row of cells, and the first
  * and the stop column; peaks are (2, down, across). comparison/conspicuous.py specifies it. */
 EXPORT int quanterr_stands_out(const float *peaks, int64_t down, int64_t across, const int64_t (*parts)[4], int64_t n,
                                double least, double most) {
     const int64_t cells = down * across;
-    double sorted[MOST_PARTS], largest = 0;
+    double sorted[MOST_PARTS];
     for (int64_t i = 0; i < n; i++) {
         int64_t at = i;
         double own = 0;
@@ -1145,8 +1149,11 @@ EXPORT int quanterr_stands_out(const float *peaks, int64_t down, int64_t across,
         for (; at && sorted[at - 1] > own; at--) sorted[at] = sorted[at - 1];
         sorted[at] = own;
     }
-    for (int64_t cell = 0; cell < cells; cell++) largest = fmax(largest, share_of(peaks, cells, cell));
-    return largest > most * fmax((sorted[(n - 1) / 2] + sorted[n / 2]) / 2, least);
+    const double usual = fmax((sorted[(n - 1) / 2] + sorted[n / 2]) / 2, least);
+    const float bar = (float)(most * usual * (1 - 1e-6)); /* less than what a quotient may exceed by rounding */
+    int found = 0;
+    for (int64_t cell = 0; cell < cells; cell++) found |= peaks[cell] > 0 && peaks[cells + cell] > bar * peaks[cell];
+    return found;
 }
 
 static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_codes, int64_t row, Run *run, State *s) {
@@ -1350,7 +1357,8 @@ static int compare(Side *x, Side *y, Run *run) {
     if (status == DONE && run->sample && !run->nonfinite_x && !run->nonfinite_y) {
         Rows rows = {
             .x = x->values, .y = y->values, .places = run->places, .n = run->rows, .cols = run->cols,
-            .scale = y->scale, .scale_step = y->scale_step, .scale_height = y->scale_height, .n_scales = y->scale_n,
+            .scale = y->scale, .scale_step = y->scale_step, .scale_height = y->scale_height,
+            .n_scales = y->scale_table ? 0 : y->scale_n,
             .zero = y->zero, .zero_step = y->zero_step, .shift = y->shift, .shift_step = y->shift_step,
             .factor = y->factor, .columns = y->columns,
         };
@@ -1441,7 +1449,7 @@ static const Field LAYOUT[] = {
     S(element), S(order), S(file), S(per_byte), S(offset), S(row_bytes), S(words), S(first_row), S(shared_step),
     S(shared_rows), S(shifts), S(largest_code), S(stored), S(tile),
     S(table), S(scale), S(zero), S(shift), S(scale_step), S(scale_height), S(scale_n), S(scale_offset), S(scale_rows), S(scale_file),
-    S(scale_type), S(factor), S(zero_step), S(shift_step), S(group), S(columns), S(rotation), S(unit), S(values), S(ends), S(has_ends), S(saturated),
+    S(scale_type), S(scale_table), S(factor), S(zero_step), S(shift_step), S(group), S(columns), S(rotation), S(unit), S(values), S(ends), S(has_ends), S(saturated),
     S(sampled), S(sampled_n), S(sampled_at),
     {"Run", sizeof(Run)},
     R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(normal), R(importance), R(importance_step), R(counts),

@@ -31,13 +31,15 @@ BITS: dict[ElementType, tuple[int, int]] = {
 class StoredScales(NamedTuple):
     """A weight's scales, of a dtype in :data:`FLOATS`: ``height`` rows of the weight share a row of ``width``.
 
-    They are stored by rows, or if ``turned``, by columns.
+    They are stored by rows, or if ``turned``, by columns. If they are bytes, ``table`` returns what each stands for,
+    (256,) float32.
     """
 
     entry: Entry
     height: int
     width: int
     turned: bool = False
+    table: Callable[[Workspace], Tensor] | None = None
 
     @classmethod
     def fit(cls, entry: Entry, rows: int, width: int, height: int = 1, turned: bool = False) -> "StoredScales | None":

@@ -10,7 +10,7 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Decoder, Order, Weight, Workspace
 from quanterr.native import Kernel, SideStruct
-from quanterr.tensors.decoder import FLOATS, SharedBytes, StoredScales, decoder_of
+from quanterr.tensors.decoder import FLOATS, ElementType, SharedBytes, StoredScales, decoder_of
 from quanterr.util.platform import kernel_file
 
 AT_ONCE = 1 << 16  # elements that are read, then decoded: they fit a core's cache
@@ -136,7 +136,7 @@ def _place_scales(
     side: SideStruct, stored: StoredScales, chunk: Chunk, cols: int, workspace: Workspace, alive: list[object]
 ) -> bool:
     """Make the kernel read the scales of a chunk of whole rows itself; return False if it cannot."""
-    entry, height, width, turned = stored
+    entry, height, width, turned, make_table = stored
     if entry.file.descriptor < 0 or chunk.shape[1] != cols or chunk.row % height:
         return False
     rows = -(-chunk.shape[0] // height)
@@ -144,7 +144,13 @@ def _place_scales(
         return False
     scales = workspace.buffer("read scales", ((1 + turned) * rows * width,), torch.float32)  # the kernel reads into it
     side.scale, side.scale_height, side.scale_step = scales.data_ptr(), height, width if rows > 1 else 0
-    side.scale_file, side.scale_type = kernel_file(entry.file.descriptor), FLOATS[entry.dtype]
+    side.scale_file = kernel_file(entry.file.descriptor)
+    if make_table is None:
+        side.scale_type = FLOATS[entry.dtype]
+    else:
+        table = make_table(workspace)
+        side.scale_type, side.scale_table = ElementType.I8, table.data_ptr()
+        alive.append(table)
     side.scale_n, side.scale_rows = rows * width, rows if turned else 0
     side.scale_offset = entry.offset + chunk.row // height * width * entry.nbytes // entry.n
     alive.append(scales)

@@ -28,8 +28,9 @@ from quanterr.formats.shared.padding import Padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.formats.shared.swizzled_scales import BlockScales
 from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import E2M1, E2M3, E3M2, E4M3, E5M2, Levels
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
 
 SmallFloat = Literal["e2m1", "e2m3", "e3m2", "e4m3", "e5m2"]
 CODE_BITS: dict[SmallFloat, int] = {"e2m1": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8}
@@ -85,9 +86,20 @@ class Microscaled:
             (kind, ends), table = element_types.ELEMENTS["F8_E5M2"], element_types.e5m2_table()
         else:
             kind, ends, table = ElementType.TABLE, (), self._make_pairs(torch.device("cpu"))
+        stored = None
+        is_stack = self.scales.experts > 1 or len(padded.shape) > 2
+        if not self.scales.tiled and not is_stack:  # experts may have global scales of their own
+            stored = StoredScales(self.scales.entry, 1, self.scales.cols, table=self._make_scale_table)
         scale = self._read_scales
-        decoder = Decoder(self.codes, padded.stored_cols, kind, table, scale, group=padded.step, ends=ends)
+        decoder = Decoder(
+            self.codes, padded.stored_cols, kind, table, scale, group=padded.step, ends=ends, stored=stored
+        )
         return Native(self.dequantize, decoder)
+
+    def _make_scale_table(self, workspace: Workspace) -> Tensor:
+        """Return the scale that each byte stands for, (256,) float32."""
+        every = torch.arange(256, dtype=torch.uint8).view(TORCH_DTYPES[self.scales.entry.dtype])
+        return self.scale_of(every.view(1, -1), Chunk(0, 1, 0, 1), workspace).view(-1)
 
     def _make_pairs(self, device: torch.device) -> Tensor:
         return element_types.e2m1_pairs(self.high_first, device)
