@@ -167,7 +167,7 @@ int main(int argc, char **argv) {
         for (int64_t bin = 0; bin < run.n_bins; bin++) counted += histogram[bin];
         if (run.n && counted != run.n) return 2;
         const int64_t all[1][4] = {{0, down, 0, across}};
-        if (run.peaks && quanterr_stands_out(run.peaks, down, across, all, 1, 0, 1)) return 10;
+        if (run.peaks && quanterr_stands_out(run.peaks, down, across, all, 1, 0, 1.00001)) return 10;
         Run again = run;
         again.n = again.nonfinite_x = again.nonfinite_y = again.n_kept = again.e_max = again.relative_max = 0;
         again.sums = sums[1], again.rows_at_once = order ? 32 : rows;
