@@ -13,7 +13,7 @@ from quanterr.checkpoints import Entry
 from quanterr.comparison.attainable import WIDEST
 from quanterr.comparison.fingerprints import sample_places
 from quanterr.comparison.kernel import SUMS_ALONE, SumOptions, add_matrices
-from quanterr.comparison.plain_samples import MOST_GROUPS, PlainSample, prepare_given
+from quanterr.comparison.plain_samples import MOST_GROUPS, PlainSample, prepare_values
 from quanterr.formats import Values, Weight
 from quanterr.formats.shared.decoding import count_rows_at_once, find_decoder, make_code_side, may_wait
 from quanterr.metrics import find_ranks
@@ -148,7 +148,7 @@ class NativeSums:
         ``largest`` is the original's largest magnitude, if known. A scale may differ from a good one by ``near``,
         (r, groups across) float32.
         """
-        found = prepare_given(weight, len(x), scales)
+        found = prepare_values(weight, len(x), scales)
         if found is None or (largest is None and not found[0].struct.per_row):
             return None
         (sample, (unit, shift)), x, y = found, x.contiguous(), y.contiguous()

@@ -85,7 +85,7 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
     if levels is None or decoder is None or weight.encoding == "cast" or weight.rotated or weight.scale_steps:
         return None
     codes = _find_codes(levels, decoder)
-    n_scales, cols = _count_stored(weight, decoder), weight.matrix[1]
+    n_scales, cols = _count_stored_scales(weight, decoder), weight.matrix[1]
     if codes is None or (weight.block_size is not None and weight.matrix_rows):
         return None
     if weight.block_size is None and (n_scales not in (1, weight.matrix[0]) or decoder.group not in (0, cols)):
@@ -98,15 +98,15 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
     return found
 
 
-def _count_stored(weight: Weight, decoder: Decoder) -> int:
+def _count_stored_scales(weight: Weight, decoder: Decoder) -> int:
     """Return the number of scales that are multiplied with codes; 0 if unknown."""
     if weight.scale is not None:
         return weight.scale.n
     return decoder.stored.entry.n if decoder.stored else 0
 
 
-def can_be_given(weight: Weight) -> bool:
-    """Return whether the kernel may measure a sample of the weight whose values are given to it."""
+def can_measure_values(weight: Weight) -> bool:
+    """Return whether the kernel may be able to measure a sample of the weight if its values are given."""
     if weight.levels is None or weight.encoding == "cast":
         return False
     if weight.scale_steps and not weight.scale_steps.of_largest:
@@ -117,11 +117,11 @@ def can_be_given(weight: Weight) -> bool:
     return blocks is None or (blocks[0] == 1 and not weight.matrix_rows and weight.matrix[1] % blocks[1] == 0)
 
 
-def prepare_given(weight: Weight, rows: int, scales: Scaling) -> tuple[PlainSample, Scaling] | None:
+def prepare_values(weight: Weight, rows: int, scales: Scaling) -> tuple[PlainSample, Scaling] | None:
     """Return a sample of ``rows`` rows whose values are given, and the factor and offset of each group.
 
     ``scales`` are those of the sample's elements. The results are (rows, groups across), or (1, 1) for a single scale.
-    Return None if the kernel cannot measure the error that scales allow. :func:`can_be_given` is true of the weight.
+    Return None if the kernel cannot measure the error that scales allow. It requires :func:`can_measure_values`.
     """
     levels, n_scales = weight.levels, _count_scales(weight, rows, scales.unit)
     if levels is None or not n_scales:

@@ -20,7 +20,7 @@ from quanterr.comparison.conspicuous import (
 from quanterr.comparison.fingerprints import compute_fingerprint
 from quanterr.comparison.kernel import SumOptions, exact_sums, fast_sums
 from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand, Task
-from quanterr.comparison.plain_samples import PlainSample, can_be_given, prepare_sample, summarize_plain
+from quanterr.comparison.plain_samples import PlainSample, can_measure_values, prepare_sample, summarize_plain
 from quanterr.comparison.scale_sampling import ScaleSampler, find_run_steps
 from quanterr.comparison.small import MOST_KEPT, SmallWeights
 from quanterr.formats import Values, Weight
@@ -315,7 +315,7 @@ class Worker:
 
         ``is_doubtful`` says that the kernel has measured the sample, and that it needs a closer look.
         """
-        weight = _get_coded(pair.quantized)
+        weight = pair.quantized.unrotated
         if weight.levels is None or weight.shape != pair.quantized.shape:
             return None
         chunks = _list_sampled(weight.shape, self.size)
@@ -340,8 +340,8 @@ class Worker:
 
     def _read_whole_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> "_Group | None":
         """Read all sampled rows; None if the kernel cannot measure a sample whose values are given."""
-        weight = _get_coded(pair.quantized)
-        if self._native is None or pair.original.needs_float64 or not can_be_given(weight):
+        weight = pair.quantized.unrotated
+        if self._native is None or pair.original.needs_float64 or not can_measure_values(weight):
             return None
         return self._read_group(pair, chunks, place) if chunks[0].shape[1] == weight.matrix[1] else None
 
@@ -350,7 +350,7 @@ class Worker:
         chunks, x, y, scales = sample
         if self._native is None or scales is None:
             return None
-        weight, largest, near = _get_coded(pair.quantized), sums.x_max, None
+        weight, largest, near = pair.quantized.unrotated, sums.x_max, None
         if weight.scale_steps and weight.block_size:
             runs = find_run_maxima(weight, sums)
             if runs is None:
@@ -362,7 +362,7 @@ class Worker:
         self, pair: Pair, chunks: Sequence[Chunk], kept: "_Group | None", sums: Sums, place: int
     ) -> tuple[Attainable, ScaleSampler]:
         """Measure the nearest codes of a sample, and collect the loss of its scales; ``kept`` was read before."""
-        weight = _get_coded(pair.quantized)
+        weight = pair.quantized.unrotated
         sampler = Sampler(None if pair.quantized.rotated else pair.importance, self._compiled)
         of_scales = self._make_scale_sampler(pair, sums)
         for together in _group_chunks(chunks, self._count_stackable(pair, of_scales)):
@@ -391,7 +391,7 @@ class Worker:
 
     def _make_scale_sampler(self, pair: Pair, sums: Sums) -> ScaleSampler:
         """Make the sampler of a weight's scales, which are those of rotated columns if it has any."""
-        weight, is_rotated = _get_coded(pair.quantized), pair.quantized.rotated
+        weight, is_rotated = pair.quantized.unrotated, pair.quantized.rotated
         largest, runs = (None, None) if is_rotated else (sums.x_max, find_run_maxima(weight, sums))
         return ScaleSampler(weight, largest, partial(self._find_least_units, weight), runs)
 
@@ -453,7 +453,7 @@ class Worker:
 
         ``first`` is the first of ``groups``, already read.
         """
-        weight, n, x_sq, e_sq, steps = _get_coded(pair.quantized), 0, 0.0, 0.0, 0.0
+        weight, n, x_sq, e_sq, steps = pair.quantized.unrotated, 0, 0.0, 0.0, 0.0
         for number, together in enumerate(groups):
             _, x, y, scales = self._read_group(pair, together, place) if number else first
             if weight.levels is None or scales is None:
@@ -480,7 +480,7 @@ class Worker:
         if rotated:
             x = rotated.rotate(x.clone(), self._kernel)
             y = torch.cat([rotated.weight.dequantize(chunk, self._quantized[place]).weight.clone() for chunk in chunks])
-        return _Group(list(chunks), x, y, self._read_scaling(_get_coded(pair.quantized), chunks, place))
+        return _Group(list(chunks), x, y, self._read_scaling(pair.quantized.unrotated, chunks, place))
 
     def _read_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return both sides of chunks of the same columns, concatenated by rows, (r, c) float32."""
@@ -557,11 +557,6 @@ class Worker:
         x, y = x.double(), y.double()
         at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
         return LargestError(row, col + at, float(x[0, at]), float(y[0, at]))
-
-
-def _get_coded(weight: Weight) -> Weight:
-    """Return a weight as its codes hold it: before its columns are rotated back."""
-    return weight.rotated.weight if weight.rotated else weight
 
 
 def _get_largest_error(sums: Sums) -> LargestError | None:

@@ -89,7 +89,7 @@ def _describe_scales(pair: Pair, ratio: float, snr_db: float) -> str:
         return "scales are zero: all values are lost"
     if ratio < 1:
         return f"scales are {ratio:.2g} x what the values need: larger values are clipped"
-    weight = pair.quantized.rotated.weight if pair.quantized.rotated else pair.quantized
+    weight = pair.quantized.unrotated
     bits, uniform = bits_of(pair), weight.levels is not None and not (weight.levels.mantissa or weight.levels.table)
     used = max(round(bits - log2(ratio)), 0) if uniform and isfinite(ratio) else bits
     what = f"codes use {used} of {bits} bits: " if used < bits else ""

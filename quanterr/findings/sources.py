@@ -27,7 +27,6 @@ from torch import Tensor
 from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import NOTED_DB
 from quanterr.findings.layers import WeightSummary
-from quanterr.formats.base import Weight
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.base import Finding
@@ -96,7 +95,7 @@ def check_sources(seen: Sequence[WeightSummary], named: bool) -> Iterator[Findin
 
 def _is_off(one: WeightSummary) -> bool:
     """Return True for a weight with excess error that is large enough, with enough levels, to be judged."""
-    weight = _unrotated(one.pair)
+    weight = one.pair.quantized.unrotated
     levels = weight.levels
     return (
         one.excess_db is not None
@@ -107,11 +106,6 @@ def _is_off(one: WeightSummary) -> bool:
         and min(*weight.matrix) >= FEWEST
         and weight.matrix[1] <= READ // FEWEST
     )
-
-
-def _unrotated(pair: Pair) -> Weight:
-    """Return the weight in which each element has one code: before its columns are rotated back, if they are."""
-    return pair.quantized.rotated.weight if pair.quantized.rotated else pair.quantized
 
 
 class ErrorSample(NamedTuple):
@@ -154,7 +148,7 @@ def _refit_both(pair: Pair, sample: ErrorSample) -> list[Tensor]:
 
 def _read_sample(pair: Pair, workspaces: Workspaces) -> ErrorSample | None:
     """Read runs of rows spread over a weight; None if scales or levels are unknown, or nothing differs."""
-    weight, turn = _unrotated(pair), pair.quantized.rotated
+    weight, turn = pair.quantized.unrotated, pair.quantized.rotated
     rows, cols = weight.matrix
     height = min(RUN, max(READ // cols // RUNS, 1))
     starts = sorted({number * (rows - height) // (RUNS - 1) for number in range(RUNS)})
@@ -183,7 +177,7 @@ def _read_sample(pair: Pair, workspaces: Workspaces) -> ErrorSample | None:
 
 def _columns_per_scale(pair: Pair, cols: int) -> int:
     """Return the number of columns that share a scale, which divides ``cols``."""
-    block = _unrotated(pair).block_size
+    block = pair.quantized.unrotated.block_size
     return block[1] if block and cols % block[1] == 0 else cols
 
 

@@ -52,6 +52,7 @@ from quanterr.formats.base import (
 from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.bit_packing import Packing, crop_columns, unpack_columns, unpack_transposed
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
+from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.gptq_awq_common import (
     FLOATS,
     SCALE,
@@ -208,7 +209,7 @@ def dequantize_gemv(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace:
     codes = unpack_columns(containers, NIBBLES, workspace)
     codes = crop_columns(codes, chunk.col - 8 * left, chunk.stop_col - 8 * left, workspace)
     zero_points = _unpack_zero_points(parts["zero_point"], chunk, workspace)
-    scale = _read_scales(parts["scale"], chunk, workspace)
+    scale = read_of_rows("scale", parts["scale"], parts["scale"].shape[1], chunk, workspace)
     return Values(blocks.dequantize(codes, zero_points, scale, chunk, workspace))
 
 
@@ -219,12 +220,6 @@ def _unpack_zero_points(entry: Entry, chunk: Chunk, workspace: Workspace) -> Ten
     return unpack_columns(containers, NIBBLES, workspace, "zero_points")
 
 
-def _read_scales(entry: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the scales of a chunk's rows, stored as (rows, 8 · w), as float32."""
-    r, n = chunk.shape[0], entry.shape[1]
-    return workspace.read("scale", entry, chunk.row * n, (r, n)).float()
-
-
 def _attach_gemv_decoder(parts: Parts, cols: int, blocks: ColumnBlocks) -> Dequantize:
     """Return :func:`dequantize_gemv` with a :class:`Decoder`."""
     decoder = Decoder(
@@ -232,7 +227,7 @@ def _attach_gemv_decoder(parts: Parts, cols: int, blocks: ColumnBlocks) -> Dequa
         cols,
         ElementType.TABLE,
         bit_stream.byte_table(NIBBLES.bits),
-        scale=blocks.restrict(partial(_read_scales, parts["scale"])),
+        scale=blocks.restrict(partial(read_of_rows, "scale", parts["scale"], parts["scale"].shape[1])),
         zero=blocks.restrict(partial(_unpack_zero_points, parts["zero_point"])),
         group=blocks.group,
     )

@@ -249,6 +249,11 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
     branch: "Branch | None" = None  # a low-rank product, which its values include
     computed: bool = False  # its values are the result of float32 arithmetic on stored numbers
 
+    @property
+    def unrotated(self) -> "Weight":
+        """The weight in which each element has one code: before its columns are rotated back, if they are."""
+        return self.rotated.weight if self.rotated else self
+
     def with_alternatives(self, others: "Iterable[Weight]") -> "Weight":
         """Return this weight with ``others``, read from the same tensors, as alternatives."""
         return replace(self, alternatives=tuple(others))

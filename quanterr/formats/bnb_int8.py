@@ -13,10 +13,9 @@ Reference: bitsandbytes-foundation/bitsandbytes@95f9af30 bitsandbytes/nn/modules
 from functools import partial
 from math import prod
 
-from torch import Tensor
-
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
+from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import INT8
 
@@ -43,7 +42,7 @@ def fit(parts: Parts) -> Weight:
         element_types.attach_decoder(
             parts,
             partial(dequantize, parts),
-            partial(_read_absmax, parts),
+            partial(read_of_rows, "absmax", absmax, 1),
             stored=StoredScales.fit(absmax, absmax.n, 1),
             factor=UNIT,
         ),
@@ -57,12 +56,8 @@ def fit(parts: Parts) -> Weight:
 def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     """Return float32(code) · SCB · 0.007874…, (r, c)."""
     codes = element_types.read_int8(parts, chunk, workspace)
-    return Values(codes.values.mul_(_read_absmax(parts, chunk, workspace)).mul_(UNIT), codes.saturated)
-
-
-def _read_absmax(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the largest magnitudes of a chunk's rows, (r, 1)."""
-    return workspace.read("absmax", parts["absmax"], chunk.row, (chunk.shape[0], 1))
+    absmax = read_of_rows("absmax", parts["absmax"], 1, chunk, workspace)
+    return Values(codes.values.mul_(absmax).mul_(UNIT), codes.saturated)
 
 
 FORMATS = (Format("bnb_int8", NEEDS, fit, usual_db=(32, 43)),)

@@ -35,6 +35,7 @@ from quanterr.formats.base import (
 )
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_quant_method, matches
+from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.padding import crop
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.tensors.decoder import StoredScales
@@ -115,7 +116,7 @@ def dequantize(parts: Parts, n_bits: int, cols: int, chunk: Chunk, workspace: Wo
 def _read_scale(parts: Parts, cols: int, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Read the scales of a chunk, (r, blocks)."""
     stored = parts["scale"]
-    scale = workspace.read("scale", stored, chunk.row * stored.shape[1], (chunk.shape[0], stored.shape[1]))
+    scale = read_of_rows("scale", stored, stored.shape[1], chunk, workspace)
     block = cols // stored.shape[1]
     return scale[:, chunk.col // block : -(-chunk.stop_col // block)]
 

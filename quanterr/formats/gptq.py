@@ -217,7 +217,7 @@ def _declared_variant(config: JsonFields, bits: int) -> tuple[Variant, str]:
 
 
 def _find_common_zero_point(parts: Parts, packing: Packing) -> int | None:
-    """Return the stored zero point if there is only one, in many zero points those of the first and the last block."""
+    """Return the stored zero point if all are equal; of many, only the first and the last block are read."""
     entry = parts["zero_point"]
     if entry.nbytes <= FEW:
         return _find_common_code(entry.read(), entry.dtype, entry.shape, packing, parts.codes.shape[1])

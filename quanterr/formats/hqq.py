@@ -28,25 +28,9 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import (
-    Chunk,
-    Decoder,
-    Dequantize,
-    ElementType,
-    Format,
-    FormatMismatch,
-    Native,
-    Order,
-    Parts,
-    PartSpec,
-    Values,
-    Weight,
-    Workspace,
-)
-from quanterr.formats.shared import bit_stream
+from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.flat_blocks import BlockRun, read_of_rows
 from quanterr.formats.shared.segmented_packing import Planes, cut_run
-from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import Levels
 from quanterr.util.text import display
 
@@ -196,27 +180,12 @@ def dequantize(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, w
 
 
 def _attach_decoder(parts: Parts, planes: Planes, groups: AxisGroups) -> Dequantize:
-    """Return :func:`dequantize`, with a :class:`Decoder` if whole rows share bytes and consist of whole groups."""
-    plain, (rows, cols), shared = partial(dequantize, parts, planes, groups), groups.matrix, None
-    if groups.axis == 1 and cols % groups.size == 0:
-        shared = planes.share_rows(groups.matrix)
-    if shared is None:
+    """Return :func:`dequantize`, with a decoder if rows consist of whole groups; see :meth:`Planes.attach_decoder`."""
+    plain, across = partial(dequantize, parts, planes, groups), groups.matrix[1] // groups.size
+    if groups.axis == 0:
         return plain
-    across = cols // groups.size
-    scale, zero = (partial(read_of_rows, role, parts[role], across) for role in ("scale", "zero"))
-    decoder = Decoder(
-        parts.codes,
-        cols,
-        ElementType.TABLE,
-        bit_stream.byte_table(8),
-        scale,
-        zero,
-        group=groups.size,
-        order=Order.SHARED_BYTES,
-        stored=StoredScales.fit(parts["scale"], rows, across),
-        shared=shared,
-    )
-    return Native(plain, decoder)
+    zero = partial(read_of_rows, "zero", parts["zero"], across)
+    return planes.attach_decoder(plain, groups.matrix, groups.size, parts["scale"], zero)
 
 
 def _dequantize_across(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, workspace: Workspace) -> Tensor:

@@ -31,6 +31,7 @@ from quanterr.formats.base import (
     Workspace,
 )
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
+from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.pre_quant_scale import PART, apply_pre_quant_scale
 from quanterr.tensors.decoder import SharedBytes, StoredScales
 from quanterr.tensors.levels import INT4
@@ -80,12 +81,8 @@ def dequantize(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Work
     values[:, 0].copy_(torch.bitwise_left_shift(signed, 4, out=nibbles).bitwise_right_shift_(4))
     values[:, 1].copy_(torch.bitwise_right_shift(signed, 4, out=nibbles))
     codes = values.view(2 * rows, c)[chunk.row - 2 * top : chunk.stop_row - 2 * top]
-    return Values(blocks.dequantize(codes, 0.0, _read_scale(parts, blocks, chunk, workspace), chunk, workspace))
-
-
-def _read_scale(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the scales of a chunk's rows, (r, blocks) float32."""
-    return workspace.read("scale", parts["scale"], chunk.row * blocks.n, (chunk.shape[0], blocks.n)).float()
+    scale = read_of_rows("scale", parts["scale"], blocks.n, chunk, workspace)
+    return Values(blocks.dequantize(codes, 0.0, scale, chunk, workspace))
 
 
 def _attach_decoder(parts: Parts, blocks: ColumnBlocks, shape: tuple[int, ...]) -> Native:
@@ -96,7 +93,7 @@ def _attach_decoder(parts: Parts, blocks: ColumnBlocks, shape: tuple[int, ...]) 
         shape[-1],
         ElementType.TABLE,
         _make_table(),
-        blocks.restrict(partial(_read_scale, parts, blocks)),
+        blocks.restrict(partial(read_of_rows, "scale", scale, blocks.n)),
         group=blocks.group,
         order=Order.SHARED_BYTES,
         stored=StoredScales.fit(scale, prod(shape[:-1]), blocks.n),

@@ -29,27 +29,12 @@ from math import prod
 
 import torch
 
-from quanterr.formats.base import (
-    Chunk,
-    Decoder,
-    Dequantize,
-    ElementType,
-    Format,
-    FormatMismatch,
-    Native,
-    Order,
-    Parts,
-    PartSpec,
-    Values,
-    Weight,
-    Workspace,
-)
-from quanterr.formats.shared import bit_stream, element_types
+from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import BlockRun, read_of_rows
 from quanterr.formats.shared.scale_grid import Grid, attach_grid_decoder, fit_grid
 from quanterr.formats.shared.segmented_packing import Planes
 from quanterr.tensors.chunks import as_matrix
-from quanterr.tensors.decoder import StoredScales
 from quanterr.tensors.levels import OF_DTYPE, uniform
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
@@ -152,28 +137,13 @@ def dequantize_packed(
 
 
 def _attach_decoder(parts: Parts, planes: Planes, matrix: tuple[int, int], group: int) -> Dequantize:
-    """Return :func:`dequantize_packed`, with a :class:`Decoder` if whole rows share bytes."""
-    plain, shared = partial(dequantize_packed, parts, planes, matrix, group), planes.share_rows(matrix)
-    if shared is None:
-        return plain
-    rows, cols = matrix
-    across = cols // group
-    read_shift = partial(read_of_rows, "shift", parts["shift"], across)
-    is_zero = parts["shift"].dtype in INTEGERS
-    decoder = Decoder(
-        parts.codes,
-        cols,
-        ElementType.TABLE,
-        bit_stream.byte_table(8),
-        partial(read_of_rows, "scale", parts["scale"], across),
-        zero=read_shift if is_zero else None,
-        shift=None if is_zero else lambda chunk, workspace: read_shift(chunk, workspace).neg(),
-        group=group,
-        order=Order.SHARED_BYTES,
-        stored=StoredScales.fit(parts["scale"], rows, across),
-        shared=shared,
-    )
-    return Native(plain, decoder)
+    """Return :func:`dequantize_packed`, with a decoder if it can have one; see :meth:`Planes.attach_decoder`."""
+    plain = partial(dequantize_packed, parts, planes, matrix, group)
+    read_shift = partial(read_of_rows, "shift", parts["shift"], matrix[1] // group)
+    attach = partial(planes.attach_decoder, plain, matrix, group, parts["scale"])
+    if parts["shift"].dtype in INTEGERS:
+        return attach(zero=read_shift)
+    return attach(shift=lambda chunk, workspace: read_shift(chunk, workspace).neg())
 
 
 FORMATS = (

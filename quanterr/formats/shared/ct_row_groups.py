@@ -7,6 +7,7 @@ from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Parts
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.ct_config import read_setting
+from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
@@ -33,7 +34,7 @@ def read_block_values(key: str, entry: Entry, blocks: ColumnBlocks, chunk: Chunk
     """Read one number per block and row, or one for the weight, as float32: (r, blocks) or (1, 1)."""
     if entry.n == 1:
         return workspace.read_whole(f"one {key}", entry).view(1, 1).float()
-    return workspace.read(key, entry, chunk.row * blocks.n, (chunk.shape[0], blocks.n)).float()
+    return read_of_rows(key, entry, blocks.n, chunk, workspace)
 
 
 def apply_scales(codes: Tensor, parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Tensor:

@@ -58,11 +58,11 @@ def find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
         return None
     if chunks[0].stop_col - chunks[0].col == cols:
         return decoder
-    units = together, decoder.group or 1, rotated
-    if decoder.columns:
+    if decoder.columns or decoder.order != Order.ROWS:
         return None
+    units = together, decoder.group or 1, rotated
     begins_blocks = not any(chunk.col % unit for chunk in chunks for unit in units)
-    return decoder if begins_blocks and decoder.order == Order.ROWS else None
+    return decoder if begins_blocks else None
 
 
 def may_wait(decoder: Decoder) -> bool:
@@ -106,7 +106,7 @@ def make_code_side(
             side.stored = room.data_ptr()
             alive.append(room)  # the other side may replace it by a larger one
     elif decoder.shared is not None:
-        _place_shared(side, decoder.shared, entry, chunk, at_once, workspace, alive)
+        _place_shared_bytes(side, decoder.shared, entry, chunk, workspace, alive)
     else:
         _place_columns(side, decoder, chunk, workspace, alive)
     if decoder.table is not None:
@@ -172,14 +172,8 @@ def _place_columns(side: SideStruct, decoder: Decoder, chunk: Chunk, workspace: 
     alive += (stored, tile)
 
 
-def _place_shared(
-    side: SideStruct,
-    shared: SharedBytes,
-    entry: Entry,
-    chunk: Chunk,
-    at_once: int,
-    workspace: Workspace,
-    alive: list[object],
+def _place_shared_bytes(
+    side: SideStruct, shared: SharedBytes, entry: Entry, chunk: Chunk, workspace: Workspace, alive: list[object]
 ) -> None:
     """Point the operand to rows of bytes, each with the codes of several rows."""
     side.first_row, side.shared_step, side.shared_rows = chunk.row, shared.step, len(shared.shifts)
@@ -189,7 +183,7 @@ def _place_shared(
         read = partial(workspace.read_bytes, "native", entry, 0, (entry.nbytes,))
         room, side.file = workspace.cache("native", entry, "whole", read), -1
     else:
-        room = workspace.buffer("native", (at_once * side.row_bytes,), torch.uint8)
-    tile = workspace.buffer("tile", (at_once * side.row_bytes,), torch.uint8)
+        room = workspace.buffer("native", (TILE * side.row_bytes,), torch.uint8)
+    tile = workspace.buffer("tile", (TILE * side.row_bytes,), torch.uint8)
     side.stored, side.tile = room.data_ptr(), tile.data_ptr()
     alive += (room, tile)

@@ -46,6 +46,5 @@ class BlockRun(NamedTuple):
 
 
 def read_of_rows(key: str, entry: Entry, across: int, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return the numbers of the blocks in a chunk of whole rows of ``across`` blocks each, (r, across) float32."""
-    r = chunk.shape[0]
-    return workspace.read(key, entry, chunk.row * across, (r, across)).float()
+    """Read the numbers of the ``across`` blocks in each row of a chunk, (r, across) float32."""
+    return workspace.read(key, entry, chunk.row * across, (chunk.shape[0], across)).float()

@@ -9,12 +9,16 @@ the matrix is padded with rows of zeros.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.tensors.decoder import SharedBytes
+from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Order
+from quanterr.formats.shared import bit_stream
+from quanterr.formats.shared.flat_blocks import read_of_rows
+from quanterr.tensors.decoder import OfBlocks, SharedBytes, StoredScales
 from quanterr.tensors.workspace import Workspace
 
 
@@ -37,12 +41,34 @@ class Planes:
         """The number of codes, padding included."""
         return self.elements * len(self.shifts)
 
-    def share_rows(self, matrix: tuple[int, int]) -> SharedBytes | None:
-        """Return how whole rows of the codes' (rows, cols) share bytes; None if some codes share otherwise."""
+    def attach_decoder(
+        self,
+        plain: Dequantize,
+        matrix: tuple[int, int],
+        group: int,
+        scale: Entry,
+        zero: OfBlocks | None = None,
+        shift: OfBlocks | None = None,
+    ) -> Dequantize:
+        """Return ``plain``, with a :class:`Decoder` if whole rows of ``matrix`` share bytes and consist of groups."""
         rows, cols = matrix
-        if self.dtype != torch.uint8 or self.elements % cols or self.codes != rows * cols:
-            return None
-        return SharedBytes(self.elements // cols, self.shifts, self.bits)
+        if self.dtype != torch.uint8 or self.elements % cols or self.codes != rows * cols or cols % group:
+            return plain
+        across = cols // group
+        decoder = Decoder(
+            self.entry,
+            cols,
+            ElementType.TABLE,
+            bit_stream.byte_table(8),
+            partial(read_of_rows, "scale", scale, across),
+            zero,
+            shift,
+            group=group,
+            order=Order.SHARED_BYTES,
+            stored=StoredScales.fit(scale, rows, across),
+            shared=SharedBytes(self.elements // cols, self.shifts, self.bits),
+        )
+        return Native(plain, decoder)
 
     def read(self, first: int, stop: int, workspace: Workspace) -> Tensor:
         """Read codes ``first:stop`` as float32, (n,)."""
