@@ -69,11 +69,14 @@ def test_gradients_are_those_of_torch(onednn):
 
 @pytest.mark.parametrize(("dtype", "times"), [("float32", 1), ("float64", 0)])
 def test_all_linear_layers_of_both_sides_are_computed_so(dtype, times, tmp_path, monkeypatch):
-    """A Llama has seven in each block, and its head; those of a model in float64 are left as they are."""
+    """A Llama has seven in each block, and its head; those of a model in float64 are left as they are.
+
+    Products of output errors, which oneDNN does not compute on every CPU, have inputs without an axis for chunks.
+    """
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
     original, computed = saved("llama", tmp_path / "original"), []
-    monkeypatch.setattr(linear, "multiply", lambda *args: computed.append(args) or F.linear(*args))
+    monkeypatch.setattr(linear, "multiply", lambda *args: computed.append(args[0].dim()) or F.linear(*args))
     found = quanterr.evaluate(original, against="int8_row", tokens=ids(tmp_path), context=32, batch=99, dtype=dtype)
     blocks = sum(".layers." in block.name for block in found.candidates[0].blocks)
 
-    assert times * 2 * (7 * blocks + 1) == len(computed)
+    assert times * 2 * (7 * blocks + 1) == computed.count(3)
