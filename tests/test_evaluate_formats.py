@@ -1,6 +1,7 @@
 """Golden files as a weight of a model that runs, against the values that their libraries decode."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from test_evaluate import CONTEXT, FLOAT64, expected, plain
 from test_evaluate_gguf import LLAMA, convert, named
 
 import quanterr
+from quanterr.checkpoints import open_checkpoint
+from quanterr.errors import CheckpointError
+from quanterr.evaluation import sides
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
@@ -119,3 +123,28 @@ def test_recipes_are_evaluated_without_a_file(tmp_path):
     assert ["plain", "int4_g8"] == [candidate.name for candidate in found.candidates]
     assert "pass" == found.verdict, found.reasons
     assert plain_scores == recipe
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize(("case", "module"), [case for case in CASES if "mlx" not in case[0]])  # needs the original
+def test_threads_read_what_one_reads(case, module, threads, monkeypatch):
+    """In pieces of a few rows, of which some threads get one more than others."""
+    monkeypatch.setattr(sides, "CPU_CHUNK", 3 * values_of(case, module).shape[1])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    folder = GOLDEN / case
+    with open_checkpoint(folder if folder.is_dir() else folder.with_suffix(".safetensors")) as checkpoint:
+        found = sides.Sides(checkpoint)
+        weight = next(weight for name, weight in found.weights.items() if name.startswith(f"{module}."))
+
+        assert torch.equal(values_of(case, module), found.whole(weight))
+
+
+def test_a_file_that_ends_too_early_is_named_by_any_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(sides, "CPU_CHUNK", 64)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    save_file({"a.weight": torch.ones(64, 64)}, path := tmp_path / "a.safetensors")
+    with open_checkpoint(path) as checkpoint:
+        found = sides.Sides(checkpoint)
+        os.truncate(path, path.stat().st_size - 4)
+        with pytest.raises(CheckpointError, match=r"a\.safetensors: changed while being read"):
+            found.get("a.weight")

@@ -24,7 +24,7 @@ from quanterr.comparison.plain_samples import PlainSample, can_measure_values, p
 from quanterr.comparison.scale_sampling import ScaleSampler, find_run_steps
 from quanterr.comparison.small import MOST_KEPT, SmallWeights
 from quanterr.formats import Values, Weight
-from quanterr.formats.shared.decoding import decode, find_decoder
+from quanterr.formats.shared.decoding import decode, find_decoder, read_values
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.attainable import Attainable, BadRegion
@@ -539,9 +539,7 @@ class Worker:
     def _read(self, pair: Pair, side: str, chunk: Chunk, place: int, out: torch.Tensor) -> torch.Tensor:
         """Read one side of a chunk of whole rows, or of a piece of a row, into ``out``, (r, c) float32."""
         weight, workspace = (pair.original, self._original) if side == "x" else (pair.quantized, self._quantized[place])
-        if self._native is None or not decode(self._native.kernel, weight, chunk, workspace, out):
-            out.copy_(weight.dequantize(chunk, workspace).weight)
-        return out
+        return read_values(self._native.kernel if self._native else None, weight, chunk, workspace, out)
 
     def _find_worst(self, pair: Pair, sums: Sums, place: int) -> LargestError | None:
         """Return the element with the largest |e|; its row is read again if only that is known."""

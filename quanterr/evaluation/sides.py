@@ -5,7 +5,8 @@ Pairing may change the original's side where the candidate stores a weight in an
 into norms stay where the file has them.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -17,6 +18,8 @@ from quanterr.evaluation.layouts import Layout
 from quanterr.evaluation.rounding import DECLARED, NONE, Rounding
 from quanterr.findings.files import RECIPE
 from quanterr.formats import Weight
+from quanterr.formats.shared.decoding import read_values
+from quanterr.native import choose_kernel
 from quanterr.pairing import pair, views
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.model import Bucket, Pair, Pairing
@@ -24,7 +27,7 @@ from quanterr.pairing.sampling import on_cpu
 from quanterr.pairing.side import CheckpointSide, WeightCache
 from quanterr.pairing.smoothing import undo_smoothing
 from quanterr.selection import LayerSelection
-from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, Cut
+from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, Chunk, Cut
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.memory import room_for_weight
 from quanterr.tensors.workspace import Workspace
@@ -49,8 +52,10 @@ class Sides:
         side = CheckpointSide("original", original, self._recognized)
         side.attach_siblings()
         self.weights = {name: _recognize(side, name) for name in side.codes}
-        self._workspace = Workspace(device)
-        self._chunk = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
+        on_cpu = device.type == "cpu"
+        self._kernel = choose_kernel().kernel if on_cpu else None
+        self._chunk = CPU_CHUNK if on_cpu else CUDA_CHUNK
+        self._workspaces = [Workspace(device) for _ in range(torch.get_num_threads() if on_cpu else 1)]
         self.read_bytes = 0
         self.layout: Layout | None = None  # for a denoiser, once it is found
 
@@ -66,13 +71,22 @@ class Sides:
     def whole(self, weight: Weight) -> Tensor:
         """Dequantize a weight, chunk by chunk, into one float32 tensor of its shape."""
         self.read_bytes += weight.nbytes
-        rows, cols = weight.matrix
-        out = room_for_weight((rows, cols), self._workspace.device)
-        with torch.inference_mode():
-            for chunk in Cut(rows, cols, self._chunk):
-                values = weight.dequantize(chunk, self._workspace).weight
-                out[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col] = values
+        out = room_for_weight(weight.matrix, self.device)
+        chunks = Cut(*weight.matrix, self._chunk)
+        threads = min(len(chunks), len(self._workspaces))
+        shares = [(chunks[n::threads], self._workspaces[n]) for n in range(threads)]
+        if threads == 1:
+            self._read(weight, out, *shares[0])
+        elif shares:
+            with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
+                list(pool.map(lambda share: self._read(weight, out, *share), shares))  # raises their errors
         return out.view(weight.shape)
+
+    def _read(self, weight: Weight, out: Tensor, chunks: Sequence[Chunk], workspace: Workspace) -> None:
+        with torch.inference_mode():
+            for chunk in chunks:
+                rows = out[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col]
+                read_values(self._kernel, weight, chunk, workspace, rows)
 
 
 class Candidate:

@@ -31,6 +31,13 @@ def decode(kernel: Kernel, weight: Weight, chunk: Chunk, workspace: Workspace, o
     return kernel.decode(side, chunk.shape, at_once)
 
 
+def read_values(kernel: Kernel | None, weight: Weight, chunk: Chunk, workspace: Workspace, out: Tensor) -> Tensor:
+    """Read a chunk of whole rows, or of a piece of a row, into ``out``, (r, c) float32, and return it."""
+    if kernel is None or weight.needs_float64 or not decode(kernel, weight, chunk, workspace, out):
+        out.copy_(weight.dequantize(chunk, workspace).weight)
+    return out
+
+
 def measure_error(
     kernel: Kernel, sides: tuple[tuple[Weight, Workspace], tuple[Weight, Workspace]], chunk: Chunk
 ) -> tuple[float, float] | None:
