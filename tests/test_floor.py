@@ -8,8 +8,11 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from small_models import ids, saved, stored, with_words
 from test_evaluate import CONTEXT, expected, plain
+from torch.nn import functional as F  # noqa: N812 - its usual name
 
 import quanterr
+from quanterr.evaluation import floor
+from quanterr.evaluation.units import Unit
 from quanterr.report.evaluation.wording import is_below_floor
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
@@ -124,3 +127,18 @@ def test_several_texts_have_their_first_chunks_each(tmp_path):
     found = quanterr.evaluate(original, against=["int8_row"], text=texts, context=CONTEXT)
 
     assert [0, 1, 2, 3, 8, 9, 10, 11] == found.floor.chunks
+
+
+def test_what_a_model_computes_from_weights_is_converted_each_time():
+    """It may be at the address of what it computed before; weights themselves are converted once."""
+    module = torch.nn.Linear(8, 8, bias=False).bfloat16()
+    weight, x = module.weight.detach(), torch.ones(1, 8, dtype=torch.bfloat16)
+    products = floor._Products()
+    products.keep(Unit("u", module))
+    with torch.inference_mode(), products:
+        assert torch.equal(F.linear(x, weight), F.linear(x, weight.clone()))
+        assert torch.equal(F.linear(x, weight.t()), F.linear(x, weight.t().clone()))
+        assert torch.equal(F.linear(x, weight[:4]), F.linear(x, weight)[:, :4])
+        computed = 2 * weight
+        before = F.linear(x, computed)
+        assert torch.equal(F.linear(x, computed.mul_(2)), 2 * before)

@@ -27,6 +27,7 @@ from quanterr.evaluation.batches import Batch
 from quanterr.evaluation.models import Architecture, Denoiser
 from quanterr.evaluation.sides import Sides
 from quanterr.evaluation.stepping import Stream
+from quanterr.evaluation.units import Unit
 from quanterr.evaluation.workload import CALLS, ENCODER, FoundMeasures, Measures
 from quanterr.report.evaluation.model import Floor
 from quanterr.report.evaluation.model import Scores as ReportedScores
@@ -42,11 +43,35 @@ TOKENS = 1024  # of a text, after which no further chunk is read
 class _Products(TorchFunctionMode):
     """Adds up the products of a linear layer in float32 and rounds once, as a GPU does: a CPU takes 8 times as long."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: set[int] = set()  # addresses of weights
+        self._widened: dict[tuple[int, ...], Tensor] = {}  # weights in float32, by their address, shape and strides
+
+    def keep(self, unit: Unit) -> None:
+        """Convert each weight of a loaded unit only once, and forget those of the unit before."""
+        self.forget()
+        self._kept = {slot.tensor.data_ptr() for slot in unit.slots}
+
+    def forget(self) -> None:
+        """Convert weights each time they are used."""
+        self._kept, self._widened = set(), {}
+
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         dtype = args[1].dtype if function is F.linear and len(args) > 1 else None
         if dtype not in HALVES or args[0].device.type != "cpu":
             return function(*args, **(kwargs or {}))
-        return function(*(each if each is None else each.float() for each in args), **(kwargs or {})).to(dtype)
+        x, weight, *bias = args
+        rest = [each if each is None else each.float() for each in bias]
+        return function(x.float(), self._widen(weight), *rest, **(kwargs or {})).to(dtype)
+
+    def _widen(self, weight: Tensor) -> Tensor:
+        if weight.data_ptr() not in self._kept:  # what the model computes from weights may reuse memory
+            return weight.float()
+        key = weight.data_ptr(), *weight.shape, *weight.stride()
+        if key not in self._widened:
+            self._widened[key] = weight.float()
+        return self._widened[key]
 
 
 class _ExactScalars(TorchFunctionMode):
@@ -80,6 +105,7 @@ class FloorRun:
         self._workload = architecture.workload
         self._stream: Stream | None = None
         self._loaded: str | None = None  # name of the loaded unit
+        self._products = _Products()
         self.dtype, self.reason = _own_dtype(sides), ""
         if self.dtype is None:
             self.reason = "the original is not stored in a 16-bit float"
@@ -99,11 +125,13 @@ class FloorRun:
         """Load a unit with the original's weights, unless it is loaded."""
         if self._stream is not None and self._loaded != unit:
             self._stream.units[unit].load(tensors)
+            self._products.keep(self._stream.units[unit])
             self._loaded = unit
 
     def free(self, unit: str) -> None:
         """Free a unit."""
         self._loaded = None
+        self._products.forget()
         if self._stream is not None:
             self._stream.units[unit].free()
 
@@ -126,7 +154,7 @@ class FloorRun:
 
     def _attempt(self, action: Callable[[], object]) -> None:
         try:
-            with _Products(), _ExactScalars() if self._workload is CALLS else nullcontext():
+            with self._products, _ExactScalars() if self._workload is CALLS else nullcontext():
                 action()
         except QuanterrError as error:
             self._end(f"the original does not run in {_name(self.dtype)}: {display(str(error), 200)}")
