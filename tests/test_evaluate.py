@@ -208,14 +208,15 @@ class TestOutputErrors:
         assert pytest.approx(want, rel=FLOAT64) == found.output_error
         assert (96, "model.layers.1") == (found.inputs, found.block)
 
-    def test_are_the_same_by_the_matrix_of_inputs_in_blocks_or_whole_and_by_the_outputs(self, monkeypatch):
+    @pytest.mark.parametrize("rows", [256, 12, 5], ids=["many inputs", "some wait for others", "all wait to the end"])
+    def test_are_the_same_by_the_matrix_of_inputs_in_blocks_or_whole_and_by_the_outputs(self, monkeypatch, rows):
         """Two weights share their inputs; one of them is used once more with others."""
         module = torch.nn.ModuleDict({name: torch.nn.Linear(16, 64, bias=False) for name in "ab"}).double()
         unit = Unit("u", module)
         errors = {slot.name: 0.01 * numbers(64, 16, seed=n).double() for n, slot in enumerate(unit.slots)}
         others = [{slot.name: slot.tensor.detach() + errors[slot.name] for slot in unit.slots}]
         others.append({name: weight.t().contiguous().t() for name, weight in others[0].items()})  # in another layout
-        batches = [(numbers(256, 16, seed=n).double(), numbers(256, 16, seed=10 + n).double()) for n in (2, 3)]
+        batches = [(numbers(rows, 16, seed=n).double(), numbers(rows, 16, seed=10 + n).double()) for n in (2, 3)]
         found, blocks = [], []
         for most, edge in ((0, 0), (gram.MOST, gram.EDGE), (gram.MOST, 5)):
             monkeypatch.setattr(gram, "MOST", most)

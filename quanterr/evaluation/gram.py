@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from quanterr.tensors.products import multiply
+from quanterr.tensors.products import multiply, uses_onednn
 
 EDGE = 192  # columns of a block: smaller products are slower
 MOST = 1 << 24  # elements; larger products take too much memory
+MOST_WAITING = 1 << 21  # elements of inputs that are kept to be multiplied together, which is faster
 
 
 class Gram:
@@ -18,6 +19,8 @@ class Gram:
         self._blocks = [
             torch.zeros(part.stop - part.start, part.stop, dtype=torch.float64, device=device) for part in self._parts
         ]  # up to the diagonal
+        self._waiting: list[Tensor] = []  # inputs that are not multiplied yet
+        self._most_waiting = min(columns**2, MOST_WAITING)  # no more memory than XᵀX itself
 
     @staticmethod
     def is_cheaper(columns: int, inputs: int, outputs: int) -> bool:
@@ -28,13 +31,26 @@ class Gram:
         return (inputs + outputs) * blocks < inputs * outputs
 
     def add(self, x: Tensor) -> None:
-        """Add inputs, (n, columns)."""
-        columns = at_least_float32(x).t().contiguous()
-        for part, block in zip(self._parts, self._blocks, strict=True):
-            block += multiply(columns[part], columns[: part.stop])
+        """Add inputs, (n, columns), which must not change any more."""
+        self._waiting.append(x)
+        if sum(each.numel() for each in self._waiting) >= self._most_waiting:
+            self._multiply()
+
+    def _multiply(self) -> None:
+        """Add XᵀX of the inputs that wait."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        columns = at_least_float32(torch.cat(waiting) if len(waiting) > 1 else waiting[0]).t()
+        if uses_onednn(columns):
+            columns = columns.contiguous()
+        with torch.inference_mode():  # in which the blocks were made
+            for part, block in zip(self._parts, self._blocks, strict=True):
+                block += multiply(columns[part], columns[: part.stop])
 
     def energy(self, error: Tensor) -> float:
         """Return ‖X Eᵀ‖² of an error E, (outputs, columns), as Σ (E XᵀX) ∘ E."""
+        self._multiply()
         error, total = at_least_float32(error), 0.0
         for part, block in zip(self._parts, self._blocks, strict=True):
             both = block.to(error.dtype, copy=True)

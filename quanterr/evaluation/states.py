@@ -202,7 +202,7 @@ class OutputErrors(TorchFunctionMode):
 
     ‖X Eᵀ‖² is computed directly, or as Σ (E XᵀX) ∘ E where that takes fewer products: weights with the same inputs
     share XᵀX, as do all candidates and micro-batches. Stacked experts have few inputs each, and are computed directly.
-    Code that can be trained never changes X in place after a product, so X is kept until the next one.
+    Code that can be trained never changes X in place after a product, so X is kept until it is used.
     """
 
     def __init__(self, products: dict[str, Product], inputs: int, with_moments: bool) -> None:

@@ -14,17 +14,20 @@ from quanterr.util.platform import has_amd_cpu
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x Wᵀ + b, as F.linear does."""
-    # If the weight is a slice of another's columns, oneDNN takes a thousand times as long.
     whole = weight.dim() == 2 and (weight.is_contiguous() or weight.t().is_contiguous())
-    if not (whole and _suits(x) and _suits(weight) and _onednn_is_faster()):
+    if not (whole and uses_onednn(x) and uses_onednn(weight)):
         return F.linear(x, weight, bias)
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found
 
 
-def _suits(values: Tensor) -> bool:
+def uses_onednn(values: Tensor) -> bool:
+    """Return whether oneDNN may compute products with such values.
+
+    It needs whole matrices: if the weight is a slice of another's columns, it takes a thousand times as long.
+    """
     is_plain = values.dtype is torch.float32 and values.device.type == "cpu" and not values.requires_grad
-    return is_plain and values.numel() > 0
+    return is_plain and values.numel() > 0 and _onednn_is_faster()
 
 
 @cache
