@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,12 +19,14 @@ from making import (
     quantized_int8,
     store,
 )
+from safetensors.torch import load_file
 
 from quanterr.checkpoints.labels import PREFIXES
 from quanterr.errors import Status, UsageError
 from quanterr.pairing.model import Bucket
 from quanterr.report.gate_results import exit_status
 
+GOLDEN = Path(__file__).parent / "golden"
 ONE, SCALE = torch.tensor(1.0), torch.tensor(0.01)
 NOT_COMPARED = {
     Bucket.SHAPE_MISMATCH,
@@ -194,6 +197,17 @@ class TestOneSide:
             "nothing matches: the original has a.weight; the quantized checkpoint b.weight"
         )
         assert report.layers == report.lossless == []
+
+    def test_whose_parts_do_not_fit_is_told_why_and_not_that_nothing_matches(self, tmp_path):
+        """W_q lacks rows; its name is not that of the original."""
+        name = "axis1_group48"
+        stored = load_file(GOLDEN / "hqq/hqq_4_bits.safetensors")
+        parts = {key: part for key, part in stored.items() if key.startswith(f"{name}.")}
+        parts[f"{name}.W_q"] = parts[f"{name}.W_q"][3:].contiguous()
+        report = compared(tmp_path, {f"{name}.weight": numbers(16, 48)}, parts)
+
+        assert Status.INCONCLUSIVE == exit_status(report)
+        assert report.reasons[0].startswith("1 tensor in an unsupported layout: ")
 
     def test_whose_names_are_the_same_is_not_told_that_nothing_matches(self, tmp_path):
         report = compared(tmp_path, {"a.weight": ONE}, {"a.weight": torch.zeros(2)})

@@ -387,7 +387,8 @@ class ReportBuilder:
         if not complete:
             done = len(self._buckets)
             reasons.append(f"interrupted: {done} of {len(self._pairing.pairs)} weights were compared")
-        if not self._pairing.pairs and original.entries.keys().isdisjoint(quantized.entries):
+        known = [item for item in not_compared if item.bucket not in ONE_SIDED]  # found by name, and refused
+        if not self._pairing.pairs and not known and original.entries.keys().isdisjoint(quantized.entries):
             reasons.append(
                 f"nothing matches: the original has {_list_names(original)}; "
                 f"the quantized checkpoint {_list_names(quantized)}"
