@@ -100,6 +100,15 @@ class Metric(NamedTuple):
     later: bool = False  # whether it was added after report schema 1.1
 
 
+@lru_cache(maxsize=1 << 12)
+def share(value: float) -> float:
+    """Return an equal number that layers share, to save memory: for numbers of which small weights have few values.
+
+    ``value`` must not be -0.0, which equals 0.0.
+    """
+    return value
+
+
 def decibels(power_ratio: float) -> float:
     """Return 10·log10 of a ratio of powers; minus infinity for 0."""
     return (
@@ -112,7 +121,7 @@ def theoretical_sqnr(bits: float) -> float:
 
     This is not a target for weights: they are not a sine, and with a shared scale they are 4 to 12 dB lower.
     """
-    return 6.02 * bits + 1.76
+    return share(6.02 * bits + 1.76)
 
 
 def mean_absolute_error(m: Measurement) -> float:
@@ -132,7 +141,7 @@ def std_absolute_error(m: Measurement) -> float:
 
 
 def max_relative_error(m: Measurement) -> float:
-    return m.sums.relative_max if m.sums.x_nonzero else nan
+    return share(m.sums.relative_max) if m.sums.x_nonzero else nan
 
 
 def mean_squared_error(m: Measurement) -> float:
@@ -222,14 +231,14 @@ def _list_values(what: str, sums: Iterable[tuple[int, RowSums]]) -> list[Fields]
         {
             what: number,
             "snr_db": finite(decibels(ratio(own.x_sq, own.e_sq))),
-            "max_absolute_error": own.e_max,
+            "max_absolute_error": share(own.e_max),
         }
         for number, own in sums
     ]
 
 
 def percent(part: int, n: int) -> float:
-    return 100 * ratio(part, n) if part or not n else 0.0  # a shared object, to save memory over many layers
+    return share(100 * ratio(part, n)) if part or not n else 0.0
 
 
 def effective_bits(m: Measurement) -> float:
@@ -257,8 +266,8 @@ def _add_predicted(measured: Measurement, name: str) -> float | None:
 METRICS: tuple[Metric, ...] = (
     Metric("mean_absolute_error", "", "lower", "Σ|e| / n", mean_absolute_error),
     Metric("relative_error", "", "lower", "Σ|e| / Σ|x|, not the mean of |e|/|x|", relative_error),
-    Metric("max_absolute_error", "", "lower", "max |e|", lambda m: m.sums.e_max if m.sums.n else nan),
-    Metric("min_absolute_error", "", "lower", "min |e|", lambda m: m.sums.e_min if m.sums.n else nan),
+    Metric("max_absolute_error", "", "lower", "max |e|", lambda m: share(m.sums.e_max) if m.sums.n else nan),
+    Metric("min_absolute_error", "", "lower", "min |e|", lambda m: share(m.sums.e_min) if m.sums.n else nan),
     Metric("std_absolute_error", "", "lower", "√(Σe²/n - (Σ|e|/n)²), population", std_absolute_error),
     Metric("mean_squared_error", "", "lower", "Σe² / n", mean_squared_error),
     Metric("root_mean_squared_error", "", "lower", "√(Σe² / n)", lambda m: sqrt(mean_squared_error(m))),
@@ -365,7 +374,7 @@ METRICS: tuple[Metric, ...] = (
         "bit",
         "lower",
         "stored bits of all parts / elements",
-        lambda m: ratio(m.stored_bits, m.sums.elements),
+        lambda m: share(ratio(m.stored_bits, m.sums.elements)),
     ),
     Metric(
         "theoretical_sqnr_db",
