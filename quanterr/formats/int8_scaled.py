@@ -17,8 +17,6 @@ compressors/naive_quantized/base.py.
 
 from functools import partial
 
-from msgspec.structs import replace
-
 from quanterr.formats.base import Parts, Readings, Weight
 from quanterr.formats.shared.comfy_labels import INT8_LABELS
 from quanterr.formats.shared.pre_quant_scale import PART, apply_pre_quant_scale
@@ -36,12 +34,21 @@ def fit(parts: Parts) -> Weight | None:
     """
     if parts.hints.labels and parts.hints.labels[0].rotated:
         return None
-    weight = fit_scaled(parts, "int8", INT8_LABELS, dequantize, uniform_bits=8)
+    weight = _fit_plain(parts)
     if len(weight.shape) != 2 or parts.hints.config or parts.get("pre_quant_scale"):
         return apply_pre_quant_scale(parts, weight)
     sizes = [size for size in ROTATIONS if weight.shape[1] % size == 0]
-    rotated = Readings([partial(read_as_rotated, parts, weight, size) for size in sizes])
-    return replace(weight, alternatives=(*weight.alternatives, *rotated) if weight.alternatives else rotated)
+    rotated = Readings([partial(_read_as_rotated, parts, size) for size in sizes])
+    weight.alternatives = (*weight.alternatives, *rotated) if weight.alternatives else rotated
+    return weight
+
+
+def _fit_plain(parts: Parts) -> Weight:
+    return fit_scaled(parts, "int8", INT8_LABELS, dequantize, uniform_bits=8)
+
+
+def _read_as_rotated(parts: Parts, size: int) -> Weight:
+    return read_as_rotated(parts, _fit_plain(parts), size)
 
 
 FORMATS = scaled_formats(
