@@ -55,7 +55,7 @@ def fit(parts: Parts) -> Weight:
 
 def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     """Return float32(code) · SCB · 0.007874…, (r, c)."""
-    codes = element_types.read_int8(parts, chunk, workspace)
+    codes = element_types.read_int8(parts.codes, chunk, workspace)
     absmax = read_of_rows("absmax", parts["absmax"], 1, chunk, workspace)
     return Values(codes.values.mul_(absmax).mul_(UNIT), codes.saturated)
 

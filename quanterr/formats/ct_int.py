@@ -52,7 +52,7 @@ def fit(parts: Parts) -> Weight | None:
 
 def dequantize(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:
     """Return (code - zero point) · scale, (r, c)."""
-    codes = element_types.read_int8(parts, chunk, workspace)
+    codes = element_types.read_int8(parts.codes, chunk, workspace)
     return Values(apply_scales(codes.values, parts, blocks, chunk, workspace), codes.saturated)
 
 

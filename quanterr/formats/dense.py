@@ -7,6 +7,7 @@ weight = the stored numbers, exactly (f64 is compared in float64)
 
 from functools import partial
 
+from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Format, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 
@@ -21,16 +22,16 @@ def fit(parts: Parts) -> Weight:
     )
     return parts.weight(
         codes.shape,
-        element_types.attach_decoder(parts, partial(dequantize, parts)),
+        element_types.attach_decoder(parts, partial(dequantize, codes)),
         encoding="floats",
         needs_float64=codes.dtype == "F64",
         warnings=warnings,
     )
 
 
-def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
+def dequantize(codes: Entry, chunk: Chunk, workspace: Workspace) -> Values:
     """Return the stored numbers of a chunk, (r, c) float32 or float64."""
-    return Values(element_types.read_floats(parts, chunk, workspace))
+    return Values(element_types.read_floats(codes, chunk, workspace))
 
 
 FORMATS = (Format("dense", {"codes": PartSpec(("{weight}",), CODES)}, fit),)

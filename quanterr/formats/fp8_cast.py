@@ -12,6 +12,7 @@ Reference: torch.float8_e4m3fn, torch.float8_e5m2.
 
 from functools import partial
 
+from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FP8
@@ -26,7 +27,7 @@ def fit(parts: Parts) -> Weight:
     codes = parts["codes"]
     return parts.weight(
         codes.shape,
-        element_types.attach_decoder(parts, partial(dequantize, parts)),
+        element_types.attach_decoder(parts, partial(dequantize, codes)),
         encoding="cast",
         code_bits=8,
         levels=OF_DTYPE[parts.codes.dtype].scaled,
@@ -34,10 +35,10 @@ def fit(parts: Parts) -> Weight:
     )
 
 
-def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
+def dequantize(codes: Entry, chunk: Chunk, workspace: Workspace) -> Values:
     """Return float32(code), (r, c)."""
-    codes = element_types.read_fp8(parts, chunk, workspace)
-    return Values(codes.values.mul_(codes.unit), zeros=codes.zeros)
+    decoded = element_types.read_fp8(codes, chunk, workspace)
+    return Values(decoded.values.mul_(decoded.unit), zeros=decoded.zeros)
 
 
 FORMATS = (Format("fp8_cast", {"codes": PartSpec(("{weight}",), FP8)}, fit),)

@@ -16,6 +16,7 @@ deepseek-ai/DeepSeek-V3@9b4e9788 inference/kernel.py; vllm-project/compressed-te
 compressors/naive_quantized/base.py.
 """
 
+from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, FP8, FP8_LABELS
@@ -39,9 +40,9 @@ def fit(parts: Parts) -> Weight:
     return fit_scaled(parts, "fp8", FP8_LABELS, dequantize)
 
 
-def dequantize(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
+def dequantize(codes: Entry, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
     """Return float32(code) · float32(scale), (r, c)."""
-    return grid.multiply(element_types.read_fp8(parts, chunk, workspace), chunk, workspace)
+    return grid.multiply(element_types.read_fp8(codes, chunk, workspace), chunk, workspace)
 
 
 FORMATS = scaled_formats("fp8", NEEDS, fit, {"tensor": (31, 32), "row": (31, 33), "block": (31, 33)})

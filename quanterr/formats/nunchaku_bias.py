@@ -55,7 +55,7 @@ def _make_weight(parts: Parts, shape: tuple[int, ...], interleaved: int | None, 
 
 
 def _read_as_stored(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
-    return Values(element_types.read_floats(parts, chunk, workspace))
+    return Values(element_types.read_floats(parts.codes, chunk, workspace))
 
 
 def dequantize(parts: Parts, interleaved: int | None, chunk: Chunk, workspace: Workspace) -> Values:

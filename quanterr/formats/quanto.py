@@ -29,6 +29,7 @@ from math import prod
 
 import torch
 
+from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import BlockRun, read_of_rows
@@ -67,16 +68,10 @@ def fit_bytes(format: str, parts: Parts) -> Weight:
     )
 
 
-def dequantize_bytes(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
+def dequantize_bytes(codes: Entry, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
     """Return float32(code) · float32(scale), (r, c)."""
-    entry = parts.codes
-    stored = workspace.read("codes", entry, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    cast = {
-        "I8": element_types.decode_int8,
-        "F8_E4M3": element_types.decode_e4m3,
-        "F8_E5M2": element_types.decode_e5m2,
-    }[entry.dtype]
-    return grid.multiply(cast(stored, workspace), chunk, workspace)
+    read = element_types.read_int8 if codes.dtype == "I8" else element_types.read_fp8
+    return grid.multiply(read(codes, chunk, workspace), chunk, workspace)
 
 
 def fit_packed(code_bits: int, parts: Parts) -> Weight | None:

@@ -228,11 +228,9 @@ def _fit_float8(parts: Parts, declared: Description) -> Weight:
     )
 
 
-def _dequantize_float8(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
+def _dequantize_float8(codes: Entry, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
     """Return code · scale, (r, c)."""
-    stored = workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    cast = element_types.decode_e4m3 if parts.codes.dtype == "F8_E4M3" else element_types.decode_e5m2
-    return grid.multiply(cast(stored, workspace), chunk, workspace)
+    return grid.multiply(element_types.read_fp8(codes, chunk, workspace), chunk, workspace)
 
 
 MX_ELEMENTS: dict[str, SmallFloat] = {

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Parts, Values
-from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.decoder import OfBlocks, StoredScales
 from quanterr.tensors.workspace import OUTPUT, Workspace
 
@@ -103,25 +104,31 @@ def e5m2_table() -> Tensor:
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2).float()[:, None]
 
 
-def read_floats(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
+# Functions that decode elements stored one by one take the codes' entry, so that weights need not keep their Parts.
+
+
+def read_stored(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read a chunk of elements that are stored one by one, (r, c)."""
+    return workspace.read("codes", codes, chunk.row * as_matrix(codes.shape)[1] + chunk.col, chunk.shape)
+
+
+def read_floats(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Read a chunk of a weight stored as plain numbers, (r, c) float32, or float64 for F64."""
-    stored = workspace.read("stored", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
+    stored = read_stored(codes, chunk, workspace)
     if stored.dtype == torch.float64:
         return stored
     return workspace.output(chunk.shape).copy_(stored)
 
 
-def read_fp8(parts: Parts, chunk: Chunk, workspace: Workspace) -> DecodedCodes:
+def read_fp8(codes: Entry, chunk: Chunk, workspace: Workspace) -> DecodedCodes:
     """Read the codes of a chunk stored as E4M3 or E5M2, element by element."""
-    entry = parts.codes
-    codes = workspace.read("codes", entry, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    return (decode_e4m3 if entry.dtype == "F8_E4M3" else decode_e5m2)(codes, workspace)
+    decode = decode_e4m3 if codes.dtype == "F8_E4M3" else decode_e5m2
+    return decode(read_stored(codes, chunk, workspace), workspace)
 
 
-def read_int8(parts: Parts, chunk: Chunk, workspace: Workspace) -> DecodedCodes:
+def read_int8(codes: Entry, chunk: Chunk, workspace: Workspace) -> DecodedCodes:
     """Read the codes of a chunk stored as INT8, element by element."""
-    codes = workspace.read("codes", parts.codes, chunk.row * parts.matrix[1] + chunk.col, chunk.shape)
-    return decode_int8(codes, workspace)
+    return decode_int8(read_stored(codes, chunk, workspace), workspace)
 
 
 def decode_int8(codes: Tensor, workspace: Workspace) -> DecodedCodes:

@@ -21,7 +21,7 @@ as its writers use nothing else. Broadcasting is never used: it would take [M] f
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 
 import torch
@@ -57,7 +57,7 @@ class Grid(Struct, frozen=True, gc=False):
     """The scales of a weight: a stored matrix of ``cols`` columns, row by row.
 
     The weight's matrix is a stack of matrices of ``stack_rows`` rows, each with ``grid_rows`` rows of scales; ``block``
-    is (rows, cols) of the weight that share a scale.
+    is (rows, cols) of the weight that share a scale. As a function, a grid returns the scales of a chunk.
     """
 
     entry: Entry
@@ -77,7 +77,7 @@ class Grid(Struct, frozen=True, gc=False):
             scale = float(to_float(self.entry, workspace.read_whole("scale", self.entry)))
             smallest = largest = abs(scale * unit)
         else:
-            scale = self.scales(chunk, workspace)
+            scale = self(chunk, workspace)
             smallest, largest = map(float, torch.aminmax((scale * unit).abs()))
         if not largest <= FLOAT32_MAX:  # otherwise scale · unit is exact: the unit is a power of two
             values.mul_(unit)
@@ -94,7 +94,7 @@ class Grid(Struct, frozen=True, gc=False):
         """The scales as stored; None if they must be converted or belong to a stack of matrices."""
         return StoredScales.fit(self.entry, self.grid_rows, self.cols, self.block[0])
 
-    def scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
+    def __call__(self, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Return the scales of a chunk as float32, (1 or r, blocks of columns)."""
         if self.entry.n == 1:
             return to_float(self.entry, workspace.read_whole("scale", self.entry)).view(1, 1)
@@ -179,7 +179,7 @@ def iterate_scales(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -
 
 OF_DEEPSEEK = "_inv"  # suffix of DeepSeek's scales: blocks as in config.json, or 128 × 128
 
-Dequantize = Callable[[Parts, Grid, Chunk, Workspace], Values]
+Dequantize = Callable[[Entry, Grid, Chunk, Workspace], Values]
 
 
 def fit_scaled(
@@ -217,7 +217,7 @@ def fit_scaled(
         code_bits=8,
         uniform_bits=uniform_bits,
         levels=OF_DTYPE[codes.dtype].scaled if codes.dtype in OF_DTYPE else None,
-        unit=None if grid.granularity == "block" else grid.scales,
+        unit=None if grid.granularity == "block" else grid,
         scale=scale,
         evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
         warnings=(*warnings, grid.warning) if grid.warning else warnings,
@@ -244,7 +244,8 @@ def fit_scaled(
 def attach_grid_decoder(parts: Parts, grid: Grid, dequantize: Dequantize) -> Callable[[Chunk, Workspace], Values]:
     """Return ``dequantize`` for these parts and grid, with a decoder if elements are stored one by one."""
     group = grid.block[1] if grid.granularity == "block" else 0
-    return element_types.attach_decoder(parts, partial(dequantize, parts, grid), grid.scales, group, stored=grid.stored)
+    plain = partial(dequantize, parts.codes, grid)
+    return element_types.attach_decoder(parts, plain, grid, group, stored=grid.stored)
 
 
 def _make_zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:
@@ -303,17 +304,23 @@ def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]
     rows, cols = as_matrix(shape)
     stored = entry.shape
     if entry.n == 1:
-        return Grid(entry, "tensor", max(rows, 1), 1, 1, (max(rows, 1), max(cols, 1)), "one scale")
+        return Grid(entry, "tensor", max(rows, 1), 1, 1, _share_edges(max(rows, 1), max(cols, 1)), "one scale")
     if entry.n == 0 or len(shape) < 2:
         raise FormatMismatch(_describe_misfit(entry, shape))
     if len(shape) == 2:
         return _fit_matrix(entry, rows, cols, _match_matrix_scale(stored, rows), hints, shape)
     if prod(stored) == stored[0] == shape[0]:  # a scale per leading index, with or without trailing ones in the shape
         each = rows // shape[0]
-        return Grid(entry, "row", each, 1, 1, (each, cols), f"one scale for each of {shape[0]}")
+        return Grid(entry, "row", each, 1, 1, _share_edges(each, cols), f"one scale for each of {shape[0]}")
     if len(shape) == 3 and stored[0] == shape[0] and cols == shape[2]:  # stacked experts, not a 1-D convolution
         return _fit_matrix(entry, shape[1], shape[2], _match_expert_scale(stored, shape), hints, shape)
     raise FormatMismatch(_describe_misfit(entry, shape))
+
+
+@lru_cache
+def _share_edges(rows: int, cols: int) -> Edges:
+    """Return block edges as an object that equal grids share, to save memory."""
+    return rows, cols
 
 
 def _find_dividing_edges(entry: Entry, shape: tuple[int, ...]) -> Edges | None:
@@ -374,7 +381,7 @@ def _fit_matrix(
         raise FormatMismatch(_describe_misfit(entry, shape))
     grid_rows, grid_cols = grid
     if grid == (rows, 1):
-        return Grid(entry, "row", rows, rows, 1, (1, cols), "one scale per row")
+        return Grid(entry, "row", rows, rows, 1, _share_edges(1, cols), "one scale per row")
     fewest = [(-(-rows // edges[0]), -(-cols // edges[1])) for edges, _ in hints]
     wrong = [hint for hint, needed in zip(hints, fewest, strict=True) if needed != grid and hint[1] in DECLARED]
     for (edges, source), needed in zip(hints, fewest, strict=True):

@@ -4,6 +4,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from quanterr.checkpoints import Entry
 from quanterr.formats.base import Parts, PartSpec, RotatedWeight, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
@@ -25,9 +26,9 @@ NAMES = (
 NEEDS = {"codes": PartSpec(("{weight}",), INT8), "scale": PartSpec(NAMES, FLOATS)}
 
 
-def dequantize(parts: Parts, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
+def dequantize(codes: Entry, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
     """Return float32(code) · float32(scale), (r, c)."""
-    return grid.multiply(element_types.read_int8(parts, chunk, workspace), chunk, workspace)
+    return grid.multiply(element_types.read_int8(codes, chunk, workspace), chunk, workspace)
 
 
 def read_as_rotated(parts: Parts, plain: Weight, size: int) -> Weight:
