@@ -22,6 +22,12 @@ A finding of severity error makes the result inconclusive, because the numbers t
 error needs proof: a repair that works, or a level that no correct weight has.
 """
 
+from collections.abc import Iterable, Sequence
+from functools import cache
+from operator import attrgetter
+
+from msgspec.structs import replace
+
 from quanterr.findings.activations import check_activation_scales
 from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import (
@@ -34,7 +40,17 @@ from quanterr.findings.excess import (
     rounds_one_way,
     underflows,
 )
-from quanterr.findings.explanations import FACTS, NEAR, ONE_WAY, SIGNED, UNDERFLOWS, USUAL, drop_explained, weights_of
+from quanterr.findings.explanations import (
+    FACTS,
+    NEAR,
+    ONE_WAY,
+    SIGNED,
+    UNDERFLOWS,
+    USUAL,
+    Facts,
+    drop_explained,
+    weights_of,
+)
 from quanterr.findings.figures import compute_figures
 from quanterr.findings.headers import check_importance, check_plan, check_sensitivity, report_folding
 from quanterr.findings.layers import (
@@ -95,10 +111,9 @@ class FindingCollector:
         self._corrected = find_corrected_biases(plan.pairs)
         beside = {pair.name for pair in plan.pairs if pair.name.rpartition(".")[0] in self._folded}
         self._explained = self._corrected.union(beside, *(one.names for one in plan.folded))
-        self._seen: dict[int, WeightSummary] = {}
+        self._seen: list[WeightSummary] = []  # in the order in which they were added
         self._equal: dict[int, Pair] = {}
         self._of_weights: dict[int, list[Finding]] = {}
-        self._facts: dict[str, set[str]] = {fact: set() for fact in FACTS}
         config = plan.labels["quantized"].config if "quantized" in plan.labels else {}
         self._compensates, self._undone = is_compensating(config), {name for one in plan.folded for name in one.names}
 
@@ -110,33 +125,31 @@ class FindingCollector:
             return
         method, too_small = Method(self._compensates, pair.name in self._undone), underflows(pair, done.sums)
         nearest, good = has_nearest_codes(pair, done, method), has_good_scales(pair, done)
-        near = nearest and good
         facts = {
             UNDERFLOWS: too_small,
-            NEAR: near,
+            NEAR: nearest and good,
             USUAL: good and has_usual_excess(pair, done, method),
             ONE_WAY: rounds_one_way(done),
             SIGNED: fits_signed_scales(done),
         }
-        for fact in facts:
-            if facts[fact]:
-                self._facts[fact].add(pair.name)
         if found := [*check_weight(pair, done), *check_excess(pair, done, method), *check_scales(pair, done, method)]:
             self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else compute_figures(pair, done.sums)
-        self._seen[done.number] = WeightSummary(
-            done.number,
-            pair,
-            figures,
-            done.scales,
-            detect_offset(pair, done.sums),
-            not done.sums.y_sq,
-            near or too_small,
-            is_better_than_rounding(pair, done),
-            done.attainable.snr_db if done.attainable and not nearest else None,
-            nearest or not is_repairable(pair, done) or too_small,
-            done.copy,
-            done.attainable.excess_db if done.attainable else None,
+        self._seen.append(
+            WeightSummary(
+                done.number,
+                pair,
+                figures,
+                done.scales,
+                detect_offset(pair, done.sums),
+                not done.sums.y_sq,
+                _share_facts(*(fact for fact in FACTS if facts[fact])),
+                is_better_than_rounding(pair, done),
+                done.attainable.snr_db if done.attainable and not nearest else None,
+                nearest or not is_repairable(pair, done) or too_small,
+                done.copy,
+                done.attainable.excess_db if done.attainable else None,
+            )
         )
 
     @property
@@ -146,10 +159,10 @@ class FindingCollector:
 
     def findings(self, complete: bool) -> list[Finding]:
         """Return all findings; for an interrupted run (not ``complete``) only those about single weights."""
-        seen = [self._seen[number] for number in sorted(self._seen)]
+        seen = sorted(self._seen, key=attrgetter("number"))
         single = [found for one in seen for found in self._of_weights.get(one.number, ())]
         if not complete:
-            return drop_explained(single, self._facts)
+            return drop_explained(single, _gather_facts(seen, single))
         single = drop_harmless_zero_scales(single, {one.pair.name: one.pair for one in seen})
         whole, alike = self._check_all(seen)
         below = list(find_group_outliers(seen))
@@ -158,17 +171,16 @@ class FindingCollector:
         repairs = list(diagnose([one for one in others if not one.nearest], doubtful, self._plan.pairs))
         vectors = list(check_vectors(others, self._folded, self._corrected, self._plan.pairs))
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
-        copies = [one._replace(copy=classify_shifted_copy(one)) if one.offset else one for one in seen]
+        copies = [replace(one, copy=classify_shifted_copy(one)) if one.offset else one for one in seen]
         changed = check_unquantized(copies, self._same, self._explained, coded)
         broken = set().union(*(weights_of(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
         apart = broken | self._undone  # factors were undone only as exactly as the codes show them
         sources = check_sources([one for one in seen if one.pair.name not in apart], self._compensates)
         with on_cpu() as workspaces:
             siblings = list(check_sibling_scales(seen, workspaces[1]))
-        found = drop_explained(
-            [*whole, *single, *sources, *repairs, *vectors, *below, *changed, *siblings], self._facts
-        )
-        return merge_bad_rows(merge_excess(found), len(seen))
+        found = [*whole, *single, *sources, *repairs, *vectors, *below, *changed, *siblings]
+        kept = drop_explained(found, _gather_facts(seen, found))
+        return merge_bad_rows(merge_excess(kept), len(seen))
 
     def _check_all(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
         """Return the findings about all weights together, and the numbers of the weights that share one factor."""
@@ -187,8 +199,19 @@ class FindingCollector:
         found, numbers = find_common_factor(
             [one for one in seen if one.pair.name.rpartition(".")[0] not in self._folded]
         )
-        for number in sorted(numbers)[:PROOFS]:
-            one = self._seen[number]
+        for one in [one for one in seen if one.number in numbers][:PROOFS]:
             if one.figures and one_factor_corrects(one.pair, one.figures):
                 return found, numbers
         return [], set()
+
+
+@cache  # one object for many weights
+def _share_facts(*facts: str) -> frozenset[str]:
+    return frozenset(facts)
+
+
+def _gather_facts(seen: Iterable[WeightSummary], found: Sequence[Finding]) -> Facts:
+    """Map each fact to the names of the weights that have it, among the weights that the findings are about."""
+    names = set[str]().union(*map(weights_of, found))
+    about = [one for one in seen if one.pair.name in names]
+    return {fact: {one.pair.name for one in about if fact in one.facts} for fact in FACTS}

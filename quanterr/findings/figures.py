@@ -2,7 +2,8 @@
 
 from functools import cache
 from math import inf, isfinite, log10, sqrt
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from quanterr.formats import find_rows
 from quanterr.metrics.sums import Sums, as_float, ratio
@@ -19,7 +20,7 @@ OUTLIERS = 4.0  # dB that outliers often cost
 NARROW = 4  # dB: a narrower range of usual levels allows a conclusion about one weight
 
 
-class Figures(NamedTuple):
+class Figures(Struct, frozen=True, gc=False):
     """Figures about one weight whose sides differ.
 
     ``factor`` is the f in y = f · x; ``snr_db`` is finite.

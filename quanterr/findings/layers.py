@@ -4,9 +4,11 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import exp, inf, log
 from statistics import median
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from quanterr.findings.codes import make_finding
+from quanterr.findings.explanations import NEAR, UNDERFLOWS
 from quanterr.findings.factors import explain_factor
 from quanterr.findings.figures import Figures
 from quanterr.formats import find_rows
@@ -28,7 +30,7 @@ FEW_COPIED = 4  # with fewer unquantized tensors, changes in half of them prove 
 OFFSET = 0.02  # tolerance of a norm's offset of 1, and largest standard deviation of its errors
 
 
-class WeightSummary(NamedTuple):
+class WeightSummary(Struct, frozen=True, gc=False):  # in all, there are as many as weights
     """Facts about a compared weight whose sides differ, kept until the end of the run."""
 
     number: int
@@ -37,12 +39,17 @@ class WeightSummary(NamedTuple):
     scales: ScaleStatistics | None
     offset: float | None  # for a norm: the constant by which all its elements differ
     zero: bool = False  # all quantized values are zero
-    near: bool = False  # about as good as its scales allow, and good scales would allow no more
+    facts: frozenset[str] = frozenset()  # of explanations.FACTS
     too_good: bool = False  # better than rounding can be
     attainable_db: float | None = None  # SNR of the nearest codes with the stored scales
     nearest: bool = False  # about as good as its scales allow
     copy: Copy | None = None  # kind of copy of the original, if neither side is quantized
     excess_db: float | None = None  # error beyond the nearest codes
+
+    @property
+    def near(self) -> bool:
+        """True if it is about as good as its scales allow, and good scales would allow no more."""
+        return NEAR in self.facts or UNDERFLOWS in self.facts
 
 
 def detect_offset(pair: Pair, sums: Sums) -> float | None:
