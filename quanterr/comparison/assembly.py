@@ -1,6 +1,6 @@
 """Assembly of the report from the sums of weights: layers, groups, coverage, findings, verdict."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from math import nan
 
@@ -210,10 +210,7 @@ class ReportBuilder:
         self._all = LayerGroup()
         self._groups: dict[str, dict[str, LayerGroup]] = {"role": {}, "format": {}, "block": {}}
         self._batch, self._batch_keys = LayerGroup(), NO_GROUPS  # consecutive layers of the same groups
-        self._layers: dict[int, Layer] = {}
-        self._other: dict[int, Layer] = {}
-        self._lossless: dict[int, LosslessLayer] = {}
-        self._buckets: dict[int, Bucket] = {}
+        self._compared: list[Layer | LosslessLayer | None] = [None] * len(pairing.pairs)
         self._refused: dict[int, list[Leftover]] = {}
         self._noticed = FindingCollector(pairing)
         self._by_block = len({block_of(pair.name) for pair in pairing.pairs}) <= MAX_BLOCKS
@@ -227,20 +224,17 @@ class ReportBuilder:
             return None
         self._noticed.add(done)
         if sums.exact:
-            self._buckets[done.number] = Bucket.LOSSLESS
-            self._lossless[done.number] = LosslessLayer(
+            self._compared[done.number] = LosslessLayer(
                 **_make_header(pair),
                 original_fingerprint=done.fingerprint,
                 bits_per_weight=_bits_per_weight(pair),
                 original_norm=finite(original_norm(Measurement(sums))),
             )
             return None
-        self._buckets[done.number] = Bucket.NON_FINITE if sums.nonfinite else Bucket.COMPARED
         layer = _make_layer(pair, done, (self._alphas or {}).get(pair.name), self._predicts)
+        self._compared[done.number] = layer
         if len(pair.original.shape) < 2:
-            self._other[done.number] = layer
             return layer
-        self._layers[done.number] = layer
         keys = layer.role, layer.format, layer.block if self._by_block else None
         if keys != self._batch_keys:
             self._end_batch()
@@ -259,10 +253,30 @@ class ReportBuilder:
 
     def _refuse(self, number: int, pair: Pair, reason: str) -> None:
         bucket = Bucket.ERROR if pair.quantized.codes.dtype in CODE_DTYPES else Bucket.UNSUPPORTED
-        self._buckets[number] = bucket
         self._refused[number] = [
             Leftover(pair.name, side, bucket, reason, codes) for side, codes in zip(SIDES, pair.codes, strict=True)
         ]
+
+    @property
+    def _changed(self) -> Iterator[Layer]:
+        """The weights that differ, in the order of the pairing."""
+        return (one for one in self._compared if isinstance(one, Layer))
+
+    @property
+    def _other_changes(self) -> list[Layer]:
+        """The norms, biases and other 1-D tensors that differ."""
+        return [one for one in self._changed if len(one.tensor_shape) < 2]
+
+    def _find_bucket(self, number: int) -> Bucket:
+        """Return the bucket of a pair's entries."""
+        if number in self._refused:
+            return self._refused[number][0].bucket
+        found = self._compared[number]
+        if found is None:
+            return Bucket.NOT_REACHED
+        if isinstance(found, LosslessLayer):
+            return Bucket.LOSSLESS
+        return Bucket.COMPARED if found.finite else Bucket.NON_FINITE
 
     @property
     def _leftovers(self) -> list[Leftover]:
@@ -333,9 +347,9 @@ class ReportBuilder:
                 kind: {key: group.aggregate() for key, group in sorted(groups.items(), key=_natural_key)}
                 for kind, groups in self._groups.items()
             },
-            layers=[self._layers[n] for n in sorted(self._layers)],
-            other_changes=[self._other[n] for n in sorted(self._other)],
-            lossless=[self._lossless[n] for n in sorted(self._lossless)],
+            layers=[one for one in self._changed if len(one.tensor_shape) > 1],
+            other_changes=self._other_changes,
+            lossless=[one for one in self._compared if isinstance(one, LosslessLayer)],
             not_compared=not_compared,
             run=run,
         )
@@ -344,7 +358,7 @@ class ReportBuilder:
         """Return findings about the report: changed 1-D tensors (except corrected biases), and too many blocks."""
         found = []
         corrected = {name for one in noticed if one.code == "bias_corrected" for name in one.evidence["layers"]}
-        names = [name for n in sorted(self._other) if (name := self._other[n].layer_name) not in corrected]
+        names = [one.layer_name for one in self._other_changes if one.layer_name not in corrected]
         if names:
             message = (
                 f"{count(len(names), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed: "
@@ -362,7 +376,7 @@ class ReportBuilder:
         for leftover in self._leftovers:
             found[leftover.side][leftover.bucket] += leftover.entries
         for number, pair in enumerate(self._pairing.pairs):
-            bucket = self._buckets.get(number, Bucket.NOT_REACHED)
+            bucket = self._find_bucket(number)
             for own, codes, parts in zip(found.values(), pair.codes, pair.consumed, strict=True):
                 own[bucket] += codes if number not in self._refused else ()
                 own[Bucket.CONSUMED] += parts
@@ -385,7 +399,7 @@ class ReportBuilder:
         """Return the reasons why the result is inconclusive; empty if it is reliable."""
         reasons = []
         if not complete:
-            done = len(self._buckets)
+            done = len(self._refused) + sum(one is not None for one in self._compared)
             reasons.append(f"interrupted: {done} of {len(self._pairing.pairs)} weights were compared")
         known = [item for item in not_compared if item.bucket not in ONE_SIDED]  # found by name, and refused
         if not self._pairing.pairs and not known and original.entries.keys().isdisjoint(quantized.entries):
