@@ -147,17 +147,18 @@ def _compare_each(
             claim=None if ranks is None else ranks.claim,
             share=0.0 if ranks is None else ranks.rank / ranks.world,
         )
-        on_progress = options.on_progress or (lambda progress: None)
-        complete = sharing.collect(run, run.run(on_progress), lambda: on_progress(run.progress))
+        on_progress, progress = options.on_progress or (lambda progress: None), run.progress
+        complete = sharing.collect(run, run.run(on_progress), lambda: on_progress(progress))
         for checkpoint in (before, *after):
             checkpoint.check_unchanged()
         info = clock.describe_run(
             options.command,
             _describe_device(run),
             run.threads,
-            run.progress.done_bytes,
+            progress.done_bytes,
             str(KernelChoice(None) if run.device.type == "cuda" else choice),
         )
+        del run  # its tasks take about 200 bytes per weight, as much as the report takes beyond its layers
         settings = Settings(
             outlier_threshold=options.outlier_threshold,
             importance=None if options.importance is None else with_slashes(os.fspath(options.importance)),
