@@ -363,19 +363,20 @@ def _pick(of_rows: Tensor, rows: Tensor | None) -> Tensor:
 class Readings(Sequence[Weight]):
     """Weights that are made anew each time they are accessed: alternatives that only a broken weight needs."""
 
-    def __init__(self, make: Sequence[Callable[[], Weight]]) -> None:
-        """Keep the functions that make the weights."""
-        self._make = make
+    def __init__(self, make: Callable[[int], Weight], sizes: Sequence[int]) -> None:
+        """Keep the function that makes the weight of each size."""
+        self._make, self._sizes = make, sizes
 
     def __len__(self) -> int:
-        return len(self._make)
+        return len(self._sizes)
 
     @overload
     def __getitem__(self, index: int) -> Weight: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[Weight]: ...
     def __getitem__(self, index: int | slice) -> Weight | Sequence[Weight]:
-        return Readings(self._make[index]) if isinstance(index, slice) else self._make[index]()
+        size = self._sizes[index]
+        return self._make(size) if isinstance(size, int) else Readings(self._make, size)
 
 
 class RotatedWeight(NamedTuple):
