@@ -17,6 +17,7 @@ from quanterr.comparison.attainable import RUN, SMALL, sample_blocks
 from quanterr.comparison.scale_sampling import ENOUGH, EVERY, GroupSums, add_loss, get_clipping_limit, get_lucky_share
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.metrics import share
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.native import SampledCodes, SampleStruct
@@ -45,6 +46,7 @@ class PlainSample(NamedTuple):
         low, high, total = found.scale_low, found.scale_high, found.scale_sum
         if not (n > 0 and low > 0 and isfinite(total)):
             return None
+        low, high = share(low), share(high)
         return ScaleStatistics(n, 0, 0, 0, low if low == high else total / n, low, high)
 
     @property
