@@ -165,7 +165,7 @@ def in_memory(values: Tensor, wide: bool = False) -> Weight:
 
 def pair_of(x: Tensor, y: Tensor, wide: bool = False) -> Pair:
     """Two tensors as a pair of weights."""
-    return Pair("weight", in_memory(x, wide), in_memory(y, wide), ((), ()), ((), ()))
+    return Pair("weight", in_memory(x, wide), in_memory(y, wide), (), (), (), ())
 
 
 def summed_by_chunk(

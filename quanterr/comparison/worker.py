@@ -276,7 +276,7 @@ class Worker:
         worst = self._find_worst(pair, sums, place)
         sums.peaks = []  # large, and no longer needed
         copy = self._check_copy(pair, sums, place)
-        fingerprint = compute_fingerprint(pair.codes[0], sums.sampled)
+        fingerprint = compute_fingerprint(pair.original_codes, sums.sampled)
         return ComparedWeight(number, sums, scales, worst, attainable, copy, fingerprint)
 
     def _take_plain_sample(self, pair: Pair, sums: Sums, plain: PlainSample | None, place: int) -> Attainable | None:
@@ -632,7 +632,7 @@ def _make_options(pair: Pair) -> SumOptions:
 
 def _get_only_entry(pair: Pair) -> Entry | None:
     """Return the entry that holds the elements of the original; None if there are several."""
-    entries = pair.codes[0]
+    entries = pair.original_codes
     return entries[0] if len(entries) == 1 else None
 
 

@@ -157,7 +157,7 @@ def attach_importance(pairing: Pairing, found: Means, architecture: str) -> Pair
 
 def _find_pair_importance(pair: Pair, found: Means, architecture: str) -> Importance | None:
     """Find the importance of a pair's columns; a single expert takes its own matrix from the stack."""
-    others = [pair.codes[1][0].name, pair.codes[0][0].name]
+    others = [pair.quantized_codes[0].name, pair.original_codes[0].name]
     return _find_importance(pair.name, pair.original.shape, pair.original.matrix, others, found, architecture)
 
 

@@ -65,16 +65,29 @@ class Pair(Struct, frozen=True, gc=False):
     name: str
     original: Weight
     quantized: Weight
-    codes: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # per side: the entries that hold the elements
-    consumed: tuple[tuple[Entry, ...], tuple[Entry, ...]]  # per side: all other entries of the weight
+    # Entries that hold the elements, and all other entries of the weight.
+    original_codes: tuple[Entry, ...]
+    quantized_codes: tuple[Entry, ...]
+    original_parts: tuple[Entry, ...]
+    quantized_parts: tuple[Entry, ...]
     alternative: Alternative | None = None
     importance: Callable[[Chunk], Tensor] | None = None  # chunk → importance of its elements, (1 or r, c)
 
+    @property
+    def codes(self) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
+        """Per side: the entries that hold the elements."""
+        return self.original_codes, self.quantized_codes
+
+    @property
+    def consumed(self) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
+        """Per side: all other entries of the weight."""
+        return self.original_parts, self.quantized_parts
+
     def leave(self, bucket: Bucket, reason: str) -> tuple[Leftover, ...]:
         """Return the leftovers of the pair, for when it cannot be compared after all."""
-        original = Leftover(self.name, "original", bucket, reason, (*self.codes[0], *self.consumed[0]))
-        first, *others = [Leftover(entry.name, "quantized", bucket, reason, (entry,)) for entry in self.codes[1]]
-        return original, replace(first, entries=(*first.entries, *self.consumed[1])), *others
+        original = Leftover(self.name, "original", bucket, reason, (*self.original_codes, *self.original_parts))
+        first, *others = [Leftover(entry.name, "quantized", bucket, reason, (entry,)) for entry in self.quantized_codes]
+        return original, replace(first, entries=(*first.entries, *self.quantized_parts)), *others
 
 
 class FoldedScales(Struct, frozen=True):
@@ -110,7 +123,7 @@ class Pairing(Struct, frozen=True):
     @property
     def names_with_unused_scale(self) -> list[str]:
         """Names of weights that are stored as plain floats and nevertheless have a scale."""
-        return [pair.name for pair in self.pairs if pair.quantized.encoding == "floats" and pair.consumed[1]]
+        return [pair.name for pair in self.pairs if pair.quantized.encoding == "floats" and pair.quantized_parts]
 
 
 class LargestError(NamedTuple):

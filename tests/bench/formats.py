@@ -224,7 +224,7 @@ def best_of(work: Callable[[], None], threads: int) -> float:
 def rates(original: Weight, weight: Weight) -> list[float]:
     """G weights/s: dequantized on one thread, then compared on all of them by torch and by the compiled kernel."""
     chunks, cores = list(Cut(*weight.matrix, CPU_CHUNK)), usable_cores()
-    pair = Pair("X.weight", original, weight, ((), ()), ((), ()))
+    pair = Pair("X.weight", original, weight, (), (), (), ())
 
     def dequantize() -> None:
         workspace = Workspace(CPU)
