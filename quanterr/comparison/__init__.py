@@ -158,7 +158,8 @@ def _compare_each(
             progress.done_bytes,
             str(KernelChoice(None) if run.device.type == "cuda" else choice),
         )
-        del run  # its tasks take about 200 bytes per weight, as much as the report takes beyond its layers
+        del run  # its tasks take about 200 bytes per weight
+        give_back_memory()  # that workers used for their buffers
         settings = Settings(
             outlier_threshold=options.outlier_threshold,
             importance=None if options.importance is None else with_slashes(os.fspath(options.importance)),
