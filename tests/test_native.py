@@ -699,7 +699,8 @@ class TestSamplesAreMeasuredAsByTorch:
         self.check(monkeypatch, store(tmp_path / "x.safetensors", x), store(tmp_path / "y.safetensors", y), 640)
 
     @pytest.mark.parametrize(
-        "recipe", ["nvfp4", "mxfp4", "mxfp8", "int4_g32", "int8_g32", "int4_g32:asym", "mlx_q4_g64", "nf4", "fp4"]
+        "recipe",
+        ["nvfp4", "mxfp4", "mxfp8", "int4_g32", "int8_g32", "int4_g32:asym", "mlx_q4_g64", "nf4", "fp4", "nf4:double"],
     )
     def test_of_codes_in_groups(self, tmp_path, monkeypatch, recipe, rows):
         """Also where the largest are clipped, as by int4, codes are next to the nearest, as by MLX, or of a table."""
@@ -707,7 +708,7 @@ class TestSamplesAreMeasuredAsByTorch:
         self.check_recipe(tmp_path, monkeypatch, recipe, x, x)
 
     @pytest.mark.parametrize(
-        "recipe", ["int4_g32", "int8_g32", "int4_g32:asym", "mlx_q4_g64", "nvfp4", "fp8_row", "nf4"]
+        "recipe", ["int4_g32", "int8_g32", "int4_g32:asym", "mlx_q4_g64", "nvfp4", "fp8_row", "nf4", "nf4:double"]
     )
     def test_of_codes_that_compensate_each_other(self, tmp_path, monkeypatch, recipe, rows):
         """As by GPTQ: many are not the nearest, and the errors of a group's last columns are larger."""
@@ -786,6 +787,30 @@ def test_the_kernel_reads_stored_scales_itself(tmp_path, kernel, shape, dtype):
         assert decoder_of(weight.dequantize).stored is not None
         for size in (1 << 20, 7 * 640):
             assert same_bits(expected, decoded(weight, kernel, size))
+
+
+@every_kernel
+@pytest.mark.parametrize("shared", [7, 256, 1 << 40])
+def test_and_scales_of_scales(tmp_path, kernel, shared):
+    """bitsandbytes numbers scales across rows, so a factor's scales may begin within a row or a chunk."""
+    state = {"quant_type": "nf4", "blocksize": 64, "nested_blocksize": shared, "nested_offset": 0.37}
+    stored = {
+        "X.weight": torch.randint(0, 256, (96 * 320, 1), generator=torch.Generator().manual_seed(1)).byte(),
+        "X.weight.quant_map": normal(16),
+        "X.weight.absmax": torch.randint(0, 256, (960,), generator=torch.Generator().manual_seed(2)).byte(),
+        "X.weight.nested_absmax": normal(-(-960 // shared)),
+        "X.weight.nested_quant_map": normal(256, seed=1),
+        "X.weight.quant_state.bitsandbytes__nf4": label(**state, dtype="bfloat16", shape=[96, 640]),
+    }
+    x, y = store(tmp_path / "x.safetensors", {"X.weight": normal(96, 640)}), store(tmp_path / "y.safetensors", stored)
+    with planned(x, y) as plan:
+        weight = plan.pairs[0].quantized
+        expected = weight.dequantize(Chunk(0, 96, 0, 640), Workspace(CPU)).weight
+
+        assert decoder_of(weight.dequantize).stored.nested
+        for size in (1 << 20, 7 * 640):
+            assert same_bits(expected, decoded(weight, kernel, size))
+    assert quanterr.compare(x, y, device="cpu").layers[0].tensor_elements == 96 * 640
 
 
 @every_kernel

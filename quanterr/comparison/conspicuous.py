@@ -48,18 +48,22 @@ def find_run_maxima(weight: Weight, sums: Sums) -> Tensor | None:
 
     A run is an expert with one scale, or the groups whose scales share a step.
     """
-    cells, steps = make_cell_grid(weight), weight.scale_steps
-    if cells is None or not sums.peaks:
-        return None
-    size = 0
-    if steps and steps.of_largest and weight.block_size and cells.rows == 1 and weight.matrix[1] % cells.cols == 0:
-        size = steps.shared * weight.block_size[1] // cells.cols
-    elif weight.block_size is None and cells.rows == 1:
-        size = weight.matrix_rows
+    size = count_run_cells(weight) if sums.peaks else 0
     if not size:
         return None
     most = join_peaks(sums.peaks)[0].reshape(-1)
+    size = min(size, len(most))
     return torch.nn.functional.pad(most, (0, -len(most) % size)).view(-1, size).amax(1)
+
+
+def count_run_cells(weight: Weight) -> int:
+    """Return the number of cells in a run; 0 if there are no runs."""
+    cells, steps = make_cell_grid(weight), weight.scale_steps
+    if cells is None or cells.rows > 1:
+        return 0
+    if steps and steps.of_largest and weight.block_size and weight.matrix[1] % cells.cols == 0:
+        return steps.shared * weight.block_size[1] // cells.cols
+    return weight.matrix_rows if weight.block_size is None else 0
 
 
 def find_blocks(weight: Weight, rows: Sequence[int]) -> list[Chunk]:

@@ -220,6 +220,10 @@ class NativeSums:
                 ordered = torch.empty(2 * kept.sample.n + 3 * task.cols)
                 task.alive.append(ordered)
                 sample.ordered = ordered.data_ptr()
+            if sample.run_cells:
+                near = torch.empty(prod(task.chunk.shape) // sample.cols)
+                task.alive.append(near)
+                sample.near = near.data_ptr()
             self._lend_room(sample)
             run.sample = ctypes.addressof(sample)
 

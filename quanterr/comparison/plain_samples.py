@@ -14,6 +14,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from quanterr.comparison.attainable import RUN, SMALL, sample_blocks
+from quanterr.comparison.conspicuous import count_run_cells
 from quanterr.comparison.scale_sampling import ENOUGH, EVERY, GroupSums, add_loss, get_clipping_limit, get_lucky_share
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
@@ -84,7 +85,10 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
     groups of columns may also have zero points or shifts.
     """
     levels, scale, decoder = weight.levels, weight.scale, decoder_of(weight.dequantize)
-    if levels is None or decoder is None or weight.encoding == "cast" or weight.rotated or weight.scale_steps:
+    if levels is None or decoder is None or weight.encoding == "cast" or weight.rotated:
+        return None
+    run_cells = count_run_cells(weight) if weight.scale_steps else 0
+    if weight.scale_steps and not run_cells:
         return None
     codes = _find_codes(levels, decoder)
     n_scales, cols = _count_stored_scales(weight, decoder), weight.matrix[1]
@@ -97,6 +101,10 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
         return None
     found = found.copy()
     found.struct.scale_n = 0 if scale is None else n_scales
+    if weight.scale_steps:
+        shared = weight.scale_steps.shared
+        found.struct.run_cells, found.struct.run_groups = (min(n, weight.n) for n in (run_cells, shared))  # for int64
+        found.struct.of_largest = weight.scale_steps.of_largest
     return found
 
 

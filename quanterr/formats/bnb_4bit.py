@@ -46,7 +46,7 @@ from quanterr.formats.base import (
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import BlockRun
 from quanterr.tensors.chunks import as_matrix
-from quanterr.tensors.decoder import StoredScales
+from quanterr.tensors.decoder import NestedScales, StoredScales
 from quanterr.tensors.levels import Levels, ScaleSteps, nibbles
 from quanterr.util import strict_json
 
@@ -206,10 +206,28 @@ def _attach_decoder(parts: Parts, state: State, pairs: Tensor) -> Dequantize:
             chunk.shape[0], -1
         )
 
-    stored = StoredScales.fit(parts["absmax"], matrix[0], matrix[1] // state.block)
+    stored = _describe_absmax(parts, state, matrix)
     return Native(
         plain, Decoder(parts.codes, matrix[1], ElementType.TABLE, pairs, absmax, group=state.block, stored=stored)
     )
+
+
+def _describe_absmax(parts: Parts, state: State, matrix: tuple[int, int]) -> StoredScales | None:
+    """Return the scales as the kernel reads them."""
+    stored, across = parts["absmax"], matrix[1] // state.block
+    if stored.dtype != "U8":
+        return StoredScales.fit(stored, matrix[0], across)
+    nested = NestedScales(parts["nested_absmax"], state.nested_block, state.nested_offset)
+    return StoredScales(stored, 1, across, table=partial(_copy_nested_map, parts), nested=nested)
+
+
+def _copy_nested_map(parts: Parts, workspace: Workspace) -> Tensor:
+    return _read_nested_map(parts, workspace).clone()  # several weights may wait for the kernel
+
+
+def _read_nested_map(parts: Parts, workspace: Workspace) -> Tensor:
+    """Return the value of each byte of absmax, (256,) float32."""
+    return workspace.read_whole("nested_quant_map", parts["nested_quant_map"]).view(-1)
 
 
 def _make_pairs(table: Tensor) -> Tensor:
@@ -222,7 +240,7 @@ def _read_absmax(parts: Parts, state: State, blocks: BlockRun, workspace: Worksp
     stored = workspace.read("absmax", parts["absmax"], blocks.first, (blocks.stop - blocks.first,))
     if stored.dtype == torch.float32:
         return stored
-    scale = workspace.read_whole("nested_quant_map", parts["nested_quant_map"]).view(-1)[stored.int()]
+    scale = _read_nested_map(parts, workspace)[stored.int()]
     nested = workspace.read_whole("nested_absmax", parts["nested_absmax"]).view(-1)
     of_block = torch.arange(blocks.first, blocks.stop, device=workspace.device) // state.nested_block
     return scale.mul_(nested[of_block]).add_(state.nested_offset)

@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 27
+VERSION = 28
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -113,6 +113,10 @@ class SideStruct(ctypes.Structure):
         ("scale_file", ctypes.c_int32),
         ("scale_type", ctypes.c_int32),
         ("scale_table", ctypes.c_void_p),
+        ("nested", ctypes.c_void_p),
+        ("nested_n", ctypes.c_int64),
+        ("nested_first", ctypes.c_int64),
+        ("nested_offset", ctypes.c_float),
         ("factor", ctypes.c_float),
         ("zero_step", ctypes.c_int64),
         ("shift_step", ctypes.c_int64),
@@ -216,6 +220,10 @@ class SampleStruct(ctypes.Structure):
         ("block_cols", ctypes.c_int64),
         ("block_values", ctypes.c_void_p),
         ("ordered", ctypes.c_void_p),
+        ("near", ctypes.c_void_p),
+        ("run_cells", ctypes.c_int64),
+        ("run_groups", ctypes.c_int64),
+        ("of_largest", ctypes.c_float),
         ("room", ctypes.c_void_p),
         ("columns", ctypes.c_void_p),
         ("most_cols", ctypes.c_int64),

@@ -36,7 +36,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 27
+#define VERSION 28
 #define SEGMENT 512
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
 #define FLUSHED (RUN * LANES)
@@ -93,6 +93,10 @@ typedef struct {
     int32_t scale_file;   /* as `file` */
     int32_t scale_type;   /* F32, BF16, F16; or I8: a byte whose value is in `scale_table` */
     const float *scale_table;
+    const float *nested;  /* factor of each nested_n scales of the weight, to which nested_offset is added then; or NULL */
+    int64_t nested_n;
+    int64_t nested_first; /* number of the first scale in the weight */
+    float nested_offset;
     float factor;         /* by which scaled codes are multiplied; 0: by none */
     int64_t zero_step;
     int64_t shift_step;
@@ -161,6 +165,7 @@ typedef struct {
 
 INLINE double most(double a, double b) { return a > b ? a : b; }
 INLINE double least_of(double a, double b) { return a < b ? a : b; }
+INLINE int64_t least_number(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- exact sums ---- */
 
@@ -1057,6 +1062,15 @@ INLINE float stored_scale(const Side *side, const uint8_t *stored, int64_t i) {
     return type == F16 ? half(shortened) : as_float((int32_t)((uint32_t)shortened << 16));
 }
 
+/* Multiplies scales by their factors, and adds the offset. */
+static void scale_nested(const Side *side) {
+    float *scales = (float *)side->scale;
+    for (int64_t i = 0, block = side->nested_first / side->nested_n; i < side->scale_n; block++) {
+        const int64_t stop = least_number((block + 1) * side->nested_n - side->nested_first, side->scale_n);
+        for (; i < stop; i++) scales[i] = scales[i] * side->nested[block] + side->nested_offset;
+    }
+}
+
 static int read_scales(const Side *side) {
     float *to = (float *)side->scale;
     const int64_t n = side->scale_n, rows = side->scale_rows;
@@ -1067,6 +1081,7 @@ static int read_scales(const Side *side) {
         for (int64_t i = 0; i < n && side->scale_type != F32; i++) to[i] = stored_scale(side, stored, i);
     for (int64_t row = 0; row < rows; row++)
         for (int64_t i = row; i < n; i += rows) *to++ = stored_scale(side, stored, i);
+    if (side->nested) scale_nested(side);
     return status;
 }
 
@@ -1336,6 +1351,19 @@ EXPORT int quanterr_measure(Side *x, Side *y, int64_t all_rows, int64_t cols, in
     return DONE;
 }
 
+/* Finds by how much the scale of each group may differ from a good one: by a share of the largest |x| of its run. */
+static void find_near(const Run *run, int64_t group) {
+    const Sample *s = run->sample;
+    const int64_t across = (count_windows(run) + run->cell_windows - 1) / run->cell_windows, cells = run->rows * across;
+    const int64_t groups = run->rows * (run->cols / group);
+    for (int64_t i = 0, cell = 0; i < groups;) {
+        const int64_t stop = least_number(i + s->run_groups, groups), last = least_number(cell + s->run_cells, cells);
+        int32_t largest = 0; /* bits of magnitudes have their order */
+        for (; cell < last; cell++) largest = as_bits(run->peaks[cell]) > largest ? as_bits(run->peaks[cell]) : largest;
+        for (; i < stop; i++) s->near[i] = as_float(largest) * s->of_largest;
+    }
+}
+
 static int compare(Side *x, Side *y, Run *run) {
     State s;
     memset(&s, 0, sizeof s);
@@ -1360,8 +1388,9 @@ static int compare(Side *x, Side *y, Run *run) {
             .scale = y->scale, .scale_step = y->scale_step, .scale_height = y->scale_height,
             .n_scales = y->scale_table ? 0 : y->scale_n,
             .zero = y->zero, .zero_step = y->zero_step, .shift = y->shift, .shift_step = y->shift_step,
-            .factor = y->factor, .columns = y->columns,
+            .factor = y->factor, .columns = y->columns, .near = run->sample->near,
         };
+        if (rows.near) find_near(run, y->group);
         measure_sample(run->sample, &rows, run->x_max);
     }
     for (int i = 0; i < N_SUMS; i++) carry(s.limbs[i], run->sums + i * LIMBS);
@@ -1448,7 +1477,8 @@ static const Field LAYOUT[] = {
     {"Side", sizeof(Side)},
     S(element), S(order), S(file), S(per_byte), S(offset), S(row_bytes), S(words), S(first_row), S(shared_step),
     S(shared_rows), S(shifts), S(largest_code), S(stored), S(tile), S(table), S(scale), S(zero), S(shift), S(scale_step),
-    S(scale_height), S(scale_n), S(scale_offset), S(scale_rows), S(scale_file), S(scale_type), S(scale_table), S(factor),
+    S(scale_height), S(scale_n), S(scale_offset), S(scale_rows), S(scale_file), S(scale_type), S(scale_table),
+    S(nested), S(nested_n), S(nested_first), S(nested_offset), S(factor),
     S(zero_step), S(shift_step), S(group), S(columns), S(rotation), S(unit), S(values), S(ends), S(has_ends), S(saturated),
     S(sampled), S(sampled_n), S(sampled_at),
     {"Run", sizeof(Run)},
@@ -1461,7 +1491,8 @@ static const Field LAYOUT[] = {
     {"Sample", sizeof(Sample)},
     P(kind), P(mantissa), P(lowest), P(highest), P(normal), P(below), P(above), P(levels), P(bounds), P(halves), P(numbers),
     P(n_levels), P(multiples), P(n_multiples), P(lucky), P(most), P(cols), P(per_row), P(whole), P(every), P(every_closely), P(height),
-    P(first_block), P(block_rows), P(block_cols), P(block_values), P(ordered), P(room), P(columns), P(most_cols), P(zeros),
+    P(first_block), P(block_rows), P(block_cols), P(block_values), P(ordered), P(near), P(run_cells),
+    P(run_groups), P(of_largest), P(room), P(columns), P(most_cols), P(zeros),
     P(plain), P(x_sq), P(e_sq), P(steps_sq), P(best_sq), P(clipped_sq), P(clipped_x_sq), P(beyond_sq), P(clipped), P(off),
     P(group_x_sq), P(stored_sq), P(good_sq), P(worst_sq), P(scale_ratio), P(scale_n), P(scale_low), P(scale_high),
     P(scale_sum),

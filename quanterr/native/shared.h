@@ -108,6 +108,10 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     int64_t block_rows, block_cols;
     float *block_values;      /* room for x in these rows and columns */
     float *ordered;           /* room for (2 · rows + 3) · columns of the sample, if columns of groups are not next to each other */
+    float *near;              /* room for a number for each group of the weight, if scales are multiples of a step; else NULL: */
+    int64_t run_cells;        /* cells of a run, in which scales have the same step; */
+    int64_t run_groups;       /* its groups; */
+    float of_largest;         /* and the step, as a multiple of the run's largest |x| */
     void *room;               /* 72 bytes for each group */
     double *columns;          /* room for 9 numbers for each of most_cols columns */
     int64_t most_cols;

@@ -28,11 +28,22 @@ BITS: dict[ElementType, tuple[int, int]] = {
 } | {ElementType[name]: BLOCKS[name] for name in ElementType.__members__ if name in BLOCKS}
 
 
+class NestedScales(NamedTuple):
+    """The scales of scales: each ``n`` scales of a weight are multiplied by a factor; then ``offset`` is added.
+
+    Both operations round to float32. ``factors`` is F32.
+    """
+
+    factors: Entry
+    n: int
+    offset: float
+
+
 class StoredScales(NamedTuple):
     """A weight's scales, of a dtype in :data:`FLOATS`: ``height`` rows of the weight share a row of ``width``.
 
     They are stored by rows, or if ``turned``, by columns. If they are bytes, ``table`` returns what each stands for,
-    (256,) float32.
+    (256,) float32, which may be ``nested``.
     """
 
     entry: Entry
@@ -40,6 +51,7 @@ class StoredScales(NamedTuple):
     width: int
     turned: bool = False
     table: Callable[[Workspace], Tensor] | None = None
+    nested: NestedScales | None = None
 
     @classmethod
     def fit(cls, entry: Entry, rows: int, width: int, height: int = 1, turned: bool = False) -> "StoredScales | None":

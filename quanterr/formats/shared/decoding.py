@@ -143,7 +143,7 @@ def _place_scales(
     side: SideStruct, stored: StoredScales, chunk: Chunk, cols: int, workspace: Workspace, alive: list[object]
 ) -> bool:
     """Make the kernel read the scales of a chunk of whole rows itself; return False if it cannot."""
-    entry, height, width, turned, make_table = stored
+    entry, height, width, turned, make_table, nested = stored
     if entry.file.descriptor < 0 or chunk.shape[1] != cols or chunk.row % height:
         return False
     rows = -(-chunk.shape[0] // height)
@@ -159,7 +159,13 @@ def _place_scales(
         side.scale_type, side.scale_table = ElementType.I8, table.data_ptr()
         alive.append(table)
     side.scale_n, side.scale_rows = rows * width, rows if turned else 0
-    side.scale_offset = entry.offset + chunk.row // height * width * entry.nbytes // entry.n
+    first = chunk.row // height * width
+    side.scale_offset = entry.offset + first * entry.nbytes // entry.n
+    if nested is not None:
+        factors = workspace.read_whole("nested", nested.factors).clone()  # the buffer is reused
+        side.nested, side.nested_n, side.nested_first = factors.data_ptr(), min(nested.n, entry.n), first
+        side.nested_offset = nested.offset
+        alive.append(factors)
     alive.append(scales)
     return True
 
