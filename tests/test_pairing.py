@@ -199,7 +199,7 @@ class TestOneSide:
         assert report.layers == report.lossless == []
 
     def test_whose_parts_do_not_fit_is_told_why_and_not_that_nothing_matches(self, tmp_path):
-        """W_q lacks rows; its name is not that of the original."""
+        """W_q, of which the original has no tensor, lacks rows."""
         name = "axis1_group48"
         stored = load_file(GOLDEN / "hqq/hqq_4_bits.safetensors")
         parts = {key: part for key, part in stored.items() if key.startswith(f"{name}.")}

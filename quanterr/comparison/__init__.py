@@ -147,7 +147,8 @@ def _compare_each(
             claim=None if ranks is None else ranks.claim,
             share=0.0 if ranks is None else ranks.rank / ranks.world,
         )
-        on_progress, progress = options.on_progress or (lambda progress: None), run.progress
+        on_progress = options.on_progress or (lambda progress: None)
+        progress = run.progress  # outlives the run
         complete = sharing.collect(run, run.run(on_progress), lambda: on_progress(progress))
         for checkpoint in (before, *after):
             checkpoint.check_unchanged()

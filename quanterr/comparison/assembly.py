@@ -258,14 +258,14 @@ class ReportBuilder:
         ]
 
     @property
-    def _changed(self) -> Iterator[Layer]:
-        """The weights that differ, in the order of the pairing."""
+    def _layers(self) -> Iterator[Layer]:
+        """The layers of weights that differ, in the order of the pairing."""
         return (one for one in self._compared if isinstance(one, Layer))
 
     @property
     def _other_changes(self) -> list[Layer]:
         """The norms, biases and other 1-D tensors that differ."""
-        return [one for one in self._changed if len(one.tensor_shape) < 2]
+        return [one for one in self._layers if len(one.tensor_shape) < 2]
 
     def _find_bucket(self, number: int) -> Bucket:
         """Return the bucket of a pair's entries."""
@@ -347,7 +347,7 @@ class ReportBuilder:
                 kind: {key: group.aggregate() for key, group in sorted(groups.items(), key=_natural_key)}
                 for kind, groups in self._groups.items()
             },
-            layers=[one for one in self._changed if len(one.tensor_shape) > 1],
+            layers=[one for one in self._layers if len(one.tensor_shape) > 1],
             other_changes=self._other_changes,
             lossless=[one for one in self._compared if isinstance(one, LosslessLayer)],
             not_compared=not_compared,

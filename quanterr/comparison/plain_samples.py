@@ -87,8 +87,9 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
     levels, scale, decoder = weight.levels, weight.scale, decoder_of(weight.dequantize)
     if levels is None or decoder is None or weight.encoding == "cast" or weight.rotated:
         return None
-    run_cells = count_run_cells(weight) if weight.scale_steps else 0
-    if weight.scale_steps and not run_cells:
+    steps = weight.scale_steps
+    run_cells = count_run_cells(weight) if steps and steps.of_largest else 0
+    if steps and not run_cells:
         return None
     codes = _find_codes(levels, decoder)
     n_scales, cols = _count_stored_scales(weight, decoder), weight.matrix[1]
@@ -101,10 +102,9 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
         return None
     found = found.copy()
     found.struct.scale_n = 0 if scale is None else n_scales
-    if weight.scale_steps:
-        shared = weight.scale_steps.shared
-        found.struct.run_cells, found.struct.run_groups = (min(n, weight.n) for n in (run_cells, shared))  # for int64
-        found.struct.of_largest = weight.scale_steps.of_largest
+    if steps:  # a file may declare runs of more groups than an int64 holds
+        found.struct.run_cells, found.struct.run_groups = min(run_cells, weight.n), min(steps.shared, weight.n)
+        found.struct.of_largest = steps.of_largest
     return found
 
 

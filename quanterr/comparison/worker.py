@@ -24,7 +24,7 @@ from quanterr.comparison.plain_samples import PlainSample, can_measure_values, p
 from quanterr.comparison.scale_sampling import ScaleSampler, find_run_steps
 from quanterr.comparison.small import MOST_KEPT, SmallWeights
 from quanterr.formats import Values, Weight
-from quanterr.formats.shared.decoding import decode, find_decoder, read_values
+from quanterr.formats.shared.decoding import find_decoder, read_into, read_values
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.attainable import Attainable, BadRegion
@@ -530,16 +530,12 @@ class Worker:
 
     def _decode(self, weight: Weight, chunk: Chunk, workspace: Workspace) -> torch.Tensor:
         """Return the values of a chunk, decoded by the kernel if it can."""
-        if self._native is not None and not weight.needs_float64:
-            values = workspace.output(chunk.shape)
-            if decode(self._native.kernel, weight, chunk, workspace, values):
-                return values
-        return weight.dequantize(chunk, workspace).weight
+        return read_values(self._native.kernel if self._native else None, weight, chunk, workspace)
 
     def _read(self, pair: Pair, side: str, chunk: Chunk, place: int, out: torch.Tensor) -> torch.Tensor:
         """Read one side of a chunk of whole rows, or of a piece of a row, into ``out``, (r, c) float32."""
         weight, workspace = (pair.original, self._original) if side == "x" else (pair.quantized, self._quantized[place])
-        return read_values(self._native.kernel if self._native else None, weight, chunk, workspace, out)
+        return read_into(out, self._native.kernel if self._native else None, weight, chunk, workspace)
 
     def _find_worst(self, pair: Pair, sums: Sums, place: int) -> LargestError | None:
         """Return the element with the largest |e|; its row is read again if only that is known."""

@@ -46,16 +46,16 @@ class _Products(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._kept: set[int] = set()  # addresses of weights
-        self._widened: dict[tuple[int, ...], Tensor] = {}  # weights in float32, by their address, shape and strides
+        self._converted: dict[tuple[int, ...], Tensor] = {}  # weights in float32, by their address, shape and strides
 
     def keep(self, unit: Unit) -> None:
-        """Convert each weight of a loaded unit only once, and forget those of the unit before."""
+        """From now on, keep the weights of this unit in float32 once they are used, and those of no other."""
         self.forget()
         self._kept = {slot.tensor.data_ptr() for slot in unit.slots}
 
     def forget(self) -> None:
-        """Convert weights each time they are used."""
-        self._kept, self._widened = set(), {}
+        """Keep no weights in float32."""
+        self._kept, self._converted = set(), {}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         dtype = args[1].dtype if function is F.linear and len(args) > 1 else None
@@ -63,15 +63,15 @@ class _Products(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
         x, weight, *bias = args
         rest = [each if each is None else each.float() for each in bias]
-        return function(x.float(), self._widen(weight), *rest, **(kwargs or {})).to(dtype)
+        return function(x.float(), self._convert(weight), *rest, **(kwargs or {})).to(dtype)
 
-    def _widen(self, weight: Tensor) -> Tensor:
+    def _convert(self, weight: Tensor) -> Tensor:
         if weight.data_ptr() not in self._kept:  # what the model computes from weights may reuse memory
             return weight.float()
         key = weight.data_ptr(), *weight.shape, *weight.stride()
-        if key not in self._widened:
-            self._widened[key] = weight.float()
-        return self._widened[key]
+        if key not in self._converted:
+            self._converted[key] = weight.float()
+        return self._converted[key]
 
 
 class _ExactScalars(TorchFunctionMode):

@@ -18,7 +18,7 @@ from quanterr.evaluation.layouts import Layout
 from quanterr.evaluation.rounding import DECLARED, NONE, Rounding
 from quanterr.findings.files import RECIPE
 from quanterr.formats import Weight
-from quanterr.formats.shared.decoding import read_values
+from quanterr.formats.shared.decoding import read_into
 from quanterr.native import choose_kernel
 from quanterr.pairing import pair, views
 from quanterr.pairing.alternatives import choose_alternatives
@@ -74,19 +74,19 @@ class Sides:
         out = room_for_weight(weight.matrix, self.device)
         chunks = Cut(*weight.matrix, self._chunk)
         threads = min(len(chunks), len(self._workspaces))
-        shares = [(chunks[n::threads], self._workspaces[n]) for n in range(threads)]
-        if threads == 1:
-            self._read(weight, out, *shares[0])
-        elif shares:
-            with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
-                list(pool.map(lambda share: self._read(weight, out, *share), shares))  # raises their errors
+        if threads < 2:
+            self._read(weight, out, chunks, self._workspaces[0])
+            return out.view(weight.shape)
+        shares = [chunks[n::threads] for n in range(threads)]
+        with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
+            list(pool.map(partial(self._read, weight, out), shares, self._workspaces))  # raises their errors
         return out.view(weight.shape)
 
     def _read(self, weight: Weight, out: Tensor, chunks: Sequence[Chunk], workspace: Workspace) -> None:
         with torch.inference_mode():
             for chunk in chunks:
                 rows = out[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col]
-                read_values(self._kernel, weight, chunk, workspace, rows)
+                read_into(rows, self._kernel, weight, chunk, workspace)
 
 
 class Candidate:

@@ -104,7 +104,7 @@ def _check_sizes(plan: Pairing) -> Iterator[Finding]:
     odd = [
         f"{entry.name} ({entry.n:,})"
         for pair in plan.pairs
-        for entry in pair.quantized_parts
+        for entry in pair.quantized_consumed
         if entry.name.endswith(OF_INPUTS) and entry.n and all(size % entry.n for size in pair.quantized.matrix)
     ]
     if odd:

@@ -57,7 +57,7 @@ def _check_symmetry(weights: JsonFields, coded: Sequence[Pair]) -> Iterator[Find
 
 
 def _has_zero_points(pair: Pair) -> bool:
-    return any(entry.name.endswith("weight_zero_point") for entry in pair.quantized_parts)
+    return any(entry.name.endswith("weight_zero_point") for entry in pair.quantized_consumed)
 
 
 def _check_type(declared: object, coded: Sequence[Pair]) -> Iterator[Finding]:

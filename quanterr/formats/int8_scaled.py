@@ -38,7 +38,7 @@ def fit(parts: Parts) -> Weight | None:
     if len(weight.shape) != 2 or parts.hints.config or parts.get("pre_quant_scale"):
         return apply_pre_quant_scale(parts, weight)
     sizes = [size for size in ROTATIONS if weight.shape[1] % size == 0]
-    rotated = Readings(partial(_read_as_rotated, parts), sizes)
+    rotated = Readings(partial(_make_rotated, parts), sizes)
     weight.alternatives = (*weight.alternatives, *rotated) if weight.alternatives else rotated
     return weight
 
@@ -47,7 +47,7 @@ def _fit_plain(parts: Parts) -> Weight:
     return fit_scaled(parts, "int8", INT8_LABELS, dequantize, uniform_bits=8)
 
 
-def _read_as_rotated(parts: Parts, size: int) -> Weight:
+def _make_rotated(parts: Parts, size: int) -> Weight:
     return read_as_rotated(parts, _fit_plain(parts), size)
 
 

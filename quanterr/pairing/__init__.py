@@ -226,10 +226,10 @@ class _Pairer:
         """Make a pair with all entries that it uses."""
         sides = (self.original, (own,)), (self.quantized, holders)
         codes, other_codes = [tuple([side.codes[name] for name in names]) for side, names in sides]
-        parts, other_parts = [
+        consumed, other_consumed = [
             tuple([entry for name in names for entry in side.siblings.get(name, ())]) for side, names in sides
         ]
-        return Pair(name, x, y, codes, other_codes, parts, other_parts, alternative)
+        return Pair(name, x, y, codes, other_codes, consumed, other_consumed, alternative)
 
     def _adapt(self) -> None:
         """Bring both weights of each pair into the same row order and the same form of values."""

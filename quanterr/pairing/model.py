@@ -68,8 +68,8 @@ class Pair(Struct, frozen=True, gc=False):
     # Entries that hold the elements, and all other entries of the weight.
     original_codes: tuple[Entry, ...]
     quantized_codes: tuple[Entry, ...]
-    original_parts: tuple[Entry, ...]
-    quantized_parts: tuple[Entry, ...]
+    original_consumed: tuple[Entry, ...]
+    quantized_consumed: tuple[Entry, ...]
     alternative: Alternative | None = None
     importance: Callable[[Chunk], Tensor] | None = None  # chunk → importance of its elements, (1 or r, c)
 
@@ -81,13 +81,13 @@ class Pair(Struct, frozen=True, gc=False):
     @property
     def consumed(self) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
         """Per side: all other entries of the weight."""
-        return self.original_parts, self.quantized_parts
+        return self.original_consumed, self.quantized_consumed
 
     def leave(self, bucket: Bucket, reason: str) -> tuple[Leftover, ...]:
         """Return the leftovers of the pair, for when it cannot be compared after all."""
-        original = Leftover(self.name, "original", bucket, reason, (*self.original_codes, *self.original_parts))
+        original = Leftover(self.name, "original", bucket, reason, (*self.original_codes, *self.original_consumed))
         first, *others = [Leftover(entry.name, "quantized", bucket, reason, (entry,)) for entry in self.quantized_codes]
-        return original, replace(first, entries=(*first.entries, *self.quantized_parts)), *others
+        return original, replace(first, entries=(*first.entries, *self.quantized_consumed)), *others
 
 
 class FoldedScales(Struct, frozen=True):
@@ -123,7 +123,7 @@ class Pairing(Struct, frozen=True):
     @property
     def names_with_unused_scale(self) -> list[str]:
         """Names of weights that are stored as plain floats and nevertheless have a scale."""
-        return [pair.name for pair in self.pairs if pair.quantized.encoding == "floats" and pair.quantized_parts]
+        return [pair.name for pair in self.pairs if pair.quantized.encoding == "floats" and pair.quantized_consumed]
 
 
 class LargestError(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quanterr.formats import Weight
-from quanterr.formats.shared.decoding import decode, measure_error
+from quanterr.formats.shared.decoding import measure_error, read_values
 from quanterr.native import choose_kernel
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -181,12 +181,7 @@ def _read_sample(original: Weight, quantized: Weight, workspaces: Workspaces) ->
 
 def _read(weight: Weight, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Return the values of a chunk, (r, c), in a buffer of the workspace."""
-    kernel = choose_kernel().kernel
-    if kernel is not None and not weight.needs_float64:
-        values = workspace.output(chunk.shape)
-        if decode(kernel, weight, chunk, workspace, values):
-            return values
-    return weight.dequantize(chunk, workspace).weight
+    return read_values(choose_kernel().kernel, weight, chunk, workspace)
 
 
 @lru_cache

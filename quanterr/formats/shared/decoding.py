@@ -31,7 +31,16 @@ def decode(kernel: Kernel, weight: Weight, chunk: Chunk, workspace: Workspace, o
     return kernel.decode(side, chunk.shape, at_once)
 
 
-def read_values(kernel: Kernel | None, weight: Weight, chunk: Chunk, workspace: Workspace, out: Tensor) -> Tensor:
+def read_values(kernel: Kernel | None, weight: Weight, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the values of a chunk, as ``weight.dequantize`` does, decoded by the kernel if it can."""
+    if kernel is not None and not weight.needs_float64:
+        values = workspace.output(chunk.shape)
+        if decode(kernel, weight, chunk, workspace, values):
+            return values
+    return weight.dequantize(chunk, workspace).weight
+
+
+def read_into(out: Tensor, kernel: Kernel | None, weight: Weight, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Read a chunk of whole rows, or of a piece of a row, into ``out``, (r, c) float32, and return it."""
     if kernel is None or weight.needs_float64 or not decode(kernel, weight, chunk, workspace, out):
         out.copy_(weight.dequantize(chunk, workspace).weight)

@@ -107,14 +107,14 @@ def e5m2_table() -> Tensor:
 # Functions that decode elements stored one by one take the codes' entry, so that weights need not keep their Parts.
 
 
-def read_stored(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
+def read_elements(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Read a chunk of elements that are stored one by one, (r, c)."""
     return workspace.read("codes", codes, chunk.row * as_matrix(codes.shape)[1] + chunk.col, chunk.shape)
 
 
 def read_floats(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Read a chunk of a weight stored as plain numbers, (r, c) float32, or float64 for F64."""
-    stored = read_stored(codes, chunk, workspace)
+    stored = read_elements(codes, chunk, workspace)
     if stored.dtype == torch.float64:
         return stored
     return workspace.output(chunk.shape).copy_(stored)
@@ -123,12 +123,12 @@ def read_floats(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
 def read_fp8(codes: Entry, chunk: Chunk, workspace: Workspace) -> DecodedCodes:
     """Read the codes of a chunk stored as E4M3 or E5M2, element by element."""
     decode = decode_e4m3 if codes.dtype == "F8_E4M3" else decode_e5m2
-    return decode(read_stored(codes, chunk, workspace), workspace)
+    return decode(read_elements(codes, chunk, workspace), workspace)
 
 
 def read_int8(codes: Entry, chunk: Chunk, workspace: Workspace) -> DecodedCodes:
     """Read the codes of a chunk stored as INT8, element by element."""
-    return decode_int8(read_stored(codes, chunk, workspace), workspace)
+    return decode_int8(read_elements(codes, chunk, workspace), workspace)
 
 
 def decode_int8(codes: Tensor, workspace: Workspace) -> DecodedCodes:
