@@ -46,18 +46,6 @@ class ScaleStatistics(NamedTuple):
             mean = low if low == high else as_float(total) / (number - nonfinite)
         return cls(number, nonfinite, zero, negative, mean, low, high)
 
-    @classmethod
-    def compute_each(cls, scales: torch.Tensor) -> "list[ScaleStatistics]":
-        """Compute the statistics of the scales of several weights, (weights, scales) float32."""
-        wide, number = scales.double(), scales.shape[1]
-        sums = torch.stack((*torch.aminmax(wide, dim=1), wide.sum(1)), 1).tolist()
-        return [
-            cls(number, 0, 0, 0, low if low == high else total / number, low, high)
-            if low > 0 and isfinite(total)
-            else cls.compute([own])
-            for own, (low, high, total) in zip(scales, sums, strict=True)
-        ]
-
 
 def _find_bounds(values: torch.Tensor) -> tuple[float, float]:
     """Return the smallest and the largest value; both are NaN if any value is."""
