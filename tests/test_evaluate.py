@@ -2,8 +2,10 @@
 
 import json
 import math
+import mmap
 import shutil
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,7 @@ import quanterr
 from quanterr.errors import CheckpointError, Interrupted, UsageError
 from quanterr.evaluation import floor, gram, states, study
 from quanterr.evaluation.batches import Batch
+from quanterr.evaluation.models import Architecture
 from quanterr.evaluation.units import Unit
 from quanterr.evaluation.workload import CAUSAL
 from quanterr.gates import judge
@@ -23,6 +26,7 @@ from quanterr.pairing.importance import read_importance
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 CONTEXT = 32
+STATM = Path("/proc/self/statm")
 
 # Two runs of one function in float64, with batches of the same size: some thousand roundings of 2^-53 apart. What is
 # float32 whatever the dtype (norms, rotary tables, Mamba's scan) has the same inputs in the same places of vectors.
@@ -74,6 +78,11 @@ def float32_allows(largest):
     return 6 * 2.0**-24 * largest * math.sqrt(20 * 64)
 
 
+def addresses():
+    """How many bytes of addresses this process has."""
+    return int(STATM.read_text().split()[0]) * mmap.PAGESIZE
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     """A Llama in shards, with a quantized copy and the same as plain weights, and tokens."""
@@ -95,6 +104,20 @@ def test_many_micro_batches_start_no_thread(llama, monkeypatch):
     original, quantized, _, tokens = llama
 
     assert quanterr.evaluate(original, [quantized], tokens=tokens, context=8, batch=1).tokens.chunks == 12
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="this system does not say how many addresses a process has")
+def test_a_model_without_weights_takes_no_addresses_for_them():
+    """Which a limit of memory would count: 24 layers of 64 MB each would have taken most of their 1.5 GB."""
+    from transformers import LlamaConfig
+
+    shape = {"vocab_size": 64, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8}
+    Architecture(LlamaConfig(num_hidden_layers=1, **shape), torch.float32).build()  # sets up the heap, and loads code
+    before = addresses()
+    model = Architecture(LlamaConfig(num_hidden_layers=24, **shape), torch.float32).build()
+
+    assert 1.5e9 < sum(parameter.nbytes for parameter in model.parameters())
+    assert addresses() - before < 128 << 20
 
 
 class TestArchitectures:

@@ -14,7 +14,6 @@ from quanterr.errors import CheckpointError, Interrupted, UsageError
 from quanterr.evaluation.batches import batches_of
 from quanterr.evaluation.calls import Calls
 from quanterr.evaluation.floor import FloorRun, FoundFloor
-from quanterr.evaluation.memory import keep_memory_for_activations
 from quanterr.evaluation.models import Architecture, Denoiser
 from quanterr.evaluation.names import Names
 from quanterr.evaluation.references import SAVE, Head, Reference, head_of
@@ -197,7 +196,6 @@ class Lockstep:
             CheckpointError: the model has a weight that is not stored, or has another shape.
             UsageError: the inputs of the head are to be kept, but the model has no head of its own.
         """
-        keep_memory_for_activations()
         self._workload, self._pace = architecture.workload, pace
         self.model = architecture.build()
         self._batches = batches_of(chunks, pace.batch)[pace.rank :: pace.world]
@@ -494,7 +492,6 @@ class BesideReference:
         Raises:
             CheckpointError: a candidate lacks a weight of the model, or has it in another shape.
         """
-        keep_memory_for_activations()
         self._workload, self._pace, self._reference = architecture.workload, pace, reference
         self._batches = batches_of(chunks, pace.batch)
         self._head = reference.head(architecture)

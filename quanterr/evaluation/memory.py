@@ -1,11 +1,25 @@
-"""Memory of activations: blocks of weights are loaded and freed all the time and must not fragment it."""
+"""The heap of an evaluation: blocks of weights are loaded and freed all the time and must not fragment it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from quanterr.util.platform import keep_freed_memory
 
-ACTIVATION = 32 << 20  # bytes: smaller freed blocks are kept for reuse; glibc allows no more
+PARAMETER = 1 << 20  # bytes: larger parameters stay out of the heap while a model is built
+ACTIVATION = 32 << 20  # bytes: smaller freed blocks are kept for reuse afterwards; glibc allows no more
 ACTIVATIONS = 256 << 20  # bytes that are kept until a unit of the model is done
 
 
-def keep_memory_for_activations() -> None:
-    """Make the allocator reuse freed memory in one heap: fresh pages cost a third of the time."""
-    keep_freed_memory(ACTIVATION, ACTIVATIONS)
+@contextmanager
+def heap_for_activations() -> Iterator[None]:
+    """Keep the parameters that a model makes, and frees at once, out of the heap; then keep freed activations in it.
+
+    What stays of a parameter lies behind its memory. In the heap, the addresses of all parameters would be taken, which
+    a limit of memory (``ulimit -v``) counts even though nothing was ever written there. Activations are reused because
+    fresh pages cost a third of the time.
+    """
+    keep_freed_memory(PARAMETER, ACTIVATIONS)
+    try:
+        yield
+    finally:
+        keep_freed_memory(ACTIVATION, ACTIVATIONS)

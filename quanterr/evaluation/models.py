@@ -16,6 +16,7 @@ from quanterr.evaluation.families import MARKERS, recognize
 from quanterr.evaluation.folder import ModelFolder
 from quanterr.evaluation.layouts import Layout, find_layout
 from quanterr.evaluation.lora import Lora, MergedNames
+from quanterr.evaluation.memory import heap_for_activations
 from quanterr.evaluation.names import ConversionNames, LayoutNames, Names
 from quanterr.evaluation.renaming import Counterpart, counterpart
 from quanterr.evaluation.sides import Sides
@@ -220,7 +221,7 @@ class Denoiser:
 def _build(make: Callable[[], nn.Module], program: str, device: torch.device) -> nn.Module:
     """Build a model with no memory for its parameters; ``program`` makes it, and may fail."""
     try:
-        with _parameters_on_meta(), CPU:
+        with heap_for_activations(), _parameters_on_meta(), CPU:
             model = make()
         _move_buffers(model, device)
     except MemoryError as error:
