@@ -405,7 +405,10 @@ def test_what_is_left_of_scales_too_small_for_float16_is_no_warning(tmp_path, na
 class TestKernelMeasuresSamples:
     """The kernel measures samples that are as they should be, and torch all others: both must find the same."""
 
-    def test_kernel_finds_what_torch_finds(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize(("along", "cols"), [("rows", 128), ("columns", 128), ("columns", 300)])
+    def test_kernel_finds_what_torch_finds(self, tmp_path, monkeypatch, along, cols):
+        """With a scale for each row or each column; of 300 rows, some are sampled."""
+        turned = (lambda matrix: matrix.t().contiguous()) if along == "columns" else torch.clone
         changes = {
             "sound": lambda codes, unit: (codes, unit),
             "large": lambda codes, unit: (codes, 2.9 * unit),
@@ -421,19 +424,21 @@ class TestKernelMeasuresSamples:
         x, y = {}, {}
         for kind, dtype in (("int8", torch.int8), ("fp8", torch.float8_e4m3fn)):
             for n, name in enumerate((*changes, *changes)):  # twice, so that each has another neighbour too
-                values = numbers(64, 128, seed=n).float()
+                values = numbers(64, cols, seed=n).float()
                 unit = values.abs().amax(1, keepdim=True) / (127 if kind == "int8" else 448)
                 stored = (values / unit).round().to(torch.int8) if kind == "int8" else (values / unit).to(dtype).float()
                 codes, scale = changes[name](stored, unit)
-                x[f"{kind}.{n}.weight"] = values
-                y |= {f"{kind}.{n}.weight": codes.to(dtype), f"{kind}.{n}.weight_scale": scale.clone()}
+                x[f"{kind}.{n}.weight"] = turned(values)
+                y |= {f"{kind}.{n}.weight": turned(codes.to(dtype)), f"{kind}.{n}.weight_scale": turned(scale)}
         save_file(x, tmp_path / "x.safetensors")
         save_file(y, tmp_path / "y.safetensors")
-        by_torch, *others = self.reports(monkeypatch, tmp_path / "x.safetensors", tmp_path / "y.safetensors")
+        files = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
+        by_torch, *others = self.reports(monkeypatch, *files, from_values=along == "rows")
 
         assert len({layer.scale_loss_db for layer in by_torch.layers}) > len(changes)
         for by_kernel in others:
-            self.check_equal(by_kernel, by_torch, 128)
+            self.check_equal(by_kernel, by_torch, cols)
+            assert [one.code for one in by_kernel.findings] == [one.code for one in by_torch.findings]
 
     @pytest.mark.parametrize("rows", [64, 300], ids=["whole", "sampled"])
     @pytest.mark.parametrize(
@@ -512,7 +517,7 @@ class TestKernelMeasuresSamples:
             self.check_equal(by_kernel, by_torch, 256)
             assert [one.code for one in by_kernel.findings] == [one.code for one in by_torch.findings]
 
-    def reports(self, monkeypatch, *files, all_sound=False):
+    def reports(self, monkeypatch, *files, all_sound=False, from_values=True):
         """With all samples measured by torch; with some by the kernel, while it compares; and from their values."""
         measured, take = [], Worker._take_plain_sample
 
@@ -526,7 +531,7 @@ class TestKernelMeasuresSamples:
             patch.setattr(Worker, "_take_plain_sample", lambda *_: None)
             found = [quanterr.compare(*files, device="cpu")]
         monkeypatch.setattr(Worker, "_take_plain_sample", take_measured)
-        for prepare in (prepare_sample, lambda *_: None):
+        for prepare in (prepare_sample, lambda *_: None)[: 1 + from_values]:
             measured.clear()
             monkeypatch.setattr("quanterr.comparison.worker.prepare_sample", prepare)
             found.append(quanterr.compare(*files, device="cpu"))

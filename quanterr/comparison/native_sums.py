@@ -210,18 +210,19 @@ class NativeSums:
         if kept.sample and y.scale and not y.rotation:
             sample = kept.sample.struct
             has_zeros = sample.kind == SampledCodes.SHIFTED
-            if min(y.group, task.cols) != sample.cols or bool(y.zero or y.shift) != has_zeros:
+            width = 1 if sample.transposed else sample.cols
+            if min(y.group, task.cols) != width or bool(y.zero or y.shift) != has_zeros:
                 return
             if sample.block_rows:
                 blocks = torch.empty(sample.block_rows * sample.block_cols)
                 task.alive.append(blocks)
                 sample.block_values = blocks.data_ptr()
-            if y.columns:
+            if y.columns or sample.transposed:
                 ordered = torch.empty(2 * kept.sample.n + 3 * task.cols)
                 task.alive.append(ordered)
                 sample.ordered = ordered.data_ptr()
             if sample.run_cells:
-                near = torch.empty(prod(task.chunk.shape) // sample.cols)
+                near = torch.empty(prod(task.chunk.shape) // width)
                 task.alive.append(near)
                 sample.near = near.data_ptr()
             self._lend_room(sample)

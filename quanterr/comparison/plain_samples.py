@@ -244,6 +244,8 @@ def _lay_out(
         cols = chunks[0].stop_col // width * width if chunks else 0
         if not cols:
             return None
+        if (height, width) == (matrix[0], 1):
+            struct.transposed, struct.cols = 1, height
         struct.height, struct.first_block = height, chunks[0].row
         struct.block_rows, struct.block_cols = chunks[-1].stop_row - chunks[0].row, cols
         groups = len(chunks) * (cols // width)

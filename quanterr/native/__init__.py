@@ -20,7 +20,7 @@ from quanterr.util.text import display
 
 VARIABLE = "QUANTERR_KERNEL"
 INSTRUCTION_SETS = ("base", "avx2", "avx512")  # indexed by the result of quanterr_instructions
-VERSION = 28
+VERSION = 29
 RECORD = Path(__file__).parent / "kernel.txt"  # the commands that compiled the kernel, or the reason why it is missing
 ROOM = 1 << 15  # bins in a table of counts
 SUMS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq", "weighted_e_sq")
@@ -212,6 +212,7 @@ class SampleStruct(ctypes.Structure):
         ("cols", ctypes.c_int64),
         ("per_row", ctypes.c_int32),
         ("whole", ctypes.c_int32),
+        ("transposed", ctypes.c_int32),
         ("every", ctypes.c_int64),
         ("every_closely", ctypes.c_int64),
         ("height", ctypes.c_int64),

@@ -36,7 +36,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 28
+#define VERSION 29
 #define SEGMENT 512
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
 #define FLUSHED (RUN * LANES)
@@ -951,8 +951,13 @@ APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t
         const float *zero = side->zero ? side->zero + row * side->zero_step : 0;
         const float *shift = side->shift ? side->shift + row * side->shift_step : 0;
         int64_t group = col / side->group;
-        if (side->columns) scale_columns(out, n, side->columns + col, scale, zero, shift);
-        for (int i = side->columns ? n : 0; i < n; group++) {
+        int i = 0;
+        if (side->columns) {
+            scale_columns(out, n, side->columns + col, scale, zero, shift);
+            i = n;
+        } else if (side->group == 1 && !zero && !shift)
+            for (; i < n; i++) out[i] *= scale[col + i];
+        for (; i < n; group++) {
             int64_t left = (group + 1) * side->group - col - i;
             int stop = left < n - i ? i + (int)left : n;
             float s = scale[group], z = zero ? zero[group] : 0, b = shift ? shift[group] : 0;
@@ -1122,7 +1127,11 @@ INLINE float *kept_row(const Side *side, const Run *run, int64_t row) {
 INLINE void keep_blocks(const Sample *sample, const float *x, int64_t row, int64_t col, int n) {
     int64_t at = row - sample->first_block, left = sample->block_cols - col;
     if (at < 0 || at >= sample->block_rows || left <= 0) return;
-    memcpy(sample->block_values + at * sample->block_cols + col, x, sizeof *x * (size_t)(left < n ? left : n));
+    n = left < n ? (int)left : n;
+    if (sample->transposed)
+        for (int k = 0; k < n; k++) sample->block_values[(col + k) * sample->block_rows + at] = x[k];
+    else
+        memcpy(sample->block_values + at * sample->block_cols + col, x, sizeof *x * (size_t)n);
 }
 
 INLINE int64_t count_windows(const Run *run) { return (run->cols + WINDOW - 1) / WINDOW; }
@@ -1490,7 +1499,8 @@ static const Field LAYOUT[] = {
     R(kept_zeroed), R(ranks), R(rank_bins), R(sample),
     {"Sample", sizeof(Sample)},
     P(kind), P(mantissa), P(lowest), P(highest), P(normal), P(below), P(above), P(levels), P(bounds), P(halves), P(numbers),
-    P(n_levels), P(multiples), P(n_multiples), P(lucky), P(most), P(cols), P(per_row), P(whole), P(every), P(every_closely), P(height),
+    P(n_levels), P(multiples), P(n_multiples), P(lucky), P(most), P(cols), P(per_row), P(whole), P(transposed),
+    P(every), P(every_closely), P(height),
     P(first_block), P(block_rows), P(block_cols), P(block_values), P(ordered), P(near), P(run_cells),
     P(run_groups), P(of_largest), P(room), P(columns), P(most_cols), P(zeros),
     P(plain), P(x_sq), P(e_sq), P(steps_sq), P(best_sq), P(clipped_sq), P(clipped_x_sq), P(beyond_sq), P(clipped), P(off),

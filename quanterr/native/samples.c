@@ -571,6 +571,23 @@ static int put_in_order(const Sample *s, const Rows *from, Rows *to) {
     return 1;
 }
 
+/* Copies rows whose columns have scales of their own, with columns as rows. */
+static void transpose(const Sample *s, const Rows *from, Rows *to) {
+    int64_t n = 0;
+    for (int64_t row = 0; row < from->n; row++) n += !from->places || from->places[row] >= 0;
+    float *x = s->ordered, *y = x + n * from->cols;
+    for (int64_t first = 0; first < from->cols; first += LANES) /* a line of the cache at once */
+        for (int64_t row = 0; row < n; row++)
+            for (int64_t col = first; col < from->cols && col < first + LANES; col++) {
+                x[col * n + row] = from->x[row * from->cols + col];
+                y[col * n + row] = from->y[row * from->cols + col];
+            }
+    *to = (Rows){
+        .x = x, .y = y, .n = from->cols, .cols = n,
+        .scale = from->scale, .scale_step = 1, .scale_height = 1, .factor = from->factor,
+    };
+}
+
 enum { HALF_A_STEP, AS_NEAR, BY_REGIONS }; /* what is required of errors: so much at most; as little as of the nearest codes; or
                                               no row, column or tile that stands out */
 
@@ -634,7 +651,7 @@ static int scan_codes(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
     if (s->kind != TABLE && scan_rows(s, rows, groups, n, HALF_A_STEP)) return ROUNDED;
     if (!s->every_closely) return 0;
     if (scan_rows(s, rows, groups, n, AS_NEAR)) return NEAREST;
-    if (rows->cols % LANES || s->cols % LANES) return 0;
+    if (rows->cols % LANES || s->cols % LANES || s->transposed) return 0;
     if (s->most_cols < rows->cols || s->most_cols < MOST_ROWS) return 0;
     for (int k = 0; k < N_PRODUCTS; k++) memset(s->columns + k * s->most_cols, 0, (size_t)rows->cols * sizeof *s->columns);
     return scan_rows(s, rows, groups, n, BY_REGIONS) ? NEAREST : 0;
@@ -651,11 +668,26 @@ static void scan_blocks(const Sample *s, const Rows *rows, int64_t first, const 
     }
 }
 
+/* Collects the groups of a transposed sample: the first columns of the weight. */
+static void scan_columns(const Sample *s, const Rows *rows, Group *groups) {
+    for (int64_t col = 0; col < s->block_cols; col++, groups++) {
+        *groups = (Group){.x = s->block_values + col * s->height, .unit = scale_of(rows, col, 0).unit, .near = -1};
+        Range range = {{0}, {0}, {0}};
+        if (!is_usable(groups->unit)) continue;
+        extend(&range, groups->x, s->height);
+        join_rows(groups, &range, 1, s);
+    }
+}
+
 void measure_sample(Sample *s, const Rows *rows, double x_max) {
     Group *groups = s->room;
-    Rows ordered;
+    Rows ordered, columns;
     int64_t n = 0;
     describe_scales(s, rows);
+    if (s->transposed) {
+        transpose(s, rows, &columns);
+        rows = &columns;
+    }
     if (rows->columns) {
         if (!put_in_order(s, rows, &ordered)) return;
         rows = &ordered;
@@ -665,8 +697,9 @@ void measure_sample(Sample *s, const Rows *rows, double x_max) {
     if (n && !s->per_row && !s->whole) groups->needed = (float)(x_max / fabs(groups->unit) / s->highest);
     if (!s->block_rows && !(n && add_losses(s, groups, n))) return;
     for (int64_t row = 0; row < s->block_rows; row += s->height) {
-        int64_t across = s->block_cols / s->cols;
-        scan_blocks(s, rows, s->first_block + row, s->block_values + row * s->block_cols, groups + n);
+        int64_t across = s->transposed ? s->block_cols : s->block_cols / s->cols;
+        if (s->transposed) scan_columns(s, rows, groups);
+        else scan_blocks(s, rows, s->first_block + row, s->block_values + row * s->block_cols, groups + n);
         if (!add_losses(s, groups + n, across)) return;
         n += across;
     }

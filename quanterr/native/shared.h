@@ -101,13 +101,15 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     int64_t cols;             /* of a group */
     int32_t per_row;          /* each row has scales of its own; else one for all, or blocks */
     int32_t whole;            /* the sample is the whole weight */
+    int32_t transposed;       /* each column has a scale of its own: columns are measured as rows, and a block is a column */
     int64_t every;            /* one of so many rows is used to measure the losses of scales; if codes are looked at closely, */
     int64_t every_closely;    /* one of these; 0: not possible */
     int64_t height;           /* rows of a block */
     int64_t first_block;      /* first row of the blocks that are used instead, their rows and columns; 0: none */
     int64_t block_rows, block_cols;
     float *block_values;      /* room for x in these rows and columns */
-    float *ordered;           /* room for (2 · rows + 3) · columns of the sample, if columns of groups are not next to each other */
+    float *ordered;           /* room for (2 · rows + 3) · columns of the sample, if it is transposed or columns of groups */
+                              /* are not next to each other */
     float *near;              /* room for a number for each group of the weight, if scales are multiples of a step; else NULL: */
     int64_t run_cells;        /* cells of a run, in which scales have the same step; */
     int64_t run_groups;       /* its groups; */

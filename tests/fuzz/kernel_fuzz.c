@@ -65,7 +65,7 @@ static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, 
         side.stored = own(owner, filled((size_t)((last / period + 1) * side.shared_step * cols)));
     }
     if (order) side.tile = own(owner, malloc((size_t)(at_once * side.row_bytes)));
-    side.group = 1 + below(cols), side.scale_height = 1;
+    side.group = below(8) ? 1 + below(cols) : 1, side.scale_height = 1;
     int64_t groups = (cols + side.group - 1) / side.group;
     if (below(3)) {
         int64_t of_rows = below(2) ? rows : 1;
@@ -117,7 +117,11 @@ static Sample *random_sample(const Side *x, const Side *y, const Run *run, Owner
     s->cols = y->group < run->cols ? y->group : run->cols;
     s->per_row = (int32_t)below(2), s->whole = (int32_t)below(2), s->every = 1 + below(4), s->every_closely = below(3);
     int64_t groups = run->rows * (run->cols / s->cols);
-    if (!s->per_row && below(2)) {
+    if (s->cols == 1 && !y->columns && s->kind < 2) {
+        s->transposed = 1, s->per_row = 0, s->cols = s->height = s->block_rows = run->rows, s->block_cols = 1 + below(run->cols);
+        s->block_values = own(owner, malloc((size_t)(4 * s->block_rows * s->block_cols)));
+        groups = s->block_cols;
+    } else if (!s->per_row && below(2)) {
         s->height = 1 + below(run->rows);
         s->first_block = below(run->rows - s->height + 1);
         s->block_rows = (1 + below((run->rows - s->first_block) / s->height)) * s->height;
