@@ -337,7 +337,7 @@ REFUSED = {
             "a.weight.nested_quant_map": torch.ones(256),
         },
         None,
-        "a.weight.nested_absmax (F32 [1]) should have 2 numbers, one per 2, not 1",
+        "a.weight.nested_absmax (F32 [1]) should have 2 numbers, one per 2 of 4 scales, not 1",
     ),
     "bnb whose state is no JSON": (
         nf4() | {"a.weight.quant_state.bitsandbytes__nf4": ascii_bytes("{nonsense")},

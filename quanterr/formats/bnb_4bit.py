@@ -49,6 +49,7 @@ from quanterr.tensors.chunks import as_matrix
 from quanterr.tensors.decoder import NestedScales, StoredScales
 from quanterr.tensors.levels import Levels, ScaleSteps, nibbles
 from quanterr.util import strict_json
+from quanterr.util.text import count
 
 MAX_STATE = 1 << 16  # bytes of the JSON
 MAX_BLOCK = 1 << 16  # elements; bitsandbytes has at most 4096
@@ -105,17 +106,18 @@ def fit(kind: str, parts: Parts) -> Weight:
     """Return the weight with the shape and blocks of its quant_state."""
     state = _read_state(parts["state"], nested="nested_absmax" in parts.entries)
     n = prod(state.shape)
-    _check_size(parts.codes, parts.codes.nbytes, -(-n // 2), f"bytes for {n} codes")
-    _check_size(parts["quant_map"], parts["quant_map"].n, 16, "values")
+    _check_size(parts.codes, parts.codes.nbytes, -(-n // 2), "byte", f" for {n} codes")
+    _check_size(parts["quant_map"], parts["quant_map"].n, 16, "value")
     absmax, blocks = parts["absmax"], -(-n // state.block)
-    _check_size(absmax, absmax.n, blocks, f"numbers, one per {state.block} of {n} elements")
+    _check_size(absmax, absmax.n, blocks, "number", f", one per {state.block} of {n} elements")
     if absmax.dtype == "U8":
         nested = [parts.get(role) for role in ("nested_absmax", "nested_quant_map")]
         if not all(nested):
             raise FormatMismatch(f"{absmax} are codes, but nested_absmax or nested_quant_map is missing")
-        _check_size(parts["nested_quant_map"], parts["nested_quant_map"].n, 256, "values")
+        _check_size(parts["nested_quant_map"], parts["nested_quant_map"].n, 256, "value")
         above = -(-blocks // state.nested_block)
-        _check_size(parts["nested_absmax"], parts["nested_absmax"].n, above, f"numbers, one per {state.nested_block}")
+        shared = f", one per {state.nested_block} of {blocks} scales"
+        _check_size(parts["nested_absmax"], parts["nested_absmax"].n, above, "number", shared)
     table = _read_table(parts["quant_map"].read(), kind)
     warning = f"its table {parts['quant_map']} is not the {kind} table, which runtimes use regardless"
     nested_said = f", absmax in blocks of {state.nested_block}" if absmax.dtype == "U8" else ""
@@ -147,9 +149,9 @@ def _read_table(stored: bytes, kind: str) -> _Table:
     return _Table(_make_pairs(table), nibbles(table.tolist()).scaled if is_sound else None, is_usual)
 
 
-def _check_size(entry: Entry, found: int, expected: int, of_what: str) -> None:
+def _check_size(entry: Entry, found: int, expected: int, noun: str, of_what: str = "") -> None:
     if found != expected:
-        raise FormatMismatch(f"{entry} should have {expected} {of_what}, not {found}")
+        raise FormatMismatch(f"{entry} should have {count(expected, noun)}{of_what}, not {found}")
 
 
 def _read_state(entry: Entry, nested: bool) -> State:

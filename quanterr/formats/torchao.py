@@ -71,7 +71,7 @@ from quanterr.formats.shared.torchao_header import (
     read_block_size,
 )
 from quanterr.tensors.levels import OF_DTYPE, signed_bytes
-from quanterr.util.text import display, parse_digits
+from quanterr.util.text import count, display, parse_digits
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
@@ -136,7 +136,7 @@ def _fit_integers(parts: Parts, declared: Description) -> Weight:
     number = 1 if one else codes.n // group
     for part in (scale, parts.get("zero_point")):
         if part and part.n != number:
-            raise FormatMismatch(f"{part} should have {number} numbers: one per {group} columns of {codes}")
+            raise FormatMismatch(f"{part} should have {count(number, 'number')}: one per {group} columns of {codes}")
     if scale.dtype not in FLOATS:
         raise FormatMismatch(f"its scale {scale} should be floating")
     target = declared.get("target_dtype")
@@ -276,7 +276,7 @@ def _fit_microscaled(parts: Parts, declared: Description, element: SmallFloat, b
     if shape[-1] % block or scale.n != stored:
         way = "in tiles" if tiled else "in rows"
         raise FormatMismatch(
-            f"its scale {scale} should have {stored} numbers, {way}: one per {block} columns of {codes}"
+            f"its scale {scale} should have {count(stored, 'number')}, {way}: one per {block} columns of {codes}"
         )
     scales = BlockScales(scale, rows, blocks, 1, tiled)
     return parts.weight(
