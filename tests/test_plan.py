@@ -130,6 +130,16 @@ class TestChoice:
         assert fitting == [one for one in by_kld.uniform if one.fits]
         assert f"% of bytes against {min(fitting, key=lambda one: one.bytes).recipe} for all" in conclusion(by_kld)
 
+    @pytest.mark.parametrize("same_in", ["fused", "block"])
+    def test_the_cost_of_a_plan_is_a_limit_that_it_meets(self, original, tmp_path, same_in):
+        """Also where its layers, added up in groups, cost more in the last digit."""
+        path = sensitivity(tmp_path, {name: 0.1 * 1.3**n for n, name in enumerate(LAYERS)})
+        chosen = {"to": TO, "sensitivity": path, "device": "cpu", "same_in": same_in}
+        for bits in (5.5, 6.7, 7.6, 8.2):
+            found = plan(original, bits=bits, **chosen)
+
+            assert plan(original, max_kld=found.cost, **chosen).bytes <= found.bytes
+
     def test_bits_are_those_that_are_said(self, original):
         """A recipe whose scales take a little more than its name says is within a budget of that."""
         all_of_it = plan(original, bits=16, to=["int8_row"], device="cpu")

@@ -36,6 +36,7 @@ from quanterr.version import __version__
 
 POINTS = 40  # points of the curve, about
 ROUNDED = 5e-4  # tolerance in bits per weight: a recipe with 4.50025 fits a budget of 4.5
+SUMMED = 1e-12  # relative tolerance of a cost: layers, groups and steps are added up in other orders
 # Where the costs of each measure come from.
 SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", **dict.fromkeys(METRICS, "sensitivity")}
 BETTER = (
@@ -277,10 +278,13 @@ def _byte_limit(goal: Goal, fixed: int, elements: int) -> float:
 
 
 def _cost_limit(goal: Goal, signal: float) -> float:
-    """Return the largest cost that the planned layers may have; infinite without a limit."""
+    """Return the largest cost that the planned layers may have; infinite without a limit.
+
+    If the limit is the cost of a plan, this plan is within it.
+    """
     if goal.kind == "snr":
-        return signal / 10 ** (goal.amount / 10)
-    return goal.amount if goal.kind in LIMITS else float("inf")
+        return signal / 10 ** (goal.amount / 10) * (1 + SUMMED)
+    return goal.amount * (1 + SUMMED) if goal.kind in LIMITS else float("inf")
 
 
 def _solve(choices: Sequence[Sequence[KnapsackItem]], limit: float, most: float) -> tuple[list[int], float] | None:
