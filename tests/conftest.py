@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 
 for variable in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "COLUMNS"):  # COLUMNS is set by pytest-xdist
@@ -12,6 +13,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: more thread
 settings.register_profile("untimed", deadline=None)  # how long an example takes is a matter of the machine
 settings.load_profile("untimed")
 os.environ["HF_HUB_OFFLINE"] = "1"  # nor the network: tests of stores bring their own servers
+
+
+@pytest.fixture
+def compiled_kernel(monkeypatch):
+    """Comparisons use the compiled kernel, also where the environment asks for torch's; skips where none was built."""
+    from quanterr import native
+
+    choice = native.find_best()
+    if choice.kernel is None:
+        pytest.skip(f"no compiled kernel here: {choice.reason}")
+    monkeypatch.delenv(native.VARIABLE, raising=False)
 
 
 def pytest_terminal_summary(terminalreporter):

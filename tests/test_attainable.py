@@ -402,6 +402,7 @@ def test_what_is_left_of_scales_too_small_for_float16_is_no_warning(tmp_path, na
     assert not [one for one in found if one.severity != "info"]
 
 
+@pytest.mark.usefixtures("compiled_kernel")
 class TestKernelMeasuresSamples:
     """The kernel measures samples that are as they should be, and torch all others: both must find the same."""
 
