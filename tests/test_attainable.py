@@ -532,7 +532,7 @@ class TestKernelMeasuresSamples:
             patch.setattr(Worker, "_take_plain_sample", lambda *_: None)
             found = [quanterr.compare(*files, device="cpu")]
         monkeypatch.setattr(Worker, "_take_plain_sample", take_measured)
-        for prepare in (prepare_sample, lambda *_: None)[: 1 + from_values]:
+        for prepare in (prepare_sample, lambda *_: None) if from_values else (prepare_sample,):
             measured.clear()
             monkeypatch.setattr("quanterr.comparison.worker.prepare_sample", prepare)
             found.append(quanterr.compare(*files, device="cpu"))

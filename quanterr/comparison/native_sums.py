@@ -214,17 +214,11 @@ class NativeSums:
             if min(y.group, task.cols) != width or bool(y.zero or y.shift) != has_zeros:
                 return
             if sample.block_rows:
-                blocks = torch.empty(sample.block_rows * sample.block_cols)
-                task.alive.append(blocks)
-                sample.block_values = blocks.data_ptr()
+                sample.block_values = _allocate(sample.block_rows * sample.block_cols, task.alive)
             if y.columns or sample.transposed:
-                ordered = torch.empty(2 * kept.sample.n + 3 * task.cols)
-                task.alive.append(ordered)
-                sample.ordered = ordered.data_ptr()
+                sample.ordered = _allocate(2 * kept.sample.n + 3 * task.cols, task.alive)
             if sample.run_cells:
-                near = torch.empty(prod(task.chunk.shape) // width)
-                task.alive.append(near)
-                sample.near = near.data_ptr()
+                sample.near = _allocate(prod(task.chunk.shape) // width, task.alive)
             self._lend_room(sample)
             run.sample = ctypes.addressof(sample)
 
@@ -344,14 +338,19 @@ def _read_sums(
     return sums
 
 
+def _allocate(n: int, alive: list[object]) -> int:
+    """Return the address of room for n float32 numbers."""
+    room = torch.empty(n)
+    alive.append(room)
+    return room.data_ptr()
+
+
 def _place_peaks(run: RunStruct, cells: CellGrid, chunk: Chunk, alive: list[object]) -> Peaks:
     """Return the peaks of a chunk of whole rows, which the kernel is to fill in."""
     down, across = cells.of(chunk)
     values = torch.empty(2, down.stop - down.start, across.stop)
     windows = -(-chunk.stop_col // WINDOW)
-    room = torch.empty(2, windows)
-    alive.append(room)
-    run.peaks, run.windows = values.data_ptr(), room.data_ptr()
+    run.peaks, run.windows = values.data_ptr(), _allocate(2 * windows, alive)
     run.cell_rows, run.cell_windows = cells.rows, min(-(-cells.cols // WINDOW), windows)
     run.rows_above = chunk.row % cells.rows
     return Peaks(down.start, values)

@@ -49,7 +49,7 @@ class _Products(TorchFunctionMode):
         self._converted: dict[tuple[int, ...], Tensor] = {}  # weights in float32, by their address, shape and strides
 
     def keep(self, unit: Unit) -> None:
-        """From now on, keep the weights of this unit in float32 once they are used, and those of no other."""
+        """Keep the weights of this unit in float32 once they are used; forget those of all others."""
         self.forget()
         self._kept = {slot.tensor.data_ptr() for slot in unit.slots}
 

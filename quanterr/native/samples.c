@@ -549,17 +549,23 @@ static void put_back(const Sample *s, const Rows *rows, float *products) {
     }
 }
 
+/* Returns the number of rows that are in the sample. */
+static int64_t count_sampled(const Rows *rows) {
+    int64_t n = 0;
+    for (int64_t row = 0; row < rows->n; row++) n += !rows->places || rows->places[row] >= 0;
+    return n;
+}
+
 /* Copies rows with the columns of each group next to each other; returns 0 if groups differ in size. */
 static int put_in_order(const Sample *s, const Rows *from, Rows *to) {
-    const int64_t cols = from->cols, n = cols / s->cols;
-    int32_t *order = (int32_t *)s->ordered, *next = order + cols, places = 0;
+    const int64_t cols = from->cols, n = cols / s->cols, places = count_sampled(from);
+    int32_t *order = (int32_t *)s->ordered, *next = order + cols;
     if (cols % s->cols) return 0;
     memset(next, 0, (size_t)n * sizeof *next);
     for (int64_t col = 0; col < cols; col++)
         if (from->columns[col] >= n || next[from->columns[col]]++ == s->cols) return 0;
     for (int32_t group = 0; group < n; group++) next[group] = group * (int32_t)s->cols;
     for (int32_t col = 0; col < cols; col++) order[next[from->columns[col]]++] = col;
-    for (int64_t row = 0; row < from->n; row++) places += !from->places || from->places[row] >= 0;
     float *x = s->ordered + 3 * cols, *y = x + places * cols;
     for (int64_t i = 0; i < places * cols; i += cols)
         for (int64_t col = 0; col < cols; col++) {
@@ -573,8 +579,7 @@ static int put_in_order(const Sample *s, const Rows *from, Rows *to) {
 
 /* Copies rows whose columns have scales of their own, with columns as rows. */
 static void transpose(const Sample *s, const Rows *from, Rows *to) {
-    int64_t n = 0;
-    for (int64_t row = 0; row < from->n; row++) n += !from->places || from->places[row] >= 0;
+    const int64_t n = count_sampled(from);
     float *x = s->ordered, *y = x + n * from->cols;
     for (int64_t first = 0; first < from->cols; first += LANES) /* a line of the cache at once */
         for (int64_t row = 0; row < n; row++)
@@ -657,49 +662,43 @@ static int scan_codes(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
     return scan_rows(s, rows, groups, n, BY_REGIONS) ? NEAREST : 0;
 }
 
-/* Collects the groups of a row of blocks, whose values begin at `x`. */
-static void scan_blocks(const Sample *s, const Rows *rows, int64_t first, const float *x, Group *groups) {
-    for (int64_t col = 0; col < s->block_cols; col += s->cols, groups++) {
-        *groups = (Group){.x = x + col, .stride = s->block_cols, .unit = scale_of(rows, first, col / s->cols).unit, .near = -1};
-        Range range = {{0}, {0}, {0}};
-        if (!is_usable(groups->unit)) continue;
-        for (int64_t i = 0; i < s->height; i++) extend(&range, groups->x + i * groups->stride, s->cols);
-        join_rows(groups, &range, s->height, s);
-    }
+/* Returns a group of rows of s->cols columns, from `stride` to `stride`. */
+static Group collect(const Sample *s, float unit, const float *x, int64_t rows, int64_t stride) {
+    Group group = {.x = x, .stride = stride, .unit = unit, .near = -1};
+    Range range = {{0}, {0}, {0}};
+    if (!is_usable(unit)) return group;
+    for (int64_t i = 0; i < rows; i++) extend(&range, x + i * stride, s->cols);
+    join_rows(&group, &range, rows, s);
+    return group;
 }
 
-/* Collects the groups of a transposed sample: the first columns of the weight. */
-static void scan_columns(const Sample *s, const Rows *rows, Group *groups) {
-    for (int64_t col = 0; col < s->block_cols; col++, groups++) {
-        *groups = (Group){.x = s->block_values + col * s->height, .unit = scale_of(rows, col, 0).unit, .near = -1};
-        Range range = {{0}, {0}, {0}};
-        if (!is_usable(groups->unit)) continue;
-        extend(&range, groups->x, s->height);
-        join_rows(groups, &range, 1, s);
+/* Collects the groups of the row of blocks that begins with row `row` of the blocks; returns how many. */
+static int64_t scan_blocks(const Sample *s, const Rows *rows, int64_t row, Group *groups) {
+    const float *x = s->block_values + row * s->block_cols;
+    const int64_t n = s->transposed ? s->block_cols : s->block_cols / s->cols;
+    for (int64_t i = 0; i < n; i++) {
+        if (s->transposed) groups[i] = collect(s, scale_of(rows, i, 0).unit, x + i * s->height, 1, 0);
+        else groups[i] = collect(s, scale_of(rows, s->first_block + row, i).unit, x + i * s->cols, s->height, s->block_cols);
     }
+    return n;
 }
 
 void measure_sample(Sample *s, const Rows *rows, double x_max) {
     Group *groups = s->room;
-    Rows ordered, columns;
+    Rows arranged;
     int64_t n = 0;
     describe_scales(s, rows);
-    if (s->transposed) {
-        transpose(s, rows, &columns);
-        rows = &columns;
-    }
-    if (rows->columns) {
-        if (!put_in_order(s, rows, &ordered)) return;
-        rows = &ordered;
+    if (s->transposed || rows->columns) {
+        if (s->transposed) transpose(s, rows, &arranged);
+        else if (!put_in_order(s, rows, &arranged)) return;
+        rows = &arranged;
     }
     int found = scan_codes(s, rows, groups, &n);
     if (!found) return;
     if (n && !s->per_row && !s->whole) groups->needed = (float)(x_max / fabs(groups->unit) / s->highest);
     if (!s->block_rows && !(n && add_losses(s, groups, n))) return;
     for (int64_t row = 0; row < s->block_rows; row += s->height) {
-        int64_t across = s->transposed ? s->block_cols : s->block_cols / s->cols;
-        if (s->transposed) scan_columns(s, rows, groups);
-        else scan_blocks(s, rows, s->first_block + row, s->block_values + row * s->block_cols, groups + n);
+        int64_t across = scan_blocks(s, rows, row, groups + n);
         if (!add_losses(s, groups + n, across)) return;
         n += across;
     }
