@@ -1,4 +1,4 @@
-"""Generate quanterr/pairing/gguf_names.json from the tables of the gguf package.
+"""Generate quanterr/pairing/converters/gguf_names.json from the tables of the gguf package.
 
 python tests/make_gguf_names.py        tests/test_gguf_names.py checks the file against the package
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
 from gguf.tensor_mapping import TensorNameMap
 
-FILE = Path(__file__).resolve().parent.parent / "quanterr" / "pairing" / "gguf_names.json"
+FILE = Path(__file__).resolve().parent.parent / "quanterr" / "pairing" / "converters" / "gguf_names.json"
 SOURCE = "gguf {}: tensor_mapping.py and constants.py of ggml-org/llama.cpp gguf-py (MIT License, the ggml authors)"
 
 

@@ -409,8 +409,11 @@ class TestReadings:
         tensors = {"a.weight": codes, "a.weight_scale": scale, "a.comfy_quant": said}
         report = compared(tmp_path, {"a.weight": x}, tensors)
 
-        assert [("int8_row", True)] == [(layer.format, layer.snr_db > 35) for layer in report.layers]
-        assert "as label and shapes suggest" in doubts_of(report)[0]
+        (found,) = (finding for finding in report.findings if finding.code == "wrong_convention")
+        assert [("int8_convrot", True)] == [(layer.format, layer.snr_db < 0) for layer in report.layers]
+        assert "one scale per row; rotated" in found.evidence["prescribed"]
+        assert found.evidence["snr_db"] < 0 < 35 < found.evidence["snr_db_other"]
+        assert report.verdict == "inconclusive"
 
     def test_codes_that_are_wrong_either_way(self, tmp_path):
         x = numbers(64, 256, dtype=torch.float32)
@@ -435,8 +438,10 @@ class TestReadings:
         }
         report = compared(tmp_path, {f"{module}.weight": x}, tensors)
 
-        assert [("awq_w4a16", True)] == [(layer.format, layer.snr_db > 15) for layer in report.layers]
-        assert "4-bit codes in groups of 64, rows interleaved by 6" in doubts_of(report)[0]
+        (found,) = (finding for finding in report.findings if finding.code == "wrong_convention")
+        assert [("awq_w4a16", True)] == [(layer.format, layer.snr_db < 0) for layer in report.layers]
+        assert "4-bit codes in groups of 64, rows in order" == found.evidence["prescribed"]
+        assert "4-bit codes in groups of 64, rows interleaved by 6" == found.evidence["other"]
 
 
 def one_and_orig(n):

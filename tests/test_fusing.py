@@ -429,15 +429,19 @@ class TestMistral:
             "5 heads of pairs do not fit its 24 rows" in left["original", "model.layers.0.self_attn.q_proj.weight"][1]
         )
 
-    def test_file_with_its_names_alone_is_read_as_it_is_and_told(self, tmp_path):
+    def test_rows_in_the_order_of_transformers_contradict_its_names(self, tmp_path):
         with_config(tmp_path, {"num_attention_heads": 3})
         weight = numbers(24, 64)
         usual = {"model.layers.0.self_attn.q_proj.weight": weight}
         report = compared(tmp_path, usual, {"layers.0.attention.wq.weight": weight})
 
-        assert "pass" == report.verdict
-        assert 1 == len(report.lossless)
-        assert any("as they are stored" in found.message for found in report.findings)
+        (found,) = (finding for finding in report.findings if finding.code == "wrong_convention")
+        assert ("rows of 3 heads in pairs, as its name says", "rows of heads in halves") == (
+            found.evidence["prescribed"],
+            found.evidence["other"],
+        )
+        assert "inconclusive" == report.verdict
+        assert [True] == [layer.snr_db < 3 for layer in report.layers]
 
 
 class TestGateAndUpInTurn:

@@ -5,8 +5,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from quanterr.pairing import gguf_names
-from quanterr.pairing.gguf_names import architectures, names_of
+from quanterr.pairing.converters import gguf_names
+from quanterr.pairing.converters.gguf_names import architectures, names_of
 
 
 @pytest.mark.parametrize(

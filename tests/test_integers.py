@@ -86,6 +86,7 @@ GPTQ_V2 = {"quant_method": "gptq", "checkpoint_format": "gptq_v2"}
 GPTQ_P = {"quant_method": "gptq", "checkpoint_format": "gptq_p"}
 AUTO_V1 = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}
 AUTO_V2 = {"quant_method": "auto-round", "packing_format": "auto_round"}
+SYMMETRIC = {"sym": True}  # kernels for it ignore zero points
 
 
 class TestGptq:
@@ -172,7 +173,7 @@ class TestGptq:
 class TestZeroPointsOfGptq:
     @pytest.mark.parametrize("bits", BITS)
     @pytest.mark.parametrize("less_one", [True, False])
-    @pytest.mark.parametrize("config", [None, GPTQ_V1, GPTQ_V2, AUTO_V1], ids=str)
+    @pytest.mark.parametrize("config", [None, GPTQ_V1 | SYMMETRIC, GPTQ_V2 | SYMMETRIC, AUTO_V1 | SYMMETRIC], ids=str)
     def test_that_are_equal_tell_how_they_are_stored(self, tmp_path, bits, less_one, config):
         made = Made(64, 96, 32, bits, symmetric=True)
         values = torch.zeros(64, 96)  # an original that tells nothing
@@ -184,14 +185,14 @@ class TestZeroPointsOfGptq:
     @pytest.mark.parametrize("bits", [3, 5, 6, 7])
     def test_that_are_equal_tell_of_planes(self, tmp_path, bits):
         made = Made(64, 96, 32, bits, symmetric=True)
-        weight, actual = read(tmp_path, torch.zeros(64, 96), gptq(made, "planar"), GPTQ_V1)
+        weight, actual = read(tmp_path, torch.zeros(64, 96), gptq(made, "planar"), GPTQ_V1 | SYMMETRIC)
 
         assert same_bits(made.values, actual)
         assert "gptq_p" == weight.format
 
     def test_that_are_equal_and_contradict_the_configuration_are_told(self, tmp_path):
         made = Made(64, 96, 32, 4, symmetric=True)
-        weight, _ = read(tmp_path, torch.zeros(64, 96), gptq(made), GPTQ_V1)
+        weight, _ = read(tmp_path, torch.zeros(64, 96), gptq(made), GPTQ_V1 | SYMMETRIC)
 
         assert len(weight.warnings) == 1
         assert "config.json declares checkpoint_format gptq, but all its zero points are 8" in weight.warnings[0]
@@ -206,16 +207,26 @@ class TestZeroPointsOfGptq:
 
     @pytest.mark.parametrize("bits", BITS)
     @pytest.mark.parametrize("stored_less_one", [True, False])
-    def test_that_the_configuration_tells_wrong_are_told_by_the_original(self, tmp_path, bits, stored_less_one):
+    def test_that_contradict_the_configuration_are_read_as_it_says(self, tmp_path, bits, stored_less_one):
         original, arrays = rounded(64, 256, 32, bits, stored_less_one)
         config = AUTO_V2 if stored_less_one else AUTO_V1
         x = store(tmp_path / "x.safetensors", {"a.weight": original})
         y = store(tmp_path / "y", tensors_of(arrays), config={"quantization_config": config})
         with planned(x, y) as plan:
-            weight = plan.pairs[0].quantized
+            (pair,) = plan.pairs
 
-        assert ("gptq" if stored_less_one else "gptq_v2") == weight.format
-        assert ["relative error" in doubt and "packing_format" in doubt for doubt in weight.warnings] == [True]
+        assert ("gptq_v2" if stored_less_one else "gptq") == pair.quantized.format
+        assert "packing_format" in pair.contradiction.prescribed
+        assert 1.2 * pair.contradiction.other_error < pair.contradiction.prescribed_error
+
+    def test_of_constant_weights_are_read_as_the_configuration_says(self, tmp_path):
+        made = Made(64, 96, 32, 4)
+        made.codes[:], made.zeros[:] = 15, 9  # stored less one: 8, as version 2 stores the middle
+        values = (made.codes - 9.0).astype(np.float32) * made.scale.astype(np.float32).repeat(32, 1)
+        weight, actual = read(tmp_path, torch.from_numpy(values), gptq(made, less_one=True), GPTQ_V1)
+
+        assert "gptq" == weight.format
+        assert same_bits(torch.from_numpy(values), actual)
 
     @pytest.mark.parametrize("bits", BITS)
     @pytest.mark.parametrize("less_one", [True, False])

@@ -65,6 +65,7 @@ from quanterr.report.model import (
     convert_values,
 )
 from quanterr.roles import block_of, role_of
+from quanterr.tensors.casts import Copy
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, escape_surrogates, listed, parse_digits
 from quanterr.version import __version__
@@ -212,6 +213,7 @@ class ReportBuilder:
         self._batch, self._batch_keys = LayerGroup(), NO_GROUPS  # consecutive layers of the same groups
         self._compared: list[Layer | LosslessLayer | None] = [None] * len(pairing.pairs)
         self._refused: dict[int, list[Leftover]] = {}
+        self._same_numbers: set[str] = set()  # names of 1-D tensors that differ only by the rounding of a conversion
         self._noticed = FindingCollector(pairing)
         self._by_block = len({block_of(pair.name) for pair in pairing.pairs}) <= MAX_BLOCKS
 
@@ -234,6 +236,8 @@ class ReportBuilder:
         layer = _make_layer(pair, done, (self._alphas or {}).get(pair.name), self._predicts)
         self._compared[done.number] = layer
         if len(pair.original.shape) < 2:
+            if pair.original.computed and done.copy == Copy.SAME:
+                self._same_numbers.add(pair.name)
             return layer
         keys = layer.role, layer.format, layer.block if self._by_block else None
         if keys != self._batch_keys:
@@ -357,8 +361,9 @@ class ReportBuilder:
     def _find_in_report(self, noticed: Sequence[Finding]) -> list[Finding]:
         """Return findings about the report: changed 1-D tensors (except corrected biases), and too many blocks."""
         found = []
-        corrected = {name for one in noticed if one.code == "bias_corrected" for name in one.evidence["layers"]}
-        names = [one.layer_name for one in self._other_changes if one.layer_name not in corrected]
+        explained = {name for one in noticed if one.code == "bias_corrected" for name in one.evidence["layers"]}
+        explained |= self._same_numbers
+        names = [one.layer_name for one in self._other_changes if one.layer_name not in explained]
         if names:
             message = (
                 f"{count(len(names), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed: "

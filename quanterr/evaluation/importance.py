@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import IO, NamedTuple
 
 from quanterr.evaluation.states import Product
-from quanterr.pairing.gguf import to_llama_name
+from quanterr.pairing.conversion import to_llama_name
 from quanterr.pairing.names import canonicalize
 from quanterr.report.files import open_replacement
 

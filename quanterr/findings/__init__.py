@@ -52,7 +52,13 @@ from quanterr.findings.explanations import (
     weights_of,
 )
 from quanterr.findings.figures import compute_figures
-from quanterr.findings.headers import check_importance, check_plan, check_sensitivity, report_folding
+from quanterr.findings.headers import (
+    check_importance,
+    check_plan,
+    check_sensitivity,
+    report_contradictions,
+    report_folding,
+)
 from quanterr.findings.layers import (
     WeightSummary,
     check_norm_offsets,
@@ -186,6 +192,7 @@ class FindingCollector:
         """Return the findings about all weights together, and the numbers of the weights that share one factor."""
         common, alike = self._confirm_common_factor([one for one in seen if not one.nearest])
         found = [*common, *find_constant_scales(seen), *check_norm_offsets(seen, self._plan.pairs)]
+        found += report_contradictions(self._plan.pairs)
         selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
         if self._same and not seen:
             coded = [p for p in self._same if p.original.n and p.quantized.has_codes and not p.original.has_codes]

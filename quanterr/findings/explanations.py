@@ -40,6 +40,13 @@ class Explanation(NamedTuple):
 
 EXPLANATIONS = (
     Explanation(
+        ("wrong_convention",),
+        "error",
+        (*REPAIRS, *LEVELS, *SAMPLED, "saturated", "biased_error", "bad_rows", "norm_offset", "sibling_scales"),
+        "error",
+        "it is compared as it will be loaded, and another reading fits much better",
+    ),
+    Explanation(
         (UNDERFLOWS,),
         "info",
         (*LEVELS, *SAMPLED, "scale_negative", "scale_zero", "saturated", "biased_error", "bad_rows", "dead_rows"),

@@ -8,7 +8,6 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG, config_of
 from quanterr.findings.schemes import check_scheme
 from quanterr.formats import FORMATS, find_rows
-from quanterr.pairing.gguf import REORDERED
 from quanterr.pairing.inputs import find_torchao_config
 from quanterr.pairing.model import Pair, Pairing
 from quanterr.report.base import Finding
@@ -28,7 +27,6 @@ BY_LAYER = ("dynamic", "extra_config", "layer_quant_config", "quantized_layers",
 LINEAR = frozenset({"attention", "mlp"})  # roles of weights that a quantizer quantizes by default
 # Weights that quantizers skip without declaring it: routers, T5's embedding of relative positions.
 LEFT = re.compile(r".*(attention_bias|\.gate|router|_gate|Dense\w+\.wo)\.weight")
-ROTATED = ("attn_q.weight", "attn_k.weight")
 REMEDY = "check that the configuration belongs to this checkpoint; loaders that follow it fail or build another model"
 
 
@@ -37,7 +35,6 @@ def check_structure(quantized: Checkpoint, plan: Pairing) -> Iterator[Finding]:
     declared, where = _read_declared(quantized)
     yield from _check_blocks(declared, where, quantized.entries)
     yield from _check_sizes(declared, where, plan.pairs)
-    yield from _check_row_orders(plan.pairs)
     yield from _check_tied_head(quantized, plan.pairs)
     labels = plan.labels.get("quantized")
     if labels:
@@ -98,21 +95,6 @@ def _check_sizes(declared: Mapping[str, int], where: str, pairs: Sequence[Pair])
                 f"{listed(odd, 3)}",
                 odd,
             )
-
-
-def _check_row_orders(pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """Check that the rows of q and k in a GGUF file are all stored in pairs, or all in halves."""
-    found: dict[bool, list[str]] = {True: [], False: []}
-    for pair in pairs:
-        for weight in (pair.original, pair.quantized):
-            if weight.codes.name.endswith(ROTATED) and len(weight.shape) > 1:
-                found[REORDERED in weight.evidence].append(pair.name)
-    if found[True] and found[False]:
-        message = (
-            f"rows of heads are in pairs in {listed(found[True], 3)}, but in halves in {listed(found[False], 3)}: "
-            "runtimes rotate all of them the same way"
-        )
-        yield make_finding("mixed_row_orders", "error", None, message, "convert the model again", layers=found[True])
 
 
 def _check_tied_head(quantized: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Finding]:

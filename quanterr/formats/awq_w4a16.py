@@ -78,6 +78,7 @@ def fit(parts: Parts) -> Weight:
             evidence=(f"4-bit codes in groups of {group}, rows " + (f"interleaved by {n}" if n > 1 else "in order"),),
             warnings=warnings,
             comfy_format=comfy_format,
+            prescribed=comfy_format is not None,
         )
         for n in ((1, by_name) if by_name > 1 and rows % by_name == 0 else (1,))
     ]

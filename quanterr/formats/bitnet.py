@@ -48,6 +48,7 @@ def fit(parts: Parts) -> Weight | None:
             scale=scale,
             evidence=(f"BitNet, ternary codes {'times' if product else 'divided by'} {scale}",),
             warnings=check_quant_method(parts, "bitnet"),
+            prescribed="linear_class" in parts.hints.config,
         )
         for product in (multiplies, not multiplies)
     ]

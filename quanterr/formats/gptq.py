@@ -133,6 +133,7 @@ def fit(parts: Parts) -> Weight | None:
             evidence=(f"{variant}: {declared}" if variant is variants[0] else str(variant),),
             warnings=warnings,
             close_alternatives=True,
+            prescribed=declared != UNDECLARED,
             format=variant.name,
         )
         for variant in variants
@@ -193,7 +194,8 @@ def _find_variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[s
         variants.sort(key=lambda v: (v.packing != configured.packing, v.less_one != configured.less_one))
     for variant in variants:
         middle = (1 << bits - 1) - variant.less_one
-        if _find_common_zero_point(parts, variant.packing) != middle:
+        prescribed = declared != UNDECLARED and parts.hints.config.get("sym") is not True  # kernels for sym ignore them
+        if (prescribed and variant != configured) or _find_common_zero_point(parts, variant.packing) != middle:
             continue
         warning = (
             f"{declared}, but all its zero points are {middle}, as {variant.name} stores them: "

@@ -29,7 +29,8 @@ def fit(parts: Parts) -> Weight | None:
         return None
     size, warning = group_size(labels[0], parts.codes.shape[-1])
     plain = fit_scaled(parts, "int8", INT8_LABELS, dequantize, uniform_bits=8, rotates=True)
-    return read_as_rotated(parts, replace(plain, warnings=plain.warnings + warning), size).with_alternatives([plain])
+    rotated = read_as_rotated(parts, replace(plain, warnings=plain.warnings + warning), size)
+    return replace(rotated, prescribed=True).with_alternatives([plain])
 
 
 FORMATS = (Format("int8_convrot", NEEDS, fit, usual_db=(38, 44), corrects_biases=True),)

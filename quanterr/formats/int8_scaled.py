@@ -40,6 +40,7 @@ def fit(parts: Parts) -> Weight | None:
     sizes = [size for size in ROTATIONS if weight.shape[1] % size == 0]
     rotated = Readings(partial(_make_rotated, parts), sizes)
     weight.alternatives = (*weight.alternatives, *rotated) if weight.alternatives else rotated
+    weight.prescribed = weight.prescribed or bool(parts.hints.labels)
     return weight
 
 

@@ -52,6 +52,7 @@ def fit(parts: Parts) -> Weight | None:
             evidence=(f"codes {codes.dtype}, exponents {scale} in {'tiles' if layout.tiled else 'rows'}",),
             warnings=warnings,
             comfy_format=comfy_format,
+            prescribed=comfy_format is not None,
         )
         for layout in layouts
     ]

@@ -61,6 +61,7 @@ def fit(parts: Parts) -> Weight:
             uniform_bits=4,
             levels=uniform(4),
             block_size=(1, GROUP),
+            prescribed=by_name > 1,
             evidence=("4-bit codes in fragments, rows " + (f"interleaved by {n}" if n > 1 else "in order"),),
         )
         for n in dict.fromkeys((by_name, 1, 6, 3))

@@ -60,6 +60,7 @@ def fit(parts: Parts) -> Weight | None:
             evidence=(_describe_layout(layout, high),),
             warnings=warnings,
             comfy_format=comfy_format,
+            prescribed=comfy_format is not None,
         )
         for layout in sorted(layouts, key=lambda layout: layout.tiled != tiled_first)
         for high in (high_first, not high_first)

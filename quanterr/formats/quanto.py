@@ -28,6 +28,7 @@ from functools import partial
 from math import prod
 
 import torch
+from msgspec.structs import replace
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
@@ -89,7 +90,9 @@ def fit_packed(code_bits: int, parts: Parts) -> Weight | None:
     first, *others = [declared] if declared in fitting else fitting
     if code_bits != first:
         return None
-    return _fit_bits(first, parts).with_alternatives(_fit_bits(size, parts) for size in others)
+    return replace(_fit_bits(first, parts), prescribed=declared == first).with_alternatives(
+        _fit_bits(size, parts) for size in others
+    )
 
 
 def _fit_bits(code_bits: int, parts: Parts) -> Weight:

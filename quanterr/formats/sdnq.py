@@ -146,7 +146,9 @@ def fit(parts: Parts) -> Weight | None:
     ]
     if not settings and (rotated := _find_rotation({"use_hadamard": True}, layout.shape[1])):
         alternatives.append(_make_weight(parts, layout, codings[0] if codes.dtype == "U8" else None, rotated))
-    return replace(alternatives[0].with_alternatives(alternatives[1:]), undeclared=not settings)
+    return replace(
+        alternatives[0].with_alternatives(alternatives[1:]), undeclared=not settings, prescribed=bool(settings)
+    )
 
 
 def _read_settings(parts: Parts) -> JsonFields:

@@ -3,33 +3,33 @@
     names        match once a known prefix is stripped from either side
     weights      tensors that are not part of another tensor; recognized in the same way on both sides
     pairs        each weight of the original with its counterpart: under the same name, fused, split, stacked or tied
-                 (names.py, fusing.py, tied.py), or in another program's order and form (rotary.py, gguf.py)
+                 (names.py, fusing.py, tied.py), or in another program's order and form (conversion.py)
     leftovers    every entry of both checkpoints that is in no pair, with the reason
 
 If headers allow several readings, the pair keeps alternatives, and choose_alternatives decides by values.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from functools import partial
+from math import prod
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from quanterr.checkpoints import Checkpoint, Entry
-from quanterr.checkpoints.ggml_types import lacks_leading_ones
 from quanterr.checkpoints.labels import PREFIXES
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats import CODE_DTYPES, Weight, explain_unsupported, is_auxiliary
 from quanterr.formats.verbatim import verbatim
 from quanterr.pairing.buffers import is_computed
-from quanterr.pairing.fusing import HeldWeight, Holders, plain_naming, swap_last_axes
-from quanterr.pairing.gguf import Translation
-from quanterr.pairing.model import COMPUTED, Alternative, Bucket, Leftover, Pair, Pairing
+from quanterr.pairing.conversion import find_conversion
+from quanterr.pairing.fusing import HeldWeight, Holders, swap_last_axes
+from quanterr.pairing.model import COMPUTED, Alternative, Bucket, Contradiction, Leftover, Pair, Pairing
 from quanterr.pairing.names import may_be_transposed
-from quanterr.pairing.rotary import unify_row_order
 from quanterr.pairing.sampling import NO_COPY, TRANSPOSITION
 from quanterr.pairing.side import CheckpointSide, WeightCache
 from quanterr.pairing.tied import Ties
-from quanterr.pairing.views import take_rows, transpose_weight
+from quanterr.pairing.views import flatten_weight, reshape_weight, take_rows, transpose_weight
 from quanterr.roles import role_of
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import as_matrix
@@ -38,8 +38,8 @@ from quanterr.util.text import display, listed
 
 SIDES = ("original", "quantized")
 
-WITH_HEADS = ("config.json", "params.json")  # files that declare the number of heads
 MOST_PADDING = 1024  # rows that writers append to a vocabulary, at most
+LONGEST_VECTOR = 1 << 22  # elements of a vector, at most, that is stored in rows
 LONGEST_BIAS = 1 << 22  # bytes of an extra bias, at most, that is read to see whether it is zero
 
 
@@ -76,8 +76,11 @@ class _Pairer:
         self.prefixes = _find_prefixes(original.codes, quantized.codes)
         names = [_map_shared_names(side.codes, prefix) for side, prefix in self._with_prefixes()]
         both = names[0].keys() & names[1].keys()
-        for side, shared in zip((original, quantized), names, strict=True):
-            side.attach_siblings({shared[name] for name in both})
+        self.conversion = find_conversion(original.checkpoint, quantized.checkpoint)
+        for number, (side, shared) in enumerate(zip((original, quantized), names, strict=True)):
+            there = self.conversion.find_counterparts(names[1 - number].values())
+            side.attach_siblings({*(shared[name] for name in both), *there})
+            side.undo_order = partial(self.conversion.undo_order, number)
         # Shared name → own name of each weight, in the original and in the quantized checkpoint.
         self.names, self.there = (
             {shared: own for shared, own in given.items() if own in side.codes}
@@ -86,11 +89,9 @@ class _Pairer:
         self.extra = {shared: own for shared, own in self.there.items() if shared not in self.names}
         counterparts = {own: self.there[shared] for shared, own in self.names.items() if shared in self.there}
         self.ties = Ties(original.codes, quantized.codes, counterparts)
-        self.translation = Translation.between(original.checkpoint, quantized.checkpoint)
-        naming = self.translation.atoms if self.translation else plain_naming
         shapes = {own: original.codes[own].shape for own in self.names.values()} if self.extra else {}
         alone = [own for shared, own in self.names.items() if self.extra and shared not in self.there]
-        self.holders = Holders(quantized, naming, shapes, alone, self.extra.values())
+        self.holders = Holders(quantized, self.conversion, shapes, alone, self.extra.values())
 
     def pair_all(self) -> Pairing:
         """Pair all weights, and account for all other entries."""
@@ -100,8 +101,10 @@ class _Pairer:
         for shared, own in self.names.items():
             if not self.selection.takes(own):
                 self._leave_both(own, self.there.get(shared), Bucket.FILTERED_OUT, "not selected")
-            elif self._is_derived(own):
+            elif self.conversion.is_derived(own):
                 self._leave(self.original, own, own, Bucket.CONSUMED, "computed by the converter")
+            elif fold := self.conversion.find_fold(own):
+                self._leave(self.original, own, own, Bucket.CONSUMED, f"folded into the scales of {fold}")
             else:
                 self._pair(shared, own)
         copies = self._pair_extra_copies()
@@ -113,18 +116,49 @@ class _Pairer:
                 self.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, reason, (side.entries[name],)))
         self._adapt()
         return Pairing(
-            _offer_transposed_squares(self.pairs, self.original),
+            self._offer_transposed_squares(),
             self.leftovers,
             dict(zip(SIDES, self.prefixes, strict=True)),
             {side.side: side.labels for side in (self.original, self.quantized)},
             idle=self.selection.describe_idle([*self.names.values(), *self.extra]),
         )
 
+    def _offer_transposed_squares(self) -> list[Pair]:
+        """Return the pairs; square weights that may be transposed have the original in the orientation that decides.
+
+        The models prescribe it, where they are known. Otherwise rectangular weights, whose shape decides, show whether
+        the original is stored transposed, or the values do.
+        """
+        transposable = [pair for pair in self.pairs if may_be_transposed(pair.name, pair.original.shape)]
+        swaps = {pair.original.shape != pair.original.codes.shape for pair in transposable if not _is_square(pair)}
+        made = []
+        for pair in self.pairs:
+            x = pair.original
+            if x.encoding == "floats" and _is_square(pair) and may_be_transposed(pair.name, x.shape):
+                pair = self._orient_square(pair, swaps)
+            made.append(pair)
+        return made
+
+    def _orient_square(self, pair: Pair, swaps: set[bool]) -> Pair:
+        x = pair.original
+        swapped_x = self.original.memoize(("transposed", x.name), lambda: transpose_weight(x))
+        prescribed = self.conversion.stores_inputs_first(pair)
+        if prescribed is not None:
+            readings = "[in, out]", "[out, in]"
+            first, other = (swapped_x, x) if prescribed else (x, swapped_x)
+            said, text = readings if prescribed else readings[::-1]
+            contradiction = Contradiction(f"the original {said}, as its model is stored", f"the original {text}")
+            offered = Alternative(other, None, TRANSPOSITION, contradiction)
+            return replace(pair, original=first, alternatives=(*pair.alternatives, offered))
+        if swaps == {False}:
+            return pair
+        evidence = "the original is stored [in, out]: relative error {error} on a sample once transposed"
+        warning = "" if True in swaps else f"{evidence}, and no rectangular weight confirms it"
+        offered = Alternative(swapped_x, None, TRANSPOSITION, None, evidence, warning)
+        return replace(pair, alternatives=(*pair.alternatives, offered))
+
     def _with_prefixes(self) -> Iterable[tuple[CheckpointSide, str]]:
         return zip((self.original, self.quantized), self.prefixes, strict=True)
-
-    def _is_derived(self, name: str) -> bool:
-        return self.translation is not None and self.translation.is_derived(name)
 
     def _pair(self, shared: str, own: str) -> None:
         """Pair one weight of the original with its counterpart, or record it as a leftover with the reason."""
@@ -202,7 +236,9 @@ class _Pairer:
         """Add a pair with both weights in one orientation, or record both as leftovers with the reason."""
         x, y = _orient(x, held.weight, self.original)
         if self.quantized.checkpoint.gguf is not None:
-            y = _restore_ones(y, x.shape)
+            y = _restore_shape(y, x.shape)
+        elif self.original.checkpoint.gguf is not None:
+            x = _restore_shape(x, y.shape)
         if "bits" in (x.encoding, y.encoding) and not _is_same_kind(x.codes, y.codes):
             reason = f"{x.codes.dtype} in the original, {y.codes.dtype} in the quantized: not comparable"
             bucket = Bucket.SHAPE_MISMATCH if x.shape != y.shape else Bucket.UNSUPPORTED
@@ -229,17 +265,15 @@ class _Pairer:
         consumed, other_consumed = [
             tuple([entry for name in names for entry in side.siblings.get(name, ())]) for side, names in sides
         ]
-        return Pair(name, x, y, codes, other_codes, consumed, other_consumed, alternative)
+        offered = () if alternative is None else (alternative,)
+        return Pair(name, x, y, codes, other_codes, consumed, other_consumed, offered)
 
     def _adapt(self) -> None:
         """Bring both weights of each pair into the same row order and the same form of values."""
-        configs = [side.checkpoint.config.get(name) for side in (self.original, self.quantized) for name in WITH_HEADS]
-        objects = [config for config in configs if isinstance(config, dict)]
         pairs, self.pairs = self.pairs, []
         for pair in pairs:
             try:
-                adapted = self.translation.adapt(pair) if self.translation else unify_row_order(pair, objects)
-                self.pairs.append(adapted)
+                self.pairs.append(self.conversion.adapt(pair))
             except FormatMismatch as mismatch:
                 self.leftovers += pair.leave(Bucket.UNSUPPORTED, str(mismatch))
 
@@ -257,7 +291,7 @@ class _Pairer:
 
     def _explain_extra(self, shared: str, entry: Entry) -> tuple[Bucket, str]:
         """Return the bucket and the reason for a quantized tensor that no weight of the original uses."""
-        if self._is_derived(entry.name):
+        if self.conversion.is_derived(entry.name):
             return Bucket.CONSUMED, "computed by the converter"
         if is_auxiliary(entry.name):
             return Bucket.CONSUMED, "does not affect any weight"
@@ -363,27 +397,6 @@ def _orient(x: Weight, y: Weight, original: CheckpointSide) -> tuple[Weight, Wei
     )
 
 
-def _offer_transposed_squares(pairs: Sequence[Pair], original: CheckpointSide) -> list[Pair]:
-    """Return the pairs; square weights that may be transposed get the transposed original as an alternative.
-
-    Rectangular weights, whose shape decides, show whether the original is stored transposed.
-    """
-    transposable = [pair for pair in pairs if may_be_transposed(pair.name, pair.original.shape)]
-    swaps = {pair.original.shape != pair.original.codes.shape for pair in transposable if not _is_square(pair)}
-    if swaps == {False}:
-        return list(pairs)
-    evidence = "the original is stored [in, out]: relative error {error} on a sample once transposed"
-    warning = "" if True in swaps else f"{evidence}, and no rectangular weight confirms it"
-    made = []
-    for pair in pairs:
-        x = pair.original
-        if x.encoding == "floats" and _is_square(pair) and may_be_transposed(pair.name, x.shape):
-            swapped_x = original.memoize(("transposed", x.name), lambda x=x: transpose_weight(x))  # type: ignore[misc]
-            pair = replace(pair, alternative=Alternative(swapped_x, None, TRANSPOSITION, evidence, warning))
-        made.append(pair)
-    return made
-
-
 def _is_square(pair: Pair) -> bool:
     shape = pair.original.shape
     return len(shape) > 1 and shape[-1] == shape[-2]
@@ -401,10 +414,19 @@ def _crop_padding(x: Weight, y: Weight) -> Weight:
     return replace(cropped, warnings=(*y.warnings, f"{extra} more rows than in the original were dropped as padding"))
 
 
-def _restore_ones(y: Weight, shape: tuple[int, ...]) -> Weight:
-    """Return a weight of a GGUF file in a shape with leading ones, which ggml does not write."""
-    is_same = lacks_leading_ones(y.shape, shape) and as_matrix(shape) == y.matrix
-    return replace(y, shape=shape) if is_same else y
+def _restore_shape(y: Weight, shape: tuple[int, ...]) -> Weight:
+    """Return a weight of a GGUF file in the original's shape, if a converter only drops or adds ones, or cuts vectors.
+
+    Elements keep their order: [C, 1, K] is stored as [C, K], [H] as [H, 1], and a vector as rows of equal length.
+    """
+    if y.shape == shape or prod(y.shape) != prod(shape):
+        return y
+    without_ones = [[n for n in each if n != 1] for each in (y.shape, shape)]
+    if without_ones[0] != without_ones[1] and not (len(shape) == 1 and len(y.shape) == 2):
+        return y
+    if as_matrix(shape) == y.matrix:
+        return reshape_weight(y, shape)
+    return flatten_weight(y, shape) if y.n <= LONGEST_VECTOR else y
 
 
 def _is_same_kind(x: Entry, y: Entry) -> bool:

@@ -1,10 +1,13 @@
 """Choice among readings of a weight by comparison with the original: the only step before the run that reads values.
 
     a weight's alternatives    other readings of its tensors, where label and shapes allow several; tried only if the
-                               first has a larger error than any correct reading; a switch is a warning
-    a pair's alternative       other weights on either side: rows in another order, norms plus one, the original
-                               transposed; gives evidence, a warning, or an error that leaves the pair uncompared
+                               first has a larger error than any correct reading
+    a pair's alternatives      other weights on either side: norms plus one, the original transposed
     folded scales              see smoothing.py
+
+A convention decides, where there is one: label, configuration, the program and the architecture say how a file will be
+read, and so the first reading stays. If another one fits much better, the file contradicts its convention, which is an
+error with both numbers. Where nothing prescribes a reading, the values choose it.
 
 All earlier steps work from headers alone.
 """
@@ -14,13 +17,13 @@ from math import isfinite
 
 from msgspec.structs import replace
 
-from quanterr.pairing.model import Alternative, Leftover, Pair, Pairing
-from quanterr.pairing.sampling import CLOSE_READING, READING, Workspaces, choose_nearest, on_cpu
+from quanterr.pairing.model import Alternative, Contradiction, Leftover, Pair, Pairing
+from quanterr.pairing.sampling import CLOSE_READING, ORDER, ReadingThreshold, Workspaces, choose_nearest, on_cpu
 from quanterr.pairing.smoothing import undo_smoothing
 
 
 def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
-    """Return the pairing with every alternative decided: each pair has its best reading, or is among the leftovers.
+    """Return the pairing with every alternative decided: each pair has its reading, or is among the leftovers.
 
     With ``undo``, factors that a quantizer moved between weights are moved back.
     """
@@ -29,8 +32,8 @@ def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
     with on_cpu() as workspaces:
         for pair in pairing.pairs:
             is_doubted = pair.quantized.alternatives and not pair.quantized.codes.file.is_certain
-            read = _choose_reading(pair, workspaces) if is_doubted else pair
-            chosen = _choose_alternative(read, read.alternative, workspaces) if read.alternative else read
+            read = _choose_reading(pair, workspaces) if is_doubted or pair.original.alternatives else pair
+            chosen = _choose_alternative(read, workspaces) if read.alternatives else read
             if isinstance(chosen, Pair):
                 pairs.append(chosen)
             else:
@@ -40,35 +43,60 @@ def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
 
 
 def _choose_reading(pair: Pair, workspaces: Workspaces) -> Pair:
-    """Return the pair with the quantized weight in the reading that is nearest to the original."""
-    first = pair.quantized
-    bar = CLOSE_READING if first.close_alternatives else READING
-    others = ((pair.original, other) for other in first.alternatives)
-    choice = choose_nearest((pair.original, first), others, bar, workspaces)
+    """Return the pair in the prescribed reading, or in the nearest one if nothing prescribes a reading."""
+    x, y = pair.original, pair.quantized
+    others = [*((x, other) for other in y.alternatives), *((other, y) for other in x.alternatives)]
+    bar = CLOSE_READING if y.close_alternatives or x.close_alternatives else ORDER
+    choice = choose_nearest((x, y), others, bar, workspaces)
     if choice.number is None:
-        first.alternatives = ()  # no longer needed: they are as large as the weight
+        y.alternatives = ()  # no longer needed: they are as large as the weight
         return pair
-    best = first.alternatives[choice.number]
+    best_x, best_y = others[choice.number]
+    side = 0 if best_y is y else 1
+    first, best = ((x, best_x), (y, best_y))[side]
+    if first.prescribed:
+        found = Contradiction(first.evidence[0], best.evidence[0], choice.first, choice.least)
+        y.alternatives = ()
+        return replace(pair, contradiction=found)
     as_first = f"{choice.first:.3g}" if isfinite(choice.first) else "not finite"
     description = (
         f"read as {best.evidence[0]}: relative error {choice.least:.3g} on a sample; "
         f"{as_first} as label and shapes suggest ({first.evidence[0]})"
     )
     if first.undeclared:
-        return replace(pair, quantized=replace(best, evidence=(*best.evidence, description)))
-    return replace(pair, quantized=replace(best, warnings=(*first.warnings, description)))
+        chosen = replace(best, alternatives=(), evidence=(*best.evidence, description))
+    else:
+        chosen = replace(best, alternatives=(), warnings=(*first.warnings, description))
+    return replace(pair, original=chosen) if side == 0 else replace(pair, quantized=chosen)
 
 
-def _choose_alternative(pair: Pair, other: Alternative, workspaces: Workspaces) -> Pair | Sequence[Leftover]:
-    """Return the pair or, if the values favour its alternative, the alternative pair or its leftovers."""
-    quantized = other.quantized or pair.quantized
-    choice = choose_nearest((pair.original, pair.quantized), [(other.original, quantized)], other.bar, workspaces)
+def _choose_alternative(pair: Pair, workspaces: Workspaces) -> Pair | Sequence[Leftover]:
+    """Return the pair, in the nearest of its readings if nothing prescribes one; or its leftovers."""
+    for bar in dict.fromkeys(other.bar for other in pair.alternatives):
+        same = [other for other in pair.alternatives if other.bar == bar]
+        chosen = _choose_among(pair, same, bar, workspaces)
+        if chosen is not None:
+            return chosen
+    return replace(pair, alternatives=())
+
+
+def _choose_among(
+    pair: Pair, others: Sequence[Alternative], bar: ReadingThreshold, workspaces: Workspaces
+) -> Pair | Sequence[Leftover] | None:
+    """Return what follows from the nearest of the alternatives; None if the first reading is as near."""
+    tried = [(other.original, other.quantized or pair.quantized) for other in others]
+    choice = choose_nearest((pair.original, pair.quantized), tried, bar, workspaces)
     if choice.number is None:
-        return replace(pair, alternative=None)
+        return None
+    other = others[choice.number]
     if other.leftovers:
         return other.leftovers
+    if other.contradiction is not None:
+        found = other.contradiction._replace(prescribed_error=choice.first, other_error=choice.least)
+        return replace(pair, alternatives=(), contradiction=found)
     error = f"{choice.least:.3g}"
     evidence = [text.format(error=error) for text in (other.evidence,) if text]
     warnings = [text.format(error=error) for text in (other.warning,) if text]
+    quantized = other.quantized or pair.quantized
     quantized = replace(quantized, evidence=(*quantized.evidence, *evidence), warnings=(*quantized.warnings, *warnings))
-    return replace(pair, original=other.original, quantized=quantized, alternative=None)
+    return replace(pair, original=other.original, quantized=quantized, alternatives=())

@@ -1,9 +1,11 @@
 """Search for weights of the original that the quantized checkpoint stores under other names, fused, split or stacked.
 
 Only unique matches count: where two weights could hold the same projection, neither is used.
+
+Rows of gate and up alternate in the fused weights of some models, which the conversion knows (conversion.py).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from math import prod
 from typing import NamedTuple
@@ -14,12 +16,14 @@ from msgspec.structs import replace
 from quanterr.errors import FormatMismatch
 from quanterr.formats import Weight
 from quanterr.formats.base import FUSED
-from quanterr.pairing.names import CONVENTIONS, Atoms, atoms_of, find_other_arrangements, has_equal_parts
+from quanterr.pairing.conversion import Conversion, Shape
+from quanterr.pairing.converters.orders import grid
+from quanterr.pairing.names import Atoms, has_equal_parts
 from quanterr.pairing.side import CheckpointSide
 from quanterr.pairing.views import (
     add_weights,
-    interleave_halves,
     join_columns,
+    reorder,
     reshape_weight,
     scale_weight,
     stack_weights,
@@ -28,11 +32,6 @@ from quanterr.pairing.views import (
 )
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.text import display, listed
-
-Shape = tuple[int, ...]
-Naming = Callable[[int, str, Shape], Atoms]  # (0 for the original, 1 for the quantized; name; shape) → its atoms
-
-INTERLEAVED_GATE_UP = frozenset().union(*(row.interleaved_gate_up for row in CONVENTIONS))
 
 
 class HeldWeight(NamedTuple):
@@ -48,7 +47,7 @@ class Holders:
     def __init__(
         self,
         quantized: CheckpointSide,
-        naming: Naming,
+        conversion: Conversion,
         originals: Mapping[str, Shape],
         alone: Iterable[str],
         free: Iterable[str],
@@ -57,8 +56,8 @@ class Holders:
 
         ``originals`` maps every weight of the original to its shape.
         """
-        self._quantized, self._naming = quantized, naming
-        self._sizes = _sizes(originals, naming)  # atom → its shape in the original, where that is unique
+        self._quantized, self._conversion, naming = quantized, conversion, conversion.atoms
+        self._sizes = _sizes(originals, conversion)  # atom → its shape in the original, where that is unique
         self._atoms: dict[str, Atoms] = {}  # quantized weight → its atoms
         self._holders: dict[str, list[str]] = {}  # atom → quantized weights
         self._claims: dict[str, list[str]] = {}  # atom → weights of the original that need it
@@ -82,7 +81,7 @@ class Holders:
                 shape.
         """
         arrange = {"rows": self._assemble_rows, "columns": self._assemble_columns, "heads": self._assemble_heads}
-        for wanted in (*find_other_arrangements(name), self._naming(0, name, shape)):
+        for wanted in (*self._conversion.find_other_arrangements(name), self._conversion.atoms(0, name, shape)):
             if holders := self._find_holders(wanted.names):
                 weight = arrange[wanted.axis](name, wanted, holders, shape)
                 self.used.update(holders)
@@ -122,17 +121,16 @@ class Holders:
         raise problem or AssertionError
 
     def _offer_alternating_rows(self, weight: Weight, are_biases: bool) -> Weight:
-        """Add a reading with alternating rows, as an original may interleave the rows of fused gate and up weights."""
-        run = weight.shape[-1 if are_biases else -2]
+        """Return gate and up in the order of rows that the model prescribes; the other order is an alternative."""
+        run, alternates = weight.shape[-1 if are_biases else -2], self._conversion.alternates
         if run % 2:
             return weight
-        alternate = interleave_halves(weight, run)
+        alternate = reorder(weight, grid(run // 2, 2, columns=are_biases and len(weight.shape) > 1))
         alternate = replace(alternate, evidence=("rows of gate and up alternating", *alternate.evidence))
         below = replace(weight, evidence=("rows of gate, then those of up", *weight.evidence))
-        config = self._quantized.checkpoint.config.get("config.json")
-        known = isinstance(config, dict) and config.get("model_type") in INTERLEAVED_GATE_UP
-        first, second = (alternate, below) if known else (below, alternate)
-        return first.with_alternatives((*first.alternatives, replace(second, alternatives=())))
+        first, second = (alternate, below) if alternates else (below, alternate)
+        first = first.with_alternatives((*first.alternatives, replace(second, alternatives=())))
+        return replace(first, prescribed=alternates is not None)
 
     def _stack_pieces(self, wanted: Atoms, holders: list[str], shape: Shape, transpose: bool) -> Weight:
         pieces = []
@@ -154,6 +152,9 @@ class Holders:
             whole = self._apply_factors(held, whole)
         if list(held.names) == atoms:
             return whole
+        if self._conversion.alternates and has_equal_parts(holder):
+            run = whole.shape[-1 if held.are_biases else -2]
+            whole = reorder(whole, grid(2, run // 2, columns=held.are_biases and len(whole.shape) > 1))
         first = held.names.index(atoms[0])
         if list(held.names[first : first + len(atoms)]) != atoms:
             raise FormatMismatch(f"{display(holder)} holds its parts in another order")
@@ -247,17 +248,12 @@ def swap_last_axes(shape: Shape) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2]) if len(shape) > 1 else shape
 
 
-def plain_naming(_side: int, name: str, shape: Shape) -> Atoms:
-    """Return the atoms of a weight if both checkpoints use the usual names (see names.py)."""
-    return atoms_of(name, shape)
-
-
-def _sizes(originals: Mapping[str, Shape], naming: Naming) -> dict[str, Shape]:
+def _sizes(originals: Mapping[str, Shape], conversion: Conversion) -> dict[str, Shape]:
     """Return the shape of each atom that exactly one original holds."""
     sizes: dict[str, Shape] = {}
     twice = set()
     for name, shape in originals.items():
-        atoms = naming(0, name, shape)
+        atoms = conversion.atoms(0, name, shape)
         if not atoms.equal or not shape:
             continue
         rows = prod(shape[:-1]) if len(shape) == 3 and len(atoms.names) > 1 else shape[0]

@@ -29,8 +29,8 @@ from torch import Tensor
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.checkpoints.base import CheckpointFile
 from quanterr.errors import CheckpointError
-from quanterr.pairing.gguf import to_llama_name
-from quanterr.pairing.gguf_names import architectures
+from quanterr.pairing.conversion import to_llama_name
+from quanterr.pairing.converters.gguf_names import architectures
 from quanterr.pairing.model import ImportanceCoverage, Pair, Pairing
 from quanterr.pairing.names import EXPERTS, atoms_of, canonicalize
 from quanterr.tensors.chunks import Chunk

@@ -48,12 +48,25 @@ class Leftover(Struct, frozen=True):
     entries: tuple[Entry, ...]
 
 
+class Contradiction(NamedTuple):
+    """A convention that prescribes how a weight is read, and another reading that fits the original better."""
+
+    prescribed: str  # the reading that is used, in words, with what prescribes it
+    other: str  # the other reading
+    prescribed_error: float = 0.0  # relative error on a sample
+    other_error: float = 0.0
+
+
 class Alternative(Struct, frozen=True):
-    """Weights that replace the weights of a pair if a sample of the values favours them."""
+    """Weights that a sample of the values may favour over those of a pair.
+
+    They replace these weights, unless a convention prescribes the first reading: then the pair gets the contradiction.
+    """
 
     original: Weight
     quantized: Weight | None  # None: the pair's quantized weight
     bar: ReadingThreshold
+    contradiction: Contradiction | None = None  # None: nothing prescribes a reading
     evidence: str = ""  # evidence to add to the pair if the alternative wins; {error} is the relative error
     warning: str = ""  # warning to add in the same case; {error} as above
     leftovers: tuple[Leftover, ...] = ()  # replace the pair if it is an error that the alternative wins
@@ -70,7 +83,8 @@ class Pair(Struct, frozen=True, gc=False):
     quantized_codes: tuple[Entry, ...]
     original_consumed: tuple[Entry, ...]
     quantized_consumed: tuple[Entry, ...]
-    alternative: Alternative | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    contradiction: Contradiction | None = None
     importance: Callable[[Chunk], Tensor] | None = None  # chunk → importance of its elements, (1 or r, c)
 
     @property

@@ -53,17 +53,8 @@ class Convention:
     # Last word of a path → two stacks of heads: the first rows of each head, transposed, and the other rows.
     by_head: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     transposed: frozenset[str] = frozenset()  # last words of weights that may be stored as [in, out]
-    # model_type values in config.json for which the rows of gate and up alternate in the fused weight.
-    interleaved_gate_up: frozenset[str] = frozenset()
     # Pattern of q and k names whose rows are in RoPE pairs, (0, d/2), (1, d/2 + 1), …, instead of halves of each head.
     row_pairs: str = ""
-    # GGUF architectures whose rows of q and k are in pairs, or in halves; whose norms have one added to them, or not.
-    paired: frozenset[str] = frozenset()
-    unpaired: frozenset[str] = frozenset()
-    plus_one: frozenset[str] = frozenset()
-    not_plus_one: frozenset[str] = frozenset()
-    negated_exp: frozenset[str] = frozenset()  # last words of tensors that are stored as -exp(original)
-    derived: frozenset[str] = frozenset()  # tensors that a converter computes from the configuration
 
 
 CONVENTIONS = (
@@ -135,35 +126,13 @@ CONVENTIONS = (
         ),
         side_by_side=((r"(single_transformer_blocks\.\d+)\.proj_out", (r"\1.out_proj", r"\1.mlp_fc2")),),
     ),
-    Convention("gpt-oss", interleaved_gate_up=frozenset({"gpt_oss"})),
     Convention(
-        "MLX",
-        by_head={"kv_b_proj": ("embed_q", "unembed_out")},
+        "MLX, llama.cpp",
+        renames=((r"(.*)\.embed_q", r"\1.k_b_proj"), (r"(.*)\.unembed_out", r"\1.v_b_proj")),
+        by_head={"kv_b_proj": ("k_b_proj", "v_b_proj")},
         transposed=frozenset({"conv1d"}),  # stored as [out, width, in / groups]
     ),
     Convention("QuIP#", fused={"upgate_proj": ("up_proj", "gate_proj")}, equal_parts=frozenset({"upgate_proj"})),
-    Convention(
-        "llama.cpp",
-        paired=frozenset(
-            {
-                "llama",
-                "deci",
-                "granite",
-                "granitemoe",
-                "granitehybrid",
-                "llada",
-                "nanbeige",
-                "arcee",
-                "smollm3",
-                "minicpm3",
-            }
-        ),
-        unpaired=frozenset({"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi3"}),
-        plus_one=frozenset({"gemma", "gemma2", "gemma3", "nemotron"}),
-        not_plus_one=frozenset({"llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "phi3"}),
-        negated_exp=frozenset({"ssm_a"}),  # Mamba's A, computed from A_log
-        derived=frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"}),
-    ),
 )
 
 # Paths of the output layer, and of the embedding that replaces it if they are tied.

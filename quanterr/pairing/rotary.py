@@ -13,20 +13,16 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from quanterr.errors import FormatMismatch
+from quanterr.pairing.converters.orders import grid
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import CONVENTIONS
-from quanterr.pairing.views import unpair_rows
+from quanterr.pairing.views import reorder
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
 _PAIRED = re.compile("|".join(row.row_pairs for row in CONVENTIONS if row.row_pairs))
 _QUERY = ("num_attention_heads", "n_heads")
 _HEADS = {"q": _QUERY, "k": ("num_key_value_heads", "n_kv_heads", *_QUERY)}
-
-
-def has_row_pairs(name: str) -> bool:
-    """Return whether the name says that the rows of a pair are adjacent."""
-    return _PAIRED.fullmatch(name) is not None
 
 
 def unify_row_order(pair: Pair, configs: Iterable[JsonFields]) -> Pair:
@@ -42,18 +38,32 @@ def unify_row_order(pair: Pair, configs: Iterable[JsonFields]) -> Pair:
     word = next((found[1] for found in paired if found), None)
     if word is None or all(paired):
         return pair
-    stored, heads = pair.original if paired[0] else pair.quantized, _find_head_count(word, configs)
+    return unify_side(pair, 0 if paired[0] else 1, configs)
+
+
+def unify_side(pair: Pair, side: int, configs: Iterable[JsonFields]) -> Pair:
+    """Return the pair with the rows of each head in halves on a side (0 or 1) whose name says that they are in pairs.
+
+    Raises:
+        FormatMismatch: no config gives a fitting number of heads.
+    """
+    stored = (pair.original, pair.quantized)[side]
+    paired = _PAIRED.fullmatch(stored.codes.name)
+    if paired is None:
+        return pair
+    heads = _find_head_count(paired[1], configs)
+    names = pair.original.codes.name, pair.quantized.codes.name
     both = f"{display(names[0])} and {display(names[1])} have the rows of each head in another order"
     if not heads:
         raise FormatMismatch(f"{both}, and neither config.json nor params.json gives the number of heads")
     if stored.shape[0] % (2 * heads):
         raise FormatMismatch(f"{both}, and {heads} heads of pairs do not fit its {stored.shape[0]} rows")
-    halves = unpair_rows(stored, heads)
-    halves = replace(halves, evidence=(*halves.evidence, f"rows of {heads} heads reordered from pairs to halves"))
-    if paired[0]:
+    halves = reorder(stored, grid(2, stored.shape[0] // heads // 2))
+    evidence = f"rows of {heads} heads in pairs, as its name says"
+    halves = replace(halves, evidence=(evidence, *halves.evidence), prescribed=True)
+    if side == 0:
         return replace(pair, original=halves)
-    # A file with Mistral's names may still have the order of transformers.
-    as_stored = replace(stored, evidence=("rows of heads as they are stored", *stored.evidence))
+    as_stored = replace(stored, evidence=("rows of heads in halves", *stored.evidence))
     return replace(pair, quantized=halves.with_alternatives((*halves.alternatives, as_stored)))
 
 

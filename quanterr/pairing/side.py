@@ -26,6 +26,7 @@ class CheckpointSide:
             CheckpointError: a label is damaged.
         """
         self.side, self.checkpoint, self._recognized = side, checkpoint, recognized
+        self.undo_order: Callable[[str, Weight], Weight] = lambda _name, weight: weight  # to the usual order of rows
         self.labels = read_labels(checkpoint)
         self.transforms = Transforms(self.labels.config, checkpoint.entries)
         self.consumed = {  # entries that are neither weights nor parts → what they are
@@ -118,10 +119,8 @@ class CheckpointSide:
                 raise FormatMismatch(
                     entry.unknown if entry.name == weight else f"{display(entry.name)}: {entry.unknown}"
                 )
-        if self._recognized is None:
-            return self._recognize(weight, shape, siblings)
         key = weight, shape, tuple(entry.name for entry in siblings)
-        return self.memoize(key, lambda: self._recognize(weight, shape, siblings))
+        return self.undo_order(weight, self.memoize(key, lambda: self._recognize(weight, shape, siblings)))
 
     def _recognize(self, weight: str, shape: tuple[int, ...] | None, siblings: Sequence[Entry]) -> Weight:
         hints = self._make_hints(weight, shape)

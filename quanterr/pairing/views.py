@@ -6,6 +6,7 @@ be nested, so fused, split and stacked projections need no further code.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats import SEVERAL, Values, Weight
+from quanterr.pairing.converters.orders import Order
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
 
@@ -44,6 +46,17 @@ def reshape_weight(weight: Weight, shape: tuple[int, ...]) -> Weight:
             _make_view(one, shape, one.dequantize), rotated=one.rotated, branch=one.branch, unit=one.unit
         ),
     )
+
+
+def flatten_weight(weight: Weight, shape: tuple[int, ...]) -> Weight:
+    """Return the same elements, in the same order, under a shape of another matrix; they are read at once."""
+    return _view_readings(weight, lambda one: _make_view(one, shape, partial(_dequantize_flat, one, as_matrix(shape))))
+
+
+def _dequantize_flat(weight: Weight, matrix: tuple[int, int], chunk: Chunk, workspace: Workspace) -> Values:
+    rows, cols = weight.matrix
+    whole = weight.dequantize(Chunk(0, rows, 0, cols), workspace).weight.reshape(matrix)
+    return Values(whole[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col])
 
 
 def stack_weights(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
@@ -144,57 +157,35 @@ def _dequantize_sum(weights: Sequence[Weight], chunk: Chunk, workspace: Workspac
     return Values(whole)
 
 
-def reorder_rows(weight: Weight, order: Sequence[int]) -> Weight:
-    """Reorder rows: row i of each run of ``len(order)`` rows is row ``order[i]`` of the same run.
-
-    In a 1-D weight, the elements are reordered.
-    """
-    places = torch.tensor(order)
-    return _view_readings(weight, lambda one: _make_view(one, one.shape, partial(_dequantize_reordered, one, places)))
-
-
-def _dequantize_reordered(weight: Weight, order: Tensor, chunk: Chunk, workspace: Workspace) -> Values:
-    run, axis = len(order), 1 if len(weight.shape) == 1 else 0
-    begin, end = (chunk.col, chunk.stop_col) if axis else (chunk.row, chunk.stop_row)
-    top, bottom = begin // run * run, -(-end // run) * run
-    source = chunk._replace(col=top, stop_col=bottom) if axis else chunk._replace(row=top, stop_row=bottom)
-    values = weight.dequantize(source, workspace)
-    places = torch.arange(begin, end)
-    places = places // run * run - top + order[places % run]
-    out = workspace.buffer("reordered", chunk.shape, values.weight.dtype)
-    return Values(torch.index_select(values.weight, axis, places.to(values.weight.device), out=out))
-
-
-def interleave_halves(weight: Weight, run: int) -> Weight:
-    """Interleave the two halves of each run of rows: 0, run/2, 1, run/2 + 1, …
-
-    In a 1-D weight the elements, and in a stack of biases, (n, run), the columns are interleaved.
-    """
-    axis = 1 if weight.shape[-1] == run and len(weight.shape) < 3 else 0
+def reorder(weight: Weight, order: Order) -> Weight:
+    """Return the weight with its stored rows, columns, or the elements of a vector, in the order."""
+    axis = 1 if order.columns or len(weight.shape) == 1 else 0
+    blocks = torch.tensor(order.blocks)
     return _view_readings(
-        weight, lambda one: _make_view(one, one.shape, partial(_dequantize_interleaved, one, run, axis))
+        weight, lambda one: _make_view(one, one.shape, partial(_dequantize_reordered, one, blocks, order.unit, axis))
     )
 
 
-def _dequantize_interleaved(weight: Weight, run: int, axis: int, chunk: Chunk, workspace: Workspace) -> Values:
-    begin, end = (chunk.row, chunk.stop_row) if axis == 0 else (chunk.col, chunk.stop_col)
-    out = workspace.buffer("in_turn", chunk.shape, torch.float32)
-    for top in range(begin // run * run, end, run):
-        first, last = max(begin - top, 0), min(end - top, run)
-        for half in (0, 1):
-            left, right = (first - half + 1) // 2, (last - half + 1) // 2
-            if left < right:
-                source = top + half * run // 2
-                values = weight.dequantize(_shift_chunk(chunk, axis, source + left, source + right), workspace).weight
-                place = slice(top + 2 * left + half - begin, top + 2 * right + half - begin - 1, 2)
-                out[(place,) if axis == 0 else (slice(None), place)] = values
+GAP = 8  # rows between wanted ones, at most, that are read with them
+
+
+def _dequantize_reordered(
+    weight: Weight, blocks: Tensor, unit: int, axis: int, chunk: Chunk, workspace: Workspace
+) -> Values:
+    """Read the rows of a chunk where they are stored, in as few pieces as their distances allow."""
+    begin, end = (chunk.col, chunk.stop_col) if axis else (chunk.row, chunk.stop_row)
+    wanted, run = torch.arange(begin, end), len(blocks) * unit
+    stored, places = (wanted // run * run + blocks[wanted % run // unit] * unit + wanted % unit).sort()
+    dtype = torch.float64 if weight.needs_float64 else torch.float32
+    out = workspace.buffer(f"reordered {run} {unit}", chunk.shape, dtype)  # orders may be nested
+    ends = torch.nonzero(stored.diff() > GAP)[:, 0] + 1
+    for first, last in pairwise([0, *ends.tolist(), len(stored)]):
+        top = int(stored[first])
+        values = weight.dequantize(_shift_chunk(chunk, axis, top, int(stored[last - 1]) + 1), workspace).weight
+        if values.shape[axis] > last - first:
+            values = values.index_select(axis, (stored[first:last] - top).to(values.device))
+        out.index_copy_(axis, places[first:last].to(values.device), values.to(dtype))
     return Values(out)
-
-
-def unpair_rows(weight: Weight, heads: int) -> Weight:
-    """Reorder the rows of each head, or a 1-D weight's elements, from pairs (0, d/2), (1, d/2 + 1), … to halves."""
-    half = weight.shape[0] // heads // 2
-    return reorder_rows(weight, [2 * j + i for i in range(2) for j in range(half)])
 
 
 def transpose_weight(weight: Weight) -> Weight:
@@ -264,12 +255,21 @@ def _dequantize_shifted(weight: Weight, number: float, chunk: Chunk, workspace: 
 def negate_exp(weight: Weight) -> Weight:
     """Return -exp of each element, as Mamba computes A from the trained A_log."""
     return _view_readings(
-        weight, lambda one: replace(_make_computed_view(one, partial(_dequantize_negated_exp, one)), levels=None)
+        weight, lambda one: _make_computed_view(one, partial(_dequantize_negated_exp, one), levels=None)
     )
 
 
 def _dequantize_negated_exp(weight: Weight, chunk: Chunk, workspace: Workspace) -> Values:
     return Values(weight.dequantize(chunk, workspace).weight.exp_().neg_())
+
+
+def exponentiate(weight: Weight) -> Weight:
+    """Return exp of each element."""
+    return _view_readings(weight, lambda one: _make_computed_view(one, partial(_dequantize_exp, one), levels=None))
+
+
+def _dequantize_exp(weight: Weight, chunk: Chunk, workspace: Workspace) -> Values:
+    return Values(weight.dequantize(chunk, workspace).weight.exp_())
 
 
 def scale_weight(weight: Weight, factors: Tensor, axis: int) -> Weight:
@@ -288,9 +288,9 @@ def _view_readings(weight: Weight, view: Callable[[Weight], Weight]) -> Weight:
     return view(weight).with_alternatives(map(view, weight.alternatives))
 
 
-def _make_computed_view(weight: Weight, dequantize: Dequantize) -> Weight:
+def _make_computed_view(weight: Weight, dequantize: Dequantize, **changed: object) -> Weight:
     """Make a view whose values are computed from the stored ones, not copied."""
-    return replace(_make_view(weight, weight.shape, dequantize), computed=True)
+    return replace(_make_view(weight, weight.shape, dequantize), computed=True, **changed)
 
 
 def _make_view(weight: Weight, shape: tuple[int, ...], dequantize: Dequantize, share: float = 1.0) -> Weight:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from quanterr.errors import UsageError
-from quanterr.pairing.gguf import to_llama_name
+from quanterr.pairing.conversion import to_llama_name
 from quanterr.pairing.names import atoms_of, canonicalize
 from quanterr.recipes.matrices import is_stack
 from quanterr.recipes.names import MLX, list_recipes

@@ -167,7 +167,8 @@ def brief(report: Report) -> str:
 
 def _list_damaged(report: Report) -> set[str]:
     """Return the names of layers with a finding that is an error."""
-    return {found.layer for found in report.findings if found.severity == "error" and found.layer is not None}
+    errors = [found for found in report.findings if found.severity == "error"]
+    return {name for one in errors for name in (one.layer, *one.evidence.get("layers", ())) if name}
 
 
 def _describe_side(side: Side) -> list[str]:

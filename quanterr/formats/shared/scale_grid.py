@@ -236,7 +236,10 @@ def fit_scaled(
         evidence=(f"blocks of {other[0]} × {other[1]}{', which divide it' if other == edges else ''}",),
     )
     first = replace(
-        weight, evidence=(f"blocks of {grid.block[0]} × {grid.block[1]}", *weight.evidence), close_alternatives=True
+        weight,
+        evidence=(f"blocks of {grid.block[0]} × {grid.block[1]}", *weight.evidence),
+        close_alternatives=True,
+        prescribed=known,
     )
     return first.with_alternatives([alternative])
 

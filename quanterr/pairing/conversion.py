@@ -1,0 +1,413 @@
+"""What the programs that wrote two checkpoints did to the model's tensors, and how it is undone.
+
+    names      llama.cpp's, in which both sides are then compared; otherwise the usual names (names.py)
+    orders     of rows and columns are undone in the file that has them
+    numbers    that one side changed are changed on the other side, too: undoing them in float32 would lose digits
+
+The program, the architecture of a GGUF file and the model_type of a config.json decide (converters/). A file that fits
+another reading better is wrong as it will be loaded: the pair keeps the prescribed reading, and the other one is
+reported with its error.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.checkpoints.gguf_metadata import GgufMetadata
+from quanterr.formats import Weight
+from quanterr.pairing.converters import hugging_face, llama_cpp, mlx
+from quanterr.pairing.converters.gguf_names import architectures, names_of
+from quanterr.pairing.converters.numbers import Added, Change, Exponential, Multiplied, NegatedExponential
+from quanterr.pairing.model import Alternative, Contradiction, Pair
+from quanterr.pairing.names import Atoms, atoms_of, canonicalize, find_other_arrangements
+from quanterr.pairing.rotary import unify_row_order, unify_side
+from quanterr.pairing.sampling import VALUES
+from quanterr.pairing.views import add_number, exponentiate, negate_exp, reorder, scale_weight
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.strict_json import JsonFields, as_object
+
+Shape = tuple[int, ...]
+WITH_HEADS = ("config.json", "params.json")  # files that describe the model
+LLAMA_CPP, MLX = "llama.cpp", "MLX expects"
+AS_ORIGINAL = "as in the original"
+
+
+class Conversion:
+    """The names and conventions of two checkpoints, both under usual names."""
+
+    def __init__(self, original: Checkpoint, quantized: Checkpoint) -> None:
+        """Find what both sides say of their model."""
+        self._sides = original, quantized
+        self._configs = list(_read_configs(original, quantized))
+        self._kinds = [frozenset(_find_model_types(side)) for side in self._sides]
+        self._is_mlx = [_is_mlx(side) for side in self._sides]
+
+    @property
+    def _all_kinds(self) -> frozenset[str]:
+        return self._kinds[0] | self._kinds[1]
+
+    @property
+    def alternates(self) -> bool | None:
+        """Whether rows of gate and up alternate in the model's fused weights; None if nothing is known of it."""
+        return hugging_face.is_of(self._all_kinds, hugging_face.ALTERNATING)
+
+    def atoms(self, side: int, name: str, shape: Shape) -> Atoms:
+        """Return the atoms of a weight on a side (0 or 1)."""
+        return atoms_of(name, shape)
+
+    def find_other_arrangements(self, name: str) -> Iterable[Atoms]:
+        """Return ways to split a weight of the original other than along its rows."""
+        return find_other_arrangements(name)
+
+    def is_derived(self, name: str) -> bool:
+        """Return whether the converter computed this tensor from the configuration."""
+        return False
+
+    def find_fold(self, name: str) -> str | None:
+        """Return the stored weight into whose scales the converter folded this tensor of the original, if it did."""
+        return None
+
+    def find_counterparts(self, names: Iterable[str]) -> set[str]:
+        """Return the names under which a GGUF file has these tensors."""
+        return set()
+
+    def undo_order(self, side: int, name: str, weight: Weight) -> Weight:
+        """Return a stored weight of a side with its rows and columns in the usual order."""
+        return weight
+
+    def stores_inputs_first(self, pair: Pair) -> bool | None:
+        """Return whether the original is [in, out] and the quantized weight [out, in]; None if neither side tells."""
+        is_stack = len(pair.original.codes.shape) == 3
+        own = hugging_face.is_of(self._kinds[0], hugging_face.INPUTS_FIRST if is_stack else hugging_face.CONV1D)
+        there = self._has_inputs_first(pair, own)
+        return None if own is None or there is None else own and not there
+
+    def _has_inputs_first(self, pair: Pair, own: bool | None) -> bool | None:
+        """Return whether the quantized weight is [in, out]; ``own`` tells whether the original is."""
+        weight, is_alone = pair.quantized, len(pair.quantized_codes) == 1
+        if self._is_mlx[1] or not is_alone or weight.format.startswith("mx"):
+            return False
+        is_same = canonicalize(weight.name) == canonicalize(pair.original.name)
+        return own if is_same and weight.encoding in ("floats", "cast") else None
+
+    def adapt(self, pair: Pair) -> Pair:
+        """Bring both weights of a pair into the same order, and change numbers of one side as the other side did.
+
+        Raises:
+            FormatMismatch: an order cannot be undone.
+        """
+        pair = unify_row_order(pair, self._configs)
+        if self._is_mlx[0] == self._is_mlx[1] or len(pair.original.shape) != 1 or not pair.name.endswith("norm.weight"):
+            return pair
+        side = self._is_mlx.index(True)
+        kinds = self._kinds[side] or self._all_kinds
+        prescribed = any(kind in mlx.PLUS_ONE for kind in kinds) and mlx.is_shifted(canonicalize(pair.name)[0])
+        known = prescribed or bool(kinds)
+        return _change_numbers(pair, 1 - side, ADD_ONE if prescribed else (), () if prescribed else ADD_ONE, MLX, known)
+
+
+class GgufConversion(Conversion):
+    """Names and conventions of llama.cpp on one side, usual names on the other."""
+
+    def __init__(self, original: Checkpoint, quantized: Checkpoint, side: int, metadata: GgufMetadata) -> None:
+        """Keep the metadata of the GGUF file, which is on a side (0 or 1)."""
+        super().__init__(original, quantized)
+        self._side, self._metadata, self._architecture = side, metadata, metadata.architecture or ""
+        self._stored = self._sides[side].entries
+        self._paths = frozenset(_split_name(name)[0] for name in self._stored)
+        self._whole = frozenset(self._translate(*canonicalize(name)) for name in self._sides[1 - side].entries)
+
+    @property
+    def alternates(self) -> bool | None:
+        """Whether rows of gate and up alternate in the model's fused weights: the architecture tells."""
+        return self._architecture == "gpt-oss"
+
+    def is_derived(self, name: str) -> bool:
+        """Return whether the converter computed this tensor of the GGUF file from the configuration."""
+        return _split_name(name)[0] in llama_cpp.DERIVED
+
+    def find_counterparts(self, names: Iterable[str]) -> set[str]:
+        """Return the names under which a GGUF file has these tensors."""
+        return {self._translate(*canonicalize(name)) for name in names}
+
+    def find_fold(self, name: str) -> str | None:
+        """Return the stored weight into whose scales the converter folded this tensor of the original, if it did."""
+        target = self._translate(*canonicalize(name))
+        word = target.rpartition(".")[0].rpartition(".")[2]
+        weight = target.removesuffix("scale") + "weight"
+        is_folded = word in llama_cpp.FOLDED.get(self._architecture, ()) and weight in self._stored
+        return weight if is_folded and self._stored[weight].dtype == "NVFP4" else None
+
+    def atoms(self, side: int, name: str, shape: Shape) -> Atoms:
+        """Return the atoms of a weight on a side (0 or 1), in llama.cpp's names."""
+        if side == self._side:
+            path, kind = _split_name(name)
+            return Atoms(self._expand(path, kind, shape), "attn_qkv" not in path)
+        path, kind = canonicalize(name)
+        whole = self._translate(path, kind)
+        if _split_name(whole)[0] in self._paths and len(shape) < 3 - bool(kind):
+            return Atoms((whole,), True)
+        found = atoms_of(name, shape)
+        return Atoms(tuple(self._translate(atom.removesuffix(kind), kind) for atom in found.names), found.equal)
+
+    def _expand(self, path: str, kind: str, shape: Shape) -> tuple[str, ...]:
+        """Return the names of all that a tensor of the GGUF file holds, from top to bottom."""
+        block, _, word = path.rpartition(".")
+        pieces = (word,) if path + kind in self._whole and len(shape) < 3 else llama_cpp.PIECES.get(word, (word,))
+        names = [f"{block}.{piece}" if block else piece for piece in pieces]
+        is_stack = llama_cpp.STACKS.fullmatch(word) is not None and len(shape) > 2 - bool(kind)
+        if is_stack or (word in llama_cpp.HEAD_NORMS and len(shape) == 2):
+            return tuple(f"{name}.{number}{kind}" for number in range(shape[0]) for name in names)
+        return tuple(name + kind for name in names)
+
+    def find_other_arrangements(self, name: str) -> Iterable[Atoms]:
+        """Return ways to split a weight of the original other than along its rows, in llama.cpp's names."""
+        for found in find_other_arrangements(name):
+            yield found._replace(names=tuple(self._translate(*canonicalize(f"{atom}.weight")) for atom in found.names))
+
+    def _translate(self, path: str, kind: str) -> str:
+        """Return the name in the GGUF file of a path of the original, with its kind but without ``.weight``."""
+        path = self._place_prediction(path)
+        for found, of in ((path, kind), (f"{path}_bias", kind), (f"{path}_proj", kind), (f"{path}_bias", "")):
+            name = to_llama_name(self._architecture, found)
+            if name != found:
+                return name + of
+            if not kind:
+                break
+        return path + kind
+
+    def _place_prediction(self, path: str) -> str:
+        """Return the path of a layer that predicts further tokens in the block after the last one."""
+        for pattern, rest in llama_cpp.PREDICTION:
+            if found := pattern.fullmatch(path):
+                first = (self._metadata.get_model_int("block_count") or 0) - (
+                    self._metadata.get_model_int("nextn_predict_layers") or 0
+                )
+                number = first + int(found[1]) if found.groups() else first
+                return f"layers.{number}.{found.expand(rest)}"
+        return path
+
+    def _model(self, path: str) -> llama_cpp.Model:
+        words = path.split(".")
+        block = int(words[1]) if words[0] == "blk" and words[1].isdecimal() else 0
+        return llama_cpp.Model(self._metadata, self._configs[0] if self._configs else {}, block)
+
+    def undo_order(self, side: int, name: str, weight: Weight) -> Weight:
+        """Return a stored weight with its rows and columns in the usual order; the stored order is an alternative."""
+        path, _ = _split_name(name)
+        prescribed, mistaken = llama_cpp.find_orders(self._architecture, path.rpartition(".")[2])
+        if side != self._side or not (prescribed or mistaken):
+            return weight
+        model = self._model(path)
+        for row in (*prescribed, *mistaken):
+            axis = 1 if row.tensors == "ssm_out" or len(weight.shape) == 1 else 0
+            order = row.order(model, weight.matrix[axis])
+            if order is None:
+                continue
+            expected = f", as {LLAMA_CPP} expects for {self._architecture}"
+            ordered = reorder(weight, order)
+            ordered = replace(ordered, evidence=(row.text + expected * (row in prescribed), *weight.evidence))
+            plain = replace(weight, evidence=(row.otherwise + expected * (row in mistaken), *weight.evidence))
+            first, other = (ordered, plain) if row in prescribed else (plain, ordered)
+            first = replace(first, close_alternatives=order.is_partial, prescribed=True)
+            return first.with_alternatives((*first.alternatives, other))
+        return weight
+
+    def stores_inputs_first(self, pair: Pair) -> bool | None:
+        """Return whether the original is [in, out]: a GGUF file never is; None if its model is unknown."""
+        if self._side == 0:
+            return False
+        is_stack = len(pair.original.codes.shape) == 3
+        return hugging_face.is_of(
+            self._kinds[0] | {self._architecture.replace("-", "_")},
+            hugging_face.INPUTS_FIRST if is_stack else hugging_face.CONV1D,
+        )
+
+    def adapt(self, pair: Pair) -> Pair:
+        """Bring both weights of a pair into the same order, and change the other side's numbers as llama.cpp did.
+
+        Raises:
+            FormatMismatch: an order cannot be undone.
+        """
+        gguf = (pair.original, pair.quantized)[self._side]
+        path, kind = _split_name(gguf.codes.name)
+        word = path.rpartition(".")[2]
+        pair = unify_side(pair, 1 - self._side, (*self._configs, self._describe_heads(path)))
+        if word in llama_cpp.FOLDED.get(self._architecture, ()) and "scale" in gguf.parts:
+            pair = self._unfold(pair, path)
+        prescribed, mistaken = llama_cpp.find_changes(self._architecture, word)
+        if kind or not (prescribed or mistaken) or (mistaken and len(pair.original.shape) > 1):
+            return pair
+        model = self._model(path)
+        changes, others = (_list_changes(rows, model) for rows in (prescribed, mistaken))
+        if prescribed and prescribed[0].is_usual and len(pair.original.shape) > 1:
+            return pair  # a linear layer of a norm's name
+        return _change_numbers(pair, 1 - self._side, changes, others, f"{LLAMA_CPP} expects for {self._architecture}")
+
+    def _describe_heads(self, path: str) -> JsonFields:
+        """Return the numbers of heads of a block as a config.json has them."""
+        block = self._model(path).block
+        return {
+            "num_attention_heads": self._metadata.heads(block),
+            "num_key_value_heads": self._metadata.kv_heads(block),
+        }
+
+    def _unfold(self, pair: Pair, path: str) -> Pair:
+        """Multiply each expert of the original by the factor that the converter folded into the expert's scale."""
+        entries = self._sides[1 - self._side].entries
+        names = [name for name in entries if self._translate(*canonicalize(name)) == f"{path}.scale"]
+        if len(names) != 1:
+            return pair
+        entry, experts = entries[names[0]], entries[names[0]].n
+        other = (pair.original, pair.quantized)[1 - self._side]
+        if other.matrix[0] % experts:
+            return pair
+        factors = Workspace(torch.device("cpu")).read("factors", entry, 0, (experts,)).float()
+        scaled = scale_weight(other, factors.repeat_interleave(other.matrix[0] // experts), 0)
+        return _put(pair, 1 - self._side, replace(scaled, evidence=(*scaled.evidence, f"times {entry.name}")))
+
+
+def find_conversion(original: Checkpoint, quantized: Checkpoint) -> Conversion:
+    """Return the conversion between two checkpoints."""
+    known = [checkpoint.gguf is not None and _has_llama_names(checkpoint) for checkpoint in (original, quantized)]
+    if known[0] != known[1]:
+        side = known.index(True)
+        metadata = (original, quantized)[side].gguf
+        if metadata is not None:
+            return GgufConversion(original, quantized, side, metadata)
+    return Conversion(original, quantized)
+
+
+ADD_ONE = (Added(1.0),)
+
+
+def _list_changes(rows: Iterable[llama_cpp.Changed], model: llama_cpp.Model) -> tuple[Change, ...]:
+    found = (row.change(model) for row in rows)
+    return tuple(change for change in found if change is not None)
+
+
+def _change_numbers(
+    pair: Pair, side: int, changes: tuple[Change, ...], mistaken: tuple[Change, ...], program: str, known: bool = True
+) -> Pair:
+    """Change the numbers of one side as a program does; the pair's alternatives are those without, or with mistakes."""
+    before = (pair.original, pair.quantized)[side]
+    after = before
+    for change in changes:
+        after = _apply(change, after)
+    expected = f"values {' and '.join(change.text for change in changes) or AS_ORIGINAL}, as {program}"
+    after = replace(after, evidence=(*after.evidence, *(f"stored {change.text}" for change in changes)))
+    others = [(before, AS_ORIGINAL)] if changes else []
+    others += [(_apply(change, before), change.text) for change in mistaken]
+    alternatives = []
+    for other, text in others:
+        contradiction = Contradiction(expected, f"values {text}") if known else None
+        x, y = (other, None) if side == 0 else (pair.original, other)
+        alternatives.append(Alternative(x, y, VALUES, contradiction, f"stored {text}"))
+    return replace(_put(pair, side, after), alternatives=(*pair.alternatives, *alternatives))
+
+
+def _put(pair: Pair, side: int, weight: Weight) -> Pair:
+    return replace(pair, original=weight) if side == 0 else replace(pair, quantized=weight)
+
+
+def _apply(change: Change, weight: Weight) -> Weight:
+    """Return a weight with its numbers changed."""
+    match change:
+        case Added(number):
+            return add_number(weight, number)
+        case NegatedExponential():
+            return negate_exp(weight)
+        case Exponential():
+            return exponentiate(weight)
+        case Multiplied(factors):
+            return scale_weight(weight, _list_factors(factors, weight.matrix[0]), 0)
+
+
+def _list_factors(factors: tuple[tuple[int | None, float], ...], rows: int) -> Tensor:
+    """Return the factor of each row, (rows,) float32."""
+    left, each = rows, []
+    for n, factor in factors:
+        each.append(torch.full((left if n is None else min(n, left),), factor))
+        left -= len(each[-1])
+    return torch.cat(each)
+
+
+def to_llama_name(architecture: str, path: str) -> str:
+    """Return llama.cpp's name of a path (gguf_names.py), with an expert's number appended; unknown paths are kept."""
+    words = path.split(".")
+    numbers = [n for n, word in enumerate(words) if word.isdecimal()]
+    block = words[numbers[0]] if numbers else ""
+    names = _map_names(architecture)
+    expert = ""
+    if numbers and numbers[-1] == len(words) - 1:  # one of several matrices or vectors that are stacked
+        expert = "." + words.pop(numbers.pop())
+        if "{bid}" not in path and not numbers:
+            name = names.get(".".join(words))
+            return path if name is None else name + expert
+    elif len(numbers) > 1 and words[numbers[1] - 1] == "experts":
+        expert = "." + words.pop(numbers[1])
+    if numbers:
+        words[numbers[0]] = "{bid}"
+    name = names.get(".".join(words)) or _find_piece(names, words)
+    return path if name is None else name.replace("{bid}", block) + expert
+
+
+def _find_piece(names: Mapping[str, str], words: list[str]) -> str | None:
+    """Return the name of gate or up of an architecture that has a name for both together."""
+    if words[-1] not in ("gate_proj", "up_proj"):
+        return None
+    both = names.get(".".join([*words[:-1], "gate_up_proj"]), "")
+    block, _, word = both.rpartition(".")
+    pieces = llama_cpp.PIECES.get(word)
+    return f"{block}.{pieces[words[-1] == 'up_proj']}" if pieces else None
+
+
+@cache
+def _map_names(architecture: str) -> dict[str, str]:
+    """Map paths to llama.cpp's names, leaving out ambiguous paths."""
+    found: dict[str, set[str]] = {}
+    for original, name in names_of(architecture).items():
+        found.setdefault(canonicalize(f"{original}.weight")[0], set()).add(name)
+    unique = {path: next(iter(names)) for path, names in found.items() if len(names) == 1}
+    return {**unique, **llama_cpp.NAMES.get(architecture, {})}
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """Split a llama.cpp name into its path and its kind: ``.bias``, or empty for a weight."""
+    if name.endswith(".bias"):
+        return name.removesuffix(".bias"), ".bias"
+    return name.removesuffix(".weight"), ""
+
+
+def _has_llama_names(checkpoint: Checkpoint) -> bool:
+    """Return whether a GGUF file uses llama.cpp's names (files for ComfyUI keep the original's names)."""
+    names = ("token_embd.weight", "blk.0.", "output_norm.weight")
+    known = checkpoint.gguf is not None and checkpoint.gguf.architecture in architectures()
+    return known and any(name.startswith(names) for name in checkpoint.entries)
+
+
+def _read_configs(*checkpoints: Checkpoint) -> Iterator[JsonFields]:
+    """Yield what the checkpoints' configurations say of their language models."""
+    for checkpoint in checkpoints:
+        for name in WITH_HEADS:
+            config = as_object(checkpoint.config.get(name))
+            if config:
+                yield {**config, **as_object(config.get("text_config"))}
+
+
+def _find_model_types(checkpoint: Checkpoint) -> Iterator[str]:
+    config = as_object(checkpoint.config.get("config.json"))
+    for place in (config, as_object(config.get("text_config"))):
+        kind = place.get("model_type")
+        if isinstance(kind, str):
+            yield kind
+
+
+def _is_mlx(checkpoint: Checkpoint) -> bool:
+    """Return whether mlx-lm wrote a checkpoint: its metadata, or how its config.json declares the quantization."""
+    quantization = as_object(as_object(checkpoint.config.get("config.json")).get("quantization"))
+    return "group_size" in quantization or any(each.get("format") == "mlx" for each in checkpoint.metadata)

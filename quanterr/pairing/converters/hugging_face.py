@@ -1,0 +1,31 @@
+"""How transformers' models arrange fused weights on disk, by ``model_type`` of config.json.
+
+Reference: huggingface/transformers@5.24.0 integrations/moe.py use_experts_implementation (is_concatenated,
+is_transposed), models/llama4/modeling_llama4.py Llama4TextExperts, conversion_mapping.py qwen3_vl_moe, pytorch_utils.py
+Conv1D.
+"""
+
+from collections.abc import Collection
+
+# Rows of gate and up alternate in the fused weight of all experts; elsewhere those of up follow those of gate.
+ALTERNATING = frozenset({"gpt_oss", "openai_privacy_filter"})
+# Stacks of experts are [experts, in, out]; elsewhere they are [experts, out, in].
+INPUTS_FIRST = frozenset(
+    [
+        "gpt_oss",
+        "openai_privacy_filter",
+        "llama4",
+        "llama4_text",
+        "qwen3_vl_moe",
+        "qwen3_vl_moe_text",
+        "aria",
+        "aria_text",
+    ]
+)
+# Linear layers are Conv1D, whose weights are [in, out].
+CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp"})
+
+
+def is_of(kinds: Collection[str], table: frozenset[str]) -> bool | None:
+    """Return whether a model is in a table; None if nothing is known of it."""
+    return any(kind in table for kind in kinds) if kinds else None

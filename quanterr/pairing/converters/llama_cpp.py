@@ -1,0 +1,293 @@
+"""What llama.cpp's converter does to tensors besides renaming them, by architecture of the GGUF file.
+
+    PIECES       tensors of a GGUF file that hold several of the original, from top to bottom
+    STACKS       tensors that hold one matrix or vector of the original for each number in its name
+    ORDERS       rows and columns in another order
+    NUMBERS      changed numbers
+    DERIVED      tensors that the converter computes from the configuration
+
+llama.cpp computes with what the architecture prescribes, whatever a file holds: a tensor that lacks such a change is
+wrong. Changes of shape need no table: ones that are dropped or added, vectors that are cut into rows.
+
+Reference: ggml-org/llama.cpp conversion/*.py (in llama-cpp-python 0.3.36), modify_tensors and filter_tensors of each
+model; convert_hf_to_gguf.py --fuse-gate-up-exps, --fuse-qkv.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import NamedTuple, TypeVar
+
+from quanterr.checkpoints.gguf_metadata import GgufMetadata
+from quanterr.pairing.converters.numbers import Added, Change, Exponential, Multiplied, NegatedExponential
+from quanterr.pairing.converters.orders import Order, grid, join_orders, repeat_order
+from quanterr.util.strict_json import JsonFields
+
+PIECES: Mapping[str, tuple[str, ...]] = {
+    "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
+    "attn_qkv": ("attn_q", "attn_k", "attn_v"),
+}
+STACKS = re.compile(r".*_exps|altup_proj|altup_unembd_proj")
+HEAD_NORMS = frozenset({"attn_q_norm", "attn_k_norm"})  # stacked if they have a row for each head (StableLM)
+DERIVED = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
+
+# Tensors that gguf's own table of names lacks: path in the original → name, with the number of the block as {bid}.
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "gemma4": {
+        "layers.{bid}.router.scale": "blk.{bid}.ffn_gate_inp.scale",
+        "layers.{bid}.router.per_expert_scale": "blk.{bid}.ffn_down_exps.scale",
+    },
+    # The linear attention of Qwen3-Next and later stores z as a gate.
+    "qwen3next": {
+        "layers.{bid}.linear_attn.in_proj_qkv": "blk.{bid}.attn_qkv",
+        "layers.{bid}.linear_attn.in_proj_z": "blk.{bid}.attn_gate",
+    },
+}
+# Layers that predict further tokens follow the last block: path in the original → path in that block.
+PREDICTION = (
+    (re.compile(r"mtp\.layers\.(\d+)\.(.*)"), r"\2"),
+    (re.compile(r"mtp\.fc"), "eh_proj"),
+    (re.compile(r"mtp\.pre_fc_norm_embedding"), "enorm"),
+    (re.compile(r"mtp\.pre_fc_norm_hidden"), "hnorm"),
+    (re.compile(r"mtp\.norm"), "shared_head.norm"),
+)
+# Weights of experts in NVFP4 whose scales hold a further factor for each expert: word → path in the original's block.
+FOLDED: Mapping[str, Mapping[str, str]] = {"gemma4": {"ffn_down_exps": "router.per_expert_scale"}}
+
+PAIRED = frozenset(
+    [
+        "llama",
+        "llama-embed",
+        "eagle3",
+        "deci",
+        "deepseek",
+        "arctic",
+        "baichuan",
+        "bailingmoe",
+        "chameleon",
+        "internlm2",
+        "xverse",
+        "olmo",
+        "minicpm",
+        "granite",
+        "granitemoe",
+        "granitehybrid",
+        "granite_swa",
+        "llada",
+        "nanbeige",
+        "arcee",
+        "smollm3",
+        "mistral3",
+        "muse-glimmer",
+    ]
+)
+TILED = frozenset({"qwen35", "qwen35moe", "qwen4exp"})
+PLUS_ONE = TILED | frozenset(
+    ["gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron", "minimax-m3", "step35", "qwen3next"]
+)
+NEGATED = TILED | frozenset(
+    [
+        "mamba",
+        "mamba2",
+        "jamba",
+        "falcon-h1",
+        "granitehybrid",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "plamo2",
+        "qwen3next",
+        "kimi-linear",
+        "kimi-k3",
+        "glm5-next",
+    ]
+)
+
+
+class Model(NamedTuple):
+    """What a GGUF file and the original's configuration say of the model; ``block`` is a number of a block."""
+
+    metadata: GgufMetadata
+    config: JsonFields
+    block: int
+
+    def number(self, key: str) -> int:
+        """Return a number of the file's metadata, 0 if it has none."""
+        return self.metadata.get_model_int(key, self.block) or 0
+
+
+class Ordered(NamedTuple):
+    """An order that some architectures' converter gives to the rows or columns of some tensors."""
+
+    architectures: frozenset[str]
+    tensors: str  # pattern of a tensor's last word
+    order: Callable[[Model, int], Order | None]  # from the number of rows or columns; None where nothing changes
+    text: str  # the order in words
+    otherwise: str  # the usual order in words
+    is_usual: bool = False  # files of other architectures may have it by mistake
+
+
+class Changed(NamedTuple):
+    """A change of numbers, from the original to what is stored."""
+
+    architectures: frozenset[str]
+    tensors: str  # pattern of a tensor's last word
+    change: Callable[[Model], Change | None]
+    is_usual: bool = False  # files of other architectures may have it by mistake
+
+
+Row = TypeVar("Row", Ordered, Changed)
+
+
+def _pair_queries(model: Model, rows: int) -> Order | None:
+    return _pair_rows(rows, model.metadata.heads(model.block))
+
+
+def _pair_keys(model: Model, rows: int) -> Order | None:
+    return _pair_rows(rows, model.metadata.kv_heads(model.block))
+
+
+def _pair_rows(rows: int, heads: int | None) -> Order | None:
+    return grid(2, rows // heads // 2) if heads and not rows % (2 * heads) else None
+
+
+def _pair_fused(model: Model, rows: int) -> Order | None:
+    """Return the order of q, k and v in one tensor: those of q and k are in pairs."""
+    heads, kv_heads = model.metadata.heads(model.block) or 0, model.metadata.kv_heads(model.block) or 0
+    head = rows // (heads + 2 * kv_heads) if heads else 0
+    if not head or head % 2 or rows != head * (heads + 2 * kv_heads):
+        return None
+    return join_orders(repeat_order(grid(2, head // 2), heads + kv_heads), head * kv_heads)
+
+
+def _value_heads(model: Model) -> tuple[int, int, int] | None:
+    """Return the numbers of key heads and of value heads for each, and the rows of a value head."""
+    keys, values = model.number("ssm.group_count"), model.number("ssm.time_step_rank")
+    if not keys or keys == values or values % keys or model.number("ssm.inner_size") % values:
+        return None
+    return keys, values // keys, model.number("ssm.inner_size") // values
+
+
+def _tile_values(model: Model, rows: int) -> Order | None:
+    heads = _value_heads(model)
+    return grid(*heads) if heads and rows == heads[0] * heads[1] * heads[2] else None
+
+
+def _tile_columns(model: Model, columns: int) -> Order | None:
+    order = _tile_values(model, columns)
+    return order and order._replace(columns=True)
+
+
+def _tile_below_keys(model: Model, rows: int) -> Order | None:
+    """Return the order of queries, keys and values in one tensor, of which the values are tiled."""
+    values = _tile_values(model, model.number("ssm.inner_size"))
+    return values and join_orders(rows - values.run, values) if values and rows > values.run else None
+
+
+def _tile_heads(model: Model, rows: int) -> Order | None:
+    heads = _value_heads(model)
+    return grid(heads[0], heads[1]) if heads and rows == heads[0] * heads[1] else None
+
+
+def _gather_heads(model: Model, rows: int) -> Order | None:
+    """Return the order of q, k and v of each head, stored as all q, all k and all v."""
+    heads = model.metadata.heads(model.block)
+    return grid(heads, 3, rows // heads // 3) if heads and not rows % (3 * heads) else None
+
+
+def _gather_groups(model: Model, rows: int) -> Order | None:
+    """Return the order of the queries, the key and the value of each key head, stored as all q, all k and all v."""
+    heads, groups = model.metadata.heads(model.block) or 0, model.metadata.kv_heads(model.block) or 0
+    each = heads // groups + 2 if groups and not heads % groups else 0
+    if not each or rows % (groups * each):
+        return None
+    stored = [*(group * each + n for group in range(groups) for n in range(each - 2))]
+    stored += [group * each + each - 2 + kind for kind in (0, 1) for group in range(groups)]
+    return Order(tuple(stored), rows // (groups * each)).inverse
+
+
+HALVES, PAIRS = "rows of heads in halves", "rows of heads in pairs"
+GROUPED, TILES = "value heads grouped by key head", "value heads tiled"
+ORDERS = (
+    Ordered(PAIRED, "attn_q", _pair_queries, PAIRS, HALVES, is_usual=True),
+    Ordered(PAIRED, "attn_k", _pair_keys, PAIRS, HALVES, is_usual=True),
+    Ordered(PAIRED, "attn_qkv", _pair_fused, PAIRS, HALVES),
+    Ordered(TILED, "attn_qkv|ssm_conv1d", _tile_below_keys, TILES, GROUPED),
+    Ordered(TILED, "attn_gate", _tile_values, TILES, GROUPED),
+    Ordered(TILED, "ssm_(alpha|beta|a|dt)", _tile_heads, TILES, GROUPED),
+    Ordered(TILED, "ssm_out", _tile_columns, TILES, GROUPED),
+    Ordered(frozenset({"bloom", "gptneox"}), "attn_qkv", _gather_heads, "q, then k, then v", "q, k, v of each head"),
+    Ordered(frozenset({"falcon"}), "attn_qkv", _gather_groups, "q, then k, then v", "q, k, v of each key head"),
+)
+
+
+def _add_one(_model: Model) -> Change:
+    return Added(1.0)
+
+
+def _negate(_model: Model) -> Change:
+    return NegatedExponential()
+
+
+def _multiply(*keys: tuple[str, int | None]) -> Callable[[Model], Change | None]:
+    """Return the product of numbers of the configuration, as (key, index in a list)."""
+
+    def find(model: Model) -> Change | None:
+        product = 1.0
+        for key, index in keys:
+            found = model.config.get(key, 1.0)
+            found = found[index] if index is not None and isinstance(found, list) and index < len(found) else found
+            if not isinstance(found, int | float):
+                return None
+            product *= found
+        return None if product == 1.0 else Multiplied(((None, product),), " × ".join(key for key, _ in keys))
+
+    return find
+
+
+def _multiply_inputs(model: Model) -> Change | None:
+    """Return the factors of Falcon-H1's ssm_in: of the gate, x, B, C and the time steps, from top to bottom."""
+    config = model.config
+    factors, overall = config.get("ssm_multipliers"), config.get("ssm_in_multiplier", 1.0)
+    inner, groups, state = (config.get(key) for key in ("mamba_d_ssm", "mamba_n_groups", "mamba_d_state"))
+    if not (isinstance(factors, list) and len(factors) == 5 and isinstance(overall, int | float)):
+        return None
+    if not (isinstance(inner, int) and isinstance(groups, int) and isinstance(state, int)):
+        return None
+    rows = (inner, inner, groups * state, groups * state, None)
+    return Multiplied(tuple(zip(rows, (overall * f for f in factors), strict=True)), "ssm_multipliers")
+
+
+FALCON_H1 = frozenset({"falcon-h1"})
+NUMBERS = (
+    Changed(PLUS_ONE, r"(?!ssm_norm)(\w+\.)?\w*norm(_\w+)?", _add_one, is_usual=True),
+    Changed(NEGATED, "ssm_a", _negate),
+    Changed(frozenset({"bailingmoe3"}), "ssm_a", lambda _model: Exponential()),
+    Changed(FALCON_H1, "ffn_down", _multiply(("mlp_multipliers", 1))),
+    Changed(FALCON_H1, "ffn_gate", _multiply(("mlp_multipliers", 0))),
+    Changed(FALCON_H1, "attn_k", _multiply(("key_multiplier", None), ("attention_in_multiplier", None))),
+    Changed(FALCON_H1, "attn_[qv]", _multiply(("attention_in_multiplier", None))),
+    Changed(FALCON_H1, "attn_output", _multiply(("attention_out_multiplier", None))),
+    Changed(FALCON_H1, "ssm_out", _multiply(("ssm_out_multiplier", None))),
+    Changed(FALCON_H1, "ssm_in", _multiply_inputs),
+    Changed(FALCON_H1, "output", _multiply(("lm_head_multiplier", None))),
+    Changed(FALCON_H1, "token_embd", _multiply(("embedding_multiplier", None))),
+)
+
+
+@cache
+def find_orders(architecture: str, word: str) -> tuple[tuple[Ordered, ...], tuple[Ordered, ...]]:
+    """Return the orders that a tensor has in an architecture, and those that it may have by mistake."""
+    fitting = [row for row in ORDERS if re.fullmatch(row.tensors, word)]
+    return _divide(fitting, architecture)
+
+
+@cache
+def find_changes(architecture: str, word: str) -> tuple[tuple[Changed, ...], tuple[Changed, ...]]:
+    """Return the changed numbers that a tensor has in an architecture, and those that it may have by mistake."""
+    fitting = [row for row in NUMBERS if re.fullmatch(row.tensors, word)]
+    return _divide(fitting, architecture)
+
+
+def _divide(rows: list[Row], architecture: str) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    own = tuple(row for row in rows if architecture in row.architectures)
+    return own, tuple(row for row in rows if row.is_usual and row not in own)
