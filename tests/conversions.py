@@ -109,6 +109,8 @@ def applied(op: Any, x: np.ndarray) -> np.ndarray:
             return np.exp(x)
         case ["negexp"]:
             return -np.exp(x)
+        case ["softplus"]:
+            return np.logaddexp(x, np.float32(0))
         case ["set", value]:  # the converter fills these elements, whatever the source
             return np.full_like(x, value)
         case ["pieces", pieces]:
@@ -122,7 +124,7 @@ def random_originals(conversion: Conversion, seed: int) -> dict[str, np.ndarray]
     rng = np.random.default_rng(seed)
     originals = {}
     for name, tensor in conversion.original.items():
-        x = _random(name, tuple(tensor["shape"]), rng).astype(np.float32)
+        x = np.asarray(_random(name, tuple(tensor["shape"]), rng), np.float32)
         originals[name] = x if tensor["dtype"] == "F32" else x.astype(bfloat16).astype(np.float32)
     return originals
 
@@ -189,13 +191,11 @@ def _write_gguf(conversion: Conversion, stored: dict[str, np.ndarray], path: Pat
             writer.add_key_value(key, value, *_gguf_types(value))
     read = {}
     for name, x in stored.items():
-        if type_ == "Q8_0" and conversion.tensors.get(name, {}).get("type") == "Q8_0":
-            quantized = gguf.quants.quantize(x, gguf.GGMLQuantizationType.Q8_0)
-            writer.add_tensor(name, quantized, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-            read[name] = gguf.quants.dequantize(quantized, gguf.GGMLQuantizationType.Q8_0)
-        else:
-            writer.add_tensor(name, x)
-            read[name] = x
+        kind = conversion.tensors[name]["type"] if name in conversion.tensors and type_ == "Q8_0" else "F32"
+        of = gguf.GGMLQuantizationType[kind]
+        quantized = gguf.quants.quantize(x, of)
+        writer.add_tensor(name, quantized, raw_dtype=of)
+        read[name] = gguf.quants.dequantize(quantized, of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,6 +1,7 @@
 """Runs of llama.cpp's converter on a folder, without its tokenizer."""
 
 import importlib
+import json
 import logging
 import sys
 from dataclasses import dataclass
@@ -43,10 +44,15 @@ class LlamaCpp:
         out = folder.parent / "out.gguf"
         with torch.inference_mode():
             hparams = self.conversion.ModelBase.load_hparams(folder, False)
+            if options.pop("plain_config", False):  # fields that this transformers no longer returns are read
+                options["hparams"] = json.loads((folder / "config.json").read_text())
             architecture = self.conversion.get_model_architecture(hparams, kind)
             model_class = self.conversion.get_model_class(architecture, mmproj=mmproj)
             model = model_class(folder, types.MOSTLY_Q8_0 if quantized else types.ALL_F32, out, **options)
-            model.set_vocab = lambda: None
+            for of in (model, getattr(model, "impl", model)):  # Mistral 3 is written by a second object
+                of.set_vocab = lambda: None
+                if not quantized:  # some tensors are F16 even then, which cannot hold labels
+                    of.tensor_force_quant = lambda *_: False
             model.write()
         return self.read(out)
 

@@ -23,7 +23,8 @@ class Original:
     """``architecture``: of transformers, or of the code in the model's own repository, with ``own`` names and shapes.
 
     ``published``: makes names and shapes of checkpoints as they are published from those that transformers saves.
-    ``llama_cpp``, ``mlx``: variant → options of the converter. ``files``: further files that the converter reads.
+    ``llama_cpp``, ``mlx``: variant → options of the converter. ``written``: fields that are only in config.json.
+    ``files``: further files that the converter reads.
     """
 
     architecture: str
@@ -32,6 +33,7 @@ class Original:
     published: Callable[[dict[str, Any], Shapes], Shapes] | None = None
     llama_cpp: dict[str, dict[str, Any]] = field(default_factory=lambda: BOTH)
     mlx: dict[str, dict[str, Any]] = field(default_factory=dict)
+    written: dict[str, Any] = field(default_factory=dict)
     files: dict[str, Any] = field(default_factory=dict)
 
     def variants_for(self, kind: str) -> dict[str, dict[str, Any]]:
@@ -54,11 +56,11 @@ def write_original(original: Original, folder: Path) -> tuple[dict[str, Any], di
     if original.own is None:
         shapes = saved_by_transformers(original, folder)
         saved = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(merged(saved, original.config)))
+        (folder / "config.json").write_text(json.dumps(merged(saved, original.config) | original.written))
     else:
         config = {"architectures": [original.architecture]} | original.config
-        (folder / "config.json").write_text(json.dumps(config))
         shapes = original.own(config)
+        (folder / "config.json").write_text(json.dumps(config))
     config = json.loads((folder / "config.json").read_text())
     if original.published is not None:
         shapes = original.published(config, shapes)
@@ -72,6 +74,8 @@ def merged(saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Return a saved config with its fields also under the names that earlier transformers and repositories use."""
     rope = saved.get("rope_parameters") or {}
     config = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope} | saved
+    if rope.get("rope_type") == "default":
+        config["rope_scaling"] = None
     for key, value in given.items():
         nested = isinstance(value, dict) and isinstance(saved.get(key), dict)
         config[key] = merged(saved[key], value) if nested else value
@@ -128,16 +132,50 @@ NEMOTRON_H = {key: value for key, value in WIDE.items() if key != "num_hidden_la
 }  # fmt: skip
 GRANITE = {
     "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.015625,
+    "intermediate_size": 128,
 }  # fmt: skip
 BERT = {key: value for key, value in BASE.items() if key != "tie_word_embeddings"} | {
     "num_attention_heads": 4, "type_vocab_size": 2, "cls_token_id": 1, "sep_token_id": 2,
 }  # fmt: skip
+LONG_ROPE = {
+    "type": "longrope", "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0], "short_factor": [1.0] * 8,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN = {
+    "type": "yarn", "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 8,
+}  # fmt: skip
 GPT2 = {"vocab_size": 96, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
+GPT2_SIZES = {"n_embd": 64, "n_positions": 128, "n_ctx": 128}
 MAMBA = {
     "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "tie_word_embeddings": False,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 MLX = {"mlx": BOTH}
+WITH_MMPROJ: dict[str, dict[str, Any]] = {"": {}, "mmproj": {"mmproj": True}}
+MROPE = {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [4, 2, 2]}
+# As many layers as a projector has modules: the converter numbers both with the same numbers.
+SIGLIP = {
+    "hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 2, "image_size": 56,
+    "patch_size": 14,
+}  # fmt: skip
+PIXTRAL = {
+    "model_type": "pixtral", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "intermediate_size": 96, "head_dim": 16, "image_size": 28,
+}  # fmt: skip
+AUDIO_ENCODER = {
+    "d_model": 32, "encoder_layers": 4, "encoder_attention_heads": 2, "encoder_ffn_dim": 96, "num_mel_bins": 16,
+    "max_source_positions": 16,
+}  # fmt: skip
+IMAGES = {"preprocessor_config.json": {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}}
+IMG_BREAK = {"tokenizer_config.json": {"added_tokens_decoder": {"12": {"content": "[IMG_BREAK]"}}}}
+NOMIC = BERT | {
+    "head_dim": 16, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_inner": 96, "n_positions": 8192,
+    "max_trained_positions": 2048, "activation_function": "swiglu", "causal": False, "prenorm": False,
+    "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "layer_norm_epsilon": 1e-12,
+}  # fmt: skip
+WORD_PIECE = {"tokenizer.json": {"model": {"type": "WordPiece"}}}
 TOKENIZER = {"tokenizer.json": {"model": {"vocab": {str(i): i for i in range(96)}}, "added_tokens": []}}
 
 
@@ -200,9 +238,89 @@ def kimi_names(config: dict[str, Any], saved: Shapes) -> Shapes:
     return {re.sub(r"block_sparse_moe\.(\w+_proj)", r"mlp.\1", name): shape for name, shape in saved.items()}
 
 
-def gemma3n_names(config: dict[str, Any], saved: Shapes) -> Shapes:
-    """Rename tensors of the text model to those of the whole, whose vision tower transformers cannot build here."""
-    return {re.sub("^model", "model.language_model", name): shape for name, shape in saved.items()}
+def gemma3n_shapes(config: dict[str, Any]) -> Shapes:
+    """Return names and shapes of the text model in the whole, whose vision tower needs a further library."""
+    import transformers
+
+    text = transformers.Gemma3nTextConfig(**config["text_config"])
+    config["text_config"] = merged(text.to_dict(), config["text_config"])
+    state = transformers.Gemma3nForCausalLM(text).state_dict()
+    names = {name: re.sub("^model", "model.language_model", name) for name in state if name != "lm_head.weight"}
+    shapes = {new: tuple(state[name].shape) for name, new in names.items()}
+    # Layers that use others' keys and values are published with matrices of their own.
+    of_first = {name: shape for name, shape in shapes.items() if re.search(r"layers\.0\.self_attn\.[kv]_", name)}
+    layers = range(text.num_hidden_layers)
+    return shapes | {name.replace(".0.", f".{i}."): shape for i in layers for name, shape in of_first.items()}
+
+
+def internvl_shapes(config: dict[str, Any]) -> Shapes:
+    """Return names and shapes of InternVL in the layout of its authors."""
+    text, vision = config["llm_config"], config["vision_config"]
+    width, inner, hidden = vision["hidden_size"], vision["intermediate_size"], text["hidden_size"]
+    heads = text["num_key_value_heads"] * text["head_dim"]
+    shapes: Shapes = {
+        "vision_model.embeddings.class_embedding": (1, 1, width),
+        "vision_model.embeddings.position_embedding": (1, 5, width),
+        "vision_model.embeddings.patch_embedding.weight": (width, 3, 14, 14),
+        "vision_model.embeddings.patch_embedding.bias": (width,),
+        **biased("mlp1.0", (4 * width,)),
+        **biased("mlp1.1", (hidden, 4 * width)),
+        **biased("mlp1.3", (hidden, hidden)),
+        "language_model.model.embed_tokens.weight": (text["vocab_size"], hidden),
+        "language_model.model.norm.weight": (hidden,),
+        "language_model.lm_head.weight": (text["vocab_size"], hidden),
+    }
+    for index in range(vision["num_hidden_layers"]):
+        layer = f"vision_model.encoder.layers.{index}."
+        shapes |= {f"{layer}{name}": (width,) for name in ("ls1", "ls2")}
+        for name, shape in (("attn.qkv", (3 * width, width)), ("attn.proj", (width, width)), ("norm1", (width,))):
+            shapes |= biased(layer + name, shape)
+        for name, shape in (("mlp.fc1", (inner, width)), ("mlp.fc2", (width, inner)), ("norm2", (width,))):
+            shapes |= biased(layer + name, shape)
+    for index in range(text["num_hidden_layers"]):
+        layer = f"language_model.model.layers.{index}."
+        shapes |= {f"{layer}{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
+        for name, rows in (("q", hidden), ("k", heads), ("v", heads)):
+            shapes |= biased(f"{layer}self_attn.{name}_proj", (rows, hidden))
+        shapes[f"{layer}self_attn.o_proj.weight"] = (hidden, hidden)
+        shapes |= gated_mlp(f"{layer}mlp.", hidden, text["intermediate_size"])
+    return shapes
+
+
+def biased(module: str, shape: tuple[int, ...]) -> Shapes:
+    """Return a weight and its bias."""
+    return {f"{module}.weight": shape, f"{module}.bias": shape[:1]}
+
+
+def siglip_names(config: dict[str, Any], saved: Shapes) -> Shapes:
+    """Rename tensors of the vision tower as they are published."""
+    return {re.sub(r"^vision_tower\.", "vision_tower.vision_model.", name): shape for name, shape in saved.items()}
+
+
+def gpt2_names(config: dict[str, Any], saved: Shapes) -> Shapes:
+    """Rename tensors as in the first repositories, which also store masks."""
+    masks = {f"h.{layer}.attn.bias": (1, 1, config["n_ctx"], config["n_ctx"]) for layer in range(config["n_layer"])}
+    return {name.removeprefix("transformer."): shape for name, shape in saved.items()} | masks
+
+
+def nomic_moe(config: dict[str, Any], saved: Shapes) -> Shapes:
+    """Give the second layer experts, and all linear layers biases, as nomic-embed-text-v2-moe has them."""
+    hidden, inner, experts = config["n_embd"], config["n_inner"], config["num_experts"]
+    shapes = {name: shape for name, shape in saved.items() if ".mlp." not in name}
+    shapes |= {
+        "encoder.layers.0.mlp.fc1.weight": (inner, hidden),
+        "encoder.layers.0.mlp.fc1.bias": (inner,),
+        "encoder.layers.0.mlp.fc2.weight": (hidden, inner),
+        "encoder.layers.0.mlp.fc2.bias": (hidden,),
+        "encoder.layers.1.mlp.experts.bias": (hidden,),
+        "encoder.layers.1.mlp.experts.mlp.w1": (experts * inner, hidden),
+        "encoder.layers.1.mlp.experts.mlp.w2": (experts * inner, hidden),
+        "encoder.layers.1.mlp.router.layer.weight": (experts, hidden),
+    }
+    for layer in range(config["n_layer"]):
+        shapes[f"encoder.layers.{layer}.attn.Wqkv.bias"] = (3 * hidden,)
+        shapes[f"encoder.layers.{layer}.attn.out_proj.bias"] = (hidden,)
+    return shapes
 
 
 def gated_mlp(prefix: str, hidden: int, inner: int) -> Shapes:
@@ -242,9 +360,8 @@ ORIGINALS = {
         llama_cpp={"": {}, "fuse_gate_up": {"fuse_gate_up_exps": True}},
         **MLX,
     ),
-    "deepseek_v3": Original(
-        "DeepseekV3ForCausalLM", MLA | {"num_nextn_predict_layers": 1}, published=with_nextn, **MLX
-    ),
+    "deepseek_v3": Original("DeepseekV3ForCausalLM", MLA | {"num_nextn_predict_layers": 1}, published=with_nextn),
+    "deepseek_v3_plain": Original("DeepseekV3ForCausalLM", MLA, llama_cpp={}, **MLX),
     "glm4_moe_lite": Original(
         "Glm4MoeLiteForCausalLM", MLA | {"num_nextn_predict_layers": 1}, published=with_nextn, **MLX
     ),
@@ -285,6 +402,24 @@ ORIGINALS = {
         files=TOKENIZER,
         **MLX,
     ),
+    "phi3_long": Original(
+        "Phi3ForCausalLM", BASE | HEADS | {"rope_scaling": LONG_ROPE, "original_max_position_embeddings": 64}, **MLX
+    ),
+    "llama3": Original(
+        "LlamaForCausalLM",
+        LLAMA
+        | {
+            "tie_word_embeddings": True,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+        **MLX,
+    ),
     "phi3": Original("Phi3ForCausalLM", BASE | HEADS, **MLX),
     "glm4_moe": Original(
         "Glm4MoeForCausalLM",
@@ -299,13 +434,21 @@ ORIGINALS = {
         "GlmMoeDsaForCausalLM",
         MLA
         | {"n_group": 1, "index_topk": 8, "index_head_dim": 32, "index_n_heads": 2, "num_nextn_predict_layers": 1}
-        | {"indexer_types": ["full", "full"]},
+        | {"indexer_types": ["full", "full"], "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+        | {"moe_layer_freq": 1},
         published=with_nextn,
         **MLX,
     ),
     "minimax_m2": Original(
         "MiniMaxM2ForCausalLM",
-        WIDE | {"num_local_experts": 4, "num_experts_per_tok": 2, "use_qk_norm": True, "rotary_dim": 16},
+        WIDE
+        | {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "use_qk_norm": True,
+            "rotary_dim": 16,
+            "shared_intermediate_size": 0,
+        },
         **MLX,
     ),
     "kimi_linear": Original(
@@ -313,7 +456,7 @@ ORIGINALS = {
         {key: value for key, value in MLA.items() if key not in ("n_routed_experts", "q_lora_rank")}
         | {"num_experts": 4, "num_shared_experts": 1, "num_experts_per_token": 2, "q_lora_rank": None}
         | {"num_expert_group": 1, "topk_group": 1, "num_hidden_layers": 4, "linear_head_dim": 32}
-        | {"linear_num_heads": 4, "linear_conv_kernel_dim": 4}
+        | {"linear_num_heads": 4, "linear_conv_kernel_dim": 4, "rope_theta": 10000.0}
         | {
             "linear_attn_config": {
                 "full_attn_layers": [4],
@@ -329,12 +472,17 @@ ORIGINALS = {
     "gemma": Original("GemmaForCausalLM", WIDE | {"tie_word_embeddings": True}, **MLX),
     "gemma2": Original("Gemma2ForCausalLM", WIDE | {"tie_word_embeddings": True, "sliding_window": 8}, **MLX),
     "gemma3n": Original(
-        "Gemma3nForCausalLM",
-        WIDE
-        | {"tie_word_embeddings": True, "sliding_window": 8, "num_hidden_layers": 4, "intermediate_size": [96] * 4}
-        | {"layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size_per_layer_input": 96}
-        | {"hidden_size_per_layer_input": 32, "laurel_rank": 32, "num_kv_shared_layers": 2}
-        | {"activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0]},
+        "Gemma3nForConditionalGeneration",
+        {
+            "model_type": "gemma3n",
+            "text_config": WIDE
+            | {"tie_word_embeddings": True, "sliding_window": 8, "num_hidden_layers": 4, "intermediate_size": [96] * 4}
+            | {"layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size_per_layer_input": 96}
+            | {"hidden_size_per_layer_input": 32, "laurel_rank": 32, "num_kv_shared_layers": 2}
+            | {"activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0], "rope_theta": 1000000.0}
+            | {"rope_local_base_freq": 10000.0},
+        },
+        own=gemma3n_shapes,
         files=TOKENIZER,
         **MLX,
     ),
@@ -361,16 +509,8 @@ ORIGINALS = {
     "ministral3": Original(
         "Mistral3ForConditionalGeneration",
         {
-            "text_config": WIDE | {"model_type": "ministral3"},
-            "vision_config": {
-                "model_type": "pixtral",
-                "hidden_size": 32,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "intermediate_size": 32,
-                "head_dim": 16,
-                "image_size": 28,
-            },
+            "text_config": WIDE | {"model_type": "ministral3", "rope_parameters": YARN},
+            "vision_config": PIXTRAL,
             "tie_word_embeddings": False,
         },
         **MLX,
@@ -395,7 +535,8 @@ ORIGINALS = {
         "Lfm2ForCausalLM",
         BASE
         | HEADS
-        | {"layer_types": ["conv", "full_attention"], "tie_word_embeddings": True, "block_multiple_of": 32},
+        | {"layer_types": ["conv", "full_attention"], "tie_word_embeddings": True, "block_multiple_of": 32}
+        | {"block_dim": 64, "block_ff_dim": 96, "full_attn_idxs": [1]},
         **MLX,
     ),
     "lfm2_moe": Original(
@@ -449,10 +590,20 @@ ORIGINALS = {
     "seed_oss": Original("SeedOssForCausalLM", WIDE, **MLX),
     "bert": Original("BertModel", BERT),
     "modernbert": Original("ModernBertModel", BERT),
-    "nomic_bert": Original("NomicBertModel", BERT | {"head_dim": 16}),
+    "nomic_bert": Original("NomicBertModel", NOMIC, files=WORD_PIECE),
+    "nomic_bert_moe": Original(
+        "NomicBertModel",
+        NOMIC
+        | {"activation_function": "gelu", "moe_every_n_layers": 2, "num_experts": 4, "moe_top_k": 2}
+        | {"qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "n_positions": 2048},
+        published=nomic_moe,
+        files=WORD_PIECE,
+    ),
     "embeddinggemma": Original("Gemma3TextModel", WIDE | {"sliding_window": 8}, files=TOKENIZER),
     "smollm3": Original("SmolLM3ForCausalLM", BASE | HEADS | {"tie_word_embeddings": True}, **MLX),
-    "exaone4": Original("Exaone4ForCausalLM", LLAMA | {"sliding_window": 8}, **MLX),
+    "exaone4": Original(
+        "Exaone4ForCausalLM", LLAMA | {"sliding_window": 8}, written={"sliding_window_pattern": "LG"}, **MLX
+    ),
     "dots1": Original(
         "Dots1ForCausalLM",
         WIDE | MOE | {"n_routed_experts": 4, "n_shared_experts": 2, "first_k_dense_replace": 1, "sliding_window": None},
@@ -469,15 +620,24 @@ ORIGINALS = {
         "FalconForCausalLM",
         BASE | {"num_attention_heads": 4, "num_kv_heads": 2, "new_decoder_architecture": True, "ffn_hidden_size": 96},
     ),
-    "gpt_neox": Original("GPTNeoXForCausalLM", BASE | {"rotary_pct": 0.25, "num_attention_heads": 4}, **MLX),
-    "gpt2": Original("GPT2LMHeadModel", GPT2 | {"n_embd": 64, "n_positions": 128, "n_ctx": 128}, **MLX),
+    "gpt_neox": Original(
+        "GPTNeoXForCausalLM",
+        BASE | {"rotary_pct": 0.25, "rotary_emb_base": 10000, "intermediate_size": 256, "num_attention_heads": 4},
+        llama_cpp={"": {"plain_config": True}},
+        **MLX,
+    ),
+    "gpt2": Original("GPT2LMHeadModel", GPT2 | GPT2_SIZES),
+    "gpt2_published": Original("GPT2LMHeadModel", GPT2 | GPT2_SIZES, published=gpt2_names, llama_cpp={}, **MLX),
     "bloom": Original("BloomForCausalLM", GPT2 | {"hidden_size": 64}),
     "mamba": Original(
-        "MambaForCausalLM", MAMBA | {"state_size": 16, "time_step_rank": 32, "intermediate_size": 128}, **MLX
+        "MambaForCausalLM",
+        MAMBA | {"state_size": 16, "time_step_rank": 32, "intermediate_size": 128, "tie_word_embeddings": True},
+        **MLX,
     ),
     "mamba2": Original(
         "Mamba2ForCausalLM",
-        MAMBA | {"state_size": 16, "num_heads": 4, "head_dim": 32, "n_groups": 2, "chunk_size": 8},
+        MAMBA
+        | {"state_size": 16, "num_heads": 4, "head_dim": 32, "n_groups": 2, "chunk_size": 8, "intermediate_size": 128},
         **MLX,
     ),
     "jamba": Original(
@@ -490,12 +650,124 @@ ORIGINALS = {
     ),
     "minicpm3": Original(
         "MiniCPM3ForCausalLM",
-        {key: value for key, value in MLA.items() if "expert" not in key and "group" not in key},
+        {key: value for key, value in MLA.items() if "expert" not in key and "group" not in key}
+        | {"rope_scaling": LONG_ROPE, "scale_emb": 12, "v_head_dim": 16, "scale_depth": 1.4, "dim_model_base": 32},
         **MLX,
     ),
     "t5": Original(
         "T5ForConditionalGeneration",
         {"vocab_size": 96, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4}
         | {"decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+    "qwen2_5_vl": Original(
+        "Qwen2_5_VLForConditionalGeneration",
+        {
+            "text_config": BASE | HEADS | {"rope_parameters": MROPE},
+            "vision_config": VISION | {"depth": 4, "fullatt_block_indexes": [1, 3]},
+        },
+        llama_cpp=WITH_MMPROJ,
+        files=IMAGES,
+    ),
+    "qwen3_vl": Original(
+        "Qwen3VLForConditionalGeneration",
+        {
+            "text_config": WIDE | {"rope_parameters": MROPE},
+            "vision_config": VISION | {"depth": 4, "deepstack_visual_indexes": [1, 2]},
+        },
+        llama_cpp=WITH_MMPROJ,
+        files=IMAGES,
+    ),
+    "gemma3": Original(  # its embeddings have rows for which there is no token
+        "Gemma3ForConditionalGeneration",
+        {
+            "text_config": WIDE | {"sliding_window": 8, "tie_word_embeddings": True, "vocab_size": 100},
+            "vision_config": SIGLIP | {"vision_use_head": False},
+            "mm_tokens_per_image": 4,
+        },
+        published=siglip_names,
+        llama_cpp=WITH_MMPROJ,
+        files=TOKENIZER | IMAGES,
+    ),
+    "pixtral": Original(
+        "LlavaForConditionalGeneration",
+        {"text_config": WIDE | {"model_type": "mistral"}, "vision_config": PIXTRAL, "tie_word_embeddings": False},
+        llama_cpp=WITH_MMPROJ,
+        files=TOKENIZER | IMAGES | IMG_BREAK,
+    ),
+    "smolvlm": Original(
+        "SmolVLMForConditionalGeneration",
+        {"text_config": LLAMA | {"model_type": "llama"}, "vision_config": SIGLIP},
+        llama_cpp={"mmproj": {"mmproj": True}},
+        files=IMAGES,
+    ),
+    "gemma4_towers": Original(
+        "Gemma4ForConditionalGeneration",
+        {
+            "text_config": GEMMA4_TEXT,
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 96,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "position_embedding_size": 16,
+                "patch_size": 4,
+            },
+            "audio_config": {
+                "hidden_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "output_proj_dims": 64,
+                "subsampling_conv_channels": [8, 4],
+                "conv_kernel_size": 5,
+            },
+        },
+        llama_cpp={"mmproj": {"mmproj": True}},
+        files=TOKENIZER | IMAGES,
+    ),
+    "qwen2_audio": Original(
+        "Qwen2AudioForConditionalGeneration",
+        {"text_config": BASE | HEADS | {"model_type": "qwen2"}, "audio_config": AUDIO_ENCODER},
+        llama_cpp=WITH_MMPROJ,
+    ),
+    "voxtral": Original(
+        "VoxtralForConditionalGeneration",
+        {
+            "text_config": WIDE | {"model_type": "llama"},
+            "hidden_size": 64,
+            "audio_config": {
+                "hidden_size": 32,
+                "intermediate_size": 128,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 2,
+                "num_mel_bins": 16,
+                "max_source_positions": 16,
+            },
+        },
+        llama_cpp={"mmproj": {"mmproj": True}},
+    ),
+    "internvl": Original(
+        "InternVLChatModel",
+        {
+            "model_type": "internvl_chat",
+            "downsample_ratio": 0.5,
+            "llm_config": LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+            "vision_config": {
+                "architectures": ["InternVisionModel"],
+                "model_type": "intern_vit_6b",
+                "hidden_size": 32,
+                "intermediate_size": 96,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+                "layer_norm_eps": 1e-6,
+                "hidden_act": "gelu",
+            },
+        },
+        own=internvl_shapes,
+        llama_cpp=WITH_MMPROJ,
+        files=IMAGES,
     ),
 }
