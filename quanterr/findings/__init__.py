@@ -14,6 +14,8 @@ layers      all weights together
 sources     a sample of weights with excess error: were they made from other values?
 samples     repairs, tried on the first rows of the worst weights
 vectors     norms and biases that changed much, read again
+constants   matrices that are zero, or a single value, on both sides
+repeats     experts and layers that repeat each other on both sides
 
 Each function reports everything it sees. ``explanations`` then drops findings that others explain, and ``merging``
 merges findings that many weights share.
@@ -30,6 +32,7 @@ from msgspec.structs import replace
 
 from quanterr.findings.activations import check_activation_scales
 from quanterr.findings.codes import make_finding
+from quanterr.findings.constants import ConstantWeights, is_learned_matrix
 from quanterr.findings.excess import (
     check_excess,
     fits_signed_scales,
@@ -73,6 +76,7 @@ from quanterr.findings.layers import (
 from quanterr.findings.merging import merge_bad_rows, merge_excess
 from quanterr.findings.methods import Method, is_compensating
 from quanterr.findings.outliers import find_outlier_columns
+from quanterr.findings.repeats import RepeatedWeights
 from quanterr.findings.samples import (
     diagnose,
     drop_harmless_zero_scales,
@@ -120,12 +124,15 @@ class FindingCollector:
         self._seen: list[WeightSummary] = []  # in the order in which they were added
         self._equal: dict[int, Pair] = {}
         self._of_weights: dict[int, list[Finding]] = {}
+        self._constant, self._repeated = ConstantWeights(), RepeatedWeights()
         config = plan.labels["quantized"].config if "quantized" in plan.labels else {}
         self._compensates, self._undone = is_compensating(config), {name for one in plan.folded for name in one.names}
 
     def add(self, done: ComparedWeight) -> None:
         """Add a compared weight; its sums are not kept."""
         pair = self._plan.pairs[done.number]
+        if is_learned_matrix(pair) and not self._constant.add(done.number, pair, done.sums):
+            self._repeated.add(done.number, pair, done.sums)
         if done.sums.exact:
             self._equal[done.number] = pair
             return
@@ -184,7 +191,8 @@ class FindingCollector:
         sources = check_sources([one for one in seen if one.pair.name not in apart], self._compensates)
         with on_cpu() as workspaces:
             siblings = list(check_sibling_scales(seen, workspaces[1]))
-        found = [*whole, *single, *sources, *repairs, *vectors, *below, *changed, *siblings]
+        both = [*self._constant.findings(), *self._repeated.findings()]
+        found = [*whole, *single, *sources, *repairs, *vectors, *below, *changed, *siblings, *both]
         kept = drop_explained(found, _gather_facts(seen, found))
         return merge_bad_rows(merge_excess(kept), len(seen))
 

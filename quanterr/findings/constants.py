@@ -1,0 +1,113 @@
+"""Matrices that hold a single value, mostly zero, on both sides: whatever compares the two sides calls them identical.
+
+Sums prove zeros. Another value is proved by reading the few matrices whose mean is as large as their largest element.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from quanterr.findings.codes import make_finding
+from quanterr.formats import Weight
+from quanterr.metrics.sums import RowSums, Sums, as_float
+from quanterr.pairing.model import Pair
+from quanterr.pairing.sampling import on_cpu
+from quanterr.report.base import Finding
+from quanterr.roles import role_of
+from quanterr.tensors.chunks import CPU_CHUNK, Cut
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.text import count, listed
+
+# Matrices that may rightly be zero: those that training starts at zero, and never changes where it does not reach
+# (LoRA's second matrix, ControlNet's zero convolutions), and the types of tokens in models that have no types.
+MAY_BE_ZERO = re.compile(r"lora_(?:B|up)\b|(?<![^\W_])zero_|token_type")
+NEAR_MEAN = 1e-3  # a constant's mean, added up in float32, is this near to its largest element
+FEW = 8  # numbers of experts that are listed, at most
+
+
+def is_learned_matrix(pair: Pair) -> bool:
+    """Return True for a matrix, or stack of matrices, whose elements differ in every trained model.
+
+    Norms, biases, masks and tables that models compute may be constant, or the same in all blocks.
+    """
+    name, role = pair.name, role_of(pair.name)
+    if min(pair.original.matrix) < 2 or role == "norm" or name.endswith("bias"):
+        return False
+    return (name.endswith("weight") or role == "experts") and not MAY_BE_ZERO.search(name)
+
+
+def is_kept(sums: Sums | RowSums) -> bool:
+    """Return True if both sides have about the same values: otherwise other findings say how they differ."""
+    return 2 * sums.e_sq < sums.x_sq
+
+
+class ConstantWeights:
+    """Collector of matrices that are zero, or may be constant, on both sides."""
+
+    def __init__(self) -> None:
+        """Start without matrices."""
+        self._zero: dict[int, tuple[Pair, list[int]]] = {}  # by number: pair, and the matrices of a stack if not all
+        self._suspects: dict[int, Pair] = {}
+
+    def add(self, number: int, pair: Pair, sums: Sums) -> bool:
+        """Add a learned matrix; return True if it is, or may be, a single value."""
+        if not sums.n or sums.nonfinite:
+            return False
+        if not sums.x_nonzero:
+            if sums.exact:
+                self._zero[number] = pair, []
+            return True
+        if abs(as_float(sums.x)) >= (1 - NEAR_MEAN) * sums.n * sums.x_max:
+            if is_kept(sums):
+                self._suspects[number] = pair
+            return True
+        if zero := [n for n, one in sums.matrices.items() if not one.x_sq and not one.e_max]:
+            self._zero[number] = pair, sorted(zero)
+        return False
+
+    def findings(self) -> Iterator[Finding]:
+        """Report the matrices, in the order of the pairing."""
+        if self._zero:
+            zero = [self._zero[number] for number in sorted(self._zero)]
+            yield _report("zero", [pair for pair, _ in zero], [pair.name + _list_experts(of) for pair, of in zero])
+        constant = list(_keep_constant(self._suspects[number] for number in sorted(self._suspects)))
+        if constant:
+            yield _report("a single value", constant, [pair.name for pair in constant])
+
+
+def _list_experts(numbers: Sequence[int]) -> str:
+    """Return a suffix with the numbers of the matrices of a stack; empty if there are none."""
+    if not numbers:
+        return ""
+    more = ", …" if len(numbers) > FEW else ""
+    return f" ({'expert' if len(numbers) == 1 else 'experts'} {', '.join(map(str, numbers[:FEW]))}{more})"
+
+
+def _report(what: str, pairs: Sequence[Pair], labels: Sequence[str]) -> Finding:
+    message = (
+        f"{count(len(pairs), 'weight')} {'is' if len(pairs) == 1 else 'are'} {what} throughout on both sides: "
+        f"{listed(labels, 4)}; trained matrices are not, and no metric shows it"
+    )
+    remedy = (
+        "compare the original with the checkpoint from which it was converted or uploaded: its values were lost, "
+        "unless somebody set them on purpose"
+    )
+    return make_finding("constant_weight", "warning", None, message, remedy, layers=[pair.name for pair in pairs])
+
+
+def _keep_constant(pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """Return the pairs of which both sides hold a single value each; reading stops at the first other value."""
+    with on_cpu() as workspaces:
+        for pair in pairs:
+            sides = zip((pair.original, pair.quantized), workspaces, strict=True)
+            if all(_is_constant(side, workspace) for side, workspace in sides):
+                yield pair
+
+
+def _is_constant(weight: Weight, workspace: Workspace) -> bool:
+    first: float | None = None
+    for chunk in Cut(*weight.matrix, CPU_CHUNK):
+        values = weight.dequantize(chunk, workspace).weight
+        first = float(values[0, 0]) if first is None else first
+        if not bool((values == first).all()):
+            return False
+    return True

@@ -1,0 +1,153 @@
+"""Experts, and layers, that repeat each other on both sides: whatever compares the two sides calls them identical.
+
+Equal energies select the few matrices of which a sample is read again. Only values of the original are read: as long as
+the quantized checkpoint has about these values, it repeats them too, however each copy was rounded.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from itertools import chain
+from typing import NamedTuple
+
+from quanterr.findings.codes import make_finding
+from quanterr.findings.constants import is_kept
+from quanterr.formats import Weight
+from quanterr.metrics.sums import Sums, as_float
+from quanterr.pairing.model import Pair
+from quanterr.pairing.sampling import on_cpu
+from quanterr.report.base import Finding
+from quanterr.roles import block_of, role_of, without_numbers
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.text import count, listed
+
+SAME_ENERGY = 1e-8  # relative difference of energies, at most: chunks cut equal experts of a stack differently
+SAMPLED = 1 << 16  # elements that are compared, at most
+FEWEST = 64  # elements: smaller matrices may be equal by chance
+SHARED = re.compile(r"embed|(?:\b|_)head\b")  # names of weights that several layers may share
+
+Energies = list[tuple[float, int]]  # Σx² of matrices, and their numbers
+
+
+class _Stack(NamedTuple):
+    """A stack of experts some of which repeat others."""
+
+    pair: Pair
+    experts: int
+    distinct: int
+
+
+class RepeatedWeights:
+    """Collector of the energies of learned matrices, which finds matrices that repeat each other."""
+
+    def __init__(self) -> None:
+        """Start without matrices."""
+        self._pairs: dict[int, Pair] = {}
+        self._energies: dict[tuple[str, tuple[int, ...]], Energies] = defaultdict(list)
+        self._stacks: dict[int, tuple[int, list[list[int]]]] = {}  # by number: experts, and those of equal energy
+
+    def add(self, number: int, pair: Pair, sums: Sums) -> None:
+        """Add a learned matrix, or a stack of them."""
+        role, rows = role_of(pair.name), pair.original.matrix_rows
+        if SHARED.search(pair.name) or not is_kept(sums) or pair.original.n < FEWEST:
+            return
+        self._pairs[number] = pair
+        self._energies[without_numbers(pair.name), pair.original.shape].append((as_float(sums.x_sq), number))
+        if role == "experts" and rows * pair.original.matrix[1] >= FEWEST:
+            energies = [(as_float(one.x_sq), n) for n, one in sums.matrices.items() if is_kept(one)]
+            if alike := list(_group_alike(energies)):
+                self._stacks[number] = len(sums.matrices), alike
+
+    def findings(self) -> Iterator[Finding]:
+        """Report experts that repeat each other, and layers that do."""
+        with on_cpu() as workspaces:
+            groups = list(self._confirm_weights(workspaces[0]))
+            stacks = list(self._confirm_stacks(workspaces[0]))
+        experts = [found for found in map(_keep_experts, groups) if found]
+        layers = [group for group in groups if not _keep_experts(group)]
+        labels = [
+            *map(_label, experts),
+            *(f"{one.pair.name} ({one.distinct} of {one.experts} distinct)" for one in stacks),
+        ]
+        if labels:
+            remedy = (
+                "compare the original with the checkpoint from which it was converted: experts were written to the "
+                "wrong places, unless they were copied on purpose and not trained since"
+            )
+            names = [pair.name for pair in (*chain(*experts), *(one.pair for one in stacks))]
+            yield make_finding("repeated_weights", "warning", None, _describe("experts", labels), remedy, layers=names)
+        if layers:
+            remedy = "nothing if the model was merged from repeated layers; otherwise a converter wrote a layer twice"
+            names = [pair.name for pair in chain(*layers)]
+            message = _describe("layers", [*map(_label, layers)])
+            yield make_finding("repeated_weights", "info", None, message, remedy, layers=names)
+
+    def _confirm_weights(self, workspace: Workspace) -> Iterator[list[Pair]]:
+        """Return the groups of weights with equal samples, in the order of the pairing."""
+        groups = []
+        for energies in self._energies.values():
+            for alike in _group_alike(energies):
+                groups += _group_equal((n, _read_sample(self._pairs[n].original, workspace)) for n in alike)
+        return ([self._pairs[number] for number in group] for group in sorted(groups))
+
+    def _confirm_stacks(self, workspace: Workspace) -> Iterator[_Stack]:
+        """Return the stacks with experts that have equal samples, in the order of the pairing."""
+        for number, (experts, energies) in sorted(self._stacks.items()):
+            pair, copies = self._pairs[number], 0
+            for alike in energies:
+                groups = _group_equal((n, _read_sample(pair.original, workspace, n)) for n in alike)
+                copies += sum(len(group) - 1 for group in groups)
+            if copies:
+                yield _Stack(pair, experts, experts - copies)
+
+
+def _group_alike(energies: Energies) -> Iterator[list[int]]:
+    """Return groups of several numbers whose energies are equal."""
+    group: list[int] = []
+    last = 0.0
+    for energy, number in sorted(energies):
+        if energy > last * (1 + SAME_ENERGY):
+            if len(group) > 1:
+                yield group
+            group = []
+        group.append(number)
+        last = energy
+    if len(group) > 1:
+        yield group
+
+
+def _group_equal(samples: Iterable[tuple[int, bytes]]) -> list[list[int]]:
+    """Return groups of several numbers whose samples are equal, each in ascending order."""
+    found: dict[bytes, list[int]] = defaultdict(list)
+    for number, sample in samples:
+        found[sample].append(number)
+    return [sorted(group) for group in found.values() if len(group) > 1]
+
+
+def _read_sample(weight: Weight, workspace: Workspace, matrix: int = 0) -> bytes:
+    """Return the checksum of the first values of a weight, or of one matrix of a stack."""
+    rows, cols = weight.matrix_rows or weight.matrix[0], min(weight.matrix[1], SAMPLED)
+    first, n = matrix * rows, min(rows, SAMPLED // cols)
+    values = weight.dequantize(Chunk(first, first + n, 0, cols), workspace).weight
+    return sha256(values.contiguous().numpy().tobytes()).digest()
+
+
+def _keep_experts(group: Sequence[Pair]) -> list[Pair]:
+    """Return the experts among weights that repeat another in the same block."""
+    blocks = [block_of(pair.name) for pair in group]
+    same = zip(group, blocks, strict=True)
+    return [pair for pair, block in same if blocks.count(block) > 1 and role_of(pair.name) == "experts"]
+
+
+def _label(group: Sequence[Pair]) -> str:
+    return f"{group[0].name} and {count(len(group) - 1, 'other')}"
+
+
+def _describe(what: str, labels: Sequence[str]) -> str:
+    """Return the message about experts or layers."""
+    return (
+        f"{what} repeat each other on both sides (the same energies, and the same values on a sample), which no error "
+        f"shows: {listed(labels, 3)}"
+    )
