@@ -3,7 +3,8 @@
     names        match once a known prefix is stripped from either side
     weights      tensors that are not part of another tensor; recognized in the same way on both sides
     pairs        each weight of the original with its counterpart: under the same name, fused, split, stacked or tied
-                 (names.py, fusing.py, tied.py), or in another program's order and form (rotary.py, gguf.py)
+                 (names.py, fusing.py, tied.py), or in another program's names, order and form (converters, rotary.py,
+                 gguf.py)
     leftovers    every entry of both checkpoints that is in no pair, with the reason
 
 If headers allow several readings, the pair keeps alternatives, and choose_alternatives decides by values.
@@ -21,6 +22,7 @@ from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats import CODE_DTYPES, Weight, explain_unsupported, is_auxiliary
 from quanterr.formats.verbatim import verbatim
 from quanterr.pairing.buffers import is_computed
+from quanterr.pairing.converters.denoisers import naming_between
 from quanterr.pairing.fusing import HeldWeight, Holders, plain_naming, swap_last_axes
 from quanterr.pairing.gguf import Translation
 from quanterr.pairing.model import COMPUTED, Alternative, Bucket, Leftover, Pair, Pairing
@@ -87,9 +89,11 @@ class _Pairer:
         counterparts = {own: self.there[shared] for shared, own in self.names.items() if shared in self.there}
         self.ties = Ties(original.codes, quantized.codes, counterparts)
         self.translation = Translation.between(original.checkpoint, quantized.checkpoint)
-        naming = self.translation.atoms if self.translation else plain_naming
         shapes = {own: original.codes[own].shape for own in self.names.values()} if self.extra else {}
         alone = [own for shared, own in self.names.items() if self.extra and shared not in self.there]
+        self.denoisers = None if self.translation else naming_between(alone, self.extra.values())
+        named = self.translation or self.denoisers
+        naming = named.atoms if named else plain_naming
         self.holders = Holders(quantized, naming, shapes, alone, self.extra.values())
 
     def pair_all(self) -> Pairing:
@@ -100,8 +104,8 @@ class _Pairer:
         for shared, own in self.names.items():
             if not self.selection.takes(own):
                 self._leave_both(own, self.there.get(shared), Bucket.FILTERED_OUT, "not selected")
-            elif self._is_derived(own):
-                self._leave(self.original, own, own, Bucket.CONSUMED, "computed by the converter")
+            elif reason := self._explain_derived(own):
+                self._leave(self.original, own, own, Bucket.CONSUMED, reason)
             else:
                 self._pair(shared, own)
         copies = self._pair_extra_copies()
@@ -123,8 +127,13 @@ class _Pairer:
     def _with_prefixes(self) -> Iterable[tuple[CheckpointSide, str]]:
         return zip((self.original, self.quantized), self.prefixes, strict=True)
 
-    def _is_derived(self, name: str) -> bool:
-        return self.translation is not None and self.translation.is_derived(name)
+    def _explain_derived(self, name: str) -> str | None:
+        """Return why only one side has a tensor, if a converter makes it or leaves it out."""
+        if self.translation is not None and self.translation.is_derived(name):
+            return "computed by the converter"
+        if self.denoisers is not None and self.denoisers.is_dropped(name):
+            return "not a part of diffusers' model"
+        return None
 
     def _pair(self, shared: str, own: str) -> None:
         """Pair one weight of the original with its counterpart, or record it as a leftover with the reason."""
@@ -257,8 +266,8 @@ class _Pairer:
 
     def _explain_extra(self, shared: str, entry: Entry) -> tuple[Bucket, str]:
         """Return the bucket and the reason for a quantized tensor that no weight of the original uses."""
-        if self._is_derived(entry.name):
-            return Bucket.CONSUMED, "computed by the converter"
+        if reason := self._explain_derived(entry.name):
+            return Bucket.CONSUMED, reason
         if is_auxiliary(entry.name):
             return Bucket.CONSUMED, "does not affect any weight"
         if reason := self.quantized.transforms.explain(entry.name):

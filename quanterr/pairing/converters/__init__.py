@@ -1,0 +1,1 @@
+"""What programs that convert checkpoints do to names, rows and values, as data."""
