@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quanterr.checkpoints.labels import PREFIXES
-from quanterr.pairing.names import Atoms, atoms_of, canonicalize
+from quanterr.pairing.names import Atoms, atoms_of
 from quanterr.roles import MAX_DIGITS, unify_numbers
 
 KINDS = (".weight", ".bias")
@@ -179,8 +179,9 @@ def _is_number(word: str) -> bool:
 
 def _atom(name: str, part: str = "") -> str:
     """Return the atom of a parameter of diffusers, or of one of its parts."""
-    path, kind = canonicalize(name)
-    return f"{path}:{part}{kind}" if part else path + kind
+    (atom,) = atoms_of(name, ()).names
+    stem, kind = _without_kind(atom)
+    return f"{stem}:{part}{kind}" if part else atom
 
 
 def _without_prefix(name: str) -> str:
