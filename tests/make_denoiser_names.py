@@ -17,7 +17,9 @@ import torch
 from denoisers import FAMILIES, SDXL, UNET, converter, unet_names, wan, z_image
 
 FILE = Path(__file__).resolve().parent.parent / "quanterr" / "pairing" / "converters" / "denoisers.json"
-SOURCE = "diffusers {}: loaders/single_file_utils.py of huggingface/diffusers (Apache License 2.0, The HuggingFace Team)"
+SOURCE = (
+    "diffusers {}: loaders/single_file_utils.py of huggingface/diffusers (Apache License 2.0, The HuggingFace Team)"
+)
 
 BLOCK = re.compile(r"(?:^|\.)(?:\w*blocks|\w*layers|norms|\w*refiner)\.(\d+)\.")
 UNET_BLOCK = re.compile(r"\.transformer_blocks\.(\d+)\.")  # a UNet has few other blocks, which differ from each other
