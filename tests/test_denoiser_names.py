@@ -5,7 +5,7 @@ from math import inf, log, log10
 
 import pytest
 import torch
-from making import finish
+from making import compared, finish, numbers
 from safetensors.torch import load_file, save_file
 
 import quanterr
@@ -225,3 +225,23 @@ def test_a_gguf_file_has_the_authors_names(family, tmp_path):
 def test_other_names_need_no_table(names):
     assert naming_between(*names) is None
     assert naming_between(*names[::-1]) is None
+
+
+def test_nunchaku_divides_the_authors_tensors_otherwise(tmp_path):
+    joined, first, second = numbers(96, 32), numbers(224, 32, seed=1), numbers(32, 160, seed=2)
+    original = {
+        "double_blocks.0.img_attn.qkv.weight": joined,
+        "single_blocks.0.linear1.weight": first,
+        "single_blocks.0.linear2.weight": second,
+    }
+    quantized = {
+        "transformer_blocks.0.qkv_proj.weight": joined,
+        "single_transformer_blocks.0.qkv_proj.weight": first[:96],
+        "single_transformer_blocks.0.mlp_fc1.weight": first[96:],
+        "single_transformer_blocks.0.out_proj.weight": second[:, :32],
+        "single_transformer_blocks.0.mlp_fc2.weight": second[:, 32:],
+    }
+    report = compared(tmp_path, original, quantized)
+
+    assert ("pass", [], []) == (report.verdict, report.not_compared, report.layers)
+    assert original.keys() == {layer.layer_name for layer in report.lossless}

@@ -81,7 +81,9 @@ class Holders:
                 shape.
         """
         arrange = {"rows": self._assemble_rows, "columns": self._assemble_columns, "heads": self._assemble_heads}
-        for wanted in (*find_other_arrangements(name), self._naming(0, name, shape)):
+        plain = self._naming(0, name, shape)
+        others = [name] if len(plain.names) != 1 else dict.fromkeys((name, plain.names[0]))
+        for wanted in (*(row for other in others for row in find_other_arrangements(other)), plain):
             if holders := self._find_holders(wanted.names):
                 weight = arrange[wanted.axis](name, wanted, holders, shape)
                 self.used.update(holders)
