@@ -535,6 +535,19 @@ def made(family, folder):
     return model, tensors
 
 
+def scaled_fp8(tensors):
+    """ComfyUI's scaled FP8 of matrices in blocks, and the values that it stands for."""
+    written, values = {}, dict(tensors)
+    for name, tensor in tensors.items():
+        written[name] = tensor
+        if tensor.dim() == 2 and name.endswith(".weight") and min(tensor.shape) > 8 and "." in name:
+            scale = tensor.abs().max() / 448
+            codes = (tensor / scale).to(torch.float8_e4m3fn)
+            written[name], written[name.replace(".weight", ".scale_weight")] = codes, scale
+            values[name] = codes.float() * scale
+    return written | {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}, values
+
+
 def call(family, number):
     """Arguments of a call; items of a dictionary or of a list have a dot."""
     return FAMILIES[family][4](number)

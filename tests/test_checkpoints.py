@@ -268,6 +268,41 @@ def test_all_missing_shards_are_listed_at_once(folder, index):
     assert message.endswith("model-00001-of-00003.safetensors, model-00003-of-00003.safetensors")
 
 
+@pytest.mark.parametrize("denoiser", ["transformer", "unet"])
+def test_the_folder_of_a_pipeline_is_its_denoiser(folder, denoiser):
+    for name in (denoiser, "vae", "text_encoder"):
+        (folder / name).mkdir()
+        write(folder / name / "diffusion_pytorch_model.safetensors", A)
+    (folder / denoiser / "config.json").write_text('{"_class_name": "X"}')
+    (folder / "model_index.json").write_text("{}")
+
+    checkpoint = opened(folder)
+
+    assert (f"{folder}/{denoiser}", "folder", []) == (checkpoint.path, checkpoint.kind, list(checkpoint.notes))
+    assert {"config.json": {"_class_name": "X"}} == checkpoint.config
+
+
+def test_a_pipeline_with_two_denoisers_is_ambiguous(folder):
+    for name in ("transformer", "transformer_2"):
+        (folder / name).mkdir()
+    (folder / "model_index.json").write_text("{}")
+
+    told = f"a pipeline with several denoisers, choose one of {folder}/transformer, {folder}/transformer_2"
+    assert told in refusal(UsageError, folder)
+
+
+def test_a_pipeline_with_weights_of_its_own_is_these_weights(folder):
+    (folder / "transformer").mkdir()
+    (folder / "model_index.json").write_text("{}")
+    write(folder / "model.safetensors", A)
+
+    assert str(folder) == opened(folder).path
+
+    write(folder / "ae.safetensors", A)
+
+    assert "choose one of ae.safetensors, model.safetensors, transformer/" in refusal(UsageError, folder)
+
+
 @pytest.mark.parametrize(
     ("held", "told"),
     [((), "it is empty"), (("b.bin", "a.txt"), "it holds a.txt, b.bin"), (("x\x1b",), "x\\x1b")],
@@ -406,6 +441,17 @@ def test_a_part_of_a_cached_model_is_opened_by_its_path(hub):
         checkpoint = opened(f"hf://org/name@v1.0/{inside}")
 
         assert (COMMIT, ["a"]) == (checkpoint.revision, list(checkpoint.entries))
+
+
+def test_the_denoiser_of_a_cached_pipeline_is_opened(hub):
+    snapshot = cached(hub, inside="transformer/diffusion_model.safetensors")
+    (snapshot / "model_index.json").write_text("{}")
+
+    for name in ("org/name", "hf://org/name"):
+        checkpoint = opened(name)
+
+        assert ("hf://org/name/transformer", ["a"]) == (checkpoint.path, list(checkpoint.entries))
+        assert ["a"] == list(opened(checkpoint.path).entries)
 
 
 def test_links_of_an_index_and_shards_into_the_blobs_are_followed(hub):

@@ -28,6 +28,7 @@ from denoisers import (  # noqa: E402 - it imports diffusers
     made,
     nested,
     sana,
+    scaled_fp8,
     sd3,
     wan,
     write_calls,
@@ -35,19 +36,6 @@ from denoisers import (  # noqa: E402 - it imports diffusers
 )
 
 CALLS = 2
-
-
-def scaled_fp8(tensors):
-    """ComfyUI's scaled FP8 of matrices in blocks, and the values that it stands for."""
-    written, values = {}, dict(tensors)
-    for name, tensor in tensors.items():
-        written[name] = tensor
-        if tensor.dim() == 2 and name.endswith(".weight") and min(tensor.shape) > 8 and "." in name:
-            scale = tensor.abs().max() / 448
-            codes = (tensor / scale).to(torch.float8_e4m3fn)
-            written[name], written[name.replace(".weight", ".scale_weight")] = codes, scale
-            values[name] = codes.float() * scale
-    return written | {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}, values
 
 
 def output(model, family, number):

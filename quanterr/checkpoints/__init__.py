@@ -35,6 +35,8 @@ CONFIGS = (
     "quantization_config.json",
     "params.json",
 )
+PIPELINE = "model_index.json"  # at the root of a pipeline of diffusers
+DENOISERS = ("transformer", "transformer_2", "unet")  # folders of a pipeline
 WHOLE = "model.safetensors"  # a whole model, which some loaders prefer to the shards of an index beside it
 MAX_INDEX = 256 * 2**20
 MAX_CONFIG = 16 * 2**20
@@ -47,7 +49,8 @@ def open_checkpoint(
 
     ``path`` is a ``.safetensors``, ``.sft`` or ``.gguf`` file, a folder with an index or with the shards of one model,
     an index, ``org/name`` in the local Hugging Face cache, or an address (``hf://org/name@revision/file``,
-    ``https://…``, ``s3://…``). One shard of a split GGUF opens all of them.
+    ``https://…``, ``s3://…``). One shard of a split GGUF opens all of them, and the folder of a pipeline of diffusers
+    its denoiser.
 
     ``lenient`` accepts, and notes, non-standard but unambiguous files: bytes after the last tensor, a header padded
     with characters other than spaces or preceded by white space, names of more than 4096 characters.
@@ -67,6 +70,9 @@ def open_checkpoint(
         elif given.startswith("hf://") or (hub_cache.is_model_id(given) and not os.path.lexists(given)):
             where, revision = _find_on_hub(given, cache)
         if is_folder(where):
+            if denoiser := _find_denoiser(where):
+                where /= denoiser
+                given = f"{_as_address(given).rstrip('/')}/{denoiser}"
             kind, paths, index = _resolve_folder(where)
         elif where.name.endswith(".index.json"):
             kind, (paths, index) = "index", _read_index(where)
@@ -106,6 +112,29 @@ def _find_on_hub(given: str, cache: str | os.PathLike[str] | None) -> tuple[Plac
             raise CheckpointError(f"{error}; or read it from the hub: {missing}") from missing
 
 
+def _find_denoiser(folder: Place) -> str | None:
+    """Return the name of the folder with the denoiser, if ``folder`` is a pipeline of diffusers without weights.
+
+    Raises:
+        UsageError: it has several denoisers, as Wan 2.2 has one for each range of noise.
+    """
+    names = list_names(folder)
+    if PIPELINE not in names or any(name.endswith((*SUFFIXES, INDEX_SUFFIX)) for name in names):
+        return None
+    found = [name for name in DENOISERS if is_folder(folder / name)]
+    if len(found) > 1:
+        raise UsageError(
+            f"{display(str(folder))}: a pipeline with several denoisers, choose one of "
+            f"{listed([str(folder / name) for name in found])}"
+        )
+    return found[0] if found else None
+
+
+def _as_address(given: str) -> str:
+    """Return the address of a model that was given by its name in the local Hugging Face cache."""
+    return f"hf://{given}" if hub_cache.is_model_id(given) and not os.path.lexists(given) else given
+
+
 class _Index(NamedTuple):
     """The content of a safetensors index."""
 
@@ -135,6 +164,7 @@ def _resolve_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]
         return "folder", [folder / found[0]], None
     series = {(match["stem"], match["total"], match["suffix"]) for match in shards if match}
     if None in shards or len(series) != 1 or len(found) > int(next(iter(series))[1]):
+        found += [f"{name}/" for name in DENOISERS if name in names and PIPELINE in names]
         raise UsageError(f"{display(str(folder))}: ambiguous, choose one of {listed(found, 20)}")
     return "folder", _list_series(folder, *series.pop()), None
 

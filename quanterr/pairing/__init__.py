@@ -3,7 +3,7 @@
     names        match once a known prefix is stripped from either side
     weights      tensors that are not part of another tensor; recognized in the same way on both sides
     pairs        each weight of the original with its counterpart: under the same name, fused, split, stacked or tied
-                 (names.py, fusing.py, tied.py), or in another program's order and form (conversion.py)
+                 (names.py, fusing.py, tied.py), or in another program's names, order and form (conversion.py)
     leftovers    every entry of both checkpoints that is in no pair, with the reason
 
 If headers allow several readings, the pair keeps alternatives, and choose_alternatives decides by values.
@@ -91,6 +91,7 @@ class _Pairer:
         self.ties = Ties(original.codes, quantized.codes, counterparts)
         shapes = {own: original.codes[own].shape for own in self.names.values()} if self.extra else {}
         alone = [own for shared, own in self.names.items() if self.extra and shared not in self.there]
+        self.conversion.name_denoisers(alone, self.extra.values())
         self.holders = Holders(quantized, self.conversion, shapes, alone, self.extra.values())
 
     def pair_all(self) -> Pairing:
@@ -101,10 +102,8 @@ class _Pairer:
         for shared, own in self.names.items():
             if not self.selection.takes(own):
                 self._leave_both(own, self.there.get(shared), Bucket.FILTERED_OUT, "not selected")
-            elif self.conversion.is_derived(own):
-                self._leave(self.original, own, own, Bucket.CONSUMED, "computed by the converter")
-            elif fold := self.conversion.find_fold(own):
-                self._leave(self.original, own, own, Bucket.CONSUMED, f"folded into the scales of {fold}")
+            elif reason := self.conversion.explain_absence(own):
+                self._leave(self.original, own, own, Bucket.CONSUMED, reason)
             else:
                 self._pair(shared, own)
         copies = self._pair_extra_copies()
@@ -291,8 +290,8 @@ class _Pairer:
 
     def _explain_extra(self, shared: str, entry: Entry) -> tuple[Bucket, str]:
         """Return the bucket and the reason for a quantized tensor that no weight of the original uses."""
-        if self.conversion.is_derived(entry.name):
-            return Bucket.CONSUMED, "computed by the converter"
+        if reason := self.conversion.explain_absence(entry.name):
+            return Bucket.CONSUMED, reason
         if is_auxiliary(entry.name):
             return Bucket.CONSUMED, "does not affect any weight"
         if reason := self.quantized.transforms.explain(entry.name):

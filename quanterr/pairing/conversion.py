@@ -9,7 +9,7 @@ another reading better is wrong as it will be loaded: the pair keeps the prescri
 reported with its error.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 
 import torch
@@ -20,6 +20,7 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.formats import Weight
 from quanterr.pairing.converters import hugging_face, llama_cpp, mlx
+from quanterr.pairing.converters.denoisers import DenoiserNaming, naming_between
 from quanterr.pairing.converters.gguf_names import architectures, names_of
 from quanterr.pairing.converters.numbers import Added, Change, Exponential, Multiplied, NegatedExponential
 from quanterr.pairing.model import Alternative, Contradiction, Pair
@@ -45,6 +46,7 @@ class Conversion:
         self._configs = list(_read_configs(original, quantized))
         self._kinds = [frozenset(_find_model_types(side)) for side in self._sides]
         self._is_mlx = [_is_mlx(side) for side in self._sides]
+        self._denoisers: DenoiserNaming | None = None
 
     @property
     def _all_kinds(self) -> frozenset[str]:
@@ -57,19 +59,22 @@ class Conversion:
 
     def atoms(self, side: int, name: str, shape: Shape) -> Atoms:
         """Return the atoms of a weight on a side (0 or 1)."""
-        return atoms_of(name, shape)
+        return self._denoisers.atoms(side, name, shape) if self._denoisers else atoms_of(name, shape)
+
+    def name_denoisers(self, original: Collection[str], quantized: Collection[str]) -> None:
+        """Look for names of denoisers' authors among the weights that have no partner of the same name."""
+        self._denoisers = naming_between(original, quantized)
 
     def find_other_arrangements(self, name: str) -> Iterable[Atoms]:
         """Return ways to split a weight of the original other than along its rows."""
-        return find_other_arrangements(name)
+        plain = self.atoms(0, name, ()).names if self._denoisers else ()
+        for other in dict.fromkeys((name, *(plain if len(plain) == 1 else ()))):
+            yield from find_other_arrangements(other)
 
-    def is_derived(self, name: str) -> bool:
-        """Return whether the converter computed this tensor from the configuration."""
-        return False
-
-    def find_fold(self, name: str) -> str | None:
-        """Return the stored weight into whose scales the converter folded this tensor of the original, if it did."""
-        return None
+    def explain_absence(self, name: str) -> str | None:
+        """Return why only one side has a tensor, if a converter makes it, folds it into another or leaves it out."""
+        dropped = self._denoisers is not None and self._denoisers.is_dropped(name)
+        return "not a part of diffusers' model" if dropped else None
 
     def find_counterparts(self, names: Iterable[str]) -> set[str]:
         """Return the names under which a GGUF file has these tensors."""
@@ -126,15 +131,21 @@ class GgufConversion(Conversion):
         """Whether rows of gate and up alternate in the model's fused weights: the architecture tells."""
         return self._architecture == "gpt-oss"
 
-    def is_derived(self, name: str) -> bool:
-        """Return whether the converter computed this tensor of the GGUF file from the configuration."""
-        return _split_name(name)[0] in llama_cpp.DERIVED
+    def name_denoisers(self, original: Collection[str], quantized: Collection[str]) -> None:
+        """Do nothing: llama.cpp's names are of language models."""
+
+    def explain_absence(self, name: str) -> str | None:
+        """Return why only one side has a tensor, if a converter makes it, folds it into another or leaves it out."""
+        if _split_name(name)[0] in llama_cpp.DERIVED:
+            return "computed by the converter"
+        fold = self._find_fold(name)
+        return None if fold is None else f"folded into the scales of {fold}"
 
     def find_counterparts(self, names: Iterable[str]) -> set[str]:
         """Return the names under which a GGUF file has these tensors."""
         return {self._translate(*canonicalize(name)) for name in names}
 
-    def find_fold(self, name: str) -> str | None:
+    def _find_fold(self, name: str) -> str | None:
         """Return the stored weight into whose scales the converter folded this tensor of the original, if it did."""
         target = self._translate(*canonicalize(name))
         word = target.rpartition(".")[0].rpartition(".")[2]

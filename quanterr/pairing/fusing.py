@@ -6,7 +6,6 @@ Rows of gate and up alternate in the fused weights of some models, which the con
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from math import prod
 from typing import NamedTuple
 
@@ -134,8 +133,8 @@ class Holders:
 
     def _stack_pieces(self, wanted: Atoms, holders: list[str], shape: Shape, transpose: bool) -> Weight:
         pieces = []
-        for holder, run in groupby(zip(holders, wanted.names, strict=True), key=lambda pair: pair[0]):
-            pieces.append(self._take_piece(holder, [atom for _, atom in run], wanted, shape, transpose))
+        for holder, run in self._find_runs(holders, wanted.names):
+            pieces.append(self._take_piece(holder, run, wanted, shape, transpose))
         if wanted.are_biases and len(shape) == 2 and len(wanted.names) > shape[0]:
             pieces = _join_bias_rows(pieces, shape)
         long = len(shape) > 1 and any(piece.shape[-1] != shape[-1] for piece in pieces)
@@ -143,6 +142,17 @@ class Holders:
             shapes = " + ".join(str(list(piece.shape)) for piece in pieces[:4])
             raise FormatMismatch(f"shape {list(shape)} in the original, {shapes} in {display(holders[0])}")
         return stack_weights(pieces, shape)
+
+    def _find_runs(self, holders: Sequence[str], atoms: Sequence[str]) -> list[tuple[str, list[str]]]:
+        """Group atoms that are next to each other, and in the same order, in one quantized weight."""
+        runs: list[tuple[str, list[str]]] = []
+        for holder, atom in zip(holders, atoms, strict=True):
+            held = self._atoms[holder].names
+            if runs and runs[-1][0] == holder and held[held.index(runs[-1][1][-1]) + 1 :][:1] == (atom,):
+                runs[-1][1].append(atom)
+            else:
+                runs.append((holder, [atom]))
+        return runs
 
     def _take_piece(self, holder: str, atoms: list[str], wanted: Atoms, shape: Shape, transpose: bool) -> Weight:
         """Return the rows of adjacent atoms of one quantized weight."""
@@ -156,8 +166,6 @@ class Holders:
             run = whole.shape[-1 if held.are_biases else -2]
             whole = reorder(whole, grid(2, run // 2, columns=held.are_biases and len(whole.shape) > 1))
         first = held.names.index(atoms[0])
-        if list(held.names[first : first + len(atoms)]) != atoms:
-            raise FormatMismatch(f"{display(holder)} holds its parts in another order")
         rows = self._count_rows(held, whole)
         begin, end = sum(rows[:first]), sum(rows[: first + len(atoms)])
         return take_rows(whole, begin, (end - begin, *whole.shape[-1:]) if len(whole.shape) > 1 else (end - begin,))
@@ -190,16 +198,16 @@ class Holders:
 
     def _infer_shape(self, holder: str, held: Atoms, wanted: Atoms, shape: Shape, transpose: bool) -> Shape | None:
         """Return the shape that a quantized weight should have; None if the original does not determine it."""
-        if held.names == wanted.names and len(self._quantized.codes[holder].shape) < 3:
+        stored = self._quantized.codes[holder].shape
+        if held.names == wanted.names and (len(stored) < 3 or len(stored) == len(shape)):
             return shape
         sizes = [self._sizes.get(atom) for atom in held.names]
         if not all(sizes):
             return shape if held.names == wanted.names else None
         known = [swap_last_axes(size) if transpose else size for size in sizes if size]
         rows = sum(size[0] for size in known)
-        if len(self._quantized.codes[holder].shape) > 2:
-            stack = self._quantized.codes[holder].shape[0]
-            return stack, rows // stack, *known[0][1:]
+        if len(stored) > 2:
+            return stored[0], rows // stored[0], *known[0][1:]
         return rows, *known[0][1:]
 
     def _assemble_heads(self, _name: str, _wanted: Atoms, holders: list[str], shape: Shape) -> Weight:

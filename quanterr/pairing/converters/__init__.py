@@ -1,10 +1,12 @@
 """What converters do to a model's tensors, as data: names, joins, orders of rows and columns, changed numbers.
 
-    gguf_names   llama.cpp's names of tensors, by architecture
-    llama_cpp    what llama.cpp's converter does to their values, by architecture
-    hugging_face how transformers' models arrange fused weights, by model_type
-    mlx          what mlx-lm does to the values, by model_type
-    orders       orders of rows and columns, and how to write them down
+    gguf_names     llama.cpp's names of tensors, by architecture
+    llama_cpp      what llama.cpp's converter does to their values, by architecture
+    mlx            what mlx-lm does to the values, by model_type
+    hugging_face   how transformers' models arrange fused weights, by model_type
+    denoisers      names and joins of denoisers' authors against those of diffusers, by family
+    orders         orders of rows and columns
+    numbers        changes of numbers
 
 Comparison, rankings, plans, sweeps and evaluations read the same tables, through quanterr.pairing.
 """

@@ -1,0 +1,193 @@
+"""Pairing of denoisers in diffusers' names with those in the names of their authors, which ComfyUI keeps.
+
+denoisers.json beside this file holds a row for each tensor of the authors: the parameters of diffusers that its rows
+make up, from top to bottom. tests/make_denoiser_names.py makes it by running diffusers' own converters on labels.
+
+    "double_blocks.*.img_attn.qkv": ["transformer_blocks.*.attn.to_q", "….to_k", "….to_v"]
+    "final_layer.adaLN_modulation.1": ["norm_out.linear:1", "norm_out.linear:0"]
+
+    *        the number of a block, the same in all names of a row; $ in its place: only the last block
+    :0, :1   equal parts of a parameter: here, diffusers stores the scale above the shift, the authors below it
+    []       a tensor that diffusers' model does not have
+    unequal  names whose parts differ in their number of rows
+
+The rows hold for .weight and .bias alike, and leave out tensors that have the same name in both.
+
+Reference: huggingface/diffusers@0.42.1 src/diffusers/loaders/single_file_utils.py.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from quanterr.checkpoints.labels import PREFIXES
+from quanterr.pairing.names import Atoms, atoms_of
+from quanterr.roles import MAX_DIGITS, unify_numbers
+
+KINDS = (".weight", ".bias")
+NUMBER, LAST = "*", "$"
+
+
+class Family(NamedTuple):
+    """A family of denoisers: its table, and the names in it whose parts have different numbers of rows."""
+
+    name: str
+    tensors: Mapping[str, tuple[str, ...]]
+    unequal: frozenset[str]
+
+
+class Held(NamedTuple):
+    """The parameters of diffusers, or parts of them, that a tensor of the authors holds."""
+
+    pieces: tuple[str, ...]  # full names, each with the number of its part, if any: norm_out.linear.weight:1
+    equal: bool  # whether they have equally many rows
+
+
+class AuthorsNames:
+    """The names of a checkpoint as a family's authors write them."""
+
+    def __init__(self, family: Family, names: Iterable[str]) -> None:
+        """Look up each name in the table of the family."""
+        bare = {name: _without_prefix(name) for name in names}
+        last = _find_last_blocks(bare.values())
+        found = {name: _look_up(family, short, last) for name, short in bare.items()}
+        self.held = {name: held for name, held in found.items() if held is not None}
+
+
+class DenoiserNaming:
+    """The atoms of weights on two sides, one of which has the authors' names; they are named after diffusers."""
+
+    def __init__(self, side: int, names: AuthorsNames) -> None:
+        """Keep the names of a side: 0 for the original, 1 for the quantized."""
+        self._side, self._held = side, names.held
+        self._parts: dict[str, int] = {}  # atom of a whole parameter → number of its parts
+        for held in names.held.values():
+            for piece in held.pieces:
+                name, _, part = piece.partition(":")
+                if part:
+                    self._parts[_atom(name)] = max(self._parts.get(_atom(name), 0), int(part) + 1)
+
+    def atoms(self, side: int, name: str, shape: tuple[int, ...]) -> Atoms:
+        """Return the atoms of a weight on a side."""
+        if side == self._side and name in self._held:
+            held = self._held[name]
+            return Atoms(tuple(_atom(*piece.split(":")) for piece in held.pieces), held.equal)
+        found = atoms_of(name, shape)
+        if side == self._side or self._parts.keys().isdisjoint(found.names):
+            return found
+        return found._replace(names=tuple(part for atom in found.names for part in self._divide(atom)))
+
+    def _divide(self, atom: str) -> list[str]:
+        n = self._parts.get(atom, 0)
+        return [_atom(atom, str(part)) for part in range(n)] or [atom]
+
+    def is_dropped(self, name: str) -> bool:
+        """Return whether diffusers' model lacks this tensor of the authors."""
+        return name in self._held and not self._held[name].pieces
+
+
+def naming_between(original: Collection[str], quantized: Collection[str]) -> DenoiserNaming | None:
+    """Return the naming of two checkpoints whose weights without a partner of the same name are given.
+
+    Returns None unless one of them has the names of a known family's authors, and the other diffusers' names for them.
+    """
+    sides = original, quantized
+    best, most = None, 0
+    for side, names in enumerate(sides):
+        families = _find_families(names) if sides[1 - side] else []
+        others = {atom for name in sides[1 - side] for atom in atoms_of(name, ()).names} if families else set()
+        for family in families:
+            found = AuthorsNames(family, names)
+            n = sum(_is_held(held, others) for held in found.held.values())
+            if n > most:
+                best, most = DenoiserNaming(side, found), n
+    return best
+
+
+def _is_held(held: Held, others: Collection[str]) -> bool:
+    """Return whether all parameters of a row are among the atoms of the other side."""
+    return bool(held.pieces) and all(_atom(piece.partition(":")[0]) in others for piece in held.pieces)
+
+
+def _find_families(names: Iterable[str]) -> list[Family]:
+    """Return the families whose table may have some of the names, which few names of other models do."""
+    known, found = _by_pattern(), dict[str, Family]()
+    for name in names:
+        found |= known.get(unify_numbers(_without_kind(_without_prefix(name))[0]), {})
+    return list(found.values())
+
+
+@cache
+def _by_pattern() -> Mapping[str, Mapping[str, Family]]:
+    """Map names in which all numbers are the same to the families that have them, by name."""
+    found: dict[str, dict[str, Family]] = {}
+    for family in families():
+        for name in family.tensors:
+            pattern = unify_numbers(name.replace(NUMBER, "0").replace(LAST, "0"))
+            found.setdefault(pattern, {})[family.name] = family
+    return found
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Return all families of denoisers.json."""
+    document = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+    return tuple(
+        Family(name, {key: tuple(pieces) for key, pieces in row["tensors"].items()}, frozenset(row["unequal"]))
+        for name, row in document["families"].items()
+    )
+
+
+def _look_up(family: Family, name: str, last: Mapping[str, int]) -> Held | None:
+    """Return what the table has for a name without prefix."""
+    stem, kind = _without_kind(name)
+    for key, number in _list_patterns(stem, last):
+        if key in family.tensors:
+            pieces = (piece.replace(NUMBER, number).partition(":") for piece in family.tensors[key])
+            return Held(tuple(f"{path}{kind}{colon}{part}" for path, colon, part in pieces), key not in family.unequal)
+    return None
+
+
+def _list_patterns(stem: str, last: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield the keys that a name may have in a table, and the number that replaces ``*`` in that row."""
+    yield stem, ""
+    words = stem.split(".")
+    for n, word in enumerate(words):
+        if _is_number(word):
+            before = ".".join(words[:n])
+            for mark in (LAST, NUMBER) if last[before] == int(word) else (NUMBER,):
+                yield ".".join([*words[:n], mark, *words[n + 1 :]]), word
+
+
+def _find_last_blocks(names: Iterable[str]) -> dict[str, int]:
+    """Map each path that numbers follow to the largest of them."""
+    last: dict[str, int] = {}
+    for name in names:
+        words = name.split(".")
+        for n, word in enumerate(words):
+            if _is_number(word):
+                before = ".".join(words[:n])
+                last[before] = max(last.get(before, 0), int(word))
+    return last
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) <= MAX_DIGITS
+
+
+def _atom(name: str, part: str = "") -> str:
+    """Return the atom of a parameter of diffusers, or of one of its parts."""
+    (atom,) = atoms_of(name, ()).names
+    stem, kind = _without_kind(atom)
+    return f"{stem}:{part}{kind}" if part else atom
+
+
+def _without_prefix(name: str) -> str:
+    return name.removeprefix(next((prefix for prefix in PREFIXES if name.startswith(prefix)), ""))
+
+
+def _without_kind(name: str) -> tuple[str, str]:
+    kind = next((kind for kind in KINDS if name.endswith(kind)), "")
+    return name.removesuffix(kind), kind

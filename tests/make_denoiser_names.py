@@ -1,0 +1,194 @@
+"""Generate quanterr/pairing/converters/denoisers.json by running diffusers' single-file converters on labels.
+
+python tests/make_denoiser_names.py        tests/test_denoiser_names.py checks the file against diffusers
+
+Every row of a small file in the authors' names gets a label of its own, one integer. Where the labels end up shows
+which parameters of diffusers a stored tensor holds, and in which order.
+"""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import diffusers
+import torch
+from denoisers import FAMILIES, SDXL, UNET, converter, unet_names, wan, z_image
+
+FILE = Path(__file__).resolve().parent.parent / "quanterr" / "pairing" / "converters" / "denoisers.json"
+SOURCE = (
+    "diffusers {}: loaders/single_file_utils.py of huggingface/diffusers (Apache License 2.0, The HuggingFace Team)"
+)
+
+BLOCK = re.compile(r"(?:^|\.)(?:\w*blocks|\w*layers|norms|\w*refiner)\.(\d+)\.")
+UNET_BLOCK = re.compile(r"\.transformer_blocks\.(\d+)\.")  # a UNet has few other blocks, which differ from each other
+NUMBERS = range(3)
+COMFY = "model.diffusion_model."
+
+LEVELS = {"block_out_channels": (32, 64, 96, 128), "attention_head_dim": 8}
+SD15 = UNET | LEVELS | {
+    "down_block_types": (*["CrossAttnDownBlock2D"] * 3, "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", *["CrossAttnUpBlock2D"] * 3),
+}  # fmt: skip
+BASE = SDXL | LEVELS | {
+    "block_out_channels": (32, 64, 96),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": 1,
+}  # fmt: skip
+REFINER = SDXL | LEVELS | {
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": 1,
+}  # fmt: skip
+
+
+def z_image_norm():
+    """Z-Image's names with a norm that diffusers' converter leaves out."""
+    return z_image() | {"norm_final.weight": (256,)}
+
+
+def wan_vace():
+    """Wan's names with those of VACE beside them."""
+    shapes = wan(image=True)
+    blocks = {"vace_" + name: shape for name, shape in shapes.items() if name.startswith("blocks.")}
+    more = {f"vace_blocks.0.{word}_proj.{kind}": (8, 8) for word in ("before", "after") for kind in ("weight", "bias")}
+    return shapes | blocks | more
+
+
+# Family of the table → (family of denoisers.py, config of the converter, tensors) of each of its models.
+MODELS = {
+    "FLUX.1, Chroma": [(name, None, FAMILIES[name][2]) for name in ("FLUX.1", "Chroma")],
+    "FLUX.2": [("FLUX.2", None, FAMILIES["FLUX.2"][2])],
+    "SD3": [("SD3", None, FAMILIES["SD3"][2])],
+    "Stable Diffusion": [("SD 1.5", config, lambda config=config: unet_names(config))
+                         for config in (SD15, BASE, REFINER)],
+    "Wan": [("Wan", None, wan_vace)],
+    "Z-Image": [("Z-Image", None, z_image_norm)],
+    **{name: [(name, None, FAMILIES[name][2])]
+       for name in ("Lumina 2", "HunyuanVideo", "LTX-Video", "Sana", "AuraFlow")},
+}  # fmt: skip
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of a stored tensor: ``n`` rows from ``first`` on are part ``part`` of a parameter."""
+
+    first: int
+    n: int
+    name: str
+    part: int | None = None  # None: the whole parameter
+
+    def __str__(self) -> str:
+        return self.name if self.part is None else f"{self.name}:{self.part}"
+
+
+def pieces_of(family, shapes, config):
+    """Run the converter of a family on labels; return the pieces of each stored tensor, from top to bottom."""
+    prefix = COMFY if FAMILIES[family][0] == "UNet2DConditionModel" else ""
+    bare = {name.removeprefix(prefix): shape for name, shape in shapes.items()}
+    labels, owners = {}, []
+    for name, shape in bare.items():
+        labels[prefix + name] = torch.arange(len(owners), len(owners) + shape[0])[:, None]
+        owners += [(name, row) for row in range(shape[0])]
+    found = {name: [] for name in bare}
+    for parameter, rows in converter(family)(checkpoint=labels, config=config).items():
+        runs = [[]]
+        for before, label in pairwise([None, *rows.flatten().tolist()]):
+            if before is not None and (label != before + 1 or owners[label][0] != owners[before][0]):
+                runs.append([])
+            runs[-1].append(owners[label])
+        assert len({len(run) for run in runs}) == 1, parameter  # parts of one parameter are equal
+        for part, run in enumerate(runs):
+            piece = Piece(run[0][1], len(run), parameter, part if len(runs) > 1 else None)
+            found[run[0][0]].append(piece)
+    for name, pieces in found.items():
+        pieces.sort()
+        ends = [piece.first + piece.n for piece in pieces]
+        assert [piece.first for piece in pieces] == [0, *ends][: len(pieces)], name
+        assert not pieces or ends[-1] == bare[name][0], name
+    return found
+
+
+def widened(shapes, block):
+    """Give every numbered block the tensors of all of them, and the number of blocks of NUMBERS."""
+    found = {}
+    for name, shape in shapes.items():
+        match = block.search(name)
+        for number in NUMBERS[: 2 if "refiner." in name else 3] if match else ():
+            found.setdefault(f"{name[: match.start(1)]}{number}{name[match.end(1) :]}", shape)
+        if not match:
+            found[name] = shape
+    return found
+
+
+def rows_of(family, shapes, config, block):
+    """Return stored name → names of its pieces, with ``*`` for a number of a block, and ``$`` for the last one's.
+
+    Also return the stored names whose pieces have different sizes.
+    """
+    found, unequal = {}, set()
+    for name, pieces in pieces_of(family, widened(shapes, block), config).items():
+        match, number = block.search(name), ""
+        key = name
+        if match:
+            number, key = match[1], f"{name[: match.start(1)]}*{name[match.end(1) :]}"
+        held = [_with_star(str(piece), block, number) for piece in pieces]
+        if len({piece.n for piece in pieces}) > 1:
+            unequal.add(key)
+        if found.setdefault(key, held) != held and held:
+            assert int(number) == NUMBERS[-1], name  # only the last block is special
+            found[key.replace("*", "$")] = held
+    return found, unequal
+
+
+def _with_star(name, block, number):
+    """Put ``*`` in place of the number of the block."""
+    match = block.search(name) if number else None
+    if not match:
+        return name
+    assert match[1] == number, name
+    return f"{name[: match.start(1)]}*{name[match.end(1) :]}"
+
+
+def without_kinds(rows):
+    """Leave out .weight and .bias where a tensor and its pieces have the same one, and names that stay as they are."""
+    stems, found = {}, {}
+    for name, pieces in rows.items():
+        stem, _, kind = name.rpartition(".")
+        same = [re.sub(rf"\.{kind}(?=:|$)", "", piece) for piece in pieces]
+        if kind in ("weight", "bias") and all(piece != bare for piece, bare in zip(pieces, same, strict=True)):
+            assert stems.setdefault(stem, same) == same, name
+            found[stem] = same
+        else:
+            found[name] = pieces
+    return {name: pieces for name, pieces in found.items() if pieces != [name]}
+
+
+def document():
+    """Return the content of the generated file, a stored tensor per line."""
+    families = []
+    for title, models in MODELS.items():
+        rows, parts = {}, set()
+        for family, config, make in models:
+            config = config or FAMILIES[family][1]
+            block = UNET_BLOCK if title == "Stable Diffusion" else BLOCK
+            found, unequal = rows_of(family, make(), dict(config), block)
+            assert all(rows.get(name, pieces) == pieces for name, pieces in found.items()), family
+            rows |= found
+            parts |= unequal
+        # Sizes of unequal parts follow from the other checkpoint's shapes.
+        stems = sorted({re.sub(r"\.(weight|bias)$", "", name) for name in parts})
+        families.append(
+            f'{json.dumps(title)}: {{"unequal": {json.dumps(stems)}, "tensors": {_object(without_kinds(rows))}}}'
+        )
+    source = json.dumps(SOURCE.format(diffusers.__version__))
+    return f'{{\n"source": {source},\n"families": {{\n' + ",\n".join(families) + "\n}\n}\n"
+
+
+def _object(rows):
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(pieces)}" for name, pieces in rows.items()) + "\n}"
+
+
+if __name__ == "__main__":
+    FILE.write_text(document())
