@@ -255,3 +255,11 @@ def test_nunchaku_divides_the_authors_tensors_otherwise(tmp_path):
 
     assert ("pass", [], []) == (report.verdict, report.not_compared, report.layers)
     assert original.keys() == {layer.layer_name for layer in report.lossless}
+
+
+@pytest.mark.parametrize("family", ["LTX-2", "Cosmos-Predict2"])
+def test_names_that_are_written_down_here_are_all_converted(family):
+    ((name, config, make),) = MODELS[family]
+    found = {piece.name for held in pieces_of(name, make(), config).values() for piece in held}
+
+    assert getattr(diffusers, name)(**config).state_dict().keys() == found
