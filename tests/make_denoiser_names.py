@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import diffusers
 import torch
-from denoisers import FAMILIES, SDXL, UNET, converter, unet_names, wan, z_image
+from denoisers import FAMILIES, SDXL, UNET, converter, renamed, unet_names, wan, z_image
+from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 
 FILE = Path(__file__).resolve().parent.parent / "quanterr" / "pairing" / "converters" / "denoisers.json"
 SOURCE = (
@@ -44,6 +45,36 @@ REFINER = SDXL | LEVELS | {
 }  # fmt: skip
 
 
+LTX2 = {
+    "num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16, "cross_attention_dim": 32,
+    "audio_num_attention_heads": 2, "audio_attention_head_dim": 8, "audio_cross_attention_dim": 16,
+    "in_channels": 8, "out_channels": 8, "audio_in_channels": 8, "audio_out_channels": 8, "caption_channels": 24,
+    "gated_attn": True, "cross_attn_mod": True, "audio_gated_attn": True, "audio_cross_attn_mod": True,
+}  # fmt: skip
+OF_LTX2 = [
+    ("av_cross_attn_video_scale_shift", "av_ca_video_scale_shift_adaln_single"),
+    ("av_cross_attn_video_a2v_gate", "av_ca_a2v_gate_adaln_single"),
+    ("av_cross_attn_audio_scale_shift", "av_ca_audio_scale_shift_adaln_single"),
+    ("av_cross_attn_audio_v2a_gate", "av_ca_v2a_gate_adaln_single"),
+    ("video_a2v_cross_attn_scale_shift_table", "scale_shift_table_a2v_ca_video"),
+    ("audio_a2v_cross_attn_scale_shift_table", "scale_shift_table_a2v_ca_audio"),
+    ("proj_in", "patchify_proj"), ("time_embed", "adaln_single"), ("norm_q", "q_norm"), ("norm_k", "k_norm"),
+]  # fmt: skip
+COSMOS2 = {
+    "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1,
+    "text_embed_dim": 24, "adaln_lora_dim": 8, "concat_padding_mask": False, "extra_pos_embed_type": None,
+}  # fmt: skip
+OF_COSMOS2 = [
+    ("time_embed.t_embedder", "t_embedder.1"), ("time_embed.norm", "t_embedding_norm"),
+    ("norm_out.linear_", "final_layer.adaln_modulation."), ("transformer_blocks", "blocks"),
+    ("norm1.linear_", "adaln_modulation_self_attn."), ("norm2.linear_", "adaln_modulation_cross_attn."),
+    ("norm3.linear_", "adaln_modulation_mlp."), ("attn1", "self_attn"), ("attn2", "cross_attn"),
+    ("to_q", "q_proj"), ("to_k", "k_proj"), ("to_v", "v_proj"), ("to_out.0", "output_proj"), ("norm_q", "q_norm"),
+    ("norm_k", "k_norm"), ("ff.net.0.proj", "mlp.layer1"), ("ff.net.2", "mlp.layer2"),
+    ("patch_embed.proj", "x_embedder.proj.1"), ("proj_out", "final_layer.linear"),
+]  # fmt: skip
+
+
 def z_image_norm():
     """Z-Image's names with a norm that diffusers' converter leaves out."""
     return z_image() | {"norm_final.weight": (256,)}
@@ -57,7 +88,7 @@ def wan_vace():
     return shapes | blocks | more
 
 
-# Family of the table → (family of denoisers.py, config of the converter, tensors) of each of its models.
+# Family of the table → (family of denoisers.py or class, config of the converter, tensors) of each of its models.
 MODELS = {
     "FLUX.1, Chroma": [(name, None, FAMILIES[name][2]) for name in ("FLUX.1", "Chroma")],
     "FLUX.2": [("FLUX.2", None, FAMILIES["FLUX.2"][2])],
@@ -68,6 +99,10 @@ MODELS = {
     "Z-Image": [("Z-Image", None, z_image_norm)],
     **{name: [(name, None, FAMILIES[name][2])]
        for name in ("Lumina 2", "HunyuanVideo", "LTX-Video", "Sana", "AuraFlow")},
+    "LTX-2": [("LTX2VideoTransformer3DModel", LTX2, lambda: renamed("LTX2VideoTransformer3DModel", LTX2, OF_LTX2))],
+    "Cosmos-Predict2": [
+        ("CosmosTransformer3DModel", COSMOS2, lambda: renamed("CosmosTransformer3DModel", COSMOS2, OF_COSMOS2))
+    ],
 }  # fmt: skip
 
 
@@ -85,14 +120,17 @@ class Piece(NamedTuple):
 
 def pieces_of(family, shapes, config):
     """Run the converter of a family on labels; return the pieces of each stored tensor, from top to bottom."""
-    prefix = COMFY if FAMILIES[family][0] == "UNet2DConditionModel" else ""
+    prefix = COMFY if all(name.startswith(COMFY) for name in shapes) else ""  # as the converter of UNets wants it
     bare = {name.removeprefix(prefix): shape for name, shape in shapes.items()}
     labels, owners = {}, []
     for name, shape in bare.items():
         labels[prefix + name] = torch.arange(len(owners), len(owners) + shape[0])[:, None]
         owners += [(name, row) for row in range(shape[0])]
     found = {name: [] for name in bare}
-    for parameter, rows in converter(family)(checkpoint=labels, config=config).items():
+    convert = (
+        SINGLE_FILE_LOADABLE_CLASSES[family]["checkpoint_mapping_fn"] if family not in FAMILIES else converter(family)
+    )
+    for parameter, rows in convert(checkpoint=labels, config=config).items():
         runs = [[]]
         for before, label in pairwise([None, *rows.flatten().tolist()]):
             if before is not None and (label != before + 1 or owners[label][0] != owners[before][0]):

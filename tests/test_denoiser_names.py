@@ -5,11 +5,11 @@ from math import inf, log, log10
 
 import pytest
 import torch
-from making import compared, finish, numbers
+from making import compared, dequantized, finish, numbers, planned
 from safetensors.torch import load_file, save_file
 
 import quanterr
-from quanterr.pairing.converters.denoisers import AuthorsNames, families, naming_between
+from quanterr.pairing.converters.denoisers import families, find_held, naming_between
 
 diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
 
@@ -69,22 +69,27 @@ def test_a_quantized_file_in_the_authors_names_is_compared_with_diffusers_folder
     check(report, snr(convert(tensors), convert(values)))
 
 
-def test_a_quantized_file_in_diffusers_names_is_compared_with_the_authors_file(model, tmp_path):
+def test_a_quantized_file_in_diffusers_names_is_what_the_authors_file_is_compared_with(model, tmp_path):
     family, _, tensors, convert = model
     written, values = scaled_fp8(convert(tensors))
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    pieces = pieces_of(family, shapes, dict(FAMILIES[family][1]))
-    expected = {}
-    for name, held in pieces.items():
-        parts = [values[piece.name].chunk(1 if piece.part is None else 2)[piece.part or 0] for piece in held]
-        if parts:
-            expected[name] = torch.cat(parts).view(shapes[with_own_prefix(name, shapes)])
-    originals = {name: tensors[with_own_prefix(name, shapes)] for name in expected}
     save_file({name: tensor.contiguous() for name, tensor in written.items()}, tmp_path / "fp8.safetensors")
     save_file(tensors, tmp_path / "original.safetensors")
-    report = quanterr.compare(tmp_path / "original.safetensors", tmp_path / "fp8.safetensors", device="cpu")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    pieces = pieces_of(family, shapes, dict(FAMILIES[family][1]))
 
-    check(report, {with_own_prefix(name, shapes): db for name, db in snr(originals, expected).items()})
+    with planned(tmp_path / "original.safetensors", tmp_path / "fp8.safetensors") as plan:
+        assert {"scaled_fp8"} == {leftover.name for leftover in plan.leftovers} - not_in_diffusers(pieces)
+        found = {pair.name: dequantized(pair.quantized).clone() for pair in plan.pairs}
+
+    assert {with_own_prefix(name, shapes) for name, held in pieces.items() if held} == found.keys()
+    for name, held in pieces.items():
+        parts = [values[piece.name].chunk(1 if piece.part is None else 2)[piece.part or 0] for piece in held]
+        own = with_own_prefix(name, shapes)
+        assert not parts or torch.equal(torch.cat(parts).flatten(), found[own].flatten()), name
+
+
+def not_in_diffusers(pieces):
+    return {name for name, held in pieces.items() if not held}
 
 
 def with_own_prefix(name, names):
@@ -98,7 +103,7 @@ def test_the_table_says_what_diffusers_converters_do(model):
         return
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     expected = pieces_of(family, shapes, dict(FAMILIES[family][1]))
-    held = AuthorsNames(OF_TABLE[family], tensors).held
+    held = find_held(OF_TABLE[family], tensors)
     found = {
         name: held[own].pieces if (own := with_own_prefix(name, tensors)) in held else (name,) for name in expected
     }
@@ -250,3 +255,11 @@ def test_nunchaku_divides_the_authors_tensors_otherwise(tmp_path):
 
     assert ("pass", [], []) == (report.verdict, report.not_compared, report.layers)
     assert original.keys() == {layer.layer_name for layer in report.lossless}
+
+
+@pytest.mark.parametrize("family", ["LTX-2", "Cosmos-Predict2"])
+def test_names_that_are_written_down_here_are_all_converted(family):
+    ((name, config, make),) = MODELS[family]
+    found = {piece.name for held in pieces_of(name, make(), config).values() for piece in held}
+
+    assert getattr(diffusers, name)(**config).state_dict().keys() == found

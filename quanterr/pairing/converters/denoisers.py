@@ -17,6 +17,7 @@ Reference: huggingface/diffusers@0.42.1 src/diffusers/loaders/single_file_utils.
 """
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -45,29 +46,14 @@ class Held(NamedTuple):
     equal: bool  # whether they have equally many rows
 
 
-class AuthorsNames:
-    """The names of a checkpoint as a family's authors write them."""
-
-    def __init__(self, family: Family, names: Iterable[str]) -> None:
-        """Look up each name in the table of the family."""
-        bare = {name: _without_prefix(name) for name in names}
-        last = _find_last_blocks(bare.values())
-        found = {name: _look_up(family, short, last) for name, short in bare.items()}
-        self.held = {name: held for name, held in found.items() if held is not None}
-
-
 class DenoiserNaming:
     """The atoms of weights on two sides, one of which has the authors' names; they are named after diffusers."""
 
-    def __init__(self, side: int, names: AuthorsNames) -> None:
-        """Keep the names of a side: 0 for the original, 1 for the quantized."""
-        self._side, self._held = side, names.held
-        self._parts: dict[str, int] = {}  # atom of a whole parameter → number of its parts
-        for held in names.held.values():
-            for piece in held.pieces:
-                name, _, part = piece.partition(":")
-                if part:
-                    self._parts[_atom(name)] = max(self._parts.get(_atom(name), 0), int(part) + 1)
+    def __init__(self, side: int, held: Mapping[str, Held]) -> None:
+        """Keep what the names of the authors' side hold: 0 is the original, 1 the quantized."""
+        self._side, self._held = side, held
+        pieces = {piece.partition(":") for row in held.values() for piece in row.pieces}
+        self._parts = Counter(_atom(name) for name, _, part in pieces if part)  # parameter → number of its parts
 
     def atoms(self, side: int, name: str, shape: tuple[int, ...]) -> Atoms:
         """Return the atoms of a weight on a side."""
@@ -80,8 +66,7 @@ class DenoiserNaming:
         return found._replace(names=tuple(part for atom in found.names for part in self._divide(atom)))
 
     def _divide(self, atom: str) -> list[str]:
-        n = self._parts.get(atom, 0)
-        return [_atom(atom, str(part)) for part in range(n)] or [atom]
+        return [_atom(atom, str(part)) for part in range(self._parts[atom])] or [atom]
 
     def is_dropped(self, name: str) -> bool:
         """Return whether diffusers' model lacks this tensor of the authors."""
@@ -99,23 +84,23 @@ def naming_between(original: Collection[str], quantized: Collection[str]) -> Den
         families = _find_families(names) if sides[1 - side] else []
         others = {atom for name in sides[1 - side] for atom in atoms_of(name, ()).names} if families else set()
         for family in families:
-            found = AuthorsNames(family, names)
-            n = sum(_is_held(held, others) for held in found.held.values())
+            held = find_held(family, names)
+            n = sum(_is_in(others, row) for row in held.values())
             if n > most:
-                best, most = DenoiserNaming(side, found), n
+                best, most = DenoiserNaming(side, held), n
     return best
 
 
-def _is_held(held: Held, others: Collection[str]) -> bool:
+def _is_in(atoms: Collection[str], held: Held) -> bool:
     """Return whether all parameters of a row are among the atoms of the other side."""
-    return bool(held.pieces) and all(_atom(piece.partition(":")[0]) in others for piece in held.pieces)
+    return bool(held.pieces) and all(_atom(piece.partition(":")[0]) in atoms for piece in held.pieces)
 
 
 def _find_families(names: Iterable[str]) -> list[Family]:
     """Return the families whose table may have some of the names, which few names of other models do."""
     known, found = _by_pattern(), dict[str, Family]()
-    for name in names:
-        found |= known.get(unify_numbers(_without_kind(_without_prefix(name))[0]), {})
+    for pattern in set(map(unify_numbers, names)):
+        found |= known.get(_without_kind(_without_prefix(pattern))[0], {})
     return list(found.values())
 
 
@@ -138,6 +123,14 @@ def families() -> tuple[Family, ...]:
         Family(name, {key: tuple(pieces) for key, pieces in row["tensors"].items()}, frozenset(row["unequal"]))
         for name, row in document["families"].items()
     )
+
+
+def find_held(family: Family, names: Iterable[str]) -> dict[str, Held]:
+    """Return what the tensors of a checkpoint hold, by those of its names that are in the table of the family."""
+    bare = {name: _without_prefix(name) for name in names}
+    last = _find_last_blocks(bare.values())
+    found = ((name, _look_up(family, short, last)) for name, short in bare.items())
+    return {name: held for name, held in found if held is not None}
 
 
 def _look_up(family: Family, name: str, last: Mapping[str, int]) -> Held | None:
