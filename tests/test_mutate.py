@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mutation import coding, configs, golden, judging, scales, sources, unquantized
+from mutation import both_sides, coding, configs, golden, judging, scales, sources, unquantized
 from mutation.__main__ import verdict
 from mutation.accidents import MUTATIONS, Mutation
 from mutation.judging import STRUCTURAL, Loss, Outcome, Pair, loss
@@ -90,6 +90,11 @@ class TestFamilies:
         pair = made(bench, named("FP8 row"), few, dtype=torch.float32)
         changed = {unquantized.V_BIAS: few[unquantized.V_BIAS].float().roll(1)}
         assert "noticed" == pair.outcome("casts", Case("rolled", changed)).told
+
+    @pytest.mark.parametrize("name", ["FP8 expert", "FP8 row"])
+    def test_what_both_sides_lost_is_noticed(self, bench, name):
+        outcomes = list(both_sides.experts(bench, name))
+        assert {"noticed", "clean"} == {outcome.told for outcome in outcomes}
 
     @pytest.mark.parametrize("name", FEW)
     def test_accidents_are_noticed(self, bench, name):

@@ -5,6 +5,7 @@ Sums prove zeros. Another value is proved by reading the few matrices whose mean
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from quanterr.findings.codes import make_finding
 from quanterr.formats import Weight
@@ -12,7 +13,7 @@ from quanterr.metrics.sums import RowSums, Sums, as_float
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import on_cpu
 from quanterr.report.base import Finding
-from quanterr.roles import role_of
+from quanterr.roles import role_of, unify_numbers
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
@@ -29,8 +30,13 @@ def is_learned_matrix(pair: Pair) -> bool:
 
     Norms, biases, masks and tables that models compute may be constant, or the same in all blocks.
     """
-    name, role = pair.name, role_of(pair.name)
-    if min(pair.original.matrix) < 2 or role == "norm" or name.endswith("bias"):
+    return min(pair.original.matrix) > 1 and _is_learned(unify_numbers(pair.name))
+
+
+@lru_cache(maxsize=1 << 12)  # the same in all blocks and experts
+def _is_learned(name: str) -> bool:
+    role = role_of(name)
+    if role == "norm" or name.endswith("bias"):
         return False
     return (name.endswith("weight") or role == "experts") and not MAY_BE_ZERO.search(name)
 

@@ -18,7 +18,7 @@ from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import on_cpu
 from quanterr.report.base import Finding
-from quanterr.roles import block_of, role_of, without_numbers
+from quanterr.roles import block_of, role_of, unify_numbers
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
@@ -50,12 +50,12 @@ class RepeatedWeights:
 
     def add(self, number: int, pair: Pair, sums: Sums) -> None:
         """Add a learned matrix, or a stack of them."""
-        role, rows = role_of(pair.name), pair.original.matrix_rows
-        if SHARED.search(pair.name) or not is_kept(sums) or pair.original.n < FEWEST:
+        kind, x = unify_numbers(pair.name), pair.original
+        if not is_kept(sums) or x.n < FEWEST or SHARED.search(kind):
             return
         self._pairs[number] = pair
-        self._energies[without_numbers(pair.name), pair.original.shape].append((as_float(sums.x_sq), number))
-        if role == "experts" and rows * pair.original.matrix[1] >= FEWEST:
+        self._energies[kind, x.shape].append((as_float(sums.x_sq), number))
+        if x.matrix_rows * x.matrix[1] >= FEWEST and role_of(kind) == "experts":
             energies = [(as_float(one.x_sq), n) for n, one in sums.matrices.items() if is_kept(one)]
             if alike := list(_group_alike(energies)):
                 self._stacks[number] = len(sums.matrices), alike

@@ -1,0 +1,88 @@
+"""What the original lost already, so that both sides agree: zeros, constants, experts written to wrong places."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from mutation import files
+from mutation.judging import STRUCTURAL, Outcome, of_broken
+from mutation.layouts import STACKS, named
+from mutation.originals import EMBEDDING, EXPERTS, STACK, Tensors, model, stacked
+from mutation.pairs import Bench, Sound, made, sound_outcome
+
+LAYOUT_NAMES = ("FP8 row", "FP8 tensor", "INT8 row", "CT INT4 g128", "AWQ", "CT NVFP4", "NF4", "MLX 4 bits", "Q4_0",
+                "Q8_0", "Q6_K")  # fmt: skip
+EXPERT_LAYOUT_NAMES = (*(layout.name for layout in STACKS), "FP8 row", "CT INT4 g128")
+MLP = tuple(f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
+INPUT_NORM, BIAS = "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.bias"
+EXPERT = "model.layers.1.mlp.experts.{}.down_proj.weight"
+Change = Callable[[Tensors], Mapping[str, Tensor]]
+
+
+def padded(x: Tensors) -> Tensors:
+    """An embedding with rows that no token uses."""
+    embedding = x[EMBEDDING].clone()
+    embedding[:3] = 0
+    return {EMBEDDING: embedding}
+
+
+BROKEN: dict[str, Change] = {
+    "MLP zero": lambda x: {name: torch.zeros_like(x[name]) for name in MLP},
+    "one matrix zero": lambda x: {MLP[2]: torch.zeros_like(x[MLP[2]])},
+    "one matrix of one value": lambda x: {MLP[1]: torch.full_like(x[MLP[1]], 0.03)},
+}
+SOUND: dict[str, Change] = {
+    "norm of ones": lambda x: {INPUT_NORM: torch.ones_like(x[INPUT_NORM])},
+    "bias of zeros": lambda x: {BIAS: torch.zeros_like(x[BIAS])},
+    "padding rows": padded,
+}
+BROKEN_EXPERTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "experts of the last rank": lambda x: x[[4, 5, 6, 7, 4, 5, 6, 7]],
+    "one expert twice": lambda x: x[[0, 1, 2, 3, 4, 5, 6, 2]],
+    "one expert zero": lambda x: torch.cat((x[:-1], 0 * x[-1:])),
+}
+SOUND_EXPERTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "one expert of the other sign": lambda x: torch.cat((x[:-1], -x[:1])),
+    "one expert in another order": lambda x: torch.cat((x[:-1], x[:1].flip(1))),
+}
+
+
+def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
+    """Each change of the original, quantized soundly in that layout."""
+    layout, x = named(name), model()
+    pair = made(bench, layout)
+    for kind, change in BROKEN.items():
+        changed = change(x)
+        yield _broken(pair, kind, {**x, **changed}, changed)
+    for kind, change in SOUND.items():
+        yield sound_outcome("both sides", kind, made(bench, layout, {**x, **change(x)}))
+
+
+def experts(bench: Bench, name: str) -> Iterator[Outcome]:
+    """The same of experts, in a stack, or apart in layouts that have no stacks."""
+    layout, x = named(name), stacked()
+    apart = layout not in STACKS
+    pair = made(bench, layout, _apart(x) if apart else x)
+    for kind, change in (*BROKEN_EXPERTS.items(), *SOUND_EXPERTS.items()):
+        changed = {**x, STACK: change(x[STACK])}
+        tensors = _apart(changed) if apart else changed
+        if kind in BROKEN_EXPERTS:
+            yield _broken(pair, kind, tensors, [key for key in tensors if ".experts." in key])
+        else:
+            yield sound_outcome("both sides", kind, made(bench, layout, tensors))
+
+
+def _apart(x: Tensors) -> Tensors:
+    """Each expert by itself, in the second of two blocks."""
+    others = {name: weight for name, weight in x.items() if name != STACK}
+    return others | {EXPERT.format(n): x[STACK][n] for n in range(EXPERTS)}
+
+
+def _broken(pair: Sound, kind: str, x: Tensors, names: Mapping[str, Tensor] | list[str]) -> Outcome:
+    """What is told of a broken original and its sound copy; ``pair`` is of the original as it was."""
+    both = made(pair.bench, pair.layout, x)
+    found = of_broken("both sides", f"{pair.layout.name}, {kind}", both.report, pair.report, names, STRUCTURAL)
+    pair.bench.done(found, both.original, both.path)
+    files.removed([both.original, both.path])
+    return found
