@@ -410,15 +410,17 @@ class TestConfiguration:
         assert same_bits(expected + 0.0, read)
         assert weight.warnings == ()
 
-    def test_of_bitnet_that_the_original_contradicts_is_not_believed(self, tmp_path):
+    def test_of_bitnet_that_the_original_contradicts_is_an_error(self, tmp_path):
         stored, values = golden("bitnet/handmade")
         config = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
         with planned(*files(tmp_path, stored, values, config)) as plan:
-            weight = next(pair.quantized for pair in plan.pairs if pair.name == "a.weight")
-            read = dequantized(weight)
+            pair = next(pair for pair in plan.pairs if pair.name == "a.weight")
+            read = dequantized(pair.quantized)
 
-        assert same_bits(values, read)
-        assert "BitNet, ternary codes divided by a.weight_scale" in weight.warnings[0]
+        assert not same_bits(values, read)  # as it will be loaded
+        assert "BitNet, ternary codes times a.weight_scale" in pair.contradiction.prescribed
+        assert "BitNet, ternary codes divided by a.weight_scale" in pair.contradiction.other
+        assert 0 == pair.contradiction.other_error < pair.contradiction.prescribed_error
 
     @pytest.mark.parametrize(
         ("config", "doubts"),

@@ -89,8 +89,18 @@ def norm_in_another_order(folder):
     return compared(folder, x, {NORM: x[NORM].flip(0)}).findings
 
 
+def rows_in_another_order_than_the_name_says(folder):
+    """Mistral's names say that the rows of heads are in pairs."""
+    x = numbers(64, 256).float()
+    codes, unit = by_row(x)
+    (folder / "config.json").write_text('{"num_attention_heads": 4}')
+    quantized = {"layers.0.attention.wq.weight": codes, "layers.0.attention.wq.weight_scale": unit}
+    return compared(folder, {"model.layers.0.self_attn.q_proj.weight": x}, quantized).findings
+
+
 # Of each row the first cause and the first finding that it explains → findings of files in which it does.
 CASES = {
+    ("wrong_convention", "scale_factor"): rows_in_another_order_than_the_name_says,
     ("underflows", "implausible_error"): lambda folder: (
         unusual.compared(unusual.KINDS["very tiny"](), folder, None, "Q8_0").findings
     ),

@@ -42,7 +42,7 @@ EXPLANATIONS = (
     Explanation(
         ("wrong_convention",),
         "error",
-        (*REPAIRS, *LEVELS, *SAMPLED, "saturated", "biased_error", "bad_rows", "norm_offset", "sibling_scales"),
+        (*REPAIRS, *LEVELS, *SAMPLED, "saturated", "biased_error", "bad_rows", "norm_offset", "unquantized_changed"),
         "error",
         "it is compared as it will be loaded, and another reading fits much better",
     ),
