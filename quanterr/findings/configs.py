@@ -126,7 +126,10 @@ def _read_gguf_fields(metadata: GgufMetadata) -> JsonObject:
     own = {key: metadata.values.get(f"{metadata.architecture}.{name}") for key, name in OF_GGUF.items()}
     epsilons = [metadata.values.get(f"{metadata.architecture}.{name}") for name in EPSILONS]
     own["rms_norm_eps"] = next((epsilon for epsilon in epsilons if epsilon is not None), None)
-    return {key: value for key, value in own.items() if isinstance(value, int | float)}
+    layers, predicting = own["num_hidden_layers"], metadata.get_model_int("nextn_predict_layers") or 0
+    if isinstance(layers, int):
+        own["num_hidden_layers"] = layers - predicting  # these layers are counted as blocks
+    return {key: value for key, value in own.items() if isinstance(value, int | float) and value}
 
 
 def _keys_of_other_meaning(config: JsonFields) -> set[str]:
@@ -137,6 +140,8 @@ def _keys_of_other_meaning(config: JsonFields) -> set[str]:
         unlike |= {"intermediate_size"}
     if "kv_lora_rank" in config:  # attention with latent keys is stored as if it had one head
         unlike |= {"num_key_value_heads", "head_dim"}
+    if "global_head_dim" in config:  # heads of layers with full attention are wider than the others
+        unlike |= {"head_dim"}
     if config.get("num_nextn_predict_layers"):  # the converter counts these layers as blocks
         unlike |= {"num_hidden_layers"}
     return unlike
@@ -155,6 +160,8 @@ def _normalize_rope_scaling(rope: JsonFields) -> JsonObject | None:
 
 def _are_equal(one: object, other: object) -> bool:
     """Return True if two declared values mean the same."""
+    if isinstance(one, list) and not isinstance(other, list):  # one value per layer
+        return any(_are_equal(each, other) for each in one)
     if isinstance(one, str) and isinstance(other, str):
         return ALIKE.get(one, one) == ALIKE.get(other, other)
     numbers = (int, float)

@@ -29,7 +29,7 @@ from quanterr.pairing.names import may_be_transposed
 from quanterr.pairing.sampling import NO_COPY, TRANSPOSITION
 from quanterr.pairing.side import CheckpointSide, WeightCache
 from quanterr.pairing.tied import Ties
-from quanterr.pairing.views import flatten_weight, reshape_weight, take_rows, transpose_weight
+from quanterr.pairing.views import reshape_weight, take_rows, transpose_weight
 from quanterr.roles import role_of
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import as_matrix
@@ -423,9 +423,7 @@ def _restore_shape(y: Weight, shape: tuple[int, ...]) -> Weight:
     without_ones = [[n for n in each if n != 1] for each in (y.shape, shape)]
     if without_ones[0] != without_ones[1] and not (len(shape) == 1 and len(y.shape) == 2):
         return y
-    if as_matrix(shape) == y.matrix:
-        return reshape_weight(y, shape)
-    return flatten_weight(y, shape) if y.n <= LONGEST_VECTOR else y
+    return reshape_weight(y, shape) if y.n <= LONGEST_VECTOR or as_matrix(shape) == y.matrix else y
 
 
 def _is_same_kind(x: Entry, y: Entry) -> bool:

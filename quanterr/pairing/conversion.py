@@ -28,6 +28,7 @@ from quanterr.pairing.names import Atoms, atoms_of, canonicalize, find_other_arr
 from quanterr.pairing.rotary import unify_row_order, unify_side
 from quanterr.pairing.sampling import VALUES
 from quanterr.pairing.views import add_number, exponentiate, negate_exp, reorder, scale_weight
+from quanterr.roles import block_of
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonFields, as_object
 
@@ -168,7 +169,9 @@ class GgufConversion(Conversion):
     def _expand(self, path: str, kind: str, shape: Shape) -> tuple[str, ...]:
         """Return the names of all that a tensor of the GGUF file holds, from top to bottom."""
         block, _, word = path.rpartition(".")
-        pieces = (word,) if path + kind in self._whole and len(shape) < 3 else llama_cpp.PIECES.get(word, (word,))
+        pieces = llama_cpp.PIECES.get(word, (word,))
+        if len(shape) < 3 and f"{block}.{pieces[0]}{kind}" not in self._whole:
+            pieces = (word,)
         names = [f"{block}.{piece}" if block else piece for piece in pieces]
         is_stack = llama_cpp.STACKS.fullmatch(word) is not None and len(shape) > 2 - bool(kind)
         if is_stack or (word in llama_cpp.HEAD_NORMS and len(shape) == 2):
@@ -179,6 +182,13 @@ class GgufConversion(Conversion):
         """Return ways to split a weight of the original other than along its rows, in llama.cpp's names."""
         for found in find_other_arrangements(name):
             yield found._replace(names=tuple(self._translate(*canonicalize(f"{atom}.weight")) for atom in found.names))
+        path, kind = canonicalize(name)
+        head, _, word = path.rpartition(".")
+        pieces = llama_cpp.SPLIT.get(self._architecture, {}).get(word)
+        if pieces and (block := block_of(head)):
+            place = f"blk.{block.rpartition('.')[2]}"
+            names = tuple(f"{place}.{piece}{kind}" for piece in pieces)
+            yield Atoms(names, equal=False, order=llama_cpp.gather_key_heads(self._model(place + ".")))
 
     def _translate(self, path: str, kind: str) -> str:
         """Return the name in the GGUF file of a path of the original, with its kind but without ``.weight``."""
@@ -186,10 +196,16 @@ class GgufConversion(Conversion):
         for found, of in ((path, kind), (f"{path}_bias", kind), (f"{path}_proj", kind), (f"{path}_bias", "")):
             name = to_llama_name(self._architecture, found)
             if name != found:
-                return name + of
+                return self._choose_name(name) + of
             if not kind:
                 break
         return path + kind
+
+    def _choose_name(self, name: str) -> str:
+        """Return the name that a tensor has in a model without experts, if the file has only that one."""
+        block, _, word = name.rpartition(".")
+        other = f"{block}.{llama_cpp.WITHOUT_EXPERTS.get(word, word)}"
+        return other if other in self._paths and name not in self._paths else name
 
     def _place_prediction(self, path: str) -> str:
         """Return the path of a layer that predicts further tokens in the block after the last one."""
@@ -384,7 +400,7 @@ def _map_names(architecture: str) -> dict[str, str]:
     for original, name in names_of(architecture).items():
         found.setdefault(canonicalize(f"{original}.weight")[0], set()).add(name)
     unique = {path: next(iter(names)) for path, names in found.items() if len(names) == 1}
-    return {**unique, **llama_cpp.NAMES.get(architecture, {})}
+    return {**llama_cpp.EVERYWHERE, **unique, **llama_cpp.NAMES.get(architecture, {})}
 
 
 def _split_name(name: str) -> tuple[str, str]:

@@ -115,6 +115,9 @@ class Holders:
             except FormatMismatch as mismatch:
                 problem = problem or mismatch
                 continue
+            if wanted.order is not None:
+                evidence = ("rows put back in the order of key heads", *weight.evidence)
+                weight = replace(reorder(weight, wanted.order), evidence=evidence)
             apart = has_equal_parts(name) and set(holders[::2]).isdisjoint(holders[1::2])
             return self._offer_alternating_rows(weight, wanted.are_biases) if apart else weight
         raise problem or AssertionError

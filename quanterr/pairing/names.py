@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from quanterr.pairing.converters.orders import Order
 from quanterr.roles import unify_numbers
 
 # Words of a path that come from wrappers of the model, and do not identify a weight.
@@ -84,6 +85,8 @@ CONVENTIONS = (
         renames=(
             (r"(.*)\.mlp\.input_linear", r"\1.mlp.experts.gate_up_proj"),
             (r"(.*)\.mlp\.output_linear", r"\1.mlp.experts.down_proj"),
+            (r"(.*)\.shared_mlp\.input_linear", r"\1.shared_mlp.gate_up_proj"),
+            (r"(.*)\.shared_mlp\.output_linear", r"\1.shared_mlp.down_proj"),
         ),
     ),
     Convention(
@@ -128,9 +131,21 @@ CONVENTIONS = (
     ),
     Convention(
         "MLX, llama.cpp",
-        renames=((r"(.*)\.embed_q", r"\1.k_b_proj"), (r"(.*)\.unembed_out", r"\1.v_b_proj")),
+        renames=(
+            (r"(.*)\.embed_q", r"\1.k_b_proj"),
+            (r"(.*)\.unembed_out", r"\1.v_b_proj"),
+            (r"(.*\.experts)\.switch_glu\.(.*)", r"\1.\2"),
+            (r"(.*\.experts)\.fc1", r"\1.up_proj"),
+            (r"(.*\.experts)\.fc2", r"\1.down_proj"),
+            (r"(.*)\.([qkv])_conv\.conv", r"\1.\2_conv1d"),
+            (r"(.*\.mlp)\.e_score_correction", r"\1.gate.e_score_correction"),
+            (r"gpt_neox\.(.*)", r"\1"),
+            (r"h\.(\d+\.(?:attention\.(?:query_key_value|dense)|(?:input|post_attention)_layernorm))", r"layers.\1"),
+            (r"h\.(\d+\.mlp\.dense_(?:h_to_4h|4h_to_h))", r"layers.\1"),
+        ),
         by_head={"kv_b_proj": ("k_b_proj", "v_b_proj")},
-        transposed=frozenset({"conv1d"}),  # stored as [out, width, in / groups]
+        # Convolutions are stored as [out, width, in / groups].
+        transposed=frozenset({"conv1d", "conv", "q_conv1d", "k_conv1d", "v_conv1d"}),
     ),
     Convention("QuIP#", fused={"upgate_proj": ("up_proj", "gate_proj")}, equal_parts=frozenset({"upgate_proj"})),
 )
@@ -178,6 +193,7 @@ class Atoms(NamedTuple):
     names: tuple[str, ...]  # in the order of the weight's rows, or along ``axis``
     equal: bool = True  # whether all atoms have equally many rows
     axis: Literal["rows", "columns", "heads"] = "rows"
+    order: Order | None = None  # of the rows, once the atoms are on top of each other
 
     @property
     def are_biases(self) -> bool:
@@ -217,7 +233,7 @@ def may_be_transposed(name: str, shape: tuple[int, ...]) -> bool:
     """Return whether a weight may be stored with inputs and outputs swapped."""
     path, _ = canonicalize(name)
     head, _, last = path.rpartition(".")
-    stacked = len(shape) == 3 and (head.endswith(EXPERTS) or last.startswith("conv"))
+    stacked = len(shape) == 3 and (head.endswith(EXPERTS) or "conv" in last)
     return last in _TRANSPOSED and (last.startswith("c_") or stacked)
 
 

@@ -37,9 +37,13 @@ def _dequantize_rows(weight: Weight, first: int, chunk: Chunk, workspace: Worksp
 
 
 def reshape_weight(weight: Weight, shape: tuple[int, ...]) -> Weight:
-    """Return the same matrix under another shape."""
+    """Return the same elements, in the same order, under another shape."""
     if shape == weight.shape:
         return weight
+    if as_matrix(shape) != weight.matrix:
+        return _view_readings(
+            weight, lambda one: _make_view(one, shape, partial(_dequantize_flat, one, as_matrix(shape)))
+        )
     return _view_readings(
         weight,
         lambda one: replace(
@@ -48,12 +52,8 @@ def reshape_weight(weight: Weight, shape: tuple[int, ...]) -> Weight:
     )
 
 
-def flatten_weight(weight: Weight, shape: tuple[int, ...]) -> Weight:
-    """Return the same elements, in the same order, under a shape of another matrix; they are read at once."""
-    return _view_readings(weight, lambda one: _make_view(one, shape, partial(_dequantize_flat, one, as_matrix(shape))))
-
-
 def _dequantize_flat(weight: Weight, matrix: tuple[int, int], chunk: Chunk, workspace: Workspace) -> Values:
+    """Read all elements, which are few, and cut the chunk from them as rows of another length."""
     rows, cols = weight.matrix
     whole = weight.dequantize(Chunk(0, rows, 0, cols), workspace).weight.reshape(matrix)
     return Values(whole[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col])

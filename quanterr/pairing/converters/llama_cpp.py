@@ -16,6 +16,7 @@ model; convert_hf_to_gguf.py --fuse-gate-up-exps, --fuse-qkv.
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
+from math import gcd
 from typing import NamedTuple, TypeVar
 
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
@@ -31,16 +32,31 @@ STACKS = re.compile(r".*_exps|altup_proj|altup_unembd_proj")
 HEAD_NORMS = frozenset({"attn_q_norm", "attn_k_norm"})  # stacked if they have a row for each head (StableLM)
 DERIVED = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
 
-# Tensors that gguf's own table of names lacks: path in the original → name, with the number of the block as {bid}.
+# Tensors that gguf's own tables of names lack: path in the original → name, with the number of the block as {bid}.
+EVERYWHERE: Mapping[str, str] = {
+    "layers.{bid}.eh_proj": "blk.{bid}.nextn.eh_proj",
+    "layers.{bid}.embed_tokens": "blk.{bid}.nextn.embed_tokens",
+    "layers.{bid}.enorm": "blk.{bid}.nextn.enorm",
+    "layers.{bid}.hnorm": "blk.{bid}.nextn.hnorm",
+    "layers.{bid}.shared_head.head": "blk.{bid}.nextn.shared_head_head",
+    "layers.{bid}.shared_head.norm": "blk.{bid}.nextn.shared_head_norm",
+    "layers.{bid}.shared_mlp.gate_proj": "blk.{bid}.ffn_gate_shexp",
+    "layers.{bid}.shared_mlp.up_proj": "blk.{bid}.ffn_up_shexp",
+    "layers.{bid}.shared_mlp.down_proj": "blk.{bid}.ffn_down_shexp",
+    "layers.{bid}.mixer.experts.up_proj": "blk.{bid}.ffn_up_exps",
+    "layers.{bid}.mixer.experts.down_proj": "blk.{bid}.ffn_down_exps",
+}
+# Names that a tensor has in models without experts.
+WITHOUT_EXPERTS: Mapping[str, str] = {
+    "ffn_gate_shexp": "ffn_gate",
+    "ffn_up_shexp": "ffn_up",
+    "ffn_down_shexp": "ffn_down",
+}
 NAMES: Mapping[str, Mapping[str, str]] = {
+    "falcon-h1": {"layers.{bid}.pre_ff_layernorm": "blk.{bid}.ffn_norm"},
     "gemma4": {
         "layers.{bid}.router.scale": "blk.{bid}.ffn_gate_inp.scale",
         "layers.{bid}.router.per_expert_scale": "blk.{bid}.ffn_down_exps.scale",
-    },
-    # The linear attention of Qwen3-Next and later stores z as a gate.
-    "qwen3next": {
-        "layers.{bid}.linear_attn.in_proj_qkv": "blk.{bid}.attn_qkv",
-        "layers.{bid}.linear_attn.in_proj_z": "blk.{bid}.attn_gate",
     },
 }
 # Layers that predict further tokens follow the last block: path in the original → path in that block.
@@ -51,6 +67,8 @@ PREDICTION = (
     (re.compile(r"mtp\.pre_fc_norm_hidden"), "hnorm"),
     (re.compile(r"mtp\.norm"), "shared_head.norm"),
 )
+# Architectures that store a weight of the original in two, by the last word of its path: the names of both.
+SPLIT: Mapping[str, Mapping[str, tuple[str, str]]] = {"qwen3next": {"in_proj_qkvz": ("attn_qkv", "attn_gate")}}
 # Weights of experts in NVFP4 whose scales hold a further factor for each expert: word → path in the original's block.
 FOLDED: Mapping[str, Mapping[str, str]] = {"gemma4": {"ffn_down_exps": "router.per_expert_scale"}}
 
@@ -203,6 +221,23 @@ def _gather_groups(model: Model, rows: int) -> Order | None:
     stored = [*(group * each + n for group in range(groups) for n in range(each - 2))]
     stored += [group * each + each - 2 + kind for kind in (0, 1) for group in range(groups)]
     return Order(tuple(stored), rows // (groups * each)).inverse
+
+
+def gather_key_heads(model: Model) -> Order | None:
+    """Return the order of q, k, v and z of each key head, stored as all q, all k, all v and all z."""
+    heads, key, values = model.number("ssm.group_count"), model.number("ssm.state_size"), model.number("ssm.inner_size")
+    if not heads or not key or values % heads:
+        return None
+    parts = key, key, values // heads, values // heads  # rows of a head
+    unit = gcd(*parts)
+    starts = [sum(parts[:n]) // unit for n in range(4)]
+    stored = [
+        head * sum(parts) // unit + starts[n] + row
+        for n in range(4)
+        for head in range(heads)
+        for row in range(parts[n] // unit)
+    ]
+    return Order(tuple(stored), unit).inverse
 
 
 HALVES, PAIRS = "rows of heads in halves", "rows of heads in pairs"
