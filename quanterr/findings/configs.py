@@ -71,6 +71,14 @@ NAMES = {"type": "rope_type"}  # keys of rope_scaling: former name → present n
 ALIKE = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu"}
 ROTATED = "rope_freqs.weight"  # in a GGUF file: the factors of llama3's rope_scaling
 TIED = "tie_word_embeddings"
+# Keys that explain why llama.cpp's converter writes other sizes.
+EXPLAINING = (
+    "kv_lora_rank",
+    "num_nextn_predict_layers",
+    "block_auto_adjust_ff_dim",
+    "global_head_dim",
+    "per_layer_config",
+)
 HEADS = ("lm_head.", "output.", "embed_out.")
 
 
@@ -108,7 +116,7 @@ def _read_fields(checkpoint: Checkpoint) -> ModelFields:
         found["rope_theta"] = rope["rope_theta"]
     if "use_sliding_window" in config and not config["use_sliding_window"]:
         found.pop("sliding_window", None)
-    for key in (TIED, "kv_lora_rank", "num_nextn_predict_layers", "block_auto_adjust_ff_dim"):
+    for key in (TIED, *EXPLAINING):
         if key in config:
             found[key] = config[key]
     found["rope_scaling"] = _normalize_rope_scaling(as_object(config.get("rope_scaling")) or rope) if found else None
@@ -140,7 +148,7 @@ def _keys_of_other_meaning(config: JsonFields) -> set[str]:
         unlike |= {"intermediate_size"}
     if "kv_lora_rank" in config:  # attention with latent keys is stored as if it had one head
         unlike |= {"num_key_value_heads", "head_dim"}
-    if "global_head_dim" in config:  # heads of layers with full attention are wider than the others
+    if config.keys() & {"global_head_dim", "per_layer_config"}:  # heads of layers with full attention are wider
         unlike |= {"head_dim"}
     if config.get("num_nextn_predict_layers"):  # the converter counts these layers as blocks
         unlike |= {"num_hidden_layers"}

@@ -163,7 +163,7 @@ class _Pairer:
         """Pair one weight of the original with its counterpart, or record it as a leftover with the reason."""
         there, y = self.there.get(shared), None
         try:
-            x = self.original.recognize(own)
+            x = self.conversion.crop_vocabulary(own, self.original.recognize(own))
             found = self._find_elsewhere(own, x) if there is None else self._find_by_name(there, x)
             if found is None:
                 self._leave(self.original, own, own, *self._explain_absent(shared))

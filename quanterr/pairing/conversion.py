@@ -10,7 +10,7 @@ reported with its error.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from msgspec.structs import replace
@@ -22,13 +22,22 @@ from quanterr.formats import Weight
 from quanterr.pairing.converters import hugging_face, llama_cpp, mlx
 from quanterr.pairing.converters.denoisers import DenoiserNaming, naming_between
 from quanterr.pairing.converters.gguf_names import architectures, names_of
-from quanterr.pairing.converters.numbers import Added, Change, Exponential, Multiplied, NegatedExponential
+from quanterr.pairing.converters.numbers import Added, Change, Exponential, Multiplied, NegatedExponential, SoftPlus
 from quanterr.pairing.model import Alternative, Contradiction, Pair
 from quanterr.pairing.names import Atoms, atoms_of, canonicalize, find_other_arrangements
 from quanterr.pairing.rotary import unify_row_order, unify_side
 from quanterr.pairing.sampling import VALUES
-from quanterr.pairing.views import add_number, exponentiate, negate_exp, reorder, scale_weight
-from quanterr.roles import block_of
+from quanterr.pairing.views import (
+    add_number,
+    exponentiate,
+    negate_exp,
+    reorder,
+    reshape_weight,
+    scale_weight,
+    softplus,
+    take_rows,
+)
+from quanterr.roles import block_of, role_of
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonFields, as_object
 
@@ -45,6 +54,7 @@ class Conversion:
         """Find what both sides say of their model."""
         self._sides = original, quantized
         self._configs = list(_read_configs(original, quantized))
+        self._config = self._configs[0] if self._configs else {}
         self._kinds = [frozenset(_find_model_types(side)) for side in self._sides]
         self._is_mlx = [_is_mlx(side) for side in self._sides]
         self._denoisers: DenoiserNaming | None = None
@@ -85,6 +95,10 @@ class Conversion:
         """Return a stored weight of a side with its rows and columns in the usual order."""
         return weight
 
+    def crop_vocabulary(self, name: str, x: Weight) -> Weight:
+        """Return the original's weight as far as the converter keeps its rows."""
+        return x
+
     def stores_inputs_first(self, pair: Pair) -> bool | None:
         """Return whether the original is [in, out] and the quantized weight [out, in]; None if neither side tells."""
         is_stack = len(pair.original.codes.shape) == 3
@@ -107,13 +121,16 @@ class Conversion:
             FormatMismatch: an order cannot be undone.
         """
         pair = unify_row_order(pair, self._configs)
-        if self._is_mlx[0] == self._is_mlx[1] or len(pair.original.shape) != 1 or not pair.name.endswith("norm.weight"):
+        path, kind = canonicalize(pair.name)
+        if self._is_mlx[0] == self._is_mlx[1] or kind:
             return pair
         side = self._is_mlx.index(True)
         kinds = self._kinds[side] or self._all_kinds
-        prescribed = any(kind in mlx.PLUS_ONE for kind in kinds) and mlx.is_shifted(canonicalize(pair.name)[0])
-        known = prescribed or bool(kinds)
-        return _change_numbers(pair, 1 - side, ADD_ONE if prescribed else (), () if prescribed else ADD_ONE, MLX, known)
+        change = mlx.find_change(kinds, path, self._config)
+        if change is None and (len(pair.original.shape) != 1 or not path.endswith("norm")):
+            return pair
+        changes, mistaken = ((), ADD_ONE) if change is None else ((change,), ())
+        return _change_numbers(pair, 1 - side, changes, mistaken, MLX, bool(kinds))
 
 
 class GgufConversion(Conversion):
@@ -126,6 +143,18 @@ class GgufConversion(Conversion):
         self._stored = self._sides[side].entries
         self._paths = frozenset(_split_name(name)[0] for name in self._stored)
         self._whole = frozenset(self._translate(*canonicalize(name)) for name in self._sides[1 - side].entries)
+
+    @cached_property
+    def _projector(self) -> str:
+        """The type of the projector behind a vision tower, empty for a language model."""
+        keys = "clip.projector_type", "clip.vision.projector_type"
+        return str(next((self._metadata.values[key] for key in keys if key in self._metadata.values), ""))
+
+    @cached_property
+    def _kind(self) -> str:
+        """The architecture; for projectors that have their own conventions, with their type."""
+        kind = f"{self._architecture} {self._projector}"
+        return kind if kind in (llama_cpp.PIXTRAL, llama_cpp.GEMMA3) else self._architecture
 
     @property
     def alternates(self) -> bool | None:
@@ -144,7 +173,7 @@ class GgufConversion(Conversion):
 
     def find_counterparts(self, names: Iterable[str]) -> set[str]:
         """Return the names under which a GGUF file has these tensors."""
-        return {self._translate(*canonicalize(name)) for name in names}
+        return {llama_cpp.PATCHES[1], *(self._translate(*canonicalize(name)) for name in names)}
 
     def _find_fold(self, name: str) -> str | None:
         """Return the stored weight into whose scales the converter folded this tensor of the original, if it did."""
@@ -163,6 +192,9 @@ class GgufConversion(Conversion):
         whole = self._translate(path, kind)
         if _split_name(whole)[0] in self._paths and len(shape) < 3 - bool(kind):
             return Atoms((whole,), True)
+        block, _, word = whole.removesuffix(kind).rpartition(".")
+        if word in llama_cpp.PIECES and len(shape) < 3:
+            return Atoms(tuple(f"{block}.{piece}{kind}" for piece in llama_cpp.PIECES[word]), equal=False)
         found = atoms_of(name, shape)
         return Atoms(tuple(self._translate(atom.removesuffix(kind), kind) for atom in found.names), found.equal)
 
@@ -189,31 +221,46 @@ class GgufConversion(Conversion):
             place = f"blk.{block.rpartition('.')[2]}"
             names = tuple(f"{place}.{piece}{kind}" for piece in pieces)
             yield Atoms(names, equal=False, order=llama_cpp.gather_key_heads(self._model(place + ".")))
+        if path.endswith("patch_embed.proj") and not kind and llama_cpp.PATCHES[1] in self._stored:
+            shape = self._sides[1 - self._side].entries[name].shape
+            names = tuple(_split_name(patch)[0] for patch in llama_cpp.PATCHES)
+            yield Atoms(names, axis="columns", order=llama_cpp.order_patches(shape))
 
     def _translate(self, path: str, kind: str) -> str:
         """Return the name in the GGUF file of a path of the original, with its kind but without ``.weight``."""
-        path = self._place_prediction(path)
-        for found, of in ((path, kind), (f"{path}_bias", kind), (f"{path}_proj", kind), (f"{path}_bias", "")):
-            name = to_llama_name(self._architecture, found)
-            if name != found:
-                return self._choose_name(name) + of
-            if not kind:
-                break
-        return path + kind
+        path, end = self._place_merger(self._place_prediction(path)), ""
+        if limit := llama_cpp.LIMITS.fullmatch(path):
+            path, end = limit.groups()
+        known = [name for each in self._list_paths(path, kind) for name in each]
+        return next((name for name in known if _split_name(name)[0] in self._paths), (known or [path + kind])[0]) + end
 
-    def _choose_name(self, name: str) -> str:
-        """Return the name that a tensor has in a model without experts, if the file has only that one."""
-        block, _, word = name.rpartition(".")
-        other = f"{block}.{llama_cpp.WITHOUT_EXPERTS.get(word, word)}"
-        return other if other in self._paths and name not in self._paths else name
+    def _list_paths(self, path: str, kind: str) -> Iterator[list[str]]:
+        """Yield the names that the tables have for a path, as the converter may have changed it before."""
+        paths = [path]
+        for pattern, replacement in llama_cpp.RENAMED.get(self._architecture, ()):
+            if pattern.fullmatch(paths[-1]):
+                paths.append(pattern.sub(replacement, paths[-1]))
+        for each in reversed(paths):
+            yield [name + kind for name in list_llama_names(self._architecture, each)]
+        for ending, of in (("_bias", kind), ("_proj", kind), ("_bias", "")) if kind else ():
+            yield [name + of for name in list_llama_names(self._architecture, path + ending)]
+
+    def _place_merger(self, path: str) -> str:
+        """Return the path of a merger with the number of the block that it follows in place of its own."""
+        found = llama_cpp.MERGERS.fullmatch(path)
+        follows = self._metadata.values.get(llama_cpp.MERGED_BLOCKS)
+        if found is None or not isinstance(follows, tuple):
+            return path
+        blocks = [block for block, is_followed in enumerate(follows) if is_followed]
+        number = int(found[2])
+        return f"{found[1]}{blocks[number]}{found[3]}" if number < len(blocks) else f"{path} of no block"
 
     def _place_prediction(self, path: str) -> str:
         """Return the path of a layer that predicts further tokens in the block after the last one."""
         for pattern, rest in llama_cpp.PREDICTION:
             if found := pattern.fullmatch(path):
-                first = (self._metadata.get_model_int("block_count") or 0) - (
-                    self._metadata.get_model_int("nextn_predict_layers") or 0
-                )
+                last = self._metadata.get_model_int("block_count") or 0
+                first = last - (self._metadata.get_model_int("nextn_predict_layers") or 0)
                 number = first + int(found[1]) if found.groups() else first
                 return f"layers.{number}.{found.expand(rest)}"
         return path
@@ -221,15 +268,18 @@ class GgufConversion(Conversion):
     def _model(self, path: str) -> llama_cpp.Model:
         words = path.split(".")
         block = int(words[1]) if words[0] == "blk" and words[1].isdecimal() else 0
-        return llama_cpp.Model(self._metadata, self._configs[0] if self._configs else {}, block)
+        return llama_cpp.Model(self._metadata, block)
 
     def undo_order(self, side: int, name: str, weight: Weight) -> Weight:
         """Return a stored weight with its rows and columns in the usual order; the stored order is an alternative."""
         path, _ = _split_name(name)
-        prescribed, mistaken = llama_cpp.find_orders(self._architecture, path.rpartition(".")[2])
+        if side == self._side and path == llama_cpp.PATCH and self._projector in llama_cpp.PIXELS_FIRST:
+            flat = weight.shape[0], weight.n // weight.shape[0]
+            return reshape_weight(reorder(weight, llama_cpp.order_pixels(weight.shape)), flat)
+        prescribed, mistaken = llama_cpp.find_orders(self._kind, path.rpartition(".")[2])
         if side != self._side or not (prescribed or mistaken):
             return weight
-        model = self._model(path)
+        model, matters = self._model(path), self._architecture not in llama_cpp.UNROTATED
         for row in (*prescribed, *mistaken):
             axis = 1 if row.tensors == "ssm_out" or len(weight.shape) == 1 else 0
             order = row.order(model, weight.matrix[axis])
@@ -240,9 +290,18 @@ class GgufConversion(Conversion):
             ordered = replace(ordered, evidence=(row.text + expected * (row in prescribed), *weight.evidence))
             plain = replace(weight, evidence=(row.otherwise + expected * (row in mistaken), *weight.evidence))
             first, other = (ordered, plain) if row in prescribed else (plain, ordered)
-            first = replace(first, close_alternatives=order.is_partial, prescribed=True)
+            first = replace(first, close_alternatives=order.is_partial, prescribed=matters, undeclared=not matters)
             return first.with_alternatives((*first.alternatives, other))
         return weight
+
+    def crop_vocabulary(self, name: str, x: Weight) -> Weight:
+        """Return the original's embedding without the last rows, if the converter leaves out those of no token."""
+        stored = self._stored.get(f"{self._translate(*canonicalize(name))}.weight")
+        if self._architecture not in llama_cpp.CROPPED or role_of(name) != "embedding" or stored is None:
+            return x
+        if self._side == 0 or x.shape[1:] != stored.shape[1:] or len(x.shape) != 2 or x.shape[0] <= stored.shape[0]:
+            return x
+        return replace(take_rows(x, 0, stored.shape), evidence=(*x.evidence, "without rows of no token"))
 
     def stores_inputs_first(self, pair: Pair) -> bool | None:
         """Return whether the original is [in, out]: a GGUF file never is; None if its model is unknown."""
@@ -266,11 +325,10 @@ class GgufConversion(Conversion):
         pair = unify_side(pair, 1 - self._side, (*self._configs, self._describe_heads(path)))
         if word in llama_cpp.FOLDED.get(self._architecture, ()) and "scale" in gguf.parts:
             pair = self._unfold(pair, path)
-        prescribed, mistaken = llama_cpp.find_changes(self._architecture, word)
+        prescribed, mistaken = llama_cpp.find_changes(self._kind, word)
         if kind or not (prescribed or mistaken) or (mistaken and len(pair.original.shape) > 1):
             return pair
-        model = self._model(path)
-        changes, others = (_list_changes(rows, model) for rows in (prescribed, mistaken))
+        changes, others = (_list_changes(rows, self._config) for rows in (prescribed, mistaken))
         if prescribed and prescribed[0].is_usual and len(pair.original.shape) > 1:
             return pair  # a linear layer of a norm's name
         return _change_numbers(pair, 1 - self._side, changes, others, f"{LLAMA_CPP} expects for {self._architecture}")
@@ -312,8 +370,8 @@ def find_conversion(original: Checkpoint, quantized: Checkpoint) -> Conversion:
 ADD_ONE = (Added(1.0),)
 
 
-def _list_changes(rows: Iterable[llama_cpp.Changed], model: llama_cpp.Model) -> tuple[Change, ...]:
-    found = (row.change(model) for row in rows)
+def _list_changes(rows: Iterable[llama_cpp.Changed], config: JsonFields) -> tuple[Change, ...]:
+    found = (row.change(config) for row in rows)
     return tuple(change for change in found if change is not None)
 
 
@@ -350,6 +408,8 @@ def _apply(change: Change, weight: Weight) -> Weight:
             return negate_exp(weight)
         case Exponential():
             return exponentiate(weight)
+        case SoftPlus():
+            return softplus(weight)
         case Multiplied(factors):
             return scale_weight(weight, _list_factors(factors, weight.matrix[0]), 0)
 
@@ -365,41 +425,46 @@ def _list_factors(factors: tuple[tuple[int | None, float], ...], rows: int) -> T
 
 def to_llama_name(architecture: str, path: str) -> str:
     """Return llama.cpp's name of a path (gguf_names.py), with an expert's number appended; unknown paths are kept."""
-    words = path.split(".")
+    return (*list_llama_names(architecture, path), path)[0]
+
+
+def list_llama_names(architecture: str, path: str) -> tuple[str, ...]:
+    """Return llama.cpp's possible names of a path, with the number of an expert or of another stacked tensor."""
+    words, names = path.split("."), _map_names(architecture)
     numbers = [n for n, word in enumerate(words) if word.isdecimal()]
-    block = words[numbers[0]] if numbers else ""
-    names = _map_names(architecture)
-    expert = ""
-    if numbers and numbers[-1] == len(words) - 1:  # one of several matrices or vectors that are stacked
-        expert = "." + words.pop(numbers.pop())
-        if "{bid}" not in path and not numbers:
-            name = names.get(".".join(words))
-            return path if name is None else name + expert
-    elif len(numbers) > 1 and words[numbers[1] - 1] == "experts":
-        expert = "." + words.pop(numbers[1])
-    if numbers:
-        words[numbers[0]] = "{bid}"
-    name = names.get(".".join(words)) or _find_piece(names, words)
-    return path if name is None else name.replace("{bid}", block) + expert
+    none: list[int] = []
+    places = [(none, numbers[:1])]  # where the number of a stacked tensor is, and where that of the block
+    if len(numbers) > 1 and words[numbers[1] - 1] == "experts":
+        places = [(numbers[1:2], numbers[:1])]
+    elif numbers and numbers[-1] == len(words) - 1:
+        places.append((numbers[-1:], numbers[:-1][:1]))
+    for stacked, block in places:
+        kept = ["{bid}" if n in block else word for n, word in enumerate(words) if n not in stacked]
+        end = "".join(f".{words[n]}" for n in stacked)
+        number = "".join(words[n] for n in block)
+        if found := names.get(".".join(kept)) or _find_piece(names, kept):
+            return tuple(name.replace("{bid}", number) + end for name in found)
+    return ()
 
 
-def _find_piece(names: Mapping[str, str], words: list[str]) -> str | None:
+def _find_piece(names: Mapping[str, tuple[str, ...]], words: list[str]) -> tuple[str, ...]:
     """Return the name of gate or up of an architecture that has a name for both together."""
     if words[-1] not in ("gate_proj", "up_proj"):
-        return None
-    both = names.get(".".join([*words[:-1], "gate_up_proj"]), "")
-    block, _, word = both.rpartition(".")
-    pieces = llama_cpp.PIECES.get(word)
-    return f"{block}.{pieces[words[-1] == 'up_proj']}" if pieces else None
+        return ()
+    for both in names.get(".".join([*words[:-1], "gate_up_proj"]), ()):
+        block, _, word = both.rpartition(".")
+        if word in llama_cpp.PIECES:
+            return (f"{block}.{llama_cpp.PIECES[word][words[-1] == 'up_proj']}",)
+    return ()
 
 
 @cache
-def _map_names(architecture: str) -> dict[str, str]:
+def _map_names(architecture: str) -> dict[str, tuple[str, ...]]:
     """Map paths to llama.cpp's names, leaving out ambiguous paths."""
     found: dict[str, set[str]] = {}
     for original, name in names_of(architecture).items():
         found.setdefault(canonicalize(f"{original}.weight")[0], set()).add(name)
-    unique = {path: next(iter(names)) for path, names in found.items() if len(names) == 1}
+    unique = {path: tuple(names) for path, names in found.items() if len(names) == 1}
     return {**llama_cpp.EVERYWHERE, **unique, **llama_cpp.NAMES.get(architecture, {})}
 
 
@@ -412,7 +477,7 @@ def _split_name(name: str) -> tuple[str, str]:
 
 def _has_llama_names(checkpoint: Checkpoint) -> bool:
     """Return whether a GGUF file uses llama.cpp's names (files for ComfyUI keep the original's names)."""
-    names = ("token_embd.weight", "blk.0.", "output_norm.weight")
+    names = ("token_embd.weight", "blk.0.", "output_norm.weight", "v.", "a.", "mm.")
     known = checkpoint.gguf is not None and checkpoint.gguf.architecture in architectures()
     return known and any(name.startswith(names) for name in checkpoint.entries)
 

@@ -238,6 +238,8 @@ class Holders:
                 raise FormatMismatch(f"shape {list(shape)} in the original, {shapes} in the quantized")
             return add_weights(biases)
         weights = [self._quantized.recognize(holder) for holder in holders]
+        if wanted.order is not None and prod(shape) == sum(weight.n for weight in weights):
+            return reorder(join_columns(weights, shape), wanted.order)
         if sum(weight.shape[-1] for weight in weights) != shape[-1]:
             shapes = " + ".join(str(list(weight.shape)) for weight in weights)
             raise FormatMismatch(f"shape {list(shape)} in the original, {shapes} next to each other in the quantized")

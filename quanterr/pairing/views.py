@@ -272,6 +272,15 @@ def _dequantize_exp(weight: Weight, chunk: Chunk, workspace: Workspace) -> Value
     return Values(weight.dequantize(chunk, workspace).weight.exp_())
 
 
+def softplus(weight: Weight) -> Weight:
+    """Return log(1 + exp) of each element."""
+    return _view_readings(weight, lambda one: _make_computed_view(one, partial(_dequantize_softplus, one), levels=None))
+
+
+def _dequantize_softplus(weight: Weight, chunk: Chunk, workspace: Workspace) -> Values:
+    return Values(torch.nn.functional.softplus(weight.dequantize(chunk, workspace).weight))
+
+
 def scale_weight(weight: Weight, factors: Tensor, axis: int) -> Weight:
     """Multiply the rows (axis 0) or columns (axis 1) of a matrix by one float32 factor each."""
     return _view_readings(weight, lambda one: _make_computed_view(one, partial(_dequantize_scaled, one, factors, axis)))

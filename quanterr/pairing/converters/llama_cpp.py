@@ -16,11 +16,20 @@ model; convert_hf_to_gguf.py --fuse-gate-up-exps, --fuse-qkv.
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from math import gcd
+from math import gcd, prod
 from typing import NamedTuple, TypeVar
 
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
-from quanterr.pairing.converters.numbers import Added, Change, Exponential, Multiplied, NegatedExponential
+from quanterr.pairing.converters.numbers import (
+    Added,
+    Change,
+    Exponential,
+    NegatedExponential,
+    SoftPlus,
+    always,
+    multiply,
+    multiply_mamba_inputs,
+)
 from quanterr.pairing.converters.orders import Order, grid, join_orders, repeat_order
 from quanterr.util.strict_json import JsonFields
 
@@ -30,35 +39,61 @@ PIECES: Mapping[str, tuple[str, ...]] = {
 }
 STACKS = re.compile(r".*_exps|altup_proj|altup_unembd_proj")
 HEAD_NORMS = frozenset({"attn_q_norm", "attn_k_norm"})  # stacked if they have a row for each head (StableLM)
+# Architectures whose embedding has only the rows of the tokenizer's tokens.
+CROPPED = frozenset({"gemma3", "gemma-embedding"})
 DERIVED = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
 
-# Tensors that gguf's own tables of names lack: path in the original → name, with the number of the block as {bid}.
-EVERYWHERE: Mapping[str, str] = {
-    "layers.{bid}.eh_proj": "blk.{bid}.nextn.eh_proj",
-    "layers.{bid}.embed_tokens": "blk.{bid}.nextn.embed_tokens",
-    "layers.{bid}.enorm": "blk.{bid}.nextn.enorm",
-    "layers.{bid}.hnorm": "blk.{bid}.nextn.hnorm",
-    "layers.{bid}.shared_head.head": "blk.{bid}.nextn.shared_head_head",
-    "layers.{bid}.shared_head.norm": "blk.{bid}.nextn.shared_head_norm",
-    "layers.{bid}.shared_mlp.gate_proj": "blk.{bid}.ffn_gate_shexp",
-    "layers.{bid}.shared_mlp.up_proj": "blk.{bid}.ffn_up_shexp",
-    "layers.{bid}.shared_mlp.down_proj": "blk.{bid}.ffn_down_shexp",
-    "layers.{bid}.mixer.experts.up_proj": "blk.{bid}.ffn_up_exps",
-    "layers.{bid}.mixer.experts.down_proj": "blk.{bid}.ffn_down_exps",
+# Tensors that gguf's own tables of names lack: path in the original → name, with the number of the block as {bid}. The
+# first name that a file has counts.
+EVERYWHERE: Mapping[str, tuple[str, ...]] = {
+    "layers.{bid}.eh_proj": ("blk.{bid}.nextn.eh_proj",),
+    "layers.{bid}.embed_tokens": ("blk.{bid}.nextn.embed_tokens",),
+    "layers.{bid}.enorm": ("blk.{bid}.nextn.enorm",),
+    "layers.{bid}.hnorm": ("blk.{bid}.nextn.hnorm",),
+    "layers.{bid}.shared_head.head": ("blk.{bid}.nextn.shared_head_head",),
+    "layers.{bid}.shared_head.norm": ("blk.{bid}.nextn.shared_head_norm",),
+    "layers.{bid}.shared_mlp.gate_proj": ("blk.{bid}.ffn_gate_shexp", "blk.{bid}.ffn_gate"),
+    "layers.{bid}.shared_mlp.up_proj": ("blk.{bid}.ffn_up_shexp", "blk.{bid}.ffn_up"),
+    "layers.{bid}.shared_mlp.down_proj": ("blk.{bid}.ffn_down_shexp", "blk.{bid}.ffn_down"),
+    "layers.{bid}.mixer.experts.up_proj": ("blk.{bid}.ffn_up_exps",),
+    "layers.{bid}.mixer.experts.down_proj": ("blk.{bid}.ffn_down_exps",),
 }
-# Names that a tensor has in models without experts.
-WITHOUT_EXPERTS: Mapping[str, str] = {
-    "ffn_gate_shexp": "ffn_gate",
-    "ffn_up_shexp": "ffn_up",
-    "ffn_down_shexp": "ffn_down",
-}
-NAMES: Mapping[str, Mapping[str, str]] = {
-    "falcon-h1": {"layers.{bid}.pre_ff_layernorm": "blk.{bid}.ffn_norm"},
+NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "falcon-h1": {"layers.{bid}.pre_ff_layernorm": ("blk.{bid}.ffn_norm",)},
     "gemma4": {
-        "layers.{bid}.router.scale": "blk.{bid}.ffn_gate_inp.scale",
-        "layers.{bid}.router.per_expert_scale": "blk.{bid}.ffn_down_exps.scale",
+        "layers.{bid}.router.scale": ("blk.{bid}.ffn_gate_inp.scale",),
+        "layers.{bid}.router.per_expert_scale": ("blk.{bid}.ffn_down_exps.scale",),
+    },
+    "clip": {
+        "vision_tower.vision_model.encoder.layers.{bid}.attn.qkv": ("v.blk.{bid}.attn_qkv",),
+        "audio_tower.conv1": ("a.conv1d.1",),
+        "audio_tower.conv2": ("a.conv1d.2",),
+        "conformer.subsample_conv_projection.layer0.conv": ("a.conv1d.0",),
+        "conformer.subsample_conv_projection.layer1.conv": ("a.conv1d.1",),
+        "conformer.subsample_conv_projection.layer0.norm": ("a.conv1d.0.norm",),
+        "conformer.subsample_conv_projection.layer1.norm": ("a.conv1d.1.norm",),
+        "multi_modal_projector.linear": ("mm.a.fc",),
+        "multi_modal_projector.linear_1": ("mm.1", "mm.a.mlp.1", "mm.model.mlp.1"),
+        "multi_modal_projector.linear_2": ("mm.2", "mm.a.mlp.2", "mm.model.mlp.3"),
+        "multi_modal_projector.layer_norm": ("mm.input_norm", "mm.model.mlp.0"),
+        "multi_modal_projector.mm_input_projection_weight": ("mm.input_projection",),
+        "visual.merger.linear_fc1": ("mm.0",),
+        "visual.merger.linear_fc2": ("mm.2",),
+        "visual.merger.norm": ("v.post_ln",),
     },
 }
+# Paths of towers that the converter renames before it looks them up.
+RENAMED: Mapping[str, tuple[tuple[re.Pattern[str], str], ...]] = {
+    "clip": (
+        (re.compile(r"(.*)\.linear"), r"\1"),
+        (re.compile(r"audio_tower\.(.*)"), r"conformer.\1"),
+        (re.compile(r"vision_model\.(.*)"), r"vision_tower.vision_model.\1"),
+        (re.compile(r"vision_tower\.encoder\.(.*)"), r"vision_model.\1"),
+    )
+}
+LIMITS = re.compile(r"(.*)(\.(?:in|out)put_(?:min|max))")  # of activations, beside a layer
+MERGERS = re.compile(r"(.*\.deepstack_merger_list\.)(\d+)(\..*)")
+MERGED_BLOCKS = "clip.vision.is_deepstack_layers"  # for each block, whether a merger follows it
 # Layers that predict further tokens follow the last block: path in the original → path in that block.
 PREDICTION = (
     (re.compile(r"mtp\.layers\.(\d+)\.(.*)"), r"\2"),
@@ -69,6 +104,9 @@ PREDICTION = (
 )
 # Architectures that store a weight of the original in two, by the last word of its path: the names of both.
 SPLIT: Mapping[str, Mapping[str, tuple[str, str]]] = {"qwen3next": {"in_proj_qkvz": ("attn_qkv", "attn_gate")}}
+PATCH = "v.patch_embd"
+PATCHES = "v.patch_embd.weight", "v.patch_embd.weight.1"  # kernels of two frames, which are one in the original
+PIXELS_FIRST = frozenset({"gemma4v", "lfm2"})  # projectors whose original stores a patch as [h × w × channels]
 # Weights of experts in NVFP4 whose scales hold a further factor for each expert: word → path in the original's block.
 FOLDED: Mapping[str, Mapping[str, str]] = {"gemma4": {"ffn_down_exps": "router.per_expert_scale"}}
 
@@ -99,7 +137,10 @@ PAIRED = frozenset(
         "muse-glimmer",
     ]
 )
+# Their attention has no rotary embedding: the converter puts rows in pairs, and another order computes the same.
+UNROTATED = frozenset({"nemotron_h", "nemotron_h_moe"})
 TILED = frozenset({"qwen35", "qwen35moe", "qwen4exp"})
+PIXTRAL, GEMMA3 = "clip pixtral", "clip gemma3"  # kinds of projectors
 PLUS_ONE = TILED | frozenset(
     ["gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron", "minimax-m3", "step35", "qwen3next"]
 )
@@ -122,11 +163,20 @@ NEGATED = TILED | frozenset(
 
 
 class Model(NamedTuple):
-    """What a GGUF file and the original's configuration say of the model; ``block`` is a number of a block."""
+    """What a GGUF file says of a block of the model."""
 
     metadata: GgufMetadata
-    config: JsonFields
     block: int
+
+    @property
+    def heads(self) -> int | None:
+        """The number of query heads of the block."""
+        return self.metadata.heads(self.block) or self.metadata.get_int("clip.vision.attention.head_count")
+
+    @property
+    def kv_heads(self) -> int | None:
+        """The number of key heads of the block."""
+        return self.metadata.kv_heads(self.block) or self.heads
 
     def number(self, key: str) -> int:
         """Return a number of the file's metadata, 0 if it has none."""
@@ -149,7 +199,7 @@ class Changed(NamedTuple):
 
     architectures: frozenset[str]
     tensors: str  # pattern of a tensor's last word
-    change: Callable[[Model], Change | None]
+    change: Callable[[JsonFields], Change | None]  # from the original's configuration
     is_usual: bool = False  # files of other architectures may have it by mistake
 
 
@@ -157,11 +207,11 @@ Row = TypeVar("Row", Ordered, Changed)
 
 
 def _pair_queries(model: Model, rows: int) -> Order | None:
-    return _pair_rows(rows, model.metadata.heads(model.block))
+    return _pair_rows(rows, model.heads)
 
 
 def _pair_keys(model: Model, rows: int) -> Order | None:
-    return _pair_rows(rows, model.metadata.kv_heads(model.block))
+    return _pair_rows(rows, model.kv_heads)
 
 
 def _pair_rows(rows: int, heads: int | None) -> Order | None:
@@ -243,8 +293,8 @@ def gather_key_heads(model: Model) -> Order | None:
 HALVES, PAIRS = "rows of heads in halves", "rows of heads in pairs"
 GROUPED, TILES = "value heads grouped by key head", "value heads tiled"
 ORDERS = (
-    Ordered(PAIRED, "attn_q", _pair_queries, PAIRS, HALVES, is_usual=True),
-    Ordered(PAIRED, "attn_k", _pair_keys, PAIRS, HALVES, is_usual=True),
+    Ordered(PAIRED | UNROTATED | {PIXTRAL}, "attn_q", _pair_queries, PAIRS, HALVES, is_usual=True),
+    Ordered(PAIRED | UNROTATED | {PIXTRAL}, "attn_k", _pair_keys, PAIRS, HALVES, is_usual=True),
     Ordered(PAIRED, "attn_qkv", _pair_fused, PAIRS, HALVES),
     Ordered(TILED, "attn_qkv|ssm_conv1d", _tile_below_keys, TILES, GROUPED),
     Ordered(TILED, "attn_gate", _tile_values, TILES, GROUPED),
@@ -255,58 +305,34 @@ ORDERS = (
 )
 
 
-def _add_one(_model: Model) -> Change:
-    return Added(1.0)
-
-
-def _negate(_model: Model) -> Change:
-    return NegatedExponential()
-
-
-def _multiply(*keys: tuple[str, int | None]) -> Callable[[Model], Change | None]:
-    """Return the product of numbers of the configuration, as (key, index in a list)."""
-
-    def find(model: Model) -> Change | None:
-        product = 1.0
-        for key, index in keys:
-            found = model.config.get(key, 1.0)
-            found = found[index] if index is not None and isinstance(found, list) and index < len(found) else found
-            if not isinstance(found, int | float):
-                return None
-            product *= found
-        return None if product == 1.0 else Multiplied(((None, product),), " × ".join(key for key, _ in keys))
-
-    return find
-
-
-def _multiply_inputs(model: Model) -> Change | None:
-    """Return the factors of Falcon-H1's ssm_in: of the gate, x, B, C and the time steps, from top to bottom."""
-    config = model.config
-    factors, overall = config.get("ssm_multipliers"), config.get("ssm_in_multiplier", 1.0)
-    inner, groups, state = (config.get(key) for key in ("mamba_d_ssm", "mamba_n_groups", "mamba_d_state"))
-    if not (isinstance(factors, list) and len(factors) == 5 and isinstance(overall, int | float)):
-        return None
-    if not (isinstance(inner, int) and isinstance(groups, int) and isinstance(state, int)):
-        return None
-    rows = (inner, inner, groups * state, groups * state, None)
-    return Multiplied(tuple(zip(rows, (overall * f for f in factors), strict=True)), "ssm_multipliers")
-
-
 FALCON_H1 = frozenset({"falcon-h1"})
 NUMBERS = (
-    Changed(PLUS_ONE, r"(?!ssm_norm)(\w+\.)?\w*norm(_\w+)?", _add_one, is_usual=True),
-    Changed(NEGATED, "ssm_a", _negate),
-    Changed(frozenset({"bailingmoe3"}), "ssm_a", lambda _model: Exponential()),
-    Changed(FALCON_H1, "ffn_down", _multiply(("mlp_multipliers", 1))),
-    Changed(FALCON_H1, "ffn_gate", _multiply(("mlp_multipliers", 0))),
-    Changed(FALCON_H1, "attn_k", _multiply(("key_multiplier", None), ("attention_in_multiplier", None))),
-    Changed(FALCON_H1, "attn_[qv]", _multiply(("attention_in_multiplier", None))),
-    Changed(FALCON_H1, "attn_output", _multiply(("attention_out_multiplier", None))),
-    Changed(FALCON_H1, "ssm_out", _multiply(("ssm_out_multiplier", None))),
-    Changed(FALCON_H1, "ssm_in", _multiply_inputs),
-    Changed(FALCON_H1, "output", _multiply(("lm_head_multiplier", None))),
-    Changed(FALCON_H1, "token_embd", _multiply(("embedding_multiplier", None))),
+    Changed(PLUS_ONE, r"(?!ssm_norm)(\w+\.)?\w*norm(_\w+)?", always(Added(1.0)), is_usual=True),
+    Changed(frozenset({GEMMA3}), "soft_emb_norm", always(Added(1.0))),
+    Changed(NEGATED, "ssm_a", always(NegatedExponential())),
+    Changed(frozenset({"clip"}), "per_dim_(k_)?scale", always(SoftPlus())),
+    Changed(frozenset({"bailingmoe3"}), "ssm_a", always(Exponential())),
+    Changed(FALCON_H1, "ffn_down", multiply(("mlp_multipliers", 1))),
+    Changed(FALCON_H1, "ffn_gate", multiply(("mlp_multipliers", 0))),
+    Changed(FALCON_H1, "attn_k", multiply(("key_multiplier", None), ("attention_in_multiplier", None))),
+    Changed(FALCON_H1, "attn_[qv]", multiply(("attention_in_multiplier", None))),
+    Changed(FALCON_H1, "attn_output", multiply(("attention_out_multiplier", None))),
+    Changed(FALCON_H1, "ssm_out", multiply(("ssm_out_multiplier", None))),
+    Changed(FALCON_H1, "ssm_in", multiply_mamba_inputs),
+    Changed(FALCON_H1, "output", multiply(("lm_head_multiplier", None))),
+    Changed(FALCON_H1, "token_embd", multiply(("embedding_multiplier", None))),
 )
+
+
+def order_patches(shape: tuple[int, ...]) -> Order | None:
+    """Return the order of the columns of a kernel [out, channels, frames, h, w] whose frames follow each other."""
+    channels, frames, *size = shape[1:] if len(shape) == 5 else (0, 0)
+    return grid(channels, frames, prod(size), columns=True) if channels else None
+
+
+def order_pixels(stored: tuple[int, ...]) -> Order:
+    """Return the order of the columns of a patch, [out, h × w × channels], that is stored [out, channels, h, w]."""
+    return grid(prod(stored[2:]), stored[1], columns=True)
 
 
 @cache

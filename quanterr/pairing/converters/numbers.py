@@ -1,6 +1,9 @@
 """Changes of numbers that converters make, from the original to what is stored."""
 
+from collections.abc import Callable
 from typing import NamedTuple
+
+from quanterr.util.strict_json import JsonFields
 
 
 class Added(NamedTuple):
@@ -26,6 +29,12 @@ class Exponential(NamedTuple):
     text: str = "exp of the original"
 
 
+class SoftPlus(NamedTuple):
+    """log(1 + exp) of each element."""
+
+    text: str = "log(1 + exp) of the original"
+
+
 class Multiplied(NamedTuple):
     """Rows times numbers of the configuration, from top to bottom: (rows, factor); None stands for all that follow."""
 
@@ -38,4 +47,38 @@ class Multiplied(NamedTuple):
         return f"times {self.source}"
 
 
-Change = Added | NegatedExponential | Exponential | Multiplied
+Change = Added | NegatedExponential | Exponential | SoftPlus | Multiplied
+
+
+def always(change: Change) -> Callable[[JsonFields], Change | None]:
+    """Return a function that returns a change that does not depend on the configuration."""
+    return lambda _config: change
+
+
+def multiply(*keys: tuple[str, int | None]) -> Callable[[JsonFields], Change | None]:
+    """Return a function that finds the product of numbers of a configuration, each as (key, index in a list)."""
+
+    def find(config: JsonFields) -> Change | None:
+        product = 1.0
+        for key, index in keys:
+            found = config.get(key, 1.0)
+            found = found[index] if index is not None and isinstance(found, list) and index < len(found) else found
+            if not isinstance(found, int | float):
+                return None
+            product *= found
+        return None if product == 1.0 else Multiplied(((None, product),), " and ".join(key for key, _ in keys))
+
+    return find
+
+
+def multiply_mamba_inputs(config: JsonFields) -> Change | None:
+    """Return the factors of Falcon-H1's Mamba inputs: of the gate, x, B, C and the time steps, from top to bottom."""
+    factors, overall = config.get("ssm_multipliers"), config.get("ssm_in_multiplier", 1.0)
+    inner, groups, state = (config.get(key) for key in ("mamba_d_ssm", "mamba_n_groups", "mamba_d_state"))
+    if not (isinstance(factors, list) and len(factors) == 5 and isinstance(overall, int | float)):
+        return None
+    if not (isinstance(inner, int) and isinstance(groups, int) and isinstance(state, int)):
+        return None
+    rows = (inner, inner, groups * state, groups * state, None)
+    products = (overall * factor for factor in factors)
+    return Multiplied(tuple(zip(rows, products, strict=True)), "ssm_in_multiplier and ssm_multipliers")
