@@ -277,7 +277,7 @@ class TestUnread:
 
 
 class TestActivations:
-    @pytest.mark.parametrize("scale", [1e30, 1e-38])
+    @pytest.mark.parametrize("scale", [1e29, 1e-38])
     def test_a_scale_that_no_activation_has(self, tmp_path, scale):
         name = "model.layers.0.mlp.up_proj.input_scale"
         found = told(report_of(tmp_path, coded(model()) | {name: torch.tensor(scale)}))["scale_extreme"]
@@ -290,7 +290,7 @@ class TestActivations:
 
         assert f"{name} (7)" in found.message
 
-    @pytest.mark.parametrize("value", [float("nan"), 1e30])
+    @pytest.mark.parametrize("value", [float("nan"), 1e29])
     def test_rope_freqs_that_no_runtime_can_use(self, tmp_path, value):
         x = {"blk.0.attn_q.weight": numbers(64, 64, seed=1).float()}
         freqs = torch.tensor([1.0, value])

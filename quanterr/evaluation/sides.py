@@ -1,8 +1,9 @@
 """The weights of both checkpoints, each as one tensor, in the names and shapes that the original stores.
 
 Pairing may change the original's side where the candidate stores a weight in another way: transposed, a norm plus one,
--exp. The model needs its own convention, so the quantized weight is converted back. Factors that a quantizer folded
-into norms stay where the file has them.
+-exp, times a number of the configuration. The model needs its own convention, so the quantized weight is converted
+back. Rows of a vocabulary that the converter left out are the original's. Factors that a quantizer folded into norms
+stay where the file has them.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -163,7 +164,10 @@ class Candidate:
         stored = self.sides.weights.get(each.name)
         if stored is None:  # a head that only this side stores
             return lambda tensor: tensor
-        back = _inverse(each.original.dequantize)
+        back = _inverse(each.original)
+        rest = stored.shape[0] - each.original.shape[0] if each.original.shape[1:] == stored.shape[1:] else 0
+        if rest > 0:  # rows of no token
+            return lambda tensor: torch.cat([back(tensor), self.sides.get(each.name)[-rest:]])
         if each.original.shape != stored.shape and each.original.shape != stored.shape[:-2] + stored.shape[:-3:-1]:
             raise CheckpointError(
                 f"{display(each.name)}: paired as {list(each.original.shape)}, the original stores {list(stored.shape)}"
@@ -182,13 +186,20 @@ def _restore(tensor: Tensor, shape: tuple[int, ...], back: Restore) -> Tensor:
     return back(tensor).reshape(shape)
 
 
-def _inverse(dequantize: object) -> Restore:
+def _inverse(original: Weight) -> Restore:
     """Return the inverse of a view (views.py) through which pairing reads the original; the identity without one."""
+    dequantize: object = original.dequantize
     function, args = (dequantize.func, dequantize.args) if isinstance(dequantize, partial) else (None, ())
     if function is views._dequantize_shifted:
         return lambda tensor: tensor - args[1]
     if function is views._dequantize_negated_exp:
         return lambda tensor: (-tensor).log()
+    if function is views._dequantize_exp:
+        return torch.log
+    if function is views._dequantize_softplus:
+        return lambda tensor: tensor.expm1().log()
+    if function is views._dequantize_scaled:
+        return lambda tensor: (tensor.view(original.matrix) / args[1][:, None].to(tensor.device)).view(tensor.shape)
     if function in (views._dequantize_transposed, views._dequantize_transposed_kernels):
         return lambda tensor: tensor.transpose(-1, -2).contiguous()
     return lambda tensor: tensor

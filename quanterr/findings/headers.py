@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log10
 
 from quanterr.findings.codes import make_finding
-from quanterr.pairing.model import COMPUTED, Bucket, FoldedScales, Pair, Pairing
+from quanterr.pairing.model import COMPUTED, NOT_SELECTED, Bucket, FoldedScales, Leftover, Pair, Pairing
 from quanterr.pairing.transforms import find_fused_transforms
 from quanterr.report.base import Finding
 from quanterr.roles import role_of
@@ -56,6 +56,7 @@ def check_plan(plan: Pairing) -> Iterator[Finding]:
                 f"{listed(computed, 3)}; the stored values equal the computed ones"
             )
             yield make_finding("computed_buffer", "info", None, message, tensors=computed)
+    yield from _report_omissions(plan.leftovers)
     casts = [pair.name for pair in plan.pairs if pair.quantized.encoding == "cast"]
     if casts:
         message = f"FP8 without a scale, read as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
@@ -74,6 +75,21 @@ def report_layouts(doubts: Iterable[tuple[str, str]]) -> Iterator[Finding]:
         layer = names[0] if len(names) == 1 else None
         whose = display(names[0]) if layer else f"{count(len(names), 'weight')} ({listed(names, 3)})"
         yield make_finding("ambiguous_layout", "warning", layer, f"{whose}: {reason}", tensors=names)
+
+
+def _report_omissions(leftovers: Iterable[Leftover]) -> Iterator[Finding]:
+    """Report tensors that a converter leaves to another file by its rules, in one finding for each reason."""
+    omitted: dict[tuple[str, str], list[str]] = {}
+    for one in leftovers:
+        if one.bucket is Bucket.FILTERED_OUT and one.reason != NOT_SELECTED:
+            omitted.setdefault((one.side, one.reason), []).append(one.name)
+    for (side, reason), names in omitted.items():
+        message = (
+            f"{count(len(names), 'tensor')} of the {side} checkpoint are not a part of this comparison: {reason}: "
+            f"{listed(names, 3)}"
+        )
+        remedy = "compare the other file as well, if there is one"
+        yield make_finding("omitted_parts", "info", None, message, remedy, tensors=names)
 
 
 def report_contradictions(pairs: Iterable[Pair]) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ from quanterr.formats.verbatim import verbatim
 from quanterr.pairing.buffers import is_computed
 from quanterr.pairing.conversion import find_conversion
 from quanterr.pairing.fusing import HeldWeight, Holders, swap_last_axes
-from quanterr.pairing.model import COMPUTED, Alternative, Bucket, Contradiction, Leftover, Pair, Pairing
+from quanterr.pairing.model import COMPUTED, NOT_SELECTED, Alternative, Bucket, Contradiction, Leftover, Pair, Pairing
 from quanterr.pairing.names import may_be_transposed
 from quanterr.pairing.sampling import NO_COPY, TRANSPOSITION
 from quanterr.pairing.side import CheckpointSide, WeightCache
@@ -101,7 +101,7 @@ class _Pairer:
             _refuse_unknown(side, prefix, self.selection)
         for shared, own in self.names.items():
             if not self.selection.takes(own):
-                self._leave_both(own, self.there.get(shared), Bucket.FILTERED_OUT, "not selected")
+                self._leave_both(own, self.there.get(shared), Bucket.FILTERED_OUT, NOT_SELECTED)
             elif reason := self.conversion.explain_absence(own):
                 self._leave(self.original, own, own, Bucket.CONSUMED, reason)
             else:
@@ -299,13 +299,15 @@ class _Pairer:
         if is_computed(entry):
             return Bucket.CONSUMED, COMPUTED
         if not self.selection.takes(shared):
-            return Bucket.FILTERED_OUT, "not selected"
+            return Bucket.FILTERED_OUT, NOT_SELECTED
         module = shared.rpartition(".")[0]
         for owner in (f"{module}.weight", module):
             if owner in self.names and owner not in self.there:
                 return Bucket.UNSUPPORTED, f"part of {owner} in a layout that this version does not support"
         if _is_zero_bias(shared, entry):  # AutoGPTQ adds these
             return Bucket.CONSUMED, "a bias of zeros, which changes nothing"
+        if reason := self.conversion.explain_omission(entry.name):
+            return Bucket.FILTERED_OUT, reason
         return Bucket.ONLY_IN_QUANTIZED, "the original has no tensor of this name"
 
     def _explain_absent(self, shared: str) -> tuple[Bucket, str]:
@@ -324,6 +326,8 @@ class _Pairer:
                 f"stored as {kinds}: its codes are missing, or in a layout that this version does not support; see "
                 "`quanterr formats`",
             )
+        if reason := self.conversion.explain_omission(self.names[shared]):
+            return Bucket.FILTERED_OUT, reason
         return Bucket.ONLY_IN_ORIGINAL, "the quantized checkpoint has no tensor of this name"
 
     def _make_leftover(self, side: CheckpointSide, name: str, own: str, bucket: Bucket, reason: str) -> Leftover:

@@ -45,6 +45,7 @@ Shape = tuple[int, ...]
 WITH_HEADS = ("config.json", "params.json")  # files that describe the model
 LLAMA_CPP, MLX = "llama.cpp", "MLX expects"
 AS_ORIGINAL = "as in the original"
+PREDICTING = "of layers that predict further tokens, which this file leaves out"
 
 
 class Conversion:
@@ -86,6 +87,20 @@ class Conversion:
         """Return why only one side has a tensor, if a converter makes it, folds it into another or leaves it out."""
         dropped = self._denoisers is not None and self._denoisers.is_dropped(name)
         return "not a part of diffusers' model" if dropped else None
+
+    def explain_omission(self, name: str) -> str | None:
+        """Return why a checkpoint lacks a tensor of the other one, if its converter leaves it to another file."""
+        if not any(self._is_mlx):
+            return None
+        if mlx.LEFT_OUT.fullmatch(name):
+            return "left out by mlx-lm, which computes with the language model alone"
+        return PREDICTING if self._predicts(name, self._config.get("num_hidden_layers")) else None
+
+    def _predicts(self, name: str, n_blocks: object) -> bool:
+        """Return whether a tensor belongs to a layer beyond the blocks, which predicts further tokens."""
+        stack, _, number = (block_of(name) or "").rpartition(".")
+        is_beyond = stack == "layers" and isinstance(n_blocks, int) and int(number) >= n_blocks
+        return is_beyond or name.startswith(("mtp.", "model.mtp."))
 
     def find_counterparts(self, names: Iterable[str]) -> set[str]:
         """Return the names under which a GGUF file has these tensors."""
@@ -170,6 +185,21 @@ class GgufConversion(Conversion):
             return "computed by the converter"
         fold = self._find_fold(name)
         return None if fold is None else f"folded into the scales of {fold}"
+
+    def explain_omission(self, name: str) -> str | None:
+        """Return why a GGUF file lacks a tensor of the original, if the converter leaves it to another file."""
+        is_tower = llama_cpp.TOWERS.fullmatch(name) is not None
+        if name in self._stored:
+            return None
+        if self._architecture == "clip":
+            return None if is_tower else "in the file of the language model"
+        if is_tower:
+            return "in the file of the projector (mmproj)"
+        if self._architecture in llama_cpp.ENCODERS and llama_cpp.LEFT_OUT.fullmatch(name):
+            return "left out by llama.cpp's converter: embeddings do not need it"
+        n_blocks = self._metadata.get_model_int("block_count")
+        keeps_them = self._metadata.get_model_int("nextn_predict_layers")
+        return PREDICTING if not keeps_them and self._predicts(name, n_blocks) else None
 
     def find_counterparts(self, names: Iterable[str]) -> set[str]:
         """Return the names under which a GGUF file has these tensors."""

@@ -35,6 +35,7 @@ class Bucket(StrEnum):
     FILTERED_OUT = "filtered_out"
 
 
+NOT_SELECTED = "not selected"
 COMPUTED = "a computed buffer that holds the expected values"  # the reason given for a consumed leftover
 
 

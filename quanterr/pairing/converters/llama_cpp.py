@@ -94,6 +94,17 @@ RENAMED: Mapping[str, tuple[tuple[re.Pattern[str], str], ...]] = {
 LIMITS = re.compile(r"(.*)(\.(?:in|out)put_(?:min|max))")  # of activations, beside a layer
 MERGERS = re.compile(r"(.*\.deepstack_merger_list\.)(\d+)(\..*)")
 MERGED_BLOCKS = "clip.vision.is_deepstack_layers"  # for each block, whether a merger follows it
+# Tensors of towers and projectors, by their name in the original: the converter writes them to a file of their own.
+TOWERS = re.compile(
+    r"(mlp|vit\.|vpm\.|siglip2\.|conformer\.|merger\.|resampler\.|sound_encoder\.|sound_projection\.|speech_embeddings\.).*"
+    r"|.*(visual\.|vision\.|audio\.|talker\.|vision_|audio_|token2wav\.|code2wav\.|projector\.|pre_mm_projector_norm|"
+    r"image_newline|view_seperator|patch_embed|patch_merger\.|patch_merge_mlp\.|model\.connector\.).*"
+)
+# What no GGUF file of an encoder has: layers behind the last block that embeddings do not need.
+ENCODERS = frozenset({"bert", "nomic-bert", "nomic-bert-moe", "modern-bert", "jina-bert-v2", "jina-bert-v3"})
+LEFT_OUT = re.compile(
+    r"(.*\.)?(pooler\.dense|cls\.predictions|cls\.seq_relationship|position_ids|mlp\.experts\.bias).*"
+)
 # Layers that predict further tokens follow the last block: path in the original → path in that block.
 PREDICTION = (
     (re.compile(r"mtp\.layers\.(\d+)\.(.*)"), r"\2"),

@@ -19,6 +19,8 @@ SHIFTED = re.compile(r"(.*\.)?(input_layernorm|post_attention_layernorm|norm|[qk
 NOT_SHIFTED = re.compile(r".*linear_attn\.norm")
 # step3p5 is left out: whether its norms were shifted cannot be told from its names (mlx_lm/models/step3p5.py).
 
+# What mlx-lm, which computes with language models alone, leaves out: towers, and layers that predict further tokens.
+LEFT_OUT = re.compile(r"(.*\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|mtp)\..*")
 FALCON_H1 = frozenset({"falcon_h1"})
 # Weights that are multiplied by numbers of the configuration: the last word of the path → the change.
 MULTIPLIED = {
