@@ -226,7 +226,7 @@ def _write_mlx(
         kind = conversion.tensors.get(name, {}).get("type")
         bits, size = (kind["bits"], kind["group_size"]) if isinstance(kind, dict) else (AFFINE_BITS.get(type_), group)
         if bits is None or type_ == "BF16" or kind is None or x.shape[-1] % max(size, group):
-            parts[name] = x.astype(bfloat16) if kind != "F32" else x
+            parts[name] = x if _is_float32(conversion, name) else x.astype(bfloat16)
             read[name] = parts[name].astype(np.float32)
             continue
         module = name.removesuffix(".weight")
@@ -240,6 +240,12 @@ def _write_mlx(
     (folder / "config.json").write_text(json.dumps(config))
     save_file(parts, folder / "model.safetensors", metadata={"format": "mlx"})
     return read
+
+
+def _is_float32(conversion: Conversion, name: str) -> bool:
+    """Return whether all sources of a stored tensor are float32: mlx-lm keeps their type."""
+    sources = {source for source, *_ in conversion.tensors[name]["source"]}
+    return all(conversion.original[source]["dtype"] == "F32" for source in sources)
 
 
 def affine(x: np.ndarray, bits: int, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -6,9 +6,9 @@ llama.cpp:
 mlx-lm, where mlx-lm, torch and transformers are installed:
     PYTHONPATH=tests python tests/golden_conversions/make.py mlx [NAME …]
 
-Each original is converted with all weights 1, then 2: what becomes of 1 and 2 is the arithmetic of an element. Then
-with a different value for each element: where a value arrives is the map. Last with random values: map and arithmetic
-must give what the converter gives.
+Each original is converted with all weights 1, then 2, then 0: what becomes of these is the arithmetic of an element.
+Then with a different value for each element: where a value arrives is the map. Last with random values: map and
+arithmetic must give what the converter gives.
 """
 
 import json
@@ -93,21 +93,22 @@ def derive(shapes: dict[str, tuple[int, ...]], run: Callable[..., Any]) -> tuple
     """Return stored tensors with map and arithmetic, those without a source, and metadata."""
     total = sum(int(np.prod(shape)) for shape in shapes.values())
     assert total <= 2**LABEL_BITS, total
-    ones = run({name: np.ones(shape, np.float32) for name, shape in shapes.items()})
-    twos = run({name: np.full(shape, 2, np.float32) for name, shape in shapes.items()})
+    ones, twos, zeros = (
+        run({name: np.full(shape, value, np.float32) for name, shape in shapes.items()}) for value in (1, 2, 0)
+    )
     order = np.random.default_rng(0).permutation(total)
     labels = (1 + order * 2.0**-LABEL_BITS).astype(np.float32)
     labelled = run(split(labels, shapes))
     assert ones.keys == twos.keys == labelled.keys
-    assert ones.tensors.keys() == twos.tensors.keys() == labelled.tensors.keys()
+    assert ones.tensors.keys() == twos.tensors.keys() == zeros.tensors.keys() == labelled.tensors.keys()
     tensors, derived = {}, {}
     for name, out in labelled.tensors.items():
-        one, two = ones.tensors[name].ravel(), twos.tensors[name].ravel()
+        one, two, zero = (of.tensors[name].ravel() for of in (ones, twos, zeros))
         if (one == two).all():
             assert (out.ravel() == one).all(), name
             derived[name] = {"shape": list(out.shape), "values": numbers(out)}
             continue
-        op, elements = explain(name, one, two, out.ravel(), labels)
+        op, elements = explain(name, np.stack([one, two, zero]), out.ravel(), labels)
         tensors[name] = {"shape": list(out.shape), "op": op, "source": pieces_of(elements, shapes)}
     return tensors, derived, ones.keys
 
@@ -118,10 +119,13 @@ def split(values: np.ndarray, shapes: dict[str, tuple[int, ...]]) -> dict[str, n
     return {name: part.reshape(shapes[name]) for name, part in zip(shapes, np.split(values, ends), strict=True)}
 
 
-def explain(name: str, one: np.ndarray, two: np.ndarray, out: np.ndarray, labels: np.ndarray) -> tuple[Any, np.ndarray]:
-    """Return the arithmetic of a stored tensor, and for each of its elements the original's element."""
+def explain(name: str, made: np.ndarray, out: np.ndarray, labels: np.ndarray) -> tuple[Any, np.ndarray]:
+    """Return the arithmetic of a stored tensor, and for each of its elements the original's element.
+
+    ``made``: what becomes of 1, 2 and 0 in each element. ``out``: what becomes of the labels.
+    """
     elements = np.zeros(out.size, np.int64)
-    outcomes, which = np.unique(np.stack([one, two]), axis=1, return_inverse=True)
+    outcomes, which = np.unique(made, axis=1, return_inverse=True)
     ops = [operation(name, *outcome) for outcome in outcomes.T]
     for index, op in enumerate(ops):
         if op[0] != "set":
@@ -132,19 +136,19 @@ def explain(name: str, one: np.ndarray, two: np.ndarray, out: np.ndarray, labels
     return ["pieces", [[int(b - a), ops[which[a]]] for a, b in pairwise(starts)]], elements
 
 
-def operation(name: str, one: np.float32, two: np.float32) -> Any:
-    """Return the arithmetic that makes these numbers of 1 and 2."""
+def operation(name: str, one: np.float32, two: np.float32, zero: np.float32) -> Any:
+    """Return the arithmetic that makes these numbers of 1, 2 and 0."""
     if (one, two) == (1, 2):
         return "identity"
     for function in FUNCTIONS:
         if np.allclose([one, two], applied([function], np.float32([1, 2])), rtol=ROUNDINGS, atol=0):
             return [function]
     if one == two:
-        return ["set", float(one)]
+        return ["set", float(str(one))]
     if two == 2 * one:
-        return ["mul", float(one)]
-    if two - one == 1:
-        return ["add", float(one - 1)]
+        return ["mul", float(str(one))]
+    if (one, two) == (zero + 1, zero + 2):
+        return ["add", float(str(zero))]
     raise ValueError(f"{name}: 1 becomes {one}, 2 becomes {two}")
 
 

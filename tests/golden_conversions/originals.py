@@ -169,6 +169,11 @@ AUDIO_ENCODER = {
 }  # fmt: skip
 IMAGES = {"preprocessor_config.json": {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}}
 IMG_BREAK = {"tokenizer_config.json": {"added_tokens_decoder": {"12": {"content": "[IMG_BREAK]"}}}}
+INTERNLM2 = BASE | HEADS | {"model_type": "internlm2", "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "bias": False}
+PLAMO2 = BASE | HEADS | {
+    "model_type": "plamo2", "hidden_size_per_head": 16, "mamba_num_heads": 4, "mamba_d_state": 16, "mamba_d_conv": 4,
+    "mamba_step": 2, "mamba_enabled": True, "tie_word_embeddings": True,
+}  # fmt: skip
 NOMIC = BERT | {
     "head_dim": 16, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_inner": 96, "n_positions": 8192,
     "max_trained_positions": 2048, "activation_function": "swiglu", "causal": False, "prenorm": False,
@@ -295,6 +300,63 @@ def biased(module: str, shape: tuple[int, ...]) -> Shapes:
 def siglip_names(config: dict[str, Any], saved: Shapes) -> Shapes:
     """Rename tensors of the vision tower as they are published."""
     return {re.sub(r"^vision_tower\.", "vision_tower.vision_model.", name): shape for name, shape in saved.items()}
+
+
+def internlm2_shapes(config: dict[str, Any]) -> Shapes:
+    """Return names and shapes of InternLM2, which joins queries, keys and values group by group."""
+    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    heads, grouped = config["num_attention_heads"], config["num_key_value_heads"]
+    shapes: Shapes = {
+        "model.tok_embeddings.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+        "output.weight": (vocab, hidden),
+    }
+    for index in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{index}."
+        shapes |= {
+            f"{layer}attention.wqkv.weight": ((heads + 2 * grouped) * hidden // heads, hidden),
+            f"{layer}attention.wo.weight": (hidden, hidden),
+            f"{layer}feed_forward.w1.weight": (inner, hidden),
+            f"{layer}feed_forward.w2.weight": (hidden, inner),
+            f"{layer}feed_forward.w3.weight": (inner, hidden),
+            f"{layer}attention_norm.weight": (hidden,),
+            f"{layer}ffn_norm.weight": (hidden,),
+        }
+    return shapes
+
+
+def plamo2_shapes(config: dict[str, Any]) -> Shapes:
+    """Return names and shapes of PLaMo 2: a Mamba layer and one with attention."""
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["hidden_size_per_head"]
+    heads, grouped, states = config["num_attention_heads"], config["num_key_value_heads"], config["mamba_d_state"]
+    wide = config["mamba_num_heads"] * head
+    mamba, attention = "model.layers.layers.0.mixer.", "model.layers.layers.1.mixer."
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+        f"{mamba}in_proj.weight": (2 * wide, hidden),
+        f"{mamba}conv1d.weight": (wide, 1, config["mamba_d_conv"]),
+        f"{mamba}bcdt_proj.weight": (64 + 2 * states, wide),
+        f"{mamba}dt_proj.weight": (config["mamba_num_heads"], 64),
+        f"{mamba}dt_bias": (config["mamba_num_heads"],),
+        f"{mamba}A_log": (config["mamba_num_heads"],),
+        f"{mamba}D": (config["mamba_num_heads"],),
+        f"{mamba}dt_norm_weight": (64,),
+        f"{mamba}B_norm_weight": (states,),
+        f"{mamba}C_norm_weight": (states,),
+        f"{mamba}out_proj.weight": (hidden, wide),
+        f"{attention}qkv_proj.weight": ((heads + 2 * grouped) * head, hidden),
+        f"{attention}o_proj.weight": (hidden, heads * head),
+        f"{attention}q_weight": (heads, head),
+        f"{attention}k_weight": (grouped, head),
+    }
+    for index in range(2):
+        layer = f"model.layers.layers.{index}."
+        for name in ("pre_mixer_norm", "post_mixer_norm", "pre_mlp_norm", "post_mlp_norm"):
+            shapes[f"{layer}{name}.weight"] = (hidden,)
+        shapes[f"{layer}mlp.gate_up_proj.weight"] = (2 * inner, hidden)
+        shapes[f"{layer}mlp.down_proj.weight"] = (hidden, inner)
+    return shapes
 
 
 def gpt2_names(config: dict[str, Any], saved: Shapes) -> Shapes:
@@ -770,4 +832,77 @@ ORIGINALS = {
         llama_cpp=WITH_MMPROJ,
         files=IMAGES,
     ),
+    "qwen3": Original("Qwen3ForCausalLM", WIDE, **MLX),
+    "qwen2_moe": Original(
+        "Qwen2MoeForCausalLM",
+        BASE | HEADS | MOE | {"shared_expert_intermediate_size": 96},
+        llama_cpp={"": {}, "fuse_qkv": {"fuse_qkv": True}},
+        **MLX,
+    ),
+    "qwen3_5_moe_by_expert": Original(  # as transformers saves it
+        "Qwen3_5MoeForConditionalGeneration",
+        {
+            "text_config": HYBRID | MOE | {"shared_expert_intermediate_size": 32, "mtp_num_hidden_layers": 1},
+            "vision_config": VISION,
+            "tie_word_embeddings": False,
+        },
+        published=with_mtp,
+    ),
+    "qwen3_vl_moe": Original(
+        "Qwen3VLMoeForConditionalGeneration",
+        {
+            "text_config": WIDE | MOE | {"rope_parameters": MROPE},
+            "vision_config": VISION | {"depth": 4, "deepstack_visual_indexes": [1, 2]},
+        },
+        files=IMAGES,
+    ),
+    "deepseek_v2": Original(  # as V2 Lite
+        "DeepseekV2ForCausalLM", MLA | {"q_lora_rank": None, "topk_method": "greedy", "n_shared_experts": 2}
+    ),
+    "deepseek_v32": Original(
+        "DeepseekV32ForCausalLM",
+        MLA | {"n_group": 1, "index_topk": 8, "index_head_dim": 32, "index_n_heads": 2, "num_nextn_predict_layers": 1},
+        published=with_nextn,
+    ),
+    "glm": Original("GlmForCausalLM", LLAMA | {"attention_bias": True}, **MLX),
+    "glm4": Original("Glm4ForCausalLM", LLAMA, **MLX),
+    "phi": Original("PhiForCausalLM", BASE | {"num_attention_heads": 4}, **MLX),
+    "olmo": Original("OlmoForCausalLM", BASE | HEADS),
+    "olmo3": Original("Olmo3ForCausalLM", BASE | HEADS | {"sliding_window": 8}, **MLX),
+    "cohere": Original("CohereForCausalLM", BASE | HEADS | {"tie_word_embeddings": True}, **MLX),
+    "arcee": Original("ArceeForCausalLM", LLAMA),
+    "dbrx": Original(
+        "DbrxForCausalLM",
+        {
+            "d_model": 64,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": 128,
+            "vocab_size": 96,
+            "attn_config": {"kv_n_heads": 2, "rope_theta": 500000.0, "clip_qkv": 8.0},
+            "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+        **MLX,
+    ),
+    "xlm_roberta": Original("XLMRobertaModel", BERT | {"pad_token_id": 1, "type_vocab_size": 1}),
+    "exaone_moe": Original(
+        "ExaoneMoeForCausalLM",
+        WIDE | MOE | {"num_shared_experts": 1, "first_k_dense_replace": 1, "sliding_window": 8},
+        written={"sliding_window_pattern": "LG", "is_moe_layer": [False, True], "scoring_func": "sigmoid"},
+    ),
+    "hunyuan_v3": Original("HYV3ForCausalLM", WIDE | MOE | {"num_shared_experts": 1, "first_k_dense_replace": 1}),
+    "afmoe": Original("AfmoeForCausalLM", WIDE | MOE | {"num_shared_experts": 1, "num_dense_layers": 1}, **MLX),
+    "bamba": Original(
+        "BambaForCausalLM",
+        BASE
+        | HEADS
+        | {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 2, "mamba_d_state": 16},
+    ),
+    "falcon_mamba": Original(
+        "FalconMambaForCausalLM",
+        MAMBA | {"state_size": 16, "time_step_rank": 32, "intermediate_size": 128, "tie_word_embeddings": True},
+    ),
+    "gpt_bigcode": Original("GPTBigCodeForCausalLM", GPT2 | {"n_embd": 64, "n_positions": 128}, **MLX),
+    "internlm2": Original("InternLM2ForCausalLM", INTERNLM2, own=internlm2_shapes, **MLX),
+    "plamo2": Original("Plamo2ForCausalLM", PLAMO2, own=plamo2_shapes),
 }
