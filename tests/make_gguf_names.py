@@ -1,17 +1,21 @@
 """Generate quanterr/pairing/converters/gguf_names.json from the tables of the gguf package.
 
-python tests/make_gguf_names.py        tests/test_gguf_names.py checks the file against the package
+The package on PyPI is older than llama.cpp. The source distribution of llama-cpp-python has a newer one:
+
+    pip download --no-binary :all: --no-deps llama-cpp-python==0.3.36        and unpack it
+    PYTHONPATH=llama_cpp_python-0.3.36/vendor/llama.cpp/gguf-py python tests/make_gguf_names.py
+
+tests/test_gguf_names.py checks the file against the installed package.
 """
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 
 from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
 from gguf.tensor_mapping import TensorNameMap
 
 FILE = Path(__file__).resolve().parent.parent / "quanterr" / "pairing" / "converters" / "gguf_names.json"
-SOURCE = "gguf {}: tensor_mapping.py and constants.py of ggml-org/llama.cpp gguf-py (MIT License, the ggml authors)"
+SOURCE = "llama-cpp-python 0.3.36: ggml-org/llama.cpp gguf-py/gguf/tensor_mapping.py (MIT License, the ggml authors)"
 
 
 def document() -> str:
@@ -25,7 +29,7 @@ def document() -> str:
         wanted = [row(tensor, names) for tensor, names in rules if tensor in MODEL_TENSORS[architecture]]
         rows += [found for found in wanted if found not in rows]
         architectures[name] = [rows.index(found) for found in wanted]
-    lines = [f'"source": {json.dumps(SOURCE.format(version("gguf")))},']
+    lines = [f'"source": {json.dumps(SOURCE)},']
     lines += ['"tensors": [', ",\n".join(map(json.dumps, rows)), "],"]
     lines += ['"architectures": {', ",\n".join(f'"{name}": {of}' for name, of in architectures.items()), "}"]
     return "\n".join(["{", *lines, "}\n"])

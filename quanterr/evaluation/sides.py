@@ -165,9 +165,9 @@ class Candidate:
         if stored is None:  # a head that only this side stores
             return lambda tensor: tensor
         back = _inverse(each.original)
-        rest = stored.shape[0] - each.original.shape[0] if each.original.shape[1:] == stored.shape[1:] else 0
-        if rest > 0:  # rows of no token
-            return lambda tensor: torch.cat([back(tensor), self.sides.get(each.name)[-rest:]])
+        if isinstance(each.original.dequantize, partial) and each.original.dequantize.func is views._dequantize_rows:
+            first, n = each.original.dequantize.args[1], each.original.shape[0]
+            return lambda tensor: _put_rows(self.sides.get(each.name), first, n, tensor)
         if each.original.shape != stored.shape and each.original.shape != stored.shape[:-2] + stored.shape[:-3:-1]:
             raise CheckpointError(
                 f"{display(each.name)}: paired as {list(each.original.shape)}, the original stores {list(stored.shape)}"
@@ -180,6 +180,12 @@ def _recognize(side: CheckpointSide, name: str) -> Weight:
         return side.recognize(name)
     except FormatMismatch as error:
         raise CheckpointError(f"{display(side.checkpoint.path)}: {display(name)}: {error}") from error
+
+
+def _put_rows(whole: Tensor, first: int, n: int, rows: Tensor) -> Tensor:
+    """Return the original's tensor with ``n`` rows replaced: the candidate lacks rows of no token or position."""
+    whole[first : first + n] = rows
+    return whole
 
 
 def _restore(tensor: Tensor, shape: tuple[int, ...], back: Restore) -> Tensor:

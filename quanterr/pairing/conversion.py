@@ -26,7 +26,7 @@ from quanterr.pairing.converters.numbers import Added, Change, Exponential, Mult
 from quanterr.pairing.model import Alternative, Contradiction, Pair
 from quanterr.pairing.names import Atoms, atoms_of, canonicalize, find_other_arrangements
 from quanterr.pairing.rotary import unify_row_order, unify_side
-from quanterr.pairing.sampling import VALUES
+from quanterr.pairing.sampling import CLOSE_READING, VALUES
 from quanterr.pairing.views import (
     add_number,
     exponentiate,
@@ -36,6 +36,7 @@ from quanterr.pairing.views import (
     scale_weight,
     softplus,
     take_rows,
+    transpose_stack,
 )
 from quanterr.roles import block_of, role_of
 from quanterr.tensors.workspace import Workspace
@@ -156,7 +157,7 @@ class GgufConversion(Conversion):
         super().__init__(original, quantized)
         self._side, self._metadata, self._architecture = side, metadata, metadata.architecture or ""
         self._stored = self._sides[side].entries
-        self._paths = frozenset(_split_name(name)[0] for name in self._stored)
+        self._names = frozenset("".join(_split_name(name)) for name in self._stored)
         self._whole = frozenset(self._translate(*canonicalize(name)) for name in self._sides[1 - side].entries)
 
     @cached_property
@@ -220,7 +221,7 @@ class GgufConversion(Conversion):
             return Atoms(self._expand(path, kind, shape), "attn_qkv" not in path)
         path, kind = canonicalize(name)
         whole = self._translate(path, kind)
-        if _split_name(whole)[0] in self._paths and len(shape) < 3 - bool(kind):
+        if whole in self._names and len(shape) < 3 - bool(kind):
             return Atoms((whole,), True)
         block, _, word = whole.removesuffix(kind).rpartition(".")
         if word in llama_cpp.PIECES and len(shape) < 3:
@@ -232,6 +233,8 @@ class GgufConversion(Conversion):
         """Return the names of all that a tensor of the GGUF file holds, from top to bottom."""
         block, _, word = path.rpartition(".")
         pieces = llama_cpp.PIECES.get(word, (word,))
+        if self._architecture in llama_cpp.FLAT:
+            return (path + kind,)
         if len(shape) < 3 and f"{block}.{pieces[0]}{kind}" not in self._whole:
             pieces = (word,)
         names = [f"{block}.{piece}" if block else piece for piece in pieces]
@@ -246,11 +249,11 @@ class GgufConversion(Conversion):
             yield found._replace(names=tuple(self._translate(*canonicalize(f"{atom}.weight")) for atom in found.names))
         path, kind = canonicalize(name)
         head, _, word = path.rpartition(".")
-        pieces = llama_cpp.SPLIT.get(self._architecture, {}).get(word)
-        if pieces and (block := block_of(head)):
-            place = f"blk.{block.rpartition('.')[2]}"
-            names = tuple(f"{place}.{piece}{kind}" for piece in pieces)
-            yield Atoms(names, equal=False, order=llama_cpp.gather_key_heads(self._model(place + ".")))
+        split, block = llama_cpp.SPLIT.get(self._architecture, {}).get(word), block_of(head)
+        if split is not None and block is not None and self._side == 1:
+            place, rows = f"blk.{block.rpartition('.')[2]}", self._sides[0].entries[name].shape[0]
+            names = tuple(f"{place}.{piece}{kind}" for piece in split.pieces)
+            yield Atoms(names, equal=False, order=split.order(self._model(place), rows))
         if path.endswith("patch_embed.proj") and not kind and llama_cpp.PATCHES[1] in self._stored:
             shape = self._sides[1 - self._side].entries[name].shape
             names = tuple(_split_name(patch)[0] for patch in llama_cpp.PATCHES)
@@ -262,7 +265,7 @@ class GgufConversion(Conversion):
         if limit := llama_cpp.LIMITS.fullmatch(path):
             path, end = limit.groups()
         known = [name for each in self._list_paths(path, kind) for name in each]
-        return next((name for name in known if _split_name(name)[0] in self._paths), (known or [path + kind])[0]) + end
+        return next((name for name in known if name + end in self._names), (known or [path + kind])[0]) + end
 
     def _list_paths(self, path: str, kind: str) -> Iterator[list[str]]:
         """Yield the names that the tables have for a path, as the converter may have changed it before."""
@@ -306,10 +309,12 @@ class GgufConversion(Conversion):
         if side == self._side and path == llama_cpp.PATCH and self._projector in llama_cpp.PIXELS_FIRST:
             flat = weight.shape[0], weight.n // weight.shape[0]
             return reshape_weight(reorder(weight, llama_cpp.order_pixels(weight.shape)), flat)
+        if side == self._side and self._architecture in llama_cpp.FLAT and len(weight.shape) == 3:
+            return _flatten_experts(weight, path.endswith("ffn_down_exps"))
         prescribed, mistaken = llama_cpp.find_orders(self._kind, path.rpartition(".")[2])
         if side != self._side or not (prescribed or mistaken):
             return weight
-        model, matters = self._model(path), self._architecture not in llama_cpp.UNROTATED
+        model = self._model(path)
         for row in (*prescribed, *mistaken):
             axis = 1 if row.tensors == "ssm_out" or len(weight.shape) == 1 else 0
             order = row.order(model, weight.matrix[axis])
@@ -320,18 +325,22 @@ class GgufConversion(Conversion):
             ordered = replace(ordered, evidence=(row.text + expected * (row in prescribed), *weight.evidence))
             plain = replace(weight, evidence=(row.otherwise + expected * (row in mistaken), *weight.evidence))
             first, other = (ordered, plain) if row in prescribed else (plain, ordered)
-            first = replace(first, close_alternatives=order.is_partial, prescribed=matters, undeclared=not matters)
+            first = replace(first, close_alternatives=order.is_partial, prescribed=True)
             return first.with_alternatives((*first.alternatives, other))
         return weight
 
     def crop_vocabulary(self, name: str, x: Weight) -> Weight:
         """Return the original's embedding without the last rows, if the converter leaves out those of no token."""
-        stored = self._stored.get(f"{self._translate(*canonicalize(name))}.weight")
-        if self._architecture not in llama_cpp.CROPPED or role_of(name) != "embedding" or stored is None:
+        path = self._translate(*canonicalize(name))
+        stored = self._stored.get(f"{path}.weight")
+        is_vocabulary = self._architecture in llama_cpp.CROPPED and role_of(name) == "embedding"
+        if self._side == 0 or stored is None or not (is_vocabulary or path == llama_cpp.POSITIONS):
             return x
-        if self._side == 0 or x.shape[1:] != stored.shape[1:] or len(x.shape) != 2 or x.shape[0] <= stored.shape[0]:
+        rest = x.shape[0] - stored.shape[0] if len(x.shape) == 2 and x.shape[1:] == stored.shape[1:] else 0
+        if rest <= 0:
             return x
-        return replace(take_rows(x, 0, stored.shape), evidence=(*x.evidence, "without rows of no token"))
+        first, evidence = (0, "without rows of no token") if is_vocabulary else (rest, "without rows of no position")
+        return replace(take_rows(x, first, stored.shape), evidence=(*x.evidence, evidence))
 
     def stores_inputs_first(self, pair: Pair) -> bool | None:
         """Return whether the original is [in, out]: a GGUF file never is; None if its model is unknown."""
@@ -386,6 +395,12 @@ class GgufConversion(Conversion):
         return _put(pair, 1 - self._side, replace(scaled, evidence=(*scaled.evidence, f"times {entry.name}")))
 
 
+def _flatten_experts(weight: Weight, is_transposed: bool) -> Weight:
+    """Return the matrices of all experts on top of each other, each transposed if the original has it so."""
+    turned = transpose_stack(weight) if is_transposed else weight
+    return reshape_weight(turned, (turned.shape[0] * turned.shape[1], turned.shape[2]))
+
+
 def find_conversion(original: Checkpoint, quantized: Checkpoint) -> Conversion:
     """Return the conversion between two checkpoints."""
     known = [checkpoint.gguf is not None and _has_llama_names(checkpoint) for checkpoint in (original, quantized)]
@@ -418,10 +433,12 @@ def _change_numbers(
     others = [(before, AS_ORIGINAL)] if changes else []
     others += [(_apply(change, before), change.text) for change in mistaken]
     alternatives = []
+    # A factor near 1 changes little beside the rounding of a quantized matrix.
+    bar = CLOSE_READING if any(isinstance(change, Multiplied) for change in changes) else VALUES
     for other, text in others:
         contradiction = Contradiction(expected, f"values {text}") if known else None
         x, y = (other, None) if side == 0 else (pair.original, other)
-        alternatives.append(Alternative(x, y, VALUES, contradiction, f"stored {text}"))
+        alternatives.append(Alternative(x, y, bar, contradiction, f"stored {text}"))
     return replace(_put(pair, side, after), alternatives=(*pair.alternatives, *alternatives))
 
 

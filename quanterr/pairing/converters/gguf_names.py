@@ -2,7 +2,7 @@
 
 The names are in gguf_names.json beside this file, which tests/make_gguf_names.py makes from the gguf package.
 
-Reference: ggml-org/llama.cpp (as of gguf 0.19.0) gguf-py/gguf/tensor_mapping.py.
+Reference: ggml-org/llama.cpp (in llama-cpp-python 0.3.36) gguf-py/gguf/tensor_mapping.py, constants.py.
 """
 
 import json

@@ -41,6 +41,7 @@ STACKS = re.compile(r".*_exps|altup_proj|altup_unembd_proj")
 HEAD_NORMS = frozenset({"attn_q_norm", "attn_k_norm"})  # stacked if they have a row for each head (StableLM)
 # Architectures whose embedding has only the rows of the tokenizer's tokens.
 CROPPED = frozenset({"gemma3", "gemma-embedding"})
+POSITIONS = "position_embd"  # without the first rows, if the original has some for no position (RoBERTa)
 DERIVED = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
 
 # Tensors that gguf's own tables of names lack: path in the original → name, with the number of the block as {bid}. The
@@ -113,8 +114,8 @@ PREDICTION = (
     (re.compile(r"mtp\.pre_fc_norm_hidden"), "hnorm"),
     (re.compile(r"mtp\.norm"), "shared_head.norm"),
 )
-# Architectures that store a weight of the original in two, by the last word of its path: the names of both.
-SPLIT: Mapping[str, Mapping[str, tuple[str, str]]] = {"qwen3next": {"in_proj_qkvz": ("attn_qkv", "attn_gate")}}
+# Architectures whose original has the rows of all experts in one matrix, and the columns of ffn_down's as rows.
+FLAT = frozenset({"dbrx", "nomic-bert-moe"})
 PATCH = "v.patch_embd"
 PATCHES = "v.patch_embd.weight", "v.patch_embd.weight.1"  # kernels of two frames, which are one in the original
 PIXELS_FIRST = frozenset({"gemma4v", "lfm2"})  # projectors whose original stores a patch as [h × w × channels]
@@ -146,10 +147,10 @@ PAIRED = frozenset(
         "smollm3",
         "mistral3",
         "muse-glimmer",
+        "nemotron_h",
+        "nemotron_h_moe",
     ]
 )
-# Their attention has no rotary embedding: the converter puts rows in pairs, and another order computes the same.
-UNROTATED = frozenset({"nemotron_h", "nemotron_h_moe"})
 TILED = frozenset({"qwen35", "qwen35moe", "qwen4exp"})
 PIXTRAL, GEMMA3 = "clip pixtral", "clip gemma3"  # kinds of projectors
 PLUS_ONE = TILED | frozenset(
@@ -284,7 +285,7 @@ def _gather_groups(model: Model, rows: int) -> Order | None:
     return Order(tuple(stored), rows // (groups * each)).inverse
 
 
-def gather_key_heads(model: Model) -> Order | None:
+def _gather_key_heads(model: Model, _rows: int) -> Order | None:
     """Return the order of q, k, v and z of each key head, stored as all q, all k, all v and all z."""
     heads, key, values = model.number("ssm.group_count"), model.number("ssm.state_size"), model.number("ssm.inner_size")
     if not heads or not key or values % heads:
@@ -301,11 +302,23 @@ def gather_key_heads(model: Model) -> Order | None:
     return Order(tuple(stored), unit).inverse
 
 
+class Split(NamedTuple):
+    """A weight of the original whose rows are in several tensors of the file, in another order."""
+
+    pieces: tuple[str, ...]  # last words of the tensors
+    order: Callable[[Model, int], Order | None]  # from the number of rows: the order of the pieces' rows, one by one
+
+
+SPLIT: Mapping[str, Mapping[str, Split]] = {
+    "qwen3next": {"in_proj_qkvz": Split(("attn_qkv", "attn_gate"), _gather_key_heads)},
+    "internlm2": {"wqkv": Split(("attn_q", "attn_k", "attn_v"), _gather_groups)},
+}
+
 HALVES, PAIRS = "rows of heads in halves", "rows of heads in pairs"
 GROUPED, TILES = "value heads grouped by key head", "value heads tiled"
 ORDERS = (
-    Ordered(PAIRED | UNROTATED | {PIXTRAL}, "attn_q", _pair_queries, PAIRS, HALVES, is_usual=True),
-    Ordered(PAIRED | UNROTATED | {PIXTRAL}, "attn_k", _pair_keys, PAIRS, HALVES, is_usual=True),
+    Ordered(PAIRED | {PIXTRAL}, "attn_q", _pair_queries, PAIRS, HALVES, is_usual=True),
+    Ordered(PAIRED | {PIXTRAL}, "attn_k", _pair_keys, PAIRS, HALVES, is_usual=True),
     Ordered(PAIRED, "attn_qkv", _pair_fused, PAIRS, HALVES),
     Ordered(TILED, "attn_qkv|ssm_conv1d", _tile_below_keys, TILES, GROUPED),
     Ordered(TILED, "attn_gate", _tile_values, TILES, GROUPED),
