@@ -1,13 +1,14 @@
 """Golden conversions: what converters make of each tensor of an original, element by element; and files made by them.
 
-tests/golden_conversions/NAME.json.xz holds one: ``tests/golden_conversions/make.py`` derives them from converters' own
-code. They hold no weights: ``materialize`` fills both sides with random ones.
+tests/golden_conversions/CONVERTER.json.xz holds all of a converter, by name: ``tests/golden_conversions/make.py``
+derives them from converters' own code. They hold no weights: ``materialize`` fills both sides with random ones.
 """
 
 import json
 import lzma
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ml_dtypes import bfloat16
 from safetensors.numpy import save_file
 
 GOLDEN = Path(__file__).resolve().parent / "golden_conversions"
+CONVERTERS = ("llama.cpp", "mlx")
 AFFINE_BITS = {"affine-4": 4, "affine-8": 8}
 SMALLEST_SCALE = np.float32(1e-7)  # of mlx.core.quantize
 
@@ -57,15 +59,27 @@ class Made:
     errors: dict[str, float]
 
 
-def conversions() -> list[Path]:
-    """Return all golden conversions."""
-    return sorted(GOLDEN.glob("*.json.xz"))
+def list_conversions() -> list[str]:
+    """Return the names of all golden conversions: CONVERTER-ORIGINAL."""
+    return [f"{converter}-{original}" for converter in CONVERTERS for original in read_golden(converter)]
 
 
-def read_conversion(path: Path) -> Conversion:
-    """Read a golden conversion."""
-    document = json.loads(lzma.decompress(path.read_bytes()))
-    return Conversion(name=path.name.removesuffix(".json.xz"), **document)
+def read_conversion(name: str) -> Conversion:
+    """Return a golden conversion."""
+    converter, original = name.split("-", 1)
+    return Conversion(name=name, **read_golden(converter)[original])
+
+
+@cache
+def read_golden(converter: str) -> dict[str, dict[str, Any]]:
+    """Return all that is known of a converter, by name of the original."""
+    return json.loads(lzma.decompress((GOLDEN / f"{converter}.json.xz").read_bytes()))
+
+
+def write_golden(converter: str, documents: dict[str, dict[str, Any]]) -> None:
+    """Write what is known of a converter."""
+    data = json.dumps(dict(sorted(documents.items())), separators=(",", ":")).encode()
+    (GOLDEN / f"{converter}.json.xz").write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
 
 
 def elements_of(source: list[Any]) -> list[tuple[str, np.ndarray]]:

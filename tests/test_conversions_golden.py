@@ -5,15 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conversions import Conversion, conversions, elements_of, materialize, read_conversion
+from conversions import Conversion, elements_of, list_conversions, materialize, read_conversion
 from safetensors import safe_open
 
 
-@pytest.fixture(params=conversions(), ids=lambda path: path.name.removesuffix(".json.xz"), scope="module")
+@pytest.fixture(params=list_conversions(), scope="module")
 def conversion(request: pytest.FixtureRequest) -> Conversion:
     return read_conversion(request.param)
 
 
+@pytest.mark.slow  # of the golden conversions themselves, not of the project
 def test_each_element_of_an_original_is_used_once_unless_recorded(conversion: Conversion) -> None:
     uses = {name: np.zeros(np.prod(of["shape"], dtype=int), int) for name, of in conversion.original.items()}
     for name, tensor in conversion.tensors.items():
@@ -26,6 +27,7 @@ def test_each_element_of_an_original_is_used_once_unless_recorded(conversion: Co
         assert Counter(counts.tolist()) == {int(k): n for k, n in conversion.uses.get(name, once).items()}, name
 
 
+@pytest.mark.slow
 def test_materialized_files_read_back(conversion: Conversion, tmp_path: Path) -> None:
     made = materialize(conversion, tmp_path)
     assert made.squares.keys() == conversion.tensors.keys()
@@ -48,7 +50,7 @@ def stored_shapes(folder: Path) -> dict[str, list[int]]:
 
 
 def test_a_transform_that_is_left_out_is_an_error(tmp_path: Path) -> None:
-    conversion = read_conversion(next(path for path in conversions() if "llama.cpp-qwen3_5." in path.name))
+    conversion = read_conversion("llama.cpp-qwen3_5")
     left_out = {"blk.0.attn_norm.weight", "blk.0.ssm_out.weight"}
     made = materialize(conversion, tmp_path, left_out=left_out)
     worse = {name for name, error in made.errors.items() if error > 0.1 * made.squares[name]}

@@ -12,7 +12,6 @@ arithmetic must give what the converter gives.
 """
 
 import json
-import lzma
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,40 +20,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conversions import applied, elements_of, gather
+from conversions import applied, elements_of, gather, read_golden, write_golden
 from llama_cpp_runs import LlamaCpp
 from mlx_runs import Mlx
 from originals import ORIGINALS, Original, write_original
 from safetensors.numpy import save_file
 
-FOLDER = Path(__file__).resolve().parent
 LABEL_BITS = 21  # labels are 1 + k·2^-21: they stay distinct, and sums with small numbers exact, in float32
 FUNCTIONS = ("exp", "negexp", "softplus")
 ROUNDINGS = 2 * 2.0**-23  # of exponentials in different libraries, and of several factors after each other
 
 
 def main(kind: str, *arguments: str) -> None:
-    """Write the golden files of a converter for all originals, or for those named."""
+    """Write the golden conversions of a converter for all originals, or for those named."""
     converter = LlamaCpp(Path(arguments[0])) if kind == "llama.cpp" else Mlx()
     wanted = arguments[1:] if kind == "llama.cpp" else arguments
+    documents = dict(read_golden(kind))
     for name, original in ORIGINALS.items():
         for variant, options in original.variants_for(kind).items():
             full = f"{name}-{variant}" if variant else name
             if not wanted or full in wanted or name in wanted:
-                attempt(converter, kind, full, original, options)
-
-
-def attempt(converter: Any, kind: str, name: str, original: Original, options: dict[str, Any]) -> None:
-    """Write one golden file; say so if it is impossible, and go on."""
-    try:
-        document = golden(converter, original, options)
-    except Exception as error:
-        print(f"{kind}-{name}: {type(error).__name__}: {error}", flush=True)
-        return
-    data = json.dumps(document, separators=(",", ":")).encode()
-    path = FOLDER / f"{kind}-{name}.json.xz"
-    path.write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
-    print(f"{path.name}: {path.stat().st_size} bytes", flush=True)
+                try:
+                    documents[full] = golden(converter, original, options)
+                except Exception as error:  # the converter cannot make it: say so, and go on
+                    print(f"{kind}-{full}: {type(error).__name__}: {error}", flush=True)
+    write_golden(kind, documents)
 
 
 def golden(converter: Any, original: Original, options: dict[str, Any]) -> dict[str, Any]:
