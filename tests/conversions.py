@@ -51,10 +51,14 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Made:
-    """Folders with both sides, and for each stored tensor Σx² and Σe²: x is what it stands for, x + e what is read."""
+    """Folders with both sides, what their library reads of each stored tensor, and Σx² and Σe².
+
+    x is what the tensor stands for, x + e what is read.
+    """
 
     original: Path
     quantized: Path
+    read: dict[str, np.ndarray]
     squares: dict[str, float]
     errors: dict[str, float]
 
@@ -133,6 +137,39 @@ def applied(op: Any, x: np.ndarray) -> np.ndarray:
     raise ValueError(op)
 
 
+def undone(op: Any, x: np.ndarray) -> np.ndarray:
+    """Return flat values before the converter's arithmetic, in float64."""
+    x = x.astype(np.float64)
+    match op:
+        case "identity":
+            return x
+        case ["add", value]:
+            return x - value
+        case ["mul", value]:
+            return x / value
+        case ["exp"]:
+            return np.log(x)
+        case ["negexp"]:
+            return np.log(-x)
+        case ["softplus"]:
+            return np.log(np.expm1(x))
+        case ["pieces", pieces]:
+            ends = np.cumsum([count for count, _ in pieces])[:-1]
+            return np.concatenate([undone(of, part) for (_, of), part in zip(pieces, np.split(x, ends), strict=True)])
+    raise ValueError(op)
+
+
+def put_back(conversion: Conversion, read: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return what stored tensors mean for the original's, float64 in the original's places; 0 where nothing is stored."""
+    values = {name: np.zeros(of["shape"]) for name, of in conversion.original.items()}
+    for name, tensor in conversion.tensors.items():
+        x, start = undone(tensor["op"], read[name].ravel()), 0
+        for source, elements in elements_of(tensor["source"]):
+            values[source].reshape(-1)[elements] = x[start : start + len(elements)]
+            start += len(elements)
+    return values
+
+
 def random_originals(conversion: Conversion, seed: int) -> dict[str, np.ndarray]:
     """Return random values for the original, float32 that its dtypes can hold exactly."""
     rng = np.random.default_rng(seed)
@@ -184,7 +221,7 @@ def materialize(
         read = _write_mlx(conversion, stored, quantized, quantization or "affine-4", group)
     squares = {name: float(np.sum(np.square(x, dtype=np.float64))) for name, x in right.items()}
     errors = {name: float(np.sum(np.square(read[name].astype(np.float64) - x))) for name, x in right.items()}
-    return Made(folder / "original", quantized, squares, errors)
+    return Made(folder / "original", quantized, read, squares, errors)
 
 
 def _write_original(conversion: Conversion, originals: dict[str, np.ndarray], folder: Path) -> None:
