@@ -160,7 +160,7 @@ def undone(op: Any, x: np.ndarray) -> np.ndarray:
 
 
 def put_back(conversion: Conversion, read: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return what stored tensors mean for the original's, float64 in the original's places; 0 where nothing is stored."""
+    """Return the original's tensors, float64, as stored tensors stand for them; 0 where nothing is stored."""
     values = {name: np.zeros(of["shape"]) for name, of in conversion.original.items()}
     for name, tensor in conversion.tensors.items():
         x, start = undone(tensor["op"], read[name].ravel()), 0
