@@ -117,6 +117,18 @@ def formats() -> str:
     return "\n".join([*rows, "", f"Recognized, not supported (the report says what to do instead): {refused}."])
 
 
+def conversions() -> str:
+    """Return a table of the golden conversions that are compared completely."""
+    from conversions import CONVERTERS, REFUSED, read_golden
+
+    rows = ["| converter | models |", "|---|---|"]
+    for converter in CONVERTERS:
+        golden = read_golden(converter)
+        (version,) = {document["converter"] for document in golden.values()}
+        rows.append(f"| {version} | {', '.join(name for name in golden if f'{converter}-{name}' not in REFUSED)} |")
+    return "\n".join(rows)
+
+
 def findings_index() -> str:
     """Return a table of CODES with links to their sections."""
     from quanterr.report.finding_codes import CODES
@@ -219,6 +231,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "thresholds": thresholds,
     "presets": presets,
     "formats": formats,
+    "conversions": conversions,
     "outputs": outputs,
     "map": block_map,
     "metrics": metrics,
