@@ -5,6 +5,7 @@ Each golden conversion says what the converter does to every element; files are 
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -121,3 +122,26 @@ def test_the_message_says_what_was_left_out(tmp_path):
     assert found.evidence["snr_db"] < 3 < 40 < found.evidence["snr_db_other"]
     assert 3 == len(found.evidence["layers"])
     assert all(layer.snr_db < 3 for layer in report.layers if layer.layer_name in found.evidence["layers"])
+
+
+@pytest.mark.slow  # 32 files
+@pytest.mark.parametrize("number", [0, -2, 3, 2**31 - 1])
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("llama.cpp-qwen3_5", "qwen35.ssm.time_step_rank"),
+        ("llama.cpp-qwen3_5", "qwen35.ssm.group_count"),
+        ("llama.cpp-qwen3_5", "qwen35.ssm.inner_size"),
+        ("llama.cpp-qwen3_next", "qwen3next.ssm.group_count"),
+        ("llama.cpp-qwen3_next", "qwen3next.ssm.inner_size"),
+        ("llama.cpp-llama", "llama.attention.head_count"),
+        ("llama.cpp-internlm2", "internlm2.attention.head_count_kv"),
+        ("llama.cpp-gpt_neox", "gptneox.attention.head_count"),
+    ],
+)
+def test_a_number_in_the_metadata_that_does_not_fit_never_passes(name, key, number, tmp_path):
+    conversion = read_conversion(name)
+    files = materialize(replace(conversion, keys=conversion.keys | {key: number}), tmp_path)
+    report = quanterr.compare(files.original, files.quantized / "model.gguf", device="cpu")
+
+    assert Status.INCONCLUSIVE == exit_status(report)

@@ -27,14 +27,15 @@ class GgufMetadata:
         return _as_int(self.values.get(key))
 
     def get_model_int(self, key: str, block: int | None = None) -> int | None:
-        """Return the integer under ``<architecture>.<key>``; None if there is none.
+        """Return the number under ``<architecture>.<key>``; None if there is none, or if it is negative.
 
         If the value is an array with one element per block, as ``attention.head_count`` may be, ``block`` selects one.
         """
         value = self.values.get(f"{self.architecture}.{key}")
         if isinstance(value, tuple):
             value = value[block] if block is not None and 0 <= block < len(value) else None
-        return _as_int(value)
+        number = _as_int(value)
+        return None if number is None or number < 0 else number
 
     def heads(self, block: int) -> int | None:
         """Return the number of attention (query) heads of a block; None if unknown."""

@@ -242,7 +242,7 @@ def _pair_fused(model: Model, rows: int) -> Order | None:
 def _value_heads(model: Model) -> tuple[int, int, int] | None:
     """Return the numbers of key heads and of value heads for each, and the rows of a value head."""
     keys, values = model.number("ssm.group_count"), model.number("ssm.time_step_rank")
-    if not keys or keys == values or values % keys or model.number("ssm.inner_size") % values:
+    if not keys or not values or keys == values or values % keys or model.number("ssm.inner_size") % values:
         return None
     return keys, values // keys, model.number("ssm.inner_size") // values
 
@@ -259,8 +259,9 @@ def _tile_columns(model: Model, columns: int) -> Order | None:
 
 def _tile_below_keys(model: Model, rows: int) -> Order | None:
     """Return the order of queries, keys and values in one tensor, of which the values are tiled."""
-    values = _tile_values(model, model.number("ssm.inner_size"))
-    return values and join_orders(rows - values.run, values) if values and rows > values.run else None
+    size = model.number("ssm.inner_size")
+    values = _tile_values(model, size) if size < rows else None
+    return values and join_orders(rows - size, values)
 
 
 def _tile_heads(model: Model, rows: int) -> Order | None:
@@ -285,10 +286,10 @@ def _gather_groups(model: Model, rows: int) -> Order | None:
     return Order(tuple(stored), rows // (groups * each)).inverse
 
 
-def _gather_key_heads(model: Model, _rows: int) -> Order | None:
+def _gather_key_heads(model: Model, rows: int) -> Order | None:
     """Return the order of q, k, v and z of each key head, stored as all q, all k, all v and all z."""
     heads, key, values = model.number("ssm.group_count"), model.number("ssm.state_size"), model.number("ssm.inner_size")
-    if not heads or not key or values % heads:
+    if not heads or not key or values % heads or rows != 2 * (heads * key + values):
         return None
     parts = key, key, values // heads, values // heads  # rows of a head
     unit = gcd(*parts)
