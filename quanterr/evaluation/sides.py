@@ -9,6 +9,7 @@ stay where the file has them.
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -165,8 +166,9 @@ class Candidate:
         if stored is None:  # a head that only this side stores
             return lambda tensor: tensor
         back = _inverse(each.original)
-        if isinstance(each.original.dequantize, partial) and each.original.dequantize.func is views._dequantize_rows:
-            first, n = each.original.dequantize.args[1], each.original.shape[0]
+        function, args = _view_of(each.original)
+        if function is views._dequantize_rows:
+            first, n = args[1], each.original.shape[0]
             return lambda tensor: _put_rows(self.sides.get(each.name), first, n, tensor)
         if each.original.shape != stored.shape and each.original.shape != stored.shape[:-2] + stored.shape[:-3:-1]:
             raise CheckpointError(
@@ -192,18 +194,18 @@ def _restore(tensor: Tensor, shape: tuple[int, ...], back: Restore) -> Tensor:
     return back(tensor).reshape(shape)
 
 
+def _view_of(weight: Weight) -> tuple[object, tuple[Any, ...]]:
+    """Return the function of the outermost view (views.py) through which a weight is read, and its arguments."""
+    dequantize: object = weight.dequantize
+    return (dequantize.func, dequantize.args) if isinstance(dequantize, partial) else (None, ())
+
+
 def _inverse(original: Weight) -> Restore:
     """Return the inverse of a view (views.py) through which pairing reads the original; the identity without one."""
-    dequantize: object = original.dequantize
-    function, args = (dequantize.func, dequantize.args) if isinstance(dequantize, partial) else (None, ())
-    if function is views._dequantize_shifted:
-        return lambda tensor: tensor - args[1]
-    if function is views._dequantize_negated_exp:
-        return lambda tensor: (-tensor).log()
-    if function is views._dequantize_exp:
-        return torch.log
-    if function is views._dequantize_softplus:
-        return lambda tensor: tensor.expm1().log()
+    function, args = _view_of(original)
+    if function is views._dequantize_changed:
+        undo: Restore = args[1].undo
+        return undo
     if function is views._dequantize_scaled:
         return lambda tensor: (tensor.view(original.matrix) / args[1][:, None].to(tensor.device)).view(tensor.shape)
     if function in (views._dequantize_transposed, views._dequantize_transposed_kernels):

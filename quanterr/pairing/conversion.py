@@ -1,4 +1,4 @@
-"""What the programs that wrote two checkpoints did to the model's tensors, and how it is undone.
+"""Undo what the programs that wrote two checkpoints did to the model's tensors.
 
     names      llama.cpp's, in which both sides are then compared; otherwise the usual names (names.py)
     orders     of rows and columns are undone in the file that has them
@@ -22,19 +22,16 @@ from quanterr.formats import Weight
 from quanterr.pairing.converters import hugging_face, llama_cpp, mlx
 from quanterr.pairing.converters.denoisers import DenoiserNaming, naming_between
 from quanterr.pairing.converters.gguf_names import architectures, names_of
-from quanterr.pairing.converters.numbers import Added, Change, Exponential, Multiplied, NegatedExponential, SoftPlus
+from quanterr.pairing.converters.numbers import Added, Change, Multiplied
 from quanterr.pairing.model import Alternative, Contradiction, Pair
 from quanterr.pairing.names import Atoms, atoms_of, canonicalize, find_other_arrangements
 from quanterr.pairing.rotary import unify_row_order, unify_side
 from quanterr.pairing.sampling import CLOSE_READING, VALUES
 from quanterr.pairing.views import (
-    add_number,
-    exponentiate,
-    negate_exp,
+    map_elements,
     reorder,
     reshape_weight,
     scale_weight,
-    softplus,
     take_rows,
     transpose_stack,
 )
@@ -316,8 +313,7 @@ class GgufConversion(Conversion):
             return weight
         model = self._model(path)
         for row in (*prescribed, *mistaken):
-            axis = 1 if row.tensors == "ssm_out" or len(weight.shape) == 1 else 0
-            order = row.order(model, weight.matrix[axis])
+            order = row.find(model, weight)
             if order is None:
                 continue
             expected = f", as {LLAMA_CPP} expects for {self._architecture}"
@@ -448,17 +444,9 @@ def _put(pair: Pair, side: int, weight: Weight) -> Pair:
 
 def _apply(change: Change, weight: Weight) -> Weight:
     """Return a weight with its numbers changed."""
-    match change:
-        case Added(number):
-            return add_number(weight, number)
-        case NegatedExponential():
-            return negate_exp(weight)
-        case Exponential():
-            return exponentiate(weight)
-        case SoftPlus():
-            return softplus(weight)
-        case Multiplied(factors):
-            return scale_weight(weight, _list_factors(factors, weight.matrix[0]), 0)
+    if isinstance(change, Multiplied):
+        return scale_weight(weight, _list_factors(change.factors, weight.matrix[0]), 0)
+    return map_elements(weight, change)
 
 
 def _list_factors(factors: tuple[tuple[int | None, float], ...], rows: int) -> Tensor:

@@ -49,7 +49,6 @@ class ReadingThreshold(NamedTuple):
         return better or (self.apart and other < RELATED < UNRELATED < first)
 
 
-READING = ReadingThreshold(SUSPICIOUS, BETTER)
 CLOSE_READING = ReadingThreshold(-1.0, CLEARLY)
 ORDER = ReadingThreshold(SUSPICIOUS, BETTER, apart=True)
 VALUES = ReadingThreshold(-1.0, BETTER, apart=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats import SEVERAL, Values, Weight
+from quanterr.pairing.converters.numbers import ElementChange
 from quanterr.pairing.converters.orders import Order
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
@@ -243,42 +244,15 @@ def _dequantize_transposed_stack(weight: Weight, rows: int, cols: int, chunk: Ch
     return Values(out)
 
 
-def add_number(weight: Weight, number: float) -> Weight:
-    """Add a number to each element, for norms that one side stores around zero and the other around one."""
-    return _view_readings(weight, lambda one: _make_computed_view(one, partial(_dequantize_shifted, one, number)))
-
-
-def _dequantize_shifted(weight: Weight, number: float, chunk: Chunk, workspace: Workspace) -> Values:
-    return Values(weight.dequantize(chunk, workspace).weight.add_(number))
-
-
-def negate_exp(weight: Weight) -> Weight:
-    """Return -exp of each element, as Mamba computes A from the trained A_log."""
+def map_elements(weight: Weight, change: ElementChange) -> Weight:
+    """Return the weight with a converter's change of each element, in float32."""
     return _view_readings(
-        weight, lambda one: _make_computed_view(one, partial(_dequantize_negated_exp, one), levels=None)
+        weight, lambda one: replace(_make_computed_view(one, partial(_dequantize_changed, one, change)), levels=None)
     )
 
 
-def _dequantize_negated_exp(weight: Weight, chunk: Chunk, workspace: Workspace) -> Values:
-    return Values(weight.dequantize(chunk, workspace).weight.exp_().neg_())
-
-
-def exponentiate(weight: Weight) -> Weight:
-    """Return exp of each element."""
-    return _view_readings(weight, lambda one: _make_computed_view(one, partial(_dequantize_exp, one), levels=None))
-
-
-def _dequantize_exp(weight: Weight, chunk: Chunk, workspace: Workspace) -> Values:
-    return Values(weight.dequantize(chunk, workspace).weight.exp_())
-
-
-def softplus(weight: Weight) -> Weight:
-    """Return log(1 + exp) of each element."""
-    return _view_readings(weight, lambda one: _make_computed_view(one, partial(_dequantize_softplus, one), levels=None))
-
-
-def _dequantize_softplus(weight: Weight, chunk: Chunk, workspace: Workspace) -> Values:
-    return Values(torch.nn.functional.softplus(weight.dequantize(chunk, workspace).weight))
+def _dequantize_changed(weight: Weight, change: ElementChange, chunk: Chunk, workspace: Workspace) -> Values:
+    return Values(change.apply(weight.dequantize(chunk, workspace).weight))
 
 
 def scale_weight(weight: Weight, factors: Tensor, axis: int) -> Weight:
@@ -297,9 +271,9 @@ def _view_readings(weight: Weight, view: Callable[[Weight], Weight]) -> Weight:
     return view(weight).with_alternatives(map(view, weight.alternatives))
 
 
-def _make_computed_view(weight: Weight, dequantize: Dequantize, **changed: object) -> Weight:
+def _make_computed_view(weight: Weight, dequantize: Dequantize) -> Weight:
     """Make a view whose values are computed from the stored ones, not copied."""
-    return replace(_make_view(weight, weight.shape, dequantize), computed=True, **changed)
+    return replace(_make_view(weight, weight.shape, dequantize), computed=True)
 
 
 def _make_view(weight: Weight, shape: tuple[int, ...], dequantize: Dequantize, share: float = 1.0) -> Weight:

@@ -20,6 +20,7 @@ from math import gcd, prod
 from typing import NamedTuple, TypeVar
 
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
+from quanterr.formats import Weight
 from quanterr.pairing.converters.numbers import (
     Added,
     Change,
@@ -204,6 +205,13 @@ class Ordered(NamedTuple):
     text: str  # the order in words
     otherwise: str  # the usual order in words
     is_usual: bool = False  # files of other architectures may have it by mistake
+    columns: bool = False  # the order of columns, not of rows
+
+    def find(self, model: Model, weight: Weight) -> Order | None:
+        """Return the order of a stored weight's rows, columns, or elements of a vector; None if nothing changes."""
+        along_columns = self.columns or len(weight.shape) == 1
+        order = self.order(model, weight.matrix[1 if along_columns else 0])
+        return order and order._replace(columns=self.columns)
 
 
 class Changed(NamedTuple):
@@ -250,11 +258,6 @@ def _value_heads(model: Model) -> tuple[int, int, int] | None:
 def _tile_values(model: Model, rows: int) -> Order | None:
     heads = _value_heads(model)
     return grid(*heads) if heads and rows == heads[0] * heads[1] * heads[2] else None
-
-
-def _tile_columns(model: Model, columns: int) -> Order | None:
-    order = _tile_values(model, columns)
-    return order and order._replace(columns=True)
 
 
 def _tile_below_keys(model: Model, rows: int) -> Order | None:
@@ -324,7 +327,7 @@ ORDERS = (
     Ordered(TILED, "attn_qkv|ssm_conv1d", _tile_below_keys, TILES, GROUPED),
     Ordered(TILED, "attn_gate", _tile_values, TILES, GROUPED),
     Ordered(TILED, "ssm_(alpha|beta|a|dt)", _tile_heads, TILES, GROUPED),
-    Ordered(TILED, "ssm_out", _tile_columns, TILES, GROUPED),
+    Ordered(TILED, "ssm_out", _tile_values, TILES, GROUPED, columns=True),
     Ordered(frozenset({"bloom", "gptneox"}), "attn_qkv", _gather_heads, "q, then k, then v", "q, k, v of each head"),
     Ordered(frozenset({"falcon"}), "attn_qkv", _gather_groups, "q, then k, then v", "q, k, v of each key head"),
 )

@@ -1,7 +1,10 @@
-"""Changes of numbers that converters make, from the original to what is stored."""
+"""Changes of numbers that converters make, from the original to what is stored; ``apply`` may change its argument."""
 
 from collections.abc import Callable
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from quanterr.util.strict_json import JsonFields
 
@@ -16,11 +19,27 @@ class Added(NamedTuple):
         """The change in words."""
         return "plus one" if self.number == 1 else f"plus {self.number:g}"
 
+    def apply(self, x: Tensor) -> Tensor:
+        """Return what is stored of the original's elements."""
+        return x.add_(self.number)
+
+    def undo(self, x: Tensor) -> Tensor:
+        """Return the original's elements."""
+        return x - self.number
+
 
 class NegatedExponential(NamedTuple):
     """-exp of each element, as Mamba computes A from the trained A_log."""
 
     text: str = "-exp of the original"
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return what is stored of the original's elements."""
+        return x.exp_().neg_()
+
+    def undo(self, x: Tensor) -> Tensor:
+        """Return the original's elements."""
+        return (-x).log()
 
 
 class Exponential(NamedTuple):
@@ -28,11 +47,27 @@ class Exponential(NamedTuple):
 
     text: str = "exp of the original"
 
+    def apply(self, x: Tensor) -> Tensor:
+        """Return what is stored of the original's elements."""
+        return x.exp_()
+
+    def undo(self, x: Tensor) -> Tensor:
+        """Return the original's elements."""
+        return x.log()
+
 
 class SoftPlus(NamedTuple):
     """log(1 + exp) of each element."""
 
     text: str = "log(1 + exp) of the original"
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return what is stored of the original's elements."""
+        return torch.nn.functional.softplus(x)
+
+    def undo(self, x: Tensor) -> Tensor:
+        """Return the original's elements."""
+        return x.expm1().log()
 
 
 class Multiplied(NamedTuple):
@@ -47,7 +82,8 @@ class Multiplied(NamedTuple):
         return f"times {self.source}"
 
 
-Change = Added | NegatedExponential | Exponential | SoftPlus | Multiplied
+ElementChange = Added | NegatedExponential | Exponential | SoftPlus
+Change = ElementChange | Multiplied
 
 
 def always(change: Change) -> Callable[[JsonFields], Change | None]:
