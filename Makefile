@@ -17,7 +17,7 @@ install: $(VENV)/installed ## quanterr and its development tools, in .venv
 
 # torch first: which build of it is wanted is not this project's business, and the next line keeps it. Most modules of
 # these packages are never imported: to compile all of them takes longer than to install them.
-$(VENV)/installed: pyproject.toml $(wildcard quanterr/native/*.[ch]) quanterr/native/build.py
+$(VENV)/installed: pyproject.toml $(wildcard quanterr/kernel/c/*.[ch]) quanterr/kernel/build.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]'

@@ -18,12 +18,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # nor the network: tests of stores bring the
 @pytest.fixture
 def compiled_kernel(monkeypatch):
     """Comparisons use the compiled kernel, also where the environment asks for torch's; skips where none was built."""
-    from quanterr import native
+    from quanterr.kernel import library
 
-    choice = native.find_best()
+    choice = library.find_best()
     if choice.kernel is None:
         pytest.skip(f"no compiled kernel here: {choice.reason}")
-    monkeypatch.delenv(native.VARIABLE, raising=False)
+    monkeypatch.delenv(library.VARIABLE, raising=False)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -18,9 +18,9 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.comparison.worker import Worker
 from quanterr.formats import Values, Weight
+from quanterr.kernel.library import Kernel
 from quanterr.metrics import OUTLIER
 from quanterr.metrics.sums import Sums
-from quanterr.native import Kernel
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.model import Pair, Pairing

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quanterr import native
-from quanterr.native import build
+from quanterr.kernel import build, library
 
 HERE = Path(__file__).parent
 FLAGS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
@@ -36,7 +35,7 @@ def _find_library(compiler: str, name: str) -> str:
 def random_weights(folder: Path, n: int) -> int:
     """The same of so many made-up weights; its status."""
     program = folder / "fuzz"
-    best = native.find_best().kernel
+    best = library.find_best().kernel
     instructions = build.INSTRUCTION_SETS[best.instructions if best else "base"]
     flags = [flag for flag in build.FLAGS if flag not in ("-shared", "-fPIC", "-O3")]
     sources = str(HERE / "fuzz" / "kernel_fuzz.c"), str(build.HERE / "samples.c")
@@ -59,6 +58,6 @@ def main() -> int:
 if __name__ == "__main__":
     if FOLDER in os.environ:
         sanitized = Path(os.environ.pop(FOLDER))
-        native.library_path = lambda instructions, folder=sanitized: folder / f"kernel_{instructions}.so"
+        library.library_path = lambda instructions, folder=sanitized: folder / f"kernel_{instructions}.so"
         sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", str(HERE / "test_native.py")]))
     sys.exit(main())

@@ -11,13 +11,13 @@ from mutation import unusual
 from safetensors.torch import save_file
 
 import quanterr
-from quanterr.comparison.attainable import RUN, RUNS, WIDEST, sample_chunks
-from quanterr.comparison.plain_samples import prepare_sample
 from quanterr.comparison.worker import Worker
 from quanterr.findings import make_finding
 from quanterr.findings.merging import merge_excess
 from quanterr.formats.shared.convrot import rotate
 from quanterr.recipes.tensors import quantize_tensor
+from quanterr.samples.codes import RUN, RUNS, WIDEST, sample_chunks
+from quanterr.samples.plain import prepare_sample
 from quanterr.tensors.workspace import Workspace
 
 NAME = "model.layers.0.mlp.up_proj.weight"

@@ -13,9 +13,9 @@ from forked import call, in_terminal
 from stored import original, pair, quantized, write
 
 import quanterr
-from quanterr import native
 from quanterr.cli import completion
 from quanterr.errors import Status, UsageError
+from quanterr.kernel import library
 from quanterr.planning.exports import CONSUMERS
 from quanterr.recipes import list_recipes
 from quanterr.report.terminal import NARROWEST
@@ -344,7 +344,7 @@ def test_version_names_the_kernel_where_that_is_asked_for():
         version, kernel, *_ = call(*words).stdout.splitlines()
 
         assert version == f"quanterr {quanterr.__version__}"
-        assert kernel.startswith(f"kernel: {native.choose_kernel()}")
+        assert kernel.startswith(f"kernel: {library.choose_kernel()}")
 
 
 def test_version_and_schema():

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import save_file
 
 import quanterr
-from quanterr import native
+from quanterr.kernel import library
 
 NAME = "layers.0.mlp.up_proj.weight"
 ROWS, COLS, ROW = 1024, 512, 333  # the sample has 16 runs of a few rows; this is in none
-NATIVE = pytest.mark.skipif(native.find_best().kernel is None, reason="no compiled kernel here")
+NATIVE = pytest.mark.skipif(library.find_best().kernel is None, reason="no compiled kernel here")
 KERNELS = ["torch", pytest.param("native", marks=NATIVE)]
 
 

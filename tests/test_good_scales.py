@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 
 import quanterr
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.comparison.attainable import sample_chunks
+from quanterr.kernel.levels import E4M3, INT8, Levels, Scaling, uniform
 from quanterr.recipes import superblocks
-from quanterr.tensors.good_scales import ScaleGroups, find_groups, measure_losses, order_columns
-from quanterr.tensors.levels import E4M3, INT8, Levels, Scaling, uniform
+from quanterr.samples.codes import sample_chunks
+from quanterr.samples.good_scales import ScaleGroups, find_groups, measure_losses, order_columns
 
 NAME = "layers.0.mlp.up_proj.weight"
 

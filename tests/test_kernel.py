@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from making import CPU, compared, fp8_codes, int8_codes, pair_of, summed, summed_by_chunk
 
 from quanterr.comparison import worker
-from quanterr.comparison.kernel import LEAST_ROWS, _make_probe, fast_sums
 from quanterr.comparison.worker import Worker
+from quanterr.kernel.torch_sums import LEAST_ROWS, _make_probe, fast_sums
 from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, Measurement, percentiles
 from quanterr.metrics.sums import KEPT_ROWS, ONE, Sums, as_float, worst_rows
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut

@@ -8,9 +8,7 @@ from making import CPU, planned, same_bits
 from test_formats import NUMBERS, expected_of
 
 from quanterr.comparison.worker import Worker
-from quanterr.native import find_best
-from quanterr.tensors.chunks import CPU_CHUNK, Chunk
-from quanterr.tensors.levels import (
+from quanterr.kernel.levels import (
     E2M1,
     E2M3,
     E4M3,
@@ -25,6 +23,8 @@ from quanterr.tensors.levels import (
     signed_bytes,
     uniform,
 )
+from quanterr.kernel.library import find_best
+from quanterr.tensors.chunks import CPU_CHUNK, Chunk
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
 NO_NEAREST = {  # vectors, trellises, learned codebooks, mixed bits, numbers that are no codes

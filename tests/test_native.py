@@ -4,12 +4,12 @@ import ctypes
 import os
 import random
 import re
+import shlex
 import subprocess
 import threading
 import time
 from dataclasses import fields
 from math import isfinite, log
-from pathlib import Path
 from statistics import median
 
 import ml_dtypes
@@ -25,43 +25,45 @@ from test_formats import NUMBERS, expected_of
 from test_kernel import TAME, normal, quantized
 
 import quanterr
-from quanterr import native
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.comparison import attainable, scale_sampling, scheduler
-from quanterr.comparison.conspicuous import CELL
-from quanterr.comparison.kernel import SUMS_ALONE, SumOptions
+from quanterr.comparison import scheduler
 from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand, add_histograms
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.formats import exl3
 from quanterr.formats.shared import code_tiles, convrot, hadamard
 from quanterr.formats.shared.code_tiles import TileLayout
-from quanterr.formats.shared.decoding import decode, measure_error
+from quanterr.kernel import library, rounding, structs
+from quanterr.kernel.decoder import MOST_ROTATED, decoder_of
+from quanterr.kernel.decoding import decode, measure_error
+from quanterr.kernel.levels import HALF_STEP, Nearest
+from quanterr.kernel.structs import ElementType, Packing, SideStruct
+from quanterr.kernel.torch_sums import SUMS_ALONE, SumOptions
 from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, find_ranks
 from quanterr.metrics.histogram import Histogram
-from quanterr.metrics.peaks import CellGrid, compute_shares, select_conspicuous
+from quanterr.metrics.peaks import WINDOW, CellGrid, compute_shares, select_conspicuous
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
-from quanterr.native import Packing, SideStruct
 from quanterr.pairing.side import CheckpointSide
 from quanterr.recipes import microscaled, scaled, searches, superblocks, tables
 from quanterr.recipes.tensors import quantize_tensor
-from quanterr.tensors import good_scales, rounding
+from quanterr.samples import codes, good_scales, scales
+from quanterr.samples.conspicuous import CELL
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
-from quanterr.tensors.decoder import MOST_ROTATED, decoder_of
-from quanterr.tensors.levels import HALF_STEP, Nearest
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
-BUILT = native.find_best().kernel
-needs_kernel = pytest.mark.skipif(BUILT is None, reason=f"no compiled kernel here: {native.find_best().reason}")
-WIDEST = native.INSTRUCTION_SETS.index(BUILT.instructions) if BUILT else -1
-HERE = [native.load(name).kernel for name in native.INSTRUCTION_SETS[: WIDEST + 1]]
+BUILT = library.find_best().kernel
+needs_kernel = pytest.mark.skipif(BUILT is None, reason=f"no compiled kernel here: {library.find_best().reason}")
+WIDEST = library.INSTRUCTION_SETS.index(BUILT.instructions) if BUILT else -1
+HERE = [library.load(name).kernel for name in library.INSTRUCTION_SETS[: WIDEST + 1]]
 every_kernel = pytest.mark.parametrize("kernel", HERE, ids=lambda kernel: kernel.instructions)
 
 ROTATED = "int8_convrot", "convrot_w4a4"
 SHARED = "hqq", "quanto_int2", "modelopt_int4"  # bytes hold codes of several rows
+COMPILER = shlex.split(os.environ.get("CC", "cc"))
+STRUCTS = "Side", "Run", "Rows", "Sample", "Numbers", "Codes", "Field", "Superblock"
 AGREEMENT = 5e-8  # relative: what float32 lanes of a segment lose
-SUMS = [name for name in native.SUMS if name not in ("x", "y", "e", "xy")]
+SUMS = [name for name in structs.SUMS if name not in ("x", "y", "e", "xy")]
 SIGNED = {"x": "x_abs", "y": "x_abs", "e": "e_abs", "xy": "x_sq"}  # what cancels, and of what it is a part
 
 
@@ -86,9 +88,9 @@ def decoded(weight, kernel=BUILT, size=1 << 22):
 def test_rotated_values_are_those_of_torch(monkeypatch, kernel, size):
     values = normal(8192, 3).view(-1) * torch.tensor(10.0) ** torch.randint(-30, 30, (3 * 8192,))
     found, expected = values.clone(), values.clone()
-    monkeypatch.setattr(convrot, "choose_kernel", lambda: native.KernelChoice(None))
+    monkeypatch.setattr(convrot, "choose_kernel", lambda: library.KernelChoice(None))
     convrot.unrotate(expected, size, Workspace(CPU))
-    monkeypatch.setattr(convrot, "choose_kernel", lambda: native.KernelChoice(kernel))
+    monkeypatch.setattr(convrot, "choose_kernel", lambda: library.KernelChoice(kernel))
     convrot.unrotate(found, size, Workspace(CPU))
 
     assert same_bits(expected, found)
@@ -103,7 +105,7 @@ def test_products_with_hadamard_matrices_are_those_of_torch(monkeypatch, kernel,
     source, factors = normal(*shape).to(dtype) ** 3, [normal(1, n)[0].double() for n in shape]
 
     def product(choice):
-        monkeypatch.setattr(hadamard, "choose_kernel", lambda: native.KernelChoice(choice))
+        monkeypatch.setattr(hadamard, "choose_kernel", lambda: library.KernelChoice(choice))
         out = torch.zeros(shape[0], shape[1] + 5)
         return hadamard.multiply(source, size, axis, factors, out[:, 1:-4], Workspace(CPU))
 
@@ -123,7 +125,7 @@ def multiply_in_order(matrix, x):
 
 
 def rotate_sides(monkeypatch, kernel, values, factors):
-    monkeypatch.setattr(exl3, "choose_kernel", lambda: native.KernelChoice(kernel))
+    monkeypatch.setattr(exl3, "choose_kernel", lambda: library.KernelChoice(kernel))
     out = torch.zeros(len(values), values.shape[1] + 5)
     exl3.rotate(values, factors, out[:, 1:-4], Workspace(CPU))
     return out[:, 1:-4]
@@ -186,7 +188,7 @@ def test_scales_of_ggml_are_those_of_torch(monkeypatch, kernel, search, change, 
     x, weights = change(normal(101, size).view(101, 1, size)), normal(101, size).view(101, 1, size).abs()
 
     def found(choice):
-        monkeypatch.setattr(searches, "choose_kernel", lambda: native.KernelChoice(choice))
+        monkeypatch.setattr(searches, "choose_kernel", lambda: library.KernelChoice(choice))
         codes = torch.zeros_like(x)
         return *search(x, weights, codes), codes
 
@@ -202,7 +204,7 @@ def test_blocks_of_k_types_are_those_of_torch(monkeypatch, kernel, kind, change,
 
     def found(choice):
         for module in (searches, superblocks, rounding):
-            monkeypatch.setattr(module, "choose_kernel", lambda: native.KernelChoice(choice))
+            monkeypatch.setattr(module, "choose_kernel", lambda: library.KernelChoice(choice))
         return superblocks.K_TYPES[kind](x, importance)
 
     assert torch.equal(found(None), found(kernel))
@@ -222,7 +224,7 @@ def test_units_of_k_types_are_the_halves_of_torch(monkeypatch, kernel):
     x = normal(len(scales), 256).view(-1, 16, 16) * largest[:, None, None]
 
     def found(choice):
-        monkeypatch.setattr(superblocks, "choose_kernel", lambda: native.KernelChoice(choice))
+        monkeypatch.setattr(superblocks, "choose_kernel", lambda: library.KernelChoice(choice))
         return superblocks._encode(superblocks.Q6_K, x, None, scales)
 
     assert torch.equal(found(None), found(kernel))
@@ -234,10 +236,10 @@ def test_sums_over_regions_are_those_of_torch(kernel, shape):
     x, y, best, steps = (normal(*shape, seed=seed) for seed in range(4))
     given = x, y, Nearest(best.where(steps < 1.5, y), steps.abs() * 2, y > 1)
     whole = [Chunk(0, shape[0], 0, shape[1])]
-    by_kernel = [attainable.Sampler(kernel=each)._sum_natively(*given) for each in (kernel, HERE[0])]
+    by_kernel = [codes.Sampler(kernel=each)._sum_natively(*given) for each in (kernel, HERE[0])]
     found, first, expected = (
         torch.cat([torch.as_tensor(sums).double().view(-1) for sums in each])
-        for each in (*by_kernel, attainable.Sampler()._sum(whole, *given))
+        for each in (*by_kernel, codes.Sampler()._sum(whole, *given))
     )
 
     close = (x.numel() + 8) * 2**-52 * float(expected.max())  # two float64 sums; no Σ|product| exceeds the largest sum
@@ -252,7 +254,7 @@ def test_sums_over_regions_that_hold_infinity_are_left_to_torch(where):
     sides[where][1, 3] = torch.inf
     x, y, best, steps = sides
 
-    assert attainable.Sampler(kernel=BUILT)._sum_natively(x, y, Nearest(best, steps, x > 9)) is None
+    assert codes.Sampler(kernel=BUILT)._sum_natively(x, y, Nearest(best, steps, x > 9)) is None
 
 
 @every_kernel
@@ -264,7 +266,7 @@ def test_codes_of_tiles_are_those_of_torch(monkeypatch, kernel, mask):
     layout, table = TileLayout(4, 7, codes), torch.rand(mask + 1, generator=bits)
 
     def values(choice):
-        monkeypatch.setattr(code_tiles, "choose_kernel", lambda: native.KernelChoice(choice))
+        monkeypatch.setattr(code_tiles, "choose_kernel", lambda: library.KernelChoice(choice))
         return code_tiles.look_up(stored.transpose(0, 1)[:, 1:], layout, table, Workspace(CPU))
 
     assert same_bits(values(None), values(kernel))
@@ -339,10 +341,12 @@ class TestValues:
     @every_kernel
     def test_of_odd_columns_have_the_error_that_torch_finds(self, kernel):
         x, y = normal(3, 1019), normal(3, 1019, seed=1)
-        sides = [SideStruct(file=-1, row_bytes=4 * 1019, stored=values.data_ptr()) for values in (x, y)]
+        sides = [ctypes.byref(SideStruct(file=-1, row_bytes=4 * 1019, stored=side.data_ptr())) for side in (x, y)]
         expected = float(x.double().square().sum()), float((y - x).double().square().sum())
 
-        assert expected == pytest.approx(kernel.measure(*sides, (3, 1019), 2), rel=x.numel() * 2**-52, abs=0)
+        found = (ctypes.c_double * 2)()
+        assert kernel.library.quanterr_measure(*sides, 3, 1019, 2, found) == structs.DONE
+        assert expected == pytest.approx([*found], rel=x.numel() * 2**-52, abs=0)
 
     @every_kernel
     @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
@@ -367,7 +371,7 @@ class TestValues:
             assert same_bits(codes.float(), decoded(plan.pairs[0].original, kernel))
 
     @every_kernel
-    @pytest.mark.parametrize("name", [name for name in BLOCKS if name in native.ElementType.__members__])
+    @pytest.mark.parametrize("name", [name for name in BLOCKS if name in ElementType.__members__])
     def test_of_any_ggml_blocks_are_those_of_the_format(self, tmp_path, kernel, name):
         (m, k), (n, n_bytes) = (6, 1024), BLOCKS[name]
         any_bits = torch.Generator().manual_seed(n_bytes)
@@ -465,10 +469,10 @@ def stored_as(folder, name):
 
 def assert_near(found, exact, tolerance=AGREEMENT):
     """All counts equal, all sums near; what cancels is measured by the magnitudes of its terms."""
-    counts = [name for name in ADDED if name not in native.SUMS and "outliers" not in name]
+    counts = [name for name in ADDED if name not in structs.SUMS and "outliers" not in name]
     assert {name: getattr(exact, name) for name in counts} == {name: getattr(found, name) for name in counts}
     off = {}
-    for name in native.SUMS:
+    for name in structs.SUMS:
         magnitude = abs(as_float(getattr(exact, SIGNED.get(name, name))))
         if name == "y":
             magnitude += as_float(exact.e_abs)
@@ -678,8 +682,9 @@ def test_cells_stand_out_where_torch_selects_some(kernel):
 
         selected = select_conspicuous(peaks, shares, CELL * usual, 1)
         answers.add(bool(selected))
-        numbers = [number for part in parts for number in part]
-        assert kernel.stands_out(peaks.data_ptr(), (down, across), numbers, least, CELL) == bool(selected)
+        numbers = (ctypes.c_int64 * (4 * len(parts)))(*(number for part in parts for number in part))
+        given = peaks.data_ptr(), down, across, numbers, len(parts), least, CELL
+        assert kernel.library.quanterr_stands_out(*given) == bool(selected)
     assert answers == {True, False}
 
 
@@ -760,7 +765,7 @@ class TestSamplesAreMeasuredAsByTorch:
         monkeypatch.setattr(Worker, "_take_plain_sample", lambda *args: taken.append(take(*args)) or taken[-1])
 
         def layers(kernel):
-            monkeypatch.setattr(native, "find_best", lambda: native.KernelChoice(kernel))
+            monkeypatch.setattr(library, "find_best", lambda: library.KernelChoice(kernel))
             return quanterr.compare(original, quantized, device="cpu").layers
 
         first, *others = map(layers, HERE)
@@ -924,60 +929,44 @@ class TestSmallWeightsAhead:
 
 class TestChoice:
     def test_a_misspelt_kernel_is_an_error(self, monkeypatch):
-        monkeypatch.setenv(native.VARIABLE, "nativ")
+        monkeypatch.setenv(library.VARIABLE, "nativ")
         with pytest.raises(UsageError, match="QUANTERR_KERNEL=nativ: choose torch or native"):
-            native.choose_kernel()
+            library.choose_kernel()
 
     def test_torch_is_taken_where_it_is_asked_for(self, monkeypatch):
-        monkeypatch.setenv(native.VARIABLE, "torch")
+        monkeypatch.setenv(library.VARIABLE, "torch")
 
-        assert str(native.choose_kernel()) == "torch"
+        assert str(library.choose_kernel()) == "torch"
 
     def test_native_where_none_was_compiled_is_an_error_that_says_what_to_do(self, monkeypatch):
-        monkeypatch.setenv(native.VARIABLE, "native")
-        monkeypatch.setattr(native, "find_best", lambda: native.KernelChoice(None, "no kernel was compiled"))
+        monkeypatch.setenv(library.VARIABLE, "native")
+        monkeypatch.setattr(library, "find_best", lambda: library.KernelChoice(None, "no kernel was compiled"))
         with pytest.raises(UsageError, match="no kernel was compiled; install a C compiler, then quanterr again"):
-            native.choose_kernel()
+            library.choose_kernel()
 
     def test_without_one_torch_computes(self, monkeypatch, tmp_path):
-        monkeypatch.delenv(native.VARIABLE, raising=False)
-        monkeypatch.setattr(native, "find_best", lambda: native.KernelChoice(None, "no kernel was compiled"))
+        monkeypatch.delenv(library.VARIABLE, raising=False)
+        monkeypatch.setattr(library, "find_best", lambda: library.KernelChoice(None, "no kernel was compiled"))
         report = quanterr.compare(*stored_as(tmp_path, "e4m3"), device="cpu")
 
         assert report.run.kernel == "torch"
         assert isfinite(report.layers[0].snr_db)
 
     @needs_kernel
-    def test_one_of_another_version_is_not_used(self, monkeypatch):
-        monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
-        native.load.cache_clear()
-        try:
-            assert native.load("base").kernel is None
-            assert "belongs to another version of quanterr" in native.load("base").reason
-        finally:
-            native.load.cache_clear()
+    def test_one_compiled_with_another_header_is_not_used(self, monkeypatch, tmp_path):
+        """Such as one in which two fields of a size were swapped."""
+        other = tmp_path / "kernel.h"
+        other.write_text(structs.HEADER.read_text().replace("double e_max, e_min", "double e_min, e_max"))
+        monkeypatch.setattr(structs, "HEADER", other)
 
-    @needs_kernel
-    @pytest.mark.parametrize(
-        ("struct", "fields"),
-        [("SideStruct", ("scale_step", "zero_step")), ("RunStruct", ("e_max", "e_min"))],
-        ids=["side", "run"],
-    )
-    def test_one_with_two_fields_of_a_size_swapped_is_not_used(self, monkeypatch, struct, fields):
-        known = dict(getattr(native, struct)._fields_)
-        other = dict(zip(fields, reversed(fields), strict=True))
-        swapped = [(other.get(name, name), known[other.get(name, name)]) for name in known]
-        same = type(struct, (ctypes.Structure,), {"_fields_": swapped})
-        monkeypatch.setattr(native, struct, same)
-
-        assert ctypes.sizeof(same) == ctypes.sizeof(type(struct, (ctypes.Structure,), {"_fields_": [*known.items()]}))
-        assert "belongs to another version of quanterr" in native.load.__wrapped__("base").reason
+        assert library.load.__wrapped__("base").kernel is None
+        assert "belongs to another version of quanterr" in library.load.__wrapped__("base").reason
 
     @needs_kernel
     def test_both_kernels_make_the_same_report(self, monkeypatch, tmp_path):
         sides, reports = stored_as(tmp_path, "e4m3"), []
         for kernel in ("torch", "native"):
-            monkeypatch.setenv(native.VARIABLE, kernel)
+            monkeypatch.setenv(library.VARIABLE, kernel)
             reports.append(quanterr.compare(*sides, device="cpu").layers[0])
 
         assert reports[0].snr_db == pytest.approx(reports[1].snr_db, rel=AGREEMENT)
@@ -987,7 +976,7 @@ class TestChoice:
 
 class TestBuild:
     def test_without_a_compiler_nothing_is_built_and_nothing_fails(self, monkeypatch, tmp_path):
-        from quanterr.native import build
+        from quanterr.kernel import build
 
         monkeypatch.setenv("CC", "no-such-compiler")
 
@@ -996,7 +985,7 @@ class TestBuild:
         )
 
     def test_a_compiler_that_fails_builds_nothing(self, monkeypatch, tmp_path):
-        from quanterr.native import build
+        from quanterr.kernel import build
 
         monkeypatch.setattr(
             build.subprocess,
@@ -1012,66 +1001,78 @@ class TestBuild:
         assert record.startswith("no kernel: it cannot be compiled\nkernel_base.so: cc -std=c11 ")
         assert record.endswith("\nfailed with status 1:\nkernel.c:1: no")
 
-    def test_sides_and_runs_have_the_fields_of_the_c_file(self):
-        """By name and in order; the kernel itself tells where they are."""
-        structs = {"Side": native.SideStruct, "Run": native.RunStruct, "Sample": native.SampleStruct}
-        for name_in_c, struct in structs.items():
-            file = "shared.h" if name_in_c == "Sample" else "kernel.c"
-            source = (Path(native.__file__).parent / file).read_text()
-            names = [name for name, _ in struct._fields_]
-            body = source[: source.index("} " + name_in_c + ";")].rpartition("typedef struct {")[2]
-            body = "\n".join(line.partition("/*")[0] for line in body.splitlines())
-            found = [name.strip(" *").partition("[")[0] for part in body.split(";") for name in words(part)]
+    @needs_kernel
+    def test_structs_are_laid_out_as_by_the_compiler(self, tmp_path):
+        """Only a compiler knows where it places fields, so this starts one."""
+        declared = {name: getattr(structs, f"{name}Struct") for name in STRUCTS}
+        places = [f"offsetof({name}, {field})" for name in STRUCTS for field, *_ in declared[name]._fields_]
+        numbers = ", ".join([*places, *(f"sizeof({name})" for name in STRUCTS)])
+        source = tmp_path / "places.c"
+        source.write_text(f'#include <stddef.h>\n#include "kernel.h"\nEXPORT const int places[] = {{{numbers}}};\n')
+        command = [*COMPILER, "-shared", "-fPIC", f"-I{structs.HEADER.parent}", "-o", tmp_path / "places.so", source]
+        subprocess.run(command, check=True)
+        fields = [getattr(declared[name], field).offset for name in STRUCTS for field, *_ in declared[name]._fields_]
+        own = [*fields, *(ctypes.sizeof(declared[name]) for name in STRUCTS)]
 
-            assert names == found
-            assert ctypes.sizeof(struct) > 0
+        assert own == [*(ctypes.c_int * len(own)).in_dll(ctypes.CDLL(tmp_path / "places.so"), "places")]
 
-    def test_the_c_file_has_the_constants_of_the_metrics(self):
-        source = (Path(native.__file__).parent / "kernel.c").read_text()
-        found = dict(re.findall(r"^#define (\w+) ([\d.]+)", source, re.MULTILINE))
+    @pytest.mark.parametrize(
+        "declaration", ["char *;", "int32_t (*f)(void);", "unknown n;", "int32_t n[UNKNOWN];", "int32_t n : 3;"]
+    )
+    def test_a_declaration_that_cannot_be_read_is_an_error(self, monkeypatch, declaration):
+        monkeypatch.setattr(structs, "_read_structs", lambda: {"Odd": declaration})
+
+        with pytest.raises((ValueError, KeyError)):
+            structs.read_fields("Odd")
+
+    @pytest.mark.parametrize("name", ["ElementType", "Order", "CodeKind", "Packing", "ScalePacking"])
+    def test_enums_are_those_of_the_header(self, name):
+        assert {member: n for n, member in enumerate(structs.read_enum(name))} == {
+            member.name: member.value for member in getattr(structs, name)
+        }
+
+    def test_the_kernel_has_the_constants_of_the_metrics(self):
+        sources = structs.HEADER.read_text() + (structs.HEADER.parent / "compare.c").read_text()
+        found = dict(re.findall(r"^#define (\w+) +([\d.]+)", sources, re.MULTILINE))
 
         assert float(found["RELATIVE_OUTLIER"]) == RELATIVE_OUTLIER
-        assert int(found["KEPT"]) == KEPT_ROWS
+        assert int(found["KEPT_ROWS"]) == KEPT_ROWS
         assert int(found["RANKS"]) == len(PERCENTILES)
-        assert 4 * int(found["LIMBS"]) == native.SUM_BYTES
-        assert int(found["ROOM"]) == native.ROOM
-        assert int(found["MOST_PARTS"]) == native.MOST_PARTS
-        assert int(found["VERSION"]) == native.VERSION
+        assert int(found["WINDOW"]) == WINDOW
         assert int(found["SEGMENT"]) == MOST_ROTATED
 
     def test_samples_have_the_constants_of_torch(self):
-        source = (Path(native.__file__).parent / "samples.c").read_text()
+        source = (structs.HEADER.parent / "samples.c").read_text()
         found = {name: float(value) for name, value in re.findall(r"^#define (\w+) ([\d.e-]+)$", source, re.MULTILINE)}
 
         assert found == {
             "HALF_STEP": HALF_STEP,
             "ABOVE_NORMAL": good_scales.ABOVE_NORMAL,
             "SOME": good_scales.SOME,
-            "FAR": scale_sampling.FAR,
-            "PART_DB": scale_sampling.PART_DB,
-            "CLIPPED_DB": scale_sampling.CLIPPED_DB,
-            "WIDE": scale_sampling.WIDE,
+            "FAR": scales.FAR,
+            "PART_DB": scales.PART_DB,
+            "CLIPPED_DB": scales.CLIPPED_DB,
+            "WIDE": scales.WIDE,
             "MOVED": good_scales.MOVED,
             "FIXED": good_scales.FIXED,
-            "TILE": attainable.TILE,
-            "FEWEST": attainable.FEWEST,
-            "FEWEST_ROWS": attainable.FEWEST_ROWS,
-            "FLOOR": attainable.FLOOR,
+            "TILE": codes.TILE,
+            "FEWEST": codes.FEWEST,
+            "FEWEST_ROWS": codes.FEWEST_ROWS,
+            "FLOOR": codes.FLOOR,
         }
         commented = re.findall(r"^#define (\w+) ([\d.]+) /", source, re.MULTILINE)
         stricter = {name: float(value) for name, value in commented}
-        assert stricter["CORRELATED"] < attainable.LIKE
-        assert stricter["OUTSTANDING"] < 10 ** (attainable.PART_DB / 10)
-        assert stricter["COMPENSATED"] > 10 ** (attainable.COMPENSATED_DB / 10)
-        assert stricter["BETTER"] < 10 ** (-attainable.BETTER_DB / 10)
-        assert stricter["WORSE"] < 10 ** (attainable.BETTER_DB / 10)
-        assert stricter["APART"] < 10 ** (attainable.TILE_DB / 10)
+        assert stricter["CORRELATED"] < codes.LIKE
+        assert stricter["OUTSTANDING"] < 10 ** (codes.PART_DB / 10)
+        assert stricter["COMPENSATED"] > 10 ** (codes.COMPENSATED_DB / 10)
+        assert stricter["BETTER"] < 10 ** (-codes.BETTER_DB / 10)
+        assert stricter["WORSE"] < 10 ** (codes.BETTER_DB / 10)
+        assert stricter["APART"] < 10 ** (codes.TILE_DB / 10)
 
     def test_searches_have_the_constants_of_torch(self):
-        sources = ((Path(native.__file__).parent / name).read_text() for name in ("searches.c", "shared.h"))
+        sources = ((structs.HEADER.parent / name).read_text() for name in ("searches.c", "shared.h"))
         found = dict(re.findall(r"^#define (\w+) ([\d.e-]+)", "".join(sources), re.MULTILINE))
 
-        assert int(found["MOST_SEARCHED"]) == native.MOST_SEARCHED
         assert (float(found["LEAST"]), int(found["PASSES"])) == (searches.LEAST, searches.PASSES)
 
 
@@ -1102,7 +1103,7 @@ def near(codes):
 @pytest.fixture
 def choose(monkeypatch):
     """Lets recipes round by a kernel, or by torch."""
-    return lambda kernel: monkeypatch.setattr(rounding, "choose_kernel", lambda: native.KernelChoice(kernel))
+    return lambda kernel: monkeypatch.setattr(rounding, "choose_kernel", lambda: library.KernelChoice(kernel))
 
 
 @every_kernel

@@ -15,7 +15,7 @@ from test_imports import MODULES as FILES
 from quanterr.util import platform
 
 # But what runs when it is imported, and what only hatch runs.
-MODULES = sorted(FILES.keys() - {"quanterr.__main__", "quanterr.native.build"})
+MODULES = sorted(FILES.keys() - {"quanterr.__main__", "quanterr.kernel.build"})
 # Executed in a child before the command: all that Windows lacks, and preadv, which old versions of macOS lack as well.
 HIDDEN = f"""
 import os, sys

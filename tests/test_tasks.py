@@ -11,7 +11,7 @@ from quanterr.checkpoints import CheckpointFile, open_checkpoint
 from quanterr.comparison import compare_each
 from quanterr.comparison.tasks import group_by_original
 from quanterr.comparison.worker import Worker
-from quanterr.native import VARIABLE
+from quanterr.kernel.library import VARIABLE
 from quanterr.options import CompareOptions
 from quanterr.pairing import pair
 from quanterr.selection import LayerSelection

@@ -2,7 +2,7 @@
 
     python tools/make_wheels.py FOLDER
 
-zig (PyPI: ziglang) compiles the kernel for each of TARGETS, through quanterr/native/build.py as every installation
+zig (PyPI: ziglang) compiles the kernel for each of TARGETS, through quanterr/kernel/build.py as every installation
 does. The wheels are made of the source distribution, unpacked. The same commit gives the same bytes: what is in a
 wheel has the time SOURCE_DATE_EPOCH, or else that of the commit.
 
@@ -105,12 +105,12 @@ def check(folder: Path, target: Target) -> Path:
     sbom = json.loads(content[f"{about}/sboms/quanterr.cdx.json"])
     expect(f"quanterr-{sbom['metadata']['component']['version']}.dist-info" == about, path, "SBOM")
     suffix = "dll" if target.begins == PE else "so"
-    kernels = {f"quanterr/native/kernel_{name}.{suffix}" for name in target.kernels}
+    kernels = {f"quanterr/kernel/kernel_{name}.{suffix}" for name in target.kernels}
     expect(kernels == {name for name in content if name.endswith((".so", ".dll", ".dylib"))}, path, "kernels")
     for name in kernels:
         begins = content[name][:512]
         expect(begins.startswith(target.begins) and target.machine in begins, path, name)
-    expect("quanterr/native/kernel.txt" in content and "quanterr/py.typed" in content, path, "kernel.txt, py.typed")
+    expect("quanterr/kernel/kernel.txt" in content and "quanterr/py.typed" in content, path, "kernel.txt, py.typed")
     if target.begins == ELF:
         needed = {library for name in kernels for library in needed_by(content[name])}
         expect(needed <= {"libc.so.6", "libm.so.6", "libc.so"}, path, f"needs {needed}")

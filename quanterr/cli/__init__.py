@@ -92,7 +92,7 @@ def _print_version(wanted: bool) -> None:
         import platform
         from importlib.metadata import PackageNotFoundError, version
 
-        from quanterr.native import choose_kernel, read_record
+        from quanterr.kernel.library import choose_kernel, read_record
 
         choice = choose_kernel()
         typer.echo(f"kernel: {choice}{f' ({choice.reason})' if choice.reason else ''}")

@@ -177,7 +177,7 @@ def _read_environment(
     given = sorted(name for name in os.environ if name.startswith(f"{PREFIX}_"))
     if not given:
         return
-    from quanterr.native import VARIABLE as KERNEL
+    from quanterr.kernel.library import VARIABLE as KERNEL
 
     known = {
         f"{PREFIX}_{name}_{key}".upper().replace("-", "_"): (name, option)

@@ -15,9 +15,9 @@ from quanterr.comparison.sharing import Sharing
 from quanterr.comparison.tasks import group_by_original
 from quanterr.findings.files import RECIPE
 from quanterr.gates import prepare
+from quanterr.kernel.library import KernelChoice, choose_kernel
 from quanterr.keywords import accept_fields_of
 from quanterr.metrics import METRICS_VERSION
-from quanterr.native import KernelChoice, choose_kernel
 from quanterr.options import CompareKeywords, CompareOptions, ComparisonOptions
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives

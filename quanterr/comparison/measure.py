@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from quanterr.comparison.kernel import exact_sums, fast_sums
 from quanterr.comparison.native_sums import NativeSums
+from quanterr.kernel.library import choose_kernel
+from quanterr.kernel.torch_sums import exact_sums, fast_sums
 from quanterr.metrics import METRICS, OUTLIER, Measurement, Value, compute_metrics
 from quanterr.metrics.sums import Sums
-from quanterr.native import choose_kernel
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, Chunk, Cut, as_matrix
 from quanterr.tensors.workspace import Workspace
 

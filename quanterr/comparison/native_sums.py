@@ -10,31 +10,32 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.comparison.attainable import WIDEST
 from quanterr.comparison.fingerprints import sample_places
-from quanterr.comparison.kernel import SUMS_ALONE, SumOptions, add_matrices
-from quanterr.comparison.plain_samples import MOST_GROUPS, PlainSample, prepare_values
 from quanterr.formats import Values, Weight
-from quanterr.formats.shared.decoding import count_rows_at_once, find_decoder, make_code_side, may_wait
-from quanterr.metrics import find_ranks
-from quanterr.metrics.histogram import Histogram
-from quanterr.metrics.peaks import WINDOW, CellGrid, Peaks
-from quanterr.metrics.sums import RowSums, Sums, WorstPlace, exact
-from quanterr.native import (
+from quanterr.kernel.decoder import Decoder, ElementType
+from quanterr.kernel.decoding import count_rows_at_once, find_decoder, make_code_side, may_wait
+from quanterr.kernel.levels import Scaling
+from quanterr.kernel.library import Kernel, choose_kernel
+from quanterr.kernel.structs import (
+    DONE,
     PLACES,
     ROOM,
     SUM_BYTES,
     SUMS,
-    Kernel,
+    CodeKind,
+    RowsStruct,
     RunStruct,
-    SampledCodes,
     SampleStruct,
     SideStruct,
-    choose_kernel,
 )
+from quanterr.kernel.torch_sums import SUMS_ALONE, SumOptions, add_matrices
+from quanterr.metrics import find_ranks
+from quanterr.metrics.histogram import Histogram
+from quanterr.metrics.peaks import WINDOW, CellGrid, Peaks
+from quanterr.metrics.sums import RowSums, Sums, WorstPlace, exact
+from quanterr.samples.codes import WIDEST
+from quanterr.samples.plain import MOST_GROUPS, PlainSample, prepare_values
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.decoder import Decoder, ElementType
-from quanterr.tensors.levels import Scaling
 from quanterr.tensors.workspace import Workspace
 
 GROUP, COLUMN = 9, 9  # float64 numbers of scratch space per group and per column of a sample
@@ -153,9 +154,11 @@ class NativeSums:
             return None
         (sample, (unit, shift)), x, y = found, x.contiguous(), y.contiguous()
         self._lend_room(sample.struct)
-        values, step = (x.data_ptr(), y.data_ptr()), 0 if unit.numel() == 1 else unit.shape[1]
-        addresses = [0 if side is None else side.data_ptr() for side in (unit, shift, near)]
-        self.kernel.measure_sample(sample.struct, values, (x.shape[0], x.shape[1]), addresses, step, largest or 0.0)
+        rows = RowsStruct(x.data_ptr(), y.data_ptr(), n=x.shape[0], cols=x.shape[1], scale_height=1)
+        rows.scale, rows.shift, rows.near = (None if side is None else side.data_ptr() for side in (unit, shift, near))
+        rows.scale_step = rows.shift_step = 0 if unit.numel() == 1 else unit.shape[1]
+        struct = ctypes.byref(sample.struct)
+        self.kernel.library.quanterr_measure_sample(struct, ctypes.byref(rows), largest or 0.0)
         return sample
 
     def prepare_whole(
@@ -209,7 +212,7 @@ class NativeSums:
         run.places = None if kept.places is None else kept.places.data_ptr()
         if kept.sample and y.scale and not y.rotation:
             sample = kept.sample.struct
-            has_zeros = sample.kind == SampledCodes.SHIFTED
+            has_zeros = sample.kind == CodeKind.SHIFTED
             width = 1 if sample.transposed else sample.cols
             if min(y.group, task.cols) != width or bool(y.zero or y.shift) != has_zeros:
                 return
@@ -253,7 +256,7 @@ class NativeSums:
     def compute(self, tasks: Sequence[Task]) -> list[Sums]:
         """Compute the sums of each task in one call of the kernel; empty if a file cannot be read to the end."""
         call = self._make_call(tasks)
-        return self._read(call) if self.kernel.compare(*call.arrays) else []
+        return self._read(call) if self._carry_out(call) else []
 
     def start(self, tasks: Sequence[Task]) -> Callable[[], list[Sums]]:
         """Start to compute the sums of tasks in a separate thread, as the kernel does not need the interpreter.
@@ -262,7 +265,7 @@ class NativeSums:
         computed.
         """
         call, done = self._make_call(tasks), []
-        thread = Thread(target=lambda: done.append(self.kernel.compare(*call.arrays)), daemon=True)
+        thread = Thread(target=lambda: done.append(self._carry_out(call)), daemon=True)
         thread.start()
 
         def wait() -> list[Sums]:
@@ -270,6 +273,10 @@ class NativeSums:
             return self._read(call) if done[0] else []
 
         return wait
+
+    def _carry_out(self, call: "_Call") -> bool:
+        """Compare without the interpreter lock; return False if a file could not be read to the end."""
+        return bool(self.kernel.library.quanterr_compare(*call.arrays, len(call.tasks)) == DONE)
 
     def _make_call(self, tasks: Sequence[Task]) -> "_Call":
         """Arrange tasks for the kernel."""
@@ -394,8 +401,8 @@ def add_histograms(total: Histogram, many: Sequence[Histogram]) -> None:
         return
     total.make_room(min(one.first for one in filled), max(one.stop for one in filled))
     total.zeros, total.known = total.zeros + sum(one.zeros for one in many), {}
-    places = [one.first - total.first for one in filled]
-    counts = [one.counts for one in filled]
-    kernel.add_counts(
-        total.counts.data_ptr(), [each.data_ptr() for each in counts], places, [each.numel() for each in counts]
-    )
+    counts, n = [one.counts for one in filled], len(filled)
+    addresses = (ctypes.c_void_p * n)(*(each.data_ptr() for each in counts))
+    places = (ctypes.c_int64 * n)(*(one.first - total.first for one in filled))
+    sizes = (ctypes.c_int64 * n)(*(each.numel() for each in counts))
+    kernel.library.quanterr_add_counts(total.counts.data_ptr(), addresses, places, sizes, n)

@@ -21,8 +21,8 @@ from quanterr.comparison.tasks import Job
 from quanterr.comparison.worker import Worker
 from quanterr.errors import Interrupted, ResourceError, is_out_of_memory
 from quanterr.formats import Weight
+from quanterr.kernel.library import Kernel
 from quanterr.metrics.sums import Sums
-from quanterr.native import Kernel
 from quanterr.pairing.model import ComparedWeight
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, split_chunk
 from quanterr.util.platform import keep_freed_memory, limit_of_memory, usable_cores

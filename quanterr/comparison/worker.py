@@ -8,8 +8,21 @@ from typing import NamedTuple
 import torch
 
 from quanterr.checkpoints import Entry
-from quanterr.comparison.attainable import WIDEST, Sampler, list_rows, sample_blocks, sample_chunks
-from quanterr.comparison.conspicuous import (
+from quanterr.comparison.fingerprints import compute_fingerprint
+from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand, Task
+from quanterr.comparison.small import MOST_KEPT, SmallWeights
+from quanterr.formats import Values, Weight
+from quanterr.formats.shared.scale_grid import iterate_scales
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.kernel.decoding import find_decoder, read_into, read_values
+from quanterr.kernel.levels import Scaling, find_nearest, measure_rounding
+from quanterr.kernel.library import Kernel
+from quanterr.kernel.torch_sums import SumOptions, exact_sums, fast_sums
+from quanterr.metrics.attainable import Attainable, BadRegion
+from quanterr.metrics.sums import Sums, as_float
+from quanterr.pairing.model import ComparedWeight, LargestError, Pair
+from quanterr.samples.codes import WIDEST, Sampler, list_rows, sample_blocks, sample_chunks
+from quanterr.samples.conspicuous import (
     find_blocks,
     find_conspicuous_cells,
     find_conspicuous_rows,
@@ -17,23 +30,10 @@ from quanterr.comparison.conspicuous import (
     make_cell_grid,
     spans_rows,
 )
-from quanterr.comparison.fingerprints import compute_fingerprint
-from quanterr.comparison.kernel import SumOptions, exact_sums, fast_sums
-from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand, Task
-from quanterr.comparison.plain_samples import PlainSample, can_measure_values, prepare_sample, summarize_plain
-from quanterr.comparison.scale_sampling import ScaleSampler, find_run_steps
-from quanterr.comparison.small import MOST_KEPT, SmallWeights
-from quanterr.formats import Values, Weight
-from quanterr.formats.shared.decoding import find_decoder, read_into, read_values
-from quanterr.formats.shared.scale_grid import iterate_scales
-from quanterr.formats.shared.scale_statistics import ScaleStatistics
-from quanterr.metrics.attainable import Attainable, BadRegion
-from quanterr.metrics.sums import Sums, as_float
-from quanterr.native import Kernel
-from quanterr.pairing.model import ComparedWeight, LargestError, Pair
+from quanterr.samples.plain import PlainSample, can_measure_values, prepare_sample, summarize_plain
+from quanterr.samples.scales import ScaleSampler, find_run_steps
 from quanterr.tensors.casts import CastTest, Copy, find_narrowest, least_normal, rounds_to_nearest
 from quanterr.tensors.chunks import Chunk, Cut, as_matrix, split_chunk
-from quanterr.tensors.levels import Scaling, find_nearest, measure_rounding
 from quanterr.tensors.workspace import OUTPUT, FilledWorkspace, Workspace
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # chunk → x, (r, c), which may be overwritten

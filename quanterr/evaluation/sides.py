@@ -20,8 +20,8 @@ from quanterr.evaluation.layouts import Layout
 from quanterr.evaluation.rounding import DECLARED, NONE, Rounding
 from quanterr.findings.files import RECIPE
 from quanterr.formats import Weight
-from quanterr.formats.shared.decoding import read_into
-from quanterr.native import choose_kernel
+from quanterr.kernel.decoding import read_into
+from quanterr.kernel.library import choose_kernel
 from quanterr.pairing import pair, views
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.model import Bucket, Pair, Pairing

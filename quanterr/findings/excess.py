@@ -7,11 +7,11 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import bits_of
 from quanterr.findings.methods import Method
 from quanterr.formats import find_rows
+from quanterr.kernel.levels import Levels
 from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.report.base import Finding
-from quanterr.tensors.levels import Levels
 from quanterr.util.text import count, display
 
 MANY = 16  # least number of elements for a conclusion

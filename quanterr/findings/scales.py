@@ -10,7 +10,7 @@ from quanterr.findings.methods import Method
 from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.report.base import Finding
-from quanterr.tensors.good_scales import FEW_LEVELS
+from quanterr.samples.good_scales import FEW_LEVELS
 from quanterr.util.text import count, display
 
 # dB that stored scales lose compared with good ones. Sound files of all families lose -5 to 0.6, if absolute maxima

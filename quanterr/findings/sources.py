@@ -27,11 +27,11 @@ from torch import Tensor
 from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import NOTED_DB
 from quanterr.findings.layers import WeightSummary
+from quanterr.kernel.levels import Scaling, find_cells
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.base import Finding
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.levels import Scaling, find_cells
 from quanterr.tensors.workspace import FilledWorkspace
 from quanterr.util.text import count, listed
 

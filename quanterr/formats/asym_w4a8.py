@@ -45,7 +45,7 @@ from quanterr.formats.shared.comfy_labels import INT8, check_labels
 from quanterr.formats.shared.convrot import group_size, rotate, unrotate
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
-from quanterr.tensors.levels import Levels, nibbles, uniform
+from quanterr.kernel.levels import Levels, nibbles, uniform
 
 LABELS = frozenset({"asym_w4a8_int8"})
 GROUP = 16

@@ -64,8 +64,8 @@ from quanterr.formats.shared.gptq_awq_common import (
     is_gemv,
     read_transposed_scale,
 )
-from quanterr.tensors.decoder import StoredScales
-from quanterr.tensors.levels import uniform
+from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.levels import uniform
 from quanterr.tensors.workspace import OUTPUT
 
 SIZES = (128, 64, 32)  # sizes of blocks, the likeliest first

@@ -39,8 +39,8 @@ from quanterr.formats.shared.adanorm_rows import count_parts_by_name, read_order
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
-from quanterr.tensors.decoder import StoredScales
-from quanterr.tensors.levels import uniform
+from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.levels import uniform
 
 LABELS = frozenset({"awq_w4a16"})
 OFFSET = 8.0

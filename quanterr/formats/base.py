@@ -16,9 +16,9 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import Label
 from quanterr.errors import FormatMismatch
+from quanterr.kernel.decoder import Decoder, ElementType, Native, Order, decoder_of
+from quanterr.kernel.levels import Levels, ScaleSteps, Scaling, derive_scaling
 from quanterr.tensors.chunks import Chunk, as_matrix
-from quanterr.tensors.decoder import Decoder, ElementType, Native, Order, decoder_of
-from quanterr.tensors.levels import Levels, ScaleSteps, Scaling, derive_scaling
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.strict_json import JsonFields
 

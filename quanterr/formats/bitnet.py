@@ -18,7 +18,7 @@ import torch
 
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.config_checks import check_quant_method
-from quanterr.tensors.levels import TERNARY
+from quanterr.kernel.levels import TERNARY
 
 PER_BYTE = 4
 NEEDS = {

@@ -45,9 +45,9 @@ from quanterr.formats.base import (
 )
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import BlockRun
+from quanterr.kernel.decoder import NestedScales, StoredScales
+from quanterr.kernel.levels import Levels, ScaleSteps, nibbles
 from quanterr.tensors.chunks import as_matrix
-from quanterr.tensors.decoder import NestedScales, StoredScales
-from quanterr.tensors.levels import Levels, ScaleSteps, nibbles
 from quanterr.util import strict_json
 from quanterr.util.text import count
 

@@ -16,8 +16,8 @@ from math import prod
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import read_of_rows
-from quanterr.tensors.decoder import StoredScales
-from quanterr.tensors.levels import INT8
+from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.levels import INT8
 
 UNIT = 0.007874015718698502  # 1 / 127 as bitsandbytes writes it
 NEEDS = {

@@ -38,7 +38,7 @@ from quanterr.formats.shared.comfy_labels import ALWAYS_ROTATED, FLOATS, INT8, c
 from quanterr.formats.shared.convrot import attach_rotated_decoder, group_size, rotate, unrotate
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import to_float
-from quanterr.tensors.levels import INT4
+from quanterr.kernel.levels import INT4
 
 LABELS = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "int4_tensorwise"})
 NEEDS = {

@@ -21,7 +21,7 @@ from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.ct_config import read_setting
 from quanterr.formats.shared.ct_row_groups import apply_scales, fit_row_blocks, read_block_values
-from quanterr.tensors.levels import signed_bytes
+from quanterr.kernel.levels import signed_bytes
 
 NEEDS = {
     "codes": PartSpec(("{weight}",), INT8),

@@ -17,7 +17,7 @@ from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weigh
 from quanterr.formats.shared.microscaling import Microscaled, divide_scales
 from quanterr.formats.shared.padding import fit_unpadded
 from quanterr.formats.shared.swizzled_scales import fit_block_scales
-from quanterr.tensors.levels import E2M1
+from quanterr.kernel.levels import E2M1
 
 BLOCK = 16
 NEEDS = {

@@ -44,8 +44,8 @@ from quanterr.formats.shared.bit_packing import WORD, Packing, crop_columns, unp
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.ct_config import read_setting
 from quanterr.formats.shared.ct_row_groups import read_block_values
-from quanterr.tensors.decoder import StoredScales
-from quanterr.tensors.levels import uniform
+from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.levels import uniform
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import parse_digits

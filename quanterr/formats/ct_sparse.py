@@ -26,7 +26,7 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.ct_row_groups import apply_scales, fit_row_blocks
-from quanterr.tensors.levels import OF_DTYPE
+from quanterr.kernel.levels import OF_DTYPE
 from quanterr.tensors.workspace import TORCH_DTYPES
 
 CODES = frozenset({"F8_E4M3", "I8"})

@@ -36,8 +36,8 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_labels
 from quanterr.formats.shared.padding import labelled_shape
 from quanterr.formats.shared.scale_grid import multiply
+from quanterr.kernel.levels import nibbles
 from quanterr.tensors.chunks import as_matrix
-from quanterr.tensors.levels import nibbles
 
 BLOCK = 64
 NF4 = (

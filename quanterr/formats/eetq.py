@@ -21,7 +21,7 @@ import torch
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_quant_method
-from quanterr.tensors.levels import uniform
+from quanterr.kernel.levels import uniform
 
 RUN = 64  # consecutive bytes of one row
 NEEDS = {

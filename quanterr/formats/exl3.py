@@ -41,7 +41,7 @@ from quanterr.formats.shared import code_tiles, hadamard
 from quanterr.formats.shared.code_tiles import Generator, TileLayout
 from quanterr.formats.shared.config_checks import check_quant_method, read_integers
 from quanterr.formats.shared.padding import fit_padded
-from quanterr.native import Matrix, choose_kernel
+from quanterr.kernel.library import choose_kernel
 from quanterr.tensors.products import multiply
 
 BLOCK, TILE = 128, 16
@@ -139,11 +139,11 @@ def rotate(values: Tensor, factors: tuple[Tensor, Tensor], out: Tensor, workspac
     """
     cols, rows = factors
     kernel = choose_kernel().kernel if values.device.type == "cpu" else None
-    if kernel is not None:
-        addresses, to = (cols.data_ptr(), rows.data_ptr()), Matrix(out.data_ptr(), out.stride(0))
+    if kernel is not None and hasattr(kernel.library, "quanterr_rotate_sides"):
+        given = values.data_ptr(), len(cols), UNIT, cols.data_ptr(), rows.data_ptr()
         room = workspace.buffer("rotated", (BLOCK, BLOCK), torch.float32)
-        if kernel.rotate_sides(values.data_ptr(), len(cols), UNIT, addresses, to, room.data_ptr()):
-            return
+        kernel.library.quanterr_rotate_sides(*given, out.data_ptr(), out.stride(0), room.data_ptr())
+        return
     matrix = _scaled_hadamard(values.device)  # not in float64, which has other last digits
     other = multiply(values.view(-1, BLOCK), matrix).view(values.shape).mul_(cols)
     torch.mul(multiply(matrix, other.t()), rows.unsqueeze(1), out=out)

@@ -16,7 +16,7 @@ from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FP8
-from quanterr.tensors.levels import OF_DTYPE
+from quanterr.kernel.levels import OF_DTYPE
 
 
 def fit(parts: Parts) -> Weight:

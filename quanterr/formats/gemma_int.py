@@ -38,8 +38,8 @@ from quanterr.formats.shared.config_checks import check_quant_method, matches
 from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.padding import crop
 from quanterr.formats.shared.scale_grid import multiply
-from quanterr.tensors.decoder import StoredScales
-from quanterr.tensors.levels import INT8, uniform
+from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.levels import INT8, uniform
 
 FLOAT = frozenset({"F32"})
 NEEDS = {"codes": PartSpec(("{weight}",), frozenset({"U8"})), "scale": PartSpec(("{weight}_scale",), FLOAT)}

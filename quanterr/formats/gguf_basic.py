@@ -27,7 +27,7 @@ from quanterr.formats.shared.ggml_blocks import (
     read_half,
     split_nibbles,
 )
-from quanterr.tensors.levels import INT8
+from quanterr.kernel.levels import INT8
 
 
 def q4_0(raw: Tensor, out: Tensor, workspace: Workspace) -> None:

@@ -54,7 +54,7 @@ from quanterr.formats.shared.ggml_blocks import (
     read_half,
     split_nibbles,
 )
-from quanterr.tensors import levels
+from quanterr.kernel import levels
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 IQ4_LEVELS = levels.nibbles(IQ4)

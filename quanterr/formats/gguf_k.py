@@ -37,7 +37,7 @@ from quanterr.formats.shared.ggml_blocks import (
     split_fields,
     split_nibbles,
 )
-from quanterr.tensors.levels import ScaleSteps
+from quanterr.kernel.levels import ScaleSteps
 
 
 def q2_k(raw: Tensor, out: Tensor, workspace: Workspace) -> None:

@@ -37,7 +37,7 @@ from quanterr.formats.shared.ggml_blocks import (
     read_half,
     split_fields,
 )
-from quanterr.tensors.levels import TERNARY, Levels, uniform
+from quanterr.kernel.levels import TERNARY, Levels, uniform
 
 BASE_3 = Levels(0x00, 0xFF, -1.0, 1.0)  # five codes in a byte
 

@@ -57,8 +57,8 @@ from quanterr.formats.shared.gptq_awq_common import (
     is_gemv,
     read_transposed_scale,
 )
-from quanterr.tensors.decoder import StoredScales
-from quanterr.tensors.levels import uniform
+from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.levels import uniform
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display

@@ -31,7 +31,7 @@ from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.flat_blocks import BlockRun, read_of_rows
 from quanterr.formats.shared.segmented_packing import Planes, cut_run
-from quanterr.tensors.levels import Levels
+from quanterr.kernel.levels import Levels
 from quanterr.util.text import display
 
 FLOATS = frozenset({"F32", "BF16", "F16"})

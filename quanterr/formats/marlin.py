@@ -44,7 +44,7 @@ from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec
 from quanterr.formats.shared.bit_packing import crop_columns
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, declared_group_size
-from quanterr.tensors.levels import uniform
+from quanterr.kernel.levels import uniform
 
 ROWS, COLS = 64, 16  # size of a tile
 

@@ -52,8 +52,8 @@ from quanterr.formats.shared.microscaling import (
 )
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.formats.shared.swizzled_scales import BlockScales
-from quanterr.tensors.decoder import StoredScales
-from quanterr.tensors.levels import uniform
+from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.levels import uniform
 
 WORD = 32  # bits
 BITS = (1, 2, 3, 4, 5, 6, 8)

@@ -33,8 +33,8 @@ from quanterr.formats.base import (
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.pre_quant_scale import PART, apply_pre_quant_scale
-from quanterr.tensors.decoder import SharedBytes, StoredScales
-from quanterr.tensors.levels import INT4
+from quanterr.kernel.decoder import SharedBytes, StoredScales
+from quanterr.kernel.levels import INT4
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 NEEDS = {

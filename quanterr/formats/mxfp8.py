@@ -19,7 +19,7 @@ from quanterr.formats.shared.comfy_labels import FP8_LABELS, MXFP8_LABELS, check
 from quanterr.formats.shared.microscaling import Microscaled, decode_exponents
 from quanterr.formats.shared.padding import fit_padded
 from quanterr.formats.shared.swizzled_scales import fit_block_scales
-from quanterr.tensors.levels import E4M3
+from quanterr.kernel.levels import E4M3
 
 BLOCK = 32
 LABELS = FP8_LABELS | MXFP8_LABELS

@@ -50,7 +50,7 @@ from quanterr.formats.shared.nunchaku_order import (
 )
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
-from quanterr.tensors.levels import E2M1, INT4
+from quanterr.kernel.levels import E2M1, INT4
 from quanterr.util import strict_json
 from quanterr.util.text import display
 

@@ -27,7 +27,7 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.adanorm_rows import count_parts_by_name, read_ordered_rows, stored_rows
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
-from quanterr.tensors.levels import uniform
+from quanterr.kernel.levels import uniform
 
 HALVES = frozenset({"BF16", "F16"})
 GROUP = 64

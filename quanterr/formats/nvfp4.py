@@ -27,7 +27,7 @@ from quanterr.formats.shared.padding import fit_padded
 from quanterr.formats.shared.pre_quant_scale import apply_pre_quant_scale
 from quanterr.formats.shared.quark_config import has_e5m3_scales
 from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
-from quanterr.tensors.levels import E2M1
+from quanterr.kernel.levels import E2M1
 
 MULTIPLE = 16  # ComfyUI pads rows and columns to multiples of this
 

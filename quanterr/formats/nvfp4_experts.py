@@ -23,7 +23,7 @@ from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, Values, 
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.microscaling import NVFP4_PARTS, read_global_scale
 from quanterr.formats.shared.padding import fit_unpadded
-from quanterr.tensors.levels import E2M1
+from quanterr.kernel.levels import E2M1
 
 BLOCK = 16
 

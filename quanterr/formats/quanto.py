@@ -36,8 +36,8 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import BlockRun, read_of_rows
 from quanterr.formats.shared.scale_grid import Grid, attach_grid_decoder, fit_grid
 from quanterr.formats.shared.segmented_packing import Planes
+from quanterr.kernel.levels import OF_DTYPE, uniform
 from quanterr.tensors.chunks import as_matrix
-from quanterr.tensors.levels import OF_DTYPE, uniform
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
 INTEGERS = frozenset({"I8", "U8", "I16", "I32"})

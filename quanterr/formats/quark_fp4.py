@@ -20,7 +20,7 @@ from quanterr.formats.shared.microscaling import Microscaled, decode_e5m3, multi
 from quanterr.formats.shared.padding import fit_unpadded
 from quanterr.formats.shared.quark_config import find_specifications, has_e5m3_scales
 from quanterr.formats.shared.swizzled_scales import BlockScales
-from quanterr.tensors.levels import E2M1
+from quanterr.kernel.levels import E2M1
 
 BYTES = frozenset({"U8"})
 NEEDS = {

@@ -32,7 +32,7 @@ from quanterr.formats.shared.bit_packing import Packing, crop_columns, unpack_co
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, read_transposed_scale
 from quanterr.formats.shared.quark_config import find_specifications
-from quanterr.tensors.levels import INT4, uniform
+from quanterr.kernel.levels import INT4, uniform
 from quanterr.tensors.workspace import OUTPUT
 
 SIGNS = -0x77777778  # the highest bit of eight codes; flipping it makes a signed code unsigned

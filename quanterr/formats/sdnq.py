@@ -56,7 +56,7 @@ from quanterr.formats.shared.comfy_labels import FLOATS
 from quanterr.formats.shared.convrot import rotate, unrotate
 from quanterr.formats.shared.lowrank_branch import add_branch
 from quanterr.formats.shared.padding import Padded, fit_unpadded
-from quanterr.tensors.levels import OF_DTYPE, Levels, uniform
+from quanterr.kernel.levels import OF_DTYPE, Levels, uniform
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 

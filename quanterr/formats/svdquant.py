@@ -37,7 +37,7 @@ from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.lowrank_branch import add_branch
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
-from quanterr.tensors.levels import INT4
+from quanterr.kernel.levels import INT4
 from quanterr.util.text import display
 
 LABELS = frozenset({"svdquant_w4a4"})

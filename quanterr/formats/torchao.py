@@ -70,7 +70,7 @@ from quanterr.formats.shared.torchao_header import (
     parse_description,
     read_block_size,
 )
-from quanterr.tensors.levels import OF_DTYPE, signed_bytes
+from quanterr.kernel.levels import OF_DTYPE, signed_bytes
 from quanterr.util.text import count, display, parse_digits
 
 FLOATS = frozenset({"F32", "BF16", "F16"})

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from quanterr.formats import Weight
-from quanterr.formats.shared.decoding import measure_error, read_values
-from quanterr.native import choose_kernel
+from quanterr.kernel.decoding import measure_error, read_values
+from quanterr.kernel.library import choose_kernel
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 

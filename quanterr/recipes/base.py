@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from quanterr.tensors.rounding import find_magnitudes
+from quanterr.kernel.rounding import find_magnitudes
 
 FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # dtypes that can be quantized
 

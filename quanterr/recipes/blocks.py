@@ -25,17 +25,17 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.native import Packing
-from quanterr.recipes.base import Piece, Recipe, Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
-from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance
-from quanterr.tensors.packing import pack_codes, pack_halves
-from quanterr.tensors.rounding import (
+from quanterr.kernel.rounding import (
     find_codes,
     find_largest,
     find_magnitudes,
     make_signed_bytes,
     make_truncated_integers,
 )
+from quanterr.kernel.structs import Packing
+from quanterr.recipes.base import Piece, Recipe, Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
+from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance
+from quanterr.tensors.packing import pack_codes, pack_halves
 
 BLOCK = 32
 AWAY = make_signed_bytes()

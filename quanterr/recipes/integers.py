@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quanterr.native import Packing
+from quanterr.kernel.rounding import Codes, find_codes, make_integers
+from quanterr.kernel.structs import Packing
 from quanterr.recipes.base import (
     FLOATS,
     Piece,
@@ -33,7 +34,6 @@ from quanterr.recipes.base import (
 )
 from quanterr.recipes.calibration import RATIOS, Calibrator, weigh_errors
 from quanterr.tensors.packing import WORD, pack_words
-from quanterr.tensors.rounding import Codes, find_codes, make_integers
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from quanterr.formats.shared.element_types import decode_e4m3_scales
-from quanterr.native import Packing
+from quanterr.kernel.levels import E2M1, make_float_codes
+from quanterr.kernel.rounding import Codes, find_codes
+from quanterr.kernel.structs import Packing
 from quanterr.recipes.base import Piece, Scheme, Source, StoredTensor, explain_partial_groups
 from quanterr.recipes.lookup import Lookup, next_below
 from quanterr.recipes.scaled import FP8
-from quanterr.tensors.levels import E2M1, make_float_codes
-from quanterr.tensors.rounding import Codes, find_codes
 
 MX, NV = 32, 16  # columns that share a scale
 EXPONENTS = {4: 2, 8: 8}  # bits of a code → exponent of the largest number of E2M1 or E4M3

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quanterr.kernel.rounding import find_codes, make_integers
 from quanterr.recipes.base import FLOATS, Piece, Scheme, Source, StoredTensor, explain_partial_groups, find_extremes
 from quanterr.tensors.packing import WORD, pack_words
-from quanterr.tensors.rounding import find_codes, make_integers
 
 LEAST = 1e-7  # smallest scale
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from quanterr.kernel.levels import E4M3, make_float_codes
+from quanterr.kernel.rounding import Codes, find_codes, make_integers
 from quanterr.recipes.base import Piece, Scheme, Source, StoredTensor
 from quanterr.recipes.calibration import Calibrator
-from quanterr.tensors.levels import E4M3, make_float_codes
-from quanterr.tensors.rounding import Codes, find_codes, make_integers
 
 
 class CodeType(NamedTuple):

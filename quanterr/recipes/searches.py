@@ -6,13 +6,15 @@ Reference: ggml-org/llama.cpp@b7180 ggml/src/ggml-quants.c make_qx_quants, make_
 make_qkx3_quants, make_qp_quants.
 """
 
+import ctypes
 from collections.abc import Sequence
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from quanterr.native import MOST_SEARCHED, Kernel, choose_kernel
+from quanterr.kernel.library import Kernel, choose_kernel
+from quanterr.kernel.structs import MOST_SEARCHED
 
 LEAST = 1e-15  # a part whose elements are all smaller is zero: GROUP_MAX_EPS
 PASSES = 5  # passes of make_q3_quants and make_qp_quants
@@ -51,8 +53,9 @@ def search_with_minimum(
     if kernel is not None:
         scale, minimum = torch.empty(parts[:2]), torch.empty(parts[:2])
         given, out = map(_address, (x, weights, floors)), map(_address, (scale, minimum, codes))
-        numerators = [most + step for step in steps]
-        kernel.search_minimum(given, (scale.numel(), parts[2]), (0, most), numerators, absolute, out)
+        numerators = _list_numbers([most + step for step in steps])
+        searched = scale.numel(), parts[2], 0, most, numerators, len(numerators)
+        kernel.library.quanterr_search_minimum(*given, *searched, absolute, *out)
         return scale, minimum
     if weights is None:
         weights = x.abs() if floors is None else x.abs() + floors[..., None]
@@ -105,7 +108,7 @@ def _find_mean_squares(x: Tensor) -> Tensor:
         sums = _add_up(x.square().view(*x.shape[:2], -1, SIDE_BY_SIDE).movedim(2, 0))
         return _add_up(sums.movedim(2, 0)) / x.shape[2]
     found = torch.empty(x.shape[:2])
-    kernel.find_mean_squares(x.data_ptr(), (found.numel(), x.shape[2]), found.data_ptr())
+    kernel.library.quanterr_find_mean_squares(x.data_ptr(), found.numel(), x.shape[2], found.data_ptr())
     return found
 
 
@@ -116,9 +119,10 @@ def search_symmetric(x: Tensor, most: int, weights: Tensor | None = None, codes:
     """
     kernel, parts = _find_kernel(x, weights, codes), x.shape
     if kernel is not None:
-        scale, numerators = torch.empty(parts[:2]), [-(most + step) for step in SYMMETRIC]
+        scale, numerators = torch.empty(parts[:2]), _list_numbers([-(most + step) for step in SYMMETRIC])
         given, out = map(_address, (x, weights)), map(_address, (scale, codes))
-        kernel.search_symmetric(given, (scale.numel(), parts[2]), (-most, most - 1), numerators, out)
+        searched = scale.numel(), parts[2], -most, most - 1, numerators, len(numerators)
+        kernel.library.quanterr_search_symmetric(*given, *searched, *out)
         return scale
     x, weights = _turn(x), _turn(x * x if weights is None else weights)
     largest = x.gather(0, x.abs().argmax(0, keepdim=True))[0]
@@ -162,8 +166,7 @@ def search_three_bits(x: Tensor) -> Tensor:
     kernel, parts, ends = _find_kernel(x), x.shape, (-4, 3)
     if kernel is not None:
         found = torch.empty(parts[:2])
-        given, out = map(_address, (x, None)), map(_address, (None, found))
-        kernel.refine(given, (found.numel(), parts[2]), ends, out)
+        kernel.library.quanterr_refine(x.data_ptr(), None, found.numel(), parts[2], *ends, None, found.data_ptr())
         return found
     x = x.reshape(-1, parts[2])
     largest = x.gather(1, x.abs().argmax(1, keepdim=True))
@@ -181,8 +184,12 @@ def _find_kernel(x: Tensor, *others: Tensor | None) -> Kernel | None:
     return choose_kernel().kernel if are_alike and can_be_read and x.shape[-1] <= MOST_SEARCHED else None
 
 
-def _address(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def _list_numbers(numbers: Sequence[float]) -> "ctypes.Array[ctypes.c_float]":
+    return (ctypes.c_float * len(numbers))(*numbers)
 
 
 def _turn(x: Tensor) -> Tensor:
@@ -201,8 +208,8 @@ def _refine(x: Tensor, weights: Tensor, codes: Tensor, ends: tuple[int, int]) ->
     kernel = _find_kernel(x, weights, codes)
     if kernel is not None:
         codes, scale = codes.clone(), torch.empty(len(x))
-        given, out = map(_address, (x, weights)), map(_address, (codes, scale))
-        kernel.refine(given, (x.shape[0], x.shape[1]), ends, out)
+        given, out = (x.data_ptr(), weights.data_ptr()), (codes.data_ptr(), scale.data_ptr())
+        kernel.library.quanterr_refine(*given, *x.shape, *ends, *out)
         return scale, codes
     x, weights, codes = _turn(x), _turn(weights), _turn(codes)
     sum_lx, sum_l2 = _add_up(weights * x * codes), _add_up(weights * codes * codes)

@@ -13,6 +13,7 @@ Reference: ggml-org/llama.cpp@b7180 ggml/src/ggml-quants.c quantize_row_q…_K_r
 quantize_row_q…_K_impl.
 """
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -20,7 +21,9 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.native import FieldStruct, ScalePacking, SuperblockStruct, choose_kernel
+from quanterr.kernel.library import choose_kernel
+from quanterr.kernel.rounding import find_codes, make_integers
+from quanterr.kernel.structs import FieldStruct, ScalePacking, SuperblockStruct
 from quanterr.recipes.base import view_bytes
 from quanterr.recipes.searches import (
     FINE,
@@ -33,7 +36,6 @@ from quanterr.recipes.searches import (
     weigh_by_importance,
 )
 from quanterr.tensors.packing import pack_runs
-from quanterr.tensors.rounding import find_codes, make_integers
 
 Integers = tuple[Tensor, Tensor]  # a unit, (n, 1) float16, and integers of that unit, (n, parts)
 
@@ -97,8 +99,8 @@ def _encode(to: _Layout, x: Tensor, out: Tensor | None, scales: Tensor, minima: 
             return _encode_with(to, x, out, _to_signed_integers(scales, to.most))
         return _encode_with(to, x, out, _to_integers(scales, to.most), _to_integers(minima, to.most))
     blocks = _make_blocks(to, x) if out is None else out
-    found = scales.data_ptr(), 0 if minima is None else minima.data_ptr()
-    kernel.encode_superblocks(x.data_ptr(), found, len(x), to.describe(), blocks.data_ptr())
+    given = x.data_ptr(), scales.data_ptr(), None if minima is None else minima.data_ptr()
+    kernel.library.quanterr_encode_superblocks(*given, len(x), ctypes.byref(to.describe()), blocks.data_ptr())
     return blocks
 
 

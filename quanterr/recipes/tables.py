@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from quanterr.formats.bnb_4bit import TABLES
-from quanterr.native import Packing
+from quanterr.kernel.rounding import Codes, find_codes, make_counts, make_table
+from quanterr.kernel.structs import Packing
 from quanterr.recipes.base import Piece, Scheme, Source, StoredTensor
 from quanterr.recipes.lookup import Lookup
 from quanterr.tensors.packing import pack_pairs
-from quanterr.tensors.rounding import Codes, find_codes, make_counts, make_table
 
 NESTED = 256  # blocks that share a scale of scales
 STATE = 256  # size of the state in bytes

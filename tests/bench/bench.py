@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from quanterr.native import VARIABLE
+from quanterr.kernel.library import VARIABLE
 
 HERE = Path(__file__).parent
 ROWS, COLS = 4096, 8192

@@ -26,8 +26,8 @@ from quanterr.comparison.scheduler import CHUNKS_AT_ONCE
 from quanterr.comparison.worker import Worker
 from quanterr.formats import Weight
 from quanterr.formats.spqr import RECORD_AT
+from quanterr.kernel.library import Kernel, find_best
 from quanterr.metrics import OUTLIER
-from quanterr.native import Kernel, find_best
 from quanterr.pairing.model import Pair
 from quanterr.pairing.side import CheckpointSide
 from quanterr.tensors.chunks import CPU_CHUNK, Cut

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.native import choose_kernel
+from quanterr.kernel.library import choose_kernel
 from quanterr.tensors.workspace import Workspace
 
 
@@ -53,11 +53,11 @@ def look_up(
     kernel = choose_kernel().kernel if tiles.device.type == "cpu" else None
     if kernel is not None:
         words, (row_step, col_step, _) = tiles.data_ptr(), tiles.stride()
-        stored = words, (rows, cols), (row_step, col_step), codes.data_ptr(), (height, width)
+        stored = words, rows, cols, row_step, col_step, codes.data_ptr(), height, width
         if generator is None:
-            kernel.look_up_tiles(*stored, len(table) - 1, table.data_ptr(), values.data_ptr())
+            kernel.library.quanterr_look_up_tiles(*stored, len(table) - 1, table.data_ptr(), values.data_ptr())
         else:
-            kernel.generate_tiles(*stored, generator, values.data_ptr())
+            kernel.library.quanterr_generate_tiles(*stored, *generator, values.data_ptr())
         return values
     index = _extract(tiles, codes, len(table) - 1, workspace).view(-1)
     found = torch.index_select(table, 0, index, out=workspace.buffer("found", (len(index),), torch.float32))

@@ -17,8 +17,8 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.shared.scale_grid import apply_by_block
+from quanterr.kernel.decoder import OfBlocks
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.decoder import OfBlocks
 from quanterr.tensors.workspace import Workspace
 
 SIZES = tuple(1 << n for n in range(3, 15))

@@ -24,8 +24,8 @@ from quanterr.checkpoints.labels import Label
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Decoder, Dequantize, Native
 from quanterr.formats.shared.padding import Padded
-from quanterr.native import choose_kernel
-from quanterr.tensors.decoder import MOST_ROTATED
+from quanterr.kernel.decoder import MOST_ROTATED
+from quanterr.kernel.library import choose_kernel
 from quanterr.tensors.workspace import Workspace
 
 DEFAULT_GROUP = 256
@@ -76,7 +76,8 @@ def unrotate(values: Tensor, size: int, workspace: Workspace) -> Tensor:
     kernel = choose_kernel().kernel if values.device.type == "cpu" else None
     if kernel is not None:
         room = workspace.buffer("rotated", (size,), torch.float64)
-        kernel.rotate(values.view(-1).data_ptr(), values.numel() // size, size, 1 / sqrt(size), room.data_ptr())
+        groups = values.view(-1).data_ptr(), values.numel() // size, size
+        kernel.library.quanterr_rotate(*groups, 1 / sqrt(size), room.data_ptr())
         return values
     flat, factor = values.view(-1), 4 if is_power_of_four(size) else 2
     source = workspace.buffer("rotated", (flat.numel(),), torch.float64).copy_(flat)

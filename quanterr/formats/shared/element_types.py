@@ -9,8 +9,8 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Parts, Values
+from quanterr.kernel.decoder import OfBlocks, StoredScales
 from quanterr.tensors.chunks import Chunk, as_matrix
-from quanterr.tensors.decoder import OfBlocks, StoredScales
 from quanterr.tensors.workspace import OUTPUT, Workspace
 
 E4M3_MAX = 0x7E  # magnitude bits of 448, the largest; 0x7F is NaN

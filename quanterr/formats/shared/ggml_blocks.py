@@ -21,8 +21,8 @@ from torch import Tensor
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Decoder, Dequantize, ElementType, Format, Native, Parts, PartSpec, Values, Weight
+from quanterr.kernel.levels import INT8, SUBNORMAL, Levels, ScaleSteps, uniform
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.levels import INT8, SUBNORMAL, Levels, ScaleSteps, uniform
 from quanterr.tensors.workspace import Workspace
 
 # Unpacks blocks, uint8 (n, bytes of a block), into the second argument, float32 (n, elements of a block).

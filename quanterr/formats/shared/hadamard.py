@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import FormatMismatch
-from quanterr.native import Matrix, choose_kernel
+from quanterr.kernel.library import choose_kernel
 from quanterr.tensors.workspace import Workspace
 
 SIDE_BY_SIDE = 16  # columns that the compiled kernel rotates together
@@ -117,13 +117,10 @@ def multiply(
         wide = _multiply_sylvester(source, size, axis, workspace)
         return out.copy_(wide.mul_(factors[1]).mul_(factors[0].unsqueeze(1)))
     room = workspace.buffer("hadamard room", (SIDE_BY_SIDE * size,), torch.float64)
-    kernel.multiply_sylvester(
-        Matrix(source.data_ptr(), source.stride(0), source.dtype == torch.float64),
-        Matrix(out.data_ptr(), out.stride(0)),
-        (source.shape[0], source.shape[1]),
-        (size, axis == 0),
-        (factors[0].data_ptr(), factors[1].data_ptr()),
-        room.data_ptr(),
+    given = source.data_ptr(), source.dtype == torch.float64, source.stride(0)
+    of_rows, of_cols = (side.data_ptr() for side in factors)
+    kernel.library.quanterr_sylvester(
+        *given, out.data_ptr(), out.stride(0), *source.shape, size, axis == 0, of_rows, of_cols, room.data_ptr()
     )
     return out
 

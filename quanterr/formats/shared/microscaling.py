@@ -27,9 +27,9 @@ from quanterr.formats.shared.element_types import DecodedCodes
 from quanterr.formats.shared.padding import Padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.formats.shared.swizzled_scales import BlockScales
+from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.levels import E2M1, E2M3, E3M2, E4M3, E5M2, Levels
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.decoder import StoredScales
-from quanterr.tensors.levels import E2M1, E2M3, E3M2, E4M3, E5M2, Levels
 from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
 
 SmallFloat = Literal["e2m1", "e2m3", "e3m2", "e4m3", "e5m2"]

@@ -37,9 +37,9 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
 from quanterr.formats.shared.element_types import DecodedCodes
 from quanterr.formats.shared.padding import check_unpadded
+from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.levels import OF_DTYPE
 from quanterr.tensors.chunks import Chunk, as_matrix
-from quanterr.tensors.decoder import StoredScales
-from quanterr.tensors.levels import OF_DTYPE
 from quanterr.tensors.workspace import Workspace
 
 Edges = tuple[int, int]

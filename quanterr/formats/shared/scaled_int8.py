@@ -11,8 +11,8 @@ from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.convrot import attach_rotated_decoder, rotate, unrotate
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import Grid
+from quanterr.kernel.decoder import decoder_of
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.decoder import decoder_of
 from quanterr.tensors.workspace import Workspace
 
 NAMES = (

@@ -18,7 +18,7 @@ from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Order
 from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.flat_blocks import read_of_rows
-from quanterr.tensors.decoder import OfBlocks, SharedBytes, StoredScales
+from quanterr.kernel.decoder import OfBlocks, SharedBytes, StoredScales
 from quanterr.tensors.workspace import Workspace
 
 

@@ -32,9 +32,9 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.formats.shared.segmented_packing import cut_run
 from quanterr.formats.shared.torchao_header import Description, apply_pre_scale, fit_pre_scale, read_block_size
+from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.levels import INT4, Levels, uniform
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.decoder import StoredScales
-from quanterr.tensors.levels import INT4, Levels, uniform
 from quanterr.tensors.workspace import Workspace
 
 TILE_ROWS, TILE_COLS = 8, 128

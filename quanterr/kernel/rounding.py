@@ -1,12 +1,14 @@
 """Rounding of numbers to codes, in units that groups of columns share: by the compiled kernel, or else by torch."""
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from quanterr.native import CodeKind, CodesStruct, NumbersStruct, Packing, choose_kernel
+from quanterr.kernel.library import choose_kernel
+from quanterr.kernel.structs import CodeKind, CodesStruct, NumbersStruct, Packing
 from quanterr.tensors.packing import pack_halves, pack_pairs
 
 HALVED = 32  # codes in a row that is packed by halves
@@ -50,7 +52,7 @@ def make_table(codes: Sequence[int], bounds: Tensor, round_by_torch: Round) -> C
     """Return codes from a table: ``codes[i]`` is for numbers above ``i`` of the ascending ``bounds``, float32."""
     own = torch.tensor(codes, dtype=torch.int32)
     changes = own[:-1] ^ own[1:]
-    kernel = CodesStruct(kind=CodeKind.TABLE, first=codes[0], n_bounds=len(bounds))
+    kernel = CodesStruct(kind=CodeKind.LISTED, first=codes[0], n_bounds=len(bounds))
     kernel.bounds, kernel.changes = bounds.data_ptr(), changes.data_ptr()
     return Codes(round_by_torch, kernel, (bounds, changes))
 
@@ -89,7 +91,8 @@ def find_codes(
     addresses = [0 if each is None else each.data_ptr() for each in of_groups]
     step = shape[1] if shape[0] > 1 else 0
     place = packing, out.data_ptr(), out.stride(0)
-    kernel.round(NumbersStruct(x.data_ptr(), rows, cols, group, *addresses, step, multiply, *place), to.kernel)
+    numbers = NumbersStruct(x.data_ptr(), rows, cols, group, *addresses, step, multiply, *place)
+    kernel.library.quanterr_round(ctypes.byref(numbers), ctypes.byref(to.kernel))
     return out
 
 
@@ -130,7 +133,7 @@ def find_largest(x: Tensor) -> Tensor:
     if kernel is None:
         return x.gather(1, x.abs().argmax(1, keepdim=True))
     x, found = x.float().contiguous(), torch.empty(len(x), 1)
-    kernel.find_largest(x.data_ptr(), (x.shape[0], x.shape[1]), found.data_ptr())
+    kernel.library.quanterr_find_largest(x.data_ptr(), *x.shape, found.data_ptr())
     return found
 
 
@@ -142,7 +145,7 @@ def find_magnitudes(x: Tensor, size: int) -> Tensor:
     kernel, n = choose_kernel().kernel, x.numel()
     if kernel is not None:
         x, found = x.contiguous(), torch.empty(-(-n // size))
-        kernel.find_magnitudes(x.data_ptr(), n, size, found.data_ptr())
+        kernel.library.quanterr_find_magnitudes(x.data_ptr(), n, size, found.data_ptr())
         return found
     bits = x.reshape(-1).view(torch.int32) & MAGNITUDE  # as integers, whose maximum torch finds faster
     most, rest = bits[: n // size * size].view(-1, size).amax(1), bits[n // size * size :]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.tensors.levels import MANTISSA, Levels, Scaling
+from quanterr.kernel.levels import MANTISSA, Levels, Scaling
 
 SAME = 0.05  # largest relative difference between the units of one group, apart from column factors
 ZERO = 1e-6  # smaller zero points, relative to the largest level, count as zero

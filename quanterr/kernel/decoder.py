@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.native import ElementType, Order
+from quanterr.kernel.structs import ElementType, Order
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 

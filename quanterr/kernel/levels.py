@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.native import CodeKind, CodesStruct
-from quanterr.tensors.rounding import Codes, Round, find_codes, make_counts
+from quanterr.kernel.rounding import Codes, Round, find_codes, make_counts
+from quanterr.kernel.structs import CodeKind, CodesStruct
 from quanterr.tensors.workspace import Workspace
 
 MANTISSA = 23  # mantissa bits of a float32

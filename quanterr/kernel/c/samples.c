@@ -1,5 +1,5 @@
-/* What the stored scales of a sample of rows allow; measure_rounding and find_nearest of tensors/levels.py, and
- * measure_losses of tensors/good_scales.py specify it. C11, no dependency, no Python. Numbers are float32, as torch has
+/* What the stored scales of a sample of rows allow; measure_rounding and find_nearest of kernel/levels.py, and
+ * measure_losses of samples/good_scales.py specify it. C11, no dependency, no Python. Numbers are float32, as torch has
  * them; sums are float64 in LANES lanes, the same on every instruction set.
  */
 #include <math.h>
@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #endif
 
-/* As in tensors/levels.py, tensors/good_scales.py and comparison/scale_sampling.py. */
+/* As in kernel/levels.py, samples/good_scales.py and samples/scales.py. */
 #define HALF_STEP 0.5001
 #define ABOVE_NORMAL 64.0
 #define SOME 1.2
@@ -20,7 +20,7 @@
 #define FIXED 0.05
 #define FITS 0.6 /* more than 1 / WIDE: less of the range is in use, by half a step, than the originals need */
 #define NEAR 1.0001 /* times the error of the nearest code: as near, but for float32 */
-/* As in comparison/attainable.py; those with a comment are a little stricter, so that torch looks at all doubtful regions. */
+/* As in samples/codes.py; those with a comment are a little stricter, so that torch looks at all doubtful regions. */
 #define TILE 64
 #define FEWEST 32
 #define FEWEST_ROWS 4
@@ -35,7 +35,6 @@
 #define TRUSTED 0x1p-100 /* least energy of a region: float32 loses squares far below */
 
 enum { X_SQ, E_SQ, BEST_SQ, XE, N_PRODUCTS }; /* of an element */
-enum { INTEGERS, FLOATS, TABLE, SHIFTED }; /* codes; SHIFTED are integers around a zero point for each group */
 
 typedef struct { double x_sq[LANES], e_sq[LANES], steps_sq[LANES]; float far[LANES]; } Errors; /* of rows */
 typedef struct { double x_sq[LANES]; float high[LANES], low[LANES]; } Range; /* Σx², max x and max -x of rows */
@@ -171,9 +170,9 @@ INLINE floats look_up(floats numbers, const float *bounds, const float *values, 
     return found;
 }
 
-/* Returns the levels nearest to codes, as Levels.nearest of tensors/levels.py. */
+/* Returns the levels nearest to codes, as Levels.nearest of kernel/levels.py. */
 INLINE floats nearest(floats codes, const Sample *s, int kind) {
-    if (kind == TABLE) return look_up(codes, s->bounds, s->levels, s->n_levels);
+    if (kind == LISTED) return look_up(codes, s->bounds, s->levels, s->n_levels);
     if (kind != FLOATS) return smaller(larger(codes, broadcast(s->lowest)), broadcast(s->highest)) + ROUNDER - ROUNDER;
     const int shift = 23 - s->mantissa;
     const float steps = (float)(1 << s->mantissa) / s->normal;
@@ -183,9 +182,9 @@ INLINE floats nearest(floats codes, const Sample *s, int kind) {
     return (floats)((ints)(normal + below) | ((ints)codes & ~MAGNITUDE));
 }
 
-/* Returns the numbers of levels: neighbours differ by one; as Levels.numbers of tensors/levels.py. */
+/* Returns the numbers of levels: neighbours differ by one; as Levels.numbers of kernel/levels.py. */
 INLINE floats number_of(floats levels, const Sample *s, int kind) {
-    if (kind == TABLE) return look_up(levels, s->bounds, s->numbers, s->n_levels);
+    if (kind == LISTED) return look_up(levels, s->bounds, s->numbers, s->n_levels);
     if (kind != FLOATS) return levels;
     const floats size = magnitude(levels), normal = broadcast(s->normal);
     const ints above = ((ints)larger(size, normal) - (ints)normal) >> (23 - s->mantissa);
@@ -208,7 +207,7 @@ INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scal
             floats a = load(lanes_at(x, col, cols, x_room) + lane), b = load(lanes_at(y, col, cols, y_room) + lane);
             floats code = a * inverse + scale.zero, level = nearest(code, s, kind);
             floats stored = b * inverse + scale.zero, e = b - a, best = (level - scale.zero) * scale.unit - a;
-            stored = kind == FLOATS || kind == TABLE ? nearest(stored, s, kind) : stored + ROUNDER - ROUNDER; /* also beyond */
+            stored = kind == FLOATS || kind == LISTED ? nearest(stored, s, kind) : stored + ROUNDER - ROUNDER; /* also beyond */
             ints same = level == stored, out = (code < s->below) | (code > s->above);
             apart |= out & (b == 0); /* the scale may be lost */
             if (!products) apart |= ~same & ~(magnitude(e) <= magnitude(best) * (float)NEAR);
@@ -247,7 +246,7 @@ static int find_nearest(const float *x, const float *y, int64_t cols, Scale scal
     switch (s->kind) {
     case INTEGERS: return products ? LOOK(products, INTEGERS) : LOOK(0, INTEGERS);
     case FLOATS: return products ? LOOK(products, FLOATS) : LOOK(0, FLOATS);
-    case TABLE: return products ? LOOK(products, TABLE) : LOOK(0, TABLE);
+    case LISTED: return products ? LOOK(products, LISTED) : LOOK(0, LISTED);
     default: return products ? LOOK(products, SHIFTED) : LOOK(0, SHIFTED);
     }
 }
@@ -363,7 +362,7 @@ INLINE int is_power_of_two(float unit) { int exponent; return fabsf(frexpf(unit,
 
 /* Returns half the distance of the levels around codes, or their distance from the first or last level. */
 INLINE floats room_of(const Sample *s, floats codes, int kind) {
-    if (kind != TABLE) return broadcast(0.5f);
+    if (kind != LISTED) return broadcast(0.5f);
     return larger(look_up(codes, s->levels + 1, s->halves, s->n_levels - 1), larger(s->lowest - codes, codes - s->highest));
 }
 
@@ -393,7 +392,7 @@ static void sum_errors(const Sample *s, const Group *g, const Trial *trials, int
     switch (s->kind) {
     case INTEGERS: sum_errors_of(s, g, trials, n, e_sq, INTEGERS); break;
     case FLOATS: sum_errors_of(s, g, trials, n, e_sq, FLOATS); break;
-    case TABLE: sum_errors_of(s, g, trials, n, e_sq, TABLE); break;
+    case LISTED: sum_errors_of(s, g, trials, n, e_sq, LISTED); break;
     default: sum_errors_of(s, g, trials, n, e_sq, SHIFTED);
     }
 }
@@ -416,10 +415,9 @@ INLINE double sum_worst_errors_of(const Sample *s, const Group *g, float last, i
     return sum_of(sums);
 }
 static double sum_worst_errors(const Sample *s, const Group *g, float last) {
-    return s->kind == TABLE ? sum_worst_errors_of(s, g, last, TABLE) : sum_worst_errors_of(s, g, last, INTEGERS);
+    return s->kind == LISTED ? sum_worst_errors_of(s, g, last, LISTED) : sum_worst_errors_of(s, g, last, INTEGERS);
 }
 
-enum { FRACTIONS, WHOLE, ONE }; /* zero points: any, whole codes, or one for all groups */
 
 /* Finds what the zero points of groups have in common, and by which factor the steps of each must grow. */
 static void compare_zeros(Sample *s, Group *groups, int64_t n) {
@@ -653,7 +651,7 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int
 
 /* Adds up a sample of rows as closely as their codes require; returns 0 if none of the ways will do, else how they were. */
 static int scan_codes(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
-    if (s->kind != TABLE && scan_rows(s, rows, groups, n, HALF_A_STEP)) return ROUNDED;
+    if (s->kind != LISTED && scan_rows(s, rows, groups, n, HALF_A_STEP)) return ROUNDED;
     if (!s->every_closely) return 0;
     if (scan_rows(s, rows, groups, n, AS_NEAR)) return NEAREST;
     if (rows->cols % LANES || s->cols % LANES || s->transposed) return 0;
@@ -683,7 +681,7 @@ static int64_t scan_blocks(const Sample *s, const Rows *rows, int64_t row, Group
     return n;
 }
 
-void measure_sample(Sample *s, const Rows *rows, double x_max) {
+void quanterr_measure_sample(Sample *s, const Rows *rows, double x_max) {
     Group *groups = s->room;
     Rows arranged;
     int64_t n = 0;
@@ -712,17 +710,4 @@ void measure_sample(Sample *s, const Rows *rows, double x_max) {
     if (isfinite(s->group_x_sq) && isfinite(s->stored_sq) && isfinite(s->good_sq[0]) && isfinite(s->worst_sq))
         s->plain = found;
     s->scale_ratio = median_of(ratios, n);
-}
-
-/* Measures a sample of given values, (n, cols) each. Row i has its scales at scale + i * step, and likewise its shifts and by
- * how much a scale may differ from a good one; NULL: none. */
-EXPORT void quanterr_measure_sample(Sample *sample, const float *x, const float *y, int64_t n, int64_t cols,
-                                    const float *scale, const float *shift, const float *near, int64_t step,
-                                    double x_max) {
-    const Rows rows = {
-        .x = x, .y = y, .n = n, .cols = cols,
-        .scale = scale, .scale_step = step, .scale_height = 1, .shift = shift, .shift_step = step,
-        .near = near,
-    };
-    measure_sample(sample, &rows, x_max);
 }

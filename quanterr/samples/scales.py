@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.comparison.conspicuous import spans_rows
 from quanterr.formats import Weight
+from quanterr.kernel.levels import SUBNORMAL, Levels, ScaleSteps, Scaling
 from quanterr.metrics.attainable import Attainable, BadRegion, Kind, level
-from quanterr.tensors.good_scales import (
+from quanterr.samples.conspicuous import spans_rows
+from quanterr.samples.good_scales import (
     Losses,
     ScaleGroups,
     find_groups,
@@ -20,7 +21,6 @@ from quanterr.tensors.good_scales import (
     measure_part_losses,
     order_columns,
 )
-from quanterr.tensors.levels import SUBNORMAL, Levels, ScaleSteps, Scaling
 
 PART = 64  # columns in a part of a group
 PART_DB = 5.0  # loss of a group's scale from which the group stands out

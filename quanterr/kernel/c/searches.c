@@ -8,7 +8,6 @@
 #include <stddef.h>
 #include "shared.h"
 
-#define MOST_SEARCHED 64 /* elements of a part, at most */
 #define PASSES 5
 #define SIDE_BY_SIDE 8 /* sums of squares */
 #define TOGETHER 3
@@ -89,8 +88,7 @@ INLINE void load_all(const float *x, const float *w, int magnitudes, const float
     }
 }
 
-/* Finds the mean square of each of n parts of k elements, a multiple of SIDE_BY_SIDE. */
-EXPORT void quanterr_find_mean_squares(const float *x, int64_t n, int32_t k, float *found) {
+void quanterr_find_mean_squares(const float *x, int64_t n, int32_t k, float *found) {
     for (int64_t part = 0; part < n; part++, x += k) {
         float sums[SIDE_BY_SIDE] = {0}, total = 0;
         for (int i = 0; i < k; i += SIDE_BY_SIDE)
@@ -108,9 +106,7 @@ INLINE void add_costs(const Parts *parts, int k, const floats *scale, const floa
     }
 }
 
-/* Searches scale and minimum of n parts of k elements, and codes from low, 0, to high, unless `codes` is NULL. Errors are
- * weighted by `w`, or if it is NULL by |x| plus `floors`; `numerators` are those of the inverse scales to try. */
-EXPORT void quanterr_search_minimum(const float *x, const float *w, const float *floors, int64_t n, int32_t k,
+void quanterr_search_minimum(const float *x, const float *w, const float *floors, int64_t n, int32_t k,
                                     float low, float high, const float *numerators, int32_t n_numerators,
                                     int32_t absolute, float *scales, float *minima, float *codes) {
     Parts parts[TOGETHER];
@@ -191,9 +187,7 @@ INLINE floats find_largest(const floats *x, int k) { /* of each part, by magnitu
     return largest;
 }
 
-/* Searches the scale of n parts of k elements, and codes from low to high, unless `codes` is NULL; `numerators` as
- * above. */
-EXPORT void quanterr_search_symmetric(const float *x, const float *w, int64_t n, int32_t k, float low, float high,
+void quanterr_search_symmetric(const float *x, const float *w, int64_t n, int32_t k, float low, float high,
                                       const float *numerators, int32_t n_numerators, float *scales, float *codes) {
     Parts parts[TOGETHER];
     for (int64_t first = 0; first < n; first += TOGETHER * WIDTH) {
@@ -241,9 +235,7 @@ INLINE int any(const ints *is) {
     return found != 0;
 }
 
-/* Refines the scales of n parts of k elements and their codes, from low to high, changing each code where the fit
- * gains. If `codes` is NULL, it starts with the codes that the largest element gives, and does not return any. */
-EXPORT void quanterr_refine(const float *x, const float *w, int64_t n, int32_t k, float low, float high, float *codes,
+void quanterr_refine(const float *x, const float *w, int64_t n, int32_t k, float low, float high, float *codes,
                             float *scales) {
     Parts parts[TOGETHER];
     floats one = NONE + 1;

@@ -1,15 +1,13 @@
 /* One pass over the codes of two weights: read, decode, add up. C11, no dependency, no Python.
  *
  * Called through ctypes, which releases the interpreter lock for a whole range of rows. exact_sums in
- * comparison/kernel.py specifies every sum, and a format's own dequantize specifies every value.
+ * kernel/torch_sums.py specifies every sum, and a format's own dequantize specifies every value.
  *
  * Sums. A segment is SEGMENT columns of a row, starting at a multiple of SEGMENT. It is added up in 16 float32 lanes,
  * the same on every instruction set, and the lanes in float64. Segments are added in order, in float64, to a strip of
  * STRIP columns; strips are added to the total in exact integers. So neither the cut into chunks nor the number of
  * threads changes a digit. A segment that float32 cannot sum well is added up in float64 instead: one with elements
  * that are not finite, too large or too small to square, all alike, or dominated by one; or with y far below x.
- *
- * Every struct has its fields in the order of quanterr/native/__init__.py.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -40,18 +38,12 @@ _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shi
 #define SEGMENT 512
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
 #define FLUSHED (RUN * LANES)
-#define WINDOW 64 /* columns whose largest |x| and |e| are kept: metrics/peaks.py WINDOW */
 #define WINDOWS (SEGMENT / WINDOW)
-#define KEPT 5   /* rows with the lowest SNR: metrics/sums.py KEPT_ROWS */
-#define RANKS 6  /* percentiles: metrics PERCENTILES */
 #define STRIP 16384
 #define AT_ONCE 64 /* columns of AWQ words that are unpacked together */
 #define SIDE_BY_SIDE 16 /* columns that are rotated together */
-#define PLACES 3   /* of bytes that a fingerprint covers */
 #define BINS 0x7F80 /* of a histogram: one per finite nonnegative bfloat16 number */
-#define ROOM 32768  /* bins in a table of counts */
 #define RELATIVE_OUTLIER 0.01 /* as in quanterr/metrics */
-#define LIMBS 68 /* 32-bit limbs of an exact sum of float64 numbers, in units of 2^-1074 */
 
 #define APART static __attribute__((noinline)) /* keeps all registers for one loop */
 
@@ -59,94 +51,9 @@ typedef int8_t eight_bytes __attribute__((vector_size(8)));
 typedef int32_t eight_ints __attribute__((vector_size(32)));
 typedef float eight_floats __attribute__((vector_size(32)));
 
-enum { X, Y, E, X_ABS, E_ABS, X_SQ, Y_SQ, E_SQ, XY, RELATIVE, WEIGHTED_X_SQ, WEIGHTED_E_SQ, N_SUMS };
-enum { /* element types; the last ones are ggml's blocks */
-    F32, BF16, F16, I8, E4M3, TABLE, Q8_0, Q4_K, Q6_K, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q5_K, IQ4_NL, IQ4_XS, MXFP4,
-    NVFP4, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S
-};
-enum { IN_ROWS, WORDS_DOWN, AWQ_WORDS, SHARED_BYTES };                  /* arrangements of codes */
-enum { DONE = 1, TRUNCATED = -1 };                                     /* any other status is -errno */
+enum { CUT_SHORT = -1 }; /* a status; any but this and DONE is -errno */
 
-typedef struct {
-    int32_t element, order;
-    int32_t file;         /* descriptor (Windows: handle), or -1 if `stored` holds the rows */
-    int32_t per_byte;     /* codes per byte, for TABLE */
-    int64_t offset;       /* of the first row in the file */
-    int64_t row_bytes;    /* from one row to the next */
-    int64_t words;        /* for WORDS_DOWN and AWQ_WORDS: from one word of a row to the next */
-    int64_t first_row;    /* for SHARED_BYTES: number of the first row in the weight, of which `offset` or `stored` is row 0; */
-    int64_t shared_step;  /* from one row of a byte to the next, and their number; */
-    int64_t shared_rows;
-    uint8_t shifts[8];    /* the lowest bit of each row's codes, and the largest code */
-    int32_t largest_code;
-    void *stored;         /* the rows, or a buffer to read them into */
-    void *tile;           /* buffer for rows in order */
-    const void *table;    /* float (256, per_byte): values of the codes in each byte; IQ1 to IQ3: int8 levels by index */
-    const float *scale;   /* (1 or rows / scale_height, groups), or NULL */
-    const float *zero;    /* the same shape, subtracted from the codes first; or NULL */
-    const float *shift;   /* the same shape, added last; or NULL */
-    int64_t scale_step;   /* from the scales of one row to the next; 0 if all rows share one */
-    int64_t scale_height; /* rows that share their scales */
-    int64_t scale_n;      /* number that is read to `scale` first; 0: they are there */
-    int64_t scale_offset; /* in the file */
-    int64_t scale_rows;   /* rows of scales, if those of a group are stored together, with room for twice as many; else 0 */
-    int32_t scale_file;   /* as `file` */
-    int32_t scale_type;   /* F32, BF16, F16; or I8: a byte whose value is in `scale_table` */
-    const float *scale_table;
-    const float *nested;  /* factor of each nested_n scales of the weight, to which nested_offset is added then; or NULL */
-    int64_t nested_n;
-    int64_t nested_first; /* number of the first scale in the weight */
-    float nested_offset;
-    float factor;         /* by which scaled codes are multiplied; 0: by none */
-    int64_t zero_step;
-    int64_t shift_step;
-    int64_t group;        /* columns that share a scale, next to each other, */
-    const int32_t *columns; /* or else the group of each column */
-    int64_t rotation;     /* columns of a rotated group, a power of two up to SEGMENT; 0: not rotated */
-    double unit;          /* factor of rotated values */
-    float *values;        /* buffer for decoded rows, or NULL */
-    int32_t ends[3];      /* bytes of saturated codes; fewer than three are repeated */
-    int32_t has_ends;
-    int64_t saturated;    /* out: their number */
-    uint8_t *sampled;     /* out: sampled_n bytes from each of these places behind `offset`, or NULL */
-    int64_t sampled_n;
-    int64_t sampled_at[PLACES];
-} Side;
 
-typedef struct {
-    int64_t rows, cols;
-    int64_t rows_at_once;
-    int64_t precise;           /* add everything up in float64 */
-    double outlier;
-    double normal;             /* smallest normal number of a cast, or 0 */
-    const float *importance;   /* (1 or rows, cols), or NULL */
-    int64_t importance_step;
-    uint32_t *counts;          /* (2, ROOM), zero on entry and on return */
-    double *row_sums;          /* out: (3, rows): x², e², max |e|; or NULL */
-    float *peaks;              /* out: (2, down, across): max |x| and max |e| of each cell; or NULL */
-    float *windows;            /* (2, windows): room for those of each window in a row of cells */
-    int64_t cell_rows, cell_windows;
-    int64_t rows_above;        /* of the first cells, above the first row */
-    int64_t *histogram;        /* out: room for ROOM counts; of the first run: for those of all runs */
-    uint32_t *sums;            /* out: (N_SUMS, LIMBS), two's complement in units of 2^-1074; of the first run: of all */
-    int64_t first_bin, n_bins; /* out: bins in use, without bin 0 */
-    int64_t zero_errors;       /* out: bin 0 */
-    int64_t n, nonfinite_x, nonfinite_y, x_zero, y_zero, zero_reference, outliers, relative_outliers;
-    double e_max, e_min, relative_max, x_max;
-    double cast_max;           /* max |e| / max(|x|, normal), if normal is not 0 */
-    const int64_t *places;     /* for each row, its place in the buffers for decoded rows, or -1; NULL: its own */
-    int64_t worst_row;         /* the first row with e_max */
-    int64_t worst_col;         /* its first column with the largest |e|, and the values there */
-    double worst_x, worst_y;
-    int64_t dead_rows;         /* rows that are zero in y but not in x */
-    int64_t n_kept;            /* rows kept, with the largest e² / x², the worst first */
-    int64_t kept_rows[KEPT];
-    double kept_x_sq[KEPT], kept_e_sq[KEPT], kept_e_max[KEPT];
-    int64_t kept_zeroed[KEPT];
-    int64_t ranks[RANKS];      /* in: of |e|, ascending from 1 */
-    int64_t rank_bins[RANKS];  /* the bins that hold them */
-    Sample *sample;            /* of the rows that are kept, or NULL */
-} Run;
 
 typedef struct { /* counts and extremes by lane; comparisons give -1, so counts are negative */
     int32_t x_zero[LANES], y_zero[LANES], zero_reference[LANES], outliers[LANES], relative_outliers[LANES];
@@ -217,8 +124,8 @@ APART void precise(const float *x, const float *y, int first, int n, const float
             run->x_zero++;
             run->zero_reference += b != 0;
         } else {
-            terms[RELATIVE] = e_abs / a_abs;
-            run->relative_max = most(run->relative_max, terms[RELATIVE]);
+            terms[SUM_RELATIVE] = e_abs / a_abs;
+            run->relative_max = most(run->relative_max, terms[SUM_RELATIVE]);
         }
         if (run->normal > 0) run->cast_max = most(run->cast_max, e_abs / most(a_abs, run->normal));
         if (s->x_peaks) {
@@ -226,8 +133,8 @@ APART void precise(const float *x, const float *y, int first, int n, const float
             s->e_peaks[i / WINDOW] = fmaxf(s->e_peaks[i / WINDOW], (float)e_abs);
         }
         if (weights) {
-            terms[WEIGHTED_X_SQ] = a * a * weights[i];
-            terms[WEIGHTED_E_SQ] = e * e * weights[i];
+            terms[SUM_WEIGHTED_X_SQ] = a * a * weights[i];
+            terms[SUM_WEIGHTED_E_SQ] = e * e * weights[i];
         }
         for (int k = 0; k < N_SUMS; k++) s->strip[k] += terms[k];
         run->outliers += e_abs > run->outlier;
@@ -382,13 +289,13 @@ APART int fast(const float *x, const float *y, int n, const float *weights, Run 
     if (100 * y_sq < x_sq) return 0;
     if (weights) {
         for (int lane = 0; lane < LANES; lane += WIDTH) add_weighted(x, y, n, lane, weights, &t);
-        s->strip[WEIGHTED_X_SQ] += sum_of(t.weighted_x_sq);
-        s->strip[WEIGHTED_E_SQ] += sum_of(t.weighted_e_sq);
+        s->strip[SUM_WEIGHTED_X_SQ] += sum_of(t.weighted_x_sq);
+        s->strip[SUM_WEIGHTED_E_SQ] += sum_of(t.weighted_e_sq);
     }
-    s->strip[X] += sum_x; s->strip[Y] += sum_x + e; s->strip[E] += e;
-    s->strip[X_ABS] += sum_of(t.x_abs); s->strip[E_ABS] += e_abs;
-    s->strip[X_SQ] += x_sq; s->strip[Y_SQ] += y_sq; s->strip[E_SQ] += e_sq; s->strip[XY] += x_sq + xe;
-    s->strip[RELATIVE] += relative;
+    s->strip[SUM_X] += sum_x; s->strip[SUM_Y] += sum_x + e; s->strip[SUM_E] += e;
+    s->strip[SUM_X_ABS] += sum_of(t.x_abs); s->strip[SUM_E_ABS] += e_abs;
+    s->strip[SUM_X_SQ] += x_sq; s->strip[SUM_Y_SQ] += y_sq; s->strip[SUM_E_SQ] += e_sq; s->strip[SUM_XY] += x_sq + xe;
+    s->strip[SUM_RELATIVE] += relative;
     run->n += n;
     s->e_max = most(s->e_max, e_largest);
     run->x_max = most(run->x_max, x_largest);
@@ -424,8 +331,8 @@ static void end_strip(Run *run, State *s) {
     run->relative_max = most(run->relative_max, (double)as_float(max_of(c->relative_max)));
     run->cast_max = most(run->cast_max, (double)as_float(max_of(c->cast_max)));
     begin_strip(s);
-    s->x_sq += s->strip[X_SQ];
-    s->e_sq += s->strip[E_SQ];
+    s->x_sq += s->strip[SUM_X_SQ];
+    s->e_sq += s->strip[SUM_E_SQ];
     for (int i = 0; i < N_SUMS; i++) {
         if (s->strip[i] != 0) add_exactly(s->limbs[i], s->strip[i]);
         s->strip[i] = 0;
@@ -519,11 +426,7 @@ INLINE void narrow(const double *restrict from, const double *restrict factors, 
     for (int64_t i = 0; i < n; i++) to[i] = (float)(from[i] * factors[i] * factor);
 }
 
-/* Multiplies blocks of `size` rows (`down`) or columns of a matrix, size a power of two, by Sylvester's matrix, and each
- * value by the factors of its column and its row, in float64; formats/shared/hadamard.py specifies it. `from`, float64 if
- * `wide`, may be `to`; strides are elements from one row to the next; `room` holds a block, or
- * SIDE_BY_SIDE columns of it. */
-EXPORT void quanterr_sylvester(const void *from, int32_t wide, int64_t from_stride, float *to, int64_t to_stride,
+void quanterr_sylvester(const void *from, int32_t wide, int64_t from_stride, float *to, int64_t to_stride,
                                int64_t rows, int64_t cols, int64_t size, int32_t down, const double *of_rows,
                                const double *of_cols, double *room) {
     int64_t height = down ? size : 1, width = down ? SIDE_BY_SIDE : size;
@@ -541,9 +444,7 @@ EXPORT void quanterr_sylvester(const void *from, int32_t wide, int64_t from_stri
         }
 }
 
-/* Multiplies each group of `size` values, a power of two, by the matrix that formats/shared/convrot.py specifies, in
- * float64, and by `unit`; `room` holds a group. */
-EXPORT void quanterr_rotate(float *values, int64_t groups, int64_t size, double unit, double *room) {
+void quanterr_rotate(float *values, int64_t groups, int64_t size, double unit, double *room) {
     int by_fours = size > 1 && (size & 0x5555555555555555) != 0;
     for (float *own = values; groups--; own += size) {
         for (int64_t i = 0; i < size; i++) room[i] = own[i];
@@ -609,10 +510,7 @@ INLINE void add_all_parts(floats sums[TOGETHER][PARTS], Factors of, int down) {
     add_parts(sums, 4, of, down);
 }
 
-/* Multiplies BLOCK rows by `unit` times Sylvester's matrix, first from the right, in blocks of columns, then from the
- * left, and each time by factors; formats/exl3.py specifies it. `room` holds BLOCK · BLOCK numbers. Missing where a
- * product and its sum would be rounded twice. */
-EXPORT void quanterr_rotate_sides(const float *x, int64_t cols, float unit, const float *of_cols, const float *of_rows,
+void quanterr_rotate_sides(const float *x, int64_t cols, float unit, const float *of_cols, const float *of_rows,
                                   float *to, int64_t to_stride, float *room) {
     _Alignas(64) float matrix[PART * PART];
     floats sums[TOGETHER][PARTS];
@@ -924,7 +822,7 @@ static void scale_columns(float *restrict out, int n, const int32_t *restrict of
 APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t col, int n, float *out) {
     switch (side->element) {
     case F32:
-        if (!side->scale && !side->rotation && !side->values && side->order == IN_ROWS) return (const float *)(codes + 4 * col);
+        if (!side->scale && !side->rotation && !side->values && side->order == ROWS) return (const float *)(codes + 4 * col);
         memcpy(out, codes + 4 * col, 4 * (size_t)n);
         break;
     case BF16:
@@ -975,7 +873,7 @@ APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t
     return out;
 }
 
-#define TILE_ROWS 32 /* as TILE of formats/shared/decoding.py */
+#define TILE_ROWS 32 /* as TILE of kernel/decoding.py */
 
 /* Transposes words stored down columns into rows of bytes in `tile`; `stored` begins with the first row. */
 static void tile_words(const Side *side, int64_t row, int64_t rows, int64_t row_bytes) {
@@ -1038,7 +936,7 @@ static int64_t read_at(int32_t file, void *to, int64_t n, int64_t at) {
 static int read_all(int32_t file, char *to, int64_t n, int64_t at) {
     while (n) {
         int64_t done = read_at(file, to, n, at);
-        if (done <= 0) return done ? (int)done : TRUNCATED;
+        if (done <= 0) return done ? (int)done : CUT_SHORT;
         to += done, n -= done, at += done;
     }
     return DONE;
@@ -1091,7 +989,7 @@ static int read_scales(const Side *side) {
 }
 
 INLINE const uint8_t *row_of(const Side *side, int64_t row, int64_t first) {
-    if (side->order != IN_ROWS) return (const uint8_t *)side->tile + (row - first) * side->row_bytes;
+    if (side->order != ROWS) return (const uint8_t *)side->tile + (row - first) * side->row_bytes;
     return (const uint8_t *)side->stored + (side->file < 0 ? row : row - first) * side->row_bytes;
 }
 
@@ -1102,8 +1000,8 @@ static void keep_row(Run *run, const State *s, int64_t row) {
     double own = ratio(s->e_sq, s->x_sq);
     int64_t at = run->n_kept;
     while (at > 0 && own > ratio(run->kept_e_sq[at - 1], run->kept_x_sq[at - 1])) at--;
-    if (at == KEPT) return;
-    int64_t behind = (run->n_kept < KEPT ? run->n_kept : KEPT - 1) - at;
+    if (at == KEPT_ROWS) return;
+    int64_t behind = (run->n_kept < KEPT_ROWS ? run->n_kept : KEPT_ROWS - 1) - at;
     memmove(run->kept_rows + at + 1, run->kept_rows + at, (size_t)behind * sizeof *run->kept_rows);
     memmove(run->kept_x_sq + at + 1, run->kept_x_sq + at, (size_t)behind * sizeof *run->kept_x_sq);
     memmove(run->kept_e_sq + at + 1, run->kept_e_sq + at, (size_t)behind * sizeof *run->kept_e_sq);
@@ -1114,7 +1012,7 @@ static void keep_row(Run *run, const State *s, int64_t row) {
     run->kept_e_sq[at] = s->e_sq;
     run->kept_e_max[at] = s->e_max;
     run->kept_zeroed[at] = s->zeroed;
-    run->n_kept += run->n_kept < KEPT;
+    run->n_kept += run->n_kept < KEPT_ROWS;
 }
 
 /* Returns where the decoded row is kept, or NULL. */
@@ -1151,16 +1049,12 @@ static void end_cells(const Run *run, int64_t row) {
     memset(run->windows, 0, (size_t)(2 * windows) * sizeof *run->windows);
 }
 
-#define MOST_PARTS 64 /* of a sample: quanterr/native/__init__.py MOST_PARTS */
 
 INLINE double share_of(const float *peaks, int64_t n, int64_t cell) {
     return peaks[cell] > 0 ? peaks[n + cell] / peaks[cell] : 0;
 }
 
-/* Returns whether the share of a cell, max |e| / max |x|, may exceed `most` times the usual one: the median over n parts of
- * the sample of the largest in each, but at least `least`. A part is the first and the stop row of cells, and the first
- * and the stop column; peaks are (2, down, across). comparison/conspicuous.py specifies it. */
-EXPORT int quanterr_stands_out(const float *peaks, int64_t down, int64_t across, const int64_t (*parts)[4], int64_t n,
+int quanterr_stands_out(const float *peaks, int64_t down, int64_t across, const int64_t (*parts)[4], int64_t n,
                                double least, double most) {
     const int64_t cells = down * across;
     double sorted[MOST_PARTS];
@@ -1236,8 +1130,7 @@ static void find_ranks(Run *run) {
     }
 }
 
-/* Adds histograms of n bins each to another one, from bin `at` of it on. */
-EXPORT void quanterr_add_counts(int64_t *to, const int64_t *const *from, const int64_t *at, const int64_t *n, int64_t many) {
+void quanterr_add_counts(int64_t *to, const int64_t *const *from, const int64_t *at, const int64_t *n, int64_t many) {
     for (int64_t i = 0; i < many; i++)
         for (int64_t bin = 0; bin < n[i]; bin++) to[at[i] + bin] += from[i][bin];
 }
@@ -1271,7 +1164,7 @@ static int load_rows(Side *side, int64_t first, int64_t rows, int64_t cols) {
 
 /* Loads a row again, and the rows that are reordered with it; returns NULL if it cannot be read. */
 static const uint8_t *load_row(Side *side, int64_t row, const Run *run) {
-    int64_t height = side->order == IN_ROWS ? 1 : run->rows_at_once, first = row / height * height;
+    int64_t height = side->order == ROWS ? 1 : run->rows_at_once, first = row / height * height;
     int64_t rows = run->rows - first < height ? run->rows - first : height;
     return load_rows(side, first, rows, run->cols) == DONE ? row_of(side, row, first) : 0;
 }
@@ -1283,7 +1176,7 @@ static int find_worst(Side *x, Side *y, Run *run) {
     const int64_t x_saturated = x->saturated, y_saturated = y->saturated;
     const uint8_t *x_codes = load_row(x, run->worst_row, run), *y_codes = load_row(y, run->worst_row, run);
     double e_max = 0;
-    if (!x_codes || !y_codes) return TRUNCATED;
+    if (!x_codes || !y_codes) return CUT_SHORT;
     for (int64_t col = 0; col < run->cols; col += SEGMENT) {
         int n = run->cols - col < SEGMENT ? (int)(run->cols - col) : SEGMENT;
         const float *a = decode(x, x_codes, run->worst_row, col, n, xs), *b = decode(y, y_codes, run->worst_row, col, n, ys);
@@ -1301,8 +1194,7 @@ static int find_worst(Side *x, Side *y, Run *run) {
     return DONE;
 }
 
-/* Decodes rows into side->values and does nothing else. */
-EXPORT int quanterr_decode(Side *side, int64_t all_rows, int64_t cols, int64_t rows_at_once) {
+int quanterr_decode(Side *side, int64_t all_rows, int64_t cols, int64_t rows_at_once) {
     int status = read_scales(side);
     for (int64_t first = 0; first < all_rows; first += rows_at_once) {
         int64_t rows = all_rows - first < rows_at_once ? all_rows - first : rows_at_once;
@@ -1337,8 +1229,7 @@ APART void add_energies(const float *x, const float *y, int n, double *x_sq, dou
     }
 }
 
-/* Finds Σx² and Σe² of a few rows, and nothing else. */
-EXPORT int quanterr_measure(Side *x, Side *y, int64_t all_rows, int64_t cols, int64_t rows_at_once, double *energies) {
+int quanterr_measure(Side *x, Side *y, int64_t all_rows, int64_t cols, int64_t rows_at_once, double *energies) {
     float xs[SEGMENT] __attribute__((aligned(64))), ys[SEGMENT] __attribute__((aligned(64)));
     double x_sq[LANES] = {0}, e_sq[LANES] = {0};
     int status = read_scales(x);
@@ -1400,14 +1291,13 @@ static int compare(Side *x, Side *y, Run *run) {
             .factor = y->factor, .columns = y->columns, .near = run->sample->near,
         };
         if (rows.near) find_near(run, y->group);
-        measure_sample(run->sample, &rows, run->x_max);
+        quanterr_measure_sample(run->sample, &rows, run->x_max);
     }
     for (int i = 0; i < N_SUMS; i++) carry(s.limbs[i], run->sums + i * LIMBS);
     return status;
 }
 
-/* Carries out n runs. The buffers of the first run hold the histograms and sums of all runs, one after another. */
-EXPORT int quanterr_compare(Side *x, Side *y, Run *runs, int64_t n) {
+int quanterr_compare(Side *x, Side *y, Run *runs, int64_t n) {
     int status = DONE;
     for (int64_t i = 0; i < n && status == DONE; i++) {
         if (i) {
@@ -1419,12 +1309,8 @@ EXPORT int quanterr_compare(Side *x, Side *y, Run *runs, int64_t n) {
     return status;
 }
 
-typedef struct { int32_t low, high, shift; } Code; /* the words that hold it, and the bits below it */
 
-/* Looks up the codes of (rows, cols) tiles, stored at stored + row · row_words + col · col_words, in a table of mask + 1
- * values. A tile has (height, width) codes; `out` is (rows · height, cols · width). formats/shared/code_tiles.py
- * specifies it. */
-EXPORT void quanterr_look_up_tiles(const uint32_t *stored, int64_t rows, int64_t cols, int64_t row_words, int64_t col_words,
+void quanterr_look_up_tiles(const uint32_t *stored, int64_t rows, int64_t cols, int64_t row_words, int64_t col_words,
                                    const Code *codes, int64_t height, int64_t width, uint32_t mask, const float *table,
                                    float *out) {
     for (int64_t col = 0; col < cols; col++)
@@ -1455,9 +1341,7 @@ static void generate(const uint32_t *codes, int64_t n, uint32_t factor, uint32_t
 
 #define MOST_CODES 256 /* of a tile whose values are computed */
 
-/* As quanterr_look_up_tiles, for codes of 16 bits whose values are computed: a table of them would not stay in a core's
- * first cache. */
-EXPORT void quanterr_generate_tiles(const uint32_t *stored, int64_t rows, int64_t cols, int64_t row_words,
+void quanterr_generate_tiles(const uint32_t *stored, int64_t rows, int64_t cols, int64_t row_words,
                                     int64_t col_words, const Code *codes, int64_t height, int64_t width, uint32_t factor,
                                     uint32_t term, float *out) {
     const int64_t n = height * width;
@@ -1476,48 +1360,10 @@ EXPORT void quanterr_generate_tiles(const uint32_t *stored, int64_t rows, int64_
         }
 }
 
-/* Version, sizes and offsets of the fields, which quanterr/native/__init__.py must share. */
-typedef struct { const char *name; int64_t at; } Field;
-#define S(field) {"Side." #field, offsetof(Side, field)}
-#define R(field) {"Run." #field, offsetof(Run, field)}
-#define P(field) {"Sample." #field, offsetof(Sample, field)}
-static const Field LAYOUT[] = {
-    {"version", VERSION},
-    {"Side", sizeof(Side)},
-    S(element), S(order), S(file), S(per_byte), S(offset), S(row_bytes), S(words), S(first_row), S(shared_step),
-    S(shared_rows), S(shifts), S(largest_code), S(stored), S(tile), S(table), S(scale), S(zero), S(shift), S(scale_step),
-    S(scale_height), S(scale_n), S(scale_offset), S(scale_rows), S(scale_file), S(scale_type), S(scale_table),
-    S(nested), S(nested_n), S(nested_first), S(nested_offset), S(factor),
-    S(zero_step), S(shift_step), S(group), S(columns), S(rotation), S(unit), S(values), S(ends), S(has_ends), S(saturated),
-    S(sampled), S(sampled_n), S(sampled_at),
-    {"Run", sizeof(Run)},
-    R(rows), R(cols), R(rows_at_once), R(precise), R(outlier), R(normal), R(importance), R(importance_step), R(counts),
-    R(row_sums), R(peaks), R(windows), R(cell_rows), R(cell_windows), R(rows_above), R(histogram), R(sums), R(first_bin),
-    R(n_bins), R(zero_errors), R(n), R(nonfinite_x), R(nonfinite_y), R(x_zero), R(y_zero), R(zero_reference), R(outliers),
-    R(relative_outliers), R(e_max), R(e_min), R(relative_max), R(x_max), R(cast_max), R(places), R(worst_row), R(worst_col),
-    R(worst_x), R(worst_y), R(dead_rows), R(n_kept), R(kept_rows), R(kept_x_sq), R(kept_e_sq), R(kept_e_max),
-    R(kept_zeroed), R(ranks), R(rank_bins), R(sample),
-    {"Sample", sizeof(Sample)},
-    P(kind), P(mantissa), P(lowest), P(highest), P(normal), P(below), P(above), P(levels), P(bounds), P(halves), P(numbers),
-    P(n_levels), P(multiples), P(n_multiples), P(lucky), P(most), P(cols), P(per_row), P(whole), P(transposed),
-    P(every), P(every_closely), P(height),
-    P(first_block), P(block_rows), P(block_cols), P(block_values), P(ordered), P(near), P(run_cells),
-    P(run_groups), P(of_largest), P(room), P(columns), P(most_cols), P(zeros),
-    P(plain), P(x_sq), P(e_sq), P(steps_sq), P(best_sq), P(clipped_sq), P(clipped_x_sq), P(beyond_sq), P(clipped), P(off),
-    P(group_x_sq), P(stored_sq), P(good_sq), P(worst_sq), P(scale_ratio), P(scale_n), P(scale_low), P(scale_high),
-    P(scale_sum),
-};
+/* Version, sizes and offsets of the fields, which quanterr/kernel/library.py must share. */
+uint64_t quanterr_header(void) { return HEADER; } /* of the command that compiles this */
 
-/* Copies up to `room` entries of LAYOUT; returns the number of all entries. */
-EXPORT int64_t quanterr_fields(Field *to, int64_t room) {
-    int64_t n = sizeof LAYOUT / sizeof *LAYOUT;
-    memcpy(to, LAYOUT, (size_t)(room < n ? room : n) * sizeof *LAYOUT);
-    return n;
-}
-
-/* Returns the widest instruction set of this machine for which a kernel is built: 0, 1 (AVX2, FMA) or 2 (AVX-512). Asks the
- * machine itself: the compilers' own check is a stub in some runtimes. Bits as in Intel's manual, vol. 1, chapter 14. */
-EXPORT int quanterr_instructions(void) {
+int quanterr_instructions(void) {
 #if defined(__x86_64__)
     const uint32_t needed = 1u << 27 | 1u << 12, avx2 = 1u << 5, avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F DQ BW VL */
     uint32_t a, b, c, d, saved, high; /* saved: the registers that the system saves per thread */

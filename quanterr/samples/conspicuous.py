@@ -1,5 +1,6 @@
 """Selection of conspicuous rows and cells, from the pass over the whole weight, to inspect beyond its sample."""
 
+import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
 from statistics import median
@@ -7,12 +8,13 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from quanterr.comparison.attainable import SMALL
 from quanterr.formats import Weight
+from quanterr.kernel.library import choose_kernel
+from quanterr.kernel.structs import MOST_PARTS
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.peaks import WINDOW, CellGrid, compute_shares, join_peaks, select_conspicuous
 from quanterr.metrics.sums import Sums, as_float, ratio
-from quanterr.native import MOST_PARTS, choose_kernel
+from quanterr.samples.codes import SMALL
 from quanterr.tensors.chunks import Chunk
 
 ROW = 2  # a row is conspicuous if its Σe² / Σx² is at least this many times the weight's or the sample's
@@ -118,4 +120,6 @@ def _may_stand_out(peaks: Tensor, parts: tuple[int, ...], least: float) -> bool:
     if kernel is None or len(parts) > 4 * MOST_PARTS:
         return True
     _, down, across = peaks.shape
-    return kernel.stands_out(peaks.contiguous().data_ptr(), (down, across), parts, least, CELL)
+    peaks, numbers = peaks.contiguous(), (ctypes.c_int64 * len(parts))(*parts)
+    given = peaks.data_ptr(), down, across, numbers, len(parts) // 4
+    return bool(kernel.library.quanterr_stands_out(*given, least, CELL))

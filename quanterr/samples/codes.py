@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.kernel.levels import Nearest
+from quanterr.kernel.library import Kernel
 from quanterr.metrics.attainable import Attainable, BadRegion, Kind, level
-from quanterr.native import Kernel
 from quanterr.tensors.chunks import Chunk, as_matrix
-from quanterr.tensors.levels import Nearest
 
 SMALL = 1 << 14  # a weight with up to this many elements is sampled completely
 RUNS, RUN = 6, 8  # number of runs of rows, spread over the weight, and rows per run
@@ -156,8 +156,9 @@ class Sampler:
         rows, cols = x.shape
         sizes = (7, rows), (7, cols), (7, rows * (cols // TILE)), (5,)
         sums = [torch.empty(size, dtype=torch.float64) for size in sizes]
-        given, out = ([side.data_ptr() for side in sides] for sides in ((*floats, outside.contiguous()), sums))
-        if not self._kernel.sum_regions(given, (rows, cols), out):
+        outside = outside.contiguous()
+        given, out = ([side.data_ptr() for side in sides] for sides in ((*floats, outside), sums))
+        if not self._kernel.library.quanterr_sum_regions(*given, rows, cols, *out):
             return None
         return _Sums(x.numel(), *sums[3].tolist(), *sums[:3])
 

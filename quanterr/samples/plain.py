@@ -1,8 +1,8 @@
 """Samples with sound codes and scales, the usual case: the kernel measures them while it compares.
 
-:func:`~quanterr.tensors.levels.measure_rounding`, :func:`~quanterr.tensors.levels.find_nearest` and
-:func:`~quanterr.tensors.good_scales.measure_losses` specify the numbers, which the kernel adds up in float64. Any other
-sample is examined more closely, by torch.
+:func:`~quanterr.kernel.levels.measure_rounding`, :func:`~quanterr.kernel.levels.find_nearest` and
+:func:`~quanterr.samples.good_scales.measure_losses` specify the numbers, which the kernel adds up in float64. Torch
+examines any other sample more closely.
 """
 
 import ctypes
@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from quanterr.comparison.attainable import RUN, SMALL, sample_blocks
-from quanterr.comparison.conspicuous import count_run_cells
-from quanterr.comparison.scale_sampling import ENOUGH, EVERY, GroupSums, add_loss, get_clipping_limit, get_lucky_share
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.kernel.decoder import Decoder, ElementType, decoder_of
+from quanterr.kernel.levels import Levels, Scaling
+from quanterr.kernel.structs import CodeKind, SampleStruct
 from quanterr.metrics import share
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums, as_float
-from quanterr.native import SampledCodes, SampleStruct
-from quanterr.tensors.decoder import Decoder, ElementType, decoder_of
-from quanterr.tensors.good_scales import ZERO, list_multiples
-from quanterr.tensors.levels import Levels, Scaling
+from quanterr.samples.codes import RUN, SMALL, sample_blocks
+from quanterr.samples.conspicuous import count_run_cells
+from quanterr.samples.good_scales import ZERO, list_multiples
+from quanterr.samples.scales import ENOUGH, EVERY, GroupSums, add_loss, get_clipping_limit, get_lucky_share
 
 MOST_GROUPS = SMALL  # groups of a sample, at most
 LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
@@ -53,7 +53,7 @@ class PlainSample(NamedTuple):
     @property
     def one_zero(self) -> bool:
         """True if all groups share a zero point, as the kernel knows or has found."""
-        return bool(self.struct.kind != SampledCodes.SHIFTED or self.struct.zeros == ONE)
+        return bool(self.struct.kind != CodeKind.SHIFTED or self.struct.zeros == ONE)
 
     def copy(self) -> "PlainSample":
         """Return this sample with a struct of its own."""
@@ -180,7 +180,7 @@ def _take_one_each(side: Tensor, groups: tuple[int, int]) -> Tensor | None:
 class _Codes(NamedTuple):
     """The codes that the kernel multiplies: their kind, and the offset that it adds to the values of their levels."""
 
-    kind: SampledCodes
+    kind: CodeKind
     offset: float
 
 
@@ -194,19 +194,19 @@ def _find_codes(levels: Levels, decoder: Decoder) -> _Codes | None:
     offset = low - levels.lowest
     if decoder.zero is not None or decoder.shift is not None:
         is_plain = not (levels.table or levels.mantissa or offset)
-        return _Codes(SampledCodes.SHIFTED, 0.0) if is_plain else None
+        return _Codes(CodeKind.SHIFTED, 0.0) if is_plain else None
     if not levels.lowest + offset < 0 < levels.highest + offset or high < levels.highest + offset:
         return None
     kind = _find_kind(levels, False)
-    if kind != SampledCodes.INTEGERS:
+    if kind != CodeKind.INTEGERS:
         return _Codes(kind, 0.0) if (low, high) == (levels.lowest, levels.highest) else None
     return _Codes(kind, offset)
 
 
-def _find_kind(levels: Levels, is_shifted: bool) -> SampledCodes:
+def _find_kind(levels: Levels, is_shifted: bool) -> CodeKind:
     if is_shifted:
-        return SampledCodes.SHIFTED
-    return SampledCodes.TABLE if levels.table else SampledCodes.FLOATS if levels.mantissa else SampledCodes.INTEGERS
+        return CodeKind.SHIFTED
+    return CodeKind.LISTED if levels.table else CodeKind.FLOATS if levels.mantissa else CodeKind.INTEGERS
 
 
 @lru_cache(maxsize=64)
@@ -222,7 +222,7 @@ def _lay_out(
 ) -> PlainSample | None:
     """Lay out the groups of a sample of ``rows`` rows; None if there are too many, or the kernel cannot sample them."""
     height, width = block or (1 if scales > 1 else matrix[0], matrix[1])
-    is_apart = codes.kind in (SampledCodes.TABLE, SampledCodes.SHIFTED)
+    is_apart = codes.kind in (CodeKind.LISTED, CodeKind.SHIFTED)
     if is_apart and (height > 1 or width % LANES):
         return None
     numbers = _list_numbers(levels)

@@ -1,4 +1,4 @@
-/* Sums over the rows, columns and tiles of a sample; Sampler of comparison/attainable.py specifies them. C11, no dependency,
+/* Sums over the rows, columns and tiles of a sample; Sampler of samples/codes.py specifies them. C11, no dependency,
  * no Python. Products are float64 and added up in LANES lanes, the same on every instruction set.
  */
 #include <math.h>
@@ -59,10 +59,7 @@ INLINE Elements pad(Elements of, int n, Padded *room) { /* zeros follow n column
     return (Elements){room->values[0], room->values[1], room->values[2], room->values[3], room->outside};
 }
 
-/* Sums the products of a sample's elements, (rows, cols): the original, stored and nearest values, steps between the last
- * two, and whether they are outside. Results are (N_PRODUCTS, rows), (N_PRODUCTS, cols), (N_PRODUCTS, rows, whole tiles) and
- * (N_TOTALS). Returns 0 if an element is not finite. */
-EXPORT int quanterr_sum_regions(const float *x, const float *y, const float *best, const float *steps,
+int quanterr_sum_regions(const float *x, const float *y, const float *best, const float *steps,
                                 const uint8_t *outside, int64_t rows, int64_t cols, double *of_rows, double *of_cols,
                                 double *of_tiles, double *totals) {
     double all[N_TOTALS][LANES] = {{0}};

@@ -1,22 +1,42 @@
 """Decoding of weights by the compiled kernel, which reads their codes itself."""
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import sqrt
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Decoder, Order, Weight, Workspace
-from quanterr.native import Kernel, SideStruct
-from quanterr.tensors.decoder import FLOATS, ElementType, SharedBytes, StoredScales, decoder_of
+from quanterr.kernel.decoder import FLOATS, Decoder, ElementType, SharedBytes, StoredScales, decoder_of
+from quanterr.kernel.library import Kernel
+from quanterr.kernel.structs import DONE, Order, SideStruct
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 from quanterr.util.platform import kernel_file
 
 AT_ONCE = 1 << 16  # elements that are read, then decoded: they fit a core's cache
 TILE = 32  # rows of transposed codes that are reordered at a time
 MOST_COPIED = 1 << 14  # bytes of codes of whole columns that are copied, so that several weights wait for the kernel
 AWQ_ROWS = 8  # rows per word in AWQ's packing
+
+
+class Weight(Protocol):
+    """What the kernel needs of a weight; formats/base.py has its fields."""
+
+    @property
+    def dequantize(self) -> Callable[[Chunk, Workspace], Any]:
+        """The function that specifies its values."""
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Its rows and columns."""
+
+    @property
+    def needs_float64(self) -> bool:
+        """Whether float32 cannot hold its values."""
 
 
 def decode(kernel: Kernel, weight: Weight, chunk: Chunk, workspace: Workspace, out: Tensor) -> bool:
@@ -28,7 +48,7 @@ def decode(kernel: Kernel, weight: Weight, chunk: Chunk, workspace: Workspace, o
     at_once = count_rows_at_once(chunk, (decoder,))
     side = make_code_side(decoder, chunk, at_once, workspace, alive)
     side.values = out.data_ptr()
-    return kernel.decode(side, chunk.shape, at_once)
+    return bool(kernel.library.quanterr_decode(ctypes.byref(side), *chunk.shape, at_once) == DONE)
 
 
 def read_values(kernel: Kernel | None, weight: Weight, chunk: Chunk, workspace: Workspace) -> Tensor:
@@ -37,7 +57,8 @@ def read_values(kernel: Kernel | None, weight: Weight, chunk: Chunk, workspace: 
         values = workspace.output(chunk.shape)
         if decode(kernel, weight, chunk, workspace, values):
             return values
-    return weight.dequantize(chunk, workspace).weight
+    dequantized: Tensor = weight.dequantize(chunk, workspace).weight
+    return dequantized
 
 
 def read_into(out: Tensor, kernel: Kernel | None, weight: Weight, chunk: Chunk, workspace: Workspace) -> Tensor:
@@ -61,7 +82,9 @@ def measure_error(
         for decoder, (_, workspace) in zip(decoders, sides, strict=True)
         if decoder
     )
-    return kernel.measure(x, y, chunk.shape, at_once)
+    found = (ctypes.c_double * 2)()
+    status = kernel.library.quanterr_measure(ctypes.byref(x), ctypes.byref(y), *chunk.shape, at_once, found)
+    return (found[0], found[1]) if status == DONE else None
 
 
 def find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:

@@ -1,4 +1,4 @@
-/* Rounding of numbers to codes in units of their groups; tensors/rounding.py specifies it, and recipes/superblocks.py
+/* Rounding of numbers to codes in units of their groups; kernel/rounding.py specifies it, and recipes/superblocks.py
  * the blocks of ggml's K types. C11, no dependency, no Python. Every operation is float32's, element by element, so that
  * all instruction sets round alike.
  */
@@ -6,7 +6,7 @@
 #include "shared.h"
 
 #define SUPERBLOCK 256 /* elements of a block of a K type */
-#define MOST_PARTS 16
+#define PARTS 16
 #define RUN 32 /* of its codes that are packed at once */
 
 typedef uint16_t pairs __attribute__((vector_size(WIDTH)));
@@ -15,36 +15,8 @@ typedef uint64_t words __attribute__((vector_size(RUN)));
 typedef float fours __attribute__((vector_size(16)));
 typedef int32_t ints_of_four __attribute__((vector_size(16)));
 
-/* Every struct has its fields in the order of quanterr/native/__init__.py. */
-typedef struct {
-    const float *x; /* (rows, cols) */
-    int64_t rows, cols;
-    int64_t group;        /* columns that share a unit; the last group of a row may have fewer */
-    const float *units;   /* of the groups of each row, from `step` to `step`; 0: all rows share them */
-    const float *before;  /* subtracted from x before it is divided by its unit, or NULL; as `units` */
-    const float *after;   /* added after, or NULL */
-    int64_t step;
-    int32_t multiply;     /* units are multiplied by */
-    int32_t packing;      /* of codes in bytes, one of the following */
-    uint8_t *codes;       /* out */
-    int64_t row_bytes;    /* from the codes of one row to the next */
-} Numbers;
 
-typedef struct {
-    int32_t kind;         /* one of the following */
-    int32_t first;        /* INTEGERS: added to the number; TABLE: the code up to the first bound */
-    float low, high;      /* the range of INTEGERS and FLOATS */
-    int32_t mantissa;     /* FLOATS: bits of the mantissa */
-    int32_t least;        /* FLOATS: exponent of the smallest normal number */
-    int32_t sign;         /* FLOATS: bit of the sign */
-    int32_t one_zero;     /* FLOATS: zero has no sign */
-    const float *bounds;  /* TABLE: each one crossed applies its `changes` to the code by exclusive or */
-    const int32_t *changes;
-    int64_t n_bounds;
-} Codes;
 
-enum { BYTES, LOW_FIRST, HIGH_FIRST, HALVES }; /* native/__init__.py describes them */
-enum { INTEGERS, TRUNCATED, AWAY, FLOATS, TABLE }; /* INTEGERS: ties to even; AWAY: ties away from zero */
 
 INLINE floats clamp(floats v, float low, float high) { /* NaN stays */
     v = choose(v < low, (floats){0} + low, v);
@@ -144,29 +116,18 @@ INLINE void round_all(Numbers all, int kind, Codes c) { /* copies, which no code
     }
 }
 
-/* Finds the codes of numbers, each in units of its group. */
-EXPORT void quanterr_round(const Numbers *n, const Codes *c) {
+void quanterr_round(const Numbers *n, const Codes *c) {
     switch (c->kind) {
         case INTEGERS: round_all(*n, INTEGERS, *c); break;
         case TRUNCATED: round_all(*n, TRUNCATED, *c); break;
         case AWAY: round_all(*n, AWAY, *c); break;
         case FLOATS: round_all(*n, FLOATS, *c); break;
-        default: round_all(*n, TABLE, *c);
+        default: round_all(*n, LISTED, *c);
     }
 }
 
-typedef struct { int32_t at, bits, shift, run; } Field; /* bits of all codes; native/__init__.py describes it */
 
-typedef struct { /* a K type of ggml */
-    int32_t bytes, parts;        /* of a block */
-    int32_t low, high;           /* ends of codes */
-    int32_t most;                /* integer that stands for the largest scale, and for the largest minimum */
-    int32_t packing;             /* of these integers, one of the following */
-    int32_t scales_at, units_at; /* in a block */
-    Field fields[2];             /* the second may be empty */
-} Superblock;
 
-enum { SIGNED_BYTES, NIBBLES, SIX_BIT_PAIRS, SIX_BITS }; /* native/__init__.py describes them */
 
 /* What follows is done for WIDTH blocks side by side, one in each lane. */
 
@@ -246,12 +207,12 @@ INLINE void pack_runs(const uint8_t *codes, Field field, uint8_t *to) {
         }
 }
 
-typedef struct { float steps[MOST_PARTS], minima[MOST_PARTS]; } Scales; /* of the parts of a block, as stored */
+typedef struct { float steps[PARTS], minima[PARTS]; } Scales; /* of the parts of a block, as stored */
 
 /* Encodes the scales and, unless NULL, minima of up to WIDTH blocks. */
 INLINE void encode_scales(const float *scales, const float *minima, int n, const Superblock *t, int parts, Scales *found,
                           uint8_t *out) {
-    floats own[MOST_PARTS], least[MOST_PARTS];
+    floats own[PARTS], least[PARTS];
     for (int p = 0; p < WIDTH; p++) /* lanes beyond the last block repeat it */
         for (int i = 0; i < parts; i++) {
             own[i][p] = scales[(p < n ? p : n - 1) * parts + i];
@@ -260,7 +221,7 @@ INLINE void encode_scales(const float *scales, const float *minima, int n, const
     ints unit = to_integers(own, parts, t->most, !minima), least_unit = to_integers(least, parts, t->most, 0);
     for (int p = 0; p < n; p++, out += t->bytes) {
         const uint16_t units[2] = {(uint16_t)unit[p], (uint16_t)least_unit[p]};
-        int own_codes[MOST_PARTS] = {0}, least_codes[MOST_PARTS] = {0};
+        int own_codes[PARTS] = {0}, least_codes[PARTS] = {0};
         for (int i = 0; i < parts; i++) {
             own_codes[i] = (int)own[i][p];
             least_codes[i] = (int)least[i][p];
@@ -292,8 +253,7 @@ INLINE void encode_superblocks(const float *x, const float *scales, const float 
     }
 }
 
-/* Encodes n blocks of a K type, given scales and minima of their parts, of which the latter may be NULL. */
-EXPORT void quanterr_encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n,
+void quanterr_encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n,
                                         const Superblock *type, uint8_t *out) {
     if (type->parts == 16) encode_superblocks(x, scales, minima, n, *type, 16, out);
     else encode_superblocks(x, scales, minima, n, *type, 8, out);
@@ -308,8 +268,7 @@ INLINE int32_t find_magnitude(const float *x, int64_t n) { /* of bits, which hav
     return most;
 }
 
-/* Finds the largest magnitude of each k of n numbers, of which the last k may be fewer; NaN is above infinity. */
-EXPORT void quanterr_find_magnitudes(const float *x, int64_t n, int64_t k, float *found) {
+void quanterr_find_magnitudes(const float *x, int64_t n, int64_t k, float *found) {
     if (k == 16) /* without loops */
         for (; n >= 16; n -= 16, x += 16) *found++ = as_float(find_magnitude(x, 16));
     for (; n > 0; n -= k, x += k) *found++ = as_float(find_magnitude(x, n < k ? n : k));
@@ -317,8 +276,7 @@ EXPORT void quanterr_find_magnitudes(const float *x, int64_t n, int64_t k, float
 
 INLINE fours lower(fours a, fours b) { return (fours)(((a < b) & (ints_of_four)a) | (~(a < b) & (ints_of_four)b)); }
 
-/* Finds the number with the largest magnitude of each of n groups of k, the first on a tie. */
-EXPORT void quanterr_find_largest(const float *x, int64_t n, int64_t k, float *found) {
+void quanterr_find_largest(const float *x, int64_t n, int64_t k, float *found) {
     for (int64_t group = 0; group < n; group++, x += k) {
         fours lows[2] = {{0}, {0}}, highs[2] = {{0}, {0}}; /* of -x; two of each, so that none waits for the one before */
         float low = 0, high = 0;

@@ -5,6 +5,7 @@ cross-compiles, sets QUANTERR_PLATFORM: the platform of the wheel's tag, for whi
 ``any`` for no kernel.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -19,8 +20,9 @@ from typing import Any, NamedTuple
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HERE = Path(__file__).parent
-SOURCES = ("kernel.c", "regions.c", "rounding.c", "samples.c", "searches.c")
-RECORD = HERE / "kernel.txt"  # beside the libraries; native.read_record() reads it
+SOURCES = tuple(f"c/{name}.c" for name in ("compare", "regions", "rounding", "samples", "searches"))
+HEADER = HERE / "c" / "kernel.h"
+RECORD = HERE / "kernel.txt"  # beside the libraries; library.read_record() reads it
 # Neither -ffast-math nor contraction, so that results are the same on every instruction set.
 FLAGS = (
     "-std=c11",
@@ -72,12 +74,13 @@ def compile_kernels(folder: Path, flags: tuple[str, ...] = ()) -> BuildResult:
     if platform.system() == "Darwin" and "QUANTERR_PLATFORM" not in os.environ:
         machine = platform.machine()
         compiler += ["-arch", machine, f"-mmacosx-version-min={MACOS[machine]}"]
+    header = f"-DHEADER=0x{hashlib.sha256(HEADER.read_bytes()).hexdigest()[:16]}ull"  # structs.py compares it
     made, lines = [], []
     for name, instructions in INSTRUCTION_SETS.items():
         if instructions and not tag.endswith(("x86_64", "amd64")):
             continue
         library = f"kernel_{name}{'.dll' if tag.startswith('win') else '.so'}"
-        command = [*compiler, *FLAGS, *flags, *instructions, *SOURCES, "-o"]
+        command = [*compiler, *FLAGS, *flags, *instructions, header, *SOURCES, "-o"]
         place = os.path.relpath(folder / library, HERE)  # macOS writes the name into the library
         done = subprocess.run([*command, place], cwd=HERE, capture_output=True, check=False)  # noqa: S603
         lines.append(f"{library}: {shlex.join([*command, library])}")
@@ -127,9 +130,9 @@ class CustomBuildHook(BuildHookInterface[Any]):
         RECORD.write_text(record + "\n", encoding="utf-8")
         self.app.display_info(record)
         build_data["artifacts"] += [
-            "quanterr/native/kernel_*.so",
-            "quanterr/native/kernel_*.dll",
-            "quanterr/native/kernel.txt",
+            "quanterr/kernel/kernel_*.so",
+            "quanterr/kernel/kernel_*.dll",
+            "quanterr/kernel/kernel.txt",
         ]
         self._folder = tempfile.TemporaryDirectory()
         sbom = Path(self._folder.name, "quanterr.cdx.json")

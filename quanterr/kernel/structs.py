@@ -1,0 +1,245 @@
+"""The structs, functions and sizes of the kernel, read from c/kernel.h, which alone declares them."""
+
+import ctypes
+import hashlib
+import re
+from collections.abc import Iterator
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+HEADER = Path(__file__).parent / "c" / "kernel.h"
+# Of the header without its comments: "typedef struct { … } Name;", "enum Name { … };", "EXPORT type name(…);".
+STRUCT = re.compile(r"typedef struct \{([^{}]*)\} (\w+);")
+ENUM = re.compile(r"enum (\w+) \{([^{}]*)\};")
+FUNCTION = re.compile(r"EXPORT (\w+) (quanterr_\w+)\(([^;]*)\);")
+SIZE = re.compile(r"#define (\w+) +(\d+)\s")
+DECLARATION = re.compile(r"(?:const )?(\w+) (.+)", re.DOTALL)
+DECLARED = re.compile(r"(\*?)(\w+)(?:\[(\w+)\])?")  # star of a pointer, name, length of an array
+SCALARS: dict[str, Any] = {
+    "int": ctypes.c_int,
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint8_t": ctypes.c_uint8,
+    "uint32_t": ctypes.c_uint32,
+    "uint64_t": ctypes.c_uint64,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+    "void": None,
+}
+
+
+@cache
+def _read() -> str:
+    return re.sub(r"/\*.*?\*/", "", HEADER.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def compute_hash() -> int:
+    """Return the hash of the header, which build.py compiles into the kernel."""
+    return int(hashlib.sha256(HEADER.read_bytes()).hexdigest()[:16], 16)
+
+
+@cache
+def _read_sizes() -> dict[str, int]:
+    return {name: int(size) for name, size in SIZE.findall(_read())}
+
+
+@cache
+def _read_structs() -> dict[str, str]:
+    return {name: body for body, name in STRUCT.findall(_read())}
+
+
+def read_enum(name: str) -> list[str]:
+    """Return the members of an enum, from 0 on."""
+    bodies = dict(ENUM.findall(_read()))
+    return [member.strip() for member in bodies[name].split(",")]
+
+
+def read_fields(name: str, **structs: type[ctypes.Structure]) -> list[tuple[str, Any]]:
+    """Return the fields of a struct; ``structs`` are those that it contains, by name.
+
+    Raises:
+        ValueError: a declaration is none of those that the header's first comment allows.
+    """
+    known = SCALARS | structs
+    declarations = filter(None, map(str.strip, _read_structs()[name].split(";")))
+    return [field for declaration in declarations for field in _read_declaration(declaration, known)]
+
+
+def _read_declaration(declaration: str, known: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    kind, names = _match(DECLARATION, declaration).groups()
+    for text in names.split(","):
+        star, name, length = _match(DECLARED, text.strip()).groups()
+        if not star and known.get(kind) is None:
+            raise ValueError(f"{HEADER}: {declaration!r}: {kind} is not known")
+        one = ctypes.c_void_p if star else known[kind]
+        yield name, one * _read_length(length) if length else one
+
+
+def _match(pattern: re.Pattern[str], text: str) -> re.Match[str]:
+    found = pattern.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{HEADER}: {text!r} is not a declaration that is read")
+    return found
+
+
+def _read_length(length: str) -> int:
+    return int(length) if length.isdigit() else _read_sizes()[length]
+
+
+def declare_functions(library: ctypes.CDLL) -> None:
+    """Give each function of a library its types; one that its instruction set lacks stays missing."""
+    for result, name, arguments in FUNCTION.findall(_read()):
+        if hasattr(library, name):
+            function = getattr(library, name)
+            function.restype, function.argtypes = SCALARS[result], [*_read_arguments(arguments)]
+
+
+def _read_arguments(arguments: str) -> Iterator[Any]:
+    for argument in arguments.split(",") if arguments != "void" else ():
+        kind, _ = _match(DECLARATION, argument.strip()).groups()
+        yield ctypes.c_void_p if "*" in argument else SCALARS[kind]
+
+
+ROOM = _read_sizes()["ROOM"]
+PLACES = _read_sizes()["PLACES"]
+MOST_PARTS = _read_sizes()["MOST_PARTS"]
+MOST_SEARCHED = _read_sizes()["MOST_SEARCHED"]
+DONE = _read_sizes()["DONE"]
+SUMS = tuple(member.removeprefix("SUM_").lower() for member in read_enum("Sum")[:-1])
+SUM_BYTES = 4 * _read_sizes()["LIMBS"]
+
+
+class ElementType(IntEnum):
+    """The way in which one element is stored in a row of codes."""
+
+    F32 = 0
+    BF16 = 1
+    F16 = 2
+    I8 = 3
+    E4M3 = 4
+    TABLE = 5
+    Q8_0 = 6
+    Q4_K = 7
+    Q6_K = 8
+    Q4_0 = 9
+    Q4_1 = 10
+    Q5_0 = 11
+    Q5_1 = 12
+    Q2_K = 13
+    Q3_K = 14
+    Q5_K = 15
+    IQ4_NL = 16
+    IQ4_XS = 17
+    MXFP4 = 18
+    NVFP4 = 19
+    IQ1_S = 20
+    IQ1_M = 21
+    IQ2_XXS = 22
+    IQ2_XS = 23
+    IQ2_S = 24
+    IQ3_XXS = 25
+    IQ3_S = 26
+
+
+class Order(IntEnum):
+    """The arrangement of codes in memory."""
+
+    ROWS = 0
+    WORDS_DOWN = 1
+    AWQ_WORDS = 2
+    SHARED_BYTES = 3
+
+
+class CodeKind(IntEnum):
+    """The values of codes, and how a number is rounded to one."""
+
+    INTEGERS = 0
+    TRUNCATED = 1
+    AWAY = 2
+    FLOATS = 3
+    LISTED = 4
+    SHIFTED = 5
+
+
+class Packing(IntEnum):
+    """An arrangement of codes in bytes."""
+
+    BYTES = 0
+    LOW_FIRST = 1
+    HIGH_FIRST = 2
+    HALVES = 3
+
+
+class ScalePacking(IntEnum):
+    """An arrangement of the integer scales and minima in a block of a K type."""
+
+    SIGNED_BYTES = 0
+    NIBBLES = 1
+    SIX_BIT_PAIRS = 2
+    SIX_BITS = 3
+
+
+class SampleState(IntEnum):
+    """What is known of the codes of a sample."""
+
+    UNSURE = 0
+    ROUNDED = 1
+    NEAREST = 2
+
+
+class Zeros(IntEnum):
+    """What zero points have in common."""
+
+    FRACTIONS = 0
+    WHOLE = 1
+    ONE = 2
+
+
+class SideStruct(ctypes.Structure):
+    """The rows of one weight, and how they are decoded."""
+
+    _fields_ = read_fields("Side")
+
+
+class RunStruct(ctypes.Structure):
+    """A comparison: its settings, buffers and results."""
+
+    _fields_ = read_fields("Run")
+
+
+class RowsStruct(ctypes.Structure):
+    """Rows of both sides that were decoded, and the scales of the quantized one."""
+
+    _fields_ = read_fields("Rows")
+
+
+class SampleStruct(ctypes.Structure):
+    """The settings and results of a measurement of the stored scales in a sample of rows."""
+
+    _fields_ = read_fields("Sample")
+
+
+class NumbersStruct(ctypes.Structure):
+    """Numbers to round, and the units of their groups."""
+
+    _fields_ = read_fields("Numbers")
+
+
+class CodesStruct(ctypes.Structure):
+    """The codes that numbers are rounded to."""
+
+    _fields_ = read_fields("Codes")
+
+
+class FieldStruct(ctypes.Structure):
+    """A field of each code in a block of a K type."""
+
+    _fields_ = read_fields("Field")
+
+
+class SuperblockStruct(ctypes.Structure):
+    """The layout of a K type's blocks."""
+
+    _fields_ = read_fields("Superblock", Field=FieldStruct)
