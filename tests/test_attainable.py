@@ -11,13 +11,13 @@ from mutation import unusual
 from safetensors.torch import save_file
 
 import quanterr
-from quanterr.comparison.worker import Worker
 from quanterr.findings import make_finding
 from quanterr.findings.merging import merge_excess
 from quanterr.formats.shared.convrot import rotate
 from quanterr.recipes.tensors import quantize_tensor
-from quanterr.samples.codes import RUN, RUNS, WIDEST, sample_chunks
-from quanterr.samples.plain import prepare_sample
+from quanterr.samples.measuring import SampleMeasurer
+from quanterr.samples.native import prepare_sample
+from quanterr.samples.rows import RUN, RUNS, WIDEST, sample_chunks
 from quanterr.tensors.workspace import Workspace
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -520,21 +520,19 @@ class TestKernelMeasuresSamples:
 
     def reports(self, monkeypatch, *files, all_sound=False, from_values=True):
         """With all samples measured by torch; with some by the kernel, while it compares; and from their values."""
-        measured, take = [], Worker._take_plain_sample
+        measured, finish = [], SampleMeasurer._finish_plain
 
-        def take_measured(worker, pair, sums, sample, place):
-            found = take(worker, pair, sums, sample, place)
-            if sample is not None:
-                measured.append(found)
-            return found
+        def finish_measured(measurer, sample):
+            measured.append(finish(measurer, sample))
+            return measured[-1]
 
         with monkeypatch.context() as patch:
-            patch.setattr(Worker, "_take_plain_sample", lambda *_: None)
+            patch.setattr(SampleMeasurer, "_finish_plain", lambda *_: None)
             found = [quanterr.compare(*files, device="cpu")]
-        monkeypatch.setattr(Worker, "_take_plain_sample", take_measured)
+        monkeypatch.setattr(SampleMeasurer, "_finish_plain", finish_measured)
         for prepare in (prepare_sample, lambda *_: None) if from_values else (prepare_sample,):
             measured.clear()
-            monkeypatch.setattr("quanterr.comparison.worker.prepare_sample", prepare)
+            monkeypatch.setattr("quanterr.samples.keeping.prepare_sample", prepare)
             found.append(quanterr.compare(*files, device="cpu"))
             assert any(measured)
             assert all(measured) == all_sound

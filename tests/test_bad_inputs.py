@@ -559,7 +559,7 @@ def failing(times: int) -> str:
     """Python that lets reading fail so many times, below the buffers, once the run begins."""
     return (
         "import os, time\nfrom quanterr.comparison.scheduler import Scheduler\n"
-        "from quanterr.comparison.native_sums import NativeSums\n"
+        "from quanterr.kernel.native_sums import NativeSums\n"
         "NativeSums._carry_out = lambda *_: False\n"  # so the kernel cannot read either
         "run, preadv, failed = Scheduler.run, os.preadv, []\n"
         f"def reading(*a):\n    if len(failed) < {times}:\n        failed.append(a)\n        raise OSError(5, 'I/O')\n"

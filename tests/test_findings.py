@@ -9,13 +9,13 @@ import torch
 from making import compared, numbers, quantized_fp8, quantized_int8
 
 import quanterr
-from quanterr.comparison.worker import Worker
 from quanterr.findings import make_finding
 from quanterr.findings.factors import explain_factor, explain_factors
 from quanterr.findings.repairs import Sample, describe_order, find_simplest_repair
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.report.base import Finding
 from quanterr.report.finding_codes import CODES, FORMER_NAMES
+from quanterr.samples.measuring import SampleMeasurer
 
 UP = "layers.{}.mlp.up_proj.weight"
 SHAPE = 64, 128
@@ -194,7 +194,7 @@ class TestScales:
             return (weight.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
 
         if not judged:  # as of codebooks, whose scales are not judged
-            monkeypatch.setattr(Worker, "_measure_attainable", lambda *_: None)
+            monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
         x = model()
         found = told(compared(tmp_path, x, stored(x, clipped)))
 
@@ -399,7 +399,9 @@ class TestRows:
 
 
 def test_far_below_the_usual_level_of_its_format(tmp_path, monkeypatch):
-    monkeypatch.setattr(Worker, "_measure_attainable", lambda *_: None)  # as of codebooks, which have no nearest code
+    monkeypatch.setattr(
+        SampleMeasurer, "_measure_closely", lambda *_: None
+    )  # as of codebooks, which have no nearest code
     x = model()
     found = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
 
@@ -606,7 +608,7 @@ class TestNumbersThatTellNothing:
 
 class TestAllWeights:
     def test_one_far_below_its_group(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(Worker, "_measure_attainable", lambda *_: None)  # else its excess says it
+        monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # else its excess says it
         x = model(8)
         y = stored(x, by_row)
         name = UP.format(3)
@@ -635,7 +637,7 @@ class TestAllWeights:
         assert all("1 sampled row (7)" in one.message for one in found)
 
     def test_bad_rows_of_many_without_nearest_codes_are_no_warning(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(Worker, "_measure_attainable", lambda *_: None)
+        monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
         x = model(8)
         y = stored(x, by_row)
         for name in list(x)[:4]:

@@ -14,8 +14,8 @@ import quanterr
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.kernel.levels import E4M3, INT8, Levels, Scaling, uniform
 from quanterr.recipes import superblocks
-from quanterr.samples.codes import sample_chunks
 from quanterr.samples.good_scales import ScaleGroups, find_groups, measure_losses, order_columns
+from quanterr.samples.rows import sample_chunks
 
 NAME = "layers.0.mlp.up_proj.weight"
 

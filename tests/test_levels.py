@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from making import CPU, planned, same_bits
 from test_formats import NUMBERS, expected_of
 
-from quanterr.comparison.worker import Worker
+from quanterr.kernel.decoding import read_values
 from quanterr.kernel.levels import (
     E2M1,
     E2M3,
@@ -17,14 +17,13 @@ from quanterr.kernel.levels import (
     OF_DTYPE,
     TERNARY,
     Scaling,
-    find_nearest,
-    measure_rounding,
     nibbles,
     signed_bytes,
     uniform,
 )
 from quanterr.kernel.library import find_best
-from quanterr.tensors.chunks import CPU_CHUNK, Chunk
+from quanterr.samples.nearest import find_nearest, measure_rounding
+from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
 NO_NEAREST = {  # vectors, trellises, learned codebooks, mixed bits, numbers that are no codes
@@ -74,12 +73,12 @@ def usable(weight, y, scales):
 @pytest.mark.skipif(find_best().kernel is None, reason="no compiled kernel here")
 @pytest.mark.parametrize("case", WITH_NEAREST, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_scales_are_the_same_if_the_kernel_decodes_codes(case):
-    worker, filled = Worker(CPU, CPU_CHUNK, 1.0, kernel=find_best().kernel), [FilledWorkspace(CPU) for _ in range(4)]
+    filled = [FilledWorkspace(CPU) for _ in range(4)]
     with planned(expected_of(case), case) as plan:
         for weight in (pair.quantized for pair in plan.pairs):
             chunk = Chunk(0, weight.matrix[0], 0, weight.matrix[1])
             expected = weight.scaling(chunk, filled[:2])
-            found = weight.scaling(chunk, filled[2:], partial(worker._decode, weight))
+            found = weight.scaling(chunk, filled[2:], partial(read_values, find_best().kernel, weight))
 
             assert (expected is None) == (found is None)
             assert expected is None or all(

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from dataclasses import fields
-from math import isfinite, log
+from math import isfinite, log, log10
 from statistics import median
 
 import ml_dtypes
@@ -28,7 +28,6 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.comparison import scheduler
-from quanterr.comparison.native_sums import KeptRows, NativeSums, Operand, add_histograms
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.formats import exl3
@@ -37,9 +36,9 @@ from quanterr.formats.shared.code_tiles import TileLayout
 from quanterr.kernel import library, rounding, structs
 from quanterr.kernel.decoder import MOST_ROTATED, decoder_of
 from quanterr.kernel.decoding import decode, measure_error
-from quanterr.kernel.levels import HALF_STEP, Nearest
+from quanterr.kernel.native_sums import KeptRows, NativeSums, Operand, add_histograms
+from quanterr.kernel.specification import SUMS_ALONE, SumOptions
 from quanterr.kernel.structs import ElementType, Packing, SideStruct
-from quanterr.kernel.torch_sums import SUMS_ALONE, SumOptions
 from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW, CellGrid, compute_shares, select_conspicuous
@@ -47,8 +46,13 @@ from quanterr.metrics.sums import ADDED, KEPT_ROWS, Sums, as_float, worst_rows
 from quanterr.pairing.side import CheckpointSide
 from quanterr.recipes import microscaled, scaled, searches, superblocks, tables
 from quanterr.recipes.tensors import quantize_tensor
-from quanterr.samples import codes, good_scales, scales
+from quanterr.samples import codes, scales
+from quanterr.samples import native as samples
 from quanterr.samples.conspicuous import CELL
+from quanterr.samples.keeping import SampleKeeper
+from quanterr.samples.measuring import SampleMeasurer
+from quanterr.samples.nearest import HALF_STEP, Nearest
+from quanterr.samples.reading import PairReader
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
@@ -611,7 +615,7 @@ class TestSums:
     @pytest.mark.usefixtures("compiled_kernel")
     @pytest.mark.parametrize("scales", ["tensor", "row", "block"])
     def test_keep_the_rows_of_a_sample(self, tmp_path, monkeypatch, scales):
-        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *_: None)
+        monkeypatch.setattr(SampleMeasurer, "_finish_plain", lambda *_: None)
         x = normal(96, 640).bfloat16()
         r, c = {"tensor": (96, 640), "row": (1, 640), "block": (32, 64)}[scales]
         parts = x.float().view(96 // r, r, 640 // c, c)
@@ -625,9 +629,9 @@ class TestSums:
 
         kept = layers()
         with monkeypatch.context() as patch:
-            patch.setattr(Worker, "_keep_sample", lambda *_: None)
+            patch.setattr(SampleKeeper, "keep_sample", lambda *_: None)
             read_again = layers()
-        monkeypatch.setattr(Worker, "_read_stacked", lambda *_: pytest.fail("the sample is read again"))
+        monkeypatch.setattr(PairReader, "_stack", lambda *_: pytest.fail("the sample is read again"))
 
         assert read_again == kept == layers()
 
@@ -761,8 +765,8 @@ class TestSamplesAreMeasuredAsByTorch:
         self.check(monkeypatch, store(tmp_path / "x.safetensors", x), y, 640)
 
     def check(self, monkeypatch, original, quantized, cols):
-        taken, take = [], Worker._take_plain_sample
-        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *args: taken.append(take(*args)) or taken[-1])
+        taken, take = [], SampleMeasurer._finish_plain
+        monkeypatch.setattr(SampleMeasurer, "_finish_plain", lambda *args: taken.append(take(*args)) or taken[-1])
 
         def layers(kernel):
             monkeypatch.setattr(library, "find_best", lambda: library.KernelChoice(kernel))
@@ -772,7 +776,7 @@ class TestSamplesAreMeasuredAsByTorch:
 
         assert sum(one is not None for one in taken) >= 4 * len(HERE)  # of 6: torch looks at a few rows
         assert all(other == first for other in others)
-        monkeypatch.setattr(Worker, "_take_plain_sample", lambda *_: None)
+        monkeypatch.setattr(SampleMeasurer, "_finish_plain", lambda *_: None)
         close = 2 * (cols + 8) * 2**-24 * 10 / log(10)  # dB: two float32 sums of ``cols`` products, each rounded thrice
         for one, other in zip(first, layers(BUILT), strict=True):
             means = one.scale_factor or 0, other.scale_factor or 0
@@ -893,7 +897,7 @@ class TestSmallWeightsAhead:
             for later, kept in ((plan.pairs[:2], True), (plan.pairs[2:], True), ([], False)):
                 worker.begin(later)
                 self.compare(worker, later)
-                values = worker._small.values(first)
+                values = worker._buffers.small.values(first)
 
                 assert kept == (values is not None)
                 assert values is None or same_bits(expected, values[1])
@@ -1041,33 +1045,23 @@ class TestBuild:
         assert int(found["WINDOW"]) == WINDOW
         assert int(found["SEGMENT"]) == MOST_ROTATED
 
-    def test_samples_have_the_constants_of_torch(self):
-        source = (structs.HEADER.parent / "samples.c").read_text()
-        found = {name: float(value) for name, value in re.findall(r"^#define (\w+) ([\d.e-]+)$", source, re.MULTILINE)}
+    def test_samples_have_the_limits_of_torch(self):
+        """Or stricter ones, so that torch looks at all doubtful regions; every field has a value."""
+        limits = {name: getattr(samples.LIMITS, name) for name, _ in structs.LimitsStruct._fields_}
 
-        assert found == {
-            "HALF_STEP": HALF_STEP,
-            "ABOVE_NORMAL": good_scales.ABOVE_NORMAL,
-            "SOME": good_scales.SOME,
-            "FAR": scales.FAR,
-            "PART_DB": scales.PART_DB,
-            "CLIPPED_DB": scales.CLIPPED_DB,
-            "WIDE": scales.WIDE,
-            "MOVED": good_scales.MOVED,
-            "FIXED": good_scales.FIXED,
-            "TILE": codes.TILE,
-            "FEWEST": codes.FEWEST,
-            "FEWEST_ROWS": codes.FEWEST_ROWS,
-            "FLOOR": codes.FLOOR,
-        }
-        commented = re.findall(r"^#define (\w+) ([\d.]+) /", source, re.MULTILINE)
-        stricter = {name: float(value) for name, value in commented}
-        assert stricter["CORRELATED"] < codes.LIKE
-        assert stricter["OUTSTANDING"] < 10 ** (codes.PART_DB / 10)
-        assert stricter["COMPENSATED"] > 10 ** (codes.COMPENSATED_DB / 10)
-        assert stricter["BETTER"] < 10 ** (-codes.BETTER_DB / 10)
-        assert stricter["WORSE"] < 10 ** (codes.BETTER_DB / 10)
-        assert stricter["APART"] < 10 ** (codes.TILE_DB / 10)
+        assert all(limits.values())
+        assert limits["half_step"] == HALF_STEP
+        assert limits["group_db"] == scales.GROUP_DB
+        assert (limits["floor"], limits["fewest"], limits["fewest_rows"]) == (
+            codes.FLOOR,
+            codes.FEWEST,
+            codes.FEWEST_ROWS,
+        )
+        assert 0.99 * codes.LIKE < limits["like"] < codes.LIKE
+        for name, usual in {"part": codes.PART_DB, "worse": codes.BETTER_DB, "apart": codes.TILE_DB}.items():
+            assert usual - 0.1 < 10 * log10(limits[name]) < usual
+        assert -codes.BETTER_DB - 0.1 < 10 * log10(limits["better"]) < -codes.BETTER_DB
+        assert codes.COMPENSATED_DB < 10 * log10(limits["compensated"]) < codes.COMPENSATED_DB + 0.1
 
     def test_searches_have_the_constants_of_torch(self):
         sources = ((structs.HEADER.parent / name).read_text() for name in ("searches.c", "shared.h"))

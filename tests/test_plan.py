@@ -19,7 +19,6 @@ from test_importance import gguf as importance_file
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
-from quanterr.comparison.worker import Worker
 from quanterr.errors import Interrupted, ReportError, UsageError
 from quanterr.gates.plan_check import check_against_plan
 from quanterr.planning import plan
@@ -30,6 +29,7 @@ from quanterr.recipes.tensors import fake_quantize
 from quanterr.report.plan.model import ORIGINAL, Plan
 from quanterr.report.plan.view import conclusion
 from quanterr.report.reading import read_stored
+from quanterr.samples.measuring import SampleMeasurer
 
 LAYERS = [
     f"model.layers.{n}.{module}.weight"
@@ -179,8 +179,8 @@ class TestChoice:
 def test_a_plan_estimates_nothing_from_samples(original, monkeypatch):
     """They would take most of its time, and no plan uses what they give."""
     expected = plan(original, bits=9, to=["gguf_q8_0", "int4_g32"], device="cpu")
-    monkeypatch.delattr(Worker, "_measure_attainable")
-    monkeypatch.delattr("quanterr.comparison.worker.prepare_sample")
+    monkeypatch.delattr(SampleMeasurer, "_measure_closely")
+    monkeypatch.delattr("quanterr.samples.keeping.prepare_sample")
 
     assert expected.layers == plan(original, bits=9, to=["gguf_q8_0", "int4_g32"], device="cpu").layers
 

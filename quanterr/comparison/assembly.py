@@ -8,7 +8,6 @@ import msgspec
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.comparison.native_sums import add_histograms
 from quanterr.findings import (
     FindingCollector,
     check_activation_scales,
@@ -24,6 +23,7 @@ from quanterr.findings.files import check_declared_bits, report_notes, report_un
 from quanterr.findings.siblings import report_sibling_inputs
 from quanterr.findings.structure import check_structure
 from quanterr.formats import CODE_DTYPES, FORMATS
+from quanterr.kernel.native_sums import add_histograms
 from quanterr.metrics import (
     AGGREGATES,
     METRICS,

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from quanterr.comparison.native_sums import NativeSums
 from quanterr.kernel.library import choose_kernel
-from quanterr.kernel.torch_sums import exact_sums, fast_sums
+from quanterr.kernel.native_sums import NativeSums
+from quanterr.kernel.specification import exact_sums
+from quanterr.kernel.torch_sums import fast_sums
 from quanterr.metrics import METRICS, OUTLIER, Measurement, Value, compute_metrics
 from quanterr.metrics.sums import Sums
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, Chunk, Cut, as_matrix

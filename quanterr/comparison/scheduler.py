@@ -16,7 +16,6 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from quanterr.comparison.small import AT_ONCE, ENOUGH
 from quanterr.comparison.tasks import Job
 from quanterr.comparison.worker import Worker
 from quanterr.errors import Interrupted, ResourceError, is_out_of_memory
@@ -24,6 +23,7 @@ from quanterr.formats import Weight
 from quanterr.kernel.library import Kernel
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.model import ComparedWeight
+from quanterr.samples.small import AT_ONCE, ENOUGH
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, split_chunk
 from quanterr.util.platform import keep_freed_memory, limit_of_memory, usable_cores
 from quanterr.util.processes import this_process

@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import sqrt
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,11 +23,23 @@ MOST_COPIED = 1 << 14  # bytes of codes of whole columns that are copied, so tha
 AWQ_ROWS = 8  # rows per word in AWQ's packing
 
 
+class Values(Protocol):
+    """What a weight's ``dequantize`` returns; formats/base.py has its fields."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The values of a chunk, (r, c) float32 or float64."""
+
+    @property
+    def saturated(self) -> Tensor | None:
+        """The number of codes at an end of their range."""
+
+
 class Weight(Protocol):
     """What the kernel needs of a weight; formats/base.py has its fields."""
 
     @property
-    def dequantize(self) -> Callable[[Chunk, Workspace], Any]:
+    def dequantize(self) -> Callable[[Chunk, Workspace], Values]:
         """The function that specifies its values."""
 
     @property
@@ -57,8 +69,7 @@ def read_values(kernel: Kernel | None, weight: Weight, chunk: Chunk, workspace: 
         values = workspace.output(chunk.shape)
         if decode(kernel, weight, chunk, workspace, values):
             return values
-    dequantized: Tensor = weight.dequantize(chunk, workspace).weight
-    return dequantized
+    return weight.dequantize(chunk, workspace).weight
 
 
 def read_into(out: Tensor, kernel: Kernel | None, weight: Weight, chunk: Chunk, workspace: Workspace) -> Tensor:
@@ -120,11 +131,18 @@ def count_rows_at_once(chunk: Chunk, direct: Sequence[Decoder | None]) -> int:
 
 
 def make_code_side(
-    decoder: Decoder, chunk: Chunk, at_once: int, workspace: Workspace, alive: list[object], again: bool = False
+    decoder: Decoder,
+    chunk: Chunk,
+    at_once: int,
+    workspace: Workspace,
+    alive: list[object],
+    again: bool = False,
+    keeps_scales: bool = False,
 ) -> SideStruct:
     """Make a kernel operand whose codes the kernel reads and decodes itself, ``at_once`` rows at a time.
 
-    ``again`` says that the same chunk is needed several times in a row, so its codes stay in memory.
+    ``again`` says that the same chunk is needed several times in a row, so its codes stay in memory. With
+    ``keeps_scales``, the scales that the kernel reads get memory of their own, and can be used later.
     """
     entry, (together, n_bytes) = decoder.codes, decoder.storage_unit
     row_bytes = decoder.cols // together * n_bytes
@@ -155,7 +173,9 @@ def make_code_side(
     if decoder.rotation:
         side.rotation, side.unit = decoder.rotation, 1 / sqrt(decoder.rotation)
     side.scale_height, side.factor = 1, decoder.factor
-    is_read = decoder.stored is not None and _place_scales(side, decoder.stored, chunk, decoder.cols, workspace, alive)
+    is_read = decoder.stored is not None and _place_scales(
+        side, decoder.stored, chunk, decoder.cols, workspace, alive, keeps_scales
+    )
     for name in ("zero", "shift") if is_read else ("scale", "zero", "shift"):
         of_blocks = getattr(decoder, name)
         if of_blocks is not None:
@@ -172,7 +192,13 @@ def make_code_side(
 
 
 def _place_scales(
-    side: SideStruct, stored: StoredScales, chunk: Chunk, cols: int, workspace: Workspace, alive: list[object]
+    side: SideStruct,
+    stored: StoredScales,
+    chunk: Chunk,
+    cols: int,
+    workspace: Workspace,
+    alive: list[object],
+    keeps_scales: bool,
 ) -> bool:
     """Make the kernel read the scales of a chunk of whole rows itself; return False if it cannot."""
     entry, height, width, turned, make_table, nested = stored
@@ -181,7 +207,8 @@ def _place_scales(
     rows = -(-chunk.shape[0] // height)
     if turned and rows * width < entry.n:
         return False
-    scales = workspace.buffer("read scales", ((1 + turned) * rows * width,), torch.float32)  # the kernel reads into it
+    n = (1 + turned) * rows * width  # the kernel reads into them
+    scales = torch.empty(n) if keeps_scales else workspace.buffer("read scales", (n,), torch.float32)
     side.scale, side.scale_height, side.scale_step = scales.data_ptr(), height, width if rows > 1 else 0
     side.scale_file = kernel_file(entry.file.descriptor)
     if make_table is None:

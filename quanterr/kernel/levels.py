@@ -17,14 +17,12 @@ from torch import Tensor
 
 from quanterr.kernel.rounding import Codes, Round, find_codes, make_counts
 from quanterr.kernel.structs import CodeKind, CodesStruct
-from quanterr.tensors.workspace import Workspace
 
 MANTISSA = 23  # mantissa bits of a float32
 EXPONENT = 0xFF << MANTISSA
 SUBNORMAL = 2.0**-24  # smallest float16
 FEW = 64  # with up to so many bounds, comparing with each one is faster than a binary search
 ONE = torch.ones(1, 1)
-HALF_STEP = 0.5001  # largest rounding error in steps, with a margin for float32: 127 steps are accurate to 2e-5
 
 
 @dataclass(frozen=True)
@@ -246,36 +244,6 @@ def derive_scaling(levels: Levels, low: Tensor, high: Tensor) -> Scaling:
     return Scaling(unit, low - unit * first)
 
 
-class Nearest(NamedTuple):
-    """The levels nearest to the elements of a chunk, (r, c) each."""
-
-    values: Tensor  # float32: the nearest value that a code can stand for
-    steps: Tensor  # distance between the stored and the nearest value, in levels
-    outside: Tensor  # bool: beyond the first or the last level by more than half a step
-
-
-def find_nearest(levels: Levels, x: Tensor, y: Tensor, scales: Scaling) -> Nearest:
-    """Find the levels nearest to ``x``; ``y`` is the stored value; both are (r, c) float32.
-
-    If ``y`` is equally near, ``y`` itself is returned, however the format rounds.
-    """
-    unit, shift = scales
-    fixed = unit == 0  # the code has no effect: the scale is zero, or the element has no code
-    inverse = unit.reciprocal().masked_fill_(fixed, 0.0)
-    codes, stored = x - shift if shift is not None else x, y - shift if shift is not None else y
-    outside = fixed & (codes != 0)
-    codes, stored = codes * inverse, stored * inverse
-    numbers = levels.numbers(codes)
-    steps = (numbers - levels.stored_numbers(stored)).abs_()
-    values = levels.values(numbers) * unit
-    if shift is not None:
-        values.add_(shift)
-    below, above = levels.ends
-    outside |= (codes < below) | (codes > above)
-    kept = (steps == 0) | ((y - x).abs() < (values - x).abs())
-    return Nearest(torch.where(kept, y, values), steps, outside)
-
-
 class CodeCells(NamedTuple):
     """The codes around each element of a chunk, (r, c) each."""
 
@@ -298,26 +266,3 @@ def find_cells(levels: Levels, x: Tensor, scales: Scaling) -> CodeCells:
     return CodeCells(
         nearest if shift is None else nearest.add_(shift), (beside - values).abs_().mul_(unit.abs()), inside
     )
-
-
-def measure_rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: Workspace) -> float | None:
-    """Return the mean square error in steps if each element is rounded to the nearest code; None if that is uncertain.
-
-    Uniform errors give 1/12. ``e`` is the error of ``x``, (r, c) float32 each. This is cheaper than
-    :func:`find_nearest`.
-    """
-    unit, shift = scales
-    shape = tuple(x.shape)
-    if levels.table or (levels.mantissa and shift is not None):
-        return None
-    inverse = unit.reciprocal()
-    errors = torch.mul(e, inverse, out=workspace.buffer("errors", shape, torch.float32))
-    steps = 1.0  # steps per unit of ``errors``
-    if levels.mantissa:  # the step of each element is a power of two of its own
-        codes = torch.mul(x, inverse, out=workspace.buffer("codes", shape, torch.float32))
-        powers = codes.view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32).clamp_(min=levels.normal)
-        errors.div_(powers)
-        steps = 2.0**levels.mantissa
-    errors = errors.view(-1)
-    farthest = max(-float(errors.amin()), float(errors.amax()))
-    return float(torch.dot(errors, errors)) * steps**2 / errors.numel() if farthest * steps <= HALF_STEP else None

@@ -104,6 +104,7 @@ def _read_arguments(arguments: str) -> Iterator[Any]:
 
 ROOM = _read_sizes()["ROOM"]
 PLACES = _read_sizes()["PLACES"]
+TILE = _read_sizes()["TILE"]
 MOST_PARTS = _read_sizes()["MOST_PARTS"]
 MOST_SEARCHED = _read_sizes()["MOST_SEARCHED"]
 DONE = _read_sizes()["DONE"]
@@ -213,6 +214,12 @@ class RowsStruct(ctypes.Structure):
     """Rows of both sides that were decoded, and the scales of the quantized one."""
 
     _fields_ = read_fields("Rows")
+
+
+class LimitsStruct(ctypes.Structure):
+    """Thresholds of samples."""
+
+    _fields_ = read_fields("Limits")
 
 
 class SampleStruct(ctypes.Structure):

@@ -1,7 +1,4 @@
-"""The error that a weight's stored scales allow, measured by rounding a sample of rows to the nearest codes.
-
-Row numbers alone decide which rows are sampled, so the result is reproducible to the last digit.
-"""
+"""The error that a weight's stored scales allow, measured by rounding a sample of rows to the nearest codes."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -11,17 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.kernel.levels import Nearest
 from quanterr.kernel.library import Kernel
+from quanterr.kernel.structs import TILE
 from quanterr.metrics.attainable import Attainable, BadRegion, Kind, level
-from quanterr.tensors.chunks import Chunk, as_matrix
+from quanterr.samples.nearest import Nearest
+from quanterr.samples.rows import list_rows
+from quanterr.tensors.chunks import Chunk
 
-SMALL = 1 << 14  # a weight with up to this many elements is sampled completely
-RUNS, RUN = 6, 8  # number of runs of rows, spread over the weight, and rows per run
-WIDEST = 1 << 15  # columns of a sampled row, at most
-SMALL_BLOCKS = 1 << 18  # in a weight with up to this many elements, every row of blocks is sampled
-IN_BLOCKS = 1 << 16  # elements that are sampled in a row of blocks
-TILE = 64  # columns of a tile, in one row
 FEWEST = 32  # smaller regions, in elements, are not judged
 PART_DB = 4.0  # excess of a region over what its scales allow, and over the rest of the weight, to stand out
 NONE_DB = 0.005  # a smaller excess only comes from the rounding of sums
@@ -33,6 +26,7 @@ TILE_DB = 16.0
 FEWEST_ROWS = 4  # least number of tiles in a row or column to compare them with each other
 BETTER_DB = 3.0  # a region whose error is this far below the attainable error of its weight does not stand out
 FLOOR = 1e-6  # an error below this share of a region's energy is no damage, however much better codes could be
+LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
 LOST = 0.5  # if y is zero and more than this share of a region is out of range, its scale is lost
 WHOLE = (-1,)  # start of a region that spans all rows, or columns, of a sample
 MOST_PARTS = 64  # regions of one kind that are listed, at most
@@ -41,43 +35,6 @@ FACTOR = 0.08  # least difference of a region's factor from the median factor, i
 SPREAD = 6.0  # a factor stands apart beyond this many median differences: four standard deviations if folds remain
 SURE = 3.0  # least deviation of a wrong factor from 1, in standard errors: thousands of regions are tested
 FACTOR_DB = 1.0  # least excess of a region with a wrong factor over the usual excess
-
-
-def sample_chunks(shape: tuple[int, ...]) -> list[Chunk]:
-    """Return the chunks of a sample: all of a small weight, else runs of rows spread over the weight."""
-    rows, cols = as_matrix(shape)
-    if not rows * cols:
-        return []
-    few = rows * cols <= SMALL or rows <= RUNS * RUN
-    starts = [0] if few else [number * (rows - RUN) // (RUNS - 1) for number in range(RUNS)]
-    height = rows if few else RUN
-    if cols <= WIDEST:
-        return [Chunk(start, start + height, 0, cols) for start in starts]
-    pieces = -(-cols // WIDEST)  # each wide row contributes one piece, taking turns
-    numbers = [start + row for start in starts for row in range(height)]
-    return [
-        Chunk(number, number + 1, n % pieces * WIDEST, min((n % pieces + 1) * WIDEST, cols))
-        for n, number in enumerate(numbers)
-    ]
-
-
-def sample_blocks(shape: tuple[int, ...], block: tuple[int, int]) -> list[Chunk]:
-    """Return chunks of :data:`IN_BLOCKS` elements at the start of rows of blocks, which span several rows of elements.
-
-    A small weight is sampled in every row of blocks, others in the middle one.
-    """
-    rows, cols = as_matrix(shape)
-    down = rows // block[0]
-    if not down or cols > WIDEST:
-        return []
-    numbers = range(down) if rows * cols <= SMALL_BLOCKS else [down // 2]
-    width = max(IN_BLOCKS // block[0], block[1])
-    return [Chunk(number * block[0], (number + 1) * block[0], 0, min(width, cols)) for number in numbers]
-
-
-def list_rows(chunks: Sequence[Chunk]) -> list[int]:
-    """Return the row numbers of chunks in order."""
-    return [row for chunk in chunks for row in range(chunk.row, chunk.stop_row)]
 
 
 class _Energies(NamedTuple):
@@ -120,17 +77,22 @@ class Sampler:
         """
         self._importance, self._kernel = importance, kernel
         self._weighted_e_sq = self._weighted_best_sq = self._beyond_sq = 0.0
+        self._steps_sq: float | None = 0.0
         self._n = self._off = self._clipped = 0
         self._x_sq = self._e_sq = self._best_sq = self._clipped_sq = self._clipped_x_sq = 0.0
         self._rows: list[_Energies] = []
         self._tiles: list[_Energies] = []
         self._columns: dict[tuple[int, int], _Energies] = {}
 
-    def add(self, chunks: Sequence[Chunk], x: Tensor, y: Tensor, nearest: Nearest) -> None:
+    def add(
+        self, chunks: Sequence[Chunk], x: Tensor, y: Tensor, nearest: Nearest, rounding: float | None = None
+    ) -> None:
         """Add the rows of chunks of the same columns, (r, c) float32.
 
-        Elements whose x, y or nearest code is not finite are left out.
+        Elements whose x, y or nearest code is not finite are left out. ``rounding`` is the mean square error in steps,
+        if all codes are the nearest.
         """
+        self._steps_sq = None if self._steps_sq is None or rounding is None else self._steps_sq + rounding * x.numel()
         found = self._sum_natively(x, y, nearest) or self._sum(chunks, x, y, nearest)
         x_sq, e_sq, best_sq = found.rows[:3].sum(1).tolist()
         self._n += found.n
@@ -199,6 +161,8 @@ class Sampler:
         """Return the results over all chunks."""
         energies = self._x_sq, self._e_sq, self._best_sq, self._clipped_sq, self._clipped_x_sq
         found = Attainable(self._n, *energies, off=self._off, clipped=self._clipped, beyond_sq=self._beyond_sq)
+        if self._steps_sq is not None and self._n and may_trust(self._x_sq, self._e_sq):
+            found = found._replace(rounding=self._steps_sq / self._n)
         if self._importance:
             found = found._replace(weighted_e_sq=self._weighted_e_sq, weighted_best_sq=self._weighted_best_sq)
         if self._off or self._clipped or found.excess_db > NONE_DB:
@@ -220,6 +184,11 @@ class Sampler:
             "tile": self._tiles,
         }
         return [part for kind, found in kinds.items() if (part := _find_outstanding(kind, found, whole))]
+
+
+def may_trust(x_sq: float, e_sq: float) -> bool:
+    """Return whether float32 squares lose no digits in sums of this size."""
+    return LEAST <= x_sq <= MOST and e_sq <= MOST
 
 
 def _multiply(x: Tensor, y: Tensor, best: Tensor, outside: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from quanterr.kernel.structs import MOST_PARTS
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.peaks import WINDOW, CellGrid, compute_shares, join_peaks, select_conspicuous
 from quanterr.metrics.sums import Sums, as_float, ratio
-from quanterr.samples.codes import SMALL
+from quanterr.samples.rows import SMALL
 from quanterr.tensors.chunks import Chunk
 
 ROW = 2  # a row is conspicuous if its Σe² / Σx² is at least this many times the weight's or the sample's

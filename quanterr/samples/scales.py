@@ -23,9 +23,9 @@ from quanterr.samples.good_scales import (
 )
 
 PART = 64  # columns in a part of a group
-PART_DB = 5.0  # loss of a group's scale from which the group stands out
+GROUP_DB = 5.0  # loss of a group's scale from which the group stands out
 ZERO_DB = 1.0  # the same for a scale of zero: codes with three values reach only 2 dB on normal numbers
-FAR = 3.0  # ratio of errors, below PART_DB: a group with a smaller one stands out only if its scale is zero
+FAR = 3.0  # ratio of errors, below GROUP_DB: a group with a smaller one stands out only if its scale is zero
 WIDE, NARROW = 2.2, 0.7  # range of stored / good scale that searches choose (and round to a step): never wrong
 CLIPPED_DB = 12.0  # loss from which clipping is wrong: no search accepts it for smaller steps elsewhere in the group
 # Number of levels → largest good / stored scale that is not wrong. With 8 bits no clipping pays off, and only the
@@ -318,7 +318,7 @@ class ScaleSampler:
             clips = one.losses.needed > 1
             fits = (one.losses.used * stored > (stored - half) / WIDE) & (good < most * (stored + half))
             fits &= (lost < CLIPPED_DB) | ~clips
-            out = torch.where(zero, (lost > ZERO_DB) & (good >= half / NARROW), (lost > PART_DB) & ~fits)
+            out = torch.where(zero, (lost > ZERO_DB) & (good >= half / NARROW), (lost > GROUP_DB) & ~fits)
             out &= one.losses.stored_sq > FLOOR * one.losses.x_sq
             for down, across in out.nonzero().tolist():
                 place = one.rows[down], one.cols[across] if across < len(one.cols) else -1

@@ -1022,14 +1022,14 @@ INLINE float *kept_row(const Side *side, const Run *run, int64_t row) {
 }
 
 /* Keeps the columns of a row that belong to the blocks of a sample. */
-INLINE void keep_blocks(const Sample *sample, const float *x, int64_t row, int64_t col, int n) {
-    int64_t at = row - sample->first_block, left = sample->block_cols - col;
-    if (at < 0 || at >= sample->block_rows || left <= 0) return;
+INLINE void keep_blocks(const Run *run, const float *x, int64_t row, int64_t col, int n) {
+    int64_t at = row - run->first_block, left = run->block_cols - col;
+    if (at < 0 || at >= run->block_rows || left <= 0) return;
     n = left < n ? (int)left : n;
-    if (sample->transposed)
-        for (int k = 0; k < n; k++) sample->block_values[(col + k) * sample->block_rows + at] = x[k];
+    if (run->transposed)
+        for (int k = 0; k < n; k++) run->block_values[(col + k) * run->block_rows + at] = x[k];
     else
-        memcpy(sample->block_values + at * sample->block_cols + col, x, sizeof *x * (size_t)n);
+        memcpy(run->block_values + at * run->block_cols + col, x, sizeof *x * (size_t)n);
 }
 
 INLINE int64_t count_windows(const Run *run) { return (run->cols + WINDOW - 1) / WINDOW; }
@@ -1089,7 +1089,7 @@ static void add_row(Side *x, Side *y, const uint8_t *x_codes, const uint8_t *y_c
             s->e_peaks = s->x_peaks + count_windows(run);
         }
         segment(a, b, n, weights ? weights + col : 0, run, s);
-        if (run->sample) keep_blocks(run->sample, a, row, col, n);
+        if (run->block_values) keep_blocks(run, a, row, col, n);
         if ((col + SEGMENT) % STRIP == 0) end_strip(run, s);
     }
     end_strip(run, s);
@@ -1251,19 +1251,6 @@ int quanterr_measure(Side *x, Side *y, int64_t all_rows, int64_t cols, int64_t r
     return DONE;
 }
 
-/* Finds by how much the scale of each group may differ from a good one: by a share of the largest |x| of its run. */
-static void find_near(const Run *run, int64_t group) {
-    const Sample *s = run->sample;
-    const int64_t across = (count_windows(run) + run->cell_windows - 1) / run->cell_windows, cells = run->rows * across;
-    const int64_t groups = run->rows * (run->cols / group);
-    for (int64_t i = 0, cell = 0; i < groups;) {
-        const int64_t stop = least_number(i + s->run_groups, groups), last = least_number(cell + s->run_cells, cells);
-        int32_t largest = 0; /* bits of magnitudes have their order */
-        for (; cell < last; cell++) largest = as_bits(run->peaks[cell]) > largest ? as_bits(run->peaks[cell]) : largest;
-        for (; i < stop; i++) s->near[i] = as_float(largest) * s->of_largest;
-    }
-}
-
 static int compare(Side *x, Side *y, Run *run) {
     State s;
     memset(&s, 0, sizeof s);
@@ -1282,17 +1269,6 @@ static int compare(Side *x, Side *y, Run *run) {
     take_counts(run);
     find_ranks(run);
     if (status == DONE && run->e_max > 0) status = find_worst(x, y, run);
-    if (status == DONE && run->sample && !run->nonfinite_x && !run->nonfinite_y) {
-        Rows rows = {
-            .x = x->values, .y = y->values, .places = run->places, .n = run->rows, .cols = run->cols,
-            .scale = y->scale, .scale_step = y->scale_step, .scale_height = y->scale_height,
-            .n_scales = y->scale_table ? 0 : y->scale_n,
-            .zero = y->zero, .zero_step = y->zero_step, .shift = y->shift, .shift_step = y->shift_step,
-            .factor = y->factor, .columns = y->columns, .near = run->sample->near,
-        };
-        if (rows.near) find_near(run, y->group);
-        quanterr_measure_sample(run->sample, &rows, run->x_max);
-    }
     for (int i = 0; i < N_SUMS; i++) carry(s.limbs[i], run->sums + i * LIMBS);
     return status;
 }

@@ -17,6 +17,7 @@
 #define KEPT_ROWS 5       /* rows with the lowest SNR */
 #define RANKS 6           /* percentiles of |e| */
 #define PLACES 3          /* runs of bytes that a fingerprint covers */
+#define TILE 64           /* columns of a tile, in one row of a sample */
 #define WINDOW 64         /* columns whose largest |x| and |e| are kept */
 #define MOST_PARTS 64     /* of a sample with whose cells others are compared */
 #define MOST_SEARCHED 64  /* elements of a part whose scale can be searched for */
@@ -157,8 +158,22 @@ typedef struct { /* rows that were decoded: x and y, (places, cols) */
     const int32_t *columns; /* group of each column; NULL: groups are next to each other */
     const int32_t *order;  /* column from which each was taken, or NULL */
     int64_t n_scales;      /* of the whole weight; 0: unknown */
-    const float *near;     /* for each scale: what it may differ from a good one without loss; NULL: nothing */
+    const float *near;     /* (places, groups): what a scale may differ from a good one without loss; NULL: nothing */
 } Rows;
+
+typedef struct { /* thresholds of samples; samples/native.py fills them in */
+    double half_step;    /* largest rounding error, in steps */
+    double near;         /* as near as the nearest code: up to so many times its error */
+    double above_normal; /* floats lose nothing if a good scale puts the largest so far above their smallest normal number */
+    double some, far;    /* ratios of losses with stored and good scales: worth a look; and far too large */
+    double group_db, clipped_db; /* losses from which a group stands out, and from which clipping is wrong */
+    double wide, fits;   /* range of stored / good scale that is never wrong */
+    double moved, fixed; /* zero points that are whole codes, or equal */
+    double floor;        /* of an error, as a share of x², below which it is no damage */
+    double like;         /* share of an error that a factor explains */
+    double part, compensated, better, worse, apart; /* ratios of energies from which regions stand out */
+    int64_t fewest, fewest_rows; /* elements of a region, and regions that are compared */
+} Limits;
 
 typedef struct { /* what the stored scales of a sample of rows allow */
     int32_t kind;             /* of codes, a CodeKind */
@@ -170,6 +185,7 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     int64_t n_levels;         /* LANES numbers follow those of each array, so that whole vectors can be loaded */
     const float *multiples;   /* of the scale that clips nothing: scales to try */
     int64_t n_multiples;      /* MOST_FACTORS at most */
+    const Limits *limits;
     double lucky;             /* share of the worst error below which a good scale's is small by accident */
     double most;              /* largest good / stored scale that is not wrong */
     int64_t cols;             /* of a group */
@@ -181,13 +197,9 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     int64_t height;           /* rows of a block */
     int64_t first_block;      /* first row of the blocks that are used instead, their rows and columns; 0: none */
     int64_t block_rows, block_cols;
-    float *block_values;      /* room for x in these rows and columns */
+    const float *block_values; /* x in these rows and columns, or if `transposed` in these columns and rows */
     float *ordered;           /* room for (2 · rows + 3) · columns of the sample, if it is transposed or columns of groups */
                               /* are not next to each other */
-    float *near;              /* room for a number for each group of the weight, if scales are multiples of a step; else NULL: */
-    int64_t run_cells;        /* cells of a run, in which scales have the same step; */
-    int64_t run_groups;       /* its groups; */
-    float of_largest;         /* and the step, as a multiple of the run's largest |x| */
     void *room;               /* 72 bytes for each group */
     double *columns;          /* room for 9 numbers for each of most_cols columns */
     int64_t most_cols;
@@ -238,7 +250,9 @@ typedef struct { /* a comparison: its settings, buffers and results */
     int64_t kept_zeroed[KEPT_ROWS];
     int64_t ranks[RANKS];      /* in: of |e|, ascending from 1 */
     int64_t rank_bins[RANKS];  /* the bins that hold them */
-    Sample *sample;            /* of the rows that are kept, or NULL */
+    float *block_values;       /* out: x in these rows and columns, from first_block and from the first column on; or NULL */
+    int64_t first_block, block_rows, block_cols;
+    int32_t transposed;        /* column by column */
 } Run;
 
 typedef struct { /* numbers to round, and the units of their groups */

@@ -4,8 +4,6 @@
 #include <math.h>
 #include "shared.h"
 
-#define TILE 64
-
 enum { X_SQ, E_SQ, BEST_SQ, XY, Y_SQ, OUTSIDE, SCATTER, N_PRODUCTS };
 enum { OFF, CLIPPED, BEYOND_SQ, CLIPPED_SQ, CLIPPED_X_SQ, N_TOTALS };
 

@@ -1,4 +1,4 @@
-/* What the stored scales of a sample of rows allow; measure_rounding and find_nearest of kernel/levels.py, and
+/* What the stored scales of a sample of rows allow; measure_rounding and find_nearest of samples/nearest.py, and
  * measure_losses of samples/good_scales.py specify it. C11, no dependency, no Python. Numbers are float32, as torch has
  * them; sums are float64 in LANES lanes, the same on every instruction set.
  */
@@ -8,29 +8,6 @@
 #include <immintrin.h>
 #endif
 
-/* As in kernel/levels.py, samples/good_scales.py and samples/scales.py. */
-#define HALF_STEP 0.5001
-#define ABOVE_NORMAL 64.0
-#define SOME 1.2
-#define FAR 3.0
-#define PART_DB 5.0
-#define CLIPPED_DB 12.0
-#define WIDE 2.2
-#define MOVED 0.01
-#define FIXED 0.05
-#define FITS 0.6 /* more than 1 / WIDE: less of the range is in use, by half a step, than the originals need */
-#define NEAR 1.0001 /* times the error of the nearest code: as near, but for float32 */
-/* As in samples/codes.py; those with a comment are a little stricter, so that torch looks at all doubtful regions. */
-#define TILE 64
-#define FEWEST 32
-#define FEWEST_ROWS 4
-#define FLOOR 1e-6
-#define CORRELATED 0.49 /* LIKE */
-#define OUTSTANDING 2.5 /* PART_DB */
-#define COMPENSATED 1.123 /* COMPENSATED_DB */
-#define BETTER 0.5 /* -BETTER_DB */
-#define WORSE 1.99 /* BETTER_DB */
-#define APART 39.8 /* TILE_DB */
 #define MOST_ROWS 1024 /* of a sample that has regions */
 #define TRUSTED 0x1p-100 /* least energy of a region: float32 loses squares far below */
 
@@ -197,6 +174,7 @@ INLINE floats number_of(floats levels, const Sample *s, int kind) {
 INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scale, const Sample *s, Nearest *t,
                         float *products, int kind) {
     const floats inverse = broadcast(1 / scale.unit);
+    const float near = (float)s->limits->near;
     double x_sqs[LANES], e_sqs[LANES], best_sqs[LANES], clipped_sqs[LANES], clipped_x_sqs[LANES], beyond_sqs[LANES];
     for (int lane = 0; lane < LANES; lane += WIDTH) {
         Sums x_sq = {{0}, {0}}, e_sq = {{0}, {0}}, best_sq = {{0}, {0}};
@@ -210,7 +188,7 @@ INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scal
             stored = kind == FLOATS || kind == LISTED ? nearest(stored, s, kind) : stored + ROUNDER - ROUNDER; /* also beyond */
             ints same = level == stored, out = (code < s->below) | (code > s->above);
             apart |= out & (b == 0); /* the scale may be lost */
-            if (!products) apart |= ~same & ~(magnitude(e) <= magnitude(best) * (float)NEAR);
+            if (!products) apart |= ~same & ~(magnitude(e) <= magnitude(best) * near);
             best = choose(same | (magnitude(e) < magnitude(best)), e, best);
             clipped -= out;
             if (products) {
@@ -278,13 +256,13 @@ INLINE Regions place_regions(const Sample *s, double *room, int64_t first, int64
 
 /* Adds a region of these sums; returns 0 if a factor explains much of its error, as where a scale is wrong or lost, or if
  * its values are so small that squares were lost. */
-static int add_region(Regions *to, const double sums[N_PRODUCTS]) {
+static int add_region(const Sample *s, Regions *to, const double sums[N_PRODUCTS]) {
     const double x_sq = sums[X_SQ], e_sq = sums[E_SQ];
     if (to->n == to->most || !(x_sq >= TRUSTED)) return 0;
     to->e_sq[to->n] = e_sq;
-    to->excess[to->n] = e_sq > 0 ? e_sq / (sums[BEST_SQ] + FLOOR * x_sq) : 1;
+    to->excess[to->n] = e_sq > 0 ? e_sq / (sums[BEST_SQ] + s->limits->floor * x_sq) : 1;
     to->share[to->n++] = e_sq / x_sq;
-    return sums[XE] * sums[XE] <= CORRELATED * x_sq * e_sq;
+    return sums[XE] * sums[XE] <= s->limits->like * x_sq * e_sq;
 }
 
 /* Adds a row, its tiles, and its products to those of each column; returns as add_region. */
@@ -303,17 +281,24 @@ static int add_row(Sample *s, Regions *rows, Regions *tiles, const float *produc
             tile[k] = sum_of(sums);
             row[k] += tile[k];
         }
-        if (first + TILE <= cols && !add_region(tiles, tile)) return 0;
+        if (first + TILE <= cols && !add_region(s, tiles, tile)) return 0;
     }
-    return cols < FEWEST || add_region(rows, row);
+    return cols < s->limits->fewest || add_region(s, rows, row);
 }
 
 /* Divides n values, from `step` to `step`, by their median. */
 static void divide_by_median(double *values, int64_t n, int64_t step, double *room) {
-    if (n < FEWEST_ROWS) return;
     for (int64_t i = 0; i < n; i++) room[i] = values[i * step];
     const double median = median_of(room, n);
     for (int64_t i = 0; i < n; i++) values[i * step] /= median;
+}
+
+/* Divides the errors of tiles, (down, across), by the medians of their columns, then of their rows: errors accumulate in the
+ * last columns of a group, and where a row has an outlier. */
+static void divide_by_medians(const Sample *s, double *e_sq, int64_t down, int64_t across, double *room) {
+    const int64_t fewest = s->limits->fewest_rows;
+    for (int64_t col = 0; col < across && down >= fewest; col++) divide_by_median(e_sq + col, down, across, room);
+    for (int64_t row = 0; row < down && across >= fewest; row++) divide_by_median(e_sq + row * across, across, 1, room);
 }
 
 /* Returns whether no region stands out from the others and from the whole sample. `across` is the number of tiles in a row;
@@ -322,17 +307,14 @@ static int are_alike(const Sample *s, const Regions *of, double *room, int64_t a
     if (!of->n) return 1;
     memcpy(room, of->excess, (size_t)of->n * sizeof *room);
     const double usual = fmin(fmax(median_of(room, of->n), 1), fmax(s->e_sq / s->best_sq, 1));
-    const int compensated = usual > COMPENSATED;
-    const double most = compensated ? WORSE * s->e_sq / s->x_sq : BETTER * s->best_sq / s->x_sq;
+    const int compensated = usual > s->limits->compensated;
+    const double most = compensated ? s->limits->worse * s->e_sq / s->x_sq : s->limits->better * s->best_sq / s->x_sq;
     if (compensated && across < 0) return 1;
     for (int64_t i = 0, divided = 0; i < of->n; i++) {
-        if (of->excess[i] <= OUTSTANDING * usual * usual * usual || of->share[i] <= most) continue;
+        if (of->excess[i] <= s->limits->part * usual * usual * usual || of->share[i] <= most) continue;
         if (!compensated || across == 0) return 0;
-        if (!divided++) { /* errors accumulate in the last columns of a group, and where a row has an outlier */
-            for (int64_t col = 0; col < across; col++) divide_by_median(of->e_sq + col, of->n / across, across, room);
-            for (int64_t row = 0; row < of->n; row += across) divide_by_median(of->e_sq + row, across, 1, room);
-        }
-        if (!(of->e_sq[i] <= APART)) return 0;
+        if (!divided++) divide_by_medians(s, of->e_sq, of->n / across, across, room);
+        if (!(of->e_sq[i] <= s->limits->apart)) return 0;
     }
     return 1;
 }
@@ -342,10 +324,10 @@ static int are_regions_alike(const Sample *s, const Regions *rows, const Regions
     double *room = s->columns + N_PRODUCTS * s->most_cols; /* where the products of the last row are */
     if (!are_alike(s, rows, room, 0) || !are_alike(s, tiles, room, cols / TILE)) return 0;
     Regions columns = {tiles->e_sq, tiles->excess, tiles->share, 0, s->most_cols};
-    for (int64_t col = 0; col < cols && n_rows >= FEWEST; col++) {
+    for (int64_t col = 0; col < cols && n_rows >= s->limits->fewest; col++) {
         double sums[N_PRODUCTS];
         for (int k = 0; k < N_PRODUCTS; k++) sums[k] = s->columns[k * s->most_cols + col];
-        if (!add_region(&columns, sums)) return 0;
+        if (!add_region(s, &columns, sums)) return 0;
     }
     return are_alike(s, &columns, room, -1);
 }
@@ -426,9 +408,9 @@ static void compare_zeros(Sample *s, Group *groups, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         least = groups[i].zero < least ? groups[i].zero : least;
         most = groups[i].zero > most ? groups[i].zero : most;
-        if (!(fabsf(groups[i].zero - rintf(groups[i].zero)) < (float)MOVED)) s->zeros = FRACTIONS;
+        if (!(fabsf(groups[i].zero - rintf(groups[i].zero)) < (float)s->limits->moved)) s->zeros = FRACTIONS;
     }
-    if (most - least < (float)FIXED) s->zeros = ONE;
+    if (most - least < (float)s->limits->fixed) s->zeros = ONE;
     for (Group *g = groups; g < groups + n; g++) {
         const float above = s->highest - g->zero, below = g->zero - s->lowest;
         const float up = above > 0 ? g->high / above : 0, down = below > 0 ? -g->low / below : 0;
@@ -459,7 +441,7 @@ static int64_t list_trials(const Sample *s, const Group *g, int are_powers, Tria
 
 /* Adds up the losses of groups that are judged together; returns whether none stands out. */
 static int add_losses(Sample *s, Group *groups, int64_t n) {
-    const double least = ABOVE_NORMAL * s->normal / s->highest, share = ldexp(1, -2 * (s->mantissa + 1));
+    const double least = s->limits->above_normal * s->normal / s->highest, share = ldexp(1, -2 * (s->mantissa + 1));
     const int is_float = s->kind == FLOATS;
     int lose_nothing = is_float, are_powers = 1, lose_some = 0;
     double x_sq = 0, worst_sq = 0;
@@ -467,7 +449,7 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
     Trial trials[MOST_FACTORS];
     if (s->kind == SHIFTED) compare_zeros(s, groups, n);
     for (int64_t i = 0; i < n; i++) {
-        if (!(groups[i].x_sq > 0 && groups[i].needed >= 1 / WIDE)) return 0;
+        if (!(groups[i].x_sq > 0 && groups[i].needed >= 1 / s->limits->wide)) return 0;
         x_sq += groups[i].x_sq;
         lose_nothing &= groups[i].needed >= least && groups[i].needed <= 1;
         are_powers &= is_power_of_two(groups[i].unit);
@@ -492,16 +474,16 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
         if (fabsf(fabsf(groups[i].unit) - groups[i].needed * fabsf(groups[i].unit)) <= groups[i].near)
             for (int k = 0; k < 2; k++) good_sq[k] = fmax(good_sq[k], k && !are_powers ? 0 : stored_sq);
         double good = fmax(good_sq[0], good_sq[1]);
-        if (!(stored_sq <= FAR * good)) { /* a search may have preferred the stored scale, or the good one is a fluke */
+        if (!(stored_sq <= s->limits->far * good)) { /* a search may have preferred the stored scale, or the good one is a fluke */
             double worst = is_float ? groups[i].x_sq * share : sum_worst_errors(s, groups + i, trials[tried - 1].factor);
             double lost_db = 10 * log10(stored_sq / (good < s->lucky * worst ? worst : good));
-            int fits = groups[i].needed > FITS && groups[i].needed < s->most && (lost_db < CLIPPED_DB || groups[i].needed <= 1);
-            if (!(lost_db <= PART_DB || fits)) return 0;
+            int fits = groups[i].needed > s->limits->fits && groups[i].needed < s->most && (lost_db < s->limits->clipped_db || groups[i].needed <= 1);
+            if (!(lost_db <= s->limits->group_db || fits)) return 0;
         }
         s->stored_sq += stored_sq;
         s->good_sq[0] += good_sq[0];
         s->good_sq[1] += good_sq[1];
-        lose_some |= stored_sq > SOME * good_sq[are_powers];
+        lose_some |= stored_sq > s->limits->some * good_sq[are_powers];
     }
     for (int64_t i = 0; i < n && lose_some && !is_float; i++) {
         int64_t tried = list_trials(s, groups + i, are_powers, trials);
@@ -598,7 +580,7 @@ enum { HALF_A_STEP, AS_NEAR, BY_REGIONS }; /* what is required of errors: so muc
 static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int required) {
     const int64_t every = required == HALF_A_STEP ? s->every : s->every_closely;
     const int64_t used = rows->cols / s->cols * s->cols; /* columns of whole groups */
-    const float most = (float)(HALF_STEP / (1 << s->mantissa));
+    const float most = (float)(s->limits->half_step / (1 << s->mantissa));
     float *products = required == BY_REGIONS ? (float *)(s->columns + N_PRODUCTS * s->most_cols) : 0;
     double *room = s->columns + (N_PRODUCTS + 2) * s->most_cols; /* 2: products are floats */
     Regions tiles = place_regions(s, room, 0, s->most_cols - MOST_ROWS), of_rows = place_regions(s, room, tiles.most, MOST_ROWS);
@@ -627,7 +609,7 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int
             if (s->per_row || !*n)
                 groups[(*n)++] = (Group){
                     .x = x, .stride = every * rows->cols, .unit = scale.unit, .zero = scale.zero,
-                    .near = rows->near ? rows->near[row * rows->scale_step + col / s->cols] : -1,
+                    .near = rows->near ? rows->near[place * (rows->cols / s->cols) + col / s->cols] : -1,
                 };
             Range range = {{0}, {0}, {0}};
             extend(&range, x, width);

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from threading import Thread
 from typing import Any, NamedTuple
@@ -10,46 +11,51 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.comparison.fingerprints import sample_places
-from quanterr.formats import Values, Weight
+from quanterr.checkpoints.fingerprints import sample_places
 from quanterr.kernel.decoder import Decoder, ElementType
-from quanterr.kernel.decoding import count_rows_at_once, find_decoder, make_code_side, may_wait
-from quanterr.kernel.levels import Scaling
+from quanterr.kernel.decoding import Values, Weight, count_rows_at_once, find_decoder, make_code_side, may_wait
 from quanterr.kernel.library import Kernel, choose_kernel
+from quanterr.kernel.specification import SUMS_ALONE, SumOptions, add_matrices
 from quanterr.kernel.structs import (
     DONE,
     PLACES,
     ROOM,
     SUM_BYTES,
     SUMS,
-    CodeKind,
-    RowsStruct,
     RunStruct,
-    SampleStruct,
     SideStruct,
 )
-from quanterr.kernel.torch_sums import SUMS_ALONE, SumOptions, add_matrices
 from quanterr.metrics import find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW, CellGrid, Peaks
 from quanterr.metrics.sums import RowSums, Sums, WorstPlace, exact
-from quanterr.samples.codes import WIDEST
-from quanterr.samples.plain import MOST_GROUPS, PlainSample, prepare_values
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
-GROUP, COLUMN = 9, 9  # float64 numbers of scratch space per group and per column of a sample
 PRECISE = 1 << 12  # elements below which all sums are float64, because few roundings do not average out
 
 Dequantize = Callable[[Chunk], Values]
 
 
-class KeptRows(NamedTuple):
-    """Addresses to which the kernel writes decoded rows of both sides, float32, and a sample to measure on them."""
+class KeptBlocks(NamedTuple):
+    """Rows of x from ``first`` on, and their first columns, to keep row by row, or if ``transposed`` by column."""
+
+    values: Tensor  # (rows · cols,) float32
+    first: int
+    rows: int
+    cols: int
+    transposed: bool
+
+
+@dataclass(slots=True)
+class KeptRows:
+    """Decoded rows of both sides, float32, that the kernel keeps: it writes them to these addresses."""
 
     addresses: tuple[int, int]
     places: Tensor | None = None  # (rows,) int64: where each row is written, -1 for nowhere; None: in its own place
-    sample: PlainSample | None = None
+    blocks: KeptBlocks | None = None
+    side: SideStruct | None = None  # the quantized side, with its scales; None if the kernel does not decode it
+    alive: list[object] = field(default_factory=list)  # memory of these scales
 
 
 class Operand(NamedTuple):
@@ -94,17 +100,13 @@ class NativeSums:
         """Allocate the tables of the kernel; |e| above ``outlier`` counts as an outlier."""
         self.kernel, self._outlier = kernel, outlier
         self._counts = torch.zeros((2, ROOM), dtype=torch.int32)
-        self._groups = torch.empty((MOST_GROUPS, GROUP), dtype=torch.float64)
-        self._columns = torch.empty((COLUMN, WIDEST), dtype=torch.float64)
         self._histograms = torch.empty(0, dtype=torch.int64)
         self._sums = bytearray()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return (
-            self._counts.nbytes + self._groups.nbytes + self._columns.nbytes + self._histograms.nbytes + len(self._sums)
-        )
+        return self._counts.nbytes + self._histograms.nbytes + len(self._sums)
 
     def sums(
         self,
@@ -141,26 +143,6 @@ class NativeSums:
         found = self.compute([self._make_task(sides, chunk, matrix, len(x), SUMS_ALONE, 0, alive)])
         return found[0] if found else None
 
-    def measure_sample(
-        self, weight: Weight, x: Tensor, y: Tensor, scales: Scaling, largest: float | None, near: Tensor | None
-    ) -> PlainSample | None:
-        """Measure the error that the stored ``scales`` allow in sampled rows, (r, c) float32; None if it cannot.
-
-        ``largest`` is the original's largest magnitude, if known. A scale may differ from a good one by ``near``,
-        (r, groups across) float32.
-        """
-        found = prepare_values(weight, len(x), scales)
-        if found is None or (largest is None and not found[0].struct.per_row):
-            return None
-        (sample, (unit, shift)), x, y = found, x.contiguous(), y.contiguous()
-        self._lend_room(sample.struct)
-        rows = RowsStruct(x.data_ptr(), y.data_ptr(), n=x.shape[0], cols=x.shape[1], scale_height=1)
-        rows.scale, rows.shift, rows.near = (None if side is None else side.data_ptr() for side in (unit, shift, near))
-        rows.scale_step = rows.shift_step = 0 if unit.numel() == 1 else unit.shape[1]
-        struct = ctypes.byref(sample.struct)
-        self.kernel.library.quanterr_measure_sample(struct, ctypes.byref(rows), largest or 0.0)
-        return sample
-
     def prepare_whole(
         self, operands: tuple[Operand, Operand], wanted: SumOptions, keep: Callable[[], KeptRows]
     ) -> Task | None:
@@ -189,7 +171,8 @@ class NativeSums:
         sides, saturated = [], 0
         for place, (operand, decoder) in enumerate(zip(operands, direct, strict=True)):
             if decoder is not None:
-                side = make_code_side(decoder, chunk, at_once, operand.workspace, alive, operand.again)
+                keeps_scales = waits and kept is not None
+                side = make_code_side(decoder, chunk, at_once, operand.workspace, alive, operand.again, keeps_scales)
                 if decoder.codes is operand.fingerprinted:
                     _sample_bytes(side, decoder.codes, chunk, alive)
             else:
@@ -203,31 +186,9 @@ class NativeSums:
         matrix = operands[0].weight.matrix
         task = self._make_task((x, y), chunk, matrix, at_once, wanted, saturated, alive)
         if kept:
-            self._measure_kept(task, kept)
+            _keep_rows(task, kept)
+            kept.side, kept.alive = (y, alive) if direct[1] else (None, [])
         return task
-
-    def _measure_kept(self, task: Task, kept: KeptRows) -> None:
-        """Make the kernel measure the error that stored scales allow in kept rows, if it decodes the codes itself."""
-        (_, y), run = task.sides, task.run
-        run.places = None if kept.places is None else kept.places.data_ptr()
-        if kept.sample and y.scale and not y.rotation:
-            sample = kept.sample.struct
-            has_zeros = sample.kind == CodeKind.SHIFTED
-            width = 1 if sample.transposed else sample.cols
-            if min(y.group, task.cols) != width or bool(y.zero or y.shift) != has_zeros:
-                return
-            if sample.block_rows:
-                sample.block_values = _allocate(sample.block_rows * sample.block_cols, task.alive)
-            if y.columns or sample.transposed:
-                sample.ordered = _allocate(2 * kept.sample.n + 3 * task.cols, task.alive)
-            if sample.run_cells:
-                sample.near = _allocate(prod(task.chunk.shape) // width, task.alive)
-            self._lend_room(sample)
-            run.sample = ctypes.addressof(sample)
-
-    def _lend_room(self, sample: SampleStruct) -> None:
-        sample.room = self._groups.data_ptr()
-        sample.columns, sample.most_cols = self._columns.data_ptr(), WIDEST
 
     def _make_task(
         self,
@@ -361,6 +322,15 @@ def _place_peaks(run: RunStruct, cells: CellGrid, chunk: Chunk, alive: list[obje
     run.cell_rows, run.cell_windows = cells.rows, min(-(-cells.cols // WINDOW), windows)
     run.rows_above = chunk.row % cells.rows
     return Peaks(down.start, values)
+
+
+def _keep_rows(task: Task, kept: KeptRows) -> None:
+    """Make the kernel keep rows; their addresses are those of the sides."""
+    run = task.run
+    run.places = None if kept.places is None else kept.places.data_ptr()
+    if kept.blocks:
+        values, run.first_block, run.block_rows, run.block_cols, run.transposed = kept.blocks
+        run.block_values = values.data_ptr()
 
 
 def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:

@@ -1,6 +1,6 @@
-"""Samples with sound codes and scales, the usual case: the kernel measures them while it compares.
+"""Samples with sound codes and scales, the usual case: the kernel measures them.
 
-:func:`~quanterr.kernel.levels.measure_rounding`, :func:`~quanterr.kernel.levels.find_nearest` and
+:func:`~quanterr.samples.nearest.measure_rounding`, :func:`~quanterr.samples.nearest.find_nearest` and
 :func:`~quanterr.samples.good_scales.measure_losses` specify the numbers, which the kernel adds up in float64. Torch
 examines any other sample more closely.
 """
@@ -11,26 +11,74 @@ from itertools import pairwise
 from math import inf, isfinite
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.kernel.decoder import Decoder, ElementType, decoder_of
 from quanterr.kernel.levels import Levels, Scaling
-from quanterr.kernel.structs import CodeKind, SampleStruct
+from quanterr.kernel.library import Kernel
+from quanterr.kernel.native_sums import KeptBlocks, KeptRows
+from quanterr.kernel.structs import CodeKind, LimitsStruct, RowsStruct, SampleState, SampleStruct, Zeros
 from quanterr.metrics import share
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums, as_float
-from quanterr.samples.codes import RUN, SMALL, sample_blocks
+from quanterr.samples.codes import (
+    BETTER_DB,
+    COMPENSATED_DB,
+    FEWEST,
+    FEWEST_ROWS,
+    FLOOR,
+    LIKE,
+    PART_DB,
+    TILE_DB,
+    may_trust,
+)
 from quanterr.samples.conspicuous import count_run_cells
-from quanterr.samples.good_scales import ZERO, list_multiples
-from quanterr.samples.scales import ENOUGH, EVERY, GroupSums, add_loss, get_clipping_limit, get_lucky_share
+from quanterr.samples.good_scales import ABOVE_NORMAL, FIXED, MOVED, SOME, ZERO, list_multiples
+from quanterr.samples.nearest import HALF_STEP
+from quanterr.samples.rows import RUN, SMALL, WIDEST, sample_blocks
+from quanterr.samples.scales import (
+    CLIPPED_DB,
+    ENOUGH,
+    EVERY,
+    FAR,
+    GROUP_DB,
+    WIDE,
+    GroupSums,
+    add_loss,
+    get_clipping_limit,
+    get_lucky_share,
+)
+from quanterr.tensors.workspace import Workspace
 
 MOST_GROUPS = SMALL  # groups of a sample, at most
-LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
 LANES = 16  # columns that the kernel takes at once
-NEAREST = 2  # as in shared.h
-ONE = 2  # as in samples.c
+GROUP, COLUMN = 9, 9  # float64 numbers of scratch space per group and per column of a sample
+CAUTIOUS = 0.995  # the kernel's limits are a little stricter, so that torch looks at all doubtful regions
+LIMITS = LimitsStruct(
+    half_step=HALF_STEP,
+    near=1.0001,  # float32 cannot tell these errors apart
+    above_normal=ABOVE_NORMAL,
+    some=SOME,
+    far=FAR,
+    group_db=GROUP_DB,
+    clipped_db=CLIPPED_DB,
+    wide=WIDE,
+    fits=0.6,  # more than 1 / WIDE: less of the range is in use, by half a step, than the originals need
+    moved=MOVED,
+    fixed=FIXED,
+    floor=FLOOR,
+    like=CAUTIOUS * LIKE,
+    part=CAUTIOUS * 10 ** (PART_DB / 10),
+    compensated=10 ** (COMPENSATED_DB / 10) / CAUTIOUS,
+    better=CAUTIOUS * 10 ** (-BETTER_DB / 10),
+    worse=CAUTIOUS * 10 ** (BETTER_DB / 10),
+    apart=CAUTIOUS * 10 ** (TILE_DB / 10),
+    fewest=FEWEST,
+    fewest_rows=FEWEST_ROWS,
+)
 
 
 class PlainSample(NamedTuple):
@@ -53,7 +101,65 @@ class PlainSample(NamedTuple):
     @property
     def one_zero(self) -> bool:
         """True if all groups share a zero point, as the kernel knows or has found."""
-        return bool(self.struct.kind != CodeKind.SHIFTED or self.struct.zeros == ONE)
+        return bool(self.struct.kind != CodeKind.SHIFTED or self.struct.zeros == Zeros.ONE)
+
+    def list_blocks(self) -> KeptBlocks | None:
+        """Return the blocks that the kernel must keep while it compares; None if no scales span rows."""
+        found = self.struct
+        if not found.block_rows:
+            return None
+        values = torch.empty(found.block_rows * found.block_cols)
+        return KeptBlocks(values, found.first_block, found.block_rows, found.block_cols, bool(found.transposed))
+
+    def measure_kept(
+        self, kernel: Kernel, kept: KeptRows, matrix: tuple[int, int], sums: Sums, near: Tensor | None, room: Workspace
+    ) -> None:
+        """Measure rows that the kernel has kept of a weight, (rows, cols), if it has decoded the codes itself.
+
+        ``sums`` cover the whole weight. A scale may differ from a good one by ``near``, (r, groups across) float32.
+        """
+        side, (n, cols), found = kept.side, matrix, self.struct
+        if side is None or not side.scale or side.rotation or sums.nonfinite_original or sums.nonfinite_quantized:
+            return
+        width = 1 if found.transposed else found.cols
+        if min(side.group, cols) != width or bool(side.zero or side.shift) != (found.kind == CodeKind.SHIFTED):
+            return
+        rows = RowsStruct(*kept.addresses, n=n, cols=cols, factor=side.factor, columns=side.columns)
+        rows.places = None if kept.places is None else kept.places.data_ptr()
+        rows.scale, rows.scale_step, rows.scale_height = side.scale, side.scale_step, side.scale_height
+        rows.zero, rows.zero_step, rows.shift, rows.shift_step = side.zero, side.zero_step, side.shift, side.shift_step
+        rows.n_scales = 0 if side.scale_table else side.scale_n
+        if kept.blocks:
+            found.block_values = kept.blocks.values.data_ptr()
+        if side.columns or found.transposed:
+            found.ordered = room.buffer("ordered", (2 * self.n + 3 * cols,), torch.float32).data_ptr()
+        self._measure(kernel, rows, sums.x_max, near, room)
+
+    def measure_values(
+        self,
+        kernel: Kernel,
+        values: tuple[Tensor, Tensor],
+        scales: Scaling,
+        largest: float,
+        near: Tensor | None,
+        room: Workspace,
+    ) -> None:
+        """Measure sampled rows of both sides, (r, c) float32, with one number of ``scales`` for each group.
+
+        ``largest`` is the original's largest magnitude, or 0 if unknown; ``near`` is as in :meth:`measure_kept`.
+        """
+        x, y = values
+        rows = RowsStruct(x.data_ptr(), y.data_ptr(), n=x.shape[0], cols=x.shape[1], scale_height=1)
+        rows.scale, rows.shift = (None if side is None else side.data_ptr() for side in scales)
+        rows.scale_step = rows.shift_step = 0 if scales.unit.numel() == 1 else scales.unit.shape[1]
+        self._measure(kernel, rows, largest, near, room)
+
+    def _measure(self, kernel: Kernel, rows: RowsStruct, largest: float, near: Tensor | None, room: Workspace) -> None:
+        rows.near = None if near is None else near.data_ptr()
+        self.struct.room = room.buffer("groups", (MOST_GROUPS, GROUP), torch.float64).data_ptr()
+        self.struct.columns = room.buffer("columns", (COLUMN, WIDEST), torch.float64).data_ptr()
+        self.struct.most_cols = WIDEST
+        kernel.library.quanterr_measure_sample(ctypes.byref(self.struct), ctypes.byref(rows), largest)
 
     def copy(self) -> "PlainSample":
         """Return this sample with a struct of its own."""
@@ -67,11 +173,11 @@ class PlainSample(NamedTuple):
         found = self.struct
         if not found.plain or sums.exact:
             return None
-        energies = (as_float(sums.x_sq), as_float(sums.e_sq)) if self.n == sums.n else (found.x_sq, found.e_sq)
-        plain = summarize_plain(self.n, energies, found.steps_sq)
-        if plain is None:
+        x_sq, e_sq = (as_float(sums.x_sq), as_float(sums.e_sq)) if self.n == sums.n else (found.x_sq, found.e_sq)
+        if not may_trust(x_sq, e_sq):
             return None
-        if found.plain == NEAREST:
+        plain = Attainable(self.n, x_sq, e_sq, e_sq, rounding=found.steps_sq / self.n)
+        if found.plain == SampleState.NEAREST:
             names = ("e_sq", "best_sq", "clipped_sq", "clipped_x_sq", "beyond_sq", "clipped", "off")
             plain = plain._replace(rounding=None, **{name: getattr(found, name) for name in names})
         of_groups = GroupSums(found.group_x_sq, found.stored_sq, found.good_sq[0], found.worst_sq)
@@ -88,8 +194,7 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
     if levels is None or decoder is None or weight.encoding == "cast" or weight.rotated:
         return None
     steps = weight.scale_steps
-    run_cells = count_run_cells(weight) if steps and steps.of_largest else 0
-    if steps and not run_cells:
+    if steps and not (steps.of_largest and count_run_cells(weight)):
         return None
     codes = _find_codes(levels, decoder)
     n_scales, cols = _count_stored_scales(weight, decoder), weight.matrix[1]
@@ -102,9 +207,6 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
         return None
     found = found.copy()
     found.struct.scale_n = 0 if scale is None else n_scales
-    if steps:  # a file may declare runs of more groups than an int64 holds
-        found.struct.run_cells, found.struct.run_groups = min(run_cells, weight.n), min(steps.shared, weight.n)
-        found.struct.of_largest = steps.of_largest
     return found
 
 
@@ -234,6 +336,7 @@ def _lay_out(
     struct.levels, struct.bounds = ctypes.addressof(numbers.levels), ctypes.addressof(numbers.bounds)
     struct.halves, struct.numbers = ctypes.addressof(numbers.halves), ctypes.addressof(numbers.numbers)
     struct.n_levels = len(levels.table)
+    struct.limits = ctypes.addressof(LIMITS)
     struct.lucky, struct.most = get_lucky_share(levels), get_clipping_limit(levels)
     struct.cols, struct.per_row = width, height == 1
     struct.every, struct.whole = every, rows == matrix[0] and every == 1
@@ -269,14 +372,3 @@ def _list_numbers(levels: Levels) -> _Numbers:
     of_table = (levels.table, inf), (levels.bounds, inf), (halves, halves[-1] if halves else inf), (counted, inf)
     padded = [(*numbers, *LANES * [last]) for numbers, last in of_table]
     return _Numbers(*((ctypes.c_float * len(numbers))(*numbers) for numbers in (list_multiples(levels), *padded)))
-
-
-def summarize_plain(n: int, energies: tuple[float, float], steps_sq: float) -> Attainable | None:
-    """Return the result for codes that are all the nearest; None if the sums may have lost digits.
-
-    ``energies`` are Σx² and Σe²; ``steps_sq`` is Σe² in steps of the codes.
-    """
-    x_sq, e_sq = energies
-    if not (LEAST <= x_sq <= MOST and e_sq <= MOST):
-        return None
-    return Attainable(n, x_sq, e_sq, e_sq, rounding=steps_sq / n if n else None)

@@ -1,0 +1,103 @@
+"""Samples whose rows the kernel keeps while it compares, and measures next."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.kernel.decoding import find_decoder
+from quanterr.kernel.native_sums import KeptRows
+from quanterr.metrics.sums import Sums
+from quanterr.pairing.model import Pair
+from quanterr.samples.measuring import find_near_scales
+from quanterr.samples.native import PlainSample, prepare_sample
+from quanterr.samples.reading import Buffers, KeptSample
+from quanterr.samples.rows import list_rows, sample_chunks
+from quanterr.tensors.chunks import Chunk, as_matrix
+
+
+class _Sample(NamedTuple):
+    """The rows of a sample: where each row of the weight, (rows,) int64, and each chunk is in it."""
+
+    rows: list[int]
+    places: Tensor
+    first_rows: dict[Chunk, int]
+
+
+class SampleKeeper:
+    """Asks the kernel to keep the rows of samples, and measures them before their scales are overwritten."""
+
+    def __init__(self, buffers: Buffers, samples: bool) -> None:
+        """Without ``samples``, only the values of small weights are kept."""
+        self._buffers, self._samples = buffers, samples
+        self._waiting: dict[int, tuple[PlainSample, KeptRows, list[int]]] = {}  # by the pair's id
+        self._measured: dict[int, PlainSample] = {}
+
+    def keep_small(self, pair: Pair) -> KeptRows:
+        """Return addresses for the kernel to write a whole small pair to."""
+        kept = KeptRows(self._buffers.small.keep(pair))
+        self._prepare(pair, kept, list(range(pair.original.matrix[0])))
+        return kept
+
+    def keep_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> KeptRows | None:
+        """Return addresses for the kernel to write the rows of a sample to; None if they must be read again.
+
+        The kernel must decode the whole weight at once. ``place`` is the pair's index in its task.
+        """
+        self.drop(pair, place)
+        rows, cols = pair.original.matrix
+        is_whole = (chunks[0].row, chunks[-1].stop_row, chunks[0].shape[1]) == (0, rows, cols)
+        if not (self._samples and is_whole and pair.quantized.levels):
+            return None
+        sample, sides = _find_sample(pair.quantized.shape), (pair.original, pair.quantized)
+        if sample is None or not all(find_decoder(side, chunks) for side in sides):
+            return None
+        values = self._buffers.computed.buffer(f"sample {place}", (2, len(sample.rows), cols), torch.float32)
+        self._buffers.kept_samples[place] = KeptSample(pair, sample.first_rows, values)
+        x = values.data_ptr()
+        kept = KeptRows((x, x + values.nbytes // 2), sample.places)
+        self._prepare(pair, kept, sample.rows)
+        return kept
+
+    def _prepare(self, pair: Pair, kept: KeptRows, rows: list[int]) -> None:
+        plain = prepare_sample(pair.quantized, len(rows)) if self._samples else None
+        if plain is not None:
+            kept.blocks = plain.list_blocks()
+            self._waiting[id(pair)] = plain, kept, rows
+
+    def drop(self, pair: Pair, place: int) -> None:
+        """Forget the kept rows of a pair, because a file could not be read to the end."""
+        self._buffers.kept_samples.pop(place, None)
+        self._waiting.pop(id(pair), None)
+
+    def measure(self, pair: Pair, sums: Sums) -> None:
+        """Measure the rows that were kept of a pair, whose sums are known now."""
+        waiting, kernel = self._waiting.pop(id(pair), None), self._buffers.kernel
+        if waiting is None or kernel is None:
+            return
+        plain, kept, rows = waiting
+        near = find_near_scales(pair.quantized, sums, rows)
+        if near is not None or not pair.quantized.scale_steps:
+            plain.measure_kept(kernel, kept, pair.original.matrix, sums, near, self._buffers.computed)
+        self._measured[id(pair)] = plain
+
+    def take(self, pair: Pair) -> PlainSample | None:
+        """Return the sample of a pair that the kernel was asked to measure; None if there is none."""
+        return self._measured.pop(id(pair), None)
+
+
+@lru_cache(maxsize=64)  # weights share their shapes
+def _find_sample(shape: tuple[int, ...]) -> _Sample | None:
+    """Return the rows of a weight's sample; None if a chunk does not span all columns."""
+    rows, cols = as_matrix(shape)
+    chunks, first_rows, n = sample_chunks(shape), dict[Chunk, int](), 0
+    places = torch.full((rows,), -1)
+    for chunk in chunks:
+        if chunk.shape[1] < cols:
+            return None
+        first_rows[chunk] = n
+        places[chunk.row : chunk.stop_row] = torch.arange(n, n + chunk.shape[0])
+        n += chunk.shape[0]
+    return _Sample(list_rows(chunks), places, first_rows)

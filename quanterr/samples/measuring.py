@@ -1,0 +1,228 @@
+"""The error that the stored scales of a weight allow, and what conspicuous rows and cells beyond its sample add."""
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+from torch import Tensor
+
+from quanterr.formats import Weight
+from quanterr.metrics.attainable import Attainable, BadRegion
+from quanterr.metrics.sums import Sums
+from quanterr.samples.codes import Sampler
+from quanterr.samples.conspicuous import (
+    find_blocks,
+    find_conspicuous_cells,
+    find_conspicuous_rows,
+    find_run_maxima,
+    spans_rows,
+)
+from quanterr.samples.native import PlainSample, can_measure_values, prepare_values
+from quanterr.samples.nearest import accept_stored, find_nearest, measure_rounding
+from quanterr.samples.reading import Group, PairReader
+from quanterr.samples.rows import WIDEST, list_rows, sample_blocks, sample_chunks
+from quanterr.samples.scales import ScaleSampler, find_run_steps
+from quanterr.tensors.chunks import Chunk, split_chunk
+from quanterr.tensors.workspace import FilledWorkspace
+
+MOST_ROWS = 2  # conspicuous rows whose scale blocks are inspected, at most
+STACK = 1 << 17  # elements of a sample processed at a time
+
+
+class _Conspicuous(NamedTuple):
+    """Rows and cells of a weight that are to be inspected beyond its sample."""
+
+    rows: list[int]
+    cells: list[Chunk]
+
+
+class SampleMeasurer:
+    """Measures the sample of a pair whose ``sums`` are known."""
+
+    def __init__(self, reader: PairReader, sums: Sums) -> None:
+        """Read the sample, and what is inspected beyond it, with ``reader``."""
+        self._reader, self._sums, self._buffers = reader, sums, reader.buffers
+        self._pair, self._weight = reader.pair, reader.pair.quantized
+
+    def measure(self, plain: PlainSample | None) -> Attainable | None:
+        """Return the error that the stored scales allow; None if the nearest codes cannot be found.
+
+        ``plain`` is the sample that the kernel has measured, if it has: without a result, it needs a closer look.
+        """
+        found = self._finish_plain(plain) if plain else None
+        return found or self._measure_closely(plain is not None)
+
+    def _finish_plain(self, plain: PlainSample) -> Attainable | None:
+        """Return the kernel's result for the sample, and what conspicuous rows and cells add; None without a result."""
+        found, weight = plain.summarize(self._sums), self._weight
+        if found is None or (found.rounding is None and self._pair.importance):
+            return None  # with importance: the kernel has not weighted errors by it
+        if found.n == self._sums.n or weight.rotated:
+            return found
+        conspicuous = self._find_conspicuous(found)
+        if not any(conspicuous):
+            return found
+        of_scales = ScaleSampler(weight, None) if spans_rows(weight) else self._make_scale_sampler()
+        of_scales.one_zero = plain.one_zero
+        parts, beside = self._inspect(found, conspicuous, of_scales)
+        return of_scales.result(found._replace(parts=parts), beside)
+
+    def _measure_closely(self, is_doubtful: bool) -> Attainable | None:
+        weight = self._weight.unrotated
+        if weight.levels is None or weight.shape != self._weight.shape:
+            return None
+        chunks = _list_sampled(weight.shape, self._buffers.size)
+        whole = None if is_doubtful else self._read_whole_sample(chunks)
+        plain = None if whole is None else self._measure_values(whole)
+        found = self._finish_plain(plain) if plain else None
+        if found is not None:
+            return found
+        found, of_scales = self._find_nearest(chunks, whole)
+        if spans_rows(weight):
+            of_scales = self._sample_blocks()
+        if found.n == self._sums.n or self._weight.rotated or weight.matrix[1] > WIDEST:
+            return of_scales.result(found, None)
+        parts, beside = self._inspect(found, self._find_conspicuous(found), of_scales)
+        return of_scales.result(found._replace(parts=(*found.parts, *parts)), beside)
+
+    def _read_whole_sample(self, chunks: Sequence[Chunk]) -> Group | None:
+        """Read all sampled rows; None if the kernel cannot measure a sample whose values are given."""
+        weight = self._weight.unrotated
+        if self._buffers.kernel is None or self._pair.original.needs_float64 or not can_measure_values(weight):
+            return None
+        return self._reader.read_group(chunks) if chunks[0].shape[1] == weight.matrix[1] else None
+
+    def _measure_values(self, sample: Group) -> PlainSample | None:
+        """Let the kernel measure a sample whose values are given; None if it cannot."""
+        (chunks, x, y, scales), weight, kernel = sample, self._weight.unrotated, self._buffers.kernel
+        prepared = None if scales is None else prepare_values(weight, len(x), scales)
+        if kernel is None or prepared is None:
+            return None
+        plain, of_groups = prepared
+        if self._weight.rotated and not plain.struct.per_row:
+            return None  # the largest magnitude after the rotation is unknown
+        near = find_near_scales(weight, self._sums, list_rows(chunks))
+        if near is None and weight.scale_steps:
+            return None
+        largest = 0.0 if self._weight.rotated else self._sums.x_max
+        values = x.contiguous(), y.contiguous()
+        plain.measure_values(kernel, values, of_groups, largest, near, self._buffers.computed)
+        return plain
+
+    def _find_nearest(self, chunks: Sequence[Chunk], whole: Group | None) -> tuple[Attainable, ScaleSampler]:
+        """Find the nearest codes of a sample and collect the loss of its scales; ``whole`` has been read, if given."""
+        weight, of_scales = self._weight.unrotated, self._make_scale_sampler()
+        sampler = Sampler(None if self._weight.rotated else self._pair.importance, self._buffers.kernel)
+        groups = self._group(chunks)
+        for together in groups:
+            group = whole if whole and len(groups) == 1 else self._reader.read_group(together)
+            self._add_nearest(group, sampler, None if spans_rows(weight) else of_scales)
+        return sampler.result(), of_scales
+
+    def _group(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+        """Group chunks that may be processed together."""
+        weight, original = self._weight, self._pair.original
+        one_by_one = weight.rotated or weight.matrix_rows or original.needs_float64 or weight.needs_float64
+        return _group_chunks(chunks, 0 if one_by_one else min(self._buffers.size, STACK))
+
+    def _add_nearest(self, group: Group, codes: Sampler | None, of_scales: ScaleSampler | None) -> None:
+        """Find the codes nearest to a group of rows, and add them to the samplers that are given."""
+        (chunks, x, y, scales), levels = group, self._weight.unrotated.levels
+        if scales is None or levels is None:
+            return
+        rounding = measure_rounding(levels, x, y - x, scales, self._buffers.computed)
+        if rounding is None:
+            found, at_once = find_nearest(levels, x, y, scales), chunks[0].n
+        else:
+            found, at_once = accept_stored(y), None
+        if codes is not None:
+            codes.add(chunks, x, y, found, rounding)
+        if of_scales is not None:
+            stored = y if rounding is None else None
+            of_scales.add(list_rows(chunks), chunks[0].col, x, found.values - x, scales, stored, at_once)
+
+    def _make_scale_sampler(self) -> ScaleSampler:
+        """Make the sampler of a weight's scales, which are those of rotated columns if it has any."""
+        weight, is_rotated = self._weight.unrotated, self._weight.rotated
+        largest, runs = (None, None) if is_rotated else (self._sums.x_max, find_run_maxima(weight, self._sums))
+        return ScaleSampler(weight, largest, partial(self._find_least_units, weight), runs)
+
+    def _find_least_units(self, weight: Weight, row: int) -> Tensor | None:
+        """Return the factors of a row's codes with the least scale, (1, c); None if unknown."""
+        return weight.least_units(Chunk(row, row + 1, 0, weight.matrix[1]), FilledWorkspace(self._buffers.device))
+
+    def _sample_blocks(self) -> ScaleSampler:
+        """Sample the scales of a few whole blocks that span rows."""
+        of_scales = ScaleSampler(self._weight, None)
+        for chunk in _list_sampled_blocks(self._weight):
+            self._add_blocks(chunk, of_scales)
+        return of_scales
+
+    def _add_blocks(self, chunk: Chunk, to: ScaleSampler) -> None:
+        scales = self._weight.scaling(chunk, self._buffers.ends)
+        if scales:
+            to.add(range(chunk.row, chunk.stop_row), chunk.col, self._reader.read_block(chunk), None, scales)
+
+    def _find_conspicuous(self, sample: Attainable) -> _Conspicuous:
+        weight, sums = self._weight, self._sums
+        chunks = _list_sampled_blocks(weight) if spans_rows(weight) else sample_chunks(weight.shape)
+        return _Conspicuous(find_conspicuous_rows(sums, sample), find_conspicuous_cells(weight, sums, chunks))
+
+    def _inspect(
+        self, sample: Attainable, found: _Conspicuous, of_sample: ScaleSampler
+    ) -> tuple[tuple[BadRegion, ...], ScaleSampler]:
+        """Inspect conspicuous rows and cells; return bad regions outside the sample, and a sampler of their scales."""
+        weight, (worst, cells) = self._weight, found
+        of_scales = of_sample.make_companion()
+        sampler, chunks = Sampler(kernel=self._buffers.kernel), sample_chunks(weight.shape)
+        rows, in_blocks = set(worst), spans_rows(weight)
+        if in_blocks and of_scales.has_floats:
+            cells = cells + find_blocks(weight, worst[:MOST_ROWS])
+        for cell in cells:
+            if in_blocks:
+                self._add_blocks(cell, of_scales)
+            else:
+                rows.add(cell.row)
+        known = {row for chunk in chunks for row in range(chunk.row, chunk.stop_row)}
+        to = of_scales if of_scales.has_row_scales or (of_scales.has_floats and not in_blocks) else None
+        again = rows & known if to else ()  # the sample may have left out scales of its rows
+        for numbers, codes in ((rows - known, sampler), (again, None)):
+            each = [Chunk(row, row + 1, 0, weight.matrix[1]) for row in sorted(numbers)]
+            for together in self._group(each):
+                self._add_nearest(self._reader.read_group(together), codes, to)
+        return sampler.find_bad_regions(sample), of_scales
+
+
+def find_near_scales(weight: Weight, sums: Sums, rows: Sequence[int]) -> Tensor | None:
+    """Return by how much the scale of each group in a few rows may differ from a good one, (r, groups across) float32.
+
+    None if scales are not multiples of a step, or the step is unknown.
+    """
+    if not (weight.scale_steps and weight.scale_steps.of_largest and weight.block_size):
+        return None
+    runs = find_run_maxima(weight, sums)
+    across = range(weight.matrix[1] // weight.block_size[1])
+    return None if runs is None else find_run_steps(weight, runs, rows, across).contiguous()
+
+
+def _group_chunks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:
+    """Group consecutive chunks of the same columns, up to ``size`` elements, to process them together."""
+    stacks: list[list[Chunk]] = []
+    for chunk in chunks:
+        last = stacks[-1] if stacks else []
+        alike = last and (last[0].col, last[0].stop_col) == (chunk.col, chunk.stop_col)
+        if alike and sum(one.n for one in last) + chunk.n <= size:
+            last.append(chunk)
+        else:
+            stacks.append([chunk])
+    return stacks
+
+
+@lru_cache(maxsize=64)  # weights share their shapes
+def _list_sampled(shape: tuple[int, ...], size: int) -> Sequence[Chunk]:
+    """Return the chunks of a weight's sample, of at most ``size`` elements each."""
+    return tuple(piece for chunk in sample_chunks(shape) for piece in split_chunk(chunk, size))
+
+
+def _list_sampled_blocks(weight: Weight) -> list[Chunk]:
+    return sample_blocks(weight.shape, weight.block_size or (1, 1))

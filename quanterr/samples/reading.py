@@ -1,0 +1,143 @@
+"""Rows of both sides of a pair, read again after the pass or taken from where they were kept."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.formats import Weight
+from quanterr.kernel.decoding import read_into, read_values
+from quanterr.kernel.levels import Scaling
+from quanterr.kernel.library import Kernel
+from quanterr.pairing.model import Pair
+from quanterr.samples.rows import list_rows
+from quanterr.samples.small import SmallWeights
+from quanterr.tensors.chunks import Chunk, split_chunk
+from quanterr.tensors.workspace import FilledWorkspace, Workspace
+
+MOST_SPANNED = 1 << 21  # elements in a span of rows whose scales are read at once, at most
+
+
+class Group(NamedTuple):
+    """The rows of chunks of the same columns, (r, c) float32 or float64 each, and their scaling if there is one."""
+
+    chunks: list[Chunk]
+    x: Tensor
+    y: Tensor
+    scales: Scaling | None
+
+
+class KeptSample(NamedTuple):
+    """The sampled rows of a pair that the kernel has kept, (2, n, c) float32, and the first row of each chunk."""
+
+    pair: Pair
+    first_rows: dict[Chunk, int]
+    values: Tensor
+
+
+class Buffers:
+    """The buffers of one thread."""
+
+    def __init__(self, device: torch.device, size: int, candidates: int, kernel: Kernel | None) -> None:
+        """Start empty, for chunks of ``size`` elements; ``kernel`` decodes for the CPU, if there is one."""
+        self.device, self.size, self.kernel = device, size, kernel if device.type == "cpu" else None
+        self.original, self.computed = Workspace(device), Workspace(device)
+        self.quantized = [Workspace(device) for _ in range(candidates)]  # each may keep parts between ranges
+        self.ends = FilledWorkspace(device), FilledWorkspace(device)
+        self.small = SmallWeights(self.computed)
+        self.kept_samples: dict[int, KeptSample] = {}  # by the pair's index in its task
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(each.nbytes for each in (self.original, self.computed, *self.ends, *self.quantized))
+
+
+class PairReader:
+    """Reads rows of one pair; ``place`` is its index in its task."""
+
+    def __init__(self, buffers: Buffers, pair: Pair, place: int) -> None:
+        """Use the buffers of the thread."""
+        self.buffers, self.pair, self._quantized = buffers, pair, buffers.quantized[place]
+        kept = buffers.kept_samples.get(place)
+        self._kept = kept if kept is not None and kept.pair is pair else None
+
+    def read_values(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """Return both sides of a chunk, (r, c) float32, or float64 if needed; kept values are used if there are any."""
+        kept, pair = self.buffers.small.values(self.pair), self.pair
+        if kept is not None and chunk.n == pair.original.n:
+            return kept[0].float(), kept[1].float()
+        if pair.original.needs_float64 or pair.quantized.needs_float64:
+            x = pair.original.dequantize(chunk, self.buffers.original).weight
+            return x, pair.quantized.dequantize(chunk, self._quantized).weight
+        x, y = (self.buffers.computed.buffer(f"values_{side}", chunk.shape, torch.float32) for side in "xy")
+        return self._read("x", chunk, x), self._read("y", chunk, y)
+
+    def read_group(self, chunks: Sequence[Chunk]) -> Group:
+        """Read both sides and the scaling of chunks of the same columns; valid until the next group is read.
+
+        Of rotated columns, the original is rotated as well.
+        """
+        rotated, (x, y) = self.pair.quantized.rotated, self._read_sample(chunks)
+        if rotated:
+            x = rotated.rotate(x.clone(), self.buffers.computed)
+            y = torch.cat([rotated.weight.dequantize(chunk, self._quantized).weight.clone() for chunk in chunks])
+        return Group(list(chunks), x, y, self._read_scaling(self.pair.quantized.unrotated, chunks))
+
+    def read_block(self, chunk: Chunk) -> Tensor:
+        """Return the original's values of a chunk that is read by whole rows, (r, c) float32."""
+        x = self.buffers.computed.buffer("values_x", chunk.shape, torch.float32)
+        for rows in split_chunk(chunk._replace(col=0, stop_col=self.pair.original.matrix[1]), self.buffers.size):
+            whole = self.buffers.computed.buffer("whole_rows", rows.shape, torch.float32)
+            self._read("x", rows, whole)
+            x[rows.row - chunk.row : rows.stop_row - chunk.row] = whole[:, chunk.col : chunk.stop_col]
+        return x
+
+    def _read_sample(self, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor]:
+        """Return both sides of chunks of the same columns, concatenated by rows, (r, c) float32."""
+        kept = self._kept
+        if kept is not None and chunks[0] in kept.first_rows:
+            first = kept.first_rows[chunks[0]]
+            x, y = kept.values[:, first : first + sum(chunk.shape[0] for chunk in chunks)]
+            return x, y
+        return self.read_values(chunks[0]) if len(chunks) == 1 else (self._stack("x", chunks), self._stack("y", chunks))
+
+    def _stack(self, side: str, chunks: Sequence[Chunk]) -> Tensor:
+        shape, row = (sum(chunk.shape[0] for chunk in chunks), chunks[0].shape[1]), 0
+        values = self.buffers.computed.buffer(f"sample_{side}", shape, torch.float32)
+        for chunk in chunks:
+            self._read(side, chunk, values[row : row + chunk.shape[0]])
+            row += chunk.shape[0]
+        return values
+
+    def _read_scaling(self, weight: Weight, chunks: Sequence[Chunk]) -> Scaling | None:
+        """Return the scaling of chunks, concatenated; None if the weight has none."""
+        span = chunks[0]._replace(stop_row=chunks[-1].stop_row)
+        if span.n <= MOST_SPANNED:
+            rows = None if len(chunks) == 1 else torch.tensor(list_rows(chunks), device=self.buffers.device) - span.row
+            units = weight.units(span, self._quantized, rows)
+            if units is not None:
+                return Scaling(units.clone())
+        decode_values = partial(read_values, self.buffers.kernel, weight)
+        return _stack_scalings((weight.scaling(chunk, self.buffers.ends, decode_values) for chunk in chunks), chunks)
+
+    def _read(self, side: str, chunk: Chunk, out: Tensor) -> Tensor:
+        """Read one side of a chunk of whole rows, or of a piece of a row, into ``out``, (r, c) float32."""
+        weight, workspace = (
+            (self.pair.original, self.buffers.original) if side == "x" else (self.pair.quantized, self._quantized)
+        )
+        return read_into(out, self.buffers.kernel, weight, chunk, workspace)
+
+
+def _stack_scalings(found: Iterable[Scaling | None], chunks: Sequence[Chunk]) -> Scaling | None:
+    """Copy the scalings of chunks, which share buffers, as one for all rows; None if a chunk has none."""
+    scales = [Scaling(one.unit.clone(), None if one.shift is None else one.shift.clone()) for one in found if one]
+    if len(scales) < len(chunks):
+        return None
+    if len(chunks) == 1 or scales[0].unit.numel() == 1:
+        return scales[0]
+    units = [one.unit.expand(chunk.shape[0], -1) for one, chunk in zip(scales, chunks, strict=True)]
+    shifts = [one.shift for one in scales if one.shift is not None]
+    return Scaling(torch.cat(units), torch.cat(shifts) if shifts else None)
