@@ -174,7 +174,7 @@ def summed_by_chunk(
     """The sums of the chunks of two tensors, as a run makes them; with ``wide`` by the exact way alone."""
     pair, worker = pair_of(x, y, wide), Worker(CPU, size, outlier)
     with torch.inference_mode():
-        return [worker.compare([pair], [chunk])[0] for chunk in Cut(*pair.original.matrix, size)]
+        return [worker.sum_chunks([pair], [chunk])[0] for chunk in Cut(*pair.original.matrix, size)]
 
 
 # safetensors before 0.8 neither writes nor reads some dtypes, F8_E4M3FNUZ among them.
@@ -193,7 +193,7 @@ def summed(
     """The same of all chunks at once, by torch's kernel or the compiled one."""
     pair, worker = replace(pair_of(x, y, wide), importance=importance), Worker(CPU, size, outlier, kernel=kernel)
     with torch.inference_mode():
-        return worker.compare([pair], list(Cut(*pair.original.matrix, size)))[0]
+        return worker.sum_chunks([pair], list(Cut(*pair.original.matrix, size)))[0]
 
 
 def legacy(entries: Mapping[str, Any], calls: int = 7) -> bytes:

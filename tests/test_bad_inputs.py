@@ -699,11 +699,11 @@ WEIGHTS = [
 
 NO_GPU_MEMORY = (
     "import torch\nfrom quanterr.comparison.worker import Worker\n"
-    "def fail(*_): raise torch.OutOfMemoryError('CUDA out of memory')\nWorker.compare = fail\n"
+    "def fail(*_): raise torch.OutOfMemoryError('CUDA out of memory')\nWorker.sum_chunks = fail\n"
 )
 NO_MEMORY = (
     "import torch\nfrom quanterr.comparison.worker import Worker\n"
-    "def fail(*_): return torch.empty(1 << 60, dtype=torch.uint8)\nWorker.compare = fail\n"
+    "def fail(*_): return torch.empty(1 << 60, dtype=torch.uint8)\nWorker.sum_chunks = fail\n"
 )
 NO_MEMORY_FOR_HEADERS = (
     "from quanterr import comparison\ndef fail(*_): raise MemoryError\ncomparison.enter_checkpoint = fail\n"

@@ -329,9 +329,9 @@ class TestStatus:
 
     def test_an_unforeseen_error_is_a_bug_and_not_a_failed_gate(self, checkpoints, tmp_path):
         before = (
-            "import quanterr.comparison\n"
+            "import quanterr.comparison.run\n"
             "def broken(*a, **k): raise RuntimeError('surprise')\n"
-            "quanterr.comparison.pair = broken\n"
+            "quanterr.comparison.run.pair = broken\n"
         )
         done = call("compare", *checkpoints, before=before)
 

@@ -83,7 +83,7 @@ SIGNALLED = {signal.SIGINT: Status.INTERRUPTED, signal.SIGTERM: Status.TERMINATE
 
 def after_goes(n, number):
     """Python that sends the signal once so much of the work is begun."""
-    return signalled_before("quanterr.comparison.worker.Worker.compare", n, number)
+    return signalled_before("quanterr.comparison.worker.Worker.sum_chunks", n, number)
 
 
 @pytest.mark.slow

@@ -399,9 +399,7 @@ class TestRows:
 
 
 def test_far_below_the_usual_level_of_its_format(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        SampleMeasurer, "_measure_closely", lambda *_: None
-    )  # as of codebooks, which have no nearest code
+    monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # as of codebooks, with no nearest code
     x = model()
     found = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
 

@@ -51,7 +51,7 @@ class TestHuge:
         chunks = [cut[number] for number in sorted({begins(at) - 1 for at in marks})]
         with open_checkpoint(files[0]) as x, open_checkpoint(files[1]) as y, torch.inference_mode():
             weights = pair(x, y, LayerSelection()).pairs[0]
-            sums = Sums.merge(worker.compare([weights], [chunk])[0] for chunk in chunks)
+            sums = Sums.merge(worker.sum_chunks([weights], [chunk])[0] for chunk in chunks)
             done = worker.finish(0, weights, sums)
 
         assert n == weights.original.n

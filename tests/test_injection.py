@@ -387,9 +387,9 @@ def test_no_command_lets_anything_through(hostile, compared, words):
 
 def test_the_traceback_of_a_bug_is_only_text(hostile):
     before = (
-        "import quanterr.comparison\n"
+        "import quanterr.comparison.run\n"
         "def broken(x, *a, **k): raise RuntimeError('\\n'.join(x.entries))\n"
-        "quanterr.comparison.pair = broken\n"
+        "quanterr.comparison.run.pair = broken\n"
     )
     done = call("compare", *[hostile / "x.safetensors"] * 2, before=before)
 

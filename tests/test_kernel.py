@@ -49,7 +49,7 @@ def worst_element(x, y, size=CPU_CHUNK):
     """Where the largest |e| is, as a run finds it."""
     pair, worker = pair_of(x, y), Worker(CPU, size, OUTLIER)
     with torch.inference_mode():
-        sums = worker.compare([pair], list(Cut(*pair.original.matrix, size)))[0]
+        sums = worker.sum_chunks([pair], list(Cut(*pair.original.matrix, size)))[0]
         return worker.finish(0, pair, sums).worst
 
 
@@ -234,9 +234,9 @@ class TestFast:
         worker = Worker(CPU, CPU_CHUNK, OUTLIER)
         pairs = [pair_of(x, quantized(x)) for x in (normal(64, 512), normal(3, 5), normal(1, 9), normal(64, 512))]
         with torch.inference_mode():
-            together = [worker.compare([pair], list(Cut(*pair.original.matrix, CPU_CHUNK))) for pair in pairs]
+            together = [worker.sum_chunks([pair], list(Cut(*pair.original.matrix, CPU_CHUNK))) for pair in pairs]
             alone = [
-                Worker(CPU, CPU_CHUNK, OUTLIER).compare([pair], list(Cut(*pair.original.matrix, CPU_CHUNK)))
+                Worker(CPU, CPU_CHUNK, OUTLIER).sum_chunks([pair], list(Cut(*pair.original.matrix, CPU_CHUNK)))
                 for pair in pairs
             ]
 

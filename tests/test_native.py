@@ -607,7 +607,7 @@ class TestSums:
             x[row, largest], x[row - 1, 0], x[row, 0] = 1e3, -50.0, torch.inf
             worker = Worker(CPU, CPU_CHUNK, OUTLIER, kernel=BUILT)
             with torch.inference_mode():
-                [sums] = worker.compare([replace(pair, original=in_memory(x))], [Chunk(0, rows, 0, cols)])
+                [sums] = worker.sum_chunks([replace(pair, original=in_memory(x))], [Chunk(0, rows, 0, cols)])
 
         col = min(largest, key=lambda col: (-abs(float(y[row, col].double() - 1e3)), col))
         assert (row, col, (1e3, float(y[row, col]))) == sums.worst[1:]
@@ -653,7 +653,7 @@ class TestSums:
             y.write_bytes(y.read_bytes()[:-5000])
             worker = Worker(CPU, CPU_CHUNK, OUTLIER, kernel=BUILT)
             with pytest.raises(CheckpointError, match="changed while being read"):
-                worker.compare(plan.pairs, [Chunk(0, 48, 0, 2048)])
+                worker.sum_chunks(plan.pairs, [Chunk(0, 48, 0, 2048)])
 
 
 @needs_kernel
@@ -880,7 +880,7 @@ class TestSmallWeightsAhead:
         return planned(store(tmp_path / "x.safetensors", x), store(tmp_path / "y.safetensors", y))
 
     def compare(self, worker, pairs):
-        return [worker.compare([pair], list(Cut(*pair.original.matrix, CPU_CHUNK)))[0] for pair in pairs]
+        return [worker.sum_chunks([pair], list(Cut(*pair.original.matrix, CPU_CHUNK)))[0] for pair in pairs]
 
     def test_have_the_sums_that_each_has_on_its_own(self, tmp_path):
         with self.plan(tmp_path) as plan, torch.inference_mode():
@@ -1212,7 +1212,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error_and_never_a_signal(tmp_
             if cut:
                 cut.start()
             for first in range(0, len(chunks), 2):
-                total.add(worker.compare(plan.pairs, chunks[first : first + 2])[0])
+                total.add(worker.sum_chunks(plan.pairs, chunks[first : first + 2])[0])
             for side in (plan.pairs[0].original, plan.pairs[0].quantized):
                 side.codes.file.check_unchanged()
         return total.n, total.x_sq, total.e_sq

@@ -19,7 +19,7 @@ from making import numbers, quantized_fp8, store
 
 import quanterr
 from quanterr.checkpoints.base import CheckpointFile
-from quanterr.comparison import compare_each
+from quanterr.comparison import compare_each, sharing
 from quanterr.comparison.journal import Journal
 from quanterr.comparison.records import pack, unpack
 from quanterr.errors import ResourceError, Status, UsageError
@@ -61,20 +61,15 @@ def journal_of(pair, path, **options):
     return quanterr.compare(*pair, device="cpu", resume=path, **options)
 
 
-def test_a_record_is_the_weight_again(pair):
+def test_a_record_is_the_weight_again(pair, monkeypatch):
     kept = []
 
     class Seen(Journal):
         def add(self, candidate, done):
             kept.append(done)
 
-    import quanterr.comparison as comparison
-
-    original, comparison.Journal = comparison.Journal, Seen
-    try:
-        journal_of(pair, os.devnull)
-    finally:
-        comparison.Journal = original
+    monkeypatch.setattr(sharing, "Journal", Seen)
+    journal_of(pair, os.devnull)
 
     assert 9 == len(kept)
     for done in kept:

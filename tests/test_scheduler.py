@@ -73,8 +73,8 @@ class TestDigits:
             worker = Worker(CPU, CPU_CHUNK, 0.01)
             whole = Chunk(0, 70, 0, 100)
             found = quanterr.measure(
-                weights.original.dequantize(whole, worker._original).weight.clone(),
-                weights.quantized.dequantize(whole, worker._quantized[0]).weight.clone(),
+                weights.original.dequantize(whole, worker._buffers.original).weight.clone(),
+                weights.quantized.dequantize(whole, worker._buffers.quantized[0]).weight.clone(),
             )
 
         assert found["snr_db"] == layer.snr_db
@@ -184,7 +184,7 @@ class TestFaults:
         def fail(*_):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-        monkeypatch.setattr(Worker, "compare", fail)
+        monkeypatch.setattr(Worker, "sum_chunks", fail)
 
         with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try --device cpu"):
             quanterr.compare(*stored(tmp_path, a=(64, 64)))
@@ -203,7 +203,7 @@ class TestRoom:
         monkeypatch.setattr(scheduler, "CPU_CHUNK", 1 << 11)
         return []
 
-    def run(self, files, tried, monkeypatch, largest, may_move=False, method="compare"):
+    def run(self, files, tried, monkeypatch, largest, may_move=False, method="sum_chunks"):
         """The sums of a weight where chunks larger than ``largest`` do not fit; also the run."""
         work, done = getattr(Worker, method), []
 
@@ -222,7 +222,7 @@ class TestRoom:
         return done[0].sums, run
 
     @pytest.mark.parametrize("shape", [(70, 1000), (2, 40_000)])
-    @pytest.mark.parametrize("method", ["compare", "finish"])
+    @pytest.mark.parametrize("method", ["sum_chunks", "finish"])
     @pytest.mark.parametrize(
         ("largest", "sizes"),
         [(1 << 14, [14]), (1 << 13, [14, 13]), (1 << 12, [14, 13, 12]), (0, [14, 13, 12, 11])],
@@ -314,7 +314,7 @@ def test_the_worst_element_is_found_where_the_last_chunk_of_a_weight_is_small():
     y[3, 7] = 9.0
     pair, worker = pair_of(x, y), Worker(torch.device("cpu"), 64, 0.01)
     with torch.inference_mode():
-        sums = Sums.merge(worker.compare([pair], [chunk])[0] for chunk in Cut(33, 64, 64))
+        sums = Sums.merge(worker.sum_chunks([pair], [chunk])[0] for chunk in Cut(33, 64, 64))
         worst = worker.finish(0, pair, sums).worst
 
     assert (3, 7, 9.0) == (worst.row, worst.col, worst.y)

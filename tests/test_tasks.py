@@ -6,9 +6,8 @@ from making import numbers, quantized_fp8, quantized_int8, store
 from msgspec.structs import replace
 
 import quanterr
-from quanterr import comparison
 from quanterr.checkpoints import CheckpointFile, open_checkpoint
-from quanterr.comparison import compare_each
+from quanterr.comparison import compare_each, run
 from quanterr.comparison.tasks import group_by_original
 from quanterr.comparison.worker import Worker
 from quanterr.kernel.library import VARIABLE
@@ -80,7 +79,7 @@ class TestPass:
         with open_checkpoint(x) as checkpoint, pytest.MonkeyPatch.context() as patch:
             patch.setattr(Worker, "_find_worst", lambda *_: None)  # reads a row again
             patch.setattr("quanterr.comparison.worker.compute_fingerprint", lambda *_: None)  # reads a few bytes again
-            patch.setattr(comparison, "choose_alternatives", lambda plan, undo: plan)  # looks at samples beforehand
+            patch.setattr(run, "choose_alternatives", lambda plan, undo: plan)  # looks at samples beforehand
             patch.setattr("quanterr.findings.diagnose", lambda *_: ())  # and at those of doubtful weights afterwards
             reads.clear()
             compare_each(checkpoint, candidates, CompareOptions(device="cpu"), samples=False)

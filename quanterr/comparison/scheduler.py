@@ -22,7 +22,7 @@ from quanterr.errors import Interrupted, ResourceError, is_out_of_memory
 from quanterr.formats import Weight
 from quanterr.kernel.library import Kernel
 from quanterr.metrics.sums import Sums
-from quanterr.pairing.model import ComparedWeight
+from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.samples.small import AT_ONCE, ENOUGH
 from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, split_chunk
 from quanterr.util.platform import keep_freed_memory, limit_of_memory, usable_cores
@@ -54,6 +54,16 @@ class Progress:
     name: str = ""
     total_weights: int = 0
     done_weights: int = 0
+
+
+class Claims(NamedTuple):
+    """How several processes divide a run: each claims pieces, first those after its ``share`` (0 to 1) of all weights.
+
+    ``claim`` is asked before each weight of the original, or each piece of a huge one.
+    """
+
+    claim: Callable[[str], bool]
+    share: float
 
 
 class ChunkRange(NamedTuple):
@@ -95,17 +105,15 @@ class Scheduler:
         stop: threading.Event,
         may_move: bool = False,
         kernel: Kernel | None = None,
-        claim: Callable[[str], bool] | None = None,
-        share: float = 0.0,
         samples: bool = True,
+        claims: Claims | None = None,
     ) -> None:
         """Set up a run.
 
         ``finish`` is called with a candidate's number and its finished pair, by worker threads, one call at a time.
         ``may_move`` lets the CPU take over if the device has too little memory even for small chunks. ``kernel`` is the
-        compiled kernel, used on the CPU only, or None for torch's. ``claim`` is asked before each weight of the
-        original, or each piece of a huge one, whether this process should compute it; this process skips a
-        ``share`` (0 to 1) of all weights, and computes these last. ``samples`` is as for :class:`Worker`.
+        compiled kernel, used on the CPU only, or None for torch's. ``samples`` is as for :class:`Worker`. Without
+        ``claims``, this process computes everything.
         """
         self.device, self.outlier, self._tasks, self._stop, self._samples = device, outlier, tasks, stop, samples
         self.size = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
@@ -115,9 +123,9 @@ class Scheduler:
         self._open: dict[int, _OpenTask] = {}
         self._originals = [jobs[0].pair.original for jobs in tasks]
         self._most = max(map(len, tasks), default=1)  # pairs of a task, at most
-        self._claim = claim
+        self._claims = claims
         order = sorted(range(len(tasks)), key=lambda number: _get_file_order(self._originals[number]))
-        first = int(share * len(order))
+        first = int(claims.share * len(order)) if claims else 0
         order = order[first:] + order[:first]
         self._large = [number for number in order if self._originals[number].n >= SMALL]
         self._small = [number for number in order if self._originals[number].n < SMALL]
@@ -143,7 +151,7 @@ class Scheduler:
             keep_freed_memory(SCRATCH, SCRATCH)
         _require_room(self.threads + 1)
         workers = [threading.Thread(target=self._work, args=[n == 0], daemon=True) for n in range(self.threads)]
-        helper = threading.Thread(target=self._read_ahead if self._claim is None else int, daemon=True)
+        helper = threading.Thread(target=self._read_ahead if self._claims is None else int, daemon=True)
         started: list[threading.Thread] = []
         with allow_stop(lambda: self._stop.is_set() or self._ended.is_set()):
             try:
@@ -178,12 +186,12 @@ class Scheduler:
 
     def _claim_pieces(self, number: int, n: int) -> Iterator[tuple[int, int]]:
         """Yield the ranges (first, stop) of a weight's chunks that this process has claimed."""
-        if self._claim is None:
+        if self._claims is None:
             yield 0, n
             return
         step = max(PIECE // self.size // CHUNKS_AT_ONCE, 1) * CHUNKS_AT_ONCE
         for first in range(0, max(n, 1), step):
-            if self._claim(f"{self._tasks[number][0][:2]}/{first}"):
+            if self._claims.claim(f"{self._tasks[number][0][:2]}/{first}"):
                 yield first, min(first + step, n)
 
     def _count_chunks(self, number: int) -> int:
@@ -220,7 +228,7 @@ class Scheduler:
             worker = Worker(self.device, self.size, self.outlier, self._most, self.kernel, self._samples)
             with torch.inference_mode(), worker.stream():
                 try:
-                    self._compare_all(worker, small_too)
+                    self._work_through(worker, small_too)
                 finally:
                     worker.wait()
         except Interrupted:  # stopped while waiting for a store
@@ -229,38 +237,38 @@ class Scheduler:
             self._error = self._error or _name_error(error, self.progress.name)
             self._ended.set()
 
-    def _compare_all(self, worker: Worker, small_too: bool) -> None:
+    def _work_through(self, worker: Worker, small_too: bool) -> None:
         """Compare and finish ranges of tasks; small ones are compared by the kernel while others are finished."""
         compared: list[tuple[int, list[Sums]]] = []
         while ranges := self._next_ranges(small_too):
             worker.begin([job.pair for one in ranges for job in self._tasks[one.number]])
-            self._finish_each(worker, compared)
-            compared = self._compare_each(worker, ranges)
-        self._finish_each(worker, compared)
+            self._finish_tasks(worker, compared)
+            compared = self._sum_ranges(worker, ranges)
+        self._finish_tasks(worker, compared)
 
-    def _compare_each(self, worker: Worker, ranges: Sequence[ChunkRange]) -> list[tuple[int, list[Sums]]]:
+    def _sum_ranges(self, worker: Worker, ranges: Sequence[ChunkRange]) -> list[tuple[int, list[Sums]]]:
         """Compare ranges of tasks; return their numbers with the sums of those that are complete."""
-        return [(one.number, self._merge(one, self._compare(worker, one))) for one in ranges]
+        return [(one.number, self._merge(one, self._sum_range(worker, one))) for one in ranges]
 
-    def _finish_each(self, worker: Worker, compared: Iterable[tuple[int, list[Sums]]]) -> None:
+    def _finish_tasks(self, worker: Worker, compared: Iterable[tuple[int, list[Sums]]]) -> None:
         """Finish tasks until the run is stopped, for instance by a weight that violates a rule."""
         for number, merged in compared:
             if self._stop.is_set():
                 break
-            self._finish_all(worker, number, merged)
+            self._finish_task(worker, number, merged)
 
-    def _compare(self, worker: Worker, chunk_range: ChunkRange) -> list[Sums]:
+    def _sum_range(self, worker: Worker, chunk_range: ChunkRange) -> list[Sums]:
         """Return the sums of the pairs of a task over a range of chunks."""
         jobs, chunks = self._tasks[chunk_range.number], self._list_chunks(chunk_range)
         pairs, name = [job.pair for job in jobs], jobs[0].pair.name
         self.progress.name = name
-        sums = self._retry_smaller(worker, name, lambda: worker.compare(pairs, self._fit_chunks(chunks, worker.size)))
+        sums = self._retry_smaller(worker, name, lambda: self._sum_fitting(worker, pairs, chunks))
         number, first, stop = chunk_range
         n, nbytes = max(self._count_chunks(number), 1), self._nbytes[number]
         self.progress.done_bytes += nbytes * stop // n - nbytes * first // n
         return sums
 
-    def _finish_all(self, worker: Worker, number: int, merged: Sequence[Sums]) -> None:
+    def _finish_task(self, worker: Worker, number: int, merged: Sequence[Sums]) -> None:
         """Finish and deliver the pairs of a task whose sums are complete."""
         self.progress.done_weights += bool(merged)
         for place, whole in enumerate(merged):
@@ -271,9 +279,11 @@ class Scheduler:
             with self._lock:
                 self._finish(job.candidate, finished)
 
-    def _fit_chunks(self, chunks: list[Chunk], size: int) -> list[Chunk]:
-        """Divide chunks into chunks of at most ``size`` elements."""
-        return chunks if size == self.size else [piece for chunk in chunks for piece in split_chunk(chunk, size)]
+    def _sum_fitting(self, worker: Worker, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
+        """Return the sums of pairs over chunks, which are split if the worker has less memory than at the beginning."""
+        if worker.size < self.size:
+            chunks = [piece for chunk in chunks for piece in split_chunk(chunk, worker.size)]
+        return worker.sum_chunks(pairs, chunks)
 
     def _retry_smaller(self, worker: Worker, name: str, work: Callable[[], Result]) -> Result:
         """Return the result of ``work``; when the device is out of memory, retry with smaller chunks, then on CPU."""
@@ -325,7 +335,7 @@ class Scheduler:
         with torch.inference_mode(), worker.stream():
             for part in parts:
                 number = numbers[part.task]
-                self._finish_all(worker, number, self._add_sums(number, part.goes, part.sums))
+                self._finish_task(worker, number, self._add_sums(number, part.goes, part.sums))
 
     def _read_ahead(self) -> None:
         """Tell the operating system which bytes will be read next; with a warm cache this costs nothing."""

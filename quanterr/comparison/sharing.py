@@ -1,12 +1,18 @@
 """Sharing of finished weights with earlier runs (by a journal) and with other processes (ranks)."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
-from quanterr.comparison.journal import Journal
+from quanterr.checkpoints import Checkpoint
+from quanterr.comparison.journal import Journal, make_identity
 from quanterr.comparison.ranks import Ranks, Take
-from quanterr.comparison.scheduler import Scheduler
+from quanterr.comparison.scheduler import Claims, Scheduler
 from quanterr.comparison.tasks import Job
-from quanterr.pairing.model import ComparedWeight
+from quanterr.kernel.library import choose_kernel
+from quanterr.options import ComparisonOptions
+from quanterr.pairing.model import ComparedWeight, Pairing
+from quanterr.tensors.devices import pick_device
+from quanterr.util.rank_group import RankGroup
 
 
 class Sharing:
@@ -15,12 +21,15 @@ class Sharing:
     def __init__(self, take: Take, journal: Journal | None, ranks: Ranks | None) -> None:
         """Set up the flow; ``take`` receives each weight of the result, on rank 0."""
         self._take, self._journal, self._ranks = take, journal, ranks
-        self._missing: set[tuple[int, int]] = set()  # (candidate, number); empty without journal and ranks
+        self._missing: set[tuple[int, int]] = set()  # (candidate, number)
 
-    def drop_finished(self, tasks: list[tuple[Job, ...]]) -> Sequence[tuple[Job, ...]]:
+    @property
+    def claims(self) -> Claims | None:
+        """How the ranks divide the weights; None for a single process."""
+        return None if self._ranks is None else Claims(self._ranks.claim, self._ranks.rank / self._ranks.world)
+
+    def drop_finished(self, tasks: list[tuple[Job, ...]]) -> list[tuple[Job, ...]]:
         """Return the tasks without the weights that are in the journal."""
-        if self._journal is None and self._ranks is None:
-            return tasks
         self._missing = {(job.candidate, job.number) for jobs in tasks for job in jobs}
         known = self._take_over(self._journal) if self._journal is not None else set()
         left = (tuple(job for job in jobs if job[:2] not in known) for jobs in tasks)
@@ -69,3 +78,24 @@ class Sharing:
         self._ranks.collect(self._take, self._missing, on_wait)
         run.add(self._ranks.parts())
         return not self._missing
+
+
+def open_sharing(
+    stack: ExitStack,
+    group: RankGroup | None,
+    take: Take,
+    checkpoints: Sequence[Checkpoint],
+    pairings: Sequence[Pairing],
+    options: ComparisonOptions,
+    samples: bool,
+) -> Sharing:
+    """Open the requested journal, before any rank writes to its own, and make the ranks agree on inputs and pairs."""
+    ranks = None if group is None else Ranks(group)
+    same = make_identity(checkpoints, pairings, options, choose_kernel().kernel is not None, samples)
+    journal = None
+    if options.resume is not None:
+        journal = stack.enter_context(Journal(options.resume, same, 0 if ranks is None else ranks.rank))
+    if ranks is not None:
+        kind = pick_device(options.device).type  # determines the chunks, and so the last digits
+        ranks.group.agree({key: value for key, value in same.items() if key != "written"} | {"device": kind})
+    return Sharing(take, journal, ranks)

@@ -114,13 +114,13 @@ class Worker:
         for workspace in self._buffers.quantized:
             workspace.lend(OUTPUT, self._sides[1])
 
-    def compare(self, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
+    def sum_chunks(self, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
         """Compute the sums of a few chunks of each pair; the pairs share one weight of the original."""
         self.wait()
         if self._sides is None:
             self._share_output()
         load = self._make_loader(pairs[0].original) if len(pairs) == 1 else self._make_shared_loader(pairs[0].original)
-        return [self._compare(pair, chunks, load, place) for place, pair in enumerate(pairs)]
+        return [self._sum_pair(pair, chunks, load, place) for place, pair in enumerate(pairs)]
 
     def _make_loader(self, original: Weight) -> LoadOriginal:
         return lambda chunk: original.dequantize(chunk, self._buffers.original).weight
@@ -139,7 +139,7 @@ class Worker:
 
         return load
 
-    def _compare(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums:
+    def _sum_pair(self, pair: Pair, chunks: Sequence[Chunk], load_original: LoadOriginal, place: int) -> Sums:
         if not chunks:
             return Sums()
         if id(pair) in self._known:

@@ -234,7 +234,7 @@ def rates(original: Weight, weight: Weight) -> list[float]:
     def compare(kernel: Kernel | None) -> None:
         worker = Worker(CPU, CPU_CHUNK, OUTLIER, kernel=kernel)
         for first in range(0, len(chunks), CHUNKS_AT_ONCE):
-            worker.compare([pair], chunks[first : first + CHUNKS_AT_ONCE])
+            worker.sum_chunks([pair], chunks[first : first + CHUNKS_AT_ONCE])
 
     kernels = [None, find_best().kernel] if find_best().kernel else [None]
     compared = [cores * weight.n / best_of(partial(compare, kernel), cores) / 1e9 for kernel in kernels]

@@ -1,0 +1,193 @@
+"""The run of a comparison: open, pair, split into pieces, measure, collect, judge."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
+
+from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.comparison.assembly import ReportBuilder
+from quanterr.comparison.scheduler import Scheduler
+from quanterr.comparison.tasks import group_by_original
+from quanterr.findings.files import RECIPE
+from quanterr.kernel.library import KernelChoice, choose_kernel
+from quanterr.metrics import METRICS_VERSION
+from quanterr.options import ComparisonOptions
+from quanterr.pairing import pair
+from quanterr.pairing.alternatives import choose_alternatives
+from quanterr.pairing.importance import (
+    Means,
+    architecture_of,
+    attach_importance,
+    make_importance_lookup,
+    read_importance,
+)
+from quanterr.pairing.model import ComparedWeight, Pairing
+from quanterr.pairing.names import canonicalize
+from quanterr.pairing.side import WeightCache
+from quanterr.report.model import Report, Settings
+from quanterr.report.sensitivity import Sensitivity, read_sensitivity
+from quanterr.selection import LayerSelection
+from quanterr.tensors.clock import Clock
+from quanterr.tensors.devices import describe_device, pick_device
+from quanterr.util.platform import give_back_memory, with_slashes
+from quanterr.util.rank_group import join_rank_group
+from quanterr.util.text import display
+
+if TYPE_CHECKING:
+    from quanterr.recipes import Recipe
+
+Path = str | os.PathLike[str]
+STORED = (str, os.PathLike, Checkpoint)  # types of candidates that are not recipes
+
+
+class _Inputs(NamedTuple):
+    """What is compared, and what errors are weighted by."""
+
+    original: Checkpoint
+    candidates: list[Checkpoint]
+    selection: LayerSelection
+    means: Means | None  # of an importance matrix
+    sensitivity: Sensitivity | None
+
+
+def compare_each(
+    original: Path | Checkpoint,
+    candidates: "Sequence[Path | Checkpoint | Recipe]",
+    options: ComparisonOptions,
+    samples: bool = True,
+) -> list[Report]:
+    """Return the report of :func:`quanterr.compare` for each candidate, reading the original only once.
+
+    A recipe quantizes the original on the fly. Without ``samples``, reports lack the estimates from a sample of rows:
+    the errors that the stored scales, good scales and the format allow. Raises the errors of :func:`quanterr.compare`;
+    ``report.run`` describes the whole pass.
+    """
+    stop = options.stop or threading.Event()
+    with join_rank_group(stop) as group, ExitStack() as stack:
+        clock, choice = Clock(), choose_kernel()
+        inputs = _open(stack, original, candidates, options)
+        pairings = _pair(inputs)
+        builders = _make_builders(pairings, inputs)
+        collect = _make_collector(builders, options)
+        tasks = group_by_original([pairing.pairs for pairing in pairings])
+        sharing = None
+        if group is not None or options.resume is not None:
+            from quanterr.comparison.sharing import open_sharing
+
+            checkpoints = [inputs.original, *inputs.candidates]
+            sharing = open_sharing(stack, group, collect, checkpoints, pairings, options, samples)
+        run = Scheduler(
+            tasks if sharing is None else sharing.drop_finished(tasks),
+            pick_device(options.device),
+            collect if sharing is None else sharing.finish,
+            options.outlier_threshold,
+            stop,
+            may_move=options.device == "auto",
+            kernel=choice.kernel,
+            samples=samples,
+            claims=None if sharing is None else sharing.claims,
+        )
+        on_progress, progress = options.on_progress or (lambda progress: None), run.progress  # outlives the run
+        complete = run.run(on_progress)
+        if sharing is not None:
+            complete = sharing.collect(run, complete, lambda: on_progress(progress))
+        for checkpoint in (inputs.original, *inputs.candidates):
+            checkpoint.check_unchanged()
+        used = KernelChoice(None) if run.device.type != "cpu" else choice
+        info = clock.describe_run(options.command, _describe_device(run), run.threads, progress.done_bytes, str(used))
+        del run  # its tasks take about 200 bytes per weight
+        give_back_memory()  # that workers used for their buffers
+        settings = _make_settings(options, inputs.sensitivity)
+        reports = [
+            builder.report(inputs.original, candidate, inputs.selection.patterns, settings, complete, info)
+            for builder, candidate in zip(builders, inputs.candidates, strict=True)
+        ]
+        if group is not None:
+            group.end()
+        return reports
+
+
+def _open(
+    stack: ExitStack,
+    original: Path | Checkpoint,
+    candidates: "Sequence[Path | Checkpoint | Recipe]",
+    options: ComparisonOptions,
+) -> _Inputs:
+    sensitivity = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
+    selection = LayerSelection(options.layers, options.exclude)
+    before = enter_checkpoint(stack, original, options.lenient, options.cache)
+    means = None if options.importance is None else read_importance(options.importance)
+    made = _quantize([side for side in candidates if not isinstance(side, STORED)], before, selection, means)
+    after = [
+        enter_checkpoint(stack, side, options.lenient, options.cache) if isinstance(side, STORED) else next(made)
+        for side in candidates
+    ]
+    return _Inputs(before, after, selection, means, sensitivity)
+
+
+def _quantize(
+    recipes: "Sequence[Recipe]", original: Checkpoint, selection: LayerSelection, means: Means | None
+) -> Iterator[Checkpoint]:
+    """Quantize the original by each recipe, on the fly; recipes are imported only if there are any."""
+    if recipes:
+        from quanterr.recipes.quantized_file import quantize_by
+
+        yield from quantize_by(recipes, original, selection, make_importance_lookup(original, means))
+
+
+def _pair(inputs: _Inputs) -> list[Pairing]:
+    """Pair the weights of each candidate with the original's, and attach the importance of their columns."""
+    original, candidates, selection, means, _ = inputs
+    recognized: WeightCache | None = {} if len(candidates) > 1 else None
+    pairings = [
+        choose_alternatives(pair(original, candidate, selection, recognized), undo=candidate.kind != RECIPE)
+        for candidate in candidates
+    ]
+    if means is not None:
+        pairings = [
+            attach_importance(pairing, means, architecture_of(original, candidate))
+            for pairing, candidate in zip(pairings, candidates, strict=True)
+        ]
+    return pairings
+
+
+def _make_builders(pairings: Sequence[Pairing], inputs: _Inputs) -> list[ReportBuilder]:
+    """Make the builder of each candidate's report, and free what pairing has used for its tables of names."""
+    sensitivity, builders = inputs.sensitivity, []
+    for pairing, candidate in zip(pairings, inputs.candidates, strict=True):
+        if sensitivity is None:
+            builders.append(ReportBuilder(pairing))
+        else:
+            recipe = candidate.path if candidate.kind == RECIPE else None
+            builders.append(ReportBuilder(pairing, sensitivity.alphas(recipe), sensitivity.cost.metric))
+    canonicalize.cache_clear()
+    give_back_memory()
+    return builders
+
+
+def _make_collector(
+    builders: Sequence[ReportBuilder], options: ComparisonOptions
+) -> Callable[[int, ComparedWeight], None]:
+    def collect(candidate: int, done: ComparedWeight) -> None:
+        layer = builders[candidate].add(done)
+        if layer is not None and options.on_layer is not None:
+            options.on_layer(layer)
+
+    return collect
+
+
+def _make_settings(options: ComparisonOptions, sensitivity: Sensitivity | None) -> Settings:
+    return Settings(
+        outlier_threshold=options.outlier_threshold,
+        importance=None if options.importance is None else with_slashes(os.fspath(options.importance)),
+        sensitivity=None if options.sensitivity is None else with_slashes(os.fspath(options.sensitivity)),
+        calibration=None if sensitivity is None else sensitivity.note,
+        metrics_version=METRICS_VERSION,
+    )
+
+
+def _describe_device(run: Scheduler) -> str:
+    name = describe_device(run.device)
+    return f"{name}; also cpu, as memory ran out at {display(run.moved_at)}" if run.moved_at else name
