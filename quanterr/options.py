@@ -5,6 +5,7 @@ end declare the same fields as keywords of the library, for type checkers and ed
 """
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -20,7 +21,10 @@ SameIn = Literal["fused", "block", "role"]
 INPUTS, SELECTION, METRICS, RECIPES = "Inputs", "Selection", "Metrics", "Recipes"
 GATES, TEXT, GOAL, OUTPUT, PERFORMANCE = "Gates", "Text", "Goal (one of them)", "Output", "Performance"
 RUNTIME, WEIGHTS = "Runtime", "Weights"
+KNOWN_DEVICES = re.compile(r"auto|(cpu|cuda|xpu|mps)(:\d+)?")  # torch may have others; ROCm's are called cuda
 # Help texts that several commands share.
+DEVICES = "auto, cpu, cuda, cuda:N, or another accelerator that torch has, such as xpu"
+DEVICE_CHOICES = f"choose {DEVICES}"
 READ_TEXT = "A UTF-8 text file, tokenized with the original's tokenizer.json."
 CONTEXT, CHUNKS = "Tokens per chunk; the predictions of its second half are scored.", "Maximum number of chunks."
 NOTHING_TO_DO = (
@@ -111,7 +115,7 @@ class ReadOptions(CheckedOptions):
     Attributes:
         lenient: accept non-standard files that can be read in one way only, see :func:`quanterr.open_checkpoint`.
         cache: a folder that keeps data read from remote stores for the next run.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, or another accelerator that torch has, such as ``xpu``.
         stop: an event that ends the run, once set, after the work in progress.
         command: the command line, recorded as ``run`` in the result.
     """
@@ -132,7 +136,7 @@ class ReadOptions(CheckedOptions):
             "FOLDER",
         ),
     ] = None
-    device: Annotated[str, Option("auto, cpu, cuda or cuda:N.", PERFORMANCE, "NAME")] = "auto"
+    device: Annotated[str, Option(f"{DEVICES}.", PERFORMANCE, "NAME")] = "auto"
     stop: threading.Event | None = None
     command: Iterable[str] = ()
 

@@ -199,7 +199,7 @@ class TestRoom:
     @pytest.fixture
     def tried(self, monkeypatch):
         """(device, elements) of each chunk that was computed or found too large."""
-        monkeypatch.setattr(scheduler, "LEAST_CUDA_CHUNK", 1 << 12)
+        monkeypatch.setattr(scheduler, "LEAST_DEVICE_CHUNK", 1 << 12)
         monkeypatch.setattr(scheduler, "CPU_CHUNK", 1 << 11)
         return []
 
@@ -280,19 +280,20 @@ class TestRoom:
 
 
 class TestDevices:
-    def test_auto_is_the_cpu_where_there_is_no_cuda(self, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    def test_auto_is_the_cpu_where_there_is_no_accelerator(self, monkeypatch):
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
 
         assert CPU == pick_device("auto")
 
-    @pytest.mark.parametrize("name", ["tpu", "cud", "mps", "cuda:x", ""])
+    @pytest.mark.parametrize("name", ["tpu", "cud", "meta", "cuda:x", "cuda:-1", ""])
     def test_what_is_no_device_is_wrong_usage(self, name):
         with pytest.raises(UsageError, match="choose auto, cpu, cuda"):
             pick_device(name)
 
     def test_a_device_that_is_not_there_is_a_matter_of_the_machine(self):
-        with pytest.raises(ResourceError, match="try --device cpu"):
-            pick_device("cuda:99")
+        for name in ("cuda:99", "xpu:99", "mps:99"):
+            with pytest.raises(ResourceError, match="devices here; try --device cpu"):
+                pick_device(name)
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")

@@ -3,11 +3,11 @@
 While torch is imported, the system reads the files ahead.
 """
 
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from quanterr.checkpoints.read_ahead import read_ahead
 from quanterr.cli.common import Interrupt, command_line, is_other_rank, require_memory
 from quanterr.cli.progress import show_bytes
 from quanterr.errors import UsageError
-from quanterr.options import ComparisonOptions
+from quanterr.options import DEVICE_CHOICES, KNOWN_DEVICES, ComparisonOptions
 from quanterr.selection import LayerSelection
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     Asked = TypeVar("Asked", bound=ComparisonOptions | EvaluateOptions)
     Opened = Sequence[str] | Sequence[Checkpoint]
-
-DEVICE = re.compile(r"auto|(cpu|cuda)(:\d+)?")
 
 
 @contextmanager
@@ -54,8 +52,7 @@ def open_run(
         ResourceError: as :func:`require_memory`.
     """
     require_memory()
-    if not DEVICE.fullmatch(options.device):
-        raise UsageError(f"--device {display(options.device)}: choose auto, cpu, cuda or cuda:N")
+    _check_device(options.device)
     with ExitStack() as stack:
         opened: Opened = list(paths)
         if this_process().world == 1:
@@ -69,3 +66,14 @@ def open_run(
         silent = quiet or is_other_rank()
         shown: Any = None if silent else stack.enter_context(closing(progress(sys.stderr.isatty())))
         yield opened, replace(options, on_progress=shown, stop=interrupt.stop, command=tuple(command_line()))
+
+
+def _check_device(name: str) -> None:
+    """Raise UsageError if no device has that name; torch is asked only if a package gives it other devices."""
+    if KNOWN_DEVICES.fullmatch(name):
+        return
+    if not entry_points(group="torch.backends"):
+        raise UsageError(f"--device {display(name)}: {DEVICE_CHOICES}")
+    from quanterr.tensors.devices import check_name
+
+    check_name(name)

@@ -9,7 +9,7 @@ from quanterr.kernel.specification import exact_sums
 from quanterr.kernel.torch_sums import fast_sums
 from quanterr.metrics import METRICS, OUTLIER, Measurement, Value, compute_metrics
 from quanterr.metrics.sums import Sums
-from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, Chunk, Cut, as_matrix
+from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, Chunk, Cut, as_matrix
 from quanterr.tensors.workspace import Workspace
 
 
@@ -38,10 +38,11 @@ def measure(x: Tensor, y: Tensor, outlier_threshold: float = OUTLIER) -> dict[st
         x_buffer, y_buffer = workspace.buffer("sides", (2, *chunk.shape), torch.float32)
         return x_buffer.copy_(pieces[0]), y_buffer.copy_(pieces[1]), None
 
-    kernel = None if wide or x.is_cuda else choose_kernel().kernel
+    on_cpu = x.device.type == "cpu"
+    kernel = choose_kernel().kernel if on_cpu and not wide else None
     native = NativeSums(kernel, outlier_threshold) if kernel else None
     total = Sums()
-    for chunk in Cut(rows, cols, CUDA_CHUNK if x.is_cuda else CPU_CHUNK):
+    for chunk in Cut(rows, cols, CPU_CHUNK if on_cpu else DEVICE_CHUNK):
         if native:
             sums = native.sum_values(*load(chunk)[:2], chunk, (rows, cols))
         else:

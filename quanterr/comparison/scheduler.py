@@ -1,7 +1,7 @@
 """The scheduler: worker threads that read, dequantize and sum chunks, and deliver finished weights.
 
 On the CPU there is one thread per core with its own buffers, which reads only the rows that it computes next: they stay
-in the core's cache, and torch releases the interpreter meanwhile. On CUDA there are a few threads, each with pinned
+in the core's cache, and torch releases the interpreter meanwhile. On a GPU there are a few threads, each with pinned
 buffers and its own stream, so that reading and copying in one overlap with arithmetic in another. The sums of a weight
 do not depend on which thread computed which chunk.
 """
@@ -24,13 +24,13 @@ from quanterr.kernel.library import Kernel
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.samples.small import AT_ONCE, ENOUGH
-from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, LEAST_CUDA_CHUNK, Chunk, Cut, split_chunk
+from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, LEAST_DEVICE_CHUNK, Chunk, Cut, split_chunk
+from quanterr.tensors.devices import CPU, give_back_device_memory
 from quanterr.util.platform import keep_freed_memory, limit_of_memory, usable_cores
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
 from quanterr.util.waiting import allow_stop
 
-CPU = torch.device("cpu")
 Result = TypeVar("Result")
 
 CHUNKS_AT_ONCE = 4  # chunks of one weight in a range: few, so that several recipes find its rows in the cache
@@ -38,7 +38,7 @@ PIECE = 1 << 26  # elements of a larger weight that one of several processes cla
 SMALL = 1 << 17  # elements below which Python dominates the work, so one thread handles all such weights
 READ_AHEAD = 8  # ranges that are read ahead
 MAX_TORCH_THREADS = 8  # with the torch kernel: more threads wait for the interpreter, and are slower
-CUDA_THREADS = 4
+DEVICE_THREADS = 4
 LOOK_AGAIN = 0.02  # seconds between two checks of how far the workers are
 THREAD_ROOM = 10 * 2**20  # bytes per thread: the usual stack of 8 MiB, and thread-local data
 SCRATCH = 16 << 20  # bytes of freed memory to keep for further small weights: fresh pages cost more than arithmetic
@@ -116,7 +116,7 @@ class Scheduler:
         ``claims``, this process computes everything.
         """
         self.device, self.outlier, self._tasks, self._stop, self._samples = device, outlier, tasks, stop, samples
-        self.size = CUDA_CHUNK if device.type == "cuda" else CPU_CHUNK
+        self.size = CPU_CHUNK if device.type == "cpu" else DEVICE_CHUNK
         self._may_move, self.moved_at = may_move, ""  # moved_at: the weight at which the device ran out of memory
         self._finish, self._lock = finish, threading.Lock()
         self._ended = threading.Event()  # set by the scheduler, which never sets the caller's ``stop``
@@ -137,7 +137,7 @@ class Scheduler:
         self.kernel = kernel
         cores = max(usable_cores() // this_process().local_world, 1)
         cpu_threads = cores if kernel else min(cores, MAX_TORCH_THREADS)
-        self.threads = CUDA_THREADS if device.type == "cuda" else cpu_threads
+        self.threads = cpu_threads if device.type == "cpu" else DEVICE_THREADS
         if not self._large:
             self.threads = 1
 
@@ -295,14 +295,14 @@ class Scheduler:
                 if smaller is None:
                     raise
             worker.start_over(*smaller)  # after the except clause, which keeps tensors alive
-            torch.cuda.empty_cache()
+            give_back_device_memory(self.device)
             if smaller[0] == CPU:
                 self.moved_at = self.moved_at or name
 
     def _find_smaller(self, worker: Worker) -> tuple[torch.device, int] | None:
         """Return the device and chunk size with which a worker needs less memory; None if there are none."""
-        if worker.size > LEAST_CUDA_CHUNK:
-            return worker.device, max(worker.size // 2, LEAST_CUDA_CHUNK)
+        if worker.size > LEAST_DEVICE_CHUNK:
+            return worker.device, max(worker.size // 2, LEAST_DEVICE_CHUNK)
         return (CPU, CPU_CHUNK) if self._may_move and worker.device != CPU else None
 
     def _merge(self, chunk_range: ChunkRange, sums: list[Sums]) -> list[Sums]:

@@ -1,7 +1,7 @@
 """A worker: the computation of pairs chunk by chunk, in one thread."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -23,6 +23,7 @@ from quanterr.samples.reading import Buffers, PairReader
 from quanterr.samples.small import MOST_KEPT
 from quanterr.tensors.casts import CastTest, Copy, find_narrowest, least_normal, rounds_to_nearest
 from quanterr.tensors.chunks import Chunk, Cut
+from quanterr.tensors.devices import own_stream
 from quanterr.tensors.workspace import OUTPUT, Workspace
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # chunk → x, (r, c), which may be overwritten
@@ -94,10 +95,8 @@ class Worker:
                 self._known[id(pair)] = sums
 
     def stream(self) -> AbstractContextManager[object]:
-        """Return a context with a new CUDA stream; an empty one on the CPU."""
-        if self.device.type != "cuda":
-            return nullcontext()
-        return torch.cuda.stream(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
+        """Return a context with a new stream of the device; an empty one on the CPU."""
+        return own_stream(self.device)
 
     @property
     def nbytes(self) -> int:

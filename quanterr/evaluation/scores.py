@@ -16,7 +16,10 @@ from quanterr.evaluation.states import are_finite
 from quanterr.report.evaluation.model import PositionScores
 from quanterr.util.strict_json import JsonObject
 
-SLAB, CUDA_SLAB = 1 << 18, 1 << 22  # logits of each side that are scored at once: on the CPU, few enough for its cache
+SLAB, DEVICE_SLAB = (
+    1 << 18,
+    1 << 22,
+)  # logits of each side that are scored at once: on the CPU, few enough for its cache
 TOP = 5
 LEAST_CHUNKS, DRAWN = 8, 100  # chunks of a bootstrap, and how often they are drawn: a standard error within 7 %
 SURE = 0.5  # probability of the original's first choice above which a flip is a confident one
@@ -55,7 +58,7 @@ class Scores:
         Return whether all are finite.
         """
         slabs, finite = [], True
-        step = max((CUDA_SLAB if base.is_cuda else SLAB) // base.shape[1], 1)
+        step = max((SLAB if base.device.type == "cpu" else DEVICE_SLAB) // base.shape[1], 1)
         for begin in range(0, len(targets), step):
             rows = slice(begin, begin + step)
             x, y, target = base[rows], other[rows], targets[rows, None].to(base.device)

@@ -29,7 +29,7 @@ from quanterr.pairing.sampling import on_cpu
 from quanterr.pairing.side import CheckpointSide, WeightCache
 from quanterr.pairing.smoothing import undo_smoothing
 from quanterr.selection import LayerSelection
-from quanterr.tensors.chunks import CPU_CHUNK, CUDA_CHUNK, Chunk, Cut
+from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, Chunk, Cut
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.memory import room_for_weight
 from quanterr.tensors.workspace import Workspace
@@ -56,7 +56,7 @@ class Sides:
         self.weights = {name: _recognize(side, name) for name in side.codes}
         on_cpu = device.type == "cpu"
         self._kernel = choose_kernel().kernel if on_cpu else None
-        self._chunk = CPU_CHUNK if on_cpu else CUDA_CHUNK
+        self._chunk = CPU_CHUNK if on_cpu else DEVICE_CHUNK
         self._workspaces = [Workspace(device) for _ in range(torch.get_num_threads() if on_cpu else 1)]
         self.read_bytes = 0
         self.layout: Layout | None = None  # for a denoiser, once it is found

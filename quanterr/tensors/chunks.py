@@ -14,10 +14,10 @@ from math import prod
 from typing import NamedTuple, overload
 
 # Elements of a chunk. On the CPU the chunk's buffers should fit the cache of one core and yet amortize the fixed cost
-# of some forty operations; on CUDA a chunk should hide the launches.
+# of some forty operations; on a GPU a chunk should hide the launches.
 CPU_CHUNK = 1 << 19
-CUDA_CHUNK = 1 << 23
-LEAST_CUDA_CHUNK = 1 << 21  # if CUDA memory is short: 8 MiB of float32
+DEVICE_CHUNK = 1 << 23
+LEAST_DEVICE_CHUNK = 1 << 21  # if the device's memory is short: 8 MiB of float32
 
 KERNEL_WIDTH = 32  # a 3-D weight whose last axis is shorter is a 1-D convolution, not stacked experts
 

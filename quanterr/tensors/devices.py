@@ -1,35 +1,91 @@
-"""The choice of the device on which torch computes."""
+"""The choice of the device on which torch computes, and what differs between accelerators."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from quanterr.errors import ResourceError, UsageError
+from quanterr.options import DEVICE_CHOICES, KNOWN_DEVICES
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
 
 CPU = torch.device("cpu")
+# Sums are float64, and FP8 codes are decoded by torch's own cast.
+NEEDED = (torch.float64, torch.float8_e4m3fn)
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError if no device has that name, here or on another machine."""
+    if not KNOWN_DEVICES.fullmatch(name) and re.sub(r":\d+$", "", name) != _find_accelerator():
+        raise UsageError(f"--device {display(name)}: {DEVICE_CHOICES}")
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of that name; ``auto`` is CUDA if available, else the CPU.
+    """Return the device of that name; ``auto`` is the accelerator if one can be used, else the CPU.
 
     Raises:
         UsageError: no device has that name.
-        ResourceError: CUDA was requested but is not available.
+        ResourceError: the device is not available, or lacks a dtype that is needed.
     """
-    if name == "auto":
-        name = f"cuda:{this_process().local_rank}" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"--device {display(name)}: choose auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {display(name)}: choose auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        n = torch.cuda.device_count()
-        raise ResourceError(f"--device {name}: torch {torch.__version__} sees {n} CUDA devices here; try --device cpu")
+    check_name(name)
+    kind = _find_accelerator()
+    automatic = "cpu" if kind is None else f"{kind}:{this_process().local_rank}"
+    device = torch.device(automatic if name == "auto" else name)
+    if device.type == "cpu":
+        return device
+    n = torch.accelerator.device_count() if device.type == kind else 0
+    if (device.index or 0) >= n:
+        here = f"torch {torch.__version__} sees {n} {device.type.upper()} devices here"
+        raise ResourceError(f"--device {name}: {here}; try --device cpu")
+    missing = _find_missing(device)
+    if missing and name == "auto":
+        return CPU
+    if missing:
+        raise ResourceError(f"--device {name}: it does not compute in {missing}, which is needed; try --device cpu")
     return device
 
 
+def _find_accelerator() -> str | None:
+    """Return the type of accelerator that torch can use on this machine, as in the names of its devices."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return None if device is None else device.type
+
+
+def _find_missing(device: torch.device) -> str:
+    """Return the name of a dtype that the device lacks; an empty string if it has all that are needed."""
+    for dtype in () if device.type in ("cpu", "cuda") else NEEDED:  # these two have all
+        try:
+            torch.zeros(1, device=device).to(dtype).float()
+        except torch.OutOfMemoryError:
+            break
+        except (RuntimeError, TypeError):  # MPS raises TypeError
+            return str(dtype).removeprefix("torch.")
+    return ""
+
+
 def describe_device(device: torch.device) -> str:
-    """Format the device's name; for CUDA, with the GPU's name."""
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+    """Format the device's name; for an accelerator, with the name of the product."""
+    get_name = None if device.type == "cpu" else getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(device) if get_name is None else f"{device} ({get_name(device)})"
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Let this thread use a new stream of the device; on the CPU there are none."""
+    if device.type == "cpu":
+        yield
+        return
+    before = torch.accelerator.current_stream(device)
+    torch.accelerator.set_stream(torch.Stream(device=device))
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
+
+
+def give_back_device_memory(device: torch.device) -> None:
+    """Return freed memory to the device, as another size may be needed, or another process needs it."""
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()

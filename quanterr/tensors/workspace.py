@@ -83,7 +83,7 @@ class Workspace:
         self._held: dict[str, tuple[Entry, Hashable, Tensor]] = {}
         self._shared = _shared
         self._in_use: dict[str, tuple[Entry, _Shared]] = {}
-        self._copied: dict[str, torch.cuda.Event] = {}  # the last copy of each host buffer to the device
+        self._copied: dict[str, torch.Event] = {}  # the last copy of each host buffer to the device
 
     def buffer(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return the buffer ``key`` on the device, with undefined contents; valid until asked for again."""
@@ -113,7 +113,7 @@ class Workspace:
     def read(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
         """Read elements of an entry from index ``first`` on, in C order, into the device buffer ``key``.
 
-        The bytes go through a reused host buffer (on the CPU the buffer itself, for CUDA a pinned one), so unaligned
+        The bytes go through a reused host buffer (on the CPU the buffer itself, otherwise a pinned one), so unaligned
         offsets in the file are fine.
 
         Raises:
@@ -131,7 +131,7 @@ class Workspace:
         self._held.pop(key, None)  # the cached piece in this buffer is overwritten
         host = self._hosts.get(key)
         if host is None or len(host[1]) < n_bytes:
-            host = self._hosts[key] = _allocate_host(n_bytes, pinned=self.device.type == "cuda")
+            host = self._hosts[key] = _allocate_host(n_bytes, pinned=self.device.type != "cpu")
         if self.device.type == "cpu" and self._buffers.get(key) is not host[0]:
             self._buffers[key] = host[0]
             self.views.clear()
@@ -143,8 +143,8 @@ class Workspace:
             return view
         view.copy_(host[0][:n_bytes].view(dtype).view(shape), non_blocking=True)
         if key not in self._copied:
-            self._copied[key] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._copied[key].record()
+            self._copied[key] = torch.Event(device=self.device)
+        self._copied[key].record(torch.accelerator.current_stream(self.device))
         return view
 
     def fills(self, entry: Entry) -> bool:
@@ -202,8 +202,8 @@ class Workspace:
             self._in_use[key] = held = entry, shared
         if fill is not None and held[1].missing:
             held[1].complete(partial(self._fill, fill))
-        if self.device.type == "cuda":
-            held[1].tensor.record_stream(torch.cuda.current_stream(self.device))
+        if self.device.type != "cpu":
+            held[1].tensor.record_stream(torch.accelerator.current_stream(self.device))
         return held[1].tensor
 
     def _fill(self, fill: Callable[[Tensor, int], None], tensor: Tensor, piece: int) -> None:
@@ -211,8 +211,8 @@ class Workspace:
         self._finish_sharing()
 
     def _finish_sharing(self) -> None:
-        if self.device.type == "cuda":  # made on one stream, used on others
-            torch.cuda.current_stream(self.device).synchronize()
+        if self.device.type != "cpu":  # made on one stream, used on others
+            torch.accelerator.current_stream(self.device).synchronize()
 
     @property
     def nbytes(self) -> int:
