@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import simulated_device
 import torch
+from float32 import OF_OUTPUT, of_squared_error
 from forked import call
+from simulated_device import NAME, UNKNOWN, simulated
 from small_models import ids, saved
 from test_evaluate import CONTEXT, candidate
 
@@ -14,6 +17,7 @@ from quanterr.errors import ResourceError
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
+MODELS = ["llama", "llama tied", "mixtral", "gemma3", "gpt2", "mamba", "t5", "bert"]
 SCORES = ("ppl_original", "ppl", "kld_mean")
 
 
@@ -42,25 +46,69 @@ def test_one_that_is_not_there_is_a_matter_of_the_machine(tmp_path):
         quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, device="cuda:99")
 
 
-@pytest.mark.slow  # a process of its own: torch is told of another device, once and for all
-@pytest.mark.skipif(torch.__version__ < "2.9", reason="a torch without devices that are written in Python")
-@pytest.mark.parametrize("name", ["llama", "mixtral", "bert"])
-def test_everything_is_moved_to_the_device(name, tmp_path):
+def agree(x, y, relative=None):
+    """Whether figures agree: to ``relative``, or as far as float32 allows where all are squares of differences."""
+    assert x.keys() == y.keys()
+    return all(
+        x[name] == pytest.approx(y[name], rel=relative or of_squared_error(y[name] or 1.0), abs=2 * OF_OUTPUT**2)
+        for name in x
+    )
+
+
+def on_both(make):
+    """The figures of an evaluation on the CPU, and of the same on a simulated device."""
+    here = make("cpu")
+    with simulated():
+        there = make(NAME)
+    assert f"{NAME} (simulated)" == there.run.device
+    return [figures(json.loads(found.to_json())["candidates"][0]) for found in (here, there)]
+
+
+@UNKNOWN
+@pytest.mark.parametrize("name", MODELS)
+def test_a_device_agrees_with_the_cpu(name, tmp_path):
     original, quantized, tokens = made(name, tmp_path)
-    more = {"sensitivity": tmp_path / "s.json"} if name in ("llama", "mixtral") else {}
-    here = quanterr.evaluate(original, [quantized], tokens=tokens, context=16, device="cpu", **more)
-    script = Path(__file__).with_name("stand_in_device.py")
-    words = [*map(str, (original, quantized, tokens)), *(f"{key}={path}.there" for key, path in more.items())]
-    done = call(*words, program=str(script))
+
+    assert agree(
+        *on_both(lambda device: quanterr.evaluate(original, [quantized], tokens=tokens, context=16, device=device))
+    )
+
+
+@UNKNOWN
+@pytest.mark.parametrize("activations", ["int8_token", "fp8_token", "nvfp4"])
+def test_inputs_and_the_kv_cache_are_rounded_as_on_the_cpu(activations, tmp_path):
+    original, quantized, tokens = made("llama", tmp_path)
+    how = {
+        "context": 16,
+        "dtype": "float64",
+        "activations": activations,
+        "kv": "fp8",
+    }  # no rounding is a matter of luck
+
+    assert agree(
+        *on_both(lambda device: quanterr.evaluate(original, [quantized], tokens=tokens, device=device, **how)),
+        relative=1e-9,
+    )
+
+
+@UNKNOWN
+@pytest.mark.slow  # a process of its own: after a backward pass torch knows no further devices
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_the_sensitivity_is_that_of_the_cpu(name, tmp_path):
+    original, quantized, tokens = made(name, tmp_path)
+    here = quanterr.evaluate(
+        original, [quantized], tokens=tokens, context=16, device="cpu", sensitivity=tmp_path / "s.json"
+    )
+    words = *map(str, (original, quantized, tokens)), f"sensitivity={tmp_path}/there.json"
+    done = call(*words, program=str(Path(simulated_device.__file__)))
 
     assert 0 == done.returncode, done.stderr[-2000:]
-    x, y = (figures(json.loads(text)["candidates"][0]) for text in (here.to_json(), done.stdout))
-    assert pytest.approx(x, rel=1e-4) == y
+    assert agree(*(figures(json.loads(text)["candidates"][0]) for text in (here.to_json(), done.stdout)))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-@pytest.mark.parametrize("name", ["llama", "llama tied", "mixtral", "gemma3", "gpt2", "mamba", "t5", "bert"])
+@pytest.mark.parametrize("name", MODELS)
 def test_cuda_agrees_with_the_cpu(name, tmp_path):
     original, quantized, tokens = made(name, tmp_path)
     here, there = (

@@ -300,9 +300,10 @@ def _unpack(words: Tensor, bits: int, n: int) -> Tensor:
 @lru_cache(maxsize=8)
 def _find_places(r: int, width: int, bits: int, n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return the words that hold each value's low and high bits, (r · n,), and its shift, (n,)."""
-    row, start = width * torch.arange(r, device=device).unsqueeze(1), bits * torch.arange(n, device=device)
+    row, start = width * torch.arange(r).unsqueeze(1), bits * torch.arange(n)
     low, high = row + start // WORD, row + torch.clamp(start // WORD + 1, max=width - 1)
-    return low.view(-1), high.view(-1), start % WORD
+    # Copied, which waits: what a device computes may not be there yet when another worker takes it from the cache.
+    return low.view(-1).to(device), high.view(-1).to(device), (start % WORD).to(device)
 
 
 def _look_up_vectors(key: str, index: Tensor, book: VectorCodebook, chunk: Chunk, workspace: Workspace) -> Tensor:

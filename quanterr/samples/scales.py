@@ -232,7 +232,8 @@ class ScaleSampler:
         if steps is None:
             return None
         if steps.of_largest and self._runs is not None:
-            return find_run_steps(self._weight, self._runs, rows, range(first, first + found.good.shape[1])).double()
+            groups = range(first, first + found.good.shape[1])
+            return find_run_steps(self._weight, self._runs, rows, groups).to(found.good.device, torch.float64)
         if steps.of_largest:
             return torch.full_like(found.good, steps.of_largest * float(found.good.max()))
         return _compute_step(found.good, steps.scales, steps, first)

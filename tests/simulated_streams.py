@@ -1,0 +1,118 @@
+"""Streams of a simulated device: which work is certain to be done before which, and errors where it should be.
+
+Work is computed at once, but counts as done only when a stream or event is waited for. What is merely likely to be in
+time is an error, so a test does not depend on luck:
+
+    a host buffer that is filled again before a copy from it is known to be done
+    memory that one stream reads or writes while another may still write it, or writes while it may still be read
+    memory that is freed on its own stream while another may still use it
+"""
+
+import threading
+from collections import deque
+
+import torch
+
+LOCK = threading.RLock()
+hazards: list[str] = []  # those found where nothing can be raised
+
+
+class HazardError(AssertionError):
+    """What a real device computes here is a matter of luck."""
+
+
+class Stream:
+    """Work in order: ``issued`` pieces, of which ``done`` are known to be done."""
+
+    def __init__(self, device):
+        self.device, self.issued, self.done = torch.device(device), 0, 0
+        self.known = {}  # stream → how much of its work comes before what is issued here from now on
+        self._copies = deque()  # (number, host memory, its contents when the copy was issued)
+
+    def issue(self):
+        """Return the number of another piece of work."""
+        with LOCK:
+            self.issued += 1
+            return self.issued
+
+    def copy_later(self, number, source):
+        """Note that work ``number`` reads host memory, which must not change until it is known to be done."""
+        memory = source.reshape(-1).view(torch.uint8)
+        with LOCK:
+            self._copies.append((number, memory, memory.clone()))
+
+    def complete(self, number):
+        """All work up to ``number`` is done now."""
+        with LOCK:
+            self.done = max(self.done, number)
+            while self._copies and self._copies[0][0] <= self.done:
+                _, memory, contents = self._copies.popleft()
+                if not torch.equal(memory, contents):
+                    raise HazardError("a host buffer was filled again before the copy from it had taken place")
+
+    def synchronize(self):
+        self.complete(self.issued)
+
+    def wait_event(self, event):
+        self.known |= {one: max(number, self.known.get(one, 0)) for one, number in event.known.items()}
+
+    def is_after(self, other, number):
+        """Whether what is issued here now comes after work ``number`` of another stream."""
+        return other is self or other.done >= number or self.known.get(other, 0) >= number
+
+
+class Event:
+    """A point in a stream."""
+
+    def __init__(self, device=None):
+        self.device, self.known = device, {}
+
+    def record(self, stream=None):
+        stream = stream or current(0)
+        self.known = stream.known | {stream: stream.issued}
+
+    def synchronize(self):
+        for stream, number in self.known.items():
+            stream.complete(number)
+
+
+class Memory:
+    """An allocation on a device, which has counted it: who uses which bytes."""
+
+    def __init__(self, n_bytes, address, stream, device):
+        self.n_bytes, self.address, self._device = n_bytes, address, device
+        self._home, self._kept, self._uses = stream, set(), {}  # (first byte, end, writes, stream) → number
+
+    def use(self, first, end, writes, stream, number):
+        """Use bytes for a piece of work; an error if another stream's work on them may not be done."""
+        with LOCK:
+            for (begin, stop, wrote, other), last in self._uses.items():
+                if (writes or wrote) and begin < end and first < stop and not stream.is_after(other, last):
+                    raise HazardError("memory is used on one stream while another may still write or read it")
+            self._uses[first, end, writes, stream] = number
+
+    def keep_for(self, stream):
+        """``Tensor.record_stream``."""
+        self._kept.add(stream)
+
+    def __del__(self, lock=LOCK, hazards=hazards):  # globals are gone when Python ends
+        with lock:
+            self._device.free(self.n_bytes)
+            for (*_, stream), number in self._uses.items():
+                if stream not in self._kept and not self._home.is_after(stream, number):
+                    hazards.append("memory was freed while another stream may still use it: record_stream")
+
+
+_default = {}  # by the device's index
+_own = threading.local()
+
+
+def current(index):
+    """The stream that this thread uses of a device."""
+    own = getattr(_own, "streams", {}).get(index)
+    return own or _default.setdefault(index, Stream(f"cpu:{index}"))
+
+
+def choose(stream):
+    """``torch.accelerator.set_stream``, for this thread."""
+    _own.streams = getattr(_own, "streams", {}) | {stream.device.index or 0: stream}
