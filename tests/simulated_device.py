@@ -16,6 +16,7 @@ import sys
 import weakref
 from contextlib import contextmanager
 from functools import cache, wraps
+from inspect import signature
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -25,10 +26,11 @@ import torch
 from cuda_rules import MOVES, check_operation, check_places
 
 NAME = "sim"
-WAITS = (  # they return what depends on numbers, so the host waits for these
+WAITING = (  # they return what depends on numbers, so the host waits for these
     "_local_scalar_dense nonzero masked_select unique_dim _unique _unique2 unique_consecutive equal bincount "
     "repeat_interleave is_nonzero"
 )
+WAITS = frozenset(WAITING.split())
 HOST = torch.device("cpu")
 
 
@@ -215,7 +217,8 @@ def _take_raw(value, found):
         found.append(value)
         return value.raw if isinstance(value, DeviceTensor) else value
     if isinstance(value, (list, tuple)):
-        return type(value)([_take_raw(one, found) for one in value])
+        made = [_take_raw(one, found) for one in value]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     if isinstance(value, dict):
         return {key: _take_raw(one, found) for key, one in value.items()}
     return value
@@ -260,7 +263,7 @@ def _note(operation, args, kwargs, ours, written):
             one.memory.use(*_find_extent(one.raw), writes, stream, number)
     if operation.name in MOVES:
         _note_copy(stream, number, args, kwargs)
-    elif operation.name in WAITS.split() or _has_mask(args):
+    elif operation.name in WAITS or _has_mask(args):
         stream.complete(number)
 
 
@@ -320,6 +323,30 @@ def place(raw, device, among=()):
     memory = streams.Memory(storage.nbytes(), address, stream, DEVICE)
     memory.use(0, storage.nbytes(), True, stream, stream.issue())
     return DeviceTensor(raw, memory, device)
+
+
+def check_tables(monkeypatch, package):
+    """Clear what functions of a package cache for each device; an error if they return what is not there yet.
+
+    Another thread may take it from the cache and use it on its own stream at once.
+    """
+    for module in [module for name, module in sys.modules.items() if name.startswith(package)]:
+        for name, function in list(vars(module).items()):
+            if hasattr(function, "cache_clear") and "device" in signature(function).parameters:
+                function.cache_clear()
+                monkeypatch.setattr(module, name, _finished(function))
+
+
+def _finished(function):
+    @wraps(function)
+    def call(*args):
+        made, tensors = function(*args), []
+        _take_raw(made, tensors)
+        if any(isinstance(one, DeviceTensor) and not one.memory.is_done() for one in tensors):
+            raise streams.HazardError(f"{function.__name__} caches a tensor that may not be there yet")
+        return made
+
+    return call
 
 
 _pinned: dict[int, "weakref.ref[torch.Tensor]"] = {}  # by address

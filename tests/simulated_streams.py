@@ -91,6 +91,10 @@ class Memory:
                     raise HazardError("memory is used on one stream while another may still write or read it")
             self._uses[first, end, writes, stream] = number
 
+    def is_done(self):
+        """Whether all that is written to it is known to be there, so that any stream may read it."""
+        return all(number <= stream.done for (_, _, writes, stream), number in self._uses.items() if writes)
+
     def keep_for(self, stream):
         """``Tensor.record_stream``."""
         self._kept.add(stream)
