@@ -100,8 +100,9 @@ NO_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception of any kind means that the host is out of memory."""
-    return isinstance(error, MemoryError) or any(description in str(error) for description in NO_MEMORY)
+    """Return whether an exception of any kind means that the host or a device is out of memory."""
+    kinds = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # the second is torch's
+    return kinds or any(description in str(error) for description in NO_MEMORY)
 
 
 class FormatMismatch(Exception):

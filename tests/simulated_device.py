@@ -15,7 +15,7 @@ pass, as torch knows all devices from then on; so there is a program that evalua
 import sys
 import weakref
 from contextlib import contextmanager
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from inspect import signature
 from typing import NamedTuple
 from unittest.mock import patch
@@ -43,16 +43,20 @@ class Device:
     def reset(self, count, limit=None, lacks=()):
         self.count, self.limit, self.lacks = count, limit, frozenset(lacks)
         self.used = self.peak = 0
+        self._run = object()  # what earlier runs allocated is not counted, nor that it is freed
 
     def allocate(self, n_bytes):
+        """Count memory; return what :meth:`free` is to be given."""
         with streams.LOCK:
             if self.limit is not None and self.used + n_bytes > self.limit:
                 raise torch.OutOfMemoryError(f"{self.used} bytes of {self.limit} are in use, {n_bytes} more needed")
             self.used += n_bytes
             self.peak = max(self.peak, self.used)
+            return self._run
 
-    def free(self, n_bytes):
-        self.used -= n_bytes
+    def free(self, n_bytes, run):
+        if run is self._run:
+            self.used -= n_bytes
 
     def is_available(self):
         return self.count > 0
@@ -319,9 +323,9 @@ def place(raw, device, among=()):
             return DeviceTensor(raw, one.memory, one.device)
     device = torch.device(NAME, device.index or 0)
     stream = streams.current(device.index)
-    DEVICE.allocate(storage.nbytes())
-    memory = streams.Memory(storage.nbytes(), address, stream, DEVICE)
-    memory.use(0, storage.nbytes(), True, stream, stream.issue())
+    n_bytes = storage.nbytes()
+    memory = streams.Memory(address, stream, partial(DEVICE.free, n_bytes, DEVICE.allocate(n_bytes)))
+    memory.use(0, n_bytes, True, stream, stream.issue())
     return DeviceTensor(raw, memory, device)
 
 

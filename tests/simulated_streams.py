@@ -79,8 +79,8 @@ class Event:
 class Memory:
     """An allocation on a device, which has counted it: who uses which bytes."""
 
-    def __init__(self, n_bytes, address, stream, device):
-        self.n_bytes, self.address, self._device = n_bytes, address, device
+    def __init__(self, address, stream, free):
+        self.address, self._free = address, free
         self._home, self._kept, self._uses = stream, set(), {}  # (first byte, end, writes, stream) → number
 
     def use(self, first, end, writes, stream, number):
@@ -101,7 +101,7 @@ class Memory:
 
     def __del__(self, lock=LOCK, hazards=hazards):  # globals are gone when Python ends
         with lock:
-            self._device.free(self.n_bytes)
+            self._free()
             for (*_, stream), number in self._uses.items():
                 if stream not in self._kept and not self._home.is_after(stream, number):
                     hazards.append("memory was freed while another stream may still use it: record_stream")

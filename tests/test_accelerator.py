@@ -7,7 +7,7 @@ from itertools import groupby
 import pytest
 import torch
 from making import numbers
-from simulated_device import NAME, UNKNOWN, check_tables, register, simulated
+from simulated_device import NAME, UNKNOWN, check_tables, is_pinned, register, simulated
 from stored import write
 from test_formats import CASES, GOLDEN, expected_of, values_of
 from test_scheduler import stored
@@ -164,6 +164,7 @@ class TestBuffers:
             pieces = [workspace.read("x", entry, first, (64,)).clone() for first in (0, 64)]
 
             assert [*range(128)] == torch.cat(pieces).tolist()
+            assert all(is_pinned(host) for host, _ in workspace._hosts.values())
 
     def test_are_shared_once_they_are_made(self, entry):
         with simulated():
@@ -185,7 +186,8 @@ class TestBuffers:
                     found = workspace.share(
                         "x", entry, lambda: torch.empty(2, device=there), lambda out, piece: out[piece].fill_(piece), 2
                     )
-                    total = int(found.sum())
+            with own_stream(there):
+                total = int(found.sum())
 
         assert 1 == total
 

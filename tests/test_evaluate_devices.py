@@ -92,6 +92,17 @@ def test_inputs_and_the_kv_cache_are_rounded_as_on_the_cpu(activations, tmp_path
 
 
 @UNKNOWN
+@pytest.mark.parametrize("limit", [100, 50_000, 150_000])  # bytes: for the first buffers, for weights, for logits
+def test_a_lack_of_memory_is_a_matter_of_the_machine(limit, tmp_path):
+    original, quantized, tokens = made("llama", tmp_path)
+    how = {"tokens": tokens, "context": 16, "device": NAME}
+    with simulated(limit=limit), pytest.raises(ResourceError, match="memory") as raised:
+        quanterr.evaluate(original, [quantized], **how)
+
+    assert 5 == raised.value.status
+
+
+@UNKNOWN
 @pytest.mark.slow  # a process of its own: after a backward pass torch knows no further devices
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_the_sensitivity_is_that_of_the_cpu(name, tmp_path):

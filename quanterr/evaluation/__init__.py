@@ -37,6 +37,7 @@ from quanterr.report.documents import KINDS
 from quanterr.report.evaluation.model import Evaluation
 from quanterr.report.plan.model import Plan
 from quanterr.tensors.clock import Clock
+from quanterr.tensors.devices import device_memory
 
 
 @accept_fields_of(EvaluateOptions)
@@ -74,7 +75,7 @@ def evaluate_candidates(
 ) -> Evaluation:
     """Evaluate candidates as :func:`evaluate` does, by rules that were read before."""
     clock = Clock()
-    with LinearLayers(chosen.dtype):
+    with device_memory(), LinearLayers(chosen.dtype):
         if chosen.reference is not None:
             found = measure_beside(Path(chosen.reference), [original, *candidates], against, chosen, clock)
         else:
@@ -89,5 +90,5 @@ def study(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[Evalu
     :func:`evaluate`.
     """
     chosen = EvaluateOptions(**options)
-    with LinearLayers(chosen.dtype):
+    with device_memory(), LinearLayers(chosen.dtype):
         measure_alone(original, chosen)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from quanterr.checkpoints import Checkpoint
-from quanterr.errors import CheckpointError, ResourceError, UsageError
+from quanterr.errors import CheckpointError, ResourceError, UsageError, is_out_of_memory
 from quanterr.evaluation.families import MARKERS, recognize
 from quanterr.evaluation.folder import ModelFolder
 from quanterr.evaluation.layouts import Layout, find_layout
@@ -224,9 +224,9 @@ def _build(make: Callable[[], nn.Module], program: str, device: torch.device) ->
         with heap_for_activations(), _parameters_on_meta(), CPU:
             model = make()
         _move_buffers(model, device)
-    except MemoryError as error:
-        raise ResourceError("too little memory to build the model") from error
     except Exception as error:
+        if is_out_of_memory(error):
+            raise ResourceError("too little memory to build the model") from error
         raise CheckpointError(f"config.json: {program} cannot build this model: {display(str(error), 500)}") from error
     return model.eval().requires_grad_(False)
 
