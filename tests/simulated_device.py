@@ -14,7 +14,7 @@ pass, as torch knows all devices from then on; so there is a program that evalua
 
 import sys
 import weakref
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial, wraps
 from inspect import signature
 from typing import NamedTuple
@@ -441,6 +441,14 @@ def simulated(count=1, limit=None, lacks=()):
             each.stop()
         DEVICE.count = 0
     assert not streams.hazards, streams.hazards[0]
+
+
+_entered = ExitStack()
+
+
+def enter(count):
+    """Let there be devices for the rest of the process."""
+    _entered.enter_context(simulated(count))
 
 
 def main(original, quantized, tokens, *by_products):

@@ -8,6 +8,7 @@ import simulated_device
 import torch
 from float32 import OF_OUTPUT, of_squared_error
 from forked import call
+from safetensors.torch import load_file, save_file
 from simulated_device import NAME, UNKNOWN, simulated
 from small_models import ids, saved
 from test_evaluate import CONTEXT, candidate
@@ -89,6 +90,26 @@ def test_inputs_and_the_kv_cache_are_rounded_as_on_the_cpu(activations, tmp_path
         *on_both(lambda device: quanterr.evaluate(original, [quantized], tokens=tokens, device=device, **how)),
         relative=1e-9,
     )
+
+
+@UNKNOWN
+@pytest.mark.slow  # imports diffusers
+def test_a_denoiser_agrees_with_the_cpu(tmp_path):
+    pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
+    import test_evaluate_calls as calls
+
+    name = "QwenImageTransformer2DModel"
+    calls.saved(name, tmp_path / "original")
+    stored = load_file(next((tmp_path / "original").glob("*.safetensors")))
+    save_file(calls.fp8_scaled(stored)[0], tmp_path / "fp8.safetensors")
+    sides = tmp_path / "original", [tmp_path / "fp8.safetensors"]
+    inputs = calls.recorded(name, tmp_path / "inputs.safetensors", number_of_calls=2)
+    here = quanterr.evaluate(*sides, inputs=inputs, device="cpu")
+    with simulated():
+        there = quanterr.evaluate(*sides, inputs=inputs, device=NAME)
+    x, y = (found.candidates[0].outputs.output_error for found in (here, there))
+
+    assert x == pytest.approx(y, rel=of_squared_error(y))
 
 
 @UNKNOWN

@@ -19,6 +19,7 @@ import pytest
 from forked import call, signalled, signalled_before, together
 from gguf_stored import TEXT, Stored, key, write_gguf
 from making import legacy, numbers, store
+from simulated_device import UNKNOWN
 from small_models import ids, saved
 from test_smoothing import FED, factors, int4, model
 
@@ -158,6 +159,19 @@ def test_the_result_is_that_of_one_process_and_rank_0_alone_speaks(original, alo
     assert {Status.OK} == {status for status, _, _ in done}, done
     assert alone == without_run(done[0][1])
     assert {("", "")} == {texts for _, *texts in ((s, o, e) for s, o, e in done[1:]) for texts in [tuple(texts)]}
+
+
+@UNKNOWN
+def test_each_rank_has_a_device_of_its_own(original, tmp_path):
+    words = ("sweep", original, "--to", "fp8_row,int4_g32:asym", "--device", "auto", "--json")
+    one, two = (
+        meet([words] * world, [tmp_path] * world, [f"from simulated_device import enter; enter({world})\n"] * world)
+        for world in (1, 2)
+    )
+
+    assert {Status.OK} == {status for status, _, _ in (*one, *two)}, two
+    assert "sim:0 (simulated)" == json.loads(two[0].stdout)["run"]["device"]
+    assert without_run(one[0].stdout) == without_run(two[0].stdout)
 
 
 def with_folded_scales(folder):
