@@ -13,10 +13,10 @@ from test_formats import CASES, GOLDEN, expected_of, values_of
 from test_scheduler import stored
 
 import quanterr
-from quanterr import native
 from quanterr.checkpoints import open_checkpoint
 from quanterr.comparison import scheduler
 from quanterr.errors import ResourceError
+from quanterr.kernel import library
 from quanterr.tensors.devices import CPU, describe_device, own_stream, pick_device
 from quanterr.tensors.workspace import Workspace
 
@@ -32,7 +32,7 @@ FEW |= {case for case in CASES if "double_quant" in case.stem}
 @pytest.fixture(autouse=True)
 def torch_kernel(monkeypatch):
     """The CPU computes by torch's kernel, as devices do."""
-    monkeypatch.setenv(native.VARIABLE, "torch")
+    monkeypatch.setenv(library.VARIABLE, "torch")
 
 
 def device(number=0):
