@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import CPU, compared, fp8_codes, int8_codes, pair_of, summed, summed_by_chunk
 
-from quanterr.comparison import worker
 from quanterr.comparison.worker import Worker
+from quanterr.kernel import summing
 from quanterr.kernel.torch_sums import LEAST_ROWS, _make_probe, fast_sums
 from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, Measurement, percentiles
 from quanterr.metrics.sums import KEPT_ROWS, ONE, Sums, as_float, worst_rows
@@ -205,7 +205,7 @@ class TestFast:
         self, monkeypatch, make, rows, needs_exact
     ):
         taken = []
-        monkeypatch.setattr(worker, "exact_sums", lambda *args: taken.append(args) or Sums())
+        monkeypatch.setattr(summing, "exact_sums", lambda *args: taken.append(args) or Sums())
         x = make(rows, 512)
         summed(x, quantized(x))
 

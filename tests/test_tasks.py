@@ -7,9 +7,8 @@ from msgspec.structs import replace
 
 import quanterr
 from quanterr.checkpoints import CheckpointFile, open_checkpoint
-from quanterr.comparison import compare_each, run
+from quanterr.comparison import compare_each, finishing, run
 from quanterr.comparison.tasks import group_by_original
-from quanterr.comparison.worker import Worker
 from quanterr.kernel.library import VARIABLE
 from quanterr.options import CompareOptions
 from quanterr.pairing import pair
@@ -77,8 +76,8 @@ class TestPass:
     def test_each_byte_of_the_original_is_read_once_but_for_samples_and_worst_rows(self, files, reads):
         x, candidates = files
         with open_checkpoint(x) as checkpoint, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Worker, "_find_worst", lambda *_: None)  # reads a row again
-            patch.setattr("quanterr.comparison.worker.compute_fingerprint", lambda *_: None)  # reads a few bytes again
+            patch.setattr(finishing, "_find_worst", lambda *_: None)  # reads a row again
+            patch.setattr(finishing, "compute_fingerprint", lambda *_: None)  # reads a few bytes again
             patch.setattr(run, "choose_alternatives", lambda plan, undo: plan)  # looks at samples beforehand
             patch.setattr("quanterr.findings.diagnose", lambda *_: ())  # and at those of doubtful weights afterwards
             reads.clear()

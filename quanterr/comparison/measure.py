@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from quanterr.kernel.library import choose_kernel
-from quanterr.kernel.native_sums import NativeSums
-from quanterr.kernel.specification import exact_sums
-from quanterr.kernel.torch_sums import fast_sums
+from quanterr.kernel.specification import SUMS_ALONE
+from quanterr.kernel.summing import Summer
 from quanterr.metrics import METRICS, OUTLIER, Measurement, Value, compute_metrics
 from quanterr.metrics.sums import Sums
 from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, Chunk, Cut, as_matrix
@@ -38,15 +37,9 @@ def measure(x: Tensor, y: Tensor, outlier_threshold: float = OUTLIER) -> dict[st
         x_buffer, y_buffer = workspace.buffer("sides", (2, *chunk.shape), torch.float32)
         return x_buffer.copy_(pieces[0]), y_buffer.copy_(pieces[1]), None
 
-    on_cpu = x.device.type == "cpu"
-    kernel = choose_kernel().kernel if on_cpu and not wide else None
-    native = NativeSums(kernel, outlier_threshold) if kernel else None
-    total = Sums()
-    for chunk in Cut(rows, cols, CPU_CHUNK if on_cpu else DEVICE_CHUNK):
-        if native:
-            sums = native.sum_values(*load(chunk)[:2], chunk, (rows, cols))
-        else:
-            sums = None if wide else fast_sums(load, [chunk], (rows, cols), workspace, outlier_threshold)
-        total.add(sums or exact_sums(load, [chunk], cols, outlier_threshold))
+    kernel = choose_kernel().kernel if x.device.type == "cpu" else None
+    summer, total = Summer(kernel, workspace, outlier_threshold), Sums()
+    for chunk in Cut(rows, cols, CPU_CHUNK if x.device.type == "cpu" else DEVICE_CHUNK):
+        total.add(summer.sum_values(load, chunk, (rows, cols), SUMS_ALONE, wide))
     values, _ = compute_metrics(METRICS, Measurement(total))
     return values | {"bits_per_weight": None}

@@ -34,6 +34,10 @@ class Values(Protocol):
     def saturated(self) -> Tensor | None:
         """The number of codes at an end of their range."""
 
+    @property
+    def zeros(self) -> Tensor | None:
+        """The number of values that are zero, if known."""
+
 
 class Weight(Protocol):
     """What the kernel needs of a weight; formats/base.py has its fields."""

@@ -54,6 +54,7 @@ class KeptRows:
     addresses: tuple[int, int]
     places: Tensor | None = None  # (rows,) int64: where each row is written, -1 for nowhere; None: in its own place
     blocks: KeptBlocks | None = None
+    is_filled: bool = False
     side: SideStruct | None = None  # the quantized side, with its scales; None if the kernel does not decode it
     alive: list[object] = field(default_factory=list)  # memory of these scales
 
@@ -83,6 +84,7 @@ class Task(NamedTuple):
     saturated: int  # codes at an end of their range, apart from those that the kernel counts
     rows: Tensor | None  # (3, r) float64: x², e² and max |e|, for a stack of matrices
     peaks: Peaks | None
+    kept: KeptRows | None
     alive: list[object]  # further memory that the kernel reads or writes
 
 
@@ -144,7 +146,7 @@ class NativeSums:
         return found[0] if found else None
 
     def prepare_whole(
-        self, operands: tuple[Operand, Operand], wanted: SumOptions, keep: Callable[[], KeptRows]
+        self, operands: tuple[Operand, Operand], wanted: SumOptions, keep: Callable[[], KeptRows | None]
     ) -> Task | None:
         """Prepare a whole small pair to be computed together with others; None if it cannot wait for them.
 
@@ -186,9 +188,9 @@ class NativeSums:
         matrix = operands[0].weight.matrix
         task = self._make_task((x, y), chunk, matrix, at_once, wanted, saturated, alive)
         if kept:
-            _keep_rows(task, kept)
+            _keep_rows(task.run, kept)
             kept.side, kept.alive = (y, alive) if direct[1] else (None, [])
-        return task
+        return task._replace(kept=kept)
 
     def _make_task(
         self,
@@ -212,7 +214,7 @@ class NativeSums:
         if rows is not None:
             run.row_sums = rows.data_ptr()
         peaks = _place_peaks(run, wanted.cells, chunk, alive) if wanted.cells and c == matrix[1] else None
-        return Task(sides, run, chunk, matrix[1], wanted, saturated, rows, peaks, alive)
+        return Task(sides, run, chunk, matrix[1], wanted, saturated, rows, peaks, None, alive)
 
     def compute(self, tasks: Sequence[Task]) -> list[Sums]:
         """Compute the sums of each task in one call of the kernel; empty if a file cannot be read to the end."""
@@ -303,6 +305,8 @@ def _read_sums(
         add_matrices(sums, [task.chunk], task.wanted.matrix_rows, task.rows)
     if task.peaks is not None:
         sums.peaks = [task.peaks]
+    if task.kept is not None:
+        task.kept.is_filled = True
     return sums
 
 
@@ -324,9 +328,8 @@ def _place_peaks(run: RunStruct, cells: CellGrid, chunk: Chunk, alive: list[obje
     return Peaks(down.start, values)
 
 
-def _keep_rows(task: Task, kept: KeptRows) -> None:
+def _keep_rows(run: RunStruct, kept: KeptRows) -> None:
     """Make the kernel keep rows; their addresses are those of the sides."""
-    run = task.run
     run.places = None if kept.places is None else kept.places.data_ptr()
     if kept.blocks:
         values, run.first_block, run.block_rows, run.block_cols, run.transposed = kept.blocks

@@ -26,62 +26,71 @@ class _Sample(NamedTuple):
     first_rows: dict[Chunk, int]
 
 
+class _Waiting(NamedTuple):
+    """Rows of a pair that the kernel keeps, their numbers, and the sample to measure on them, if any."""
+
+    kept: KeptRows
+    rows: list[int]
+    plain: PlainSample | None
+
+
 class SampleKeeper:
     """Asks the kernel to keep the rows of samples, and measures them before their scales are overwritten."""
 
     def __init__(self, buffers: Buffers, samples: bool) -> None:
         """Without ``samples``, only the values of small weights are kept."""
         self._buffers, self._samples = buffers, samples
-        self._waiting: dict[int, tuple[PlainSample, KeptRows, list[int]]] = {}  # by the pair's id
+        self._waiting: dict[int, _Waiting] = {}  # by the pair's id
         self._measured: dict[int, PlainSample] = {}
 
-    def keep_small(self, pair: Pair) -> KeptRows:
-        """Return addresses for the kernel to write a whole small pair to."""
-        kept = KeptRows(self._buffers.small.keep(pair))
-        self._prepare(pair, kept, list(range(pair.original.matrix[0])))
-        return kept
+    def keep_small(self, pair: Pair) -> KeptRows | None:
+        """Return addresses for the kernel to write a whole small pair to; None without a kernel."""
+        if self._buffers.kernel is None:
+            return None
+        return self._keep(pair, KeptRows(self._buffers.small.keep(pair)), list(range(pair.original.matrix[0])))
 
     def keep_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> KeptRows | None:
         """Return addresses for the kernel to write the rows of a sample to; None if they must be read again.
 
         The kernel must decode the whole weight at once. ``place`` is the pair's index in its task.
         """
-        self.drop(pair, place)
+        self._buffers.kept_samples.pop(place, None)
         rows, cols = pair.original.matrix
         is_whole = (chunks[0].row, chunks[-1].stop_row, chunks[0].shape[1]) == (0, rows, cols)
-        if not (self._samples and is_whole and pair.quantized.levels):
+        if not (self._buffers.kernel and self._samples and is_whole and pair.quantized.levels):
             return None
         sample, sides = _find_sample(pair.quantized.shape), (pair.original, pair.quantized)
-        if sample is None or not all(find_decoder(side, chunks) for side in sides):
+        if sample is None or not all(find_decoder(side, chunks) and not side.needs_float64 for side in sides):
             return None
         values = self._buffers.computed.buffer(f"sample {place}", (2, len(sample.rows), cols), torch.float32)
         self._buffers.kept_samples[place] = KeptSample(pair, sample.first_rows, values)
         x = values.data_ptr()
-        kept = KeptRows((x, x + values.nbytes // 2), sample.places)
-        self._prepare(pair, kept, sample.rows)
-        return kept
+        return self._keep(pair, KeptRows((x, x + values.nbytes // 2), sample.places), sample.rows)
 
-    def _prepare(self, pair: Pair, kept: KeptRows, rows: list[int]) -> None:
+    def _keep(self, pair: Pair, kept: KeptRows, rows: list[int]) -> KeptRows:
         plain = prepare_sample(pair.quantized, len(rows)) if self._samples else None
-        if plain is not None:
-            kept.blocks = plain.list_blocks()
-            self._waiting[id(pair)] = plain, kept, rows
-
-    def drop(self, pair: Pair, place: int) -> None:
-        """Forget the kept rows of a pair, because a file could not be read to the end."""
-        self._buffers.kept_samples.pop(place, None)
-        self._waiting.pop(id(pair), None)
+        kept.blocks = plain.list_blocks() if plain else None
+        self._waiting[id(pair)] = _Waiting(kept, rows, plain)
+        return kept
 
     def measure(self, pair: Pair, sums: Sums) -> None:
         """Measure the rows that were kept of a pair, whose sums are known now."""
         waiting, kernel = self._waiting.pop(id(pair), None), self._buffers.kernel
         if waiting is None or kernel is None:
             return
-        plain, kept, rows = waiting
-        near = find_near_scales(pair.quantized, sums, rows)
-        if near is not None or not pair.quantized.scale_steps:
-            plain.measure_kept(kernel, kept, pair.original.matrix, sums, near, self._buffers.computed)
-        self._measured[id(pair)] = plain
+        kept, rows, plain = waiting
+        if not kept.is_filled:  # a file could not be read to the end, or torch has computed the sums
+            self._forget(pair)
+        elif plain is not None:
+            near = find_near_scales(pair.quantized, sums, rows)
+            if near is not None or not pair.quantized.scale_steps:
+                plain.measure_kept(kernel, kept, pair.original.matrix, sums, near, self._buffers.computed)
+            self._measured[id(pair)] = plain
+
+    def _forget(self, pair: Pair) -> None:
+        samples = self._buffers.kept_samples
+        for place in [place for place, kept in samples.items() if kept.pair is pair]:
+            del samples[place]
 
     def take(self, pair: Pair) -> PlainSample | None:
         """Return the sample of a pair that the kernel was asked to measure; None if there is none."""

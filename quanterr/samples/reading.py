@@ -60,7 +60,7 @@ class PairReader:
 
     def __init__(self, buffers: Buffers, pair: Pair, place: int) -> None:
         """Use the buffers of the thread."""
-        self.buffers, self.pair, self._quantized = buffers, pair, buffers.quantized[place]
+        self.buffers, self.pair, self.quantized = buffers, pair, buffers.quantized[place]
         kept = buffers.kept_samples.get(place)
         self._kept = kept if kept is not None and kept.pair is pair else None
 
@@ -71,7 +71,7 @@ class PairReader:
             return kept[0].float(), kept[1].float()
         if pair.original.needs_float64 or pair.quantized.needs_float64:
             x = pair.original.dequantize(chunk, self.buffers.original).weight
-            return x, pair.quantized.dequantize(chunk, self._quantized).weight
+            return x, pair.quantized.dequantize(chunk, self.quantized).weight
         x, y = (self.buffers.computed.buffer(f"values_{side}", chunk.shape, torch.float32) for side in "xy")
         return self._read("x", chunk, x), self._read("y", chunk, y)
 
@@ -83,7 +83,7 @@ class PairReader:
         rotated, (x, y) = self.pair.quantized.rotated, self._read_sample(chunks)
         if rotated:
             x = rotated.rotate(x.clone(), self.buffers.computed)
-            y = torch.cat([rotated.weight.dequantize(chunk, self._quantized).weight.clone() for chunk in chunks])
+            y = torch.cat([rotated.weight.dequantize(chunk, self.quantized).weight.clone() for chunk in chunks])
         return Group(list(chunks), x, y, self._read_scaling(self.pair.quantized.unrotated, chunks))
 
     def read_block(self, chunk: Chunk) -> Tensor:
@@ -117,7 +117,7 @@ class PairReader:
         span = chunks[0]._replace(stop_row=chunks[-1].stop_row)
         if span.n <= MOST_SPANNED:
             rows = None if len(chunks) == 1 else torch.tensor(list_rows(chunks), device=self.buffers.device) - span.row
-            units = weight.units(span, self._quantized, rows)
+            units = weight.units(span, self.quantized, rows)
             if units is not None:
                 return Scaling(units.clone())
         decode_values = partial(read_values, self.buffers.kernel, weight)
@@ -126,7 +126,7 @@ class PairReader:
     def _read(self, side: str, chunk: Chunk, out: Tensor) -> Tensor:
         """Read one side of a chunk of whole rows, or of a piece of a row, into ``out``, (r, c) float32."""
         weight, workspace = (
-            (self.pair.original, self.buffers.original) if side == "x" else (self.pair.quantized, self._quantized)
+            (self.pair.original, self.buffers.original) if side == "x" else (self.pair.quantized, self.quantized)
         )
         return read_into(out, self.buffers.kernel, weight, chunk, workspace)
 

@@ -1,0 +1,99 @@
+"""The sums of two weights: by the compiled kernel, else by torch, in float64 where float32 loses digits."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from quanterr.kernel.library import Kernel
+from quanterr.kernel.native_sums import KeptRows, NativeSums, Operand, Task
+from quanterr.kernel.specification import Load, SumOptions, exact_sums
+from quanterr.kernel.torch_sums import fast_sums
+from quanterr.metrics.sums import Sums
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+
+See = Callable[[Tensor, Tensor], None]  # is given x and y, (r, c), before they are overwritten
+
+
+class Summer:
+    """Computes sums with one thread's buffers."""
+
+    def __init__(self, kernel: Kernel | None, workspace: Workspace, outlier: float) -> None:
+        """Compute on the workspace's device; ``kernel`` is None for torch. |e| above ``outlier`` is an outlier."""
+        self._native = NativeSums(kernel, outlier) if kernel else None
+        self._workspace, self._outlier = workspace, outlier
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers, without those of the workspace."""
+        return self._native.nbytes if self._native else 0
+
+    def sum_pair(
+        self,
+        operands: tuple[Operand, Operand],
+        chunks: Sequence[Chunk],
+        wanted: SumOptions,
+        kept: KeptRows | None = None,
+        see: See | None = None,
+    ) -> Sums:
+        """Compute the sums of a few chunks of a pair.
+
+        ``kept`` receives rows if the compiled kernel decodes them; then ``see`` is not called.
+        """
+        wide = any(operand.weight.needs_float64 for operand in operands)
+        sums = None if self._native is None or wide else self._native.sums(operands, chunks, wanted, kept)
+        return self._sum_with_torch(operands, chunks, wanted, wide, see) if sums is None else sums
+
+    def sum_values(self, load: Load, chunk: Chunk, matrix: tuple[int, int], wanted: SumOptions, wide: bool) -> Sums:
+        """Compute the sums of a chunk of a weight of (rows, cols); ``wide``: its values are float64."""
+        if self._native and not wide:
+            sums = self._native.sum_values(*load(chunk)[:2], chunk, matrix)
+        else:
+            sums = None if wide else fast_sums(load, [chunk], matrix, self._workspace, self._outlier, wanted)
+        return exact_sums(load, [chunk], matrix[1], self._outlier, wanted) if sums is None else sums
+
+    def prepare(
+        self, operands: tuple[Operand, Operand], wanted: SumOptions, keep: Callable[[], KeptRows | None]
+    ) -> Task | None:
+        """Prepare a whole small pair to be computed together with others; None if it cannot wait for them.
+
+        ``keep`` makes the argument ``kept`` of :meth:`sum_pair`.
+        """
+        if self._native is None or any(operand.weight.needs_float64 for operand in operands):
+            return None
+        return self._native.prepare_whole(operands, wanted, keep)
+
+    def start(self, tasks: Sequence[Task]) -> Callable[[], list[Sums]]:
+        """Start to compute the sums of prepared pairs; the returned function waits for them.
+
+        It returns none if a file cannot be read to the end. Until then, nothing else may be computed.
+        """
+        assert self._native is not None  # noqa: S101
+        return self._native.start(tasks)
+
+    def _sum_with_torch(
+        self,
+        operands: tuple[Operand, Operand],
+        chunks: Sequence[Chunk],
+        wanted: SumOptions,
+        wide: bool,
+        see: See | None,
+    ) -> Sums:
+        saturated: dict[Chunk, Tensor] = {}  # by chunk, as a chunk may be loaded more than once
+
+        def load(chunk: Chunk) -> tuple[Tensor, Tensor, Tensor | None]:
+            x, values = operands[0].dequantize(chunk).weight, operands[1].dequantize(chunk)
+            if values.saturated is not None:
+                saturated[chunk] = values.saturated
+            if see is not None:
+                see(x, values.weight)
+            return x, values.weight, values.zeros
+
+        matrix = operands[0].weight.matrix
+        sums = None if wide else fast_sums(load, chunks, matrix, self._workspace, self._outlier, wanted)
+        if sums is None:
+            sums = exact_sums(load, chunks, matrix[1], self._outlier, wanted)
+        if saturated:
+            sums.saturated = int(torch.stack(list(saturated.values())).sum())
+        return sums
