@@ -4,7 +4,7 @@
  *
  * What is checked besides: all sums are those of every cut into single rows, and no count is larger than the weight.
  */
-#include "kernel.c"
+#include "compare.c"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -48,7 +48,7 @@ static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, 
         static const size_t entries[] = {8 * 4096, 8 * 4096, 8 * 256, 8 * 512, 8 * 1024, 4 * 256, 4 * 512};
         side.table = own(owner, filled(entries[side.element - IQ1_S]));
     }
-    if (order == IN_ROWS) side.stored = own(owner, filled((size_t)(rows * side.row_bytes)));
+    if (order == ROWS) side.stored = own(owner, filled((size_t)(rows * side.row_bytes)));
     if (order == WORDS_DOWN) {
         side.words = rows;
         side.stored = own(owner, filled((size_t)(rows * side.row_bytes)));
@@ -92,14 +92,20 @@ static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, 
 }
 
 /* What to measure of the rows that are kept; NULL if that is not possible. */
-static Sample *random_sample(const Side *x, const Side *y, const Run *run, Owner *owner) {
+static Sample *random_sample(const Side *x, const Side *y, Run *run, Owner *owner) {
     static const float MULTIPLES[] = {1, 0.7f, 1.3f};
+    static const Limits LIMITS = {
+        .half_step = 0.5001, .near = 1.0001, .above_normal = 64, .some = 1.2, .far = 3, .group_db = 5, .clipped_db = 12,
+        .wide = 2.2, .fits = 0.6, .moved = 0.01, .fixed = 0.05, .floor = 1e-6, .like = 0.49, .part = 2.5,
+        .compensated = 1.123, .better = 0.5, .worse = 1.99, .apart = 39.8, .fewest = 32, .fewest_rows = 4,
+    };
     if (!x->values || !y->values || !y->scale) return 0;
     Sample *s = own(owner, calloc(1, sizeof *s));
-    s->kind = y->zero || y->shift ? 3 : (int32_t)below(3);
-    int is_float = s->kind == 1;
+    static const int32_t KINDS[] = {INTEGERS, FLOATS, LISTED};
+    s->limits = &LIMITS, s->kind = y->zero || y->shift ? SHIFTED : KINDS[below(3)];
+    int is_float = s->kind == FLOATS;
     s->mantissa = is_float ? 3 : 0, s->normal = 0x1p-6f, s->highest = is_float ? 448 : 127, s->lowest = is_float ? -448 : -128;
-    if (s->kind == 2) s->lowest = -1, s->highest = 1;
+    if (s->kind == LISTED) s->lowest = -1, s->highest = 1;
     s->below = s->lowest - 0.5f, s->above = s->highest + 0.5f, s->lucky = 0.08, s->most = 1.4;
     const int64_t last = 1 + below(30);
     const size_t bytes = (size_t)(last + LANES) * sizeof(float);
@@ -117,23 +123,38 @@ static Sample *random_sample(const Side *x, const Side *y, const Run *run, Owner
     s->cols = y->group < run->cols ? y->group : run->cols;
     s->per_row = (int32_t)below(2), s->whole = (int32_t)below(2), s->every = 1 + below(4), s->every_closely = below(3);
     int64_t groups = run->rows * (run->cols / s->cols);
-    if (s->cols == 1 && !y->columns && s->kind < 2) {
+    if (s->cols == 1 && !y->columns && (is_float || s->kind == INTEGERS)) {
         s->transposed = 1, s->per_row = 0, s->cols = s->height = s->block_rows = run->rows, s->block_cols = 1 + below(run->cols);
-        s->block_values = own(owner, malloc((size_t)(4 * s->block_rows * s->block_cols)));
         groups = s->block_cols;
     } else if (!s->per_row && below(2)) {
         s->height = 1 + below(run->rows);
         s->first_block = below(run->rows - s->height + 1);
         s->block_rows = (1 + below((run->rows - s->first_block) / s->height)) * s->height;
         s->block_cols = (1 + below(run->cols / s->cols)) * s->cols;
-        s->block_values = own(owner, malloc((size_t)(4 * s->block_rows * s->block_cols)));
         groups = s->block_rows / s->height * (s->block_cols / s->cols);
+    }
+    if (s->block_rows) {
+        s->block_values = run->block_values = own(owner, malloc((size_t)(4 * s->block_rows * s->block_cols)));
+        run->first_block = s->first_block, run->block_rows = s->block_rows, run->block_cols = s->block_cols;
+        run->transposed = s->transposed;
     }
     s->room = own(owner, malloc((size_t)(72 * groups)));
     s->most_cols = run->cols + below(2) * 1024;
     s->ordered = own(owner, malloc((size_t)(4 * (2 * run->rows + 3) * run->cols)));
     s->columns = own(owner, malloc((size_t)(72 * s->most_cols)));
     return s;
+}
+
+/* Measures a sample of the rows that a comparison has kept. */
+static void measure(Sample *s, const Side *x, const Side *y, const Run *run, Owner *owner) {
+    Rows rows = {
+        .x = x->values, .y = y->values, .places = run->places, .n = run->rows, .cols = run->cols,
+        .scale = y->scale, .scale_step = y->scale_step, .scale_height = y->scale_height, .n_scales = below(2),
+        .zero = y->zero, .zero_step = y->zero_step, .shift = y->shift, .shift_step = y->shift_step,
+        .factor = y->factor, .columns = y->columns,
+    };
+    if (!s->transposed && below(2)) rows.near = own(owner, factors(run->rows * (run->cols / s->cols)));
+    quanterr_measure_sample(s, &rows, run->x_max);
 }
 
 int main(int argc, char **argv) {
@@ -143,13 +164,13 @@ int main(int argc, char **argv) {
     int64_t *histogram = malloc(ROOM * 8);
     for (long turn = 0; turn < n; turn++) {
         Owner owner = {.n = 0}, other = {.n = 0};
-        int order = below(4) ? IN_ROWS : (int)below(4);
+        int order = below(4) ? ROWS : (int)below(4);
         int64_t rows = 1 + below(below(8) ? 6 : 70), cols = 1 + below(below(8) ? 70 : 1300);
         if (!below(4)) cols = 256 * (1 + below(3));
         if (order == WORDS_DOWN) cols = 4 * (1 + cols / 4);
         if (order == AWQ_WORDS) rows = 8 * (1 + rows / 8);
         Run run = {.rows = rows, .cols = cols, .rows_at_once = order ? 32 : 1 + below(rows), .outlier = 0.01};
-        Side x = random_side(rows, cols, run.rows_at_once, IN_ROWS, &owner);
+        Side x = random_side(rows, cols, run.rows_at_once, ROWS, &owner);
         Side y = random_side(rows, cols, run.rows_at_once, order, &other);
         run.precise = !below(8), run.counts = counts, run.histogram = histogram, run.sums = sums[0];
         if (!below(3)) run.importance = own(&owner, factors(cols));
@@ -165,8 +186,9 @@ int main(int argc, char **argv) {
         int64_t *places = below(3) ? 0 : own(&owner, malloc((size_t)(8 * rows))), kept = 0;
         for (int64_t row = 0; places && row < rows; row++) places[row] = below(2) ? kept++ : -1;
         run.places = places;
-        run.sample = random_sample(&x, &y, &run, &owner);
-        if (quanterr_compare(&x, &y, &run, 1) != DONE || run.n > rows * cols || run.n_kept > KEPT) return 1;
+        Sample *sample = random_sample(&x, &y, &run, &owner);
+        if (quanterr_compare(&x, &y, &run, 1) != DONE || run.n > rows * cols || run.n_kept > KEPT_ROWS) return 1;
+        if (sample && !run.nonfinite_x && !run.nonfinite_y) measure(sample, &x, &y, &run, &owner);
         int64_t counted = run.zero_errors;
         for (int64_t bin = 0; bin < run.n_bins; bin++) counted += histogram[bin];
         if (run.n && counted != run.n) return 2;
