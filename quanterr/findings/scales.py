@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import isfinite, log2
 
 from quanterr.findings.codes import make_finding
-from quanterr.findings.excess import FINE_DB, MANY, MOST_NAMED
+from quanterr.findings.excess import FINE_DB, MANY, MOST_NAMED, underflows
 from quanterr.findings.figures import bits_of
 from quanterr.findings.methods import Method
 from quanterr.metrics.attainable import Attainable, BadRegion, level
@@ -34,7 +34,7 @@ def check_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[F
         return
     severity, loss = _rate_scales(pair, found), found.scale_loss_db
     parts = {part.kind: part for part in found.parts}
-    if severity in (None, "info") and "underflow" in parts:
+    if severity in (None, "info") and "underflow" in parts and not underflows(pair, done.sums):
         yield _report_underflow(pair, found, parts["underflow"])
     if severity in (None, "info") and "group" in parts:
         yield _report_groups(pair, parts["group"], method)

@@ -32,6 +32,7 @@ ROW_DB_FEW = 6.0  # the same with at most 4 bits
 ROW_DB_SHARED = 14.0  # the same where rows share scales: in real models outliers of other rows cost up to 12
 BELOW_LEVEL = 12.0  # a bad row is also this many dB below the level of its bits, as its own outliers may cost as much
 BELOW_LEVEL_FEW = 3.0  # the same with at most 4 bits
+GONE_DB = 3.0  # SNR of a weight below which half of its energy is error
 WEAK = 4  # correct scales may lose a row whose energy is this many times less than the mean
 
 
@@ -39,7 +40,7 @@ def check_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     """Report what the scales and sums of one weight show."""
     sums = done.sums
     if underflows(pair, sums) and not sums.nonfinite:
-        yield _report_underflow(pair)
+        yield _report_underflow(pair, level(as_float(sums.x_sq), as_float(sums.e_sq)))
     for side, n in (("original", sums.nonfinite_original), ("quantized", sums.nonfinite_quantized)):
         if n:
             yield make_finding(
@@ -65,13 +66,14 @@ def check_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
         )
 
 
-def _report_underflow(pair: Pair) -> Finding:
-    """Report a weight whose values are too small for its format."""
+def _report_underflow(pair: Pair, snr_db: float) -> Finding:
+    """Report a weight whose values are too small for its format: an error if most of it is gone."""
     message = (
         f"{display(pair.name)}: its values are too small for the scales of {pair.quantized.format}, which are float16: "
-        "they become zeros, or a few coarse values"
+        f"they become zeros, or a few coarse values ({snr_db:.1f} dB)"
     )
-    return make_finding("underflow", "warning", pair.name, message, "leave this layer in higher precision")
+    severity = "error" if snr_db < GONE_DB else "warning"
+    return make_finding("underflow", severity, pair.name, message, "leave this layer in higher precision")
 
 
 def _check_plausibility(pair: Pair, sums: Sums) -> Iterator[Finding]:
