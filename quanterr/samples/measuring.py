@@ -111,35 +111,56 @@ class SampleMeasurer:
 
     def _find_nearest(self, chunks: Sequence[Chunk], whole: Group | None) -> tuple[Attainable, ScaleSampler]:
         """Find the nearest codes of a sample and collect the loss of its scales; ``whole`` has been read, if given."""
-        weight, of_scales = self._weight.unrotated, self._make_scale_sampler()
+        quick = _group_chunks(chunks, min(self._buffers.size, STACK))
+        first = whole if whole and len(quick) == 1 else self._reader.read_group(quick[0])
+        found = self._sample(quick, first, closely=False)
+        if found is None:
+            kept = first if len(quick) == 1 else None  # reading further groups has overwritten the buffers
+            found = self._sample(self._group(chunks, self._make_scale_sampler()), kept, closely=True)
+        assert found is not None  # noqa: S101
+        return found
+
+    def _sample(
+        self, groups: Sequence[list[Chunk]], first: Group | None, closely: bool
+    ) -> tuple[Attainable, ScaleSampler] | None:
+        """Sample groups of rows; None if a code may not be the nearest, unless they are looked at ``closely``.
+
+        ``first`` is the first group, if it has been read.
+        """
         sampler = Sampler(None if self._weight.rotated else self._pair.importance, self._buffers.kernel)
-        groups = self._group(chunks)
+        of_scales = self._make_scale_sampler()
         for together in groups:
-            group = whole if whole and len(groups) == 1 else self._reader.read_group(together)
-            self._add_nearest(group, sampler, None if spans_rows(weight) else of_scales)
+            group = first if first and first.chunks == together else self._reader.read_group(together)
+            if not self._add(group, sampler, None if spans_rows(self._weight.unrotated) else of_scales, closely):
+                return None
         return sampler.result(), of_scales
 
-    def _group(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
-        """Group chunks that may be processed together."""
+    def _group(self, chunks: Sequence[Chunk], of_scales: ScaleSampler) -> list[list[Chunk]]:
+        """Group chunks that may be looked at together."""
         weight, original = self._weight, self._pair.original
         one_by_one = weight.rotated or weight.matrix_rows or original.needs_float64 or weight.needs_float64
-        return _group_chunks(chunks, 0 if one_by_one else min(self._buffers.size, STACK))
+        may_stack = of_scales.has_row_scales and not one_by_one
+        return _group_chunks(chunks, min(self._buffers.size, STACK) if may_stack else 0)
 
-    def _add_nearest(self, group: Group, codes: Sampler | None, of_scales: ScaleSampler | None) -> None:
-        """Find the codes nearest to a group of rows, and add them to the samplers that are given."""
+    def _add(self, group: Group, codes: Sampler | None, of_scales: ScaleSampler | None, closely: bool) -> bool:
+        """Add a group of rows, with their nearest codes, to the samplers that are given.
+
+        If no error is larger than half a step, the stored codes are the nearest. Unless rows are looked at ``closely``,
+        nothing else is accepted: return False then.
+        """
         (chunks, x, y, scales), levels = group, self._weight.unrotated.levels
         if scales is None or levels is None:
-            return
-        rounding = measure_rounding(levels, x, y - x, scales, self._buffers.computed)
-        if rounding is None:
-            found, at_once = find_nearest(levels, x, y, scales), chunks[0].n
-        else:
-            found, at_once = accept_stored(y), None
+            return closely
+        rounding = None if closely else measure_rounding(levels, x, y - x, scales, self._buffers.computed)
+        if rounding is None and not closely:
+            return False
+        found = find_nearest(levels, x, y, scales) if closely else accept_stored(y)
         if codes is not None:
             codes.add(chunks, x, y, found, rounding)
         if of_scales is not None:
-            stored = y if rounding is None else None
+            stored, at_once = (y, chunks[0].n) if closely else (None, None)
             of_scales.add(list_rows(chunks), chunks[0].col, x, found.values - x, scales, stored, at_once)
+        return True
 
     def _make_scale_sampler(self) -> ScaleSampler:
         """Make the sampler of a weight's scales, which are those of rotated columns if it has any."""
@@ -188,8 +209,8 @@ class SampleMeasurer:
         again = rows & known if to else ()  # the sample may have left out scales of its rows
         for numbers, codes in ((rows - known, sampler), (again, None)):
             each = [Chunk(row, row + 1, 0, weight.matrix[1]) for row in sorted(numbers)]
-            for together in self._group(each):
-                self._add_nearest(self._reader.read_group(together), codes, to)
+            for together in self._group(each, of_scales):
+                self._add(self._reader.read_group(together), codes, to, closely=True)
         return sampler.find_bad_regions(sample), of_scales
 
 
