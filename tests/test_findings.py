@@ -616,6 +616,14 @@ class TestAllWeights:
 
         assert ("warning", name) == (found["group_outlier"].severity, found["group_outlier"].layer)
 
+    def test_a_cast_that_loses_more_of_small_values_is_none(self, tmp_path):
+        """float16 rounds what is below its normal numbers: 80 dB where the other weights are lossless."""
+        x = {UP.format(n): (numbers(*SHAPE, seed=n) * (2.0**-10 if n == 3 else 0.1)).bfloat16() for n in range(8)}
+        report = compared(tmp_path, x, {name: w.half() for name, w in x.items()})
+
+        assert 60 < min(layer.snr_db for layer in report.layers) < 100
+        assert "group_outlier" not in told(report)
+
     def test_what_a_repair_explains_is_not_told_twice(self, tmp_path):
         found, name = faulty(tmp_path, times(1.5), 8, by_row)
 

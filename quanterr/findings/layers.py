@@ -8,6 +8,7 @@ from statistics import median
 from msgspec import Struct
 
 from quanterr.findings.codes import make_finding
+from quanterr.findings.excess import FINE_DB
 from quanterr.findings.explanations import NEAR, UNDERFLOWS
 from quanterr.findings.factors import explain_factor
 from quanterr.findings.figures import Figures
@@ -113,7 +114,7 @@ def find_group_outliers(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
             continue
         middle = median(levels)
         spread = median(abs(level - middle) for level in levels)
-        limit = middle - max(LEAST_DB, SPREADS * spread)
+        limit = min(middle - max(LEAST_DB, SPREADS * spread), FINE_DB)
         for one, level in zip(group, levels, strict=True):
             if level < limit:
                 message = (
