@@ -136,8 +136,8 @@ def of_sound(family: str, name: str, report: Report, true: Collection[str] = ())
 
 
 def as_unsound(found: Outcome) -> Outcome:
-    """The outcome of a pair that its quantizer made so, but that lost much: its warning is true, and must be there."""
-    return found._replace(told="noticed" if found.told == "WARNED" else "SILENT", loss=STRUCTURAL)
+    """The outcome of a pair that its quantizer made so, but that lost much: what is said is true, and must be there."""
+    return found._replace(told="noticed" if found.told in ("WARNED", "ERROR") else "SILENT", loss=STRUCTURAL)
 
 
 def table(outcomes: list[Outcome]) -> str:
