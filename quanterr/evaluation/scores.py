@@ -16,10 +16,8 @@ from quanterr.evaluation.states import are_finite
 from quanterr.report.evaluation.model import PositionScores
 from quanterr.util.strict_json import JsonObject
 
-SLAB, DEVICE_SLAB = (
-    1 << 18,
-    1 << 22,
-)  # logits of each side that are scored at once: on the CPU, few enough for its cache
+SLAB = 1 << 18  # logits of each side that are scored at once on the CPU: few enough for its cache
+DEVICE_SLAB = 1 << 22  # the same on another device
 TOP = 5
 LEAST_CHUNKS, DRAWN = 8, 100  # chunks of a bootstrap, and how often they are drawn: a standard error within 7 %
 SURE = 0.5  # probability of the original's first choice above which a flip is a confident one

@@ -21,7 +21,7 @@ from quanterr.samples.native import PlainSample, can_measure_values, prepare_val
 from quanterr.samples.nearest import accept_stored, find_nearest, measure_rounding
 from quanterr.samples.reading import Group, PairReader
 from quanterr.samples.rows import WIDEST, list_rows, sample_blocks, sample_chunks
-from quanterr.samples.scales import ScaleSampler, find_run_steps
+from quanterr.samples.scales import ScaleSampler, find_run_steps, has_row_scales
 from quanterr.tensors.chunks import Chunk, split_chunk
 from quanterr.tensors.workspace import FilledWorkspace
 
@@ -116,7 +116,7 @@ class SampleMeasurer:
         found = self._sample(quick, first, closely=False)
         if found is None:
             kept = first if len(quick) == 1 else None  # reading further groups has overwritten the buffers
-            found = self._sample(self._group(chunks, self._make_scale_sampler()), kept, closely=True)
+            found = self._sample(self._group(chunks), kept, closely=True)
         assert found is not None  # noqa: S101
         return found
 
@@ -135,11 +135,11 @@ class SampleMeasurer:
                 return None
         return sampler.result(), of_scales
 
-    def _group(self, chunks: Sequence[Chunk], of_scales: ScaleSampler) -> list[list[Chunk]]:
+    def _group(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
         """Group chunks that may be looked at together."""
         weight, original = self._weight, self._pair.original
         one_by_one = weight.rotated or weight.matrix_rows or original.needs_float64 or weight.needs_float64
-        may_stack = of_scales.has_row_scales and not one_by_one
+        may_stack = has_row_scales(weight.unrotated) and not one_by_one
         return _group_chunks(chunks, min(self._buffers.size, STACK) if may_stack else 0)
 
     def _add(self, group: Group, codes: Sampler | None, of_scales: ScaleSampler | None, closely: bool) -> bool:
@@ -151,15 +151,18 @@ class SampleMeasurer:
         (chunks, x, y, scales), levels = group, self._weight.unrotated.levels
         if scales is None or levels is None:
             return closely
-        rounding = None if closely else measure_rounding(levels, x, y - x, scales, self._buffers.computed)
-        if rounding is None and not closely:
-            return False
-        found = find_nearest(levels, x, y, scales) if closely else accept_stored(y)
+        if closely:
+            rounding, found = None, find_nearest(levels, x, y, scales)
+            e, stored, at_once = found.values - x, y, chunks[0].n
+        else:
+            e, found, stored, at_once = y - x, accept_stored(y), None, None
+            rounding = measure_rounding(levels, x, e, scales, self._buffers.computed)
+            if rounding is None:
+                return False
         if codes is not None:
             codes.add(chunks, x, y, found, rounding)
         if of_scales is not None:
-            stored, at_once = (y, chunks[0].n) if closely else (None, None)
-            of_scales.add(list_rows(chunks), chunks[0].col, x, found.values - x, scales, stored, at_once)
+            of_scales.add(list_rows(chunks), chunks[0].col, x, e, scales, stored, at_once)
         return True
 
     def _make_scale_sampler(self) -> ScaleSampler:
@@ -209,7 +212,7 @@ class SampleMeasurer:
         again = rows & known if to else ()  # the sample may have left out scales of its rows
         for numbers, codes in ((rows - known, sampler), (again, None)):
             each = [Chunk(row, row + 1, 0, weight.matrix[1]) for row in sorted(numbers)]
-            for together in self._group(each, of_scales):
+            for together in self._group(each):
                 self._add(self._reader.read_group(together), codes, to, closely=True)
         return sampler.find_bad_regions(sample), of_scales
 

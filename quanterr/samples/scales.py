@@ -254,7 +254,7 @@ class ScaleSampler:
     @property
     def has_row_scales(self) -> bool:
         """True if each row of the weight has its own scales."""
-        return not spans_rows(self._weight) and not self._has_one_scale
+        return has_row_scales(self._weight)
 
     @property
     def _lucky(self) -> float:
@@ -262,7 +262,7 @@ class ScaleSampler:
 
     @property
     def _has_one_scale(self) -> bool:
-        return self._weight.scale is not None and self._weight.scale.n == 1 and not self._weight.rotated
+        return _has_one_scale(self._weight)
 
     def _find_groups(self, scales: Scaling, shape: tuple[int, ...]) -> tuple[ScaleGroups | None, Tensor | None]:
         """Return how sampled elements share scales, and the column order that makes groups contiguous, if needed."""
@@ -342,6 +342,15 @@ class ScaleSampler:
         row, col = group.place
         least = self._least(row) if col >= 0 else None
         return 0.0 if least is None else float(least[0, min(col, least.shape[1] - 1)])
+
+
+def has_row_scales(weight: Weight) -> bool:
+    """Return whether each row of a weight has its own scales."""
+    return not spans_rows(weight) and not _has_one_scale(weight)
+
+
+def _has_one_scale(weight: Weight) -> bool:
+    return weight.scale is not None and weight.scale.n == 1 and not weight.rotated
 
 
 def find_run_steps(weight: Weight, runs: Tensor, rows: Sequence[int], groups: range) -> Tensor:
