@@ -84,6 +84,21 @@ def another_weight(folder):
     return damaged(folder, lambda *_: (codes, unit))
 
 
+def larger_weight(folder):
+    """Of other values, with scales for them."""
+    codes, unit = by_row(1.5 * numbers(64, 256, seed=4).float())
+    return damaged(folder, lambda *_: (codes, unit))
+
+
+def one_scale_for_both(folder):
+    """As a runtime needs it that fuses q, k and v, though the values of v are far smaller."""
+    q, v = (numbers(64, 256, seed=n).float() * size for n, size in enumerate((1, 0.02)))
+    unit, names = q.abs().max() / 127, [f"layers.0.self_attn.{part}_proj.weight" for part in "qv"]
+    x = dict(zip(names, (q, v), strict=True))
+    y = {name: (one / unit).round().to(torch.int8) for name, one in x.items()}
+    return compared(folder, x, y | {f"{name}_scale": unit for name in names}).findings
+
+
 def norm_in_another_order(folder):
     x = {NORM: 1 + numbers(128, seed=1)}
     return compared(folder, x, {NORM: x[NORM].flip(0)}).findings
@@ -111,6 +126,8 @@ CASES = {
     ("nonfinite_original", "excess_error"): another_weight,
     ("one way", "scale_factor"): truncated,
     ("one way", "zero_points"): rounded_down,
+    ("implausible_error", "scale_loss"): larger_weight,
+    ("shared_scale", "implausible_error"): one_scale_for_both,
     ("scale_loss", "implausible_error"): lambda folder: damaged(folder, lambda *_: by_row(weight_of(64), 64)),
     ("excess_error", "implausible_error"): lambda folder: damaged(folder, zeros_in_a_row),
     ("excess_rows", "bad_rows"): lambda folder: damaged(folder, noise_in_rows, rows=1024),

@@ -727,7 +727,7 @@ class TestSamplesAreMeasuredAsByTorch:
     def test_of_codes_that_compensate_each_other(self, tmp_path, monkeypatch, recipe, rows):
         """As by GPTQ: many are not the nearest, and the errors of a group's last columns are larger."""
         x = {f"{n}.weight": normal(rows, 640, seed=n) for n in range(6)}
-        steps = (torch.arange(640) % 128 + 64) / 128 * 4 / (127 if recipe == "int8_g32" else 7)
+        steps = (torch.arange(640) % 128 + 64) / 128 * 4 / {"int8_g32": 127, "fp8_row": 24}.get(recipe, 7)
         moved = {name: x[name] + 0.3 * steps * normal(rows, 640, seed=n + 20) for n, name in enumerate(x)}
         self.check_recipe(tmp_path, monkeypatch, recipe, x, moved)
 

@@ -32,8 +32,10 @@ from msgspec.structs import replace
 
 from quanterr.findings.activations import check_activation_scales
 from quanterr.findings.codes import make_finding
+from quanterr.findings.compensation import drop_compensated
 from quanterr.findings.constants import ConstantWeights, is_learned_matrix
 from quanterr.findings.excess import (
+    NOTED_DB,
     check_excess,
     fits_signed_scales,
     has_nearest_codes,
@@ -74,7 +76,7 @@ from quanterr.findings.layers import (
     report_identical,
 )
 from quanterr.findings.merging import merge_bad_rows, merge_excess
-from quanterr.findings.methods import Method, is_compensating
+from quanterr.findings.methods import PLAIN, find_declared_method, find_method
 from quanterr.findings.outliers import find_outlier_columns
 from quanterr.findings.repeats import RepeatedWeights
 from quanterr.findings.samples import (
@@ -85,6 +87,7 @@ from quanterr.findings.samples import (
     report_lossless,
 )
 from quanterr.findings.scales import check_scales, has_good_scales
+from quanterr.findings.sharing import excuse_shared_scales
 from quanterr.findings.siblings import check_sibling_scales
 from quanterr.findings.sources import check_sources
 from quanterr.findings.sums import check_weight
@@ -126,7 +129,7 @@ class FindingCollector:
         self._of_weights: dict[int, list[Finding]] = {}
         self._constant, self._repeated = ConstantWeights(), RepeatedWeights()
         config = plan.labels["quantized"].config if "quantized" in plan.labels else {}
-        self._compensates, self._undone = is_compensating(config), {name for one in plan.folded for name in one.names}
+        self._declared, self._undone = find_declared_method(config), {name for one in plan.folded for name in one.names}
 
     def add(self, done: ComparedWeight) -> None:
         """Add a compared weight; its sums are not kept."""
@@ -136,7 +139,8 @@ class FindingCollector:
         if done.sums.exact:
             self._equal[done.number] = pair
             return
-        method, too_small = Method(self._compensates, pair.name in self._undone), underflows(pair, done.sums)
+        method = find_method(self._declared, pair.quantized.format, pair.name in self._undone)
+        too_small = underflows(pair, done.sums)
         nearest, good = has_nearest_codes(pair, done, method), has_good_scales(pair, done)
         facts = {
             UNDERFLOWS: too_small,
@@ -177,6 +181,9 @@ class FindingCollector:
         if not complete:
             return drop_explained(single, _gather_facts(seen, single))
         single = drop_harmless_zero_scales(single, {one.pair.name: one.pair for one in seen})
+        compensated = {one.pair.name: one for one in seen if self._may_compensate(one)}
+        with on_cpu() as workspaces:
+            single = excuse_shared_scales(drop_compensated(single, compensated, workspaces), seen)
         whole, alike = self._check_all(seen)
         below = list(find_group_outliers(seen))
         doubtful = {found.layer for found in (*single, *below) if found.code in DOUBTFUL}
@@ -188,13 +195,18 @@ class FindingCollector:
         changed = check_unquantized(copies, self._same, self._explained, coded)
         broken = set().union(*(weights_of(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
         apart = broken | self._undone  # factors were undone only as exactly as the codes show them
-        sources = check_sources([one for one in seen if one.pair.name not in apart], self._compensates)
+        sources = check_sources([one for one in seen if one.pair.name not in apart], self._declared)
         with on_cpu() as workspaces:
             siblings = list(check_sibling_scales(seen, workspaces[1]))
         both = [*self._constant.findings(), *self._repeated.findings()]
         found = [*whole, *single, *sources, *repairs, *vectors, *below, *changed, *siblings, *both]
         kept = drop_explained(found, _gather_facts(seen, found))
         return merge_bad_rows(merge_excess(kept), len(seen))
+
+    def _may_compensate(self, one: WeightSummary) -> bool:
+        """Return True if a weight may be by a method that compensates errors: by what is declared, or by its excess."""
+        method = find_method(self._declared, one.pair.quantized.format, folded=False)
+        return method.compensates or (method is PLAIN and (one.excess_db or 0.0) > NOTED_DB)
 
     def _check_all(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
         """Return the findings about all weights together, and the numbers of the weights that share one factor."""

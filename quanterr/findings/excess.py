@@ -5,7 +5,7 @@ from math import ceil, isfinite, log2, log10, sqrt
 
 from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import bits_of
-from quanterr.findings.methods import Method
+from quanterr.findings.methods import PLAIN, Method
 from quanterr.formats import find_rows
 from quanterr.kernel.levels import Levels
 from quanterr.metrics.attainable import Attainable, BadRegion, level
@@ -16,15 +16,9 @@ from quanterr.util.text import count, display
 
 MANY = 16  # least number of elements for a conclusion
 NOTED_DB = 0.5  # dB above the nearest codes: more than the rounding of scales after the codes explains
-# dB above the nearest codes. Plain rounding costs 0 to 0.3 in all files of current quantizers, because scales are
-# rounded after the codes; learned rounding of FP8 costs 0.2; zero points rounded after the codes up to 2.0
-# (compressed-tensors) and 3.8 (MLX, 8 bits). Rounding at random costs 3.0. GPTQ, which lets the error of one weight
-# compensate for another, costs 2.9 to 4.2 with inputs correlated as real ones are, and 5.3 with columns in the order
-# of their inputs. Truncation costs 6.0: that leaves about a decibel of margin on either side.
-USUAL_DB = 5.0
 BROKEN_DB = 8.0  # more than any method that compensates errors costs
-# USUAL_DB for 8-bit codes if more than OFF_PCT of them are two or more steps off. Learned rounding moves 5.9 % of FP8
-# codes near zero and costs 0.2 dB.
+# The most that rounding costs 8-bit codes if more than OFF_PCT of them are two or more steps off. Learned rounding
+# moves 5.9 % of FP8 codes near zero and costs 0.2 dB.
 OFF_PCT, OFF_DB = 5.0, 3.0
 # dB that clipping may cost: 0.2 in all 8-bit fixtures; 1.2 with fewer bits (MXFP4 of Quark, AutoRound). Ternary and
 # 1-bit codes clip by design, 8.2 in BitNet.
@@ -38,9 +32,13 @@ RANDOM_DB = 2.5  # dB above the nearest codes: rounding at random costs 3.0, and
 UNBIASED = 0.05  # share of the squared error that comes from a mean error or a factor
 KINDS = {"row": "excess_rows", "column": "excess_columns", "tile": "excess_blocks"}
 MOST_NAMED = 6
-# Tensors rounded after the codes: scales of bitsandbytes' double quantization, SDNQ's branch, MLX's biases.
-ROUNDED_AFTERWARDS = ("nested_absmax", "svd_up", "bias")
+# Tensors rounded after the codes. bitsandbytes' double quantization rounds the scale of a block to 8 bits of a code for
+# 256 blocks: beside far larger ones, by up to a seventh (real weights). SDNQ rounds the whole branch. MLX rounds minima
+# to BF16, which moves 8-bit codes by up to half a step, and others by less.
+NESTED, NESTED_FACTORS = "nested_absmax", (0.75, 1.33)
+BRANCH, MINIMUM, MINIMUM_BITS = "svd_up", "bias", 8
 PART_DB = 6.0  # loss of rows, columns or a tile that is worth a warning
+PART_DB_OF_NEAREST = 4.5  # the same where the codes of the weight as a whole are the nearest
 SCALED_DB = 3.0  # the same if a factor explains the loss: then the scale of this part is wrong
 UNDONE_DB = 6.0  # SNR of a part whose undone factor is known only within 50 %
 LOUD_DB = 12.0  # dB by which a part's mean square error may exceed the weight's
@@ -71,7 +69,7 @@ def has_usual_excess(pair: Pair, done: ComparedWeight, method: Method) -> bool:
     found = done.attainable
     if found is None or not _shows_all(pair, done, found):
         return False
-    return found.weighted_excess_db <= (BROKEN_DB if method.compensates else USUAL_DB)
+    return found.weighted_excess_db <= method.most_db
 
 
 def is_repairable(pair: Pair, done: ComparedWeight) -> bool:
@@ -139,6 +137,9 @@ def check_excess(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[F
     severity, part = _rate_weight(pair, found, method, rounded), _choose_part(pair, found, method)
     if part and severity in (None, "info"):
         yield _report_part(pair, found, part, method)
+        for other in found.parts:  # rows elsewhere are another fault
+            if other.kind == "row" and part.kind == "tile" and part.worst[0] not in {row for row, _ in other.places}:
+                yield _report_part(pair, found, other, method)
     elif severity:
         yield _report_weight(pair, found, severity, part, rounded)
     if _clips(pair, found):
@@ -150,12 +151,14 @@ def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | N
     excess = found.weighted_excess_db
     if found.excess_db <= NOTED_DB:
         return None
-    if rounded == AT_RANDOM or (method.compensates and excess <= BROKEN_DB):
+    if rounded == ONE_WAY and excess > PLAIN.most_db:
+        return "warning"  # no method truncates
+    if (rounded == AT_RANDOM and not method.by_importance) or (not method.is_nearest and excess <= method.most_db):
         return "info"
     off = bits_of(pair) >= 8 and _off_pct(found) > OFF_PCT
-    if excess > (USUAL_DB if off else BROKEN_DB):
-        return "error" if rounded is None and not method.compensates else "warning"
-    return "warning" if excess > (OFF_DB if off else USUAL_DB) else "info"
+    if excess > (PLAIN.most_db if off else BROKEN_DB):
+        return "error" if rounded is None and method.is_nearest else "warning"
+    return "warning" if excess > (OFF_DB if off else method.most_db) else "info"
 
 
 NEARLY, AT_RANDOM, ONE_WAY = "", ": rounded at random", ": truncated, or always rounded up or down"
@@ -223,17 +226,26 @@ def _rate_part(pair: Pair, found: Attainable, part: BadRegion, method: Method) -
     explains them; undone factors, which are known only as well as codes of few bits show them; and values so small that
     their scale has few bits left.
     """
-    scaled = part.apart
-    rounded = any(role.endswith(ROUNDED_AFTERWARDS) for role in pair.quantized.parts)
-    afterwards = rounded and not scaled and part.louder_db <= LOUD_DB
+    of_codes = PART_DB if found.excess_db > NOTED_DB or method.by_importance else PART_DB_OF_NEAREST
+    small = _lost_db(part) < (SCALED_DB if part.apart else of_codes)
     piled_up = method.compensates and part.kind == "column" and not isfinite(part.factor)
+    given_up = method.by_importance and part.kind != "row" and part.is_scattered
     undone = method.folded and part.snr_db > UNDONE_DB
-    small = _lost_db(part) < (SCALED_DB if scaled else PART_DB)
-    return (
-        "info"
-        if small or afterwards or piled_up or undone or _is_limited_by_least_scale(pair, found, part)
-        else "warning"
-    )
+    caused = piled_up or given_up or undone or _is_rounded_afterwards(pair, part)
+    return "info" if small or caused or _is_limited_by_least_scale(pair, found, part) else "warning"
+
+
+def _is_rounded_afterwards(pair: Pair, part: BadRegion) -> bool:
+    """Return True if a scale, a minimum or a branch that is rounded after the codes explains the error of a part."""
+
+    def has(role: str) -> bool:
+        return any(name.endswith(role) for name in pair.quantized.parts)
+
+    if has(NESTED):
+        return part.kind == "tile" and NESTED_FACTORS[0] < part.factor < NESTED_FACTORS[1]
+    if part.apart or part.louder_db > LOUD_DB:
+        return False
+    return has(BRANCH) or (has(MINIMUM) and bits_of(pair) >= MINIMUM_BITS)
 
 
 def _is_limited_by_least_scale(pair: Pair, found: Attainable, part: BadRegion) -> bool:

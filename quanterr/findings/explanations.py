@@ -103,11 +103,25 @@ EXPLANATIONS = (
         "the weight is broken as a whole, so a sample adds nothing",
     ),
     Explanation(
+        ("implausible_error",),
+        "error",
+        ("scale_loss",),
+        "warning",
+        "the values have little in common, so that good scales mean nothing",
+    ),
+    Explanation(
         ("scale_loss",),
         "warning",
         (*LEVELS, "clipped", "saturated", "bad_rows"),
         "warning",
         "its scales are too large or too small, which lowers the SNR and clips values",
+    ),
+    Explanation(
+        ("shared_scale",),
+        "info",
+        (*LEVELS, "bad_rows"),
+        "warning",
+        "its scale is as wide as the weight needs that it is fused into, which lowers the SNR",
     ),
     Explanation(
         ("excess_error",),

@@ -7,10 +7,12 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import FINE_DB, MANY, MOST_NAMED, underflows
 from quanterr.findings.figures import bits_of
 from quanterr.findings.methods import Method
+from quanterr.kernel.levels import Levels
 from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.report.base import Finding
 from quanterr.samples.good_scales import FEW_LEVELS
+from quanterr.samples.scales import BYTE, get_clipping_limit
 from quanterr.util.text import count, display
 
 # dB that stored scales lose compared with good ones. Sound files of all families lose -5 to 0.6, if absolute maxima
@@ -20,6 +22,15 @@ from quanterr.util.text import count, display
 NOTED_DB, WARNED_DB, BROKEN_DB = 2.0, 3.5, 9.0
 MARGINS_DB = {4: 1.5, FEW_LEVELS: 1.1}  # largest number of levels → dB added to the limits
 PART_WARNED_DB = 6.0  # for groups, which lose up to 4 in sound files
+# Median of stored / good scale, and the loss in dB, from which all scales are too wide: no method leaves the ends of
+# the range unused. Sound files have up to 1.143 (8/7, symmetric 4 bits by their largest value), with losses up to
+# 1.5 dB; scales that are 1.3 times too wide lose 1.3 (NF4, real weights) to 2.9.
+WIDE, WIDE_DB = 1.2, 1.0
+WIDE_POWERS = 2.05  # the same where scales are powers of two, which are rounded up
+POWERS = frozenset({"U8", "F8_E8M0"})  # dtypes of exponents
+# Share of a sample in groups that a search by importance gives up: of Q3_K, with one column of 32 a thousand times as
+# important as the others, 0.04; with importances of real inputs less than 0.01.
+MOST_GIVEN_UP = 0.06
 UPDATED = 4.0  # largest stored / good scale of groups whose values were first changed to compensate for errors
 SAME_RANGE = 0.02  # distance from 1 of a ratio of scales that differ only by their zero points
 FEWER = 0.8  # stored / good scale of most groups, if only the others are wrong
@@ -37,7 +48,7 @@ def check_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[F
     if severity in (None, "info") and "underflow" in parts and not underflows(pair, done.sums):
         yield _report_underflow(pair, found, parts["underflow"])
     if severity in (None, "info") and "group" in parts:
-        yield _report_groups(pair, parts["group"], method)
+        yield _report_groups(pair, found, parts["group"], method)
     elif severity:
         part, some = parts.get("group"), FEWER < found.scale_ratio < 1 / FEWER
         whole = _describe_scales(pair, found.scale_ratio, found.snr_db)
@@ -66,7 +77,11 @@ def has_good_scales(pair: Pair, done: ComparedWeight) -> bool:
 def _rate_scales(pair: Pair, found: Attainable) -> str | None:
     """Return the severity of the loss from scales, or None if the loss is usual."""
     loss, levels = found.scale_loss_db, pair.quantized.levels
-    if loss is None or loss <= NOTED_DB:
+    if loss is None:
+        return None
+    if loss <= BROKEN_DB and _has_wrong_range(pair, found, loss):
+        return "warning"
+    if loss <= NOTED_DB:
         return None
     loss -= max((margin for most, margin in MARGINS_DB.items() if levels and levels.number <= most), default=0.0)
     if loss > BROKEN_DB:
@@ -74,6 +89,15 @@ def _rate_scales(pair: Pair, found: Attainable) -> str | None:
     if _is_due_to_zero_points(found.scale_ratio, found.snr_db) and loss > NOTED_DB:
         return "info"
     return "warning" if loss > WARNED_DB else "info" if loss > NOTED_DB else None
+
+
+def _has_wrong_range(pair: Pair, found: Attainable, loss: float) -> bool:
+    """Return True if all scales leave the ends of the range of codes unused, or those of floats of 8 bits clip."""
+    levels, scale = pair.quantized.levels, pair.quantized.parts.get("scale")
+    powers = (scale is not None and scale.dtype in POWERS) or "mxfp" in pair.quantized.format
+    if found.scale_ratio > (WIDE_POWERS if powers else WIDE):
+        return loss > WIDE_DB
+    return levels is not None and levels.mantissa > 0 and not powers and _clips_bytes(levels, found.scale_ratio)
 
 
 def _is_due_to_zero_points(ratio: float, snr_db: float) -> bool:
@@ -96,22 +120,35 @@ def _describe_scales(pair: Pair, ratio: float, snr_db: float) -> str:
     return f"{what}scales are {ratio:.3g} x what the values need"
 
 
-def _report_groups(pair: Pair, part: BadRegion, method: Method) -> Finding:
+def _report_groups(pair: Pair, found: Attainable, part: BadRegion, method: Method) -> Finding:
     """Report groups whose scales are wrong."""
-    lost = part.attainable_db - part.snr_db
+    few = part.is_scattered and part.number * part.size <= MOST_GIVEN_UP * found.n
+    narrow = 0 < part.factor < 1 or (not part.factor and pair.quantized.scale_steps is not None)
+    lost, given_up = part.attainable_db - part.snr_db, method.by_importance and narrow and few
     updated = method.compensates and 1 / UPDATED < part.factor < UPDATED
-    bad = lost > (BROKEN_DB if updated else PART_WARNED_DB) or not part.factor
+    bad = (
+        lost > (BROKEN_DB if updated else PART_WARNED_DB)
+        or not part.factor
+        or _clips_bytes(pair.quantized.unrotated.levels, part.factor)
+    )
+    excused = given_up or _is_due_to_zero_points(part.factor, part.snr_db)
+    why = "; a search by importance leaves single groups so" if given_up and bad else ""
     return make_finding(
         "scale_loss",
-        "warning" if bad and not _is_due_to_zero_points(part.factor, part.snr_db) else "info",
+        "warning" if bad and not excused else "info",
         pair.name,
         f"{display(pair.name)}: {_describe_place(part)}: {_describe_scales(pair, part.factor, part.snr_db)}: "
-        f"they allow {part.snr_db:.1f} dB, good ones {part.attainable_db:.1f} dB",
+        f"they allow {part.snr_db:.1f} dB, good ones {part.attainable_db:.1f} dB{why}",
         REMEDY,
         **_evidence(part),
         worst_format_snr_db=part.attainable_db,
         scale_ratio=part.factor,
     )
+
+
+def _clips_bytes(levels: Levels | None, ratio: float) -> bool:
+    """Return True if scales of 8-bit codes, ``ratio`` times good ones, clip: the row of the largest value loses it."""
+    return levels is not None and levels.number >= BYTE and 0 < ratio * get_clipping_limit(levels) < 1
 
 
 def _report_underflow(pair: Pair, found: Attainable, part: BadRegion) -> Finding:

@@ -1,12 +1,14 @@
 """Signs that a quantized weight was made from values other than the original's.
 
 The codes of such a weight are only a step or two from the nearest, so its SNR is a few dB too low, just as after error
-compensation. Three signs on a sample of a few weights tell the two cases apart:
+compensation. Four signs on a sample of a few weights tell the two cases apart:
 
 rounding    Codes that no method makes from the original. Rounding to nearest, at random or as learned yields one of the
             two codes around a value. GPTQ moves values before it rounds them, but not in the columns that it rounds
             first. So errors larger than the distance of two codes, in all columns alike, come from other values: a
             finetune, another revision, a merge.
+first       For GPTQ, where it is declared: the column that it rounds first has the nearest codes. Codes that are off
+            by chance, in all columns, do not come from it.
 directions  A few singular values hold the excess: a LoRA update was merged into one side. Rounding errors have no
             singular values above the edge of Marchenko and Pastur, (1 + √(rows / columns))², once rows and columns are
             scaled to equal variance.
@@ -27,6 +29,7 @@ from torch import Tensor
 from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import NOTED_DB
 from quanterr.findings.layers import WeightSummary
+from quanterr.findings.methods import Method, find_method
 from quanterr.kernel.levels import Scaling, find_cells
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
@@ -35,8 +38,8 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import FilledWorkspace
 from quanterr.util.text import count, listed
 
-MOST_READ = 8  # weights to read again, at most
-FEWEST_LEVELS = 5  # least levels of a code: most 2-bit codes are the first or the last level
+SPREAD_READ, MOST_READ = 8, 4  # weights to read again, at most: spread over all, and those that lost most
+FEWEST_LEVELS = 5  # least levels of a code for the other signs: most 2-bit codes are the first or the last level
 RUNS, RUN = 16, 16  # runs of rows, spread over a weight, and the rows of each
 READ, WIDTH = 1 << 20, 1024  # elements read of a weight, and columns that are examined
 FEWEST = 32  # least rows and columns of a weight that is judged
@@ -48,6 +51,10 @@ BEYOND_SHARE, BEYOND_LEAST = 1.5e-5, 4  # share and number of such elements; noi
 # With a finetune they scatter by 0.05 to 0.4, and that tenth has 0.6 to 1.0.
 SCATTER, FIRST, LEFT = 0.38, 10, 0.4
 MOST_AGREE = 0.5  # share of the weights read that must show this sign: fewer may be chance
+
+# Sign "first": the least error of a column over that of its nearest codes. GPTQ leaves 1.00 in the first one (real
+# weights, 24 settings); where one of a hundred codes is a step off, it is 1.1.
+LEAST_EXCESS = 1.1
 
 # Sign "directions": few singular values.
 EDGE = 1.1  # times the edge of Marchenko and Pastur; noise reaches 1.0
@@ -65,27 +72,33 @@ CELLS = 16  # number of positions that are distinguished between a code and half
 FOLLOWS = 0.035  # least share of the error that follows a grid, beyond chance
 DEVIATIONS = 6.0  # standard errors beyond chance
 GRID_DB = 1.0  # least excess: undetected factors folded into 3 bits look like a grid at 0.7 dB
+GRID_DB_OF_SEARCH = (
+    2.0  # the same of ggml's types: codes nearest for another scale than the one fitted to them, up to 1.5
+)
 
 MEANINGS = {
     "rounding": "no rounding, with or without error compensation, makes these codes from the original: a finetune, "
     "another revision, or noise",
+    "first": "no column holds the nearest codes, as the one that GPTQ rounds first does: noise, or another source",
     "directions": "few directions hold the difference: a LoRA was merged into one side",
     "grid": "the difference follows the grid of an earlier format: the weight was quantized before",
 }
 
 
-def check_sources(seen: Sequence[WeightSummary], named: bool) -> Iterator[Finding]:
+def check_sources(seen: Sequence[WeightSummary], declared: Method) -> Iterator[Finding]:
     """Report weights that show a sign of another source; only a few weights with excess error are read.
 
     Args:
         seen: the weights that differ.
-        named: whether the configuration names a method that compensates errors: codes beyond any rounding are then no
-            sign.
+        declared: the method that config.json names: codes beyond any rounding are no sign if it does not round to the
+            nearest.
     """
     off = [one for one in seen if _is_off(one)]
-    read = off[:: max(-(-len(off) // MOST_READ), 1)]
+    spread = off[:: max(-(-len(off) // SPREAD_READ), 1)]
+    worst = sorted(off, key=lambda one: -(one.excess_db or 0.0))[:MOST_READ]
+    read = [one for one in off if one in spread or one in worst]
     with on_cpu() as workspaces:
-        signs = {one.pair.name: find_signs(one.pair, workspaces, named) for one in read}
+        signs = {one.pair.name: find_signs(one.pair, workspaces, declared) for one in read}
     if sum("rounding" in found for found in signs.values()) < MOST_AGREE * len(read):
         signs = {name: [sign for sign in found if sign != "rounding"] for name, found in signs.items()}
     losses = [one.excess_db for one in read if signs[one.pair.name] and one.excess_db is not None]
@@ -101,7 +114,6 @@ def _is_off(one: WeightSummary) -> bool:
         one.excess_db is not None
         and one.excess_db >= NOTED_DB
         and levels is not None
-        and levels.number >= FEWEST_LEVELS
         and weight.shape == one.pair.quantized.shape
         and min(*weight.matrix) >= FEWEST
         and weight.matrix[1] <= READ // FEWEST
@@ -116,21 +128,27 @@ class ErrorSample(NamedTuple):
     least: Tensor  # error of the nearest codes
     width: Tensor  # distance between the two codes around each element
     fine: Tensor  # bool: finite, and neither the first nor the last code is the nearest; elsewhere errors are 0
+    columns: Tensor  # (2, columns of the weight) float64: Σ error² of the stored and of the nearest codes
 
 
-def find_signs(pair: Pair, workspaces: Workspaces, named: bool) -> list[str]:
-    """Return the signs that a weight shows, as keys of MEANINGS; for ``named`` see :func:`check_sources`."""
+def find_signs(pair: Pair, workspaces: Workspaces, declared: Method) -> list[str]:
+    """Return the signs that a weight shows, as keys of MEANINGS; for ``declared`` see :func:`check_sources`."""
     sample = _read_sample(pair, workspaces)
     if sample is None:
         return []
+    method, levels = find_method(declared, pair.quantized.format, folded=False), pair.quantized.unrotated.levels
+    found = ["first"] if method.rounds_first_column and _is_off_everywhere(sample.columns) else []
+    if levels is None or levels.number < FEWEST_LEVELS:
+        return found
     stored = 10 * log10(float(sample.error.square().sum() / sample.least.square().sum()))
-    found = ["grid"] if stored > GRID_DB and not pair.quantized.rotated and _follows_grid(sample) else []
-    error, least = _refit_both(pair, sample)
-    excess = float(error.square().sum() / least.square().sum())
+    least = GRID_DB_OF_SEARCH if method.by_importance else GRID_DB
+    found += ["grid"] if stored > least and not pair.quantized.rotated and _follows_grid(sample) else []
+    error, nearest = _refit_both(pair, sample)
+    excess = float(error.square().sum() / nearest.square().sum())
     if not excess > 10 ** (NOTED_DB / 10):  # only scales or zero points were rounded after the codes
         return found
-    if not named and _is_beyond_rounding(
-        (sample.error / sample.width, error / sample.width), least / sample.width, sample.fine
+    if method.is_nearest and _is_beyond_rounding(
+        (sample.error / sample.width, error / sample.width), nearest / sample.width, sample.fine
     ):
         found.append("rounding")
     share, number = _measure_directions(error)
@@ -149,30 +167,36 @@ def _refit_both(pair: Pair, sample: ErrorSample) -> list[Tensor]:
 def _read_sample(pair: Pair, workspaces: Workspaces) -> ErrorSample | None:
     """Read runs of rows spread over a weight; None if scales or levels are unknown, or nothing differs."""
     weight, turn = pair.quantized.unrotated, pair.quantized.rotated
-    rows, cols = weight.matrix
-    height = min(RUN, max(READ // cols // RUNS, 1))
-    starts = sorted({number * (rows - height) // (RUNS - 1) for number in range(RUNS)})
+    cols = weight.matrix[1]
     ends = FilledWorkspace(torch.device("cpu")), FilledWorkspace(torch.device("cpu"))
     pieces: list[tuple[Tensor, ...]] = []
-    after = 0
-    for start in starts:
-        chunk = Chunk(max(start, after), start + height, 0, cols)
-        after = chunk.stop_row
+    columns = torch.zeros(2, cols, dtype=torch.float64)
+    for run in choose_runs(*weight.matrix):
+        chunk = Chunk(run.start, run.stop, 0, cols)
         x = pair.original.dequantize(chunk, workspaces[0]).weight.float()
         x = turn.rotate(x.clone(), workspaces[0]) if turn else x
         y = weight.dequantize(chunk, workspaces[1]).weight.float()
         scales = weight.scaling(chunk, ends)
         if scales is None or weight.levels is None:
             return None
-        unit, shift = (None if side is None else side.float().expand_as(x)[:, :WIDTH] for side in scales)
+        unit, shift = (None if side is None else side.float().expand_as(x) for side in scales)
         assert unit is not None  # noqa: S101
-        x, y = x[:, :WIDTH], y[:, :WIDTH]
         around = find_cells(weight.levels, x, Scaling(unit, shift))
         fine = around.inside & x.isfinite() & y.isfinite() & around.nearest.isfinite() & (around.width > 0)
-        sides = (x, y - x, around.nearest - x)
-        pieces.append((*(side.masked_fill(~fine, 0.0) for side in sides), around.width.masked_fill(~fine, 1.0), fine))
-    found = ErrorSample(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
+        sides = [side.masked_fill(~fine, 0.0) for side in (x, y - x, around.nearest - x)]
+        columns += torch.stack([side.double().square().sum(0) for side in sides[1:]])
+        pieces.append(tuple(side[:, :WIDTH] for side in (*sides, around.width.masked_fill(~fine, 1.0), fine)))
+    x, error, least, width, fine = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    found = ErrorSample(x, error, least, width, fine, columns)
     return found if bool(found.error.any()) and bool(found.least.any()) else None
+
+
+def choose_runs(rows: int, cols: int) -> list[range]:
+    """Return runs of rows, spread over a matrix, that do not overlap."""
+    height = min(RUN, max(READ // cols // RUNS, 1), rows)
+    starts = sorted({number * (rows - height) // (RUNS - 1) for number in range(RUNS)})
+    after = [0, *(start + height for start in starts)]
+    return [range(max(start, end), start + height) for start, end in zip(starts, after, strict=False)]
 
 
 def _columns_per_scale(pair: Pair, cols: int) -> int:
@@ -209,6 +233,13 @@ def _is_beyond_rounding(errors: Sequence[Tensor], least: Tensor, fine: Tensor) -
     number = max(len(halves[0]) // FIRST, 1)
     first = [b[a.argsort()[:number]].mean() for a, b in (halves, halves[::-1])]
     return scatter < (SCATTER * more) ** 2 and float(sum(first) / 2) - 1 > LEFT * more
+
+
+def _is_off_everywhere(columns: Tensor) -> bool:
+    """Return True if no column has the nearest codes; for ``columns`` see :class:`ErrorSample`."""
+    stored, nearest = columns
+    used = nearest > nearest.mean() / 2  # in others, few codes are off
+    return float((stored[used] / nearest[used]).min()) > LEAST_EXCESS
 
 
 def _measure_directions(error: Tensor) -> tuple[float, int]:
@@ -251,7 +282,7 @@ def _remove_own_grid(sample: ErrorSample) -> Tensor:
     This part is the mean error at each position. It is taken separately on either side of the nearest code and of zero,
     because truncation distinguishes them, and per window of columns, because GPTQ changes the first columns least.
     """
-    x, error, least, width, fine = sample
+    x, error, least, width, fine, _ = sample
     place = (least.abs() / width * 2 * CELLS).long().clamp_(max=CELLS - 1)  # from the nearest code to halfway
     place += CELLS * ((least > 0) + 2 * (x > 0))
     place += 4 * CELLS * (torch.arange(x.shape[1]) // WINDOW)

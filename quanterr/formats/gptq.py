@@ -81,6 +81,7 @@ CONFIGURED = {  # packing, where known, and whether zero points are stored minus
 }
 AUTO_ROUND = "auto_round"  # all other names with this prefix: dense, zero points unchanged
 UNDECLARED = "config.json names no checkpoint_format"
+IMPLIED = "config.json declares quant_method gptq without checkpoint_format, which loaders read as gptq"
 FEW = 1 << 12  # bytes of zero points that are all read to find out whether they are equal
 NAMES = {("dense", True): "gptq", ("dense", False): "gptq_v2"}  # all others are gptq_p
 
@@ -215,6 +216,8 @@ def _declared_variant(config: JsonFields, bits: int) -> tuple[Variant, str]:
             packing, less_one = CONFIGURED.get(named, ("dense", False))
             packing = "dense" if bits in WHOLE else packing or usual
             return Variant(Packing(packing, bits), less_one), f"config.json declares {key} {display(named)}"
+    if str(config.get("quant_method")).lower() == "gptq":
+        return Variant(Packing(usual, bits), True), IMPLIED
     return Variant(Packing(usual, bits), True), UNDECLARED
 
 

@@ -25,6 +25,15 @@ class BadRegion(NamedTuple):
     louder_db: float = 0.0  # mean square error of the worst region / mean square error of the sample
     apart: bool = False  # whether the factor is far from the factors of the other regions
 
+    @property
+    def is_scattered(self) -> bool:
+        """True if half of the regions, at most, have another beside them in their row, or tiles in their columns."""
+        places, width = set(self.places), 1 if self.kind == "column" else self.size
+        steps = [(0, width), *([(1, 0), (2, 0)] if self.kind == "tile" else ())]
+        near = [(sign * down, sign * across) for down, across in steps for sign in (1, -1)]
+        beside = sum(any((row + down, col + across) in places for down, across in near) for row, col in places)
+        return self.worst[1] >= 0 and 2 * beside <= len(places)
+
 
 class Attainable(NamedTuple):
     """Energies and counts over the finite elements of a sample."""

@@ -282,7 +282,7 @@ def _make_view(weight: Weight, shape: tuple[int, ...], dequantize: Dequantize, s
         shape=shape,
         dequantize=dequantize,
         byte_share=weight.byte_share * share,
-        scale=weight.scale if share == 1.0 else None,
+        scale=weight.scale if share == 1.0 or (weight.scale and weight.scale.n == 1) else None,
         unit=None,
         rotated=None,
         branch=None,

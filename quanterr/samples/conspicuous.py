@@ -18,6 +18,7 @@ from quanterr.samples.rows import SMALL
 from quanterr.tensors.chunks import Chunk
 
 ROW = 2  # a row is conspicuous if its Σe² / Σx² is at least this many times the weight's or the sample's
+FAR = 12.0  # root mean squares of the sample's errors from which the largest error is inspected
 CELL = 1.25  # a cell is conspicuous if its max |e| / max |x| is this many times the usual value in the sample
 MOST_CELLS = 4  # cells selected by the largest ratio, and as many by the largest error
 
@@ -77,9 +78,15 @@ def find_blocks(weight: Weight, rows: Sequence[int]) -> list[Chunk]:
 
 
 def find_conspicuous_rows(sums: Sums, sample: Attainable) -> list[int]:
-    """Return the worst rows, if they have far more error than the weight or its sample."""
+    """Return the worst rows with far more error than the weight or its sample, and the row of the largest error.
+
+    The largest error counts if it is far larger than those of the sample: a few wrong values do not show in a row.
+    """
     usual = min(ratio(as_float(sums.e_sq), as_float(sums.x_sq)), ratio(sample.e_sq, sample.x_sq))
-    return [number for number, row in sums.worst_rows if as_float(row.e_sq) >= ROW * usual * as_float(row.x_sq)]
+    found = [number for number, row in sums.worst_rows if as_float(row.e_sq) >= ROW * usual * as_float(row.x_sq)]
+    if sums.worst and sums.worst.row not in found and sums.e_max**2 * sample.n > FAR**2 * sample.e_sq:
+        found.append(sums.worst.row)
+    return found
 
 
 def find_conspicuous_cells(weight: Weight, sums: Sums, sample: Sequence[Chunk]) -> list[Chunk]:

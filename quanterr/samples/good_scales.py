@@ -120,7 +120,7 @@ def measure_losses(
     live = needed > 0
     needed = (needed / _find_share_used(levels, needed, live)).masked_fill(~live, 1.0)
     x_sq = groups.sum(x.square())
-    size = stored if lost is None else groups.max_of_units(unit.abs(), x.shape)
+    size = stored if lost is None else torch.where(lost, groups.max_of_units(unit.abs(), x.shape), stored)
     good, moved = needed * size, (levels.lowest - start - (levels.lowest - first) * needed) * size
     lowest = moved.abs() if zeros is None else ((start + (levels.lowest - first) * needed - zeros) * size).abs()
     of_groups = [numbers.double() for numbers in (needed, used, stored, good, moved.abs(), lowest)]

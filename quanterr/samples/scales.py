@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quanterr.formats import Weight
+from quanterr.kernel.decoder import decoder_of
 from quanterr.kernel.levels import SUBNORMAL, Levels, ScaleSteps, Scaling
 from quanterr.metrics.attainable import Attainable, BadRegion, Kind, level
 from quanterr.samples.conspicuous import spans_rows
@@ -29,8 +30,12 @@ FAR = 3.0  # ratio of errors, below GROUP_DB: a group with a smaller one stands 
 WIDE, NARROW = 2.2, 0.7  # range of stored / good scale that searches choose (and round to a step): never wrong
 CLIPPED_DB = 12.0  # loss from which clipping is wrong: no search accepts it for smaller steps elsewhere in the group
 # Number of levels → largest good / stored scale that is not wrong. With 8 bits no clipping pays off, and only the
-# rounding of zero points makes a scale too small; with 6 bits, llama.cpp's search clips 0.9 of 32 steps.
-CLIPPED = {200: 1.05, 64: 1.12, 0: 1 / NARROW}
+# rounding of zero points makes a scale too small; with 5 and 6 bits, llama.cpp's search clips 0.9 of 31 or 32 steps.
+BYTE = 200  # levels of a code of 8 bits, at least
+CLIPPED = {BYTE: 1.05, 32: 1.12, 0: 1 / NARROW}
+# Elements of a group whose loss is small though it clips a value that matters in its row. In a larger one, of integers,
+# a search for the least error clips; a smaller one loses much.
+FEWEST_CLIPPED, MOST_CLIPPED = 1 << 10, 1 << 17
 # Shares of the worst error, half a step per element. An error below means that values coincide with codes. Rounding
 # leaves a third of the worst error, and less with few levels, or with floats, whose steps differ.
 LUCKY, LUCKY_FINE = 0.08, 0.2
@@ -108,12 +113,13 @@ class ScaleSampler:
         self._sampled: list[_SampledGroups] = []
         self._within: list[_SampledGroups] = []  # parts of groups
         self.one_zero: bool | None = None  # whether all groups share a zero point; None if unknown
+        self._is_stacked = False  # whether rows share scales, of which no tensor holds one for each row
 
     def make_companion(self) -> "ScaleSampler":
         """Return a sampler for further groups of the weight, which knows already whether zero points differ."""
         self._take_waiting()
         found = ScaleSampler(self._weight, self._largest, self._find_least, self._runs)
-        found.one_zero = self.one_zero
+        found.one_zero, found._is_stacked = self.one_zero, self._is_stacked
         return found
 
     def add(
@@ -246,6 +252,15 @@ class ScaleSampler:
             near &= found.moved <= _compute_step(found.lowest, steps.minima, steps, first)
         return found._replace(good_sq=torch.where(near, torch.maximum(found.good_sq, found.stored_sq), found.good_sq))
 
+    @cached_property
+    def _order(self) -> Tensor | None:
+        """The order of columns, (c,), that puts those of each group next to each other; None if none is stored."""
+        decoder = decoder_of(self._weight.dequantize)
+        stored = decoder.columns if decoder else None
+        if stored is None:
+            return None
+        return torch.frombuffer(bytearray(stored.read()), dtype=torch.int32).long().argsort(stable=True)
+
     @property
     def has_floats(self) -> bool:
         """True if codes are floats: small ones lose precision if the scale is too large."""
@@ -273,12 +288,20 @@ class ScaleSampler:
             units = unit.expand(-1, shape[1])[:, : shape[1] // block[1] * block[1]]
             if not units.numel() or shape[0] % block[0]:
                 return None, None
-            if find_groups((1 if len(units) == 1 else block[0], block[1]), units):
+            order = None if self._order is None else self._order.to(unit.device)
+            if order is not None and len(order) != units.shape[1]:
+                return None, None
+            if order is None and find_groups((1 if len(units) == 1 else block[0], block[1]), units):
                 return ScaleGroups(*block), None
-            order = order_columns(block[1], units) if block[0] == 1 else None
+            if order is None and block[0] == 1:
+                order = order_columns(block[1], units)
             return (ScaleGroups(*block), order) if order is not None else (None, None)
         of_rows = weight.scale.n >= rows if weight.scale is not None else unit.shape[0] == shape[0]
         if unit.shape[1] > 1 and find_groups((1, shape[1]), unit) is None:
+            return None, None
+        if weight.scale is None and len(unit) > 1 and bool((unit == unit[:1]).all()):
+            self._is_stacked = True
+        if self._is_stacked:  # weights with one scale each: how far each reaches is unknown
             return None, None
         if of_rows:
             return ScaleGroups(1, shape[1], shape[1] == cols), None
@@ -313,14 +336,15 @@ class ScaleSampler:
             half = 0.0 if one.step is None else one.step / 2  # rounding may move a chosen scale by this much
             zero = stored == 0
             far = zero | (one.losses.stored_sq > FAR * one.losses.good_sq.amax(0))
-            if not one.whole or one.size < FEWEST or not bool(far.any()):
+            clips_bytes = self._clips_bytes(one)
+            if not one.whole or one.size < FEWEST or not bool((far | clips_bytes).any()):
                 continue
             lost = 10 * (one.losses.stored_sq / _get_good_sq(one.losses, self._lucky)).log10()
             clips = one.losses.needed > 1
             fits = (one.losses.used * stored > (stored - half) / WIDE) & (good < most * (stored + half))
             fits &= (lost < CLIPPED_DB) | ~clips
             out = torch.where(zero, (lost > ZERO_DB) & (good >= half / NARROW), (lost > GROUP_DB) & ~fits)
-            out &= one.losses.stored_sq > FLOOR * one.losses.x_sq
+            out = (out | clips_bytes) & (one.losses.stored_sq > FLOOR * one.losses.x_sq)
             for down, across in out.nonzero().tolist():
                 place = one.rows[down], one.cols[across] if across < len(one.cols) else -1
                 group = _BadGroup(float(lost[down, across]), place, one.size, one.losses, (down, across))
@@ -330,6 +354,16 @@ class ScaleSampler:
                 elif abs(group.stored - group.good) > step:
                     found["group"][place] = group
         return tuple(_make_region(kind, list(groups.values()), self._lucky) for kind, groups in found.items() if groups)
+
+    def _clips_bytes(self, one: _SampledGroups) -> Tensor:
+        """Return which groups of 8-bit codes clip their largest value: their row loses it, however large the group."""
+        levels = self._weight.levels
+        powers = bool((one.losses.stored.frexp().mantissa == 0.5).all())  # OCP's rule for exponents clips an eighth
+        small, large = one.size < FEWEST_CLIPPED, one.size > MOST_CLIPPED and not (levels and levels.mantissa)
+        if levels is None or levels.number < BYTE or powers or small or large:
+            return torch.zeros_like(one.losses.needed, dtype=torch.bool)
+        half = 0.0 if one.step is None else one.step / 2
+        return (one.losses.good > CLIPPED[BYTE] * (one.losses.stored + half)) & (one.losses.stored > 0)
 
     @cached_property
     def _least(self) -> Callable[[int], Tensor | None]:
@@ -390,7 +424,7 @@ def get_lucky_share(levels: Levels | None) -> float:
 
 def get_clipping_limit(levels: Levels | None) -> float:
     """Return the largest good / stored scale that is not wrong."""
-    number = levels.number if levels and not levels.mantissa else 0
+    number = levels.number if levels else 0
     return next(most for least, most in CLIPPED.items() if number >= least)
 
 

@@ -36,6 +36,7 @@ ACCIDENTS = "golden, accidents"
 DOUBTS = ("ambiguous_layout",)  # of files that were made to raise them
 UNSOUND = (
     "int8_row/comfy_int8_rowwise.safetensors",  # cut: the columns are missing that most of its scales are made for
+    "int8_tensor/int8_legacy.safetensors",  # cut, too
     "torchao_nvfp4/torchao_shapes.safetensors",  # without a scale of the tensor, torchao stores none below 2^-6
 )
 CHANGED = 1.0  # dB

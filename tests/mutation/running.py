@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from mutation import both_sides, commands, configs, golden, scales, sources, unquantized, unusual
+from mutation import both_sides, commands, configs, golden, methods, real, scales, sources, unquantized, unusual
 from mutation.judging import Outcome
 from mutation.layouts import LAYOUTS, STACKS
 from mutation.pairs import Bench
@@ -29,6 +29,10 @@ def run(name: str, keep: Path | None = None) -> list[Outcome]:
 JOBS = [
     *(Job(f"sound {layout.name}", partial(scales.sound_pairs, layout=layout)) for layout in (*LAYOUTS, *STACKS)),
     *(Job(layout.name, partial(scales.outcomes, layout=layout)) for layout in (*LAYOUTS, *STACKS)),
+    *(Job(f"methods {layout.name}", partial(methods.outcomes, layout=layout)) for layout in LAYOUTS),
+    Job("real GPTQ", real.gptq),
+    Job("real fused", real.fused),
+    *(Job(f"real {name}", partial(real.damaged, name=name)) for name in real.LAYOUTS),
     Job("commands", commands.outcomes),
     Job("folds", unquantized.folds),
     Job("unusual", unusual.outcomes),

@@ -188,6 +188,7 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     const Limits *limits;
     double lucky;             /* share of the worst error below which a good scale's is small by accident */
     double most;              /* largest good / stored scale that is not wrong */
+    int64_t never_clips;      /* a larger one is wrong whatever its group loses */
     int64_t cols;             /* of a group */
     int32_t per_row;          /* each row has scales of its own; else one for all, or blocks */
     int32_t whole;            /* the sample is the whole weight */

@@ -474,6 +474,7 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
         if (fabsf(fabsf(groups[i].unit) - groups[i].needed * fabsf(groups[i].unit)) <= groups[i].near)
             for (int k = 0; k < 2; k++) good_sq[k] = fmax(good_sq[k], k && !are_powers ? 0 : stored_sq);
         double good = fmax(good_sq[0], good_sq[1]);
+        if (s->never_clips && !are_powers && groups[i].needed > s->most) return 0;
         if (!(stored_sq <= s->limits->far * good)) { /* a search may have preferred the stored scale, or the good one is a fluke */
             double worst = is_float ? groups[i].x_sq * share : sum_worst_errors(s, groups + i, trials[tried - 1].factor);
             double lost_db = 10 * log10(stored_sq / (good < s->lucky * worst ? worst : good));

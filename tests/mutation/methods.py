@@ -1,0 +1,190 @@
+"""What no method does, of whole models and of one weight: rounding one way, codes at random, scales that clip or waste.
+
+Where a config names GPTQ or AWQ, the codes are made by that method before they are damaged.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mutation.coding import Coded, Layout, coded, fitted, lost, sound
+from mutation.judging import Outcome, worst
+from mutation.originals import drawn
+from mutation.pairs import Bench, Case, Sound, as_matrix, made
+from mutation.scales import ONE, by_gptq, declared_by_gptq
+from mutation.sources import lora, trained
+
+BY_GPTQ = ("GPTQ 4 bits", "GPTQ 4 bits asym", "CT INT4 g128")
+ROWS = 4  # that are damaged, where not all are
+Damage = Callable[[Layout, Tensor, Coded], Coded | None]
+
+
+SEARCHED = "searches of scales of 4 bits, as AutoAWQ's and HQQ's, choose 0.85 of the largest value too"
+
+
+class Kind(NamedTuple):
+    """A damage, of every weight or of one."""
+
+    name: str
+    damage: Damage
+    everywhere: bool = True
+
+
+def _numbers(before: Coded, x: Tensor) -> Tensor:
+    """Values in units of codes, in the shape of the codes."""
+    layout, (scale, shift, _) = before.layout, before.stored
+    numbers = layout.groups(x.float())
+    if shift is not None:
+        numbers = numbers - shift[:, None, :, None]
+    return (numbers / scale[:, None, :, None]).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _with_codes(before: Coded, codes: Tensor) -> Coded:
+    grid = before.layout.grid
+    return Coded(before.layout, before.shape, grid.nearest(codes.clamp(grid.low, grid.high)), before.stored,
+                 before.wanted)  # fmt: skip
+
+
+def floored(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
+    """Every code the next below its value."""
+    if layout.grid.table is not None or layout.grid.e4m3:
+        return None
+    return _with_codes(before, (_numbers(before, x) + 1e-4).floor())
+
+
+def ceiled(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
+    """Every code the next above its value."""
+    if layout.grid.table is not None or layout.grid.e4m3:
+        return None
+    return _with_codes(before, (_numbers(before, x) - 1e-4).ceil())
+
+
+def truncated(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
+    """Every code the next towards zero."""
+    if layout.grid.table is not None or layout.grid.e4m3 or layout.shifted:
+        return None
+    return _with_codes(before, _numbers(before, x).trunc())
+
+
+def shaken(layout: Layout, _x: Tensor, before: Coded) -> Coded | None:
+    """One code of ten is a step off."""
+    if layout.grid.table is not None or layout.grid.e4m3:
+        return None
+    generator = drawn(5)
+    steps = torch.randint(0, 2, before.codes.shape, generator=generator) * 2 - 1
+    return _with_codes(before, before.codes + steps * (torch.rand(before.codes.shape, generator=generator) < 0.1))
+
+
+def scaled(factor: float) -> Damage:
+    """The nearest codes with scales that are too wide or too narrow."""
+
+    def damaged(layout: Layout, x: Tensor, _before: Coded | None = None) -> Coded:
+        scale, shift = fitted(layout, x)
+        return coded(layout, x, factor * scale, None if shift is None else factor * shift)
+
+    return damaged
+
+
+def clipped(layout: Layout, x: Tensor, _before: Coded) -> Coded | None:
+    """Scales of 0.85 of the largest value in some rows; of the whole weight where it has one scale."""
+    scale, shift = fitted(layout, x)
+    factor = torch.ones_like(scale)
+    factor[:: max(len(scale) // ROWS, 1)] = 0.85
+    return coded(layout, x, factor * scale, None if shift is None else factor * shift)
+
+
+def middled(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
+    """Zero points in the middle, with scales that were made for others."""
+    if not layout.shifted:
+        return None
+    scale, _ = before.wanted
+    return coded(layout, x, scale, -scale * round((layout.grid.high + layout.grid.low) / 2))
+
+
+def noisy(share: float) -> Damage:
+    """Of values that are off by a share of the weight's norm."""
+    return lambda layout, x, _before: sound(layout, trained(share)(x))
+
+
+def merged(layout: Layout, x: Tensor, _before: Coded) -> Coded | None:
+    """With a LoRA."""
+    return sound(layout, lora(0.15)(x))
+
+
+def noisy_row(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
+    """A few rows are off by a third."""
+    y, generator = x.float().clone(), drawn(4)
+    rows = torch.arange(3, len(y), max(len(y) // ROWS, 1))
+    noise = torch.randn(len(rows), y.shape[1], generator=generator)
+    y[rows] += 0.3 * noise * y[rows].square().mean(1, keepdim=True).sqrt()
+    return coded(layout, y, *before.wanted)
+
+
+def factored(by: float) -> Damage:
+    """A few rows are the original's times a factor."""
+
+    def damaged(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
+        y = x.float().clone()
+        y[3 :: max(len(y) // ROWS, 1)] *= by
+        return coded(layout, y, *before.wanted)
+
+    return damaged
+
+
+def zeroed(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
+    """A block of 8 × 8 is zero."""
+    y = x.float().clone()
+    y[40:48, 64:72] = 0
+    return coded(layout, y, *before.wanted)
+
+
+KINDS = (
+    Kind("floored", floored),
+    Kind("ceiled", ceiled),
+    Kind("truncated", truncated),
+    Kind("floored", floored, False),
+    Kind("one code of ten off", shaken),
+    Kind("one code of ten off", shaken, False),
+    Kind("scales × 1.3", scaled(1.3)),
+    Kind("scales × 1.6", scaled(1.6)),
+    Kind("scales × 0.75", scaled(0.75)),
+    Kind("zero points in the middle", middled),
+    Kind("rows clipped", clipped),
+    Kind("rows clipped", clipped, False),
+    Kind("noise of 15 %", noisy(0.15)),
+    Kind("LoRA", merged, False),
+    Kind("noisy rows", noisy_row, False),
+    Kind("rows × 1.05", factored(1.05), False),
+    Kind("8 × 8 zeroed", zeroed, False),
+)
+
+
+def outcomes(bench: Bench, layout: Layout) -> Iterator[Outcome]:
+    """Every damage of the codes of a layout."""
+    compensates = layout.name in BY_GPTQ
+    layout = declared_by_gptq(layout) if compensates else layout
+    yield from damaged(made(bench, layout, by=by_gptq if compensates else sound), f"methods, {layout.family}")
+
+
+def damaged(pair: Sound, family: str) -> Iterator[Outcome]:
+    """Every damage of a pair."""
+    for kind in KINDS:
+        if one := _case(pair, kind):
+            yield pair.outcome(family, one)
+
+
+def _case(pair: Sound, kind: Kind) -> Case | None:
+    """The weights that are damaged, and what they lose."""
+    before = {name: weight for name, weight in pair.weights.items() if isinstance(weight, Coded)}
+    changed, losses = {}, []
+    for name in before if kind.everywhere else [ONE]:
+        x = as_matrix(pair.x[name])
+        if after := kind.damage(pair.layout, x, before[name]):
+            changed[name] = after
+            losses.append(lost(x, before[name], after))
+    where, grid = "all" if kind.everywhere else "one", pair.layout.grid
+    levels = len(grid.table) if grid.table is not None else grid.high - grid.low + 1
+    why = SEARCHED if kind.damage is clipped and levels <= 16 else ""
+    return Case(f"{where}: {kind.name}", changed, worst(losses), why_silent=why) if changed else None

