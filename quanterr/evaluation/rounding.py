@@ -24,6 +24,7 @@ from quanterr.formats.base import InputRotation
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.inputs import (
     KEY_SCALES,
+    SHARED_SCALE,
     VALUE_SCALES,
     Inputs,
     find_declared_cache,
@@ -234,11 +235,10 @@ class Rounding:
         return Watched(slot.name, named, ways, layout, names.tensors([slot.name], index)[slot.name].long())
 
     def _scale(self, unit: str, endings: Sequence[str]) -> float:
-        """Return the scale of a block's keys or values; 1 if none is stored, as in runtimes."""
-        own = (
-            scale for name, scale in self._cache.items() if f".{unit}." in f".{name}" and name.endswith(tuple(endings))
-        )
-        return next(own, 1.0)
+        """Return the scale of a block's keys or values, or the one for both; 1 if none is stored, as in runtimes."""
+        of_unit = {name: scale for name, scale in self._cache.items() if f".{unit}." in f".{name}"}
+        found = (scale for one in (*endings, SHARED_SCALE) for name, scale in of_unit.items() if name.endswith(one))
+        return next(found, 1.0)
 
 
 def _turn(turn: Callable[[Tensor, Workspace], Tensor], workspace: Workspace, rows: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ No weight depends on these scales, so nothing else reveals a wrong one. Calibrat
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from quanterr.findings.codes import make_finding
 from quanterr.formats.shared.scale_grid import iterate_scales
@@ -28,13 +28,14 @@ Found = dict[str, str]  # name of a scale → its description in a message
 
 
 def compare_with_neighbours(
-    side: str, scales: Mapping[str, float], pairs: Sequence[Pair], read: Workspace
+    side: str, scales: Mapping[str, float], stored: Collection[str], pairs: Sequence[Pair], read: Workspace
 ) -> Iterator[Finding]:
     """Report scales of one side that differ from their neighbours.
 
     Args:
         side: original or quantized.
         scales: name → mean of the finite, positive scales.
+        stored: names of all scales, whatever their values.
         pairs: the paired weights.
         read: a workspace for reading the scales of weights.
     """
@@ -45,7 +46,7 @@ def compare_with_neighbours(
     for group in groups:
         far |= _find_far(group)
     huge = {name: f"{name} ({value:.3g})" for name, value in scales.items() if _is_huge(name, value)}
-    missing = _find_missing(groups, pairs, number)
+    missing = _find_missing(groups, stored, pairs, number)
     equal = _find_copied(scales, pairs, number, read)
     for found, what in (
         (far, f"far from their neighbours in {count(len(far), 'tensor')}"),
@@ -102,7 +103,9 @@ def _is_huge(name: str, value: float) -> bool:
     return _split_name(name)[1] in OF_CACHE and value > MOST_OF_CACHE
 
 
-def _find_missing(groups: Sequence[Mapping[str, float]], pairs: Sequence[Pair], side: int) -> Found:
+def _find_missing(
+    groups: Sequence[Mapping[str, float]], stored: Collection[str], pairs: Sequence[Pair], side: int
+) -> Found:
     """Return the scales missing from modules whose counterparts in other blocks have one."""
     kinds = _classify_modules(pairs, side)
     found: Found = {}
@@ -112,7 +115,8 @@ def _find_missing(groups: Sequence[Mapping[str, float]], pairs: Sequence[Pair], 
         like = {_likeness(module, kinds[module]) for module in having if module in kinds}
         lacking = [module for module, kind in kinds.items() if module not in having and _likeness(module, kind) in like]
         if 2 * len(lacking) < len(having):
-            found |= {f"{module}.{ending}": f"{module}.{ending}" for module in lacking for ending in endings}
+            names = [f"{module}.{ending}" for module in lacking for ending in endings]
+            found |= {name: name for name in names if name not in stored}
     return found
 
 
