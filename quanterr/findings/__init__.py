@@ -6,7 +6,7 @@ files       notes from opening the files, and contradictions between config.json
 configs     differences between the two models' configurations
 structure   contradictions between a configuration and the stored tensors: blocks, sizes, quantized layers
 headers     headers, labels, folded scales and importance matrices, before any weight is read
-activations stored scales of activations
+activations stored scales of activations; neighbours and ranges say which ones cannot be right
 sums        the scales and sums of one weight
 excess      a sample of one weight, compared with the nearest codes
 scales      the same sample, compared with good scales

@@ -7,12 +7,13 @@ import torch
 from quanterr.checkpoints import Entry
 from quanterr.findings.codes import make_finding
 from quanterr.findings.neighbours import compare_with_neighbours
+from quanterr.findings.ranges import Ranges
 from quanterr.formats import is_auxiliary
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.pairing import SIDES
 from quanterr.pairing.inputs import CacheScales
-from quanterr.pairing.model import Bucket, Pair, Pairing
+from quanterr.pairing.model import Bucket, Pairing
 from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
@@ -40,7 +41,7 @@ def check_activation_scales(plan: Pairing) -> Iterator[Finding]:
     for side in SIDES:
         of_none = _entries_of_no_weight(plan, side)
         scales = [entry for entry in (*_entries_of_weights(plan, side), *of_none) if is_auxiliary(entry.name)]
-        yield from _check_side(side, scales, plan.pairs)
+        yield from _check_side(side, scales, plan)
         tables = [entry for entry in of_none if not is_auxiliary(entry.name) and _is_readable(entry)]
         yield from _check_tables(side, tables)
     yield from _check_sizes(plan)
@@ -140,7 +141,7 @@ def _check_sizes(plan: Pairing) -> Iterator[Finding]:
         yield make_finding("scale_misfit", "warning", None, message, "recalibrate", tensors=odd)
 
 
-def _check_side(side: str, stored: Sequence[Entry], pairs: Sequence[Pair]) -> Iterator[Finding]:
+def _check_side(side: str, stored: Sequence[Entry], plan: Pairing) -> Iterator[Finding]:
     """Check the values of the activation scales of one side."""
     workspace, left = Workspace(torch.device("cpu")), MOST
     bad: dict[tuple[str, str, str], list[str]] = {
@@ -170,7 +171,9 @@ def _check_side(side: str, stored: Sequence[Entry], pairs: Sequence[Pair]) -> It
             )
             remedy = "recalibrate: no weight depends on these scales, but runtimes that use them give wrong outputs"
             yield make_finding(code, severity, None, message, remedy, tensors=names)
-    yield from compare_with_neighbours(side, means, {entry.name for entry in stored}, pairs, workspace)
+    ranges = None if plan.folded else Ranges(plan.pairs, SIDES.index(side), workspace)
+    of_all = {entry.name for entry in stored}
+    yield from compare_with_neighbours(side, means, of_all, plan.pairs, ranges, workspace)
 
 
 def _is_extreme(scales: ScaleStatistics) -> bool:
