@@ -260,6 +260,15 @@ def test_what_a_factor_suggests(factor, scale, words):
     assert bool(words) == bool(explain_factor(factor, scales))
 
 
+@pytest.mark.parametrize(("others", "is_told"), [([0.5, 4.0], True), ([0.25, 0.31], False)])
+def test_a_wrong_exponent_makes_all_factors_powers_of_two(others, is_told):
+    assert is_told == ("power of two" in explain_factor(0.25, None, others))
+
+
+def test_a_missing_scale_is_told_rather_than_a_factor():
+    assert ": no scale is stored for it; the real scale was dropped" == explain_factor(448.0, None, (), True)
+
+
 @pytest.mark.parametrize(
     ("stored", "factors", "words"),
     [

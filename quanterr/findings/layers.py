@@ -77,9 +77,11 @@ def find_common_factor(seen: Sequence[WeightSummary]) -> tuple[list[Finding], se
     after = min(one.figures.rescaled_db for one in alike if one.figures)
     before = min(one.figures.snr_db for one in alike if one.figures)
     scales = alike[0].scales if len({one.scales for one in alike}) == 1 else None
+    factors = [abs(one.figures.factor) for one in gaining if one.figures]
+    explained = explain_factor(factor, scales, factors, all(one.pair.quantized.encoding == "cast" for one in alike))
     message = (
         f"{count(len(names), 'weight')} are the original times {factor:.4g}: {listed(names, 3)}; "
-        f"without that factor the worst has {after:.1f} dB instead of {before:.1f}{explain_factor(factor, scales)}"
+        f"without that factor the worst has {after:.1f} dB instead of {before:.1f}{explained}"
     )
     remedy = "check how the scales are applied: omitted, applied twice, or inverted"
     found = make_finding(
