@@ -12,7 +12,7 @@ excess      a sample of one weight, compared with the nearest codes
 scales      the same sample, compared with good scales
 layers      all weights together
 sources     a sample of weights with excess error: were they made from other values?
-samples     repairs, tried on the first rows of the worst weights
+samples     repairs, tried on the first rows of the worst weights; misplaced: experts, gate and up in other places
 vectors     norms and biases that changed much, read again
 constants   matrices that are zero, or a single value, on both sides
 repeats     experts and layers that repeat each other on both sides

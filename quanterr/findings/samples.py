@@ -14,6 +14,7 @@ from quanterr.findings.excess import FINE_DB
 from quanterr.findings.factors import explain_factor, explain_factors
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary, rate_repair
+from quanterr.findings.misplaced import find_misplaced
 from quanterr.findings.repairs import LIKE, ONE_FACTOR, Correction, Sample, find_simplest_repair, measure_snr
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_grid import iterate_scales
@@ -57,7 +58,7 @@ def diagnose(
     factors = [abs(figures.factor) for _, figures in wrong if figures.gains]
     with on_cpu() as workspaces:
         for one, figures in sorted(chosen, key=lambda item: item[0].number):
-            found = _find_swapped(one.pair, figures, pairs, workspaces)
+            found = find_misplaced(one.pair, workspaces) or _find_swapped(one.pair, figures, pairs, workspaces)
             found = found or _diagnose_weight(one, figures, factors, workspaces)
             if found:
                 yield found
