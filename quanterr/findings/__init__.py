@@ -17,8 +17,9 @@ vectors     norms and biases that changed much, read again
 constants   matrices that are zero, or a single value, on both sides
 repeats     experts and layers that repeat each other on both sides
 
-Each function reports everything it sees. ``explanations`` then drops findings that others explain, and ``merging``
-merges findings that many weights share.
+Each function reports everything it sees. ``explanations`` then drops findings that others explain, ``originals``
+restates those that an original misleads which is itself quantized, and ``merging`` merges findings that many weights
+share.
 
 A finding of severity error makes the result inconclusive, because the numbers then do not measure rounding. So an
 error needs proof: a repair that works, or a level that no correct weight has.
@@ -75,6 +76,7 @@ from quanterr.findings.layers import (
 )
 from quanterr.findings.merging import merge_bad_rows, merge_excess
 from quanterr.findings.methods import Method, is_compensating
+from quanterr.findings.originals import restate_for_quantized_originals
 from quanterr.findings.outliers import find_outlier_columns
 from quanterr.findings.repeats import RepeatedWeights
 from quanterr.findings.samples import (
@@ -193,7 +195,7 @@ class FindingCollector:
             siblings = list(check_sibling_scales(seen, workspaces[1]))
         both = [*self._constant.findings(), *self._repeated.findings()]
         found = [*whole, *single, *sources, *repairs, *vectors, *below, *changed, *siblings, *both]
-        kept = drop_explained(found, _gather_facts(seen, found))
+        kept = restate_for_quantized_originals(drop_explained(found, _gather_facts(seen, found)), seen)
         return merge_bad_rows(merge_excess(kept), len(seen))
 
     def _check_all(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
