@@ -106,6 +106,7 @@ __all__ = [
 ]
 
 DOUBTFUL = ("implausible_error", "group_outlier", "excess_error")  # findings whose weights are read again
+UNREAD = (Bucket.UNSUPPORTED, Bucket.ERROR, Bucket.SHAPE_MISMATCH)  # of weights that are stored on both sides
 PROOFS = 3  # weights that are read again, at most, to confirm that a common factor corrects them
 
 
@@ -206,7 +207,9 @@ class FindingCollector:
         selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
         if self._same and not seen:
             coded = [p for p in self._same if p.original.n and p.quantized.has_codes and not p.original.has_codes]
-            found.append(report_lossless(coded) if coded else report_identical(self._same, not selected))
+            unread = sum(left.bucket in UNREAD and left.side == "original" for left in selected)
+            unread += len(self._plan.pairs) - len(self._same)  # pairs whose codes were refused when they were read
+            found.append(report_lossless(coded) if coded else report_identical(self._same, not selected, unread))
         found += find_outlier_columns(seen)
         found += find_rounded_originals([one.pair for one in seen if one.too_good], self._same if seen else ())
         return found, alike

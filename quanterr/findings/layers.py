@@ -199,13 +199,20 @@ def _report_offsets(off: Sequence[WeightSummary]) -> Iterator[Finding]:
     yield make_finding("norm_offset", "warning", None, message, remedy, layers=names, offset=off[0].offset)
 
 
-def report_identical(same: Sequence[Pair], whole: bool) -> Finding:
+def report_identical(same: Sequence[Pair], whole: bool, unread: int) -> Finding:
     """Report that nothing differs and nothing is quantized: the same checkpoint was given twice.
 
     Args:
         same: the pairs that are identical.
         whole: whether everything selected is compared, so that identical tensors mean an identical model.
+        unread: number of weights that are stored on both sides, but cannot be compared.
     """
+    if unread:
+        message = (
+            f"nothing that is quantized was compared: {count(unread, 'weight')} could not be read, and all that was "
+            f"compared ({count(len(same), 'tensor')}) is the same on both sides"
+        )
+        return make_finding("identical", "info", None, message, "see why the others are not comparable", unread=unread)
     message = "all compared tensors are identical; is this the quantized checkpoint?"
     remedy = "check that the second checkpoint is the quantized one"
     return make_finding(
