@@ -510,7 +510,9 @@ def test_an_inspection_says_what_is_declared(original, tmp_path):
 
 
 class TestFindings:
-    @pytest.mark.parametrize(("ratio", "expected"), [(1.0, []), (1.2, ["info"]), (4.0, ["warning"])])
+    @pytest.mark.parametrize(
+        ("ratio", "expected"), [(1.0, []), (1.1, ["info"]), (1.4, ["warning"]), (4.0, ["warning"])]
+    )
     def test_scales_of_weights_that_runtimes_fuse_are_held_against_each_other(
         self, original, tmp_path, ratio, expected
     ):
