@@ -537,9 +537,7 @@ def test_an_id_that_a_fork_may_have_reused_is_doubted_where_too_few_bytes_are_st
 
     assert [unknown] * 2 == [one is not None for one in found]
     for one in found if unknown else ():
-        assert one.startswith(
-            "type TL2 (id 39), as microsoft/BitNet's fork of llama.cpp may have it: too few bytes for"
-        )
+        assert one.startswith("type TL2 (id 39), as microsoft/BitNet's fork of llama.cpp may have it: too few bytes")
 
 
 def test_a_file_that_is_cut_anywhere_is_refused(tmp_path):
