@@ -41,7 +41,7 @@ def scales(largest_code=448.0):
         for name in (f"mlp.{name}" for name in (*OF_MLP, "down_proj")):
             y[f"{block}{name}.input_scale"] = torch.tensor(LARGEST.get(name, 2.0) * size)
         y[f"{block}self_attn.k_scale"], y[f"{block}self_attn.v_scale"] = torch.tensor(3.0 * size), torch.tensor(size)
-    y[MASSIVE] *= 300
+    y[MASSIVE] *= 10
     return y
 
 
@@ -80,12 +80,33 @@ def test_one_that_fits_no_such_numbers_is_told(tmp_path, place, factor):
     assert ("which clips numbers at" if factor < 1 else "weights allow") in one.message
 
 
-def test_one_of_the_products_of_gate_and_up_that_clips_most_is_told(tmp_path):
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (0.01, "which clips numbers at 0.0238: by its weights, most are about 0.12"),
+        (100, "for numbers up to 238: weights"),
+    ],
+)
+def test_products_of_gate_and_up_bound_the_inputs_of_down(tmp_path, factor, words):
     name = "model.layers.1.mlp.down_proj.input_scale"
-    (one,) = found(tmp_path, {name: scales()[name] * 0.01})
+    y = scales()
+    (one,) = found(
+        tmp_path,
+        {
+            name: y[name] * factor,
+        },
+    )
 
     assert [name] == one.evidence["tensors"]
-    assert "which clips numbers at 0.0238: by its weights, most are about 0.2" in one.message
+    assert words in one.message
+
+
+def test_a_neuron_that_is_far_above_others_may_be_massive(tmp_path):
+    x = model()
+    for name in ("gate_proj", "up_proj"):
+        x[f"model.layers.3.mlp.{name}.weight"][7] *= 8
+
+    assert [] == found(tmp_path, x=x, changed={MASSIVE: scales()[MASSIVE] * 30})
 
 
 def test_norms_decide_on_a_scale_that_is_apart(tmp_path):

@@ -27,7 +27,6 @@ from quanterr.util.text import count, listed
 APART, EXPERTS_APART = 1e3, 1e4  # factor above or below the median of the others
 DOUBTFUL = 8.0  # factor from the median of the others above which norms and weights are asked
 ABOVE_MOST = 2.0  # times the largest possible number: a range above it is for other numbers
-BELOW_USUAL = 0.5  # times the usual size: a range below it clips most numbers
 PEERS, SPREADS = 30.0, 6.0  # without norms: factor from the median of the others, and median absolute deviations
 ENOUGH = 4  # scales that allow a conclusion without norms
 # Last words of modules whose inputs have no massive activations.
@@ -135,7 +134,7 @@ def _find_implausible(group: Mapping[str, float], ranges: Ranges | None) -> Foun
             found[name] = (
                 f"{name} ({value:.3g}, for numbers up to {reach:.3g}: weights allow {allowed.most:.3g} at most)"
             )
-        elif reach < BELOW_USUAL * allowed.usual:
+        elif reach < allowed.usual:
             found[name] = (
                 f"{name} ({value:.3g}, which clips numbers at {reach:.3g}: by its weights, most are about "
                 f"{allowed.usual:.3g})"

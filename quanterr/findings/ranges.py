@@ -10,9 +10,9 @@ bounds, and at least 2.4 times as large as most are by this estimate.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from math import inf, sqrt
+from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
@@ -22,12 +22,13 @@ from torch import Tensor
 from quanterr.formats import Weight
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import FED_BY_NORM, canonicalize
-from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import Workspace
 
 SAMPLED = 128  # rows of a weight that are read, at most
 MINUS_ONE = 0.02  # share of negative elements above which the norms may be stored minus one
 NORM = "input_layernorm"  # the norm of each block that tells
+AVERAGED = 0.5  # of values by attention, and of products by an activation: what is left of their size, at least
 ROTATED = sqrt(2)  # rotary positions lengthen an element of a pair by this, at most
 # Beside one of these, the norm's output is no input of the block's weights.
 NOT_BEFORE = {"post_attention_layernorm": ("pre_feedforward_layernorm", "post_feedforward_layernorm")}
@@ -81,7 +82,8 @@ class Ranges:
             return self._of_products(f"{block}.v_proj")
         block, _, word = path.rpartition(".")
         if word == "o_proj":
-            return self._of_products(f"{block}.v_proj")
+            values = self._of_products(f"{block}.v_proj")
+            return None if values is None else Range(AVERAGED * values.usual, values.most)
         if word == "down_proj":
             return self._of_gated(block)
         normed = self._find_norm(path)
@@ -148,22 +150,31 @@ class Ranges:
         return Range(float(low.median()), float(high.max()) * sqrt(n) + self._read_bias(path))
 
     def _of_gated(self, block: str) -> Range | None:
-        """Return the range of products of gate_proj and up_proj; what it is at most depends on every row."""
-        gate, up = (self._measure_rows(f"{block}.{word}") for word in ("gate_proj", "up_proj"))
+        """Return the range of products of gate_proj and up_proj; all rows are read, as one may be far above others."""
+        gate, up = (self._measure_rows(f"{block}.{word}", whole=True) for word in ("gate_proj", "up_proj"))
         if gate is None or up is None or len(gate[0]) != len(up[0]):
             return None
-        return Range(float((gate[0] * up[0]).median()), inf)
+        return Range(AVERAGED * float((gate[0] * up[0]).median()), float((gate[1] * up[1]).max()) * gate[2])
 
-    def _measure_rows(self, path: str) -> tuple[Tensor, Tensor, int] | None:
+    def _measure_rows(self, path: str, whole: bool = False) -> tuple[Tensor, Tensor, int] | None:
         """Return bounds of ‖r · w‖ for sampled rows of a weight behind a norm, and the number of columns."""
         weight, normed = self._weights.get((path, "")), self._find_norm(path)
         if weight is None or normed is None or weight.matrix[1] != len(normed.low):
             return None
         rows, cols = weight.matrix
-        places = torch.linspace(0, rows - 1, min(rows, SAMPLED), dtype=torch.float64).round().long().tolist()
-        read = [weight.dequantize(Chunk(at, at + 1, 0, cols), self._read).weight[0].double() for at in places]
-        x = torch.stack(read)
-        return (x * normed.low).norm(dim=1), (x * normed.high).norm(dim=1), cols
+        places: list[int] | slice = slice(None)
+        chunks: Iterable[Chunk] = Cut(rows, cols, CPU_CHUNK)
+        if not whole and rows > SAMPLED:
+            places = torch.linspace(0, rows - 1, SAMPLED, dtype=torch.float64).round().long().tolist()
+            chunks = [Chunk(at, at + 1, 0, cols) for at in places]
+        squares = torch.zeros(2, rows, dtype=torch.float64)
+        for chunk in chunks:
+            x = weight.dequantize(chunk, self._read).weight
+            for side, bound in zip(squares, normed, strict=True):
+                factors = bound[chunk.col : chunk.stop_col].to(x.dtype)
+                side[chunk.row : chunk.stop_row] += (x * factors).square().sum(1).double()
+        low, high = squares[:, places].sqrt()
+        return low, high, cols
 
     def _read_bias(self, path: str) -> float:
         bias = self._weights.get((path, ".bias"))
