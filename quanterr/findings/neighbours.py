@@ -118,6 +118,7 @@ def _find_implausible(group: Mapping[str, float], ranges: Ranges | None) -> Foun
     logs = sorted(log(value) for value in group.values())
     if len(logs) < 2 or logs[-1] - logs[0] <= log(DOUBTFUL):  # the common case
         return found
+    is_one_module = len(set(map(without_numbers, group))) == 1
     for name, value in group.items():
         if role_of(name) == "experts":  # few tokens may have reached one
             continue
@@ -128,7 +129,7 @@ def _find_implausible(group: Mapping[str, float], ranges: Ranges | None) -> Foun
             continue
         allowed, reach = (None, None) if ranges is None else (ranges.of_scale(name), ranges.reach_of(name, value))
         if allowed is None or reach is None:
-            if _is_apart(name, log(value), middle, others):
+            if is_one_module and _is_apart(name, log(value), middle, others):
                 found[name] = f"{name} ({value:.3g}; the others' median is {exp(middle):.3g})"
         elif reach > ABOVE_MOST * allowed.most:
             found[name] = (
@@ -145,10 +146,11 @@ def _find_implausible(group: Mapping[str, float], ranges: Ranges | None) -> Foun
 def _is_apart(name: str, value: float, middle: float, others: Sequence[float]) -> bool:
     """Return True if the logarithm of a scale is far from the others', and massive activations do not explain it."""
     module, ending = _split_name(name)
-    is_even = ending in OF_CACHE or _split_name(module)[1] in EVEN
-    spread = median(abs(other - middle) for other in others)
-    limit = max(log(PEERS), SPREADS * spread)
-    return len(others) >= ENOUGH - 1 and (middle - value > limit or (is_even and value - middle > limit))
+    word = _split_name(module)[1]
+    is_even = ending in OF_CACHE or word in EVEN
+    limit = max(log(PEERS), SPREADS * median(abs(other - middle) for other in others))
+    too_small = middle - value > limit and (is_even or word == "down_proj")
+    return len(others) >= ENOUGH - 1 and (too_small or (is_even and value - middle > limit))
 
 
 def _middle_without(values: Sequence[float], left_out: int) -> tuple[float, float]:
