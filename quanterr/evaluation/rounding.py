@@ -27,6 +27,7 @@ from quanterr.pairing.inputs import (
     SHARED_SCALE,
     VALUE_SCALES,
     Inputs,
+    find_cache_scales,
     find_declared_cache,
     find_declared_inputs,
     rotation_of,
@@ -140,6 +141,7 @@ class Rounding:
         declared, scales = find_declared_cache(plan.labels["quantized"].config, entries)
         self.rounds_cache = kv != NONE if kv != DECLARED else declared
         self._cache = {name: float(self._tensor(entry)) for name, entry in scales.items()} if self.rounds_cache else {}
+        self._several = find_cache_scales(plan.labels["quantized"].config, entries).several if self.rounds_cache else []
         self.cached = 0  # how often keys and values were rounded
         self.noise = dict[str, float]()  # Σ of squared changes of outputs by rounded inputs, by parameter
 
@@ -197,6 +199,9 @@ class Rounding:
             found.append(f"inputs of {number} were not rounded: {display(name)}: {why}")
         if self.rounds_cache and not self.cached:
             found.append("keys and values were not rounded: this model does not use torch's own attention")
+        if self._several:
+            one = self._several[0]
+            found.append(f"keys and values were rounded with a scale of 1: {display(one.name)} holds {one.n:,} numbers")
         return found
 
     def list_untransformed(self) -> list[str]:

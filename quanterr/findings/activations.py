@@ -93,7 +93,7 @@ def report_cache_scales(cache: CacheScales) -> Iterator[Finding]:
             f"{listed(cache.shared, 3)}; vLLM uses it for both, and calls that deprecated"
         )
         yield make_finding("missing_kv_scale", "info", None, message, remedy, modules=cache.shared)
-    if names := [one.name for one in cache.several]:
+    if (names := [one.name for one in cache.several]) and not cache.of_heads:
         shown = listed([f"{one.name} ({one.n:,})" for one in cache.several], 3)
         message = (
             f"scales of keys or values hold several numbers in {count(len(names), 'tensor')}, where one was declared: "

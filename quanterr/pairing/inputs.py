@@ -418,7 +418,8 @@ class CacheScales(NamedTuple):
 
     missing: dict[str, str]  # attention module → "keys", "values" or "keys and values", which have no scale
     shared: list[str]  # attention modules in which one scale serves keys and values
-    several: list[Entry]  # scales of more than one number, where one was declared
+    several: list[Entry]  # scales of more than one number
+    of_heads: bool = False  # whether several are declared
 
 
 def find_declared_cache(config: JsonFields, entries: Stored) -> tuple[bool, dict[str, Entry]]:
@@ -450,8 +451,9 @@ def find_cache_scales(config: JsonFields, entries: Stored) -> CacheScales:
         for module in modules
         if module not in shared | (keys & values)
     }
-    several = [one for one in found.values() if one.n > 1 and scheme.get("strategy", "tensor") == "tensor"]
-    return CacheScales(missing, [module for module in modules if module in shared - (keys & values)], several)
+    sharing = [module for module in modules if module in shared - (keys & values)]
+    several = [one for one in found.values() if one.n > 1]
+    return CacheScales(missing, sharing, several, scheme.get("strategy", "tensor") != "tensor")
 
 
 def _find_cache_scales(entries: Stored) -> Iterator[tuple[str, Entry]]:
