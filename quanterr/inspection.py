@@ -8,14 +8,14 @@ from math import prod
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.errors import FormatMismatch
 from quanterr.findings import make_finding
-from quanterr.findings.activations import report_absent_scales, report_lone_rotations
+from quanterr.findings.activations import report_absent_scales, report_cache_scales, report_lone_rotations
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.findings.headers import report_layouts
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.pairing.inputs import (
     Inputs,
+    find_cache_scales,
     find_declared_cache,
-    find_uncalibrated_attention,
     inputs_of,
 )
 from quanterr.pairing.side import CheckpointSide
@@ -100,9 +100,8 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
             *_find_in_layers(weights, warnings),
             *_find_in_checkpoint(side, weights),
             *report_lone_rotations(find_lone_transforms(side.labels.config, checkpoint.entries)),
-            *report_absent_scales(
-                absent, find_uncalibrated_attention(side.labels.config, checkpoint.entries), calibrated
-            ),
+            *report_absent_scales(absent, calibrated),
+            *report_cache_scales(find_cache_scales(side.labels.config, checkpoint.entries)),
         ],
         weights=weights,
         run=clock.describe_run(command, "cpu", 1, 0),

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 import quanterr
+from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS, INPUT_SCHEMES
 from quanterr.checkpoints.labels import Label
-from quanterr.findings.activations import report_lone_rotations
-from quanterr.pairing.inputs import _read_comfy, _read_torchao
+from quanterr.findings.activations import report_cache_scales, report_lone_rotations
+from quanterr.pairing.inputs import _read_comfy, _read_torchao, find_cache_scales
 from quanterr.pairing.transforms import find_lone_transforms, find_online_transforms
 
 FOLDER = Path(__file__).parent / "golden_declared"  # make.py there says how the files were made
@@ -59,13 +60,48 @@ def test_no_scale_is_called_missing_in_a_producers_own_file(producer, setting, t
     assert [] == [one.code for one in found.findings if one.code in MISSING]
 
 
-@pytest.mark.parametrize("without", [".k_scale", ".v_scale", (".k_scale", ".v_scale")], ids=["k", "v", "both"])
-def test_a_declared_cache_without_scales_is_a_finding(without, tmp_path):
+@pytest.mark.parametrize(
+    ("without", "told"),
+    [
+        (".k_scale", "scales of keys are missing for 1 attention module: model.layers.0.self_attn; vLLM refuses"),
+        (".v_scale", "scales of values are missing for 1 attention module: model.layers.0.self_attn; vLLM uses those"),
+        ((".k_scale", ".v_scale"), "scales of keys and values are missing for 1 attention module"),
+    ],
+    ids=["k", "v", "both"],
+)
+def test_a_declared_cache_without_scales_is_a_finding(without, told, tmp_path):
     found = quanterr.inspect(written(tmp_path, "modelopt", "FP8_KV", without)[0])
     (missing,) = (one for one in found.findings if one.code in MISSING)
 
     assert ("fp8", "missing_kv_scale", "warning") == (found.kv, missing.code, missing.severity)
     assert ["model.layers.0.self_attn"] == missing.evidence["modules"]
+    assert told in missing.message
+
+
+def cache_findings(stored, **scheme):
+    sizes = {"a.k_proj.weight": 64} | stored
+    entries = {name: Entry(name, "F32", (n,), None, 0, 4 * n) for name, n in sizes.items()}
+    declared = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False} | scheme
+    found = report_cache_scales(find_cache_scales({"kv_cache_scheme": declared}, entries))
+    return [(one.code, one.severity, one.message) for one in found]
+
+
+def test_one_scale_for_keys_and_values_is_not_missing():
+    ((code, severity, message),) = cache_findings({"a.kv_scale": 1})
+
+    assert ("missing_kv_scale", "info") == (code, severity)
+    assert "keys and values share one scale, kv_scale, in 1 attention module: a; vLLM uses it for both" in message
+
+
+def test_scales_of_several_numbers_are_not_missing():
+    ((code, severity, message),) = cache_findings({"a.k_scale": 128, "a.v_scale": 128})
+
+    assert ("scale_misfit", "warning") == (code, severity)
+    assert "several numbers in 2 tensors, where one was declared: a.k_scale (128), a.v_scale (128)" in message
+
+
+def test_scales_by_head_that_are_declared_are_silent():
+    assert [] == cache_findings({"a.k_scale": 4, "a.v_scale": 4}, strategy="attn_head")
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,23 @@ def evaluation(llama):
     return quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY)
 
 
+def test_weights_of_another_model_are_told(llama, evaluation, tmp_path):
+    original, quantized, _, tokens = llama
+    shutil.copytree(quantized, tmp_path / "other")
+    generator = torch.Generator().manual_seed(9)
+    other = {
+        name: x if x.dim() < 2 else x[torch.randperm(len(x), generator=generator)]
+        for name, x in stored(original).items()
+    }
+    save_file(other, tmp_path / "other/model.safetensors", {"format": "pt"})
+    found = quanterr.evaluate(original, [tmp_path / "other"], tokens=tokens, context=CONTEXT, **EXACTLY).candidates[0]
+    (one,) = [one for one in found.findings if one.code == "another_source"]
+
+    assert "warning" == one.severity
+    assert one.message.startswith("another model? The outputs of 16 of 16 changed weights differ")
+    assert not [one for one in evaluation.candidates[0].findings if one.code == "another_source"]
+
+
 def test_many_micro_batches_start_no_thread(llama, monkeypatch):
     """A container may allow a few hundred."""
     monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread"))

@@ -260,6 +260,15 @@ def test_what_a_factor_suggests(factor, scale, words):
     assert bool(words) == bool(explain_factor(factor, scales))
 
 
+@pytest.mark.parametrize(("others", "is_told"), [([0.5, 4.0], True), ([0.25, 0.31], False)])
+def test_a_wrong_exponent_makes_all_factors_powers_of_two(others, is_told):
+    assert is_told == ("power of two" in explain_factor(0.25, None, others))
+
+
+def test_a_missing_scale_is_told_rather_than_a_factor():
+    assert ": no scale is stored for it; the real scale was dropped" == explain_factor(448.0, None, (), True)
+
+
 @pytest.mark.parametrize(
     ("stored", "factors", "words"),
     [
@@ -313,7 +322,7 @@ class TestOrder:
             (lambda i: (i + 3) % 64, "shifted by -3"),
             (lambda i: 63 - i, "in reverse"),
             (lambda i: i ^ 7, "reversed within runs of 8"),
-            (lambda i: i ^ 16, "halves of runs of 32"),
+            (lambda i: i ^ 16, "halves of runs of 32 are swapped, as with nibbles in the wrong order"),
             (lambda i: i % 8 * 8 + i // 8, "interleaved"),
             (lambda i: i * 5 % 64, "irregular order"),
         ],
@@ -322,6 +331,43 @@ class TestOrder:
         own = list(range(64))
 
         assert words in describe_order(own, [there(i) for i in own], 64)
+
+    @pytest.mark.parametrize(
+        ("places", "code", "words"),
+        [
+            (
+                [0, 1, 0, 1, 0, 1],
+                "swapped_weight",
+                "2 of 6 experts of the original are left, the others are lost (2 holds 0",
+            ),
+            ([5, 0, 1, 2, 3, 4], "permuted", "its experts are in a different order (shifted by 1)"),
+        ],
+    )
+    def test_experts_in_other_places(self, tmp_path, places, code, words):
+        name = "model.layers.0.mlp.experts.down_proj"
+        x = {name: numbers(6, 256, 1100)}  # the sample that repairs see ends within the first
+        found = told(compared(tmp_path, x, {name: x[name][places]}))
+
+        assert {code} == found.keys()
+        assert places == found[code].evidence["experts"]
+        assert words in found[code].message
+
+    def test_experts_that_the_original_repeats_are_in_their_places(self, tmp_path):
+        name = "model.layers.0.mlp.experts.down_proj"
+        x = numbers(4, 64, 64)[[0, 0, 2, 3]]
+        found = told(compared(tmp_path, {name: x}, {name: torch.cat([x[:3], 0.5 * x[3:]])}))
+
+        assert not {"permuted", "swapped_weight"} & found.keys()
+
+    @pytest.mark.parametrize(
+        "name", ["model.layers.0.mlp.gate_up_proj.weight", "model.layers.0.mlp.experts.gate_up_proj"]
+    )
+    def test_gate_and_up_that_are_exchanged(self, tmp_path, name):
+        x = {name: numbers(*([3] if "experts" in name else []), 512, 640)}
+        found = told(compared(tmp_path, x, {name: x[name].roll(256, -2)}))
+
+        assert {"permuted"} == found.keys()
+        assert "gate is stored where up belongs, and up for gate" in found["permuted"].message
 
     def test_the_weight_of_another_layer_is_named(self, tmp_path):
         x = model(3)

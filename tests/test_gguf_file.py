@@ -499,7 +499,7 @@ def test_a_damaged_file_costs_no_memory(tmp_path, bad):
 
 
 UNKNOWN = {99: "unknown type id 99 (the file may be newer than quanterr ", 2**32 - 1: "unknown type id 4294967295 "} | {
-    number: f"type {name} (id {number}), which " for number, (name, _) in REFUSED.items()
+    number: f"type {name} (id {number}), " for number, (name, _) in REFUSED.items()
 }
 
 
@@ -516,6 +516,28 @@ def test_a_tensor_of_an_unknown_type_is_named_and_leaves_the_others_readable(tmp
     assert checkpoint.entries["unknown"].unknown.startswith(says)
     assert all(name == "unknown" or entry.unknown is None for name, entry in checkpoint.entries.items())
     assert checkpoint.notes[0].startswith(f"{tmp_path}/model.gguf: unknown: {says}")
+
+
+@pytest.mark.parametrize(("number", "fork"), [(36, "I2_S"), (37, "I8_S"), (38, "TL1")])
+def test_ids_of_removed_types_name_the_fork_that_reused_them(tmp_path, number, fork):
+    with open_checkpoint(write_gguf(tmp_path / "model.gguf", [A, Stored("w", number, (64, 64), bytes(1056))])) as found:
+        says = found.entries["w"].unknown
+
+    assert says.startswith(f"type {fork} or IQ4_NL_")
+    assert f"(id {number}), {fork} in microsoft/BitNet's fork of" in says
+
+
+@pytest.mark.parametrize(("stored", "unknown"), [(64 * 64 // 32 * 17, False), (896, True)])
+def test_an_id_that_a_fork_may_have_reused_is_doubted_where_too_few_bytes_are_stored(tmp_path, stored, unknown):
+    tensors = [Stored(name, 39, (64, 64), bytes(stored)) for name in "ab"]
+    if unknown:
+        tensors.append(A._replace(name="c"))
+    with open_checkpoint(write_gguf(tmp_path / "model.gguf", tensors)) as checkpoint:
+        found = [checkpoint.entries[name].unknown for name in "ab"]
+
+    assert [unknown] * 2 == [one is not None for one in found]
+    for one in found if unknown else ():
+        assert one.startswith("type TL2 (id 39), as microsoft/BitNet's fork of llama.cpp may have it: too few bytes")
 
 
 def test_a_file_that_is_cut_anywhere_is_refused(tmp_path):

@@ -66,6 +66,21 @@ def fp8(x, times):
     return {NAME: codes, f"{NAME}_scale": unit}, codes.float() * unit
 
 
+def shifted(x, signed):
+    """compressed-tensors' 4 bits in groups of 32 with zero points; or with those of unsigned codes, cut off at 7."""
+    blocks = x.view(len(x), -1, 32)
+    low, high = blocks.amin(2, keepdim=True).clamp(max=0), blocks.amax(2, keepdim=True).clamp(min=0)
+    unit = (high - low) / 15
+    zero = ((-low / unit).round() - (8 if signed else 0)).clamp(-8, 7)
+    codes = ((blocks / unit).round() + zero).clamp(-8, 7).view(len(x), -1, 8)
+    of_zeros = zero.squeeze(2).t().reshape(-1, len(x) // 8, 8)
+    packed, zeros = (
+        sum((one.long() + 8)[..., n] << 4 * n for n in range(8)).to(torch.int32) for one in (codes, of_zeros)
+    )
+    stored = {f"{NAME}_packed": packed, f"{NAME}_scale": unit.squeeze(2), f"{NAME}_shape": torch.tensor(x.shape)}
+    return stored | {f"{NAME}_zero_point": zeros.t().contiguous()}
+
+
 def compared(folder, x, stored):
     save_file({NAME: x}, folder / "x.safetensors")
     save_file(stored, folder / "y.safetensors")
@@ -74,6 +89,17 @@ def compared(folder, x, stored):
 
 def told(report):
     return {finding.code: finding for finding in report.findings}
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_zero_points_out_of_the_range_of_codes_are_told_rather_than_outliers(tmp_path, signed):
+    x = numbers(64, 256, seed=3).float()
+    report = compared(tmp_path, x, shifted(x, signed))
+
+    assert ([] if signed else [("zero_points", "error")]) == [(one.code, one.severity) for one in report.findings]
+    if not signed:
+        assert "% of its codes are at the end of their range" in report.findings[0].message
+        assert "zero points are out of the range of codes; they allow 3." in report.findings[0].message
 
 
 LEVELS = [by_row, by_tensor, by_block, by_group]

@@ -221,7 +221,7 @@ class TestShapes:
     @pytest.mark.parametrize(
         ("x", "y", "hint"),
         [
-            ((8, 32), (32, 8), "transposed?"),
+            ((8, 32), (32, 8), "its values are in the original's order: it was reshaped, not transposed"),
             ((8, 32), (24, 32), "fused or padded rows?"),
             ((8, 32), (16, 32), "fused or padded rows?"),
             ((8, 32), (8, 16), "packed codes"),
@@ -238,6 +238,20 @@ class TestShapes:
         assert {Bucket.SHAPE_MISMATCH} == {bucket, *_buckets(extra).values()}
         assert tensors.keys() == extra.keys()
         assert all(part in reason for part in (f"shape {list(x)} in the original", f"{list(y)}", hint))
+
+    @pytest.mark.parametrize(
+        ("change", "hint"),
+        [
+            (lambda x: x.t(), "its values are the original's, transposed"),
+            (lambda x: x.reshape(64, 256), "it was reshaped, not transposed"),
+            (lambda x: numbers(64, 256, seed=9), "transposed?"),
+        ],
+    )
+    def test_of_a_transpose_and_of_a_reshape_are_told_apart_by_their_values(self, tmp_path, change, hint):
+        x = numbers(256, 64)
+        _, left, *_ = plan_of(tmp_path, {"a.weight": x}, {"a.weight": change(x).contiguous()})
+
+        assert left["a.weight"][1].endswith(hint)
 
     @pytest.mark.parametrize(
         ("x", "y"), [((8, 32), (8, 32, 1)), ((8, 32), (256,)), ((), (1,)), ((1, 8), (8,)), ((4, 8), (2, 16))]

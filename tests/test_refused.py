@@ -48,6 +48,8 @@ class TestLayoutsThatAreKnownAndNotRead:
 
         assert told["a.weight"].startswith(f"stored as {row.name}, which is not supported: ")
         assert report.verdict == "inconclusive"
+        (found,) = [found.message for found in report.findings if found.code == "identical"]
+        assert found.startswith("nothing that is quantized was compared: 1 weight could not be read, and all that was")
 
     @pytest.mark.parametrize("row", [row for row in REFUSALS if row.called], ids=lambda row: row.name)
     @pytest.mark.parametrize("key", SETTINGS)

@@ -312,6 +312,16 @@ def test_a_declared_cache_is_rounded_behind_the_rotary_embedding(original, tmp_p
     assert expected == pytest.approx(found.scores.kld_mean, rel=CLOSE)
 
 
+def test_one_scale_serves_keys_and_values_as_in_vllm(original, tmp_path):
+    path, values = quantized(tmp_path / "quantized", original, "fp8_token", None, cache=True)
+    tensors = load_file(path / "model.safetensors")
+    tensors = {name.replace(".k_scale", ".kv_scale"): x for name, x in tensors.items() if ".v_scale" not in name}
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    expected = kld(original, values, chunks_of(original), cache=(0.02, 0.02))
+
+    assert expected == pytest.approx(evaluated(original, path).candidates[0].scores.kld_mean, rel=CLOSE)
+
+
 def test_what_is_not_emulated_is_inconclusive(original, tmp_path):
     unknown = arguments(8, "int", strategy="group", group_size=16, dynamic=True)
     path, _ = quantized(tmp_path / "quantized", original, "int8_token", unknown)
@@ -394,6 +404,18 @@ def test_each_expert_has_its_own_static_scale(tmp_path, monkeypatch):
     assert {"fp8_static": 12} == found.activations
     assert "pass" == found.verdict, found.reasons
     assert expected == pytest.approx(found.scores.kld_mean, rel=CLOSE)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_scale_of_keys_that_holds_several_numbers_is_not_emulated(original, tmp_path, several):
+    path, _ = quantized(tmp_path / "quantized", original, "fp8_token", None, cache=True)
+    tensors = load_file(path / "model.safetensors")
+    name = "model.layers.0.self_attn.k_scale"
+    tensors[name] = torch.full((4,), 0.02) if several else tensors[name]
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    reasons = evaluated(original, path).candidates[0].reasons
+
+    assert several == (f"keys and values were rounded with a scale of 1: {name} holds 4 numbers" in reasons)
 
 
 def test_inputs_of_rotated_weights_are_rotated_rounded_and_rotated_back():
@@ -510,7 +532,9 @@ def test_an_inspection_says_what_is_declared(original, tmp_path):
 
 
 class TestFindings:
-    @pytest.mark.parametrize(("ratio", "expected"), [(1.0, []), (1.2, ["info"]), (4.0, ["warning"])])
+    @pytest.mark.parametrize(
+        ("ratio", "expected"), [(1.0, []), (1.1, ["info"]), (1.4, ["warning"]), (4.0, ["warning"])]
+    )
     def test_scales_of_weights_that_runtimes_fuse_are_held_against_each_other(
         self, original, tmp_path, ratio, expected
     ):

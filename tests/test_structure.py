@@ -365,6 +365,11 @@ class TestNeighbours:
 
         assert f"missing for 1 layer, unlike for the same layers of other blocks: {name}" in one.message
 
+    @pytest.mark.parametrize("value", [0.0, -0.1, float("inf"), float("nan")])
+    @pytest.mark.parametrize("name", [NAME, "model.layers.1.self_attn.v_scale"])
+    def test_one_that_is_stored_is_not_missing(self, tmp_path, name, value):
+        assert [] == self.found(tmp_path, {name: torch.tensor(value)})
+
     def test_modules_of_which_half_have_none_are_calibrated_otherwise(self, tmp_path):
         assert [] == self.found(
             tmp_path, {}, [name for name in self.scales() if "layers.0" in name or "layers.1" in name]

@@ -40,23 +40,25 @@ TYPES = {
     42: "Q2_0",
 }
 
-# Ids that a file must not contain → (name, reason).
+_BITNET = "microsoft/BitNet's fork of llama.cpp"  # its ggml/include/ggml.h has reused the ids of removed types
+_REMOVED = "which llama.cpp has removed; convert the model again"
+# Ids that no weight of llama.cpp has → (name, reason).
 REFUSED = {
+    **{number: (name, _REMOVED) for number, name in {4: "Q4_2", 5: "Q4_3"}.items()},
+    **{number: (name, _REMOVED) for number, name in {31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}.items()},
     **{
-        number: (name, "which llama.cpp has removed; convert the model again")
-        for number, name in {
-            4: "Q4_2",
-            5: "Q4_3",
-            31: "Q4_0_4_4",
-            32: "Q4_0_4_8",
-            33: "Q4_0_8_8",
-            36: "IQ4_NL_4_4",
-            37: "IQ4_NL_4_8",
-            38: "IQ4_NL_8_8",
-        }.items()
+        number: (
+            f"{fork} or {name}",
+            f"{fork} in {_BITNET}, {name} in old files of llama.cpp, which has removed it; convert the model again",
+        )
+        for number, fork, name in ((36, "I2_S", "IQ4_NL_4_4"), (37, "I8_S", "IQ4_NL_4_8"), (38, "TL1", "IQ4_NL_8_8"))
     },
     9: ("Q8_1", "which is only for activations"),
     15: ("Q8_K", "which is only for activations"),
+}
+# Id → (name, reason) if a tensor has too few bytes to be what llama.cpp has under this id.
+IN_FORKS = {
+    39: ("TL2", f"as {_BITNET} may have it: too few bytes are stored for MXFP4, which has this id in llama.cpp")
 }
 
 # Name → (elements, bytes) of a block. A row consists of whole blocks, without padding between them.

@@ -22,6 +22,7 @@ tools/fix_5d_tensors.py.
 """
 
 from bisect import bisect_right
+from collections.abc import Collection
 from math import prod
 from struct import Struct
 from typing import NamedTuple
@@ -38,7 +39,7 @@ from quanterr.checkpoints.base import (
     make_truncation_error,
     refuse,
 )
-from quanterr.checkpoints.ggml_types import BLOCKS, REFUSED, TYPES
+from quanterr.checkpoints.ggml_types import BLOCKS, IN_FORKS, REFUSED, TYPES
 from quanterr.checkpoints.gguf_metadata import GgufMetadata, Scalar, Value
 from quanterr.errors import CheckpointError
 from quanterr.util.text import count, display
@@ -187,7 +188,8 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> GgufHeader:
     tensors = [_read_tensor(cursor, number) for number in range(n_tensors)]
     data_start = -(-cursor.at // alignment) * alignment
     ends = sorted({*(tensor.offset for tensor in tensors), max(file.size - data_start, 0)})
-    entries = [_make_entry(file, tensor, metadata, data_start, ends) for tensor in tensors]
+    of_forks = {tensor.type_id for tensor in tensors if _is_too_short(tensor, ends)}
+    entries = [_make_entry(file, tensor, metadata, data_start, ends, of_forks) for tensor in tensors]
     notes = [f"{file}: {display(entry.name)}: {entry.unknown}" for entry in entries if entry.unknown]
     notes += _note_orphans(file, entries, metadata)
     _check_names(file, entries)
@@ -319,14 +321,22 @@ def _read_tensor(cursor: _Cursor, number: int) -> _Tensor:
 
 
 def _make_entry(
-    file: CheckpointFile, tensor: _Tensor, metadata: GgufMetadata, data_start: int, ends: list[int]
+    file: CheckpointFile,
+    tensor: _Tensor,
+    metadata: GgufMetadata,
+    data_start: int,
+    ends: list[int],
+    of_forks: Collection[int],
 ) -> Entry:
-    """Make the entry of a tensor; an entry of unknown type ends at the next of the sorted offsets ``ends``."""
+    """Make the entry of a tensor; an entry of unknown type ends at the next of the sorted offsets ``ends``.
+
+    The types ``of_forks`` are not llama.cpp's, though it has their ids.
+    """
     where = f"{file}: {display(tensor.name)}"
     shape = tuple(reversed(tensor.dimensions))
     sizes = [size or 1 for size in shape]  # other readers may overflow before they come to a 0
     true_shape = _find_true_shape(where, tensor, shape, metadata)
-    if tensor.type_id not in TYPES:
+    if tensor.type_id not in TYPES or tensor.type_id in of_forks:
         if prod(sizes) >= MAX_BYTES:
             raise CheckpointError(f"{where}: shape {list(shape)} is too large: 2^63 elements or more")
         dtype, unknown = _describe_unknown_type(tensor.type_id)
@@ -346,10 +356,19 @@ def _make_entry(
     return Entry(tensor.name, dtype, true_shape, file, data_start + tensor.offset, n_bytes)
 
 
+def _is_too_short(tensor: _Tensor, ends: list[int]) -> bool:
+    """Return whether the next tensor begins too early for what llama.cpp has under an id that a fork reuses."""
+    following = bisect_right(ends, tensor.offset)
+    if tensor.type_id not in IN_FORKS or following >= len(ends) - 1:  # the last one may have been cut off
+        return False
+    per_block, block_bytes = BLOCKS[TYPES[tensor.type_id]]
+    return ends[following] - tensor.offset < prod(tensor.dimensions) // per_block * block_bytes
+
+
 def _describe_unknown_type(type_id: int) -> tuple[str, str]:
     """Return a name for the type, and why it is not read."""
-    if type_id in REFUSED:
-        name, why = REFUSED[type_id]
+    if found := REFUSED.get(type_id) or IN_FORKS.get(type_id):
+        name, why = found
         return name, f"type {name} (id {type_id}), {why}"
     newer = f"the file may be newer than quanterr {__version__}, or from a fork of llama.cpp"
     return f"type {type_id}", f"unknown type id {type_id} ({newer})"

@@ -17,7 +17,12 @@ from quanterr.findings import (
     make_finding,
     report_folding,
 )
-from quanterr.findings.activations import report_absent_scales, report_lone_rotations, report_missing_input_scales
+from quanterr.findings.activations import (
+    report_absent_scales,
+    report_cache_scales,
+    report_lone_rotations,
+    report_missing_input_scales,
+)
 from quanterr.findings.configs import compare_configs
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.findings.siblings import report_sibling_inputs
@@ -40,9 +45,9 @@ from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.pairing import SIDES
 from quanterr.pairing.inputs import (
     find_absent_scales,
+    find_cache_scales,
     find_clamped_inputs,
     find_declared_inputs,
-    find_uncalibrated_attention,
     read_static_scales,
 )
 from quanterr.pairing.model import Bucket, ComparedWeight, Leftover, Pair, Pairing
@@ -319,11 +324,8 @@ class ReportBuilder:
             *report_missing_input_scales(find_clamped_inputs(self._pairing, quantized.entries)),
             *report_sibling_inputs(scales),
             *report_lone_rotations(find_lone_transforms(self._pairing.labels["quantized"].config, quantized.entries)),
-            *report_absent_scales(
-                find_absent_scales(inputs),
-                find_uncalibrated_attention(self._pairing.labels["quantized"].config, quantized.entries),
-                bool(scales),
-            ),
+            *report_absent_scales(find_absent_scales(inputs), bool(scales)),
+            *report_cache_scales(find_cache_scales(self._pairing.labels["quantized"].config, quantized.entries)),
             *report_folding(self._pairing.folded),
             *check_importance(self._pairing),
             *check_sensitivity(

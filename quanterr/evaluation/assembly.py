@@ -42,6 +42,8 @@ from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
 
 MASSIVE = 100.0  # input_spread from which activations count as massive
+UNLIKE = 0.8  # output error of weights that are unrelated: 1 if they are far smaller, 2 if they are as large
+FEWEST_UNLIKE, NEARLY_ALL = 4, 0.9  # number, and share of the changed weights, from which the model is another
 BEFORE = 16  # preceding tokens to show
 
 
@@ -189,6 +191,7 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Ite
     if same and not any(pair.quantized.has_codes for pair in candidate.plan.pairs):
         message = "nothing differs from the original; is this the quantized checkpoint?"
         yield make_finding("identical", "warning", None, message, "check that it is the quantized one")
+    yield from _report_another_model(outcome)
     yield from _report_massive(outcome)
     yield from compare_configs(candidate.sides.checkpoint, candidate.checkpoint)
     yield from of_rounding(candidate.rounding)
@@ -201,6 +204,24 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Ite
     if None not in (own, prepared.tokenizer) and own != prepared.tokenizer:
         message = f"{folder.named('tokenizer.json')} is another tokenizer than the original's, with which both were run"
         yield make_finding("config_mismatch", "warning", None, message, "take the original's tokenizer.json")
+
+
+def _report_another_model(outcome: Outcome) -> Iterator[Finding]:
+    """Report that nearly all changed weights give outputs that differ from the original's by as much as these are.
+
+    The outputs of unrelated weights of the same size differ by twice that. Scores of small models hardly tell.
+    """
+    changed = [one for one in outcome.weights if one.output_error]
+    unlike = [one for one in changed if one.output_error is not None and one.output_error > UNLIKE]
+    if len(unlike) < FEWEST_UNLIKE or len(unlike) < NEARLY_ALL * len(changed):
+        return
+    names = [one.layer_name for one in unlike]
+    message = (
+        f"another model? The outputs of {len(unlike):,} of {count(len(changed), 'changed weight')} differ from the "
+        f"original's by as much as these are: {listed(names, 3)}"
+    )
+    remedy = "compare both checkpoints: they are of different models, or the weights are read wrongly"
+    yield make_finding("another_source", "warning", None, message, remedy, layers=names)
 
 
 def _report_massive(outcome: Outcome) -> Iterator[Finding]:

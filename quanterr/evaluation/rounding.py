@@ -24,8 +24,10 @@ from quanterr.formats.base import InputRotation
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.inputs import (
     KEY_SCALES,
+    SHARED_SCALE,
     VALUE_SCALES,
     Inputs,
+    find_cache_scales,
     find_declared_cache,
     find_declared_inputs,
     rotation_of,
@@ -139,6 +141,7 @@ class Rounding:
         declared, scales = find_declared_cache(plan.labels["quantized"].config, entries)
         self.rounds_cache = kv != NONE if kv != DECLARED else declared
         self._cache = {name: float(self._tensor(entry)) for name, entry in scales.items()} if self.rounds_cache else {}
+        self._several = find_cache_scales(plan.labels["quantized"].config, entries).several if self.rounds_cache else []
         self.cached = 0  # how often keys and values were rounded
         self.noise = dict[str, float]()  # Σ of squared changes of outputs by rounded inputs, by parameter
 
@@ -196,6 +199,9 @@ class Rounding:
             found.append(f"inputs of {number} were not rounded: {display(name)}: {why}")
         if self.rounds_cache and not self.cached:
             found.append("keys and values were not rounded: this model does not use torch's own attention")
+        if self._several:
+            one = self._several[0]
+            found.append(f"keys and values were rounded with a scale of 1: {display(one.name)} holds {one.n:,} numbers")
         return found
 
     def list_untransformed(self) -> list[str]:
@@ -234,11 +240,10 @@ class Rounding:
         return Watched(slot.name, named, ways, layout, names.tensors([slot.name], index)[slot.name].long())
 
     def _scale(self, unit: str, endings: Sequence[str]) -> float:
-        """Return the scale of a block's keys or values; 1 if none is stored, as in runtimes."""
-        own = (
-            scale for name, scale in self._cache.items() if f".{unit}." in f".{name}" and name.endswith(tuple(endings))
-        )
-        return next(own, 1.0)
+        """Return the scale of a block's keys or values, or the one for both; 1 if none is stored, as in runtimes."""
+        of_unit = {name: scale for name, scale in self._cache.items() if f".{unit}." in f".{name}"}
+        found = (scale for one in (*endings, SHARED_SCALE) for name, scale in of_unit.items() if name.endswith(one))
+        return next(found, 1.0)
 
 
 def _turn(turn: Callable[[Tensor, Workspace], Tensor], workspace: Workspace, rows: Tensor) -> Tensor:

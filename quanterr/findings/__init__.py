@@ -6,19 +6,20 @@ files       notes from opening the files, and contradictions between config.json
 configs     differences between the two models' configurations
 structure   contradictions between a configuration and the stored tensors: blocks, sizes, quantized layers
 headers     headers, labels, folded scales and importance matrices, before any weight is read
-activations stored scales of activations
+activations stored scales of activations; neighbours and ranges say which ones cannot be right
 sums        the scales and sums of one weight
 excess      a sample of one weight, compared with the nearest codes
 scales      the same sample, compared with good scales
 layers      all weights together
 sources     a sample of weights with excess error: were they made from other values?
-samples     repairs, tried on the first rows of the worst weights
+samples     repairs, tried on the first rows of the worst weights; misplaced: experts, gate and up in other places
 vectors     norms and biases that changed much, read again
 constants   matrices that are zero, or a single value, on both sides
 repeats     experts and layers that repeat each other on both sides
 
-Each function reports everything it sees. ``explanations`` then drops findings that others explain, and ``merging``
-merges findings that many weights share.
+Each function reports everything it sees. ``explanations`` then drops findings that others explain, ``originals``
+restates those that an original misleads which is itself quantized, and ``merging`` merges findings that many weights
+share.
 
 A finding of severity error makes the result inconclusive, because the numbers then do not measure rounding. So an
 error needs proof: a repair that works, or a level that no correct weight has.
@@ -77,6 +78,7 @@ from quanterr.findings.layers import (
 )
 from quanterr.findings.merging import merge_bad_rows, merge_excess
 from quanterr.findings.methods import PLAIN, find_declared_method, find_method
+from quanterr.findings.originals import restate_for_quantized_originals
 from quanterr.findings.outliers import find_outlier_columns
 from quanterr.findings.repeats import RepeatedWeights
 from quanterr.findings.samples import (
@@ -107,6 +109,7 @@ __all__ = [
 ]
 
 DOUBTFUL = ("implausible_error", "group_outlier", "excess_error")  # findings whose weights are read again
+UNREAD = (Bucket.UNSUPPORTED, Bucket.ERROR, Bucket.SHAPE_MISMATCH)  # of weights that are stored on both sides
 PROOFS = 3  # weights that are read again, at most, to confirm that a common factor corrects them
 
 
@@ -200,7 +203,7 @@ class FindingCollector:
             siblings = list(check_sibling_scales(seen, workspaces[1]))
         both = [*self._constant.findings(), *self._repeated.findings()]
         found = [*whole, *single, *sources, *repairs, *vectors, *below, *changed, *siblings, *both]
-        kept = drop_explained(found, _gather_facts(seen, found))
+        kept = restate_for_quantized_originals(drop_explained(found, _gather_facts(seen, found)), seen)
         return merge_bad_rows(merge_excess(kept), len(seen))
 
     def _may_compensate(self, one: WeightSummary) -> bool:
@@ -216,7 +219,9 @@ class FindingCollector:
         selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
         if self._same and not seen:
             coded = [p for p in self._same if p.original.n and p.quantized.has_codes and not p.original.has_codes]
-            found.append(report_lossless(coded) if coded else report_identical(self._same, not selected))
+            unread = sum(left.bucket in UNREAD and left.side == "original" for left in selected)
+            unread += len(self._plan.pairs) - len(self._same)  # pairs whose codes were refused when they were read
+            found.append(report_lossless(coded) if coded else report_identical(self._same, not selected, unread))
         found += find_outlier_columns(seen)
         found += find_rounded_originals([one.pair for one in seen if one.too_good], self._same if seen else ())
         return found, alike

@@ -7,11 +7,13 @@ import torch
 from quanterr.checkpoints import Entry
 from quanterr.findings.codes import make_finding
 from quanterr.findings.neighbours import compare_with_neighbours
+from quanterr.findings.ranges import Ranges
 from quanterr.formats import is_auxiliary
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.pairing import SIDES
-from quanterr.pairing.model import Bucket, Pair, Pairing
+from quanterr.pairing.inputs import CacheScales
+from quanterr.pairing.model import Bucket, Pairing
 from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
@@ -23,6 +25,13 @@ OF_INPUTS = "input_scale", "activation_scale", "act_scale"
 LEAST_SCALE, MOST_SCALE = 1e-12, 1e12  # no activation needs a scale outside this range
 HUGE = 1e9  # implausible in a table of frequencies or factors
 NOT_ROTATED = float(torch.tensor(1e30))  # in rope_freqs: llama.cpp rotates these dimensions by nothing (Gemma 4)
+# What is missing of a KV cache → what vLLM does (see find_cache_scales).
+WITHOUT_SCALES = {
+    "keys": "vLLM refuses the file",
+    "values": "vLLM uses those of keys",
+    "keys and values": "runtimes use 1",
+    "keys or values": "runtimes use 1 or another scale, or refuse",
+}
 MOST_EACH = 4096  # elements of a tensor that is read, at most
 MOST = 1 << 20  # elements read in total, at most
 
@@ -32,7 +41,7 @@ def check_activation_scales(plan: Pairing) -> Iterator[Finding]:
     for side in SIDES:
         of_none = _entries_of_no_weight(plan, side)
         scales = [entry for entry in (*_entries_of_weights(plan, side), *of_none) if is_auxiliary(entry.name)]
-        yield from _check_side(side, {entry.name: entry for entry in scales if _is_readable(entry)}, plan.pairs)
+        yield from _check_side(side, scales, plan)
         tables = [entry for entry in of_none if not is_auxiliary(entry.name) and _is_readable(entry)]
         yield from _check_tables(side, tables)
     yield from _check_sizes(plan)
@@ -49,13 +58,11 @@ def report_missing_input_scales(names: list[str]) -> Iterator[Finding]:
         yield make_finding("no_input_scale", "info", None, message, remedy, layers=names)
 
 
-def report_absent_scales(
-    weights: Mapping[str, str], attention: Sequence[str], is_calibrated: bool
-) -> Iterator[Finding]:
-    """Report declared static scales that are not stored.
+def report_absent_scales(weights: Mapping[str, str], is_calibrated: bool) -> Iterator[Finding]:
+    """Report declared static scales of inputs that are not stored.
 
-    ``weights`` maps names of weights to their missing tensors; ``attention`` lists modules without scales of keys or
-    values; ``is_calibrated`` tells whether other weights have a scale.
+    ``weights`` maps names of weights to their missing tensors; ``is_calibrated`` tells whether other weights have a
+    scale.
     """
     if weights:
         names, missing = list(weights), listed(list(dict.fromkeys(weights.values())), 3)
@@ -67,13 +74,32 @@ def report_absent_scales(
             message += "; as no weight has one, a runtime does not quantize the inputs (W4A16 for W4A4), or refuses"
         remedy = "recalibrate, or declare dynamic activations: runtimes refuse the file or use a scale of 1"
         yield make_finding("missing_input_scale", "warning", None, message, remedy, layers=names)
-    if attention:
+
+
+def report_cache_scales(cache: CacheScales) -> Iterator[Finding]:
+    """Report what is wrong with the scales that are stored for a declared KV cache, and which are not stored."""
+    remedy = "calibrate k_scale and v_scale"
+    if names := list(cache.missing):
+        kinds = dict.fromkeys(cache.missing.values())
+        what = next(iter(kinds)) if len(kinds) == 1 else "keys or values"
         message = (
-            "an FP8 KV cache is declared, but scales of keys or values are missing for "
-            f"{count(len(attention), 'attention module')}: {listed(list(attention), 3)}; runtimes use 1"
+            f"an FP8 KV cache is declared, but scales of {what} are missing for "
+            f"{count(len(names), 'attention module')}: {listed(names, 3)}; {WITHOUT_SCALES[what]}"
         )
-        remedy = "calibrate k_scale and v_scale"
-        yield make_finding("missing_kv_scale", "warning", None, message, remedy, modules=list(attention))
+        yield make_finding("missing_kv_scale", "warning", None, message, remedy, modules=names)
+    if cache.shared:
+        message = (
+            f"keys and values share one scale, kv_scale, in {count(len(cache.shared), 'attention module')}: "
+            f"{listed(cache.shared, 3)}; vLLM uses it for both, and calls that deprecated"
+        )
+        yield make_finding("missing_kv_scale", "info", None, message, remedy, modules=cache.shared)
+    if (names := [one.name for one in cache.several]) and not cache.of_heads:
+        shown = listed([f"{one.name} ({one.n:,})" for one in cache.several], 3)
+        message = (
+            f"scales of keys or values hold several numbers in {count(len(names), 'tensor')}, where one was declared: "
+            f"{shown}; vLLM refuses them"
+        )
+        yield make_finding("scale_misfit", "warning", None, message, "store one scale per module", tensors=names)
 
 
 def report_lone_rotations(reasons: Mapping[str, str]) -> Iterator[Finding]:
@@ -115,8 +141,8 @@ def _check_sizes(plan: Pairing) -> Iterator[Finding]:
         yield make_finding("scale_misfit", "warning", None, message, "recalibrate", tensors=odd)
 
 
-def _check_side(side: str, entries: dict[str, Entry], pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """Check the values of the activation scales of one side (``entries``, by name)."""
+def _check_side(side: str, stored: Sequence[Entry], plan: Pairing) -> Iterator[Finding]:
+    """Check the values of the activation scales of one side."""
     workspace, left = Workspace(torch.device("cpu")), MOST
     bad: dict[tuple[str, str, str], list[str]] = {
         ("scale_nonfinite", "error", "NaN or infinite"): [],
@@ -125,7 +151,7 @@ def _check_side(side: str, entries: dict[str, Entry], pairs: Sequence[Pair]) -> 
         ("scale_extreme", "warning", f"above {MOST_SCALE:.0e} or below {LEAST_SCALE:.0e}"): [],
     }
     means = {}
-    for name, entry in entries.items():
+    for name, entry in {entry.name: entry for entry in stored if _is_readable(entry)}.items():
         left -= entry.n
         if left < 0:
             break
@@ -145,7 +171,9 @@ def _check_side(side: str, entries: dict[str, Entry], pairs: Sequence[Pair]) -> 
             )
             remedy = "recalibrate: no weight depends on these scales, but runtimes that use them give wrong outputs"
             yield make_finding(code, severity, None, message, remedy, tensors=names)
-    yield from compare_with_neighbours(side, means, pairs, workspace)
+    ranges = None if plan.folded else Ranges(plan.pairs, SIDES.index(side), workspace)
+    of_all = {entry.name for entry in stored}
+    yield from compare_with_neighbours(side, means, of_all, plan.pairs, ranges, workspace)
 
 
 def _is_extreme(scales: ScaleStatistics) -> bool:

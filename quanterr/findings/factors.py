@@ -1,5 +1,6 @@
 """Explanations of a factor between a quantized weight and its original."""
 
+from collections.abc import Iterable
 from math import isfinite, log, log2
 
 from torch import Tensor
@@ -29,13 +30,19 @@ POWERS = {
 NEAR = 0.01  # largest difference of the logarithms of about equal numbers
 
 
-def explain_factor(factor: float, scales: ScaleStatistics | None) -> str:
+def explain_factor(
+    factor: float, scales: ScaleStatistics | None, others: Iterable[float] = (), is_unscaled: bool = False
+) -> str:
     """Return what y = factor · x suggests, as the end of a sentence; empty if nothing fits.
 
     Args:
         factor: y divided by x.
         scales: statistics of the stored scales.
+        others: the factors of all weights that one factor corrects: an accident makes few of them powers of two.
+        is_unscaled: whether the codes are those of a scaled format, but no scale is stored.
     """
+    if is_unscaled:
+        return ": no scale is stored for it; the real scale was dropped"
     if factor < 0:
         return ": the sign is inverted" if _near(-factor, 1) else ": the sign is inverted as well"
     one = scales.low if scales and scales.low == scales.high and isfinite(scales.low) and scales.low > 0 else None
@@ -48,7 +55,7 @@ def explain_factor(factor: float, scales: ScaleStatistics | None) -> str:
     for number, description in LARGEST.items():
         if _near(factor, number) or _near(factor, 1 / number):
             return f": {number:g}, {description}, was omitted or applied twice"
-    if abs(log2(factor) - round(log2(factor))) < NEAR:
+    if _is_power(factor, NEAR) and all(_is_power(other, 3 * NEAR) for other in others):
         return ": a power of two, as a wrong exponent produces"
     return ""
 
@@ -74,6 +81,11 @@ def explain_factors(factors: Tensor, stored: Tensor) -> str:
         if _all_near(right, s.roll(by)):
             return f": each scale belongs {count(abs(by), 'place')} {'later' if by > 0 else 'earlier'}"
     return ""
+
+
+def _is_power(factor: float, tolerance: float) -> bool:
+    """Return True for a power of two."""
+    return factor > 0 and abs(log2(factor) - round(log2(factor))) < tolerance
 
 
 def _all_near(a: Tensor, b: Tensor) -> bool:

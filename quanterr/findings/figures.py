@@ -5,7 +5,7 @@ from math import inf, isfinite, log10, sqrt
 
 from msgspec import Struct
 
-from quanterr.formats import find_rows
+from quanterr.formats import Weight, find_rows
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.model import Pair
 
@@ -53,8 +53,13 @@ class Figures(Struct, frozen=True, gc=False):
 
 
 def bits_of(pair: Pair) -> int:
+    """Return the bits of a code of the quantized weight."""
+    return bits_of_weight(pair.quantized)
+
+
+def bits_of_weight(weight: Weight) -> int:
     """Return the bits of a code; if the format does not define them, the stored bits per element."""
-    return pair.quantized.code_bits or max(8 * pair.quantized.nbytes // max(pair.quantized.n, 1), 1)
+    return weight.code_bits or max(8 * weight.nbytes // max(weight.n, 1), 1)
 
 
 def level_of(bits: int) -> float:

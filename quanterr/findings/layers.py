@@ -77,9 +77,11 @@ def find_common_factor(seen: Sequence[WeightSummary]) -> tuple[list[Finding], se
     after = min(one.figures.rescaled_db for one in alike if one.figures)
     before = min(one.figures.snr_db for one in alike if one.figures)
     scales = alike[0].scales if len({one.scales for one in alike}) == 1 else None
+    factors = [abs(one.figures.factor) for one in gaining if one.figures]
+    explained = explain_factor(factor, scales, factors, all(one.pair.quantized.encoding == "cast" for one in alike))
     message = (
         f"{count(len(names), 'weight')} are the original times {factor:.4g}: {listed(names, 3)}; "
-        f"without that factor the worst has {after:.1f} dB instead of {before:.1f}{explain_factor(factor, scales)}"
+        f"without that factor the worst has {after:.1f} dB instead of {before:.1f}{explained}"
     )
     remedy = "check how the scales are applied: omitted, applied twice, or inverted"
     found = make_finding(
@@ -197,13 +199,20 @@ def _report_offsets(off: Sequence[WeightSummary]) -> Iterator[Finding]:
     yield make_finding("norm_offset", "warning", None, message, remedy, layers=names, offset=off[0].offset)
 
 
-def report_identical(same: Sequence[Pair], whole: bool) -> Finding:
+def report_identical(same: Sequence[Pair], whole: bool, unread: int) -> Finding:
     """Report that nothing differs and nothing is quantized: the same checkpoint was given twice.
 
     Args:
         same: the pairs that are identical.
         whole: whether everything selected is compared, so that identical tensors mean an identical model.
+        unread: number of weights that are stored on both sides, but cannot be compared.
     """
+    if unread:
+        message = (
+            f"nothing that is quantized was compared: {count(unread, 'weight')} could not be read, and all that was "
+            f"compared ({count(len(same), 'tensor')}) is the same on both sides"
+        )
+        return make_finding("identical", "info", None, message, "see why the others are not comparable", unread=unread)
     message = "all compared tensors are identical; is this the quantized checkpoint?"
     remedy = "check that the second checkpoint is the quantized one"
     return make_finding(

@@ -1,14 +1,21 @@
 """Checks of scales of activations and of the KV cache against the same module in other blocks.
 
 No weight depends on these scales, so nothing else reveals a wrong one. Calibrated scales differ by a factor of about
-100 between blocks, and by more between experts.
+100 between blocks, and by more between experts. Those of SmolLM2-135M (30 layers) differ from the median of the same
+module's by a factor of up to 5 (k, and inputs of q), 9 (v, and inputs of o) and 13 (inputs of gate), but the inputs of
+three down_proj are 30 to 200 times as large as the median, as massive activations are. So a scale that is apart from
+its peers by less than that is judged by what norms and weights allow (ranges.py); where these are unknown, only the
+modules whose inputs vary least are judged.
 """
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import exp, log
+from statistics import median
 
 from quanterr.findings.codes import make_finding
+from quanterr.findings.ranges import Ranges
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import Pair
@@ -18,6 +25,14 @@ from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
 
 APART, EXPERTS_APART = 1e3, 1e4  # factor above or below the median of the others
+DOUBTFUL = 8.0  # factor from the median of the others above which norms and weights are asked
+ABOVE_MOST = 2.0  # times the largest possible number: a range above it is for other numbers
+PEERS, SPREADS = 30.0, 6.0  # without norms: factor from the median of the others, and median absolute deviations
+ENOUGH = 4  # scales that allow a conclusion without norms
+# Last words of modules whose inputs have no massive activations.
+EVEN = frozenset(
+    ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "query_key_value")
+)
 FEW = 3  # scales that a group needs; smaller groups are joined by role
 OF_CACHE = ("k_scale", "v_scale", "kv_scale", "k_cache_scale", "v_cache_scale")
 MOST_OF_CACHE = 1e5  # largest scale: no key or value is as large as this times FP8's largest code
@@ -28,14 +43,21 @@ Found = dict[str, str]  # name of a scale → its description in a message
 
 
 def compare_with_neighbours(
-    side: str, scales: Mapping[str, float], pairs: Sequence[Pair], read: Workspace
+    side: str,
+    scales: Mapping[str, float],
+    stored: Collection[str],
+    pairs: Sequence[Pair],
+    ranges: Ranges | None,
+    read: Workspace,
 ) -> Iterator[Finding]:
     """Report scales of one side that differ from their neighbours.
 
     Args:
         side: original or quantized.
         scales: name → mean of the finite, positive scales.
+        stored: names of all scales, whatever their values.
         pairs: the paired weights.
+        ranges: the ranges that norms and weights allow; None if these are not as stored.
         read: a workspace for reading the scales of weights.
     """
     if not scales:  # then none can be missing, and modules need not be listed
@@ -43,9 +65,9 @@ def compare_with_neighbours(
     groups, number = _group_scales(scales), SIDES.index(side)
     far: Found = {}
     for group in groups:
-        far |= _find_far(group)
+        far |= _find_far(group) or _find_implausible(group, ranges)
     huge = {name: f"{name} ({value:.3g})" for name, value in scales.items() if _is_huge(name, value)}
-    missing = _find_missing(groups, pairs, number)
+    missing = _find_missing(groups, stored, pairs, number)
     equal = _find_copied(scales, pairs, number, read)
     for found, what in (
         (far, f"far from their neighbours in {count(len(far), 'tensor')}"),
@@ -90,6 +112,47 @@ def _find_far(group: Mapping[str, float]) -> Found:
     return found
 
 
+def _find_implausible(group: Mapping[str, float], ranges: Ranges | None) -> Found:
+    """Return the scales that are apart from their peers, and too large or too small for what they scale."""
+    found: Found = {}
+    logs = sorted(log(value) for value in group.values())
+    if len(logs) < 2 or logs[-1] - logs[0] <= log(DOUBTFUL):  # the common case
+        return found
+    is_one_module = len(set(map(without_numbers, group))) == 1
+    for name, value in group.items():
+        if role_of(name) == "experts":  # few tokens may have reached one
+            continue
+        others = list(logs)
+        others.remove(log(value))
+        middle = median(others)
+        if abs(log(value) - middle) <= log(DOUBTFUL):
+            continue
+        allowed, reach = (None, None) if ranges is None else (ranges.of_scale(name), ranges.reach_of(name, value))
+        if allowed is None or reach is None:
+            if is_one_module and _is_apart(name, log(value), middle, others):
+                found[name] = f"{name} ({value:.3g}; the others' median is {exp(middle):.3g})"
+        elif reach > ABOVE_MOST * allowed.most:
+            found[name] = (
+                f"{name} ({value:.3g}, for numbers up to {reach:.3g}: weights allow {allowed.most:.3g} at most)"
+            )
+        elif reach < allowed.usual:
+            found[name] = (
+                f"{name} ({value:.3g}, which clips numbers at {reach:.3g}: by its weights, most are about "
+                f"{allowed.usual:.3g})"
+            )
+    return found
+
+
+def _is_apart(name: str, value: float, middle: float, others: Sequence[float]) -> bool:
+    """Return True if the logarithm of a scale is far from the others', and massive activations do not explain it."""
+    module, ending = _split_name(name)
+    word = _split_name(module)[1]
+    is_even = ending in OF_CACHE or word in EVEN
+    limit = max(log(PEERS), SPREADS * median(abs(other - middle) for other in others))
+    too_small = middle - value > limit and (is_even or word == "down_proj")
+    return len(others) >= ENOUGH - 1 and (too_small or (is_even and value - middle > limit))
+
+
 def _middle_without(values: Sequence[float], left_out: int) -> tuple[float, float]:
     """Return the two middle values of sorted values without element ``left_out``, or a single one twice."""
     n = len(values) - 1
@@ -102,7 +165,9 @@ def _is_huge(name: str, value: float) -> bool:
     return _split_name(name)[1] in OF_CACHE and value > MOST_OF_CACHE
 
 
-def _find_missing(groups: Sequence[Mapping[str, float]], pairs: Sequence[Pair], side: int) -> Found:
+def _find_missing(
+    groups: Sequence[Mapping[str, float]], stored: Collection[str], pairs: Sequence[Pair], side: int
+) -> Found:
     """Return the scales missing from modules whose counterparts in other blocks have one."""
     kinds = _classify_modules(pairs, side)
     found: Found = {}
@@ -112,7 +177,8 @@ def _find_missing(groups: Sequence[Mapping[str, float]], pairs: Sequence[Pair], 
         like = {_likeness(module, kinds[module]) for module in having if module in kinds}
         lacking = [module for module, kind in kinds.items() if module not in having and _likeness(module, kind) in like]
         if 2 * len(lacking) < len(having):
-            found |= {f"{module}.{ending}": f"{module}.{ending}" for module in lacking for ending in endings}
+            names = [f"{module}.{ending}" for module in lacking for ending in endings]
+            found |= {name: name for name in names if name not in stored}
     return found
 
 

@@ -16,6 +16,7 @@ from quanterr.findings.figures import EXACT_DB, GAIN, GAINS, level_of
 
 FEW = 64  # rows or columns that are matched, at most
 LIKE = 0.6  # cosine above which two rows are the same
+SAME = 0.01  # difference of cosines of a row with two rows that are the same
 AGREE = 0.75  # share of the rows that must agree
 CORRECTED_DB = {2: 4.0}  # bits → SNR that a repair must reach
 CORRECTED = 7.0  # the same for other bits
@@ -25,6 +26,7 @@ BETTER = 4.5  # the same for other bits: block factors alone gain 3.5 dB on code
 SHIFTED_DB = 5.5  # dB that a shift must gain: half a step costs 6.0, rounding to 16 bits after the codes up to 5.1
 SIMPLER_DB = 2.0  # dB that a later repair must gain over an earlier, simpler one
 BLOCKS = (16, 32, 64, 128)
+LONGEST_NIBBLES = 64  # rows or columns whose halves are the low and the high nibbles, at most
 
 
 class Sample(NamedTuple):
@@ -217,6 +219,7 @@ def _try_order(x: Tensor, y: Tensor) -> Correction | None:
     own = fit.y[few]
     alike = (own / own.norm(dim=1, keepdim=True)) @ (fit.x / fit.x.norm(dim=1, keepdim=True)).t()
     best, places = alike.nan_to_num(-1.0).max(1)
+    places = torch.where(alike.gather(1, few[:, None])[:, 0] > best - SAME, few, places)
     if float((best > LIKE).double().mean()) < AGREE or torch.equal(places, few):
         return None
     factors = _fit_factors(fit.x[places], own, (1,))
@@ -244,7 +247,8 @@ def describe_order(own: Sequence[int], there: Sequence[int], n: int) -> str:
     if most(lambda i, j: i ^ j == runs) and runs & (runs + 1) == 0:
         return f"reversed within runs of {runs + 1}"
     if most(lambda i, j: i ^ j == runs) and runs & (runs - 1) == 0:
-        return f"halves of runs of {2 * runs} are swapped, as with nibbles in the wrong order"
+        as_nibbles = ", as with nibbles in the wrong order" if 2 * runs <= LONGEST_NIBBLES else ""
+        return f"halves of runs of {2 * runs} are swapped{as_nibbles}"
     if isqrt(n) ** 2 == n and most(lambda i, j: j == i % isqrt(n) * isqrt(n) + i // isqrt(n)):
         return "interleaved"
     return "in an irregular order"

@@ -14,6 +14,7 @@ from quanterr.findings.excess import FINE_DB
 from quanterr.findings.factors import explain_factor, explain_factors
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary, rate_repair
+from quanterr.findings.misplaced import find_misplaced
 from quanterr.findings.repairs import LIKE, ONE_FACTOR, Correction, Sample, find_simplest_repair, measure_snr
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_grid import iterate_scales
@@ -54,9 +55,11 @@ def diagnose(
     wrong = [item for item in matrices if item[0].pair.name in doubtful or item[1].gains]
     low = [item for item in matrices if item[0].pair.name not in doubtful and item[1].low and not item[1].gains]
     chosen = [*wrong[:MOST_WRONG], *low[:MOST_LOW]]
+    factors = [abs(figures.factor) for _, figures in wrong if figures.gains]
     with on_cpu() as workspaces:
         for one, figures in sorted(chosen, key=lambda item: item[0].number):
-            found = _find_swapped(one.pair, figures, pairs, workspaces) or _diagnose_weight(one, figures, workspaces)
+            found = find_misplaced(one.pair, workspaces) or _find_swapped(one.pair, figures, pairs, workspaces)
+            found = found or _diagnose_weight(one, figures, factors, workspaces)
             if found:
                 yield found
 
@@ -154,8 +157,10 @@ def _is_repairable_shape(pair: Pair) -> bool:
     return pair.original.matrix[0] > 1 or pair.quantized.encoding != "floats"
 
 
-def _diagnose_weight(one: WeightSummary, figures: Figures, workspaces: Workspaces) -> Finding | None:
-    """Report the simplest repair that corrects a sample of a weight."""
+def _diagnose_weight(
+    one: WeightSummary, figures: Figures, factors: Sequence[float], workspaces: Workspaces
+) -> Finding | None:
+    """Report the simplest repair that corrects a sample of a weight; ``factors`` are those of all such weights."""
     pair, bits = one.pair, figures.bits
     if bits < 2:
         return None
@@ -168,7 +173,7 @@ def _diagnose_weight(one: WeightSummary, figures: Figures, workspaces: Workspace
     repair, corrected = found
     description = repair.message.format(description=corrected.description)
     description += (
-        explain_factor(float(corrected.description), one.scales)
+        explain_factor(float(corrected.description), one.scales, factors, pair.quantized.encoding == "cast")
         if repair is ONE_FACTOR
         else _explain_scales(pair, corrected, workspaces[1])
     )

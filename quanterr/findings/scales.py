@@ -33,6 +33,7 @@ POWERS = frozenset({"U8", "F8_E8M0"})  # dtypes of exponents
 MOST_GIVEN_UP = 0.06
 UPDATED = 4.0  # largest stored / good scale of groups whose values were first changed to compensate for errors
 SAME_RANGE = 0.02  # distance from 1 of a ratio of scales that differ only by their zero points
+MANY_CLIPPED = 0.2  # share of values beyond the range of codes that no right zero points leave
 FEWER = 0.8  # stored / good scale of most groups, if only the others are wrong
 MANY_UNDERFLOW = 0.05  # share of the sample above which underflow is a warning
 REMEDY = "derive scales from the original: for each group its largest absolute value divided by the largest code"
@@ -44,6 +45,9 @@ def check_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[F
     if found is None or found.n < MANY or level(found.x_sq, found.e_sq) > FINE_DB:
         return
     severity, loss = _rate_scales(pair, found), found.scale_loss_db
+    if severity == "error" and _is_shifted(found):
+        yield _report_shift(pair, found)
+        return
     parts = {part.kind: part for part in found.parts}
     if severity in (None, "info") and "underflow" in parts and not underflows(pair, done.sums):
         yield _report_underflow(pair, found, parts["underflow"])
@@ -103,6 +107,28 @@ def _has_wrong_range(pair: Pair, found: Attainable, loss: float) -> bool:
 def _is_due_to_zero_points(ratio: float, snr_db: float) -> bool:
     """Return True if scales with this ratio and SNR are right, so that only other zero points would do better."""
     return abs(ratio - 1) < SAME_RANGE and snr_db > 0
+
+
+def _is_shifted(found: Attainable) -> bool:
+    """Return True if scales are right, but zero points leave many values beyond the range of codes."""
+    return abs(found.scale_ratio - 1) < SAME_RANGE and found.clipped > MANY_CLIPPED * found.n
+
+
+def _report_shift(pair: Pair, found: Attainable) -> Finding:
+    """Report zero points that are out of the range of codes."""
+    share = 100 * found.clipped / found.n
+    return make_finding(
+        "zero_points",
+        "error",
+        pair.name,
+        f"{display(pair.name)}: {share:.3g} % of its codes are at the end of their range, with values beyond it: its "
+        f"zero points are out of the range of codes; they allow {found.snr_db:.1f} dB, good ones with the same scales "
+        f"{found.format_snr_db:.1f} dB",
+        "check the convention: zero points of unsigned codes (0 to 15) may be stored for signed ones (-8 to 7)",
+        clipped_pct=share,
+        attainable_snr_db=found.snr_db,
+        format_snr_db=found.format_snr_db,
+    )
 
 
 def _describe_scales(pair: Pair, ratio: float, snr_db: float) -> str:

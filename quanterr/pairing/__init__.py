@@ -26,6 +26,7 @@ from quanterr.pairing.conversion import find_conversion
 from quanterr.pairing.fusing import HeldWeight, Holders, swap_last_axes
 from quanterr.pairing.model import COMPUTED, NOT_SELECTED, Alternative, Bucket, Contradiction, Leftover, Pair, Pairing
 from quanterr.pairing.names import may_be_transposed
+from quanterr.pairing.reversal import describe_reversal
 from quanterr.pairing.sampling import NO_COPY, TRANSPOSITION
 from quanterr.pairing.side import CheckpointSide, WeightCache
 from quanterr.pairing.tied import Ties
@@ -248,9 +249,7 @@ class _Pairer:
                 if there is not None
                 else f"in {listed(list(held.holders), 3)} of the quantized"
             )
-            reason = (
-                f"shape {list(x.shape)} in the original, {list(y.shape)} {place}{_describe_mismatch(x.shape, y.shape)}"
-            )
+            reason = f"shape {list(x.shape)} in the original, {list(y.shape)} {place}{_describe_mismatch(x, y)}"
             self._leave_both(own, there, Bucket.SHAPE_MISMATCH, reason, held)
         else:
             self.pairs.append(self._make_pair(own, x, y, own, held.holders, alternative))
@@ -435,11 +434,12 @@ def _is_same_kind(x: Entry, y: Entry) -> bool:
     return x.dtype == y.dtype and x.shape == y.shape and x.dtype in TORCH_DTYPES
 
 
-def _describe_mismatch(x: tuple[int, ...], y: tuple[int, ...]) -> str:
-    if x == y[::-1]:
-        return "; transposed?"
-    if len(x) == len(y) == 2 and x[0] == y[0] and x[1] / max(y[1], 1) in (2, 4, 4 / 3):
+def _describe_mismatch(x: Weight, y: Weight) -> str:
+    if x.shape == y.shape[::-1]:
+        return describe_reversal(x, y) if len(x.shape) == 2 else "; transposed?"
+    is_matrix = len(x.shape) == len(y.shape) == 2
+    if is_matrix and x.shape[0] == y.shape[0] and x.shape[1] / max(y.shape[1], 1) in (2, 4, 4 / 3):
         return "; packed codes without a label or config.json that names the layout?"
-    if len(x) == len(y) and x[1:] == y[1:]:
+    if len(x.shape) == len(y.shape) and x.shape[1:] == y.shape[1:]:
         return "; fused or padded rows?"
     return ""

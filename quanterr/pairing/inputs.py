@@ -410,6 +410,16 @@ def _fits(module: str, pattern: str) -> bool:
 
 KEY_SCALES = (".k_scale", "k_proj.output_scale")
 VALUE_SCALES = (".v_scale", "v_proj.output_scale")
+SHARED_SCALE = ".kv_scale"  # of keys and of values
+
+
+class CacheScales(NamedTuple):
+    """What is stored for a declared FP8 cache of keys and values."""
+
+    missing: dict[str, str]  # attention module → "keys", "values" or "keys and values", which have no scale
+    shared: list[str]  # attention modules in which one scale serves keys and values
+    several: list[Entry]  # scales of more than one number
+    of_heads: bool = False  # whether several are declared
 
 
 def find_declared_cache(config: JsonFields, entries: Stored) -> tuple[bool, dict[str, Entry]]:
@@ -417,23 +427,36 @@ def find_declared_cache(config: JsonFields, entries: Stored) -> tuple[bool, dict
     scheme = as_object(config.get("kv_cache_scheme"))
     algorithm = str(config.get("kv_cache_quant_algo", "")).upper()
     declared = (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) or algorithm == "FP8"
-    return declared, dict(_find_cache_scales(entries)) if declared else {}
+    return declared, {name: one for name, one in _find_cache_scales(entries) if one.n == 1} if declared else {}
 
 
-def find_uncalibrated_attention(config: JsonFields, entries: Stored) -> list[str]:
-    """Return the attention modules without a scale for keys or for values, although an FP8 cache is declared."""
-    declared, scales = find_declared_cache(config, entries)
-    if not declared or as_object(config.get("kv_cache_scheme")).get("dynamic"):
-        return []
+def find_cache_scales(config: JsonFields, entries: Stored) -> CacheScales:
+    """Return what is stored for a declared FP8 cache with static scales; nothing if none is declared.
+
+    Reference: vllm-project/vllm model_executor/layers/quantization/kv_cache.py, BaseKVCacheMethod, which refuses scales
+    of several numbers and scales of values alone, and gives values the scale of keys if they have none;
+    model_executor/model_loader/weight_utils.py, maybe_remap_kv_scale_name, for kv_scale.
+    """
+    scheme = as_object(config.get("kv_cache_scheme"))
+    if not find_declared_cache(config, entries)[0] or scheme.get("dynamic"):
+        return CacheScales({}, [], [])
+    found = dict(_find_cache_scales(entries))
     modules = dict.fromkeys(name.partition(".k_proj.")[0] for name in entries if ".k_proj." in name)
-    calibrated = [
-        {module for module in modules for name in scales if name.startswith(f"{module}.") and name.endswith(endings)}
-        for endings in (KEY_SCALES, VALUE_SCALES)
-    ]
-    return [module for module in modules if not all(module in own for own in calibrated)]
+    keys, values, shared = (
+        {module for module in modules for name in found if name.startswith(f"{module}.") and name.endswith(endings)}
+        for endings in (KEY_SCALES, VALUE_SCALES, SHARED_SCALE)
+    )
+    missing = {
+        module: " and ".join(what for what, own in (("keys", keys), ("values", values)) if module not in own)
+        for module in modules
+        if module not in shared | (keys & values)
+    }
+    sharing = [module for module in modules if module in shared - (keys & values)]
+    several = [one for one in found.values() if one.n > 1]
+    return CacheScales(missing, sharing, several, scheme.get("strategy", "tensor") != "tensor")
 
 
 def _find_cache_scales(entries: Stored) -> Iterator[tuple[str, Entry]]:
     for name, entry in entries.items():
-        if name.endswith((*KEY_SCALES, *VALUE_SCALES)) and entry.n == 1:
+        if name.endswith((*KEY_SCALES, *VALUE_SCALES, SHARED_SCALE)):
             yield name, entry

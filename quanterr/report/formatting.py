@@ -66,7 +66,15 @@ def format_observed(value: float | None, limit: float | None = None) -> str:
     return UNDEFINED if value is None else format_decisive(value, limit)
 
 
-DOUBTS = ("identical", "swapped_sides", "lossless_codes", "another_source", "config_mismatch", "left_unquantized")
+DOUBTS = (
+    "identical",
+    "swapped_sides",
+    "lossless_codes",
+    "quantized_original",
+    "another_source",
+    "config_mismatch",
+    "left_unquantized",
+)
 
 
 def list_doubts(verdict: str, findings: Iterable["Finding"]) -> list[str]:

@@ -314,6 +314,19 @@ def zero_points_off_by_one(stored: Stored, weight: Weight) -> bool:
     return True
 
 
+def zero_points_of_other_sign(stored: Stored, weight: Weight) -> bool:
+    """Zero points of signed codes where those of unsigned ones belong, or the reverse."""
+    found = [stored.tensors[name] for role, name in weight.parts.items() if role in ZEROS]
+    found = [zero for zero in found if zero.dtype in ("I32", "I8") and weight.bits in (2, 4, 8)]
+    for zero in found:
+        tops = sum(1 << weight.bits * n + weight.bits - 1 for n in range(32 // weight.bits))
+        if zero.dtype == "I32":  # packed
+            zero.data.view("<u4")[...] ^= np.uint32(tops)
+        else:
+            zero.values()[...] ^= np.int8(-128 if weight.bits == 8 else 1 << weight.bits - 1)
+    return bool(found)
+
+
 def transposed_codes(stored: Stored, weight: Weight) -> bool:
     """Codes of one byte, written column by column."""
     tensor = stored.tensors[next(iter(weight.parts.values()))]
@@ -361,6 +374,7 @@ MUTATIONS = (
     Mutation("second scale inverted", on_scales(lambda s: 1 / s, FINER)),
     Mutation("second scales shifted", on_scales(rolled, FINER)),
     Mutation("zero point off by one", zero_points_off_by_one),
+    Mutation("zero point of the other sign", zero_points_of_other_sign),
     Mutation("rows of codes shifted", on_codes(lambda c, _w: np.roll(c, 1, 0) if len(c) > 1 else None)),
     Mutation("rows of codes reversed", on_codes(lambda c, _w: c[::-1] if len(c) > 1 else None)),
     Mutation("codes transposed", transposed_codes),

@@ -12,12 +12,14 @@ from safetensors.torch import save
 
 from mutation.coding import Coded
 from mutation.judging import Outcome
-from mutation.layouts import named, nvfp4
+from mutation.layouts import LARGEST_INPUT, named, nvfp4
 from mutation.originals import HIDDEN, NORM, norm
 from mutation.pairs import Bench, Case, Sound, made
 from mutation.unquantized import without_mlp
 
 LAYOUT_NAMES = ("FP8 row", "CT INT4 asym g128", "CT INT4 g32", "GPTQ 4 bits", "AWQ", "NVFP4", "Q4_K")
+
+OUTPUT = "model.layers.1.self_attn.o_proj.weight"
 
 OF_MODELS: dict[str, Any] = {
     "rope_theta": 1e4,
@@ -98,6 +100,9 @@ def of_modelopt(pair: Sound) -> Iterator[Case]:
     bare = {name: replace(w, layout=without) for name, w in pair.weights.items() if isinstance(w, Coded)}
     for what, changed in {"one": dict(list(bare.items())[:1]), "every": bare}.items():
         yield Case(f"ModelOpt, {what} input_scale missing", changed, config=both, more={"hf_quant_config.json": text})
+    for by in (100, 0.002):
+        scaled = replace(pair.layout, store=partial(nvfp4, largest_input=by * LARGEST_INPUT))
+        yield Case(f"ModelOpt, input_scale × {by}", {OUTPUT: replace(bare[OUTPUT], layout=scaled)}, config=both)
     for key, value in {"quant_algo": "FP8", "group_size": 32}.items():
         other = json.dumps({"quantization": MODELOPT["quantization"] | {key: value}}).encode()
         yield Case(f"hf_quant_config {key} {value}", {}, config=both, more={"hf_quant_config.json": other})

@@ -209,6 +209,9 @@ def gpt_oss(name: str, coded: Coded, experts: int = 8) -> dict[str, Tensor]:
     return {f"{name}_blocks": blocks, f"{name}_scales": coded.stored.parts["e8m0"].view(experts, -1, blocks.shape[2])}
 
 
+LARGEST_INPUT = 20.0  # of all weights
+
+
 def ct_nvfp4(name: str, coded: Coded) -> dict[str, Tensor]:
     """NVFP4 of compressed-tensors: its global scale divides."""
     return {
@@ -218,7 +221,7 @@ def ct_nvfp4(name: str, coded: Coded) -> dict[str, Tensor]:
     }
 
 
-def nvfp4(name: str, coded: Coded, largest_input: float | None = 20.0) -> dict[str, Tensor]:
+def nvfp4(name: str, coded: Coded, largest_input: float | None = LARGEST_INPUT) -> dict[str, Tensor]:
     """NVFP4 of ModelOpt, which always calibrates a scale of the inputs."""
     found = {
         name: nibbles(e2m1(coded.matrix)),

@@ -1,7 +1,7 @@
 """A sound checkpoint, and what becomes of it: cases are made beside it, compared, judged and thrown away."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,12 +12,13 @@ from torch import Tensor
 
 import quanterr
 from mutation import files
-from mutation.coding import Coded, Layout, sound
+from mutation.coding import Coded, Layout, coded, sound
 from mutation.judging import BAD, STRUCTURAL, Loss, Outcome, of_broken, of_sound
 from mutation.originals import CONFIG, Tensors, linear, model, stacked
 from quanterr.errors import QuanterrError
 from quanterr.report.model import Report
 
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 Quantize = Callable[[Layout, Tensor], Coded | Tensor]
 
 
@@ -122,7 +123,24 @@ def as_matrix(x: Tensor) -> Tensor:
 
 def quantized(layout: Layout, x: Tensors, by: Quantize = sound) -> dict[str, Coded | Tensor]:
     """A model, with all weights coded that quantizers take."""
-    return {name: by(layout, as_matrix(weight)) if linear(name) else weight for name, weight in x.items()}
+    found = {name: by(layout, as_matrix(weight)) if linear(name) else weight for name, weight in x.items()}
+    for names in FUSED:
+        _fuse(found, x, [name for name in found if name.split(".")[-2:-1] and name.split(".")[-2] in names])
+    return found
+
+
+def _fuse(weights: dict[str, Coded | Tensor], x: Tensors, names: Sequence[str]) -> None:
+    """Give the weights of a block that runtimes fuse one global scale, as programs do that have one."""
+    blocks: dict[str, list[tuple[str, Coded]]] = {}
+    for name in names:
+        weight = weights[name]
+        if isinstance(weight, Coded) and "global" in weight.stored.parts:
+            blocks.setdefault(name.rsplit(".", 2)[0], []).append((name, weight))
+    for block in blocks.values():
+        largest = max(float(weight.stored.parts["global"]) for _, weight in block)
+        for name, weight in block:
+            shared = largest / float(weight.stored.parts["global"])
+            weights[name] = coded(weight.layout, as_matrix(x[name]), *weight.wanted, shared)
 
 
 @cache

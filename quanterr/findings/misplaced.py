@@ -1,0 +1,79 @@
+"""Parts of a fused or stacked weight that hold what the original has elsewhere: experts, and the halves of gate and up.
+
+A sample of each part is compared with the same sample of every part of the original. Experts are large, so that the
+first rows of a whole weight, of which repairs are tried, are those of the first expert.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quanterr.findings.codes import make_finding
+from quanterr.findings.repairs import LIKE, SAME, describe_order
+from quanterr.formats import Weight
+from quanterr.pairing.model import Pair
+from quanterr.pairing.names import has_equal_parts
+from quanterr.pairing.sampling import Workspaces
+from quanterr.report.base import Finding
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.text import count, display, listed
+
+SAMPLED = 1 << 12  # elements of each part that are compared, at most
+FEWEST = 64  # elements: smaller parts may be alike by chance
+REMEDY = "find out where the program that wrote it put each expert"
+
+
+def find_misplaced(pair: Pair, workspaces: Workspaces) -> Finding | None:
+    """Report the parts of a weight that hold other parts of the original, if all parts are parts of it."""
+    rows = pair.original.matrix_rows
+    if rows != pair.quantized.matrix_rows:
+        return None
+    experts = pair.original.matrix[0] // rows if rows else 1
+    if experts > 1 and (places := _find_places(pair, rows, experts, workspaces)):
+        return _report_experts(pair, places)
+    half, odd = divmod(rows or pair.original.matrix[0], 2)
+    if has_equal_parts(pair.name) and half and not odd and _find_places(pair, half, 2, workspaces) == [1, 0]:
+        message = f"{display(pair.name)}: its halves are exchanged: gate is stored where up belongs, and up for gate"
+        return make_finding("permuted", "error", pair.name, message, "exchange the halves of its rows", found="halves")
+    return None
+
+
+def _find_places(pair: Pair, rows: int, parts: int, workspaces: Workspaces) -> list[int]:
+    """Return the part of the original that each part holds; empty if some hold none, or all are in their places."""
+    x = _read_parts(pair.original, rows, parts, workspaces[0])
+    y = _read_parts(pair.quantized, rows, parts, workspaces[1])
+    if x.shape[1] < FEWEST:
+        return []
+    alike, places = (y @ x.T).max(1)
+    in_place = (x * y).sum(1) > alike - SAME
+    found: list[int] = torch.where(in_place, torch.arange(parts), places).tolist()
+    return found if bool((alike > LIKE).all()) and found != list(range(parts)) else []
+
+
+def _read_parts(weight: Weight, rows: int, parts: int, workspace: Workspace) -> Tensor:
+    """Return a sample of each part, of length 1, (parts, elements)."""
+    cols = min(weight.matrix[1], SAMPLED)
+    n = min(rows, SAMPLED // cols)
+    read = [
+        weight.dequantize(Chunk(at * rows, at * rows + n, 0, cols), workspace).weight.double().flatten()
+        for at in range(parts)
+    ]
+    return torch.nn.functional.normalize(torch.stack(read)).nan_to_num(0.0)
+
+
+def _report_experts(pair: Pair, places: Sequence[int]) -> Finding:
+    """Report experts that are in other places, or there several times; ``places`` are those of the original."""
+    experts, held = len(places), Counter(places)
+    if len(held) == experts:
+        order = describe_order(list(range(experts)), places, experts)
+        message = f"{display(pair.name)}: its experts are in a different order ({order})"
+        return make_finding("permuted", "error", pair.name, message, REMEDY, found=order, experts=list(places))
+    wrong = [f"{at} holds {place}" for at, place in enumerate(places) if at != place]
+    message = (
+        f"{display(pair.name)}: experts repeat each other: {len(held)} of {count(experts, 'expert')} of the original "
+        f"are left, the others are lost ({listed(wrong, 3)})"
+    )
+    return make_finding("swapped_weight", "error", pair.name, message, REMEDY, experts=list(places))

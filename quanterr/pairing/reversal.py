@@ -1,0 +1,37 @@
+"""Matrices of the reverse shape: values tell a reshape, which keeps the order of all elements, from a transpose."""
+
+import torch
+from torch import Tensor
+
+from quanterr.formats import Weight
+from quanterr.pairing.sampling import on_cpu
+from quanterr.tensors.chunks import CPU_CHUNK, Cut
+from quanterr.tensors.workspace import Workspace
+
+CORNER = 64  # rows and columns that are compared, at most
+FEWEST = 64  # elements: fewer may be alike by chance
+ALIKE = 0.6  # cosine above which values are the same, rounded
+
+
+def describe_reversal(x: Weight, y: Weight) -> str:
+    """Return what two matrices of reverse shapes have in common, as the end of a sentence."""
+    n = min(CORNER, *x.matrix)
+    with on_cpu() as workspaces:
+        first, second = (_read_rows(*one) for one in zip((x, y), workspaces, strict=True))
+    transposed = _are_alike(first[:n, :n], second[:n, :n].t())
+    as_many = min(first.numel(), second.numel())
+    if _are_alike(first.flatten()[:as_many], second.flatten()[:as_many]):
+        return "; its values are in the original's order: it was reshaped, not transposed"
+    return "; its values are the original's, transposed" if transposed else "; transposed?"
+
+
+def _read_rows(weight: Weight, workspace: Workspace) -> Tensor:
+    """Return the first rows of a matrix."""
+    rows, cols = weight.matrix
+    chunks = Cut(min(rows, CORNER), cols, CPU_CHUNK)
+    return torch.cat([weight.dequantize(chunk, workspace).weight.double() for chunk in chunks])
+
+
+def _are_alike(x: Tensor, y: Tensor) -> bool:
+    """Return True if values are the same up to rounding and a factor."""
+    return x.numel() >= FEWEST and float((x * y).sum()) > ALIKE * float(x.norm() * y.norm())
