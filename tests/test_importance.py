@@ -2,6 +2,7 @@ import contextlib
 
 import numpy as np
 import pytest
+import torch
 from gguf_stored import TEXT, Stored, key, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -220,3 +221,18 @@ def test_missing_file_is_status_three(tmp_path):
     done = CliRunner().invoke(app, ["compare", str(path), str(path), "--importance", str(tmp_path / "no.dat")])
 
     assert isinstance(done.exception, CheckpointError)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_scales_that_suit_important_columns_are_no_loss_if_the_importance_is_given(tmp_path, given):
+    x = numbers(64, 64).float()
+    x[:, 32:] *= 5
+    scale = x[:, :32].abs().amax(1, keepdim=True) / 127
+    stored = {NAME: (x / scale).round().clamp(-127, 127).to(torch.int8), f"{NAME}_scale": scale}
+    means = np.repeat(np.float32([1.0, 1e-9]), 32)
+    importance = gguf(tmp_path / "m.gguf", {"blk.0.attn_q.weight": ([means], [12.0])}) if given else None
+    a, b = store(tmp_path / "x.safetensors", {NAME: x}), store(tmp_path / "y.safetensors", stored)
+    report = quanterr.compare(a, b, importance=importance, device="cpu")
+    found = {one.code for one in report.findings if one.severity != "info"}
+
+    assert given != ("scale_loss" in found)

@@ -9,6 +9,7 @@ from quanterr.findings.figures import bits_of
 from quanterr.findings.methods import Method
 from quanterr.kernel.levels import Levels
 from quanterr.metrics.attainable import Attainable, BadRegion, level
+from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.report.base import Finding
 from quanterr.samples.good_scales import FEW_LEVELS
@@ -44,7 +45,7 @@ def check_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[F
     found = done.attainable
     if found is None or found.n < MANY or level(found.x_sq, found.e_sq) > FINE_DB:
         return
-    severity, loss = _rate_scales(pair, found), found.scale_loss_db
+    severity, loss = _rate_scales(pair, done, found), found.scale_loss_db
     if severity == "error" and _is_shifted(found):
         yield _report_shift(pair, found)
         return
@@ -52,7 +53,7 @@ def check_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[F
     if severity in (None, "info") and "underflow" in parts and not underflows(pair, done.sums):
         yield _report_underflow(pair, found, parts["underflow"])
     if severity in (None, "info") and "group" in parts:
-        yield _report_groups(pair, found, parts["group"], method)
+        yield _report_groups(pair, done, parts["group"], method)
     elif severity:
         part, some = parts.get("group"), FEWER < found.scale_ratio < 1 / FEWER
         whole = _describe_scales(pair, found.scale_ratio, found.snr_db)
@@ -75,13 +76,13 @@ def check_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[F
 
 def has_good_scales(pair: Pair, done: ComparedWeight) -> bool:
     """Return True if good scales would gain no more than usual, or if the scales were not judged."""
-    return done.attainable is None or _rate_scales(pair, done.attainable) in (None, "info")
+    return done.attainable is None or _rate_scales(pair, done, done.attainable) in (None, "info")
 
 
-def _rate_scales(pair: Pair, found: Attainable) -> str | None:
+def _rate_scales(pair: Pair, done: ComparedWeight, found: Attainable) -> str | None:
     """Return the severity of the loss from scales, or None if the loss is usual."""
     loss, levels = found.scale_loss_db, pair.quantized.levels
-    if loss is None:
+    if loss is None or _suits_importance(done.sums, found):
         return None
     if loss <= BROKEN_DB and _has_wrong_range(pair, found, loss):
         return "warning"
@@ -93,6 +94,14 @@ def _rate_scales(pair: Pair, found: Attainable) -> str | None:
     if _is_due_to_zero_points(found.scale_ratio, found.snr_db) and loss > NOTED_DB:
         return "info"
     return "warning" if loss > WARNED_DB else "info" if loss > NOTED_DB else None
+
+
+def _suits_importance(sums: Sums, found: Attainable) -> bool:
+    """Return True if errors weighted by a given importance are as small as good scales leave them without it."""
+    good = found.format_snr_db
+    if good is None or not sums.weighted_x_sq:
+        return False
+    return level(as_float(sums.weighted_x_sq), as_float(sums.weighted_e_sq)) >= good - NOTED_DB
 
 
 def _has_wrong_range(pair: Pair, found: Attainable, loss: float) -> bool:
@@ -146,9 +155,11 @@ def _describe_scales(pair: Pair, ratio: float, snr_db: float) -> str:
     return f"{what}scales are {ratio:.3g} x what the values need"
 
 
-def _report_groups(pair: Pair, found: Attainable, part: BadRegion, method: Method) -> Finding:
+def _report_groups(pair: Pair, done: ComparedWeight, part: BadRegion, method: Method) -> Finding:
     """Report groups whose scales are wrong."""
-    few = part.is_scattered and part.number * part.size <= MOST_GIVEN_UP * found.n
+    found = done.attainable
+    few = found is not None and part.is_scattered and part.number * part.size <= MOST_GIVEN_UP * found.n
+    suits = found is not None and _suits_importance(done.sums, found)
     narrow = 0 < part.factor < 1 or (not part.factor and pair.quantized.scale_steps is not None)
     lost, given_up = part.attainable_db - part.snr_db, method.by_importance and narrow and few
     updated = method.compensates and 1 / UPDATED < part.factor < UPDATED
@@ -157,7 +168,7 @@ def _report_groups(pair: Pair, found: Attainable, part: BadRegion, method: Metho
         or not part.factor
         or _clips_bytes(pair.quantized.unrotated.levels, part.factor)
     )
-    excused = given_up or _is_due_to_zero_points(part.factor, part.snr_db)
+    excused = given_up or suits or _is_due_to_zero_points(part.factor, part.snr_db)
     why = "; a search by importance leaves single groups so" if given_up and bad else ""
     return make_finding(
         "scale_loss",
