@@ -13,8 +13,8 @@ from mutation.layouts import bnb, gptq, labelled_int8, named, nvfp4
 from safetensors.torch import save_file
 
 import quanterr
+from quanterr.findings.families import FAMILIES, KNOWN
 from quanterr.findings.heads import Heads
-from quanterr.findings.loading import FAMILIES, KNOWN
 from quanterr.formats import FORMATS
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -135,11 +135,13 @@ class TestLabels:
         (one,) = told(store(tmp_path / "y.safetensors", self.tensors((0, 2))))
 
         assert ("error", ["blocks.1.attn.weight"]) == (one.severity, one.evidence["layers"])
-        assert "1 weight of 3 has codes and scales, but no comfy_quant label as the others have" in one.message
+        assert "1 weight has codes and scales, but no comfy_quant label as others have: blocks.1." in one.message
 
-    @pytest.mark.parametrize("labels", [(0, 1, 2), ()])
-    def test_all_or_none(self, tmp_path, labels):
-        assert [] == told(store(tmp_path / "y.safetensors", self.tensors(labels)))
+    @pytest.mark.parametrize(("labels", "severities"), [((0, 1, 2), []), ((), ["info"])])
+    def test_all_or_none(self, tmp_path, labels, severities):
+        found = told(store(tmp_path / "y.safetensors", self.tensors(labels)))
+
+        assert severities == [one.severity for one in found]
 
     def test_blocks_that_are_called_tensorwise(self, tmp_path):
         coded = sound(named("INT8 128 × 128"), numbers(256, 256).float())
@@ -162,6 +164,7 @@ class TestMethods:
             ("fp8", "modelopt", None),
             ("gptq", "auto-round", None),
             ("awq", "intel/auto-round", None),
+            ("fp8", "auto-round", None),
         ],
     )
     def test_that_do_not_read_what_is_stored(self, tmp_path, stored, method, severity):

@@ -9,99 +9,73 @@ Reference: huggingface/transformers@5.24.0 quantizers/auto.py get_hf_quantizer, 
 ml-explore/mlx-lm@003da2e9 mlx_lm/utils.py load_model; comfyanonymous/ComfyUI comfy/ops.py _load_quantized_module.
 """
 
+import json
+import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.labels import Labels
 from quanterr.checkpoints.places import list_names
 from quanterr.findings.codes import make_finding
+from quanterr.findings.families import (
+    COMPRESSED,
+    FAMILIES,
+    INVERSE,
+    KNOWN,
+    LOADS,
+    MLX,
+    OF_COMFY,
+    OF_METHOD,
+    OF_OWN_TENSORS,
+    SEVERAL,
+    Family,
+)
 from quanterr.formats import Weight
 from quanterr.report.base import Finding
-from quanterr.util.strict_json import JsonFields
+from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 
 OF_LOADERS = "model"  # loaders of Hugging Face's layout read model.safetensors and model-00001-of-….safetensors
 COMFY_SCALE = "scale_weight"  # the end of a name of scales that only ComfyUI has
 METADATA = ("format", "total_size")  # keys of a safetensors header that say nothing of codes
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Formats that ComfyUI reads by their labels.
-OF_COMFY = _words(
-    "fp8_tensor fp8_row fp8_block int8_tensor int8_row int8_block int8_convrot mxfp8 nvfp4 svdquant_w4a4 awq_w4a16 "
-    "asym_w4a8_int8 convrot_w4a4"
-)
-
-
-class Family(NamedTuple):
-    """Formats that the same loaders read: what these are called, and the quant_methods that select them."""
-
-    name: str
-    formats: frozenset[str]
-    methods: frozenset[str] = frozenset()  # empty: several loaders read such tensors
-    tensors: str = ""  # families with the same have the same names of tensors: a loader of the other refuses the shapes
-
-
-def _make_family(name: str, formats: str, methods: str = "", tensors: str = "") -> Family:
-    return Family(name, _words(formats), _words(methods), tensors)
-
-
-OF_GPTQ_AND_AWQ = "auto-round auto_round intel/auto-round inc ipex moe_wna16 rtn"
-FAMILIES = (
-    _make_family("bitsandbytes", "bnb_nf4 bnb_fp4 bnb_int8", "bitsandbytes bitsandbytes_4bit bitsandbytes_8bit"),
-    _make_family(
-        "GPTQ",
-        "gptq gptq_v2 gptq_p gptq_marlin",
-        f"gptq gptq_v2 gptq_marlin gptqmodel marlin bitblas gptq_bitblas {OF_GPTQ_AND_AWQ}",
-        "qweight",
-    ),
-    _make_family("AWQ", "awq_gemm awq_gemv awq_gemv_fast awq_marlin", f"awq awq_marlin {OF_GPTQ_AND_AWQ}", "qweight"),
-    _make_family(
-        "compressed-tensors",
-        "ct_pack ct_int ct_nvfp4 ct_mxfp4 ct_mxfp6 ct_marlin24 ct_sparse_bitmask ct_sparse24_bitmask",
-        "compressed-tensors compressed_tensors sparseml nvfp4",
-    ),
-    _make_family("MLX", "mlx_affine mlx_mxfp4 mlx_nvfp4 mlx_mxfp8"),
-    _make_family("scaled codes", "fp8_tensor fp8_row fp8_block int8_tensor int8_row int8_block mxfp8 nvfp4"),
-    _make_family("MXFP4 of gpt-oss", "gpt_oss_mxfp4", "mxfp4 gpt_oss_mxfp4 quark modelopt"),
-)
-# Other methods that some loader knows: transformers' AUTO_QUANTIZER_MAPPING, vLLM's and SGLang's QUANTIZATION_METHODS,
-# diffusers' and those of programs that have formats of their own.
-OTHER_METHODS = _words(
-    "aqlm ascend autoawq bitnet blockwise_int8 deepspeedfp eetq exl2 exl3 experts_int8 fbgemm_fp8 finegrained_fp8 "
-    "fouroversix fp8 fp_quant gemma gguf higgs hqq humming int8 metal mlx modelopt modelopt_fp4 modelopt_fp8 "
-    "modelopt_mixed modelopt_mxfp8 modelslim msmodelslim mx mxfp4 mxfp6 mxfp8 nunchaku nvfp4 nvidia petit_nvfp4 prism "
-    "ptpc_fp8 qoq qqq qserve quanto quark quartet quip quip# quip_sharp sdnq sinq smoothquant spinquant spqr svdquant "
-    "torchao tpu_int8 vptq w4afp8 w8a8_fp8 w8a8_int8"
-)
-KNOWN = OTHER_METHODS.union(*(family.methods for family in FAMILIES))
+# Names of blocks of denoisers, which ComfyUI loads from single files.
+OF_DENOISER = re.compile(r"(?:.*\.)?(?:(?:double|single|joint|transformer|input|output|middle)_blocks?|blocks)\.\d")
 
 
 def check_loading(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weight]) -> Iterator[Finding]:
     """Check that config.json, or what stands for it, lets loaders read the codes of a checkpoint's weights."""
-    yield from _check_labels(labels, weights)
+    weights = list({weight.codes.name: weight for weight in weights}.values())  # one of those that share codes
+    yield from _check_labels(checkpoint, labels, weights)
     coded = [(weight, family) for weight in weights if weight.has_codes and (family := _find_family(weight))]
     if labels.config:
-        yield from _check_method(labels.config, coded)
+        of_mlx = "quantization" in as_object(checkpoint.config.get("config.json"))  # mlx-lm looks for it first
+        yield from _check_method(labels.config, [one for one in coded if one[1].name != MLX or not of_mlx])
+        yield from _check_bits(labels.config, [weight for weight, _ in coded if weight.format in LOADS])
     elif coded and _has_layout_of_loaders(checkpoint) and not _is_declared_elsewhere(checkpoint, labels):
-        yield from _report_undeclared([weight for weight, _ in coded if not _is_of_comfy(weight, labels)])
-
-
-def _check_labels(labels: Labels, weights: Sequence[Weight]) -> Iterator[Finding]:
-    """Report weights without a label for ComfyUI in a file whose other weights have one."""
-    of_comfy = [weight for weight in weights if weight.format in OF_COMFY]
-    bare = [weight.name for weight in of_comfy if not labels.of(weight.codes.name)]
-    if bare and len(bare) < len(of_comfy) and not labels.marker and not labels.config:
-        message = (
-            f"{count(len(bare), 'weight')} of {len(of_comfy)} {'has' if len(bare) == 1 else 'have'} codes and scales, "
-            f"but no comfy_quant label as the others have: {listed(bare, 3)}: ComfyUI takes the codes for weights"
+        yield from _report_undeclared(
+            [weight for weight, family in coded if not family.has_header and not _is_of_comfy(weight, labels)]
         )
-        remedy = "write the file again with a label for each quantized layer"
-        yield make_finding("undeclared_codes", "error", None, message, remedy, layers=bare)
+
+
+def _check_labels(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weight]) -> Iterator[Finding]:
+    """Report weights without a label for ComfyUI in a file whose other weights have one, or in a file of ComfyUI's."""
+    of_comfy = [weight for weight in weights if weight.format in OF_COMFY]
+    names = [weight.name for weight in of_comfy if not _is_of_comfy(weight, labels)]
+    if not names or labels.marker or labels.config:
+        return
+    few = 2 * len(names) <= len(of_comfy)  # a file of many programs' layouts is not ComfyUI's
+    severity, lacks, but = "error" if few else "info", "but no comfy_quant label as others have", ""
+    if len(names) == len(of_comfy):
+        if checkpoint.config or not all(map(OF_DENOISER.match, names)) or _is_declared_elsewhere(checkpoint, labels):
+            return
+        severity, lacks, but = "info", "and no comfy_quant label", "; other programs may know the format"
+    has = "has" if len(names) == 1 else "have"
+    message = (
+        f"{count(len(names), 'weight')} {has} codes and scales, {lacks}: {listed(names, 3)}: ComfyUI takes the codes "
+        f"for weights{but}"
+    )
+    remedy = "write the file again with a label for each quantized layer"
+    yield make_finding("undeclared_codes", severity, None, message, remedy, layers=names)
 
 
 def _find_family(weight: Weight) -> Family | None:
@@ -177,18 +151,20 @@ def _check_method(config: JsonFields, coded: Sequence[tuple[Weight, Family]]) ->
     method = named.lower() if isinstance(named, str) else ""
     wrong: dict[Family, list[Weight]] = {}
     for weight, family in coded:
-        if method and not _reads(method, family):
+        if method and not _reads(method, family, weight):
             wrong.setdefault(family, []).append(weight)
     for family, weights in wrong.items():
         yield _report_method(method, family, weights)
 
 
-def _reads(method: str, family: Family) -> bool:
-    """Return whether loaders that this quant_method selects read the tensors of a family."""
-    if family.methods:
-        return method in family.methods
-    others = frozenset[str]().union(*(other.methods for other in FAMILIES if other.tensors))
-    return method in KNOWN and method not in others | {"bitsandbytes"}
+def _reads(method: str, family: Family, weight: Weight) -> bool:
+    """Return whether loaders that this quant_method selects read a weight of a family."""
+    if family.methods or method in SEVERAL:
+        return method in family.methods | SEVERAL
+    if method == COMPRESSED and any(entry.name.endswith(INVERSE) for entry in weight.parts.values()):
+        return False
+    others = frozenset[str]().union(*(other.methods for other in FAMILIES if other.name in OF_OWN_TENSORS))
+    return method in KNOWN and method not in others and weight.format in OF_METHOD.get(method, family.formats)
 
 
 def _report_method(method: str, family: Family, weights: Sequence[Weight]) -> Finding:
@@ -198,9 +174,11 @@ def _report_method(method: str, family: Family, weights: Sequence[Weight]) -> Fi
     """
     names = [weight.name for weight in weights]
     owner = next((other for other in FAMILIES if other != family and method in other.methods), None)
-    is_refused = method not in KNOWN and not family.methods
+    is_refused = not family.methods and (method not in KNOWN or method in OF_METHOD or method == COMPRESSED)
     if owner is not None and owner.tensors and owner.tensors == family.tensors:
         is_refused, does = True, f"loaders of {owner.name} refuse these shapes"
+    elif is_refused and method in KNOWN:
+        does = "loaders that follow it look for other scales"
     elif method in KNOWN:
         does = f"loaders that follow it {_describe_reading(weights[0])}"
     else:
@@ -213,3 +191,20 @@ def _report_method(method: str, family: Family, weights: Sequence[Weight]) -> Fi
     remedy = "declare the method that made these tensors, with its settings"
     severity = "warning" if is_refused else "error"
     return make_finding("config_mismatch", severity, None, message, remedy, layers=names, key="quant_method")
+
+
+def _check_bits(config: JsonFields, weights: Sequence[Weight]) -> Iterator[Finding]:
+    """Report codes of bitsandbytes whose number of bits is denied, or declared twice."""
+    for needed, denied in dict.fromkeys(LOADS[weight.format] for weight in weights):
+        own = [weight for weight in weights if LOADS[weight.format] == (needed, denied)]
+        if config.get("quant_method") is None or (config.get(needed) in (True, None) and not config.get(denied)):
+            continue
+        said = f"{needed} {json.dumps(config.get(needed))}, {denied} {json.dumps(config.get(denied))}"
+        message = (
+            f"config.json declares {said}, but {count(len(own), 'weight')} "
+            f"{'is' if len(own) == 1 else 'are'} stored as {own[0].format}: "
+            f"{listed([weight.name for weight in own], 3)}: transformers refuses that, or skips the quantization"
+        )
+        names = [weight.name for weight in own]
+        remedy = f"declare {needed} true, and {denied} false"
+        yield make_finding("config_mismatch", "warning", None, message, remedy, layers=names, key=needed)

@@ -30,7 +30,10 @@ COMPRESSED = {
     "marlin-24": {"ct_marlin24"},
 }
 COMPRESSES = frozenset().union(*COMPRESSED.values())
-PLAIN = OF_INT8 | OF_FP8
+PLAIN = (OF_INT8 | OF_FP8) - {"ct_int"}
+COMPRESSED_TENSORS = "compressed-tensors"
+OF_ONE_SIZE = frozenset({"nvfp4", "mxfp8", "mlx_mxfp4", "mlx_mxfp8", "mlx_nvfp4"})  # each has groups of one size only
+PACKED_FLOATS = frozenset({"ct_nvfp4", "ct_mxfp4", "ct_mxfp6"})
 # Strategy that compressed-tensors declares → granularities of the scales that it stores: a row shorter than a group has
 # one scale.
 STRATEGIES = {"tensor": {"tensor"}, "channel": {"channel"}, "group": {"group", "channel"}, "block": {"block"}}
@@ -41,25 +44,46 @@ OF_LINEAR = re.compile(r"Linear|Expert|MoE|MLP|Conv1D")  # in such a name: it ma
 
 
 def check_scheme(quantized: Checkpoint, config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """Check what compressed-tensors and ModelOpt declare for all quantized weights, and duplicate declarations."""
+    """Check what compressed-tensors, ModelOpt and MLX declare for quantized weights, and duplicate declarations."""
     groups = [as_object(group) for group in as_object(config.get("config_groups")).values()]
-    declared = [as_object(group.get("weights")) for group in groups]
-    coded = [pair for pair in pairs if pair.quantized.format.startswith("ct_") and pair.quantized.block_size]
     every = [pair for pair in pairs if pair.quantized.has_codes]
     compressed = [pair for pair in every if pair.quantized.format in COMPRESSES]
-    if len(declared) == 1:
-        yield from _check_group_size(declared[0], [*coded, *(p for p in compressed if p.quantized.format in PLAIN)])
-        yield from _check_symmetry(declared[0], coded)
-        yield from _check_strategy(declared[0], compressed)
-    if config.get("quant_method") == "modelopt":
-        yield from _check_group_size(config, [pair for pair in every if _find_granularity(pair) == "group"])
+    for group, own in _assign_groups(groups, every):
+        yield from _check_group(as_object(group.get("weights")), config, own)
     yield from _check_format(config, groups, compressed)
-    yield from _check_targets(groups, compressed)
+    if config.get("quant_method") == COMPRESSED_TENSORS:
+        yield from _check_targets(groups, compressed)
+    if not any(isinstance(value, dict) for value in config.values()):
+        in_groups = [pair for pair in every if pair.quantized.format in OF_ONE_SIZE]
+        yield from _check_group_size(config, [pair for pair in in_groups if _find_granularity(pair) == "group"])
     yield from _check_block_size(config, every)
-    if len({weights.get("type") for weights in declared}) == 1:
-        yield from _check_type(declared[0].get("type"), every)
     twice = list(_compare_declarations(quantized.config))
     yield from twice or _check_algorithm(quantized.config, config, every)
+
+
+def _assign_groups(groups: Sequence[JsonFields], coded: Sequence[Pair]) -> Iterator[tuple[JsonFields, list[Pair]]]:
+    """Yield each group with its weights: all if there is one group, else those that only its targets name."""
+    owners = [[group for group in groups if len(groups) == 1 or _names(group, pair)] for pair in coded]
+    for group in groups:
+        yield group, [pair for pair, found in zip(coded, owners, strict=True) if found == [group]]
+
+
+def _names(group: JsonFields, pair: Pair) -> bool:
+    return any(_is_target(target, pair.name) for target in keep_strings(group.get("targets")))
+
+
+def _check_group(weights: JsonFields, config: JsonFields, own: Sequence[Pair]) -> Iterator[Finding]:
+    """Check what a group declares of its weights."""
+    yield from _check_type(weights.get("type"), own)
+    of_one_size = [pair for pair in own if pair.quantized.format in OF_ONE_SIZE]
+    if config.get("quant_method") != COMPRESSED_TENSORS:
+        yield from _check_group_size(weights, of_one_size)
+        return
+    packed = [pair for pair in own if pair.quantized.format.startswith("ct_") and pair.quantized.block_size]
+    plain = [pair for pair in own if pair.quantized.format in PLAIN]
+    yield from _check_group_size(weights, [*packed, *plain, *of_one_size])
+    yield from _check_symmetry(weights, [*packed, *plain])
+    yield from _check_strategy(weights, [pair for pair in own if pair.quantized.format in COMPRESSES])
 
 
 def _check_group_size(weights: JsonFields, coded: Sequence[Pair]) -> Iterator[Finding]:
@@ -117,13 +141,13 @@ def _check_strategy(weights: JsonFields, coded: Sequence[Pair]) -> Iterator[Find
 def _find_granularity(pair: Pair) -> str:
     """Return what has a scale of its own: a tensor, channel (row), group of columns or block; empty if several fit."""
     weight, (rows, cols) = pair.quantized, pair.quantized.matrix
-    if len(weight.shape) != 2 or rows == 1 or max(rows, cols) <= BLOCK:
-        return ""
     if weight.block_size is not None:
-        return "group" if weight.block_size[0] == 1 else "block"
-    return {"fp8_tensor": "tensor", "int8_tensor": "tensor", "fp8_row": "channel", "int8_row": "channel"}.get(
-        weight.format, "channel" if weight.format == "ct_pack" else ""
-    )
+        return "group" if weight.block_size[0] == 1 and rows > 1 else "block" if len(weight.shape) == 2 else ""
+    if len(weight.shape) != 2 or rows == 1:
+        return ""
+    if weight.format.endswith("_tensor"):
+        return "tensor" if max(rows, cols) > BLOCK else ""
+    return "channel" if weight.format.endswith("_row") or weight.format == "ct_pack" else ""
 
 
 def _check_targets(groups: Sequence[JsonFields], coded: Sequence[Pair]) -> Iterator[Finding]:
@@ -155,7 +179,12 @@ def _check_block_size(config: JsonFields, coded: Sequence[Pair]) -> Iterator[Fin
     Reference: vllm-project/vllm model_executor/layers/quantization/fp8.py Fp8LinearMethod.create_weights;
     huggingface/transformers@5.24.0 utils/quantization_config.py FineGrainedFP8Config.
     """
-    if config.get("quant_method") != "fp8" or config.get("weight_block_size"):
+    if config.get("quant_method") != "fp8":
+        return
+    if size := config.get("weight_block_size"):
+        large = [pair for pair in coded if pair.quantized.format == "fp8_tensor" and _find_granularity(pair)]
+        if large:
+            yield _report_mismatch(f"weight_block_size {size}", "scales of whole tensors", large)
         return
     if other := [pair for pair in coded if pair.quantized.format == "fp8_block"]:
         stored = "scales of blocks (vLLM then looks for one of each tensor, transformers for blocks of 128 × 128)"
@@ -165,9 +194,12 @@ def _check_block_size(config: JsonFields, coded: Sequence[Pair]) -> Iterator[Fin
 def _check_type(declared: object, coded: Sequence[Pair]) -> Iterator[Finding]:
     """Report codes whose dtype contradicts the declared type, int or float."""
     wrong = {"int": FLOAT_CODES, "float": INTEGER_CODES}.get(str(declared), frozenset())
-    if other := [pair for pair in coded if pair.quantized.codes.dtype in wrong]:
-        dtypes = sorted({pair.quantized.codes.dtype for pair in other})
-        yield _report_mismatch(f"codes of type {declared}", f"codes of {' or '.join(dtypes)}", other)
+    packed = PACKED_FLOATS if declared == "int" else frozenset()
+    if other := [p for p in coded if p.quantized.codes.dtype in wrong or p.quantized.format in packed]:
+        stored = sorted(
+            {p.quantized.format if p.quantized.format in packed else p.quantized.codes.dtype for p in other}
+        )
+        yield _report_mismatch(f"codes of type {declared}", f"codes of {' or '.join(stored)}", other)
 
 
 def _check_algorithm(files: JsonFields, config: JsonFields, coded: Sequence[Pair]) -> Iterator[Finding]:
