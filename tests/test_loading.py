@@ -174,6 +174,29 @@ class TestMethods:
         assert [severity] * bool(severity) == [one.severity for one in found]
         assert all(f"declares quant_method {method}, but " in one.message for one in found)
 
+    @pytest.mark.parametrize(
+        ("config", "n"),
+        [
+            ({"quantization_config": {"group_size": 64, "bits": 5}}, 1),
+            ({"quantization": {"group_size": 64, "bits": 5}}, 0),
+            ({"quantization": {"group_size": 64, "bits": 5}, "quantization_config": {"quant_method": "fp8"}}, 0),
+        ],
+        ids=["elsewhere", "there", "beside what it was made from"],
+    )
+    def test_mlx_has_a_key_of_its_own(self, tmp_path, config, n):
+        path = of_golden(tmp_path / "y", "mlx_affine/mlx_5_bits.safetensors", MODEL | config)
+
+        assert n == sum("mlx-lm looks for it" in one.message for one in told(path, "config_mismatch"))
+        assert not any("declares quant_method" in one.message for one in told(path, "config_mismatch"))
+
+    @pytest.mark.parametrize(("four", "eight", "n"), [(True, False, 0), (True, True, 1), (False, False, 1)])
+    def test_bits_of_bitsandbytes(self, tmp_path, four, eight, n):
+        said = {"quant_method": "bitsandbytes", "load_in_4bit": four, "load_in_8bit": eight}
+        case = "bnb_nf4/bnb_nf4_double_quant.safetensors"
+        found = told(of_golden(tmp_path / "y", case, MODEL | {"quantization_config": said}), "config_mismatch")
+
+        assert n == sum(" stored as bnb_nf4: " in one.message for one in found)
+
     def test_formats_of_families_exist_and_methods_are_in_lower_case(self):
         names = {row.name for row in FORMATS}
 

@@ -418,10 +418,10 @@ class TestScheme:
             "declares codes of type float, but codes of I8 are stored for 12 weights" in message for message in found
         )
 
-    def declared(self, folder, format="int-quantized", targets=("Linear",), **weights):
+    def declared(self, folder, format="int-quantized", own=None, targets=("Linear",), **weights):
         """What is told of INT8 by rows beside a configuration of compressed-tensors."""
         weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True} | weights
-        groups = {"group_0": {"targets": list(targets), "weights": weights}}
+        groups = {"group_0": {"targets": list(targets), "weights": weights, "format": own}}
         config = {"quant_method": "compressed-tensors", "format": format, "config_groups": groups}
         x = {name: torch.cat([weight] * 4, 1) for name, weight in model().items()}
         return mismatches(report_of(folder, coded(x), {"quantization_config": config}, x))
@@ -431,6 +431,8 @@ class TestScheme:
         [
             ({}, None),
             ({"format": "naive-quantized"}, None),
+            ({"format": "pack-quantized", "own": "int-quantized"}, "format pack-quantized, but int8_row are stored"),
+            ({"own": "pack-quantized"}, "format pack-quantized, but int8_row are stored for 12 weights"),
             ({"format": "mixed-precision"}, None),
             ({"format": "pack-quantized"}, "format pack-quantized, but int8_row are stored for 12 weights"),
             ({"strategy": "group", "group_size": 256}, None),

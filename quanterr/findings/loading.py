@@ -48,8 +48,10 @@ def check_loading(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weig
     yield from _check_labels(checkpoint, labels, weights)
     coded = [(weight, family) for weight in weights if weight.has_codes and (family := _find_family(weight))]
     if labels.config:
-        of_mlx = "quantization" in as_object(checkpoint.config.get("config.json"))  # mlx-lm looks for it first
-        yield from _check_method(labels.config, [one for one in coded if one[1].name != MLX or not of_mlx])
+        says_mlx = "quantization" in as_object(checkpoint.config.get("config.json"))
+        yield from _check_method(labels.config, [one for one in coded if one[1].name != MLX or not says_mlx])
+        if not says_mlx and "quant_method" not in labels.config and _has_layout_of_loaders(checkpoint):
+            yield from _report_not_of_mlx([weight for weight, family in coded if family.name == MLX])
         yield from _check_bits(labels.config, [weight for weight, _ in coded if weight.format in LOADS])
     elif coded and _has_layout_of_loaders(checkpoint) and not _is_declared_elsewhere(checkpoint, labels):
         yield from _report_undeclared(
@@ -128,11 +130,27 @@ def _report_undeclared(weights: Sequence[Weight]) -> Iterator[Finding]:
     formats = sorted({weight.format for weight in weights})
     message = (
         f"config.json declares no quantization, but {count(len(names), 'weight')} "
-        f"{'is' if len(names) == 1 else 'are'} stored as {' and '.join(formats)}: {listed(names, 3)}: "
+        f"{_verb(names)} stored as {' and '.join(formats)}: {listed(names, 3)}: "
         f"loaders {_describe_reading(weights[0])}"
     )
     remedy = "put the quantization_config that the quantizer wrote (MLX: quantization) back into config.json"
     yield make_finding("undeclared_codes", "error", None, message, remedy, layers=names)
+
+
+def _report_not_of_mlx(weights: Sequence[Weight]) -> Iterator[Finding]:
+    """Report codes of MLX whose settings are not where mlx-lm looks for them, which is "quantization" alone."""
+    if weights:
+        names = [weight.name for weight in weights]
+        message = (
+            f'config.json has no "quantization", but {count(len(names), "weight")} {_verb(names)} stored as '
+            f"{weights[0].format}: {listed(names, 3)}: mlx-lm looks for it, and fails"
+        )
+        remedy = 'copy the settings to "quantization" in config.json'
+        yield make_finding("config_mismatch", "warning", None, message, remedy, layers=names, key="quantization")
+
+
+def _verb(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def _describe_reading(weight: Weight) -> str:
@@ -200,11 +218,10 @@ def _check_bits(config: JsonFields, weights: Sequence[Weight]) -> Iterator[Findi
         if config.get("quant_method") is None or (config.get(needed) in (True, None) and not config.get(denied)):
             continue
         said = f"{needed} {json.dumps(config.get(needed))}, {denied} {json.dumps(config.get(denied))}"
-        message = (
-            f"config.json declares {said}, but {count(len(own), 'weight')} "
-            f"{'is' if len(own) == 1 else 'are'} stored as {own[0].format}: "
-            f"{listed([weight.name for weight in own], 3)}: transformers refuses that, or skips the quantization"
-        )
         names = [weight.name for weight in own]
+        message = (
+            f"config.json declares {said}, but {count(len(own), 'weight')} {_verb(names)} stored as {own[0].format}: "
+            f"{listed(names, 3)}: transformers refuses that, or skips the quantization"
+        )
         remedy = f"declare {needed} true, and {denied} false"
         yield make_finding("config_mismatch", "warning", None, message, remedy, layers=names, key=needed)

@@ -21,8 +21,8 @@ OF_INT8, OF_FP8 = {"int8_tensor", "int8_row", "int8_block", "ct_int"}, {"fp8_ten
 COMPRESSED = {
     "pack-quantized": {"ct_pack"},
     "int-quantized": OF_INT8,
-    "float-quantized": OF_FP8,
-    "naive-quantized": OF_INT8 | OF_FP8,
+    "float-quantized": OF_FP8 | {"mxfp8"},
+    "naive-quantized": OF_INT8 | OF_FP8 | {"mxfp8"},
     "nvfp4-pack-quantized": {"ct_nvfp4"},
     "mxfp4-pack-quantized": {"ct_mxfp4"},
     "mxfp6-pack-quantized": {"ct_mxfp6"},
@@ -116,12 +116,17 @@ def _has_zero_points(pair: Pair) -> bool:
 
 
 def _check_format(config: JsonFields, groups: Sequence[JsonFields], coded: Sequence[Pair]) -> Iterator[Finding]:
-    """Report weights stored otherwise than the format says, that of all groups and that of each."""
-    of_groups = {group.get("format") or config.get("format") for group in groups}
-    for formats in ({config.get("format")}, of_groups):
+    """Report weights stored otherwise than their groups' formats, or all otherwise than the format of all groups.
+
+    A group's own format takes precedence, so that a checkpoint may have weights of other formats than that of all.
+    """
+    of_all = config.get("format")
+    of_groups = {group.get("format") or of_all for group in groups}
+    for formats, least in ((of_groups, 1), ({of_all}, len(coded))):
         named = {name for name in formats if isinstance(name, str) and name in COMPRESSED}
         stored = set().union(*(COMPRESSED[name] for name in named))
-        if named and named == formats and (other := [pair for pair in coded if pair.quantized.format not in stored]):
+        other = [pair for pair in coded if pair.quantized.format not in stored]
+        if named and named == formats and len(other) >= max(1, least):
             found = sorted({pair.quantized.format for pair in other})
             yield _report_mismatch(f"format {' and '.join(sorted(named))}", " and ".join(found), other)
             return
@@ -181,12 +186,12 @@ def _check_block_size(config: JsonFields, coded: Sequence[Pair]) -> Iterator[Fin
     """
     if config.get("quant_method") != "fp8":
         return
+    other = [pair for pair in coded if pair.quantized.format == "fp8_block"]
     if size := config.get("weight_block_size"):
         large = [pair for pair in coded if pair.quantized.format == "fp8_tensor" and _find_granularity(pair)]
-        if large:
+        if large and not other:
             yield _report_mismatch(f"weight_block_size {size}", "scales of whole tensors", large)
-        return
-    if other := [pair for pair in coded if pair.quantized.format == "fp8_block"]:
+    elif other:
         stored = "scales of blocks (vLLM then looks for one of each tensor, transformers for blocks of 128 × 128)"
         yield _report_mismatch("quant_method fp8 without weight_block_size", stored, other)
 

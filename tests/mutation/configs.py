@@ -111,7 +111,9 @@ def of_loading(pair: Sound) -> Iterator[Case]:
     config, name = pair.layout.config, pair.layout.name
     if not config:
         return
-    yield Case("no quantization_config", {}, config={"quantization_config": None})
+    yield Case("no quantization_config", {}, config={"quantization_config": None, "quantization": None})
+    if pair.layout.family == "MLX":
+        yield Case("no quantization", {}, config={"quantization": None})
     if "quant_method" in config:
         for method in METHODS:
             if method != config["quant_method"]:
