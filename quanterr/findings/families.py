@@ -79,6 +79,7 @@ OTHER_METHODS = _words(
     "torchao tpu_int8 vptq w4a8_awq w4afp8 w8a8_fp8 w8a8_int8"
 )
 KNOWN = OTHER_METHODS.union(SEVERAL, *(family.methods for family in FAMILIES))
+OF_OTHERS = frozenset[str]().union(*(family.methods for family in FAMILIES if family.name in OF_OWN_TENSORS))
 # Formats of scaled codes that the loaders of a method read, where these are not all:
 # vllm-project/vllm model_executor/layers/quantization/fp8.py Fp8LinearMethod.create_weights, and what the names say.
 OF_METHOD = {

@@ -12,6 +12,7 @@ ml-explore/mlx-lm@003da2e9 mlx_lm/utils.py load_model; comfyanonymous/ComfyUI co
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.labels import Labels
@@ -26,7 +27,7 @@ from quanterr.findings.families import (
     MLX,
     OF_COMFY,
     OF_METHOD,
-    OF_OWN_TENSORS,
+    OF_OTHERS,
     SEVERAL,
     Family,
 )
@@ -46,7 +47,7 @@ def check_loading(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weig
     """Check that config.json, or what stands for it, lets loaders read the codes of a checkpoint's weights."""
     weights = list({weight.codes.name: weight for weight in weights}.values())  # one of those that share codes
     yield from _check_labels(checkpoint, labels, weights)
-    coded = [(weight, family) for weight in weights if weight.has_codes and (family := _find_family(weight))]
+    coded = [(weight, family) for weight in weights if weight.has_codes and (family := _find_family(weight.format))]
     if labels.config:
         says_mlx = "quantization" in as_object(checkpoint.config.get("config.json"))
         yield from _check_method(labels.config, [one for one in coded if one[1].name != MLX or not says_mlx])
@@ -80,8 +81,9 @@ def _check_labels(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weig
     yield make_finding("undeclared_codes", severity, None, message, remedy, layers=names)
 
 
-def _find_family(weight: Weight) -> Family | None:
-    return next((family for family in FAMILIES if weight.format in family.formats), None)
+@cache
+def _find_family(format_name: str) -> Family | None:
+    return next((family for family in FAMILIES if format_name in family.formats), None)
 
 
 def _has_layout_of_loaders(checkpoint: Checkpoint) -> bool:
@@ -181,8 +183,7 @@ def _reads(method: str, family: Family, weight: Weight) -> bool:
         return method in family.methods | SEVERAL
     if method == COMPRESSED and any(entry.name.endswith(INVERSE) for entry in weight.parts.values()):
         return False
-    others = frozenset[str]().union(*(other.methods for other in FAMILIES if other.name in OF_OWN_TENSORS))
-    return method in KNOWN and method not in others and weight.format in OF_METHOD.get(method, family.formats)
+    return method in KNOWN and method not in OF_OTHERS and weight.format in OF_METHOD.get(method, family.formats)
 
 
 def _report_method(method: str, family: Family, weights: Sequence[Weight]) -> Finding:

@@ -171,8 +171,8 @@ def _is_target(target: str, weight: str) -> bool:
     """Return whether a target, a class or an entry as of an ignore list, may mean a weight; prefixes may differ."""
     if OF_CLASS.fullmatch(target):
         return OF_LINEAR.search(target) is not None
-    words = weight.split(".")
-    if any(matches(target, ".".join(words[n:])) for n in range(len(words) - 1)):
+    starts = dict.fromkeys((0, *(max(weight.find(word), 0) for word in ("model.", "layers."))))
+    if any(matches(target, weight[start:]) for start in starts):
         return True
     tail = weight.removesuffix(".weight").rpartition("layers.")[2]
     return not target.startswith("re:") and target.endswith(f"layers.{tail}")
