@@ -224,7 +224,7 @@ class TestReadings:
         assert "wrong_convention" not in found
         assert "says quant_type nf4, by which bitsandbytes decodes" in found["ambiguous_layout"].message
 
-    @pytest.mark.parametrize(("denied", "codes"), [(True, {"wrong_convention"}), (False, set())])
+    @pytest.mark.parametrize(("denied", "codes"), [(True, {"wrong_convention", "ambiguous_layout"}), (False, set())])
     def test_an_order_of_columns_that_the_configuration_denies(self, tmp_path, denied, codes):
         layout, order = named("GPTQ 4 bits"), torch.randperm(256, generator=torch.Generator().manual_seed(3))
         x = X * torch.linspace(0.1, 4, 256)
@@ -232,7 +232,7 @@ class TestReadings:
         stored = gptq(NAME, sound(layout, x[:, order]), 4, order)
         found = compared(tmp_path, {NAME: x}, stored, config)
 
-        assert codes == found.keys() & {"wrong_convention"}
+        assert codes == found.keys() & {"wrong_convention", "ambiguous_layout"}
         if denied:
             assert "columns in order, as config.json declares desc_act false" in found["wrong_convention"].message
             assert found["wrong_convention"].evidence["snr_db_other"] > 15

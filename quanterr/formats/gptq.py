@@ -126,6 +126,8 @@ def fit(parts: Parts) -> Weight | None:
         return None
     warnings += stored.warnings + find_contradictions(parts, bits, stored.n, cols)
     orders = _find_orders(stored, parts.hints.config)
+    if len(orders) > 1:
+        warnings += (f"config.json declares desc_act false, but {parts['order']} orders columns: vLLM leaves it out",)
     alternatives = [
         parts.weight(
             (rows, cols),
