@@ -24,6 +24,7 @@ backends/default/ops.py.
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import compress
 from math import prod
 from typing import NamedTuple, TypeGuard
 
@@ -123,8 +124,12 @@ def fit(kind: str, parts: Parts) -> Weight:
         _check_size(parts["nested_absmax"], parts["nested_absmax"].n, above, "number", shared)
     if state.kind in (None, kind):
         table = _read_table(parts["quant_map"].read(), kind)
-        warning = f"its table {parts['quant_map']} is not the {kind} table, which runtimes use regardless"
-        return _make_weight(parts, kind, state, table, None, () if table.is_usual else (warning,))
+        warnings = (
+            f"its table {parts['quant_map']} is not the {kind} table, which runtimes use regardless",
+            f"{parts['state']} says no quant_type, without which bitsandbytes does not load it",
+        )
+        true = not table.is_usual, state.kind is None
+        return _make_weight(parts, kind, state, table, None, tuple(compress(warnings, true)))
     warning = f"{parts['state']} says quant_type {state.kind}, by which bitsandbytes decodes, whatever the name says"
     read, named = (
         _make_weight(parts, one, state, _make_table(torch.tensor(TABLES[one]), one), one, (warning,))
