@@ -28,11 +28,11 @@ class Family(NamedTuple):
     formats: frozenset[str]
     methods: frozenset[str] = frozenset()  # empty: several loaders read such tensors
     tensors: str = ""  # families with the same have the same names of tensors: a loader of the other refuses the shapes
-    has_header: bool = False  # the header of the file describes them
+    has_own: bool = False  # the file describes them itself, in its header or in tensors
 
 
-def _make_family(name: str, formats: str, methods: str = "", tensors: str = "", has_header: bool = False) -> Family:
-    return Family(name, _words(formats), _words(methods), tensors, has_header)
+def _make_family(name: str, formats: str, methods: str = "", tensors: str = "", has_own: bool = False) -> Family:
+    return Family(name, _words(formats), _words(methods), tensors, has_own)
 
 
 SEVERAL = _words("auto-round auto_round intel/auto-round inc ipex moe_wna16 rtn")  # methods with layouts of others
@@ -54,7 +54,7 @@ FAMILIES = (
     _make_family("scaled codes", "fp8_tensor fp8_row fp8_block int8_tensor int8_row int8_block mxfp8 nvfp4"),
     _make_family("MXFP4 of gpt-oss", "gpt_oss_mxfp4", "mxfp4 gpt_oss_mxfp4 quark modelopt"),
     _make_family("MX", "mxfp4 mxfp6_e2m3 mxfp6_e3m2", "quark modelopt modelopt_mixed mx mxfp4 mxfp6 fp8"),
-    _make_family("HQQ", "hqq", "hqq"),
+    _make_family("HQQ", "hqq", "hqq", has_own=True),
     _make_family("EETQ", "eetq", "eetq"),
     _make_family("BitNet", "bitnet", "bitnet"),
     _make_family("SpQR", "spqr", "spqr"),
@@ -66,7 +66,7 @@ FAMILIES = (
         "torchao",
         "torchao_int8 torchao_intx torchao_fp8 torchao_mx torchao_nvfp4 torchao_int4",
         "torchao",
-        has_header=True,
+        has_own=True,
     ),
 )
 # Other methods that some loader knows: transformers' AUTO_QUANTIZER_MAPPING, vLLM's and SGLang's QUANTIZATION_METHODS,

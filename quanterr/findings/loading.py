@@ -56,7 +56,7 @@ def check_loading(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weig
         yield from _check_bits(labels.config, [weight for weight, _ in coded if weight.format in LOADS])
     elif coded and _has_layout_of_loaders(checkpoint) and not _is_declared_elsewhere(checkpoint, labels):
         yield from _report_undeclared(
-            [weight for weight, family in coded if not family.has_header and not _is_of_comfy(weight, labels)]
+            [weight for weight, family in coded if not family.has_own and not _is_of_comfy(weight, labels)]
         )
 
 

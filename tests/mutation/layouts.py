@@ -128,8 +128,9 @@ def plain_int8(name: str, coded: Coded) -> dict[str, Tensor]:
 
 
 def labelled_int8(name: str, coded: Coded, said: str = "int8_blockwise") -> dict[str, Tensor]:
-    """ComfyUI's blocks of 128 × 128."""
-    label = torch.tensor(list(json.dumps({"format": said, "group_size": 128}).encode()), dtype=torch.uint8)
+    """ComfyUI's, in blocks of 128 × 128 or with one scale."""
+    fields = {"format": said} | ({"group_size": 128} if "block" in said else {})
+    label = torch.tensor(list(json.dumps(fields).encode()), dtype=torch.uint8)
     return plain_int8(name, coded) | {f"{module(name)}.comfy_quant": label}
 
 
@@ -438,6 +439,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, 
 BLOCK_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+QUANTO = {"quant_method": "quanto"}
 U4 = integers(0, 15)
 Store = Callable[[str, Coded], Any]
 
@@ -468,8 +470,8 @@ def _k(kind: str, grid: Grid, group: int, low: int, high: int, store: Store, **m
 LAYOUTS = (
     Layout("INT8 row", "INT8", integers(-128, 127), (1, 0), F32, plain_int8,
            config=whole(8, "int-quantized", "channel")),
-    Layout("INT8 tensor", "INT8", integers(-128, 127), (0, 0), F32, plain_int8,
-           config=whole(8, "int-quantized", "tensor")),
+    Layout("INT8 tensor", "INT8", integers(-128, 127), (0, 0), F32,
+           partial(labelled_int8, said="int8_tensorwise")),
     Layout("INT8 128 × 128", "INT8", integers(-128, 127), (128, 128), F32, labelled_int8),
     Layout("INT8 asym g128", "INT8", integers(-128, 127), (1, 128), partial(with_zero_points, torch.float32, -128, 127),
            ct_int8, shifted=True, config=scheme(8, 128, False, "int-quantized")),
@@ -492,10 +494,12 @@ LAYOUTS = (
     Layout("NF4", "NF4", of_table(NF4.tolist()), (1, 64), F32, bnb, config=BNB),
     Layout("NF4 double", "NF4", of_table(NF4.tolist()), (1, 64), nested, bnb, two_levels=True, config=BNB),
     _mlx(4), _mlx(8),
-    Layout("HQQ", "HQQ", U4, (1, 64), floating_zeros, hqq, shifted=True),
-    Layout("quanto INT8", "quanto", integers(-128, 127), (1, 0), F32, quanto8),
-    Layout("quanto INT4", "quanto", U4, (1, 128), F32, partial(quanto, bits=4), shifted=True),
-    Layout("quanto INT2", "quanto", integers(0, 3), (1, 128), F32, partial(quanto, bits=2), shifted=True),
+    Layout("HQQ", "HQQ", U4, (1, 64), floating_zeros, hqq, shifted=True, config={"quant_method": "hqq"}),
+    Layout("quanto INT8", "quanto", integers(-128, 127), (1, 0), F32, quanto8, config=QUANTO),
+    Layout("quanto INT4", "quanto", U4, (1, 128), F32, partial(quanto, bits=4), shifted=True,
+           config=QUANTO),
+    Layout("quanto INT2", "quanto", integers(0, 3), (1, 128), F32, partial(quanto, bits=2), shifted=True,
+           config=QUANTO),
     _ggml("Q4_0", integers(-8, 7), signed=True), _ggml("Q5_0", integers(-16, 15), signed=True),
     _ggml("Q4_1", U4, shifted=True), _ggml("Q5_1", integers(0, 31), shifted=True),
     _ggml("Q8_0", integers(-127, 127)), _ggml("IQ4_NL", of_table(IQ4), signed=True),
