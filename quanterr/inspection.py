@@ -11,6 +11,7 @@ from quanterr.findings import make_finding
 from quanterr.findings.activations import report_absent_scales, report_cache_scales, report_lone_rotations
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.findings.headers import report_layouts
+from quanterr.findings.loading import check_loading
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.pairing.inputs import (
     Inputs,
@@ -63,7 +64,7 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
     clock = Clock()
     side = CheckpointSide("checkpoint", checkpoint)
     side.attach_siblings()
-    weights, warnings = [], []
+    weights, warnings, read = [], [], []
     absent: dict[str, str] = {}
     calibrated = False
     for name in side.codes:
@@ -76,6 +77,7 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
             absent[name] = inputs.absent
         weights.append(_make_row(side, name, weight, reason, inputs))
         warnings += [(name, warning) for warning in (weight.warnings if weight else ())]
+        read += [weight] if weight and weight.has_codes else []
     formats: dict[str, list[StoredWeight]] = {}
     groups: dict[str, dict[str, list[StoredWeight]]] = {}
     for stored in weights:
@@ -99,6 +101,7 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
         findings=[
             *_find_in_layers(weights, warnings),
             *_find_in_checkpoint(side, weights),
+            *check_loading(checkpoint, side.labels, read),
             *report_lone_rotations(find_lone_transforms(side.labels.config, checkpoint.entries)),
             *report_absent_scales(absent, calibrated),
             *report_cache_scales(find_cache_scales(side.labels.config, checkpoint.entries)),

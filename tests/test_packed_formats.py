@@ -211,6 +211,13 @@ def test_a_table_of_bitsandbytes_that_runtimes_do_not_have_is_doubted(tmp_path, 
     assert ["is not the nf4 table" in doubt for doubt in weight.warnings] == [True] * doubted
 
 
+def test_a_state_of_bitsandbytes_that_says_no_type_is_doubted(tmp_path):
+    parts = nf4(quant_type=None) | {"a.weight.quant_map": torch.tensor(bnb_4bit.TABLES["nf4"])}
+    (doubt,) = weight_of(tmp_path, (6, 40), parts).warnings
+
+    assert "says no quant_type, without which bitsandbytes does not load it" in doubt
+
+
 @pytest.mark.parametrize("table", [torch.zeros(16), torch.tensor([torch.nan, *range(15)])], ids=["alike", "nan"])
 def test_a_damaged_table_of_bitsandbytes_is_compared_as_it_is_and_doubted(tmp_path, table):
     x = store(tmp_path / "x.safetensors", {"a.weight": torch.ones(6, 40)})
@@ -344,6 +351,8 @@ REFUSED = {
         None,
         "its quant_state a.weight.quant_state.bitsandbytes__nf4 (U8 [9]) is not valid UTF-8 JSON",
     ),
+    "bnb whose state says another type": (nf4(quant_type="int4"), None, "says quant_type int4, not nf4 or fp4"),
+    "bnb whose state says a list": (nf4(quant_type=["nf4"]), None, "says quant_type ['nf4'], not nf4 or fp4"),
     "bnb whose state has no shape": (nf4(shape="many"), None, "has no shape"),
     "bnb whose state tells no block": (nf4(blocksize=0), None, "has no usable blocksize"),
     "bnb in old tiles": (

@@ -423,6 +423,56 @@ class TestScheme:
             "declares codes of type float, but codes of I8 are stored for 12 weights" in message for message in found
         )
 
+    def declared(self, folder, format="int-quantized", own=None, targets=("Linear",), **weights):
+        """What is told of INT8 by rows beside a configuration of compressed-tensors."""
+        weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True} | weights
+        groups = {"group_0": {"targets": list(targets), "weights": weights, "format": own}}
+        config = {"quant_method": "compressed-tensors", "format": format, "config_groups": groups}
+        x = {name: torch.cat([weight] * 4, 1) for name, weight in model().items()}
+        return mismatches(report_of(folder, coded(x), {"quantization_config": config}, x))
+
+    @pytest.mark.parametrize(
+        ("changed", "told"),
+        [
+            ({}, None),
+            ({"format": "naive-quantized"}, None),
+            ({"format": "pack-quantized", "own": "int-quantized"}, "format pack-quantized, but int8_row are stored"),
+            ({"own": "pack-quantized"}, "format pack-quantized, but int8_row are stored for 12 weights"),
+            ({"format": "mixed-precision"}, None),
+            ({"format": "pack-quantized"}, "format pack-quantized, but int8_row are stored for 12 weights"),
+            ({"strategy": "group", "group_size": 256}, None),
+            ({"strategy": "group", "group_size": 128}, "group_size 128, but groups of 256 columns are stored for 12"),
+            ({"strategy": "tensor"}, "strategy tensor, but a scale for each channel are stored for 12 weights"),
+            ({"strategy": "block"}, "strategy block, but a scale for each channel are stored for 12 weights"),
+            ({"targets": ["re:.*proj$"]}, None),
+            ({"targets": ["model.language_model.layers.0.self_attn", "QKVParallelLinear"]}, None),
+            ({"targets": ["re:.*mlp.*"]}, "targets re:.*mlp.* and no others, but codes are stored for 8 weights"),
+            ({"targets": ["Conv2d"]}, "targets Conv2d and no others, but codes are stored for 12 weights"),
+        ],
+    )
+    def test_of_compressed_tensors(self, tmp_path, changed, told):
+        found = self.declared(tmp_path, **changed)
+
+        assert (told is None) == (found == [])
+        assert told is None or told in found[0]
+
+    @pytest.mark.parametrize(("size", "n"), [(None, 1), ([128, 128], 0)], ids=["not declared", "declared"])
+    def test_of_blocks_of_fp8(self, tmp_path, size, n):
+        x = {"model.layers.0.mlp.up_proj.weight": numbers(256, 256).float()}
+        ((name, weight),) = x.items()
+        y = {name: weight.to(torch.float8_e4m3fn), f"{name}_scale_inv": torch.ones(2, 2)}
+        config = {"quant_method": "fp8", "weight_block_size": size}
+        found = mismatches(report_of(tmp_path, y, {"quantization_config": config}, x))
+
+        assert n == sum("declares quant_method fp8 without weight_block_size, but scales of blocks" in m for m in found)
+
+    @pytest.mark.parametrize(("said", "n"), [(False, 1), (True, 0)])
+    def test_of_zero_points_of_awq_that_are_denied(self, tmp_path, said, n):
+        config = {"quant_method": "awq", "zero_point": said}
+        report = of_golden(tmp_path, "awq_gemm/awq_gemm_g128", config)
+
+        assert n == sum("declares zero_point false, but " in one.message for one in report.findings)
+
     def test_of_two_files_that_contradict_each_other(self, tmp_path):
         config = CONFIG | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
         (tmp_path / "y").mkdir()

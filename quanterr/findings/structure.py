@@ -6,7 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG, config_of
-from quanterr.findings.schemes import check_scheme
+from quanterr.findings.heads import check_heads
+from quanterr.findings.loading import check_loading
+from quanterr.findings.schemes import LINEAR, check_scheme, keep_strings, matches
 from quanterr.formats import FORMATS, find_rows
 from quanterr.pairing.inputs import find_torchao_config
 from quanterr.pairing.model import Pair, Pairing
@@ -24,7 +26,6 @@ HEADS = {
 }
 IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers", "llm_int8_skip_modules")
 BY_LAYER = ("dynamic", "extra_config", "layer_quant_config", "quantized_layers", "quant_config", "modules_dtype_dict")
-LINEAR = frozenset({"attention", "mlp"})  # roles of weights that a quantizer quantizes by default
 # Weights that quantizers skip without declaring it: routers, T5's embedding of relative positions.
 LEFT = re.compile(r".*(attention_bias|\.gate|router|_gate|Dense\w+\.wo)\.weight")
 REMEDY = "check that the configuration belongs to this checkpoint; loaders that follow it fail or build another model"
@@ -35,9 +36,11 @@ def check_structure(quantized: Checkpoint, plan: Pairing) -> Iterator[Finding]:
     declared, where = _read_declared(quantized)
     yield from _check_blocks(declared, where, quantized.entries)
     yield from _check_sizes(declared, where, plan.pairs)
+    yield from check_heads(quantized, plan.pairs)
     yield from _check_tied_head(quantized, plan.pairs)
     labels = plan.labels.get("quantized")
     if labels:
+        yield from check_loading(quantized, labels, [pair.quantized for pair in plan.pairs])
         yield from _check_recipe(labels.config, plan.pairs)
         yield from check_scheme(quantized, labels.config, plan.pairs)
 
@@ -164,30 +167,9 @@ def _check_layouts(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Findin
             )
 
 
-def _keep_strings(value: object) -> list[str]:
-    """Return the strings of a list; empty if ``value`` is no list."""
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
-
-
 def _is_excluded(weight: str, config: JsonFields) -> bool:
     """Return True if a quantization_config leaves a weight unquantized by name."""
-    if any(_matches(entry, weight) for key in IGNORED for entry in _keep_strings(config.get(key))):
+    if any(matches(entry, weight) for key in IGNORED for entry in keep_strings(config.get(key))):
         return True
     of_torchao = as_object(config.get("quant_type"))
     return bool(of_torchao) and not find_torchao_config(weight.removesuffix(".weight"), of_torchao)
-
-
-def _matches(entry: str, weight: str) -> bool:
-    """Return True if an entry of an ignore list matches a weight.
-
-    An entry is a module, the end or a part of its path, or a pattern.
-    """
-    module = weight.removesuffix(".weight")
-    if entry.startswith("re:"):
-        try:
-            return re.match(entry.removeprefix("re:"), module) is not None
-        except re.error:
-            return False
-    if "*" in entry:
-        return re.fullmatch(re.escape(entry).replace(r"\*", ".*"), module) is not None
-    return f".{entry}." in f".{module}."

@@ -71,6 +71,8 @@ from quanterr.tensors.workspace import OUTPUT
 SIZES = (128, 64, 32)  # sizes of blocks, the likeliest first
 NIBBLES = Packing("dense", 4)
 ROWS, COLS = 4, 64  # the tile that gemv_fast shuffles
+MIDDLE = {4: b"\x88", 8: b"\x80"}  # bits of a code: a byte of zero points in the middle
+PADDING = b"\x00"  # beyond the last block, in gemv
 
 CODES = PartSpec(("{module}.qweight",), WORDS)
 GEMM = {"codes": CODES, "scale": SCALE, "zero_point": PartSpec(("{module}.qzeros",), WORDS, optional=True)}
@@ -158,7 +160,25 @@ def _make_weight(
         levels=uniform(packing.bits),
         scale=stored if stored.n == shape[0] * blocks.n else None,
         evidence=(f"{packing.bits}-bit codes {parts.codes}, scales {stored}, blocks of {blocks.size} columns",),
-        warnings=(*blocks.warnings, *find_contradictions(parts, packing.bits, blocks.n, shape[1])),
+        warnings=(
+            *blocks.warnings,
+            *find_contradictions(parts, packing.bits, blocks.n, shape[1]),
+            *_find_denied_zero_points(parts, packing.bits),
+        ),
+    )
+
+
+def _find_denied_zero_points(parts: Parts, bits: int) -> tuple[str, ...]:
+    """Return a warning if the configuration denies zero points, and those of the first block are not the middle."""
+    entry, middle = parts.get("zero_point"), MIDDLE.get(bits)
+    if entry is None or middle is None or parts.hints.config.get("zero_point") is not False:
+        return ()
+    first = entry.file.read(entry.offset, entry.nbytes // max(1, entry.shape[0]))
+    if first.strip(middle + PADDING) == b"":
+        return ()
+    return (
+        f"config.json declares zero_point false, but {entry} holds zero points other than {1 << bits - 1}: "
+        "loaders that follow it ignore them or refuse the file",
     )
 
 

@@ -7,14 +7,16 @@
                                 u8                 (blocks,), codes into nested_quant_map
     weight.nested_absmax        f32                one per nested_blocksize of absmax, if absmax is u8
     weight.nested_quant_map     f32                (256,), if absmax is u8
-    weight.quant_state.bitsandbytes__nf4, …__fp4    u8    JSON: shape, blocksize, nested_blocksize, nested_offset
+    weight.quant_state.bitsandbytes__nf4, …__fp4    u8    JSON: quant_type, shape, blocksize, nested_blocksize,
+                                                          nested_offset
 
     absmax = nested_quant_map[absmax[i]] * nested_absmax[i // nested_blocksize]       rounded
              + float32(nested_offset)                                                 rounded
     weight[e] = quant_map[code[e]] * absmax[e // blocksize]                           rounded
 
-Each kind has a fixed table, which runtimes have built in: a different quant_map causes a warning. Elements are numbered
-row by row, and blocks run across the ends of rows.
+Each kind has a fixed table, which runtimes have built in: a different quant_map causes a warning. If quant_type names
+another kind than the end of the tensor's name, bitsandbytes goes by quant_type (QuantState.from_dict): the weight then
+has the built-in table of that kind. Elements are numbered row by row, and blocks run across the ends of rows.
 
 Reference: bitsandbytes-foundation/bitsandbytes@95f9af30 bitsandbytes/functional.py QuantState,
 backends/default/ops.py.
@@ -22,6 +24,7 @@ backends/default/ops.py.
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import compress
 from math import prod
 from typing import NamedTuple, TypeGuard
 
@@ -49,7 +52,7 @@ from quanterr.kernel.decoder import NestedScales, StoredScales
 from quanterr.kernel.levels import Levels, ScaleSteps, nibbles
 from quanterr.tensors.chunks import as_matrix
 from quanterr.util import strict_json
-from quanterr.util.text import count
+from quanterr.util.text import count, display
 
 MAX_STATE = 1 << 16  # bytes of the JSON
 MAX_BLOCK = 1 << 16  # elements; bitsandbytes has at most 4096
@@ -100,6 +103,7 @@ class State:
     block: int
     nested_block: int
     nested_offset: float
+    kind: str | None = None  # the table by which bitsandbytes decodes
 
 
 def fit(kind: str, parts: Parts) -> Weight:
@@ -118,18 +122,40 @@ def fit(kind: str, parts: Parts) -> Weight:
         above = -(-blocks // state.nested_block)
         shared = f", one per {state.nested_block} of {blocks} scales"
         _check_size(parts["nested_absmax"], parts["nested_absmax"].n, above, "number", shared)
-    table = _read_table(parts["quant_map"].read(), kind)
-    warning = f"its table {parts['quant_map']} is not the {kind} table, which runtimes use regardless"
-    nested_said = f", absmax in blocks of {state.nested_block}" if absmax.dtype == "U8" else ""
+    if state.kind in (None, kind):
+        table = _read_table(parts["quant_map"].read(), kind)
+        warnings = (
+            f"its table {parts['quant_map']} is not the {kind} table, which runtimes use regardless",
+            f"{parts['state']} says no quant_type, without which bitsandbytes does not load it",
+        )
+        true = not table.is_usual, state.kind is None
+        return _make_weight(parts, kind, state, table, None, tuple(compress(warnings, true)))
+    warning = f"{parts['state']} says quant_type {state.kind}, by which bitsandbytes decodes, whatever the name says"
+    read, named = (
+        _make_weight(parts, one, state, _make_table(torch.tensor(TABLES[one]), one), one, (warning,))
+        for one in (state.kind, kind)
+    )
+    return read.with_alternatives([named])
+
+
+def _make_weight(
+    parts: Parts, kind: str, state: State, table: "_Table", built_in: str | None, warnings: tuple[str, ...]
+) -> Weight:
+    """Return the weight as read by a table; ``built_in`` names it if it is not the stored one."""
+    nested = parts["absmax"].dtype == "U8"
+    nested_said = f", absmax in blocks of {state.nested_block}" if nested else ""
+    source = f", as quant_type says {state.kind}" if built_in == state.kind else f", as {parts['state']} is called"
     return parts.weight(
         state.shape,
-        _attach_decoder(parts, state, table.pairs),
+        _attach_decoder(parts, state, table.pairs, built_in),
         code_bits=4,
         levels=table.levels,
         block_size=(1, state.block),
-        scale_steps=ScaleSteps(state.nested_block, of_largest=WIDEST_STEP) if absmax.dtype == "U8" else None,
-        evidence=(f"quant_state: {kind} in blocks of {state.block}{nested_said}",),
-        warnings=() if table.is_usual else (warning,),
+        scale_steps=ScaleSteps(state.nested_block, of_largest=WIDEST_STEP) if nested else None,
+        evidence=(f"quant_state: {kind} in blocks of {state.block}{nested_said}{source if built_in else ''}",),
+        warnings=warnings,
+        prescribed=built_in is not None,
+        format=f"bnb_{kind}",
     )
 
 
@@ -143,7 +169,10 @@ class _Table(NamedTuple):
 
 @lru_cache  # weights share their table
 def _read_table(stored: bytes, kind: str) -> _Table:
-    table = torch.frombuffer(bytearray(stored), dtype=torch.float32)
+    return _make_table(torch.frombuffer(bytearray(stored), dtype=torch.float32), kind)
+
+
+def _make_table(table: Tensor, kind: str) -> _Table:
     is_usual = torch.allclose(table, torch.tensor(TABLES[kind]), atol=1e-5)
     is_sound = bool(table.isfinite().all()) and bool((table != table[0]).any())
     return _Table(_make_pairs(table), nibbles(table.tolist()).scaled if is_sound else None, is_usual)
@@ -167,6 +196,9 @@ def _read_state(entry: Entry, nested: bool) -> State:
         raise FormatMismatch(f"its quant_state {entry} has no shape")
     offset = declared.get("nested_offset", 0.0)
     block, nested_block = declared.get("blocksize"), declared.get("nested_blocksize") if nested else 1
+    kind = declared.get("quant_type")
+    if kind is not None and not (isinstance(kind, str) and kind in TABLES):
+        raise FormatMismatch(f"its quant_state {entry} says quant_type {display(str(kind))}, not nf4 or fp4")
     if (
         not _is_positive_integer(block)
         or block % 2
@@ -175,7 +207,7 @@ def _read_state(entry: Entry, nested: bool) -> State:
         or not isinstance(offset, int | float)
     ):
         raise FormatMismatch(f"its quant_state {entry} has no usable blocksize or nested_offset: {declared}")
-    return State(tuple(shape), block, nested_block, float(offset))
+    return State(tuple(shape), block, nested_block, float(offset), kind)
 
 
 _parse = lru_cache(strict_json.loads)  # weights of one shape have the same state
@@ -185,21 +217,24 @@ def _is_positive_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def dequantize(parts: Parts, state: State, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return quant_map[code] · absmax, (r, c)."""
+def dequantize(parts: Parts, state: State, built_in: str | None, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return quant_map[code] · absmax, (r, c), with the stored table or a built-in one."""
     matrix = as_matrix(state.shape)
     blocks = BlockRun.cover(chunk, matrix, state.block)
     n = blocks.end - blocks.begin
     stored = workspace.read_bytes("codes", parts.codes, blocks.begin // 2, (1, -(-n // 2)))
-    table = _make_pairs(workspace.read_whole("quant_map", parts["quant_map"]).view(-1))
-    values = element_types.unpack(stored, table, workspace)[0, :n]
+    if built_in is None:
+        table = workspace.read_whole("quant_map", parts["quant_map"]).view(-1)
+    else:
+        table = torch.tensor(TABLES[built_in], device=workspace.device)
+    values = element_types.unpack(stored, _make_pairs(table), workspace)[0, :n]
     blocks.multiply(values, _read_absmax(parts, state, blocks, workspace))
     return Values(blocks.cut(values, chunk, matrix[1]))
 
 
-def _attach_decoder(parts: Parts, state: State, pairs: Tensor) -> Dequantize:
+def _attach_decoder(parts: Parts, state: State, pairs: Tensor, built_in: str | None) -> Dequantize:
     """Return :func:`dequantize`, with a :class:`Decoder` if rows are whole blocks."""
-    plain, matrix = partial(dequantize, parts, state), as_matrix(state.shape)
+    plain, matrix = partial(dequantize, parts, state, built_in), as_matrix(state.shape)
     if matrix[1] % state.block:
         return plain
 

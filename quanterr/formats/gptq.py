@@ -17,12 +17,16 @@ of the first and the last block are equal, they decide: 2^(b-1) means unchanged,
 the configuration is used and the other variants are tried on the original, as a wrong variant is a whole step off.
 Columns may be padded, to a multiple of 32 or of the block.
 
+If config.json declares desc_act false, vLLM gives its kernels no g_idx (vllm/model_executor/layers/quantization/
+auto_gptq.py create_weights: has_g_idx; kernels/linear/mixed_precision/marlin.py process_weights_after_loading), so that
+blocks are of consecutive columns whatever g_idx says: the weight is read so, and by g_idx as an alternative.
+
 Reference: AutoGPTQ/AutoGPTQ@0.7.1 auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py; ModelCloud/GPTQModel@f4c327a1
 gptqmodel/nn_modules/qlinear/__init__.py, gptqmodel/utils/model.py convert_gptq_v1_to_v2_format_module;
 intel/auto-round@b9f3d007 auto_round_extension/torch/qlinear_torch.py, qlinear_torch_zp.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import torch
@@ -117,11 +121,14 @@ def fit(parts: Parts) -> Weight | None:
     bits, cols = _find_bits_and_cols(parts)
     if is_gemv(parts) and parts.hints.shape not in ((rows, cols), (cols, rows)):
         return None  # read as GPTQ, the blocks would have 8 columns
-    blocks = fit_blocks(scale.shape[0], cols, declared_group_size(parts), parts.get("order"))
+    stored = fit_blocks(scale.shape[0], cols, declared_group_size(parts), parts.get("order"))
     variants, declared, warnings = _find_variants(parts, bits)
     if variants[0].name != parts.format:
         return None
-    warnings += blocks.warnings + find_contradictions(parts, bits, blocks.n, cols)
+    warnings += stored.warnings + find_contradictions(parts, bits, stored.n, cols)
+    orders = _find_orders(stored, parts.hints.config)
+    if len(orders) > 1:
+        warnings += (f"config.json declares desc_act false, but {parts['order']} orders columns: vLLM leaves it out",)
     alternatives = [
         parts.weight(
             (rows, cols),
@@ -131,15 +138,26 @@ def fit(parts: Parts) -> Weight | None:
             uniform_bits=bits,
             levels=uniform(bits),
             scale=scale,
-            evidence=(f"{variant}: {declared}" if variant is variants[0] else str(variant),),
+            evidence=(f"{variant}: {declared}{order}" if variant is variants[0] else f"{variant}{order}",),
             warnings=warnings,
             close_alternatives=True,
-            prescribed=declared != UNDECLARED,
+            prescribed=declared != UNDECLARED or len(orders) > 1,
             format=variant.name,
         )
+        for blocks, order in orders
         for variant in variants
     ]
     return alternatives[0].with_alternatives(alternatives[1:])
+
+
+def _find_orders(stored: ColumnBlocks, config: JsonFields) -> list[tuple[ColumnBlocks, str]]:
+    """Return the possible blocks of columns, the one that is loaded first, with what decides in words."""
+    if stored.order is None or config.get("desc_act") is not False or config.get("dynamic"):
+        return [(stored, "")]
+    return [
+        (replace(stored, order=None), "; columns in order, as config.json declares desc_act false"),
+        (stored, "; columns in the order of g_idx"),
+    ]
 
 
 def _is_gptq(codes: Entry, scale: Entry, zero_point: Entry) -> bool:

@@ -3,6 +3,7 @@
     weight            u8              (rows, cols / 2), two codes per byte; or (experts, rows, cols / 2)
                       f4              (rows, cols), or (experts, rows, cols)
     weight_scale      f8_e4m3 or u8   (rows, cols / 16), or the same in tiles: shared/swizzled_scales.py
+                                      (rows, cols / 32) in W4A8_NVFP4_FP8, which config.json declares
     weight_scale_2    f32             one, or one per expert
     pre_quant_scale   floating        (cols,), if the layer multiplies its input by it; optional
 
@@ -30,6 +31,8 @@ from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scale
 from quanterr.kernel.levels import E2M1
 
 MULTIPLE = 16  # ComfyUI pads rows and columns to multiples of this
+BLOCK, WIDE_BLOCK = 16, 32  # columns that share a scale
+WIDE = "W4A8_NVFP4"  # the beginning of the quant_algo with wide blocks
 
 
 def fit(parts: Parts) -> Weight | None:
@@ -50,6 +53,8 @@ def fit(parts: Parts) -> Weight | None:
     padded = fit_padded(parts, stored, block, MULTIPLE)
     scale_of = multiply_scales(parts["global_scale"], padded.stored_rows)
     tiled_first, high_first = _find_dialect(parts, comfy_format)
+    if block == WIDE_BLOCK and not parts.hints.config:
+        warnings = (*warnings, _describe_wide_blocks(parts))
     alternatives = [
         parts.weight(
             padded.shape,
@@ -70,14 +75,32 @@ def fit(parts: Parts) -> Weight | None:
 
 def _fit_layouts(parts: Parts, stored: tuple[int, ...], experts: int) -> tuple[int, tuple[BlockScales, ...]]:
     """Return the columns that share a scale, and the possible layouts of the scales."""
-    for block in (16, 32):  # ModelOpt writes both
+    for block in (BLOCK, WIDE_BLOCK):
         layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // block), experts)
+        if layouts and block == WIDE_BLOCK and parts.hints.config and not _declares_wide_blocks(parts.hints.config):
+            raise FormatMismatch(f"{_describe_wide_blocks(parts)}; quantize this layer again")
         if layouts:
             return block, layouts
     raise FormatMismatch(
         f"its scale {parts['scale']} fits codes {list(parts.codes.shape)} neither in rows nor in tiles: "
         f"expected {[*stored[:-1], -(-stored[-1] // 16)]}, or the same rounded up to multiples of 128 × 4"
     )
+
+
+def _describe_wide_blocks(parts: Parts) -> str:
+    return (
+        f"its scale {parts['scale']} has one number for each {WIDE_BLOCK} columns, but NVFP4 has one for each {BLOCK} "
+        "unless config.json declares W4A8_NVFP4_FP8: half of the scales are missing, as when packed bytes are taken "
+        "for columns"
+    )
+
+
+def _declares_wide_blocks(declared: object) -> bool:
+    """Return whether a configuration declares, for any layer, the wide blocks of ModelOpt's W4A8_NVFP4_FP8."""
+    if not isinstance(declared, dict):
+        return False
+    wide = declared.get("group_size") == WIDE_BLOCK or str(declared.get("quant_algo")).startswith(WIDE)
+    return wide or any(_declares_wide_blocks(value) for value in declared.values())
 
 
 def _find_dialect(parts: Parts, comfy_format: str | None) -> tuple[bool, bool]:

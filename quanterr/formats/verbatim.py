@@ -11,9 +11,20 @@ from functools import partial
 import torch
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import (
+    WEIGHT_SUFFIX,
+    Chunk,
+    Format,
+    FormatMismatch,
+    Parts,
+    PartSpec,
+    Values,
+    Weight,
+    Workspace,
+)
 
 CODES = frozenset({"BOOL", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
+STATE = ".quant_state.bitsandbytes__"  # in the name of a tensor beside each 4-bit weight of bitsandbytes
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes per element; float64 holds all values exactly
 
 
@@ -22,7 +33,22 @@ def fit(parts: Parts) -> Weight:
     codes = parts["codes"]
     if parts.hints.labels:
         raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {codes.dtype}")
+    if _lacks_state(parts):
+        raise FormatMismatch(
+            f"{codes} are 4-bit codes of bitsandbytes, of which absmax (their scales), quant_map and quant_state are "
+            "missing: bitsandbytes cannot load this layer; save the quantized model again, with all tensors of its "
+            "state_dict"
+        )
     return verbatim(parts.name, codes, f"{codes.dtype} that differ: integers, or codes of an unknown layout")
+
+
+def _lacks_state(parts: Parts) -> bool:
+    """Return whether this is a column of bytes in a checkpoint of bitsandbytes' 4-bit codes, without their scales."""
+    codes, config = parts["codes"], parts.hints.config
+    if codes.dtype != "U8" or len(codes.shape) != 2 or codes.shape[1] != 1 or not codes.name.endswith(WEIGHT_SUFFIX):
+        return False
+    declared = any(config.get(key) is True for key in ("load_in_4bit", "_load_in_4bit"))
+    return declared or any(STATE in name for name in parts.checkpoint)
 
 
 def verbatim(name: str, codes: Entry, refusal: str) -> Weight:

@@ -50,12 +50,13 @@ def prepare(folder: Path) -> None:
     x = model()
     other = {name: weight.roll(1, 0) if linear(name) else weight for name, weight in x.items()}
     folder.mkdir()
+    declared = CONFIG | {"quantization_config": INT8.config}
     for name, tensors in {"original": x, "other": other}.items():
         files.write(folder / name, tensors, CONFIG)
-        files.write(folder / f"{name}-int8", quantized(INT8, tensors), CONFIG)
+        files.write(folder / f"{name}-int8", quantized(INT8, tensors), declared)
     sound = folder / "original-int8"
-    files.write(folder / "embedding", {EMBEDDING: swapped_rows(x[EMBEDDING])}, CONFIG, sound)
-    files.write(folder / "rope", {}, CONFIG | {"rope_theta": 1e4}, sound)
+    files.write(folder / "embedding", {EMBEDDING: swapped_rows(x[EMBEDDING])}, declared, sound)
+    files.write(folder / "rope", {}, declared | {"rope_theta": 1e4}, sound)
     shutil.copytree(sound, folder / "copy")
     save_file({"ids": torch.randint(VOCABULARY, (1024,), generator=drawn(5))}, folder / "ids.safetensors")
 

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from mutation.coding import Coded
+from mutation.coding import Coded, sound
 from mutation.judging import Outcome
-from mutation.layouts import LARGEST_INPUT, named, nvfp4
-from mutation.originals import HIDDEN, NORM, norm
+from mutation.layouts import LARGEST_INPUT, bnb, gptq, labelled_int8, named, nvfp4, plain_int8
+from mutation.originals import HIDDEN, NORM, drawn, norm
 from mutation.pairs import Bench, Case, Sound, made
 from mutation.unquantized import without_mlp
 
-LAYOUT_NAMES = ("FP8 row", "CT INT4 asym g128", "CT INT4 g32", "GPTQ 4 bits", "AWQ", "NVFP4", "Q4_K")
+LAYOUT_NAMES = ("FP8 row", "CT INT4 asym g128", "CT INT4 g32", "GPTQ 4 bits", "AWQ", "NVFP4", "Q4_K", "INT8 row",
+                "INT8 128 × 128", "FP8 tensor", "FP8 128 × 128", "CT NVFP4", "MXFP4", "NF4", "MLX 4 bits")  # fmt: skip
 
 OUTPUT = "model.layers.1.self_attn.o_proj.weight"
 
@@ -46,6 +47,19 @@ SILENT = {
 }
 OF_GGUF = ("rope_theta", "rms_norm_eps", "num_attention_heads", "num_key_value_heads", "num_hidden_layers",
            "hidden_size", "intermediate_size")  # fmt: skip
+ONLY_GGUF = {"rope_dimension_count": 32, "key_length": 32, "value_length": 32}
+OF_CODES = {"group_size": 32, "bits": 8}
+UNKNOWN = "unheard-of"
+METHODS = ("gptq", "awq", "bitsandbytes", UNKNOWN)
+# Settings of a layout that contradict its tensors; of compressed-tensors' keys by their group or its weights.
+EDITS: dict[str, tuple[dict[str, Any], ...]] = {
+    "AWQ": ({"zero_point": False},),
+    "FP8 128 × 128": ({"weight_block_size": None}, {"weight_block_size": [64, 64]}),
+    "NF4": ({"bnb_4bit_quant_type": "fp4"}, {"load_in_4bit": False, "load_in_8bit": True}),
+}
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized")
+STRATEGIES = {"tensor": None, "channel": None, "group": 128, "block": None}  # and a group_size
+TARGETS = (["re:.*mlp.*"], ["Conv2d"], ["model.layers.7.mlp.up_proj"])
 OF_GROUPS = {"group_size": 64, "symmetric": True, "num_bits": 8, "type": "float"}
 MODELOPT = {"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}}
 
@@ -53,7 +67,7 @@ MODELOPT = {"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_m
 def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
     """Each key changed in the quantized checkpoint alone."""
     pair = made(bench, named(name), without_mlp())
-    for case in (*of_models(pair), *of_schemes(pair), *of_files(pair)):
+    for case in (*of_models(pair), *of_schemes(pair), *of_loading(pair), *of_labels(pair), *of_files(pair)):
         yield pair.outcome("configs", case)
 
 
@@ -62,6 +76,9 @@ def of_models(pair: Sound) -> Iterator[Case]:
     if pair.layout.name == "Q4_K":
         for key in OF_GGUF:
             yield Case(f"GGUF {key}", {}, config={key: OF_MODELS[key]})
+        for key, value in ONLY_GGUF.items():
+            yield Case(f"GGUF {key}", {}, config={key: value})
+            yield Case(f"GGUF {key} as it is", {}, config={key: 64}, sound=True)
         factors = {"rope_freqs.weight": torch.linspace(1, 8, 32)}
         yield Case("GGUF rope_freqs", factors)
     elif pair.layout.name == "FP8 row":
@@ -80,14 +97,75 @@ def of_schemes(pair: Sound) -> Iterator[Case]:
                 weights[key] = value
                 yield Case(f"scheme {key} {value}", {}, config={"quantization_config": changed})
     elif config:
-        for key, value in {"group_size": 64, "bits": 8}.items():
-            yield Case(f"scheme {key} {value}", {}, config={"quantization_config": config | {key: value}})
-    if config:
+        for key, value in OF_CODES.items():
+            if key in config:
+                yield Case(f"scheme {key} {value}", {}, config={"quantization_config": config | {key: value}})
+    if "quant_method" in config:  # mlx-lm quantizes the layers that have scales
         coded = [name for name, weight in pair.weights.items() if isinstance(weight, Coded)]
         yield Case("one linear left, though declared", {coded[0]: pair.x[coded[0]]})
         yield Case("all linears but one left, though declared", {name: pair.x[name] for name in coded[1:]})
     if pair.layout.name == "NVFP4":
         yield from of_modelopt(pair)
+
+
+def of_loading(pair: Sound) -> Iterator[Case]:
+    """What decides how a runtime reads the codes: nothing, another method, settings that deny what is stored."""
+    config, name = pair.layout.config, pair.layout.name
+    if not config:
+        return
+    yield Case("no quantization_config", {}, config={"quantization_config": None, "quantization": None})
+    if pair.layout.family == "MLX":
+        yield Case("no quantization", {}, config={"quantization": None})
+    if "quant_method" in config:
+        for method in METHODS:
+            if method != config["quant_method"]:
+                yield Case(f"quant_method {method}", {}, config=_said(config | {"quant_method": method}))
+    for edit in EDITS.get(name, ()):
+        yield Case(f"{edit}", {}, config=_said({k: v for k, v in {**config, **edit}.items() if v is not None}))
+    if "config_groups" in config:
+        yield from of_compressed(config)
+    if name == "GPTQ 4 bits":
+        order = torch.randperm(512, generator=drawn(5))
+        ordered = replace(pair.layout, store=partial(gptq, bits=4, order=order))
+        changed = {key: sound(ordered, pair.x[key][:, order]) for key in pair.x if key.endswith("q_proj.weight")}
+        yield Case("act-order", changed, config=_said(config | {"desc_act": True}), sound=True)
+        yield Case("act-order, though desc_act false", changed)
+
+
+def of_compressed(config: dict[str, Any]) -> Iterator[Case]:
+    """Formats, strategies and targets of compressed-tensors that are not those of the tensors."""
+    (group,) = config["config_groups"].values()
+    for said in FORMATS:
+        if said != config["format"]:
+            yield Case(f"format {said}", {}, config=_said(config | {"format": said}))
+    for strategy, size in STRATEGIES.items():
+        if strategy != group["weights"]["strategy"] and "fp4" not in config["format"]:
+            weights = group["weights"] | {"strategy": strategy, "group_size": size}
+            changed = {"config_groups": {"group_0": group | {"weights": weights}}}
+            yield Case(f"strategy {strategy}", {}, config=_said(config | changed))
+    for targets in TARGETS:
+        yield Case(f"targets {targets}", {}, config=_said(_of_group(config, targets=targets)))
+
+
+def _of_group(config: dict[str, Any], **changed: Any) -> dict[str, Any]:
+    return config | {"config_groups": {"group_0": config["config_groups"]["group_0"] | changed}}
+
+
+def _said(config: dict[str, Any]) -> dict[str, Any]:
+    return {"quantization_config": config}
+
+
+def of_labels(pair: Sound) -> Iterator[Case]:
+    """Labels in the file: a state of bitsandbytes, ComfyUI's, that are missing or say something else."""
+    coded = {name: weight for name, weight in pair.weights.items() if isinstance(weight, Coded)}
+    of_layout = {
+        "NF4": {"quant_state fp4": partial(bnb, said="fp4")},
+        "INT8 128 × 128": {"label int8_tensorwise": partial(labelled_int8, said="int8_tensorwise"), "no": plain_int8},
+    }
+    for what, store in of_layout.get(pair.layout.name, {}).items():
+        changed = {name: replace(w, layout=replace(pair.layout, store=store)) for name, w in coded.items()}
+        yield Case(f"{what}, every layer", changed)
+        yield Case(f"{what}, one layer", dict(list(changed.items())[:1]))
 
 
 def of_modelopt(pair: Sound) -> Iterator[Case]:

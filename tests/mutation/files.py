@@ -66,6 +66,13 @@ def write_gguf(path: Path, weights: Weights, changed: Mapping[str, Any] | None =
     writer.add_rope_freq_base(said["rope_theta"])
     writer.add_layer_norm_rms_eps(said["rms_norm_eps"])
     writer.add_context_length(said["max_position_embeddings"])
+    for key, add in {
+        "rope_dimension_count": writer.add_rope_dimension_count,
+        "key_length": writer.add_key_length,
+        "value_length": writer.add_value_length,
+    }.items():
+        if key in said:
+            add(said[key])
     for name, weight in weights.items():
         if isinstance(weight, Coded):
             kind, raw = weight.layout.store(name, weight)

@@ -127,9 +127,10 @@ def plain_int8(name: str, coded: Coded) -> dict[str, Tensor]:
     return {name: coded.matrix.to(torch.int8), f"{name}_scale": scales_by_row(coded)}
 
 
-def labelled_int8(name: str, coded: Coded) -> dict[str, Tensor]:
-    """ComfyUI's blocks of 128 × 128."""
-    label = torch.tensor(list(b'{"format": "int8_blockwise", "group_size": 128}'), dtype=torch.uint8)
+def labelled_int8(name: str, coded: Coded, said: str = "int8_blockwise") -> dict[str, Tensor]:
+    """ComfyUI's, in blocks of 128 × 128 or with one scale."""
+    fields = {"format": said} | ({"group_size": 128} if "block" in said else {})
+    label = torch.tensor(list(json.dumps(fields).encode()), dtype=torch.uint8)
     return plain_int8(name, coded) | {f"{module(name)}.comfy_quant": label}
 
 
@@ -159,15 +160,19 @@ def ct_packed_stack(name: str, coded: Coded, experts: int = 8) -> dict[str, Tens
     return found | {f"{name}_shape": torch.tensor([experts, coded.shape[0] // experts, coded.shape[1]])}
 
 
-def gptq(name: str, coded: Coded, bits: int) -> dict[str, Tensor]:
-    """GPTQ as GPTQModel writes it, zero points less one."""
+def gptq(name: str, coded: Coded, bits: int, order: Tensor | None = None) -> dict[str, Tensor]:
+    """GPTQ as GPTQModel writes it, zero points less one; ``order``: of the columns that the codes are of."""
+    blocks = torch.arange(coded.shape[1]) // coded.layout.group[1]
+    matrix = coded.matrix
+    if order is not None:
+        matrix, blocks = matrix[:, order.argsort()], blocks[order.argsort()]
     zero = coded.stored.parts.get("zero", torch.full_like(coded.stored.scale, 2 ** (bits - 1)))
     lowest = 0 if "zero" in coded.stored.parts else 2 ** (bits - 1)
     return {
-        f"{module(name)}.qweight": _numbers(packing.dense((coded.matrix + lowest).numpy(), bits)).T.contiguous(),
+        f"{module(name)}.qweight": _numbers(packing.dense((matrix + lowest).numpy(), bits)).T.contiguous(),
         f"{module(name)}.qzeros": _numbers(packing.less_one(zero.T.contiguous().numpy().astype("uint32"), bits)),
         f"{module(name)}.scales": coded.stored.scale.T.half().contiguous(),
-        f"{module(name)}.g_idx": (torch.arange(coded.shape[1]) // coded.layout.group[1]).int(),
+        f"{module(name)}.g_idx": blocks.int(),
     }
 
 
@@ -233,10 +238,10 @@ def nvfp4(name: str, coded: Coded, largest_input: float | None = LARGEST_INPUT) 
     return found
 
 
-def bnb(name: str, coded: Coded) -> dict[str, Tensor]:
-    """bitsandbytes' NF4, with scales as they are or quantized themselves."""
+def bnb(name: str, coded: Coded, said: str = "nf4") -> dict[str, Tensor]:
+    """bitsandbytes' NF4, with scales as they are or quantized themselves; ``said``: by the state."""
     places = torch.bucketize(coded.matrix.contiguous(), (NF4[1:] + NF4[:-1]) / 2).view(-1, 2).to(torch.uint8)
-    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(coded.shape)}
+    state: dict[str, Any] = {"quant_type": said, "blocksize": 64, "dtype": "bfloat16", "shape": list(coded.shape)}
     found = {name: (places[:, :1] << 4 | places[:, 1:]), f"{name}.quant_map": NF4}
     parts = coded.stored.parts
     if "codes" in parts:
@@ -422,6 +427,11 @@ def scheme(bits: int, group: int, symmetric: bool, kind: str = "pack-quantized",
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups, "ignore": ["lm_head"]}
 
 
+def whole(bits: int, kind: str, strategy: str, **more: Any) -> dict[str, Any]:
+    """The same of codes without groups of columns."""
+    return scheme(bits, 0, True, kind, strategy=strategy, **({"group_size": None} | more))
+
+
 def _gptq_config(bits: int, group: int, sym: bool) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": sym, "desc_act": False,
             "checkpoint_format": "gptq"}  # fmt: skip
@@ -429,6 +439,10 @@ def _gptq_config(bits: int, group: int, sym: bool) -> dict[str, Any]:
 
 F32, F16, BF16 = (partial(as_dtype, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16))
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+BLOCK_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+QUANTO = {"quant_method": "quanto"}
 U4 = integers(0, 15)
 Store = Callable[[str, Coded], Any]
 
@@ -457,8 +471,10 @@ def _k(kind: str, grid: Grid, group: int, low: int, high: int, store: Store, **m
 
 
 LAYOUTS = (
-    Layout("INT8 row", "INT8", integers(-128, 127), (1, 0), F32, plain_int8),
-    Layout("INT8 tensor", "INT8", integers(-128, 127), (0, 0), F32, plain_int8),
+    Layout("INT8 row", "INT8", integers(-128, 127), (1, 0), F32, plain_int8,
+           config=whole(8, "int-quantized", "channel")),
+    Layout("INT8 tensor", "INT8", integers(-128, 127), (0, 0), F32,
+           partial(labelled_int8, said="int8_tensorwise")),
     Layout("INT8 128 × 128", "INT8", integers(-128, 127), (128, 128), F32, labelled_int8),
     Layout("INT8 asym g128", "INT8", integers(-128, 127), (1, 128), partial(with_zero_points, torch.float32, -128, 127),
            ct_int8, shifted=True, config=scheme(8, 128, False, "int-quantized")),
@@ -468,20 +484,25 @@ LAYOUTS = (
            partial(with_zero_points, torch.bfloat16, -8, 7), ct_packed, shifted=True, config=scheme(4, 128, False)),
     _gptq(4, 128), _gptq(8, 128), _gptq(4, 128, True), _gptq(2, 64, True),
     Layout("AWQ", "AWQ", U4, (1, 128), partial(with_zero_points, torch.float16, 0, 15), awq, shifted=True, config=AWQ),
-    Layout("FP8 tensor", "FP8", E4M3, (0, 0), F32, fp8),
-    Layout("FP8 row", "FP8", E4M3, (1, 0), F32, fp8),
-    Layout("FP8 128 × 128", "FP8", E4M3, (128, 128), F32, partial(fp8, scale="_scale_inv")),
-    Layout("MXFP8", "MX", E4M3, (1, 32), powers_of_two, mxfp8),
-    Layout("MXFP4", "MX", SIGNED_E2M1, (1, 32), powers_of_two, ct_mxfp4),
-    Layout("NVFP4", "NVFP4", SIGNED_E2M1, (1, 16), below_global, nvfp4, two_levels=True),
-    Layout("CT NVFP4", "NVFP4", SIGNED_E2M1, (1, 16), below_global, ct_nvfp4, two_levels=True),
-    Layout("NF4", "NF4", of_table(NF4.tolist()), (1, 64), F32, bnb),
-    Layout("NF4 double", "NF4", of_table(NF4.tolist()), (1, 64), nested, bnb, two_levels=True),
+    Layout("FP8 tensor", "FP8", E4M3, (0, 0), F32, fp8, config=whole(8, "float-quantized", "tensor", type="float")),
+    Layout("FP8 row", "FP8", E4M3, (1, 0), F32, fp8, config=whole(8, "float-quantized", "channel", type="float")),
+    Layout("FP8 128 × 128", "FP8", E4M3, (128, 128), F32, partial(fp8, scale="_scale_inv"), config=BLOCK_FP8),
+    Layout("MXFP8", "MX", E4M3, (1, 32), powers_of_two, mxfp8,
+           config=scheme(8, 32, True, "mxfp8-quantized", type="float")),
+    Layout("MXFP4", "MX", SIGNED_E2M1, (1, 32), powers_of_two, ct_mxfp4,
+           config=scheme(4, 32, True, "mxfp4-pack-quantized", type="float")),
+    Layout("NVFP4", "NVFP4", SIGNED_E2M1, (1, 16), below_global, nvfp4, two_levels=True, config=NVFP4),
+    Layout("CT NVFP4", "NVFP4", SIGNED_E2M1, (1, 16), below_global, ct_nvfp4, two_levels=True,
+           config=scheme(4, 16, True, "nvfp4-pack-quantized", type="float", strategy="tensor_group")),
+    Layout("NF4", "NF4", of_table(NF4.tolist()), (1, 64), F32, bnb, config=BNB),
+    Layout("NF4 double", "NF4", of_table(NF4.tolist()), (1, 64), nested, bnb, two_levels=True, config=BNB),
     _mlx(4), _mlx(8),
-    Layout("HQQ", "HQQ", U4, (1, 64), floating_zeros, hqq, shifted=True),
-    Layout("quanto INT8", "quanto", integers(-128, 127), (1, 0), F32, quanto8),
-    Layout("quanto INT4", "quanto", U4, (1, 128), F32, partial(quanto, bits=4), shifted=True),
-    Layout("quanto INT2", "quanto", integers(0, 3), (1, 128), F32, partial(quanto, bits=2), shifted=True),
+    Layout("HQQ", "HQQ", U4, (1, 64), floating_zeros, hqq, shifted=True, config={"quant_method": "hqq"}),
+    Layout("quanto INT8", "quanto", integers(-128, 127), (1, 0), F32, quanto8, config=QUANTO),
+    Layout("quanto INT4", "quanto", U4, (1, 128), F32, partial(quanto, bits=4), shifted=True,
+           config=QUANTO),
+    Layout("quanto INT2", "quanto", integers(0, 3), (1, 128), F32, partial(quanto, bits=2), shifted=True,
+           config=QUANTO),
     _ggml("Q4_0", integers(-8, 7), signed=True), _ggml("Q5_0", integers(-16, 15), signed=True),
     _ggml("Q4_1", U4, shifted=True), _ggml("Q5_1", integers(0, 31), shifted=True),
     _ggml("Q8_0", integers(-127, 127)), _ggml("IQ4_NL", of_table(IQ4), signed=True),
@@ -495,8 +516,9 @@ LAYOUTS = (
 
 # Of experts in one tensor, as a matrix of their rows.
 STACKS = (
-    Layout("FP8 expert", "experts", E4M3, (128, 0), F32, fp8_stack),
-    Layout("gpt-oss MXFP4", "experts", SIGNED_E2M1, (1, 32), powers_of_two, gpt_oss),
+    Layout("FP8 expert", "experts", E4M3, (128, 0), F32, fp8_stack,
+           config=whole(8, "float-quantized", "tensor", type="float")),
+    Layout("gpt-oss MXFP4", "experts", SIGNED_E2M1, (1, 32), powers_of_two, gpt_oss, config={"quant_method": "mxfp4"}),
     Layout("CT INT4 experts", "experts", integers(-8, 7), (1, 128), BF16, ct_packed_stack,
            config=scheme(4, 128, True)),
 )  # fmt: skip

@@ -83,6 +83,8 @@ class Sound:
             plain = {name: w if isinstance(w, Coded) else w.float() for name, w in all_weights.items()}
             return files.write_gguf(self.bench.place(".gguf"), plain, case.config)
         said = dict(self.config) | ({"quantization_config": self.layout.config} if self.layout.config else {})
+        if self.layout.family == "MLX":
+            said["quantization"] = self.layout.config
         config = {key: value for key, value in {**said, **case.config}.items() if value is not None}
         path = files.write(self.bench.place(), case.changed, config, beside)
         for name, content in case.more.items():

@@ -1,6 +1,7 @@
 """What is not quantized: casts that are none, folds of which a part was forgotten, biases that are others."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import casting
 import torch
@@ -44,7 +45,8 @@ def left(_layout: Layout, x: Tensor) -> Tensor:
 def casts(bench: Bench, name: str) -> Iterator[Outcome]:
     """Each kind of tensor, damaged in each way on its way to another dtype."""
     layout, dtype, whole = CASTS[name]
-    pair = made(bench, named(layout), without_mlp(), left if whole else sound, dtype)
+    stored = replace(named(layout), config={}) if whole else named(layout)
+    pair = made(bench, stored, without_mlp(), left if whole else sound, dtype)
     yield of_sound("casts", name, pair.report)
     for target in (*TARGETS, *((V,) if whole else ())):
         for damage, change in casting.DAMAGES.items():

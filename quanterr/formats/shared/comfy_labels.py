@@ -19,21 +19,21 @@ FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
 INT8 = frozenset({"I8"})
 FLOATS = frozenset({"F32", "BF16", "F16"})  # dtypes of scales
 
-# Label names of codes with a plain scale, with the granularity they claim. The scale's shape alone decides: labels
+# Label names of codes with a plain scale, with the granularities they claim. The scale's shape alone decides: labels
 # are often wrong.
 FP8_GRANULARITY = {
-    "float8_e4m3fn": "tensor",
-    "float8_e5m2": "tensor",
-    "float8_e4m3fn_rowwise": "row",
-    "float8_e4m3fn_blockwise": "block",
-    "float8_e4m3fn_block3d": "block",
+    "float8_e4m3fn": ("tensor",),
+    "float8_e5m2": ("tensor",),
+    "float8_e4m3fn_rowwise": ("row",),
+    "float8_e4m3fn_blockwise": ("block",),
+    "float8_e4m3fn_block3d": ("block",),
 }
 INT8_GRANULARITY = {
-    "int8_tensorwise": None,  # also used with row scales
-    "int8_blockwise": "block",
-    "int8_lodewise": "block",
-    "int8": None,
-    "int8_convrot": None,
+    "int8_tensorwise": ("tensor", "row"),  # comfy-kitchen: TensorWiseINT8Layout.quantize, per_channel
+    "int8_blockwise": ("block",),
+    "int8_lodewise": ("block",),
+    "int8": (),
+    "int8_convrot": (),
 }
 GRANULARITY = FP8_GRANULARITY | INT8_GRANULARITY
 FP8_LABELS, INT8_LABELS = frozenset(FP8_GRANULARITY), frozenset(INT8_GRANULARITY)
@@ -102,9 +102,9 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
 
 def check_granularity(parts: Parts, comfy_format: str | None, granularity: str) -> tuple[str, ...]:
     """Return a warning if the label's name and the scale's shape imply different granularities."""
-    configured = GRANULARITY.get(comfy_format or "")
+    configured = GRANULARITY.get(comfy_format or "", ())
     scale = parts["scale"]
-    if configured in (None, granularity) or scale.n == 1 or len(parts.codes.shape) != 2:
+    if not configured or granularity in configured or scale.n == 1 or len(parts.codes.shape) != 2:
         return ()  # a block that covers the weight also has one scale; stacked experts have one scale each
     return (
         f"labelled {display(comfy_format or '')}, but its scale {scale} is one per {granularity}: the shape was used",

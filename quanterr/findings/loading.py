@@ -1,0 +1,228 @@
+"""Codes that loaders do not read as such, because no configuration or label declares them, or declares another method.
+
+Loaders choose how they read a checkpoint by its config.json. Without quantization_config, transformers has no quantizer
+and builds plain layers, which take codes for weights or get random weights; it does the same if it does not know the
+quant_method. mlx-lm quantizes layers only if config.json has "quantization". ComfyUI reads a layer by its label; once
+one layer has a label, it casts the codes of a layer without one to the dtype of computation.
+
+Reference: huggingface/transformers@5.24.0 quantizers/auto.py get_hf_quantizer, AutoHfQuantizer.supports_quant_method;
+ml-explore/mlx-lm@003da2e9 mlx_lm/utils.py load_model; comfyanonymous/ComfyUI comfy/ops.py _load_quantized_module.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.checkpoints.labels import Labels
+from quanterr.checkpoints.places import list_names
+from quanterr.findings.codes import make_finding
+from quanterr.findings.families import (
+    COMPRESSED,
+    FAMILIES,
+    INVERSE,
+    KNOWN,
+    LOADS,
+    MLX,
+    OF_COMFY,
+    OF_METHOD,
+    OF_OTHERS,
+    SEVERAL,
+    Family,
+)
+from quanterr.formats import Weight
+from quanterr.report.base import Finding
+from quanterr.util.strict_json import JsonFields, as_object
+from quanterr.util.text import count, display, listed
+
+OF_LOADERS = "model"  # loaders of Hugging Face's layout read model.safetensors and model-00001-of-….safetensors
+COMFY_SCALE = "scale_weight"  # the end of a name of scales that only ComfyUI has
+METADATA = ("format", "total_size")  # keys of a safetensors header that say nothing of codes
+# Names of blocks of denoisers, which ComfyUI loads from single files.
+OF_DENOISER = re.compile(r"(?:.*\.)?(?:(?:double|single|joint|transformer|input|output|middle)_blocks?|blocks)\.\d")
+
+
+def check_loading(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weight]) -> Iterator[Finding]:
+    """Check that config.json, or what stands for it, lets loaders read the codes of a checkpoint's weights."""
+    weights = list({weight.codes.name: weight for weight in weights}.values())  # one of those that share codes
+    yield from _check_labels(checkpoint, labels, weights)
+    coded = [(weight, family) for weight in weights if weight.has_codes and (family := _find_family(weight.format))]
+    if labels.config:
+        says_mlx = "quantization" in as_object(checkpoint.config.get("config.json"))
+        yield from _check_method(labels.config, [one for one in coded if one[1].name != MLX or not says_mlx])
+        if not says_mlx and "quant_method" not in labels.config and _has_layout_of_loaders(checkpoint):
+            yield from _report_not_of_mlx([weight for weight, family in coded if family.name == MLX])
+        yield from _check_bits(labels.config, [weight for weight, _ in coded if weight.format in LOADS])
+    elif coded and _has_layout_of_loaders(checkpoint) and not _is_declared_elsewhere(checkpoint, labels):
+        yield from _report_undeclared(
+            [weight for weight, family in coded if not family.has_own and not _is_of_comfy(weight, labels)]
+        )
+
+
+def _check_labels(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weight]) -> Iterator[Finding]:
+    """Report weights without a label for ComfyUI in a file whose other weights have one, or in a file of ComfyUI's."""
+    of_comfy = [weight for weight in weights if weight.format in OF_COMFY]
+    names = [weight.name for weight in of_comfy if not _is_of_comfy(weight, labels)]
+    if not names or labels.marker or labels.config:
+        return
+    few = 2 * len(names) <= len(of_comfy)  # a file of many programs' layouts is not ComfyUI's
+    severity, lacks, but = "error" if few else "info", "but no comfy_quant label as others have", ""
+    if len(names) == len(of_comfy):
+        if checkpoint.config or not all(map(OF_DENOISER.match, names)) or _is_declared_elsewhere(checkpoint, labels):
+            return
+        severity, lacks, but = "info", "and no comfy_quant label", "; other programs may know the format"
+    has = "has" if len(names) == 1 else "have"
+    message = (
+        f"{count(len(names), 'weight')} {has} codes and scales, {lacks}: {listed(names, 3)}: ComfyUI takes the codes "
+        f"for weights{but}"
+    )
+    remedy = "write the file again with a label for each quantized layer"
+    yield make_finding("undeclared_codes", severity, None, message, remedy, layers=names)
+
+
+@cache
+def _find_family(format_name: str) -> Family | None:
+    return next((family for family in FAMILIES if format_name in family.formats), None)
+
+
+def _has_layout_of_loaders(checkpoint: Checkpoint) -> bool:
+    """Return whether transformers and its like load this: files named so beside the config.json of a model."""
+    main = checkpoint.config.get("config.json")
+    is_model = isinstance(main, dict) and bool(main.get("model_type") or main.get("architectures"))
+    named = checkpoint.kind in ("folder", "index") or any(
+        file.path.name.startswith(OF_LOADERS) for file in checkpoint.files
+    )
+    return is_model and named and checkpoint.gguf is None
+
+
+def _is_declared_elsewhere(checkpoint: Checkpoint, labels: Labels) -> bool:
+    """Return whether something else says that there are codes: a part of config.json, a header, another file."""
+    if labels.marker or _mentions_quantization(checkpoint.config):
+        return True
+    if any("quant" in f"{key} {text}".lower() for key, text in labels.metadata.items() if key not in METADATA):
+        return True
+    names = list_names(checkpoint.folder) if checkpoint.folder else []
+    return any("quant" in name.lower() and name.endswith(".json") for name in names)
+
+
+def _mentions_quantization(declared: object) -> bool:
+    """Return whether a part of the configurations, at any depth, has settings of a quantization."""
+    if not isinstance(declared, dict):
+        return False
+    return any(
+        (isinstance(value, dict) and bool(value) and ("quant" in key.lower() or "compression" in key.lower()))
+        or _mentions_quantization(value)
+        for key, value in declared.items()
+    )
+
+
+def _is_of_comfy(weight: Weight, labels: Labels) -> bool:
+    """Return whether ComfyUI reads the weight, which needs no config.json."""
+    return bool(labels.of(weight.codes.name)) or any(
+        entry.name.endswith(COMFY_SCALE) for entry in weight.parts.values()
+    )
+
+
+def _report_undeclared(weights: Sequence[Weight]) -> Iterator[Finding]:
+    """Report codes that nothing declares."""
+    if not weights:
+        return
+    names = [weight.name for weight in weights]
+    formats = sorted({weight.format for weight in weights})
+    message = (
+        f"config.json declares no quantization, but {count(len(names), 'weight')} "
+        f"{_verb(names)} stored as {' and '.join(formats)}: {listed(names, 3)}: "
+        f"loaders {_describe_reading(weights[0])}"
+    )
+    remedy = "put the quantization_config that the quantizer wrote (MLX: quantization) back into config.json"
+    yield make_finding("undeclared_codes", "error", None, message, remedy, layers=names)
+
+
+def _report_not_of_mlx(weights: Sequence[Weight]) -> Iterator[Finding]:
+    """Report codes of MLX whose settings are not where mlx-lm looks for them, which is "quantization" alone."""
+    if weights:
+        names = [weight.name for weight in weights]
+        message = (
+            f'config.json has no "quantization", but {count(len(names), "weight")} {_verb(names)} stored as '
+            f"{weights[0].format}: {listed(names, 3)}: mlx-lm looks for it, and fails"
+        )
+        remedy = 'copy the settings to "quantization" in config.json'
+        yield make_finding("config_mismatch", "warning", None, message, remedy, layers=names, key="quantization")
+
+
+def _verb(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _describe_reading(weight: Weight) -> str:
+    """Return what loaders do with a weight that they take to be unquantized."""
+    codes = weight.codes
+    if codes.name != weight.name:
+        return f"look for {display(weight.name)}, which is not stored, and refuse or fill it with random numbers"
+    if codes.shape != weight.shape:
+        return f"refuse codes of another shape than the weight, {list(codes.shape)} for {list(weight.shape)}"
+    return "take its codes for weights, without their scales"
+
+
+def _check_method(config: JsonFields, coded: Sequence[tuple[Weight, Family]]) -> Iterator[Finding]:
+    """Report weights that the declared quant_method does not read."""
+    named = config.get("quant_method")
+    method = named.lower() if isinstance(named, str) else ""
+    wrong: dict[Family, list[Weight]] = {}
+    for weight, family in coded:
+        if method and not _reads(method, family, weight):
+            wrong.setdefault(family, []).append(weight)
+    for family, weights in wrong.items():
+        yield _report_method(method, family, weights)
+
+
+def _reads(method: str, family: Family, weight: Weight) -> bool:
+    """Return whether loaders that this quant_method selects read a weight of a family."""
+    if family.methods or method in SEVERAL:
+        return method in family.methods | SEVERAL
+    if method == COMPRESSED and any(entry.name.endswith(INVERSE) for entry in weight.parts.values()):
+        return False
+    return method in KNOWN and method not in OF_OTHERS and weight.format in OF_METHOD.get(method, family.formats)
+
+
+def _report_method(method: str, family: Family, weights: Sequence[Weight]) -> Finding:
+    """Return the finding that loaders selected by a quant_method do not read these weights.
+
+    It is an error if they leave layers without the weights, a warning if they refuse the file.
+    """
+    names = [weight.name for weight in weights]
+    owner = next((other for other in FAMILIES if other != family and method in other.methods), None)
+    is_refused = not family.methods and (method not in KNOWN or method in OF_METHOD or method == COMPRESSED)
+    if owner is not None and owner.tensors and owner.tensors == family.tensors:
+        is_refused, does = True, f"loaders of {owner.name} refuse these shapes"
+    elif is_refused and method in KNOWN:
+        does = "loaders that follow it look for other scales"
+    elif method in KNOWN:
+        does = f"loaders that follow it {_describe_reading(weights[0])}"
+    else:
+        does = f"no loader has this method; transformers skips it, so that loaders {_describe_reading(weights[0])}"
+    message = (
+        f"config.json declares quant_method {display(method)}, but {count(len(names), 'weight')} "
+        f"{'has' if len(names) == 1 else 'have'} the tensors of {family.name} ({weights[0].format}): "
+        f"{listed(names, 3)}: {does}"
+    )
+    remedy = "declare the method that made these tensors, with its settings"
+    severity = "warning" if is_refused else "error"
+    return make_finding("config_mismatch", severity, None, message, remedy, layers=names, key="quant_method")
+
+
+def _check_bits(config: JsonFields, weights: Sequence[Weight]) -> Iterator[Finding]:
+    """Report codes of bitsandbytes whose number of bits is denied, or declared twice."""
+    for needed, denied in dict.fromkeys(LOADS[weight.format] for weight in weights):
+        own = [weight for weight in weights if LOADS[weight.format] == (needed, denied)]
+        if config.get("quant_method") is None or (config.get(needed) in (True, None) and not config.get(denied)):
+            continue
+        said = f"{needed} {json.dumps(config.get(needed))}, {denied} {json.dumps(config.get(denied))}"
+        names = [weight.name for weight in own]
+        message = (
+            f"config.json declares {said}, but {count(len(own), 'weight')} {_verb(names)} stored as {own[0].format}: "
+            f"{listed(names, 3)}: transformers refuses that, or skips the quantization"
+        )
+        remedy = f"declare {needed} true, and {denied} false"
+        yield make_finding("config_mismatch", "warning", None, message, remedy, layers=names, key=needed)
