@@ -1,17 +1,21 @@
-"""Inspection of one checkpoint: formats, sizes, bits per weight, problems. Reads headers and labels only."""
+"""Inspection of one checkpoint: formats, sizes, bits per weight, problems.
+
+Reads headers and labels only, unless values are asked for.
+"""
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
-from quanterr.checkpoints import Checkpoint, open_checkpoint
+from quanterr.checkpoints import Checkpoint, Entry, open_checkpoint
 from quanterr.errors import FormatMismatch
 from quanterr.findings import make_finding
 from quanterr.findings.activations import report_absent_scales, report_lone_rotations
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.findings.headers import report_layouts
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
+from quanterr.inspection.values import check_values
 from quanterr.pairing.inputs import (
     Inputs,
     find_declared_cache,
@@ -22,10 +26,11 @@ from quanterr.pairing.side import CheckpointSide
 from quanterr.pairing.transforms import find_lone_transforms
 from quanterr.report.base import Finding, Tool
 from quanterr.report.hardware import bandwidth_of
-from quanterr.report.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
+from quanterr.report.inspection.model import NOT_READ, DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.report.model import StoredFile
 from quanterr.roles import block_of, role_of
 from quanterr.tensors.clock import Clock
+from quanterr.util.platform import usable_cores
 from quanterr.util.text import count, display, escape_surrogates, listed
 from quanterr.version import __version__
 
@@ -41,12 +46,14 @@ def inspect(
     lenient: bool = False,
     hardware: str | None = None,
     command: Iterable[str] = (),
+    values: bool = False,
 ) -> Inspection:
     """Inspect a checkpoint: a file, a folder, an index, a cached ``org/name``, or an open checkpoint.
 
     ``lenient`` is passed to :func:`quanterr.open_checkpoint`. ``hardware``, a machine such as ``"H100"`` or a bandwidth
     in GB/s, adds an upper bound on tokens per second, as far as memory bandwidth limits it. ``command`` is the command
-    line, which ``run`` records.
+    line, which ``run`` records. With ``values``, every weight is read once and checked: NaN and infinity, zeros,
+    constants, repetitions, scales, unused codes.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or a label in it is damaged.
@@ -54,16 +61,18 @@ def inspect(
     """
     machine = None if hardware is None else bandwidth_of(hardware)
     if isinstance(checkpoint, Checkpoint):
-        return _inspect(checkpoint, machine, command)
+        return _inspect(checkpoint, machine, command, values)
     with open_checkpoint(checkpoint, lenient) as opened:
-        return _inspect(opened, machine, command)
+        return _inspect(opened, machine, command, values)
 
 
-def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command: Iterable[str]) -> Inspection:
+def _inspect(
+    checkpoint: Checkpoint, machine: tuple[str, float] | None, command: Iterable[str], values: bool
+) -> Inspection:
     clock = Clock()
     side = CheckpointSide("checkpoint", checkpoint)
     side.attach_siblings()
-    weights, warnings = [], []
+    weights, warnings, readable = [], [], []
     absent: dict[str, str] = {}
     calibrated = False
     for name in side.codes:
@@ -75,7 +84,9 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
         if inputs is not None and inputs.absent:
             absent[name] = inputs.absent
         weights.append(_make_row(side, name, weight, reason, inputs))
-        warnings += [(name, warning) for warning in (weight.warnings if weight else ())]
+        if weight is not None:
+            warnings += [(name, warning) for warning in weight.warnings]
+            readable.append((weight, side.siblings.get(name, ())))
     formats: dict[str, list[StoredWeight]] = {}
     groups: dict[str, dict[str, list[StoredWeight]]] = {}
     for stored in weights:
@@ -103,10 +114,18 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
             *report_absent_scales(
                 absent, find_uncalibrated_attention(side.labels.config, checkpoint.entries), calibrated
             ),
+            *(_check_values(checkpoint, readable) if values else ()),
         ],
         weights=weights,
-        run=clock.describe_run(command, "cpu", 1, 0),
+        values=values,
+        run=clock.describe_run(command, "cpu", usable_cores() if values else 1, checkpoint.nbytes if values else 0),
     )
+
+
+def _check_values(checkpoint: Checkpoint, weights: Sequence[tuple[Weight, Sequence[Entry]]]) -> list[Finding]:
+    found = list(check_values(weights))
+    checkpoint.check_unchanged()
+    return found
 
 
 def _bound_decoding(
@@ -206,7 +225,7 @@ def _find_in_layers(weights: list[StoredWeight], warnings: list[tuple[str, str]]
     for weight in weights:
         if weight.reason:
             message = f"{weight.display_name}: not read: {weight.reason}"
-            yield make_finding("not_read", "error", weight.name, message)
+            yield make_finding(NOT_READ, "error", weight.name, message)
     yield from report_layouts(warnings)
 
 
