@@ -337,6 +337,10 @@ def inspect(
         bool,
         Option("Read every weight once: NaN and infinity, zeros, repetitions, wrong scales, unused codes."),
     ] = False,
+    verify: Annotated[
+        bool,
+        Option("Compare the SHA-256 of each file with the one that the Hugging Face hub states: hf://, downloads."),
+    ] = False,
 ) -> None:
     """List a checkpoint's formats, sizes, bits per weight and problems. Reads headers only, unless asked for more.
 
@@ -354,7 +358,7 @@ def inspect(
     with open_checkpoint(checkpoint, options.lenient) as found:
         from quanterr.inspection import inspect as run
 
-        inspection = run(found, hardware=hardware, command=command_line(), values=values)
+        inspection = run(found, hardware=hardware, command=command_line(), values=values, verify=verify)
     warn(inspection.findings)
     deliver(inspection, to, show)
     if inspection.problems:

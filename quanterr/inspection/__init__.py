@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, Entry, open_checkpoint
 from quanterr.errors import FormatMismatch
@@ -16,6 +17,7 @@ from quanterr.findings.files import check_declared_bits, report_notes, report_un
 from quanterr.findings.headers import report_layouts
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.inspection.values import check_values
+from quanterr.inspection.verification import verify as verify_files
 from quanterr.pairing.inputs import (
     Inputs,
     find_declared_cache,
@@ -24,7 +26,7 @@ from quanterr.pairing.inputs import (
 )
 from quanterr.pairing.side import CheckpointSide
 from quanterr.pairing.transforms import find_lone_transforms
-from quanterr.report.base import Finding, Tool
+from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.hardware import bandwidth_of
 from quanterr.report.inspection.model import NOT_READ, DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.report.model import StoredFile
@@ -47,29 +49,40 @@ def inspect(
     hardware: str | None = None,
     command: Iterable[str] = (),
     values: bool = False,
+    verify: bool = False,
 ) -> Inspection:
     """Inspect a checkpoint: a file, a folder, an index, a cached ``org/name``, or an open checkpoint.
 
     ``lenient`` is passed to :func:`quanterr.open_checkpoint`. ``hardware``, a machine such as ``"H100"`` or a bandwidth
     in GB/s, adds an upper bound on tokens per second, as far as memory bandwidth limits it. ``command`` is the command
     line, which ``run`` records. With ``values``, every weight is read once and checked: NaN and infinity, zeros,
-    constants, repetitions, scales, unused codes.
+    constants, repetitions, scales, unused codes. With ``verify``, the SHA-256 of each file is compared with the one
+    that the Hugging Face hub states.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or a label in it is damaged.
-        UsageError: the hardware is unknown.
+        UsageError: the hardware is unknown, or there is no checksum to verify.
     """
     machine = None if hardware is None else bandwidth_of(hardware)
+    asked = _Asked(machine, command, values, verify)
     if isinstance(checkpoint, Checkpoint):
-        return _inspect(checkpoint, machine, command, values)
+        return _inspect(checkpoint, asked)
     with open_checkpoint(checkpoint, lenient) as opened:
-        return _inspect(opened, machine, command, values)
+        return _inspect(opened, asked)
 
 
-def _inspect(
-    checkpoint: Checkpoint, machine: tuple[str, float] | None, command: Iterable[str], values: bool
-) -> Inspection:
+class _Asked(NamedTuple):
+    """What is asked for besides headers; see :func:`inspect`."""
+
+    machine: tuple[str, float] | None
+    command: Iterable[str]
+    values: bool
+    verify: bool
+
+
+def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
     clock = Clock()
+    verified, mismatches = verify_files(checkpoint) if asked.verify else (0, [])
     side = CheckpointSide("checkpoint", checkpoint)
     side.attach_siblings()
     weights, warnings, readable = [], [], []
@@ -106,20 +119,27 @@ def _inspect(
         groups={role: _tallies(groups[role]) for role in sorted(groups)},
         activations=dict(Counter(weight.activations for weight in weights if weight.activations)),
         kv="fp8" if find_declared_cache(side.labels.config, checkpoint.entries)[0] else None,
-        decode=None if machine is None else _bound_decoding(*machine, weights, checkpoint),
+        decode=None if asked.machine is None else _bound_decoding(*asked.machine, weights, checkpoint),
         findings=[
+            *mismatches,
             *_find_in_layers(weights, warnings),
             *_find_in_checkpoint(side, weights),
             *report_lone_rotations(find_lone_transforms(side.labels.config, checkpoint.entries)),
             *report_absent_scales(
                 absent, find_uncalibrated_attention(side.labels.config, checkpoint.entries), calibrated
             ),
-            *(_check_values(checkpoint, readable) if values else ()),
+            *(_check_values(checkpoint, readable) if asked.values else ()),
         ],
         weights=weights,
-        values=values,
-        run=clock.describe_run(command, "cpu", usable_cores() if values else 1, checkpoint.nbytes if values else 0),
+        values=asked.values,
+        verified=verified,
+        run=_describe_run(clock, checkpoint, asked),
     )
+
+
+def _describe_run(clock: Clock, checkpoint: Checkpoint, asked: _Asked) -> RunInfo:
+    read = asked.values * checkpoint.nbytes + asked.verify * sum(file.size for file in checkpoint.files)
+    return clock.describe_run(asked.command, "cpu", usable_cores() if read else 1, read)
 
 
 def _check_values(checkpoint: Checkpoint, weights: Sequence[tuple[Weight, Sequence[Entry]]]) -> list[Finding]:

@@ -68,7 +68,7 @@ class Inspection(Document, kw_only=True):
     ITEMS: ClassVar[Mapping[str, str]] = {"weights": "weight"}
 
     schema_: str = "quanterr.inspection"
-    schema_version: str = "1.4"  # 1.1 adds decode; 1.2 activations and kv; 1.3 checksum and run; 1.4 values
+    schema_version: str = "1.4"  # 1.1 adds decode; 1.2 activations and kv; 1.3 checksum, run; 1.4 values, verified
     path: str
     kind: str
     files: list[StoredFile]
@@ -83,6 +83,7 @@ class Inspection(Document, kw_only=True):
     kv: Annotated[str | None, doc("declared storage scheme of keys and values; null: none")] = None
     decode: Annotated[DecodeBound | None, doc("only with --hardware")] = None
     values: Annotated[bool, doc("whether every value was read (--values)")] = False
+    verified: Annotated[int, doc("files whose SHA-256 is the one that the hub states (--verify)")] = 0
     findings: list[Finding]
     weights: list[StoredWeight]
     run: RunInfo

@@ -64,6 +64,7 @@ def view(inspection: Inspection, top: int) -> View:
         *([("config says", [inspection.quant_method])] if inspection.quant_method else []),
         *([("activations", [runs])] if runs else []),
         *([("KV cache", [inspection.kv])] if inspection.kv else []),
+        *([("verified", [f"SHA-256 of {count(inspection.verified, 'file')}"])] if inspection.verified else []),
     ]
     maps = Maps(METRICS, WORDS, lambda: map(_row, inspection.weights), "bytes", "bits")
     about = VALUES_READ if inspection.values else ABOUT
