@@ -13,8 +13,10 @@ from quanterr.checkpoints import Checkpoint, Entry, open_checkpoint
 from quanterr.errors import FormatMismatch
 from quanterr.findings import make_finding
 from quanterr.findings.activations import report_absent_scales, report_lone_rotations
+from quanterr.findings.file_types import check_file_type
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.findings.headers import report_layouts
+from quanterr.findings.loading import check_loading
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.inspection.values import check_values
 from quanterr.inspection.verification import verify as verify_files
@@ -265,5 +267,7 @@ def _find_in_checkpoint(side: CheckpointSide, weights: list[StoredWeight]) -> It
     if bare:
         yield make_finding("codes_without_scale", "warning", None, f"codes without a scale: {listed(bare)}")
     yield from check_declared_bits(labels.config, (weight.code_bits for weight in weights))
+    yield from check_file_type(side.checkpoint)
+    yield from check_loading(side.checkpoint.entries, labels.method)
     yield from report_notes(side.checkpoint)
     yield from report_unread(side.checkpoint)
