@@ -95,10 +95,19 @@ class TestConstants:
     def test_rows_are_a_warning_unless_they_are_the_last(self, tmp_path, rows, severity):
         tensors = model()
         tensors[UP.format(1)][rows] = 0
-        found = told(tmp_path, quantized(tensors))["constant_rows"]
+        found = told(tmp_path, quantized(tensors, quantized_fp8))["constant_rows"]
 
         assert severity == found[0]
         assert f"{UP.format(1)} (4 rows: {rows.start}, {rows.start + 1}, {rows.start + 2}, …)" in found[1]
+
+    def test_rows_that_are_too_small_for_the_scale_of_all_are_an_info(self, tmp_path):
+        tensors = model()
+        tensors[UP.format(1)][3] *= 1e-4
+        assert "info" == told(tmp_path, quantized(tensors))["constant_rows"][0]
+        assert "constant_rows" not in told(tmp_path, tensors)
+
+        tensors[UP.format(1)][3] = 0
+        assert "warning" == told(tmp_path, quantized(tensors, quantized_fp8))["constant_rows"][0]
 
     def test_rows_of_unused_tokens_may_be_zero(self, tmp_path):
         tokens = numbers(64, 128)

@@ -27,6 +27,7 @@ UNUSED = ("embedding", "head")  # roles with rows of tokens that no text has, wh
 FEWEST = 16  # elements of a row: shorter ones may be a single value by chance
 ROW_APART = 1e3  # factor above the median of the rows' largest values
 APART, EXPERTS_APART = 1e2, 1e3  # factor above or below the median of the same weight in other blocks
+WEAK = 0.1  # share of the rows that may be too small for the scale of all
 FEW = 3  # weights that a median needs
 REMEDY = "compare with the original, or quantize these layers again"
 
@@ -102,7 +103,10 @@ class ValueFindings:
         _unmark_whole(constant.view(-1, in_matrix))  # a whole expert is reported as such
         if weight.matrix[1] >= FEWEST and role_of(weight.name) not in UNUSED and bool(constant.any()):
             usual = len(weight.shape) > 3 or _are_last(constant.view(-1, in_matrix))
-            self._note("padding" if usual else "constant_rows", weight.name, _describe_rows(constant))
+            few = int(constant.sum()) <= WEAK * len(constant)
+            weak = few and _may_lose_rows(weight) and not bool(rows.low[constant].any())
+            kind = "padding" if usual else "weak_rows" if weak else "constant_rows"
+            self._note(kind, weight.name, _describe_rows(constant))
         largest = torch.maximum(rows.low.abs(), rows.high.abs())
         filled = largest[(largest > 0) & largest.isfinite()]
         if len(filled) >= FEW:
@@ -149,6 +153,10 @@ KINDS: Mapping[str, tuple[str, str, str, str]] = {
         "constant_rows", "info", "the last rows, or channels of convolutions, are a single value throughout",
         "nothing if they are padding, or channels that the model does not use",
     ),
+    "weak_rows": (
+        "constant_rows", "info", "rows are zero, perhaps because they are too small for a scale that rows share",
+        "compare with the original, or use a scale per row",
+    ),
     "far_rows": (
         "values_unlike", "warning", f"rows are more than {ROW_APART:,.0f} times as large as the median row", REMEDY,
     ),
@@ -177,6 +185,11 @@ def _make_sums(weight: Weight, rows: RowValues) -> Sums:
 def _is_narrow(low: int, high: int, number: int) -> bool:
     """Return True if codes fill so little of their range that half of their bits could hold them."""
     return (high - low + 1) ** 2 <= number
+
+
+def _may_lose_rows(weight: Weight) -> bool:
+    """Return True if rows share the scales of integer codes: a row far smaller than the others then becomes zero."""
+    return weight.uniform_bits is not None and weight.scale is not None and weight.scale.n < weight.matrix[0]
 
 
 def _unmark_whole(marks: Tensor) -> None:
