@@ -4,6 +4,7 @@ It states versions and holds conditions as RFC 9110 has them. ``serving_hub`` is
 another server, for a while, and it counts who asks for them.
 """
 
+import hashlib
 import hmac
 import json
 import re
@@ -124,9 +125,17 @@ class Handler(BaseHTTPRequestHandler):
         assert self.server.files is not None
         return self.refuse(302, Location=self.server.files.signed(f"/{path.relative_to(self.server.folder)}"))
 
+    def describe(self, path: Path) -> dict[str, Any]:
+        """What the hub lists of a file; with ``blobs``, weights are in LFS."""
+        listed: dict[str, Any] = {"rfilename": str(path.relative_to(self.server.folder))}
+        if "blobs=" in self.path and path.suffix == ".safetensors":
+            lfs = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "size": path.stat().st_size}
+            listed["lfs"] = lfs | {"pointerSize": 134} | self.server.stated.get(path.name, {})
+        return listed
+
     def model(self, name: str) -> None:
         """What the hub says of a model."""
-        files = [{"rfilename": str(path.relative_to(self.server.folder))} for path in self.server.folder.rglob("*.*")]
+        files = [self.describe(path) for path in self.server.folder.rglob("*.*")]
         body = json.dumps({"id": name, "modelId": name, "sha": self.server.commit, "siblings": files}).encode()
         self.begin(200, Content_Type="application/json", Content_Length=str(len(body)))
         self.wfile.write(body)
@@ -150,6 +159,7 @@ class Server(ThreadingHTTPServer):
         self.limit, self.window, self.led, self.resets = 0, 0.0, 0, 0.0  # requests in so many seconds; 0: any number
         self.tunnelled: ssl.SSLContext | None = None  # of the server of https that it is the proxy of
         self.tunnels: list[str] = []
+        self.stated: dict[str, dict[str, str]] = {}  # of the list of files: what it says of one instead of the truth
         self.secret: bytes | None = None  # by which addresses are signed, for so many seconds
         self.lifetime = 0
         self.url = f"http://127.0.0.1:{self.server_address[1]}"

@@ -122,7 +122,7 @@ class TestCommand:
         done = self.run(store(tmp_path / "m.safetensors", MODEL), "--json")
         document = json.loads(done.stdout, parse_constant=pytest.fail)
 
-        assert ("quanterr.inspection", "1.3") == (document["schema"], document["schema_version"])
+        assert ("quanterr.inspection", "1.4") == (document["schema"], document["schema_version"])
         assert 4 == len(document["weights"]) == document["total"]["weights"]
 
     def test_of_a_file_whose_name_is_no_unicode_is_unicode(self, tmp_path):

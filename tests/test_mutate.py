@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mutation import both_sides, coding, configs, golden, judging, scales, sources, unquantized
+from mutation import alone, both_sides, coding, configs, golden, judging, scales, sources, unquantized
 from mutation.__main__ import verdict
 from mutation.accidents import MUTATIONS, Mutation
 from mutation.judging import STRUCTURAL, Loss, Outcome, Pair, loss
@@ -95,6 +95,9 @@ class TestFamilies:
     def test_what_both_sides_lost_is_noticed(self, bench, name):
         outcomes = list(both_sides.experts(bench, name))
         assert {"noticed", "clean"} == {outcome.told for outcome in outcomes}
+
+    def test_what_shows_without_an_original_is_noticed(self, bench):
+        assert {"noticed", "clean"} == {outcome.told for outcome in alone.outcomes(bench, "FP8 expert")}
 
     @pytest.mark.parametrize("name", FEW)
     def test_accidents_are_noticed(self, bench, name):

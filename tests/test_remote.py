@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from hashlib import sha256
 
 import pytest
 from forked import call
@@ -413,6 +414,21 @@ class TestHub:
         assert {None} == private
         assert all(f"/org/model/resolve/{server.commit}/" in path for path in requests)
         assert "hf_secret" not in (tmp_path / "r.json").read_text() + done.stdout + done.stderr
+
+    def test_its_checksums_are_verified(self, folder, tmp_path):
+        pytest.importorskip("huggingface_hub", reason='pip install "quanterr[remote]"')
+        with serving_hub(folder) as server:
+            environment = {"HF_ENDPOINT": server.url, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+            command = [sys.executable, "-m", "quanterr", "inspect", "hf://org/model/fp8.safetensors", "--verify"]
+            ends = []
+            for stated in ({}, {"fp8.safetensors": {"sha256": "0" * 64}}):
+                server.stated = stated
+                ends.append(subprocess.run(command, env=os.environ | environment, capture_output=True, text=True))
+
+        assert [Status.OK, Status.INCONCLUSIVE] == [done.returncode for done in ends], ends
+        assert "SHA-256 of 1 file" in ends[0].stdout
+        actual = sha256((folder / "fp8.safetensors").read_bytes()).hexdigest()
+        assert f"its SHA-256 is {actual}, and the hub states {'0' * 64}" in " ".join(ends[1].stdout.split())
 
 
 @pytest.mark.slow

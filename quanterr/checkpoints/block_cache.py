@@ -31,6 +31,10 @@ class CachedStore:
         """Ask the store for the file's current version, without which cached bytes are never used."""
         return self._store.version(path)
 
+    def sha256(self, path: str) -> str | None:
+        """Return the checksum that the store states."""
+        return self._store.sha256(path)
+
     def show_address(self, path: str) -> str:
         """Return the address as the store shows it."""
         return self._store.show_address(path)

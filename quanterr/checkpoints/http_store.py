@@ -52,6 +52,10 @@ class Http:
         """Return None: a web server has no listing."""
         return None
 
+    def sha256(self, path: str) -> str | None:
+        """Return None: a web server states no checksum."""
+        return None
+
     def show_address(self, path: str) -> str:
         """Return the address without user, password and query."""
         parts = urllib.parse.urlsplit(self._base + path)

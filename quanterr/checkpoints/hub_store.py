@@ -6,6 +6,8 @@ location: 3,000 in five minutes without an account.
 Reference: huggingface.co/docs/hub/rate-limits.
 """
 
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
 from quanterr.checkpoints.http_client import TIMEOUT, TOO_MANY, host_and_port, seconds_to_wait
@@ -35,10 +37,10 @@ class Hub(Http):
         api = HfApi()
         host = host_and_port(api.endpoint)
 
-        def ask() -> Any:
+        def ask(revision: str | None, files_metadata: bool = False) -> Any:
             wait_for(host)
             try:
-                return api.model_info(model, revision=revision, timeout=TIMEOUT)
+                return api.model_info(model, revision=revision, timeout=TIMEOUT, files_metadata=files_metadata)
             except HfHubHTTPError as error:
                 status = getattr(error.response, "status_code", 0)
                 if status in (401, 403, 404):
@@ -54,8 +56,9 @@ class Hub(Http):
             except Exception as error:  # the HTTP client of huggingface_hub raises its own errors
                 raise RetryableError(display(str(error) or type(error).__name__, 200)) from error
 
-        info = retry(where, ask)
+        info = retry(where, partial(ask, revision))
         self.commit: str = info.sha
+        self._ask_files: Callable[[], Any] = partial(retry, where, partial(ask, info.sha, files_metadata=True))
         self._files = sorted(sibling.rfilename for sibling in info.siblings)
         self._model = model
         base = hf_hub_url(model, "x", revision=info.sha).removesuffix("/x")
@@ -66,6 +69,14 @@ class Hub(Http):
         prefix = f"{folder}/" if folder else ""
         inside = (name.removeprefix(prefix) for name in self._files if name.startswith(prefix))
         return [name for name in inside if "/" not in name]
+
+    def sha256(self, path: str) -> str | None:
+        """Return the SHA-256 of a file in LFS at the commit; None for one that is not."""
+        return self._checksums.get(path)
+
+    @cached_property
+    def _checksums(self) -> dict[str, str]:
+        return {one.rfilename: one.lfs.sha256 for one in self._ask_files().siblings if one.lfs is not None}
 
     def show_address(self, path: str) -> str:
         """Return the address ``hf://org/model@commit/path``."""

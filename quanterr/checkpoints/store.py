@@ -42,6 +42,9 @@ class Store(Protocol):
     def fetch(self, path: str, begin: int, end: int, version: Version) -> bytes:
         """Return the bytes ``begin:end`` of this version of a file."""
 
+    def sha256(self, path: str) -> str | None:
+        """Return the SHA-256 that the store states for a file, in lower case; None if it states none."""
+
     def show_address(self, path: str) -> str:
         """Return the address of a path, without credentials."""
 

@@ -333,8 +333,20 @@ def inspect(
             metavar="NAME|GB/s",
         ),
     ] = None,
+    values: Annotated[
+        bool,
+        Option("Read every weight once: NaN and infinity, zeros, repetitions, wrong scales, unused codes."),
+    ] = False,
+    verify: Annotated[
+        bool,
+        Option("Compare the SHA-256 of each file with the one that the Hugging Face hub states: hf://, downloads."),
+    ] = False,
 ) -> None:
-    """List a checkpoint's formats, sizes, bits per weight and problems. Reads headers only."""
+    """List a checkpoint's formats, sizes, bits per weight and problems. Reads headers only, unless asked for more.
+
+    Exit status: 0 no error was found; 2 wrong usage; 3 an input is unreadable; 4 a weight is in no readable format, or
+    another error was found; 5 memory or disk.
+    """
     from quanterr.checkpoints import open_checkpoint
     from quanterr.report.hardware import bandwidth_of
 
@@ -346,10 +358,10 @@ def inspect(
     with open_checkpoint(checkpoint, options.lenient) as found:
         from quanterr.inspection import inspect as run
 
-        inspection = run(found, hardware=hardware, command=command_line())
+        inspection = run(found, hardware=hardware, command=command_line(), values=values, verify=verify)
     warn(inspection.findings)
     deliver(inspection, to, show)
-    if inspection.unread:
+    if inspection.problems:
         raise typer.Exit(Status.INCONCLUSIVE)
 
 

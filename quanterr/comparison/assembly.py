@@ -24,7 +24,9 @@ from quanterr.findings.activations import (
     report_missing_input_scales,
 )
 from quanterr.findings.configs import compare_configs
+from quanterr.findings.file_types import check_file_type
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
+from quanterr.findings.runtimes import check_runtimes
 from quanterr.findings.siblings import report_sibling_inputs
 from quanterr.findings.structure import check_structure
 from quanterr.formats import CODE_DTYPES, FORMATS
@@ -317,6 +319,8 @@ class ReportBuilder:
             *check_declared_bits(
                 self._pairing.labels["quantized"].config, (pair.quantized.code_bits for pair in self._pairing.pairs)
             ),
+            *check_file_type(quantized),
+            *check_runtimes(quantized.entries, self._pairing.labels["quantized"].method),
             *compare_configs(original, quantized),
             *check_structure(quantized, self._pairing),
             *check_plan(self._pairing),

@@ -346,7 +346,7 @@ class Scheduler:
             chunks = Cut(*self._originals[chunk_range.number].matrix, self.size)
             if chunk_range.stop > chunk_range.first:
                 for weight in _list_weights(self._tasks[chunk_range.number]):
-                    _will_need(weight, chunks[chunk_range.first], chunks[chunk_range.stop - 1])
+                    weight.will_need(chunks[chunk_range.first], chunks[chunk_range.stop - 1])
 
 
 def _require_room(threads: int) -> None:
@@ -367,15 +367,6 @@ def _list_weights(jobs: Sequence[Job]) -> list[Weight]:
 def _get_file_order(original: Weight) -> tuple[str, int]:
     """Sort key: file, then offset of the original's weights, so that files are read from front to back."""
     return str(original.codes.file.path), original.codes.offset
-
-
-def _will_need(weight: Weight, first: Chunk, last: Chunk) -> None:
-    """Hint that the bytes of the first to the last chunk will be read, if codes are stored in the order of elements."""
-    codes, cols = weight.codes, weight.matrix[1]
-    if codes.n == weight.matrix[0] * cols:
-        begin = (first.row * cols + first.col) * codes.nbytes // codes.n
-        end = ((last.stop_row - 1) * cols + last.stop_col) * codes.nbytes // codes.n
-        codes.file.will_need(codes.offset + begin, end - begin)
 
 
 def _name_error(error: BaseException, name: str) -> BaseException:

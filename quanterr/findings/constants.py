@@ -49,8 +49,9 @@ def is_kept(sums: Sums | RowSums) -> bool:
 class ConstantWeights:
     """Collector of matrices that are zero, or may be constant, on both sides."""
 
-    def __init__(self) -> None:
-        """Start without matrices."""
+    def __init__(self, alone: bool = False) -> None:
+        """Start without matrices; ``alone``: both sides are one checkpoint, which was not compared with another."""
+        self._alone = alone
         self._zero: dict[int, tuple[Pair, list[int]]] = {}  # by number: pair, and the matrices of a stack if not all
         self._suspects: dict[int, Pair] = {}
 
@@ -74,10 +75,22 @@ class ConstantWeights:
         """Report the matrices, in the order of the pairing."""
         if self._zero:
             zero = [self._zero[number] for number in sorted(self._zero)]
-            yield _report("zero", [pair for pair, _ in zero], [pair.name + _list_experts(of) for pair, of in zero])
+            yield self._report("zero", [pair for pair, _ in zero], [pair.name + _list_experts(of) for pair, of in zero])
         constant = list(_keep_constant(self._suspects[number] for number in sorted(self._suspects)))
         if constant:
-            yield _report("a single value", constant, [pair.name for pair in constant])
+            yield self._report("a single value", constant, [pair.name for pair in constant])
+
+    def _report(self, what: str, pairs: Sequence[Pair], labels: Sequence[str]) -> Finding:
+        where, whose = ("", "the checkpoint") if self._alone else (" on both sides", "the original")
+        message = (
+            f"{count(len(pairs), 'weight')} {'is' if len(pairs) == 1 else 'are'} {what} throughout{where}: "
+            f"{listed(labels, 4)}; trained matrices are not{'' if self._alone else ', and no metric shows it'}"
+        )
+        remedy = (
+            f"compare {whose} with the one from which it was converted or uploaded: its values were lost, "
+            "unless somebody set them on purpose"
+        )
+        return make_finding("constant_weight", "warning", None, message, remedy, layers=[pair.name for pair in pairs])
 
 
 def _list_experts(numbers: Sequence[int]) -> str:
@@ -86,18 +99,6 @@ def _list_experts(numbers: Sequence[int]) -> str:
         return ""
     more = ", …" if len(numbers) > FEW else ""
     return f" ({'expert' if len(numbers) == 1 else 'experts'} {', '.join(map(str, numbers[:FEW]))}{more})"
-
-
-def _report(what: str, pairs: Sequence[Pair], labels: Sequence[str]) -> Finding:
-    message = (
-        f"{count(len(pairs), 'weight')} {'is' if len(pairs) == 1 else 'are'} {what} throughout on both sides: "
-        f"{listed(labels, 4)}; trained matrices are not, and no metric shows it"
-    )
-    remedy = (
-        "compare the original with the checkpoint from which it was converted or uploaded: its values were lost, "
-        "unless somebody set them on purpose"
-    )
-    return make_finding("constant_weight", "warning", None, message, remedy, layers=[pair.name for pair in pairs])
 
 
 def _keep_constant(pairs: Iterable[Pair]) -> Iterator[Pair]:

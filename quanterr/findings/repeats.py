@@ -42,8 +42,9 @@ class _Stack(NamedTuple):
 class RepeatedWeights:
     """Collector of the energies of learned matrices, which finds matrices that repeat each other."""
 
-    def __init__(self) -> None:
-        """Start without matrices."""
+    def __init__(self, alone: bool = False) -> None:
+        """Start without matrices; ``alone``: both sides are one checkpoint, which was not compared with another."""
+        self._alone = alone
         self._pairs: dict[int, Pair] = {}
         self._energies: dict[tuple[str, tuple[int, ...]], Energies] = defaultdict(list)
         self._stacks: dict[int, tuple[int, list[list[int]]]] = {}  # by number: experts, and those of equal energy
@@ -73,15 +74,17 @@ class RepeatedWeights:
         ]
         if labels:
             remedy = (
-                "compare the original with the checkpoint from which it was converted: experts were written to the "
-                "wrong places, unless they were copied on purpose and not trained since"
+                f"compare the {'checkpoint' if self._alone else 'original'} with the one from which it was converted: "
+                "experts were written to the wrong places, unless they were copied on purpose and not trained since"
             )
             names = [pair.name for pair in (*chain(*experts), *(one.pair for one in stacks))]
-            yield make_finding("repeated_weights", "warning", None, _describe("experts", labels), remedy, layers=names)
+            yield make_finding(
+                "repeated_weights", "warning", None, _describe("experts", labels, self._alone), remedy, layers=names
+            )
         if layers:
             remedy = "nothing if the model was merged from repeated layers; otherwise a converter wrote a layer twice"
             names = [pair.name for pair in chain(*layers)]
-            message = _describe("layers", [*map(_label, layers)])
+            message = _describe("layers", [*map(_label, layers)], self._alone)
             yield make_finding("repeated_weights", "info", None, message, remedy, layers=names)
 
     def _confirm_weights(self, workspace: Workspace) -> Iterator[list[Pair]]:
@@ -145,9 +148,8 @@ def _label(group: Sequence[Pair]) -> str:
     return f"{group[0].name} and {count(len(group) - 1, 'other')}"
 
 
-def _describe(what: str, labels: Sequence[str]) -> str:
+def _describe(what: str, labels: Sequence[str], alone: bool) -> str:
     """Return the message about experts or layers."""
-    return (
-        f"{what} repeat each other on both sides (the same energies, and the same values on a sample), which no error "
-        f"shows: {listed(labels, 3)}"
-    )
+    where, hidden = ("", "") if alone else (" on both sides", ", which no error shows")
+    evidence = "(the same energies, and the same values on a sample)"
+    return f"{what} repeat each other{where} {evidence}{hidden}: {listed(labels, 3)}"

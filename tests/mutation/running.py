@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from mutation import both_sides, commands, configs, golden, methods, real, scales, sources, unquantized, unusual
+from mutation import alone, both_sides, commands, configs, golden, methods, real, scales, sources, unquantized, unusual
 from mutation.judging import Outcome
 from mutation.layouts import LAYOUTS, STACKS
 from mutation.pairs import Bench
@@ -40,6 +40,7 @@ JOBS = [
     *(Job(name, partial(unquantized.casts, name=name)) for name in unquantized.CASTS),
     *(Job(f"configs {name}", partial(configs.outcomes, name=name)) for name in configs.LAYOUT_NAMES),
     *(Job(f"sources {name}", partial(sources.outcomes, name=name)) for name in sources.LAYOUT_NAMES),
+    *(Job(f"alone {layout.name}", partial(alone.outcomes, name=layout.name)) for layout in (*LAYOUTS, *STACKS)),
     *(Job(f"both experts {name}", partial(both_sides.experts, name=name)) for name in both_sides.EXPERT_LAYOUT_NAMES),
     *(Job(f"both sides {name}", partial(both_sides.outcomes, name=name)) for name in both_sides.LAYOUT_NAMES),
     *(Job(f"golden {golden.named(case)}", partial(golden.outcomes, case=case)) for case in golden.cases()),

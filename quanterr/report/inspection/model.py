@@ -1,4 +1,4 @@
-"""The inspection of one checkpoint: data with a schema version, inferred from headers alone."""
+"""The inspection of one checkpoint: data with a schema version, inferred from headers alone unless values are read."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
@@ -12,6 +12,9 @@ SCORES = {
     "bits_per_weight": Score("bits per weight", "lower", "of all weights together, scales included"),
     "unread": Score("weights that are not read", "lower", "weights that no format claims"),
 }
+
+
+NOT_READ = "not_read"  # the finding about a weight that no format claims
 
 
 class StoredWeight(Model):
@@ -59,13 +62,13 @@ class DecodeBound(Model):
 
 
 class Inspection(Document, kw_only=True):
-    """The formats, weights and findings of one checkpoint, from headers and labels alone."""
+    """The formats, weights and findings of one checkpoint, from headers and labels, and from values if asked for."""
 
     VIEW: ClassVar[str] = "quanterr.report.inspection.view"
     ITEMS: ClassVar[Mapping[str, str]] = {"weights": "weight"}
 
     schema_: str = "quanterr.inspection"
-    schema_version: str = "1.3"  # 1.1 adds decode; 1.2 activations and kv; 1.3 checksum and run
+    schema_version: str = "1.4"  # 1.1 adds decode; 1.2 activations and kv; 1.3 checksum, run; 1.4 values, verified
     path: str
     kind: str
     files: list[StoredFile]
@@ -79,6 +82,8 @@ class Inspection(Document, kw_only=True):
     activations: Annotated[dict[str, int], doc("number of weights by declared rounding scheme of inputs")] = {}
     kv: Annotated[str | None, doc("declared storage scheme of keys and values; null: none")] = None
     decode: Annotated[DecodeBound | None, doc("only with --hardware")] = None
+    values: Annotated[bool, doc("whether every value was read (--values)")] = False
+    verified: Annotated[int, doc("files whose SHA-256 is the one that the hub states (--verify)")] = 0
     findings: list[Finding]
     weights: list[StoredWeight]
     run: RunInfo
@@ -92,3 +97,9 @@ class Inspection(Document, kw_only=True):
     def unread(self) -> int:
         """The number of weights that no format claims."""
         return sum(weight.reason is not None for weight in self.weights)
+
+    @property
+    def problems(self) -> list[str]:
+        """Why no rule can hold: the weights that no format claims, and other errors."""
+        unread = [f"{weight.display_name}: {weight.reason}" for weight in self.weights if weight.reason is not None]
+        return [*unread, *(one.message for one in self.findings if one.severity == "error" and one.code != NOT_READ)]

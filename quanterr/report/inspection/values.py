@@ -17,8 +17,7 @@ VOCABULARY = Vocabulary(
 
 
 def list_subjects(inspection: Inspection) -> list[Subject]:
-    """Return the checkpoint; weights that are not read make every verdict inconclusive."""
+    """Return the checkpoint; weights that are not read, and other errors, make every verdict inconclusive."""
     weights = [Item(weight.name, "weight", weight, weight.reason) for weight in inspection.weights]
     whole = {name: getattr(inspection, name) for name in OF_CHECKPOINTS}
-    unread = [f"{weight.display_name}: {weight.reason}" for weight in inspection.weights if weight.reason is not None]
-    return [Subject(VOCABULARY, weights, whole, unreliable=unread)]
+    return [Subject(VOCABULARY, weights, whole, unreliable=inspection.problems)]

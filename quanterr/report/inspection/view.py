@@ -48,6 +48,7 @@ CSV_WEIGHT = (
 )
 CSV_COLUMNS = ("list", *CSV_WEIGHT)
 ABOUT = "From headers and labels alone: no value was read."
+VALUES_READ = "From headers and labels; every value was read once, without an original."
 
 
 def view(inspection: Inspection, top: int) -> View:
@@ -63,9 +64,11 @@ def view(inspection: Inspection, top: int) -> View:
         *([("config says", [inspection.quant_method])] if inspection.quant_method else []),
         *([("activations", [runs])] if runs else []),
         *([("KV cache", [inspection.kv])] if inspection.kv else []),
+        *([("verified", [f"SHA-256 of {count(inspection.verified, 'file')}"])] if inspection.verified else []),
     ]
     maps = Maps(METRICS, WORDS, lambda: map(_row, inspection.weights), "bytes", "bits")
-    return make_view(inspection, "What is stored", conclusion(inspection), facts, _sections(inspection), ABOUT, maps)
+    about = VALUES_READ if inspection.values else ABOUT
+    return make_view(inspection, "What is stored", conclusion(inspection), facts, _sections(inspection), about, maps)
 
 
 def conclusion(inspection: Inspection) -> str:
@@ -141,7 +144,8 @@ def rows(inspection: Inspection) -> Iterator[JsonObject]:
 
 
 def suites(inspection: Inspection) -> list[Suite]:
-    """Return one test of JUnit: an error where weights are not read."""
-    reasons = [sentence(f"{one.display_name}: {one.reason}") for one in inspection.weights if one.reason is not None]
-    problem = ("error", f"{count(len(reasons), 'weight')} not read", "\n".join(reasons)) if reasons else ("", "", "")
+    """Return one test of JUnit: an error where weights are not read, or other errors are found."""
+    problems = [*map(sentence, inspection.problems)]
+    what = count(inspection.unread, "weight") + " not read" if inspection.unread else count(len(problems), "error")
+    problem = ("error", what, "\n".join(problems)) if problems else ("", "", "")
     return [Suite("inspection", [Case("inspection", "every weight is read", *problem, output=conclusion(inspection))])]

@@ -1,18 +1,26 @@
-"""Inspection of one checkpoint: formats, sizes, bits per weight, problems. Reads headers and labels only."""
+"""Inspection of one checkpoint: formats, sizes, bits per weight, problems.
+
+Reads headers and labels only, unless values are asked for.
+"""
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+from typing import NamedTuple
 
-from quanterr.checkpoints import Checkpoint, open_checkpoint
+from quanterr.checkpoints import Checkpoint, Entry, open_checkpoint
 from quanterr.errors import FormatMismatch
 from quanterr.findings import make_finding
 from quanterr.findings.activations import report_absent_scales, report_cache_scales, report_lone_rotations
+from quanterr.findings.file_types import check_file_type
 from quanterr.findings.files import check_declared_bits, report_notes, report_unread
 from quanterr.findings.headers import report_layouts
 from quanterr.findings.loading import check_loading
+from quanterr.findings.runtimes import check_runtimes
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
+from quanterr.inspection.values import check_values
+from quanterr.inspection.verification import verify as verify_files
 from quanterr.pairing.inputs import (
     Inputs,
     find_cache_scales,
@@ -21,12 +29,13 @@ from quanterr.pairing.inputs import (
 )
 from quanterr.pairing.side import CheckpointSide
 from quanterr.pairing.transforms import find_lone_transforms
-from quanterr.report.base import Finding, Tool
+from quanterr.report.base import Finding, RunInfo, Tool
 from quanterr.report.hardware import bandwidth_of
-from quanterr.report.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
+from quanterr.report.inspection.model import NOT_READ, DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.report.model import StoredFile
 from quanterr.roles import block_of, role_of
 from quanterr.tensors.clock import Clock
+from quanterr.util.platform import usable_cores
 from quanterr.util.text import count, display, escape_surrogates, listed
 from quanterr.version import __version__
 
@@ -42,29 +51,44 @@ def inspect(
     lenient: bool = False,
     hardware: str | None = None,
     command: Iterable[str] = (),
+    values: bool = False,
+    verify: bool = False,
 ) -> Inspection:
     """Inspect a checkpoint: a file, a folder, an index, a cached ``org/name``, or an open checkpoint.
 
     ``lenient`` is passed to :func:`quanterr.open_checkpoint`. ``hardware``, a machine such as ``"H100"`` or a bandwidth
     in GB/s, adds an upper bound on tokens per second, as far as memory bandwidth limits it. ``command`` is the command
-    line, which ``run`` records.
+    line, which ``run`` records. With ``values``, every weight is read once and checked: NaN and infinity, zeros,
+    constants, repetitions, scales, unused codes. With ``verify``, the SHA-256 of each file is compared with the one
+    that the Hugging Face hub states.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or a label in it is damaged.
-        UsageError: the hardware is unknown.
+        UsageError: the hardware is unknown, or there is no checksum to verify.
     """
     machine = None if hardware is None else bandwidth_of(hardware)
+    asked = _Asked(machine, command, values, verify)
     if isinstance(checkpoint, Checkpoint):
-        return _inspect(checkpoint, machine, command)
+        return _inspect(checkpoint, asked)
     with open_checkpoint(checkpoint, lenient) as opened:
-        return _inspect(opened, machine, command)
+        return _inspect(opened, asked)
 
 
-def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command: Iterable[str]) -> Inspection:
+class _Asked(NamedTuple):
+    """What is asked for besides headers; see :func:`inspect`."""
+
+    machine: tuple[str, float] | None
+    command: Iterable[str]
+    values: bool
+    verify: bool
+
+
+def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
     clock = Clock()
+    verified, mismatches = verify_files(checkpoint) if asked.verify else (0, [])
     side = CheckpointSide("checkpoint", checkpoint)
     side.attach_siblings()
-    weights, warnings, read = [], [], []
+    weights, warnings, readable = [], [], []
     absent: dict[str, str] = {}
     calibrated = False
     for name in side.codes:
@@ -76,8 +100,9 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
         if inputs is not None and inputs.absent:
             absent[name] = inputs.absent
         weights.append(_make_row(side, name, weight, reason, inputs))
-        warnings += [(name, warning) for warning in (weight.warnings if weight else ())]
-        read += [weight] if weight and weight.has_codes else []
+        if weight is not None:
+            warnings += [(name, warning) for warning in weight.warnings]
+            readable.append((weight, side.siblings.get(name, ())))
     formats: dict[str, list[StoredWeight]] = {}
     groups: dict[str, dict[str, list[StoredWeight]]] = {}
     for stored in weights:
@@ -97,18 +122,33 @@ def _inspect(checkpoint: Checkpoint, machine: tuple[str, float] | None, command:
         groups={role: _tallies(groups[role]) for role in sorted(groups)},
         activations=dict(Counter(weight.activations for weight in weights if weight.activations)),
         kv="fp8" if find_declared_cache(side.labels.config, checkpoint.entries)[0] else None,
-        decode=None if machine is None else _bound_decoding(*machine, weights, checkpoint),
+        decode=None if asked.machine is None else _bound_decoding(*asked.machine, weights, checkpoint),
         findings=[
+            *mismatches,
             *_find_in_layers(weights, warnings),
             *_find_in_checkpoint(side, weights),
-            *check_loading(checkpoint, side.labels, read),
+            *check_loading(checkpoint, side.labels, [weight for weight, _ in readable if weight.has_codes]),
             *report_lone_rotations(find_lone_transforms(side.labels.config, checkpoint.entries)),
             *report_absent_scales(absent, calibrated),
             *report_cache_scales(find_cache_scales(side.labels.config, checkpoint.entries)),
+            *(_check_values(checkpoint, readable) if asked.values else ()),
         ],
         weights=weights,
-        run=clock.describe_run(command, "cpu", 1, 0),
+        values=asked.values,
+        verified=verified,
+        run=_describe_run(clock, checkpoint, asked),
     )
+
+
+def _describe_run(clock: Clock, checkpoint: Checkpoint, asked: _Asked) -> RunInfo:
+    read = asked.values * checkpoint.nbytes + asked.verify * sum(file.size for file in checkpoint.files)
+    return clock.describe_run(asked.command, "cpu", usable_cores() if read else 1, read)
+
+
+def _check_values(checkpoint: Checkpoint, weights: Sequence[tuple[Weight, Sequence[Entry]]]) -> list[Finding]:
+    found = list(check_values(weights))
+    checkpoint.check_unchanged()
+    return found
 
 
 def _bound_decoding(
@@ -208,7 +248,7 @@ def _find_in_layers(weights: list[StoredWeight], warnings: list[tuple[str, str]]
     for weight in weights:
         if weight.reason:
             message = f"{weight.display_name}: not read: {weight.reason}"
-            yield make_finding("not_read", "error", weight.name, message)
+            yield make_finding(NOT_READ, "error", weight.name, message)
     yield from report_layouts(warnings)
 
 
@@ -228,5 +268,7 @@ def _find_in_checkpoint(side: CheckpointSide, weights: list[StoredWeight]) -> It
     if bare:
         yield make_finding("codes_without_scale", "warning", None, f"codes without a scale: {listed(bare)}")
     yield from check_declared_bits(labels.config, (weight.code_bits for weight in weights))
+    yield from check_file_type(side.checkpoint)
+    yield from check_runtimes(side.checkpoint.entries, labels.method)
     yield from report_notes(side.checkpoint)
     yield from report_unread(side.checkpoint)

@@ -1,0 +1,62 @@
+"""SHA-256 of files, as they are and as the Hugging Face hub states them.
+
+    hf://…                       the LFS object of the file at its commit, in the hub's list of files
+    the local cache              the name of the blob that a snapshot links to: hub/models--…/blobs/<SHA-256>
+    hf download --local-dir X    the second line of X/.cache/huggingface/download/<file>.metadata
+
+The hub states the SHA-256 of files in LFS, as all weights of some size are; of others, only their Git hash.
+
+Reference: huggingface_hub 2.4.0, file_download.py (blobs are named by their ETag) and _local_folder.py.
+"""
+
+import re
+from hashlib import sha256
+from pathlib import Path
+
+from quanterr.checkpoints.base import CheckpointFile
+from quanterr.checkpoints.remote import RemoteFile
+from quanterr.util.small_file import read_small
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+PIECE = 8 << 20  # bytes hashed at a time
+AHEAD = 4  # pieces requested in advance
+METADATA = ".cache/huggingface/download"  # in the folder of a download
+MAX_METADATA = 1000  # bytes
+BLOBS = "blobs"
+
+
+def find_stated(file: CheckpointFile) -> str | None:
+    """Return the SHA-256 that the hub states for a file; None if it is not from the hub, or states none."""
+    if isinstance(file, RemoteFile):
+        return file.remote.store.sha256(file.remote.inner)
+    blob = Path(file.path).resolve()
+    if blob.parent.name == BLOBS and SHA256.fullmatch(blob.name):
+        return blob.name
+    return _read_metadata(Path(file.path).absolute())
+
+
+def _read_metadata(path: Path) -> str | None:
+    """Return what huggingface_hub has noted beside a file of a download, whose folder may be any above the file."""
+    for folder in path.parents:
+        note = folder / METADATA / f"{path.relative_to(folder)}.metadata"
+        try:
+            lines = read_small(note, MAX_METADATA).decode().splitlines()
+        except (OSError, ValueError):
+            continue
+        return lines[1] if len(lines) > 1 and SHA256.fullmatch(lines[1]) else None
+    return None
+
+
+def compute_sha256(file: CheckpointFile) -> str:
+    """Return the SHA-256 of a whole file, in lower case.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    found, buffer = sha256(), memoryview(bytearray(min(PIECE, file.size)))
+    for begin in range(0, file.size, PIECE):
+        file.will_need(begin, min(AHEAD * PIECE, file.size - begin))
+        piece = buffer[: file.size - begin]
+        file.read_into(piece, begin)
+        found.update(piece)
+    return found.hexdigest()

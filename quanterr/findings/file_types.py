@@ -1,0 +1,121 @@
+"""Whether a GGUF file holds the type that it is called: by general.file_type, and by its name.
+
+llama-quantize chooses the type of each tensor by rules (src/llama-quant.cpp, ``llama_tensor_get_type_impl`` at
+007dbbf3fd17): a mixture has more bits for some weights, and embeddings and the output follow rules of their own. The
+type that it is named after remains that of a third of the other weights at least, where the MLP has no gate, and
+elsewhere of most. Where columns do not fill blocks, another type takes its place (``tensor_type_fallback``): in models
+with odd sizes, of all weights.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.findings.codes import make_finding
+from quanterr.report.base import Finding
+from quanterr.util.text import display, listed
+
+# general.file_type → name, as in enum llama_ftype of include/llama.h. Files of plain floats are left out: models that
+# were trained in a block type, such as gpt-oss, are converted as such.
+FILE_TYPES: Mapping[int, str] = {
+    2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L",
+    14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S",
+    22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
+    30: "IQ4_XS", 31: "IQ1_M", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
+}  # fmt: skip
+# Name → the types of the weights that are not given more bits, where they are not the name without its last letter
+# (llama_ftype_get_default_type; in IQ3_XS, most of the MLP has IQ3_XXS).
+MAIN_TYPES: Mapping[str, tuple[str, ...]] = {
+    "IQ3_XS": ("IQ3_S", "IQ3_XXS"), "IQ3_M": ("IQ3_S",), "IQ2_S": ("IQ2_XS",), "IQ2_M": ("IQ2_S",),
+    "MXFP4_MOE": ("MXFP4",), "Q8_K_XL": ("Q8_0",),
+}  # fmt: skip
+SIZE = re.compile(r"_(?:S|M|L|XL)$")  # of a mixture of K types; people also name larger ones than llama.cpp has
+IN_NAME = re.compile(
+    r"(?<![A-Za-z0-9])(?P<dynamic>UD-)?(?P<type>I?Q[1-8]_(?:[01]|K(?:_(?:S|M|L|XL))?|XXS|XS|S|M|NL)|TQ[12]_0|MXFP4_MOE|MXFP4|NVFP4)(?![A-Za-z0-9_])",
+    re.IGNORECASE,
+)
+OWN_RULES = re.compile(r"(?:^|\.)(?:token_embd|per_layer_token_embd|output)\.weight$")  # embeddings and the output
+# Share of the weights below which a mixture's own type is in the minority: a third is the least in sound files.
+LEAST = 0.2
+SHOWN = 3  # types in the message
+
+
+class _Claim(NamedTuple):
+    """A type that a file is said to hold, and by what."""
+
+    name: str
+    source: str
+    is_dynamic: bool = False  # whoever quantized chose the types of single tensors
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types of tensors that the name stands for."""
+        plain = SIZE.sub("", self.name) if "_K_" in self.name else self.name
+        return MAIN_TYPES.get(self.name, (plain,))
+
+
+def check_file_type(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report a GGUF file few of whose weights have the type that it is named after."""
+    if checkpoint.gguf is None:
+        return
+    weights = _list_mixed(checkpoint.entries.values())
+    total = sum(entry.n for entry in weights)
+    for types, claims in _group(_find_claims(checkpoint)).items() if total else ():
+        share = sum(entry.n for entry in weights if entry.dtype in types) / total
+        if share < LEAST:
+            yield _report(claims, types, share, weights)
+
+
+def _list_mixed(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the weights whose type the mixture decides: quantized matrices, or all matrices if none is quantized."""
+    matrices = [entry for entry in entries if len(entry.shape) > 1 and not OWN_RULES.search(entry.name)]
+    return [entry for entry in matrices if entry.dtype in BLOCKS] or matrices
+
+
+def _find_claims(checkpoint: Checkpoint) -> Iterator[_Claim]:
+    number = checkpoint.gguf.get_int("general.file_type") if checkpoint.gguf else None
+    if number is not None and number in FILE_TYPES:
+        yield _Claim(FILE_TYPES[number], "general.file_type")
+    file = checkpoint.files[0].path.name
+    for match in list(IN_NAME.finditer(file))[-1:]:  # before it stands the name of the model
+        claim = _Claim(match["type"].upper(), f"the name {display(file)}", bool(match["dynamic"]))
+        if BLOCKS.keys() >= set(claim.types):
+            yield claim
+
+
+def _group(claims: Iterator[_Claim]) -> dict[tuple[str, ...], list[_Claim]]:
+    """Return the claims by the types that they stand for."""
+    grouped: dict[tuple[str, ...], list[_Claim]] = {}
+    for claim in claims:
+        grouped.setdefault(claim.types, []).append(claim)
+    return grouped
+
+
+def _report(claims: Sequence[_Claim], types: tuple[str, ...], share: float, weights: Sequence[Entry]) -> Finding:
+    held: Counter[str] = Counter()
+    for entry in weights:
+        held[entry.dtype] += entry.n
+    shares = {dtype: n / held.total() for dtype, n in held.most_common()}
+    said = " and ".join(f"{claim.source} says {claim.name}" for claim in claims)
+    amount = f"only {share:.1%} of the weights are" if share else "no weight is"
+    message = (
+        f"{said}, but {amount} {' or '.join(types)}: "
+        f"{listed([f'{dtype} {one:.0%}' for dtype, one in shares.items()], SHOWN)}{_explain(types, weights)}"
+    )
+    is_custom = any(claim.is_dynamic for claim in claims)
+    remedy = (
+        "name the file after the type that it holds; llama-quantize falls back to other types and says so in its log"
+    )
+    return make_finding(
+        "misnamed_type", "info" if is_custom else "warning", None, message, remedy, share=share, shares=shares
+    )
+
+
+def _explain(types: tuple[str, ...], weights: Sequence[Entry]) -> str:
+    """Return why llama-quantize took another type: columns that do not fill its blocks."""
+    size = BLOCKS[types[0]][0] if types[0] in BLOCKS else 1
+    odd = sorted({entry.shape[-1] for entry in weights if entry.dtype not in types and entry.shape[-1] % size})
+    return f"; {listed([f'{cols:,}' for cols in odd], SHOWN)} columns do not fill blocks of {size}" if odd else ""

@@ -1,0 +1,204 @@
+"""One pass over the values of a checkpoint: each weight is decoded once, chunk by chunk, by one thread per core.
+
+Memory does not grow with the size of a weight: a thread holds a chunk, and three numbers for each row that it has read.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import groupby
+from math import inf
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.findings.activations import check_activation_scales
+from quanterr.findings.values import CodeValues, RowValues, ValueFindings
+from quanterr.formats import Weight, is_auxiliary
+from quanterr.formats.shared.scale_grid import iterate_scales
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.kernel.decoding import read_values
+from quanterr.kernel.library import choose_kernel
+from quanterr.pairing.model import Bucket, Leftover, Pair, Pairing
+from quanterr.report.base import Finding
+from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
+from quanterr.tensors.devices import CPU
+from quanterr.tensors.workspace import FilledWorkspace, Workspace
+from quanterr.util.platform import usable_cores
+
+CHUNKS_AT_ONCE = 32  # chunks that a thread reads before it asks for more
+SAMPLED = 1 << 15  # elements of each of a few samples in which codes are counted
+OTHER_SCALE = 0x3F  # bytes of a scale that is not zero, in every dtype of scales
+SAFE = 1e-12, 1e12  # norms of rows whose squares neither overflow nor underflow in float32
+
+
+class _Task(NamedTuple):
+    """Chunks of a weight, ``number`` in the checkpoint: whole rows."""
+
+    number: int
+    pair: Pair
+    first: int
+    stop: int
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """The chunks themselves."""
+        return Cut(*self.pair.quantized.matrix, CPU_CHUNK)[self.first : self.stop]
+
+
+class _Result(NamedTuple):
+    """What a thread has found in the rows of a task; codes belong to the whole weight."""
+
+    task: _Task
+    rows: RowValues
+    codes: CodeValues
+
+
+def check_values(weights: Sequence[tuple[Weight, Sequence[Entry]]]) -> Iterator[Finding]:
+    """Read all values of a checkpoint, and report what they show; each weight comes with the tensors beside it.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    alone = [weight for weight, _ in weights if is_auxiliary(weight.name)]
+    pairs = [_pair_with_itself(*one) for one in weights if not is_auxiliary(one[0].name)]
+    found = ValueFindings()
+    for results in _read_each(pairs):
+        number, pair = results[0].task[:2]
+        found.add(number, pair, RowValues.join([one.rows for one in results]), results[0].codes)
+    yield from found.findings()
+    leftovers = [Leftover(one.name, "quantized", Bucket.CONSUMED, "", tuple(one.parts.values())) for one in alone]
+    yield from check_activation_scales(Pairing(pairs, leftovers))
+
+
+def _pair_with_itself(weight: Weight, beside: Sequence[Entry]) -> Pair:
+    return Pair(weight.name, weight, weight, (weight.codes,), (weight.codes,), (), tuple(beside))
+
+
+def _read_each(pairs: Sequence[Pair]) -> Iterator[list[_Result]]:
+    """Read the weights in the order of the file; yield the results of all tasks of each."""
+    numbers = [n for n, pair in enumerate(pairs) if pair.quantized.n and pair.quantized.encoding != "bits"]
+    numbers.sort(key=lambda n: (str(pairs[n].quantized.codes.file.path), pairs[n].quantized.codes.offset))
+    tasks = (_Task(n, pairs[n], *span) for n in numbers for span in _split(*pairs[n].quantized.matrix))
+    own = threading.local()
+    pool = ThreadPoolExecutor(usable_cores(), initializer=partial(_prepare_thread, own))
+    try:
+        for _, results in groupby(pool.map(partial(_read, own), tasks), key=lambda result: result.task.number):
+            yield list(results)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _split(rows: int, cols: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges (first, stop) of a few chunks that begin and end with rows."""
+    n, across = len(Cut(rows, cols, CPU_CHUNK)), -(-cols // CPU_CHUNK)
+    step = -(-CHUNKS_AT_ONCE // across) * across
+    for first in range(0, n, step):
+        yield first, min(first + step, n)
+
+
+class _Buffers(NamedTuple):
+    """The buffers of a thread: for values, and for codes and scales that are replaced."""
+
+    values: Workspace
+    ends: tuple[FilledWorkspace, FilledWorkspace]
+    scales: FilledWorkspace
+
+
+def _prepare_thread(own: threading.local) -> None:
+    torch.set_num_threads(1)  # no torch threads below this one, as they would compete for the cores
+    own.buffers = _Buffers(Workspace(CPU), (FilledWorkspace(CPU), FilledWorkspace(CPU)), FilledWorkspace(CPU))
+
+
+def _read(own: threading.local, task: _Task) -> _Result:
+    """Read the rows of a task; the task with a weight's first row also reads its scales."""
+    weight, buffers, chunks = task.pair.quantized, own.buffers, task.chunks
+    weight.will_need(chunks[0], chunks[-1])
+    with torch.inference_mode():
+        codes = _read_codes(weight, buffers) if task.first == 0 else CodeValues()
+        return _Result(task, _read_rows(weight, chunks, buffers.values), codes)
+
+
+def _read_rows(weight: Weight, chunks: Sequence[Chunk], workspace: Workspace) -> RowValues:
+    kernel, first, n = choose_kernel().kernel, chunks[0].row, chunks[-1].stop_row - chunks[0].row
+    low, high, energy = (torch.full((n,), start, dtype=torch.float64) for start in (inf, -inf, 0.0))
+    found = RowValues(low, high, energy)
+    for chunk in chunks:
+        values = read_values(kernel, weight, chunk, workspace).view(chunk.shape)
+        found = _add_values(found, slice(chunk.row - first, chunk.stop_row - first), values)
+    return found
+
+
+def _add_values(found: RowValues, place: slice, values: Tensor) -> RowValues:
+    """Add the values of a chunk, (r, c), to those of its rows; ``found`` is changed."""
+    low, high = values.amin(1), values.amax(1)  # NaN if any value is
+    if not (low.isfinite().all() and high.isfinite().all()):
+        finite = values.isfinite()
+        found = found._replace(
+            nonfinite=found.nonfinite + values.numel() - int(finite.sum()),
+            minus_infinite=found.minus_infinite + int((values == -inf).sum()),
+        )
+        low, high = values.where(finite, inf).amin(1), values.where(finite, -inf).amax(1)
+        values = values.where(finite, 0.0)
+    torch.minimum(found.low[place], low, out=found.low[place])
+    torch.maximum(found.high[place], high, out=found.high[place])
+    found.energy[place] += _square_norms(values)
+    return found
+
+
+def _square_norms(values: Tensor) -> Tensor:
+    """Return Σx² of each row, float64: the same for the same rows, whatever is read with them."""
+    norms: Tensor = torch.linalg.vector_norm(values, dim=1).double()
+    odd = (norms < SAFE[0]) | (norms > SAFE[1])
+    if bool(odd.any()):
+        norms[odd] = torch.linalg.vector_norm(values[odd], dim=1, dtype=torch.float64)
+    return norms.square_()
+
+
+def _read_codes(weight: Weight, buffers: _Buffers) -> CodeValues:
+    scales, lost = None, 0
+    if weight.scale is not None:
+        scales = ScaleStatistics.compute(iterate_scales(weight.scale, buffers.values))
+        if scales.zero:
+            buffers.scales.fill((weight.scale,), OTHER_SCALE)
+            lost = _count_lost(weight, buffers)
+    return CodeValues(scales, lost, _find_span(weight.unrotated, buffers))
+
+
+def _count_lost(weight: Weight, buffers: _Buffers) -> int:
+    """Return the number of elements that are zero, but not with another scale."""
+    lost = 0
+    for chunk in Cut(*weight.matrix, CPU_CHUNK):
+        zero = weight.dequantize(chunk, buffers.values).weight == 0
+        lost += int((zero & (weight.dequantize(chunk, buffers.scales).weight != 0)).sum())
+    return lost
+
+
+def _find_span(weight: Weight, buffers: _Buffers) -> tuple[int, int, int] | None:
+    """Return the lowest and the highest code in a few samples, and the number of codes; None if they are unknown."""
+    levels = weight.levels
+    if levels is None or weight.matrix[1] > CPU_CHUNK:
+        return None
+    first, last = map(int, levels.numbers(torch.tensor([levels.lowest, levels.highest])).tolist())
+    low, high = last, first
+    for chunk in _sample(weight):
+        scaling = weight.scaling(chunk, buffers.ends)
+        if scaling is None:
+            return None
+        values = weight.dequantize(chunk, buffers.values).weight
+        codes = (values if scaling.shift is None else values - scaling.shift) / scaling.unit
+        numbers = levels.numbers(codes[codes.isfinite()].float())
+        if numbers.numel():
+            low, high = min(low, int(numbers.amin())), max(high, int(numbers.amax()))
+    return (low, high, last - first + 1) if low < high else None
+
+
+def _sample(weight: Weight) -> Iterable[Chunk]:
+    """Return chunks at the beginning, in the middle and at the end of a weight."""
+    rows, cols = weight.matrix
+    height = min(max(SAMPLED // cols, 1), rows)
+    for row in sorted({0, (rows - height) // 2, rows - height}):
+        yield Chunk(row, row + height, 0, cols)
