@@ -1,5 +1,6 @@
 """Tests see no CI around them: what the command says there, and where, is set by the tests of it."""
 
+import logging
 import os
 from collections import Counter
 
@@ -13,6 +14,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: more thread
 settings.register_profile("untimed", deadline=None)  # how long an example takes is a matter of the machine
 settings.load_profile("untimed")
 os.environ["HF_HUB_OFFLINE"] = "1"  # nor the network: tests of stores bring their own servers
+
+
+@pytest.fixture(autouse=True)
+def notices():
+    """Commands that are asked to be quiet are so for themselves only."""
+    yield
+    logging.getLogger("quanterr").setLevel(logging.NOTSET)
 
 
 @pytest.fixture
