@@ -74,10 +74,10 @@ class TestUndeclared:
             ("nvfp4/modelopt_nvfp4.safetensors", "refuse codes of another shape"),
         ],
     )
-    def test_codes_that_no_file_declares_are_an_error(self, tmp_path, case, does):
+    def test_codes_that_no_file_declares_are_told(self, tmp_path, case, does):
         (one,) = told(of_golden(tmp_path / "y", case, MODEL | {"quantization_config": None}))
 
-        assert "error" == one.severity
+        assert ("warning" if case.startswith("fp8_row/") else "error") == one.severity
         assert "config.json declares no quantization, but " in one.message
         assert does in one.message
 

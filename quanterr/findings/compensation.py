@@ -58,7 +58,8 @@ def _places_of(one: Finding) -> list[tuple[int, int]]:
     """Return the (row, column) of the regions that a finding names; column -1 stands for the whole row."""
     if one.code == "bad_rows":
         return [(row, -1) for row in one.evidence.get("rows", ())]
-    return [(row, col) for row, col in one.evidence.get("places", ())]
+    whole = one.code == "scale_loss"  # with a scale that is too wide, the nearest codes show nothing
+    return [(row, -1 if whole else col) for row, col in one.evidence.get("places", ())]
 
 
 def _is_compensation(weight: WeightSummary, row: int, col: int, workspaces: Workspaces) -> bool:

@@ -21,6 +21,9 @@ OF_COMFY = _words(
 )
 
 
+OF_ANY_PROGRAM = _words("fp8_tensor fp8_row int8_tensor int8_row")  # a scale beside plain codes: easy to read
+
+
 class Family(NamedTuple):
     """Formats that the same loaders read: what these are called, and the quant_methods that select them."""
 

@@ -25,6 +25,7 @@ from quanterr.findings.families import (
     KNOWN,
     LOADS,
     MLX,
+    OF_ANY_PROGRAM,
     OF_COMFY,
     OF_METHOD,
     OF_OTHERS,
@@ -125,7 +126,7 @@ def _is_of_comfy(weight: Weight, labels: Labels) -> bool:
 
 
 def _report_undeclared(weights: Sequence[Weight]) -> Iterator[Finding]:
-    """Report codes that nothing declares."""
+    """Report codes that nothing declares: an error, or a warning if one's own program may read them."""
     if not weights:
         return
     names = [weight.name for weight in weights]
@@ -136,7 +137,8 @@ def _report_undeclared(weights: Sequence[Weight]) -> Iterator[Finding]:
         f"loaders {_describe_reading(weights[0])}"
     )
     remedy = "put the quantization_config that the quantizer wrote (MLX: quantization) back into config.json"
-    yield make_finding("undeclared_codes", "error", None, message, remedy, layers=names)
+    severity = "warning" if OF_ANY_PROGRAM.issuperset(formats) else "error"
+    yield make_finding("undeclared_codes", severity, None, message, remedy, layers=names)
 
 
 def _report_not_of_mlx(weights: Sequence[Weight]) -> Iterator[Finding]:

@@ -55,6 +55,7 @@ MOST_AGREE = 0.5  # share of the weights read that must show this sign: fewer ma
 # Sign "first": the least error of a column over that of its nearest codes. GPTQ leaves 1.00 in the first one (real
 # weights, 24 settings); where one of a hundred codes is a step off, it is 1.1.
 LEAST_EXCESS = 1.1
+BEYOND_OFTEN = 0.01  # share of errors of more than a step; rounding at random leaves none
 
 # Sign "directions": few singular values.
 EDGE = 1.1  # times the edge of Marchenko and Pastur; noise reaches 1.0
@@ -137,7 +138,7 @@ def find_signs(pair: Pair, workspaces: Workspaces, declared: Method) -> list[str
     if sample is None:
         return []
     method, levels = find_method(declared, pair.quantized.format, folded=False), pair.quantized.unrotated.levels
-    found = ["first"] if method.rounds_first_column and _is_off_everywhere(sample.columns) else []
+    found = ["first"] if method.rounds_first_column and _is_off_everywhere(sample) else []
     if levels is None or levels.number < FEWEST_LEVELS:
         return found
     stored = 10 * log10(float(sample.error.square().sum() / sample.least.square().sum()))
@@ -235,9 +236,11 @@ def _is_beyond_rounding(errors: Sequence[Tensor], least: Tensor, fine: Tensor) -
     return scatter < (SCATTER * more) ** 2 and float(sum(first) / 2) - 1 > LEFT * more
 
 
-def _is_off_everywhere(columns: Tensor) -> bool:
-    """Return True if no column has the nearest codes; for ``columns`` see :class:`ErrorSample`."""
-    stored, nearest = columns
+def _is_off_everywhere(sample: ErrorSample) -> bool:
+    """Return True if no column has the nearest codes, and many codes are none of the two around their values."""
+    stored, nearest = sample.columns
+    if int((sample.error.abs() > BEYOND * sample.width).sum()) < BEYOND_OFTEN * int(sample.fine.sum()):
+        return False  # rounded at random
     used = nearest > nearest.mean() / 2  # in others, few codes are off
     return float((stored[used] / nearest[used]).min()) > LEAST_EXCESS
 

@@ -3,6 +3,7 @@
 from math import inf, log10
 from typing import Literal, NamedTuple
 
+NEAR = 8  # rows from a tile to another of the same columns that is beside it
 Kind = Literal["row", "column", "tile", "group", "underflow"]
 
 
@@ -29,7 +30,7 @@ class BadRegion(NamedTuple):
     def is_scattered(self) -> bool:
         """True if half of the regions, at most, have another beside them in their row, or tiles in their columns."""
         places, width = set(self.places), 1 if self.kind == "column" else self.size
-        steps = [(0, width), *([(1, 0), (2, 0)] if self.kind == "tile" else ())]
+        steps = [(0, width), *((down, 0) for down in range(1, NEAR + 1) if self.kind == "tile")]
         near = [(sign * down, sign * across) for down, across in steps for sign in (1, -1)]
         beside = sum(any((row + down, col + across) in places for down, across in near) for row, col in places)
         return self.worst[1] >= 0 and 2 * beside <= len(places)

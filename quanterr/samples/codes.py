@@ -170,12 +170,12 @@ class Sampler:
         return found
 
     def find_bad_regions(self, weight: Attainable) -> tuple[BadRegion, ...]:
-        """Return the added rows whose error is far larger than their scales allow, or else the tiles.
+        """Return the added rows, and the tiles, whose error is far larger than their scales allow.
 
         An outlier beside a tile may dominate the energy of its row. ``weight`` is the result of the whole sample.
         """
-        part = _find_outstanding("row", self._rows, weight) or _find_outstanding("tile", self._tiles, weight)
-        return (part,) if part else ()
+        kinds: tuple[tuple[Kind, list[_Energies]], ...] = ("row", self._rows), ("tile", self._tiles)
+        return tuple(part for kind, found in kinds if (part := _find_outstanding(kind, found, weight)))
 
     def _find_regions(self, whole: Attainable) -> list[BadRegion]:
         kinds: dict[Kind, Sequence[_Energies]] = {

@@ -36,6 +36,7 @@ CLIPPED = {BYTE: 1.05, 32: 1.12, 0: 1 / NARROW}
 # Elements of a group whose loss is small though it clips a value that matters in its row. In a larger one, of integers,
 # a search for the least error clips; a smaller one loses much.
 FEWEST_CLIPPED, MOST_CLIPPED = 1 << 10, 1 << 17
+SOME = 1.01  # ratio of losses from which a search has not chosen to clip
 # Shares of the worst error, half a step per element. An error below means that values coincide with codes. Rounding
 # leaves a third of the worst error, and less with few levels, or with floats, whose steps differ.
 LUCKY, LUCKY_FINE = 0.08, 0.2
@@ -363,7 +364,8 @@ class ScaleSampler:
         if levels is None or levels.number < BYTE or powers or small or large:
             return torch.zeros_like(one.losses.needed, dtype=torch.bool)
         half = 0.0 if one.step is None else one.step / 2
-        return (one.losses.good > CLIPPED[BYTE] * (one.losses.stored + half)) & (one.losses.stored > 0)
+        clips = (one.losses.good > CLIPPED[BYTE] * (one.losses.stored + half)) & (one.losses.stored > 0)
+        return clips & (one.losses.stored_sq > SOME * one.losses.good_sq.amax(0))
 
     @cached_property
     def _least(self) -> Callable[[int], Tensor | None]:

@@ -156,11 +156,16 @@ def originals_of(layout: Layout) -> Tensors:
 
 
 def made(
-    bench: Bench, layout: Layout, x: Tensors | None = None, by: Quantize = sound, dtype: torch.dtype | None = None
+    bench: Bench,
+    layout: Layout,
+    x: Tensors | None = None,
+    by: Quantize = sound,
+    dtype: torch.dtype | None = None,
+    declared: Mapping[str, Any] = CONFIG,
 ) -> Sound:
     """The sound pair of a layout; ``dtype``: of what is not quantized."""
     given = originals_of(layout) if x is None else x
-    config = CONFIG | ({"num_hidden_layers": 1} if layout.family == "experts" else {})
+    config = dict(declared) | ({"num_hidden_layers": 1} if layout.family == "experts" else {})
     original = files.write(bench.place(), given, config)
     weights = quantized(layout, given, by)
     if dtype:

