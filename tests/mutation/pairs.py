@@ -81,7 +81,7 @@ class Sound:
         if self.layout.family == "GGUF":
             all_weights = {**self.weights, **case.changed}
             plain = {name: w if isinstance(w, Coded) else w.float() for name, w in all_weights.items()}
-            return files.write_gguf(self.bench.place(".gguf"), plain, case.config)
+            return files.write_gguf(self.bench.place(".gguf"), plain, {**self.config, **case.config})
         said = dict(self.config) | ({"quantization_config": self.layout.config} if self.layout.config else {})
         if self.layout.family == "MLX":
             said["quantization"] = self.layout.config
