@@ -1,7 +1,7 @@
 """Error beyond what a weight's stored scales allow, and error from values that the scales clip."""
 
 from collections.abc import Iterator
-from math import ceil, isfinite, log2, log10, sqrt
+from math import ceil, inf, isfinite, log2, log10, sqrt
 
 from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import bits_of
@@ -292,6 +292,10 @@ def _choose_part(pair: Pair, found: Attainable, method: Method) -> BadRegion | N
     """
     of_scales = any(part.kind not in KINDS for part in found.parts)
     parts = [part for part in found.parts if part.kind in KINDS and not (of_scales and _has_no_better_codes(part))]
+
+    rows = {row: one.snr_db for one in parts if one.kind == "row" for row, _ in one.places}
+    # A tile that is no worse than its row is a part of a bad row.
+    parts = [part for part in parts if part.kind != "tile" or part.snr_db < rows.get(part.worst[0], inf)]
 
     def order(part: BadRegion) -> tuple[bool, bool, int]:
         small = _rate_part(pair, found, part, method) == "info"

@@ -22,6 +22,7 @@ PROJECTION = re.compile(
     r"(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\."
     r"(?:self_attn\.([qkvo])_proj|attn_(q|k|v|output))\.weight"
 )
+OF_WINDOWS = "attention.key_length_swa"  # heads of layers with a sliding window are of another size (Gemma 4)
 OTHERWISE = (*EXPLAINING, "linear_attn_config", "block_configs", "attention.kv_lora_rank")  # heads of several sizes
 REFUSING = frozenset({"llama", "deci", "falcon", "llama-embed"})  # architectures whose n_rot llama.cpp checks
 WHOLE = REFUSING | {"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3"}  # whole heads are rotated
@@ -89,7 +90,7 @@ def _read_config(config: JsonFields) -> Heads | None:
 def _read_gguf(metadata: GgufMetadata, block: int) -> Heads | None:
     """Return what the metadata declare for a block, with llama.cpp's defaults."""
     queries, keys, width = metadata.heads(block), metadata.kv_heads(block), metadata.get_model_int("embedding_length")
-    if not queries or not keys or not width or any(metadata.get_model_int(key) for key in OTHERWISE):
+    if not queries or not keys or not width or any(metadata.get_model_int(key) for key in (*OTHERWISE, OF_WINDOWS)):
         return None
     sizes = (metadata.get_model_int(f"attention.{kind}_length") or width // queries for kind in ("key", "value"))
     return Heads(queries, keys, *sizes)

@@ -174,8 +174,10 @@ class Sampler:
 
         An outlier beside a tile may dominate the energy of its row. ``weight`` is the result of the whole sample.
         """
-        kinds: tuple[tuple[Kind, list[_Energies]], ...] = ("row", self._rows), ("tile", self._tiles)
-        return tuple(part for kind, found in kinds if (part := _find_outstanding(kind, found, weight)))
+        row, tile = (_find_outstanding(*of, weight) for of in (("row", self._rows), ("tile", self._tiles)))
+        if row and tile and {place[0] for place in tile.places} <= {place[0] for place in row.places}:
+            tile = None
+        return tuple(part for part in (row, tile) if part)
 
     def _find_regions(self, whole: Attainable) -> list[BadRegion]:
         kinds: dict[Kind, Sequence[_Energies]] = {
