@@ -25,7 +25,7 @@ MAX_METADATA = 1000  # bytes
 BLOBS = "blobs"
 
 
-def find_stated(file: CheckpointFile) -> str | None:
+def find_stated_sha256(file: CheckpointFile) -> str | None:
     """Return the SHA-256 that the hub states for a file; None if it is not from the hub, or states none."""
     if isinstance(file, RemoteFile):
         return file.remote.store.sha256(file.remote.inner)

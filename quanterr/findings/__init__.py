@@ -36,7 +36,6 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.compensation import drop_compensated
 from quanterr.findings.constants import ConstantWeights, is_learned_matrix
 from quanterr.findings.excess import (
-    NOTED_DB,
     check_excess,
     fits_signed_scales,
     has_nearest_codes,
@@ -77,7 +76,7 @@ from quanterr.findings.layers import (
     report_identical,
 )
 from quanterr.findings.merging import merge_bad_rows, merge_excess
-from quanterr.findings.methods import PLAIN, find_declared_method, find_method
+from quanterr.findings.methods import Method, find_declared_method, find_method
 from quanterr.findings.originals import restate_for_quantized_originals
 from quanterr.findings.outliers import find_outlier_columns
 from quanterr.findings.repeats import RepeatedWeights
@@ -142,8 +141,7 @@ class FindingCollector:
         if done.sums.exact:
             self._equal[done.number] = pair
             return
-        method = find_method(self._declared, pair.quantized.format, pair.name in self._undone)
-        too_small = underflows(pair, done.sums)
+        method, too_small = self._find_method(pair), underflows(pair, done.sums)
         nearest, good = has_nearest_codes(pair, done, method), has_good_scales(pair, done)
         facts = {
             UNDERFLOWS: too_small,
@@ -184,7 +182,7 @@ class FindingCollector:
         if not complete:
             return drop_explained(single, _gather_facts(seen, single))
         single = drop_harmless_zero_scales(single, {one.pair.name: one.pair for one in seen})
-        compensated = {one.pair.name: one for one in seen if self._may_compensate(one)}
+        compensated = {one.pair.name: one for one in seen if self._find_method(one.pair).compensates}
         with on_cpu() as workspaces:
             single = excuse_shared_scales(drop_compensated(single, compensated, workspaces), seen)
         whole, alike = self._check_all(seen)
@@ -206,10 +204,8 @@ class FindingCollector:
         kept = restate_for_quantized_originals(drop_explained(found, _gather_facts(seen, found)), seen)
         return merge_bad_rows(merge_excess(kept), len(seen))
 
-    def _may_compensate(self, one: WeightSummary) -> bool:
-        """Return True if a weight may be by a method that compensates errors: by what is declared, or by its excess."""
-        method = find_method(self._declared, one.pair.quantized.format, folded=False)
-        return method.compensates or (method is PLAIN and (one.excess_db or 0.0) > NOTED_DB)
+    def _find_method(self, pair: Pair) -> Method:
+        return find_method(self._declared, pair.quantized.format, pair.name in self._undone)
 
     def _check_all(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
         """Return the findings about all weights together, and the numbers of the weights that share one factor."""

@@ -13,24 +13,26 @@ level       The error of a block is about as large as the error of its whole row
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import inf
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quanterr.findings.layers import WeightSummary
-from quanterr.findings.sources import choose_runs
-from quanterr.kernel.levels import Scaling, find_cells
+from quanterr.findings.sources import choose_runs, find_cells_of
+from quanterr.kernel.structs import TILE
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces
 from quanterr.report.base import Finding
 from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace
 
 DIRECTED, AMONG_OTHERS = 4.0, 2.0  # energy of the row's direction, beside one by chance, and beside those of other rows
 LEVEL_DB = 3.0  # error of a block beside that of its row's nearest codes, above what the weight loses by compensation
-TILE = 64
 CODES = ("excess_rows", "excess_blocks", "bad_rows", "scale_loss")  # findings about rows or blocks, with their places
 FEWEST = 32  # rows that are compared with the bad one
 
@@ -42,16 +44,28 @@ def drop_compensated(
 
     Args:
         found: findings about single weights.
-        weights: the weights that may be the work of a method that compensates errors, by name.
+        weights: the weights by a method that compensates errors, by name.
         workspaces: buffers for the two sides.
     """
-    kept = []
-    for one in found:
+    # Findings about a weight come one after the other, so that its rows are read once.
+    read = lru_cache(maxsize=1)(lambda name: _read_rows(weights[name].pair, workspaces))
+
+    def is_left(one: Finding) -> bool:
         weight = weights.get(one.layer or "")
         places = _places_of(one) if one.code in CODES and one.severity == "warning" else []
-        if weight is None or not places or not all(_is_compensation(weight, *place, workspaces) for place in places):
-            kept.append(one)
-    return kept
+        if weight is None or not places or weight.pair.quantized.matrix[0] < FEWEST:
+            return False
+        spread = read(weight.pair.name)
+        return all(_is_compensation(weight, *place, spread, workspaces) for place in places)
+
+    return [one for one in found if not is_left(one)]
+
+
+class _Rows(NamedTuple):
+    """Errors of rows that are spread over a weight, (r, c) float64, and the numbers of these rows, (r,)."""
+
+    numbers: Tensor
+    errors: Tensor
 
 
 def _places_of(one: Finding) -> list[tuple[int, int]]:
@@ -62,20 +76,15 @@ def _places_of(one: Finding) -> list[tuple[int, int]]:
     return [(row, -1 if whole else col) for row, col in one.evidence.get("places", ())]
 
 
-def _is_compensation(weight: WeightSummary, row: int, col: int, workspaces: Workspaces) -> bool:
+def _is_compensation(weight: WeightSummary, row: int, col: int, spread: _Rows, workspaces: Workspaces) -> bool:
     """Return True if the error of a row, or of a block from a column on, is one that compensation leaves."""
-    pair = weight.pair
-    rows, cols = pair.quantized.matrix
-    if row < 0 or rows < FEWEST:
+    if row < 0:
         return False
-    runs = choose_runs(rows, cols)
-    others = torch.cat([_read_error(pair, Chunk(run.start, run.stop, 0, cols), workspaces) for run in runs])
-    numbers = torch.tensor([number for run in runs for number in run])
-    error = _read_error(pair, Chunk(row, row + 1, 0, cols), workspaces)[0]
-    if _is_directed(error, others[numbers != row]):
+    error = _read_error(weight.pair, row, row + 1, workspaces)[0]
+    if _is_directed(error, spread.errors[spread.numbers != row]):
         return True
     level_db = LEVEL_DB + (weight.excess_db or 0.0)
-    return col >= 0 and _compare_levels(pair, row, col, error, workspaces) < level_db
+    return col >= 0 and _compare_levels(weight.pair, row, col, error, workspaces) < level_db
 
 
 def _is_directed(error: Tensor, others: Tensor) -> bool:
@@ -88,22 +97,26 @@ def _is_directed(error: Tensor, others: Tensor) -> bool:
 
 
 def _compare_levels(pair: Pair, row: int, col: int, error: Tensor, workspaces: Workspaces) -> float:
-    """Return how much louder the error of a block is than that of its row's nearest codes, in dB; inf if unknown."""
-    weight, chunk = pair.quantized, Chunk(row, row + 1, 0, len(error))
-    if weight.levels is None or weight.rotated:
+    """Return by how many dB a block's error exceeds that of the nearest codes of its whole row; inf if unknown."""
+    if pair.quantized.rotated:
         return inf
-    scales = weight.scaling(chunk, (FilledWorkspace(torch.device("cpu")), FilledWorkspace(torch.device("cpu"))))
-    if scales is None:
-        return inf
+    chunk = Chunk(row, row + 1, 0, len(error))
     x = pair.original.dequantize(chunk, workspaces[0]).weight.float()
-    unit, shift = (None if side is None else side.float().expand_as(x) for side in scales)
-    assert unit is not None  # noqa: S101
-    around = find_cells(weight.levels, x, Scaling(unit, shift))
+    around = find_cells_of(pair.quantized, chunk, x, (FilledWorkspace(CPU), FilledWorkspace(CPU)))
+    if around is None:
+        return inf
     nearest = (around.nearest - x).masked_fill(~around.inside, 0.0).double()
     return level(float(error[col : col + TILE].square().mean()), float(nearest.square().mean()))
 
 
-def _read_error(pair: Pair, chunk: Chunk, workspaces: Workspaces) -> Tensor:
-    """Return y - x of a chunk, (r, c) float64."""
+def _read_rows(pair: Pair, workspaces: Workspaces) -> _Rows:
+    runs = choose_runs(*pair.quantized.matrix)
+    numbers = torch.tensor([number for run in runs for number in run])
+    return _Rows(numbers, torch.cat([_read_error(pair, run.start, run.stop, workspaces) for run in runs]))
+
+
+def _read_error(pair: Pair, first: int, stop: int, workspaces: Workspaces) -> Tensor:
+    """Return y - x of rows, (r, c) float64."""
+    chunk = Chunk(first, stop, 0, pair.quantized.matrix[1])
     x = pair.original.dequantize(chunk, workspaces[0]).weight.double()
     return pair.quantized.dequantize(chunk, workspaces[1]).weight.double() - x

@@ -18,10 +18,8 @@ from quanterr.pairing.model import Pair
 from quanterr.report.base import Finding
 from quanterr.util.strict_json import JsonFields
 
-PROJECTION = re.compile(
-    r"(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\."
-    r"(?:self_attn\.([qkvo])_proj|attn_(q|k|v|output))\.weight"
-)
+OF_BLOCK = r"(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\."  # the beginning of a weight's name
+PROJECTION = re.compile(OF_BLOCK + r"(?:self_attn\.([qkvo])_proj|attn_(q|k|v|output))\.weight")
 OF_WINDOWS = "attention.key_length_swa"  # heads of layers with a sliding window are of another size (Gemma 4)
 OTHERWISE = (*EXPLAINING, "linear_attn_config", "block_configs", "attention.kv_lora_rank")  # heads of several sizes
 REFUSING = frozenset({"llama", "deci", "falcon", "llama-embed"})  # architectures whose n_rot llama.cpp checks

@@ -15,7 +15,6 @@ from quanterr.util.strict_json import JsonFields
 class Method(NamedTuple):
     """What a method of quantization leaves, and what it never does."""
 
-    name: str
     # dB that a weight may lose against its nearest codes. Above, its error is no longer that of the method.
     most_db: float
     compensates: bool = False  # errors of one column are made up for in the columns that follow
@@ -34,20 +33,20 @@ class Method(NamedTuple):
 # codes; zero points rounded after the codes up to 2.0 (compressed-tensors) and 3.8 (MLX, 8 bits); rounding at random
 # 3.0, truncation 6.0. Nothing in a file of compressed-tensors may tell that GPTQ wrote it, which costs 2.9 to 4.2 with
 # inputs correlated as real ones are.
-PLAIN = Method("rounding", 5.0)
+PLAIN = Method(5.0)
 # Frantar et al., arXiv:2210.17323: min ‖(W - Ŵ)X‖² column by column. On real weights, with groups of 32 to 128, damping
 # of 0.01 and 0.1 and both orders of columns, a weight loses 0.5 to 6.1 dB; with columns in the order of inputs 5.3.
-GPTQ = Method("GPTQ", 8.0, compensates=True, rounds_first_column=True)
+GPTQ = Method(8.0, compensates=True, rounds_first_column=True)
 # AutoRound (arXiv:2309.05516), AdaRound: each code is one of the two around its value; 0.2 to 3 dB.
-LEARNED = Method("learned rounding", 8.0, learns=True)
+LEARNED = Method(8.0, learns=True)
 # SpQR (arXiv:2306.03078) and QuIP# (arXiv:2402.04396) compensate as GPTQ does, with other groups.
-OTHER = Method("error compensation", 8.0, compensates=True)
+OTHER = Method(8.0, compensates=True)
 # Lin et al., arXiv:2306.00978: columns are scaled, then rounded to the nearest: what it leaves is what rounding leaves.
-AWQ = Method("AWQ", PLAIN.most_db)
+AWQ = Method(PLAIN.most_db)
 # ggml-quants.c of llama.cpp: min Σ importance · e² over scales of each block, importance being x² or that of an
 # importance matrix. Codes are the nearest of a scale that is then fitted to them: with importances of 1 to 1,000,
 # single or log-uniform, on real weights 0 to 1.5 dB.
-GGML = Method("llama.cpp's search", 2.5, by_importance=True)
+GGML = Method(2.5, by_importance=True)
 
 # The first pattern that occurs in the quantization_config decides: AutoRound also exports as GPTQ and AWQ. Of
 # compressed-tensors' files, only those by GPTQ declare an order of columns.

@@ -30,11 +30,14 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import NOTED_DB
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.methods import Method, find_method
-from quanterr.kernel.levels import Scaling, find_cells
+from quanterr.formats import Weight
+from quanterr.formats.base import FilledWorkspaces
+from quanterr.kernel.levels import CodeCells, Scaling, find_cells
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.report.base import Finding
 from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace
 from quanterr.util.text import count, listed
 
@@ -73,9 +76,8 @@ CELLS = 16  # number of positions that are distinguished between a code and half
 FOLLOWS = 0.035  # least share of the error that follows a grid, beyond chance
 DEVIATIONS = 6.0  # standard errors beyond chance
 GRID_DB = 1.0  # least excess: undetected factors folded into 3 bits look like a grid at 0.7 dB
-GRID_DB_OF_SEARCH = (
-    2.0  # the same of ggml's types: codes nearest for another scale than the one fitted to them, up to 1.5
-)
+# The same of ggml's types, whose codes are the nearest of another scale than the one fitted to them: up to 1.5.
+GRID_DB_OF_SEARCH = 2.0
 
 MEANINGS = {
     "rounding": "no rounding, with or without error compensation, makes these codes from the original: a finetune, "
@@ -95,9 +97,9 @@ def check_sources(seen: Sequence[WeightSummary], declared: Method) -> Iterator[F
             nearest.
     """
     off = [one for one in seen if _is_off(one)]
-    spread = off[:: max(-(-len(off) // SPREAD_READ), 1)]
     worst = sorted(off, key=lambda one: -(one.excess_db or 0.0))[:MOST_READ]
-    read = [one for one in off if one in spread or one in worst]
+    chosen = {one.number for one in (*off[:: max(-(-len(off) // SPREAD_READ), 1)], *worst)}
+    read = [one for one in off if one.number in chosen]
     with on_cpu() as workspaces:
         signs = {one.pair.name: find_signs(one.pair, workspaces, declared) for one in read}
     if sum("rounding" in found for found in signs.values()) < MOST_AGREE * len(read):
@@ -169,20 +171,17 @@ def _read_sample(pair: Pair, workspaces: Workspaces) -> ErrorSample | None:
     """Read runs of rows spread over a weight; None if scales or levels are unknown, or nothing differs."""
     weight, turn = pair.quantized.unrotated, pair.quantized.rotated
     cols = weight.matrix[1]
-    ends = FilledWorkspace(torch.device("cpu")), FilledWorkspace(torch.device("cpu"))
     pieces: list[tuple[Tensor, ...]] = []
+    ends = FilledWorkspace(CPU), FilledWorkspace(CPU)
     columns = torch.zeros(2, cols, dtype=torch.float64)
     for run in choose_runs(*weight.matrix):
         chunk = Chunk(run.start, run.stop, 0, cols)
         x = pair.original.dequantize(chunk, workspaces[0]).weight.float()
         x = turn.rotate(x.clone(), workspaces[0]) if turn else x
         y = weight.dequantize(chunk, workspaces[1]).weight.float()
-        scales = weight.scaling(chunk, ends)
-        if scales is None or weight.levels is None:
+        around = find_cells_of(weight, chunk, x, ends)
+        if around is None:
             return None
-        unit, shift = (None if side is None else side.float().expand_as(x) for side in scales)
-        assert unit is not None  # noqa: S101
-        around = find_cells(weight.levels, x, Scaling(unit, shift))
         fine = around.inside & x.isfinite() & y.isfinite() & around.nearest.isfinite() & (around.width > 0)
         sides = [side.masked_fill(~fine, 0.0) for side in (x, y - x, around.nearest - x)]
         columns += torch.stack([side.double().square().sum(0) for side in sides[1:]])
@@ -190,6 +189,16 @@ def _read_sample(pair: Pair, workspaces: Workspaces) -> ErrorSample | None:
     x, error, least, width, fine = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     found = ErrorSample(x, error, least, width, fine, columns)
     return found if bool(found.error.any()) and bool(found.least.any()) else None
+
+
+def find_cells_of(weight: Weight, chunk: Chunk, x: Tensor, ends: FilledWorkspaces) -> CodeCells | None:
+    """Return the codes around the numbers ``x`` of a chunk, (r, c) float32; None if levels or scales are unknown."""
+    scales = weight.scaling(chunk, ends)
+    if scales is None or weight.levels is None:
+        return None
+    unit, shift = (None if side is None else side.float().expand_as(x) for side in scales)
+    assert unit is not None  # noqa: S101
+    return find_cells(weight.levels, x, Scaling(unit, shift))
 
 
 def choose_runs(rows: int, cols: int) -> list[range]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG, config_of
-from quanterr.findings.heads import check_heads
+from quanterr.findings.heads import OF_BLOCK, check_heads
 from quanterr.findings.loading import check_loading
 from quanterr.findings.schemes import LINEAR, check_scheme, keep_strings, matches
 from quanterr.formats import FORMATS, find_rows
@@ -17,7 +17,7 @@ from quanterr.roles import role_of, without_numbers
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 
-BLOCK = re.compile(r"^(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\.")
+BLOCK = re.compile(OF_BLOCK)
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
 HEAD = "lm_head."
 HEADS = {

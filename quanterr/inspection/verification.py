@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from quanterr.checkpoints import Checkpoint, CheckpointFile
-from quanterr.checkpoints.checksums import compute_sha256, find_stated
+from quanterr.checkpoints.checksums import compute_sha256, find_stated_sha256
 from quanterr.errors import UsageError
 from quanterr.findings import make_finding
 from quanterr.report.base import Finding
@@ -21,7 +21,7 @@ def verify(checkpoint: Checkpoint) -> tuple[int, list[Finding]]:
         UsageError: the hub states no checksum of any file.
         CheckpointError: a file cannot be read.
     """
-    stated = {file: wanted for file in checkpoint.files if (wanted := find_stated(file)) is not None}
+    stated = {file: wanted for file in checkpoint.files if (wanted := find_stated_sha256(file)) is not None}
     if not stated:
         raise UsageError(
             f"{display(checkpoint.path)}: no checksum to verify: the hub states them of weights at hf://org/name, in "

@@ -338,9 +338,8 @@ def _lay_out(
     struct.halves, struct.numbers = ctypes.addressof(numbers.halves), ctypes.addressof(numbers.numbers)
     struct.n_levels = len(levels.table)
     struct.limits = ctypes.addressof(LIMITS)
-    struct.lucky, struct.most, struct.never_clips = (
-        get_lucky_share(levels), get_clipping_limit(levels), levels.number >= BYTE,
-    )  # fmt: skip
+    struct.lucky, struct.most = get_lucky_share(levels), get_clipping_limit(levels)
+    struct.never_clips = levels.number >= BYTE
     struct.cols, struct.per_row = width, height == 1
     struct.every, struct.whole = every, rows == matrix[0] and every == 1
     struct.every_closely = every_closely if height == 1 or block else 0

@@ -36,7 +36,7 @@ CLIPPED = {BYTE: 1.05, 32: 1.12, 0: 1 / NARROW}
 # Elements of a group whose loss is small though it clips a value that matters in its row. In a larger one, of integers,
 # a search for the least error clips; a smaller one loses much.
 FEWEST_CLIPPED, MOST_CLIPPED = 1 << 10, 1 << 17
-SOME = 1.01  # ratio of losses from which a search has not chosen to clip
+WORSE = 1.01  # ratio of losses from which a search has not chosen to clip
 # Shares of the worst error, half a step per element. An error below means that values coincide with codes. Rounding
 # leaves a third of the worst error, and less with few levels, or with floats, whose steps differ.
 LUCKY, LUCKY_FINE = 0.08, 0.2
@@ -289,13 +289,12 @@ class ScaleSampler:
             units = unit.expand(-1, shape[1])[:, : shape[1] // block[1] * block[1]]
             if not units.numel() or shape[0] % block[0]:
                 return None, None
-            order = None if self._order is None else self._order.to(unit.device)
-            if order is not None and len(order) != units.shape[1]:
-                return None, None
-            if order is None and find_groups((1 if len(units) == 1 else block[0], block[1]), units):
+            if self._order is not None:
+                fits = len(self._order) == units.shape[1]
+                return (ScaleGroups(*block), self._order.to(unit.device)) if fits else (None, None)
+            if find_groups((1 if len(units) == 1 else block[0], block[1]), units):
                 return ScaleGroups(*block), None
-            if order is None and block[0] == 1:
-                order = order_columns(block[1], units)
+            order = order_columns(block[1], units) if block[0] == 1 else None
             return (ScaleGroups(*block), order) if order is not None else (None, None)
         of_rows = weight.scale.n >= rows if weight.scale is not None else unit.shape[0] == shape[0]
         if unit.shape[1] > 1 and find_groups((1, shape[1]), unit) is None:
@@ -358,14 +357,16 @@ class ScaleSampler:
 
     def _clips_bytes(self, one: _SampledGroups) -> Tensor:
         """Return which groups of 8-bit codes clip their largest value: their row loses it, however large the group."""
-        levels = self._weight.levels
-        powers = bool((one.losses.stored.frexp().mantissa == 0.5).all())  # OCP's rule for exponents clips an eighth
-        small, large = one.size < FEWEST_CLIPPED, one.size > MOST_CLIPPED and not (levels and levels.mantissa)
-        if levels is None or levels.number < BYTE or powers or small or large:
-            return torch.zeros_like(one.losses.needed, dtype=torch.bool)
+        levels, none = self._weight.levels, torch.zeros_like(one.losses.needed, dtype=torch.bool)
+        if levels is None or levels.number < BYTE or one.size < FEWEST_CLIPPED:
+            return none
+        if one.size > MOST_CLIPPED and not levels.mantissa:
+            return none
+        if bool((one.losses.stored.frexp().mantissa == 0.5).all()):  # OCP's rule for exponents clips an eighth
+            return none
         half = 0.0 if one.step is None else one.step / 2
         clips = (one.losses.good > CLIPPED[BYTE] * (one.losses.stored + half)) & (one.losses.stored > 0)
-        return clips & (one.losses.stored_sq > SOME * one.losses.good_sq.amax(0))
+        return clips & (one.losses.stored_sq > WORSE * one.losses.good_sq.amax(0))
 
     @cached_property
     def _least(self) -> Callable[[int], Tensor | None]:
