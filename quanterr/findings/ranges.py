@@ -60,16 +60,21 @@ class Ranges:
     """The ranges that the weights of one side allow."""
 
     def __init__(self, pairs: Sequence[Pair], side: int, read: Workspace) -> None:
-        """Take the weights of a side; they are read when they are asked for."""
-        self._weights: Mapping[tuple[str, str], Weight] = {
-            canonicalize(pair.name): (pair.original, pair.quantized)[side] for pair in pairs
-        }
-        self._scaled = {
+        """Take the weights of a side; they are looked up, and read, when they are asked for."""
+        self._pairs, self._side, self._read = pairs, side, read
+
+    @cached_property
+    def _weights(self) -> Mapping[tuple[str, str], Weight]:
+        return {canonicalize(pair.name): (pair.original, pair.quantized)[self._side] for pair in self._pairs}
+
+    @cached_property
+    def _scaled(self) -> set[str]:
+        """The paths of modules with factors of inputs."""
+        return {
             canonicalize(pair.name)[0]
-            for pair in pairs
-            if any(entry.name.endswith(SCALED) for entry in pair.consumed[side])
+            for pair in self._pairs
+            if any(entry.name.endswith(SCALED) for entry in pair.consumed[self._side])
         }
-        self._read = read
 
     def of_scale(self, name: str) -> Range | None:
         """Return the range of what a scale is for; None if unknown."""

@@ -63,7 +63,10 @@ def check_scheme(quantized: Checkpoint, config: JsonFields, pairs: Sequence[Pair
 
 def _assign_groups(groups: Sequence[JsonFields], coded: Sequence[Pair]) -> Iterator[tuple[JsonFields, list[Pair]]]:
     """Yield each group with its weights: all if there is one group, else those that only its targets name."""
-    owners = [[group for group in groups if len(groups) == 1 or _names(group, pair)] for pair in coded]
+    if len(groups) < 2:
+        yield from ((group, list(coded)) for group in groups)
+        return
+    owners = [[group for group in groups if _names(group, pair)] for pair in coded]
     for group in groups:
         yield group, [pair for pair, found in zip(coded, owners, strict=True) if found == [group]]
 

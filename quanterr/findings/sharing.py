@@ -18,6 +18,8 @@ WIDE = 1.0  # stored / good scale of a part that others of the fused weight need
 def excuse_shared_scales(found: Sequence[Finding], seen: Iterable[WeightSummary]) -> list[Finding]:
     """Return the findings, with the info shared_scale where a scale is as wide as a fused weight needs it."""
     wide = {one.layer for one in found if _is_wide(one)}
+    if not wide:
+        return list(found)
     sharing: dict[tuple[str, float], list[str]] = {}
     for one in seen:
         if one.scales and one.scales.number and one.scales.low == one.scales.high:

@@ -357,15 +357,16 @@ class ScaleSampler:
 
     def _clips_bytes(self, one: _SampledGroups) -> Tensor:
         """Return which groups of 8-bit codes clip their largest value: their row loses it, however large the group."""
-        levels, none = self._weight.levels, torch.zeros_like(one.losses.needed, dtype=torch.bool)
-        if levels is None or levels.number < BYTE or one.size < FEWEST_CLIPPED:
-            return none
-        if one.size > MOST_CLIPPED and not levels.mantissa:
-            return none
-        if bool((one.losses.stored.frexp().mantissa == 0.5).all()):  # OCP's rule for exponents clips an eighth
-            return none
+        levels = self._weight.levels
+        is_byte = levels is not None and levels.number >= BYTE and one.size >= FEWEST_CLIPPED
+        if not is_byte or (one.size > MOST_CLIPPED and levels and not levels.mantissa):
+            return torch.zeros_like(one.losses.needed, dtype=torch.bool)
         half = 0.0 if one.step is None else one.step / 2
         clips = (one.losses.good > CLIPPED[BYTE] * (one.losses.stored + half)) & (one.losses.stored > 0)
+        if not bool(clips.any()):
+            return clips
+        if bool((one.losses.stored.frexp().mantissa == 0.5).all()):  # OCP's rule for exponents clips an eighth
+            return torch.zeros_like(clips)
         return clips & (one.losses.stored_sq > WORSE * one.losses.good_sq.amax(0))
 
     @cached_property
