@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import quanterr
-from quanterr.report.model import Layer, Report
+from quanterr.documents.comparison.model import Layer, Report
 
 
 def look(path: str) -> None:

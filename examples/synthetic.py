@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import quanterr
-from quanterr.report.model import Report
-from quanterr.report.terminal import console, show
+from quanterr.documents.comparison.model import Report
+from quanterr.outputs.terminal import console, show
 
 LAYERS = 5
 HIDDEN = 320  # not a multiple of the block: the last blocks are partial

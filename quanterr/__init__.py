@@ -19,15 +19,19 @@ if TYPE_CHECKING:
     from quanterr.comparison import compare
     from quanterr.comparison.measure import measure
     from quanterr.comparison.ranking import rank, sweep
+    from quanterr.documents.comparison.model import Report
+    from quanterr.documents.diff.making import diff
+    from quanterr.documents.kinds import read_document
+    from quanterr.documents.reading import read_report
     from quanterr.errors import CheckpointError, QuanterrError, UsageError
-    from quanterr.evaluation import evaluate
+    from quanterr.evaluation.images import compare_images
+    from quanterr.evaluation.run import evaluate
     from quanterr.formats import FORMATS
     from quanterr.gates import judge
-    from quanterr.images import compare_images
     from quanterr.inspection import inspect
     from quanterr.metrics import METRICS, theoretical_sqnr
     from quanterr.options import CompareOptions, EvaluateOptions
-    from quanterr.planning import plan
+    from quanterr.planning.run import plan
     from quanterr.recipes.tensors import (
         calibrate,
         error_within_bounds,
@@ -35,23 +39,19 @@ if TYPE_CHECKING:
         quantize_tensor,
         theoretical_max_error,
     )
-    from quanterr.report.diff.making import diff
-    from quanterr.report.documents import read_document
-    from quanterr.report.model import Report
-    from quanterr.report.reading import read_report
 
 
 _HOMES = {
     "CompareOptions": "quanterr.options",
     "compare": "quanterr.comparison",
-    "compare_images": "quanterr.images",
-    "diff": "quanterr.report.diff.making",
-    "evaluate": "quanterr.evaluation",
+    "compare_images": "quanterr.evaluation.images",
+    "diff": "quanterr.documents.diff.making",
+    "evaluate": "quanterr.evaluation.run",
     "inspect": "quanterr.inspection",
     "open_checkpoint": "quanterr.checkpoints",
     "judge": "quanterr.gates",
     "measure": "quanterr.comparison.measure",
-    "plan": "quanterr.planning",
+    "plan": "quanterr.planning.run",
     "rank": "quanterr.comparison.ranking",
     "sweep": "quanterr.comparison.ranking",
     "calibrate": "quanterr.recipes.tensors",
@@ -59,16 +59,16 @@ _HOMES = {
     "fake_quantize": "quanterr.recipes.tensors",
     "quantize_tensor": "quanterr.recipes.tensors",
     "theoretical_max_error": "quanterr.recipes.tensors",
-    "read_report": "quanterr.report.reading",
+    "read_report": "quanterr.documents.reading",
     "theoretical_sqnr": "quanterr.metrics",
-    "Report": "quanterr.report.model",
+    "Report": "quanterr.documents.comparison.model",
     "FORMATS": "quanterr.formats",
     "METRICS": "quanterr.metrics",
     "CheckpointError": "quanterr.errors",
     "QuanterrError": "quanterr.errors",
     "UsageError": "quanterr.errors",
     "EvaluateOptions": "quanterr.options",
-    "read_document": "quanterr.report.documents",
+    "read_document": "quanterr.documents.kinds",
 }
 
 __all__ = [

@@ -1,3 +1,3 @@
 """Public import path of ``StreamedModel``, the model class for lm-evaluation-harness."""
 
-from quanterr.evaluation.harness import StreamedModel as StreamedModel
+from quanterr.evaluation.texts.harness import StreamedModel as StreamedModel

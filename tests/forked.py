@@ -46,10 +46,10 @@ USED = (
     "gates.github",
     "gates.explanation",
     "cli.progress",
-    "report.view",
-    "report.terminal",
-    "report.reading",
-    "evaluation",
+    "documents.comparison.view",
+    "outputs.terminal",
+    "documents.reading",
+    "evaluation.run",
 )
 
 

@@ -75,7 +75,7 @@ def functions() -> str:
 
 def report_metrics() -> str:
     """Return a table of REPORT_METRICS."""
-    from quanterr.report.values import REPORT_METRICS
+    from quanterr.documents.comparison.values import REPORT_METRICS
 
     rows = ["| of the report | definition |", "|---|---|"]
     return "\n".join([*rows, *(f"| `{name}` | {row.summary} |" for name, row in REPORT_METRICS.items())])
@@ -131,7 +131,7 @@ def conversions() -> str:
 
 def findings_index() -> str:
     """Return a table of CODES with links to their sections."""
-    from quanterr.report.finding_codes import CODES
+    from quanterr.documents.finding_codes import CODES
 
     rows = ["| finding | severity | what it says |", "|---|---|---|"]
     lines = (
@@ -150,7 +150,7 @@ def recipes() -> str:
 
 def scores() -> str:
     """One row for each number that readers see of rankings, evaluations, plans, inspections and images."""
-    from quanterr.report.documents import KINDS
+    from quanterr.documents.kinds import KINDS
 
     rows = ["| number | of | what it is | unit | better |", "|---|---|---|---|---|"]
     for kind in KINDS.values():
@@ -162,7 +162,7 @@ def scores() -> str:
 
 def outputs() -> str:
     """Return a table of OUTPUTS."""
-    from quanterr.report import OUTPUTS
+    from quanterr.outputs import OUTPUTS
 
     rows = ["| `--to` | suffix of `-o` | what it is |", "|---|---|---|"]
     return "\n".join([*rows, *(f"| `{row.name}` | `{row.suffix}` | {row.summary} |" for row in OUTPUTS)])
@@ -175,8 +175,8 @@ def block_map() -> str:
     from rich.console import Console
     from sample_reports import report_of, small
 
-    from quanterr.report.block_map import draw_block_maps
-    from quanterr.report.view import map_cells
+    from quanterr.documents.comparison.view import map_cells
+    from quanterr.outputs.block_map import draw_block_maps
 
     console = Console(file=io.StringIO(), width=90, color_system=None)
     for picture in draw_block_maps(map_cells(report_of(small())), console.width, unicode=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 from browsing import started
 from sample_reports import Model, mixed, report_of, small
 
-from quanterr.report import page as html
+from quanterr.outputs.page import rendering as html
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PICTURES = (

@@ -13,10 +13,10 @@ import sample_documents
 from rich.console import Console
 from sample_reports import report_of, tiny
 
-from quanterr.report import OUTPUTS
-from quanterr.report.diff.base import Difference
-from quanterr.report.terminal import console
-from quanterr.report.terminal import show as print_view
+from quanterr.documents.diff.base import Difference
+from quanterr.outputs import OUTPUTS
+from quanterr.outputs.terminal import console
+from quanterr.outputs.terminal import show as print_view
 
 FOLDER = Path(__file__).parent / "snapshots"
 WIDTH = 100

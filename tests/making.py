@@ -17,6 +17,7 @@ from torch import Tensor
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.comparison.worker import Worker
+from quanterr.documents.comparison.model import Report
 from quanterr.formats import Values, Weight
 from quanterr.kernel.library import Kernel
 from quanterr.metrics import OUTLIER
@@ -25,7 +26,6 @@ from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.model import Pair, Pairing
 from quanterr.recipes import parse_recipe
-from quanterr.report.model import Report
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut, as_matrix
 from quanterr.tensors.workspace import Workspace

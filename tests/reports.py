@@ -3,7 +3,7 @@
 from math import isfinite
 from types import SimpleNamespace
 
-from quanterr.report.values import LAYER_METRICS, MODEL_METRICS
+from quanterr.documents.comparison.values import LAYER_METRICS, MODEL_METRICS
 
 SETTINGS = {"outlier_threshold": 0.01, "importance": None, "sensitivity": None, "metrics_version": 1}
 

@@ -5,13 +5,12 @@ import dataclasses
 from msgspec.structs import replace
 from sample_reports import Model, report_of, tiny
 
-from quanterr.findings import make_finding
-from quanterr.gates import judge
-from quanterr.report.base import RunInfo, Tool
-from quanterr.report.diff.candidates import CandidateDiff
-from quanterr.report.diff.making import diff
-from quanterr.report.diff.model import Diff
-from quanterr.report.evaluation.model import (
+from quanterr.documents.base import RunInfo, Tool
+from quanterr.documents.comparison.model import Selection, StoredFile
+from quanterr.documents.diff.candidates.model import CandidateDiff
+from quanterr.documents.diff.making import diff
+from quanterr.documents.diff.reports.model import Diff
+from quanterr.documents.evaluation.model import (
     BlockError,
     Embeddings,
     Evaluated,
@@ -25,12 +24,13 @@ from quanterr.report.evaluation.model import (
     WeightError,
     WorstToken,
 )
-from quanterr.report.images.model import ImagePair, Images, Mean, NotCompared, WorstPair
-from quanterr.report.inspection.model import Inspection, StoredWeight, Tally
-from quanterr.report.model import Selection, StoredFile
-from quanterr.report.plan.model import Plan, PlannedLayer, Point, Uniform
-from quanterr.report.ranking.making import make_ranking
-from quanterr.report.ranking.model import Changed, Ranking, Study
+from quanterr.documents.images.model import ImagePair, Images, Mean, NotCompared, WorstPair
+from quanterr.documents.inspection.model import Inspection, StoredWeight, Tally
+from quanterr.documents.plan.model import Plan, PlannedLayer, Point, Uniform
+from quanterr.documents.ranking.making import make_ranking
+from quanterr.documents.ranking.model import Changed, Ranking, Study
+from quanterr.findings import make_finding
+from quanterr.gates import judge
 
 TOOL = Tool(name="quanterr", version="1.0")
 RUN = RunInfo(

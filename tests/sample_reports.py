@@ -19,14 +19,8 @@ from hostile_names import HOSTILE
 from msgspec.structs import replace
 
 from quanterr.comparison.assembly import LayerGroup, _compute_compared_fraction, _describe_bucket
-from quanterr.findings import make_finding
-from quanterr.metrics import METRICS, Measurement, compute_metrics
-from quanterr.metrics.histogram import Histogram
-from quanterr.metrics.sums import RowSums, Sums, exact
-from quanterr.pairing.model import Bucket
-from quanterr.report.base import RunInfo, Tool
-from quanterr.report.gate_results import Gate, Violation
-from quanterr.report.model import (
+from quanterr.documents.base import RunInfo, Tool
+from quanterr.documents.comparison.model import (
     BucketSize,
     Coverage,
     FormatNote,
@@ -41,6 +35,12 @@ from quanterr.report.model import (
     WorstElement,
     convert_values,
 )
+from quanterr.documents.gate_results import Gate, Violation
+from quanterr.findings import make_finding
+from quanterr.metrics import METRICS, Measurement, compute_metrics
+from quanterr.metrics.histogram import Histogram
+from quanterr.metrics.sums import RowSums, Sums, exact
+from quanterr.pairing.model import Bucket
 from quanterr.roles import block_of, role_of
 from quanterr.util.text import count, display
 
@@ -319,7 +319,7 @@ def report_of(model: Model) -> Report:
 @cache
 def large_page() -> str:
     """The page of the large one, which takes a while to make."""
-    from quanterr.report import page
+    from quanterr.outputs.page import rendering as page
 
     file = io.StringIO()
     page.write(report_of(large()), file)
@@ -454,7 +454,7 @@ def _by_text(values: dict[str, object]) -> dict[str, object]:
 
 def main() -> None:
     """Write one of them."""
-    from quanterr.report.files import check_targets, write
+    from quanterr.outputs.files import check_targets, write
 
     report = report_of(MODELS[sys.argv[1]]())
     for target in check_targets(sys.argv[2:], []):

@@ -452,7 +452,7 @@ def enter(count):
 
 
 def main(original, quantized, tokens, *by_products):
-    from quanterr.evaluation import evaluate
+    from quanterr.evaluation.run import evaluate
 
     with simulated():
         more = dict(word.split("=") for word in by_products)

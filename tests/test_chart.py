@@ -5,8 +5,8 @@ from math import log10
 
 import pytest
 
-from quanterr.report.chart import WIDTH, draw_chart
-from quanterr.report.sections import Chart, Curve, Name
+from quanterr.outputs.page.chart import WIDTH, draw_chart
+from quanterr.outputs.sections import Chart, Curve, Name
 
 
 def drawn(low: float, high: float, name: str = "fp8") -> str:

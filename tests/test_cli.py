@@ -16,9 +16,9 @@ import quanterr
 from quanterr.cli import completion
 from quanterr.errors import Status, UsageError
 from quanterr.kernel import library
+from quanterr.outputs.terminal import NARROWEST
 from quanterr.planning.exports import CONSUMERS
 from quanterr.recipes import list_recipes
-from quanterr.report.terminal import NARROWEST
 
 FULL = "/dev/full"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import quanterr
-from quanterr.evaluation.calls import read_calls
+from quanterr.evaluation.denoisers.calls import read_calls
 
 diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
 

@@ -21,8 +21,8 @@ from conversions import (
 )
 
 import quanterr
+from quanterr.documents.gate_results import exit_status
 from quanterr.errors import Status
-from quanterr.report.gate_results import exit_status
 
 # With conventions of their own; all others are slow tests.
 TELLING = (

@@ -18,13 +18,13 @@ from safetensors.torch import load_file
 from stored import pair
 
 import quanterr
+from quanterr.documents.diff.base import Difference, format_sizes
+from quanterr.documents.diff.reports.making import SAME_DB
+from quanterr.documents.diff.reports.making import diff_reports as diff
 from quanterr.errors import Status, UsageError
-from quanterr.report.diff.base import Difference, format_sizes
-from quanterr.report.diff.reports import SAME_DB
-from quanterr.report.diff.reports import diff_reports as diff
-from quanterr.report.markdown import format_prose
-from quanterr.report.sections import TERMINAL
-from quanterr.report.terminal import console, show
+from quanterr.outputs.markdown import format_prose
+from quanterr.outputs.sections import TERMINAL
+from quanterr.outputs.terminal import console, show
 
 PATHS = ("old.json", "new.json")
 

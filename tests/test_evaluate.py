@@ -16,11 +16,12 @@ from small_models import MODELS, auto_of, ids, quantized_by, saved, stored, with
 
 import quanterr
 from quanterr.errors import CheckpointError, Interrupted, UsageError
-from quanterr.evaluation import floor, gram, states, study
-from quanterr.evaluation.batches import Batch
-from quanterr.evaluation.models import Architecture
-from quanterr.evaluation.units import Unit
-from quanterr.evaluation.workload import CAUSAL
+from quanterr.evaluation.measures import floor, gram, states
+from quanterr.evaluation.models.building import Architecture
+from quanterr.evaluation.models.units import Unit
+from quanterr.evaluation.run import study
+from quanterr.evaluation.running.batches import Batch
+from quanterr.evaluation.running.workload import CAUSAL
 from quanterr.gates import judge
 from quanterr.pairing.importance import read_importance
 
@@ -342,7 +343,7 @@ class TestOutputErrors:
 
 class TestTokens:
     def test_the_first_of_a_chunk_is_what_the_tokenizer_puts_there_and_targets_stay(self, llama):
-        from quanterr.evaluation.tokens import Text, chunks_of
+        from quanterr.evaluation.texts.tokens import Text, chunks_of
 
         given, raw, *_ = chunks_of(Text(torch.arange(40), "x", 7), 16, None, 96)
 
@@ -364,8 +365,8 @@ class TestTokens:
         assert (found.tokens.sha256, 3, 45) == (same.tokens.sha256, found.tokens.chunks, found.tokens.scored)
 
     def test_of_a_long_text_the_beginning_gives_the_same_tokens(self, llama, tmp_path):
-        from quanterr.evaluation.folder import ModelFolder
-        from quanterr.evaluation.tokens import read_text
+        from quanterr.evaluation.models.folder import ModelFolder
+        from quanterr.evaluation.texts.tokens import read_text
 
         folder = shutil.copytree(llama[0], tmp_path / "original")
         with_words(folder)
@@ -601,7 +602,7 @@ class TestTasks:
 
     @pytest.mark.parametrize(("lost", "won", "p"), [(0, 0, 1), (5, 5, 1), (0, 5, 0.0625), (1, 9, 0.021484375)])
     def test_the_p_is_exact(self, lost, won, p):
-        from quanterr.evaluation.tasks import mcnemar
+        from quanterr.evaluation.texts.tasks import mcnemar
 
         assert p == mcnemar(lost, won) == mcnemar(won, lost)
 
@@ -696,7 +697,7 @@ class TestTexts:
     def test_that_are_none_are_told_where_the_original_is_measured_alone(self, llama, tmp_path, caplog):
         ids, told = NO_TEXTS["constant"]
         save_file({"ids": ids}, tmp_path / "ids.safetensors")
-        quanterr.evaluation.study(
+        quanterr.evaluation.run.study(
             llama[0], tokens=tmp_path / "ids.safetensors", context=16, importance_out=tmp_path / "i.gguf", **EXACTLY
         )
 

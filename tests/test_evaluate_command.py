@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from small_models import ids, quantized_by, saved, stored
 
 import quanterr
+from quanterr.documents.evaluation.logprobs import compute_perplexity, compute_ratio, read_logprobs
 from quanterr.errors import ReportError, Status, UsageError
-from quanterr.report.evaluation.logprobs import compute_perplexity, compute_ratio, read_logprobs
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 SUFFIXES = ("json", "jsonl", "csv", "html", "md", "xml")
@@ -118,7 +118,7 @@ class TestCommand:
 
     def test_ctrl_c_ends_it_without_a_result(self, folder):
         before = (
-            "import os, signal\nfrom quanterr.evaluation.stepping import Stream\nrun = Stream.run\n"
+            "import os, signal\nfrom quanterr.evaluation.running.stepping import Stream\nrun = Stream.run\n"
             "def interrupted(*a):\n    os.kill(os.getpid(), signal.SIGTERM)\n    return run(*a)\n"
             "Stream.run = interrupted"
         )

@@ -18,7 +18,7 @@ from test_evaluate_gguf import LLAMA, convert, named
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError
-from quanterr.evaluation import sides
+from quanterr.evaluation.models import sides
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 

@@ -8,9 +8,9 @@ import pytest
 from small_models import ids, saved, with_words
 
 import quanterr
+from quanterr.documents.plan.view import conclusion
+from quanterr.documents.sensitivity import KLD, Sensitivity, read_sensitivity
 from quanterr.errors import UsageError
-from quanterr.report.plan.view import conclusion
-from quanterr.report.sensitivity import KLD, Sensitivity, read_sensitivity
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 CONTEXT = 16

@@ -7,10 +7,10 @@ import torch
 from making import compared, in_memory, numbers, quantized_fp8, summed, summed_by_chunk
 from test_kernel import FEW
 
+from quanterr.documents.comparison.items import values
+from quanterr.documents.comparison.layers import find_worst_expert, pick_worst_layers
 from quanterr.metrics.sums import Sums, as_float
-from quanterr.report.items import values
-from quanterr.report.layers import find_worst_expert, pick_worst_layers
-from quanterr.report.terminal import console, show
+from quanterr.outputs.terminal import console, show
 
 PLACE = "model.layers.0.mlp.experts"
 

@@ -7,9 +7,9 @@ import torch
 from making import compared, numbers
 from mutation import unusual
 
+from quanterr.documents.finding_codes import CODES
 from quanterr.findings import explanations, make_finding
 from quanterr.findings.explanations import EXPLANATIONS, SEVERITIES, drop_explained
-from quanterr.report.finding_codes import CODES
 
 NAME = "layers.0.mlp.up_proj.weight"
 NORM = "layers.0.input_layernorm.weight"

@@ -12,8 +12,8 @@ import torch
 from forked import command, signalled, signalled_before
 from stored import pair, raw_header, write, write_index
 
+from quanterr.documents.reading import read_report
 from quanterr.errors import Status
-from quanterr.report.reading import read_report
 
 MIB = 1 << 20
 

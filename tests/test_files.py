@@ -11,8 +11,8 @@ from sample_reports import report_of, tiny
 from stored import as_nobody
 
 from quanterr.errors import ResourceError, UsageError
-from quanterr.report import OUTPUTS
-from quanterr.report.files import Target, check_targets, update_section, write
+from quanterr.outputs import OUTPUTS
+from quanterr.outputs.files import Target, check_targets, update_section, write
 
 JSON = OUTPUTS[0]
 BY_NAME = {output.name: output for output in OUTPUTS}
@@ -377,7 +377,7 @@ def test_a_device_is_written_through_and_stays():
 @pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="there is no /dev/stdout here")
 def test_standard_output_may_be_called_by_its_path():
     code = "write(*check_targets(['/dev/stdout'], []), lambda file: file.write('new'))"
-    command = [sys.executable, "-c", f"from quanterr.report.files import *; {code}"]
+    command = [sys.executable, "-c", f"from quanterr.outputs.files import *; {code}"]
 
     done = subprocess.run(command, capture_output=True, timeout=60)
 

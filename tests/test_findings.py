@@ -9,12 +9,12 @@ import torch
 from making import compared, numbers, quantized_fp8, quantized_int8
 
 import quanterr
+from quanterr.documents.base import Finding
+from quanterr.documents.finding_codes import CODES, FORMER_NAMES
 from quanterr.findings import make_finding
 from quanterr.findings.factors import explain_factor, explain_factors
 from quanterr.findings.repairs import Sample, describe_order, find_simplest_repair
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
-from quanterr.report.base import Finding
-from quanterr.report.finding_codes import CODES, FORMER_NAMES
 from quanterr.samples.measuring import SampleMeasurer
 
 UP = "layers.{}.mlp.up_proj.weight"

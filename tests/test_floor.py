@@ -11,9 +11,9 @@ from test_evaluate import CONTEXT, expected, plain
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 import quanterr
-from quanterr.evaluation import floor
-from quanterr.evaluation.units import Unit
-from quanterr.report.evaluation.wording import is_below_floor
+from quanterr.documents.evaluation.wording import is_below_floor
+from quanterr.evaluation.measures import floor
+from quanterr.evaluation.models.units import Unit
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 

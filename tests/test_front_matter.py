@@ -8,11 +8,11 @@ from hostile_names import SHORT
 from msgspec.structs import replace
 from sample_documents import evaluation
 
+from quanterr.documents.evaluation.front_matter import put_front_matter
 from quanterr.errors import UsageError
-from quanterr.report import OUTPUTS
-from quanterr.report.files import update_section
-from quanterr.report.front_matter import put_front_matter
-from quanterr.report.markdown import BEGIN, END
+from quanterr.outputs import OUTPUTS
+from quanterr.outputs.files import update_section
+from quanterr.outputs.markdown import BEGIN, END
 
 MD = next(output for output in OUTPUTS if output.name == "md")
 

@@ -146,7 +146,7 @@ def test_a_message_that_is_not_fit_to_be_shown_is_found(monkeypatch):
 
 
 def test_a_lost_item_that_goes_unnoticed_is_found(monkeypatch):
-    monkeypatch.setattr("quanterr.report.reading._check", lambda *arguments: None)
+    monkeypatch.setattr("quanterr.documents.reading._check", lambda *arguments: None)
 
     assert isinstance(first_defect("lost"), Defect)
 

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from stored import original, pair, quantized, write
 
 import quanterr
+from quanterr.documents.gate_results import Gate, Violation
 from quanterr.errors import Status
 from quanterr.gates.github import MAX_SUMMARY, format_summary, make_annotations
 from quanterr.gates.verdicts import Verdict
-from quanterr.report.gate_results import Gate, Violation
 from quanterr.util.text import format_decisive
 
 UP, Q = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reports import finding, made, row
 
+from quanterr.documents.comparison.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, REPORT_METRICS, ReportValues
+from quanterr.documents.gate_results import exit_status
 from quanterr.errors import Status, UsageError
 from quanterr.gates.explanation import explain_layer
 from quanterr.gates.expression import FUNCTIONS, OF_INTERVAL, OPERATORS, parse
 from quanterr.gates.rules import Rule
 from quanterr.gates.verdicts import judge_subject
-from quanterr.report.gate_results import exit_status
-from quanterr.report.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, REPORT_METRICS, ReportValues
 from quanterr.util.text import format_decisive
 
 

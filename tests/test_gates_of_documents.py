@@ -8,10 +8,10 @@ from forked import call
 from msgspec.structs import replace
 
 import quanterr
+from quanterr.documents.evaluation.values import VOCABULARY
+from quanterr.documents.kinds import KINDS
 from quanterr.errors import Status, UsageError
 from quanterr.gates.expression import parse
-from quanterr.report.documents import KINDS
-from quanterr.report.evaluation.values import VOCABULARY
 
 LOCAL = {"GITHUB_ACTIONS": "", "GITHUB_STEP_SUMMARY": ""}
 CHUNKS = 16

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")
 import torch  # noqa: E402
 from denoisers import FAMILIES  # noqa: E402 - it imports diffusers
 
-from quanterr.evaluation.gaussian import make_calls  # noqa: E402
+from quanterr.evaluation.denoisers.gaussian import make_calls  # noqa: E402
 
 
 @pytest.mark.parametrize("family", FAMILIES)

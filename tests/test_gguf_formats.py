@@ -12,10 +12,10 @@ from stored import write
 
 import quanterr
 from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.documents.gate_results import exit_status
 from quanterr.errors import CheckpointError, Status
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.pairing.model import Bucket
-from quanterr.report.gate_results import exit_status
 from quanterr.tensors.chunks import CPU_CHUNK
 
 RNG = np.random.default_rng(0)

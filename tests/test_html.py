@@ -13,11 +13,13 @@ import pytest
 from msgspec.structs import replace
 from sample_reports import hostile, large_page, mixed, report_of, tiny
 
-from quanterr.report import html_data, view
-from quanterr.report import page as pages
-from quanterr.report.markup import FOLDER, LAYER_SCRIPTS
-from quanterr.report.model import Report
-from quanterr.report.sections import Column, Table
+from quanterr.documents.comparison import page_data as layers_of_page
+from quanterr.documents.comparison import view
+from quanterr.documents.comparison.model import Report
+from quanterr.outputs.page import rendering as pages
+from quanterr.outputs.page.columns import DIFFERS, DIGITS, round_digits
+from quanterr.outputs.page.markup import FOLDER, LAYER_SCRIPTS
+from quanterr.outputs.sections import Column, Table
 from quanterr.util.text import display
 
 LIMIT = 2_000_000  # bytes
@@ -154,10 +156,10 @@ class TestData:
         report = make()
         entries = [*report.layers, *report.other_changes, *report.lossless, *report.not_compared]
 
-        assert [display(entry.layer_name) for entry in entries] == names(html_data.page_data(report))
+        assert [display(entry.layer_name) for entry in entries] == names(layers_of_page.page_data(report))
 
     def test_columns_are_equally_long(self, report):
-        data = html_data.page_data(report)
+        data = layers_of_page.page_data(report)
         total = sum(len(x) for x in (report.layers, report.other_changes, report.lossless, report.not_compared))
 
         assert {total} == {len(column) for column in data["columns"].values()}
@@ -167,13 +169,13 @@ class TestData:
         [(0.0, 0.0), (1e-300, 1e-300), (0.123456, 0.1235), (-123456.0, -123500.0), (None, None)],
     )
     def test_numbers_are_rounded_and_0_is_only_0(self, value, shown):
-        assert shown == html_data.round_digits(value, html_data.DIGITS)
+        assert shown == round_digits(value, DIGITS)
 
     def test_everything_is_told_of_the_worst_layers_and_those_with_findings(self, report, monkeypatch):
-        monkeypatch.setattr(html_data, "DETAILED", 2)
+        monkeypatch.setattr(layers_of_page, "DETAILED", 2)
         named = replace(report.findings[0], layer=report.layers[-1].layer_name, severity="error")
         changed = replace(report, findings=[named], other_changes=[])
-        data = html_data.page_data(changed)
+        data = layers_of_page.page_data(changed)
         worst = sorted(range(len(report.layers)), key=lambda n: report.layers[n].snr_db)[:2]
 
         assert sorted({*worst, len(report.layers) - 1}) == sorted(data["details"]["rows"])
@@ -191,7 +193,7 @@ class TestData:
         info, error = (replace(report.findings[0], severity=s) for s in ("info", "error"))
         many = replace(report, findings=[info] * 600 + [error])
 
-        assert "error" == html_data.pick_findings(many)[0].severity
+        assert "error" == layers_of_page.pick_findings(many)[0].severity
         assert "and 401 more findings, in the JSON" in page(many)
 
 
@@ -200,7 +202,7 @@ def test_a_page_of_47000_layers_is_small():
     """It grows with the number of layers, so a quarter of them says how large it is."""
     text = large_page()
     bare = len(page(report_of(tiny())).encode())
-    layers = unpacked(text)["columns"]["status"].count(html_data.DIFFERS)
+    layers = unpacked(text)["columns"]["status"].count(DIFFERS)
 
     assert layers > 10_000
     assert bare + (len(text.encode()) - bare) * 47_000 / layers < LIMIT

@@ -13,7 +13,7 @@ from sample_documents import inspection, plan
 from sample_reports import hostile, large_page, mixed, report_of, small
 
 import quanterr
-from quanterr.report import page as html
+from quanterr.outputs.page import rendering as html
 
 pytestmark = pytest.mark.skipif(
     not (BROWSER and DRIVER), reason="no Chromium with its driver here (Debian: apt install chromium chromium-driver)"

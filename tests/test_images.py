@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 import quanterr
 from quanterr.cli import app
 from quanterr.errors import CheckpointError, Status, UsageError
-from quanterr.report import OUTPUTS
-from quanterr.report.terminal import console, show
+from quanterr.outputs import OUTPUTS
+from quanterr.outputs.terminal import console, show
 
 # scikit-image 0.26.0: structural_similarity(x / 255, y / 255, gaussian_weights=True, sigma=1.5,
 # use_sample_covariance=False, data_range=1.0, channel_axis=2) of make_pair(noise, seed), by noise and seed.

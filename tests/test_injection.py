@@ -21,16 +21,16 @@ from stored import quantized, raw_header, write
 from quanterr.cli import progress
 from quanterr.cli.progress import Bar, Heartbeat
 from quanterr.comparison.scheduler import Progress
+from quanterr.documents.base import dumps
+from quanterr.documents.comparison.model import Report
+from quanterr.documents.gate_results import Gate, Violation
 from quanterr.gates.as_text import format_gates
 from quanterr.gates.github import LEFT_OUT, format_summary, make_annotations
 from quanterr.gates.rules import read_rules
 from quanterr.gates.verdicts import Verdict
-from quanterr.report import OUTPUTS
-from quanterr.report.base import dumps
-from quanterr.report.files import check_targets
-from quanterr.report.gate_results import Gate, Violation
-from quanterr.report.model import Report
-from quanterr.report.terminal import console, show
+from quanterr.outputs import OUTPUTS
+from quanterr.outputs.files import check_targets
+from quanterr.outputs.terminal import console, show
 from quanterr.util import strict_json
 from quanterr.util.text import display, escape_text
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quanterr.errors import UsageError
-from quanterr.report.kept_layers import (
+from quanterr.documents.comparison.kept_layers import (
     Budget,
     KeptLayer,
     choose_few,
@@ -16,6 +15,7 @@ from quanterr.report.kept_layers import (
     original_bytes,
     parse_budget,
 )
+from quanterr.errors import UsageError
 
 LAYERS = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=7).map(
     lambda pairs: [KeptLayer(f"layer{n}", added, float(error)) for n, (added, error) in enumerate(pairs)]

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from quanterr.knapsack import KnapsackItem, solve, trace_path
+from quanterr.util.knapsack import KnapsackItem, solve, trace_path
 
 
 def small(random):

@@ -6,7 +6,7 @@ from small_models import ids, saved
 from torch.nn import functional as F  # noqa: N812
 
 import quanterr
-from quanterr.evaluation import linear
+from quanterr.evaluation.running import linear
 from quanterr.tensors import products
 
 K = 192

@@ -7,6 +7,7 @@ import torch
 from making import compared, fp8_codes, int8_codes, numbers, summed
 
 from quanterr import theoretical_sqnr
+from quanterr.documents.comparison.model import KINDS
 from quanterr.metrics import (
     AGGREGATES,
     LAYER_PERCENTILES,
@@ -20,7 +21,6 @@ from quanterr.metrics import (
 )
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import KEPT_ROWS, Sums
-from quanterr.report.model import KINDS
 
 NAMES = [metric.name for metric in METRICS]
 AGGREGATE_NAMES = [metric.name for metric in AGGREGATES]

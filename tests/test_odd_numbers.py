@@ -8,8 +8,8 @@ from making import compared
 from stored import original, quantized, write
 
 import quanterr
+from quanterr.documents.gate_results import exit_status
 from quanterr.errors import Status
-from quanterr.report.gate_results import exit_status
 
 
 @pytest.mark.parametrize("huge", [1e200, -1e300], ids=str)

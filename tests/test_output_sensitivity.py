@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 
 import quanterr
 from quanterr.errors import UsageError
-from quanterr.evaluation import study
-from quanterr.evaluation.gauss_newton import SEED
+from quanterr.evaluation.by_products.gauss_newton import SEED
+from quanterr.evaluation.run import study
 
 diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
 

@@ -16,11 +16,13 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 from sample_reports import HOSTILE, hostile, report_of, tiny
 
+from quanterr.documents.base import Finding, dumps, dumps_each
+from quanterr.documents.comparison import items
+from quanterr.documents.comparison.model import Report
 from quanterr.errors import UsageError
-from quanterr.report import OUTPUTS, as_csv, card, items, markdown
-from quanterr.report.base import Finding, dumps, dumps_each
-from quanterr.report.model import Report
-from quanterr.report.terminal import console, show
+from quanterr.outputs import OUTPUTS, card, markdown
+from quanterr.outputs import csv as as_csv
+from quanterr.outputs.terminal import console, show
 from quanterr.util.text import display, format_decisive
 
 NAMES = [output.name for output in OUTPUTS]

@@ -22,9 +22,9 @@ from making import (
 from safetensors.torch import load_file
 
 from quanterr.checkpoints.labels import PREFIXES
+from quanterr.documents.gate_results import exit_status
 from quanterr.errors import Status, UsageError
 from quanterr.pairing.model import Bucket
-from quanterr.report.gate_results import exit_status
 
 GOLDEN = Path(__file__).parent / "golden"
 ONE, SCALE = torch.tensor(1.0), torch.tensor(0.01)

@@ -4,9 +4,9 @@ from gguf_stored import Stored, architecture, write_gguf
 from making import dequantized, numbers, planned, store
 
 import quanterr
+from quanterr.documents.gate_results import exit_status
 from quanterr.errors import Status
 from quanterr.pairing.model import Bucket
-from quanterr.report.gate_results import exit_status
 
 HEADS, KV_HEADS, DIM = 4, 2, 64  # as LLAMA says
 

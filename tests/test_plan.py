@@ -19,16 +19,16 @@ from test_importance import gguf as importance_file
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
+from quanterr.documents.plan.model import ORIGINAL, Plan
+from quanterr.documents.plan.view import conclusion
+from quanterr.documents.reading import read_stored
 from quanterr.errors import Interrupted, ReportError, UsageError
 from quanterr.gates.plan_check import check_against_plan
-from quanterr.planning import plan
 from quanterr.planning.exports import CONSUMERS, consumers_of, export_command, export_plan, list_writable, write
+from quanterr.planning.run import plan
 from quanterr.recipes import parse_recipe
 from quanterr.recipes.quantized_file import mix_recipes
 from quanterr.recipes.tensors import fake_quantize
-from quanterr.report.plan.model import ORIGINAL, Plan
-from quanterr.report.plan.view import conclusion
-from quanterr.report.reading import read_stored
 from quanterr.samples.measuring import SampleMeasurer
 
 LAYERS = [

@@ -8,7 +8,7 @@ from sample_documents import encoder, evaluation, images, inspection, plan, rank
 from sample_reports import hostile, report_of, small, tiny
 
 from quanterr.errors import UsageError
-from quanterr.report.plot import MIB
+from quanterr.outputs.figures import MIB
 
 pytest.importorskip("matplotlib", reason='pip install "quanterr[plot]"')
 PNG = b"\x89PNG\r\n"
@@ -87,7 +87,7 @@ def test_what_has_nothing_to_draw_says_so():
 
 @pytest.mark.parametrize("document", [images, inspection])
 def test_a_kind_without_a_figure_is_an_error_in_words(document):
-    with pytest.raises(UsageError, match=r"nothing to draw: it draws report, ranking, evaluation, plan, not i\w+$"):
+    with pytest.raises(UsageError, match=r"nothing to draw: this kind of result, i\w+, has no figure$"):
         document().plot()
 
 

@@ -17,12 +17,12 @@ from msgspec.structs import asdict, replace
 from stored import original, pair, quantized, write
 
 import quanterr
+from quanterr.documents import checksum
+from quanterr.documents.base import dumps
+from quanterr.documents.checksum import check_blocks
+from quanterr.documents.kinds import read_document
+from quanterr.documents.reading import read_report
 from quanterr.errors import ReportError, Status
-from quanterr.report import checksum
-from quanterr.report.base import dumps
-from quanterr.report.checksum import check_blocks
-from quanterr.report.documents import read_document
-from quanterr.report.reading import read_report
 
 METRICS = ["snr_db", "zero_reference_elements", "absolute_error_percentiles.p99"]
 
@@ -400,7 +400,7 @@ def test_blocks_of_any_size_make_the_same_report(lacking, tmp_path_factory, bloc
     path = tmp_path_factory.getbasetemp() / "blocks.json"
     path.write_text(lacking)
 
-    with blocks, patch("quanterr.report.reading.read_json", side_effect=AssertionError("read whole")):
+    with blocks, patch("quanterr.documents.reading.read_json", side_effect=AssertionError("read whole")):
         assert lacking == read_report(path).to_json()
 
 

@@ -15,7 +15,8 @@ from test_texts import CONVERSATIONS, PROMPT, TURNS, template
 
 import quanterr
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.evaluation import references, study
+from quanterr.evaluation.by_products import references
+from quanterr.evaluation.run import study
 
 transformers = pytest.importorskip(
     "transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")'

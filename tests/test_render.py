@@ -16,7 +16,7 @@ from sample_reports import hostile, report_of, tiny
 from stored import pair
 
 from quanterr.errors import Status
-from quanterr.report import OUTPUTS
+from quanterr.outputs import OUTPUTS
 
 MARKS = "<!-- quanterr:begin -->\n<!-- quanterr:end -->\n"
 

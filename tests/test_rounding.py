@@ -17,14 +17,14 @@ from torch.nn import functional
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.labels import Label
+from quanterr.documents.evaluation.view import map_rows
 from quanterr.errors import UsageError
-from quanterr.evaluation.rounding import Rounded, RoundingMode, Watched
-from quanterr.evaluation.sides import Candidate, Sides
+from quanterr.evaluation.models.sides import Candidate, Sides
+from quanterr.evaluation.running.rounding import Rounded, RoundingMode, Watched
 from quanterr.formats.shared.convrot import rotate
+from quanterr.outputs.page.columns import make_columns
 from quanterr.pairing.inputs import _read_comfy
 from quanterr.recipes.inputs import INPUT_SCHEMES, StoredInputScale
-from quanterr.report.evaluation.view import map_rows
-from quanterr.report.html_data import make_columns
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reports import made
 
+from quanterr.documents.comparison.values import ReportValues
 from quanterr.errors import Status, UsageError
 from quanterr.gates.expression import OPERATORS, parse
 from quanterr.gates.rules import PRESETS, check_baseline_use, read_rules
 from quanterr.gates.verdicts import judge_subject
-from quanterr.report.values import ReportValues
 
 GOOD = {
     "snr_db >= 30": ("each", "snr_db", ">=", 30.0),

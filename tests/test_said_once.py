@@ -8,16 +8,17 @@ from make_snapshots import show_view, terminal
 from msgspec.structs import replace
 from sample_reports import report_of, tiny
 
+from quanterr.documents.comparison import items
+from quanterr.documents.gate_results import Verdict
+from quanterr.documents.subjects import combine_verdicts
 from quanterr.findings import make_finding
 from quanterr.gates import judge
 from quanterr.gates.as_text import format_gates
 from quanterr.gates.github import format_summary, make_annotations
-from quanterr.report import OUTPUTS, items
-from quanterr.report.card import format_numbers
-from quanterr.report.formatting import name_candidates
-from quanterr.report.gate_results import Verdict
-from quanterr.report.sections import merge_findings
-from quanterr.report.subjects import combine_verdicts
+from quanterr.outputs import OUTPUTS
+from quanterr.outputs.card import format_numbers
+from quanterr.outputs.formatting import name_candidates
+from quanterr.outputs.sections import merge_findings
 
 RULES = ["upper(kld_mean) <= 0.02", "top1 >= 0.9"]
 MISMATCH = "rope_theta is 10000, the original"

@@ -12,13 +12,13 @@ from test_evaluate import CONTEXT, FLOAT64, candidate
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
-from quanterr.evaluation import models
-from quanterr.evaluation.fisher import SEED, Fisher
-from quanterr.evaluation.folder import model_folder
-from quanterr.evaluation.names import ConversionNames
-from quanterr.evaluation.sensitivity import WHOLE, Curvature, profile
-from quanterr.evaluation.sides import Sides
-from quanterr.evaluation.stepping import Stream
+from quanterr.evaluation.by_products.fisher import SEED, Fisher
+from quanterr.evaluation.by_products.sensitivity import WHOLE, Curvature, profile
+from quanterr.evaluation.models import building
+from quanterr.evaluation.models.folder import model_folder
+from quanterr.evaluation.models.names import ConversionNames
+from quanterr.evaluation.models.sides import Sides
+from quanterr.evaluation.running.stepping import Stream
 from quanterr.pairing.importance import read_importance
 from quanterr.tensors.devices import CPU
 
@@ -29,7 +29,7 @@ def streamed(folder, chunks):
     """The profile, a unit at a time."""
     with open_checkpoint(folder) as checkpoint, model_folder(checkpoint) as found:
         sides = Sides(checkpoint)
-        model = models.Architecture(models.read_config(found), torch.float64).build()
+        model = building.Architecture(building.read_config(found), torch.float64).build()
         inputs = [{"input_ids": chunk[None], "use_cache": False} for chunk in chunks]
         stream = Stream(model, ConversionNames(model, sides.weights), sides.get, inputs, CPU, graph=True)
         try:
@@ -155,7 +155,7 @@ class TestEvaluation:
         found = []
         for chunks in (4, 40):
             asked = {"tokens": tokens, "context": CONTEXT, "sensitivity": tmp_path / "s.json"}
-            quanterr.evaluation.study(original, **asked, sensitivity_chunks=chunks)
+            quanterr.evaluation.run.study(original, **asked, sensitivity_chunks=chunks)
             rows = json.loads((tmp_path / "s.json").read_text())["weights"]
             found.append({row["layer_name"]: row["alpha_se"] / row["alpha"] for row in rows})
         gains = sorted(found[0][name] / found[1][name] for name in found[1])

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import quanterr
 from quanterr.errors import CheckpointError
-from quanterr.evaluation.families import recognize
+from quanterr.evaluation.denoisers.families import recognize
 
 diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
 

@@ -3,10 +3,10 @@ import torch
 from making import compared, numbers, store
 
 from quanterr.checkpoints import open_checkpoint
+from quanterr.documents.gate_results import exit_status
 from quanterr.errors import Status
 from quanterr.pairing import pair
 from quanterr.pairing.sampling import error_up_to_factor, on_cpu, relative_error
-from quanterr.report.gate_results import exit_status
 from quanterr.selection import LayerSelection
 
 BLOCK = "model.layers.0."

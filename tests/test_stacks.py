@@ -11,7 +11,7 @@ from test_evaluate import CONTEXT, FLOAT64
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
-from quanterr.evaluation.fisher import SEED
+from quanterr.evaluation.by_products.fisher import SEED
 from quanterr.planning.exports import export_plan
 from quanterr.recipes.matrices import matrices_of
 
@@ -117,7 +117,7 @@ def test_experts_that_the_model_joins_are_worth_what_a_plain_backward_pass_says(
     """Qwen3-MoE stores gate and up of each expert apart; its model has one stack of both."""
     original, tokens = saved("qwen3_moe", tmp_path / "original"), ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
-    quanterr.evaluation.study(
+    quanterr.evaluation.run.study(
         original, tokens=tokens, context=CONTEXT, dtype="float64", sensitivity=tmp_path / "s.json", sensitivity_chunks=9
     )
     found = {row["layer_name"]: row["alpha"] for row in json.loads((tmp_path / "s.json").read_text())["weights"]}

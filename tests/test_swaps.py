@@ -7,7 +7,7 @@ from test_evaluate import CONTEXT, EXACTLY, FLOAT64, candidate, expected, plain
 
 import quanterr
 from quanterr.errors import UsageError
-from quanterr.evaluation import study
+from quanterr.evaluation.run import study
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 

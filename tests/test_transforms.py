@@ -12,11 +12,11 @@ from small_models import ids, saved, stored
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
+from quanterr.documents.gate_results import exit_status
 from quanterr.errors import CheckpointError, Status
-from quanterr.evaluation.sides import Candidate, Sides
+from quanterr.evaluation.models.sides import Candidate, Sides
 from quanterr.formats.shared.transform_matrix import _take_apart
 from quanterr.pairing.transforms import find_fused_transforms
-from quanterr.report.gate_results import exit_status
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace

@@ -11,18 +11,18 @@ from sample_reports import report_of, tiny
 
 from quanterr import guide
 from quanterr.cli import completion
+from quanterr.documents.base import Finding
+from quanterr.documents.comparison.layers import BUCKETS
+from quanterr.documents.diff.candidates.model import Word as Change
+from quanterr.documents.finding_codes import CODES
+from quanterr.documents.gate_results import Word as Verdict
+from quanterr.documents.kinds import KINDS
+from quanterr.documents.ranking import gains
 from quanterr.metrics import NONFINITE
-from quanterr.report.base import Finding
-from quanterr.report.diff.candidates import Word as Change
-from quanterr.report.documents import KINDS
-from quanterr.report.finding_codes import CODES
-from quanterr.report.gate_results import Word as Verdict
-from quanterr.report.layers import BUCKETS
-from quanterr.report.ranking import gains
-from quanterr.report.sections import FigureGroup, Shares, Table
+from quanterr.outputs.sections import FigureGroup, Shares, Table
 from quanterr.roles import ALIASES, OTHER, ROLES
 
-REPORT = Path(guide.__file__).parent.parent / "report"
+ROOMS = [Path(guide.__file__).parents[1] / name for name in ("documents", "outputs")]
 # Calls that declare a heading → its argument, by position and by keyword.
 DECLARED = {"Column": (0, "header"), "Figure": (0, "title"), "MapMetric": (0, "column"), "Table": (1, "first")}
 SAMPLES = {
@@ -40,8 +40,10 @@ OF_DATA = re.compile(r"[\d,]+-[\d,]+|[\d.]+ % (of columns )?out|scale [+-]\d+ %|
 
 def declared_headings() -> set[str]:
     """Headings that the code declares as texts, also those of tables that no sample has."""
-    found = set(re.findall(r'title: "([^"$]+)"', "".join(path.read_text() for path in REPORT.glob("html/*.js"))))
-    for path in REPORT.rglob("*.py"):
+    found = set(
+        re.findall(r'title: "([^"$]+)"', "".join(path.read_text() for room in ROOMS for path in room.rglob("*.js")))
+    )
+    for path in (path for room in ROOMS for path in room.rglob("*.py")):
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in DECLARED:
                 position, keyword = DECLARED[call.func.id]

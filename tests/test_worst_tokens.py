@@ -13,10 +13,10 @@ from test_evaluate import CONTEXT, EXACTLY, FLOAT64, candidate, plain
 from test_injection import CHECKS, STORABLE, check_lines, page_of, rendered
 
 import quanterr
-from quanterr.evaluation.workload import CAUSAL, Measures
-from quanterr.report.evaluation.model import LikelyToken, PositionScores, WorstToken
-from quanterr.report.sections import Chart
-from quanterr.report.terminal import console, show
+from quanterr.documents.evaluation.model import LikelyToken, PositionScores, WorstToken
+from quanterr.evaluation.running.workload import CAUSAL, Measures
+from quanterr.outputs.sections import Chart
+from quanterr.outputs.terminal import console, show
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 

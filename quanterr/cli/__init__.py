@@ -57,12 +57,12 @@ from quanterr.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from quanterr.documents.comparison.model import Report
+    from quanterr.documents.document import Document
     from quanterr.formats.base import Format
     from quanterr.gates import PreparedRules
-    from quanterr.report.document import Document
-    from quanterr.report.files import Target
-    from quanterr.report.model import Report
-    from quanterr.report.sections import View
+    from quanterr.outputs.files import Target
+    from quanterr.outputs.sections import View
 
 # The exception that typer raises for a wrong command line: from click, or from typer's own copy of click.
 USAGE_ERROR: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -215,16 +215,16 @@ def _make_judge(rules: "PreparedRules", planned: str | None) -> "Callable[[Repor
     """Return a function that judges a report by the rules and, if one is given, by the plan."""
     if planned is None:
         return rules.judge
+    from quanterr.documents.plan.model import Plan
+    from quanterr.documents.reading import read_stored
     from quanterr.gates.plan_check import check_against_plan
-    from quanterr.report.plan.model import Plan
-    from quanterr.report.reading import read_stored
 
     plan = read_stored(planned, Plan)
     return lambda report: check_against_plan(rules.judge(report), plan)
 
 
 def _deliver(report: "Report", to: "list[Target]", show: Display, status: int, next_step: str) -> None:
-    from quanterr.report.view import view
+    from quanterr.documents.comparison.view import view
 
     shown = None if show.quiet or show.as_json else view(report, show.top_layers, show.sort_by)
     deliver(report, to, show, status, next_step, shown)
@@ -271,9 +271,9 @@ def render(
 
     Prints the stored verdict on stderr and exits with 0 whatever it is. To fail on it, use quanterr gate.
     """
-    from quanterr.report import OUTPUTS
-    from quanterr.report.documents import read_document
-    from quanterr.report.files import STDOUT, check_targets, update_section, write_output
+    from quanterr.documents.kinds import read_document
+    from quanterr.outputs import OUTPUTS
+    from quanterr.outputs.files import STDOUT, check_targets, update_section, write_output
 
     outputs, by_name = list(show.outputs), {output.name: output for output in OUTPUTS}
     if not to and not outputs and not document:
@@ -288,8 +288,8 @@ def render(
     page = None if evaluation is None else _view_with_evaluation(evaluation, found, targeted)
     with guard_stdout():
         if document:
-            from quanterr.report.evaluation.model import Evaluation
-            from quanterr.report.front_matter import put_front_matter
+            from quanterr.documents.evaluation.front_matter import put_front_matter
+            from quanterr.documents.evaluation.model import Evaluation
 
             finish = partial(put_front_matter, evaluation=found) if isinstance(found, Evaluation) else None
             update_section(document, found, by_name["md"], append, finish)
@@ -307,11 +307,11 @@ def _view_with_evaluation(evaluation: str, report: "Document", to: "list[Target]
     Raises:
         UsageError: the document is not a report, or no output is a page.
     """
-    from quanterr.report.evaluation.model import Evaluation
-    from quanterr.report.model import Report
-    from quanterr.report.page import TOP
-    from quanterr.report.reading import read_stored
-    from quanterr.report.view import view
+    from quanterr.documents.comparison.model import Report
+    from quanterr.documents.comparison.view import view
+    from quanterr.documents.evaluation.model import Evaluation
+    from quanterr.documents.reading import read_stored
+    from quanterr.outputs.page.rendering import TOP
 
     if not isinstance(report, Report):
         raise UsageError("--evaluation: only pages of a report of compare can include one")
@@ -348,7 +348,7 @@ def inspect(
     another error was found; 5 memory or disk.
     """
     from quanterr.checkpoints import open_checkpoint
-    from quanterr.report.hardware import bandwidth_of
+    from quanterr.util.hardware import bandwidth_of
 
     if hardware is not None:
         bandwidth_of(hardware)  # raises before torch is imported
@@ -446,7 +446,7 @@ def schema(
     """Print the JSON Schema of a report, a ranking, an evaluation or a plan."""
     import json
 
-    from quanterr.report.documents import KINDS
+    from quanterr.documents.kinds import KINDS
 
     print(json.dumps(KINDS[f"quanterr.{kind}"].model.json_schema(), indent=2))
 

@@ -43,8 +43,8 @@ def bench_formats(options: BenchOptions, show: Annotated[Display, TABLE_OPTIONS]
 
 
 def _show(found: "list[BenchResult]", color: Color) -> None:
-    from quanterr.report.sections import Column, Table
-    from quanterr.report.terminal import console, print_table
+    from quanterr.outputs.sections import Column, Table
+    from quanterr.outputs.terminal import console, print_table
 
     kinds = list(dict.fromkeys(row.weights for row in found))
     names = list(dict.fromkeys(row.recipe for row in found))

@@ -28,13 +28,13 @@ from quanterr.util.waiting import allow_stop, notices
 if TYPE_CHECKING:
     from types import FrameType
 
-    from quanterr.report import Output
-    from quanterr.report.base import Finding
-    from quanterr.report.document import Result
-    from quanterr.report.files import Target
-    from quanterr.report.model import Layer, Report
-    from quanterr.report.ranking.model import Ranking
-    from quanterr.report.sections import View
+    from quanterr.documents.base import Finding
+    from quanterr.documents.comparison.model import Layer, Report
+    from quanterr.documents.document import Result
+    from quanterr.documents.ranking.model import Ranking
+    from quanterr.outputs import Output
+    from quanterr.outputs.files import Target
+    from quanterr.outputs.sections import View
 
 ROOM = 256 * 2**20  # bytes that a small comparison needs besides torch
 LOADING = 60  # limit for loading torch, in seconds of processor time; it usually takes 2 to 4
@@ -108,8 +108,8 @@ class Display(CheckedOptions):
         Raises:
             UsageError: an unknown suffix, a place given twice, a missing folder, or an output that is an input.
         """
-        from quanterr.report import OUTPUTS
-        from quanterr.report.files import check_targets
+        from quanterr.outputs import OUTPUTS
+        from quanterr.outputs.files import check_targets
 
         given = [fspath(path) for path in inputs if path is not None]
         return check_targets(list(self.outputs), given, no_clobber=self.no_clobber, outputs=outputs or OUTPUTS)
@@ -170,7 +170,7 @@ class Interrupt:
 
 def decide_status(judged: "Report | Ranking", allow_partial: bool, interrupt: Interrupt) -> int:
     """Return the exit status of a judged document whose run may have been interrupted."""
-    from quanterr.report.gate_results import exit_status
+    from quanterr.documents.gate_results import exit_status
 
     if interrupt.signal is not None and not judged.complete:
         return 128 + interrupt.signal
@@ -223,7 +223,7 @@ def command_line() -> list[str]:
 def warn(findings: "Iterable[Finding]") -> None:
     """Print findings about non-standard files on stderr, as nobody may read the report."""
     from quanterr.findings.files import NOTE
-    from quanterr.report.formatting import sentence
+    from quanterr.outputs.formatting import sentence
 
     for message in dict.fromkeys(sentence(found.message) for found in findings if found.code == NOTE):
         print(f"quanterr: warning: {message}", file=sys.stderr)
@@ -321,7 +321,7 @@ def deliver(
 
 def _write(found: "Result", target: "Target", next_step: str) -> None:
     """Write an output; pages show the proposed command, too."""
-    from quanterr.report.files import write_output
+    from quanterr.outputs.files import write_output
 
     write_output(found, target, **({"next_step": next_step} if target.output.name == "html" else {}))
 
@@ -332,7 +332,7 @@ def _print_result(
     if display.quiet:
         print(found.brief(), file=sys.stderr)
     elif not display.as_json:
-        from quanterr.report import terminal
+        from quanterr.outputs import terminal
 
         stream = sys.stderr if to_stderr else sys.stdout
         shown = view or found.view(display.top_layers)

@@ -33,8 +33,8 @@ def diff(
     Exit status: 0 whatever changed (to fail on a change, use quanterr gate --baseline); 2 wrong usage, or results that
     cannot be compared; 3 one is unreadable.
     """
-    from quanterr.report.diff.base import Difference
-    from quanterr.report.diff.making import diff as compared
+    from quanterr.documents.diff.base import Difference
+    from quanterr.documents.diff.making import diff as compared
 
     to = show.targets([old, new], Difference.OUTPUTS)
     deliver(compared(old, new, force), to, show)

@@ -46,10 +46,10 @@ def evaluate(
     """
     from quanterr.cli.opening import open_run
     from quanterr.cli.progress import Steps
+    from quanterr.documents.gate_results import exit_status
+    from quanterr.documents.kinds import KINDS
     from quanterr.gates import prepare
-    from quanterr.report.documents import KINDS
-    from quanterr.report.files import check_place
-    from quanterr.report.gate_results import exit_status
+    from quanterr.outputs.files import check_place
 
     paths = [original, *(candidates or [])]
     texts = [named_path(fspath(text))[1] for text in (*options.text, *options.chat)]
@@ -72,8 +72,8 @@ def evaluate(
         options.check_alone()
     with Interrupt(keeps=False) as interrupt:
         with open_run(paths, options, interrupt, show.quiet, Steps) as (checkpoints, asked):
-            from quanterr.evaluation import evaluate_candidates
             from quanterr.evaluation.beside_original import measure_alone
+            from quanterr.evaluation.run import evaluate_candidates
 
             if alone:
                 measure_alone(checkpoints[0], asked)

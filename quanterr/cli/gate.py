@@ -18,11 +18,11 @@ from quanterr.util.text import display, escape_commands
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quanterr.report.document import Document
-    from quanterr.report.files import Target
-    from quanterr.report.gate_results import HasGates, Verdict
-    from quanterr.report.model import Report
-    from quanterr.report.subjects import Subject
+    from quanterr.documents.comparison.model import Report
+    from quanterr.documents.document import Document
+    from quanterr.documents.gate_results import HasGates, Verdict
+    from quanterr.documents.subjects import Subject
+    from quanterr.outputs.files import Target
 
 SCHEMA = "quanterr.gate"
 TONES = {"pass": "pass", "fail": "fail", "inconclusive": "warning"}
@@ -53,12 +53,12 @@ def gate(
     comparison was incomplete or meaningless.
     """
 
+    from quanterr.documents.base import dumps
+    from quanterr.documents.gate_results import exit_status
+    from quanterr.documents.kinds import find_kind, read_document
+    from quanterr.documents.subjects import find_counterpart
     from quanterr.gates import github, prepare, read_subjects, verdict_on_whole, verdicts_of, with_verdicts
     from quanterr.gates.explanation import explain_layer as explained
-    from quanterr.report.base import dumps
-    from quanterr.report.documents import find_kind, read_document
-    from quanterr.report.gate_results import exit_status
-    from quanterr.report.subjects import find_counterpart
 
     colored = use_color(sys.stderr, show.colors)
     baseline = None if gates.baseline is None else os.fspath(gates.baseline)
@@ -101,8 +101,8 @@ def _list_fields(whole: "Verdict", subjects: "Sequence[Subject]", verdicts: "Seq
 
 
 def _print_verdict(found: "Verdict", quiet: bool, colored: bool) -> None:
-    from quanterr.report.formatting import sentence
-    from quanterr.report.gate_results import drop_gate_messages
+    from quanterr.documents.gate_results import drop_gate_messages
+    from quanterr.outputs.formatting import sentence
 
     print(f"verdict: {paint(found.verdict, TONES[found.verdict], colored)}", file=sys.stderr)
     if quiet or found.verdict != "inconclusive":
@@ -123,7 +123,7 @@ def mark_unjudged(report: "Report", error: UsageError) -> "Report":
     """Return a copy of the report with verdict "inconclusive" and the reason why the rules cannot judge it."""
     from msgspec.structs import replace
 
-    from quanterr.report.values import NOT_JUDGED
+    from quanterr.documents.comparison.values import NOT_JUDGED
 
     before = report.reasons if report.verdict == "inconclusive" else []
     return replace(report, verdict="inconclusive", reasons=[f"{NOT_JUDGED}{error}", *before])
@@ -164,8 +164,8 @@ def summarize(document: "Document", baseline: Path | None = None) -> None:
 
     if not github.has_summary():
         return
-    from quanterr.report.card import format_numbers
-    from quanterr.report.diff.making import diff
+    from quanterr.documents.diff.making import diff
+    from quanterr.outputs.card import format_numbers
 
     change = ""
     with suppress(UsageError):  # an unrelated baseline: the gates have reported it
@@ -177,8 +177,8 @@ def summarize(document: "Document", baseline: Path | None = None) -> None:
 
 def _write_document(document: "Document", to: "list[Target]", baseline: str | None, against: str | None) -> None:
     """Write the document to the targets and, unless ``against`` says why not, to the baseline."""
-    from quanterr.report import OUTPUTS
-    from quanterr.report.files import Target, write_output
+    from quanterr.outputs import OUTPUTS
+    from quanterr.outputs.files import Target, write_output
 
     if baseline is not None and against is None:
         to = [*to, Target(OUTPUTS[0], pathlib.Path(os.path.realpath(baseline)))]

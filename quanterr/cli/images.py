@@ -28,14 +28,14 @@ def images(
     Exit status: 0 all gates hold; 1 a gate does not hold; 2 wrong usage, or a folder without images; 3 a folder is
     unreadable; 4 an image was not compared (missing on one side, damaged, of another size), or all pairs are identical.
     """
+    from quanterr.documents.gate_results import exit_status
+    from quanterr.documents.kinds import KINDS
     from quanterr.gates import prepare
-    from quanterr.report.documents import KINDS
-    from quanterr.report.gate_results import exit_status
 
     to = show.targets([original, quantized, gates.baseline])
     rules = prepare(gates, KINDS["quanterr.images"])
     require_memory()
-    from quanterr.images import judge_images
+    from quanterr.evaluation.images import judge_images
 
     found = judge_images(original, quantized, rules, command_line())
     status = exit_status(found, show.allow_partial)

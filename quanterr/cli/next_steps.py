@@ -11,10 +11,10 @@ from quanterr.util.addresses import strip_credentials
 from quanterr.util.text import escape_surrogates
 
 if TYPE_CHECKING:
-    from quanterr.report.document import Document
-    from quanterr.report.model import Report
-    from quanterr.report.plan.model import Plan
-    from quanterr.report.ranking.model import Ranking
+    from quanterr.documents.comparison.model import Report
+    from quanterr.documents.document import Document
+    from quanterr.documents.plan.model import Plan
+    from quanterr.documents.ranking.model import Ranking
 
 # Options of compare, rank, sweep and plan, without which the proposed command would be about other layers or errors.
 SHARED = ("-l", "--layers-to-compare", "--exclude", "--importance", "--sensitivity", "--cache")
@@ -29,7 +29,7 @@ def suggest_after_report(
 
     Propose nothing where the report itself leaves doubts.
     """
-    from quanterr.report.formatting import list_doubts
+    from quanterr.outputs.formatting import list_doubts
 
     if report.verdict == "inconclusive" or list_doubts(report.verdict, report.findings):
         return ""
@@ -73,15 +73,15 @@ def suggest_after_plan(plan: "Plan", command: Sequence[str]) -> str:
 
 def suggest_for_stored(found: "Document") -> str:
     """Propose the command that the run of a stored document proposed; empty if it proposed none."""
-    from quanterr.report.model import Report
+    from quanterr.documents.comparison.model import Report
 
     command = found.run.command
     if len(command) < MADE_BY_COMMAND:
         return ""
     if isinstance(found, Report):
         return suggest_after_report(found, (found.original.path, found.quantized.path), command, command)
-    from quanterr.report.plan.model import Plan
-    from quanterr.report.ranking.model import Ranking
+    from quanterr.documents.plan.model import Plan
+    from quanterr.documents.ranking.model import Ranking
 
     if isinstance(found, Ranking):
         files = [one.path for one in found.candidates if one.path in command]

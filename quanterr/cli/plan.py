@@ -15,7 +15,7 @@ from quanterr.options import OUTPUT, Option, PlanOptions
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
-    from quanterr.report.plan.model import Plan
+    from quanterr.documents.plan.model import Plan
 
 
 @with_options
@@ -50,9 +50,9 @@ def plan(
     Exit status: 0 planned; 2 wrong usage, or a budget that cannot be met; 3 an input is unreadable; 5 memory or device.
     """
     from quanterr.cli.opening import open_run
-    from quanterr.goals import parse_goal
-    from quanterr.report import OUTPUTS, Output
-    from quanterr.report.files import write_output
+    from quanterr.outputs import OUTPUTS, Output
+    from quanterr.outputs.files import write_output
+    from quanterr.planning.goals import parse_goal
 
     parse_goal(options)  # raises before torch is imported
     script = Output("sh", ".sh", "a shell script for the program of --export", "quanterr.planning.exports")
@@ -66,8 +66,8 @@ def plan(
     with Interrupt(keeps=False) as interrupt:
         silent = show.quiet or export is not None
         with open_run([original], options, interrupt, silent) as ((checkpoint,), asked):
-            from quanterr.planning import plan_layers
             from quanterr.planning.exports import CONSUMERS, check_consumer, list_writable
+            from quanterr.planning.run import plan_layers
 
             check_consumer(export)
             for target in documents if scripts else ():
@@ -95,8 +95,8 @@ def plan(
 
 def _print_export(found: "Plan", program: str, quiet: bool) -> None:
     """Print a plan for a program, and on stderr how to use it."""
+    from quanterr.outputs.formatting import LONG
     from quanterr.planning.exports import CONSUMERS, export_command, export_plan
-    from quanterr.report.formatting import LONG
 
     text = export_plan(found, program)
     with guard_stdout():

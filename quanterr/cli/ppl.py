@@ -25,7 +25,7 @@ def ppl(
     Each line is the JSON of one chunk or request: a list of natural logarithms, {"logprobs": [...]}, or the response of
     an OpenAI-compatible server with logprobs.
     """
-    from quanterr.report.evaluation.logprobs import compute_perplexity, compute_ratio, read_logprobs
+    from quanterr.documents.evaluation.logprobs import compute_perplexity, compute_ratio, read_logprobs
 
     lines = read_logprobs(logprobs)
     own = compute_perplexity(logprobs, lines)

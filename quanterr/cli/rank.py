@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from quanterr.cli.opening import Opened
-    from quanterr.report.files import Target
-    from quanterr.report.ranking.model import Ranking
+    from quanterr.documents.ranking.model import Ranking
+    from quanterr.outputs.files import Target
 
     Asked = TypeVar("Asked", bound=CompareOptions)
 
@@ -50,8 +50,8 @@ def rank(
     Exit status: 0 all candidates compared completely, and all gates hold for each; 1 a gate does not hold; 2 wrong
     usage; 3 an input is unreadable; 4 a candidate is inconclusive; 5 memory, device or disk; 70 a bug.
     """
+    from quanterr.documents.ranking.making import name_candidates
     from quanterr.gates import prepare
-    from quanterr.report.ranking.making import name_candidates
 
     if not options.against:
         name_candidates(candidates)  # raises before the run

@@ -10,7 +10,7 @@ from quanterr.options import SweepOptions
 
 if TYPE_CHECKING:
     from quanterr.cli.opening import Opened
-    from quanterr.report.ranking.model import Ranking
+    from quanterr.documents.ranking.model import Ranking
 
 
 @with_options
@@ -31,7 +31,7 @@ def sweep(original: Original, options: SweepOptions, show: Annotated[Display, RE
     Exit status: the same as quanterr rank.
     """
     from quanterr.gates import prepare
-    from quanterr.report.hardware import bandwidth_of
+    from quanterr.util.hardware import bandwidth_of
 
     if options.hardware is not None:
         bandwidth_of(options.hardware)  # raises before the run

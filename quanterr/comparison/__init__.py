@@ -4,10 +4,10 @@ from typing import Unpack
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.comparison.run import Path, compare_each
+from quanterr.documents.comparison.model import Report
 from quanterr.gates import prepare
-from quanterr.keywords import accept_fields_of
 from quanterr.options import CompareKeywords, CompareOptions
-from quanterr.report.model import Report
+from quanterr.options.keywords import accept_fields_of
 
 __all__ = ["Path", "compare", "compare_each"]
 

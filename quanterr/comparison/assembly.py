@@ -8,6 +8,23 @@ import msgspec
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.documents.base import Finding, RunInfo, Tool
+from quanterr.documents.comparison.model import (
+    Aggregate,
+    BucketSize,
+    Coverage,
+    FormatNote,
+    Layer,
+    LosslessLayer,
+    NotCompared,
+    Report,
+    Selection,
+    Settings,
+    Side,
+    StoredFile,
+    WorstElement,
+    convert_values,
+)
 from quanterr.findings import (
     FindingCollector,
     check_activation_scales,
@@ -54,23 +71,6 @@ from quanterr.pairing.inputs import (
 )
 from quanterr.pairing.model import Bucket, ComparedWeight, Leftover, Pair, Pairing
 from quanterr.pairing.transforms import find_lone_transforms
-from quanterr.report.base import Finding, RunInfo, Tool
-from quanterr.report.model import (
-    Aggregate,
-    BucketSize,
-    Coverage,
-    FormatNote,
-    Layer,
-    LosslessLayer,
-    NotCompared,
-    Report,
-    Selection,
-    Settings,
-    Side,
-    StoredFile,
-    WorstElement,
-    convert_values,
-)
 from quanterr.roles import block_of, role_of
 from quanterr.tensors.casts import Copy
 from quanterr.util.strict_json import JsonObject

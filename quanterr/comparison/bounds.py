@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.documents.ranking.model import Ranking
 from quanterr.inspection import inspect
 from quanterr.options import ComparisonOptions
 from quanterr.recipes import Recipe
 from quanterr.recipes.quantized_file import quantize_by
-from quanterr.report.ranking.model import Ranking
 from quanterr.selection import LayerSelection
 
 

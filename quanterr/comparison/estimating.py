@@ -14,6 +14,12 @@ from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison.assembly import reported_dtype
 from quanterr.comparison.journal import digest_file
 from quanterr.comparison.scheduler import Progress
+from quanterr.documents.base import Tool
+from quanterr.documents.comparison.kept_layers import Budget
+from quanterr.documents.comparison.model import Selection as Selected
+from quanterr.documents.ranking.making import UNPLACED, Rankable, StoredTensor, compare_candidates, compute_snr
+from quanterr.documents.ranking.model import Candidate, Ranking, WorstLayer
+from quanterr.documents.sensitivity import Sensitivity, read_sensitivity
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings import check_sensitivity
 from quanterr.findings.files import report_notes
@@ -24,12 +30,6 @@ from quanterr.recipes.matrices import Matrix, matrices_of
 from quanterr.recipes.quantized_file import ImportanceOf, QuantizedFile, choose_weights, quantize_by
 from quanterr.recipes.sampling import Estimate, estimate_matrix, find_margin, pack_estimates, unpack_estimates
 from quanterr.recipes.tensors import read_weight
-from quanterr.report.base import Tool
-from quanterr.report.kept_layers import Budget
-from quanterr.report.model import Selection as Selected
-from quanterr.report.ranking.making import UNPLACED, Rankable, StoredTensor, compare_candidates, compute_snr
-from quanterr.report.ranking.model import Candidate, Ranking, WorstLayer
-from quanterr.report.sensitivity import Sensitivity, read_sensitivity
 from quanterr.selection import LayerSelection
 from quanterr.tensors.clock import Clock
 from quanterr.util.platform import usable_cores

@@ -10,6 +10,8 @@ from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison.assembly import ReportBuilder
 from quanterr.comparison.scheduler import Scheduler
 from quanterr.comparison.tasks import group_by_original
+from quanterr.documents.comparison.model import Report, Settings
+from quanterr.documents.sensitivity import Sensitivity, read_sensitivity
 from quanterr.findings.files import RECIPE
 from quanterr.kernel.library import KernelChoice, choose_kernel
 from quanterr.metrics import METRICS_VERSION
@@ -26,8 +28,6 @@ from quanterr.pairing.importance import (
 from quanterr.pairing.model import ComparedWeight, Pairing
 from quanterr.pairing.names import canonicalize
 from quanterr.pairing.side import WeightCache
-from quanterr.report.model import Report, Settings
-from quanterr.report.sensitivity import Sensitivity, read_sensitivity
 from quanterr.selection import LayerSelection
 from quanterr.tensors.clock import Clock
 from quanterr.tensors.devices import describe_device, pick_device

@@ -7,20 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from quanterr.evaluation.folder import model_folder
-from quanterr.evaluation.gaussian import is_made_up
-from quanterr.evaluation.lockstep import Outcome
-from quanterr.evaluation.preparation import Prepared, ReadText
-from quanterr.evaluation.rounding import of_rounding
-from quanterr.evaluation.scores import Prediction
-from quanterr.evaluation.sides import Candidate
-from quanterr.evaluation.tokens import fingerprint, spans_of, tokenizer_fingerprint
-from quanterr.findings import make_finding
-from quanterr.findings.configs import compare_configs
-from quanterr.findings.files import RECIPE, report_notes
-from quanterr.options import EvaluateOptions
-from quanterr.report.base import Finding, RunInfo, Tool
-from quanterr.report.evaluation.model import (
+from quanterr.documents.base import Finding, RunInfo, Tool
+from quanterr.documents.evaluation.model import (
     Evaluated,
     Evaluation,
     Floor,
@@ -34,8 +22,20 @@ from quanterr.report.evaluation.model import (
     Tokens,
     WorstToken,
 )
-from quanterr.report.sensitivity import KLD, OUTPUT_ERROR
-from quanterr.report.subjects import combine_verdicts
+from quanterr.documents.sensitivity import KLD, OUTPUT_ERROR
+from quanterr.documents.subjects import combine_verdicts
+from quanterr.evaluation.denoisers.gaussian import is_made_up
+from quanterr.evaluation.measures.scores import Prediction
+from quanterr.evaluation.models.folder import model_folder
+from quanterr.evaluation.models.sides import Candidate
+from quanterr.evaluation.preparation import Prepared, ReadText
+from quanterr.evaluation.running.lockstep import Outcome
+from quanterr.evaluation.running.rounding import of_rounding
+from quanterr.evaluation.texts.tokens import fingerprint, spans_of, tokenizer_fingerprint
+from quanterr.findings import make_finding
+from quanterr.findings.configs import compare_configs
+from quanterr.findings.files import RECIPE, report_notes
+from quanterr.options import EvaluateOptions
 from quanterr.tensors.clock import Clock
 from quanterr.tensors.devices import describe_device
 from quanterr.util.text import count, display, listed

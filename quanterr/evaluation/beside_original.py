@@ -6,22 +6,22 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.documents.evaluation.model import Evaluation, Rollout
+from quanterr.documents.plan.model import Plan
+from quanterr.documents.ranking.making import shorten_names
 from quanterr.errors import UsageError
-from quanterr.evaluation import together
 from quanterr.evaluation.assembly import Baseline, Measured, assemble
-from quanterr.evaluation.by_products import check_saliency, predict, write_by_products
-from quanterr.evaluation.calls import Calls
-from quanterr.evaluation.lockstep import Lockstep
+from quanterr.evaluation.by_products.writing import check_saliency, predict, write_by_products
+from quanterr.evaluation.denoisers.calls import Calls
+from quanterr.evaluation.denoisers.rollout import roll_out
+from quanterr.evaluation.models.sides import Candidate, Sides
 from quanterr.evaluation.opening import read_given
 from quanterr.evaluation.preparation import Prepared, prepare, run_settings
-from quanterr.evaluation.rollout import roll_out
-from quanterr.evaluation.rounding import check_schemes
-from quanterr.evaluation.sides import Candidate, Sides
-from quanterr.evaluation.tasks import answered
+from quanterr.evaluation.running import together
+from quanterr.evaluation.running.lockstep import Lockstep
+from quanterr.evaluation.running.rounding import check_schemes
+from quanterr.evaluation.texts.tasks import answered
 from quanterr.options import NOTHING_TO_DO, EvaluateOptions
-from quanterr.report.evaluation.model import Evaluation, Rollout
-from quanterr.report.plan.model import Plan
-from quanterr.report.ranking.making import shorten_names
 from quanterr.tensors.clock import Clock
 from quanterr.util.rank_group import join_rank_group
 from quanterr.util.text import display
@@ -69,7 +69,7 @@ def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: Evaluat
 
     Reasons why a text means little are logged as errors, which no quiet option hides: there is no verdict to hold them.
 
-    Raises the same errors as :func:`quanterr.evaluation.study`.
+    Raises the same errors as :func:`quanterr.evaluation.run.study`.
     """
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
     chosen.check_alone()

@@ -7,18 +7,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.documents.evaluation.model import Evaluation
+from quanterr.documents.plan.model import Plan
+from quanterr.documents.ranking.making import shorten_names
 from quanterr.errors import UsageError
-from quanterr.evaluation import models
 from quanterr.evaluation.assembly import Baseline, Measured, assemble
-from quanterr.evaluation.lockstep import BesideReference
+from quanterr.evaluation.by_products.references import SAVE, USE, Reference
+from quanterr.evaluation.models import building
+from quanterr.evaluation.models.sides import Candidate, Sides
 from quanterr.evaluation.preparation import prepare, reference_settings, run_settings
-from quanterr.evaluation.references import SAVE, USE, Reference
-from quanterr.evaluation.rounding import check_schemes
-from quanterr.evaluation.sides import Candidate, Sides
+from quanterr.evaluation.running.lockstep import BesideReference
+from quanterr.evaluation.running.rounding import check_schemes
 from quanterr.options import EvaluateOptions
-from quanterr.report.evaluation.model import Evaluation
-from quanterr.report.plan.model import Plan
-from quanterr.report.ranking.making import shorten_names
 from quanterr.tensors.clock import Clock
 from quanterr.util.rank_group import join_rank_group
 
@@ -48,7 +48,7 @@ def measure_beside(
         every = [enter_checkpoint(stack, side, chosen.lenient, chosen.cache) for side in candidates]
         sides = Sides(original, prepared.architecture.device)
         found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv, undo=False) for checkpoint in every]
-        assert isinstance(prepared.architecture, models.Architecture)  # noqa: S101 - only such models have references
+        assert isinstance(prepared.architecture, building.Architecture)  # noqa: S101 - only such models have references
         settings = run_settings(chosen, stop, None)
         texts = [text.chunks for text in prepared.texts]
         with BesideReference(prepared.architecture, sides, found, texts, settings, reference) as running:

@@ -7,13 +7,13 @@ from math import prod
 from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.documents.plan.model import ORIGINAL, Plan
+from quanterr.documents.reading import read_stored
 from quanterr.errors import UsageError
 from quanterr.findings.files import RECIPE
 from quanterr.options import EvaluateOptions
 from quanterr.recipes import Recipe, parse_recipe, parse_recipes
 from quanterr.recipes.quantized_file import mix_recipes, quantize_by
-from quanterr.report.plan.model import ORIGINAL, Plan
-from quanterr.report.reading import read_stored
 from quanterr.selection import LayerSelection
 from quanterr.util.text import display
 

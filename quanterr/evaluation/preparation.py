@@ -10,17 +10,18 @@ from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.errors import UsageError
-from quanterr.evaluation import models
-from quanterr.evaluation.calls import Calls, read_calls
-from quanterr.evaluation.conversations import read_conversations
-from quanterr.evaluation.folder import ModelFolder, model_folder
-from quanterr.evaluation.gaussian import is_made_up, make_calls
-from quanterr.evaluation.lockstep import RunSettings
-from quanterr.evaluation.lora import read_lora
-from quanterr.evaluation.references import SAVE, USE, Settings, check_place
-from quanterr.evaluation.rollout import check_rollout
-from quanterr.evaluation.tasks import Asked, read_task
-from quanterr.evaluation.tokens import (
+from quanterr.evaluation.by_products.references import SAVE, USE, Settings, check_place
+from quanterr.evaluation.denoisers.calls import Calls, read_calls
+from quanterr.evaluation.denoisers.gaussian import is_made_up, make_calls
+from quanterr.evaluation.denoisers.rollout import check_rollout
+from quanterr.evaluation.models import building
+from quanterr.evaluation.models.folder import ModelFolder, model_folder
+from quanterr.evaluation.models.lora import read_lora
+from quanterr.evaluation.running.lockstep import RunSettings
+from quanterr.evaluation.running.workload import CAUSAL
+from quanterr.evaluation.texts.conversations import read_conversations
+from quanterr.evaluation.texts.tasks import Asked, read_task
+from quanterr.evaluation.texts.tokens import (
     LEAST_CONTEXTS,
     Chunks,
     Decode,
@@ -35,7 +36,6 @@ from quanterr.evaluation.tokens import (
     read_tokens,
     tokenizer_fingerprint,
 )
-from quanterr.evaluation.workload import CAUSAL
 from quanterr.options import EvaluateOptions
 from quanterr.tensors.devices import pick_device
 from quanterr.util.rank_group import RankGroup
@@ -54,7 +54,7 @@ class ReadText(NamedTuple):
 class Prepared(NamedTuple):
     """The prepared inputs of an evaluation."""
 
-    architecture: models.Architecture | models.Denoiser
+    architecture: building.Architecture | building.Denoiser
     texts: list[ReadText]
     calls: Calls | None
     tasks: list[Asked]
@@ -102,29 +102,29 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
         UsageError: an option does not fit, or the text is missing or too short.
         CheckpointError: transformers lacks the model.
     """
-    dtype = models.DTYPES.get(chosen.dtype)
+    dtype = building.DTYPES.get(chosen.dtype)
     if dtype is None:
-        raise UsageError(f"--dtype {display(chosen.dtype)}: choose one of {', '.join(models.DTYPES)}")
+        raise UsageError(f"--dtype {display(chosen.dtype)}: choose one of {', '.join(building.DTYPES)}")
     device = pick_device(chosen.device)
     given = None if chosen.config is None else Path(chosen.config)
     with model_folder(original) as folder:
-        denoiser = models.read_denoiser_config(folder, original, given, chosen.inputs is not None)
+        denoiser = building.read_denoiser_config(folder, original, given, chosen.inputs is not None)
         if denoiser is not None:
             lora = None if chosen.lora is None else read_lora(os.fspath(chosen.lora))
-            model = models.Denoiser(denoiser, dtype, device, lora)
+            model = building.Denoiser(denoiser, dtype, device, lora)
             return _of_calls(chosen, model, str(denoiser["_class_name"]))
         if chosen.lora is not None:
             raise UsageError("--lora: for denoisers of diffusers, with recorded calls: give them with --inputs")
-        config = models.read_config(folder)
+        config = building.read_config(folder)
         if chosen.inputs is not None:
-            return _of_calls(chosen, models.Architecture(config, dtype, device, recorded=True), config.model_type)
+            return _of_calls(chosen, building.Architecture(config, dtype, device, recorded=True), config.model_type)
         if chosen.rollout:
             raise UsageError("--rollout: for denoisers, with recorded calls: give them with --inputs")
         vocabulary = config.get_text_config().vocab_size
         texts = _texts(chosen, folder, vocabulary)
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
         tokenizer, decode = tokenizer_fingerprint(folder), decoder_of(folder)
-    architecture = models.Architecture(config, dtype, device)
+    architecture = building.Architecture(config, dtype, device)
     if architecture.workload is not CAUSAL:
         for option, value in (_of_texts(chosen) | {"--sensitivity": chosen.sensitivity}).items():
             if value:
@@ -146,7 +146,7 @@ def _of_texts(chosen: EvaluateOptions) -> dict[str, object]:
     }
 
 
-def _of_calls(chosen: EvaluateOptions, architecture: models.Architecture | models.Denoiser, name: str) -> Prepared:
+def _of_calls(chosen: EvaluateOptions, architecture: building.Architecture | building.Denoiser, name: str) -> Prepared:
     """Return a model with the recorded calls that it runs on; ``name`` names the model in errors."""
     if chosen.inputs is None or chosen.text or chosen.chat or chosen.tokens is not None:
         raise UsageError(

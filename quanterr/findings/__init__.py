@@ -31,6 +31,7 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
+from quanterr.documents.base import Finding
 from quanterr.findings.activations import check_activation_scales
 from quanterr.findings.codes import make_finding
 from quanterr.findings.compensation import drop_compensated
@@ -95,7 +96,6 @@ from quanterr.findings.sums import check_weight
 from quanterr.findings.vectors import check_vectors, classify_shifted_copy
 from quanterr.pairing.model import Bucket, ComparedWeight, Pair, Pairing
 from quanterr.pairing.sampling import on_cpu
-from quanterr.report.base import Finding
 
 __all__ = [
     "FindingCollector",

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from quanterr.checkpoints import Entry
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.neighbours import compare_with_neighbours
 from quanterr.findings.ranges import Ranges
@@ -14,7 +15,6 @@ from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.pairing import SIDES
 from quanterr.pairing.inputs import CacheScales
 from quanterr.pairing.model import Bucket, Pairing
-from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 

@@ -4,7 +4,7 @@ from math import isfinite
 
 import msgspec
 
-from quanterr.report.base import Finding
+from quanterr.documents.base import Finding
 
 
 def make_finding(

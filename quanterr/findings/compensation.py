@@ -20,13 +20,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.documents.base import Finding
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.sources import choose_runs, find_cells_of
 from quanterr.kernel.structs import TILE
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces
-from quanterr.report.base import Finding
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace

@@ -8,8 +8,8 @@ from math import isclose
 from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.report.base import Finding
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
 from quanterr.util.text import display
 

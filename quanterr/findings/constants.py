@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.formats import Weight
 from quanterr.metrics.sums import RowSums, Sums, as_float
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import on_cpu
-from quanterr.report.base import Finding
 from quanterr.roles import role_of, unify_numbers
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.tensors.workspace import Workspace

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import ceil, inf, isfinite, log2, log10, sqrt
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import bits_of
 from quanterr.findings.methods import PLAIN, Method
@@ -11,7 +12,6 @@ from quanterr.kernel.levels import Levels
 from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.model import ComparedWeight, Pair
-from quanterr.report.base import Finding
 from quanterr.util.text import count, display
 
 MANY = 16  # least number of elements for a conclusion

@@ -9,7 +9,7 @@ longer explains others, so no row may explain a finding that an earlier row uses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from quanterr.report.base import Finding
+from quanterr.documents.base import Finding
 
 # Facts about single weights.
 UNDERFLOWS = "underflows"  # values below the smallest scale of the format

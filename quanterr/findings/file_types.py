@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.report.base import Finding
 from quanterr.util.text import display, listed
 
 # general.file_type → name, as in enum llama_ftype of include/llama.h. Files of plain floats are left out: models that

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from quanterr.checkpoints import Checkpoint
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.report.base import Finding
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import count, display, listed
 

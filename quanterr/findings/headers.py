@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log10
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.pairing.model import COMPUTED, NOT_SELECTED, Bucket, FoldedScales, Leftover, Pair, Pairing
 from quanterr.pairing.transforms import find_fused_transforms
-from quanterr.report.base import Finding
 from quanterr.roles import role_of
 from quanterr.util.text import count, display, listed
 

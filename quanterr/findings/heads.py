@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG, EXPLAINING, GGUF, config_of
 from quanterr.pairing.model import Pair
-from quanterr.report.base import Finding
 from quanterr.util.strict_json import JsonFields
 
 OF_BLOCK = r"(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\."  # the beginning of a weight's name

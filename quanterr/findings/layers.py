@@ -7,6 +7,7 @@ from statistics import median
 
 from msgspec import Struct
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import FINE_DB
 from quanterr.findings.explanations import NEAR, UNDERFLOWS
@@ -17,7 +18,6 @@ from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import canonicalize
-from quanterr.report.base import Finding
 from quanterr.roles import role_of
 from quanterr.tensors.casts import Copy
 from quanterr.util.text import count, display, listed

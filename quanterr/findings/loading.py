@@ -17,6 +17,7 @@ from functools import cache
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.labels import Labels
 from quanterr.checkpoints.places import list_names
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.families import (
     COMPRESSED,
@@ -33,7 +34,6 @@ from quanterr.findings.families import (
     Family,
 )
 from quanterr.formats import Weight
-from quanterr.report.base import Finding
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 

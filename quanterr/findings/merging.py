@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from math import inf
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.explanations import EXCESS
-from quanterr.report.base import Finding
 from quanterr.util.text import count
 
 FEW = 3  # weights that are reported one by one, at most

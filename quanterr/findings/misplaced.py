@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.repairs import LIKE, SAME, describe_order
 from quanterr.formats import Weight
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import has_equal_parts
 from quanterr.pairing.sampling import Workspaces
-from quanterr.report.base import Finding
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed

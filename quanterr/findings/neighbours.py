@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import exp, log
 from statistics import median
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.ranges import Ranges
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import Pair
-from quanterr.report.base import Finding
 from quanterr.roles import role_of, without_numbers
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed

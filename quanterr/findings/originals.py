@@ -6,12 +6,12 @@ were made from the real original, as they should be, look far off. What is left 
 
 from collections.abc import Iterable, Sequence
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.explanations import SAMPLED, SEVERITIES, weights_of
 from quanterr.findings.figures import bits_of, bits_of_weight
 from quanterr.findings.headers import format_range
 from quanterr.findings.layers import WeightSummary
-from quanterr.report.base import Finding
 from quanterr.util.text import count, listed
 
 JUDGED = (*SAMPLED, "saturated", "another_source")  # findings from the nearest codes, or from scales

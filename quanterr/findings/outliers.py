@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.samples import read_first_rows
 from quanterr.pairing.sampling import on_cpu
-from quanterr.report.base import Finding
 from quanterr.roles import role_of
 from quanterr.util.text import count, display, listed
 

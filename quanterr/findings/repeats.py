@@ -11,13 +11,13 @@ from hashlib import sha256
 from itertools import chain
 from typing import NamedTuple
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.constants import is_kept
 from quanterr.formats import Weight
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import on_cpu
-from quanterr.report.base import Finding
 from quanterr.roles import block_of, role_of, unify_numbers
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace

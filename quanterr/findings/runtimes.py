@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.report.base import Finding
 from quanterr.util.text import count, listed
 
 

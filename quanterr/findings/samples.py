@@ -9,6 +9,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import FINE_DB
 from quanterr.findings.factors import explain_factor, explain_factors
@@ -20,7 +21,6 @@ from quanterr.formats import Weight
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
-from quanterr.report.base import Finding
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.text import count, display, listed

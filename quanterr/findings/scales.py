@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import isfinite, log2
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import FINE_DB, MANY, MOST_NAMED, underflows
 from quanterr.findings.figures import bits_of
@@ -11,7 +12,6 @@ from quanterr.kernel.levels import Levels
 from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import ComparedWeight, Pair
-from quanterr.report.base import Finding
 from quanterr.samples.good_scales import FEW_LEVELS
 from quanterr.samples.scales import BYTE, get_clipping_limit
 from quanterr.util.text import count, display

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from quanterr.documents.base import Finding
 from quanterr.findings.layers import WeightSummary
-from quanterr.report.base import Finding
 from quanterr.util.text import display
 
 WIDE = 1.0  # stored / good scale of a part that others of the fused weight need

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf, log10
 
 from quanterr.checkpoints import Entry
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.inputs import StaticScale
-from quanterr.report.base import Finding
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 

@@ -26,6 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import NOTED_DB
 from quanterr.findings.layers import WeightSummary
@@ -35,7 +36,6 @@ from quanterr.formats.base import FilledWorkspaces
 from quanterr.kernel.levels import CodeCells, Scaling, find_cells
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
-from quanterr.report.base import Finding
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace

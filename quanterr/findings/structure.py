@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG, config_of
 from quanterr.findings.heads import OF_BLOCK, check_heads
@@ -12,7 +13,6 @@ from quanterr.findings.schemes import LINEAR, check_scheme, keep_strings, matche
 from quanterr.formats import FORMATS, find_rows
 from quanterr.pairing.inputs import find_torchao_config
 from quanterr.pairing.model import Pair, Pairing
-from quanterr.report.base import Finding
 from quanterr.roles import role_of, without_numbers
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed

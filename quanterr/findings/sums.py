@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from math import inf, isfinite, sqrt
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import FINE_DB, underflows
 from quanterr.findings.figures import bits_of, level_of, norm_ratio, ratio_db, usual_of
@@ -10,7 +11,6 @@ from quanterr.metrics import Measurement, cosine_similarity, snr_db
 from quanterr.metrics.attainable import level
 from quanterr.metrics.sums import RowSums, Sums, as_float
 from quanterr.pairing.model import ComparedWeight, Pair
-from quanterr.report.base import Finding
 from quanterr.util.text import count, display
 
 # Bits of a code → SNR in dB: correct readings are above DOUBTFUL_DB, incorrect ones below BROKEN_DB. Plain rounding of

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.constants import ConstantWeights, is_learned_matrix
 from quanterr.findings.repeats import RepeatedWeights
@@ -19,7 +20,6 @@ from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.sums import RowSums, Sums, exact
 from quanterr.pairing.model import Pair
-from quanterr.report.base import Finding
 from quanterr.roles import role_of, without_numbers
 from quanterr.util.text import count, listed
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.factors import explain_factor
 from quanterr.findings.layers import WeightSummary
@@ -23,7 +24,6 @@ from quanterr.metrics.sums import ratio
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import FED_BY_NORM, canonicalize
 from quanterr.pairing.sampling import Workspaces, on_cpu
-from quanterr.report.base import Finding
 from quanterr.roles import role_of
 from quanterr.tensors.casts import CastTest, Copy
 from quanterr.tensors.workspace import Workspace

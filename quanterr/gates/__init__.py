@@ -10,7 +10,7 @@
     as_text.py       prints the results; github.py prints them on GitHub
 
 The metrics that rules may name are declared for each kind of document in ``values.py`` beside its model, in the form
-that report/subjects.py defines.
+that documents/subjects.py defines.
 
 To add a function, add a row to FUNCTIONS.
 """
@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
+from quanterr.documents.comparison import SCHEMA as REPORT
+from quanterr.documents.comparison.values import ReportValues
+from quanterr.documents.gate_results import Verdict
+from quanterr.documents.kinds import KINDS, DocumentKind, find_kind, read_document
+from quanterr.documents.reading import read_report
+from quanterr.documents.subjects import Subject, combine_verdicts, find_counterpart
 from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule, check_baseline_use, read_rules
 from quanterr.gates.verdicts import judge_subject, needed_metrics
 from quanterr.options import GateOptions
-from quanterr.report import SCHEMA as REPORT
-from quanterr.report.documents import KINDS, DocumentKind, find_kind, read_document
-from quanterr.report.gate_results import Verdict
-from quanterr.report.reading import read_report
-from quanterr.report.subjects import Subject, combine_verdicts, find_counterpart
-from quanterr.report.values import ReportValues
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
-    from quanterr.report.document import Document
+    from quanterr.documents.document import Document
 
     DocumentT = TypeVar("DocumentT", bound=Document)
 

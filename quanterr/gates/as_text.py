@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from quanterr.report.formatting import describe_gate, describe_violation, sentence
-from quanterr.report.gate_results import Gate
+from quanterr.documents.gate_results import Gate
+from quanterr.outputs.formatting import describe_gate, describe_violation, sentence
 from quanterr.util.colors import paint
 from quanterr.util.text import MAX_LINE, count, display
 

@@ -2,11 +2,11 @@
 
 from difflib import get_close_matches
 
+from quanterr.documents.subjects import Item, Subject
 from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule
 from quanterr.gates.selectors import make_decider, make_selector
 from quanterr.gates.verdicts import collect_values, format_rule, format_value
-from quanterr.report.subjects import Item, Subject
 from quanterr.util.text import display, format_decisive
 
 

@@ -20,10 +20,10 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Literal, NamedTuple
 
+from quanterr.documents.comparison.values import VOCABULARY as OF_REPORTS
+from quanterr.documents.subjects import Vocabulary
 from quanterr.errors import UsageError
 from quanterr.metrics import mean, median, quantile
-from quanterr.report.subjects import Vocabulary
-from quanterr.report.values import VOCABULARY as OF_REPORTS
 from quanterr.util.text import display
 
 

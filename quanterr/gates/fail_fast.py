@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from quanterr.documents.subjects import Item, Subject
 from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule
 from quanterr.gates.selectors import make_decider
 from quanterr.gates.verdicts import collect_values, format_rule, format_value
-from quanterr.report.subjects import Item, Subject
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
-    from quanterr.report.model import Layer
+    from quanterr.documents.comparison.model import Layer
 
 
 def make_violation_check(rules: list[Rule], baseline: Subject | None) -> "Callable[[Layer], str | None]":

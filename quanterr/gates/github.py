@@ -7,9 +7,9 @@ escaped, so that none can act as Markdown or as a workflow command.
 import os
 from collections.abc import Callable, Iterator
 
-from quanterr.report.formatting import LONG, describe_violation, is_said_in_numbers, sentence
-from quanterr.report.gate_results import Gate, HasGates, drop_gate_messages
-from quanterr.report.markdown import format_code
+from quanterr.documents.gate_results import Gate, HasGates, drop_gate_messages
+from quanterr.outputs.formatting import LONG, describe_violation, is_said_in_numbers, sentence
+from quanterr.outputs.markdown import format_code
 from quanterr.util.text import escape_commands, format_decisive, format_exact
 
 SUMMARY = "GITHUB_STEP_SUMMARY"

@@ -5,11 +5,11 @@ from math import sqrt
 
 from msgspec.structs import replace
 
+from quanterr.documents.comparison.model import Layer, LosslessLayer, Report
+from quanterr.documents.comparison.same_original import find_other_tensor
+from quanterr.documents.gate_results import Gate, Violation
+from quanterr.documents.plan.model import ORIGINAL, Plan, PlannedLayer
 from quanterr.errors import UsageError
-from quanterr.report.gate_results import Gate, Violation
-from quanterr.report.model import Layer, LosslessLayer, Report
-from quanterr.report.plan.model import ORIGINAL, Plan, PlannedLayer
-from quanterr.report.same_original import find_other_tensor
 from quanterr.util.text import count, display
 
 REQUIRE = "as planned: format, bits, SNR; the rest unchanged"

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
+from quanterr.documents.comparison.values import VOCABULARY as OF_REPORTS
+from quanterr.documents.subjects import Vocabulary
 from quanterr.errors import UsageError
 from quanterr.gates.expression import OF_BASELINE, Condition, parse
-from quanterr.report.subjects import Vocabulary
-from quanterr.report.values import VOCABULARY as OF_REPORTS
 from quanterr.selection import LayerSelection
 from quanterr.util.rule_file import RuleTable, read_rule_tables, show_value
 from quanterr.util.text import display

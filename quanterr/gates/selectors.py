@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from quanterr.documents.subjects import Item, Subject
 from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule
-from quanterr.report.subjects import Item, Subject
 from quanterr.selection import LayerSelection
 from quanterr.util.text import display
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from math import inf, isfinite, isinf, isnan
 from typing import NamedTuple
 
+from quanterr.documents.comparison import NORM
+from quanterr.documents.gate_results import Gate, Verdict, Violation
+from quanterr.documents.subjects import WIDTH, Item, Subject, compute_change
 from quanterr.gates.expression import OF_BASELINE, OF_INTERVAL, OPERATORS, Condition
 from quanterr.gates.rules import Rule
 from quanterr.gates.selectors import check_patterns, explain_dead_pattern, make_decider, make_selector
-from quanterr.report import NORM
-from quanterr.report.gate_results import Gate, Verdict, Violation
-from quanterr.report.subjects import WIDTH, Item, Subject, compute_change
 from quanterr.util.text import count, display, format_decisive
 
 

@@ -8,17 +8,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from quanterr.documents.comparison.values import REPORT_METRICS
+from quanterr.documents.finding_codes import CODES, FORMER_NAMES
 from quanterr.errors import MEANINGS, UsageError
 from quanterr.gates.expression import FUNCTIONS
 from quanterr.guide.words import HEADINGS, WORDS
 from quanterr.metrics import AGGREGATES, METRICS, Metric
-from quanterr.report.finding_codes import CODES, FORMER_NAMES
-from quanterr.report.values import REPORT_METRICS
 from quanterr.roles import ALIASES
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
-    from quanterr.report.documents import DocumentKind
+    from quanterr.documents.kinds import DocumentKind
 
 PAGES = Path(__file__).parent
 MARKER = re.compile(r"^<!-- /?[a-z-]+(?:: made by \S+)? -->\n", re.MULTILINE)  # markers of generated parts
@@ -155,7 +155,7 @@ def list_statuses() -> Iterator[GuideEntry]:
 
 def list_words() -> Iterator[GuideEntry]:
     """Yield one entry per word of an answer or a table."""
-    from quanterr.report.layers import BUCKETS
+    from quanterr.documents.comparison.layers import BUCKETS
 
     synonyms = [*ALIASES.items(), *BUCKETS.items()]
     for name, meaning in WORDS.items():
@@ -165,7 +165,7 @@ def list_words() -> Iterator[GuideEntry]:
 @cache  # the schemas take a quarter of a second
 def list_fields() -> Sequence[GuideEntry]:
     """Return one entry per metric or described field of each kind of document, except those in list_metrics."""
-    from quanterr.report.documents import KINDS
+    from quanterr.documents.kinds import KINDS
 
     found: list[GuideEntry] = []
     known = {metric.name for metric in (*METRICS, *AGGREGATES)} | REPORT_METRICS.keys()

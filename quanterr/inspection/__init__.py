@@ -10,6 +10,9 @@ from math import prod
 from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, Entry, open_checkpoint
+from quanterr.documents.base import Finding, RunInfo, Tool
+from quanterr.documents.comparison.model import StoredFile
+from quanterr.documents.inspection.model import NOT_READ, DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.errors import FormatMismatch
 from quanterr.findings import make_finding
 from quanterr.findings.activations import report_absent_scales, report_cache_scales, report_lone_rotations
@@ -29,12 +32,9 @@ from quanterr.pairing.inputs import (
 )
 from quanterr.pairing.side import CheckpointSide
 from quanterr.pairing.transforms import find_lone_transforms
-from quanterr.report.base import Finding, RunInfo, Tool
-from quanterr.report.hardware import bandwidth_of
-from quanterr.report.inspection.model import NOT_READ, DecodeBound, Inspection, StoredWeight, Tally
-from quanterr.report.model import StoredFile
 from quanterr.roles import block_of, role_of
 from quanterr.tensors.clock import Clock
+from quanterr.util.hardware import bandwidth_of
 from quanterr.util.platform import usable_cores
 from quanterr.util.text import count, display, escape_surrogates, listed
 from quanterr.version import __version__

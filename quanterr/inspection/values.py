@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
+from quanterr.documents.base import Finding
 from quanterr.findings.activations import check_activation_scales
 from quanterr.findings.values import CodeValues, RowValues, ValueFindings
 from quanterr.formats import Weight, is_auxiliary
@@ -23,7 +24,6 @@ from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.kernel.decoding import read_values
 from quanterr.kernel.library import choose_kernel
 from quanterr.pairing.model import Bucket, Leftover, Pair, Pairing
-from quanterr.report.base import Finding
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace, Workspace

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from quanterr.checkpoints import Checkpoint, CheckpointFile
 from quanterr.checkpoints.checksums import compute_sha256, find_stated_sha256
+from quanterr.documents.base import Finding
 from quanterr.errors import UsageError
 from quanterr.findings import make_finding
-from quanterr.report.base import Finding
 from quanterr.util.platform import usable_cores
 from quanterr.util.text import count, display, listed
 

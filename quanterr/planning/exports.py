@@ -19,13 +19,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
+from quanterr.documents.plan.model import ORIGINAL, Plan, PlannedLayer
 from quanterr.errors import UsageError
+from quanterr.outputs.formatting import LONG
 from quanterr.pairing.conversion import to_llama_name
 from quanterr.pairing.names import atoms_of, canonicalize
 from quanterr.recipes.matrices import is_stack
 from quanterr.recipes.names import MLX, list_recipes
-from quanterr.report.formatting import LONG
-from quanterr.report.plan.model import ORIGINAL, Plan, PlannedLayer
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, listed
 

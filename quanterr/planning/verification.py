@@ -5,12 +5,12 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from quanterr.checkpoints import Checkpoint
+from quanterr.documents.kinds import KINDS
+from quanterr.documents.plan.model import Measurement, Plan
 from quanterr.errors import UsageError
-from quanterr.evaluation import evaluate_candidates
+from quanterr.evaluation.run import evaluate_candidates
 from quanterr.gates import prepare
 from quanterr.options import EvaluateOptions, PlanOptions
-from quanterr.report.documents import KINDS
-from quanterr.report.plan.model import Measurement, Plan
 from quanterr.util.text import size
 
 ROUNDS = 6

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint
+from quanterr.documents.ranking.model import Changed, Study
 from quanterr.errors import Interrupted
 from quanterr.recipes.base import FLOATS, Recipe
 from quanterr.recipes.blocks import BlockScheme
 from quanterr.recipes.matrices import Matrix, matrices_of
 from quanterr.recipes.quantized_file import ImportanceOf, choose_weights
 from quanterr.recipes.tensors import apply_recipe, explain_refusal
-from quanterr.report.ranking.model import Changed, Study
 from quanterr.selection import LayerSelection
 
 SAMPLE = 256  # rows per weight, evenly spaced; blocks of several rows are formed from these

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from quanterr.report.base import RunInfo
+from quanterr.documents.base import RunInfo
 
 
 class Clock:

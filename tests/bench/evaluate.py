@@ -20,7 +20,7 @@ import torch
 
 import quanterr
 from quanterr.checkpoints import Checkpoint
-from quanterr.evaluation.embeddings import spearman
+from quanterr.evaluation.measures.embeddings import spearman
 from quanterr.recipes import parse_recipe
 from quanterr.recipes.quantized_file import mix_recipes
 

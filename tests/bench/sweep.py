@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bench import COLS, ROWS, make, run
 
-from quanterr.knapsack import KnapsackItem, solve
 from quanterr.recipes.names import PRESETS
+from quanterr.util.knapsack import KnapsackItem, solve
 
 BITS = (2.5, 3.5, 4.25, 4.5, 5.5, 6.5, 8.5, 16)
 

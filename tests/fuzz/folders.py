@@ -22,10 +22,10 @@ from fuzz.mutating import STRANGE, Pairs, changed, changed_bytes, dumped, few, o
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.checkpoints.labels import COMFY_SUFFIX, HEADER_KEY
+from quanterr.documents.comparison.model import Report
+from quanterr.documents.gate_results import exit_status
 from quanterr.errors import QuanterrError
 from quanterr.inspection import inspect
-from quanterr.report.gate_results import exit_status
-from quanterr.report.model import Report
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LARGEST_SEED = 40_000  # bytes of the weights

@@ -14,19 +14,20 @@ from stored import original, quantized, write
 import quanterr
 from fuzz.finding import Target, folder, refusal, require
 from fuzz.mutating import STRANGE, Pairs, Raw, changed, changed_bytes, dumped, few, other_text, seed
+from quanterr.documents.checksum import KEY as CHECKSUM
+from quanterr.documents.comparison import LISTS
+from quanterr.documents.comparison.values import ReportValues
+from quanterr.documents.diff.reports.making import METRICS
+from quanterr.documents.diff.reports.making import diff_reports as diff
+from quanterr.documents.reading import read_report
 from quanterr.errors import QuanterrError
 from quanterr.gates.as_text import format_gates
 from quanterr.gates.github import format_summary, make_annotations
 from quanterr.gates.rules import PRESETS, Rule, read_rules
 from quanterr.gates.verdicts import Verdict, judge_subject, needed_metrics
-from quanterr.report import LISTS, OUTPUTS
-from quanterr.report.checksum import KEY as CHECKSUM
-from quanterr.report.diff.reports import METRICS
-from quanterr.report.diff.reports import diff_reports as diff
-from quanterr.report.reading import read_report
-from quanterr.report.terminal import console
-from quanterr.report.terminal import show as show_view
-from quanterr.report.values import ReportValues
+from quanterr.outputs import OUTPUTS
+from quanterr.outputs.terminal import console
+from quanterr.outputs.terminal import show as show_view
 
 LENIENT = ("snr_db >= 1", "min(snr_db) >= 1", "max(relative_error) <= 0.5", "global(overall_snr_db) >= 1")
 LENIENT += ("original_compared_fraction >= 0.9", "findings.error <= 0", "not_compared <= 0", "mean(nmse) <= 0.9")

@@ -25,9 +25,9 @@ from mutation.judging import LAYER_DB, STRUCTURAL, Outcome, Pair, as_unsound, lo
 from mutation.originals import Tensors, drawn
 from mutation.pairs import Bench, not_compared
 from mutation.parts import DAMAGES, Damage
+from quanterr.documents.comparison.model import Report
 from quanterr.errors import QuanterrError
 from quanterr.formats import FORMATS
-from quanterr.report.model import Report
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.report.base import Finding
-from quanterr.report.inspection.model import Inspection
-from quanterr.report.model import Report
+from quanterr.documents.base import Finding
+from quanterr.documents.comparison.model import Report
+from quanterr.documents.inspection.model import Inspection
 
 LAYER_DB, PART_DB = 1.0, 6.0  # losses that must be noticed
 PART = 64  # elements

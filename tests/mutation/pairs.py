@@ -15,8 +15,8 @@ from mutation import files
 from mutation.coding import Coded, Layout, coded, sound
 from mutation.judging import BAD, STRUCTURAL, Loss, Outcome, of_broken, of_sound
 from mutation.originals import CONFIG, Tensors, linear, model, stacked
+from quanterr.documents.comparison.model import Report
 from quanterr.errors import QuanterrError
-from quanterr.report.model import Report
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 Quantize = Callable[[Layout, Tensor], Coded | Tensor]

@@ -16,7 +16,7 @@ from torch import Tensor
 import quanterr
 from mutation.judging import Outcome, as_unsound, of_sound
 from mutation.pairs import Bench
-from quanterr.report.model import Report
+from quanterr.documents.comparison.model import Report
 
 NAME = "model.layers.0.mlp.experts.0.up_proj.weight"
 ROWS, COLS = 48, 256

@@ -1,0 +1,152 @@
+"""Parts that all documents share: the base class, scores, findings and run information, and their strict JSON."""
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from math import isfinite
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import astuple
+
+from quanterr.documents.finding_codes import FORMER_NAMES
+from quanterr.util import strict_json
+from quanterr.util.strict_json import JsonObject
+
+Number = float | None
+Count = Annotated[int, Meta(ge=0)]
+Better = Literal["lower", "higher"]
+Unit = Literal["", "nat", "dB", "B", "%"]  # "%": a share, shown in per cent
+
+_encoder = msgspec.json.Encoder()
+_pack = msgspec.msgpack.Encoder().encode
+_INFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # NaN and infinity in MessagePack; rarely other bytes
+
+
+class Model(Struct, gc=False):
+    """Base of all parts of documents.
+
+    Readers ignore unknown fields, so that results of newer minor versions can be read. Parts hold no reference cycles
+    and are left out of garbage collection, which makes them smaller.
+    """
+
+
+class Score(NamedTuple):
+    """A number that tables, gates, diffs and the JSON Schema describe."""
+
+    title: str
+    better: Better
+    formula: str
+    unit: Unit = ""
+    column: int | None = None  # place in tables, from the left; None: not shown there
+
+
+def doc(text: str) -> Meta:
+    """Return the annotation of a field that describes it in the JSON Schema."""
+    return Meta(description=text)
+
+
+def score(title: str, better: Better, formula: str, unit: Unit = "", column: int | None = None) -> Meta:
+    """Return the annotation of a field that is a score; the JSON Schema describes it by its formula."""
+    return Meta(description=formula, extra={"score": Score(title, better, formula, unit, column)})
+
+
+def collect_scores(kind: type[Model]) -> dict[str, Score]:
+    """Return the scores among the fields of a class, by field name."""
+    hints = get_type_hints(kind, include_extras=True)
+    annotated = ((name, note) for name, hint in hints.items() for note in getattr(hint, "__metadata__", ()))
+    return {name: note.extra["score"] for name, note in annotated if isinstance(note, Meta) and note.extra}
+
+
+class Finding(Model):
+    """Something wrong or suspicious, with what to do about it."""
+
+    code: Annotated[str, doc("see `quanterr explain`")]
+    severity: Literal["info", "warning", "error"]
+    layer: str | None
+    message: str
+    remedy: str | None
+    evidence: JsonObject
+
+    def __post_init__(self) -> None:
+        """Rename a finding of version 0.1.0."""
+        if self.code in FORMER_NAMES:
+            self.code = FORMER_NAMES[self.code]
+
+
+class Tool(Model):
+    """The program that wrote the document."""
+
+    name: str
+    version: str
+
+
+class RunInfo(Model, kw_only=True):
+    """The part of a document that changes from run to run; all else is the same for the same inputs."""
+
+    started: str
+    seconds: float
+    device: str
+    threads: int
+    kernel: Annotated[str | None, doc("kernel that computed the sums: native (with its instruction set) or torch")] = (
+        None
+    )
+    torch: str
+    python: str
+    read_bytes: int
+    command: list[str]
+
+
+def dumps(value: object) -> str:
+    """Return a part of a document as strict ASCII JSON on one line, safe to print on a CI runner.
+
+    Raises:
+        ValueError: it holds NaN or infinity.
+    """
+    text = _dump_lines([value])
+    return strict_json.dumps(msgspec.to_builtins(value)) if text is None else text
+
+
+def dumps_each(values: Sequence[object], separator: str) -> str:
+    """Return parts of a document as :func:`dumps` does, joined by ``separator``; faster than dumping each by itself."""
+    text = _dump_lines(values)
+    return separator.join(map(dumps, values)) if text is None else text.replace("\n", separator)
+
+
+def _dump_lines(values: Sequence[object]) -> str | None:
+    """Return a line of JSON for each value; None if the encoder would leave characters unescaped."""
+    if _may_be_infinite(values):
+        _require_finite(values)
+    with suppress(UnicodeEncodeError):  # raised for lone surrogates
+        raw = _encoder.encode_lines(values)
+        if raw.isascii() and b"\x7f" not in raw:
+            return strict_json.mask_commands(raw[:-1].decode())
+    return None
+
+
+def _may_be_infinite(values: Sequence[object]) -> bool:
+    """Return False only if all numbers are certainly finite."""
+    try:
+        return _INFINITE.search(_pack(values)) is not None
+    except (OverflowError, UnicodeEncodeError):  # raised for large integers and lone surrogates
+        return True
+
+
+def _require_finite(values: Iterable[Any]) -> None:
+    """Raise ValueError for NaN and infinity, which the encoder would write as null."""
+    for value in values:
+        kind = value.__class__
+        if kind is float:
+            if not isfinite(value):
+                raise ValueError(f"{value} is not JSON")
+        elif kind is str or kind is int or value is None:
+            pass
+        elif kind is list or kind is tuple:
+            _require_finite(value)
+        elif kind is dict:
+            _require_finite(value.values())
+        elif isinstance(value, Struct):
+            _require_finite(astuple(value))
+        elif kind is not bool:
+            raise TypeError(f"{kind.__name__} is no part of a document: its numbers would not be checked")

@@ -1,0 +1,135 @@
+"""Items of a report for CSV, pandas and JUnit: a row per tensor, compared or not, and tests for CI."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cache
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
+
+from quanterr.documents.comparison.layers import BUCKETS, describe_coverage, find_worst_expert
+from quanterr.documents.comparison.model import Layer, Report
+from quanterr.documents.gate_results import drop_gate_messages
+from quanterr.metrics import NONFINITE, PERCENTILES
+from quanterr.outputs.formatting import sentence
+from quanterr.outputs.sections import Case, Suite
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import count, display
+
+
+class Split(NamedTuple):
+    """Columns whose values are computed from a field; they are left out where the field is None or empty."""
+
+    columns: tuple[str, ...]
+    of: Callable[[Any], Sequence[object]]
+
+
+SPLITS = {
+    "worst_rows": Split(("worst_row", "worst_row_snr_db"), lambda rows: (rows[0].row, rows[0].snr_db)),
+    "experts": Split(
+        ("worst_expert", "worst_expert_snr_db"), lambda every: attrgetter("expert", "snr_db")(find_worst_expert(every))
+    ),
+    "worst_element": Split(
+        ("worst_element", "worst_element_x", "worst_element_y"),
+        lambda one: (" ".join(map(str, one.index)), one.x, one.y),
+    ),
+}
+PATHS = {  # field → column → path of its value, where these names differ
+    "elements": {"tensor_elements": "elements"},
+    "absolute_error_percentiles": {
+        f"absolute_error_percentiles_{key}": f"absolute_error_percentiles.{key}" for key in PERCENTILES
+    },
+    **{name: dict.fromkeys(split.columns, name) for name, split in SPLITS.items()},
+}
+LISTS = ("not_compared", "layers", "other_changes", "lossless")
+MAX_CASES = 1000  # cases of each kind
+
+
+def rows(report: Report) -> Iterator[JsonObject]:
+    """Yield CSV rows: the reasons of the verdict, then each tensor, compared or not."""
+    yield {"list": "report", "reason": "; ".join(report.reasons)}
+    codes: dict[str | None, list[str]] = defaultdict(list)
+    for found in report.findings:
+        codes[found.layer].append(found.code)
+    for key in LISTS:
+        for entry in getattr(report, key):
+            yield {"list": key, "findings": codes.get(entry.layer_name), **values(entry)}
+
+
+def values(entry: object) -> JsonObject:
+    """Return the values of one tensor by column."""
+    columns, get, splits = _find_columns(cast(Hashable, type(entry)))
+    found = dict(zip(columns, get(entry), strict=True))
+    for split in splits:
+        if whole := found[split.columns[0]]:
+            found |= zip(split.columns, split.of(whole), strict=True)
+        else:
+            for column in split.columns:
+                del found[column]
+    for name, word in getattr(entry, "nonfinite", {}).items():
+        if name in found and found[name] is None:  # metrics that are written as null
+            found[name] = NONFINITE.get(word)
+    return found
+
+
+@cache
+def _find_columns(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]], list[Split]]:
+    """Return the columns of a kind of tensor, a getter of their values, and the splits among them.
+
+    The getter returns the whole field for each column of a split.
+    """
+    names = kind.__struct_fields__
+    paths: dict[str, str] = {}
+    for name in names:
+        if name not in ("display_name", "nonfinite", "bytes"):
+            paths |= PATHS.get(name, {name: name})
+    return list(paths), attrgetter(*paths.values()), [split for name, split in SPLITS.items() if name in names]
+
+
+def suites(report: Report) -> list[Suite]:
+    """Return the JUnit suites: one for the comparison and its reliability, and one for gates."""
+    gates = [Suite("gates", [], report.gates)] if report.gates else []
+    return [Suite("comparison", list(_cases(report))), *gates]
+
+
+def _cases(report: Report) -> Iterator[Case]:
+    own = drop_gate_messages(report.reasons, report.gates)
+    reasons = "\n".join(map(sentence, own or (report.reasons[:1] if report.verdict == "inconclusive" else [])))
+    problem, message = "", ""
+    if report.verdict == "inconclusive":
+        problem, message = "error", f"inconclusive: {reasons.partition(chr(10))[0]}"
+    elif report.verdict == "fail" and not any(g.status == "fail" and g.severity == "error" for g in report.gates):
+        problem, message = "failure", "fail"
+    said = "" if problem or not reasons else f"\n{reasons}"
+    name, output = "everything selected was compared reliably", f"{describe_coverage(report)}{said}"
+    yield Case("comparison", name, problem, message, reasons, output)
+    for item in report.not_compared[:MAX_CASES]:
+        message = f"not compared: {BUCKETS.get(item.bucket, display(item.bucket))}"
+        name = display(item.layer_name)
+        yield Case(f"comparison.{item.side}", name, "error", message, sentence(item.reason))
+    yield from _count_more(len(report.not_compared), "tensor was not compared", "tensors were not compared")
+    errors = [found for found in report.findings if found.severity == "error"]
+    for found in errors[:MAX_CASES]:
+        name, remedy = display(found.layer or "whole model"), sentence(found.remedy) if found.remedy else ""
+        yield Case(f"comparison.{display(found.code)}", name, "error", sentence(found.message), remedy)
+    yield from _count_more(len(errors), "error", "errors")
+
+
+def _count_more(n: int, one: str, many: str) -> Iterator[Case]:
+    """Yield a case that counts the cases left out."""
+    if n > MAX_CASES:
+        name = f"and {count(n - MAX_CASES, 'more ' + one, 'more ' + many)}"
+        yield Case("comparison", name, "error", "too many to list; the JSON report has them all")
+
+
+CSV_COLUMNS = [
+    *("quanterr_verdict", "list", "layer_name", "bucket", "side", "reason"),
+    *(column for column in _find_columns(Layer)[0] if column != "layer_name"),
+    "findings",
+]
+
+
+def frame_rows(report: Report) -> Iterator[JsonObject]:
+    """Yield the rows of a data frame, one per tensor, compared or not."""
+    for key in LISTS:
+        for entry in getattr(report, key):
+            yield {"list": key} | values(entry)

@@ -1,0 +1,204 @@
+"""The layers of a report as data for the scripts of its page.
+
+A JSON report of 47,000 layers is 110 MB; here it must stay below 2 MB. So only a few metrics are stored for each layer,
+and all details only for the worst ones.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from math import fsum
+from typing import TYPE_CHECKING, Any
+
+from quanterr.documents.base import Finding
+from quanterr.documents.comparison.kept_commands import find_commands
+from quanterr.documents.comparison.kept_layers import (
+    DTYPES,
+    KeptLayer,
+    find_bound_layers,
+    order_by_worth,
+    original_bytes,
+    stored_bytes,
+)
+from quanterr.documents.comparison.layers import sort_layers
+from quanterr.documents.comparison.model import Layer, Report
+from quanterr.metrics import METRICS, PREDICTED
+from quanterr.outputs.formatting import sentence
+from quanterr.outputs.page.columns import (
+    CHANGED,
+    DB_PLACES,
+    DIFFERS,
+    DIGITS,
+    IDENTICAL,
+    MORE_DIGITS,
+    NOT_COMPARED,
+    SHARE_DIGITS,
+    pack_columns,
+    round_digits,
+)
+from quanterr.roles import role_of
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import display
+
+if TYPE_CHECKING:
+    from quanterr.documents.evaluation.model import Evaluated
+
+NUMBERS = ("excess_db", "relative_error", "mean_absolute_error", "max_absolute_error", "bits_per_weight")
+EVALUATED = ("output_error", *PREDICTED)  # from an evaluation; predictions also from a sensitivity file
+DETAILED = 3000  # number of layers with details
+MAX_FINDINGS = 500
+MAX_KEPT = 1000  # proposed layers; to keep more calls for another format
+
+
+def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObject:
+    """Return the data of a report's page; ``evaluated`` adds the measured error of each weight."""
+    tensors = list(_iterate_tensors(report))
+    names = [one.layer_name for _, one in tensors]
+    weights = {weight.layer_name: weight for weight in evaluated.weights} if evaluated else {}
+    every = (*weights.values(), *report.layers)
+    shown = [key for key in EVALUATED if any(getattr(one, key, None) is not None for one in every)]
+    total = fsum(layer.error_norm**2 for layer in report.layers if layer.error_norm is not None)
+    rows = {name: row for row, name in reversed(list(enumerate(names)))}
+    measured = [weights.get(one.layer_name, one) for _, one in tensors]
+    numbers = _list_numbers(tensors, total) | {key: _round_column(measured, key) for key in shown}
+    return {
+        **pack_columns(names, [status for status, _ in tensors], _list_words(tensors), numbers),
+        "evaluated": shown,
+        "metrics": [{"name": m.name, "unit": m.unit, "formula": m.formula, "kind": m.kind} for m in METRICS],
+        "usual": {display(name): note.usual_snr_db for name, note in report.formats.items() if note.usual_snr_db},
+        "findings": [_finding(found, rows) for found in pick_findings(report)],
+        "found": _rows_by_finding(report.findings, rows),
+        "details": _details(report, rows),
+        "keep": _keep(report, rows, total),
+    }
+
+
+def _list_words(tensors: Sequence[tuple[int, Any]]) -> dict[str, list[str | None]]:
+    return {
+        "role": [display(getattr(one, "role", None) or role_of(one.layer_name)) for _, one in tensors],
+        "format": [display(one.format) if hasattr(one, "format") else None for _, one in tensors],
+        "shape": [_format_shape(getattr(one, "tensor_shape", None)) for _, one in tensors],
+        "reason": [
+            sentence(f"{one.side}: {one.reason}") if status == NOT_COMPARED else None for status, one in tensors
+        ],
+    }
+
+
+def _list_numbers(tensors: Sequence[tuple[int, Any]], total: float) -> JsonObject:
+    errors = [one.error_norm if status == DIFFERS else None for status, one in tensors]
+    levels = [getattr(one, "snr_db", None) for _, one in tensors]
+    entries = [one for _, one in tensors]
+    return {
+        "snr_db": [None if level is None else round(level, DB_PLACES) for level in levels],
+        "error_share": [
+            round_digits(error**2 / total, SHARE_DIGITS) if error is not None and total else None for error in errors
+        ],
+        "bytes": [
+            one.bytes
+            if status == NOT_COMPARED
+            else stored_bytes(getattr(one, "bits_per_weight", None), one.tensor_elements)
+            for status, one in tensors
+        ],
+        **{key: _round_column(entries, key) for key in NUMBERS},
+    }
+
+
+def _round_column(entries: Sequence[object], key: str) -> list[float | None]:
+    return [round_digits(getattr(one, key, None), DIGITS) for one in entries]
+
+
+@lru_cache(maxsize=1 << 10)  # layers share their shapes
+def _format_shape(shape: tuple[int, ...] | None) -> str | None:
+    return None if shape is None else " × ".join(map(str, shape)) or "scalar"
+
+
+def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
+    """Return layers ranked by error removed per extra byte, with the error and bytes of each."""
+    bound = find_bound_layers(report.findings)
+    free = [layer for layer in report.layers if layer.error_norm is not None and layer.layer_name not in bound]
+    ordered = order_by_worth(map(_make_kept, free), MAX_KEPT)
+    dtypes = {DTYPES.get(layer.original_dtype, (None,))[0] for layer in report.layers}
+    return {
+        "rows": [rows[layer.name] for layer in ordered],
+        "shares": [round_digits(layer.error / total, MORE_DIGITS) for layer in ordered],
+        "added": [layer.added for layer in ordered],
+        "bytes": report.quantized.bytes,
+        "snr_db": report.aggregate.overall_snr_db,
+        "dtype": dtypes.pop() if len(dtypes) == 1 else None,
+        "bound": len(report.layers) - len(free),
+        "commands": {program: list(command) for program, command in find_commands(report).items()},
+    }
+
+
+def _make_kept(layer: Layer) -> KeptLayer:
+    elements = layer.tensor_elements
+    added = original_bytes(layer.original_dtype, elements) - stored_bytes(layer.bits_per_weight, elements)
+    return KeptLayer(layer.layer_name, added, layer.error_norm**2)
+
+
+def _iterate_tensors(report: Report) -> Iterator[tuple[int, Any]]:
+    """Yield every tensor with a row in the table, and its status."""
+    for status, found in (
+        (DIFFERS, report.layers),
+        (CHANGED, report.other_changes),
+        (IDENTICAL, report.lossless),
+        (NOT_COMPARED, report.not_compared),
+    ):
+        for entry in found:
+            yield status, entry
+
+
+def pick_findings(report: Report) -> list[Finding]:
+    """Return the findings that fit into a page, the most severe first."""
+    order = ("error", "warning", "info")
+    return sorted(report.findings, key=lambda found: order.index(found.severity))[:MAX_FINDINGS]
+
+
+def _finding(found: Finding, rows: Mapping[str, int]) -> JsonObject:
+    return {
+        "severity": found.severity,
+        "message": sentence(found.message),
+        "remedy": sentence(found.remedy) if found.remedy else None,
+        "row": rows.get(found.layer, -1) if found.layer is not None else -1,
+    }
+
+
+def _rows_by_finding(findings: Sequence[Finding], rows: Mapping[str, int]) -> dict[str, list[int]]:
+    """Return the row indices of layers by finding code."""
+    found: dict[str, set[int]] = defaultdict(set)
+    for finding in findings:
+        if finding.layer is not None and finding.layer in rows:
+            found[finding.code].add(rows[finding.layer])
+    return {display(code): sorted(its) for code, its in sorted(found.items())}
+
+
+def _details(report: Report, rows: Mapping[str, int]) -> JsonObject:
+    """Return every field of the worst layers and of layers with a finding."""
+    named = {found.layer for found in pick_findings(report)}
+    measured = report.layers + report.other_changes
+    worst = sort_layers(report.layers)[:DETAILED] + sort_layers(report.other_changes)[: DETAILED // 10]
+    kept = {layer.layer_name: layer for layer in worst}
+    kept |= {layer.layer_name: layer for layer in measured if layer.layer_name in named}
+    keys = measured[0].__struct_fields__ if measured else ()
+    told_apart = {"layer_name", "display_name", "role", "block", "format", "tensor_shape"}
+    return {
+        "rows": [rows[name] for name in kept],
+        "columns": {
+            key: [_clean_value(getattr(layer, key)) for layer in kept.values()] for key in keys if key not in told_apart
+        },
+    }
+
+
+def _clean_value(value: Any) -> Any:
+    """Return a value with rounded numbers and escaped text."""
+    if isinstance(value, float):
+        return round_digits(value, MORE_DIGITS)
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        return sentence(value)
+    if isinstance(value, list | tuple):
+        return [_clean_value(item) for item in value]
+    if isinstance(value, dict):
+        return {display(key): _clean_value(item) for key, item in value.items()}
+    return {name: _clean_value(getattr(value, name)) for name in value.__struct_fields__}

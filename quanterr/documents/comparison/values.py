@@ -1,0 +1,257 @@
+"""Subjects and metrics of a report for rules, and the reasons why rules cannot judge it.
+
+Rules use the report's names, which the rows of METRICS and AGGREGATES define.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from math import inf
+from types import SimpleNamespace
+from typing import NamedTuple, Self
+
+from quanterr.documents.comparison.model import Report, convert_values
+from quanterr.documents.comparison.same_original import find_difference
+from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons, read_number
+from quanterr.errors import UsageError
+from quanterr.metrics import (
+    AGGREGATES,
+    LAYER_PERCENTILES,
+    METRICS,
+    PERCENTILES,
+    PREDICTED,
+    LayerValues,
+    Measurement,
+    Metric,
+    compute_metrics,
+)
+from quanterr.metrics.attainable import Attainable
+from quanterr.metrics.sums import Sums, exact
+from quanterr.util.text import display
+
+PERCENTILE_KEYS = {"percentiles": PERCENTILES, "layer_percentiles": LAYER_PERCENTILES}
+
+
+def _list_numbers(rows: tuple[Metric, ...]) -> dict[str, Metric]:
+    """Return metric rows by the numbers they provide, such as "snr_db" or "absolute_error_percentiles.p99"."""
+    found = {}
+    for row in rows:
+        if row.kind in ("number", "count"):
+            found[row.name] = row
+        for key in PERCENTILE_KEYS.get(row.kind, ()):
+            found[f"{row.name}.{key}"] = row
+    return found
+
+
+LAYER_METRICS = _list_numbers(METRICS)
+MODEL_METRICS = _list_numbers(AGGREGATES)
+# Metric → the setting without which it does not exist.
+NEEDS = {
+    **dict.fromkeys(("weighted_nmse", "weighted_error_norm", "weighted_snr_db"), "importance"),
+    **dict.fromkeys(PREDICTED, "sensitivity"),
+}
+NOT_JUDGED = (
+    "not judged: "  # prefix of the reason if the rules or baseline were wrong; other rules may judge the report
+)
+FILES = {"importance": "importance matrix", "sensitivity": "sensitivity"}
+NOT_QUANTIZED = ("identical", "swapped_sides")  # findings that make rules meaningless
+
+
+class ReportMetric(NamedTuple):
+    """A metric of the report itself."""
+
+    summary: str
+    of: Callable[[Report], float | None]
+
+
+def _make_count(key: str) -> Callable[[Report], float]:
+    return lambda report: float(len(getattr(report, key)))
+
+
+def _make_finding_count(severity: str) -> Callable[[Report], float]:
+    return lambda report: float(sum(found.severity == severity for found in report.findings))
+
+
+REPORT_METRICS: dict[str, ReportMetric] = {
+    "original_compared_fraction": ReportMetric(
+        "share of the original's selected bytes that were compared, 0 to 1",
+        lambda report: report.coverage.original_compared_fraction,
+    ),
+    "quantized_compared_fraction": ReportMetric(
+        "share of the quantized side's selected bytes that were compared, 0 to 1",
+        lambda report: report.coverage.quantized_compared_fraction,
+    ),
+    "layers": ReportMetric("number of weights that differ", _make_count("layers")),
+    "lossless": ReportMetric("number of tensors that are identical on both sides", _make_count("lossless")),
+    "other_changes": ReportMetric(
+        "number of norms, biases and other 1-D tensors that differ", _make_count("other_changes")
+    ),
+    "not_compared": ReportMetric("number of selected tensors that were not compared", _make_count("not_compared")),
+    "findings.error": ReportMetric("number of findings of severity error", _make_finding_count("error")),
+    "findings.warning": ReportMetric("number of findings of severity warning", _make_finding_count("warning")),
+    "findings.info": ReportMetric("number of findings of severity info", _make_finding_count("info")),
+}
+
+
+VOCABULARY = Vocabulary(
+    "report",
+    dict.fromkeys(LAYER_METRICS, "layer"),
+    REPORT_METRICS,
+    "snr_db >= 30",
+    "delta(snr_db) >= -0.5",
+    MODEL_METRICS,
+)
+
+EQUAL_LAYERS = LayerValues([0.0], [0.0], [inf], [], {name: [0.0] for name in PREDICTED})
+EQUAL = Attainable(n=4, x_sq=1.0, e_sq=0.0, best_sq=0.0, stored_sq=0.0)
+
+
+def _compute_equal_metrics(rows: tuple[Metric, ...]) -> dict[str, float]:
+    """Return the metrics of two equal tensors that do not depend on the values: 0, 1 or infinite."""
+    found: dict[str, float] = {}
+    for predicts in PREDICTED:
+        first, second = (
+            _evaluate_numbers(
+                rows,
+                Measurement(_make_equal_sums(a), attainable=EQUAL, alpha=a, predicts=predicts, layers=EQUAL_LAYERS),
+            )
+            for a in (1.0, 2.0)
+        )
+        found |= {name: value for name, value in first.items() if value == second.get(name)}
+    return found
+
+
+def _make_equal_sums(a: float) -> Sums:
+    """Return the sums of a tensor and itself; its norm and spread are integers, so that nothing is rounded."""
+    x = (a, a, 7 * a, 7 * a)
+    total, energy = sum(map(exact, x)), sum(exact(value * value) for value in x)
+    of_both = Sums(n=4, x_nonzero=4, x=total, y=total, x_abs=total, x_sq=energy, y_sq=energy, xy=energy, e_min=0.0)
+    return replace(of_both, weighted_x_sq=energy)
+
+
+def _evaluate_numbers(rows: tuple[Metric, ...], measured: Measurement) -> dict[str, float]:
+    values, nonfinite = compute_metrics(rows, measured)
+    row = SimpleNamespace(**convert_values(values))
+    found = {name: read_number(row, nonfinite, name) for name in _list_numbers(rows)}
+    percentiles = {
+        name: 0.0 for name, row in _list_numbers(rows).items() if row.kind in PERCENTILE_KEYS
+    }  # every |e| is 0
+    return {name: value for name, value in found.items() if value is not None} | percentiles
+
+
+EQUAL_LAYER = _compute_equal_metrics(METRICS)
+EQUAL_MODEL = _compute_equal_metrics(AGGREGATES)
+
+
+def _pick_perfect(equal: Mapping[str, float], report: Report) -> Mapping[str, float]:
+    """Return only the metrics that the report has; weighted ones need its importance matrix or sensitivity."""
+    has = {name: getattr(report.settings, setting) for name, setting in NEEDS.items()}
+    return {name: value for name, value in equal.items() if has.get(name, True)}
+
+
+class ReportValues(Subject):
+    """The subject of a report; its items include tensors that were not compared."""
+
+    def __init__(self, report: Report) -> None:
+        """Create the subject from a report whose layers have the metrics of the rules."""
+        items = _make_items(report)
+        troubles = [f.message for f in report.findings if f.severity == "error" and f.layer is None]
+        troubles += [f"{display(item.name)}: {item.trouble}" for item in items if item.trouble]
+        warnings = [found for found in report.findings if found.severity == "warning"]
+        super().__init__(
+            VOCABULARY,
+            items,
+            {name: metric.of(report) for name, metric in REPORT_METRICS.items()},
+            trouble=next(iter(troubles), None),
+            unreliable=_find_unreliable(report, troubles),
+            unquantized=[found.message for found in warnings if found.code in NOT_QUANTIZED],
+            complete=report.complete,
+            patterns=report.selection.patterns,
+        )
+        self.report = report
+
+    def list_items(self, metric: str) -> list[Item]:
+        """Return all items: each has every metric."""
+        return self.items
+
+    def get_model_metric(self, metric: str) -> float | None:
+        """Return an aggregate value; the perfect value if no layer differs, None without layers."""
+        if not self.report.layers:
+            return _pick_perfect(EQUAL_MODEL, self.report).get(metric) if self.report.lossless else None
+        return read_number(self.report.aggregate, self.report.aggregate.nonfinite, metric)
+
+    def check_usable(self) -> None:
+        """Check that the report as a whole can serve as a baseline; damage to single layers is accepted.
+
+        Raises:
+            UsageError: the report is incomplete, or inconclusive for a reason beyond single layers.
+        """
+        whole = [f for f in self.report.findings if f.severity == "error" and f.layer is None]
+        if not self.complete:
+            why = "its run was interrupted"
+        elif self.unreliable and (whole or not any(item.trouble for item in self.items)):
+            why = f"it is inconclusive: {display((whole[0].message if whole else self.unreliable[0]), 2000)}"
+        else:
+            return
+        raise UsageError(f"the baseline is not reliable: {why}; compare again, or give another report")
+
+    def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
+        """Check that a baseline is comparable in these metrics.
+
+        Raises:
+            UsageError: as for :meth:`check_usable`, or the original or the weighting of a metric differs.
+        """
+        baseline.check_usable()
+        why = find_difference(baseline.report, self.report)
+        for setting in sorted({NEEDS[metric] for metric in metrics if metric in NEEDS}) if why is None else ():
+            why = why or _find_other_file(setting, baseline.report, self.report)
+        if why:
+            raise UsageError(f"the baseline does not apply to this report: {why}")
+
+
+def list_subjects(report: Report) -> list[Subject]:
+    """Return the report as the only subject."""
+    return [ReportValues(report)]
+
+
+def _find_other_file(setting: str, old: Report, new: Report) -> str | None:
+    """Return how a setting's file differs, judged by its name only: folders may differ between machines."""
+    paths = (getattr(report.settings, setting) for report in (old, new))
+    before, after = (display(path.replace("\\", "/").rpartition("/")[2]) if path else "none" for path in paths)
+    return (
+        f"it has another {FILES[setting]}: {before} in the baseline, {after} in this report"
+        if before != after
+        else None
+    )
+
+
+def _make_items(report: Report) -> list[Item]:
+    trouble = {row.layer_name: f"not compared: {row.reason}" for row in reversed(report.not_compared)}
+    for found in reversed(report.findings):
+        if found.severity == "error" and found.layer is not None:
+            trouble[found.layer] = found.message.removeprefix(f"{display(found.layer)}: ")
+    perfect = _pick_perfect(EQUAL_LAYER, report)
+    items = [
+        Item(row.layer_name, kind, row, trouble.pop(row.layer_name, None) or _find_nonfinite(row), perfect)
+        for kind in ("layers", "other_changes", "lossless")
+        for row in getattr(report, kind)
+    ]
+    return items + [Item(name, "not_compared", None, why, perfect) for name, why in trouble.items()]
+
+
+def _find_nonfinite(row: object) -> str | None:
+    return None if getattr(row, "finite", True) else "has elements that are NaN or infinite"
+
+
+def _find_unreliable(report: Report, troubles: list[str]) -> list[str]:
+    """Return why the verdict can only be inconclusive; checks the content, too: the stored verdict may be edited."""
+    if report.verdict == "inconclusive":
+        of_gates = {gate.message for gate in report.gates}
+        words = list_own_reasons(report.verdict, report.reasons, of_gates)
+        of_result = [reason for reason in words if not reason.startswith(NOT_JUDGED)]
+        if of_result or troubles or not words:
+            return of_result or troubles or ["the report is inconclusive without a reason"]
+    if not report.complete:
+        return ["the run was interrupted"]
+    if troubles:
+        return troubles
+    return [] if report.layers or report.lossless or report.other_changes else ["nothing was compared"]

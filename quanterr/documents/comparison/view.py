@@ -1,0 +1,356 @@
+"""The view of a report: numbers of the whole model, findings, gates, maps, formats and the worst layers."""
+
+from collections.abc import Iterator, Sequence
+from math import inf, log10
+from typing import TYPE_CHECKING
+
+from quanterr.documents.base import Finding
+from quanterr.documents.comparison.layers import (
+    BUCKETS,
+    SORTS,
+    WorstLayerRow,
+    describe_comparison,
+    describe_coverage,
+    format_scale_metric,
+    pick_worst_layers,
+)
+from quanterr.documents.comparison.model import Aggregate, Report, Side
+from quanterr.documents.comparison.page_data import page_data
+from quanterr.documents.document_view import make_view
+from quanterr.errors import UsageError
+from quanterr.outputs.formatting import (
+    format_answer,
+    format_cosine,
+    format_db,
+    format_number,
+    format_percent,
+    list_doubts,
+    sentence,
+)
+from quanterr.outputs.page.columns import DIFFERS, IDENTICAL, NOT_COMPARED
+from quanterr.outputs.sections import (
+    CARD,
+    MAP,
+    PAGE,
+    TERMINAL,
+    VERBOSE,
+    BarCell,
+    BlockMap,
+    CellColumn,
+    Column,
+    Figure,
+    FigureGroup,
+    Findings,
+    Gates,
+    Interactive,
+    LayerName,
+    Lines,
+    MapCell,
+    Name,
+    PageScripts,
+    Part,
+    Section,
+    Share,
+    Shares,
+    Table,
+    View,
+    Whole,
+    fill,
+)
+from quanterr.util.text import count, display, size
+
+if TYPE_CHECKING:
+    from quanterr.documents.evaluation.model import Evaluated, Evaluation
+
+KEEP = Section("keep", "Layers to keep", [Interactive("keep")], (PAGE,))
+SCRIPTS = ("histogram", "report_metrics", "report_details", "keep", "report")
+ABOUT = (
+    "SNR is the energy of the original weights over the energy of their errors, in dB. Attainable is the SNR of the "
+    "nearest codes under the stored scales; avoidable is what the stored codes lose against it. Weight error is not "
+    "task accuracy: it shows which layers changed, and by how much, not how well the model still performs."
+)
+BAR_DB = 60  # SNR at which a bar is empty
+LISTED = 200  # rows shown of tensors that were not compared
+MAX_FILES = 4
+NONE = "-"
+GROUPS: Sequence[CellColumn[Aggregate]] = (
+    (Column("layers", 2), lambda a: f"{a.total_layers:,}"),
+    (Column("elements", 6), lambda a: f"{a.total_elements:,}"),
+    (Column("bits/w", 7), lambda a: format_number(a.bits_per_weight)),
+    (Column("SNR dB", 0), lambda a: format_db(a.overall_snr_db)),
+    (Column("attainable", 4), lambda a: format_scale_metric(a, "attainable_snr_db")),
+    (Column("avoidable dB", 1), lambda a: format_scale_metric(a, "excess_db")),
+    (Column("worst dB", 3), lambda a: format_db(a.worst_layer_snr_db)),
+    (Column("relative", 5), lambda a: format_percent(a.mean_relative_error)),
+    (Column("max |e|", 8), lambda a: format_number(a.max_absolute_error)),
+)
+LOST = (Column("in", 2, right=False), Column("why", 0, right=False), Column("in detail", 1, right=False))
+ERROR = Column("error", 4, right=False, legend=f"bars of errors are full at 0 dB and empty at {BAR_DB} dB")
+WORST: Sequence[CellColumn[WorstLayerRow]] = (
+    (Column("SNR dB", 0), lambda one: format_db(one.layer.snr_db)),
+    (ERROR, lambda one: _draw_bar(one.layer.snr_db)),
+    (Column("avoidable dB", 1), lambda one: format_scale_metric(one.layer, "excess_db")),
+    (Column("relative", 3), lambda one: format_percent(one.layer.relative_error)),
+    (Column("max |e|", 5), lambda one: format_number(one.layer.max_absolute_error)),
+    (Column("bits/w", 6), lambda one: format_number(one.layer.bits_per_weight)),
+    (Column("format", 2, right=False), lambda one: Name(one.layer.format)),
+)
+STANDS_FOR: CellColumn[WorstLayerRow] = (Column("stands for", 7, right=False), lambda one: one.stands_for or NONE)
+
+
+def view(report: Report, top: int, sort_by: str = "snr", evaluation: "Evaluation | None" = None) -> View:
+    """Return the view of a report with the ``top`` worst layers by a metric of SORTS.
+
+    ``evaluation`` of the same pair adds its scores and the measured error of each weight.
+
+    Raises:
+        UsageError: the evaluation belongs to another pair.
+    """
+    evaluated = None if evaluation is None else find_candidate(report, evaluation)
+    return make_view(
+        report,
+        "Weight fidelity",
+        conclusion(report),
+        [
+            ("coverage", [describe_coverage(report)]),
+            ("quantized", _describe_side(report.quantized)),
+            ("original", _describe_side(report.original)),
+        ],
+        _sections(report, top, sort_by, evaluation),
+        ABOUT,
+        PageScripts(SCRIPTS, lambda: page_data(report, evaluated)),
+        report.reasons if report.verdict != "pass" else [],
+        "compared",
+        _list_settings(report),
+    )
+
+
+def find_candidate(report: Report, evaluation: "Evaluation") -> "Evaluated":
+    """Return the candidate of an evaluation with the same checkpoint sizes as the report.
+
+    Raises:
+        UsageError: there is none, or more than one.
+    """
+    sizes = report.original.bytes, report.quantized.bytes
+    found = [each for each in evaluation.candidates if (evaluation.original_bytes, each.bytes) == sizes]
+    if len(found) > 1:
+        found = [each for each in found if each.path == report.quantized.path]
+    if len(found) != 1:
+        raise UsageError(
+            f"--evaluation: not of {display(report.original.path)} and {display(report.quantized.path)}: "
+            "the sizes of their tensors differ"
+        )
+    return found[0]
+
+
+def conclusion(report: Report) -> str:
+    """Return what decided the verdict in one sentence, with counts."""
+    if report.verdict == "pass":
+        return sentence("; ".join(report.reasons)) if report.gates else describe_comparison(report)
+    if report.verdict == "fail":
+        failed = sum(gate.status == "fail" and gate.severity == "error" for gate in report.gates)
+        return f"{failed} of {count(len(report.gates), 'gate')} {'does' if failed == 1 else 'do'} not hold"
+    damaged, missing = len(_list_damaged(report)), len({row.layer_name for row in report.not_compared})
+    parts = [f"{count(damaged, 'layer')} damaged"] if damaged else []
+    parts += [f"{missing:,} not compared"] if missing else []
+    return ", ".join(parts) or sentence(report.reasons[0] if report.reasons else "no reason given")
+
+
+def brief(report: Report) -> str:
+    """Return verdict, pooled SNR and reasons in one line, for ``--quiet``."""
+    snr = f"{count(report.aggregate.total_layers, 'layer')}, {format_db(report.aggregate.overall_snr_db, ' dB')}; "
+    is_judged = report.verdict != "pass" or bool(report.gates)
+    word, found = report.verdict if is_judged else "compared", list_doubts(report.verdict, report.findings)
+    reasons = "; ".join(map(sentence, report.reasons)) if is_judged else describe_comparison(report)
+    return f"quanterr: {format_answer(word, found, (snr if report.layers else '') + reasons)}"
+
+
+def _list_damaged(report: Report) -> set[str]:
+    """Return the names of layers with a finding that is an error."""
+    errors = [found for found in report.findings if found.severity == "error"]
+    return {name for one in errors for name in (one.layer, *one.evidence.get("layers", ())) if name}
+
+
+def _describe_side(side: Side) -> list[str]:
+    return [Name(side.path), f"{f', revision {side.revision}' if side.revision else ''}, {size(side.bytes)}"]
+
+
+def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | None") -> Iterator[Section]:
+    yield Section("summary", "The whole model", [_figures(report)])
+    if report.not_compared:
+        yield _make_not_compared(report)
+    if report.verdict != "inconclusive":
+        yield KEEP
+    if evaluation is not None:
+        from quanterr.documents.evaluation.view import make_scores_table
+
+        found = [(candidate.name, one) for candidate in evaluation.candidates for one in candidate.findings]
+        yield Section("scores", "Scores", [make_scores_table(evaluation), Findings(found)], (PAGE,))
+    yield Section("gates", "Gates", [Gates([("", gate) for gate in report.gates])], (PAGE, CARD))
+    yield Section("findings", "Findings", [Findings([("", found) for found in _sort_findings(report)])])
+    if report.verdict == "inconclusive":  # the findings come before it then
+        yield KEEP
+    yield Section("map", MAP.title, [BlockMap(lambda: map_cells(report))], (TERMINAL,))
+    yield MAP
+    coverage: list[Part] = [
+        Lines(["The bytes of both checkpoints by what happened to their tensors."]),
+        Shares(list(_make_coverage(report))),
+    ]
+    yield Section("coverage", "Coverage", coverage, (PAGE,), is_open=bool(report.not_compared))
+    yield Section("distribution", "Distribution", [Interactive("histogram")], (PAGE,))
+    if report.layers:
+        yield Section("groups", "By format and role", [_group_table(report, "format"), _group_table(report, "role")])
+    yield Section("worst", "Worst layers", list(_worst_layers(report, top, sort_by)), (TERMINAL, CARD))
+    evidence = (
+        f"{layer.display_name}: {layer.format}: {seen}"
+        for layer in report.layers + report.other_changes
+        for seen in layer.evidence
+    )
+    yield Section("evidence", "Evidence for the formats", [Lines(evidence)], (VERBOSE,))
+
+
+def _figures(report: Report) -> FigureGroup:
+    a: Aggregate = report.aggregate
+    if not report.layers:
+        return FigureGroup("No layer differs, so there is no error to show.", [])
+    ratio, most = format_number(a.compression_ratio), format_number(a.absolute_error_percentiles.p99)
+    worst = min(report.layers, key=lambda layer: -inf if layer.snr_db is None else layer.snr_db)
+    shown = [
+        _make_level("SNR, pooled", a.overall_snr_db, _describe_finite_snr(report)),
+        *_make_attainable(a),
+        _make_level("Worst layer", a.worst_layer_snr_db, LayerName(worst.layer_name)),
+        *([] if a.predicted_kld is None else [Figure("Predicted KLD", format_number(a.predicted_kld), "nat")]),
+        *(
+            []
+            if a.predicted_output_error is None
+            else [Figure("Predicted output error", format_percent(a.predicted_output_error))]
+        ),
+        Figure("Relative error", format_percent(a.mean_relative_error), note="sum of |e| over sum of |x|"),
+        Figure("Mean |e|", format_number(a.mean_absolute_error)),
+        Figure("Max |e|", format_number(a.max_absolute_error), note=f"99 % below {most}"),
+        Figure("Cosine", format_cosine(a.cosine_similarity), note="between original and quantized"),
+        Figure("Bits per weight", format_number(a.bits_per_weight)),
+        Figure("Size", size(a.quantized_bytes), note=f"of {size(a.original_bytes)}, {ratio} to 1"),
+    ]
+    differ = count(a.total_layers, "layer differs", "layers differ")
+    return FigureGroup(f"{differ}, {a.total_elements:,} elements", shown)
+
+
+def _make_level(title: str, value: float | None, note: str = "") -> Figure:
+    return Figure(title, format_db(value), "" if value is None else "dB", note)
+
+
+def _make_attainable(a: Aggregate) -> Iterator[Figure]:
+    """Yield the figure of the SNR that the stored scales allow, if known."""
+    if a.attainable_snr_db is not None:
+        excess, worst = format_scale_metric(a, "excess_db"), format_scale_metric(a, "worst_layer_excess_db")
+        note = f"{excess} dB avoidable, {worst} dB in the worst layer"
+        yield _make_level("Its scales allow", a.attainable_snr_db, note)
+    elif (allowed := format_scale_metric(a, "attainable_snr_db")) != NONE:
+        yield Figure("Its scales allow", allowed)
+
+
+def _describe_finite_snr(report: Report) -> str:
+    """Return the pooled SNR of layers with a defined SNR, as text, if other layers make the pooled SNR undefined."""
+    finite = [layer for layer in report.layers if layer.snr_db is not None and layer.error_norm]
+    if report.aggregate.overall_snr_db is not None or not finite:
+        return ""
+    signal = sum((layer.original_norm or 0.0) ** 2 for layer in finite)
+    error = sum((layer.error_norm or 0.0) ** 2 for layer in finite)
+    if not 0 < error < inf or not 0 < signal < inf:
+        return ""
+    left_out = count(len(report.layers) - len(finite), "layer")
+    return f"{format_db(10 * log10(signal / error), ' dB')} without {left_out}"
+
+
+def _make_not_compared(report: Report) -> Section:
+    items = report.not_compared
+    rows = [
+        [LayerName(item.layer_name), item.side, BUCKETS.get(item.bucket, item.bucket), item.reason]
+        for item in items[:LISTED]
+    ]
+    title = f"Not compared: {count(len(items), 'tensor')}"
+    about = Lines(["Their error is unknown, and no average includes them."])
+    table = Table(title, "tensor", LOST, rows, len(items) - len(rows))
+    return Section("not_compared", title, [about, table], (PAGE, CARD), is_problem=True)
+
+
+def _sort_findings(report: Report) -> list[Finding]:
+    """Return findings about whole checkpoints, then findings about layers, the lowest SNR first."""
+    levels = {layer.layer_name: layer.snr_db for layer in report.layers}
+
+    def level(finding: Finding) -> float:
+        snr_db = levels.get(finding.layer or "")
+        return -inf if snr_db is None else snr_db
+
+    return sorted(report.findings, key=level)
+
+
+def map_cells(report: Report) -> Iterator[MapCell]:
+    """Yield every weight of a report for a block map."""
+    yield from (MapCell(item.layer_name, NOT_COMPARED, None, None) for item in report.not_compared)
+    yield from (MapCell(layer.layer_name, DIFFERS, layer.snr_db, layer.excess_db) for layer in report.layers)
+    yield from (MapCell(layer.layer_name, IDENTICAL, None, None) for layer in report.lossless)
+
+
+def _make_coverage(report: Report) -> Iterator[Whole]:
+    for title, buckets, fraction in (
+        ("Original", report.coverage.original, report.coverage.original_compared_fraction),
+        ("Quantized", report.coverage.quantized, report.coverage.quantized_compared_fraction),
+    ):
+        note = "" if fraction is None else f"{100 * fraction:.4g} % of the selected bytes compared"
+        shares = [
+            Share(name if name in BUCKETS else "error", BUCKETS.get(name, name), found.tensors, found.bytes)
+            for name, found in buckets.items()
+        ]
+        yield Whole(title, note, shares)
+
+
+def _group_table(report: Report, kind: str) -> Table:
+    groups = report.groups.get(kind, {})
+    return Table(f"By {kind}", kind, *fill(GROUPS, ((Name(name), a) for name, a in groups.items())))
+
+
+def _worst_layers(report: Report, top: int, sort_by: str) -> Iterator[Table]:
+    """Yield the table of the worst layers, without layers with an error, which findings report."""
+    damaged = _list_damaged(report)
+    others = [layer for layer in report.layers if layer.layer_name not in damaged]
+    layers = pick_worst_layers(others, top, sort_by) if top else []
+    if not layers:
+        return
+    of = "of the other layers" if damaged else "layers"
+    if len(layers) < len(others):
+        title = f"The {len(layers)} worst {of}" if len(layers) > 1 else f"The worst {of.removesuffix('s')}"
+    else:
+        title = f"All {'other ' if damaged else ''}layers, the worst first"
+    columns = [*WORST, *([STANDS_FOR] if any(one.stands_for for one in layers) else [])]
+    rows = ((LayerName(one.layer.layer_name), one) for one in layers)
+    yield Table(f"{title}, by {SORTS[sort_by][1]}", "layer", *fill(columns, rows))
+
+
+def _draw_bar(snr_db: float | None) -> BarCell:
+    return BarCell(1.0 if snr_db is None else min(max(1 - snr_db / BAR_DB, 0.0), 1.0))
+
+
+def _list_settings(report: Report) -> list[tuple[str, str]]:
+    facts = [
+        ("Schema", report.schema_version),
+        ("Selected", ", ".join(report.selection.patterns) or "everything"),
+        ("Outliers", f"elements with |e| above {format_number(report.settings.outlier_threshold)}"),
+    ]
+    return facts + [
+        (f"{title} {kind}", text)
+        for title, side in (("Original", report.original), ("Quantized", report.quantized))
+        for kind, text in _list_provenance(side)
+    ]
+
+
+def _list_provenance(side: Side) -> Iterator[tuple[str, str]]:
+    """Yield a title and a text each for the files, the prefix and the notes of a checkpoint."""
+    names = ", ".join(f"{display(file.name)} ({size(file.bytes)})" for file in side.files[:MAX_FILES])
+    more = f" and {len(side.files) - MAX_FILES:,} more" if len(side.files) > MAX_FILES else ""
+    if len(side.files) > 1:
+        yield "files", f"{names}{more}"
+    if side.prefix:
+        yield "prefix", side.prefix
+    yield from (("note", note) for note in side.notes[:LISTED])

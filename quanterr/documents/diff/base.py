@@ -1,0 +1,90 @@
+"""Base class and helpers of all diffs."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import IO, Any, ClassVar, TypeVar, cast
+
+from quanterr.documents.document import Result
+from quanterr.errors import UsageError
+from quanterr.outputs import OUTPUTS, Output
+from quanterr.outputs.sections import Maps, Name, Section, Table, View
+from quanterr.util import strict_json
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import count, display, size
+from quanterr.version import __version__
+
+SAME_DB = 1e-6  # devices sum in different orders, so smaller changes are noise
+Item = TypeVar("Item")
+
+
+class Difference(Result):
+    """Base of diffs, which are dataclasses of plain data with a schema version."""
+
+    OUTPUTS: ClassVar[tuple[Output, ...]] = tuple(one for one in OUTPUTS if one.name not in ("jsonl", "junit"))
+
+    @property
+    def noun(self) -> str:
+        """Always "diff"."""
+        return "diff"
+
+    def to_dict(self) -> JsonObject:
+        """Return plain data for JSON."""
+        return asdict(cast(Any, self))
+
+    def write_json(self, file: IO[str]) -> None:
+        """Write the diff as strict ASCII JSON."""
+        file.write(strict_json.dumps(self.to_dict(), indent=1) + "\n")
+
+
+def pair_up(old: Mapping[str, Item], new: Mapping[str, Item]) -> tuple[list[tuple[Item, Item]], list[str], list[str]]:
+    """Return the items that both documents have, in pairs, and the names of items that are new and that are gone."""
+    both = [(old[name], item) for name, item in new.items() if name in old]
+    return both, [name for name in new if name not in old], [name for name in old if name not in new]
+
+
+def check_comparable(names: tuple[str, str], why: str | None, force: bool) -> None:
+    """Check that two results are comparable, unless forced.
+
+    Raises:
+        UsageError: ``why`` gives a reason against comparing, and ``force`` is False.
+    """
+    if why and not force:
+        old, new = map(display, names)
+        raise UsageError(f"{old} cannot be compared with {new}: {why}; use --force to compare anyway")
+
+
+def format_answer(difference: str | None, changed: str) -> str:
+    """Return the changes, with the reason why the results are not comparable if forced."""
+    return changed if difference is None else f"not comparable: {difference}; {changed}"
+
+
+def format_sizes(old: int, new: int) -> str:
+    """Format a change of size, such as "2.50 MiB -> 2.75 MiB (+10.00 %)"."""
+    if old == new or not old:
+        return size(new)
+    share = round(100 * (new - old) / old, 2) + 0.0  # no minus before zero
+    return f"{size(old)} -> {size(new)} ({share:+.2f} %)"
+
+
+def join_counts(numbers: Iterable[tuple[int, str]]) -> str:
+    """Join counts, such as "4 worse, 2 better"; the first two always, others if not zero."""
+    return ", ".join(f"{n:,} {word}" for place, (n, word) in enumerate(numbers) if n or place < 2)
+
+
+def make_view(
+    names: tuple[str, str], answer: str, sections: Iterable[Section], about: str, maps: Maps | None = None
+) -> View:
+    """Return the view of a diff."""
+    facts = [(title, [Name(name)]) for title, name in zip(("old", "new"), names, strict=True)]
+    return View("What changed", None, answer, [], facts, list(sections), about, f"quanterr {__version__}", maps)
+
+
+def list_names(
+    item: str, lists: Iterable[tuple[str, str, Sequence[str]]], top: int, kind: type[Name] = Name
+) -> Iterator[Section]:
+    """Yield a section, given its key and word, for each list of names that is not empty, such as "3 layers new"."""
+    for key, word, names in lists:
+        if names:
+            rows = [[kind(name)] for name in names[:top]]
+            title = f"{count(len(names), item)} {word}"
+            yield Section(key, title, [Table(title, item, (), rows, len(names) - len(rows))])

@@ -1,0 +1,1 @@
+"""The diff of two reports of one original, layer by layer."""

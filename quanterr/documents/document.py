@@ -1,0 +1,213 @@
+"""Base classes of documents: results that are stored as strict JSON, with their views and outputs."""
+
+import io
+import zlib
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from inspect import cleandoc
+from os import PathLike, fspath
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+from msgspec.structs import asdict, astuple
+
+from quanterr.documents import checksum
+from quanterr.documents.base import Model, RunInfo, Tool, dumps, dumps_each
+from quanterr.errors import UsageError
+from quanterr.outputs import OUTPUTS, Output
+from quanterr.outputs.formatting import format_answer
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import display
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from quanterr.outputs.sections import View
+
+Frame = Any  # a pandas.DataFrame: pandas is optional
+LINE = 150  # maximum length of the conclusion in ``repr``
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+NEXT = ",\n  "  # between the items of a list
+AT_ONCE = 64  # items of a list that are encoded at once
+
+
+class Result:
+    """Base of all results; the modules beside a result's class, which render it, are imported on use.
+
+    view.py has ``view``, and ``brief`` if the line for ``--quiet`` differs from the conclusion. The module that
+    ``ROWS`` names has ``CSV_COLUMNS``, ``rows`` and ``suites`` (of JUnit tests). plot.py has ``plot``, if there is one.
+    """
+
+    __slots__ = ()
+    OUTPUTS: ClassVar[tuple[Output, ...]] = OUTPUTS
+    ROWS: ClassVar[str] = "view"
+
+    def view(self, top: int) -> "View":
+        """Return the sections that a reader sees, with at most ``top`` layers of each kind."""
+        return self._import("view").view(self, top)  # type: ignore[no-any-return]
+
+    def brief(self) -> str:
+        """Return the result in one line, for ``--quiet``; a ranking adds a line per candidate without a rank."""
+        own = getattr(self._import("view"), "brief", None)
+        return f"quanterr: {self._answer()}" if own is None else own(self)
+
+    def _answer(self) -> str:
+        view = self.view(0)
+        return view.conclusion if view.word is None else format_answer(view.word, view.doubts, view.conclusion)
+
+    @property
+    def listing(self) -> ModuleType:
+        """The module that ``ROWS`` names."""
+        return self._import(self.ROWS)
+
+    def _import(self, name: str) -> ModuleType:
+        """Return a module of the package that has the result's class."""
+        return import_module(f"{type(self).__module__.rpartition('.')[0]}.{name}")
+
+    def rows(self) -> Iterator[JsonObject]:
+        """Return the rows of the CSV output as values by column; the writer adds the verdict to each row."""
+        return self.listing.rows(self)  # type: ignore[no-any-return]
+
+    @property
+    def noun(self) -> str:
+        """The kind of result in lower case, such as "report" or "plan"."""
+        return type(self).__name__.lower()
+
+    def __repr__(self) -> str:
+        return f"<quanterr.{type(self).__name__} {display(self._answer(), LINE)}>"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return import_module("quanterr.outputs.notebook").render(self)  # type: ignore[no-any-return]
+
+    def to_json(self) -> str:
+        """Return the result as strict ASCII JSON."""
+        file = io.StringIO()
+        self.write_json(file)
+        return file.getvalue()
+
+    def to_pandas(self) -> Frame:
+        """Return a pandas.DataFrame with a row per layer, weight, pair, candidate or change.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise UsageError("to_pandas() needs pandas: pip install pandas") from error
+        return pandas.DataFrame(list(self._frame_rows()))
+
+    def _frame_rows(self) -> Iterator[JsonObject]:
+        """Yield the rows of the data frame."""
+        raise NotImplementedError
+
+    def write_json(self, file: IO[str]) -> None:
+        """Write the result as strict ASCII JSON."""
+        raise NotImplementedError
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the result to a file, as ``--output-report`` does: the suffix chooses the output.
+
+        Raises:
+            UsageError: the suffix is unknown.
+            ResourceError: the file cannot be written.
+        """
+        from quanterr.outputs.files import check_targets, write_output
+
+        for target in check_targets([fspath(path)], [], outputs=self.OUTPUTS):
+            write_output(self, target, "save()")
+
+
+class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
+    """A result stored as strict ASCII JSON; ``run`` is its last field, and a checksum covers all fields before it.
+
+    ``ITEMS`` maps each field that JSON Lines write one item per line to the ``record`` name of these lines. Data frames
+    have a row per item of the first such field.
+    """
+
+    schema_: str
+    schema_version: str
+    tool: Tool
+    if TYPE_CHECKING:  # each document declares its own: fields are written in the order of declaration
+        run: RunInfo
+    ITEMS: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def made_by(self) -> str:
+        """The program that made the document, with its version."""
+        return f"{self.tool.name} {self.tool.version}"
+
+    def _frame_rows(self) -> Iterator[JsonObject]:
+        return map(asdict, getattr(self, next(iter(self.ITEMS))))
+
+    def plot(self) -> "Figure":
+        """Return a matplotlib Figure: a map of the error, or error over size.
+
+        Raises:
+            UsageError: matplotlib is not installed, or there is nothing to draw.
+        """
+        try:
+            drawing = self._import("plot")
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"plot(): there is nothing to draw: this kind of result, {self.noun}, has no figure"
+            ) from error
+        return drawing.plot(self)  # type: ignore[no-any-return]
+
+    def write_json(self, file: IO[str]) -> None:
+        """Write the document as strict ASCII JSON, one item per line, so that a large one is never in memory twice."""
+        crc, separator = 0, "{\n"
+        for name, value in self._stored_fields():
+            if name == "run":
+                file.write(f'{separator}"checksum": "{crc:08x}"')
+            for piece in _split_json(f"{separator}{dumps(name)}: ", value):
+                crc = zlib.crc32(piece.encode("ascii"), crc)
+                file.write(piece)
+            separator = ",\n"
+        file.write("\n}\n")
+
+    def _stored_fields(self) -> Iterator[tuple[str, object]]:
+        """Yield the keys and values of the JSON; subclasses may add some."""
+        yield from self._own_fields().items()
+
+    def _own_fields(self) -> JsonObject:
+        return dict(zip(self.__struct_encode_fields__, astuple(self), strict=True))
+
+    def json_lines(self) -> Iterator[str]:
+        """Yield the lines of the JSON Lines output: the document without its ITEMS, then the items."""
+        head = {key: value for key, value in self._own_fields().items() if key not in self.ITEMS}
+        records = {record: len(getattr(self, name)) for name, record in self.ITEMS.items()}
+        yield dumps({"record": self.noun, **head, "records": records}) + "\n"
+        for name, record in self.ITEMS.items():
+            yield from (f'{{"record": "{record}", {dumps(item)[1:]}\n' for item in getattr(self, name))
+
+    @classmethod
+    def json_schema(cls) -> JsonObject:
+        """Return the JSON Schema (2020-12) of the document."""
+        schema: JsonObject = msgspec.json.schema(cls)
+        own: JsonObject = schema["$defs"].pop(cls.__name__)
+        own["properties"]["checksum"] = checksum.SCHEMA
+        own["required"] = list(cls.__struct_encode_fields__)
+        for part in (own, *schema["$defs"].values()):
+            if "description" in part:  # from a docstring, with the indentation of the code
+                part["description"] = cleandoc(part["description"])
+        return {"$schema": DRAFT} | own | {"$defs": schema["$defs"]}
+
+
+def _split_json(start: str, value: object) -> Iterator[str]:
+    """Yield the JSON of a field in pieces, with a line for each item of a list and each list of a mapping."""
+    if isinstance(value, list) and value and not isinstance(value[0], str):
+        begin = f"{start}[\n  "
+        for n in range(0, len(value), AT_ONCE):
+            yield begin + dumps_each(value[n : n + AT_ONCE], NEXT)
+            begin = NEXT
+        yield "\n]"
+    elif isinstance(value, dict) and value and all(isinstance(own, list) for own in value.values()):
+        yield f"{start}{{"
+        yield from (f"{',' if n else ''}\n  {dumps(key)}: {dumps(own)}" for n, (key, own) in enumerate(value.items()))
+        yield "\n}"
+    else:
+        yield f"{start}{dumps(value)}"

@@ -1,0 +1,50 @@
+"""Parts of a view that all documents share: the verdict, doubts about it, and how the document was made."""
+
+import shlex
+from collections.abc import Iterable, Sequence
+
+from quanterr.documents.document import Document
+from quanterr.outputs.formatting import list_doubts
+from quanterr.outputs.sections import LAYERS, PAGE, FactList, Facts, Maps, PageScripts, Section, View
+from quanterr.util.text import count, size
+
+
+def make_view(
+    document: Document,
+    heading: str,
+    conclusion: str,
+    facts: Facts,
+    sections: Iterable[Section],
+    about: str,
+    maps: Maps | PageScripts | None = None,
+    reasons: Sequence[str] = (),
+    done: str = "",
+    settings: Sequence[tuple[str, str]] = (),
+) -> View:
+    """Return the view of a document: its non-empty sections, the table of all layers if there are maps, and its run.
+
+    ``done`` is the word for a pass without gates, ``settings`` are facts about the run; the other arguments are fields
+    of the view.
+    """
+    verdict = getattr(document, "verdict", None)
+    every = (*sections, *([LAYERS] if maps else []), _describe_run(document, settings))
+    shown = [section for section in every if section.parts]
+    done = "" if getattr(document, "gates", ()) else done
+    judged = getattr(document, "candidates", [document]) if verdict else []
+    doubts = list_doubts(verdict or "", (found for one in judged for found in getattr(one, "findings", ())))
+    return View(heading, verdict, conclusion, reasons, facts, shown, about, document.made_by, maps, done, doubts)
+
+
+def _describe_run(document: Document, settings: Sequence[tuple[str, str]]) -> Section:
+    """Return a section with the command, program, settings, time and machine of the run that made a document."""
+    run = document.run
+    kernel = f", kernel {run.kernel}" if run.kernel else ""
+    facts = [
+        ("Command", shlex.join(run.command) if run.command else "from a library"),
+        ("Made by", document.made_by),
+        *settings,
+        ("When", f"{run.started}, in {run.seconds:.1f} s, {size(run.read_bytes)} read"),
+        ("Where", f"{run.device}, {count(run.threads, 'thread')}{kernel}"),
+        ("With", f"torch {run.torch}, Python {run.python}"),
+    ]
+    return Section("run", "How it was made", [FactList(facts)], (PAGE,), is_open=False)

@@ -1,0 +1,457 @@
+"""The view of an evaluation: scores, tasks, blocks, the largest errors of weights, gates, findings.
+
+Also its CSV rows and JUnit tests.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
+from math import exp
+from statistics import fmean
+
+from quanterr.documents.document_view import make_view
+from quanterr.documents.evaluation.model import (
+    METRICS,
+    OF_ROLLOUTS,
+    OF_ROUTERS,
+    OF_TEXTS,
+    BlockError,
+    Evaluated,
+    Evaluation,
+    Floor,
+    LikelyToken,
+    RouterAgreement,
+    Scores,
+    StepError,
+    SwapScore,
+    Task,
+    WeightError,
+    WorstToken,
+)
+from quanterr.documents.evaluation.pairs import compare_neighbours
+from quanterr.documents.evaluation.wording import (
+    conclusion,
+    describe_floor,
+    describe_nearer,
+    describe_precision,
+    describe_setup,
+    find_nearest,
+    format_caveat,
+    format_inputs,
+    format_metric,
+    list_floor_lines,
+    list_metrics,
+)
+from quanterr.outputs.formatting import format_if_known, format_percent, sentence
+from quanterr.outputs.page.columns import DIFFERS, DIGITS, SHARE_DIGITS, round_digits
+from quanterr.outputs.sections import (
+    CARD,
+    MAP,
+    PAGE,
+    VERBOSE,
+    Case,
+    CellColumn,
+    Chart,
+    Column,
+    Curve,
+    Gates,
+    Item,
+    LayerName,
+    Lines,
+    MapMetric,
+    Maps,
+    Name,
+    Part,
+    Row,
+    Section,
+    Suite,
+    Table,
+    View,
+    fill,
+    merge_findings,
+)
+from quanterr.roles import role_of
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import count, display, quote, size
+
+BROKEN = "not finite"
+BLOCKS: Sequence[CellColumn[BlockError]] = (
+    (Column("relative error", 0), lambda block: format_if_known(block.relative_error, ".5g", BROKEN)),
+    (Column("cosine", 1), lambda block: format_if_known(block.cosine, ".5g", BROKEN)),
+    (Column("worst token", 2), lambda block: format_if_known(block.worst_token_error, ".5g", BROKEN)),
+)
+WEIGHTS: Sequence[CellColumn[WeightError]] = (
+    (Column("output error", 0), lambda one: format_percent(one.output_error)),
+    (Column("share of block", 1), lambda one: format_percent(one.share_of_block or 0)),
+)
+OF_INPUTS: Sequence[CellColumn[WeightError]] = (
+    (Column("by rounded inputs", 3), lambda one: _format_known(one.input_error)),
+    (Column("share of both", 4), lambda one: _format_known(one.share_of_inputs)),
+)
+ROUTERS: Sequence[CellColumn[Sequence[RouterAgreement]]] = (
+    (Column("same experts", 0), lambda routers: f"{100 * fmean(one.same_experts for one in routers):.4g} %"),
+    (
+        Column("KL of probabilities", 1),
+        lambda routers: format_if_known(_average([one.router_kld for one in routers]), ".4g", BROKEN),
+    ),
+)
+TASKS: Sequence[CellColumn[Task]] = (
+    (Column("questions", 3), lambda task: f"{task.questions:,}"),
+    (Column("original", 1), lambda task: f"{100 * task.accuracy_original:.4g} %"),
+    (Column("accuracy", 0), lambda task: f"{100 * task.accuracy:.4g} %"),
+    (Column("agreement", 2), lambda task: f"{100 * task.agreement:.4g} %"),
+    (Column("p", 4), lambda task: f"{task.mcnemar_p:.3g}"),
+)
+TEXTS: Sequence[CellColumn[Scores]] = (
+    (Column("predictions", 5), lambda scores: f"{scores.tokens:,}"),
+    (Column("KLD", 0), lambda scores: f"{scores.kld_mean:.5g} ± {scores.kld_error:.2g}"),
+    (Column("KLD 99 %", 1), lambda scores: f"{scores.kld_p99:.5g}"),
+    (Column("PPL", 4), lambda scores: f"{scores.ppl:.5g}"),
+    (Column("PPL ratio", 2), lambda scores: f"{scores.ppl_ratio:.5g}"),
+    (Column("same top token", 3), lambda scores: f"{100 * scores.top1:.4g} %"),
+)
+TOKENS: Sequence[CellColumn[WorstToken]] = (
+    (Column("where", 3, right=False), lambda one: Name(f"{one.source}, chunk {one.chunk}, {one.position}")),
+    (
+        Column("text before", 2, right=False),
+        lambda one: Name("-" if one.before is None else quote(one.before[-BEFORE:])),
+    ),
+    (Column("token", 1, right=False), lambda one: _token(one.token)),
+    (Column("original predicted", 0, right=False), lambda one: _token(one.predicted_original)),
+    (Column("predicted", 0, right=False), lambda one: _token(one.predicted)),
+)
+MACRO = "macro average"
+BEFORE = 40  # characters of the text before a token
+SHOWN = 8  # blocks, routers, steps or positions
+MAX_DETAILED = 2  # candidates shown with blocks and weights
+CSV_COLUMNS = (
+    *("quanterr_verdict", "list", "candidate", "name", "block", "value", "cosine", "share_of_block"),
+    *("reason", "severity", "input_error", "share_of_inputs"),
+)
+
+
+def view(evaluation: Evaluation, top: int) -> View:
+    """Return the view of an evaluation with ``top`` weights of each candidate."""
+    facts: list[tuple[str, list[str]]] = [
+        ("original", [Name(evaluation.original), f", {size(evaluation.original_bytes)}"]),
+        ("calls" if evaluation.kind == "calls" else "text", [Name(evaluation.tokens.source)]),
+        ("model", [describe_setup(evaluation)]),
+    ]
+    if evaluation.lora is not None:
+        facts.append(("LoRA on both sides", [Name(evaluation.lora)]))
+    if evaluation.reference is not None:
+        facts.insert(1, ("reference", [Name(evaluation.reference), ", in the place of the original"]))
+    maps = None
+    if any(candidate.weights for candidate in evaluation.candidates):
+        words, first = {"role": "Role", "unit": "Block"}, "output_0"
+        maps = Maps(_metrics(evaluation), words, lambda: map_rows(evaluation), first, first)
+    said, sections, about = conclusion(evaluation), _sections(evaluation, top), format_caveat(evaluation)
+    return make_view(evaluation, "Quality", said, facts, sections, about, maps, evaluation.reasons, "evaluated")
+
+
+def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
+    candidates = evaluation.candidates
+    found = [(candidate.name, item) for candidate in candidates for item in candidate.findings]
+    gates = [(candidate.name, gate) for candidate in candidates for gate in candidate.gates]
+    yield Section("scores", "Scores", [make_scores_table(evaluation), *_compare_candidates(evaluation)])
+    yield Section("gates", "Gates", [Gates(gates)] if gates else [])
+    yield Section("findings", "Findings", [merge_findings(found, len(candidates))] if found else [])
+    yield Section("texts", "By text", [_texts(one) for one in candidates if one.texts])
+    yield Section("positions", "Divergence by position", list(_positions(evaluation)), (VERBOSE, PAGE))
+    yield Section("steps", "Output error by step", list(_steps(evaluation)))
+    yield Section("rollout", "Rollout", list(_rollouts(evaluation)))
+    yield from [MAP] if any(one.weights for one in candidates) else []
+    tasks = [(Name(f"{task.name}, {one.name}"), task) for one in candidates for task in one.tasks]
+    yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", *fill(TASKS, tasks))] if tasks else [])
+    detailed = _pick_detailed(evaluation) if top else []
+    yield Section("blocks", "Hidden states by block", list(_blocks(evaluation)) if top else [])
+    yield Section("worst", "Largest output errors", [_worst(one, top) for one in detailed if one.weights])
+    yield Section("routers", "Experts that routers choose", [_routers(one) for one in detailed if one.routers])
+    swaps = [_swaps(one, top) for one in candidates if top and one.swaps]
+    yield Section("swaps", "Measured alone in the original", swaps)
+    missing = [_missing(one) for one in candidates if one.missing]
+    yield Section("missing", "Taken from the original", [Lines(missing, warn=True)] if missing else [])
+    tokens = [_worst_tokens(one, top) for one in detailed if one.worst_tokens]
+    yield Section("tokens", "Worst tokens", tokens, (VERBOSE, PAGE, CARD), is_open=False)
+
+
+def _compare_candidates(evaluation: Evaluation) -> Iterator[Part]:
+    """Yield lines on which differences between candidates are significant, and whether more text is needed."""
+    said = [describe_nearer(*found) for found in compare_neighbours(evaluation)]
+    said += [found] if (found := describe_precision(evaluation)) else []
+    said += list_floor_lines(evaluation)
+    if said:
+        yield Lines(said)
+
+
+def make_scores_table(evaluation: Evaluation) -> Table:
+    """Return the table of each candidate's scores, and of the floor's."""
+    columns: list[CellColumn[Evaluated | Floor]] = [
+        (Column("size", 9), lambda one: size(evaluation.original_bytes if isinstance(one, Floor) else one.bytes)),
+        *(
+            (Column(title, n), partial(format_metric, metric=metric))
+            for n, (title, metric) in enumerate(list_metrics(evaluation))
+        ),
+    ]
+    if any(candidate.activations or candidate.kv for candidate in evaluation.candidates):
+        columns.append((Column("emulated inputs", 2, right=False), format_inputs))
+    rows: list[tuple[str, Evaluated | Floor]] = [
+        (Name(candidate.name), candidate) for candidate in evaluation.candidates
+    ]
+    if evaluation.floor is not None and evaluation.floor.reason is None:
+        rows.append((describe_floor(evaluation, evaluation.floor), evaluation.floor))
+    return Table("Against the original", "candidate", *fill(columns, rows))
+
+
+def _texts(candidate: Evaluated) -> Part:
+    """Return the scores of each text, and their macro average: each text counts the same."""
+    columns, rows = fill(TEXTS, ((Name(text.name), text.scores) for text in candidate.texts))
+    scores = [text.scores for text in candidate.texts]
+    ratio = exp(fmean(each.ln_ppl_ratio for each in scores))
+    cells = [f"{fmean(each.kld_mean for each in scores):.5g}", f"{fmean(each.kld_p99 for each in scores):.5g}"]
+    cells += ["-", f"{ratio:.5g}", f"{100 * fmean(each.top1 for each in scores):.4g} %"]
+    return Table(f"By text, {display(candidate.name)}", "text", columns, [*rows, [MACRO, "", *cells]])
+
+
+def _worst_tokens(candidate: Evaluated, top: int) -> Part:
+    """Return the predictions with the largest divergence, with their text."""
+    rows = [(f"{one.kld:.4g}", one) for one in candidate.worst_tokens[:top]]
+    return Table(f"Worst tokens, {display(candidate.name)}", "KLD", *fill(TOKENS, rows))
+
+
+def _token(token: LikelyToken) -> Name:
+    """Return a token, quoted, or its number, with its probability by each side that is known."""
+    shares = [format_percent(p) for p in (token.p_original, token.p) if p is not None]
+    return Name(f"{f'#{token.id}' if token.text is None else quote(token.text)} {' → '.join(shares)}")
+
+
+def _positions(evaluation: Evaluation) -> Iterator[Part]:
+    """Divergence by position of the predicted token in its chunk."""
+    found = [candidate for candidate in evaluation.candidates if len(candidate.positions) > 1]
+    if not found:
+        return
+    spans = found[0].positions
+    shown = _thin_out(range(len(spans)))
+    columns = [Column(f"{spans[n].first:,}-{spans[n].last:,}", k) for k, n in enumerate(shown)]
+    rows = [
+        [Name(one.name), *(f"{one.positions[n].kld_mean:.4g}" for n in shown)]
+        for one in found
+        if len(one.positions) == len(spans)
+    ]
+    curves = [
+        Curve(Name(one.name), [((each.first + each.last) / 2, each.kld_mean) for each in one.positions])
+        for one in found
+    ]
+    yield Chart("KLD [nat] by position in the chunk", "position", curves)
+    title = "KLD by position in the chunk"
+    yield Table(title, "candidate", columns, rows, minor=len(rows), minor_because="in numbers")
+
+
+def _rollouts(evaluation: Evaluation) -> Iterator[Part]:
+    """Final latents of each candidate's own path, and the growth of their error."""
+    found = [(candidate, candidate.rollout) for candidate in evaluation.candidates if candidate.rollout]
+    if found:
+        columns = [Column(score.title, n) for n, score in enumerate(OF_ROLLOUTS.values())]
+        rows = [[Name(one.name), *(format_metric(one, metric) for metric in OF_ROLLOUTS)] for one, _ in found]
+        yield Table("Final latents, each side on its own path", "candidate", columns, rows)
+        yield from _by_step("Error of the latents after a step", [(Name(one.name), own.steps) for one, own in found])
+
+
+def _steps(evaluation: Evaluation) -> Iterator[Part]:
+    """Output errors by step, of each candidate and of the floor."""
+    floor = evaluation.floor.outputs if evaluation.floor else None
+    sides = [*((Name(candidate.name), candidate.outputs) for candidate in evaluation.candidates), ("floor", floor)]
+    yield from _by_step("Output error by step", [(name, outputs.steps) for name, outputs in sides if outputs])
+
+
+def _by_step(title: str, found: Sequence[tuple[Name | str, Sequence[StepError]]]) -> Iterator[Part]:
+    """Errors by step, evenly chosen with the first and the last; nothing of a single step."""
+    steps = sorted({one.step for _, own in found for one in own})
+    if len(steps) < 2:
+        return
+    shown = _thin_out(steps)
+    rows = []
+    for name, own in found:
+        errors = {one.step: one.output_error for one in own}
+        cells = [errors.get(step) for step in shown]
+        rows.append([name, *("–" if error is None else f"{100 * error:.4g} %" for error in cells)])
+    yield Table(title, "candidate", [Column(f"step {step}", n) for n, step in enumerate(shown)], rows)
+
+
+def _thin_out(items: Sequence[Item]) -> list[Item]:
+    """Return up to ``SHOWN`` evenly spaced items, including the first and the last."""
+    shown = min(len(items), SHOWN)
+    return [items[round(k * (len(items) - 1) / max(shown - 1, 1))] for k in range(shown)]
+
+
+def _pick_detailed(evaluation: Evaluation) -> Sequence[Evaluated]:
+    """Return the candidates whose blocks and weights are shown: all if few, else the nearest one."""
+    best = find_nearest(evaluation)
+    return evaluation.candidates if len(evaluation.candidates) <= MAX_DETAILED or best is None else [best]
+
+
+def _blocks(evaluation: Evaluation) -> Iterator[Part]:
+    """Yield a curve of each candidate, then tables of evenly spaced blocks, including the first and the last."""
+    found = [candidate for candidate in evaluation.candidates if len(candidate.blocks) > 1]
+    if found:
+        errors = [[block.relative_error for block in candidate.blocks] for candidate in found]
+        curves = [
+            Curve(Name(candidate.name), [(n, error) for n, error in enumerate(own, 1) if error is not None])
+            for candidate, own in zip(found, errors, strict=True)
+        ]
+        yield Chart("Relative error of hidden states", "after the n-th unit", curves)
+    for candidate in _pick_detailed(evaluation):
+        if candidate.blocks:
+            yield _block_table(candidate, is_minor=bool(found))
+
+
+def _block_table(candidate: Evaluated, is_minor: bool) -> Table:
+    shown = _thin_out(candidate.blocks)
+    minor, because = (len(shown), f"of {count(len(candidate.blocks), 'block')}") if is_minor else (0, "")
+    filled = fill(BLOCKS, ((Name(block.name), block) for block in shown))
+    return Table(f"Hidden states, {display(candidate.name)}", "after", *filled, minor=minor, minor_because=because)
+
+
+def _worst(candidate: Evaluated, top: int) -> Part:
+    weights = [weight for weight in candidate.weights if weight.output_error][:top]
+    columns = [*WEIGHTS, *(OF_INPUTS if _has_rounded_inputs(candidate) else ())]
+    filled = fill(columns, ((LayerName(weight.layer_name), weight) for weight in weights))
+    title = f"The {len(weights)} largest output errors of {count(len(candidate.weights), 'weight')}"
+    return Table(f"{title}, {display(candidate.name)}", "weight", *filled)
+
+
+def _routers(candidate: Evaluated) -> Part:
+    """Return the agreement of evenly spaced routers, including the first and the last, and the mean of all."""
+    routers = candidate.routers
+    rows = [(Name(one.name), [one]) for one in _thin_out(routers)]
+    every = (f"mean of {count(len(routers), 'router')}", routers)
+    title = f"{routers[0].chosen} of {routers[0].experts} experts for a token, {display(candidate.name)}"
+    return Table(title, "router", *fill(ROUTERS, [*rows, every]))
+
+
+def _average(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None if a value is."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
+
+
+def _swaps(candidate: Evaluated, top: int) -> Part:
+    """Return the blocks and weights with the largest divergence alone in the original."""
+    columns: list[CellColumn[SwapScore]] = [
+        (Column("KLD", 0), _format_swap),
+        (Column("same top token", 1), lambda swap: "-" if swap.top1 is None else f"{100 * swap.top1:.4g} %"),
+    ]
+    if any(swap.predicted_kld is not None for swap in candidate.swaps):
+        predicted = Column("predicted KLD", 2)
+        columns.append((predicted, lambda swap: format_if_known(swap.predicted_kld, ".4g")))
+    filled = fill(columns, ((Name(swap.name), swap) for swap in candidate.swaps[:top]))
+    more = max(len(candidate.swaps) - top, 0)
+    return Table(f"One at a time in the original, {display(candidate.name)}", "swapped", *filled, more)
+
+
+def _format_known(share: float | None) -> str:
+    return "–" if share is None else format_percent(share)
+
+
+def _format_swap(swap: SwapScore) -> str:
+    return BROKEN if swap.kld_mean is None else f"{swap.kld_mean:.4g} ± {swap.kld_error or 0.0:.2g}"
+
+
+def _has_rounded_inputs(candidate: Evaluated) -> bool:
+    return any(weight.input_error is not None for weight in candidate.weights)
+
+
+def _missing(candidate: Evaluated) -> str:
+    names = [one.display_name for one in candidate.missing]
+    return f"{display(candidate.name)}: {count(len(names), 'missing tensor')}: {', '.join(names[:3])}"
+
+
+def _metrics(evaluation: Evaluation) -> dict[str, MapMetric]:
+    """Return the output error of each candidate, its share of the block, and what rounded inputs add."""
+    single, found = len(evaluation.candidates) == 1, {}
+    for n, candidate in enumerate(evaluation.candidates):
+        name = display(candidate.name)
+        of, column = ("", "Output error %") if single else (f", {name}", f"{name} %")
+        found[f"output_{n}"] = MapMetric(f"Output error{of}", "lower", "%", log=True, column=column, is_wide=n > 0)
+    for n, candidate in enumerate(evaluation.candidates):
+        of, column = ("", "Share of block %") if single else (f", {display(candidate.name)}", "")
+        found[f"share_{n}"] = MapMetric(f"Share of its block{of}", "lower", "%", log=True, column=column, is_wide=True)
+    for n, candidate in enumerate(evaluation.candidates):
+        if _has_rounded_inputs(candidate):
+            of, column = ("", "Rounded inputs %") if single else (f", {display(candidate.name)}", "")
+            title = f"Output error by rounded inputs{of}"
+            found[f"inputs_{n}"] = MapMetric(title, "lower", "%", log=True, column=column, is_wide=True)
+            title, column = f"Share of rounded inputs in both{of}", "Of both %" if single else ""
+            found[f"of_both_{n}"] = MapMetric(title, "lower", "%", log=False, column=column, is_wide=True)
+    return found
+
+
+def map_rows(evaluation: Evaluation) -> Iterator[Row]:
+    """Yield all weights with the output errors of each candidate, for the page's scripts."""
+    by_name: dict[str, JsonObject] = {}
+    blocks: dict[str, str] = {}
+    keys = list(_metrics(evaluation))
+    for n, candidate in enumerate(evaluation.candidates):
+        for weight in candidate.weights:
+            blocks[weight.layer_name] = weight.block
+            own = by_name.setdefault(weight.layer_name, dict.fromkeys(keys))
+            own[f"output_{n}"] = round_digits(weight.output_error, DIGITS)
+            own[f"share_{n}"] = round_digits(weight.share_of_block, SHARE_DIGITS)
+            if f"inputs_{n}" in own:
+                own[f"inputs_{n}"] = round_digits(weight.input_error, DIGITS)
+                own[f"of_both_{n}"] = round_digits(weight.share_of_inputs, SHARE_DIGITS)
+    return (
+        Row(name, DIFFERS, {"role": role_of(name), "unit": display(blocks[name])}, numbers)
+        for name, numbers in by_name.items()
+    )
+
+
+def rows(evaluation: Evaluation) -> Iterator[JsonObject]:
+    """Yield CSV rows: the reasons, then each score, block, weight and finding of each candidate, by ``list``."""
+    yield {"list": "evaluation", "reason": "; ".join(evaluation.reasons)}
+    for floor, metric in product(filter(None, [evaluation.floor]), METRICS):
+        if (value := floor.value(metric)) is not None:
+            yield {"list": "floor", "name": metric, "value": value}
+    for candidate in evaluation.candidates:
+        yield {"list": "candidates", "candidate": candidate.name, "reason": "; ".join(candidate.reasons)}
+        for row in _list_rows(candidate):
+            yield {"candidate": candidate.name, **row}
+
+
+def _list_rows(candidate: Evaluated) -> Iterator[JsonObject]:
+    for metric in METRICS:
+        if (value := candidate.value(metric)) is not None:
+            yield {"list": "scores", "name": metric, "value": value}
+    for span in candidate.positions:
+        yield {"list": "positions", "name": f"{span.first}-{span.last}", "value": span.kld_mean}
+    for text in candidate.texts:
+        for metric in OF_TEXTS:
+            yield {"list": "texts", "name": text.name, "block": metric, "value": getattr(text, metric)}
+    for block in candidate.blocks:
+        yield {"list": "blocks", "name": block.name, "value": block.relative_error, "cosine": block.cosine}
+    for router in candidate.routers:
+        for metric in OF_ROUTERS:
+            yield {"list": "routers", "name": router.name, "block": metric, "value": getattr(router, metric)}
+    for swap in candidate.swaps:
+        yield {"list": "swaps", "name": swap.name, "block": swap.block, "value": swap.kld_mean}
+    for w in candidate.weights:
+        numbers = {"value": w.output_error, "share_of_block": w.share_of_block}
+        numbers |= {"input_error": w.input_error, "share_of_inputs": w.share_of_inputs}
+        yield {"list": "weights", "name": w.layer_name, "block": w.block, **numbers}
+    for found in candidate.findings:
+        yield {"list": "findings", "name": found.code, "severity": found.severity, "reason": found.message}
+
+
+def suites(evaluation: Evaluation) -> list[Suite]:
+    """Return the JUnit suites: one per candidate, with a test for its reliability and a test for each gate."""
+    return [_suite(candidate) for candidate in evaluation.candidates]
+
+
+def _suite(candidate: Evaluated) -> Suite:
+    problem, message = "", ""
+    if candidate.verdict == "inconclusive":
+        problem, message = "error", f"inconclusive: {sentence(candidate.reasons[0])}"
+    others = [found for found in candidate.findings if found.message not in candidate.reasons]
+    noticed = "\n".join(f"{found.severity}: {sentence(found.message)}" for found in others)
+    case = Case("evaluation", "evaluated completely and reliably", problem, message, output=noticed)
+    return Suite(candidate.name, [case], candidate.gates)

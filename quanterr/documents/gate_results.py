@@ -1,0 +1,88 @@
+"""Results of gates as plain data."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from quanterr.documents.base import Model
+from quanterr.errors import Status
+
+Word = Literal["pass", "fail", "inconclusive"]
+
+
+class Violation(Model):
+    """One reason why a gate does not hold: a layer, or the whole document where ``layer`` is null.
+
+    ``observed`` is null without a finite number; ``reason`` then explains it. ``margin`` is the distance to the limit,
+    negative beyond it.
+    """
+
+    layer: str | None
+    observed: float | None
+    margin: float | None
+    reason: str | None
+
+
+class Gate(Model):
+    """The result of one rule.
+
+    ``require`` is the rule's condition, ``layers`` its patterns (none: every layer), ``reason`` its author's
+    justification. The rule judged ``judged`` layers, of which ``identical`` are the same on both sides and hold;
+    ``skipped`` layers lack the metric. ``observed`` is the value of the condition in ``worst_layer``, the layer
+    nearest to the limit or furthest beyond it, or over all layers together; null if undefined or infinite.
+    ``margin`` is the distance to ``limit``, negative beyond it. ``violations`` lists all violations, the worst first. A
+    gate of severity ``warn`` does not change the verdict.
+    """
+
+    id: str
+    require: str
+    layers: list[str]
+    severity: Literal["error", "warn"]
+    reason: str | None
+    status: Literal["pass", "fail"]
+    judged: int
+    identical: int
+    skipped: int
+    observed: float | None
+    limit: float
+    margin: float | None
+    worst_layer: str | None
+    message: str
+    violations: list[Violation]
+
+
+class Verdict(NamedTuple):
+    """The verdict on one subject, with its reasons and gates."""
+
+    verdict: Word
+    reasons: list[str]
+    gates: list[Gate]
+
+
+class HasGates(Protocol):
+    """Anything with a verdict: a report, a ranking, an evaluation, one of their candidates, or a :class:`Verdict`."""
+
+    @property
+    def verdict(self) -> Word:
+        """The verdict on the whole."""
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        """The reasons for the verdict."""
+
+    @property
+    def gates(self) -> Sequence[Gate]:
+        """The results of all gates."""
+
+
+def drop_gate_messages(reasons: Sequence[str], gates: Sequence[Gate]) -> list[str]:
+    """Return the reasons that do not repeat a gate's message, with or without a candidate's name before it."""
+    messages = tuple(gate.message for gate in gates)
+    return [reason for reason in reasons if not reason.endswith(messages)]
+
+
+def exit_status(judged: HasGates, allow_partial: bool = False) -> Status:
+    """Return the exit status of a judged result; an inconclusive verdict outranks a gate that does not hold."""
+    if judged.verdict == "inconclusive" and not allow_partial:
+        return Status.INCONCLUSIVE
+    failed = any(gate.status == "fail" and gate.severity == "error" for gate in judged.gates)
+    return Status.GATE_FAILED if failed else Status.OK

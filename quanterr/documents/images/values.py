@@ -1,0 +1,75 @@
+"""The numbers of compared images that rules may name: of each pair, and the means over pairs."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import inf
+from typing import Self
+
+from quanterr.documents.images.model import SCORES, Images, find_copies, find_difference, list_reasons
+from quanterr.documents.subjects import Item, Subject, Vocabulary
+from quanterr.errors import UsageError
+from quanterr.util.text import display
+
+LEAST_PAIRS = 8  # for a confidence interval
+PERFECT = {"psnr_db": inf}  # an identical pair's; the others are ordinary numbers
+
+VOCABULARY = Vocabulary(
+    "images",
+    dict.fromkeys(SCORES, "pair"),
+    tuple(SCORES),
+    "min(ssim) >= 0.9",
+    "delta(ssim) >= -0.01",
+    errors=tuple(SCORES),
+    done="every image was compared",
+    scores=SCORES,
+)
+
+
+@dataclass(kw_only=True)
+class ImageValues(Subject):
+    """The subject of a comparison of images."""
+
+    images: Images
+
+    def list_items(self, metric: str) -> list[Item]:
+        """Return all images: identical pairs hold, images that were not compared violate."""
+        return self.items
+
+    def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
+        """Check that both are means over the same images.
+
+        Raises:
+            UsageError: a baseline of other images or of other originals; for the PSNR, other pairs are identical.
+        """
+        old, new = baseline.images, self.images
+        if why := find_difference(old, new):
+            raise UsageError(f"--baseline: {why}")
+        if other := {pair.name for pair in old.pairs} ^ {pair.name for pair in new.pairs}:
+            raise UsageError(f"--baseline: only one of both compares {display(min(other))}: means over other images")
+        if "psnr_db" in metrics and (
+            other := {p.name for p in old.pairs if p.identical} ^ {p.name for p in new.pairs if p.identical}
+        ):
+            raise UsageError(
+                f"--baseline: {display(min(other))} is identical in only one of both, so that the means of psnr_db are "
+                "over other pairs; compare ssim"
+            )
+
+
+def list_subjects(images: Images) -> list[Subject]:
+    """Return the only subject; images that were not compared make every verdict inconclusive."""
+    pairs = [Item(pair.name, "lossless" if pair.identical else "pair", pair, perfect=PERFECT) for pair in images.pairs]
+    lost = [Item(one.name, "not_compared", None, one.reason) for one in images.not_compared]
+    means = {name: getattr(images, name) for name in SCORES}
+    n = len(images.pairs) - images.identical
+    return [
+        ImageValues(
+            VOCABULARY,
+            [*pairs, *lost],
+            {name: None if one is None else one.mean for name, one in means.items()},
+            errors={name: None if one is None else one.se for name, one in means.items()},
+            unreliable=list_reasons(images),
+            unquantized=find_copies(images),
+            images=images,
+            too_few=f"needs at least {LEAST_PAIRS} pairs that differ, found {n}" if n < LEAST_PAIRS else None,
+        )
+    ]

@@ -1,0 +1,137 @@
+"""Compared images as their reader sees them: means, the worst pairs as pictures, what was not compared."""
+
+from collections.abc import Iterator, Sequence
+
+from quanterr.documents.base import Score
+from quanterr.documents.document_view import make_view
+from quanterr.documents.images.model import SCORES, ImagePair, Images, Mean
+from quanterr.documents.images.values import LEAST_PAIRS
+from quanterr.outputs.formatting import format_db, format_in_units, format_number, sentence
+from quanterr.outputs.sections import (
+    PAGE,
+    Case,
+    CellColumn,
+    Column,
+    Gates,
+    Lines,
+    Name,
+    Picture,
+    Pictures,
+    Section,
+    Suite,
+    Table,
+    View,
+    fill,
+)
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import count, listed
+
+MEANS = (Column("mean", 0), Column("95 % interval", 1), Column("pairs", 2))
+PAIRS: Sequence[CellColumn[ImagePair]] = (
+    (Column("SSIM", 0), lambda pair: format_number(pair.ssim)),
+    (Column("PSNR dB", 1), lambda pair: "identical" if pair.identical else format_db(pair.psnr_db)),
+    (Column("LPIPS", 2), lambda pair: "-" if pair.lpips is None else format_number(pair.lpips)),
+    (Column("size", 3), lambda pair: f"{pair.width} x {pair.height}"),
+)
+LOST = (Column("reason", 0, right=False),)
+CSV_COLUMNS = (
+    *("quanterr_verdict", "list", "name", "width", "height", "identical", "psnr_db", "ssim", "lpips"),
+    *("psnr_db_se", "ssim_se", "lpips_se", "reason"),
+)
+CSV_PAIR = ("name", "width", "height", "identical", *SCORES)
+ABOUT = (
+    "± is a standard error over pairs. The mean PSNR leaves out identical pairs, whose PSNR is infinite. Images of "
+    "one seed can differ much and still be as good: read PSNR, SSIM and LPIPS as distance, not as quality."
+)
+
+
+def view(images: Images, top: int) -> View:
+    """Return what a reader sees, with ``top`` of the worst pairs."""
+    facts = [("original", [Name(images.original)]), ("quantized", [Name(images.quantized)])]
+    said, sections = conclusion(images), _sections(images, top)
+    return make_view(images, "Images", said, facts, sections, ABOUT, None, images.reasons, "compared")
+
+
+def conclusion(images: Images) -> str:
+    """Return how many pairs were compared, and the means."""
+    shown = [f"{score.title} {format_in_units(score, one.mean, one.se, 4)}" for _, score, one in _means(images)]
+    same = f"{images.identical:,} identical" if images.identical else ""
+    lost = f"{len(images.not_compared):,} not compared" if images.not_compared else ""
+    return ", ".join(filter(None, [count(len(images.pairs), "pair"), same, lost, *shown]))
+
+
+def _means(images: Images) -> Iterator[tuple[str, Score, Mean]]:
+    for name, score in SCORES.items():
+        one: Mean | None = getattr(images, name)
+        if one is not None:
+            yield name, score, one
+
+
+def _sections(images: Images, top: int) -> Iterator[Section]:
+    means = [
+        [score.title, format_in_units(score, one.mean, one.se), _format_interval(one), f"{one.pairs:,}"]
+        for _, score, one in _means(images)
+    ]
+    yield Section("scores", "Means over pairs", [Table("Means over pairs", "metric", MEANS, means), *_notes(images)])
+    if images.gates:
+        yield Section("gates", "Gates", [Gates([("", gate) for gate in images.gates])])
+    if images.not_compared:
+        lost = [[Name(one.name), Name(one.reason)] for one in images.not_compared]
+        title = f"{count(len(lost), 'image')} not compared"
+        yield Section("not-compared", title, [Table(title, "image", LOST, lost)], is_problem=True)
+    if images.worst:
+        shown = {pair.name: pair for pair in images.pairs}
+        pictures = [
+            Picture(Name(one.name), _describe(shown[one.name]), one.original, one.quantized)
+            for one in images.worst
+            if one.name in shown
+        ]
+        yield Section("pictures", "Worst pairs: original, quantized", [Pictures(pictures)], (PAGE,))
+    worst = images.worst_first[:top]
+    if worst:
+        title, more = "Worst pairs by SSIM", len(images.pairs) - len(worst)
+        rows = [(Name(pair.name), pair) for pair in worst]
+        yield Section("worst", title, [Table(title, "image", *fill(PAIRS, rows), more)])
+
+
+def _notes(images: Images) -> Iterator[Lines]:
+    lines = []
+    if images.identical:
+        lines.append(f"{count(images.identical, 'pair')} identical: the PSNR is infinite, and left out of its mean")
+    if images.lpips is None and images.lpips_absent:
+        lines.append(f"no LPIPS: {sentence(images.lpips_absent)}")
+    if len(images.pairs) - images.identical < LEAST_PAIRS:
+        lines.append(f"no 95 % interval from fewer than {LEAST_PAIRS} pairs that differ")
+    if images.other_files:
+        lines.append(f"neither PNG, JPEG nor WebP, not read: {listed(images.other_files, 3)}")
+    if lines:
+        yield Lines(lines)
+
+
+def _format_interval(one: Mean) -> str:
+    return "-" if one.low is None or one.high is None else f"{one.low:.4g} to {one.high:.4g}"
+
+
+def _describe(pair: ImagePair) -> str:
+    level = "" if pair.psnr_db is None else f", PSNR {format_db(pair.psnr_db, ' dB')}"
+    return f"SSIM {format_number(pair.ssim)}{level}"
+
+
+def rows(images: Images) -> Iterator[JsonObject]:
+    """Yield the rows of CSV: the means, then each pair, then images that were not compared."""
+    means = {name: one.mean for name, _, one in _means(images)}
+    errors = {f"{name}_se": one.se for name, _, one in _means(images)}
+    yield {"list": "images", **means, **errors, "reason": "; ".join(images.reasons)}
+    for pair in images.pairs:
+        yield {"list": "pairs"} | {name: getattr(pair, name) for name in CSV_PAIR}
+    for one in images.not_compared:
+        yield {"list": "not_compared", "name": one.name, "reason": one.reason}
+
+
+def suites(images: Images) -> list[Suite]:
+    """Return one JUnit suite: a test that every image was compared, and one for each gate."""
+    problem, message, text = "", "", "\n".join(map(sentence, images.reasons))
+    if images.verdict == "inconclusive":
+        problem, message = "error", f"inconclusive: {sentence(images.reasons[0])}"
+    case = Case("images", "every image was compared", problem, message, text, conclusion(images))
+    return [Suite("images", [case], images.gates)]

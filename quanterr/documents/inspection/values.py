@@ -1,0 +1,23 @@
+"""The numbers of an inspection that rules may name: sizes of the checkpoint and of its weights."""
+
+from quanterr.documents.inspection.model import SCORES, Inspection
+from quanterr.documents.subjects import Item, Subject, Vocabulary
+
+OF_CHECKPOINTS = ("bytes", "bits_per_weight", "tensors", "unread")
+OF_WEIGHTS = ("elements", "bytes", "bits_per_weight", "code_bits", "scales")
+
+VOCABULARY = Vocabulary(
+    "inspection",
+    dict.fromkeys(OF_WEIGHTS, "weight"),
+    OF_CHECKPOINTS,
+    "bits_per_weight <= 4.5",
+    done="every weight is read",
+    scores=SCORES,
+)
+
+
+def list_subjects(inspection: Inspection) -> list[Subject]:
+    """Return the checkpoint; weights that are not read, and other errors, make every verdict inconclusive."""
+    weights = [Item(weight.name, "weight", weight, weight.reason) for weight in inspection.weights]
+    whole = {name: getattr(inspection, name) for name in OF_CHECKPOINTS}
+    return [Subject(VOCABULARY, weights, whole, unreliable=inspection.problems)]

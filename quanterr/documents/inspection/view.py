@@ -1,0 +1,150 @@
+"""An inspection as its reader sees it: formats, roles, what is non-standard, all weights."""
+
+from collections.abc import Iterator, Sequence
+
+from quanterr.documents.document_view import make_view
+from quanterr.documents.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
+from quanterr.outputs.formatting import format_if_known, format_percent, sentence
+from quanterr.outputs.page.columns import CHANGED, DIFFERS, DIGITS, NOT_COMPARED, round_digits
+from quanterr.outputs.sections import (
+    MAP,
+    VERBOSE,
+    Case,
+    CellColumn,
+    Column,
+    Findings,
+    Lines,
+    MapMetric,
+    Maps,
+    Name,
+    Row,
+    Section,
+    Suite,
+    Table,
+    View,
+    fill,
+)
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import count, display, size
+
+WEIGHTS: Sequence[CellColumn[StoredWeight]] = (
+    (Column("format", 0, right=False), lambda weight: weight.format or "unread"),
+    (Column("shape", 2, right=False), lambda weight: " x ".join(map(str, weight.shape)) or "scalar"),
+    (Column("dtype", 4, right=False), lambda weight: weight.dtype),
+    (Column("group", 3, right=False), lambda weight: _format_group(weight.block_size)),
+    (Column("bits", 5), lambda weight: str(weight.code_bits or "-")),
+    (Column("bits/w", 1), lambda weight: format_if_known(weight.bits_per_weight, ".4g", "unknown")),
+    (Column("activations", 6, right=False), lambda weight: weight.activations or "-"),
+)
+METRICS = {
+    "bits": MapMetric("Bits per weight", "lower", "bit", column="Bits/w"),
+    "bytes": MapMetric("Bytes", "lower", "B", log=True, column="Bytes", is_wide=True),
+}
+WORDS = {"role": "Role", "format": "Format", "group": "Group", "activations": "Activations"}
+CSV_WEIGHT = (
+    *("name", "role", "block", "format", "dtype", "shape", "elements", "bytes", "bits_per_weight", "code_bits"),
+    *("block_size", "scales", "comfy_format", "activations", "reason"),
+)
+CSV_COLUMNS = ("list", *CSV_WEIGHT)
+ABOUT = "From headers and labels alone: no value was read."
+VALUES_READ = "From headers and labels; every value was read once, without an original."
+
+
+def view(inspection: Inspection, top: int) -> View:
+    """Return what a reader sees; all weights are in a page, and in a terminal with ``-v``."""
+    total = inspection.total
+    bits = "" if total.bits_per_weight is None else f", {total.bits_per_weight:.4g} bits per weight"
+    stored = f"{count(inspection.tensors, 'tensor')}, {size(inspection.bytes)}"
+    runs = ", ".join(f"{name} in {count(n, 'weight')}" for name, n in inspection.activations.items())
+    facts = [
+        ("checkpoint", [Name(inspection.path), f", {inspection.kind}"]),
+        ("stored", [f"{count(len(inspection.files), 'file')}, {stored}, {total.elements:,} parameters{bits}"]),
+        *([("architecture", [inspection.architecture])] if inspection.architecture else []),
+        *([("config says", [inspection.quant_method])] if inspection.quant_method else []),
+        *([("activations", [runs])] if runs else []),
+        *([("KV cache", [inspection.kv])] if inspection.kv else []),
+        *([("verified", [f"SHA-256 of {count(inspection.verified, 'file')}"])] if inspection.verified else []),
+    ]
+    maps = Maps(METRICS, WORDS, lambda: map(_row, inspection.weights), "bytes", "bits")
+    about = VALUES_READ if inspection.values else ABOUT
+    return make_view(inspection, "What is stored", conclusion(inspection), facts, _sections(inspection), about, maps)
+
+
+def conclusion(inspection: Inspection) -> str:
+    """Return how much is stored in how many formats, and how much of it is not read."""
+    total = inspection.total
+    bits = "" if total.bits_per_weight is None else f" at {total.bits_per_weight:.4g} bits per weight"
+    formats = ", ".join(name for name in inspection.formats if name != "unread")
+    unread = f"; {count(inspection.unread, 'weight')} not read" if inspection.unread else ""
+    return f"{count(total.weights, 'weight')}{bits}, {size(inspection.bytes)}: {formats or 'no format'}{unread}"
+
+
+def _sections(inspection: Inspection) -> Iterator[Section]:
+    tallies = _tally_columns(inspection.total)
+    formats = [(Name(name), tally) for name, tally in inspection.formats.items()]
+    yield Section("formats", "By format", [Table("By format", "format", *fill(tallies, formats))])
+    roles = [(Name(f"{role}, {name}"), tally) for role, own in inspection.groups.items() for name, tally in own.items()]
+    yield Section("roles", "By role and format", [Table("By role and format", "role", *fill(tallies, roles))])
+    if inspection.decode is not None:
+        yield Section("decode", "Speed at most", [Lines([_describe_bound(inspection.decode)])])
+    if inspection.findings:
+        yield Section("findings", "Findings", [Findings([("", found) for found in inspection.findings])])
+    weights = [(Name(weight.name), weight) for weight in inspection.weights]
+    yield Section("weights", "All weights", [Table("All weights", "weight", *fill(WEIGHTS, weights))], (VERBOSE,))
+    yield MAP
+
+
+def _describe_bound(decode: DecodeBound) -> str:
+    experts = f" ({display(decode.experts)})" if decode.experts else ""
+    return (
+        f"{decode.hardware}, {decode.gigabytes_per_second:g} GB/s: at most {decode.tokens_per_second:,.0f} tokens/s "
+        f"for one sequence, {size(decode.active_bytes)} of weights for each{experts}. "
+        "This is a bound by memory bandwidth alone."
+    )
+
+
+def _tally_columns(total: Tally) -> Sequence[CellColumn[Tally]]:
+    return (
+        (Column("weights", 1), lambda tally: f"{tally.weights:,}"),
+        (Column("parameters", 2), lambda tally: f"{tally.elements:,}"),
+        (Column("share", 4), lambda tally: format_percent(tally.elements / max(total.elements, 1))),
+        (Column("size", 3), lambda tally: size(tally.bytes)),
+        (Column("bits/w", 0), lambda tally: format_if_known(tally.bits_per_weight, ".4g", "unknown")),
+        (Column("scales", 5), lambda tally: f"{tally.scales:,}"),
+    )
+
+
+def _format_group(block: list[int] | None) -> str:
+    """Return ``128`` for groups of columns, ``128 x 128`` for tiles that share a scale."""
+    if block is None:
+        return "-"
+    return str(block[1]) if block[0] == 1 else f"{block[0]} x {block[1]}"
+
+
+def _row(weight: StoredWeight) -> Row:
+    words = {
+        "role": display(weight.role),
+        "format": display(weight.format or "unread"),
+        "group": _format_group(weight.block_size),
+        "activations": weight.activations and display(weight.activations),
+        "reason": weight.reason and sentence(weight.reason),
+    }
+    numbers = {"bits": round_digits(weight.bits_per_weight, DIGITS), "bytes": weight.bytes}
+    status = NOT_COMPARED if weight.reason is not None else DIFFERS if len(weight.shape) > 1 else CHANGED
+    return Row(weight.name, status, words, numbers)
+
+
+def rows(inspection: Inspection) -> Iterator[JsonObject]:
+    """Yield the rows of CSV: the checkpoint, then each weight."""
+    whole = {"list": "inspection", "name": inspection.path, "bytes": inspection.bytes}
+    yield whole | {"elements": inspection.total.elements, "bits_per_weight": inspection.bits_per_weight}
+    for weight in inspection.weights:
+        yield {"list": "weights"} | {name: getattr(weight, name) for name in CSV_WEIGHT}
+
+
+def suites(inspection: Inspection) -> list[Suite]:
+    """Return one test of JUnit: an error where weights are not read, or other errors are found."""
+    problems = [*map(sentence, inspection.problems)]
+    what = count(inspection.unread, "weight") + " not read" if inspection.unread else count(len(problems), "error")
+    problem = ("error", what, "\n".join(problems)) if problems else ("", "", "")
+    return [Suite("inspection", [Case("inspection", "every weight is read", *problem, output=conclusion(inspection))])]

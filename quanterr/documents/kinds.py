@@ -1,0 +1,86 @@
+"""The kinds of documents that quanterr writes and can read again."""
+
+import os
+import re
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+from quanterr.documents.comparison import SCHEMA
+from quanterr.errors import ReportError
+from quanterr.util.text import display
+
+if TYPE_CHECKING:
+    from quanterr.documents.document import Document
+
+BEGINNING = 200  # bytes at the start of a file that hold the name of its schema
+_SCHEMA = re.compile(rb'"schema": *"(quanterr\.[a-z_]+)"')
+
+
+class DocumentKind(NamedTuple):
+    """A kind of document; its package has model.py (its class) and values.py (for rules)."""
+
+    package: str
+    name: str
+
+    @property
+    def model(self) -> "type[Document]":
+        """The class of the document."""
+        return getattr(import_module(f"{self.package}.model"), self.name)  # type: ignore[no-any-return]
+
+    @property
+    def values(self) -> ModuleType:
+        """The module that gives rules the subjects and metrics of this kind; see subjects.py."""
+        return import_module(f"{self.package}.values")
+
+
+KINDS = {
+    SCHEMA: DocumentKind("quanterr.documents.comparison", "Report"),
+    "quanterr.ranking": DocumentKind("quanterr.documents.ranking", "Ranking"),
+    "quanterr.evaluation": DocumentKind("quanterr.documents.evaluation", "Evaluation"),
+    "quanterr.plan": DocumentKind("quanterr.documents.plan", "Plan"),
+    "quanterr.inspection": DocumentKind("quanterr.documents.inspection", "Inspection"),
+    "quanterr.images": DocumentKind("quanterr.documents.images", "Images"),
+}
+
+
+def find_kind(path: str) -> DocumentKind:
+    """Return the kind of document in a file; a report if the file names no schema, as its reader explains the error.
+
+    Raises:
+        ReportError: the file is a checkpoint, a pipe or a device, or holds a document that cannot be read again.
+    """
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise ReportError(
+            f"{display(path)}: a pipe or a device, which is not read twice; save the result as a file first"
+        )
+    try:
+        with open(path, "rb") as file:
+            start = file.read(BEGINNING)
+    except (OSError, ValueError):
+        return KINDS[SCHEMA]
+    if _begins_checkpoint(start):
+        raise ReportError(f"{display(path)}: is a checkpoint, not a report; give the JSON that -o FILE.json wrote")
+    found = _SCHEMA.search(start)
+    schema = found[1].decode() if found else SCHEMA
+    if schema not in KINDS:
+        known = ", ".join(KINDS)
+        raise ReportError(f"{display(path)}: is a {schema}, which is not read again; give one of {known}")
+    return KINDS[schema]
+
+
+def _begins_checkpoint(start: bytes) -> bool:
+    """Return whether a file begins as GGUF, or as safetensors: with a length of eight bytes and then JSON."""
+    return start.startswith(b"GGUF") or (start[8:9] == b"{" and not start[:9].lstrip().startswith((b"{", b"[")))
+
+
+def read_document(path: str) -> "Document":
+    """Read a report, ranking, evaluation, plan, inspection or comparison of images.
+
+    Raises:
+        ReportError: the file is missing, is not such a document, or has an unknown schema version or an invalid value.
+    """
+    kind = find_kind(path)
+    from quanterr.documents.reading import read_report, read_stored
+
+    return read_report(path) if kind == KINDS[SCHEMA] else read_stored(path, kind.model)

@@ -1,0 +1,184 @@
+"""The view of a plan: its cost beside single recipes, the most expensive layers, the curve."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from quanterr.documents.document_view import make_view
+from quanterr.documents.plan.model import ORIGINAL, Measurement, Plan, PlannedLayer
+from quanterr.outputs.formatting import format_if_known, format_percent, sentence
+from quanterr.outputs.page.columns import DIFFERS, DIGITS, IDENTICAL, SHARE_DIGITS, round_digits
+from quanterr.outputs.sections import (
+    MAP,
+    Case,
+    CellColumn,
+    Chart,
+    Column,
+    Curve,
+    Facts,
+    LayerName,
+    Lines,
+    MapMetric,
+    Maps,
+    Name,
+    Row,
+    Section,
+    Suite,
+    Table,
+    View,
+    fill,
+)
+from quanterr.roles import role_of
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import count, display, size
+
+UNIFORM = (Column("size", 0), Column("cost", 1), Column("fits", 2, right=False))
+CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_weight", "snr_db", "cost")
+CSV_COLUMNS = ("list", *CSV_LAYER, "reason")
+LIMITS_OF_COST = ("--max-kld", "--max-output-error", "--min-snr")  # goals that minimize bytes
+TIMES = 3  # ratio from which a change is written as a factor
+MINOR = 0.01  # share of the cost below which pages fold a layer
+CURVE = 8  # number of points in the text
+MIB = 2**20
+METRICS = {
+    "share": MapMetric("Share of the cost", "lower", "%", log=True, column="Share %"),
+    "bits": MapMetric("Bits per weight", "lower", "bit", column="Bits"),
+    "snr_db": MapMetric("Predicted SNR", "higher", "dB", column="SNR dB"),
+}
+ABOUT = (
+    "The cost is predicted from the error that each recipe makes in each layer, measured on the real weights. To check "
+    "a quantizer's output against the plan, use quanterr compare --plan; to check the model, quanterr evaluate."
+)
+
+
+def view(plan: Plan, top: int) -> View:
+    """Return the view of a plan with the ``top`` most expensive layers."""
+    facts: Facts = [
+        ("original", [Name(plan.original), f", {size(plan.original_bytes)}"]),
+        ("planned", [f"{count(len(plan.layers), 'layer')}; {size(plan.unplanned_bytes)} stay as they are"]),
+        ("cost", [plan.measure]),
+        *([("measured", [_describe_measurement(plan.measured)])] if plan.measured else []),
+    ]
+    sections = [
+        Section("notes", "Notes", [Lines(plan.notes, warn=True)] if plan.notes else []),
+        Section("uniform", "One recipe for all", [_uniform(plan), Lines([_count_recipes(plan)])]),
+        MAP,
+        Section("worst", "Most expensive layers", [_worst(plan, top)] if top else []),
+        Section("curve", "Size and cost", [*_draw_curve(plan), Lines([_curve(plan)])]),
+    ]
+    words = {"role": "Role", "recipe": "Recipe"}
+    maps = Maps(METRICS, words, lambda: _rows(plan), "share", "share")
+    return make_view(plan, "Quantization plan", conclusion(plan), facts, sections, ABOUT, maps)
+
+
+def _rows(plan: Plan) -> Iterator[Row]:
+    """Yield all layers for the page's scripts."""
+    total = plan.cost or 1.0
+    return (
+        Row(
+            layer.layer_name,
+            IDENTICAL if layer.recipe == ORIGINAL else DIFFERS,
+            {"role": role_of(layer.layer_name), "recipe": display(layer.recipe)},
+            {
+                "share": round_digits(layer.cost / total, SHARE_DIGITS),
+                "bits": round_digits(layer.bits_per_weight, DIGITS),
+                "snr_db": round_digits(layer.snr_db, DIGITS),
+            },
+        )
+        for layer in plan.layers
+    )
+
+
+def _describe_measurement(found: Measurement) -> str:
+    chunks = count(found.chunks, "chunk")
+    return (
+        f"KLD {found.kld:.4g} ± {found.kld_se:.2g} nat, PPL × {found.ppl_ratio:.4g} on {chunks} of "
+        f"{found.context} tokens of {display(found.source)}"
+    )
+
+
+def _uniform(plan: Plan) -> Table:
+    rows = [[one.recipe, size(one.bytes), f"{one.cost:.4g}", "yes" if one.fits else "no"] for one in plan.uniform]
+    rows.append(["this plan", size(plan.bytes), f"{plan.cost:.4g}", "yes"])
+    return Table("The plan beside single recipes", "recipe", UNIFORM, rows)
+
+
+def _count_recipes(plan: Plan) -> str:
+    """Return the number of layers of each recipe."""
+    counts = Counter(layer.recipe for layer in plan.layers)
+    found = [f"{count(n, 'layer')} {recipe}" for recipe, n in counts.most_common()]
+    return "; ".join(found).replace(ORIGINAL, "as in the original")
+
+
+def _worst(plan: Plan, top: int) -> Table:
+    total = plan.cost or 1.0
+    worst = sorted(plan.layers, key=lambda layer: -layer.cost)[:top]
+    columns: Sequence[CellColumn[PlannedLayer]] = (
+        (Column("recipe", 0, right=False), lambda layer: layer.recipe),
+        (Column("bits", 2), lambda layer: f"{layer.bits_per_weight:.4g}"),
+        (Column("SNR dB", 3), lambda layer: format_if_known(layer.snr_db)),
+        (Column("share", 1), lambda layer: format_percent(layer.cost / total)),
+    )
+    filled = fill(columns, ((LayerName(layer.layer_name), layer) for layer in worst))
+    title = f"The {len(worst):,} most expensive of {count(len(plan.layers), 'layer')}"
+    minor = sum(layer.cost < MINOR * total for layer in worst)
+    return Table(title, "layer", *filled, minor=minor, minor_because="below 1 % of the cost")
+
+
+def _curve(plan: Plan) -> str:
+    """Return the least cost at some sizes, and the knee."""
+    step = max(len(plan.curve) // CURVE, 1)
+    points = ", ".join(f"{size(point.bytes)} {point.cost:.3g}" for point in plan.curve[::step])
+    knee = f"; diminishing returns from {size(plan.knee.bytes)} on" if plan.knee else ""
+    return f"least cost by size: {points}{knee}"
+
+
+def _draw_curve(plan: Plan) -> Iterator[Chart]:
+    points = [(point.bytes / MIB, point.cost) for point in plan.curve if point.cost > 0]
+    if len(points) > 1:
+        yield Chart(f"least {plan.measure} by size", "MiB", [Curve(Name("plans"), points)])
+
+
+def rows(plan: Plan) -> Iterator[JsonObject]:
+    """Yield CSV rows: the plan, then each layer and each single recipe."""
+    yield {"list": "plan", "bytes": plan.bytes, "cost": plan.cost, "snr_db": plan.snr_db, "reason": plan.goal}
+    for layer in plan.layers:
+        yield {"list": "layers"} | {name: getattr(layer, name) for name in CSV_LAYER}
+    for one in plan.uniform:
+        yield {"list": "uniform", "recipe": one.recipe, "bytes": one.bytes, "cost": one.cost}
+
+
+def suites(plan: Plan) -> list[Suite]:
+    """Return one JUnit test that always passes: a goal that cannot be met makes no plan."""
+    return [Suite("plan", [Case("plan", sentence(plan.goal), output=conclusion(plan))])]
+
+
+def conclusion(plan: Plan) -> str:
+    """Return the size and error of the plan, and how far it can be from the optimum."""
+    bound = "no plan is better" if plan.bound >= plan.cost else _describe_bound(plan)
+    beside = _describe_gain(plan)
+    found = plan.measured
+    measured = "" if found is None else f", measured {found.kld:.4g} ± {found.kld_se:.2g} nat"
+    return (
+        f"{plan.goal}: {size(plan.bytes)}, {plan.bits_per_weight:.4g} bits per weight{measured}, {plan.measure} "
+        f"{plan.cost:.4g}{beside}; {bound}"
+    )
+
+
+def _describe_gain(plan: Plan) -> str:
+    """Return the change against the best single recipe within the limit: in bytes for a limit of cost, else in cost."""
+    fitting = [one for one in plan.uniform if one.fits]
+    if plan.goal.startswith(LIMITS_OF_COST):
+        least = min(fitting, key=lambda one: one.bytes, default=None)
+        return (
+            f", {100 * (plan.bytes / least.bytes - 1):+.3g} % of bytes against {least.recipe} for all" if least else ""
+        )
+    best = min(fitting, key=lambda one: one.cost, default=None)
+    if best is None or best.cost <= 0:
+        return ""
+    factor = plan.cost / best.cost
+    change = f"{factor:.3g} times as much as" if factor > TIMES else f"{100 * (factor - 1):+.3g} % against"
+    return f", {change} {best.recipe} for all"
+
+
+def _describe_bound(plan: Plan) -> str:
+    return f"no plan is more than {100 * (plan.cost / plan.bound - 1):.2g} % better" if plan.bound > 0 else "no bound"

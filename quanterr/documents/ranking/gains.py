@@ -1,0 +1,68 @@
+"""Gains of a recipe's choices, from pairs of candidates that differ in one respect only."""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+from math import prod
+
+from quanterr.documents.ranking.model import Candidate, Gain
+
+PER = re.compile(r"(?P<codes>[a-z_]+?)(?P<bits>[2-8])?_(?P<per>tensor|row|channel|block\d+(?:x\d+)?|g\d+)")
+FINEST = {"tensor": 1 << 40, "row": 1 << 20, "channel": 1 << 20}  # approximate number of elements that share a scale
+WORDS = {
+    "bits": "bits",
+    "per": "finer scales",
+    "asym": "zero points",
+    "double": "scales quantized again",
+    "scales": "calibration",
+}
+
+
+def find_gains(candidates: Sequence[Candidate], recipes: Collection[str]) -> list[Gain]:
+    """Return the gains between adjacent ranked recipes that differ in one respect only."""
+    known = {c.name: (_parse_name(c.name), c) for c in candidates if c.rank is not None and c.name in recipes}
+    found = []
+    for aspect in WORDS:
+        families: dict[str, list[tuple[float, Candidate]]] = {}
+        for aspects, candidate in known.values():
+            rest = str(sorted((key, value) for key, value in aspects.items() if key != aspect))
+            if aspect in aspects:
+                families.setdefault(rest, []).append((_order_key(aspect, aspects[aspect]), candidate))
+        for family in families.values():
+            found += list(_make_gains(aspect, [candidate for _, candidate in sorted(family, key=lambda item: item[0])]))
+    return found
+
+
+def _make_gains(aspect: str, family: Sequence[Candidate]) -> Iterator[Gain]:
+    for before, after in pairwise(family):
+        if before.snr_db is not None and after.snr_db is not None:
+            size = (after.bytes or 0) - (before.bytes or 0)
+            yield Gain(WORDS[aspect], before.name, after.name, after.snr_db - before.snr_db, size)
+
+
+def _parse_name(name: str) -> dict[str, str]:
+    """Return the aspects that a recipe's name encodes."""
+    base, *options = name.split(":")
+    found = {"asym": "", "double": "", "scales": "absmax"}
+    if match := PER.fullmatch(base):
+        found |= {"codes": match["codes"], "bits": match["bits"] or "", "per": match["per"]}
+    else:
+        found["codes"] = base
+    for option in options:
+        key, _, value = option.partition("=")
+        found[key] = value or "yes"
+    return found
+
+
+def _order_key(aspect: str, value: str) -> float:
+    """Return a sort key, from coarse to fine."""
+    if aspect == "per":
+        edges = [int(edge) for edge in re.findall(r"\d+", value)]
+        if value.startswith("block") and len(edges) == 1:
+            edges *= 2
+        return -float(prod(edges) if edges else FINEST[value])
+    if aspect == "bits":
+        return float(value or 0)
+    if aspect == "scales":
+        return {"absmax": 0.0, "minmax": 0.0, "ema": 1.0, "mse": 3.0}.get(value, 2.0)
+    return float(bool(value))

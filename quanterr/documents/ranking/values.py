@@ -1,0 +1,46 @@
+"""Subjects of a ranking for rules: each candidate with the layers that differ in at least one of them."""
+
+from quanterr.documents.base import collect_scores
+from quanterr.documents.ranking.model import Candidate, Ranking
+from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons
+
+OF_CANDIDATES = (
+    *("rank", "bytes", "bits_per_weight", "squared_error", "snr_db", "snr_db_margin", "best_layers"),
+    *("checkpoint_bytes", "overall_snr_db", "weighted_snr_db", "predicted_kld", "excess_db", "tokens_per_second"),
+    "predicted_output_error",
+)
+OF_LAYERS = ("bytes", "squared_error", "snr_db")
+
+VOCABULARY = Vocabulary(
+    "ranking",
+    dict.fromkeys(OF_LAYERS, "layer"),
+    OF_CANDIDATES,
+    "bits_per_weight <= 4.5",
+    scores=collect_scores(Candidate),
+)
+
+
+def list_subjects(ranking: Ranking) -> list[Subject]:
+    """Return the candidates."""
+    return [_subject(ranking, candidate) for candidate in ranking.candidates]
+
+
+def _subject(ranking: Ranking, candidate: Candidate) -> Subject:
+    layers = [
+        Item(layer.layer_name, "layer", choice)
+        for layer in ranking.layers
+        for choice in layer.choices
+        if choice.candidate == candidate.name
+    ]
+    unreliable = list_own_reasons(candidate.verdict, candidate.reasons, [gate.message for gate in candidate.gates])
+    if candidate.not_ranked:
+        unreliable = unreliable or [f"not ranked: {candidate.not_ranked}"]
+    return Subject(
+        VOCABULARY,
+        layers,
+        {metric: getattr(candidate, metric) for metric in OF_CANDIDATES},
+        candidate.name,
+        unreliable=unreliable,
+        complete=ranking.complete,
+        patterns=ranking.selection.patterns,
+    )

@@ -1,0 +1,367 @@
+"""The view of a ranking: candidates, layers in which they differ most, possible swaps of layers.
+
+Also its CSV rows and JUnit tests.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from quanterr.documents.comparison.kept_layers import FEW
+from quanterr.documents.document_view import make_view
+from quanterr.documents.ranking.model import Candidate, Choice, Gain, RankedLayer, Ranking, Swaps
+from quanterr.outputs.formatting import LONG, format_answer, format_change, format_db, format_if_known, sentence
+from quanterr.outputs.page.columns import DB_PLACES, DIFFERS, DIGITS, SAME, SHARE_DIGITS, round_digits
+from quanterr.outputs.sections import (
+    CARD,
+    FRONT,
+    MAP,
+    PAGE,
+    Case,
+    CellColumn,
+    Column,
+    Details,
+    Gates,
+    LayerName,
+    Lines,
+    MapMetric,
+    Maps,
+    Name,
+    Row,
+    Section,
+    Suite,
+    Table,
+    View,
+    fill,
+)
+from quanterr.roles import role_of
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import count, display, size
+
+# Of the two costs that a sensitivity may predict, a ranking has one.
+PREDICTED = {"predicted_kld": "predicted KLD", "predicted_output_error": "predicted output error"}
+SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
+STUDY_TITLE = "dB gained by keeping outliers unquantized and by other scales (on a sample of rows)"
+SAME_SIZE = 0.05  # %
+MINOR, MINOR_BECAUSE = 0.01, "below 1 % of the error"
+NONE = "-"
+CSV_COLUMNS = (
+    *("quanterr_verdict", "list", "candidate", "rank", "layer_name", "format", "bytes", "squared_error", "snr_db"),
+    *("snr_db_margin", "tokens_per_second", "best", "reason"),
+)
+
+
+def view(ranking: Ranking, top: int) -> View:
+    """Return the view of a ranking with ``top`` layers."""
+    tensors = f"{count(ranking.tensors, 'tensor')} common to all, {ranking.elements:,} elements"
+    differ = count(len(ranking.layers), "layer differs", "layers differ")
+    facts = [
+        ("original", [Name(ranking.original), f", {size(ranking.original_bytes)}"]),
+        ("ranked", [f"{len(ranking.ranked):,} of {count(len(ranking.candidates), 'candidate')}"]),
+        ("compared", [f"{tensors}; {differ} in at least one candidate"]),
+    ]
+    rows = "" if ranking.sample is None else f"{100 * ranking.sample:g} % of the rows of "
+    about = (
+        f"From {rows}the weights of all checkpoints. SNR is the energy of the original over the energy of "
+        "the error, in dB, over the layers that differ in at least one candidate. Weight error is not task accuracy."
+    )
+    said, sections = conclusion(ranking), _sections(ranking, top)
+    reasons = ranking.reasons if ranking.sample is None else []  # of a sample, the conclusion says it
+    return make_view(
+        ranking, "Quantized candidates", said, facts, sections, about, _maps(ranking), reasons, done="compared"
+    )
+
+
+def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
+    excluded = _list_excluded(ranking)
+    behind = [
+        f"{display(c.name)}: {display(c.behind)} is no larger and has no more error"
+        for c in ranking.candidates
+        if c.behind
+    ]
+    if excluded and ranking.sample is not None:  # else the reasons of the verdict say it
+        yield Section("excluded", "Not ranked", [Lines(excluded, warn=True)])
+    yield Section("candidates", "Candidates", [_candidates(ranking), *([Lines(behind)] if behind else [])])
+    swaps = [_swaps(one, ranking, top) for one in (*ranking.swaps, *ranking.kept)]
+    yield Section("mix", "Layers to change", swaps)
+    if len(ranking.ranked) > 1:
+        yield FRONT
+    yield MAP
+    yield Section("gains", "Gain of each choice", [_gains(ranking)] if ranking.gains else [])
+    yield Section("studies", "Outliers and scales", [_studies(ranking)] if ranking.studies else [])
+    spread = [_spread_table(ranking, top)] if top and ranking.layers else []
+    yield Section("spread", "Layers that differ most", spread)
+    gates = [(candidate.name, gate) for candidate in ranking.candidates for gate in candidate.gates]
+    yield Section("gates", "Gates", [Gates(gates)] if gates else [], (PAGE, CARD))
+
+
+def _candidates(ranking: Ranking) -> Table:
+    """Return the table of candidates, with optional columns only if a candidate has values for them."""
+    layers, predicted = len(ranking.layers), _find_predicted(ranking)
+    columns: list[CellColumn[Candidate]] = [
+        (Column("rank", 0), _format_rank),
+        (Column("Pareto-optimal", 8, right=False), _if_ranked(lambda one: "yes" if one.on_front else "no")),
+        (Column("size", 2), lambda one: size(one.checkpoint_bytes if one.rank is None else one.bytes or 0)),
+        (Column("bits/w", 4), lambda one: format_if_known(one.bits_per_weight, ".4g")),
+        (Column("SNR dB", 1), _if_ranked(_format_snr_of)),
+        (Column("avoidable dB", 6), _if_ranked(lambda one: format_if_known(one.excess_db))),
+        (Column("worst dB", 3), _if_ranked(_format_worst)),
+        (Column("lowest error in", 7), _if_ranked(lambda one: f"{one.best_layers:,} of {layers:,}")),
+        (Column("warnings", 5), lambda one: f"{sum(finding.severity != 'info' for finding in one.findings):,}"),
+        (
+            Column("worst layer", 9, right=False),
+            _if_ranked(lambda one: LayerName(one.worst_layer.layer_name) if one.worst_layer else NONE),
+        ),
+    ]
+    if any(one.weighted_snr_db is not None for one in ranking.candidates):
+        columns.append((Column("weighted dB", 2), lambda one: format_if_known(one.weighted_snr_db)))
+    if predicted:
+        columns.append((Column(PREDICTED[predicted], 2), lambda one: format_if_known(getattr(one, predicted), ".4g")))
+    if any(one.tokens_per_second is not None for one in ranking.candidates):
+        columns.append((Column("max. tokens/s", 2), lambda one: format_if_known(one.tokens_per_second, ",.0f")))
+    if any(one.gates for one in ranking.candidates):
+        columns.append((Column("gates held", 1), _count_held))
+    rows = ((Name(one.name), one) for one in ranking.candidates)
+    return Table("Candidates, the least error first", "candidate", *fill(columns, rows))
+
+
+def _if_ranked(cell: Callable[[Candidate], str]) -> Callable[[Candidate], str]:
+    """Return a function that leaves the cell of a candidate without a rank empty."""
+    return lambda one: NONE if one.rank is None else cell(one)
+
+
+def _format_rank(one: Candidate) -> str:
+    return str(one.rank or ("inconclusive" if one.verdict == "inconclusive" else "undefined"))
+
+
+def _format_worst(one: Candidate) -> str:
+    return NONE if one.worst_layer is None else format_db(one.worst_layer.snr_db)
+
+
+def _count_held(one: Candidate) -> str:
+    return f"{sum(gate.status == 'pass' for gate in one.gates)} of {len(one.gates)}"
+
+
+def _find_predicted(ranking: Ranking) -> str | None:
+    """Return the predicted cost that some candidate has; None if none has any."""
+    every = ((name, getattr(one, name)) for name in PREDICTED for one in ranking.candidates)
+    return next((name for name, cost in every if cost is not None), None)
+
+
+def conclusion(ranking: Ranking) -> str:
+    """Return the best candidate, its lead in error and bytes, and what would improve it further."""
+    best = ranking.candidates[0]
+    changes = [swaps for swaps in (*ranking.swaps, *ranking.kept) if swaps.candidate == best.name]
+    more = "".join(f"; {_describe_change(swaps, best)}" for swaps in changes)
+    failing = [display(candidate.name) for candidate in ranking.candidates if candidate.verdict == "fail"]
+    if metric := _find_predicted(ranking):
+        costs = [(getattr(one, metric), one.name) for one in ranking.candidates if getattr(one, metric) is not None]
+        cost, least = min(costs)
+        if least != best.name:
+            more += f"; {display(least)} has the least {PREDICTED[metric]} ({cost:.4g})"
+    held = f"; gates do not hold for {', '.join(failing)}" if failing else ""
+    sampled = "" if ranking.sample is None else f"; estimated from {100 * ranking.sample:g} % of the rows"
+    return f"{_describe_best(ranking)}{more}{held}{sampled}"
+
+
+def _describe_change(change: Swaps, own: Candidate) -> str:
+    several = len(change.layers) > 1
+    if change.snr_db is None or own.snr_db is None:
+        gain = f"{'make' if several else 'makes'} it identical to the original"
+    else:
+        gain = f"{'give' if several else 'gives'} {change.snr_db - own.snr_db:.2f} dB more"
+    cost = _describe_cost(100 * change.bytes_change / (own.bytes or 1))
+    return f"{len(change.layers):,} of its layers {_describe_sources(change)} {gain} {cost}"
+
+
+def _describe_sources(change: Swaps) -> str:
+    sources = {swap.take_from or swap.format for swap in change.layers}
+    if not any(swap.take_from for swap in change.layers):
+        return f"kept in {min(sources)}" if len(sources) == 1 else "kept as in the original"
+    return f"taken from {display(min(sources)) if len(sources) == 1 else 'other candidates'}"
+
+
+def _describe_best(ranking: Ranking) -> str:
+    ranked = ranking.ranked
+    if len(ranked) < 2:
+        return f"only {display(ranked[0].name)} can be ranked" if ranked else "no candidate can be ranked"
+    best, second = ranked[:2]
+    cost = _describe_cost(100 * ((best.bytes or 0) / (second.bytes or 1) - 1))
+    if best.snr_db is None or second.snr_db is None:
+        gain = "identical to the original" if not best.squared_error else f"less error than {display(second.name)}"
+        return f"{display(best.name)} is best: {gain}, {cost}"
+    gain = f"{best.snr_db - second.snr_db:.2f} dB more than {display(second.name)}"
+    return f"{display(best.name)} is best: {gain} {cost}"
+
+
+def _describe_cost(share: float) -> str:
+    """Return a change of size [%] in words."""
+    if abs(share) < SAME_SIZE:
+        return "in as many bytes"
+    return f"for {format_change(share)} % more bytes" if share > 0 else f"in {format_change(-share)} % fewer bytes"
+
+
+def brief(ranking: Ranking) -> str:
+    """Return candidates without a rank and the Pareto-optimal candidates, one line each, for ``--quiet``."""
+    description = []
+    for name in ranking.front:
+        candidate = next(candidate for candidate in ranking.candidates if candidate.name == name)
+        description.append(f"{display(name)} ({size(candidate.bytes or 0)}, {_format_snr_of(candidate)} dB)")
+    front = (
+        f"Pareto-optimal in size and error: {', '.join(description)}" if description else "no candidate can be ranked"
+    )
+    seen = view(ranking, 0)
+    answer = format_answer(seen.word or "", seen.doubts, front)
+    return "\n".join(f"quanterr: {line}" for line in (*_list_excluded(ranking), answer))
+
+
+def _list_excluded(ranking: Ranking) -> list[str]:
+    return [f"not ranked: {display(c.name)}: {display(c.not_ranked, LONG)}" for c in ranking.candidates if c.not_ranked]
+
+
+def _format_snr_of(one: Candidate | Choice) -> str:
+    return _format_snr(one.snr_db, one.squared_error, one.snr_db_margin)
+
+
+def _format_snr(snr_db: float | None, squared_error: float | None, margin: float | None = None) -> str:
+    if snr_db is not None:
+        return f"{snr_db:.2f}" + ("" if margin is None else f" ± {margin:.2f}")
+    return "undefined" if squared_error else "identical"  # undefined: the original is all zeros
+
+
+def _studies(ranking: Ranking) -> Table:
+    """Return the table of the gains from outliers and scales for each recipe."""
+    first = ranking.studies[0]
+    heads = [f"{one.percent:g} % out" for one in first.outliers]
+    heads += [f"{one.percent:g} % of columns out" for one in first.columns]
+    heads += [f"scale {one.percent:+g} %" for one in first.scales]
+    rows = []
+    for one in ranking.studies:
+        changes = (*one.outliers, *one.columns, *one.scales)
+        rows.append([Name(one.candidate), *(format_if_known(change.gain_db, "+.2f") for change in changes)])
+    return Table(STUDY_TITLE, "candidate", [Column(head, n) for n, head in enumerate(heads)], rows)
+
+
+def _gains(ranking: Ranking) -> Table:
+    sizes = {candidate.name: candidate.bytes or 1 for candidate in ranking.candidates}
+    columns: Sequence[CellColumn[Gain]] = (
+        (Column("instead of", 0, right=False), lambda gain: Name(gain.instead_of)),
+        (Column("what", 3, right=False), lambda gain: gain.what),
+        (Column("dB", 1), lambda gain: f"{gain.snr_gain_db:+.2f}"),
+        (Column("bytes", 2), lambda gain: _format_percent(gain.bytes_change, sizes[gain.instead_of])),
+    )
+    return Table("Gain of each choice", "recipe", *fill(columns, ((Name(one.candidate), one) for one in ranking.gains)))
+
+
+def _spread_table(ranking: Ranking, top: int) -> Table:
+    """Return the layers in which the candidates' errors differ most."""
+    layers = sorted(ranking.layers, key=_compute_spread, reverse=True)[:top]
+    names = [choice.candidate for choice in layers[0].choices]
+    columns = [Column("best", len(names), right=False)]
+    columns += [Column(display(name), n) for n, name in enumerate(names)]  # the last, the worst, is dropped first
+    rows = [[LayerName(one.layer_name), Name(one.best), *map(_format_snr_of, one.choices)] for one in layers]
+    title = f"SNR in dB of the {len(layers):,} layers that differ most, of {count(len(ranking.layers), 'layer')}"
+    most = _find_largest_error(ranking)
+    minor = sum(_compute_spread(layer) < MINOR * most for layer in layers)
+    return Table(title, "layer", columns, rows, minor=minor, minor_because=MINOR_BECAUSE)
+
+
+def _find_largest_error(ranking: Ranking) -> float:
+    return max((candidate.squared_error or 0.0 for candidate in ranking.candidates), default=0.0)
+
+
+def _compute_spread(layer: RankedLayer) -> float:
+    errors = [choice.squared_error for choice in layer.choices]
+    return max(errors) - min(errors)
+
+
+def _swaps(swaps: Swaps, ranking: Ranking, top: int) -> Table:
+    own = next(candidate for candidate in ranking.candidates if candidate.name == swaps.candidate)
+    error = own.squared_error or 1.0  # a candidate without an error has nothing to swap
+    after = _format_snr(swaps.snr_db, error + swaps.squared_error_change) + (" dB" if swaps.snr_db is not None else "")
+    title = (
+        f"{display(swaps.candidate)} with {count(len(swaps.layers), 'layer')} {_describe_sources(swaps)}: "
+        f"{_format_percent(swaps.bytes_change, own.bytes or 1)} bytes, "
+        f"{_format_percent(swaps.squared_error_change, error)} squared error, {_format_snr_of(own)} -> {after}"
+    )
+    shown = sorted(swaps.layers[: max(top, FEW)], key=lambda swap: swap.squared_error_change)
+    rows = [
+        [
+            LayerName(swap.layer_name),
+            f"{display(swap.take_from or 'original')} ({swap.format})",
+            f"{swap.bytes_change:+,}",
+            _format_percent(swap.squared_error_change, error),
+        ]
+        for swap in shown
+    ]
+    minor = sum(abs(swap.squared_error_change) < MINOR * error for swap in shown)
+    return Table(title, "layer", SWAP_COLUMNS, rows, len(swaps.layers) - len(rows), minor, MINOR_BECAUSE)
+
+
+def _format_percent(change: float, whole: float) -> str:
+    return f"{100 * change / whole:+.3g} %"
+
+
+def _maps(ranking: Ranking) -> Maps:
+    """Return the map's metrics: the SNR of each ranked candidate, and the spread of errors."""
+    metrics = {"spread": MapMetric("Spread", "lower", "%", log=True, column="Spread %")}
+    for n, candidate in enumerate(ranking.ranked):
+        name = display(candidate.name)
+        metrics[f"snr_{n}"] = MapMetric(name, "higher", "dB", column=name, is_wide=n > 0)
+    front = [(display(c.name), c.bytes or 0, c.snr_db, c.on_front) for c in ranking.ranked]
+    details = Details("Candidates", ["", "format", "SNR dB", "bytes", "Σe²"], lambda n: _choices(ranking.layers[n]))
+    words, most = {"role": "Role", "best": "Best"}, _find_largest_error(ranking)
+    return Maps(
+        metrics, words, lambda: (_row(layer, most) for layer in ranking.layers), "spread", "snr_0", front, details
+    )
+
+
+def _choices(layer: RankedLayer) -> list[list[str]]:
+    return [
+        [
+            display(one.candidate),
+            display(one.format),
+            _format_snr_of(one),
+            f"{one.bytes:,}",
+            f"{one.squared_error:{DIGITS}}",
+        ]
+        for one in layer.choices
+    ]
+
+
+def _row(layer: RankedLayer, most: float) -> Row:
+    """Return a layer of the map with its spread, as a share of the largest error, and the SNR of each candidate."""
+    levels = {f"snr_{n}": _level(choice) for n, choice in enumerate(layer.choices)}
+    spread = round_digits(_compute_spread(layer) / most, SHARE_DIGITS) if most else None
+    words = {"role": role_of(layer.layer_name), "best": display(layer.best)}
+    return Row(layer.layer_name, DIFFERS, words, {"spread": spread, **levels})
+
+
+def _level(choice: Choice) -> float | str | None:
+    if choice.snr_db is not None:
+        return round(choice.snr_db, DB_PLACES)
+    return None if choice.squared_error else SAME
+
+
+def rows(ranking: Ranking) -> Iterator[JsonObject]:
+    """Yield CSV rows: the reasons, each candidate, then each layer of each candidate, by ``list``."""
+    yield {"list": "ranking", "reason": "; ".join(ranking.reasons)}
+    for candidate in ranking.candidates:
+        own = {name: getattr(candidate, name) for name in CSV_COLUMNS if hasattr(candidate, name)}
+        reason = candidate.not_ranked or "; ".join(candidate.reasons)
+        yield {"list": "candidates", "candidate": candidate.name, "reason": reason} | own
+    for layer in ranking.layers:
+        named = {"list": "layers", "layer_name": layer.layer_name, "best": layer.best}
+        for choice in layer.choices:
+            own = {name: getattr(choice, name) for name in CSV_COLUMNS if hasattr(choice, name)}
+            yield named | own
+
+
+def suites(ranking: Ranking) -> Sequence[Suite]:
+    """Return the JUnit suites: one per candidate, with a test for whether it can be ranked and a test for each gate."""
+    answer = sentence(conclusion(ranking))
+    return [_suite(candidate, "" if n else answer) for n, candidate in enumerate(ranking.candidates)]
+
+
+def _suite(candidate: Candidate, output: str) -> Suite:
+    problem = ("error", f"not ranked: {sentence(candidate.not_ranked)}") if candidate.not_ranked else ("", "")
+    name = "everything selected was compared reliably"
+    return Suite(candidate.name, [Case("ranking", name, *problem, output=output)], candidate.gates)

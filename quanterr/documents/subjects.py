@@ -1,0 +1,157 @@
+"""Subjects that rules judge, their items and their metrics, for all kinds of documents.
+
+A subject receives a verdict: a report, a plan, a candidate of a ranking or evaluation. Its items are layers, blocks or
+tasks. For each kind of document, ``values.py`` beside its model has a :class:`Vocabulary` with the metrics, and
+``list_subjects``, which returns the subjects of a document.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isinf
+from operator import attrgetter
+from typing import Any, NamedTuple, Self
+
+from msgspec import Struct
+
+from quanterr.documents.base import Score
+from quanterr.documents.gate_results import HasGates, Word
+from quanterr.errors import UsageError
+from quanterr.metrics import NONFINITE
+from quanterr.outputs.formatting import name_candidates
+from quanterr.util.text import display
+
+WIDTH = 1.96  # half the width of a 95 % confidence interval, in standard errors
+INFINITE = {name: value for name, value in NONFINITE.items() if isinf(value)}
+
+
+class Vocabulary(NamedTuple):
+    """The metrics that rules may name in a kind of document."""
+
+    document: str  # name of the document, such as "report"
+    items: Mapping[str, str]  # metric of items → the kind of item that has it, such as "layer"
+    whole: Collection[str]  # metrics of the subject itself
+    example: str  # a rule to show in error messages
+    no_worse: str | None = None  # the rule that a baseline implies; None: no baseline is possible
+    model: Collection[str] = ()  # metrics that global() accepts
+    errors: Collection[str] = ()  # metrics of the subject that have a standard error
+    done: str = "everything selected was compared"  # message of a subject that passes
+    scores: Mapping[str, Score] = {}  # scores of the subject's metrics
+
+
+def read_number(values: object, nonfinite: Mapping[str, str], name: str) -> float | None:
+    """Return a value by name, such as "snr_db"; infinite where ``nonfinite`` says so, None if undefined."""
+    value: float | None = attrgetter(name)(values)
+    return INFINITE.get(nonfinite.get(name.partition(".")[0], "")) if value is None else value
+
+
+class Item(Struct, frozen=True, gc=False):
+    """One item of a subject. ``values`` has its metrics; ``trouble`` explains why no rule about it can hold."""
+
+    name: str
+    kind: str  # such as "block"; in a report its list: layers, other_changes, lossless, not_compared
+    values: Any
+    trouble: str | None = None
+    perfect: Mapping[str, float] = {}  # values of metrics for a tensor that is identical on both sides
+
+    def get_number(self, metric: str) -> float | None:
+        """Return a metric's value, None if undefined; the perfect value for a tensor identical on both sides."""
+        value: float | None = getattr(self.values, metric, None)
+        if self.kind == "lossless":
+            return self.perfect.get(metric, value)
+        if value is None and self.values is not None:
+            return read_number(self.values, getattr(self.values, "nonfinite", {}), metric)
+        return value
+
+    @property
+    def identical(self) -> bool:
+        """True for a tensor that is identical on both sides."""
+        return self.kind == "lossless"
+
+
+@dataclass
+class Subject:
+    """One thing to judge, as rules see it.
+
+    ``trouble`` explains why no rule about the whole model can hold, ``unreliable`` why the verdict can only be
+    inconclusive, ``unquantized`` why it is inconclusive under any rules: the measured model is not the quantized one.
+    """
+
+    vocabulary: Vocabulary
+    items: list[Item]
+    whole: Mapping[str, float | None]  # the subject's own metrics; None: undefined
+    name: str | None = None  # name of the candidate
+    errors: Mapping[str, float | None] = field(default_factory=dict)  # standard errors of the metrics in ``whole``
+    trouble: str | None = None
+    unreliable: list[str] = field(default_factory=list)
+    unquantized: list[str] = field(default_factory=list)
+    complete: bool = True
+    patterns: Sequence[str] = ()  # the selection of layers
+    too_few: str | None = None  # why the numbers have no confidence interval
+
+    def list_items(self, metric: str) -> list[Item]:
+        """Return the items that have a metric of the vocabulary."""
+        return [item for item in self.items if item.kind == self.vocabulary.items[metric]]
+
+    def get_model_metric(self, metric: str) -> float | None:
+        """Return the value of global(metric), None if undefined."""
+        raise KeyError(metric)
+
+    def check_usable(self) -> None:
+        """Raise UsageError if the subject as a whole cannot serve as a baseline."""
+
+    def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
+        """Check that a baseline is comparable in these metrics.
+
+        Raises:
+            UsageError: the baseline is unreliable, or has another original, selection or text.
+        """
+        raise UsageError(f"a {self.vocabulary.document} takes no baseline")
+
+
+def find_counterpart(subject: Subject, before: Sequence[Subject]) -> Subject | None:
+    """Return the older subject to compare with: the only one, or the one with the same name; None if there is none.
+
+    Raises:
+        UsageError: there are several, and none has the same name.
+    """
+    if len(before) < 2:
+        return next(iter(before), None)
+    found = next((old for old in before if old.name == subject.name), None)
+    if found is None:
+        names = ", ".join(display(old.name or "") for old in before)
+        raise UsageError(f"the baseline has no candidate named {display(subject.name or '')}; it has {names}")
+    return found
+
+
+def combine_verdicts(candidates: Mapping[str, HasGates]) -> tuple[Word, list[str]]:
+    """Return the joint verdict of candidates, given by name, and its reasons, each once."""
+    found = [one.verdict for one in candidates.values()]
+    verdict: Word = "inconclusive" if "inconclusive" in found else "fail" if "fail" in found else "pass"
+    if verdict == "pass":
+        return verdict, list(next(iter(candidates.values())).reasons)
+    names: dict[str, list[str]] = {}
+    for name, one in candidates.items():
+        for reason in one.reasons if one.verdict == verdict else ():
+            names.setdefault(reason, []).append(name)
+    return verdict, [f"{name_candidates(own, len(candidates))}: {reason}" for reason, own in names.items()]
+
+
+def list_own_reasons(verdict: str, reasons: Sequence[str], of_gates: Collection[str]) -> list[str]:
+    """Return the reasons of an inconclusive stored verdict that no gate caused; empty for other verdicts."""
+    return [reason for reason in reasons if reason not in of_gates] if verdict == "inconclusive" else []
+
+
+def compute_change(old: float | None, new: float | None, function: str = "delta") -> float | None:
+    """Return the change from old to new: "delta" new - old, "rel_delta" (new - old) / ``|old|``, "ratio" new / old.
+
+    Equal values give no change, even if both are infinite or zero. None if undefined.
+    """
+    if old is None or new is None:
+        return None
+    if old == new:
+        return 1.0 if function == "ratio" else 0.0
+    if function == "delta":
+        return new - old
+    if not old or isinf(old):
+        return None if function == "ratio" else inf if new > old else -inf
+    return new / old if function == "ratio" else (new - old) / abs(old)

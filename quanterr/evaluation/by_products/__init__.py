@@ -1,0 +1,1 @@
+"""Files that an evaluation writes besides its document."""

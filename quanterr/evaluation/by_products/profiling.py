@@ -1,0 +1,223 @@
+"""The sensitivity of a model's weights, the cost that it predicts for candidates, and the file that keeps it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import fsum, hypot, isfinite
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.documents.sensitivity import KLD, OUTPUT_ERROR, Cost
+from quanterr.evaluation.by_products.fisher import Fisher
+from quanterr.evaluation.by_products.gauss_newton import GaussNewton
+from quanterr.evaluation.by_products.sensitivity import Curvature, Method, Part, Profile, parts_of_shape, profile
+from quanterr.evaluation.denoisers.calls import Call
+from quanterr.evaluation.models.building import Architecture, Denoiser
+from quanterr.evaluation.models.names import Names
+from quanterr.evaluation.models.sides import Candidate, Sides
+from quanterr.evaluation.models.units import Unit
+from quanterr.evaluation.running.stepping import Stream
+from quanterr.evaluation.running.workload import CALLS, Inputs, inputs_of
+from quanterr.outputs.files import open_replacement
+from quanterr.util import strict_json
+from quanterr.util.strict_json import JsonObject
+
+SCHEMA, SCHEMA_VERSION = "quanterr.sensitivity", "1.3"  # 1.1 adds alpha_se; 1.2 alphas, recipes; 1.3 cost
+MEASURED = (
+    "Where recipes were measured, readers correct it by measured / predicted. It covers errors of weights alone: the "
+    "rounding of inputs, keys and values comes on top."
+)
+NOTES = {
+    KLD: "KLD is about the sum of alpha * NMSE over the weights: a ranking first. As a prediction it holds up to about "
+    f"0.1 nat, and is too low beyond. {MEASURED}",
+    OUTPUT_ERROR: "The output error of the calls, the mean of |y - x|^2 / |x|^2, is about the sum of alpha * NMSE over "
+    f"the weights, for small errors that do not depend on each other. {MEASURED}",
+}
+
+
+@dataclass
+class Profiled:
+    """The sensitivity of each weight, by stored names, and the cost that it predicts for each candidate."""
+
+    cost: Cost
+    scored: int = 0
+    weights: dict[str, JsonObject] = field(default_factory=dict)
+    predictions: list[dict[str, float]] = field(default_factory=list)  # for each candidate: cost by row of the document
+    alphas: list[dict[str, float]] = field(default_factory=list)  # for each candidate: predicted / NMSE, by stored name
+
+    def add(self, name: str, shape: Sequence[int], curvature: Curvature, scored: int) -> None:
+        """Add a matrix's alpha to its weight's: a stack has several matrices, and a tied head is used twice."""
+        found = self.weights.setdefault(name, {"alpha": 0.0, "alpha_se": 0.0, "shape": list(shape)})
+        before = found["alpha"], found["alpha_se"]
+        found["alpha"] = _known(before[0] + curvature.alpha(scored)) if before[0] is not None else None
+        if curvature.is_used:  # an expert that no token was sent to is certain to cost nothing on this text
+            found["alpha_se"] = _known(hypot(before[1], curvature.alpha_se(scored))) if before[1] is not None else None
+
+
+class StoredParts:
+    """The stored tensors that the matrices of a model's parameters are made of."""
+
+    def __init__(self, names: Names, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Keep the names of a model, and the shapes of the stored tensors by name."""
+        self._names, self._shapes = names, shapes
+        self._found: dict[str, dict[Part, str]] = {}
+
+    def of(self, name: str, shape: tuple[int, ...]) -> dict[Part, str]:
+        """Return the parts of a parameter with the names under which they are stored.
+
+        Where the model joins several tensors (the experts of Qwen3-MoE are stored one by one, gate and up apart), each
+        run of outputs that comes from one tensor is a part. The model's own conversion finds the runs: it is applied to
+        tensors that hold their number. Where it cuts in other ways, the parts keep the name of the parameter.
+        """
+        if name not in self._found:
+            stored = self._names.stored_name(name)
+            joined = self._joined(name) if len(self._names.sources(name)) > 1 else {}
+            self._found[name] = joined or dict.fromkeys(parts_of_shape(name, shape), stored)
+        return self._found[name]
+
+    def shape_of(self, stored: str, part: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a stored tensor; for a name that only the model has, the shape of its part."""
+        return self._shapes.get(stored, tuple(part))
+
+    def _joined(self, name: str) -> dict[Part, str]:
+        sources = self._names.sources(name)
+        numbers = {source: torch.tensor(n, dtype=torch.int32) for n, source in enumerate(sources)}
+        where = self._names.tensors([name], lambda key: numbers[key].expand(self._shapes[key]))[name]
+        found: dict[Part, str] = {}
+        for expert in range(where.shape[0]) if where.dim() == 3 else (None,):
+            matrix = where if expert is None else where[expert]
+            if bool((matrix != matrix[:, :1]).any()):
+                return {}
+            runs, heights = torch.unique_consecutive(matrix[:, 0], return_counts=True)
+            first = 0
+            for number, height in zip(runs.tolist(), heights.tolist(), strict=True):
+                found[Part(expert, first, first + height)] = sources[number]
+                first += height
+        return found
+
+
+def profile_of(
+    architecture: Architecture | Denoiser, sides: Sides, candidates: Sequence[Candidate], given: Tensor | Sequence[Call]
+) -> Profiled:
+    """Return the sensitivities and predictions of one pass through the original and back.
+
+    ``given`` are token ids (n, context), or recorded calls. The candidates' errors in a unit are computed while it is
+    loaded.
+    """
+    model = architecture.build()
+    names = architecture.names(model, sides, sides.weights)
+    inputs: list[Inputs]
+    method: Method
+    if isinstance(given, Tensor):
+        inputs, method, cost = [inputs_of(model, chunk[None]) for chunk in given], Fisher(given.shape[1] // 2), KLD
+    else:
+        inputs = [CALLS.inputs(model, architecture.config, call) for call in given]
+        method, cost = GaussNewton(), OUTPUT_ERROR
+    others = [architecture.names(model, candidate.sides, candidate.names) for candidate in candidates]
+    made = Profiled(cost, predictions=[{} for _ in candidates], alphas=[{} for _ in candidates])
+    parts = StoredParts(names, {name: weight.shape for name, weight in sides.weights.items()})
+
+    def seen(unit: Unit, found: Profile) -> None:
+        for slot in unit.slots:
+            curvatures = found.found.pop(slot.name, None)  # they may be as large as the weight
+            if curvatures is not None:
+                weight = slot.tensor.detach()
+                own = parts.of(slot.name, tuple(weight.shape))
+                for part, curvature in curvatures.items():
+                    made.add(own[part], parts.shape_of(own[part], curvature.shape), curvature, found.scored)
+                for n, (other, candidate) in enumerate(zip(others, candidates, strict=True)):
+                    error = other.tensors([slot.name], candidate.compared)[slot.name].to(weight.dtype) - weight
+                    predict(n, names.stored_name(slot.name), own, curvatures, error, weight, found.scored)
+
+    def predict(
+        n: int,
+        row: str,
+        stored: Mapping[Part, str],
+        curvatures: Mapping[Part, Curvature],
+        error: Tensor,
+        weight: Tensor,
+        scored: int,
+    ) -> None:
+        """Predict what the error of a parameter costs a candidate; keep its alpha / NMSE by stored tensors.
+
+        The NMSE is taken over a whole stored tensor: errors and energies of a stack's experts are added up first.
+        """
+        costs: dict[str, list[tuple[float, float, float]]] = {}
+        for part, curvature in curvatures.items():
+            own = part.of(error)
+            cost, squares = curvature.predicted(own, scored), float(own.double().square().sum())
+            costs.setdefault(stored[part], []).append((cost, squares, curvature.energy))
+            made.predictions[n][row] = made.predictions[n].get(row, 0.0) + cost
+        for name, found in costs.items():
+            cost, squares, energy = (fsum(column) for column in zip(*found, strict=True))
+            if isfinite(cost) and squares > 0:
+                made.alphas[n][name] = made.alphas[n].get(name, 0.0) + cost / squares * energy
+
+    recorded = not isinstance(given, Tensor)
+    stream = Stream(model, names, sides.get, inputs, architecture.device, graph=True, recorded=recorded)
+    try:
+        made.scored = profile(stream, len(inputs), method, seen, parts.of).scored
+    finally:
+        stream.close()
+    return made
+
+
+def _known(figure: float) -> float | None:
+    return figure if isfinite(figure) else None
+
+
+class Measured(NamedTuple):
+    """A recipe that was evaluated: its number among the candidates, its cost, and the standard error of the cost."""
+
+    number: int
+    cost: float
+    error: float
+
+
+class Basis(NamedTuple):
+    """The inputs that a sensitivity was measured on."""
+
+    original: str
+    source: str  # path of the text or of the calls
+    sha256: str
+    context: int  # tokens of a chunk; 0 for calls
+
+
+def write_sensitivity(path: str, profiled: Profiled, recipes: Mapping[str, Measured], basis: Basis) -> None:
+    """Write the sensitivity as JSON, the most sensitive weight first, with the measurements of ``recipes`` by name.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
+    ordered = sorted(profiled.weights.items(), key=lambda item: -(item[1]["alpha"] or 0.0))
+    alphas: dict[str, dict[str, float]] = {name: {} for name in profiled.weights}
+    for recipe, one in recipes.items():
+        for name, alpha in profiled.alphas[one.number].items():
+            alphas[name][recipe] = alpha
+    cost = profiled.cost
+    measured = {
+        name: {
+            cost.metric: fsum(filter(isfinite, profiled.predictions[recipe.number].values())),
+            cost.field: recipe.cost,
+            f"{cost.field}_se": recipe.error,
+        }
+        for name, recipe in recipes.items()
+    }
+    document = {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "original": basis.original,
+        "cost": cost.name,
+        "note": NOTES[cost],
+        "tokens": {
+            "source": basis.source,
+            "sha256": basis.sha256,
+            "context": basis.context,
+            "scored": profiled.scored,
+        },
+        "recipes": measured,
+        "weights": [{"layer_name": name, **fields, "alphas": alphas[name]} for name, fields in ordered],
+    }
+    with open_replacement(path, "--sensitivity") as file:
+        file.write((strict_json.dumps(document, indent=1) + "\n").encode())

@@ -1,0 +1,357 @@
+"""References: everything about an original that is needed to evaluate candidates without it.
+
+A folder that ``evaluate --save-reference`` writes:
+
+    reference.json          the text, the settings, hashes of everything, the headers of the original's tensors
+    reference.safetensors   ``hidden/N``: the inputs of the head for micro-batch N, (chunks, positions, width);
+                            ``head/NAME``: the head; ``rows/NAME``: bytes of a few rows of each stored tensor
+    config.json, tokenizer.json, …
+
+Hidden states take width / vocabulary of the space that logits take. The head and the model's own code behind it turn
+them into the same logits, bit for bit. The few rows are the ones that pairing reads to choose between readings of a
+candidate; reading any other row raises an error.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from importlib.metadata import version
+from math import prod
+from pathlib import Path
+from shutil import copyfile
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from quanterr.checkpoints import Checkpoint, CheckpointFile, Entry
+from quanterr.documents.base import Finding
+from quanterr.errors import CheckpointError, ResourceError, UsageError
+from quanterr.evaluation.models.building import Architecture
+from quanterr.evaluation.models.folder import FILES, ModelFolder
+from quanterr.evaluation.models.units import Unit, units_of
+from quanterr.evaluation.running.workload import Inputs
+from quanterr.findings import make_finding
+from quanterr.outputs.files import open_replacement
+from quanterr.pairing.sampling import sampled_rows
+from quanterr.util import strict_json
+from quanterr.util.strict_json import as_object
+from quanterr.util.text import display
+from quanterr.version import __version__
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.utils import ModelOutput
+
+SCHEMA, SCHEMA_VERSION = "quanterr.reference", "1.0"
+HEADER, TENSORS = "reference.json", "reference.safetensors"
+KIND = "reference"  # kind of the checkpoint
+SMALL = 1 << 16  # bytes up to which a tensor is kept whole
+HIDDEN, HEAD, ROWS = "hidden/", "head/", "rows/"
+SAVE, USE = "--save-reference", "--reference"
+
+
+class Settings(NamedTuple):
+    """The settings and the text of a reference; candidates must be evaluated with the same."""
+
+    dtype: str
+    batch: int
+    device: str
+    context: int
+    chunks: int
+    tokens: str  # SHA-256 of the token ids as the model gets them
+    targets: str  # SHA-256 of the token ids of the text
+
+
+NAMES = {
+    "dtype": "--dtype",
+    "batch": "--batch",
+    "device": "--device",
+    "context": "--context",
+    "chunks": "the number of chunks",
+    "tokens": "the text",
+    "targets": "the text",
+}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries on which the numbers depend."""
+    return {"torch": torch.__version__, "transformers": version("transformers")}
+
+
+class _Body:
+    """The output of a model's body: hidden states, and None for any other attribute."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, place: int | slice) -> object:
+        return (self.last_hidden_state,)[place]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class Head:
+    """The head of a model and the code behind it, which turn hidden states into logits."""
+
+    def __init__(self, architecture: Architecture, tensors: Mapping[str, Tensor]) -> None:
+        """Load the head into a model that is otherwise empty; ``tensors`` are its weights, by names of the model."""
+        self._device = architecture.device
+        self.model = architecture.build()
+        unit = head_of(self.model, units_of(self.model, self._device))
+        assert unit is not None  # noqa: S101 - it was found when the reference was saved
+        unit.load({name: tensor.to(self._device) for name, tensor in tensors.items()})
+        self._hidden: Tensor | None = None
+        for body in _bodies(self.model):
+            body.forward = self._given
+
+    def _given(self, *_: object, **__: object) -> _Body:
+        assert self._hidden is not None  # noqa: S101 - set by the only caller
+        return _Body(self._hidden)
+
+    @torch.inference_mode()
+    def __call__(self, hidden: Tensor, inputs: Inputs) -> "ModelOutput":
+        """Return the model's result for these inputs if its head gets these hidden states."""
+        self._hidden = hidden.to(self._device)
+        on_device = {
+            key: value.to(self._device) if isinstance(value, Tensor) else value for key, value in inputs.items()
+        }
+        return self.model(**on_device)
+
+
+def head_of(model: nn.Module, units: Mapping[str, Unit]) -> Unit | None:
+    """Return the unit of a model's head; None if it has no head, or if the head is not a unit."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return next((unit for unit in units.values() if unit.module is head), None)
+
+
+def _bodies(model: "PreTrainedModel") -> list[nn.Module]:
+    """Return the modules that a model may call before its head."""
+    found = [model.base_model, getattr(model.base_model, "decoder", None)]
+    return [body for body in found if isinstance(body, nn.Module) and body is not model]
+
+
+class Reference:
+    """A saved reference."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the reference in a folder.
+
+        Raises:
+            UsageError: the folder holds no reference, or one of another version.
+            CheckpointError: the reference is damaged.
+        """
+        self.folder, where = folder, f"{USE} {display(str(folder))}"
+        try:
+            raw = (folder / HEADER).read_bytes()
+            self._header = as_object(strict_json.loads(raw))
+            self._tensors = load_file(folder / TENSORS)
+        except OSError as error:
+            raise UsageError(
+                f"{where}: no reference: {error.strerror or 'cannot be read'}; {SAVE} writes one"
+            ) from error
+        except (ValueError, SafetensorError) as error:
+            raise CheckpointError(f"{where}: damaged: {display(str(error), 200)}") from error
+        if self._header.get("schema") != SCHEMA or self._header.get("schema_version") != SCHEMA_VERSION:
+            raise UsageError(f"{where}: no reference of version {SCHEMA_VERSION}; save it again with {SAVE}")
+        for name, tensor in self._tensors.items():
+            if _digest(tensor) != self._header["sha256"].get(name):
+                raise CheckpointError(f"{where}: {display(name)} is not what was saved: the reference is damaged")
+        for name, digest in self._header["files"].items():
+            if _digest_of(folder / name) != digest:
+                raise CheckpointError(f"{where}: {name} is not what was saved; save the reference again")
+        self.settings = Settings(**self._header["settings"])
+        self.original: str = self._header["original"]
+        self.original_bytes: int = self._header["original_bytes"]
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the original as far as it is known: headers of all tensors, values of a few."""
+        file = _Sparse(self.folder)
+        entries: dict[str, Entry] = {}
+        at = 0
+        for name, dtype, shape, nbytes, spans in self._header["tensors"]:
+            entries[name] = Entry(name, dtype, tuple(shape), file, at, nbytes)
+            file.keep(at, nbytes, name, [tuple(span) for span in spans], self._tensors.get(ROWS + name))
+            at += nbytes
+        file.size = at
+        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        return Checkpoint(self.original, KIND, (), entries, (), {"config.json": config}, folder=self.folder)
+
+    def findings(self) -> Iterator[Finding]:
+        """Report libraries whose version has changed since the reference was computed."""
+        saved = as_object(self._header.get("versions") or {})
+        other = [
+            f"{name} {saved.get(name) or 'of an unknown version'}, now {now}"
+            for name, now in versions().items()
+            if saved.get(name) != now
+        ]
+        if other:
+            message = f"the reference was computed by {', '.join(other)}: numbers may differ by roundings"
+            yield make_finding("reference_versions", "info", None, message, f"save it again with {SAVE}")
+
+    def check(self, settings: Settings) -> None:
+        """Check that candidates are evaluated with the settings and the text of the reference.
+
+        Raises:
+            UsageError: a setting or the text differs.
+        """
+        for name, saved in self.settings._asdict().items():
+            given = getattr(settings, name)
+            if given != saved:
+                shown = "" if name in ("tokens", "targets") else f": {given}, and {saved} in the reference"
+                raise UsageError(f"{USE} {display(str(self.folder))}: {NAMES[name]} differs{shown}")
+
+    def head(self, architecture: Architecture) -> Head:
+        """Return the original's head."""
+        own = {name.removeprefix(HEAD): one for name, one in self._tensors.items() if name.startswith(HEAD)}
+        return Head(architecture, own)
+
+    def hidden(self, batch: int) -> Tensor:
+        """Return the inputs of the head for a micro-batch, (chunks, positions, width)."""
+        return self._tensors[f"{HIDDEN}{batch}"]
+
+
+class _Sparse(CheckpointFile):
+    """A file of all the original's tensors, end to end, of which only the bytes in a reference can be read."""
+
+    is_certain = True
+
+    def __init__(self, folder: Path) -> None:
+        """Start without bytes."""
+        self.path, self.size = folder / TENSORS, 0
+        self._spans: list[tuple[int, int, Tensor]] = []  # first byte, end, bytes
+        self._names: list[tuple[int, int, str]] = []
+
+    def keep(self, at: int, nbytes: int, name: str, spans: Sequence[tuple[int, int]], rows: Tensor | None) -> None:
+        """Add a tensor that begins at byte ``at``; ``rows`` are the bytes of its ``spans``, which can be read."""
+        self._names.append((at, at + nbytes, name))
+        done = 0
+        for first, stop in spans if rows is not None else ():
+            assert rows is not None  # noqa: S101 - the loop says so
+            self._spans.append((at + first, at + stop, rows[done : done + stop - first]))
+            done += stop - first
+
+    def __str__(self) -> str:
+        return display(str(self.path))
+
+    @property
+    def descriptor(self) -> int:
+        """Always -1, as the bytes are in memory."""
+        return -1
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill ``view`` with the bytes from ``offset`` on.
+
+        Raises:
+            CheckpointError: the reference does not hold them.
+        """
+        stop = offset + len(view)
+        if not view:
+            return
+        for first, last, held in self._spans:
+            if first <= offset and stop <= last:
+                torch.frombuffer(view, dtype=torch.uint8).copy_(held[offset - first : stop - first])
+                return
+        name = next((name for first, last, name in self._names if first <= offset < last), "")
+        raise CheckpointError(
+            f"{self}: does not hold the values of {display(name)}, which this candidate needs: evaluate it beside the "
+            "original"
+        )
+
+    def will_need(self, offset: int, n: int) -> None:
+        """Do nothing: the bytes are in memory."""
+
+    def check_unchanged(self) -> None:
+        """Do nothing: the bytes are in memory."""
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+
+def check_place(folder: Path) -> None:
+    """Check that a reference may be written to a folder: it must be new, empty, or hold a reference.
+
+    Raises:
+        UsageError: the folder holds other files, or cannot be read.
+    """
+    try:
+        found = any(folder.iterdir()) and not (folder / HEADER).exists()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"{SAVE} {display(str(folder))}: {error.strerror}") from error
+    if found:
+        raise UsageError(f"{SAVE} {display(str(folder))}: holds other files; name a new folder")
+
+
+def write_reference(
+    folder: Path,
+    original: Checkpoint,
+    files: ModelFolder,
+    settings: Settings,
+    hidden: Mapping[int, Tensor],
+    head: Mapping[str, Tensor],
+) -> None:
+    """Write a reference; ``hidden`` is by micro-batch, ``head`` by the model's names of weights.
+
+    Raises:
+        ResourceError: a file cannot be written.
+    """
+    tensors = {f"{HIDDEN}{number}": each.contiguous() for number, each in hidden.items()}
+    tensors |= {HEAD + name: each.detach().cpu().clone() for name, each in head.items()}
+    headers = []
+    for name, entry in original.entries.items():
+        spans = _spans(entry)
+        headers.append([name, entry.dtype, list(entry.shape), entry.nbytes, spans])
+        if spans:
+            held = b"".join(entry.file.read(entry.offset + first, stop - first) for first, stop in spans)
+            tensors[ROWS + name] = torch.frombuffer(bytearray(held), dtype=torch.uint8)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        copied = [name for name in FILES if (files.path / name).exists()]
+        for name in copied:
+            copyfile(files.path / name, folder / name)
+        save_file(tensors, folder / TENSORS)
+    except OSError as error:
+        raise ResourceError(f"{SAVE} {display(str(folder))}: {error.strerror}") from error
+    document = {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "tool": {"name": "quanterr", "version": __version__},
+        "original": original.path,
+        "original_bytes": original.nbytes,
+        "revision": original.revision,
+        "settings": settings._asdict(),
+        "versions": versions(),
+        "files": {name: _digest_of(folder / name) for name in copied},
+        "sha256": {name: _digest(each) for name, each in tensors.items()},
+        "tensors": headers,
+    }
+    with open_replacement(str(folder / HEADER), SAVE) as file:
+        file.write(strict_json.dumps(document).encode() + b"\n")
+
+
+def _spans(entry: Entry) -> list[tuple[int, int]]:
+    """Return the spans of bytes to keep: a whole small tensor or vector, otherwise the rows that pairing samples."""
+    if not entry.nbytes or entry.unknown:
+        return []
+    if entry.nbytes <= SMALL or len(entry.shape) < 2:
+        return [(0, entry.nbytes)]
+    cols = entry.shape[-1]
+    rows = prod(entry.shape[:-1])
+    of_row = entry.nbytes // rows
+    return [(first * of_row, stop * of_row) for first, stop in sampled_rows(rows, cols)]
+
+
+def _digest(tensor: Tensor) -> str:
+    return sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _digest_of(path: Path) -> str | None:
+    try:
+        return sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None

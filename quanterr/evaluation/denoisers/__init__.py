@@ -1,0 +1,1 @@
+"""Denoisers: recorded and made-up calls, rollouts, and the configs of single files."""

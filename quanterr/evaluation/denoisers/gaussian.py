@@ -1,0 +1,170 @@
+"""Made-up calls of denoisers, which ``--inputs gaussian:N`` draws: latents and conditionings of unit variance.
+
+This is a smoke test: real conditionings have outliers and structure, and errors on them differ. Each row is a class of
+diffusers, with small inputs of the shapes that its forward takes and timesteps in the scale of its pipeline.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from quanterr.errors import UsageError
+from quanterr.evaluation.denoisers.calls import Call, Calls
+from quanterr.util.text import display
+
+if TYPE_CHECKING:
+    from diffusers.configuration_utils import FrozenDict
+
+PREFIX = "gaussian:"
+NAME = re.compile(PREFIX + r"[1-9]\d{0,3}")
+SIDE, TEXT = 16, 32  # latents: SIDE × SIDE tokens, or 2 SIDE × 2 SIDE pixels; tokens of a text
+SEED = 17
+
+Draw = Callable[..., Tensor]  # draws a tensor of a shape
+Arguments = dict[str, object]
+Made = Callable[["FrozenDict", Draw, float], Arguments]  # makes arguments for a config and a sigma between 0 and 1
+
+
+def _grid(axes: int) -> Tensor:
+    """Return positions (SIDE², axes): row and column are on the second and third axis."""
+    ids = torch.zeros(SIDE * SIDE, axes)
+    ids[:, 1], ids[:, 2] = torch.arange(SIDE * SIDE) // SIDE, torch.arange(SIDE * SIDE) % SIDE
+    return ids
+
+
+def _make_packed(config: "FrozenDict", draw: Draw, sigma: float, axes: int = 3) -> Arguments:
+    """Return packed latents with positions, as FLUX takes them."""
+    return {
+        "hidden_states": draw(1, SIDE * SIDE, config.in_channels),
+        "encoder_hidden_states": draw(1, TEXT, config.joint_attention_dim),
+        "timestep": torch.tensor([sigma]),
+        "img_ids": _grid(axes),
+        "txt_ids": torch.zeros(TEXT, axes),
+    }
+
+
+def _guidance(config: "FrozenDict") -> Arguments:
+    return {"guidance": torch.tensor([3.5])} if config.guidance_embeds else {}
+
+
+def _image(config: "FrozenDict", draw: Draw, time: Tensor, text: int) -> Arguments:
+    """Return latents in the shape of an image, with text embeddings of this width."""
+    side = min(2 * SIDE, getattr(config, "sample_size", None) or 2 * SIDE)
+    return {
+        "hidden_states": draw(1, config.in_channels, side, side),
+        "encoder_hidden_states": draw(1, TEXT, text),
+        "timestep": time,
+    }
+
+
+def _thousandths(sigma: float) -> Tensor:
+    return torch.tensor([1000 * sigma])
+
+
+def _wan(config: "FrozenDict", draw: Draw, sigma: float) -> Arguments:
+    video: Arguments = {
+        "hidden_states": draw(1, config.in_channels, 1, 2 * SIDE, 2 * SIDE),
+        "encoder_hidden_states": draw(1, TEXT, config.text_dim),
+        "timestep": _thousandths(sigma),
+    }
+    return video | ({"encoder_hidden_states_image": draw(1, TEXT, config.image_dim)} if config.image_dim else {})
+
+
+def _hunyuan_video(config: "FrozenDict", draw: Draw, sigma: float) -> Arguments:
+    video: Arguments = {
+        "hidden_states": draw(1, config.in_channels, 1, 2 * SIDE, 2 * SIDE),
+        "encoder_hidden_states": draw(1, TEXT, config.text_embed_dim),
+        "encoder_attention_mask": torch.ones(1, TEXT),
+        "pooled_projections": draw(1, config.pooled_projection_dim),
+        "timestep": _thousandths(sigma),
+    }
+    return video | ({"guidance": torch.tensor([6000.0])} if config.guidance_embeds else {})
+
+
+def _unet(config: "FrozenDict", draw: Draw, sigma: float) -> Arguments:
+    given: Arguments = {
+        "sample": draw(1, config.in_channels, 2 * SIDE, 2 * SIDE),
+        "timestep": torch.tensor(round(999 * sigma)),
+        "encoder_hidden_states": draw(1, TEXT, config.cross_attention_dim),
+    }
+    if config.addition_embed_type != "text_time":
+        return given
+    pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
+    times = torch.tensor([[1024.0, 1024.0, 0.0, 0.0, 1024.0, 1024.0]])  # sizes and crops in pixels
+    return given | {"added_cond_kwargs": {"text_embeds": draw(1, pooled), "time_ids": times}}
+
+
+FAMILIES: Mapping[str, Made] = {
+    "FluxTransformer2DModel": lambda c, draw, sigma: (
+        _make_packed(c, draw, sigma) | {"pooled_projections": draw(1, c.pooled_projection_dim)} | _guidance(c)
+    ),
+    "Flux2Transformer2DModel": lambda c, draw, sigma: _make_packed(c, draw, sigma, axes=4) | _guidance(c),
+    "ChromaTransformer2DModel": _make_packed,
+    "SD3Transformer2DModel": lambda c, draw, sigma: (
+        _image(c, draw, _thousandths(sigma), c.joint_attention_dim)
+        | {"pooled_projections": draw(1, c.pooled_projection_dim)}
+    ),
+    "UNet2DConditionModel": _unet,
+    "WanTransformer3DModel": _wan,
+    "QwenImageTransformer2DModel": lambda c, draw, sigma: {
+        "hidden_states": draw(1, SIDE * SIDE, c.in_channels),
+        "encoder_hidden_states": draw(1, TEXT, c.joint_attention_dim),
+        "encoder_hidden_states_mask": torch.ones(1, TEXT, dtype=torch.long),
+        "timestep": torch.tensor([sigma]),
+        "img_shapes": [[(1, SIDE, SIDE)]],
+    },
+    "ZImageTransformer2DModel": lambda c, draw, sigma: {
+        "x": [draw(c.in_channels, 1, 2 * SIDE, 2 * SIDE)],
+        "t": torch.tensor([1 - sigma]),
+        "cap_feats": [draw(TEXT, c.cap_feat_dim)],
+    },
+    "Lumina2Transformer2DModel": lambda c, draw, sigma: (
+        _image(c, draw, torch.tensor([1 - sigma]), c.cap_feat_dim)
+        | {"encoder_attention_mask": torch.ones(1, TEXT, dtype=torch.bool)}
+    ),
+    "HunyuanVideoTransformer3DModel": _hunyuan_video,
+    "LTXVideoTransformer3DModel": lambda c, draw, sigma: {
+        "hidden_states": draw(1, SIDE * SIDE, c.in_channels),
+        "encoder_hidden_states": draw(1, TEXT, c.caption_channels),
+        "encoder_attention_mask": torch.ones(1, TEXT),
+        "timestep": _thousandths(sigma),
+        **{"num_frames": 1, "height": SIDE, "width": SIDE},
+    },
+    "SanaTransformer2DModel": lambda c, draw, sigma: _image(c, draw, _thousandths(sigma), c.caption_channels),
+    "AuraFlowTransformer2DModel": lambda c, draw, sigma: _image(c, draw, torch.tensor([sigma]), c.joint_attention_dim),
+}
+
+
+def is_made_up(inputs: str) -> bool:
+    """Return whether ``--inputs`` asks for made-up calls.
+
+    Raises:
+        UsageError: the number of calls is missing or invalid.
+    """
+    if inputs.startswith(PREFIX) and not NAME.fullmatch(inputs):
+        raise UsageError(f"--inputs {display(inputs)}: give a number of calls from 1 to 9999, such as {PREFIX}8")
+    return inputs.startswith(PREFIX)
+
+
+def make_calls(inputs: str, model: nn.Module) -> Calls:
+    """Draw calls for a model with descending sigmas; each is a group of its own.
+
+    Raises:
+        UsageError: the model's family is unknown.
+    """
+    name, n = type(model).__name__, int(inputs.partition(":")[2])
+    made = FAMILIES.get(name)
+    if made is None:
+        raise UsageError(f"--inputs {inputs}: it is not known how {display(name)} is called; record calls of it")
+    generator = torch.Generator().manual_seed(SEED)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    sigmas = [1 - number / n for number in range(n)]
+    calls = [Call(f"{k:04}", f"{k:04}", None, made(model.config, draw, sigma)) for k, sigma in enumerate(sigmas)]
+    return Calls(inputs, hashlib.sha256(f"{inputs} {SEED} {name}".encode()).hexdigest(), name, calls)

@@ -1,0 +1,298 @@
+"""Rollouts of flow matching: each side follows its own Euler path from the same noise.
+
+    x ← x + (σ' - σ) · v(x, σ),   v = v_u + s · (v_c - v_u) if a step has both branches of guidance with scale s
+
+σ belongs to a recorded step, σ' to the next one; after the last step it is 0. The original and every candidate read
+their weights once a step, for all groups. Conditionings come from the calls; each side has its own latents.
+
+Source: huggingface/diffusers, src/diffusers/schedulers/scheduling_flow_match_euler_discrete.py, step.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from math import log10, sqrt
+from threading import Event
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.documents.evaluation.model import Rollout, StepError
+from quanterr.errors import Interrupted, UsageError
+from quanterr.evaluation.denoisers.calls import Call, Calls, output_of, standard_error
+from quanterr.evaluation.models.building import Architecture, Denoiser
+from quanterr.evaluation.models.sides import Candidate, Sides
+from quanterr.evaluation.running.rounding import Rounding
+from quanterr.evaluation.running.stepping import Stream
+from quanterr.util.text import display
+
+LATENTS = ("hidden_states", "sample", "x")  # arguments that may hold them
+CONDITIONAL, UNCONDITIONAL = "conditional", "unconditional"
+# Models whose output is minus the velocity (diffusers, pipelines/z_image/pipeline_z_image.py,
+# pipelines/lumina2/pipeline_lumina2.py: noise_pred = -noise_pred).
+NEGATED = frozenset({"ZImageTransformer2DModel", "Lumina2Transformer2DModel"})
+PREDICT_NOISE = frozenset({"UNet2DConditionModel", "PixArtTransformer2DModel"})  # no flow matching
+
+OnProgress = Callable[[int, int, int, int], None]
+
+
+class Step(NamedTuple):
+    """A step of a group: its σ and the next one, and its calls, the conditional one first."""
+
+    number: int
+    sigma: float
+    next_sigma: float
+    calls: tuple[Call, ...]
+    scale: float  # of the guidance
+
+
+@dataclass
+class _Follower:
+    """A side on its path, with the current latents of each group."""
+
+    sides: Sides
+    stored: Sequence[str]
+    get: Callable[[str], Tensor]
+    rounding: Rounding | None
+    latents: list[list[Tensor]]
+
+
+def roll_out(
+    architecture: Architecture | Denoiser,
+    sides: Sides,
+    candidates: Sequence[Candidate],
+    calls: Calls,
+    stop: Event,
+    on_progress: OnProgress | None,
+) -> list[Rollout]:
+    """Follow the paths of the original and of each candidate, and compare the latents after each step.
+
+    Raises:
+        UsageError: as :func:`check_rollout`, or an output is not a velocity of the latents.
+        Interrupted: ``stop`` was set.
+    """
+    groups = steps_of(calls)
+    starts = [_latents(steps[0].calls[0])[1] for steps in groups]
+    dtype = architecture.dtype
+    followers = [
+        _Follower(own, stored, get, rounding, [[part.to(dtype) for part in start] for start in starts])
+        for own, stored, get, rounding in (
+            (sides, list(sides.weights), sides.get, None),
+            *((each.sides, each.names, each.get, each.rounding) for each in candidates),
+        )
+    ]
+    passes = max(len(steps) for steps in groups)
+    errors: list[list[list[float]]] = [[[] for _ in range(passes)] for _ in candidates]
+    for n in range(passes):
+        going = [place for place, steps in enumerate(groups) if n < len(steps)]
+        for k, follower in enumerate(followers):
+            _advance(architecture, follower, {place: groups[place][n] for place in going}, stop)
+            if on_progress is not None:
+                on_progress(n, passes, k + 1, len(followers))
+        for own, candidate in zip(errors, followers[1:], strict=True):
+            own[n] = [_error(followers[0].latents[place], candidate.latents[place]) for place in going]
+    steps = max(groups, key=len)
+    return [
+        _summarize(followers[0].latents, candidate.latents, own, steps)
+        for own, candidate in zip(errors, followers[1:], strict=True)
+    ]
+
+
+def check_rollout(architecture: Architecture | Denoiser, calls: Calls) -> None:
+    """Check that a model can follow its own path with these calls, before anything runs.
+
+    Raises:
+        UsageError: the model does not use flow matching, or a call lacks σ or its branch.
+    """
+    name = architecture.config.get("_class_name") if isinstance(architecture, Denoiser) else None
+    if name is None or name in PREDICT_NOISE:
+        raise UsageError("--rollout: for denoisers of flow matching, such as FLUX, SD3, Wan, Qwen-Image")
+    steps_of(calls)
+
+
+def steps_of(calls: Calls) -> list[list[Step]]:
+    """Sort the calls into the steps of each group, in the order of the groups.
+
+    Raises:
+        UsageError: a call has no σ, σ does not decrease, or two calls of a step are not the two branches of guidance.
+    """
+    where = f"--rollout: {display(calls.source)}"
+    by_group: dict[str, dict[int, list[Call]]] = {}
+    for call in calls.calls:
+        if call.step is None or call.sigma is None:
+            raise UsageError(
+                f"{where}: call {display(call.name)} has no step and sigma in the metadata; "
+                "examples/capture_inputs.py writes them where it is given the scheduler"
+            )
+        by_group.setdefault(call.group, {}).setdefault(call.step, []).append(call)
+    groups = []
+    for group, by_step in by_group.items():
+        ordered = [
+            _branches(by_step[step], f"{where}: group {display(group)}, step {step}") for step in sorted(by_step)
+        ]
+        sigmas = [own[0].sigma or 0.0 for own in ordered]
+        if any(later >= earlier for earlier, later in pairwise(sigmas)) or sigmas[-1] <= 0:
+            raise UsageError(
+                f"{where}: group {display(group)}: sigma does not fall from step to step towards 0: {sigmas}"
+            )
+        groups.append(
+            [
+                Step(number, sigma, following, own, own[0].guidance_scale or 1.0)
+                for number, sigma, following, own in zip(
+                    sorted(by_step), sigmas, [*sigmas[1:], 0.0], ordered, strict=True
+                )
+            ]
+        )
+    return groups
+
+
+def _branches(calls: list[Call], where: str) -> tuple[Call, ...]:
+    """Return the only call of a step, or its conditional call and its unconditional one.
+
+    Raises:
+        UsageError: there are other calls, or two branches without a scale of guidance.
+    """
+    if len(calls) == 1:
+        return (calls[0],)
+    found = {call.branch: call for call in calls}
+    if len(calls) == 2 and found.keys() == {CONDITIONAL, UNCONDITIONAL}:
+        if found[CONDITIONAL].guidance_scale is None:
+            raise UsageError(f"{where}: two branches without a guidance_scale in the metadata")
+        return found[CONDITIONAL], found[UNCONDITIONAL]
+    raise UsageError(
+        f'{where}: {len(calls)} calls; a step has one, or two whose "branch" is "conditional" and "unconditional"'
+    )
+
+
+def _latents(call: Call) -> tuple[str, list[Tensor]]:
+    """Return the name of the argument that holds the latents, and the latents: a tensor, or a list of tensors.
+
+    Raises:
+        UsageError: the call has no such argument.
+    """
+    for name in LATENTS:
+        found = call.arguments.get(name)
+        if isinstance(found, Tensor):
+            return name, [found]
+        if isinstance(found, list) and found and all(isinstance(part, Tensor) for part in found):
+            return name, found
+    raise UsageError(f"--rollout: call {display(call.name)} has no latents (one of {', '.join(LATENTS)})")
+
+
+def _advance(architecture: Architecture | Denoiser, own: _Follower, steps: dict[int, Step], stop: Event) -> None:
+    """Take a step of each group with the weights of one side."""
+    calls = [
+        (place, call._replace(arguments=_with_latents(call, own.latents[place])))
+        for place, step in steps.items()
+        for call in step.calls
+    ]
+    outputs: dict[int, list[Tensor]] = {}
+    for (place, call), output in zip(calls, _run(architecture, own, [call for _, call in calls], stop), strict=True):
+        outputs.setdefault(place, []).append(_velocity(architecture, call, own.latents[place], output))
+    for place, step in steps.items():
+        conditional, unconditional = outputs[place][0], outputs[place][-1]
+        velocity = unconditional + step.scale * (conditional - unconditional) if len(step.calls) == 2 else conditional
+        parts = torch.split(velocity, [part.numel() for part in own.latents[place]])
+        own.latents[place] = [
+            part + (step.next_sigma - step.sigma) * each.view(part.shape)
+            for part, each in zip(own.latents[place], parts, strict=True)
+        ]
+
+
+def _with_latents(call: Call, latents: list[Tensor]) -> dict[str, object]:
+    name, recorded = _latents(call)
+    if [part.shape for part in recorded] != [part.shape for part in latents]:
+        raise UsageError(
+            f"--rollout: call {display(call.name)}: its latents have another shape than those of its group"
+        )
+    return call.arguments | {name: latents if isinstance(call.arguments[name], list) else latents[0]}
+
+
+def _velocity(architecture: Architecture | Denoiser, call: Call, latents: list[Tensor], output: Tensor) -> Tensor:
+    """Return the velocity of the latents (n,), in the order of their elements.
+
+    Raises:
+        UsageError: the shapes of output and latents differ, as they do if the latents come with an image.
+    """
+    is_tensor = len(latents) == 1 and output.dim() > 1
+    if output.numel() != sum(part.numel() for part in latents) or (is_tensor and output.shape != latents[0].shape):
+        shapes = [list(part.shape) for part in latents]
+        raise UsageError(
+            f"--rollout: call {display(call.name)}: the output {list(output.shape)} is no velocity of latents "
+            f"{shapes}; models that get an image beside the latents cannot be rolled out"
+        )
+    name = architecture.config.get("_class_name") if isinstance(architecture, Denoiser) else ""
+    return -output.flatten() if name in NEGATED else output.flatten()
+
+
+def _run(architecture: Architecture | Denoiser, own: _Follower, calls: list[Call], stop: Event) -> list[Tensor]:
+    """Run calls through one side's model, a unit at a time; return its outputs."""
+    model = architecture.build()
+    names = architecture.names(model, own.sides, own.stored)
+    given: list[object] = list(calls)
+    inputs = [architecture.workload.inputs(model, architecture.config, call) for call in given]  # type: ignore[arg-type]
+    stream = Stream(model, names, own.get, inputs, architecture.device, recorded=True)
+    found: list[Tensor | None] = [None] * len(calls)
+    try:
+        while (unit := stream.next_unit) is not None:
+            if stop.is_set():
+                raise Interrupted("interrupted during the rollout")
+            unit.load(stream.tensors(unit))
+            for place in range(len(calls)):
+                if stream.waits(place, unit):
+                    with own.rounding.of_unit(unit, names) if own.rounding is not None else nullcontext():
+                        output = stream.run(place)
+                    stream.resume(place, output)
+                    result = stream.result(place)
+                    found[place] = output_of(result) if result is not None else None
+            unit.free()
+    finally:
+        stream.close()
+    return [output for output in found if output is not None]
+
+
+def _error(x: list[Tensor], y: list[Tensor]) -> float:
+    """Return ‖y - x‖² / ‖x‖²."""
+    signal = sum(float(part.double().square().sum()) for part in x)
+    noise = sum(float((b.double() - a.double()).square().sum()) for a, b in zip(x, y, strict=True))
+    return noise / signal if signal else 0.0
+
+
+def _cosine(x: list[Tensor], y: list[Tensor]) -> float:
+    a, b = (torch.cat([part.double().flatten() for part in each]) for each in (x, y))
+    norms = sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / norms if norms else 0.0
+
+
+def _squared_range(x: list[Tensor]) -> float:
+    """Return the square of the range of the original's latents, which PSNR takes as the peak."""
+    flat = torch.cat([part.double().flatten() for part in x])
+    return float(flat.max() - flat.min()) ** 2
+
+
+def _summarize(
+    x: list[list[Tensor]], y: list[list[Tensor]], errors: list[list[float]], steps: Sequence[Step]
+) -> Rollout:
+    """Return means over groups: the errors of the final latents, and the error after each step."""
+    final = [_error(a, b) for a, b in zip(x, y, strict=True)]
+    finite = all(torch.isfinite(part).all() for parts in y for part in parts)
+    mean_squares = [
+        _error(a, b) * sum(float(part.double().square().sum()) for part in a) / sum(part.numel() for part in a)
+        for a, b in zip(x, y, strict=True)
+    ]
+    ratios = [_squared_range(a) / square for a, square in zip(x, mean_squares, strict=True) if square > 0]
+    psnr = sum(10 * log10(ratio) for ratio in ratios) / len(ratios) if len(ratios) == len(x) and finite else None
+    mean = sum(final) / len(final)
+    return Rollout(
+        rollout_error=mean if finite else None,
+        rollout_error_se=standard_error(final) if finite else None,
+        rollout_psnr_db=psnr,
+        rollout_cosine=sum(_cosine(a, b) for a, b in zip(x, y, strict=True)) / len(x) if finite else None,
+        groups=len(x),
+        steps=[
+            StepError(step.number, sum(own) / len(own) if finite else None, len(own))
+            for step, own in zip(steps, errors, strict=True)
+        ],
+    )

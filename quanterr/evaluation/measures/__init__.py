@@ -1,0 +1,1 @@
+"""What an evaluation measures on hidden states, outputs and logits."""

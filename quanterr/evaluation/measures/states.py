@@ -1,0 +1,349 @@
+"""Errors of hidden states and of the outputs of weights, summed over all tokens."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, fsum, inf, log, sqrt
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - its usual name
+from torch.overrides import TorchFunctionMode
+
+from quanterr.evaluation.measures.gram import Gram, at_least_float32
+from quanterr.evaluation.models.units import Unit
+from quanterr.tensors.products import multiply
+
+SLAB = 1 << 22  # elements of an output whose error is computed at once
+
+Visit = tuple[int, int]  # number of the unit in the order of the run, number of the micro-batch
+PlainErrors = dict[Visit, tuple[Any, ...]]  # fields of Errors
+
+
+class Errors(NamedTuple):
+    """The errors of the hidden states of a micro-batch, as sums over tokens."""
+
+    signal: float
+    noise: float
+    cosines: float
+    tokens: int
+    worst: float
+    worst_token: int
+    finite: bool
+
+
+@dataclass
+class HiddenError:
+    """The error of a block's output: over all tokens, and of the worst token."""
+
+    parts: dict[Visit, Errors] = field(default_factory=dict)  # added up in order of visits, whoever measured them
+
+    def add(self, visit: Visit, x: Tensor, y: Tensor) -> bool:
+        """Add the hidden states (…, d) of both sides for a micro-batch; return whether all are finite."""
+        x, y = (at_least_float32(each.flatten(0, -2)) for each in (x, y))
+        noise, signal, other = (torch.linalg.vector_norm(each, dim=-1).double() for each in (y - x, x, y))
+        dot = torch.linalg.vecdot(x, y).double()
+        relative = torch.where(signal > 0, noise / signal, 0.0).nan_to_num(0.0, 0.0)
+        found = self.parts[visit] = Errors(
+            signal=float(signal.square().sum()),
+            noise=float(noise.square().sum()),
+            cosines=float((dot / (signal * other).clamp(min=1e-300)).sum()),
+            tokens=len(x),
+            worst=float(relative.max()) if len(x) else 0.0,
+            worst_token=int(relative.argmax()) if len(x) else 0,
+            finite=are_finite(noise),
+        )
+        return found.finite
+
+    def plain(self) -> PlainErrors:
+        """Return the sums in the form that :meth:`add_plain` of another process takes."""
+        return {visit: tuple(errors) for visit, errors in self.parts.items()}
+
+    def add_plain(self, plain: PlainErrors) -> None:
+        """Add the sums over other micro-batches."""
+        self.parts |= {visit: Errors(*errors) for visit, errors in plain.items()}
+
+    def row(self) -> dict[str, Any]:
+        """Return the relative error ‖y - x‖ / ‖x‖, the mean cosine, and the worst token, as fields of BlockError."""
+        signal = noise = cosines = worst = 0.0
+        tokens = worst_token = 0
+        for _, errors in sorted(self.parts.items()):
+            signal, noise, cosines = signal + errors.signal, noise + errors.noise, cosines + errors.cosines
+            if errors.worst > worst:
+                worst, worst_token = errors.worst, tokens + errors.worst_token
+            tokens += errors.tokens
+        finite = all(errors.finite for errors in self.parts.values())
+        return {
+            "relative_error": sqrt(noise / signal) if signal > 0 and finite else None,
+            "cosine": cosines / tokens if tokens and finite else None,
+            "worst_token": worst_token,
+            "worst_token_error": worst if finite else None,
+        }
+
+
+def are_finite(values: Tensor) -> bool:
+    """Return whether all values are finite, by their extremes: twenty times as fast as ``isfinite`` on every value."""
+    return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())
+
+
+def hidden_of(output: object) -> Tensor | None:
+    """Return the hidden states among a unit's outputs: the first floating tensor with more than one axis."""
+    if isinstance(output, Tensor):
+        return output if output.is_floating_point() and output.dim() > 1 else None
+    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
+    return next((part for part in map(hidden_of, parts) if part is not None), None)
+
+
+class Norms(NamedTuple):
+    """Norms ‖x‖ of inputs: the largest, and the Σ ln ‖x‖ and the number of nonzero ones."""
+
+    largest: float
+    logs: float
+    nonzero: int
+
+
+def norms_of(x: Tensor) -> Norms:
+    """Return the norms of inputs (n, columns)."""
+    norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+    norms = norms[norms > 0].double()
+    if not norms.numel():
+        return Norms(0.0, 0.0, 0)
+    return Norms(float(norms.max()), float(norms.log().sum()), norms.numel())
+
+
+@dataclass
+class Product:
+    """The output of one weight: ‖X Wᵀ‖² over all inputs, and ‖X Eᵀ‖² of each candidate's error E."""
+
+    signal: float
+    noise: list[float]
+    is_stack: bool  # the weight has a matrix for each expert
+    moments: Tensor | None = None  # (columns,) Σ of squares of inputs
+    sums: Tensor | None = None  # (columns,) Σ of inputs
+    inputs: int = 0
+    transposed: bool = False  # the weight is stored [in, out]
+    largest: float = 0.0  # largest ‖x‖ of an input
+    logs: float = 0.0  # Σ ln ‖x‖ of nonzero inputs
+    nonzero: int = 0  # number of nonzero inputs
+
+    @property
+    def spread(self) -> float | None:
+        """The largest ‖x‖ over the geometric mean of nonzero ‖x‖, which a few inputs hardly change."""
+        return exp(log(self.largest) - self.logs / self.nonzero) if 0 < self.largest < inf else None
+
+    def add_norms(self, norms: "Norms") -> None:
+        """Add the norms of other inputs."""
+        self.largest = max(self.largest, norms.largest)
+        self.logs, self.nonzero = self.logs + norms.logs, self.nonzero + norms.nonzero
+
+    def add(self, other: "Product") -> None:
+        """Add the sums over other inputs."""
+        self.signal += other.signal
+        self.noise = [own + more for own, more in zip(self.noise, other.noise, strict=True)]
+        self.inputs += other.inputs
+        self.add_norms(Norms(other.largest, other.logs, other.nonzero))
+        if self.moments is None or self.sums is None:
+            self.moments, self.sums = other.moments, other.sums
+        elif other.moments is not None and other.sums is not None:
+            device = self.moments.device  # another process sends tensors on the CPU
+            self.moments = self.moments + other.moments.to(device)
+            self.sums = self.sums + other.sums.to(device)
+
+
+@dataclass
+class Watched:
+    """A weight of a loaded unit: the original's, and the candidates' in the same memory layout."""
+
+    name: str
+    weight: Tensor
+    others: list[Tensor | None]  # None where a candidate's is equal
+
+
+Part = tuple[str, int, tuple[int, ...]]  # a weight's name, the offset of the part in it, its shape
+
+
+@dataclass
+class Use:
+    """A product that the model computed with a watched weight, or with a part of it."""
+
+    watched: Watched
+    product: Product
+    weight: Tensor
+    transposed: bool
+
+    @property
+    def key(self) -> Part:
+        """The identity of the part: the name of its weight, its offset and its shape."""
+        return self.watched.name, int(self.weight.storage_offset()), tuple(self.weight.shape)
+
+    def others(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield the number and the weight of each candidate whose weight differs."""
+        begin = self.weight.storage_offset() - self.watched.weight.storage_offset()
+        for n, other in enumerate(self.watched.others):
+            if other is not None:
+                yield n, other.as_strided(self.weight.size(), self.weight.stride(), other.storage_offset() + begin)
+
+    def errors(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield the number and the error (in, out) of each candidate whose weight differs, one at a time."""
+        for n, other in self.others():
+            error = other - self.weight
+            yield n, error if self.transposed else error.t()
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs."""
+        return self.weight.shape[1 if self.transposed else 0]
+
+
+class OutputErrors(TorchFunctionMode):
+    """Computes the output errors of a unit's weights while the original's unit runs, on its inputs.
+
+    A stacked expert gets only the inputs that are routed to it.
+
+    ‖X Eᵀ‖² is computed directly, or as Σ (E XᵀX) ∘ E where that takes fewer products: weights with the same inputs
+    share XᵀX, as do all candidates and micro-batches. Stacked experts have few inputs each, and are computed directly.
+    Code that can be trained never changes X in place after a product, so X is kept until it is used.
+    """
+
+    def __init__(self, products: dict[str, Product], inputs: int, with_moments: bool) -> None:
+        """Add results to ``products``, by names of the model, with moments of the inputs if ``with_moments``.
+
+        ``inputs`` is the number of tokens in all micro-batches.
+        """
+        super().__init__()
+        self._products, self._inputs, self._with_moments = products, inputs, with_moments
+        self._watched: dict[int, Watched] = {}
+        self._x: Tensor | None = None
+        self._norms = Norms(0.0, 0.0, 0)  # norms of x
+        self._uses: list[Use] = []  # products with x, whose errors are still to be computed
+        self._gram: dict[tuple[Part, ...], Gram] = {}  # by the parts of weights that share the inputs
+        self._later: list[tuple[Use, Gram]] = []  # errors to multiply by XᵀX once all micro-batches have run
+
+    def watch(self, unit: Unit, others: Sequence[Mapping[str, Tensor]]) -> None:
+        """Watch a unit that is loaded; ``others`` are the same weights of each candidate."""
+        self._watched, self._gram, self._later = {}, {}, []
+        for slot in unit.slots:
+            weight = slot.tensor
+            if weight.dim() < 2 or slot.is_buffer:
+                continue
+            same_layout = [_differing(other[slot.name], weight) for other in others]
+            self._watched[storage_of(weight)] = Watched(slot.name, weight, same_layout)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = function(*args, **(kwargs or {}))
+        for values, weight, transposed in products_of(function, args):
+            watched = self._watched.get(storage_of(weight))
+            if watched is not None:
+                with torch._C.DisableTorchFunction():
+                    self._add(watched, values, weight, transposed, _without_bias(function, args, kwargs, output))
+        for values, stack in stacked_products_of(function, args):
+            watched = self._watched.get(storage_of(stack))
+            if watched is not None:
+                with torch._C.DisableTorchFunction():
+                    for expert, matrix in enumerate(stack):
+                        self._add(watched, values[expert], matrix, True, output[expert])
+        return output
+
+    def _add(self, watched: Watched, values: Tensor, weight: Tensor, transposed: bool, output: Tensor) -> None:
+        product = self._products.get(watched.name)
+        if product is None:
+            product = Product(0.0, [0.0] * len(watched.others), watched.weight.dim() > 2, transposed=transposed)
+            self._products[watched.name] = product
+        use = Use(watched, product, weight, transposed)
+        if values.is_floating_point():
+            flat = values.reshape(-1, values.shape[-1])
+            rows = flat.shape[0]
+            if self._with_moments:
+                moments, sums = flat.square().sum(0, dtype=torch.float64), flat.sum(0, dtype=torch.float64)
+                product.moments = moments if product.moments is None else product.moments + moments
+                product.sums = sums if product.sums is None else product.sums + sums
+            if self._x is None or self._x.data_ptr() != flat.data_ptr() or self._x.shape != flat.shape:
+                self.settle()
+                self._norms = norms_of(flat)
+            product.add_norms(self._norms)
+            self._x = flat
+            self._uses.append(use)
+        else:
+            rows = values.numel()
+            looked_up = values.reshape(-1)
+            for n, other in use.others():
+                product.noise[n] += energy(other[looked_up] - weight[looked_up])
+        product.inputs += rows
+        product.signal += energy(output)
+
+    def settle(self) -> None:
+        """Compute the errors of the products with x; called before another x, and at the end of a micro-batch."""
+        x, uses = self._x, self._uses
+        self._x, self._uses = None, []
+        if x is None or not any(other is not None for use in uses for other in use.watched.others):
+            return
+        outputs = sum(use.outputs for use in uses)
+        if uses[0].product.is_stack or not Gram.is_cheaper(x.shape[1], self._inputs, outputs):
+            for use in uses:
+                for n, error in use.errors():
+                    slabs = torch.split(x, max(SLAB // max(error.shape[1], 1), 1))
+                    use.product.noise[n] += fsum(energy(multiply(slab, error.t())) for slab in slabs)
+            return
+        keys = tuple(use.key for use in uses)
+        gram = self._gram.get(keys)
+        if gram is None:
+            gram = self._gram[keys] = Gram(x.shape[1], x.device)
+            self._later += [(use, gram) for use in uses]
+        gram.add(x)
+
+    def finish(self) -> None:
+        """Compute the errors that use XᵀX; called after the last micro-batch."""
+        for use, gram in self._later:
+            for n, error in use.errors():
+                use.product.noise[n] += gram.energy(error.t())
+        self._later = []
+
+
+def _differing(other: Tensor, weight: Tensor) -> Tensor | None:
+    """Return a candidate's weight in the dtype and memory layout of the original's; None where both are equal."""
+    own = other.to(weight.dtype)
+    if torch.equal(own, weight):
+        return None
+    if own.stride() == weight.stride():
+        return own
+    return torch.empty_strided(own.shape, weight.stride(), dtype=own.dtype, device=own.device).copy_(own)
+
+
+def energy(values: Tensor) -> float:
+    """Return the sum of squares, added in its own dtype along rows and in float64 across rows."""
+    norms: Tensor = torch.linalg.vector_norm(values, dim=-1)
+    return float(norms.double().square().sum())
+
+
+def _without_bias(function: object, args: Sequence[Tensor], kwargs: Any, output: Tensor) -> Tensor:
+    """Return the product without its bias."""
+    bias = None
+    if function is F.linear:
+        bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
+    elif function is torch.addmm:
+        bias = args[0]
+    return output if bias is None else output - bias
+
+
+def storage_of(weight: Tensor) -> int:
+    """Return the address of a weight's memory, which its views share; 0 on the meta device."""
+    return 0 if weight.device.type == "meta" else weight.untyped_storage().data_ptr()
+
+
+def products_of(function: object, args: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """Yield the inputs and the weight of a product that a model computes, and whether the weight is [in, out]."""
+    if function is F.linear or (function is F.embedding and len(args) > 1):
+        yield args[0], args[1], False
+    elif function is torch.addmm and len(args) > 2:
+        yield args[1], args[2], True
+    elif function in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm) and len(args) > 1:
+        weight = args[1]
+        if isinstance(weight, Tensor) and weight.dim() == 2:
+            is_view = weight.stride(0) < weight.stride(1)  # weight.t(), whose memory is [out, in]
+            yield args[0], weight.t() if is_view else weight, not is_view
+
+
+def stacked_products_of(function: object, args: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs (experts, n, in) and weights (experts, in, out) of a product that computes all experts at once."""
+    if function in (torch.bmm, torch.Tensor.bmm) and len(args) > 1 and isinstance(args[1], Tensor):
+        yield args[0], args[1]

@@ -1,0 +1,159 @@
+"""The divergence that a single block or weight of a candidate causes in the original's model.
+
+A swap is a forward of the original's model that reuses the original's outputs up to the swapped unit. Only later units
+are computed again: to swap each of L blocks takes L² / 2 units.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from quanterr.documents.evaluation.model import SwapScore
+from quanterr.errors import CheckpointError
+from quanterr.evaluation.models.units import Unit, convert
+from quanterr.evaluation.running.batches import Batch
+from quanterr.evaluation.running.stepping import Stream
+from quanterr.evaluation.running.workload import FoundMeasures, Inputs, Measures, Workload
+from quanterr.selection import LayerSelection
+from quanterr.util.text import display
+
+
+class FoundSwap(TypedDict):
+    """The measurements of a swap in the form in which processes exchange them."""
+
+    measures: FoundMeasures
+    not_finite: bool
+
+
+@dataclass
+class Swap:
+    """Parameters of one unit that come from a candidate, and the measurements with them."""
+
+    name: str  # the unit's name, or the weight's stored name
+    side: int  # number of the candidate
+    unit: str
+    slots: frozenset[str]  # names of the parameters in the model
+    places: list[int]  # where its forwards are in the original's stream, by micro-batch
+    changed: set[int] = field(default_factory=set)  # micro-batches whose states are no longer the original's
+    measures: Measures = field(default_factory=Measures)
+    not_finite: bool = False
+
+
+class Swaps:
+    """All swaps of all candidates, which run through the original's model together."""
+
+    def __init__(
+        self, stream: Stream, inputs: Sequence[Inputs], sides: int, blocks: bool, patterns: Iterable[str]
+    ) -> None:
+        """Start a forward for each swap and micro-batch: of every unit if ``blocks``, and of weights by ``patterns``.
+
+        Raises:
+            UsageError: a pattern names no weight.
+        """
+        self._stream = stream
+        self.found = [
+            Swap(name, side, unit, slots, [stream.begin(each) for each in inputs])
+            for side in range(sides)
+            for name, unit, slots in _chosen(stream, blocks, LayerSelection(patterns))
+        ]
+        self._own: dict[int, Mapping[str, Tensor]] = {}
+        self._tensors: Mapping[str, Tensor] = {}
+
+    def load(self, tensors: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]]) -> None:
+        """Keep the weights of the loaded unit: the original's and each candidate's."""
+        self._tensors, self._own = tensors, dict(enumerate(others))
+
+    def run(self, batch: int, unit: Unit, output: object) -> None:
+        """Run the unit for a micro-batch of each swap; ``output`` is the original's."""
+        for swap in self.found:
+            place = swap.places[batch]
+            if not self._stream.waits(place, unit):
+                raise CheckpointError(f"the control flow of the model diverges at {display(unit.name)}")
+            differing = self._differing(swap) if swap.unit == unit.name else {}
+            if differing or batch in swap.changed:
+                swap.changed.add(batch)
+                with _swapped(unit, differing, self._tensors):
+                    own = self._stream.run(place)
+            else:
+                self._stream.taken(place)
+                own = deepcopy(output)  # the model may change it in place
+            self._stream.resume(place, own)
+
+    def _differing(self, swap: Swap) -> dict[str, Tensor]:
+        """Return the parameters of a swap that differ from the original's."""
+        own = self._own[swap.side]
+        return {name: own[name] for name in swap.slots if not torch.equal(own[name], self._tensors[name])}
+
+    def measure(self, batch: int, base: object, workload: Workload, given: Batch) -> None:
+        """Compare the results of a micro-batch with the original's."""
+        for swap in self.found:
+            result = self._stream.result(swap.places[batch])
+            finite = workload.measure(base, result, given.raw, given.first, swap.measures, given.scored)
+            swap.not_finite = swap.not_finite or not finite
+
+    def scores(self, side: int) -> list[SwapScore]:
+        """Return the divergences that the swaps of a candidate cause, the largest first."""
+        found = []
+        for swap in self.found:
+            if swap.side == side:
+                scores = None if swap.not_finite else swap.measures.scores.result()
+                found.append(
+                    SwapScore(
+                        name=swap.name,
+                        display_name=display(swap.name),
+                        block=swap.unit,
+                        kld_mean=None if scores is None else scores["kld_mean"],
+                        kld_mean_se=None if scores is None else scores["kld_mean_se"],
+                        kld_mean_chunk_se=None if scores is None else scores["kld_mean_chunk_se"],
+                        top1=None if scores is None else scores["top1"],
+                    )
+                )
+        return sorted(found, key=lambda one: (one.kld_mean is not None, -(one.kld_mean or 0.0)))
+
+    def parts(self) -> list[FoundSwap]:
+        """Return the measurements in the form that :meth:`add` of another process takes."""
+        return [{"measures": swap.measures.found(), "not_finite": swap.not_finite} for swap in self.found]
+
+    def add(self, parts: Sequence[FoundSwap]) -> None:
+        """Add what another process measured on its share of the micro-batches."""
+        for swap, part in zip(self.found, parts, strict=True):
+            swap.measures.add(part["measures"])
+            swap.not_finite = swap.not_finite or part["not_finite"]
+
+
+def _chosen(stream: Stream, blocks: bool, wanted: LayerSelection) -> Iterator[tuple[str, str, frozenset[str]]]:
+    """Yield the name, the unit and the parameters of each swap.
+
+    Raises:
+        UsageError: a pattern names no weight.
+    """
+    stored: dict[str, tuple[str, set[str]]] = {}
+    for unit in stream.units.values():
+        names = [slot.name for slot in unit.slots]
+        if blocks:
+            yield unit.name, unit.name, frozenset(names)
+        for name in names:
+            stored.setdefault(stream.names.stored_name(name), (unit.name, set()))[1].add(name)
+    if wanted.patterns:
+        wanted.check(stored)
+        for name, (unit_name, slots) in stored.items():
+            if wanted.takes(name):
+                yield name, unit_name, frozenset(slots)
+
+
+@contextmanager
+def _swapped(unit: Unit, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Swap weights of a unit within the context."""
+    slots = [slot for slot in unit.slots if slot.name in own]
+    for slot in slots:
+        slot.fill(convert(own[slot.name], slot))
+    try:
+        yield
+    finally:
+        for slot in slots:
+            slot.fill(convert(tensors[slot.name], slot))

@@ -1,0 +1,1 @@
+"""The original's own model without memory for its weights, and the stored tensors behind its parameters."""

@@ -1,0 +1,209 @@
+"""The stored tensors behind each parameter of a model.
+
+ConversionNames  models of transformers: its own tables of conversions join experts and rename modules
+                 (transformers 5, src/transformers/core_model_loading.py)
+LayoutNames      denoisers of diffusers: a layout says which rows of which tensors make up a parameter (layouts.py)
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from quanterr.errors import CheckpointError
+from quanterr.evaluation.models.layouts import Layout, Rows
+from quanterr.tensors.memory import room_for_weight
+from quanterr.util.text import listed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Get = Callable[[str], Tensor]  # returns the tensor of a stored name
+
+
+class Names(Protocol):
+    """Maps parameters of a model to the stored tensors of one checkpoint."""
+
+    def missing(self) -> list[str]:
+        """Return the parameters for which nothing is stored."""
+
+    def sources(self, name: str) -> list[str]:
+        """Return the stored names of the tensors that make up a parameter."""
+
+    def stored_name(self, name: str) -> str:
+        """Return the stored name of a parameter; its own name where several tensors make it up.
+
+        Parameters that are parts of one tensor have the same stored name.
+        """
+
+    def tensors(self, names: Iterable[str], get: Get) -> dict[str, Tensor]:
+        """Return parameters by their names in the model; ``get`` dequantizes a stored tensor.
+
+        Raises:
+            CheckpointError: nothing is stored for one of them.
+        """
+
+
+class ConversionNames:
+    """The stored names of a checkpoint of transformers, assigned to parameters by transformers' conversions."""
+
+    def __init__(self, model: "PreTrainedModel", stored: Iterable[str]) -> None:
+        """Assign every stored name to the parameter that it is part of."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import (
+            WeightConverter,
+            WeightRenaming,
+            dot_natural_key,
+            rename_source_key,
+        )
+
+        mapping = get_model_conversion_mapping(model)
+        renamings = [row for row in mapping if isinstance(row, WeightRenaming)]
+        converters = [row for row in mapping if isinstance(row, WeightConverter)]
+        by_pattern = {pattern: row for row in converters for pattern in row.source_patterns}
+        self.model = model
+        self.known: dict[str, Tensor] = model.state_dict()
+        self.plain: dict[str, str] = {}  # name in the model → stored name
+        # first parameter → converter, pairs of pattern and stored name
+        self.made: dict[str, tuple[WeightConverter, list[tuple[str, str]]]] = {}
+        for key in sorted(stored, key=dot_natural_key):
+            name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, self.known)
+            if name not in self.known and key in self.known:
+                name, pattern = key, None
+            if name not in self.known:
+                continue
+            if pattern is None:
+                self.plain[name] = key
+            else:
+                self.made.setdefault(name, (by_pattern[pattern], []))[1].append((pattern, key))
+        self.first_of: dict[str, str] = {}  # parameter → the first one that the same conversion makes
+        for first, (converter, _) in self.made.items():
+            hit = next((target for target in converter.target_patterns if target in first), None)
+            for target in converter.target_patterns:
+                self.first_of[first.replace(hit, target, 1) if hit else first] = first
+        self.twins = find_twins(model)
+
+    def missing(self) -> list[str]:
+        """Return the parameters for which nothing is stored."""
+        return [name for name in self.known if self._source(name) is None]
+
+    def sources(self, name: str) -> list[str]:
+        """Return the stored names of the tensors that make up a parameter."""
+        source = self._source(name)
+        if source is None:
+            return []
+        return [self.plain[source]] if source in self.plain else [key for _, key in self.made[self.first_of[source]][1]]
+
+    def stored_name(self, name: str) -> str:
+        """Return the stored name of a parameter; its own name where several tensors make it up."""
+        sources = self.sources(name)
+        return sources[0] if len(sources) == 1 else name
+
+    def tensors(self, names: Iterable[str], get: Get) -> dict[str, Tensor]:
+        """Return parameters by their names in the model; ``get`` dequantizes a stored tensor.
+
+        Raises:
+            CheckpointError: nothing is stored for one of them.
+        """
+        wanted, found = list(names), dict[str, Tensor]()
+        for name in wanted:
+            if name in found:
+                continue
+            source = self._source(name)
+            if source is None:
+                raise CheckpointError(f"no tensor is stored for {listed([name])} of the model")
+            if source in self.plain:
+                found[name] = get(self.plain[source])
+            else:
+                made = self._convert(self.first_of[source], get)
+                found |= {other: tensor for other, tensor in made.items() if other in wanted}
+                found.setdefault(name, made[source])
+        return found
+
+    def _convert(self, first: str, get: Get) -> dict[str, Tensor]:
+        """Run the conversion that makes a parameter and others with it."""
+        converter, keys = self.made[first]
+        converter = deepcopy(converter)
+        for pattern, key in keys:
+            converter.add_tensor(first, key, pattern, partial(get, key))
+        made = converter.convert(first, model=self.model, config=self.model.config)
+        return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()}
+
+    def _source(self, name: str) -> str | None:
+        """Return the parameter itself, or one that is tied to it: the first that is stored."""
+        every = (name, *self.twins.get(name, ()))
+        return next((twin for twin in every if twin in self.plain or twin in self.first_of), None)
+
+
+class LayoutNames:
+    """The stored names of a denoiser's checkpoint, assigned to parameters by a layout."""
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        """Keep the layout, with the tied parameters of the model."""
+        self._known, self._twins = list(model.state_dict()), find_twins(model)
+        self._pieces = layout.parameters
+
+    def missing(self) -> list[str]:
+        """Return the parameters for which nothing is stored."""
+        return [name for name in self._known if self._source(name) is None]
+
+    def sources(self, name: str) -> list[str]:
+        """Return the stored names of the tensors that make up a parameter."""
+        source = self._source(name)
+        return [] if source is None else list(dict.fromkeys(rows.source for rows in self._pieces[source]))
+
+    def stored_name(self, name: str) -> str:
+        """Return the stored name of a parameter, or of the tensor that it is a part of; else its own name."""
+        sources = self.sources(name)
+        return sources[0] if len(sources) == 1 else name
+
+    def tensors(self, names: Iterable[str], get: Get) -> dict[str, Tensor]:
+        """Return parameters by their names in the model; ``get`` dequantizes a stored tensor, once for all its parts.
+
+        Raises:
+            CheckpointError: nothing is stored for one of them.
+        """
+        pieces = {name: self._pieces_of(name) for name in names}
+        uses = Counter(rows.source for parts in pieces.values() for rows in parts)
+        read, found = dict[str, Tensor](), dict[str, Tensor]()
+        for name, parts in pieces.items():
+            own = []
+            for rows in parts:
+                if rows.source not in read:
+                    read[rows.source] = get(rows.source)
+                own.append(_cut(read[rows.source], rows))
+                uses[rows.source] -= 1
+                if not uses[rows.source]:
+                    del read[rows.source]
+            found[name] = own[0] if len(own) == 1 else torch.cat(own)
+        return found
+
+    def _pieces_of(self, name: str) -> tuple[Rows, ...]:
+        source = self._source(name)
+        if source is None:
+            raise CheckpointError(f"no tensor is stored for {listed([name])} of the model")
+        return self._pieces[source]
+
+    def _source(self, name: str) -> str | None:
+        """Return the parameter itself, or one that is tied to it: the first that is stored."""
+        return next((twin for twin in (name, *self._twins.get(name, ())) if twin in self._pieces), None)
+
+
+def _cut(whole: Tensor, rows: Rows) -> Tensor:
+    """Return rows of a tensor in memory of their own: parts of one weight must not share it (see states.storage_of)."""
+    if not whole.dim() or rows.n == len(whole):
+        return whole
+    part = whole[rows.first : rows.first + rows.n]
+    return room_for_weight((1, part.numel()), whole.device).view(part.shape).copy_(part)
+
+
+def find_twins(model: nn.Module) -> dict[str, list[str]]:
+    """Return for each parameter the names of the others that are the same object: tied parameters."""
+    by_id: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        by_id.setdefault(id(parameter), []).append(name)
+    return {name: [twin for twin in names if twin != name] for names in by_id.values() for name in names}

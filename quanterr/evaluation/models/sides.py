@@ -1,0 +1,213 @@
+"""The weights of both checkpoints, each as one tensor, in the names and shapes that the original stores.
+
+Pairing may change the original's side where the candidate stores a weight in another way: transposed, a norm plus one,
+-exp, times a number of the configuration. The model needs its own convention, so the quantized weight is converted
+back. Rows of a vocabulary that the converter left out are the original's. Factors that a quantizer folded into norms
+stay where the file has them.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.errors import CheckpointError, FormatMismatch
+from quanterr.evaluation.models.layouts import Layout
+from quanterr.evaluation.running.rounding import DECLARED, NONE, Rounding
+from quanterr.findings.files import RECIPE
+from quanterr.formats import Weight
+from quanterr.kernel.decoding import read_into
+from quanterr.kernel.library import choose_kernel
+from quanterr.pairing import pair, views
+from quanterr.pairing.alternatives import choose_alternatives
+from quanterr.pairing.model import Bucket, Pair, Pairing
+from quanterr.pairing.sampling import on_cpu
+from quanterr.pairing.side import CheckpointSide, WeightCache
+from quanterr.pairing.smoothing import undo_smoothing
+from quanterr.selection import LayerSelection
+from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, Chunk, Cut
+from quanterr.tensors.devices import CPU
+from quanterr.tensors.memory import room_for_weight
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.text import display
+
+Restore = Callable[[Tensor], Tensor]  # converts a quantized weight to the original's convention and shape
+
+# Leftovers that a model does not need: tensors that it computes, or that the converter computed; scales and labels.
+NOT_NEEDED = (Bucket.CONSUMED, Bucket.FILTERED_OUT)
+
+
+class Sides:
+    """The original's weights, and the means to dequantize weights of either side."""
+
+    def __init__(self, original: Checkpoint, device: torch.device = CPU) -> None:
+        """Recognize the original's weights; all weights are dequantized on the device.
+
+        Raises:
+            CheckpointError: a weight is stored in no known format.
+        """
+        self.checkpoint, self._recognized, self.device = original, WeightCache(), device
+        side = CheckpointSide("original", original, self._recognized)
+        side.attach_siblings()
+        self.weights = {name: _recognize(side, name) for name in side.codes}
+        on_cpu = device.type == "cpu"
+        self._kernel = choose_kernel().kernel if on_cpu else None
+        self._chunk = CPU_CHUNK if on_cpu else DEVICE_CHUNK
+        self._workspaces = [Workspace(device) for _ in range(torch.get_num_threads() if on_cpu else 1)]
+        self.read_bytes = 0
+        self.layout: Layout | None = None  # for a denoiser, once it is found
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each weight."""
+        return {name: weight.shape for name, weight in self.weights.items()}
+
+    def get(self, name: str) -> Tensor:
+        """Return a tensor of the original, float32."""
+        return self.whole(self.weights[name])
+
+    def whole(self, weight: Weight) -> Tensor:
+        """Dequantize a weight, chunk by chunk, into one float32 tensor of its shape."""
+        self.read_bytes += weight.nbytes
+        out = room_for_weight(weight.matrix, self.device)
+        chunks = Cut(*weight.matrix, self._chunk)
+        threads = min(len(chunks), len(self._workspaces))
+        if threads < 2:
+            self._read(weight, out, chunks, self._workspaces[0])
+            return out.view(weight.shape)
+        shares = [chunks[n::threads] for n in range(threads)]
+        with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
+            list(pool.map(partial(self._read, weight, out), shares, self._workspaces))  # raises their errors
+        return out.view(weight.shape)
+
+    def _read(self, weight: Weight, out: Tensor, chunks: Sequence[Chunk], workspace: Workspace) -> None:
+        with torch.inference_mode():
+            for chunk in chunks:
+                rows = out[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col]
+                read_into(rows, self._kernel, weight, chunk, workspace)
+
+
+class Candidate:
+    """A quantized checkpoint in the original's names and shapes."""
+
+    def __init__(
+        self,
+        sides: Sides,
+        quantized: Checkpoint,
+        activations: str = NONE,
+        kv: str = NONE,
+        ignored: Collection[str] = (),
+        undo: bool = True,
+    ) -> None:
+        """Pair the checkpoint with the original.
+
+        ``activations`` and ``kv`` say how its runtime rounds (rounding.py); ``ignored`` are tensors of either side that
+        the model does not need, such as a VAE in the same file.
+
+        With ``undo``, :meth:`compared` undoes factors that a quantizer folded elsewhere, which needs the original's
+        values.
+
+        Raises:
+            CheckpointError: a weight cannot be brought into the original's shape.
+        """
+        self.sides, self.checkpoint = sides, quantized
+        self.plan: Pairing = choose_alternatives(
+            pair(sides.checkpoint, quantized, LayerSelection([]), sides._recognized), undo=False
+        )
+        is_virtual = quantized.kind == RECIPE  # it has no files that could declare anything
+        inputs, cache = (NONE if is_virtual and way == DECLARED else way for way in (activations, kv))
+        self.rounding = Rounding(self.plan, quantized.entries, inputs, cache, sides.device)
+        self.found = {each.name: (each.quantized, self._restorer(each)) for each in self.plan.pairs}
+        self.unfolded = self._unfold() if undo else {}
+        left = [
+            item
+            for item in self.plan.leftovers
+            if item.bucket not in NOT_NEEDED and item.entries[0].name not in ignored
+        ]
+        self.not_found = {item.name: item.reason for item in left if item.name in sides.weights}
+        self.unused = {item.name: item.reason for item in left if item.side == "quantized"}
+
+    @property
+    def names(self) -> list[str]:
+        """The stored names of all tensors of its model; tensors that it lacks come from the original."""
+        return list(dict.fromkeys([*self.found, *self.sides.weights]))
+
+    def get(self, name: str) -> Tensor:
+        """Return a tensor by the original's name; the original's own where the candidate has none."""
+        if name not in self.found:
+            return self.sides.get(name)
+        weight, restore = self.found[name]
+        return restore(self.sides.whole(weight))
+
+    def compared(self, name: str) -> Tensor:
+        """Return the same tensor without factors that a quantizer folded elsewhere, to compare with the original's."""
+        if name not in self.unfolded:
+            return self.get(name)
+        weight, restore = self.unfolded[name]
+        return restore(self.sides.whole(weight))
+
+    def _unfold(self) -> dict[str, tuple[Weight, Restore]]:
+        """Return the weights that change once all folded factors are undone."""
+        with on_cpu() as workspaces:
+            undone, _ = undo_smoothing(list(self.plan.pairs), workspaces)
+        return {
+            after.name: (after.quantized, self._restorer(after))
+            for before, after in zip(self.plan.pairs, undone, strict=True)
+            if after.quantized is not before.quantized
+        }
+
+    def _restorer(self, each: Pair) -> Restore:
+        """Return the function that brings the quantized weight of a pair into the original's convention and shape."""
+        stored = self.sides.weights.get(each.name)
+        if stored is None:  # a head that only this side stores
+            return lambda tensor: tensor
+        back = _inverse(each.original)
+        function, args = _view_of(each.original)
+        if function is views._dequantize_rows:
+            first, n = args[1], each.original.shape[0]
+            return lambda tensor: _put_rows(self.sides.get(each.name), first, n, tensor)
+        if each.original.shape != stored.shape and each.original.shape != stored.shape[:-2] + stored.shape[:-3:-1]:
+            raise CheckpointError(
+                f"{display(each.name)}: paired as {list(each.original.shape)}, the original stores {list(stored.shape)}"
+            )
+        return partial(_restore, shape=stored.shape, back=back)
+
+
+def _recognize(side: CheckpointSide, name: str) -> Weight:
+    try:
+        return side.recognize(name)
+    except FormatMismatch as error:
+        raise CheckpointError(f"{display(side.checkpoint.path)}: {display(name)}: {error}") from error
+
+
+def _put_rows(whole: Tensor, first: int, n: int, rows: Tensor) -> Tensor:
+    """Return the original's tensor with ``n`` rows replaced: the candidate lacks rows of no token or position."""
+    whole[first : first + n] = rows
+    return whole
+
+
+def _restore(tensor: Tensor, shape: tuple[int, ...], back: Restore) -> Tensor:
+    return back(tensor).reshape(shape)
+
+
+def _view_of(weight: Weight) -> tuple[object, tuple[Any, ...]]:
+    """Return the function of the outermost view (views.py) through which a weight is read, and its arguments."""
+    dequantize: object = weight.dequantize
+    return (dequantize.func, dequantize.args) if isinstance(dequantize, partial) else (None, ())
+
+
+def _inverse(original: Weight) -> Restore:
+    """Return the inverse of a view (views.py) through which pairing reads the original; the identity without one."""
+    function, args = _view_of(original)
+    if function is views._dequantize_changed:
+        undo: Restore = args[1].undo
+        return undo
+    if function is views._dequantize_scaled:
+        return lambda tensor: (tensor.view(original.matrix) / args[1][:, None].to(tensor.device)).view(tensor.shape)
+    if function in (views._dequantize_transposed, views._dequantize_transposed_kernels):
+        return lambda tensor: tensor.transpose(-1, -2).contiguous()
+    return lambda tensor: tensor

@@ -1,0 +1,73 @@
+"""An evaluation: prepare, run, judge."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Unpack
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.documents.evaluation.model import Evaluation
+from quanterr.documents.kinds import KINDS
+from quanterr.documents.plan.model import Plan
+from quanterr.evaluation.beside_original import measure, measure_alone
+from quanterr.evaluation.beside_reference import measure_beside
+from quanterr.evaluation.running.linear import LinearLayers
+from quanterr.gates import PreparedRules, prepare
+from quanterr.options import EvaluateKeywords, EvaluateOptions
+from quanterr.options.keywords import accept_fields_of, list_given
+from quanterr.tensors.clock import Clock
+from quanterr.tensors.devices import device_memory
+
+
+@accept_fields_of(EvaluateOptions)
+def evaluate(
+    original: str | os.PathLike[str] | Checkpoint,
+    candidates: str | os.PathLike[str] | Checkpoint | Iterable[str | os.PathLike[str] | Checkpoint] = (),
+    *,
+    against: str | Plan | Iterable[str | Plan] = (),
+    **options: Unpack[EvaluateKeywords],
+) -> Evaluation:
+    """Measure how well quantized checkpoints still perform, in the original's own model with the weights of each side.
+
+    ``original`` is a folder with config.json, here or in a store; ``candidates`` are one or several checkpoints.
+    ``against`` are recipes such as ``"fp8_row"``, plans, or files of plans such as ``"plan.json"``, by which the
+    original is quantized on the fly; ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name.
+
+    Raises:
+        UsageError: transformers is missing, the text is missing or too short, or a rule cannot be parsed.
+        CheckpointError: an input is missing or damaged, transformers lacks the model, or a weight is missing or has
+            another shape.
+        ResourceError: there is not enough memory.
+    """
+    chosen = EvaluateOptions(**options)
+    return evaluate_candidates(
+        original, list_given(candidates), against, chosen, prepare(chosen, KINDS["quanterr.evaluation"])
+    )
+
+
+def evaluate_candidates(
+    original: str | os.PathLike[str] | Checkpoint,
+    candidates: Sequence[str | os.PathLike[str] | Checkpoint],
+    against: str | Plan | Iterable[str | Plan],
+    chosen: EvaluateOptions,
+    rules: PreparedRules,
+) -> Evaluation:
+    """Evaluate candidates as :func:`evaluate` does, by rules that were read before."""
+    clock = Clock()
+    with device_memory(), LinearLayers(chosen.dtype):
+        if chosen.reference is not None:
+            found = measure_beside(Path(chosen.reference), [original, *candidates], against, chosen, clock)
+        else:
+            found = measure(original, candidates, against, chosen, clock)
+    return rules.judge(found)
+
+
+def study(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[EvaluateKeywords]) -> None:
+    """Measure an original alone: write its ``sensitivity``, ``importance_out``, ``saliency_out``, ``save_reference``.
+
+    ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name. Raises the same errors as
+    :func:`evaluate`.
+    """
+    chosen = EvaluateOptions(**options)
+    with device_memory(), LinearLayers(chosen.dtype):
+        measure_alone(original, chosen)

@@ -1,0 +1,1 @@
+"""The run of all sides, unit by unit."""

@@ -1,0 +1,168 @@
+"""A model of any size in the memory of one unit: its own forward stops at each unit until the driver has run it.
+
+Every micro-batch runs the forward of the model in a greenlet of its own, which hands over (unit, arguments) and waits.
+So masks, rotary tables, caches between blocks and soft caps stay the business of the model; the driver loads the
+weights of a unit once for all micro-batches. Greenlets are not threads: thousands of them cost only memory.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from quanterr.errors import CheckpointError, QuanterrError, UsageError, is_out_of_memory
+from quanterr.evaluation.denoisers.calls import map_tensors
+from quanterr.evaluation.models.building import EXTRA
+from quanterr.evaluation.models.names import Get, Names
+from quanterr.evaluation.models.units import Unit, convert, kept_slots, units_of
+from quanterr.util.text import display
+
+try:
+    from greenlet import getcurrent, greenlet
+except ImportError as error:
+    raise UsageError(EXTRA) from error
+
+Asked = tuple[Unit, tuple[object, ...], dict[str, object]]  # a unit and the arguments of its forward
+
+
+class _Forward(greenlet):
+    """One forward of the model, stopped where it needs a unit."""
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, object], graph: bool, recorded: bool) -> None:
+        super().__init__()
+        self.model, self.inputs, self.graph, self._recorded = model, inputs, graph, recorded
+        self.asked: Asked | None = None
+        self.result: object = None
+
+    def run(self, _: object) -> None:
+        """Run the model, in the greenlet."""
+        self.result = self.model(**self.inputs)
+
+    def ask(self, *asked: *Asked) -> object:
+        """Hand the arguments of a unit over to the driver, and return its answer."""
+        self.asked, driver = asked, self.parent
+        assert driver is not None  # noqa: S101 - it created this greenlet
+        return driver.switch()
+
+    def resume(self, answer: object = None) -> None:
+        """Continue with the output of the unit, until the next unit or the end.
+
+        A greenlet runs in the torch modes that the thread has at the time: they are set here, at every switch.
+        """
+        self.asked, answers = None, [answer]
+        del answer
+        try:
+            with torch.enable_grad() if self.graph else torch.inference_mode():
+                self.switch(answers.pop())
+        except Exception as error:
+            raise explain_failure(error, self.model, self._recorded) from error
+
+
+def explain_failure(error: BaseException, model: nn.Module, recorded: bool) -> BaseException:
+    """Turn an error in the model's own code into one that names the model, and the recorded calls, if any."""
+    if isinstance(error, QuanterrError | MemoryError) or is_out_of_memory(error):
+        return error
+    name, reason = type(model).__name__, display(str(error), 300)
+    if recorded:
+        return UsageError(f"--inputs: {name} cannot take a call: {reason}")
+    return CheckpointError(f"config.json: transformers' {name} cannot read tokens alone: {reason}")
+
+
+class Stream:
+    """The model of one side, and its forwards of all micro-batches."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Names,
+        get: Get,
+        batches: Sequence[Mapping[str, object]],
+        device: torch.device,
+        graph: bool = False,
+        recorded: bool = False,
+    ) -> None:
+        """Start a forward for each micro-batch; all stop at the first unit.
+
+        ``get`` returns tensors on the device. With ``graph``, code between units keeps what a backward pass needs.
+        With ``recorded``, the batches are recorded calls, as errors then say.
+        """
+        self.model, self.names, self.get, self._recorded = model, names, get, recorded
+        self.units = units_of(model, device)
+        kept = kept_slots(model, self.units)
+        tensors = names.tensors([slot.name for slot in kept], get)
+        for slot in kept:
+            slot.fill(convert(tensors[slot.name], slot))
+        for unit in self.units.values():
+            unit.free()
+            unit.module.forward = partial(self._called, unit)
+        self._device, self._graph = device, graph
+        self._forwards: list[_Forward] = []
+        for batch in batches:
+            self.begin(batch)
+
+    def _called(self, unit: Unit, *args: object, **kwargs: object) -> object:
+        forward = getcurrent()
+        return forward.ask(unit, args, kwargs) if isinstance(forward, _Forward) else unit.forward(*args, **kwargs)
+
+    def begin(self, batch: Mapping[str, object]) -> int:
+        """Start one more forward, which stops at the first unit; return its place."""
+        on_device = {key: map_tensors(value, lambda tensor: tensor.to(self._device)) for key, value in batch.items()}
+        self._forwards.append(_Forward(self.model, on_device, self._graph, self._recorded))
+        self._forwards[-1].resume()
+        return len(self._forwards) - 1
+
+    @property
+    def next_unit(self) -> Unit | None:
+        """The unit that some forward waits for; None if all have ended."""
+        return next((forward.asked[0] for forward in self._forwards if forward.asked), None)
+
+    def tensors(self, unit: Unit) -> dict[str, Tensor]:
+        """Return the weights of a unit, dequantized."""
+        return self.names.tensors([slot.name for slot in unit.slots], self.get)
+
+    def waits(self, batch: int, unit: Unit) -> bool:
+        """Return whether a micro-batch waits for that unit."""
+        asked = self._forwards[batch].asked
+        return asked is not None and asked[0].name == unit.name
+
+    def run(self, batch: int) -> object:
+        """Run the unit that a micro-batch waits for, whose weights are loaded, and return its output."""
+        unit, args, kwargs = self.taken(batch)
+        try:
+            with torch.inference_mode():
+                return unit.forward(*args, **kwargs)
+        except Exception as error:
+            raise explain_failure(error, self.model, self._recorded) from error
+
+    def taken(self, batch: int) -> Asked:
+        """Return the unit that a micro-batch waits for and its arguments, and keep neither."""
+        asked = self._forwards[batch].asked
+        assert asked is not None  # noqa: S101 - waits() said so
+        self._forwards[batch].asked = None
+        return asked
+
+    def first_argument(self, batch: int) -> Tensor:
+        """Return the first argument of the unit that a micro-batch waits for: hidden states."""
+        asked = self._forwards[batch].asked
+        assert asked is not None  # noqa: S101 - waits() said so
+        _, args, _ = asked
+        argument = args[0]
+        assert isinstance(argument, Tensor)  # noqa: S101 - a linear layer gets one
+        return argument
+
+    def resume(self, batch: int, output: object) -> None:
+        """Give the output to the micro-batch, which goes on to its next unit or to its end."""
+        self._forwards[batch].resume(output)
+
+    def result(self, batch: int) -> object:
+        """Return the result of the forward of a micro-batch, once, so that it can be freed; None before its end."""
+        forward = self._forwards[batch]
+        result, forward.result = forward.result, None
+        return result
+
+    def close(self) -> None:
+        """End all forwards."""
+        for forward in self._forwards:
+            if forward:  # it has begun and not ended
+                forward.throw()

@@ -1,0 +1,81 @@
+"""Several processes for one evaluation, as torchrun and srun start them: each takes its share of the micro-batches.
+
+Every rank reads every weight and keeps only its own hidden states. Rank 0 adds up the results. It alone answers tasks,
+measures the sensitivity, judges and writes.
+"""
+
+import io
+from collections.abc import Sequence
+
+import torch
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.errors import Interrupted
+from quanterr.evaluation.denoisers.calls import Calls
+from quanterr.evaluation.running.lockstep import Found, Lockstep
+from quanterr.evaluation.texts.tokens import Chunks, digest_of
+from quanterr.util.rank_group import RankGroup
+from quanterr.version import __version__
+
+
+def agree(
+    group: RankGroup | None, checkpoints: Sequence[Checkpoint], chunks: Sequence[Chunks] | Calls, *settings: object
+) -> None:
+    """Check that all ranks evaluate the same inputs.
+
+    Raises:
+        QuanterrError: a rank has other inputs.
+    """
+    if group is not None:
+        group.agree(
+            {
+                "quanterr": __version__,
+                "inputs": [checkpoint.identity for checkpoint in checkpoints],
+                "tokens": [chunks.sha256] if isinstance(chunks, Calls) else [digest_of(each) for each in chunks],
+                "settings": settings,
+            }
+        )
+
+
+def run(lockstep: Lockstep, group: RankGroup | None) -> None:
+    """Run the evaluation, and add the results of all other ranks.
+
+    Raises:
+        Interrupted: the run was stopped.
+        ElsewhereError: this is not rank 0, which has all results.
+        QuanterrError: another rank has failed.
+    """
+    if group is None:
+        lockstep.run()
+        return
+    try:
+        lockstep.run()
+    except Interrupted:
+        group.check()
+        raise
+    for packed in group.gather(lambda: _pack(lockstep.found())):
+        lockstep.add(_unpack(packed))
+    group.end()
+
+
+def leave_to_rank_0(group: RankGroup | None) -> None:
+    """Continue as rank 0 or as the only process; the other ranks end here.
+
+    Raises:
+        ElsewhereError: this is not rank 0.
+    """
+    if group is not None:
+        if group.rank:
+            group.leave()
+        group.end()
+
+
+def _pack(found: Found) -> bytes:
+    file = io.BytesIO()
+    torch.save(found, file)
+    return file.getvalue()
+
+
+def _unpack(packed: bytes) -> Found:
+    found: Found = torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu")
+    return found

@@ -1,0 +1,233 @@
+"""Kinds of models: how each is built, its inputs, and the outputs that are measured.
+
+To add a kind, write a class with the members of :class:`Workload`, and return it from :func:`workload_of`.
+"""
+
+import inspect
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from quanterr.evaluation.denoisers.calls import Call, CallError, OutputMeasures, map_tensors, output_of
+from quanterr.evaluation.measures.embeddings import Embedded
+from quanterr.evaluation.measures.scores import Scores
+from quanterr.evaluation.measures.states import PlainErrors
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+    from transformers.utils import ModelOutput
+
+Kind = Literal["causal", "sequence to sequence", "encoder", "calls"]
+Inputs = dict[str, object]  # arguments of a model's forward
+POSITIONS = "_ids"  # end of names of positions, such as img_ids, which 16 bits would round
+
+
+class FoundMeasures(TypedDict):
+    """Measures in the form in which processes exchange them."""
+
+    scores: dict[int, Tensor]
+    embedded: tuple[dict[int, Tensor], dict[int, Tensor], PlainErrors]
+    outputs: dict[int, tuple[Any, ...]]  # fields of CallError
+
+
+@dataclass
+class Measures:
+    """The measures of a candidate's outputs beside the original's."""
+
+    scores: Scores = field(default_factory=Scores)
+    embedded: Embedded = field(default_factory=Embedded)
+    outputs: OutputMeasures = field(default_factory=OutputMeasures)
+
+    def found(self) -> FoundMeasures:
+        """Return the measurements in the form that :meth:`add` of another process takes."""
+        embedded = self.embedded
+        return {
+            "scores": self.scores.columns,
+            "embedded": (embedded.of_x, embedded.of_y, embedded.error.plain()),
+            "outputs": {number: tuple(row) for number, row in self.outputs.calls.items()},
+        }
+
+    def add(self, found: FoundMeasures) -> None:
+        """Add what was measured on other micro-batches."""
+        self.scores.columns |= found["scores"]
+        of_x, of_y, error = found["embedded"]
+        self.embedded.of_x |= of_x
+        self.embedded.of_y |= of_y
+        self.embedded.error.add_plain(error)
+        self.outputs.calls |= {number: CallError(*row) for number, row in found["outputs"].items()}
+
+
+class Workload(Protocol):
+    """A kind of model."""
+
+    kind: Kind
+    loader: str  # class of transformers that builds it from a config
+
+    def inputs(self, model: nn.Module, config: object, chunks: Tensor, scored: Tensor | None = None) -> Inputs:
+        """Return the arguments of the model for chunks of token ids (n, context); for ``scored``, see measure."""
+
+    def measure(
+        self, base: object, other: object, chunks: Tensor, first: int, to: Measures, scored: Tensor | None = None
+    ) -> bool:
+        """Add the outputs of both models for the chunks from number ``first`` on; return whether all are finite.
+
+        ``scored``, (n, context) bool, marks the scored tokens; None: the second half.
+        """
+
+
+class Causal:
+    """A causal model: predictions of the second half of each chunk are scored, as in llama.cpp's perplexity."""
+
+    kind: Kind = "causal"
+    loader = "AutoModelForCausalLM"
+
+    def inputs(self, model: nn.Module, config: object, chunks: Tensor, scored: Tensor | None = None) -> Inputs:
+        """Return the chunks; a model that can leave out logits computes none before the first scored one."""
+        rows = chunks.shape[1] - (chunks.shape[1] // 2 if scored is None else _before_first(scored))
+        return inputs_of(model, chunks) | ({"logits_to_keep": rows} if _takes(model, "logits_to_keep") else {})
+
+    def measure(
+        self,
+        base: "ModelOutput",
+        other: "ModelOutput",
+        chunks: Tensor,
+        first: int,
+        to: Measures,
+        scored: Tensor | None = None,
+    ) -> bool:
+        """Score the tokens that ``scored`` marks, or all but the first token of the second half."""
+        if scored is not None:
+            kept = chunks.shape[1] - _before_first(scored)
+            finite = []
+            for n, mask in enumerate(scored[:, -kept + 1 :]):
+                x, y = (each[n, -kept:-1][mask.to(each.device)] for each in (base.logits, other.logits))
+                places = mask.nonzero()[:, 0] + chunks.shape[1] - kept + 1
+                finite.append(to.scores.add(first + n, x, y, chunks[n, places], places))
+            return all(finite)
+        half = chunks.shape[1] // 2
+        rows = chunks.shape[1] - half
+        pairs = ((x[-rows:-1], y[-rows:-1]) for x, y in zip(base.logits, other.logits, strict=True))
+        return _score(to.scores, first, pairs, chunks, half + 1)
+
+
+class SequenceToSequence:
+    """An encoder-decoder: the encoder reads the first half of a chunk, predictions of the second half are scored."""
+
+    kind: Kind = "sequence to sequence"
+    loader = "AutoModelForSeq2SeqLM"
+
+    def inputs(
+        self, model: nn.Module, config: "PretrainedConfig", chunks: Tensor, scored: Tensor | None = None
+    ) -> Inputs:
+        """Return the first half for the encoder; for the decoder its start token and the second half up to the last."""
+        half = chunks.shape[1] // 2
+        start = torch.full((len(chunks), 1), config.decoder_start_token_id or 0)
+        decoder = torch.cat([start, chunks[:, half:-1]], 1)
+        return {"input_ids": chunks[:, :half], "decoder_input_ids": decoder, "use_cache": False}
+
+    def measure(
+        self,
+        base: "ModelOutput",
+        other: "ModelOutput",
+        chunks: Tensor,
+        first: int,
+        to: Measures,
+        scored: Tensor | None = None,
+    ) -> bool:
+        """Score each token of the second half."""
+        return _score(to.scores, first, zip(base.logits, other.logits, strict=True), chunks, chunks.shape[1] // 2)
+
+
+class Encoder:
+    """An encoder: the last hidden states are compared."""
+
+    kind: Kind = "encoder"
+    loader = "AutoModel"
+
+    def inputs(self, model: nn.Module, config: object, chunks: Tensor, scored: Tensor | None = None) -> Inputs:
+        """Return the chunks."""
+        return inputs_of(model, chunks)
+
+    def measure(
+        self,
+        base: "ModelOutput",
+        other: "ModelOutput",
+        chunks: Tensor,
+        first: int,
+        to: Measures,
+        scored: Tensor | None = None,
+    ) -> bool:
+        """Compare the embedding of each chunk; one that is not finite has an undefined cosine."""
+        to.embedded.add(first, base.last_hidden_state, other.last_hidden_state)
+        return True
+
+
+class Recorded:
+    """A model that runs on recorded calls: its outputs are compared."""
+
+    kind: Kind = "calls"
+    loader = "AutoModel"  # if the config names no class
+
+    def inputs(self, model: nn.Module, config: object, chunks: Any, scored: Tensor | None = None) -> Inputs:
+        """Return the arguments of a call, floats in the dtype of the model.
+
+        Positions and numbers such as timesteps keep their dtype: the model converts them itself.
+        """
+        dtype = Counter(parameter.dtype for parameter in model.parameters()).most_common(1)[0][0]
+        given: Call = chunks
+
+        def convert(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() and tensor.dim() > 1 else tensor
+
+        return {
+            key: value if key.endswith(POSITIONS) else map_tensors(value, convert)
+            for key, value in given.arguments.items()
+        }
+
+    def measure(
+        self, base: object, other: object, chunks: Any, first: int, to: Measures, scored: Tensor | None = None
+    ) -> bool:
+        """Compare the outputs of a call."""
+        return to.outputs.add(first, chunks, output_of(base), output_of(other))
+
+
+CAUSAL, SEQUENCE, ENCODER, CALLS = Causal(), SequenceToSequence(), Encoder(), Recorded()
+
+
+def workload_of(config: "PretrainedConfig") -> Workload:
+    """Return the kind of model that a config describes."""
+    names = getattr(config, "architectures", None) or []
+    if getattr(config, "is_encoder_decoder", False):
+        return SEQUENCE
+    if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        return CAUSAL
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_MODELS
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED_MODELS
+
+    masked = config.model_type in MASKED_MODELS
+    return CAUSAL if config.model_type in CAUSAL_MODELS and not masked else ENCODER
+
+
+def inputs_of(model: nn.Module, ids: Tensor) -> Inputs:
+    """Return the arguments of the model's forward for token ids (n, tokens), without a cache."""
+    return {"input_ids": ids} | ({"use_cache": False} if _takes(model, "use_cache") else {})
+
+
+def _before_first(scored: Tensor) -> int:
+    """Return the position whose logits predict the first scored token of any chunk."""
+    return int(scored.any(0).to(torch.uint8).argmax()) - 1
+
+
+def _takes(model: nn.Module, argument: str) -> bool:
+    return argument in inspect.signature(model.forward).parameters
+
+
+def _score(scores: Scores, first: int, pairs: Iterable[tuple[Tensor, Tensor]], chunks: Tensor, begin: int) -> bool:
+    """Add the logits of both models for the tokens of each chunk from ``begin`` on; return whether all are finite."""
+    places = torch.arange(begin, chunks.shape[1])
+    finite = [scores.add(first + n, x, y, chunks[n, begin:], places) for n, (x, y) in enumerate(pairs)]
+    return all(finite)

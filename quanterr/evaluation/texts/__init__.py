@@ -1,0 +1,1 @@
+"""What a language model reads: texts, conversations and tasks as tokens."""

@@ -1,0 +1,261 @@
+"""The tokens that both models read: texts in the original's own tokenizer, or stored token ids."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.errors import CheckpointError, UsageError
+from quanterr.evaluation.models.building import EXTRA
+from quanterr.evaluation.models.folder import ModelFolder
+from quanterr.util.text import count, display, named_path
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+LEAST_CONTEXTS = 2
+CHARACTERS = 8  # characters per token that are assumed at first
+MOST_UNKNOWN = 0.1  # share of unknown tokens
+MOST_ALIKE = 0.5  # share of the most frequent token; even if each character is a token, spaces are less than a fifth
+LEAST_DISTINCT = 16  # distinct tokens
+MOST_REPEATED = 0.1  # share of chunks that are repeated
+CUT = 64  # last tokens of a cut text, which might differ in the whole text
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Token ids, (n,) int64, their source, the token that begins each chunk, and the unknown token."""
+
+    ids: Tensor
+    source: str
+    bos: int | None
+    unknown: int | None = None
+
+
+def fingerprint(*chunks: Tensor) -> str:
+    """Return the SHA-256 of token ids: evaluations are comparable only if it is the same."""
+    return sha256(b"".join(each.contiguous().numpy().tobytes() for each in chunks)).hexdigest()
+
+
+def read_text(path: str, folder: ModelFolder, enough: int | None = None) -> Text:
+    """Tokenize a text file with the original's tokenizer.json; of a long file only the first ``enough`` tokens.
+
+    Raises:
+        UsageError: the file is missing or not UTF-8, or tokenizers is not installed.
+        CheckpointError: the tokenizer.json is missing or damaged.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"--text {display(path)}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--text {display(path)}: not UTF-8 at byte {error.start:,}; convert it first") from error
+    tokenizer = tokenizer_of(folder)
+    length = len(text) if enough is None else CHARACTERS * enough
+    while True:
+        ids = tokenizer(text[:length], add_special_tokens=False, verbose=False)["input_ids"]
+        if length >= len(text) or len(ids) >= (enough or 0) + CUT:
+            break
+        length *= 2
+    return Text(torch.tensor(ids, dtype=torch.int64), path, _bos(tokenizer), tokenizer.unk_token_id)
+
+
+def tokenizer_of(folder: ModelFolder) -> "PreTrainedTokenizerBase":
+    """Read the tokenizer of a model.
+
+    Raises:
+        UsageError: transformers is not installed.
+        CheckpointError: the tokenizer.json is missing or damaged.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise UsageError(EXTRA) from error
+    shown = folder.named("tokenizer.json")
+    if not (folder.path / "tokenizer.json").exists():
+        raise CheckpointError(f"{shown}: missing; give token ids with --tokens ids.safetensors instead of a text")
+    try:
+        return AutoTokenizer.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        reason = display(str(error), 300)
+        raise CheckpointError(
+            f"{shown}: transformers cannot read it: {reason}; give token ids with --tokens instead of a text"
+        ) from error
+
+
+def _bos(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """Return the token that the tokenizer puts before a text, or None."""
+    first = tokenizer("a")["input_ids"][:1]
+    bos: int | None = tokenizer.bos_token_id
+    return bos if bos is not None and first == [bos] else None
+
+
+def read_tokens(path: str) -> Text:
+    """Read token ids from a safetensors file with one tensor of integers.
+
+    Raises:
+        UsageError: the file is missing, or holds something else.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except OSError as error:
+        raise UsageError(f"--tokens {display(path)}: {error.strerror or 'cannot be read'}") from error
+    except SafetensorError as error:
+        raise UsageError(f"--tokens {display(path)}: not a safetensors file") from error
+    ids = next(iter(tensors.values())) if len(tensors) == 1 else None
+    if ids is None or ids.is_floating_point() or ids.is_complex():
+        raise UsageError(f"--tokens {display(path)}: one tensor of integers is needed, the ids of the text")
+    return Text(ids.flatten().to(torch.int64), path, None)
+
+
+class Chunks(NamedTuple):
+    """Chunks without overlap, (n, context): as the model gets them, and as they are in the text.
+
+    A conversation is one chunk with its own length and a mask of its scored tokens.
+    """
+
+    given: Tensor
+    raw: Tensor
+    scored: Tensor | None = None  # (n, width) bool; None: the second half of each chunk
+    lengths: tuple[int, ...] = ()  # lengths of conversations, which are padded
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """Token ids, and a mask of the scored ones unless they are the second half of each chunk."""
+        return [self.raw] if self.scored is None else [self.raw, self.scored]
+
+
+def digest_of(chunks: Chunks) -> str:
+    """Return the SHA-256 of everything that the model is given and scored on."""
+    return fingerprint(*(each for each in (chunks.given, chunks.raw, chunks.scored) if each is not None))
+
+
+def spans_of(texts: Sequence[Chunks]) -> list[range]:
+    """Return the range of chunk numbers of each text; chunks are numbered across all texts."""
+    spans, first = [], 0
+    for chunks in texts:
+        spans.append(range(first, first + len(chunks.raw)))
+        first += len(chunks.raw)
+    return spans
+
+
+class Given(NamedTuple):
+    """A text file and its name among several texts."""
+
+    name: str
+    path: str
+
+
+def named_files(given: Iterable[str | PathLike[str]], option: str) -> list[Given]:
+    """Return files with their names: ``prose`` for ``prose=a.txt``, otherwise the file's own name.
+
+    Raises:
+        UsageError: two files have the same name.
+    """
+    found = []
+    for one in given:
+        name, path = named_path(fspath(one))
+        found.append(Given(name or Path(path).stem, path))
+    names = [one.name for one in found]
+    twice = next((name for n, name in enumerate(names) if name in names[:n]), None)
+    if twice is not None:
+        raise UsageError(f"{option}: two texts are called {display(twice)}; name them, as in {option} prose=a.txt")
+    return found
+
+
+def chunks_of(text: Text, context: int, limit: int | None, vocabulary: int) -> Chunks:
+    """Cut a text into at most ``limit`` chunks.
+
+    Raises:
+        UsageError: the text is shorter than two contexts, or an id is not in the vocabulary.
+    """
+    n = len(text.ids) // context
+    if n < LEAST_CONTEXTS:
+        raise UsageError(
+            f"{display(text.source)}: {len(text.ids):,} tokens; at least {LEAST_CONTEXTS * context:,} are needed for a "
+            f"context of {context}: give more text, or a smaller --context"
+        )
+    lowest, highest = int(text.ids.min()), int(text.ids.max())
+    if lowest < 0 or highest >= vocabulary:
+        raise UsageError(
+            f"{display(text.source)}: has token {highest if lowest >= 0 else lowest}, the vocabulary has {vocabulary:,}"
+        )
+    raw = text.ids[: n * context].view(n, context)[:limit].clone()
+    given = raw.clone()
+    if text.bos is not None:
+        given[:, 0] = text.bos
+    return Chunks(given, raw)
+
+
+class Likeness(NamedTuple):
+    """Counts that distinguish running text from files that only look like text."""
+
+    distinct: int
+    commonest: float  # share
+    unknown: float | None  # share; None if there is no unknown token
+    repeated: int  # chunks
+
+    def doubts(self, chunks: int, vocabulary: int) -> list[str]:
+        """Return the reasons, as sentences, why results on such a text mean little."""
+        found = []
+        if (self.unknown or 0) > MOST_UNKNOWN:
+            found.append(f"{self.unknown:.0%} of the tokens are unknown to the tokenizer: is it the model's language?")
+        if self.distinct < min(LEAST_DISTINCT, vocabulary // 4) or self.commonest > MOST_ALIKE:
+            share = f"one of them makes up {self.commonest:.0%}"
+            found.append(f"the text has {count(self.distinct, 'different token')}, {share}: give another text")
+        if self.repeated > MOST_REPEATED * chunks:
+            found.append(
+                f"{self.repeated:,} of {count(chunks, 'chunk')} repeat earlier ones: they say nothing new, and errors "
+                "look smaller than they are"
+            )
+        return found
+
+
+def likeness(text: Text, raw: Tensor) -> Likeness:
+    """Count frequent, unknown and repeated tokens of a text's chunks, (n, context)."""
+    numbers = raw.flatten().bincount()
+    unknown = None if text.unknown is None else float((raw == text.unknown).double().mean())
+    commonest = float(numbers.max()) / raw.numel()
+    return Likeness(
+        int(numbers.count_nonzero()), commonest, unknown, len(raw) - len({chunk.numpy().tobytes() for chunk in raw})
+    )
+
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def decoder_of(folder: ModelFolder) -> Decode | None:
+    """Return a function from token ids to text, special tokens included; None without a tokenizer.json."""
+    read = _tokenizer_in(folder)
+    return None if read is None else lambda ids: str(read.decode(list(ids), skip_special_tokens=False))
+
+
+def _tokenizer_in(folder: ModelFolder) -> "Tokenizer | None":
+    """Return the tokenizer of a tokenizer.json; None if it cannot be read."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(folder.path / "tokenizer.json"))
+    except Exception:  # the library raises nothing more specific
+        return None
+
+
+def tokenizer_fingerprint(folder: ModelFolder) -> str | None:
+    """Return the SHA-256 of the parts of a tokenizer.json that determine tokens; None if it cannot be read."""
+    read = _tokenizer_in(folder)
+    if read is None:
+        return None
+    fields = json.loads(read.to_str())
+    special = [[token["id"], token["content"]] for token in fields["added_tokens"]]
+    parts = [fields["model"], special, fields["normalizer"], fields["pre_tokenizer"]]
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

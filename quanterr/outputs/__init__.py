@@ -1,0 +1,34 @@
+"""Outputs of all documents, by the suffix of the file that they are written to.
+
+To add an output, write a module with ``write(document, file)`` and add a row here.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple
+
+BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"  # around the section in a user's document
+
+
+class Output(NamedTuple):
+    """An output: its name, the suffix of its file, and the module that writes it."""
+
+    name: str
+    suffix: str
+    summary: str
+    module: str  # imported on first use
+
+    @property
+    def write(self) -> Callable[..., None]:
+        """The function that writes the output."""
+        return import_module(self.module).write  # type: ignore[no-any-return]
+
+
+OUTPUTS: tuple[Output, ...] = (
+    Output("json", ".json", "everything, as strict JSON, for jq and for other commands", "quanterr.outputs.json"),
+    Output("jsonl", ".jsonl", "the same as JSON Lines: the whole, then an item per line", "quanterr.outputs.jsonl"),
+    Output("csv", ".csv", "an item per line, for spreadsheets and pandas", "quanterr.outputs.csv"),
+    Output("html", ".html", "one page: answer, map, all layers; works offline", "quanterr.outputs.page.rendering"),
+    Output("md", ".md", "a section for a model card", "quanterr.outputs.card"),
+    Output("junit", ".xml", "JUnit XML, as CI systems show it", "quanterr.outputs.junit"),
+)

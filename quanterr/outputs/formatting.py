@@ -1,0 +1,129 @@
+"""Helpers that all outputs share: numbers as text, and the results of gates in words."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from quanterr.documents.gate_results import Gate, Violation
+from quanterr.util.text import display, format_decisive, format_exact, listed, size
+
+if TYPE_CHECKING:
+    from quanterr.documents.base import Finding, Score
+
+UNDEFINED = "undefined"
+LONG = 2000  # maximum length of a sentence
+SHOWN = 5  # candidates that are named
+
+
+def format_db(value: float | None, unit: str = "") -> str:
+    """Format a level in dB with two decimals, such as "27.04"."""
+    return UNDEFINED if value is None else f"{value:.2f}{unit}"
+
+
+def format_number(value: float | None) -> str:
+    """Format with four significant digits; "0" only for exactly 0."""
+    return UNDEFINED if value is None else f"{value:.4g}"
+
+
+def format_if_known(value: float | None, digits: str = ".2f", otherwise: str = "-") -> str:
+    """Format a number of a table; ``otherwise`` stands for None."""
+    return otherwise if value is None else f"{value:{digits}}"
+
+
+def format_percent(value: float | None) -> str:
+    """Format a share as a percentage, such as "4.56 %"."""
+    return UNDEFINED if value is None else f"{100 * value:.3g} %"
+
+
+def format_change(value: float) -> str:
+    """Format a change in per cent with two significant digits, from 100 on as a whole number."""
+    return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"
+
+
+def format_cosine(value: float | None) -> str:
+    """Format with eight decimals, or as "1 - 1.2e-12" where these would round to 1."""
+    if value is None:
+        return UNDEFINED
+    text = f"{value:.8f}"
+    return f"1 - {1 - value:.1e}" if abs(float(text)) == 1 and value < 1 else text
+
+
+def format_in_units(score: "Score", value: float, error: float | None = None, digits: int = 5, sign: str = "") -> str:
+    """Format a value in the unit of its score, such as "0.01234 ± 0.0005"; shares in per cent, bytes in KiB or MiB."""
+    if score.unit == "B":
+        return format_size_change(value, sign)
+    scale, unit = (100, " %") if score.unit == "%" else (1, " dB" if score.unit == "dB" else "")
+    margin = "" if error is None else f" ± {scale * error:.2g}"
+    return f"{scale * value:{sign}.{digits}g}{margin}{unit}"
+
+
+def format_size_change(n_bytes: float, plus: str = "+") -> str:
+    """Format a change of size, such as "-64.50 KiB"."""
+    return ("-" if n_bytes < 0 else plus) + size(abs(n_bytes))
+
+
+def format_observed(value: float | None, limit: float | None = None) -> str:
+    """Format with five digits, or with as many as it takes to show on which side of the limit the value is."""
+    return UNDEFINED if value is None else format_decisive(value, limit)
+
+
+DOUBTS = (
+    "identical",
+    "swapped_sides",
+    "lossless_codes",
+    "quantized_original",
+    "another_source",
+    "config_mismatch",
+    "left_unquantized",
+)
+
+
+def list_doubts(verdict: str, findings: Iterable["Finding"]) -> list[str]:
+    """Return messages of findings that question the comparison, unless the verdict is already inconclusive."""
+    if verdict == "inconclusive":
+        return []
+    questions = (found.message for found in findings if found.code in DOUBTS and found.severity != "info")
+    return list(dict.fromkeys(questions))
+
+
+def format_doubts(found: Sequence[str]) -> str:
+    """Return the doubts as a suffix of a verdict, such as ", but: the arguments may be swapped"."""
+    return f", but: {'; '.join(map(sentence, found))}" if found else ""
+
+
+def format_answer(word: str, found: Sequence[str], words: str) -> str:
+    """Return a verdict with its doubts and conclusion, such as "compared: …"."""
+    return f"{word}{format_doubts(found)}{'; ' if found else ': '}{words}"
+
+
+def name_candidates(names: Sequence[str], candidates: int) -> str:
+    """Return the names of candidates that share something, or "all 3 candidates"."""
+    if len(names) < max(candidates, 2):
+        return listed(names, SHOWN)
+    return "both candidates" if candidates == 2 else f"all {candidates:,} candidates"
+
+
+def describe_gate(gate: Gate) -> tuple[str, str]:
+    """Return in words whether a gate holds, and the tone: pass, warning or fail."""
+    if gate.status == "pass":
+        return "holds", "pass"
+    return ("does not hold", "fail") if gate.severity == "error" else ("does not hold, a warning", "warning")
+
+
+def is_said_in_numbers(gate: Gate) -> bool:
+    """Return True if a gate's observed value and margin tell its whole result, without layers or a reason."""
+    return gate.observed is not None and not gate.reason and all(one.layer is None for one in gate.violations)
+
+
+def describe_violation(violation: Violation, limit: float | None = None) -> str:
+    """Describe where a gate does not hold and by how much; names ``limit`` if given."""
+    where = "the whole" if violation.layer is None else display(violation.layer)
+    if violation.observed is None:
+        return f"{where}: {sentence(violation.reason or UNDEFINED)}"
+    description = "" if limit is None else f", limit {format_exact(limit)}"
+    description += "" if violation.margin is None else f", margin {format_decisive(violation.margin, 0)}"
+    return f"{where}: {format_decisive(violation.observed, limit)}{description}"
+
+
+def sentence(text: str) -> str:
+    """Return a text of a document, escaped and cut to ``LONG`` characters."""
+    return display(text, LONG)

@@ -1,0 +1,1 @@
+"""Views as HTML pages that work offline."""

@@ -1,0 +1,281 @@
+"""Views in the terminal, with the answer last.
+
+Without a terminal (a pipe, a CI log) tables are ASCII and as wide as their widest row. Narrow terminals leave out the
+least important columns; names and numbers are never cut.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import IO, NamedTuple, NoReturn
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from quanterr.documents.base import Finding
+from quanterr.documents.gate_results import drop_gate_messages
+from quanterr.outputs.block_map import draw_block_maps
+from quanterr.outputs.formatting import LONG, format_answer, sentence
+from quanterr.outputs.sections import (
+    TERMINAL,
+    VERBOSE,
+    BarCell,
+    BlockMap,
+    Chart,
+    FigureGroup,
+    Findings,
+    Gates,
+    LayerName,
+    Lines,
+    Part,
+    Table,
+    View,
+)
+from quanterr.util.colors import use_color
+from quanterr.util.text import count, display
+
+NO_LIMIT = 1 << 16  # columns
+NARROWEST = 48  # columns; no table needs to cut cells at this width
+STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow", None: "bold"}
+SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+MAX_FINDINGS = 10
+NAME_WIDTH = 24  # minimum width of a name before it is folded
+RED, YELLOW = 5 / 6, 1 / 2  # shares above which bars have these colours: SNR below 10 and 30 dB
+WEIGHT = ".weight"
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> NoReturn:
+        """Leave the error to the caller: rich would exit with 1, which means that a gate failed."""
+        raise BrokenPipeError
+
+
+def console(file: IO[str], color: str = "auto") -> Console:
+    """Return a console for a stream. ``color`` is auto, always or never."""
+    colored = use_color(file, color)
+    columns = os.environ.get("COLUMNS", "")
+    asked = int(columns) if columns.isdecimal() else 0
+    width = None if file.isatty() else max(asked, NARROWEST) if asked else NO_LIMIT
+    return _Console(
+        file=file, force_terminal=colored, no_color=not colored, width=width, highlight=False, markup=False, emoji=False
+    )
+
+
+class Outcome(NamedTuple):
+    """The outcome of a command: its exit status, the files it wrote and the command it proposes."""
+
+    status: int | None = None
+    wrote: Sequence[str] = ()
+    next_step: str = ""
+
+
+NO_OUTCOME = Outcome()
+
+
+def show(view: View, to: Console, answer: Outcome = NO_OUTCOME, verbose: bool = False, plot: bool = True) -> None:
+    """Print a view: sections, then findings, then the answer.
+
+    ``verbose`` adds sections for verbose terminals and prints all findings; ``plot`` draws maps in a terminal.
+    """
+    wrap = not to.is_terminal
+    facts = (f"{title}: {''.join(display(text, LONG) for text in texts)}" for title, texts in view.facts)
+    to.print(Text("; ".join(facts)), soft_wrap=wrap)
+    media = {TERMINAL, VERBOSE} if verbose else {TERMINAL}
+    sections = [section for section in view.sections if media & set(section.media)]
+    for section in sections:
+        before = None
+        for part in section.parts:
+            if isinstance(part, BlockMap) and not (plot and to.file.isatty()):
+                continue
+            if isinstance(part, Findings | Gates | Chart):
+                continue
+            if not (isinstance(before, Table) and isinstance(part, Lines)):  # a table is followed by an empty line
+                to.print()
+            _print_part(part, to)
+            before = part
+    found = [one for section in sections for part in section.parts if isinstance(part, Findings) for one in part.found]
+    print_findings(found, to, verbose)
+    to.print()
+    to.print(Text(view.about, style="dim"), soft_wrap=wrap)
+    for reason in _reasons(view, found):
+        to.print(Text(display(reason, LONG), style=STYLES[view.verdict]), soft_wrap=wrap)
+    if answer.next_step:  # unwrapped, so that it can be pasted
+        to.print(Text(f"next: {display(answer.next_step, LONG)}", style="dim"), soft_wrap=True)
+    to.print(Text(format_conclusion(view, answer), style=_pick_style(view)), soft_wrap=wrap)
+
+
+def format_conclusion(view: View, answer: Outcome) -> str:
+    """Return the last line, such as "PASS (exit 0): …. Wrote a.json", with doubts about the comparison."""
+    written = ", ".join(display(_relative_path(path)) for path in answer.wrote)
+    words = f"{view.conclusion}. Wrote {written}" if written else view.conclusion
+    if view.word is None:
+        return words
+    status = "" if answer.status is None else f" (exit {int(answer.status)})"
+    return format_answer(f"{view.word.upper()}{status}", view.doubts, words)
+
+
+def _pick_style(view: View) -> str:
+    """Return the style of the last line; a pass without gates is not an approval and gets no colour."""
+    return STYLES["inconclusive"] if view.doubts and view.word != "fail" else STYLES.get(view.word, "bold")
+
+
+def _reasons(view: View, found: Sequence[tuple[str, Finding]]) -> Iterator[str]:
+    """Yield the reasons for the verdict that do not repeat a finding; commands print gates separately."""
+    for reason in drop_gate_messages(view.reasons, view.gates) if view.verdict not in ("pass", None) else ():
+        if not any(one.message in reason for _, one in found):
+            yield reason
+
+
+def _print_part(part: Part, to: Console) -> None:
+    wrap = not to.is_terminal
+    if isinstance(part, Table):
+        print_table(part, to)
+    elif isinstance(part, FigureGroup):
+        _print_figures(part, to)
+    elif isinstance(part, BlockMap):
+        for picture in draw_block_maps(part.weights(), to.width, unicode="utf" in (to.encoding or "").lower()):
+            to.print(picture)
+    elif isinstance(part, Lines):
+        for line in part.lines:
+            to.print(Text(display(line, LONG), style="yellow" if part.warn else ""), soft_wrap=wrap)
+
+
+def print_table(part: Table, to: Console) -> None:
+    """Print a table with its title, and say what was left out."""
+    wrap = not to.is_terminal
+    rows, left_out = _shorten_names(part)
+    to.print(Text(part.title, style="bold"), soft_wrap=wrap)  # rich would wrap the title to the width of the table
+    table = _fit_table(part, rows, to)
+    to.print(table)
+    kept = {column.header for column in table.columns}
+    notes = [f"names without {left_out}"] if left_out else []
+    notes += [column.legend for column in part.columns if column.legend and column.header in kept]
+    narrow = ", ".join(column.header for column in part.columns if column.header not in kept)
+    notes += [f"too narrow for: {narrow}"] if narrow else []
+    if notes:
+        to.print(Text("; ".join(notes), style="dim"), soft_wrap=wrap)
+    if part.more:
+        to.print(Text(f"and {part.more:,} more, in the JSON"), soft_wrap=wrap)
+
+
+def _shorten_names(part: Table) -> tuple[list[tuple[str, Sequence[str]]], str]:
+    """Remove the common prefix and suffix from the names; return the rows, and what was removed as text."""
+    names = [row[0] for row in part.rows if isinstance(row[0], LayerName)]
+    prefix, suffix = _common_ends(names) if len(names) == len(part.rows) else ("", "")
+    rows: list[tuple[str, Sequence[str]]] = [
+        (row[0].removeprefix(prefix).removesuffix(suffix), row[1:]) for row in part.rows
+    ]
+    return rows, " and ".join(display(end) for end in (prefix, suffix) if end)
+
+
+def _common_ends(names: Sequence[str]) -> tuple[str, str]:
+    """Return the common prefix, whole words without numbers, and ".weight" if all end in it; each name keeps a word."""
+    suffix = WEIGHT if len(names) > 1 and all(name.endswith(WEIGHT) for name in names) else ""
+    words = [name.removesuffix(suffix).split(".")[:-1] for name in names]
+    if len(names) < 2:
+        return "", ""
+    alike = takewhile(lambda same: len(set(same)) == 1 and not same[0].isdecimal(), zip(*words, strict=False))
+    return "".join(f"{same[0]}." for same in alike), suffix
+
+
+def _print_figures(part: FigureGroup, to: Console) -> None:
+    to.print(Text(part.title, style="bold"), soft_wrap=not to.is_terminal)
+    table = _bare_table(_is_plain(to))
+    table.show_header = False
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, value, unit, note in part.shown:
+        table.add_row(Text(title), Text(f"{value}{f' {unit}' if unit else ''}{f'; {display(note)}' if note else ''}"))
+    if part.shown:
+        to.print(table)
+
+
+def _is_plain(to: Console) -> bool:
+    """Return True if tables must be drawn in ASCII."""
+    return not to.file.isatty() or "utf" not in (to.encoding or "").lower()
+
+
+def _relative_path(path: str) -> str:
+    """Return the path relative to the current folder if it is inside."""
+    try:
+        relative = os.path.relpath(path)
+    except ValueError:  # on another drive
+        return path
+    return path if relative.startswith(os.pardir) else relative
+
+
+def _bare_table(plain: bool) -> RichTable:
+    """Return a table without columns."""
+    return RichTable(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=plain)
+
+
+def _fit_table(part: Table, rows: Sequence[tuple[str, Sequence[str]]], to: Console) -> RichTable:
+    """Return a table that drops the least important columns until it fits the console; the first column holds names."""
+    columns, plain = part.columns, _is_plain(to)
+    widths = [max([len(c.header), *(len(row[n]) for _, row in rows)]) + 3 for n, c in enumerate(columns)]
+    name = min(max((len(display(name)) for name, _ in rows), default=0), NAME_WIDTH)
+    kept = list(range(len(columns)))
+    while len(kept) > 1 and name + 4 + sum(widths[n] for n in kept) > to.width:
+        kept.remove(max(kept, key=lambda n: columns[n].rank))
+    table = _bare_table(plain)
+    table.add_column(part.first, overflow="fold", min_width=name)
+    for n in kept:
+        table.add_column(
+            columns[n].header, justify="right" if columns[n].right else "left", no_wrap=len(kept) > 1, overflow="fold"
+        )
+    for shown, row in rows:
+        table.add_row(Text(display(shown)), *(_draw(row[n], plain) for n in kept))
+    return table
+
+
+def _draw(cell: str, plain: bool) -> Text:
+    """Return a cell as text; bars are drawn in eighths of a character, red where long."""
+    if plain or not isinstance(cell, BarCell):
+        return Text(display(cell, LONG))
+    eighths = round(cell.share * BarCell.WIDTH * 8)
+    bar = "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
+    style = "red" if cell.share > RED else "yellow" if cell.share > YELLOW else "green"
+    return Text(bar.ljust(BarCell.WIDTH), style=style)
+
+
+def print_findings(found: Sequence[tuple[str, Finding]], to: Console, verbose: bool) -> None:
+    """Print the worst findings, or all if ``verbose``, grouped by layer."""
+    groups = _group_by_layer(found)
+    shown = groups if verbose else groups[:MAX_FINDINGS]
+    if shown:
+        to.print()
+    for (name, first), *others in shown:
+        message = f"{display(name)}: {first.message}" if name else first.message
+        to.print(_finding(first, message), soft_wrap=not to.is_terminal)
+        for _, item in others:
+            message = item.message.removeprefix(f"{display(item.layer or '')}: ")
+            to.print(Text("  and ") + _finding(item, message), soft_wrap=not to.is_terminal)
+    left = sum(map(len, groups[len(shown) :]))
+    if left:
+        to.print(Text(f"and {count(left, 'more finding')} (-v shows all)"))
+    if shown:
+        codes = ", ".join(dict.fromkeys(display(item.code) for group in shown for _, item in group))
+        to.print(Text(f"for details, run quanterr explain NAME: {codes}", style="dim"), soft_wrap=not to.is_terminal)
+
+
+def _group_by_layer(found: Sequence[tuple[str, Finding]]) -> list[list[tuple[str, Finding]]]:
+    """Group findings by candidate and layer; the most severe come first, among groups and within each."""
+    severities = list(SEVERITIES)
+    groups: dict[object, list[tuple[str, Finding]]] = {}
+    for n, (name, item) in enumerate(found):
+        groups.setdefault(n if item.layer is None else (name, item.layer), []).append((name, item))
+    for group in groups.values():
+        group.sort(key=lambda one: severities.index(one[1].severity))
+    return sorted(groups.values(), key=lambda group: severities.index(group[0][1].severity))
+
+
+def _finding(item: Finding, message: str) -> Text:
+    text = Text(f"{item.severity}: ", style=SEVERITIES[item.severity])
+    text.append(sentence(message), style="default not bold")
+    if item.remedy:
+        remedy = sentence(item.remedy)
+        end = "" if item.message.endswith("?") else "."
+        text.append(f"{end} {remedy[0].upper()}{remedy[1:]}", style="default not bold")
+    return text

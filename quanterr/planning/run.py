@@ -1,0 +1,348 @@
+"""A plan: the best recipe for each layer under a budget, from measurements on the real weights."""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import fsum, log10, sqrt
+from typing import Unpack
+
+from msgspec.structs import replace
+
+from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.comparison import compare_each
+from quanterr.documents.base import Tool
+from quanterr.documents.comparison.kept_layers import original_bytes, stored_bytes
+from quanterr.documents.comparison.model import Layer, LosslessLayer, Report
+from quanterr.documents.plan.model import ORIGINAL, Measure, Plan, PlannedLayer, Point, Uniform
+from quanterr.errors import Interrupted, UsageError
+from quanterr.findings.files import FALLBACK, LEFT
+from quanterr.options import PlanKeywords, PlanOptions, SameIn
+from quanterr.options.keywords import accept_fields_of
+from quanterr.pairing.importance import architecture_of
+from quanterr.planning.goals import LIMITS, METRICS, SQUARED, WEIGHTED, Goal, parse_goal
+from quanterr.recipes import PRESETS, parse_recipe, parse_recipes
+from quanterr.roles import block_of, role_of
+from quanterr.util.knapsack import KnapsackItem, solve, trace_path
+from quanterr.util.text import count, display, listed, size
+from quanterr.version import __version__
+
+POINTS = 40  # points of the curve, about
+ROUNDED = 5e-4  # tolerance in bits per weight: a recipe with 4.50025 fits a budget of 4.5
+SUMMED = 1e-12  # relative tolerance of a cost: layers, groups and steps are added up in other orders
+# Where the costs of each measure come from.
+SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", **dict.fromkeys(METRICS, "sensitivity")}
+BETTER = (
+    ": a guess, which can be worse than one format for all layers. "
+    "quanterr evaluate ORIGINAL --text FILE --sensitivity s.json measures how much each layer matters (of a denoiser: "
+    "--inputs FILE)"
+)
+GUESSES = {
+    SQUARED: "without --sensitivity every squared error counts the same" + BETTER,
+    WEIGHTED: "without --sensitivity the errors of all outputs count the same" + BETTER,
+}
+
+# Projections that runtimes fuse into one matrix, and the name that replaces them in a group's key.
+FUSED = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"\b(q|k|v)_proj\b|\bto_[qkv]\b|\b(query|key|value)\b", "qkv"),
+        (r"\b(gate|up)_proj\b|\bw[13]\b", "gate_up"),
+        (r"\bexperts\.\d+\b", "experts"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerOption:
+    """One layer as one recipe stores it."""
+
+    recipe: str  # the recipe that stores it: a fallback if rows do not fill blocks
+    nbytes: int
+    cost: float
+    error: float  # Σe²
+    layer: Layer | LosslessLayer | None  # None if it stays as it is in the original
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannableLayer:
+    """A layer with its possible recipes."""
+
+    name: str
+    elements: int
+    signal: float  # Σx²
+    fingerprint: str | None  # fingerprint of the original
+    original: str  # format of the original
+    options: Mapping[str, _LayerOption]  # recipe → option
+
+
+@accept_fields_of(PlanOptions)
+def plan(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[PlanKeywords]) -> Plan:
+    """Choose a recipe for each layer: the least cost within a budget, or the least size within a limit on the cost.
+
+    ``options`` are the fields of :class:`quanterr.options.PlanOptions`, by name. Every layer may also stay as it is.
+    With ``sensitivity``, the cost is the predicted KLD or output error; with ``importance`` alone, the squared error
+    weighted by the importance matrix; otherwise the squared error.
+
+    Raises:
+        UsageError: there is no goal or more than one; the goal cannot be met (the message gives the least possible); or
+            as ``sweep``.
+        CheckpointError, ResourceError: as ``sweep``.
+        Interrupted: the run was stopped.
+    """
+    return plan_layers(original, PlanOptions(**options))
+
+
+def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptions) -> Plan:
+    """Choose a recipe for each layer as :func:`plan` does, with all options in one object."""
+    goal = parse_goal(chosen)
+    recipes = parse_recipes(chosen.to or PRESETS, chosen.scales)
+    with ExitStack() as stack:
+        checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
+        reports = compare_each(checkpoint, recipes, chosen, samples=False)
+        if not all(report.complete for report in reports):
+            raise Interrupted("interrupted before all layers were measured: no plan")
+        nbytes, architecture = checkpoint.nbytes, architecture_of(checkpoint)
+        for recipe, report in zip(recipes, reports, strict=True):
+            if report.verdict == "inconclusive":
+                raise UsageError(f"{recipe.name}: {display('; '.join(report.reasons), 2000)}")
+        by_recipe = {recipe.name: report for recipe, report in zip(recipes, reports, strict=True)}
+
+        def make(amount: float) -> Plan:
+            return _make_plan(goal._replace(amount=amount), by_recipe, nbytes, architecture, chosen.same_in)
+
+        if not chosen.verify:
+            return make(goal.amount)
+        from quanterr.planning.verification import keep_limit, measure
+
+        if goal.kind == "kld":
+            return replace(keep_limit(goal.amount, make, checkpoint, chosen), goal=str(goal))
+        plan = make(goal.amount)
+        return replace(plan, measured=measure(plan, checkpoint, chosen))
+
+
+def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architecture: str, same_in: SameIn) -> Plan:
+    measure = goal.measure
+    rows, left_out = _collect_layers(reports, measure)
+    if not rows:
+        raise UsageError(f"no layer can be planned: the {SOURCES[measure]} names no layer")
+    groups = _group_layers(rows, same_in)
+    names = [_shared_recipes(group) for group in groups]
+    choices = [
+        [
+            KnapsackItem(
+                sum(row.options[recipe].nbytes for row in group), fsum(row.options[recipe].cost for row in group)
+            )
+            for recipe in own
+        ]
+        for group, own in zip(groups, names, strict=True)
+    ]
+    fixed = nbytes - sum(row.options[ORIGINAL].nbytes for row in rows)
+    elements = sum(row.elements for row in rows)
+    limit = _byte_limit(goal, fixed, elements)
+    least = sum(min(choice.nbytes for choice in own) for own in choices)
+    if least > limit:
+        in_bits = f"{8 * least / elements:.4g} bits per weight"
+        in_bytes = (
+            f"{size(fixed + least)}, of which {size(fixed)} are not planned; -l '*' also plans embeddings and heads"
+        )
+        shown = in_bits if goal.kind == "bits" else in_bytes
+        raise UsageError(f"{goal}: cannot be met; the least possible is {shown}")
+    signal = fsum(row.signal for row in rows)
+    most = _cost_limit(goal, signal)
+    solved = _solve(choices, limit, most)
+    if solved is None:
+        raise UsageError(f"{goal}: cannot be met")
+    picks, bound = solved
+    recipe_of = {row.name: own[pick] for group, own, pick in zip(groups, names, picks, strict=True) for row in group}
+    layers = [_make_layer(row, recipe_of[row.name]) for row in rows]
+    planned_bytes = sum(layer.bytes for layer in layers)
+    error = fsum(row.options[recipe_of[row.name]].error for row in rows)
+    first = next(iter(reports.values()))
+    curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sample_curve(trace_path(choices))]
+    notes = [GUESSES[measure]] if measure in GUESSES else []
+    notes += [first.settings.calibration] if first.settings.calibration else []
+    every = [found for report in reports.values() for found in report.findings]
+    notes += [found.message for found in every if found.code in (LEFT, FALLBACK)]
+    if left_out:
+        notes.append(
+            f"the {SOURCES[measure]} does not name {count(len(left_out), 'layer')}, left unquantized: "
+            f"{listed(left_out, 3)}"
+        )
+    return Plan(
+        tool=Tool(name="quanterr", version=__version__),
+        original=first.original.path,
+        original_bytes=nbytes,
+        architecture=architecture,
+        selection=first.selection,
+        goal=str(goal),
+        measure=measure,
+        notes=notes,
+        recipes=[*reports, ORIGINAL],
+        bytes=fixed + planned_bytes,
+        bits_per_weight=8 * planned_bytes / elements,
+        cost=fsum(layer.cost for layer in layers),
+        bound=bound,
+        snr_db=10 * log10(signal / error) if error else None,
+        least_bytes=fixed + round(least),
+        unplanned_bytes=fixed,
+        layers=layers,
+        uniform=sorted((_make_uniform(name, rows, fixed, limit, most) for name in reports), key=lambda one: one.bytes),
+        curve=curve,
+        knee=_find_knee(curve),
+        run=first.run,
+    )
+
+
+def _collect_layers(reports: Mapping[str, Report], measure: Measure) -> tuple[list[_PlannableLayer], list[str]]:
+    """Return the layers with their options, and the names of layers whose cost is unknown."""
+    found: dict[str, dict[str, Layer | LosslessLayer]] = defaultdict(dict)
+    for recipe, report in reports.items():
+        stored_layers: list[Layer | LosslessLayer] = [*report.layers, *report.lossless]
+        for layer in stored_layers:
+            if len(layer.tensor_shape) > 1 and layer.format != layer.original_format:
+                found[layer.layer_name][recipe] = layer
+    rows, left_out = [], []
+    for name, stored in found.items():
+        any_layer = next(iter(stored.values()))
+        signal = (any_layer.original_norm or 0.0) ** 2
+        options = {recipe: _make_option(recipe, layer, measure) for recipe, layer in stored.items()}
+        known = {recipe: option for recipe, option in options.items() if option is not None}
+        if len(known) < len(options):
+            left_out.append(name)
+            continue
+        nbytes = original_bytes(any_layer.original_dtype, any_layer.tensor_elements)
+        known[ORIGINAL] = _LayerOption(ORIGINAL, nbytes, 0.0, 0.0, None)
+        rows.append(
+            _PlannableLayer(
+                name,
+                any_layer.tensor_elements,
+                signal,
+                any_layer.original_fingerprint,
+                any_layer.original_format,
+                known,
+            )
+        )
+    return rows, left_out
+
+
+def _make_option(recipe: str, layer: Layer | LosslessLayer, measure: Measure) -> _LayerOption | None:
+    """Return a layer's option for a recipe; None if its cost is unknown."""
+    nbytes = stored_bytes(layer.bits_per_weight, layer.tensor_elements)
+    recipe = parse_recipe(recipe).for_columns(layer.tensor_shape[-1]).name
+    if isinstance(layer, LosslessLayer):
+        return _LayerOption(recipe, nbytes, 0.0, 0.0, layer)
+    error = layer.error_norm**2
+    weighted = layer.weighted_error_norm
+    costs = {SQUARED: error, WEIGHTED: None if weighted is None else weighted**2}
+    cost = costs[measure] if measure in costs else getattr(layer, METRICS[measure])
+    return None if cost is None else _LayerOption(recipe, nbytes, cost, error, layer)
+
+
+def _group_layers(rows: Sequence[_PlannableLayer], same_in: SameIn) -> list[list[_PlannableLayer]]:
+    """Group the layers that must share a recipe."""
+    found: dict[str, list[_PlannableLayer]] = defaultdict(list)
+    for row in rows:
+        found[_group_key(row.name, same_in)].append(row)
+    return list(found.values())
+
+
+def _group_key(name: str, same_in: SameIn) -> str:
+    """Return the key of the group that a layer belongs to."""
+    if same_in == "block":
+        return block_of(name) or name
+    if same_in == "role":
+        return role_of(name)
+    for pattern, word in FUSED:
+        name = pattern.sub(word, name)
+    return name
+
+
+def _shared_recipes(group: Sequence[_PlannableLayer]) -> list[str]:
+    """Return the recipes that all layers of a group can have."""
+    return [recipe for recipe in group[0].options if all(recipe in row.options for row in group)]
+
+
+def _byte_limit(goal: Goal, fixed: int, elements: int) -> float:
+    """Return the largest size in bytes that the planned layers may have; infinite without a limit."""
+    if goal.kind == "size":
+        return goal.amount - fixed
+    return (goal.amount + ROUNDED) * elements / 8 if goal.kind == "bits" else float("inf")
+
+
+def _cost_limit(goal: Goal, signal: float) -> float:
+    """Return the largest cost that the planned layers may have; infinite without a limit.
+
+    If the limit is the cost of a plan, this plan is within it.
+    """
+    if goal.kind == "snr":
+        return signal / 10 ** (goal.amount / 10) * (1 + SUMMED)
+    return goal.amount * (1 + SUMMED) if goal.kind in LIMITS else float("inf")
+
+
+def _solve(choices: Sequence[Sequence[KnapsackItem]], limit: float, most: float) -> tuple[list[int], float] | None:
+    """Return the choice of each group and a lower bound; None if nothing meets the limits.
+
+    Args:
+        choices: the options of each group.
+        limit: largest size in bytes; the cost is minimized, and the bound is a cost.
+        most: largest cost; if finite, the size is minimized instead, and the bound is the cost reached.
+    """
+    if most == float("inf"):
+        found = solve(choices, limit)
+        return None if found is None else (found.picks, found.bound)
+    found = solve([[KnapsackItem(choice.cost, choice.nbytes) for choice in own] for own in choices], most)
+    if found is None:
+        return None
+    return found.picks, fsum(own[pick].cost for own, pick in zip(choices, found.picks, strict=True))
+
+
+def _make_layer(row: _PlannableLayer, recipe: str) -> PlannedLayer:
+    option = row.options[recipe]
+    layer = option.layer
+    return PlannedLayer(
+        layer_name=row.name,
+        display_name=display(row.name),
+        recipe=option.recipe,
+        format=row.original if layer is None else layer.format,
+        elements=row.elements,
+        bytes=option.nbytes,
+        bits_per_weight=8 * option.nbytes / row.elements,
+        snr_db=10 * log10(row.signal / option.error) if option.error and row.signal else None,
+        cost=option.cost,
+        original_norm=sqrt(row.signal),
+        original_fingerprint=row.fingerprint,
+    )
+
+
+def _make_uniform(recipe: str, rows: Sequence[_PlannableLayer], fixed: int, limit: float, most: float) -> Uniform:
+    """Return the size and the cost of one recipe for every layer that supports it."""
+    options = [row.options.get(recipe, row.options[ORIGINAL]) for row in rows]
+    nbytes = sum(option.nbytes for option in options)
+    cost = fsum(option.cost for option in options)
+    return Uniform(recipe, fixed + nbytes, cost, nbytes <= limit and cost <= most)
+
+
+def _sample_curve(points: Sequence[KnapsackItem]) -> list[KnapsackItem]:
+    """Return about POINTS of the points, including both ends."""
+    step = max((len(points) - 1) / (POINTS - 1), 1)
+    places = sorted({min(round(n * step), len(points) - 1) for n in range(POINTS)})
+    return [points[place] for place in places]
+
+
+def _find_knee(curve: Sequence[Point]) -> Point | None:
+    """Return the point where the curve of log cost over size is furthest below the line between its ends."""
+    known = [point for point in curve if point.cost > 0]
+    if len(known) < 3:
+        return None
+    first, last = known[0], known[-1]
+    wide = last.bytes - first.bytes or 1
+    high = log10(first.cost / last.cost) or 1.0
+
+    def below(point: Point) -> float:
+        return 1 - (point.bytes - first.bytes) / wide - log10(point.cost / last.cost) / high
+
+    best = max(known, key=below)
+    return best if below(best) > 0 else None
