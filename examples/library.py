@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 import quanterr
-from quanterr.documents.comparison.model import Layer, Report
+from quanterr.documents.comparison.layer import Layer
+from quanterr.documents.comparison.model import Report
 
 
 def look(path: str) -> None:

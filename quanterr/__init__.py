@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from quanterr.comparison import compare
     from quanterr.comparison.measure import measure
     from quanterr.comparison.ranking import rank, sweep
+    from quanterr.documents.comparison.layer import METRICS
     from quanterr.documents.comparison.model import Report
     from quanterr.documents.diff.making import diff
     from quanterr.documents.kinds import read_document
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from quanterr.formats import FORMATS
     from quanterr.gates import judge
     from quanterr.inspection import inspect
-    from quanterr.metrics import METRICS, theoretical_sqnr
+    from quanterr.metrics import theoretical_sqnr
     from quanterr.options import CompareOptions, EvaluateOptions
     from quanterr.planning.run import plan
     from quanterr.recipes.tensors import (

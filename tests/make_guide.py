@@ -187,12 +187,13 @@ def block_map() -> str:
 
 def metrics() -> str:
     """Return a table of METRICS, then of AGGREGATES."""
-    from quanterr.metrics import AGGREGATES, METRICS
+    from quanterr.documents.comparison.aggregate import AGGREGATES
+    from quanterr.documents.comparison.layer import METRICS
 
     tables = []
     for title, rows in (("of a layer", METRICS), ("of the model and of each group", AGGREGATES)):
-        lines = [f"| {title} | unit | better | definition |", "|---|---|---|---|"]
-        lines += [f"| `{m.name}` | {m.unit} | {m.better} | {_cell(m.formula)} |" for m in rows]
+        lines = [f"| {title} | shown as | unit | better | definition |", "|---|---|---|---|---|"]
+        lines += [f"| `{m.name}` | {_cell(m.title)} | {m.unit} | {m.better} | {_cell(m.formula)} |" for m in rows]
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
 

@@ -20,25 +20,23 @@ from msgspec.structs import replace
 
 from quanterr.comparison.assembly import LayerGroup, _compute_compared_fraction, _describe_bucket
 from quanterr.documents.base import RunInfo, Tool
+from quanterr.documents.comparison.layer import Layer, LosslessLayer, WorstElement
 from quanterr.documents.comparison.model import (
     BucketSize,
     Coverage,
     FormatNote,
-    Layer,
-    LosslessLayer,
     NotCompared,
     Report,
     Selection,
     Settings,
     Side,
     StoredFile,
-    WorstElement,
-    convert_values,
 )
 from quanterr.documents.gate_results import Gate, Violation
 from quanterr.findings import make_finding
-from quanterr.metrics import METRICS, Measurement, compute_metrics
+from quanterr.metrics import Measurement
 from quanterr.metrics.histogram import Histogram
+from quanterr.metrics.scores import compute_scores
 from quanterr.metrics.sums import RowSums, Sums, exact
 from quanterr.pairing.model import Bucket
 from quanterr.roles import block_of, role_of
@@ -234,7 +232,7 @@ def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) ->
     scales = shape[0] if bits == 8 else 0
     uniform = 8 if format_name.startswith("int8") else None
     measured = Measurement(sums, sums.n * bits + 32 * scales, sums.n * 16, uniform, counts_saturated=bits == 8)
-    values, nonfinite = compute_metrics(METRICS, measured)
+    values, nonfinite = compute_scores(Layer, measured)
     return Layer(
         **header(name, shape, format_name),
         block_size=(1, shape[-1]) if scales else None,
@@ -249,7 +247,7 @@ def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) ->
         worst_element=WorstElement((sums.n % shape[0], 17), 0.1, 0.1 + sums.e_max),
         evidence=(f"codes {format_name}, scale {display(name)}_scale",) if scales else (),
         nonfinite=nonfinite,
-        **convert_values(values),
+        **values,
     )
 
 

@@ -435,7 +435,7 @@ class TestGitHub:
         first, reason = path.read_text().split("### quanterr: inconclusive\n\n")
 
         assert first.startswith("### quanterr: pass\n\n## Weight fidelity\n")
-        assert "| SNR, pooled |" in first
+        assert "| SNR |" in first
         assert "<!--" not in first
         assert reason.startswith("- ")
         assert "| gate |" not in reason
@@ -454,7 +454,7 @@ class TestGitHub:
         assert Status.OK == done.returncode, done.stderr
         assert "| gate | holds |" in text
         assert "Since the baseline: 0 layers worse, 0 better" in text
-        assert "| SNR, pooled |" in text
+        assert "| SNR |" in text
         assert "layers, the worst first, by SNR:" in text
         assert 1 == text.count("| yes |")  # the gates once
         assert "| holds |" not in text.replace("| gate | holds |", "")

@@ -257,7 +257,7 @@ class TestIdenticalLayers:
     def test_have_no_size_of_their_own(self):
         assert "fail" == gate(made(lossless=["a"]), "quantized_norm >= 0").status
 
-    def test_perfect_values_follow_from_the_metrics_themselves(self):
+    def test_perfect_values_are_those_of_the_metrics(self):
         assert (inf, 0.0, 1.0, inf) == tuple(
             EQUAL_LAYER[name] for name in ("snr_db", "nmse", "cosine_similarity", "effective_bits")
         )

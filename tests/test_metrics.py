@@ -1,25 +1,28 @@
 import math
+from dataclasses import replace
 from math import ceil, inf, nan, sqrt
 
 import numpy as np
 import pytest
 import torch
 from making import compared, fp8_codes, int8_codes, numbers, summed
+from msgspec import to_builtins
 
 from quanterr import theoretical_sqnr
-from quanterr.documents.comparison.model import KINDS
+from quanterr.documents.comparison.aggregate import AGGREGATES, Aggregate
+from quanterr.documents.comparison.layer import METRICS, Layer
 from quanterr.metrics import (
-    AGGREGATES,
     LAYER_PERCENTILES,
-    METRICS,
+    NONFINITE,
     OUTLIER,
     PERCENTILES,
     PREDICTED,
     RELATIVE_OUTLIER,
+    LayerValues,
     Measurement,
-    compute_metrics,
 )
 from quanterr.metrics.attainable import Attainable
+from quanterr.metrics.scores import collect_scores, compute_scores
 from quanterr.metrics.sums import KEPT_ROWS, Sums
 
 NAMES = [metric.name for metric in METRICS]
@@ -27,9 +30,16 @@ AGGREGATE_NAMES = [metric.name for metric in AGGREGATES]
 EVERY_PERCENTILE = tuple(PERCENTILES)
 
 
+def plain(values):
+    """The values as JSON has them."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in to_builtins(values).items()}
+
+
 def measured(x, y, wide=False, **known):
     """All metrics of two tensors, and what is named as undefined among them."""
-    return compute_metrics(METRICS, Measurement(summed(torch.as_tensor(x), torch.as_tensor(y), wide=wide), **known))
+    sums = summed(torch.as_tensor(x), torch.as_tensor(y), wide=wide)
+    values, nonfinite = compute_scores(Layer, Measurement(sums, **known))
+    return plain(values), nonfinite
 
 
 @pytest.mark.parametrize("rows", [METRICS, AGGREGATES], ids=["METRICS", "AGGREGATES"])
@@ -42,7 +52,46 @@ class TestTable:
     def test_tells_everything_of_each_row(self, rows):
         assert [row.name for row in rows if not row.formula] == []
         assert {row.better for row in rows} <= {"lower", "higher", ""}
-        assert {row.kind for row in rows} <= KINDS.keys()
+        assert [row.name for row in rows if row.of is None] == []
+
+
+def of_equal_sides(scale):
+    """The sums of a weight and itself; its norm and spread are integers, so that nothing is rounded."""
+    x = torch.tensor([[1.0, 1.0, 7.0, 7.0]]) * scale
+    sums = summed(x, x)
+    return replace(sums, weighted_x_sq=sums.x_sq)
+
+
+EQUAL_SAMPLE = Attainable(n=4, x_sq=1.0, e_sq=0.0, best_sq=0.0, stored_sq=0.0)
+EQUAL_LAYERS = LayerValues([0.0], [0.0], [inf], [], {name: [0.0] for name in PREDICTED})
+
+
+@pytest.mark.parametrize("kind", [Layer, Aggregate])
+@pytest.mark.parametrize("predicts", PREDICTED)
+def test_declared_values_of_equal_sides_are_what_the_formulas_give(kind, predicts):
+    for scale in (1.0, 2.0):
+        measured = Measurement(
+            of_equal_sides(scale), attainable=EQUAL_SAMPLE, alpha=scale, predicts=predicts, layers=EQUAL_LAYERS
+        )
+        values, nonfinite = compute_scores(kind, measured)
+        found = {name: NONFINITE.get(nonfinite.get(name), value) for name, value in plain(values).items()}
+        declared = {name: one.equal for name, one in collect_scores(kind).items() if one.equal is not None}
+        declared = {name: value for name, value in declared.items() if name not in PREDICTED or name == predicts}
+
+        percentiles = {name for name in declared if isinstance(found[name], dict)}
+        assert {name: value for name, value in declared.items() if name not in percentiles} == {
+            name: found[name] for name in declared.keys() - percentiles
+        }
+        assert all(found[name]["p50"] == declared[name] == 0 for name in percentiles)
+
+
+def test_values_of_equal_sides_are_declared_wherever_they_are_the_same_for_all_tensors():
+    (first, _), (second, _) = (
+        compute_scores(Layer, Measurement(of_equal_sides(scale), attainable=EQUAL_SAMPLE)) for scale in (1.0, 2.0)
+    )
+    same = {name for name, value in first.items() if isinstance(value, float | int) and value == second[name]}
+
+    assert same - {"bits_per_weight"} <= {name for name, one in collect_scores(Layer).items() if one.equal is not None}
 
 
 class TestTheoreticalSqnr:
@@ -122,9 +171,7 @@ def hand_worked():
     sums.saturated = 1
     attainable = Attainable(4, x_sq=21.0, e_sq=1.3125, best_sq=0.21, clipped_sq=0.1, off=1, clipped=1)
     attainable = attainable._replace(stored_sq=0.3, good_sq=0.1)
-    return compute_metrics(
-        METRICS, Measurement(sums, 40, 64, 8, counts_saturated=True, attainable=attainable, alpha=8.0)
-    )
+    return compute_scores(Layer, Measurement(sums, 40, 64, 8, counts_saturated=True, attainable=attainable, alpha=8.0))
 
 
 class TestByHand:
@@ -134,6 +181,7 @@ class TestByHand:
     @pytest.mark.parametrize("name", NAMES)
     def test_metric_is(self, name):
         values, nonfinite = hand_worked()
+        values = plain(values)
         expected = BY_HAND[name]
 
         assert nonfinite == {}
@@ -141,7 +189,7 @@ class TestByHand:
 
     def test_a_sensitivity_of_recorded_calls_predicts_their_output_error(self):
         sums = summed(torch.tensor(X), torch.tensor(Y))
-        values, _ = compute_metrics(METRICS, Measurement(sums, alpha=8.0, predicts="predicted_output_error"))
+        values, _ = compute_scores(Layer, Measurement(sums, alpha=8.0, predicts="predicted_output_error"))
 
         assert (8 / 16, None) == (values["predicted_output_error"], values["predicted_kld"])
 
@@ -167,7 +215,7 @@ class TestByHand:
     def test_outliers_are_above_the_threshold_that_was_asked_for(self):
         x = torch.zeros(1, 4)
         sums = summed(x, torch.tensor([[0.5, 0.25, -0.75, 0.125]]), outlier=0.25)
-        values, _ = compute_metrics(METRICS, Measurement(sums))
+        values, _ = compute_scores(Layer, Measurement(sums))
 
         assert values["outlier_pct"] == 50.0
 
@@ -456,15 +504,15 @@ class TestUndefined:
             assert nonfinite == {"pearson_correlation": "nan"}
 
     def test_aggregates_of_no_layer_are_null_and_named(self):
-        values, nonfinite = compute_metrics(AGGREGATES, Measurement(Sums()))
+        values, nonfinite = compute_scores(Aggregate, Measurement(Sums()))
         percentiles = {"relative_error_percentiles", "absolute_error_percentiles"}
         weighted = {"weighted_nmse", "weighted_snr_db", *PREDICTED}  # null without the files that these need
         of_scales = {"attainable_snr_db", "excess_db", "worst_layer_excess_db"}  # and without nearest codes
         of_scales |= {"format_snr_db", "scale_loss_db", "avoidable_db"}
 
         assert dict.fromkeys(set(AGGREGATE_NAMES) - percentiles - weighted - of_scales, "nan") == nonfinite
-        assert dict.fromkeys(LAYER_PERCENTILES) == values["relative_error_percentiles"]
-        assert dict.fromkeys(PERCENTILES) == values["absolute_error_percentiles"]
+        assert dict.fromkeys(LAYER_PERCENTILES) == to_builtins(values["relative_error_percentiles"])
+        assert dict.fromkeys(PERCENTILES) == to_builtins(values["absolute_error_percentiles"])
 
 
 def keyed(percentiles):

@@ -214,7 +214,7 @@ class TestImportance:
         found = json.loads(rank(folder, "fp8", "int8", "--importance", path, "--json").stdout)
 
         assert all(abs(c["weighted_snr_db"] - c["snr_db"]) < 1e-6 for c in found["candidates"])
-        assert "weighted dB" in rank(folder, "fp8", "int8", "--importance", path).stdout
+        assert "weighted SNR dB" in rank(folder, "fp8", "int8", "--importance", path).stdout
 
 
 @pytest.fixture(scope="module")

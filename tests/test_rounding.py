@@ -298,7 +298,7 @@ def test_every_output_has_the_share_of_rounded_inputs(original, tmp_path):
         assert weights[name][column] == pytest.approx(float(rows[name][column]))
         assert weights["lm_head.weight"][column] is None
         assert rows["lm_head.weight"][column] == ""
-    assert "share of both" in paths[2].read_text()
+    assert "share of inputs" in paths[2].read_text()
     of_both = dict(zip(weights, make_columns(map_rows(found))["columns"]["of_both_0"], strict=True))
     assert weights[name]["share_of_inputs"] == pytest.approx(of_both[name], rel=5e-3)  # three digits
 

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import summed, summed_by_chunk
 
-from quanterr.metrics import METRICS, Measurement, compute_metrics
+from quanterr.documents.comparison.layer import Layer
+from quanterr.metrics import Measurement
+from quanterr.metrics.scores import compute_scores
 from quanterr.metrics.sums import ADDED, KEPT_ROWS, ONE, Sums, as_float, exact, worst_rows
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -26,7 +28,7 @@ def facts(sums):
     """
     told = {field.name: getattr(sums, field.name) for field in fields(Sums) if field.init}
     told["rows"] = worst_rows(sums.rows.items())
-    return told, compute_metrics(METRICS, Measurement(sums, 8, 16, 8, True))
+    return told, compute_scores(Layer, Measurement(sums, 8, 16, 8, True))
 
 
 @st.composite

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from quanterr.documents.base import Finding
-    from quanterr.documents.comparison.model import Layer, Report
+    from quanterr.documents.comparison.layer import Layer
+    from quanterr.documents.comparison.model import Report
     from quanterr.documents.document import Result
     from quanterr.documents.ranking.model import Ranking
     from quanterr.outputs import Output

@@ -9,21 +9,18 @@ import msgspec
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.documents.base import Finding, RunInfo, Tool
+from quanterr.documents.comparison.aggregate import Aggregate
+from quanterr.documents.comparison.layer import Layer, LosslessLayer, WorstElement
 from quanterr.documents.comparison.model import (
-    Aggregate,
     BucketSize,
     Coverage,
     FormatNote,
-    Layer,
-    LosslessLayer,
     NotCompared,
     Report,
     Selection,
     Settings,
     Side,
     StoredFile,
-    WorstElement,
-    convert_values,
 )
 from quanterr.findings import (
     FindingCollector,
@@ -48,18 +45,10 @@ from quanterr.findings.siblings import report_sibling_inputs
 from quanterr.findings.structure import check_structure
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.kernel.native_sums import add_histograms
-from quanterr.metrics import (
-    AGGREGATES,
-    METRICS,
-    PREDICTED,
-    LayerValues,
-    Measurement,
-    compute_metrics,
-    finite,
-    original_norm,
-)
+from quanterr.metrics import PREDICTED, LayerValues, Measurement, finite, original_norm
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.histogram import Histogram
+from quanterr.metrics.scores import compute_scores
 from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.pairing import SIDES
 from quanterr.pairing.inputs import (
@@ -195,14 +184,14 @@ class LayerGroup:
         if self._x_sq:
             x_sq, e_sq, best_sq, good_sq = map(as_float, (self._x_sq, self._e_sq, self._best_sq, self._good_sq))
             self._measured.attainable = Attainable(0, x_sq, e_sq, best_sq, stored_sq=best_sq, good_sq=good_sq)
-        values, nonfinite = compute_metrics(AGGREGATES, self._measured)
+        values, nonfinite = compute_scores(Aggregate, self._measured)
         return Aggregate(
             total_layers=self._layers,
             total_elements=self._measured.sums.elements,
             original_bytes=self._measured.original_bits // 8,
             quantized_bytes=self._measured.stored_bits // 8,
             nonfinite=nonfinite,
-            **convert_values(values),
+            **values,
         )
 
 
@@ -491,7 +480,7 @@ def _make_layer(pair: Pair, done: ComparedWeight, alpha: float | None, predicts:
         alpha,
         predicts,
     )
-    values, nonfinite = compute_metrics(METRICS, measured)
+    values, nonfinite = compute_scores(Layer, measured)
     scales, worst = done.scales, done.worst
     any_finite = scales is not None and scales.mean is not None
     return Layer(
@@ -509,7 +498,7 @@ def _make_layer(pair: Pair, done: ComparedWeight, alpha: float | None, predicts:
         worst_element=WorstElement((worst.row, worst.col), worst.x, worst.y) if worst else None,
         evidence=pair.quantized.evidence,
         nonfinite=nonfinite,
-        **convert_values(values),
+        **values,
     )
 
 

@@ -1,19 +1,22 @@
 """All metrics of two tensors in memory, by the same kernel as for checkpoints."""
 
 import torch
+from msgspec import to_builtins
 from torch import Tensor
 
+from quanterr.documents.comparison.layer import Layer
 from quanterr.kernel.library import choose_kernel
 from quanterr.kernel.specification import SUMS_ALONE
 from quanterr.kernel.summing import Summer
-from quanterr.metrics import METRICS, OUTLIER, Measurement, Value, compute_metrics
+from quanterr.metrics import OUTLIER, Measurement, Value
+from quanterr.metrics.scores import compute_scores
 from quanterr.metrics.sums import Sums
 from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, Chunk, Cut, as_matrix
 from quanterr.tensors.workspace import Workspace
 
 
 def measure(x: Tensor, y: Tensor, outlier_threshold: float = OUTLIER) -> dict[str, Value]:
-    """Compute every metric of METRICS for an original ``x`` and its dequantized version ``y``.
+    """Compute every metric of a layer for an original ``x`` and its dequantized version ``y``.
 
     Both have the same shape and device, and any floating dtype; neither is changed. Metrics that depend on how y is
     stored (``bits_per_weight``, ``saturated_pct``, ``theoretical_sqnr_db``) are None, and so are undefined ones.
@@ -41,5 +44,6 @@ def measure(x: Tensor, y: Tensor, outlier_threshold: float = OUTLIER) -> dict[st
     summer, total = Summer(kernel, workspace, outlier_threshold), Sums()
     for chunk in Cut(rows, cols, CPU_CHUNK if x.device.type == "cpu" else DEVICE_CHUNK):
         total.add(summer.sum_values(load, chunk, (rows, cols), SUMS_ALONE, wide))
-    values, _ = compute_metrics(METRICS, Measurement(total))
-    return values | {"bits_per_weight": None}
+    values, _ = compute_scores(Layer, Measurement(total))
+    plain: dict[str, Value] = to_builtins(values | {"bits_per_weight": None})
+    return plain

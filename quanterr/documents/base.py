@@ -1,23 +1,19 @@
-"""Parts that all documents share: the base class, scores, findings and run information, and their strict JSON."""
+"""Parts that all documents share: the base class, findings and run information, and their strict JSON."""
 
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import isfinite
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import astuple
 
 from quanterr.documents.finding_codes import FORMER_NAMES
+from quanterr.metrics.scores import doc
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
-
-Number = float | None
-Count = Annotated[int, Meta(ge=0)]
-Better = Literal["lower", "higher"]
-Unit = Literal["", "nat", "dB", "B", "%"]  # "%": a share, shown in per cent
 
 _encoder = msgspec.json.Encoder()
 _pack = msgspec.msgpack.Encoder().encode
@@ -30,33 +26,6 @@ class Model(Struct, gc=False):
     Readers ignore unknown fields, so that results of newer minor versions can be read. Parts hold no reference cycles
     and are left out of garbage collection, which makes them smaller.
     """
-
-
-class Score(NamedTuple):
-    """A number that tables, gates, diffs and the JSON Schema describe."""
-
-    title: str
-    better: Better
-    formula: str
-    unit: Unit = ""
-    column: int | None = None  # place in tables, from the left; None: not shown there
-
-
-def doc(text: str) -> Meta:
-    """Return the annotation of a field that describes it in the JSON Schema."""
-    return Meta(description=text)
-
-
-def score(title: str, better: Better, formula: str, unit: Unit = "", column: int | None = None) -> Meta:
-    """Return the annotation of a field that is a score; the JSON Schema describes it by its formula."""
-    return Meta(description=formula, extra={"score": Score(title, better, formula, unit, column)})
-
-
-def collect_scores(kind: type[Model]) -> dict[str, Score]:
-    """Return the scores among the fields of a class, by field name."""
-    hints = get_type_hints(kind, include_extras=True)
-    annotated = ((name, note) for name, hint in hints.items() for note in getattr(hint, "__metadata__", ()))
-    return {name: note.extra["score"] for name, note in annotated if isinstance(note, Meta) and note.extra}
 
 
 class Finding(Model):

@@ -1,11 +1,25 @@
 """Parts of a view that all documents share: the verdict, doubts about it, and how the document was made."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from quanterr.documents.base import Model
 from quanterr.documents.document import Document
-from quanterr.outputs.formatting import list_doubts
-from quanterr.outputs.sections import LAYERS, PAGE, FactList, Facts, Maps, PageScripts, Section, View
+from quanterr.metrics.scores import Score, list_columns
+from quanterr.outputs.formatting import UNDEFINED, format_db, format_percent, list_doubts
+from quanterr.outputs.sections import (
+    LAYERS,
+    PAGE,
+    CellColumn,
+    Column,
+    FactList,
+    Facts,
+    Maps,
+    PageScripts,
+    Section,
+    View,
+)
 from quanterr.util.text import count, size
 
 
@@ -33,6 +47,33 @@ def make_view(
     judged = getattr(document, "candidates", [document]) if verdict else []
     doubts = list_doubts(verdict or "", (found for one in judged for found in getattr(one, "findings", ())))
     return View(heading, verdict, conclusion, reasons, facts, shown, about, document.made_by, maps, done, doubts)
+
+
+def list_number_columns(
+    kind: type[Model], of: Callable[[Any], Any] = lambda item: item, otherwise: str = "-", digits: int = 4
+) -> list[CellColumn[Any]]:
+    """Return a column for each number that a class declares for tables, from left to right.
+
+    ``of`` returns the instance of an item that a row shows; ``otherwise`` stands for numbers that do not exist.
+    """
+    return [
+        (
+            Column(one.heading, one.column or 0),
+            lambda item, one=one: format_score(of(item), one, otherwise, digits),  # type: ignore[misc]
+        )
+        for one in list_columns(kind)
+    ]
+
+
+def format_score(values: Model, declared: Score, otherwise: str = "-", digits: int = 4) -> str:
+    """Return a number of a document in its unit; "exact" if it is infinite, as an SNR without an error is."""
+    value: float | None = getattr(values, declared.name)
+    if value is None:
+        infinite = getattr(values, "nonfinite", {}).get(declared.name)
+        return otherwise if infinite is None else "exact" if infinite == "+inf" else UNDEFINED
+    if declared.unit == "dB":
+        return format_db(value)
+    return format_percent(value) if declared.unit == "share" else f"{value:.{digits}g}"
 
 
 def _describe_run(document: Document, settings: Sequence[tuple[str, str]]) -> Section:

@@ -17,12 +17,14 @@ import msgspec
 from msgspec import DecodeError, Struct, defstruct
 from msgspec.structs import fields, replace
 
-from quanterr.documents.base import Count, Model
+from quanterr.documents.base import Model
 from quanterr.documents.checksum import EDITED, UNCHECKED, check_blocks, is_unedited, warn
 from quanterr.documents.comparison import FINGERPRINT, LISTS, NORM
-from quanterr.documents.comparison.model import Layer, LosslessLayer, Report
+from quanterr.documents.comparison.layer import Layer, LosslessLayer
+from quanterr.documents.comparison.model import Report
 from quanterr.documents.document import Document
 from quanterr.errors import ReportError
+from quanterr.metrics.scores import Count
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Self
 
 from msgspec import Struct
 
-from quanterr.documents.base import Score
 from quanterr.documents.gate_results import HasGates, Word
 from quanterr.errors import UsageError
 from quanterr.metrics import NONFINITE
+from quanterr.metrics.scores import Score
 from quanterr.outputs.formatting import name_candidates
 from quanterr.util.text import display
 

@@ -11,7 +11,7 @@ from quanterr.gates.verdicts import collect_values, format_rule, format_value
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
-    from quanterr.documents.comparison.model import Layer
+    from quanterr.documents.comparison.layer import Layer
 
 
 def make_violation_check(rules: list[Rule], baseline: Subject | None) -> "Callable[[Layer], str | None]":

@@ -5,7 +5,8 @@ from math import sqrt
 
 from msgspec.structs import replace
 
-from quanterr.documents.comparison.model import Layer, LosslessLayer, Report
+from quanterr.documents.comparison.layer import Layer, LosslessLayer
+from quanterr.documents.comparison.model import Report
 from quanterr.documents.comparison.same_original import find_other_tensor
 from quanterr.documents.gate_results import Gate, Violation
 from quanterr.documents.plan.model import ORIGINAL, Plan, PlannedLayer
@@ -94,6 +95,8 @@ def _is_cast(layer: Layer) -> bool:
     if layer.quantized_dtype not in CASTS or layer.quantized_dtype == layer.original_dtype or not layer.finite:
         return False
     relative, least = CASTS[layer.quantized_dtype]
+    if layer.error_norm is None or layer.original_norm is None:
+        return False
     if layer.error_norm > relative * layer.original_norm + least * sqrt(layer.tensor_elements):
         return False
     may_be_subnormal = layer.quantized_dtype == FLOAT16  # relative errors of subnormals have no limit

@@ -8,12 +8,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
+
+from quanterr.documents.comparison.aggregate import AGGREGATES
+from quanterr.documents.comparison.layer import METRICS
 from quanterr.documents.comparison.values import REPORT_METRICS
 from quanterr.documents.finding_codes import CODES, FORMER_NAMES
 from quanterr.errors import MEANINGS, UsageError
 from quanterr.gates.expression import FUNCTIONS
-from quanterr.guide.words import HEADINGS, WORDS
-from quanterr.metrics import AGGREGATES, METRICS, Metric
+from quanterr.guide.words import WORDS
+from quanterr.metrics.scores import Score, collect_scores
 from quanterr.roles import ALIASES
 from quanterr.util.text import display
 
@@ -129,16 +133,17 @@ def list_metrics() -> Iterator[GuideEntry]:
     """Yield one entry per metric of layers, of the model and of reports."""
     for place, rows in (("a layer", METRICS), ("the model and each group", AGGREGATES)):
         for metric in rows:
-            text = f"## {metric.name}\n\nMetric of {place}{_describe_direction(metric)}: {metric.formula}."
-            yield GuideEntry(metric.name, text, HEADINGS.get(metric.name, ()))
+            what = f"Metric of {place}{_describe_direction(metric)}, shown as {metric.title}"
+            text = f"## {metric.name}\n\n{what}: {metric.formula}."
+            yield GuideEntry(metric.name, text, [metric.title])
     for name, row in REPORT_METRICS.items():
         yield GuideEntry(name, f"## {name}\n\nMetric of the report: {row.summary}.")
 
 
-def _describe_direction(metric: Metric) -> str:
-    """Return the unit of a metric and which direction is better."""
-    unit = f", in {metric.unit}" if metric.unit else ""
-    return f"{unit}, {metric.better} is better" if metric.better else unit
+def _describe_direction(declared: Score) -> str:
+    """Return the unit of a number and which direction is better."""
+    unit = {"": "", "share": ", a share"}.get(declared.unit, f", in {declared.unit}")
+    return f"{unit}, {declared.better} is better" if declared.better else unit
 
 
 def list_functions() -> Iterator[GuideEntry]:
@@ -169,22 +174,29 @@ def list_fields() -> Sequence[GuideEntry]:
 
     found: list[GuideEntry] = []
     known = {metric.name for metric in (*METRICS, *AGGREGATES)} | REPORT_METRICS.keys()
-    units = {"": "", "%": ", a share"}
     for kind in KINDS.values():
         noun = kind.name.lower()
         of = noun if noun.endswith("s") else f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
-        scores, described = kind.values.VOCABULARY.scores, _describe_fields(kind)
+        scores, described = _collect_scores(kind), _describe_fields(kind)
         for name in dict.fromkeys((*scores, *described)):
             if (name in known and name not in scores) or PERCENTILE.fullmatch(name):
                 continue
-            what, words = f"Field of {of}", list(HEADINGS.get(name, ()))
-            if score := scores.get(name):
-                unit = units.get(score.unit, f", in {score.unit}")
-                what = f"Metric of {of}{unit}, {score.better} is better, shown as {score.title}"
-                words.append(score.title)
+            what, words = f"Field of {of}", []
+            if declared := scores.get(name):
+                what = f"Metric of {of}{_describe_direction(declared)}, shown as {declared.title}"
+                words = [declared.title]
             texts = described.get(name, [])
             text = f": {texts[0]}." if len(texts) == 1 else "\n- ".join([":\n", *texts]) if texts else "."
             found.append(GuideEntry(name, f"## {name}\n\n{what}{text}", words))
+    return found
+
+
+def _collect_scores(kind: "DocumentKind") -> dict[str, Score]:
+    """Return the numbers that the parts of a kind of document declare."""
+    found = dict(kind.values.VOCABULARY.scores)
+    for part in vars(import_module(f"{kind.package}.model")).values():
+        if isinstance(part, type) and issubclass(part, Struct):
+            found |= collect_scores(part) | found
     return found
 
 

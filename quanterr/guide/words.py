@@ -1,31 +1,5 @@
-"""The words of outputs, as data for ``quanterr explain``: their meanings, and the headings that stand for a metric."""
+"""The words of outputs that are no declared numbers, with their meanings, as data for ``quanterr explain``."""
 
-from collections.abc import Mapping, Sequence
-
-# Metric or field → the headings under which it is shown.
-HEADINGS: Mapping[str, Sequence[str]] = {
-    "snr_db": ("SNR",),
-    "overall_snr_db": ("SNR, pooled",),
-    "worst_layer_snr_db": ("worst dB", "worst layer"),
-    "weighted_snr_db": ("weighted dB",),
-    "attainable_snr_db": ("attainable", "its scales allow"),
-    "excess_db": ("avoidable", "avoidable dB"),
-    "relative_error": ("relative", "rel.", "relative error"),
-    "mean_absolute_error": ("mean |e|",),
-    "max_absolute_error": ("max |e|",),
-    "cosine_similarity": ("cosine",),
-    "bits_per_weight": ("bits/w", "bits per weight"),
-    "best_layers": ("lowest error in",),
-    "output_error": ("output",),
-    "predicted_kld": ("pred. KLD",),
-    "share_of_block": ("share of block", "share of its block"),
-    "input_error": ("by rounded inputs", "rounded inputs", "output error by rounded inputs"),
-    "share_of_inputs": ("share of both", "of both", "share of rounded inputs in both"),
-    "worst_token_error": ("worst token",),
-    "router_kld": ("KL of probabilities",),
-    "same_experts": ("same experts",),
-    "mcnemar_p": ("p",),
-}
 WORDS = {
     "pass": "Verdict: everything selected was compared, and all gates hold. Without gates, the answer says `compared`.",
     "compared": "Everything selected was compared, but no limits were set, so nothing says whether the error is small "
@@ -72,6 +46,7 @@ WORDS = {
     "rank": "Column: the place of a candidate by its error; 1 has the least.",
     "not ranked": "A candidate that is damaged, incomplete or without a finite error.",
     "spread": "The difference between the largest and the least error of the candidates in a layer.",
+    "lowest error in": "Column: the number of layers in which a candidate has the least error of all.",
     "take from": "Column: the candidate that stores the layer better for its bytes, or the original.",
     "instead of": "Column: the recipe that differs in one choice only.",
     "what": "Column: the choice in which two recipes differ, such as bits or finer scales.",

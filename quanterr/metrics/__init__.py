@@ -1,10 +1,7 @@
-"""The metrics of a report, one row each, computed from sums. This module needs no torch.
+"""The formulas of a report's metrics, computed from sums. This module needs no torch.
 
-To add a metric, write a function of :class:`Measurement` and a row of METRICS; for groups and the whole model, also a
-row of AGGREGATES. The report's schema, `quanterr schema` and the README's table follow from the rows.
-
-Tools define some metrics differently: the formula of each row is the definition used here. x is the original, y the
-quantized weight, e = y - x, and n the number of elements that are finite on both sides.
+``Layer`` and ``Aggregate`` (documents/comparison) declare which of them a report has, under which name. x is the
+original, y the quantized weight, e = y - x, and n the number of elements that are finite on both sides.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, fsum, inf, isfinite, isnan, log10, nan, sqrt
-from typing import NamedTuple
 
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import RowSums, Sums, as_float, ratio
@@ -86,18 +82,6 @@ class LayerValues:
 
 Fields = dict[str, float | int | None]  # the value of a metric that has several named numbers
 Value = float | int | Fields | list[Fields] | None
-
-
-class Metric(NamedTuple):
-    """The declaration of one metric: name, unit, direction, formula and the function that computes it."""
-
-    name: str
-    unit: str
-    better: str  # "lower", "higher", or "" if neither
-    formula: str
-    of: Callable[[Measurement], Value]
-    kind: str = "number"  # "count", "percentiles", "rows", "experts"
-    later: bool = False  # whether it was added after report schema 1.1
 
 
 @lru_cache(maxsize=1 << 12)
@@ -237,6 +221,18 @@ def _list_values(what: str, sums: Iterable[tuple[int, RowSums]]) -> list[Fields]
     ]
 
 
+def max_absolute_error(m: Measurement) -> float:
+    return share(m.sums.e_max) if m.sums.n else nan
+
+
+def root_mean_squared_error(m: Measurement) -> float:
+    return sqrt(mean_squared_error(m))
+
+
+def bits_per_weight(m: Measurement) -> float:
+    return share(ratio(m.stored_bits, m.sums.elements))
+
+
 def percent(part: int, n: int) -> float:
     return share(100 * ratio(part, n)) if part or not n else 0.0
 
@@ -250,217 +246,17 @@ def finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def _predict(measured: Measurement, name: str) -> float | None:
+def predict_cost(measured: Measurement, name: str) -> float | None:
     """Return the cost that a sensitivity predicts for a weight; None unless this cost is the metric ``name``."""
     if measured.alpha is None or measured.predicts != name:
         return None
     return measured.alpha * ratio(measured.sums.e_sq, measured.sums.x_sq)
 
 
-def _add_predicted(measured: Measurement, name: str) -> float | None:
+def add_predicted(measured: Measurement, name: str) -> float | None:
     """Return the sum of a predicted cost over the layers of a group; None if no layer has a predicted cost."""
     values = measured.layers.predicted[name] if measured.layers else []
     return fsum(values) if values else None
-
-
-METRICS: tuple[Metric, ...] = (
-    Metric("mean_absolute_error", "", "lower", "Σ|e| / n", mean_absolute_error),
-    Metric("relative_error", "", "lower", "Σ|e| / Σ|x|, not the mean of |e|/|x|", relative_error),
-    Metric("max_absolute_error", "", "lower", "max |e|", lambda m: share(m.sums.e_max) if m.sums.n else nan),
-    Metric("min_absolute_error", "", "lower", "min |e|", lambda m: share(m.sums.e_min) if m.sums.n else nan),
-    Metric("std_absolute_error", "", "lower", "√(Σe²/n - (Σ|e|/n)²), population", std_absolute_error),
-    Metric("mean_squared_error", "", "lower", "Σe² / n", mean_squared_error),
-    Metric("root_mean_squared_error", "", "lower", "√(Σe² / n)", lambda m: sqrt(mean_squared_error(m))),
-    Metric("mean_error", "", "", "Σe / n (bias)", lambda m: ratio(as_float(m.sums.e), m.sums.n)),
-    Metric("max_relative_error", "", "lower", "max |e|/|x| over x ≠ 0", max_relative_error),
-    Metric(
-        "mean_relative_error",
-        "",
-        "lower",
-        "Σ(|e|/|x|) / count, over x ≠ 0; dominated by weights near zero",
-        lambda m: ratio(as_float(m.sums.relative), m.sums.x_nonzero),
-    ),
-    Metric(
-        "zero_reference_elements",
-        "",
-        "lower",
-        "number of elements with x = 0 and y ≠ 0",
-        lambda m: m.sums.zero_reference,
-        "count",
-    ),
-    Metric("snr_db", "dB", "higher", "10·log10(Σx² / Σe²), the same as 20·log10(‖x‖ / ‖e‖)", snr_db),
-    Metric("nmse", "", "lower", "Σe² / Σx²", lambda m: ratio(m.sums.e_sq, m.sums.x_sq)),
-    Metric(
-        "weighted_nmse",
-        "",
-        "lower",
-        "Σ a·e² / Σ a·x², a the mean square of the column's activation; null without an importance matrix",
-        weighted_nmse,
-    ),
-    Metric(
-        "weighted_error_norm",
-        "",
-        "lower",
-        "√(Σ a·e²): the error of the output if inputs are uncorrelated; null without an importance matrix",
-        weighted_error_norm,
-    ),
-    Metric(
-        "weighted_snr_db",
-        "dB",
-        "higher",
-        "-10·log10(weighted_nmse)",
-        lambda m: decibels(ratio(m.sums.weighted_x_sq, m.sums.weighted_e_sq)) if m.sums.weighted_x_sq else None,
-    ),
-    Metric(
-        "relative_l2_error",
-        "",
-        "lower",
-        "√(Σe² / Σx²) = ‖e‖ / ‖x‖",
-        lambda m: sqrt(ratio(m.sums.e_sq, m.sums.x_sq)),
-    ),
-    Metric("cosine_similarity", "", "higher", "Σxy / (‖x‖·‖y‖), in [-1, 1]", cosine_similarity),
-    Metric(
-        "pearson_correlation",
-        "",
-        "higher",
-        "cosine of x - mean(x) and y - mean(y), in [-1, 1]",
-        pearson_correlation,
-    ),
-    Metric("original_norm", "", "", "‖x‖ = √Σx²", original_norm),
-    Metric("quantized_norm", "", "", "‖y‖ = √Σy²", lambda m: sqrt(as_float(m.sums.y_sq))),
-    Metric("error_norm", "", "lower", "‖e‖ = √Σe²", lambda m: sqrt(as_float(m.sums.e_sq))),
-    Metric(
-        "absolute_error_percentiles",
-        "",
-        "lower",
-        "|e| that this share of the elements does not exceed, within 0.5 %",
-        percentiles,
-        "percentiles",
-    ),
-    Metric(
-        "outlier_pct",
-        "%",
-        "lower",
-        "share of elements with |e| above settings.outlier_threshold",
-        lambda m: percent(m.sums.outliers, m.sums.n),
-    ),
-    Metric(
-        "relative_outlier_pct",
-        "%",
-        "lower",
-        "share of elements with |e| > 1 % of |x|",
-        lambda m: percent(m.sums.relative_outliers, m.sums.n),
-    ),
-    Metric("worst_rows", "", "", "the output rows with the lowest SNR, the worst first", worst_row_values, "rows"),
-    Metric(
-        "experts", "", "", "the matrices of a stack, one by one; empty for a single matrix", expert_values, "experts"
-    ),
-    Metric(
-        "zeroed_pct",
-        "%",
-        "lower",
-        "share of elements with x ≠ 0 and y = 0",
-        lambda m: percent(m.sums.zeroed, m.sums.n),
-    ),
-    Metric(
-        "saturated_pct",
-        "%",
-        "lower",
-        "share of codes at the end of their range (±448, ±57344, ±127, -128); null for formats without a scale",
-        lambda m: percent(m.sums.saturated, m.sums.n) if m.counts_saturated else None,
-    ),
-    Metric(
-        "bits_per_weight",
-        "bit",
-        "lower",
-        "stored bits of all parts / elements",
-        lambda m: share(ratio(m.stored_bits, m.sums.elements)),
-    ),
-    Metric(
-        "theoretical_sqnr_db",
-        "dB",
-        "",
-        "6.02·bits + 1.76: a full-scale sine in uniform integer codes; null for other codes",
-        lambda m: theoretical_sqnr(m.uniform_bits) if m.uniform_bits else None,
-    ),
-    Metric(
-        "attainable_snr_db",
-        "dB",
-        "higher",
-        "10·log10(Σx² / Σe*²) over a sample of rows, e* the error of the nearest codes with the stored scales; null "
-        "if the nearest codes are unknown",
-        lambda m: m.attainable.snr_db if m.attainable else None,
-        later=True,
-    ),
-    Metric(
-        "excess_db",
-        "dB",
-        "lower",
-        "attainable_snr_db - the actual SNR of the same rows; 0 for plain rounding",
-        lambda m: m.attainable.excess_db if m.attainable else None,
-        later=True,
-    ),
-    Metric(
-        "format_snr_db",
-        "dB",
-        "higher",
-        "attainable_snr_db + scale_loss_db: the SNR of the nearest codes with good scales, which the format can "
-        "reach; null if scales or groups are unknown",
-        lambda m: m.attainable.format_snr_db if m.attainable else None,
-        later=True,
-    ),
-    Metric(
-        "scale_loss_db",
-        "dB",
-        "lower",
-        "gain in SNR of good scales, made from the largest values of sampled groups, over the stored scales, with the "
-        "nearest codes of each; 0 if the stored scales are better",
-        lambda m: m.attainable.scale_loss_db if m.attainable else None,
-        later=True,
-    ),
-    Metric(
-        "avoidable_db",
-        "dB",
-        "lower",
-        "scale_loss_db + excess_db: format_snr_db - the actual SNR of the sample",
-        lambda m: m.attainable.avoidable_db if m.attainable else None,
-        later=True,
-    ),
-    Metric(
-        "off_code_pct",
-        "%",
-        "lower",
-        "share of sampled elements, not clipped, whose code is 2 or more steps from the nearest one",
-        lambda m: percent(m.attainable.off, m.attainable.n - m.attainable.clipped) if m.attainable else None,
-        later=True,
-    ),
-    Metric(
-        "clipped_pct",
-        "%",
-        "lower",
-        "share of sampled elements beyond the range of their scale by more than half a step",
-        lambda m: percent(m.attainable.clipped, m.attainable.n) if m.attainable else None,
-        later=True,
-    ),
-    Metric(
-        "predicted_kld",
-        "nat",
-        "lower",
-        "alpha · nmse: the KLD predicted for the error of this weight alone; null without a sensitivity for it",
-        lambda m: _predict(m, "predicted_kld"),
-        later=True,
-    ),
-    Metric(
-        "predicted_output_error",
-        "",
-        "lower",
-        "alpha · nmse: the error of a denoiser's output, ‖y - x‖² / ‖x‖², predicted for the error of this weight "
-        "alone; null without a sensitivity of recorded calls for it",
-        lambda m: _predict(m, "predicted_output_error"),
-        later=True,
-    ),
-    Metric("effective_bits", "bit", "higher", "(snr_db - 1.76) / 6.02", effective_bits),
-)
 
 
 def aggregate_layers(
@@ -495,109 +291,3 @@ def relative_error_percentiles(m: Measurement) -> Fields:
     values = m.layers.relative_error if m.layers else []
     ordered = [] if any(map(isnan, values)) else sorted(values)
     return {key: quantile(ordered, q) if ordered else None for key, q in LAYER_PERCENTILES.items()}
-
-
-def _find_row(name: str) -> Metric:
-    return next(metric for metric in METRICS if metric.name == name)
-
-
-AGGREGATES: tuple[Metric, ...] = (
-    _find_row("mean_absolute_error")._replace(formula="Σ|e| / n over all elements"),
-    Metric(
-        "median_absolute_error",
-        "",
-        "lower",
-        "median over layers of their mean_absolute_error",
-        aggregate_layers(lambda v: v.mean_absolute_error, median),
-    ),
-    _find_row("max_absolute_error")._replace(
-        formula="max |e| over all elements: the true maximum, not the maximum of layer means"
-    ),
-    _find_row("mean_squared_error"),
-    _find_row("root_mean_squared_error"),
-    Metric(
-        "mean_relative_error",
-        "",
-        "lower",
-        "Σ|e| / Σ|x| over all elements, not the mean over layers",
-        relative_error,
-    ),
-    Metric(
-        "median_relative_error",
-        "",
-        "lower",
-        "median over layers of their relative_error",
-        aggregate_layers(lambda v: v.relative_error, median),
-    ),
-    _find_row("max_relative_error")._replace(formula="max |e|/|x| over all elements with x ≠ 0"),
-    Metric(
-        "relative_error_percentiles",
-        "",
-        "lower",
-        "percentiles over layers of their relative_error, linear between the nearest",
-        relative_error_percentiles,
-        "layer_percentiles",
-    ),
-    Metric(
-        "overall_snr_db",
-        "dB",
-        "higher",
-        "10·log10(ΣΣx² / ΣΣe²) over the layers that differ: energies are pooled, lossless tensors left out",
-        snr_db,
-    ),
-    Metric(
-        "mean_layer_snr_db",
-        "dB",
-        "higher",
-        "mean over layers of their snr_db",
-        aggregate_layers(lambda v: v.snr_db, mean),
-    ),
-    Metric("worst_layer_snr_db", "dB", "higher", "lowest snr_db of a layer", aggregate_layers(lambda v: v.snr_db, min)),
-    _find_row("attainable_snr_db")._replace(
-        formula="energies pooled over the layers that have one, the error of each reduced by its excess_db"
-    ),
-    _find_row("excess_db")._replace(formula="attainable_snr_db - the SNR of the same layers"),
-    _find_row("format_snr_db")._replace(formula="as attainable_snr_db, each error also reduced by its scale_loss_db"),
-    _find_row("scale_loss_db")._replace(formula="format_snr_db - attainable_snr_db"),
-    _find_row("avoidable_db")._replace(formula="scale_loss_db + excess_db"),
-    Metric(
-        "worst_layer_excess_db",
-        "dB",
-        "lower",
-        "highest excess_db of a layer; null if none has one",
-        lambda m: max(m.layers.excess_db) if m.layers and m.layers.excess_db else None,
-        later=True,
-    ),
-    _find_row("nmse"),
-    _find_row("weighted_nmse"),
-    _find_row("weighted_snr_db"),
-    _find_row("cosine_similarity"),
-    _find_row("absolute_error_percentiles")._replace(formula="as for a layer, over all elements"),
-    _find_row("predicted_kld")._replace(
-        formula="Σ over the layers with a sensitivity; too low beyond about 0.1; null if none has one",
-        of=lambda m: _add_predicted(m, "predicted_kld"),
-    ),
-    _find_row("predicted_output_error")._replace(
-        formula="Σ over the layers with a sensitivity of recorded calls; null if none has one",
-        of=lambda m: _add_predicted(m, "predicted_output_error"),
-    ),
-    _find_row("bits_per_weight")._replace(formula="stored bits of all parts / elements, over the layers that differ"),
-    Metric(
-        "compression_ratio",
-        "",
-        "higher",
-        "stored bits of the original / stored bits of the quantized, over the layers that differ",
-        lambda m: ratio(m.original_bits, m.stored_bits),
-    ),
-)
-
-
-def compute_metrics(rows: Sequence[Metric], measured: Measurement) -> tuple[dict[str, Value], dict[str, str]]:
-    """Compute the metrics ``rows``; return values by name, and ``+inf``, ``-inf`` or ``nan`` for each null one."""
-    values = {row.name: row.of(measured) for row in rows}
-    nonfinite = {
-        name: "nan" if value != value else "+inf" if value > 0 else "-inf"
-        for name, value in values.items()
-        if isinstance(value, float) and not isfinite(value)
-    }
-    return values | dict.fromkeys(nonfinite), nonfinite

@@ -7,7 +7,8 @@ from quanterr.documents.gate_results import Gate, Violation
 from quanterr.util.text import display, format_decisive, format_exact, listed, size
 
 if TYPE_CHECKING:
-    from quanterr.documents.base import Finding, Score
+    from quanterr.documents.base import Finding
+    from quanterr.metrics.scores import Score
 
 UNDEFINED = "undefined"
 LONG = 2000  # maximum length of a sentence
@@ -51,7 +52,7 @@ def format_in_units(score: "Score", value: float, error: float | None = None, di
     """Format a value in the unit of its score, such as "0.01234 ± 0.0005"; shares in per cent, bytes in KiB or MiB."""
     if score.unit == "B":
         return format_size_change(value, sign)
-    scale, unit = (100, " %") if score.unit == "%" else (1, " dB" if score.unit == "dB" else "")
+    scale, unit = (100, " %") if score.unit == "share" else (1, " dB" if score.unit == "dB" else "")
     margin = "" if error is None else f" ± {scale * error:.2g}"
     return f"{scale * value:{sign}.{digits}g}{margin}{unit}"
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from quanterr.documents.base import Finding
 from quanterr.documents.gate_results import Gate
+from quanterr.metrics.scores import Score
 from quanterr.outputs.formatting import name_candidates
 from quanterr.util.strict_json import JsonFields, JsonObject
 
@@ -230,6 +231,16 @@ class MapMetric(NamedTuple):
     column: str = ""  # heading in the table of layers
     is_wide: bool = False  # left out on narrow screens
     is_signed: bool = False  # the value is a change
+
+    @classmethod
+    def of(cls, score: Score) -> Self:
+        """Return a declared number as pages show it; narrow screens show only the first two columns."""
+        title = score.title[0].upper() + score.title[1:]
+        unit, heading = (
+            ("%", f"{title} %") if score.unit == "share" else (score.unit, title + score.heading[len(title) :])
+        )
+        log, is_wide = score.unit not in ("dB", "bit"), score.column is None or score.column > 1
+        return cls(title, score.better or "lower", unit, log, heading, is_wide)
 
 
 class Row(NamedTuple):

@@ -15,7 +15,8 @@ from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison import compare_each
 from quanterr.documents.base import Tool
 from quanterr.documents.comparison.kept_layers import original_bytes, stored_bytes
-from quanterr.documents.comparison.model import Layer, LosslessLayer, Report
+from quanterr.documents.comparison.layer import Layer, LosslessLayer
+from quanterr.documents.comparison.model import Report
 from quanterr.documents.plan.model import ORIGINAL, Measure, Plan, PlannedLayer, Point, Uniform
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings.files import FALLBACK, LEFT
@@ -234,6 +235,8 @@ def _make_option(recipe: str, layer: Layer | LosslessLayer, measure: Measure) ->
     recipe = parse_recipe(recipe).for_columns(layer.tensor_shape[-1]).name
     if isinstance(layer, LosslessLayer):
         return _LayerOption(recipe, nbytes, 0.0, 0.0, layer)
+    if layer.error_norm is None:
+        return None
     error = layer.error_norm**2
     weighted = layer.weighted_error_norm
     costs = {SQUARED: error, WEIGHTED: None if weighted is None else weighted**2}

@@ -119,7 +119,7 @@ def bench(folder: Path, original: Checkpoint, chunks: int, mixes: int) -> None:
 def row_of(original: Checkpoint, made: Checkpoint, candidate: Any, alphas: dict[str, float]) -> dict[str, Any]:
     """What is known of one model."""
     report = quanterr.compare(original, made, layers=["layers."], device="cpu")
-    nmse = {layer.layer_name: layer.nmse for layer in report.layers}
+    nmse = {layer.layer_name: layer.nmse for layer in report.layers if layer.nmse is not None}
     outputs = [w.output_error for w in candidate.weights if w.layer_name in nmse]
     return {
         "name": candidate.name,

@@ -6,8 +6,9 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
+from quanterr.documents.comparison.layer import Layer
 from quanterr.documents.comparison.layers import BUCKETS, describe_coverage, find_worst_expert
-from quanterr.documents.comparison.model import Layer, Report
+from quanterr.documents.comparison.model import Report
 from quanterr.documents.gate_results import drop_gate_messages
 from quanterr.metrics import NONFINITE, PERCENTILES
 from quanterr.outputs.formatting import sentence

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from quanterr.documents.comparison.model import Aggregate, Expert, Layer, Report
+from quanterr.documents.comparison.layer import Expert, Layer
+from quanterr.documents.comparison.model import Report
 from quanterr.outputs.formatting import format_db
 from quanterr.roles import Position, place_of
 from quanterr.util.text import count, display
@@ -32,14 +33,6 @@ SORTS = {
     "relative": ("relative_error", "relative error", True),
     "max": ("max_absolute_error", "max |e|", True),
 }
-
-
-def format_scale_metric(values: Layer | Aggregate, key: str, none: str = "-") -> str:
-    """Return ``attainable_snr_db`` or ``excess_db`` as text; "exact" if infinite, ``none`` if undefined."""
-    value = getattr(values, key)
-    if value is None:
-        return values.nonfinite.get(key, none).replace("+inf", "exact")
-    return format_db(value)
 
 
 def describe_comparison(report: Report) -> str:

@@ -1,159 +1,20 @@
 """The report of a comparison: plain data with a schema version, the only input of renderers and gates.
 
-Layers and aggregates have a field for each row of METRICS and AGGREGATES.
-
 History of ``schema_version``: 1.1 renames eight findings (finding_codes.FORMER_NAMES; former names are still read);
-1.2 adds the metrics marked ``later``, which are null in older reports.
+1.2 adds the metrics that may be missing.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from msgspec import Struct, defstruct
-
-from quanterr.documents.base import Count, Finding, Model, Number, RunInfo, doc
+from quanterr.documents.base import Finding, Model, RunInfo
 from quanterr.documents.comparison import LISTS, SCHEMA
+from quanterr.documents.comparison.aggregate import Aggregate
+from quanterr.documents.comparison.layer import Layer, LosslessLayer
 from quanterr.documents.document import Document
 from quanterr.documents.gate_results import Gate, Word
-from quanterr.metrics import AGGREGATES, LAYER_PERCENTILES, METRICS, PERCENTILES, Metric
-from quanterr.util.strict_json import JsonFields, JsonObject
-
-# Parts of layers hold tuples so that layers can share equal ones.
-
-
-class WorstRow(Model):
-    """An output row of a weight."""
-
-    row: int
-    snr_db: Number
-    max_absolute_error: float
-
-
-class Expert(Model):
-    """One matrix of a stack of experts."""
-
-    expert: Annotated[int, doc("index in the stack, from 0")]
-    snr_db: Number
-    max_absolute_error: float
-
-
-class WorstElement(Model):
-    """The element with the largest absolute error."""
-
-    index: Annotated[tuple[int, ...], doc("row and column in the weight as a matrix, from 0")]
-    x: float
-    y: float
-
-
-def _percentiles(name: str, keys: Mapping[str, float], about: str) -> type[Struct]:
-    kinds = [(key, Annotated[Number, doc(f"{100 * q:g} %")]) for key, q in keys.items()]
-    return defstruct(name, kinds, bases=(Model,), module=__name__, namespace={"__doc__": about})
-
-
-ElementPercentiles = _percentiles("ElementPercentiles", PERCENTILES, "Over elements.")
-LayerPercentiles = _percentiles("LayerPercentiles", LAYER_PERCENTILES, "Over layers.")
-
-KINDS: dict[str, Any] = {
-    "number": Number,
-    "count": Count,
-    "percentiles": ElementPercentiles,
-    "layer_percentiles": LayerPercentiles,
-    "rows": tuple[WorstRow, ...],
-    "experts": tuple[Expert, ...],
-}
-
-
-def _extend_with_metrics(base: type[Struct], name: str, rows: tuple[Metric, ...]) -> type[Struct]:
-    """Return a class that extends ``base`` with a field for each metric."""
-    kinds: list[Any] = []
-    for row in rows:
-        about = row.formula + (f" [{row.unit}]" if row.unit else "")
-        kinds.append((row.name, Annotated[KINDS[row.kind], doc(about)], *([None] if row.later else [])))
-    return defstruct(name, kinds, bases=(base,), module=__name__, namespace={"__doc__": base.__doc__}, kw_only=True)
-
-
-# Kinds of the metrics that are more than a number.
-STRUCTURED = {row.name: row.kind for row in (*METRICS, *AGGREGATES) if row.kind not in ("number", "count")}
-
-
-def convert_values(values: JsonFields) -> JsonObject:
-    """Return metric values with percentiles, rows and experts converted to the report's classes."""
-    made = dict(values)
-    for name, kind in STRUCTURED.items():
-        if name in made:
-            found = made[name]
-            if kind in ("rows", "experts"):
-                made[name] = tuple([(WorstRow if kind == "rows" else Expert)(**fields) for fields in found])
-            else:
-                made[name] = KINDS[kind](**found)
-    return made
-
-
-class _Weight(Model, kw_only=True):
-    layer_name: Annotated[str, doc("name in the original")]
-    display_name: Annotated[str, doc("layer_name with unprintable characters escaped")]
-    role: str
-    block: Annotated[str | None, doc("the model block that contains the layer, such as layers.12")]
-    format: Annotated[str, doc("see `quanterr formats`")]
-    original_format: str
-    comfy_format: Annotated[str | None, doc("format named by a ComfyUI label")]
-    original_dtype: str
-    quantized_dtype: str
-    tensor_shape: tuple[int, ...]
-    tensor_elements: Count
-    original_fingerprint: Annotated[str | None, doc("CRC-32 of some stored bytes: identifies the original")] = None
-
-
-class LosslessLayer(_Weight, kw_only=True):
-    """A weight with equal values on both sides; excluded from all averages."""
-
-    bits_per_weight: Number
-    original_norm: Annotated[Number, doc("identifies the original")] = None
-
-
-class _Layer(_Weight, kw_only=True):
-    """A weight whose values differ. x is the original, y the quantized weight, e = y - x."""
-
-    block_size: Annotated[tuple[int, ...] | None, doc("(rows, columns) that share a scale")]
-    scale_factor: Annotated[Number, doc("the scale, or the mean of several scales")]
-    scale_min: Number
-    scale_max: Number
-    scale_count: int
-    exact: bool
-    finite: Annotated[bool, doc("true if neither side has NaN or infinity")]
-    nonfinite_original_elements: int
-    nonfinite_quantized_elements: int
-    worst_element: WorstElement | None
-    evidence: Annotated[tuple[str, ...], doc("evidence for the detected format")]
-    nonfinite: Annotated[dict[str, str], doc("nan, +inf or -inf, by metric; these metrics are null")]
-
-
-class _Aggregate(Model, kw_only=True):
-    """Sums and metrics over all layers that differ, or over a group of them."""
-
-    total_layers: Count
-    total_elements: int
-    original_bytes: int
-    quantized_bytes: int
-    nonfinite: dict[str, str]
-
-
-if TYPE_CHECKING:
-
-    class Layer(_Layer):
-        """A weight whose values differ, with a field for each row of METRICS."""
-
-        def __init__(self, **fields: object) -> None: ...  # noqa: D107
-        def __getattr__(self, name: str) -> Any: ...
-
-    class Aggregate(_Aggregate):
-        """Several layers together, with a field for each row of AGGREGATES."""
-
-        def __init__(self, **fields: object) -> None: ...  # noqa: D107
-        def __getattr__(self, name: str) -> Any: ...
-else:
-    Layer = _extend_with_metrics(_Layer, "Layer", METRICS)
-    Aggregate = _extend_with_metrics(_Aggregate, "Aggregate", AGGREGATES)
+from quanterr.metrics.scores import Count, Number, doc
+from quanterr.util.strict_json import JsonObject
 
 
 class StoredFile(Model):

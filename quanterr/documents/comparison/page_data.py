@@ -5,7 +5,7 @@ and all details only for the worst ones.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import fsum
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,12 @@ from quanterr.documents.comparison.kept_layers import (
     original_bytes,
     stored_bytes,
 )
+from quanterr.documents.comparison.layer import Layer
 from quanterr.documents.comparison.layers import sort_layers
-from quanterr.documents.comparison.model import Layer, Report
-from quanterr.metrics import METRICS, PREDICTED
+from quanterr.documents.comparison.model import Report
+from quanterr.documents.comparison.values import LAYER_METRICS
+from quanterr.metrics import PREDICTED
+from quanterr.metrics.scores import Score, list_columns
 from quanterr.outputs.formatting import sentence
 from quanterr.outputs.page.columns import (
     CHANGED,
@@ -36,6 +39,7 @@ from quanterr.outputs.page.columns import (
     pack_columns,
     round_digits,
 )
+from quanterr.outputs.sections import MapMetric
 from quanterr.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
@@ -43,8 +47,15 @@ from quanterr.util.text import display
 if TYPE_CHECKING:
     from quanterr.documents.evaluation.model import Evaluated
 
-NUMBERS = ("excess_db", "relative_error", "mean_absolute_error", "max_absolute_error", "bits_per_weight")
-EVALUATED = ("output_error", *PREDICTED)  # from an evaluation; predictions also from a sensitivity file
+# From an evaluation; predictions also from a sensitivity file.
+EVALUATED = {
+    "output_error": MapMetric("Output error", "lower", "%", log=True, column="Output error %", is_wide=True)
+} | {name: MapMetric.of(LAYER_METRICS[name]) for name in PREDICTED}
+SHARE, SIZE = (
+    MapMetric("Share of the error", "lower", "%", log=True, column="Share %", is_wide=True),
+    MapMetric("Size", "lower", "B", log=True, column="Size", is_wide=True),
+)
+WORDS = {"role": "Role", "format": "Format", "shape": "Shape"}
 DETAILED = 3000  # number of layers with details
 MAX_FINDINGS = 500
 MAX_KEPT = 1000  # proposed layers; to keep more calls for another format
@@ -59,12 +70,16 @@ def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObjec
     shown = [key for key in EVALUATED if any(getattr(one, key, None) is not None for one in every)]
     total = fsum(layer.error_norm**2 for layer in report.layers if layer.error_norm is not None)
     rows = {name: row for row, name in reversed(list(enumerate(names)))}
+    columns = {one.name: MapMetric.of(one) for one in list_columns(Layer)}
+    metrics = columns | {"error_share": SHARE, "bytes": SIZE} | {key: EVALUATED[key] for key in shown}
     measured = [weights.get(one.layer_name, one) for _, one in tensors]
-    numbers = _list_numbers(tensors, total) | {key: _round_column(measured, key) for key in shown}
+    numbers = _list_numbers(tensors, total, columns) | {key: _round_column(measured, key) for key in shown}
     return {
         **pack_columns(names, [status for status, _ in tensors], _list_words(tensors), numbers),
+        "metrics": {key: metric._asdict() for key, metric in metrics.items()},
+        "titles": WORDS,
         "evaluated": shown,
-        "metrics": [{"name": m.name, "unit": m.unit, "formula": m.formula, "kind": m.kind} for m in METRICS],
+        "described": [_describe(name, one) for name, one in LAYER_METRICS.items() if "." not in name],
         "usual": {display(name): note.usual_snr_db for name, note in report.formats.items() if note.usual_snr_db},
         "findings": [_finding(found, rows) for found in pick_findings(report)],
         "found": _rows_by_finding(report.findings, rows),
@@ -84,12 +99,14 @@ def _list_words(tensors: Sequence[tuple[int, Any]]) -> dict[str, list[str | None
     }
 
 
-def _list_numbers(tensors: Sequence[tuple[int, Any]], total: float) -> JsonObject:
+def _describe(name: str, declared: Score) -> JsonObject:
+    return {"name": name, "unit": "" if declared.unit == "share" else declared.unit, "formula": declared.formula}
+
+
+def _list_numbers(tensors: Sequence[tuple[int, Any]], total: float, columns: Iterable[str]) -> JsonObject:
     errors = [one.error_norm if status == DIFFERS else None for status, one in tensors]
-    levels = [getattr(one, "snr_db", None) for _, one in tensors]
     entries = [one for _, one in tensors]
     return {
-        "snr_db": [None if level is None else round(level, DB_PLACES) for level in levels],
         "error_share": [
             round_digits(error**2 / total, SHARE_DIGITS) if error is not None and total else None for error in errors
         ],
@@ -99,12 +116,15 @@ def _list_numbers(tensors: Sequence[tuple[int, Any]], total: float) -> JsonObjec
             else stored_bytes(getattr(one, "bits_per_weight", None), one.tensor_elements)
             for status, one in tensors
         ],
-        **{key: _round_column(entries, key) for key in NUMBERS},
+        **{key: _round_column(entries, key) for key in columns},
     }
 
 
 def _round_column(entries: Sequence[object], key: str) -> list[float | None]:
-    return [round_digits(getattr(one, key, None), DIGITS) for one in entries]
+    values = (getattr(one, key, None) for one in entries)
+    if key.endswith("snr_db"):
+        return [None if value is None else round(value, DB_PLACES) for value in values]
+    return [round_digits(value, DIGITS) for value in values]
 
 
 @lru_cache(maxsize=1 << 10)  # layers share their shapes
@@ -115,8 +135,8 @@ def _format_shape(shape: tuple[int, ...] | None) -> str | None:
 def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
     """Return layers ranked by error removed per extra byte, with the error and bytes of each."""
     bound = find_bound_layers(report.findings)
-    free = [layer for layer in report.layers if layer.error_norm is not None and layer.layer_name not in bound]
-    ordered = order_by_worth(map(_make_kept, free), MAX_KEPT)
+    free = [kept for layer in report.layers if layer.layer_name not in bound and (kept := _make_kept(layer))]
+    ordered = order_by_worth(free, MAX_KEPT)
     dtypes = {DTYPES.get(layer.original_dtype, (None,))[0] for layer in report.layers}
     return {
         "rows": [rows[layer.name] for layer in ordered],
@@ -130,7 +150,9 @@ def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
     }
 
 
-def _make_kept(layer: Layer) -> KeptLayer:
+def _make_kept(layer: Layer) -> KeptLayer | None:
+    if layer.error_norm is None:
+        return None
     elements = layer.tensor_elements
     added = original_bytes(layer.original_dtype, elements) - stored_bytes(layer.bits_per_weight, elements)
     return KeptLayer(layer.layer_name, added, layer.error_norm**2)

@@ -1,54 +1,22 @@
 """Subjects and metrics of a report for rules, and the reasons why rules cannot judge it.
 
-Rules use the report's names, which the rows of METRICS and AGGREGATES define.
+Rules use the names of the fields of Layer and Aggregate.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
-from math import inf
-from types import SimpleNamespace
 from typing import NamedTuple, Self
 
-from quanterr.documents.comparison.model import Report, convert_values
+from quanterr.documents.comparison.aggregate import Aggregate
+from quanterr.documents.comparison.layer import Layer
+from quanterr.documents.comparison.model import Report
 from quanterr.documents.comparison.same_original import find_difference
 from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons, read_number
 from quanterr.errors import UsageError
-from quanterr.metrics import (
-    AGGREGATES,
-    LAYER_PERCENTILES,
-    METRICS,
-    PERCENTILES,
-    PREDICTED,
-    LayerValues,
-    Measurement,
-    Metric,
-    compute_metrics,
-)
-from quanterr.metrics.attainable import Attainable
-from quanterr.metrics.sums import Sums, exact
+from quanterr.metrics.scores import list_numbers
 from quanterr.util.text import display
 
-PERCENTILE_KEYS = {"percentiles": PERCENTILES, "layer_percentiles": LAYER_PERCENTILES}
-
-
-def _list_numbers(rows: tuple[Metric, ...]) -> dict[str, Metric]:
-    """Return metric rows by the numbers they provide, such as "snr_db" or "absolute_error_percentiles.p99"."""
-    found = {}
-    for row in rows:
-        if row.kind in ("number", "count"):
-            found[row.name] = row
-        for key in PERCENTILE_KEYS.get(row.kind, ()):
-            found[f"{row.name}.{key}"] = row
-    return found
-
-
-LAYER_METRICS = _list_numbers(METRICS)
-MODEL_METRICS = _list_numbers(AGGREGATES)
-# Metric → the setting without which it does not exist.
-NEEDS = {
-    **dict.fromkeys(("weighted_nmse", "weighted_error_norm", "weighted_snr_db"), "importance"),
-    **dict.fromkeys(PREDICTED, "sensitivity"),
-}
+LAYER_METRICS, MODEL_METRICS = list_numbers(Layer), list_numbers(Aggregate)
+NEEDS = {name: one.needs for name, one in LAYER_METRICS.items() if one.needs}
 NOT_JUDGED = (
     "not judged: "  # prefix of the reason if the rules or baseline were wrong; other rules may judge the report
 )
@@ -101,45 +69,9 @@ VOCABULARY = Vocabulary(
     MODEL_METRICS,
 )
 
-EQUAL_LAYERS = LayerValues([0.0], [0.0], [inf], [], {name: [0.0] for name in PREDICTED})
-EQUAL = Attainable(n=4, x_sq=1.0, e_sq=0.0, best_sq=0.0, stored_sq=0.0)
-
-
-def _compute_equal_metrics(rows: tuple[Metric, ...]) -> dict[str, float]:
-    """Return the metrics of two equal tensors that do not depend on the values: 0, 1 or infinite."""
-    found: dict[str, float] = {}
-    for predicts in PREDICTED:
-        first, second = (
-            _evaluate_numbers(
-                rows,
-                Measurement(_make_equal_sums(a), attainable=EQUAL, alpha=a, predicts=predicts, layers=EQUAL_LAYERS),
-            )
-            for a in (1.0, 2.0)
-        )
-        found |= {name: value for name, value in first.items() if value == second.get(name)}
-    return found
-
-
-def _make_equal_sums(a: float) -> Sums:
-    """Return the sums of a tensor and itself; its norm and spread are integers, so that nothing is rounded."""
-    x = (a, a, 7 * a, 7 * a)
-    total, energy = sum(map(exact, x)), sum(exact(value * value) for value in x)
-    of_both = Sums(n=4, x_nonzero=4, x=total, y=total, x_abs=total, x_sq=energy, y_sq=energy, xy=energy, e_min=0.0)
-    return replace(of_both, weighted_x_sq=energy)
-
-
-def _evaluate_numbers(rows: tuple[Metric, ...], measured: Measurement) -> dict[str, float]:
-    values, nonfinite = compute_metrics(rows, measured)
-    row = SimpleNamespace(**convert_values(values))
-    found = {name: read_number(row, nonfinite, name) for name in _list_numbers(rows)}
-    percentiles = {
-        name: 0.0 for name, row in _list_numbers(rows).items() if row.kind in PERCENTILE_KEYS
-    }  # every |e| is 0
-    return {name: value for name, value in found.items() if value is not None} | percentiles
-
-
-EQUAL_LAYER = _compute_equal_metrics(METRICS)
-EQUAL_MODEL = _compute_equal_metrics(AGGREGATES)
+# The metrics of two equal tensors.
+EQUAL_LAYER = {name: one.equal for name, one in LAYER_METRICS.items() if one.equal is not None}
+EQUAL_MODEL = {name: one.equal for name, one in MODEL_METRICS.items() if one.equal is not None}
 
 
 def _pick_perfect(equal: Mapping[str, float], report: Report) -> Mapping[str, float]:

@@ -5,25 +5,26 @@ from math import inf, log10
 from typing import TYPE_CHECKING
 
 from quanterr.documents.base import Finding
+from quanterr.documents.comparison.aggregate import Aggregate
+from quanterr.documents.comparison.layer import Layer
 from quanterr.documents.comparison.layers import (
     BUCKETS,
     SORTS,
     WorstLayerRow,
     describe_comparison,
     describe_coverage,
-    format_scale_metric,
     pick_worst_layers,
 )
-from quanterr.documents.comparison.model import Aggregate, Report, Side
+from quanterr.documents.comparison.model import Report, Side
 from quanterr.documents.comparison.page_data import page_data
-from quanterr.documents.document_view import make_view
+from quanterr.documents.document_view import format_score, list_number_columns, make_view
 from quanterr.errors import UsageError
+from quanterr.metrics.scores import collect_scores
 from quanterr.outputs.formatting import (
     format_answer,
     format_cosine,
     format_db,
     format_number,
-    format_percent,
     list_doubts,
     sentence,
 )
@@ -63,38 +64,32 @@ if TYPE_CHECKING:
     from quanterr.documents.evaluation.model import Evaluated, Evaluation
 
 KEEP = Section("keep", "Layers to keep", [Interactive("keep")], (PAGE,))
-SCRIPTS = ("histogram", "report_metrics", "report_details", "keep", "report")
+SCRIPTS = ("histogram", "report_details", "keep", "report")
 ABOUT = (
     "SNR is the energy of the original weights over the energy of their errors, in dB. Attainable is the SNR of the "
-    "nearest codes under the stored scales; avoidable is what the stored codes lose against it. Weight error is not "
+    "nearest codes under the stored scales; excess is what the stored codes lose against it. Weight error is not "
     "task accuracy: it shows which layers changed, and by how much, not how well the model still performs."
+)
+AGGREGATE = collect_scores(Aggregate)
+IF_KNOWN = ("attainable_snr_db", "predicted_kld", "predicted_output_error")
+FIGURES = (
+    *("overall_snr_db", "attainable_snr_db", "worst_layer_snr_db", "predicted_kld", "predicted_output_error"),
+    *("mean_relative_error", "mean_absolute_error", "max_absolute_error", "cosine_similarity", "bits_per_weight"),
 )
 BAR_DB = 60  # SNR at which a bar is empty
 LISTED = 200  # rows shown of tensors that were not compared
 MAX_FILES = 4
 NONE = "-"
-GROUPS: Sequence[CellColumn[Aggregate]] = (
+COUNTS: Sequence[CellColumn[Aggregate]] = (
     (Column("layers", 2), lambda a: f"{a.total_layers:,}"),
     (Column("elements", 6), lambda a: f"{a.total_elements:,}"),
-    (Column("bits/w", 7), lambda a: format_number(a.bits_per_weight)),
-    (Column("SNR dB", 0), lambda a: format_db(a.overall_snr_db)),
-    (Column("attainable", 4), lambda a: format_scale_metric(a, "attainable_snr_db")),
-    (Column("avoidable dB", 1), lambda a: format_scale_metric(a, "excess_db")),
-    (Column("worst dB", 3), lambda a: format_db(a.worst_layer_snr_db)),
-    (Column("relative", 5), lambda a: format_percent(a.mean_relative_error)),
-    (Column("max |e|", 8), lambda a: format_number(a.max_absolute_error)),
 )
 LOST = (Column("in", 2, right=False), Column("why", 0, right=False), Column("in detail", 1, right=False))
-ERROR = Column("error", 4, right=False, legend=f"bars of errors are full at 0 dB and empty at {BAR_DB} dB")
-WORST: Sequence[CellColumn[WorstLayerRow]] = (
-    (Column("SNR dB", 0), lambda one: format_db(one.layer.snr_db)),
-    (ERROR, lambda one: _draw_bar(one.layer.snr_db)),
-    (Column("avoidable dB", 1), lambda one: format_scale_metric(one.layer, "excess_db")),
-    (Column("relative", 3), lambda one: format_percent(one.layer.relative_error)),
-    (Column("max |e|", 5), lambda one: format_number(one.layer.max_absolute_error)),
-    (Column("bits/w", 6), lambda one: format_number(one.layer.bits_per_weight)),
-    (Column("format", 2, right=False), lambda one: Name(one.layer.format)),
+ERROR: CellColumn[WorstLayerRow] = (
+    Column("error", 4, right=False, legend=f"bars of errors are full at 0 dB and empty at {BAR_DB} dB"),
+    lambda one: _draw_bar(one.layer.snr_db),
 )
+FORMAT: CellColumn[WorstLayerRow] = (Column("format", 2, right=False), lambda one: Name(one.layer.format))
 STANDS_FOR: CellColumn[WorstLayerRow] = (Column("stands for", 7, right=False), lambda one: one.stands_for or NONE)
 
 
@@ -213,41 +208,38 @@ def _figures(report: Report) -> FigureGroup:
     a: Aggregate = report.aggregate
     if not report.layers:
         return FigureGroup("No layer differs, so there is no error to show.", [])
-    ratio, most = format_number(a.compression_ratio), format_number(a.absolute_error_percentiles.p99)
     worst = min(report.layers, key=lambda layer: -inf if layer.snr_db is None else layer.snr_db)
-    shown = [
-        _make_level("SNR, pooled", a.overall_snr_db, _describe_finite_snr(report)),
-        *_make_attainable(a),
-        _make_level("Worst layer", a.worst_layer_snr_db, LayerName(worst.layer_name)),
-        *([] if a.predicted_kld is None else [Figure("Predicted KLD", format_number(a.predicted_kld), "nat")]),
-        *(
-            []
-            if a.predicted_output_error is None
-            else [Figure("Predicted output error", format_percent(a.predicted_output_error))]
-        ),
-        Figure("Relative error", format_percent(a.mean_relative_error), note="sum of |e| over sum of |x|"),
-        Figure("Mean |e|", format_number(a.mean_absolute_error)),
-        Figure("Max |e|", format_number(a.max_absolute_error), note=f"99 % below {most}"),
-        Figure("Cosine", format_cosine(a.cosine_similarity), note="between original and quantized"),
-        Figure("Bits per weight", format_number(a.bits_per_weight)),
-        Figure("Size", size(a.quantized_bytes), note=f"of {size(a.original_bytes)}, {ratio} to 1"),
-    ]
+    known = {name for name in AGGREGATE if getattr(a, name) is not None or name in a.nonfinite}
+    excess, most = _show(a, "excess_db"), format_number(a.absolute_error_percentiles.p99)
+    notes = {
+        "overall_snr_db": _describe_finite_snr(report),
+        "attainable_snr_db": f"{excess} dB excess, {_show(a, 'worst_layer_excess_db')} dB in the worst layer",
+        "worst_layer_snr_db": LayerName(worst.layer_name),
+        "mean_relative_error": "sum of |e| over sum of |x|",
+        "max_absolute_error": f"99 % below {most}",
+        "cosine_similarity": "between original and quantized",
+    }
+    shown = [_figure(a, name, notes.get(name, "")) for name in FIGURES if name in known or name not in IF_KNOWN]
+    shown.append(
+        Figure(
+            "Size", size(a.quantized_bytes), note=f"of {size(a.original_bytes)}, {_show(a, 'compression_ratio')} to 1"
+        )
+    )
     differ = count(a.total_layers, "layer differs", "layers differ")
     return FigureGroup(f"{differ}, {a.total_elements:,} elements", shown)
 
 
-def _make_level(title: str, value: float | None, note: str = "") -> Figure:
-    return Figure(title, format_db(value), "" if value is None else "dB", note)
+def _figure(a: Aggregate, name: str, note: str) -> Figure:
+    value, title = _show(a, name), AGGREGATE[name].title
+    is_known = getattr(a, name) is not None
+    unit = AGGREGATE[name].unit if is_known and AGGREGATE[name].unit in ("dB", "nat") else ""
+    return Figure(title[0].upper() + title[1:], value, unit, note)
 
 
-def _make_attainable(a: Aggregate) -> Iterator[Figure]:
-    """Yield the figure of the SNR that the stored scales allow, if known."""
-    if a.attainable_snr_db is not None:
-        excess, worst = format_scale_metric(a, "excess_db"), format_scale_metric(a, "worst_layer_excess_db")
-        note = f"{excess} dB avoidable, {worst} dB in the worst layer"
-        yield _make_level("Its scales allow", a.attainable_snr_db, note)
-    elif (allowed := format_scale_metric(a, "attainable_snr_db")) != NONE:
-        yield Figure("Its scales allow", allowed)
+def _show(a: Aggregate, name: str) -> str:
+    if name == "cosine_similarity":
+        return format_cosine(a.cosine_similarity)
+    return format_score(a, AGGREGATE[name])
 
 
 def _describe_finite_snr(report: Report) -> str:
@@ -308,7 +300,11 @@ def _make_coverage(report: Report) -> Iterator[Whole]:
 
 def _group_table(report: Report, kind: str) -> Table:
     groups = report.groups.get(kind, {})
-    return Table(f"By {kind}", kind, *fill(GROUPS, ((Name(name), a) for name, a in groups.items())))
+    return Table(
+        f"By {kind}",
+        kind,
+        *fill([*COUNTS, *list_number_columns(Aggregate)], ((Name(name), a) for name, a in groups.items())),
+    )
 
 
 def _worst_layers(report: Report, top: int, sort_by: str) -> Iterator[Table]:
@@ -323,7 +319,8 @@ def _worst_layers(report: Report, top: int, sort_by: str) -> Iterator[Table]:
         title = f"The {len(layers)} worst {of}" if len(layers) > 1 else f"The worst {of.removesuffix('s')}"
     else:
         title = f"All {'other ' if damaged else ''}layers, the worst first"
-    columns = [*WORST, *([STANDS_FOR] if any(one.stands_for for one in layers) else [])]
+    first, *others_shown = list_number_columns(Layer, lambda one: one.layer)
+    columns = [first, ERROR, *others_shown, FORMAT, *([STANDS_FOR] if any(one.stands_for for one in layers) else [])]
     rows = ((LayerName(one.layer.layer_name), one) for one in layers)
     yield Table(f"{title}, by {SORTS[sort_by][1]}", "layer", *fill(columns, rows))
 

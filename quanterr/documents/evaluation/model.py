@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 from msgspec.structs import asdict
 
-from quanterr.documents.base import Finding, Model, Number, RunInfo, collect_scores, doc, dumps, score
+from quanterr.documents.base import Finding, Model, RunInfo, dumps
 from quanterr.documents.document import Document
 from quanterr.documents.gate_results import Gate, Word
 from quanterr.metrics import PREDICTED
+from quanterr.metrics.scores import Number, collect_scores, doc, score
 from quanterr.util.strict_json import JsonObject
 
 
@@ -65,17 +66,17 @@ class Scores(Model):
     kld_max: Annotated[float, score("largest KLD", "lower", "largest divergence of a prediction [nat]", "nat")]
     top1: Annotated[
         float,
-        score("same top token", "higher", "share of predictions with the same most probable token", "%", column=4),
+        score("same top token", "higher", "share of predictions with the same most probable token", "share", column=4),
     ]
     top1_se: Annotated[float, doc("standard error over predictions")]
     top5_overlap: Annotated[
-        float, score("top 5 in common", "higher", "mean share of the five most probable tokens in common", "%")
+        float, score("top 5 in common", "higher", "mean share of the five most probable tokens in common", "share")
     ]
     delta_p_mean: Annotated[float, doc("mean change of the actual token's probability")]
     delta_p_mean_se: Annotated[float, doc("standard error over predictions")]
     delta_p_rms: Annotated[
         float,
-        score("Δp rms", "lower", "root mean square of the change of the actual token's probability", "%", column=5),
+        score("Δp rms", "lower", "root mean square of the change of the actual token's probability", "share", column=5),
     ]
     delta_p_rms_se: Annotated[float, doc("standard error over predictions")]
     confident_flips: Annotated[
@@ -84,7 +85,7 @@ class Scores(Model):
             "confident flips",
             "lower",
             "share of predictions whose top token changes although the original gave it more than 50 %",
-            "%",
+            "share",
             column=6,
         ),
     ]
@@ -173,13 +174,15 @@ class StepError(Model):
 class Outputs(Model):
     """Errors of the outputs of recorded calls, with the same inputs on both sides."""
 
-    output_error: Annotated[Number, score("output error", "lower", "mean over calls of ‖y - x‖² / ‖x‖²", "%", column=0)]
+    output_error: Annotated[
+        Number, score("output error", "lower", "mean over calls of ‖y - x‖² / ‖x‖²", "share", column=0)
+    ]
     output_error_se: Annotated[Number, doc("standard error over groups; null for a single group")]
     output_snr_db: Annotated[
         Number, score("output SNR", "higher", "-10·log10(output_error) [dB]; null: no error", "dB", column=1)
     ]
     output_cosine: Annotated[Number, score("cosine", "higher", "mean cosine over calls", column=3)]
-    output_error_worst: Annotated[Number, score("worst call", "lower", "largest error of a call", "%", column=2)]
+    output_error_worst: Annotated[Number, score("worst call", "lower", "largest error of a call", "share", column=2)]
     worst_call: Annotated[str, doc("name of the worst call in the file")]
     calls: int
     groups: int
@@ -189,7 +192,7 @@ class Outputs(Model):
 class Rollout(Model):
     """The latents at the end of the candidate's own path of flow matching, against those of the original's."""
 
-    rollout_error: Annotated[Number, score("rollout error", "lower", "mean over groups of ‖y - x‖² / ‖x‖²", "%")]
+    rollout_error: Annotated[Number, score("rollout error", "lower", "mean over groups of ‖y - x‖² / ‖x‖²", "share")]
     rollout_error_se: Annotated[Number, doc("standard error over groups; null of one alone")]
     rollout_psnr_db: Annotated[
         Number,
@@ -246,11 +249,13 @@ class Task(Model):
     questions: int
     accuracy_original: float
     accuracy: Annotated[
-        float, score("accuracy", "higher", "share of questions that the candidate answers correctly", "%")
+        float, score("accuracy", "higher", "share of questions that the candidate answers correctly", "share")
     ]
     retention: Annotated[Number, doc("accuracy / accuracy_original; null if accuracy_original is 0")]
-    agreement: Annotated[float, score("agreement", "higher", "share of questions with the same answer from both", "%")]
-    mcnemar_p: Annotated[float, doc("p-value of McNemar's exact two-sided test for a change")]
+    agreement: Annotated[
+        float, score("agreement", "higher", "share of questions with the same answer from both", "share")
+    ]
+    mcnemar_p: Annotated[float, score("p", "", "p-value of McNemar's exact two-sided test for a change")]
 
 
 OF_TASKS = ("accuracy", "retention", "agreement")
@@ -260,10 +265,16 @@ class BlockError(Model):
     """The error of the hidden states after a unit, against the original's."""
 
     name: str
-    relative_error: Annotated[Number, doc("‖y - x‖ / ‖x‖ over all tokens; null: not finite")]
-    cosine: Annotated[Number, doc("cosine between the hidden states of both sides, over all tokens")]
+    relative_error: Annotated[
+        Number, score("relative", "lower", "‖y - x‖ / ‖x‖ over all tokens; null: not finite", column=0)
+    ]
+    cosine: Annotated[
+        Number, score("cosine", "higher", "cosine between the hidden states of both sides, over all tokens", column=1)
+    ]
     worst_token: Annotated[int, doc("index of the token with the largest error")]
-    worst_token_error: Annotated[Number, doc("‖y - x‖ / ‖x‖ of the token with the largest error")]
+    worst_token_error: Annotated[
+        Number, score("worst token error", "lower", "‖y - x‖ / ‖x‖ of the token with the largest error", column=2)
+    ]
 
 
 class WeightError(Model):
@@ -272,15 +283,33 @@ class WeightError(Model):
     layer_name: Annotated[str, doc("name in the original, or in the model for a fused weight")]
     display_name: str
     block: Annotated[str, doc("the model unit that contains the weight")]
-    output_error: Annotated[Number, doc("‖X Eᵀ‖² / ‖X Wᵀ‖² with the original's inputs X")]
-    share_of_block: Annotated[Number, doc("share of Σ ‖X Eᵀ‖² over the weights of its block")]
+    output_error: Annotated[
+        Number, score("output error", "lower", "‖X Eᵀ‖² / ‖X Wᵀ‖² with the original's inputs X", "share", column=0)
+    ]
+    share_of_block: Annotated[
+        Number, score("share of block", "", "share of Σ ‖X Eᵀ‖² over the weights of its block", "share", column=1)
+    ]
     inputs: Annotated[int, doc("number of rows of X")]
     predicted_kld: Annotated[Number, doc("predicted KL divergence from this weight's error alone [nat]")]
     input_error: Annotated[
-        Number, doc("‖(X̃ - X) Ŵᵀ‖² / ‖X Wᵀ‖², where the candidate's inputs X are rounded to X̃; null: not rounded")
+        Number,
+        score(
+            "input error",
+            "lower",
+            "‖(X̃ - X) Ŵᵀ‖² / ‖X Wᵀ‖², where the candidate's inputs X are rounded to X̃; null: not rounded",
+            "share",
+            column=3,
+        ),
     ] = None
     share_of_inputs: Annotated[
-        Number, doc("input_error / (output_error + input_error): the rest is of the weight's own error")
+        Number,
+        score(
+            "share of inputs",
+            "",
+            "input_error / (output_error + input_error): the rest is of the weight's own error",
+            "share",
+            column=4,
+        ),
     ] = None
     input_spread: Annotated[
         Number, doc("largest ‖x‖ of an input over the geometric mean of all; null: its inputs are tokens")
@@ -297,8 +326,16 @@ class RouterAgreement(Model):
     experts: int
     chosen: Annotated[int, doc("experts of a token")]
     tokens: int
-    same_experts: Annotated[float, doc("share of tokens with the same experts")]
-    router_kld: Annotated[Number, doc("mean of KL(original || candidate) of the softmax of the router's logits [nat]")]
+    same_experts: Annotated[float, score("same experts", "higher", "share of tokens with the same experts", "share")]
+    router_kld: Annotated[
+        Number,
+        score(
+            "router KLD",
+            "lower",
+            "mean of KL(original || candidate) of the softmax of the router's logits [nat]",
+            "nat",
+        ),
+    ]
 
 
 OF_ROUTERS = ("same_experts", "router_kld")
@@ -374,7 +411,7 @@ class Evaluated(Model):
             "predicted output error",
             "lower",
             "of recorded calls: sum over the weights, from --sensitivity",
-            "%",
+            "share",
             column=4,
         ),
     ] = None

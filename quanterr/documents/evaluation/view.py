@@ -9,7 +9,7 @@ from itertools import product
 from math import exp
 from statistics import fmean
 
-from quanterr.documents.document_view import make_view
+from quanterr.documents.document_view import list_number_columns, make_view
 from quanterr.documents.evaluation.model import (
     METRICS,
     OF_ROLLOUTS,
@@ -75,23 +75,13 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, quote, size
 
 BROKEN = "not finite"
-BLOCKS: Sequence[CellColumn[BlockError]] = (
-    (Column("relative error", 0), lambda block: format_if_known(block.relative_error, ".5g", BROKEN)),
-    (Column("cosine", 1), lambda block: format_if_known(block.cosine, ".5g", BROKEN)),
-    (Column("worst token", 2), lambda block: format_if_known(block.worst_token_error, ".5g", BROKEN)),
-)
-WEIGHTS: Sequence[CellColumn[WeightError]] = (
-    (Column("output error", 0), lambda one: format_percent(one.output_error)),
-    (Column("share of block", 1), lambda one: format_percent(one.share_of_block or 0)),
-)
-OF_INPUTS: Sequence[CellColumn[WeightError]] = (
-    (Column("by rounded inputs", 3), lambda one: _format_known(one.input_error)),
-    (Column("share of both", 4), lambda one: _format_known(one.share_of_inputs)),
-)
+BLOCKS = list_number_columns(BlockError, otherwise=BROKEN, digits=5)
+*WEIGHTS, _, _ = list_number_columns(WeightError)
+OF_INPUTS = list_number_columns(WeightError)[len(WEIGHTS) :]
 ROUTERS: Sequence[CellColumn[Sequence[RouterAgreement]]] = (
     (Column("same experts", 0), lambda routers: f"{100 * fmean(one.same_experts for one in routers):.4g} %"),
     (
-        Column("KL of probabilities", 1),
+        Column("router KLD", 1),
         lambda routers: format_if_known(_average([one.router_kld for one in routers]), ".4g", BROKEN),
     ),
 )
@@ -375,13 +365,13 @@ def _metrics(evaluation: Evaluation) -> dict[str, MapMetric]:
         found[f"output_{n}"] = MapMetric(f"Output error{of}", "lower", "%", log=True, column=column, is_wide=n > 0)
     for n, candidate in enumerate(evaluation.candidates):
         of, column = ("", "Share of block %") if single else (f", {display(candidate.name)}", "")
-        found[f"share_{n}"] = MapMetric(f"Share of its block{of}", "lower", "%", log=True, column=column, is_wide=True)
+        found[f"share_{n}"] = MapMetric(f"Share of block{of}", "lower", "%", log=True, column=column, is_wide=True)
     for n, candidate in enumerate(evaluation.candidates):
         if _has_rounded_inputs(candidate):
-            of, column = ("", "Rounded inputs %") if single else (f", {display(candidate.name)}", "")
-            title = f"Output error by rounded inputs{of}"
+            of, column = ("", "Input error %") if single else (f", {display(candidate.name)}", "")
+            title = f"Input error{of}"
             found[f"inputs_{n}"] = MapMetric(title, "lower", "%", log=True, column=column, is_wide=True)
-            title, column = f"Share of rounded inputs in both{of}", "Of both %" if single else ""
+            title, column = f"Share of inputs{of}", "Share of inputs %" if single else ""
             found[f"of_both_{n}"] = MapMetric(title, "lower", "%", log=False, column=column, is_wide=True)
     return found
 

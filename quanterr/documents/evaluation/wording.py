@@ -70,7 +70,7 @@ def format_metric(candidate: Evaluated | Floor, metric: str) -> str:
     value, error = candidate.value(metric), candidate.error(metric)
     if value is None:
         return "-" if isinstance(candidate, Floor) else "undefined"
-    return format_in_units(SCORES[metric], value, error, 4 if SCORES[metric].unit == "%" else 5)
+    return format_in_units(SCORES[metric], value, error, 4 if SCORES[metric].unit == "share" else 5)
 
 
 def describe_setup(evaluation: Evaluation) -> str:

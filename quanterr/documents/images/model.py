@@ -5,9 +5,10 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from quanterr.documents.base import Model, Number, RunInfo, collect_scores, doc, score
+from quanterr.documents.base import Model, RunInfo
 from quanterr.documents.document import Document
 from quanterr.documents.gate_results import Gate, Word
+from quanterr.metrics.scores import Number, collect_scores, doc, score
 
 PICTURE = r"^data:image/jpeg;base64,[A-Za-z0-9+/]+={0,2}$"
 

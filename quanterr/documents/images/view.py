@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from quanterr.documents.base import Score
 from quanterr.documents.document_view import make_view
 from quanterr.documents.images.model import SCORES, ImagePair, Images, Mean
 from quanterr.documents.images.values import LEAST_PAIRS
+from quanterr.metrics.scores import Score
 from quanterr.outputs.formatting import format_db, format_in_units, format_number, sentence
 from quanterr.outputs.sections import (
     PAGE,

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from quanterr.documents.base import Finding, Model, RunInfo, Score, doc
+from quanterr.documents.base import Finding, Model, RunInfo
 from quanterr.documents.comparison.model import StoredFile
 from quanterr.documents.document import Document
+from quanterr.metrics.scores import Score, doc
 
 SCORES = {
     "bytes": Score("bytes", "lower", "of all tensors", "B"),
-    "bits_per_weight": Score("bits per weight", "lower", "of all weights together, scales included"),
+    "bits_per_weight": Score("bits/w", "lower", "of all weights together, scales included", "bit"),
     "unread": Score("weights that are not read", "lower", "weights that no format claims"),
 }
 

@@ -37,7 +37,7 @@ WEIGHTS: Sequence[CellColumn[StoredWeight]] = (
     (Column("activations", 6, right=False), lambda weight: weight.activations or "-"),
 )
 METRICS = {
-    "bits": MapMetric("Bits per weight", "lower", "bit", column="Bits/w"),
+    "bits": MapMetric("Bits/w", "lower", "bit", column="Bits/w"),
     "bytes": MapMetric("Bytes", "lower", "B", log=True, column="Bytes", is_wide=True),
 }
 WORDS = {"role": "Role", "format": "Format", "group": "Group", "activations": "Activations"}

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from quanterr.documents.base import Model, Number, RunInfo, doc, score
+from quanterr.documents.base import Model, RunInfo
 from quanterr.documents.comparison.model import Selection
 from quanterr.documents.document import Document
+from quanterr.metrics.scores import Number, doc, score
 
 Measure = Literal["squared error", "weighted squared error", "predicted KLD", "predicted output error"]
 ORIGINAL = "original"  # recipe of a layer that stays unquantized
@@ -76,7 +77,7 @@ class Plan(Document, kw_only=True):
     notes: Annotated[list[str], doc("caveats about the plan")]
     recipes: list[str]
     bytes: Annotated[int, score("size", "lower", "bytes of all tensors, planned or not", "B")]
-    bits_per_weight: Annotated[float, score("bits per weight", "lower", "bits per weight of the planned layers")]
+    bits_per_weight: Annotated[float, score("bits/w", "lower", "bits per weight of the planned layers", "bit")]
     cost: Annotated[float, score("cost", "lower", "sum over the layers, in units of `measure`")]
     bound: Annotated[float, doc("lower bound on the cost of any plan")]
     snr_db: Annotated[

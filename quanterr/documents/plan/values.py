@@ -1,8 +1,8 @@
 """Subjects of a plan for rules: the plan itself with its size, cost and layers."""
 
-from quanterr.documents.base import collect_scores
 from quanterr.documents.plan.model import Plan
 from quanterr.documents.subjects import Item, Subject, Vocabulary
+from quanterr.metrics.scores import collect_scores
 
 OF_PLANS = ("bytes", "bits_per_weight", "cost", "bound", "snr_db", "least_bytes", "unplanned_bytes", "measured_kld")
 OF_LAYERS = ("elements", "bytes", "bits_per_weight", "snr_db", "cost")

@@ -41,7 +41,7 @@ CURVE = 8  # number of points in the text
 MIB = 2**20
 METRICS = {
     "share": MapMetric("Share of the cost", "lower", "%", log=True, column="Share %"),
-    "bits": MapMetric("Bits per weight", "lower", "bit", column="Bits"),
+    "bits": MapMetric("Bits/w", "lower", "bit", column="Bits/w"),
     "snr_db": MapMetric("Predicted SNR", "higher", "dB", column="SNR dB"),
 }
 ABOUT = (
@@ -114,7 +114,7 @@ def _worst(plan: Plan, top: int) -> Table:
     worst = sorted(plan.layers, key=lambda layer: -layer.cost)[:top]
     columns: Sequence[CellColumn[PlannedLayer]] = (
         (Column("recipe", 0, right=False), lambda layer: layer.recipe),
-        (Column("bits", 2), lambda layer: f"{layer.bits_per_weight:.4g}"),
+        (Column("bits/w", 2), lambda layer: f"{layer.bits_per_weight:.4g}"),
         (Column("SNR dB", 3), lambda layer: format_if_known(layer.snr_db)),
         (Column("share", 1), lambda layer: format_percent(layer.cost / total)),
     )

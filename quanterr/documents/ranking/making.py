@@ -191,7 +191,9 @@ def _collect_tensors(report: Report) -> dict[str, StoredTensor]:
     found = {}
     for tensors, is_layer in ((report.layers, True), (report.other_changes, False)):
         for layer in tensors:
-            error, signal = (layer.error_norm**2, layer.original_norm**2) if is_layer else (0.0, None)
+            error, signal = 0.0, None
+            if is_layer and layer.error_norm is not None and layer.original_norm is not None:
+                error, signal = layer.error_norm**2, layer.original_norm**2
             n_bytes = stored_bytes(layer.bits_per_weight, layer.tensor_elements)
             found[layer.layer_name] = StoredTensor(
                 layer.format, layer.tensor_elements, n_bytes, error, signal, layer.original_dtype, is_layer

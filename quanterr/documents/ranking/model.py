@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar
 
-from quanterr.documents.base import Finding, Model, Number, RunInfo, doc, score
+from quanterr.documents.base import Finding, Model, RunInfo
 from quanterr.documents.comparison.model import Selection
 from quanterr.documents.document import Document
 from quanterr.documents.gate_results import Gate, Word
+from quanterr.metrics.scores import Number, doc, score
 from quanterr.util.strict_json import JsonObject
 
 Margin = Annotated[
@@ -34,10 +35,10 @@ class Candidate(Model):
     on_front: Annotated[bool, doc("true if no other candidate has as little error in as few bytes")]
     behind: Annotated[str | None, doc("a candidate that is no worse in bytes and error, and better in one")]
     bytes: Annotated[int | None, score("size", "lower", "bytes of tensors common to all ranked candidates", "B")]
-    bits_per_weight: Annotated[Number, score("bits per weight", "lower", "bits per weight of these tensors [bit]")]
+    bits_per_weight: Annotated[Number, score("bits/w", "lower", "bits per weight of these tensors [bit]", "bit")]
     squared_error: Annotated[Number, doc("Σe² over the layers; identical layers count as 0")]
     snr_db: Annotated[Number, score("SNR", "higher", "Σx² / Σe² over the layers; null where either is 0 [dB]", "dB")]
-    best_layers: Annotated[int, doc("number of layers in which this candidate has the least error")]
+    best_layers: Annotated[int, doc("number of layers in which this candidate has the lowest error")]
     checkpoint_bytes: Annotated[int, doc("bytes of all tensors of the candidate")]
     overall_snr_db: Annotated[Number, doc("SNR over the candidate's own differing layers [dB]")]
     weighted_snr_db: Annotated[
@@ -48,7 +49,7 @@ class Candidate(Model):
         score("predicted KLD", "lower", "Σ alpha · NMSE over the layers [nat]; null without --sensitivity", "nat"),
     ]
     excess_db: Annotated[
-        Number, score("avoidable error", "lower", "avoidable loss under the stored scales, as in a report [dB]", "dB")
+        Number, score("excess", "lower", "loss of the stored codes against the nearest, as in a report [dB]", "dB")
     ]
     worst_layer: WorstLayer | None
     formats: Annotated[dict[str, int], doc("number of differing layers by format")]
@@ -64,7 +65,7 @@ class Candidate(Model):
             "predicted output error",
             "lower",
             "Σ alpha · NMSE over the layers; null without a --sensitivity of recorded calls",
-            "%",
+            "share",
         ),
     ] = None
 

@@ -1,8 +1,8 @@
 """Subjects of a ranking for rules: each candidate with the layers that differ in at least one of them."""
 
-from quanterr.documents.base import collect_scores
 from quanterr.documents.ranking.model import Candidate, Ranking
 from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons
+from quanterr.metrics.scores import collect_scores
 
 OF_CANDIDATES = (
     *("rank", "bytes", "bits_per_weight", "squared_error", "snr_db", "snr_db_margin", "best_layers"),

@@ -102,8 +102,8 @@ def _candidates(ranking: Ranking) -> Table:
         (Column("size", 2), lambda one: size(one.checkpoint_bytes if one.rank is None else one.bytes or 0)),
         (Column("bits/w", 4), lambda one: format_if_known(one.bits_per_weight, ".4g")),
         (Column("SNR dB", 1), _if_ranked(_format_snr_of)),
-        (Column("avoidable dB", 6), _if_ranked(lambda one: format_if_known(one.excess_db))),
-        (Column("worst dB", 3), _if_ranked(_format_worst)),
+        (Column("excess dB", 6), _if_ranked(lambda one: format_if_known(one.excess_db))),
+        (Column("worst layer dB", 3), _if_ranked(_format_worst)),
         (Column("lowest error in", 7), _if_ranked(lambda one: f"{one.best_layers:,} of {layers:,}")),
         (Column("warnings", 5), lambda one: f"{sum(finding.severity != 'info' for finding in one.findings):,}"),
         (
@@ -112,7 +112,7 @@ def _candidates(ranking: Ranking) -> Table:
         ),
     ]
     if any(one.weighted_snr_db is not None for one in ranking.candidates):
-        columns.append((Column("weighted dB", 2), lambda one: format_if_known(one.weighted_snr_db)))
+        columns.append((Column("weighted SNR dB", 2), lambda one: format_if_known(one.weighted_snr_db)))
     if predicted:
         columns.append((Column(PREDICTED[predicted], 2), lambda one: format_if_known(getattr(one, predicted), ".4g")))
     if any(one.tokens_per_second is not None for one in ranking.candidates):

@@ -18,7 +18,17 @@ from urllib.parse import quote
 from quanterr.util.text import display
 
 FOLDER = Path(__file__).parent / "html"
-LAYER_SCRIPTS = ("data", "dom", "address", "scale", "map", "table", "filters", "drawer")  # for every page with layers
+LAYER_SCRIPTS = (
+    "data",
+    "dom",
+    "address",
+    "metrics",
+    "scale",
+    "map",
+    "table",
+    "filters",
+    "drawer",
+)  # for every page with layers
 NOTHING = ("-", "–")  # cells without a value
 
 

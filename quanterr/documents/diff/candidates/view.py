@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from quanterr.documents.base import Score
 from quanterr.documents.diff.base import format_answer, format_sizes, list_names, make_view
 from quanterr.documents.diff.candidates.model import (
     CandidateChange,
@@ -16,6 +15,7 @@ from quanterr.documents.diff.candidates.model import (
     WeightChange,
 )
 from quanterr.documents.kinds import KINDS
+from quanterr.metrics.scores import Score
 from quanterr.outputs.formatting import format_in_units, format_percent, format_size_change
 from quanterr.outputs.sections import Column, Lines, Name, Part, Section, Table, View
 from quanterr.util.strict_json import JsonObject

@@ -35,7 +35,7 @@ TOTALS: Sequence[CellColumn[Totals]] = (
     (Column("verdict", 1, right=False), lambda totals: totals.verdict),
     (Column("layers", 4), lambda totals: f"{totals.layers:,}"),
     (Column("SNR dB", 0), lambda totals: format_if_known(totals.overall_snr_db)),
-    (Column("avoidable dB", 5), lambda totals: format_if_known(totals.excess_db)),
+    (Column("excess dB", 5), lambda totals: format_if_known(totals.excess_db)),
     (Column("bits/w", 3), lambda totals: format_if_known(totals.bits_per_weight, ".4g")),
     (Column("size", 2), lambda totals: size(totals.quantized_bytes)),
 )
@@ -45,7 +45,7 @@ CHANGES: Sequence[CellColumn[Change]] = (
     (Column("change dB", 0), lambda item: format_if_known(item.change_db, "+.4g", display(item.reason or "", 2000))),
 )
 EXCESS: CellColumn[Change] = (
-    Column("avoidable dB", 3),
+    Column("excess dB", 3),
     lambda item: f"{format_if_known(item.old_excess_db)} -> {format_if_known(item.new_excess_db)}",
 )
 FORMATS = (Column("old", 0, right=False), Column("new", 1, right=False))

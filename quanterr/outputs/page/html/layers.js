@@ -1,39 +1,5 @@
 // Builds the map and table of a page whose data define the metrics.
 
-const METRICS = {};
-
-const SHOWN = {
-  dB: { step: 3, show: (v) => v.toFixed(2), brief: (v) => v.toFixed(0) },
-  bit: { step: 0.5, show: (v) => v.toFixed(3), brief: (v) => v.toFixed(1) },
-  B: { show: (v) => bytesText(v), brief: () => "" },
-  "%": { show: (v) => percent(v, 3), brief: (v) => percent(v, 2) },
-  "": { show: (v) => figure(v), brief: () => "" },
-};
-
-/** Return formatters that show the sign of a change. */
-function addSign({ step, show, brief }) {
-  const plus = (show) => (v) => (v > 0 ? "+" : "") + show(v);
-  return { step: step && step / 2, show: plus(show), brief: plus(brief) };
-}
-
-/** Define METRICS by key, for the scripts of maps and tables. */
-function metricsOf(declared) {
-  for (const [key, { title, better, unit, log, is_signed }] of Object.entries(declared)) {
-    const own = SHOWN[unit] ?? SHOWN[""];
-    METRICS[key] = { title, better, unit: ["bit", "B"].includes(unit) ? "" : unit, log, ...(is_signed ? addSign(own) : own) };
-  }
-}
-
-function columnsOf({ metrics, titles }) {
-  return [
-    { key: "name", title: "Layer" },
-    ...Object.entries(titles).map(([key, title]) => ({ key, title, wide: true })),
-    ...Object.entries(metrics)
-      .filter(([, { column }]) => column)
-      .map(([key, { column, is_wide }]) => ({ key, title: column, number: true, wide: is_wide })),
-  ];
-}
-
 /** Return the details of a layer. */
 function contentsOf({ titles, details }, layers, i) {
   const found = facts([

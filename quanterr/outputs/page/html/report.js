@@ -5,12 +5,12 @@ async function main() {
   addCopyButtons();
   sizeStrips();
   const report = await unpack(byId("data"));
-  withEvaluation(report.evaluated);
+  metricsOf(report.metrics);
   const layers = layersOf(report);
   document.documentElement.dataset.live = ""; // shows elements that need the script
   const details = new Details(report, layers);
   const drawer = new Drawer(layers, (i) => details.contents(i));
-  const table = new LayerTable(layers, COLUMNS, "snr_db", (place) => {
+  const table = new LayerTable(layers, columnsOf(report), "snr_db", (place) => {
     drawer.open(table.order, place, (last) => table.goTo(last));
   });
   table.filter.having = report.found;

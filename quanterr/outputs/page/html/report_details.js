@@ -87,8 +87,8 @@ class Details {
   metrics(i, known) {
     const value = (key) => (known ? known(key) : key in METRICS ? this.layers[key][i] : undefined);
     const why = (key) => known?.("nonfinite")?.[key] ?? "–";
-    const rows = this.report.metrics
-      .filter(({ name, kind }) => (kind === "number" || kind === "count") && value(name) !== undefined)
+    const rows = this.report.described
+      .filter(({ name }) => value(name) !== undefined)
       .map(({ name, unit, formula }) => {
         const number = value(name);
         const text = number === null || Number.isNaN(number) ? why(name) : `${figure(number)}${unit ? ` ${unit}` : ""}`;

@@ -8,7 +8,7 @@ class LayerTable {
   constructor(layers, columns, first, open) {
     this.layers = layers;
     this.all = columns;
-    this.columns = columns.filter(({ hidden }) => !hidden);
+    this.columns = columns;
     this.first = first;
     const values = Array.from(layers[first]).filter((_, i) => layers.status[i] === DIFFERS);
     this.scale = scaleOf(first, values);
@@ -52,7 +52,7 @@ class LayerTable {
   /** Make a checkbox for each column but the first, to show or hide it. */
   makeChooser() {
     const boxes = this.all.slice(1).map((column) => {
-      const box = element("input", { type: "checkbox", value: column.key, checked: column.hidden ? false : "" });
+      const box = element("input", { type: "checkbox", value: column.key, checked: "" });
       box.addEventListener("change", () => {
         const chosen = new Set([...byId("chooser").querySelectorAll("input:checked")].map(({ value }) => value));
         this.columns = this.all.filter(({ key }, n) => n === 0 || chosen.has(key));
