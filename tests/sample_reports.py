@@ -39,7 +39,7 @@ from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.scores import compute_scores
 from quanterr.metrics.sums import RowSums, Sums, exact
 from quanterr.pairing.model import Bucket
-from quanterr.roles import block_of, role_of
+from quanterr.selection.roles import block_of, role_of
 from quanterr.util.text import count, display
 
 SIGMA = 0.02  # of the weights

@@ -21,9 +21,10 @@ MODULES = {
 DOCUMENTS = "documents"  # with outputs: views are made of its sections, and it writes any document
 # The rooms: packages and single modules of the first level. A room imports from its own floor's predecessors only.
 FLOORS = [
-    {"version", "errors", "roles", "metrics"},
+    {"version", "errors", "metrics"},
     {"util"},
-    {"selection", "options", "checkpoints", DOCUMENTS},
+    {"selection"},
+    {"options", "checkpoints", DOCUMENTS},
     {"gates", "tensors"},
     {"kernel"},
     {"formats"},
@@ -39,7 +40,6 @@ FLOORS = [
 TORCH_FREE = {
     "version",
     "errors",
-    "roles",
     "metrics",
     "util",
     "selection",

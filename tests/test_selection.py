@@ -1,8 +1,8 @@
 import pytest
 
 from quanterr.errors import UsageError
-from quanterr.roles import ALIASES, OTHER, ROLES, block_of, place_of, role_of
 from quanterr.selection import LayerSelection
+from quanterr.selection.roles import ALIASES, OTHER, ROLES, block_of, place_of, role_of
 
 NAMES = [
     "model.embed_tokens.weight",

@@ -20,7 +20,7 @@ from quanterr.documents.kinds import KINDS
 from quanterr.documents.ranking import gains
 from quanterr.metrics import NONFINITE
 from quanterr.outputs.sections import FigureGroup, Shares, Table
-from quanterr.roles import ALIASES, OTHER, ROLES
+from quanterr.selection.roles import ALIASES, OTHER, ROLES
 
 ROOMS = [Path(guide.__file__).parents[1] / name for name in ("documents", "outputs")]
 # Calls that declare a heading → its argument, by position and by keyword.

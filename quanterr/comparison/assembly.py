@@ -60,7 +60,7 @@ from quanterr.pairing.inputs import (
 )
 from quanterr.pairing.model import Bucket, ComparedWeight, Leftover, Pair, Pairing
 from quanterr.pairing.transforms import find_lone_transforms
-from quanterr.roles import block_of, role_of
+from quanterr.selection.roles import block_of, role_of
 from quanterr.tensors.casts import Copy
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, escape_surrogates, listed, parse_digits

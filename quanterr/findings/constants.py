@@ -13,7 +13,7 @@ from quanterr.formats import Weight
 from quanterr.metrics.sums import RowSums, Sums, as_float
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import on_cpu
-from quanterr.roles import role_of, unify_numbers
+from quanterr.selection.roles import role_of, unify_numbers
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed

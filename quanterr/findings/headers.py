@@ -7,7 +7,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.pairing.model import COMPUTED, NOT_SELECTED, Bucket, FoldedScales, Leftover, Pair, Pairing
 from quanterr.pairing.transforms import find_fused_transforms
-from quanterr.roles import role_of
+from quanterr.selection.roles import role_of
 from quanterr.util.text import count, display, listed
 
 NOT_COLLECTED = ("embedding", "head")  # roles that llama-imatrix skips by default

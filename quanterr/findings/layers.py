@@ -18,7 +18,7 @@ from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import canonicalize
-from quanterr.roles import role_of
+from quanterr.selection.roles import role_of
 from quanterr.tensors.casts import Copy
 from quanterr.util.text import count, display, listed
 

@@ -20,7 +20,7 @@ from quanterr.findings.ranges import Ranges
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import Pair
-from quanterr.roles import role_of, without_numbers
+from quanterr.selection.roles import role_of, without_numbers
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
 

@@ -14,7 +14,7 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.samples import read_first_rows
 from quanterr.pairing.sampling import on_cpu
-from quanterr.roles import role_of
+from quanterr.selection.roles import role_of
 from quanterr.util.text import count, display, listed
 
 BIT_DB = 6.02

@@ -18,7 +18,7 @@ from quanterr.formats import Weight
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import on_cpu
-from quanterr.roles import block_of, role_of, unify_numbers
+from quanterr.selection.roles import block_of, role_of, unify_numbers
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed

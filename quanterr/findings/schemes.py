@@ -7,7 +7,7 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.pairing.model import Pair
-from quanterr.roles import role_of
+from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 

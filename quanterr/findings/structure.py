@@ -13,7 +13,7 @@ from quanterr.findings.schemes import LINEAR, check_scheme, keep_strings, matche
 from quanterr.formats import FORMATS, find_rows
 from quanterr.pairing.inputs import find_torchao_config
 from quanterr.pairing.model import Pair, Pairing
-from quanterr.roles import role_of, without_numbers
+from quanterr.selection.roles import role_of, without_numbers
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 

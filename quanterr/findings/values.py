@@ -20,7 +20,7 @@ from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.sums import RowSums, Sums, exact
 from quanterr.pairing.model import Pair
-from quanterr.roles import role_of, without_numbers
+from quanterr.selection.roles import role_of, without_numbers
 from quanterr.util.text import count, listed
 
 UNUSED = ("embedding", "head")  # roles with rows of tokens that no text has, which may be zero or all the same

@@ -24,7 +24,7 @@ from quanterr.metrics.sums import ratio
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import FED_BY_NORM, canonicalize
 from quanterr.pairing.sampling import Workspaces, on_cpu
-from quanterr.roles import role_of
+from quanterr.selection.roles import role_of
 from quanterr.tensors.casts import CastTest, Copy
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed

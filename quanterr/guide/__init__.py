@@ -18,7 +18,7 @@ from quanterr.errors import MEANINGS, UsageError
 from quanterr.gates.expression import FUNCTIONS
 from quanterr.guide.words import WORDS
 from quanterr.metrics.scores import Score, collect_scores
-from quanterr.roles import ALIASES
+from quanterr.selection.roles import ALIASES
 from quanterr.util.text import display
 
 if TYPE_CHECKING:

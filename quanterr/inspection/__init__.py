@@ -32,7 +32,7 @@ from quanterr.pairing.inputs import (
 )
 from quanterr.pairing.side import CheckpointSide
 from quanterr.pairing.transforms import find_lone_transforms
-from quanterr.roles import block_of, role_of
+from quanterr.selection.roles import block_of, role_of
 from quanterr.tensors.clock import Clock
 from quanterr.util.hardware import bandwidth_of
 from quanterr.util.platform import usable_cores

@@ -18,7 +18,7 @@ from rich.text import Text
 from quanterr.outputs.formatting import format_db
 from quanterr.outputs.page.columns import DIFFERS, IDENTICAL
 from quanterr.outputs.sections import MapCell
-from quanterr.roles import place_of
+from quanterr.selection.roles import place_of
 from quanterr.util.text import count, display
 
 MIN_WIDTH = 60  # columns of the terminal

@@ -31,8 +31,8 @@ from quanterr.pairing.sampling import NO_COPY, TRANSPOSITION
 from quanterr.pairing.side import CheckpointSide, WeightCache
 from quanterr.pairing.tied import Ties
 from quanterr.pairing.views import reshape_weight, take_rows, transpose_weight
-from quanterr.roles import role_of
 from quanterr.selection import LayerSelection
+from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import as_matrix
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.text import display, listed

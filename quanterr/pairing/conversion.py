@@ -35,7 +35,7 @@ from quanterr.pairing.views import (
     take_rows,
     transpose_stack,
 )
-from quanterr.roles import block_of, role_of
+from quanterr.selection.roles import block_of, role_of
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonFields, as_object
 

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from quanterr.pairing.converters.orders import Order
-from quanterr.roles import unify_numbers
+from quanterr.selection.roles import unify_numbers
 
 # Words of a path that come from wrappers of the model, and do not identify a weight.
 WRAPPERS = frozenset(

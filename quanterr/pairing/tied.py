@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
 from quanterr.pairing.names import EMBEDDINGS, HEADS, canonicalize
-from quanterr.roles import block_of
+from quanterr.selection.roles import block_of
 
 # Paths outside blocks with one row, or one element of a bias, per token.
 _WEIGHTS = re.compile(

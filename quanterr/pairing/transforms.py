@@ -29,7 +29,7 @@ from quanterr.formats import Values, Weight
 from quanterr.formats.base import WEIGHT_SUFFIX, InputRotation, RotatedWeight
 from quanterr.formats.shared.config_checks import matches, read_integers
 from quanterr.formats.shared.transform_matrix import TransformMatrix
-from quanterr.roles import role_of
+from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonFields, as_object

@@ -25,7 +25,7 @@ from quanterr.options.keywords import accept_fields_of
 from quanterr.pairing.importance import architecture_of
 from quanterr.planning.goals import LIMITS, METRICS, SQUARED, WEIGHTED, Goal, parse_goal
 from quanterr.recipes import PRESETS, parse_recipe, parse_recipes
-from quanterr.roles import block_of, role_of
+from quanterr.selection.roles import block_of, role_of
 from quanterr.util.knapsack import KnapsackItem, solve, trace_path
 from quanterr.util.text import count, display, listed, size
 from quanterr.version import __version__

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from quanterr.documents.comparison.layer import Expert, Layer
 from quanterr.documents.comparison.model import Report
 from quanterr.outputs.formatting import format_db
-from quanterr.roles import Position, place_of
+from quanterr.selection.roles import Position, place_of
 from quanterr.util.text import count, display
 
 # Bucket → words that follow its number of tensors.

@@ -40,7 +40,7 @@ from quanterr.outputs.page.columns import (
     round_digits,
 )
 from quanterr.outputs.sections import MapMetric
-from quanterr.roles import role_of
+from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from quanterr.documents.comparison.model import Report
 from quanterr.errors import UsageError
 from quanterr.outputs.figures import escape_name, make_figure
-from quanterr.roles import place_of
+from quanterr.selection.roles import place_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -70,7 +70,7 @@ from quanterr.outputs.sections import (
     fill,
     merge_findings,
 )
-from quanterr.roles import role_of
+from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, quote, size
 

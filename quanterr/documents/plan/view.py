@@ -27,7 +27,7 @@ from quanterr.outputs.sections import (
     View,
     fill,
 )
-from quanterr.roles import role_of
+from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from quanterr.outputs.sections import Row
-from quanterr.roles import place_of
+from quanterr.selection.roles import place_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 

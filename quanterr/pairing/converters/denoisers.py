@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from quanterr.checkpoints.labels import PREFIXES
 from quanterr.pairing.names import Atoms, atoms_of
-from quanterr.roles import MAX_DIGITS, unify_numbers
+from quanterr.selection.roles import MAX_DIGITS, unify_numbers
 
 KINDS = (".weight", ".bias")
 NUMBER, LAST = "*", "$"

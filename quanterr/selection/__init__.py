@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
 from quanterr.errors import UsageError
-from quanterr.roles import ALIASES, OTHER, ROLES, role_of
+from quanterr.selection.roles import ALIASES, OTHER, ROLES, role_of
 from quanterr.util.text import display, listed
 
 NAMED = {role for role, _ in ROLES} | {OTHER}
