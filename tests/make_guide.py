@@ -36,25 +36,16 @@ def sessions() -> dict[str, str]:
             write_quantized(original, folder / f"{recipe}.safetensors", recipe)
         run("quanterr compare original.safetensors older.safetensors -q -o last-release.json", folder)
         commands = {
-            "session": "quanterr compare original.safetensors quantized.safetensors --top-layers 3 -o report.json",
+            "session": "quanterr compare original.safetensors quantized.safetensors -o report.json",
             "gate-session": "quanterr gate report.json --thresholds int8 --require 'share(snr_db >= 26) >= 0.75'",
-            "diff-session": "quanterr diff last-release.json report.json --top-layers 2",
+            "diff-session": "quanterr diff last-release.json report.json",
             "inspect-session": "quanterr inspect quantized.safetensors",
             "rank-session": "quanterr rank original.safetensors fp8_tensor.safetensors int8_block.safetensors "
-            "int8_row.safetensors --top-layers 2",
-            "sweep-session": "quanterr sweep original.safetensors --to 'int{4,8}_g32,int4_g16,fp8_row,nvfp4' "
-            "--top-layers 2",
+            "int8_row.safetensors",
+            "sweep-session": "quanterr sweep original.safetensors --to 'int{4,8}_g32,int4_g16,fp8_row,nvfp4'",
         }
         made = {part: f"```console\n$ {line}\n{run(line, folder)}\n```" for part, line in commands.items()}
     return made
-
-
-def first_session() -> str:
-    """Return the first and last lines of a comparison, and its worst layers."""
-    lines = sessions()["session"].splitlines()
-    worst = next(n for n, line in enumerate(lines) if "worst layers" in line)
-    end = next(n for n, line in enumerate(lines) if "bars of errors" in line)
-    return "\n".join([*lines[:3], "…", *lines[worst:end], "…", *lines[-3:]])
 
 
 def run(line: str, folder: Path) -> str:
@@ -219,7 +210,7 @@ def steps() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "adding-a-format": steps,
     "findings-index": findings_index,
-    "session": first_session,
+    "session": lambda: sessions()["session"],
     "gate-session": lambda: sessions()["gate-session"],
     "diff-session": lambda: sessions()["diff-session"],
     "inspect-session": lambda: sessions()["inspect-session"],

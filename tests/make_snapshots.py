@@ -66,22 +66,23 @@ def terminal(print_to: Callable[[Console], None], width: int = WIDTH, color: str
 
 
 def of_document(kind: str, document: Callable[[], object], outputs: tuple, show: Callable) -> dict[str, Callable]:
-    """Return the snapshots of a document: each output, and two terminals."""
+    """Return the snapshots of a document: each output, and terminals with the answer alone and with tables."""
 
-    def of_terminal(width: int, color: str) -> str:
-        return terminal(lambda to: show(document(), to), width, color)
+    def of_terminal(width: int, color: str, verbose: bool = True) -> str:
+        return terminal(lambda to: show(document(), to, verbose), width, color)
 
     found: dict[str, Callable[[], str]] = {
         f"{kind}{output.suffix}": partial(rendered, document, outputs, output.name) for output in outputs
     }
+    found[f"{kind}-answer.txt"] = partial(of_terminal, WIDTH, "never", verbose=False)
     found[f"{kind}-narrow.txt"] = partial(of_terminal, NARROW, "always")
     found[f"{kind}-wide.txt"] = partial(of_terminal, WIDE, "never")
     return found
 
 
-def show_view(document: object, to: Console) -> None:
+def show_view(document: object, to: Console, verbose: bool = True) -> None:
     """Print a document as a terminal shows it."""
-    print_view(document.view(10), to)
+    print_view(document.view(10), to, verbose=verbose)
 
 
 def of_report(name: str) -> Callable[[], str]:
@@ -95,6 +96,7 @@ SNAPSHOTS: dict[str, Callable[[], str]] = {
     "tiny.md": of_report("md"),
     "tiny.xml": of_report("junit"),
     "tiny.html": page,
+    "answer.txt": lambda: terminal(lambda to: show_view(report_of(tiny()), to, verbose=False)),
     "terminal.txt": lambda: terminal(lambda to: show_view(report_of(tiny()), to)),
     **of_document("ranking", sample_documents.ranking, OUTPUTS, show_view),
     **of_document("evaluation", sample_documents.evaluation, OUTPUTS, show_view),

@@ -534,7 +534,7 @@ ACCEPTED = [
           tensors({"w": SQUARE, "empty": torch.zeros(shape)}, {"w": SQUARE.half(), "empty": torch.zeros(shape)}),
           OK, "2 of 2 original tensors compared (100 % of bytes)")
       for shape in ((0,), (0, 4), (4, 0), (2, 0, 3))),
-    Row(45, "strange names", tensors(NAMED, HALVED), OK, (*STRANGE.values(),)),
+    Row(45, "strange names", tensors(NAMED, HALVED, "-v"), OK, (*STRANGE.values(),)),
     Row(47, "an empty name", tensors({"": SQUARE}, {"": SQUARE.half()}), OK, '""'),
     Row(48, "names in two cases", twins("W", "w"), OK,
         ("2 of 2 original tensors", "quanterr: warning: ", "names that differ only by case or in how accents are")),

@@ -30,18 +30,30 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def table(checkpoints):
-    return call("compare", *checkpoints)
+    return call("compare", "-v", *checkpoints)
 
 
 class TestTable:
     def test_the_comparison_is_complete(self, table):
         assert (Status.OK, "") == (table.returncode, table.stderr)
 
-    def test_coverage_comes_first_and_the_verdict_last(self, table):
+    def test_tables_come_before_the_answer(self, table):
         lines = table.stdout.splitlines()
+        answer = next(
+            n for n, line in enumerate(lines) if line.startswith("COMPARED (exit 0): SNR 31.39 dB; no limits set")
+        )
 
         assert lines[0].startswith("coverage: 3 of 3 original tensors compared (100 % of bytes)")
-        assert lines[-1].startswith("COMPARED (exit 0): 3 of 3 tensors; no limits set. Worst: ")
+        assert max(n for n, line in enumerate(lines) if line.startswith("+")) < answer
+
+    def test_without_them_the_answer_is_ten_lines_at_most(self, checkpoints):
+        lines = call("compare", *checkpoints).stdout.splitlines()
+
+        assert lines[0].startswith("COMPARED (exit 0): SNR 31.39 dB; no limits set")
+        assert lines[1].startswith("3 of 3 original tensors compared (100 % of bytes)")
+        assert any(line.startswith("fp8_tensor: ") and ", usual 31 to 32 dB" in line for line in lines)
+        assert any(line.startswith("worst: ") for line in lines)
+        assert len(lines) <= 10
 
     def test_names_levels_and_bars_are_there_and_what_all_names_share_is_said_once(self, table):
         row = next(line for line in table.stdout.splitlines() if "q_proj" in line)
@@ -61,7 +73,7 @@ class TestTable:
 
     @pytest.mark.parametrize("columns", ["1", "40", "60", "80", "abc", "0"])
     def test_a_narrow_table_leaves_out_columns_and_cuts_nothing_short(self, checkpoints, columns):
-        out = call("compare", *checkpoints, env={"COLUMNS": columns}).stdout
+        out = call("compare", "-v", *checkpoints, env={"COLUMNS": columns}).stdout
 
         assert "…" not in out
         assert "SNR dB" in out
@@ -80,16 +92,16 @@ class TestTable:
         done = call("compare", *checkpoints, "-q")
 
         assert "" == done.stdout
-        assert done.stderr.startswith("quanterr: compared: 2 layers, ")
+        assert done.stderr.startswith("quanterr: compared: 2 layers; SNR ")
 
     def test_one_layer_is_told_as_one(self, checkpoints):
-        assert call("compare", *checkpoints, "-q", "-l", "attn").stderr.startswith("quanterr: compared: 1 layer, ")
+        assert call("compare", *checkpoints, "-q", "-l", "attn").stderr.startswith("quanterr: compared: 1 layer; ")
 
     def test_verbose_says_what_decided(self, checkpoints):
         assert "codes F8_E4M3, scale model.layers.0" in call("compare", *checkpoints, "-v").stdout
 
     def test_a_terminal_shows_drawn_bars(self, checkpoints):
-        out = in_terminal("compare", *checkpoints)
+        out = in_terminal("compare", "-v", *checkpoints)
 
         assert "█" in out
         assert "\x1b[" in out
@@ -98,10 +110,10 @@ class TestTable:
         x = {f"layers.{n}.mlp.weight": torch.randn(8, 8) for n in range(4)}
         words = [write(tmp_path / "x.safetensors", x), write(tmp_path / "y.safetensors", quantized(x))]
 
-        assert "SNR by block of layers" in in_terminal("compare", *words)
-        assert "SNR by block" not in in_terminal("compare", *words, "--no-plot")
-        assert "SNR by block" not in in_terminal("compare", *words, columns=59)
-        assert "SNR by block" not in call("compare", *words).stdout
+        assert "SNR by block of layers" in in_terminal("compare", "-v", *words)
+        assert "SNR by block" not in in_terminal("compare", "-v", *words, "--no-plot")
+        assert "SNR by block" not in in_terminal("compare", "-v", *words, columns=59)
+        assert "SNR by block" not in call("compare", "-v", *words).stdout
 
 
 class TestInputs:
@@ -155,10 +167,10 @@ class TestOutputs:
         assert "pass" == json.loads(done.stdout)["verdict"]
         assert "COMPARED (exit 0): " in done.stderr
 
-    def test_the_last_line_names_what_was_written(self, checkpoints, tmp_path):
+    def test_a_line_names_what_was_written(self, checkpoints, tmp_path):
         done = call("compare", *checkpoints, "-o", tmp_path / "a.json", "-o", "b.html", cwd=tmp_path)
 
-        assert done.stdout.splitlines()[-1].endswith(". Wrote a.json, b.html")
+        assert "\nwrote a.json, b.html\n" in done.stdout
 
     def test_several_are_written(self, checkpoints, tmp_path):
         call("compare", *checkpoints, "-q", "-o", tmp_path / "a.json", "-o", tmp_path / "b.json")
@@ -319,11 +331,12 @@ class TestStatus:
         x = write(tmp_path / "x.safetensors", original())
         spoilt = quantized(original())
         spoilt["model.layers.0.mlp.up_proj.weight_scale"] *= 1.6
-        done = call("compare", x, write(tmp_path / "y.safetensors", spoilt))
+        done = call("compare", "-v", x, write(tmp_path / "y.safetensors", spoilt))
         reason = next(line for line in done.stdout.splitlines() if line.startswith("error: "))
 
         assert Status.INCONCLUSIVE == done.returncode
-        assert "INCONCLUSIVE (exit 4): 1 layer damaged" == done.stdout.splitlines()[-1]
+        name = "model.layers.0.mlp.up_proj.weight"
+        assert f"\nINCONCLUSIVE (exit 4): 1 layer damaged ({name})\n" in done.stdout
         assert "model.layers.0.mlp.up_proj.weight: 4." in reason
         assert "the scale is off by a factor of 1.6" in reason
 

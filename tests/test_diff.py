@@ -240,7 +240,7 @@ def reports(tmp_path_factory):
 
 class TestCommand:
     def test_shows_what_changed_and_exits_0(self, reports):
-        done = call("diff", *reports)
+        done = call("diff", "-v", *reports)
 
         assert Status.OK == done.returncode
         assert "\n1 layer worse\n" in done.stdout

@@ -45,7 +45,7 @@ def evaluate(folder, *words, **more):
 @pytest.fixture(scope="module")
 def done(folder):
     words = [word for suffix in SUFFIXES for word in ("-o", f"e.{suffix}")]
-    return evaluate(folder, "quantized", "--require", "kld_mean <= 1", *words)
+    return evaluate(folder, "quantized", "--require", "kld_mean <= 1", "-v", *words)
 
 
 class TestCommand:
@@ -58,8 +58,8 @@ class TestCommand:
         assert "Hidden states, quantized" in done.stdout
         assert "The 10 largest output errors of 16 weights, quantized" in done.stdout
         assert "activations are not quantized" in done.stdout
-        assert lines[-1].startswith("PASS (exit 0): quantized: KLD ")
-        assert lines[-1].endswith("Wrote e.json, e.jsonl, e.csv, e.html, e.md, e.xml")
+        assert any(line.startswith("PASS (exit 0): quantized: KLD ") for line in lines)
+        assert "wrote e.json, e.jsonl, e.csv, e.html, e.md, e.xml" in lines
 
     def test_a_gate_that_does_not_hold_is_1(self, folder):
         done = evaluate(folder, "quantized", "--require", "kld_mean <= 1e-9", "-q")
@@ -152,7 +152,7 @@ class TestDiff:
         return tmp_path / "newer.json"
 
     def test_says_what_changed_by_more_than_chance(self, folder, newer):
-        told = call("diff", folder / "e.json", newer)
+        told = call("diff", "-v", folder / "e.json", newer)
         first = quanterr.read_document(str(newer)).candidates[0].weights[0]
 
         assert (Status.OK, "") == (told.returncode, told.stderr)

@@ -79,7 +79,7 @@ class TestApart:
 
     def test_the_table_names_it(self, apart):
         to = io.StringIO()
-        show(apart.view(10), console(to))
+        show(apart.view(10), console(to), verbose=True)
 
         (row,) = [line for line in to.getvalue().splitlines() if "up_proj " in line]
         assert row.startswith(f"| {PLACE.removeprefix('model.layers.')}.2.up_proj ")

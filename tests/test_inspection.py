@@ -99,11 +99,11 @@ class TestCommand:
     def run(self, *arguments):
         return CliRunner().invoke(app, ["inspect", *map(str, arguments)])
 
-    def test_prints_tables(self, tmp_path):
+    def test_prints_what_each_format_stores(self, tmp_path):
         done = self.run(store(tmp_path / "m.safetensors", MODEL))
 
         assert 0 == done.exit_code
-        assert all(word in done.stdout for word in ("By format", "fp8_tensor", "int8_row", "attention", "bits/w"))
+        assert all(word in done.stdout for word in ("4 weights at ", "fp8_tensor", "int8_row", "bits/w"))
         assert "q_proj.weight" not in done.stdout
 
     def test_what_is_not_read_ends_with_its_status(self, tmp_path):
@@ -117,6 +117,7 @@ class TestCommand:
         done = self.run(store(tmp_path / "m.safetensors", MODEL), "-v")
 
         assert all(name in done.stdout for name in MODEL if not name.endswith("scale"))
+        assert all(word in done.stdout for word in ("By format", "By role and format", "attention"))
 
     def test_prints_strict_json(self, tmp_path):
         done = self.run(store(tmp_path / "m.safetensors", MODEL), "--json")
@@ -131,7 +132,7 @@ class TestCommand:
         assert r"\\udcff.safetensors" in quanterr.inspect(path).to_json()
 
     def test_of_an_empty_checkpoint_is_an_empty_table(self, tmp_path):
-        done = self.run(store(tmp_path / "m.safetensors", {}))
+        done = self.run(store(tmp_path / "m.safetensors", {}), "-v")
 
         assert 0 == done.exit_code, done.exception
         assert "0 tensors" in done.stdout

@@ -217,7 +217,7 @@ class TestOutputs:
         return CliRunner().invoke(app, [*map(str, arguments)])
 
     def test_an_error_ends_with_its_status_and_fails_rules(self, broken, tmp_path):
-        done = self.run("inspect", broken, "--values", "-o", tmp_path / "i.json")
+        done = self.run("inspect", broken, "--values", "-v", "-o", tmp_path / "i.json")
         assert Status.INCONCLUSIVE == done.exit_code
         assert "error: elements are NaN or infinite" in done.stdout
         assert "every value was read once" in done.stdout

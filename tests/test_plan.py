@@ -366,7 +366,17 @@ class TestExports:
         assert not row.file or export_plan(found, program) == (tmp_path / row.file).read_text()
 
     def test_a_script_goes_to_the_file_and_the_plan_is_kept_if_the_program_refuses_it(self, original, tmp_path):
-        arguments = ("plan", original.path, "--bits", "9", "-o", tmp_path / "plan.json", "-o", tmp_path / "run me.sh")
+        arguments = (
+            "plan",
+            original.path,
+            "-v",
+            "--bits",
+            "9",
+            "-o",
+            tmp_path / "plan.json",
+            "-o",
+            tmp_path / "run me.sh",
+        )
         done = call(*arguments, "--export", "mlx")
         assert (0, f"quanterr: run: sh '{tmp_path / 'run me.sh'}'") == (done.returncode, done.stderr.splitlines()[-1])
         assert "The plan beside single recipes" in done.stdout
@@ -513,10 +523,11 @@ class TestCompare:
 
     def test_the_commands_go_together(self, original, tmp_path):
         where = tmp_path / "plan.json"
-        done = call("plan", original.path, "--bits", "6", "--to", TO[0], "-o", where)
+        done = call("plan", "-v", original.path, "--bits", "6", "--to", TO[0], "-o", where)
         assert 0 == done.returncode, done.stderr
         assert "\nwithout --sensitivity every squared error counts the same: a guess" in done.stdout
-        assert "no plan is better. Wrote " in done.stdout
+        assert "no plan is better\n" in done.stdout
+        assert f"\nwrote {where}\n" in done.stdout
 
         judged = call("compare", original.path, original.path, "--plan", where)
         assert 1 == judged.returncode

@@ -44,7 +44,7 @@ def rank(folder, *words, **more):
 
 @pytest.fixture(scope="module")
 def table(folder):
-    return rank(folder, "fp8", "less", "int8")
+    return rank(folder, "-v", "fp8", "less", "int8")
 
 
 class TestTable:
@@ -63,8 +63,18 @@ class TestTable:
         assert ["1", "2", "inconclusive"] == [cells[name][0] for name in ("int8", "fp8", "less")]
         assert "-" == cells["less"][cells["candidate"].index("SNR dB")]
 
-    def test_ends_with_the_verdict(self, table):
-        assert table.stdout.splitlines()[-1].startswith("INCONCLUSIVE (exit 4): ")
+    def test_the_answer_comes_after_the_tables(self, table):
+        lines = table.stdout.splitlines()
+        answer = next(n for n, line in enumerate(lines) if line.startswith("INCONCLUSIVE (exit 4): "))
+
+        assert max(n for n, line in enumerate(lines) if line.startswith("+")) < answer
+
+    def test_without_them_it_is_all(self, folder):
+        lines = rank(folder, "fp8", "less", "int8").stdout.splitlines()
+
+        assert lines[0].startswith("INCONCLUSIVE (exit 4): int8 is best by its weights: ")
+        assert ["1", "2"] == [line.split()[0] for line in lines if " bits/w" in line]
+        assert len(lines) <= 10
 
     def test_of_a_pipe_is_ascii(self, table):
         assert table.stdout.isascii()
@@ -74,7 +84,7 @@ class TestTable:
     def test_is_as_narrow_as_it_has_to_be_and_cuts_nothing_short(self, folder, tmp_path, columns):
         name = "a-candidate-with-a-rather-long-name-for-such-a-terminal"
         store(tmp_path / f"{name}.safetensors", stored_by(quantized_fp8))
-        out = rank(folder, tmp_path / f"{name}.safetensors", "int8", env={"COLUMNS": columns}).stdout
+        out = rank(folder, "-v", tmp_path / f"{name}.safetensors", "int8", env={"COLUMNS": columns}).stdout
         tables = [line for line in out.splitlines() if line.startswith(("|", "+"))]
 
         assert "…" not in out
@@ -84,7 +94,7 @@ class TestTable:
     def test_of_a_terminal_is_drawn(self, folder):
         words = (folder / f"{name}.safetensors" for name in ("x", "fp8", "int8"))
 
-        assert "─" in in_terminal("rank", *words)
+        assert "─" in in_terminal("rank", "-v", *words)
 
     def test_shows_as_many_layers_as_asked_for(self, folder):
         assert "2 layers that differ most, of 3 layers" in rank(folder, "fp8", "int8", "--top-layers", "2").stdout
@@ -94,7 +104,7 @@ class TestTable:
         zeros = original() | {NAME.format(0): torch.zeros(32, 64)}
         for name, weight in (("x", 0), ("good", 0), ("bad", 1)):
             store(tmp_path / f"{name}.safetensors", zeros | {NAME.format(0): torch.full((32, 64), float(weight))})
-        lines = rank(tmp_path, "good.safetensors", "bad.safetensors").stdout.splitlines()
+        lines = rank(tmp_path, "-v", "good.safetensors", "bad.safetensors").stdout.splitlines()
         (row,) = [line.split() for line in lines if line.startswith(f"| {NAME.format(0)}")]
 
         assert ["good", "identical", "undefined"] == [word for word in row if word != "|"][1:]
@@ -177,11 +187,11 @@ class TestGates:
         assert Status.USAGE == rank(folder, "fp8", "int8", "--require", "snr >= 20").returncode
 
     def test_the_table_says_who_holds_how_many(self, folder):
-        done = rank(folder, "fp8", "int8", "--require", "snr_db >= 35")
+        done = rank(folder, "-v", "fp8", "int8", "--require", "snr_db >= 35")
 
         assert "gates held" in done.stdout
-        assert done.stdout.splitlines()[-1].startswith("FAIL (exit 1): int8 is best: ")
-        assert done.stdout.splitlines()[-1].endswith("; gates do not hold for fp8")
+        (answer,) = [line for line in done.stdout.splitlines() if line.startswith("FAIL (exit 1): int8 is best by ")]
+        assert answer.endswith("; gates do not hold for fp8")
 
     def test_annotations_on_github_name_the_candidate(self, folder, tmp_path):
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
@@ -195,10 +205,10 @@ class TestGates:
 
 class TestKeepOriginal:
     def test_says_what_to_keep_and_what_that_gives(self, folder):
-        done = rank(folder, "fp8", "int8", "--keep-original", "2100")
+        done = rank(folder, "-v", "fp8", "int8", "--keep-original", "2100")
 
         assert "fp8 with 1 layer kept in BF16: " in done.stdout
-        assert "; 1 of its layers kept in BF16 gives " in done.stdout.splitlines()[-1]
+        assert "; 1 of its layers kept in BF16 gives " in done.stdout
 
     def test_a_budget_that_is_none_is_wrong_usage(self, folder):
         done = rank(folder, "fp8", "int8", "--keep-original", "much")
@@ -211,10 +221,10 @@ class TestImportance:
     def test_the_weighted_snr_stands_beside(self, folder, tmp_path):
         path = tmp_path / "i.dat"
         path.write_bytes(legacy({f"blk.{n}.ffn_up.weight": [1.0] * 64 for n in range(3)}))
-        found = json.loads(rank(folder, "fp8", "int8", "--importance", path, "--json").stdout)
+        found = json.loads(rank(folder, "-v", "fp8", "int8", "--importance", path, "--json").stdout)
 
         assert all(abs(c["weighted_snr_db"] - c["snr_db"]) < 1e-6 for c in found["candidates"])
-        assert "weighted SNR dB" in rank(folder, "fp8", "int8", "--importance", path).stdout
+        assert "weighted SNR dB" in rank(folder, "-v", "fp8", "int8", "--importance", path).stdout
 
 
 @pytest.fixture(scope="module")

@@ -409,7 +409,7 @@ class TestConclusion:
         found = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
         lead = found.candidates[0].snr_db - found.candidates[1].snr_db
 
-        assert conclusion(found).startswith(f"int8 is best: {lead:.2f} dB more than fp8 ")
+        assert conclusion(found).startswith(f"int8 is best by its weights: {lead:.2f} dB more than fp8 ")
 
     @pytest.mark.parametrize(
         ("sizes", "words"),

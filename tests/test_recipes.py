@@ -482,13 +482,21 @@ class TestSweep:
     def test_the_command_writes_shows_and_lists(self, original, tmp_path):
         checkpoint, _ = original
         done = call(
-            "sweep", checkpoint.path, "--to", "int4_g{32,64}", "-o", tmp_path / "s.json", "--require", "snr_db >= 15"
+            "sweep",
+            "-v",
+            checkpoint.path,
+            "--to",
+            "int4_g{32,64}",
+            "-o",
+            tmp_path / "s.json",
+            "--require",
+            "snr_db >= 15",
         )
         listed = call("formats", "--recipes")
 
         assert (0, 0) == (done.returncode, listed.returncode), done.stderr
         assert "Gain of each choice" in done.stdout
-        assert "PASS (exit 0): int4_g32 is best" in done.stdout
+        assert "PASS (exit 0): more bytes buy less error: int4_g32 (" in done.stdout
         assert ["int4_g32", "int4_g64"] == [
             c["name"] for c in json.loads((tmp_path / "s.json").read_text())["candidates"]
         ]

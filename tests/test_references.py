@@ -152,8 +152,8 @@ def test_an_encoder_has_none(tmp_path):
 def test_the_command_writes_and_reads_it(kept, tmp_path):
     _, original, quantized, options = kept
     text = ("--tokens", options["tokens"], "--context", CONTEXT)
-    saving = call("evaluate", original, *text, "--save-reference", tmp_path / "r")
-    reading = call("evaluate", quantized, "--reference", tmp_path / "r", *text, "-o", tmp_path / "e.json")
+    saving = call("evaluate", "-v", original, *text, "--save-reference", tmp_path / "r")
+    reading = call("evaluate", "-v", quantized, "--reference", tmp_path / "r", *text, "-o", tmp_path / "e.json")
 
     assert (0, 0) == (saving.returncode, reading.returncode), saving.stderr + reading.stderr
     assert f"wrote {tmp_path / 'r'}" in saving.stderr

@@ -152,12 +152,12 @@ def test_nan_is_an_error(tmp_path):
 
 
 def test_the_command_shows_margins_and_says_that_it_is_an_estimate(original, tmp_path):
-    done = call("sweep", original, "--to", "int8_row,int4_g32", "--sample", "20%", "-o", tmp_path / "s.json")
+    done = call("sweep", "-v", original, "--to", "int8_row,int4_g32", "--sample", "20%", "-o", tmp_path / "s.json")
     found = json.loads((tmp_path / "s.json").read_text())
 
     assert Status.OK == done.returncode, done.stderr
     assert " ± " in done.stdout
-    assert "estimated from 20 % of the rows" in done.stdout.splitlines()[-1]
+    assert "; estimated from 20 % of the rows\n" in done.stdout
     assert 0.2 == found["sample"]
     assert all(candidate["snr_db_margin"] > 0 for candidate in found["candidates"])
 

@@ -167,7 +167,7 @@ class TestEnvironment:
     def test_a_switch_is_a_word(self, checkpoints, tmp_path, value, quiet):
         finished = compare(checkpoints, cwd=tmp_path, env={"QUANTERR_COMPARE_QUIET": value})
 
-        assert quiet == ("By format" not in finished.stderr)
+        assert quiet == ("worst: " not in finished.stderr)
 
 
 def test_the_example_of_the_guide_is_right(checkpoints, project):

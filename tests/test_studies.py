@@ -61,7 +61,7 @@ def test_without_the_option_there_are_none(original):
 
 
 def test_the_command_shows_and_stores_them(original, tmp_path):
-    done = call("sweep", original[0], "--to", "int8_row,gguf_q4_0", "--study", "-o", tmp_path / "s.json")
+    done = call("sweep", "-v", original[0], "--to", "int8_row,gguf_q4_0", "--study", "-o", tmp_path / "s.json")
     found = json.loads((tmp_path / "s.json").read_text())
 
     assert Status.OK == done.returncode, done.stderr
@@ -72,7 +72,7 @@ def test_the_command_shows_and_stores_them(original, tmp_path):
 
 
 def test_bandwidth_bounds_the_tokens_a_second_of_each_recipe(original, tmp_path):
-    words = ("sweep", original[0], "--to", "int8_row,int4_g32", "--hardware", "900GB/s")
+    words = ("sweep", "-v", original[0], "--to", "int8_row,int4_g32", "--hardware", "900GB/s")
     done = call(*words, "-o", tmp_path / "s.json")
     found = {one["name"]: one for one in json.loads((tmp_path / "s.json").read_text())["candidates"]}
     sizes = {name: quanterr_bytes(name) for name in found}

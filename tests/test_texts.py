@@ -111,7 +111,7 @@ class TestSeveral:
         folder, original, quantized, _ = made
         done = call(
             "evaluate", original, quantized, "--text", f"prose={folder / 'prose.txt'}", "--chat", folder / "chat.jsonl",
-            "--context", 32, "--chunks", 3, "-o", tmp_path / "e.md",
+            "--context", 32, "--chunks", 3, "-v", "-o", tmp_path / "e.md",
         )  # fmt: skip
         card = (tmp_path / "e.md").read_text()
 

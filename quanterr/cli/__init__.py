@@ -226,7 +226,7 @@ def _make_judge(rules: "PreparedRules", planned: str | None) -> "Callable[[Repor
 def _deliver(report: "Report", to: "list[Target]", show: Display, status: int, next_step: str) -> None:
     from quanterr.documents.comparison.view import view
 
-    shown = None if show.quiet or show.as_json else view(report, show.top_layers, show.sort_by)
+    shown = None if show.quiet or show.as_json else view(report, show.top, show.sort_by)
     deliver(report, to, show, status, next_step, shown)
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from quanterr.outputs.files import Target
     from quanterr.outputs.sections import View
 
+TOP_LAYERS = 10  # in tables, by default
 ROOM = 256 * 2**20  # bytes that a small comparison needs besides torch
 LOADING = 60  # limit for loading torch, in seconds of processor time; it usually takes 2 to 4
 
@@ -79,7 +80,9 @@ class Display(CheckedOptions):
         ),
     ] = ()
     no_clobber: Annotated[bool, Option("Do not overwrite existing files.", OUTPUT)] = False
-    top_layers: Annotated[int, Option("Number of layers to show.", OUTPUT, "N", least=0)] = 10
+    top_layers: Annotated[
+        int | None, Option("Show tables, as -v does, with N layers; 10 by default.", OUTPUT, "N", least=0)
+    ] = None
     sort_by: Annotated[
         Literal["snr", "mae", "relative", "max"], Option("Metric that ranks the worst layers.", OUTPUT)
     ] = "snr"
@@ -90,11 +93,17 @@ class Display(CheckedOptions):
         bool, Option("Print only the verdict, on stderr; no tables, no progress.", OUTPUT, flags="--quiet -q")
     ] = False
     verbose: Annotated[
-        bool, Option("Show all findings, and how each format was recognized.", OUTPUT, flags="--verbose -v")
+        bool,
+        Option("Show tables, maps, all findings, and how each format was recognized.", OUTPUT, flags="--verbose -v"),
     ] = False
     allow_partial: Annotated[
         bool, Option("Exit 0 even if something was not compared; the verdict stays inconclusive.", SELECTION)
     ] = False
+
+    @property
+    def top(self) -> int:
+        """The number of layers in tables."""
+        return TOP_LAYERS if self.top_layers is None else self.top_layers
 
     @property
     def colors(self) -> Color:
@@ -117,7 +126,7 @@ class Display(CheckedOptions):
 
 
 TABLE_OPTIONS = Only(("as_json", "color", "no_color"))
-RESULT_OPTIONS = AllBut(("sort_by", "no_plot", "verbose"))  # for rankings, plans and evaluations
+RESULT_OPTIONS = AllBut(("sort_by", "no_plot"))  # for rankings, plans and evaluations
 
 Original = Annotated[str, argument("ORIGINAL", "The checkpoint before quantization.")]
 
@@ -336,7 +345,8 @@ def _print_result(
         from quanterr.outputs import terminal
 
         stream = sys.stderr if to_stderr else sys.stdout
-        shown = view or found.view(display.top_layers)
+        shown = view or found.view(display.top)
+        tables = display.verbose or display.top_layers is not None
         console = terminal.console(stream, display.colors)
-        terminal.show(shown, console, terminal.Outcome(*answer), display.verbose, not display.no_plot)
+        terminal.show(shown, console, terminal.Outcome(*answer), tables, not display.no_plot)
         stream.flush()

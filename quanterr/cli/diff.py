@@ -16,7 +16,7 @@ OUTPUTS = Reworded(
 def diff(
     old: Annotated[str, argument("OLD", "JSON of compare, rank, sweep, evaluate or plan.")],
     new: Annotated[str, argument("NEW", "A newer result of the same kind.")],
-    show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "allow_partial")), OUTPUTS],
+    show: Annotated[Display, AllBut(("sort_by", "no_plot", "allow_partial")), OUTPUTS],
     force: Annotated[bool, Option("Compare even if originals, selections or settings differ.")] = False,
 ) -> None:
     """Compare two stored results of the same original: list layers that are better, worse, new or missing.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def plan(
     original: Original,
     options: Annotated[PlanOptions, AllBut(("outlier_threshold",))],
-    show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "allow_partial"))],
+    show: Annotated[Display, AllBut(("sort_by", "no_plot", "allow_partial"))],
     export: Annotated[
         str | None,
         Option(

@@ -34,6 +34,7 @@ def make_view(
     reasons: Sequence[str] = (),
     done: str = "",
     settings: Sequence[tuple[str, str]] = (),
+    summary: Sequence[str] = (),
 ) -> View:
     """Return the view of a document: its non-empty sections, the table of all layers if there are maps, and its run.
 
@@ -46,7 +47,9 @@ def make_view(
     done = "" if getattr(document, "gates", ()) else done
     judged = getattr(document, "candidates", [document]) if verdict else []
     doubts = list_doubts(verdict or "", (found for one in judged for found in getattr(one, "findings", ())))
-    return View(heading, verdict, conclusion, reasons, facts, shown, about, document.made_by, maps, done, doubts)
+    return View(
+        heading, verdict, conclusion, reasons, facts, shown, about, document.made_by, maps, done, doubts, summary
+    )
 
 
 def list_number_columns(

@@ -296,6 +296,7 @@ class View(NamedTuple):
     maps: Maps | PageScripts | None = None
     done: str = ""  # word shown for a pass without gates: compared, evaluated
     doubts: Sequence[str] = ()  # messages that question the comparison itself
+    summary: Sequence[str] = ()  # what a reader should know after the conclusion, the most important first
 
     @property
     def word(self) -> str | None:

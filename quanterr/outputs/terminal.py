@@ -1,4 +1,4 @@
-"""Views in the terminal, with the answer last.
+"""Views in the terminal: the answer in about ten lines, after all tables where these are asked for.
 
 Without a terminal (a pipe, a CI log) tables are ASCII and as wide as their widest row. Narrow terminals leave out the
 least important columns; names and numbers are never cut.
@@ -40,7 +40,7 @@ NO_LIMIT = 1 << 16  # columns
 NARROWEST = 48  # columns; no table needs to cut cells at this width
 STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow", None: "bold"}
 SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
-MAX_FINDINGS = 10
+MAX_FINDINGS = 3  # findings, or layers with findings, in an answer
 NAME_WIDTH = 24  # minimum width of a name before it is folded
 RED, YELLOW = 5 / 6, 1 / 2  # shares above which bars have these colours: SNR below 10 and 30 dB
 WEIGHT = ".weight"
@@ -75,18 +75,33 @@ NO_OUTCOME = Outcome()
 
 
 def show(view: View, to: Console, answer: Outcome = NO_OUTCOME, verbose: bool = False, plot: bool = True) -> None:
-    """Print a view: sections, then findings, then the answer.
+    """Print the answer of a view: verdict, summary, the worst findings, what was written, the next command.
 
-    ``verbose`` adds sections for verbose terminals and prints all findings; ``plot`` draws maps in a terminal.
+    ``verbose`` prints all sections and findings before it; ``plot`` draws maps in a terminal.
     """
-    wrap = not to.is_terminal
+    found = _list_findings(view)
+    if verbose:
+        _print_sections(view, to, plot)
+        if found:
+            to.print()
+        _print_findings(found, to, None)
+        to.print()
+        to.print(Text(view.about, style="dim"), soft_wrap=not to.is_terminal)
+    _print_answer(view, found, to, answer, verbose)
+
+
+def _list_findings(view: View) -> list[tuple[str, Finding]]:
+    """Return the findings of sections that terminals show, each with the names of its candidates."""
+    parts = (part for section in view.sections if TERMINAL in section.media for part in section.parts)
+    return [one for part in parts if isinstance(part, Findings) for one in part.found]
+
+
+def _print_sections(view: View, to: Console, plot: bool) -> None:
     facts = (f"{title}: {''.join(display(text, LONG) for text in texts)}" for title, texts in view.facts)
-    to.print(Text("; ".join(facts)), soft_wrap=wrap)
-    media = {TERMINAL, VERBOSE} if verbose else {TERMINAL}
-    sections = [section for section in view.sections if media & set(section.media)]
-    for section in sections:
+    to.print(Text("; ".join(facts)), soft_wrap=not to.is_terminal)
+    for section in view.sections:
         before = None
-        for part in section.parts:
+        for part in section.parts if {TERMINAL, VERBOSE} & set(section.media) else ():
             if isinstance(part, BlockMap) and not (plot and to.file.isatty()):
                 continue
             if isinstance(part, Findings | Gates | Chart):
@@ -95,25 +110,42 @@ def show(view: View, to: Console, answer: Outcome = NO_OUTCOME, verbose: bool = 
                 to.print()
             _print_part(part, to)
             before = part
-    found = [one for section in sections for part in section.parts if isinstance(part, Findings) for one in part.found]
-    print_findings(found, to, verbose)
-    to.print()
-    to.print(Text(view.about, style="dim"), soft_wrap=wrap)
+
+
+def _print_answer(
+    view: View, found: Sequence[tuple[str, Finding]], to: Console, answer: Outcome, verbose: bool
+) -> None:
+    wrap = not to.is_terminal
+    to.print(Text(format_conclusion(view, answer), style=_pick_style(view)), soft_wrap=wrap)
     for reason in _reasons(view, found):
         to.print(Text(display(reason, LONG), style=STYLES[view.verdict]), soft_wrap=wrap)
+    for line in view.summary:
+        to.print(Text(display(line, LONG)), soft_wrap=wrap)
+    if not verbose:
+        told = "\n".join(view.summary)
+        new = [one for one in found if one[1].severity != "info" and one[1].message not in told]
+        _print_findings(new, to, MAX_FINDINGS)
+    if answer.wrote:
+        to.print(Text(f"wrote {', '.join(display(_relative_path(path)) for path in answer.wrote)}"), soft_wrap=wrap)
     if answer.next_step:  # unwrapped, so that it can be pasted
         to.print(Text(f"next: {display(answer.next_step, LONG)}", style="dim"), soft_wrap=True)
-    to.print(Text(format_conclusion(view, answer), style=_pick_style(view)), soft_wrap=wrap)
+    codes = ", ".join(dict.fromkeys(display(one.code) for _, one in found if verbose or one.severity != "info"))
+    hints = [] if verbose else [f"-v shows tables, maps and {_count_findings(found)}"]
+    hints += [f"quanterr explain NAME explains {codes}"] if codes else []
+    if hints:
+        to.print(Text("; ".join(hints), style="dim"), soft_wrap=wrap)
+
+
+def _count_findings(found: Sequence[tuple[str, Finding]]) -> str:
+    return count(len(found), "finding") if found else "more"
 
 
 def format_conclusion(view: View, answer: Outcome) -> str:
-    """Return the last line, such as "PASS (exit 0): …. Wrote a.json", with doubts about the comparison."""
-    written = ", ".join(display(_relative_path(path)) for path in answer.wrote)
-    words = f"{view.conclusion}. Wrote {written}" if written else view.conclusion
+    """Return the first line of the answer, such as "PASS (exit 0): …", with doubts about the comparison."""
     if view.word is None:
-        return words
+        return view.conclusion
     status = "" if answer.status is None else f" (exit {int(answer.status)})"
-    return format_answer(f"{view.word.upper()}{status}", view.doubts, words)
+    return format_answer(f"{view.word.upper()}{status}", view.doubts, view.conclusion)
 
 
 def _pick_style(view: View) -> str:
@@ -240,24 +272,19 @@ def _draw(cell: str, plain: bool) -> Text:
     return Text(bar.ljust(BarCell.WIDTH), style=style)
 
 
-def print_findings(found: Sequence[tuple[str, Finding]], to: Console, verbose: bool) -> None:
-    """Print the worst findings, or all if ``verbose``, grouped by layer."""
-    groups = _group_by_layer(found)
-    shown = groups if verbose else groups[:MAX_FINDINGS]
-    if shown:
-        to.print()
+def _print_findings(found: Sequence[tuple[str, Finding]], to: Console, most: int | None) -> None:
+    """Print findings, grouped by layer, the most severe first; of more than ``most`` groups, only their number."""
+    wrap, groups = not to.is_terminal, _group_by_layer(found)
+    shown = groups[:most]
     for (name, first), *others in shown:
         message = f"{display(name)}: {first.message}" if name else first.message
-        to.print(_finding(first, message), soft_wrap=not to.is_terminal)
+        to.print(_finding(first, message), soft_wrap=wrap)
         for _, item in others:
             message = item.message.removeprefix(f"{display(item.layer or '')}: ")
-            to.print(Text("  and ") + _finding(item, message), soft_wrap=not to.is_terminal)
+            to.print(Text("  and ") + _finding(item, message), soft_wrap=wrap)
     left = sum(map(len, groups[len(shown) :]))
     if left:
-        to.print(Text(f"and {count(left, 'more finding')} (-v shows all)"))
-    if shown:
-        codes = ", ".join(dict.fromkeys(display(item.code) for group in shown for _, item in group))
-        to.print(Text(f"for details, run quanterr explain NAME: {codes}", style="dim"), soft_wrap=not to.is_terminal)
+        to.print(Text(f"and {count(left, 'more finding')}"))
 
 
 def _group_by_layer(found: Sequence[tuple[str, Finding]]) -> list[list[tuple[str, Finding]]]:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 from quanterr.documents.comparison.layer import Expert, Layer
@@ -36,12 +35,9 @@ SORTS = {
 
 
 def describe_comparison(report: Report) -> str:
-    """Return the summary of a pass without gates: ``31 of 31 tensors; no limits set. Worst: lm_head, 21.20 dB``."""
-    compared = len(report.layers) + len(report.other_changes) + len(report.lossless)
-    words = f"{compared:,} of {count(compared + len(report.not_compared), 'tensor')}; no limits set"
-    known = (layer for layer in report.layers if layer.snr_db is not None)
-    worst = min(known, key=attrgetter("snr_db"), default=None)
-    return words if worst is None else f"{words}. Worst: {display(worst.layer_name)}, {format_db(worst.snr_db, ' dB')}"
+    """Return the conclusion of a pass without gates: ``SNR 27.04 dB; no limits set``."""
+    level = f"SNR {format_db(report.aggregate.overall_snr_db, ' dB')}" if report.layers else "no layer differs"
+    return f"{level}; no limits set"
 
 
 def describe_coverage(report: Report) -> str:

@@ -17,6 +17,7 @@ from quanterr.documents.comparison.layers import (
 )
 from quanterr.documents.comparison.model import Report, Side
 from quanterr.documents.comparison.page_data import page_data
+from quanterr.documents.comparison.summary import summarize
 from quanterr.documents.document_view import format_score, list_number_columns, make_view
 from quanterr.errors import UsageError
 from quanterr.metrics.scores import collect_scores
@@ -58,7 +59,7 @@ from quanterr.outputs.sections import (
     Whole,
     fill,
 )
-from quanterr.util.text import count, display, size
+from quanterr.util.text import count, display, listed, size
 
 if TYPE_CHECKING:
     from quanterr.documents.evaluation.model import Evaluated, Evaluation
@@ -79,6 +80,7 @@ FIGURES = (
 BAR_DB = 60  # SNR at which a bar is empty
 LISTED = 200  # rows shown of tensors that were not compared
 MAX_FILES = 4
+NAMED = 2  # damaged layers in the conclusion
 NONE = "-"
 COUNTS: Sequence[CellColumn[Aggregate]] = (
     (Column("layers", 2), lambda a: f"{a.total_layers:,}"),
@@ -117,6 +119,7 @@ def view(report: Report, top: int, sort_by: str = "snr", evaluation: "Evaluation
         report.reasons if report.verdict != "pass" else [],
         "compared",
         _list_settings(report),
+        summarize(report, sort_by),
     )
 
 
@@ -145,16 +148,17 @@ def conclusion(report: Report) -> str:
     if report.verdict == "fail":
         failed = sum(gate.status == "fail" and gate.severity == "error" for gate in report.gates)
         return f"{failed} of {count(len(report.gates), 'gate')} {'does' if failed == 1 else 'do'} not hold"
-    damaged, missing = len(_list_damaged(report)), len({row.layer_name for row in report.not_compared})
-    parts = [f"{count(damaged, 'layer')} damaged"] if damaged else []
+    damaged, missing = sorted(_list_damaged(report)), len({row.layer_name for row in report.not_compared})
+    parts = [f"{count(len(damaged), 'layer')} damaged ({listed(damaged, NAMED)})"] if damaged else []
     parts += [f"{missing:,} not compared"] if missing else []
     return ", ".join(parts) or sentence(report.reasons[0] if report.reasons else "no reason given")
 
 
 def brief(report: Report) -> str:
     """Return verdict, pooled SNR and reasons in one line, for ``--quiet``."""
-    snr = f"{count(report.aggregate.total_layers, 'layer')}, {format_db(report.aggregate.overall_snr_db, ' dB')}; "
     is_judged = report.verdict != "pass" or bool(report.gates)
+    layers = count(report.aggregate.total_layers, "layer")
+    snr = f"{layers}, {format_db(report.aggregate.overall_snr_db, ' dB')}; " if is_judged else f"{layers}; "
     word, found = report.verdict if is_judged else "compared", list_doubts(report.verdict, report.findings)
     reasons = "; ".join(map(sentence, report.reasons)) if is_judged else describe_comparison(report)
     return f"quanterr: {format_answer(word, found, (snr if report.layers else '') + reasons)}"

@@ -72,11 +72,17 @@ def join_counts(numbers: Iterable[tuple[int, str]]) -> str:
 
 
 def make_view(
-    names: tuple[str, str], answer: str, sections: Iterable[Section], about: str, maps: Maps | None = None
+    names: tuple[str, str],
+    answer: str,
+    sections: Iterable[Section],
+    about: str,
+    maps: Maps | None = None,
+    summary: Sequence[str] = (),
 ) -> View:
     """Return the view of a diff."""
     facts = [(title, [Name(name)]) for title, name in zip(("old", "new"), names, strict=True)]
-    return View("What changed", None, answer, [], facts, list(sections), about, f"quanterr {__version__}", maps)
+    made_by = f"quanterr {__version__}"
+    return View("What changed", None, answer, [], facts, list(sections), about, made_by, maps, summary=summary)
 
 
 def list_names(

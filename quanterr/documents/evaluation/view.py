@@ -75,6 +75,7 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, quote, size
 
 BROKEN = "not finite"
+MOST_METRICS, MOST_CANDIDATES, WORST = 4, 4, 3  # in the summary
 BLOCKS = list_number_columns(BlockError, otherwise=BROKEN, digits=5)
 *WEIGHTS, _, _ = list_number_columns(WeightError)
 OF_INPUTS = list_number_columns(WeightError)[len(WEIGHTS) :]
@@ -136,7 +137,29 @@ def view(evaluation: Evaluation, top: int) -> View:
         words, first = {"role": "Role", "unit": "Block"}, "output_0"
         maps = Maps(_metrics(evaluation), words, lambda: map_rows(evaluation), first, first)
     said, sections, about = conclusion(evaluation), _sections(evaluation, top), format_caveat(evaluation)
-    return make_view(evaluation, "Quality", said, facts, sections, about, maps, evaluation.reasons, "evaluated")
+    summary = list(_summarize(evaluation))
+    return make_view(
+        evaluation, "Quality", said, facts, sections, about, maps, evaluation.reasons, "evaluated", summary=summary
+    )
+
+
+def _summarize(evaluation: Evaluation) -> Iterator[str]:
+    """Yield the scores of each candidate and of the floor, differences between them, and the largest errors."""
+    metrics = list_metrics(evaluation)[:MOST_METRICS]
+    for one in evaluation.candidates[:MOST_CANDIDATES]:
+        scores = ", ".join(f"{title} {format_metric(one, metric)}" for title, metric in metrics)
+        yield f"{display(one.name)} ({size(one.bytes)}): {scores}"
+    if len(evaluation.candidates) > MOST_CANDIDATES:
+        yield f"and {count(len(evaluation.candidates) - MOST_CANDIDATES, 'more candidate')}"
+    for part in _compare_candidates(evaluation):
+        yield from part.lines if isinstance(part, Lines) else ()
+    nearest = find_nearest(evaluation) or evaluation.candidates[0]
+    weights = [weight for weight in nearest.weights if weight.output_error][:WORST]
+    of = "" if len(evaluation.candidates) == 1 else f" of {display(nearest.name)}"
+    for weight in weights:
+        share = f", {format_percent(weight.share_of_block)} of its block" if weight.share_of_block else ""
+        yield f"largest output errors{of}: {format_percent(weight.output_error)}  {display(weight.layer_name)}{share}"
+    yield from (_missing(one) for one in evaluation.candidates if one.missing)
 
 
 def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:

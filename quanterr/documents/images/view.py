@@ -24,7 +24,7 @@ from quanterr.outputs.sections import (
     fill,
 )
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, display, listed
 
 MEANS = (Column("mean", 0), Column("95 % interval", 1), Column("pairs", 2))
 PAIRS: Sequence[CellColumn[ImagePair]] = (
@@ -33,6 +33,7 @@ PAIRS: Sequence[CellColumn[ImagePair]] = (
     (Column("LPIPS", 2), lambda pair: "-" if pair.lpips is None else format_number(pair.lpips)),
     (Column("size", 3), lambda pair: f"{pair.width} x {pair.height}"),
 )
+WORST = 3  # pairs in the summary
 LOST = (Column("reason", 0, right=False),)
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "name", "width", "height", "identical", "psnr_db", "ssim", "lpips"),
@@ -49,7 +50,15 @@ def view(images: Images, top: int) -> View:
     """Return what a reader sees, with ``top`` of the worst pairs."""
     facts = [("original", [Name(images.original)]), ("quantized", [Name(images.quantized)])]
     said, sections = conclusion(images), _sections(images, top)
-    return make_view(images, "Images", said, facts, sections, ABOUT, None, images.reasons, "compared")
+    summary = list(_summarize(images))
+    return make_view(images, "Images", said, facts, sections, ABOUT, None, images.reasons, "compared", summary=summary)
+
+
+def _summarize(images: Images) -> Iterator[str]:
+    """Yield notes about the means, and the worst pairs."""
+    for part in _notes(images):
+        yield from part.lines
+    yield from (f"worst: {display(pair.name)}: {_describe(pair)}" for pair in images.worst_first[:WORST])
 
 
 def conclusion(images: Images) -> str:

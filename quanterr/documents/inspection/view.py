@@ -46,6 +46,7 @@ CSV_WEIGHT = (
     *("block_size", "scales", "comfy_format", "activations", "reason"),
 )
 CSV_COLUMNS = ("list", *CSV_WEIGHT)
+MOST_FORMATS = 5  # in the summary
 ABOUT = "From headers and labels alone: no value was read."
 VALUES_READ = "From headers and labels; every value was read once, without an original."
 
@@ -67,7 +68,26 @@ def view(inspection: Inspection, top: int) -> View:
     ]
     maps = Maps(METRICS, WORDS, lambda: map(_row, inspection.weights), "bytes", "bits")
     about = VALUES_READ if inspection.values else ABOUT
-    return make_view(inspection, "What is stored", conclusion(inspection), facts, _sections(inspection), about, maps)
+    said, sections, summary = conclusion(inspection), _sections(inspection), list(_summarize(inspection))
+    return make_view(inspection, "What is stored", said, facts, sections, about, maps, summary=summary)
+
+
+def _summarize(inspection: Inspection) -> Iterator[str]:
+    """Yield what each format stores, and what is declared."""
+    for name, tally in list(inspection.formats.items())[:MOST_FORMATS]:
+        bits = format_if_known(tally.bits_per_weight, ".4g", "unknown")
+        yield f"  {display(name)}: {count(tally.weights, 'weight')}, {tally.elements:,} parameters, {bits} bits/w"
+    if len(inspection.formats) > MOST_FORMATS:
+        yield f"  and {count(len(inspection.formats) - MOST_FORMATS, 'more format')}"
+    declared = [("architecture", inspection.architecture), ("config", inspection.quant_method), ("KV", inspection.kv)]
+    runs = [f"inputs {display(name)} in {count(n, 'weight')}" for name, n in inspection.activations.items()]
+    said = [f"{title} {display(value)}" for title, value in declared if value] + runs
+    if said:
+        yield f"declared: {', '.join(said)}"
+    if inspection.verified:
+        yield f"verified: SHA-256 of {count(inspection.verified, 'file')}"
+    if inspection.decode is not None:
+        yield _describe_bound(inspection.decode)
 
 
 def conclusion(inspection: Inspection) -> str:

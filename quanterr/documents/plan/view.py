@@ -29,7 +29,7 @@ from quanterr.outputs.sections import (
 )
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, size
+from quanterr.util.text import count, display, listed, size
 
 UNIFORM = (Column("size", 0), Column("cost", 1), Column("fits", 2, right=False))
 CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_weight", "snr_db", "cost")
@@ -39,6 +39,7 @@ TIMES = 3  # ratio from which a change is written as a factor
 MINOR = 0.01  # share of the cost below which pages fold a layer
 CURVE = 8  # number of points in the text
 MIB = 2**20
+WORST = 3  # layers in the summary
 METRICS = {
     "share": MapMetric("Share of the cost", "lower", "%", log=True, column="Share %"),
     "bits": MapMetric("Bits/w", "lower", "bit", column="Bits/w"),
@@ -67,7 +68,25 @@ def view(plan: Plan, top: int) -> View:
     ]
     words = {"role": "Role", "recipe": "Recipe"}
     maps = Maps(METRICS, words, lambda: _rows(plan), "share", "share")
-    return make_view(plan, "Quantization plan", conclusion(plan), facts, sections, ABOUT, maps)
+    summary = list(_summarize(plan))
+    return make_view(plan, "Quantization plan", conclusion(plan), facts, sections, ABOUT, maps, summary=summary)
+
+
+def _summarize(plan: Plan) -> Iterator[str]:
+    """Yield the recipes with their layers, the layers that stay as they are, and the most expensive ones."""
+    yield from plan.notes
+    yield _count_recipes(plan)
+    kept = [layer for layer in plan.layers if layer.recipe == ORIGINAL]
+    if kept:
+        kept.sort(key=lambda layer: -layer.bytes)
+        yield f"as in the original: {listed([layer.layer_name for layer in kept], WORST)}"
+    total = plan.cost or 1.0
+    worst = sorted((layer for layer in plan.layers if layer.cost), key=lambda layer: -layer.cost)[:WORST]
+    for layer in worst:
+        cost = format_percent(layer.cost / total)
+        yield f"most expensive: {cost}  {display(layer.layer_name)}: {layer.recipe}, {format_if_known(layer.snr_db)} dB"
+    if plan.knee:
+        yield f"diminishing returns from {size(plan.knee.bytes)} on"
 
 
 def _rows(plan: Plan) -> Iterator[Row]:

@@ -43,6 +43,7 @@ STUDY_TITLE = "dB gained by keeping outliers unquantized and by other scales (on
 SAME_SIZE = 0.05  # %
 MINOR, MINOR_BECAUSE = 0.01, "below 1 % of the error"
 NONE = "-"
+MOST_POINTS, MOST_CANDIDATES = 4, 5  # in the conclusion and in the summary
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "rank", "layer_name", "format", "bytes", "squared_error", "snr_db"),
     *("snr_db_margin", "tokens_per_second", "best", "reason"),
@@ -66,7 +67,16 @@ def view(ranking: Ranking, top: int) -> View:
     said, sections = conclusion(ranking), _sections(ranking, top)
     reasons = ranking.reasons if ranking.sample is None else []  # of a sample, the conclusion says it
     return make_view(
-        ranking, "Quantized candidates", said, facts, sections, about, _maps(ranking), reasons, done="compared"
+        ranking,
+        "Quantized candidates",
+        said,
+        facts,
+        sections,
+        about,
+        _maps(ranking),
+        reasons,
+        done="compared",
+        summary=list(_summarize(ranking)),
     )
 
 
@@ -180,16 +190,41 @@ def _describe_sources(change: Swaps) -> str:
 
 
 def _describe_best(ranking: Ranking) -> str:
+    """Return the candidate with the least error if it is among the smallest, else the Pareto-optimal ones."""
     ranked = ranking.ranked
     if len(ranked) < 2:
         return f"only {display(ranked[0].name)} can be ranked" if ranked else "no candidate can be ranked"
     best, second = ranked[:2]
-    cost = _describe_cost(100 * ((best.bytes or 0) / (second.bytes or 1) - 1))
+    share = 100 * ((best.bytes or 0) / (second.bytes or 1) - 1)
+    front = [one for one in ranked if one.on_front]
+    if share >= SAME_SIZE and len(front) > 1:
+        points = [f"{display(one.name)} ({size(one.bytes or 0)}, {_format_level(one)})" for one in front[:MOST_POINTS]]
+        more = f" and {len(front) - MOST_POINTS:,} more" if len(front) > MOST_POINTS else ""
+        return f"more bytes buy less error: {', '.join(points)}{more}"
+    cost = _describe_cost(share)
     if best.snr_db is None or second.snr_db is None:
         gain = "identical to the original" if not best.squared_error else f"less error than {display(second.name)}"
-        return f"{display(best.name)} is best: {gain}, {cost}"
+        return f"{display(best.name)} is best by its weights: {gain}, {cost}"
     gain = f"{best.snr_db - second.snr_db:.2f} dB more than {display(second.name)}"
-    return f"{display(best.name)} is best: {gain} {cost}"
+    return f"{display(best.name)} is best by its weights: {gain} {cost}"
+
+
+def _format_level(one: Candidate) -> str:
+    return f"{_format_snr_of(one)} dB" if one.snr_db is not None else _format_snr_of(one)
+
+
+def _summarize(ranking: Ranking) -> Iterator[str]:
+    """Yield the candidates, the least error first, then what would improve the first of them."""
+    for one in ranking.candidates[:MOST_CANDIDATES]:
+        if one.rank is None:
+            continue  # a line of its own says why
+        worst = f"; worst {display(one.worst_layer.layer_name)} {_format_worst(one)} dB" if one.worst_layer else ""
+        stored = f"{size(one.bytes or 0)}, {one.bits_per_weight or 0:.4g} bits/w"
+        yield f"{one.rank:>3}  {_format_level(one):>9}  {display(one.name)}: {stored}{worst}"
+    if len(ranking.candidates) > MOST_CANDIDATES:
+        yield f"and {count(len(ranking.candidates) - MOST_CANDIDATES, 'more candidate')}"
+    if ranking.sample is not None:  # else the reasons of the verdict say it
+        yield from _list_excluded(ranking)
 
 
 def _describe_cost(share: float) -> str:

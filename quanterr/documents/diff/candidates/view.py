@@ -37,6 +37,7 @@ ITEMS = {
     "inspection": ("weight", "changed, with more bytes", "changed, with no more bytes"),
     "images": ("pair", "further from the original", "nearer to it"),
 }
+MOST = 3  # candidates, numbers and items in the summary
 LEADS = ("kld_mean", "cosine_mean", "snr_db", "ssim", "cost", "bits_per_weight")  # the first that there is says most
 CSV_COLUMNS = ("list", "candidate", "name", "old", "new", "change", "change_se", "chance", "word")
 ABOUT = (
@@ -53,7 +54,21 @@ ABOUT_KIND = {
 def view(diff: CandidateDiff, top: int) -> View:
     """Return the view of the changes with ``top`` items of each kind."""
     about = ABOUT_KIND.get(find_document_kind(diff), ABOUT)
-    return make_view((diff.old, diff.new), conclusion(diff), _sections(diff, top), about)
+    summary = list(_list_changes(diff))
+    return make_view((diff.old, diff.new), conclusion(diff), _sections(diff, top), about, summary=summary)
+
+
+def _list_changes(diff: CandidateDiff) -> Iterator[str]:
+    """Yield the numbers of each candidate that changed by more than chance, and the items that changed most."""
+    document = find_document_kind(diff)
+    scores = KINDS[f"quanterr.{document}"].values.VOCABULARY.scores
+    for one in diff.candidates[:MOST]:
+        changed = [change for change in one.metrics if change.change and not change.chance][:MOST]
+        for change in changed:
+            title, old, new, by, word = _number(change, scores[change.metric])
+            yield f"  {display(one.name)}: {title} {old} -> {new} ({by}), {word}"
+        for item in (*one.worse[:MOST], *one.better[: MOST - len(one.worse)]):
+            yield f"  {display(item.layer)}: {', '.join(_cells(item))}"
 
 
 def find_document_kind(diff: CandidateDiff) -> str:

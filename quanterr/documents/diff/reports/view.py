@@ -27,9 +27,10 @@ from quanterr.outputs.sections import (
 )
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, size
+from quanterr.util.text import count, display, listed, size
 
 MINOR_DB = 10 * log10(1.01)  # a change of the squared error by 1 %
+MOST = 3  # layers of each kind in the summary
 SHOWN_DB = 0.5  # smaller changes of the avoidable loss are rounding
 TOTALS: Sequence[CellColumn[Totals]] = (
     (Column("verdict", 1, right=False), lambda totals: totals.verdict),
@@ -69,7 +70,22 @@ def view(diff: Diff, top: int) -> View:
     """Return the view of a diff with ``top`` layers of each kind."""
     maps = Maps(METRICS, WORDS, lambda: map(_row, diff.layers), "change_db", "change_db")
     paths = diff.old.path, diff.new.path
-    return make_view(paths, conclusion(diff), _sections(diff, top), ABOUT, maps if diff.layers else None)
+    said, sections, summary = conclusion(diff), _sections(diff, top), list(_summarize(diff))
+    return make_view(paths, said, sections, ABOUT, maps if diff.layers else None, summary)
+
+
+def _summarize(diff: Diff) -> Iterator[str]:
+    """Yield the layers that lost and gained most, and those in only one report."""
+    for word, items in (("worse", diff.worse), ("better", diff.better)):
+        for item in items[:MOST]:
+            change = format_if_known(item.change_db, "+.4g", display(item.reason or "", 2000))
+            levels = f"{format_if_known(item.old_snr_db)} -> {format_if_known(item.new_snr_db)} dB"
+            yield f"  {word}: {change} dB  {display(item.layer)}: {levels}"
+    for word, names in (("new", diff.added), ("gone", diff.gone), ("undefined in both", diff.undefined)):
+        if names:
+            yield f"  {word}: {listed(names, MOST)}"
+    for other in diff.format_changes[:MOST]:
+        yield f"  in another format: {display(other.layer)}: {other.old_format} -> {other.new_format}"
 
 
 def conclusion(diff: Diff) -> str:

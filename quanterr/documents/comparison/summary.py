@@ -1,0 +1,108 @@
+"""The summary of a report: what makes the error, what is usual, the worst layers with their cause."""
+
+from collections.abc import Iterator, Sequence
+from math import fsum, log10
+
+from quanterr.documents.base import Finding
+from quanterr.documents.comparison.kept_layers import (
+    DTYPES,
+    KeptLayer,
+    choose_few,
+    find_bound_layers,
+    order_by_worth,
+    original_bytes,
+    stored_bytes,
+)
+from quanterr.documents.comparison.layers import describe_coverage, pick_worst_layers
+from quanterr.documents.comparison.model import Report
+from quanterr.outputs.formatting import format_db, format_percent
+from quanterr.util.text import count, display, size
+
+WORST = 3  # layers
+FORMATS = 2  # formats whose usual SNR is given
+EXCESS = 0.5  # dB below what the scales allow, from which this is said
+SEVERITIES = ("error", "warning", "info")
+
+
+def summarize(report: Report, sort_by: str = "snr") -> list[str]:
+    """Return the sentences that a reader should know after the verdict, the most important first."""
+    return [describe_coverage(report), *_judge(report), *_describe_usual(report), *_list_worst(report, sort_by)]
+
+
+def _judge(report: Report) -> Iterator[str]:
+    """Yield what a few layers cost and would gain, or that no layer stands out."""
+    if not report.layers or report.verdict == "inconclusive":
+        return
+    kept, total = propose_kept(report)
+    if not kept:
+        if len(report.layers) > 1:
+            yield "No few layers make most of the error: keeping some unquantized would gain little"
+        return
+    left = max(1 - fsum(layer.error for layer in kept) / total, 0.0)
+    added = sum(layer.added for layer in kept)
+    dtypes = {DTYPES.get(layer.original_dtype, ("",))[0] for layer in report.layers}
+    dtype = dtypes.pop() if len(dtypes) == 1 else ""
+    makes = "makes" if len(kept) == 1 else "make"
+    before = report.aggregate.overall_snr_db
+    snr = ""
+    if before is not None and left > 0:
+        snr = f", SNR {format_db(before)} -> {format_db(before - 10 * log10(left))} dB"
+    yield (
+        f"{count(len(kept), 'layer')} {makes} {format_percent(1 - left)} of the error; kept "
+        f"{f'in {dtype}' if dtype else 'as in the original'}, the file grows by "
+        f"{format_percent(added / max(report.quantized.bytes, 1))} ({size(added)}){snr}"
+    )
+
+
+def propose_kept(report: Report) -> tuple[list[KeptLayer], float]:
+    """Return the few layers that are worth keeping as in the original, and Σe² of all layers."""
+    bound = find_bound_layers(report.findings)
+    total = fsum(layer.error_norm**2 for layer in report.layers if layer.error_norm is not None)
+    free = [
+        KeptLayer(
+            layer.layer_name,
+            original_bytes(layer.original_dtype, layer.tensor_elements)
+            - stored_bytes(layer.bits_per_weight, layer.tensor_elements),
+            layer.error_norm**2,
+        )
+        for layer in report.layers
+        if layer.error_norm is not None and layer.layer_name not in bound
+    ]
+    return (choose_few(order_by_worth(free), total, report.quantized.bytes) if total else []), total
+
+
+def _describe_usual(report: Report) -> Iterator[str]:
+    """Yield the SNR of the formats with most weights beside what is usual for them."""
+    groups = report.groups.get("format", {})
+    largest = sorted(groups, key=lambda name: -groups[name].total_elements)[:FORMATS]
+    for name in largest:
+        found, note = groups[name], report.formats.get(name)
+        usual = ""
+        if note and note.usual_snr_db:
+            low, high = note.usual_snr_db
+            is_low = found.overall_snr_db is not None and found.overall_snr_db < low
+            usual = f", {'below the usual' if is_low else 'usual'} {low} to {high} dB"
+        excess = ""
+        if found.excess_db is not None and found.attainable_snr_db is not None and found.excess_db >= EXCESS:
+            excess = f"; its scales allow {format_db(found.attainable_snr_db, ' dB')}"
+        yield f"{display(name)}: {format_db(found.overall_snr_db, ' dB')}{usual}{excess}"
+
+
+def _list_worst(report: Report, sort_by: str) -> Iterator[str]:
+    """Yield the worst layers, each with the most severe finding about it."""
+    causes = _find_causes(report.findings)
+    for row in pick_worst_layers(report.layers, WORST, sort_by):
+        layer = row.layer
+        cause = causes.get(layer.layer_name, "")
+        stands_for = f" ({row.stands_for})" if row.stands_for else ""
+        why = f": {cause}" if cause else ""
+        yield f"worst: {format_db(layer.snr_db, ' dB')}  {display(layer.layer_name)}{stands_for}{why}"
+
+
+def _find_causes(findings: Sequence[Finding]) -> dict[str, str]:
+    """Return the message of the most severe finding about each layer, without the layer's name."""
+    found: dict[str, str] = {}
+    for one in sorted(findings, key=lambda one: SEVERITIES.index(one.severity)):
+        if one.layer is not None:
+            found.setdefault(one.layer, one.message.removeprefix(f"{display(one.layer)}: "))
+    return found
