@@ -7,6 +7,9 @@ BIN = $(VENV)/bin
 DEMO = .demo
 WORKERS ?= 2
 
+# Container images often set it to 1: then every process would compile torch again (3 s).
+export PYTHONDONTWRITEBYTECODE =
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-slow test-all test-matrix lint types tests mutate producers fuzz sanitize bench bench-evaluate bench-scale wheels docs clean
 

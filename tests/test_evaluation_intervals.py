@@ -36,17 +36,17 @@ def test_p_is_that_of_students_t(freedom, t):
 
 
 def test_a_difference_is_of_the_same_chunks():
-    first, second = [1.0, 2.0, 3.0, 4.0], [1.5, 2.4, 3.6, 4.5]
+    first, second = [1.0, 2.0, 3.0, 4.0, 5.0], [1.5, 2.4, 3.6, 4.5, 5.5]
     found = compare_paired(first, second)
 
     assert found.mean == pytest.approx(0.5)
-    assert found.error == pytest.approx(sqrt(0.02 / 3 / 4))  # of 0.5, 0.4, 0.6, 0.5
-    assert 0.001 < found.p < 0.002  # t = 12.25 of 3 degrees of freedom, between 10.21 and 12.92
+    assert found.error == pytest.approx(sqrt(0.02 / 4 / 5))  # of 0.5, 0.4, 0.6, 0.5, 0.5
+    assert 0.00005 < found.p < 0.0001  # t = 15.81 of 4 degrees of freedom, between 15.54 and 18.52
 
 
-def test_one_chunk_and_the_same_numbers_say_nothing():
-    assert compare_paired([1.0], [2.0]) is None
-    assert compare_paired([1.0, 2.0], [1.0, 2.0]) is None
+def test_few_chunks_and_the_same_numbers_say_nothing():
+    assert compare_paired([1.0, 2.0, 3.0, 4.0], [1.5, 2.4, 3.6, 4.5]) is None
+    assert compare_paired([1.0] * 5, [1.0] * 5) is None
 
 
 def test_chunks_are_in_the_result_and_their_mean_is_the_mean(evaluation):

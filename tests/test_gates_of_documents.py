@@ -130,7 +130,10 @@ class TestEvaluations:
         [
             ("kld_men <= 1", "no metric of the evaluation named kld_men; did you mean kld_mean, "),
             ("global(kld_mean) <= 1", "kld_mean is a metric of the evaluation; write it without global()"),
-            ("mean(kld_mean) <= 1", "it is a metric of the evaluation: write kld_mean alone"),
+            (
+                "mean(kld_mean) <= 1",
+                "kld_mean is a metric of the evaluation itself, not of its parts: write kld_mean alone",
+            ),
             ("upper(kld_max) <= 1", "kld_max has no standard error; write it without upper(), which takes "),
             ("upper(output_error) <= 1", "output_error has no standard error"),
             ("snr_db >= 30", "no metric of the evaluation named snr_db"),

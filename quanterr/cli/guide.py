@@ -1,5 +1,6 @@
 """``quanterr guide`` and ``quanterr explain``: documentation in the terminal."""
 
+import os
 import sys
 from contextlib import nullcontext
 from typing import Annotated
@@ -48,6 +49,8 @@ def _show(text: str, paged: bool) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
+    if paged:
+        os.environ.setdefault("LESS", "FRX")  # without R, less shows colours as escape sequences
     console = Console()
     with guard_stdout(), console.pager(styles=True) if paged else nullcontext():
         console.print(Markdown(text))

@@ -12,12 +12,19 @@ MARKS = {"pass": "pass", "fail": "FAIL", "warning": "warn"}
 
 
 def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
-    """Return a line per gate, gates that do not hold first, each with its violations below."""
+    """Return a line per gate, gates that do not hold first, each with its violations below.
+
+    A cause that several gates share, such as a damaged layer, is said once.
+    """
     lines = [f"gates: {sum(gate.status == 'pass' for gate in gates)} of {len(gates)} hold"]
+    said: set[str] = set()
     for gate in sorted(gates, key=lambda gate: (gate.status == "pass", gate.severity)):
         _, tone = describe_gate(gate)
         mark = paint(MARKS[tone], tone, colored)
-        lines.append(f"{mark}: {display(gate.message, MAX_LINE)}")
+        name, hold, why = gate.message.partition(" does not hold: ")
+        message = f"{name}{hold}as above" if why and gate.observed is None and why in said else gate.message
+        said.add(why)
+        lines.append(f"{mark}: {display(message, MAX_LINE)}")
         if gate.status == "fail":
             lines += [display(line, MAX_LINE) for line in _format_details(gate)]
     return lines

@@ -222,7 +222,7 @@ class _Parser:
         elif metric in known.model:
             hint = f"; it is a metric of the whole model: global({metric})"
         elif metric in known.whole:
-            hint = f"; it is a metric of the {known.document}: write {metric} alone"
+            return f"{shown} is a metric of the {known.document} itself, not of its parts: write {metric} alone"
         else:
             hint = _suggest(metric, [name for _, metrics in self._list_scopes(function) for name in metrics])
         kinds = set(known.items.values())

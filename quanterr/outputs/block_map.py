@@ -6,7 +6,7 @@ the worst level. The curve in the same line shows the SNR along the blocks.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from math import floor, isnan, nan
+from math import floor
 from typing import NamedTuple
 
 from rich import box
@@ -29,7 +29,6 @@ NAME_WIDTH = 32
 OTHERS = 27  # columns of the terminal needed besides names and cells
 STEPS = (1, 2, 3, 5, 10, 20, 50, 100)  # dB that a digit may stand for
 LEAST_SPAN = 12  # minimum number of dB that the ten digits span
-EXCESS_STEP = 1.5  # avoidable dB per colour
 DIGITS = 10
 CURVE = "▁▂▃▄▅▆▇█"
 
@@ -47,7 +46,6 @@ class Cell(NamedTuple):
     rank: int  # order: not compared, undefined, a number, identical
     snr_db: float
     block: int
-    excess_db: float = nan  # NaN: unknown
 
     @property
     def sign(self) -> str | None:
@@ -84,9 +82,7 @@ def draw_block_maps(weights: Iterable[MapCell], width: int, unicode: bool) -> It
         yield Text(f"and {count(len(stacks) - MAX_STACKS, 'more stack')} of blocks", style="dim")
     digits = f"0: {scale.low:g} to {scale.low + scale.step:g} dB, each digit {scale.step:g} dB more"
     signs = [f"{sign} {description}" for sign, description in LEGEND.items() if sign in shown]
-    colours = [f"colours: dark no avoidable error, bright {EXCESS_STEP * (DIGITS - 1):g} dB avoidable"]
-    known = any(not isnan(cell.excess_db) for cell in cells)
-    yield Text("; ".join([digits, *signs, *(colours if known else [])]), style="dim")
+    yield Text("; ".join([digits, *signs]), style="dim")
 
 
 def _group_stacks(weights: Iterable[MapCell]) -> dict[str, Stack]:
@@ -95,8 +91,7 @@ def _group_stacks(weights: Iterable[MapCell]) -> dict[str, Stack]:
     for weight in weights:
         place = place_of(weight.name)
         if place:
-            excess_db = nan if weight.excess_db is None else weight.excess_db
-            cell = Cell(_rank(weight), weight.snr_db or 0.0, place.block, excess_db)
+            cell = Cell(_rank(weight), weight.snr_db or 0.0, place.block)
             row = stacks[place.stack][place.module]
             row[place.block] = min(row.get(place.block, cell), cell)
     return {name: _drop_identical(stack) for name, stack in stacks.items()}
@@ -161,12 +156,10 @@ def _draw_ticks(pieces: list[list[int]]) -> Text:
 
 
 def _pick_style(sign: str, cell: Cell | None) -> Style | str:
-    """Return the style by avoidable dB, or by the digit if that is unknown."""
+    """Return the style of a digit: the brighter, the worse."""
     if cell is None or not sign.isdigit():
         return "bold reverse" if sign in (LOST, UNDEFINED) else "dim"
     colour = int(sign)
-    if not isnan(cell.excess_db):
-        colour = DIGITS - 1 - min(max(floor(cell.excess_db / EXCESS_STEP), 0), DIGITS - 1)
     return Style(color="#000000" if colour < DARK_TEXT else "#ffffff", bgcolor=COLOURS[colour])
 
 

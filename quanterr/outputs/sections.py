@@ -151,12 +151,11 @@ class FactList(NamedTuple):
 
 
 class MapCell(NamedTuple):
-    """A weight of a block map: name, status (see page/columns.py), SNR in dB (None: undefined) and avoidable dB."""
+    """A weight of a block map: name, status (see page/columns.py) and SNR in dB (None: undefined)."""
 
     name: str
     status: int
     snr_db: float | None
-    excess_db: float | None
 
 
 class BlockMap(NamedTuple):

@@ -284,9 +284,9 @@ def _sort_findings(report: Report) -> list[Finding]:
 
 def map_cells(report: Report) -> Iterator[MapCell]:
     """Yield every weight of a report for a block map."""
-    yield from (MapCell(item.layer_name, NOT_COMPARED, None, None) for item in report.not_compared)
-    yield from (MapCell(layer.layer_name, DIFFERS, layer.snr_db, layer.excess_db) for layer in report.layers)
-    yield from (MapCell(layer.layer_name, IDENTICAL, None, None) for layer in report.lossless)
+    yield from (MapCell(item.layer_name, NOT_COMPARED, None) for item in report.not_compared)
+    yield from (MapCell(layer.layer_name, DIFFERS, layer.snr_db) for layer in report.layers)
+    yield from (MapCell(layer.layer_name, IDENTICAL, None) for layer in report.lossless)
 
 
 def _make_coverage(report: Report) -> Iterator[Whole]:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from quanterr.documents.evaluation.model import Evaluated, Evaluation
 from quanterr.util.student import compute_p_value
 
+LEAST = 5  # chunks: of fewer, the test has no power, and its p-value misleads
+
 
 class PairedDifference(NamedTuple):
     """The difference of the mean KL divergence of two candidates over the same chunks."""
@@ -19,9 +21,9 @@ class PairedDifference(NamedTuple):
 
 
 def compare_paired(first: Sequence[float], second: Sequence[float]) -> PairedDifference | None:
-    """Return the result of a paired t-test over chunks; None for fewer than two chunks or equal values."""
+    """Return the result of a paired t-test over chunks; None for fewer than ``LEAST`` chunks or equal values."""
     each = [b - a for a, b in zip(first, second, strict=True)]
-    if len(each) < 2 or not any(each):
+    if len(each) < LEAST or not any(each):
         return None
     mean, error = fmean(each), stdev(each) / sqrt(len(each))
     return PairedDifference(mean, error, compute_p_value(abs(mean) / error, len(each) - 1) if error else 0.0)

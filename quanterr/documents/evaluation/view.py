@@ -200,14 +200,14 @@ def _compare_candidates(evaluation: Evaluation) -> Iterator[Part]:
 def make_scores_table(evaluation: Evaluation) -> Table:
     """Return the table of each candidate's scores, and of the floor's."""
     columns: list[CellColumn[Evaluated | Floor]] = [
-        (Column("size", 9), lambda one: size(evaluation.original_bytes if isinstance(one, Floor) else one.bytes)),
+        (Column("size", 2), lambda one: size(evaluation.original_bytes if isinstance(one, Floor) else one.bytes)),
         *(
             (Column(title, n), partial(format_metric, metric=metric))
             for n, (title, metric) in enumerate(list_metrics(evaluation))
         ),
     ]
     if any(candidate.activations or candidate.kv for candidate in evaluation.candidates):
-        columns.append((Column("emulated inputs", 2, right=False), format_inputs))
+        columns.append((Column("emulated inputs", 7, right=False), format_inputs))
     rows: list[tuple[str, Evaluated | Floor]] = [
         (Name(candidate.name), candidate) for candidate in evaluation.candidates
     ]

@@ -17,6 +17,7 @@ from quanterr.metrics import PREDICTED
 from quanterr.outputs.formatting import format_in_units
 from quanterr.util.text import count, display
 
+OF_ALL_CHUNKS = ("ppl", "ppl_ratio")  # the floor's are of fewer chunks and would mislead beside those of candidates
 SURE = 0.05  # p-value below which a difference is significant
 CHUNK = "chunk"
 PRECISE = 0.03  # wanted standard error of the KL divergence, relative
@@ -68,8 +69,10 @@ def _list_predicted(evaluation: Evaluation) -> list[str]:
 def format_metric(candidate: Evaluated | Floor, metric: str) -> str:
     """Return a metric of a candidate with its standard error."""
     value, error = candidate.value(metric), candidate.error(metric)
+    if isinstance(candidate, Floor) and (value is None or metric in OF_ALL_CHUNKS):
+        return "-"
     if value is None:
-        return "-" if isinstance(candidate, Floor) else "undefined"
+        return "undefined"
     return format_in_units(SCORES[metric], value, error, 4 if SCORES[metric].unit == "share" else 5)
 
 
@@ -107,8 +110,11 @@ def conclusion(evaluation: Evaluation) -> str:
     what = f"{SCORES[metric].title} {format_metric(best, metric)}"
     name = display(best.name)
     subject = f"{name} is nearest to the original" if len(evaluation.candidates) > 1 else name
+    failing = [display(one.name) for one in evaluation.candidates if one.verdict == "fail"]
+    failed = f"; gates do not hold for {', '.join(failing)}" if failing and len(evaluation.candidates) > 1 else ""
     first = next(iter(compare_neighbours(evaluation)), None)
-    return f"{subject}: {what}" + (f"; {_describe_next(*first[1:])}" if first and first[0] is best else "")
+    after = f"; {_describe_next(*first[1:])}" if first and first[0] is best else ""
+    return f"{subject}: {what}{after}{failed}"
 
 
 def is_below_floor(evaluation: Evaluation, candidate: Evaluated) -> bool:
