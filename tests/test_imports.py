@@ -172,6 +172,33 @@ def test_mistakes_in_commands_and_inputs_end_them_before_torch_is_imported(tmp_p
     assert 0 == done.returncode, done.stderr
 
 
+HIDDEN = """
+import sys
+sys.modules["torch"] = None  # importing it raises ModuleNotFoundError
+from quanterr import cli
+for status, words in {calls}:
+    sys.argv[1:] = words
+    assert status == cli._run_app(), words
+"""
+
+
+def test_stored_results_are_judged_and_shown_where_torch_is_not_installed(tmp_path):
+    """In a process of its own: the forked ones of other tests have imported torch."""
+    good, report = str(tmp_path / "good.safetensors"), str(tmp_path / "r.json")
+    stored.write(Path(good), {"X.weight": torch.ones(4, 4)})
+    quanterr.compare(good, good, device="cpu").save(report)
+    calls = [
+        (4, ["gate", report, "--thresholds", "fp8", "-q"]),
+        (0, ["diff", report, report, "-q"]),
+        (0, ["render", report, "-o", str(tmp_path / "r.html"), "-o", str(tmp_path / "r.md"), "-q"]),
+        (5, ["compare", good, good]),
+    ]
+    done = subprocess.run([sys.executable, "-c", HIDDEN.format(calls=calls)], capture_output=True, text=True)
+
+    assert 0 == done.returncode, done.stderr
+    assert "quanterr: this command needs torch, which is not installed: pip install torch" in done.stderr
+
+
 def test_the_version_is_printed_without_the_report():
     code = "from quanterr.cli import app; app(['--version'], standalone_mode=False)"
     done = subprocess.run(

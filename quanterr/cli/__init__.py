@@ -514,6 +514,9 @@ def _run_app() -> int:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             print(f"quanterr: {error.strerror}", file=sys.stderr)
             return Status.ENVIRONMENT
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            print("quanterr: this command needs torch, which is not installed: pip install torch", file=sys.stderr)
+            return Status.ENVIRONMENT
         print(escape_text(traceback.format_exc()), file=sys.stderr)
         print("quanterr: this is a bug in quanterr; please report it with the lines above", file=sys.stderr)
         return Status.BUG
