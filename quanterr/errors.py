@@ -2,6 +2,7 @@
 
 QuanterrError
 ├── UsageError          2   an invalid argument, or a pattern that matches nothing
+│   └── UnjudgedError       a result that the rules cannot judge
 ├── CheckpointError     3   an input cannot be read or is invalid
 ├── ReportError         3   a stored report cannot be read or is invalid
 ├── ResourceError       5   memory, device, disk, an output that cannot be written
@@ -12,6 +13,7 @@ FormatMismatch              why a stored weight does not fit a format: not an er
 """
 
 from enum import IntEnum
+from typing import Any
 
 
 class Status(IntEnum):
@@ -53,6 +55,18 @@ class UsageError(QuanterrError):
     """An invalid argument or configuration."""
 
     status = Status.USAGE
+
+
+class UnjudgedError(UsageError):
+    """The rules cannot judge a result, such as by a baseline of another original.
+
+    ``document`` is the result, whose verdict is inconclusive for this reason.
+    """
+
+    def __init__(self, message: str, document: Any) -> None:
+        """Keep the result."""
+        super().__init__(message)
+        self.document = document
 
 
 class CheckpointError(QuanterrError):

@@ -18,9 +18,8 @@ from safetensors.torch import load_file
 from stored import pair
 
 import quanterr
-from quanterr.documents.diff.base import Difference, format_sizes
-from quanterr.documents.diff.reports.making import SAME_DB
-from quanterr.documents.diff.reports.making import diff_reports as diff
+from quanterr.documents.diff.base import SAME_DB, Difference, format_sizes
+from quanterr.documents.diff.making import diff_reports as diff
 from quanterr.errors import Status, UsageError
 from quanterr.outputs.markdown import format_prose
 from quanterr.outputs.sections import TERMINAL

@@ -3,8 +3,9 @@
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-from quanterr.cli.common import TABLE_OPTIONS, Color, Display, guard_stdout, require_memory
+from quanterr.cli.display import TABLE_OPTIONS, Color, Display, guard_stdout
 from quanterr.cli.options import with_options
+from quanterr.cli.process import require_memory
 from quanterr.options import BenchOptions
 from quanterr.util import strict_json
 

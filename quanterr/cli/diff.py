@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from quanterr.cli.common import Display, deliver
+from quanterr.cli.display import Display, deliver
 from quanterr.cli.options import AllBut, Reworded, argument, with_options
 from quanterr.options import Option
 

@@ -4,8 +4,10 @@ import sys
 from os import fspath
 from typing import Annotated
 
-from quanterr.cli.common import RESULT_OPTIONS, Display, Interrupt, announce
+from quanterr.cli.display import RESULT_OPTIONS, Display
 from quanterr.cli.gate import finish
+from quanterr.cli.interrupt import Interrupt
+from quanterr.cli.notices import announce
 from quanterr.cli.options import Only, argument, with_options
 from quanterr.options import EvaluateOptions, RankOptions
 from quanterr.util.text import display, named_path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from quanterr.cli.common import Display, deliver, guard_stdout
+from quanterr.cli.display import Display, deliver, guard_stdout
 from quanterr.cli.options import AllBut, argument, with_options
 from quanterr.errors import UsageError
 from quanterr.options import GATES, GateOptions, Option, Path
@@ -18,7 +18,6 @@ from quanterr.util.text import display, escape_commands
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quanterr.documents.comparison.model import Report
     from quanterr.documents.document import Document
     from quanterr.documents.gate_results import HasGates, Verdict
     from quanterr.documents.subjects import Subject
@@ -117,16 +116,6 @@ def _same_file(report: str, baseline: str) -> bool:
         return os.path.samefile(report, baseline)
     except (OSError, ValueError):  # reading the file raises the proper error
         return False
-
-
-def mark_unjudged(report: "Report", error: UsageError) -> "Report":
-    """Return a copy of the report with verdict "inconclusive" and the reason why the rules cannot judge it."""
-    from msgspec.structs import replace
-
-    from quanterr.documents.comparison.values import NOT_JUDGED
-
-    before = report.reasons if report.verdict == "inconclusive" else []
-    return replace(report, verdict="inconclusive", reasons=[f"{NOT_JUDGED}{error}", *before])
 
 
 def report_verdict(

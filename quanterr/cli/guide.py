@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from quanterr.cli.common import guard_stdout
 from quanterr.cli.completion import names, topics
+from quanterr.cli.display import guard_stdout
 
 
 def guide(

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.checkpoints.base import CheckpointFile
 from quanterr.checkpoints.read_ahead import read_ahead
-from quanterr.cli.common import Interrupt, command_line, is_other_rank, require_memory
+from quanterr.cli.interrupt import Interrupt
+from quanterr.cli.process import command_line, is_other_rank, require_memory
 from quanterr.cli.progress import show_bytes
 from quanterr.errors import UsageError
 from quanterr.options import DEVICE_CHOICES, KNOWN_DEVICES, ComparisonOptions

@@ -1,17 +1,37 @@
-"""Command line options made from the fields of dataclasses."""
+"""Commands whose options are made from the fields of dataclasses."""
 
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
 from functools import wraps
 from types import UnionType
-from typing import Annotated, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.models import ArgumentInfo, OptionInfo
 
 from quanterr.cli import completion
 from quanterr.options import PANELS, Option, list_flags, list_options
+
+
+class _PlainSwitches:
+    """Clears the metavar of switches, for which typer's help would print <bool>."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc] # of TyperCommand or TyperGroup
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Command(_PlainSwitches, TyperCommand):
+    """A command whose help shows switches without a metavar."""
+
+
+class ProgramGroup(_PlainSwitches, TyperGroup):
+    """The whole program, whose help shows switches without a metavar."""
 
 
 class AllBut(NamedTuple):
@@ -37,6 +57,9 @@ def argument(metavar: str, help_text: str) -> ArgumentInfo:
     """Return a positional argument of a command, whose help shows no default."""
     made: ArgumentInfo = typer.Argument(metavar=metavar, help=help_text, show_default=False)
     return made
+
+
+Original = Annotated[str, argument("ORIGINAL", "The checkpoint before quantization.")]
 
 
 def wrap_help(text: str) -> str:

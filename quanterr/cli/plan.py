@@ -6,10 +6,13 @@ from dataclasses import replace
 from os import fspath
 from typing import TYPE_CHECKING, Annotated
 
-from quanterr.cli.common import Display, Interrupt, Original, announce, command_line, deliver, guard_stdout
 from quanterr.cli.completion import PROGRAMS
+from quanterr.cli.display import Display, deliver, guard_stdout
+from quanterr.cli.interrupt import Interrupt
 from quanterr.cli.next_steps import suggest_after_plan
-from quanterr.cli.options import AllBut, with_options
+from quanterr.cli.notices import announce
+from quanterr.cli.options import AllBut, Original, with_options
+from quanterr.cli.process import command_line
 from quanterr.errors import UsageError
 from quanterr.options import OUTPUT, Option, PlanOptions
 from quanterr.util.text import display

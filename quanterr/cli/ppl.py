@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from quanterr.cli.common import Display, guard_stdout
+from quanterr.cli.display import Display, guard_stdout
 from quanterr.cli.options import Only, argument, with_options
 from quanterr.options import Option
 from quanterr.util import strict_json

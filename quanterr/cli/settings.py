@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import typer
 from typer.core import TyperGroup, TyperOption
@@ -37,29 +37,19 @@ def read_defaults(context: typer.Context) -> dict[str, JsonObject]:
     """
     commands = cast(TyperGroup, context.command).commands
     command = str(context.invoked_subcommand)
-    options_of = {
-        name: {
-            _long_name(option): option
-            for option in known.params
-            if isinstance(option, TyperOption) and _long_name(option) not in INPUTS
-        }
-        for name, known in commands.items()
-    }
-    options = options_of[command]
     values: JsonObject = {}
     sources: list[str] = []
-    settings = _find_settings()
-    if settings is not None:
+    if (settings := _find_settings()) is not None:
         path, tables = settings
         _check_names(tables, commands, path, "command")
-        table = tables.get(command, {})
+        table, options = tables.get(command, {}), _list_options(commands[command])
         _check_names(table, options, path, "option")
         for key, value in table.items():
             checked = _check_value(options[key], value, f"{display(str(path))}: {key}")
             values[str(options[key].name)] = _resolve_paths(path, options[key], checked)
         if table:
             sources.append(str(path))
-    for variable, option, value in _read_environment(command, options_of):
+    for variable, option, value in _read_environment(command, commands):
         values[option] = value
         sources.append(variable)
     if sources:
@@ -67,8 +57,11 @@ def read_defaults(context: typer.Context) -> dict[str, JsonObject]:
     return {command: values}
 
 
-def _long_name(option: TyperOption) -> str:
-    return next(name for name in option.opts if name.startswith("--"))[2:]
+def _list_options(command: Any) -> dict[str, TyperOption]:
+    """Return the options of a command that settings may have, by their long names."""
+    options = (param for param in command.params if isinstance(param, TyperOption))
+    found = {next(name for name in option.opts if name.startswith("--"))[2:]: option for option in options}
+    return {name: option for name, option in found.items() if name not in INPUTS}
 
 
 def _find_settings() -> tuple[Path, JsonObject] | None:
@@ -164,9 +157,7 @@ def _resolve_paths(path: Path, option: TyperOption, value: object) -> object:
     return given if file == "-" or "://" in file or is_preset else f"{name}{named}{path.parent / file}"
 
 
-def _read_environment(
-    command: str, options_of: Mapping[str, Mapping[str, TyperOption]]
-) -> Iterator[tuple[str, str, object]]:
+def _read_environment(command: str, commands: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
     """Yield the variable, option and value of each setting of this command; repeatable options have a value per line.
 
     Variables of other commands are checked, too: a misspelt command name would go unnoticed.
@@ -179,17 +170,17 @@ def _read_environment(
         return
     from quanterr.kernel.library import VARIABLE as KERNEL
 
-    known = {
+    settings = {
         f"{PREFIX}_{name}_{key}".upper().replace("-", "_"): (name, option)
-        for name, options in options_of.items()
-        for key, option in options.items()
+        for name, known in commands.items()
+        for key, option in _list_options(known).items()
     }
     for variable in given:
         if variable == KERNEL:
             continue
-        if variable not in known:
-            raise UsageError(f"environment: {_describe_unknown(variable, {**known, KERNEL: None}, 'setting')}")
-        name, option = known[variable]
+        if variable not in settings:
+            raise UsageError(f"environment: {_describe_unknown(variable, {**settings, KERNEL: None}, 'setting')}")
+        name, option = settings[variable]
         value = os.environ[variable]
         if not value.strip():  # such as from an undefined CI variable, which would switch a gate off
             raise UsageError(f"environment: {variable} is empty; give it a value, or unset it")

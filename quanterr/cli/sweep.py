@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from quanterr.cli.common import RESULT_OPTIONS, Display, Original
-from quanterr.cli.options import with_options
+from quanterr.cli.display import RESULT_OPTIONS, Display
+from quanterr.cli.options import Original, with_options
 from quanterr.cli.rank import run
 from quanterr.errors import UsageError
 from quanterr.options import SweepOptions

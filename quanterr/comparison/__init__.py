@@ -2,14 +2,20 @@
 
 from typing import Unpack
 
+from msgspec.structs import replace
+
 from quanterr.checkpoints import Checkpoint
 from quanterr.comparison.run import Path, compare_each
 from quanterr.documents.comparison.model import Report
-from quanterr.gates import prepare
+from quanterr.documents.comparison.values import NOT_JUDGED
+from quanterr.documents.plan.model import Plan
+from quanterr.errors import UnjudgedError, UsageError
+from quanterr.gates import PreparedRules, prepare
+from quanterr.gates.plan_check import check_against_plan
 from quanterr.options import CompareKeywords, CompareOptions
 from quanterr.options.keywords import accept_fields_of
 
-__all__ = ["Path", "compare", "compare_each"]
+__all__ = ["Path", "compare", "compare_each", "compare_pair"]
 
 
 @accept_fields_of(CompareOptions)
@@ -26,9 +32,27 @@ def compare(original: Path | Checkpoint, quantized: Path | Checkpoint, **options
 
     Raises:
         UsageError: a pattern matches nothing, no layer is left, the device is unknown, or a rule is invalid.
+        UnjudgedError: the rules cannot judge the report, which the error has as its ``document``.
         CheckpointError: an input is missing, damaged, or changes while it is read.
         ResourceError: the device is not available, or memory runs out.
     """
     chosen = CompareOptions(**options)
-    rules = prepare(chosen)
-    return rules.judge(compare_each(original, [quantized], chosen)[0])
+    return compare_pair(original, quantized, chosen, prepare(chosen))
+
+
+def compare_pair(
+    original: Path | Checkpoint,
+    quantized: Path | Checkpoint,
+    options: CompareOptions,
+    rules: PreparedRules,
+    plan: Plan | None = None,
+) -> Report:
+    """Compare as :func:`compare` does, with prepared rules; each layer must match ``plan`` if it is given."""
+    report = compare_each(original, [quantized], options)[0]
+    try:
+        judged = rules.judge(report)
+        return judged if plan is None else check_against_plan(judged, plan)
+    except UsageError as error:
+        before = report.reasons if report.verdict == "inconclusive" else []
+        reasons = [f"{NOT_JUDGED}{error}", *before]
+        raise UnjudgedError(str(error), replace(report, verdict="inconclusive", reasons=reasons)) from error

@@ -127,12 +127,18 @@ def _is_special(path: Path) -> bool:
 
 
 def write_output(found: object, target: Target, option: str = "--output-report", /, **more: object) -> None:
-    """Write a result to a target by :func:`write`; ``more`` are keywords for the output's ``write``."""
-    write(target, lambda file: target.output.write(found, file, **more), option)
+    """Write a result to a target; ``more`` are keywords for the output's ``write``.
+
+    Raises:
+        ResourceError: as :func:`open_target`.
+    """
+    with open_target(target, option) as file:
+        target.output.write(found, file, **more)
 
 
-def write(target: Target, render: Callable[[IO[str]], object], option: str = "--output-report") -> None:
-    """Write an output; an existing file is replaced only when the new one is complete.
+@contextmanager
+def open_target(target: Target, option: str) -> Iterator[IO[str]]:
+    """Open the file of an output, or standard output; an existing file is replaced only when the new one is complete.
 
     Raises:
         ResourceError: the disk is full, or the file cannot be written.
@@ -142,15 +148,15 @@ def write(target: Target, render: Callable[[IO[str]], object], option: str = "--
             if getattr(sys.stdout, "name", None) == os.devnull:  # main() opened it because the caller had closed it
                 raise OSError(errno.EBADF, "standard output is closed")
             sys.stdout.reconfigure(encoding="utf-8", newline="")  # type: ignore[union-attr] # main() opened this stream
-            render(sys.stdout)
+            yield sys.stdout
             sys.stdout.flush()
         elif _is_special(target.path):
             with target.path.open("w", encoding="utf-8", newline="") as file:
-                render(file)
+                yield file
         else:
             with open_replacement(str(target.path), option) as binary:
                 text = io.TextIOWrapper(binary, encoding="utf-8", newline="", write_through=True)
-                render(text)
+                yield text
                 text.detach()  # a wrapper that is still attached closes the file when deleted
     except OSError as error:
         if is_closed_pipe(error):
@@ -206,4 +212,5 @@ def update_section(
     made = replace_section(text, section.getvalue(), where, append)
     if finish is not None:
         made = finish(made, where)
-    write(Target(output, Path(os.path.realpath(given))), lambda file: file.write(made), "--update")
+    with open_target(Target(output, Path(os.path.realpath(given))), "--update") as file:
+        file.write(made)

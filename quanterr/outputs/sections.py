@@ -165,7 +165,7 @@ class BlockMap(NamedTuple):
 
 
 class Interactive(NamedTuple):
-    """A part that only pages have: ``html/<file>.html``, filled by the page's scripts."""
+    """A part that only pages have: ``page/templates/<file>.html``, filled by the page's scripts."""
 
     file: str
 

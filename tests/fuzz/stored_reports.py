@@ -17,8 +17,8 @@ from fuzz.mutating import STRANGE, Pairs, Raw, changed, changed_bytes, dumped, f
 from quanterr.documents.checksum import KEY as CHECKSUM
 from quanterr.documents.comparison import LISTS
 from quanterr.documents.comparison.values import ReportValues
-from quanterr.documents.diff.reports.making import METRICS
-from quanterr.documents.diff.reports.making import diff_reports as diff
+from quanterr.documents.diff.making import METRICS
+from quanterr.documents.diff.making import diff_reports as diff
 from quanterr.documents.reading import read_report
 from quanterr.errors import QuanterrError
 from quanterr.gates.as_text import format_gates

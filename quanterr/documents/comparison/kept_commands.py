@@ -1,6 +1,6 @@
 """Commands that quantize a checkpoint again and keep some layers as they are, for the program that wrote it.
 
-The layers are listed by the page (outputs/page/html/keep.js), between the two parts of a command.
+The layers are listed by the page (outputs/page/scripts/keep.js), between the two parts of a command.
 """
 
 import shlex

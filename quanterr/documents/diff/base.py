@@ -1,16 +1,15 @@
 """Base class and helpers of all diffs."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import IO, Any, ClassVar, TypeVar, cast
 
 from quanterr.documents.document import Result
-from quanterr.errors import UsageError
 from quanterr.outputs import OUTPUTS, Output
 from quanterr.outputs.sections import Maps, Name, Section, Table, View
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, size
+from quanterr.util.text import count, size
 from quanterr.version import __version__
 
 SAME_DB = 1e-6  # devices sum in different orders, so smaller changes are noise
@@ -34,23 +33,6 @@ class Difference(Result):
     def write_json(self, file: IO[str]) -> None:
         """Write the diff as strict ASCII JSON."""
         file.write(strict_json.dumps(self.to_dict(), indent=1) + "\n")
-
-
-def pair_up(old: Mapping[str, Item], new: Mapping[str, Item]) -> tuple[list[tuple[Item, Item]], list[str], list[str]]:
-    """Return the items that both documents have, in pairs, and the names of items that are new and that are gone."""
-    both = [(old[name], item) for name, item in new.items() if name in old]
-    return both, [name for name in new if name not in old], [name for name in old if name not in new]
-
-
-def check_comparable(names: tuple[str, str], why: str | None, force: bool) -> None:
-    """Check that two results are comparable, unless forced.
-
-    Raises:
-        UsageError: ``why`` gives a reason against comparing, and ``force`` is False.
-    """
-    if why and not force:
-        old, new = map(display, names)
-        raise UsageError(f"{old} cannot be compared with {new}: {why}; use --force to compare anyway")
 
 
 def format_answer(difference: str | None, changed: str) -> str:

@@ -1,26 +1,39 @@
-"""The diff of two results of one kind: reports, rankings, evaluations or plans."""
+"""The diff of two results of one kind, item by item."""
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import hypot, inf, isfinite
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, cast, overload
+from typing import NamedTuple, TypeVar, cast, overload
 
+from quanterr.documents.comparison import NORM
+from quanterr.documents.comparison.model import Report
+from quanterr.documents.comparison.same_original import find_difference
+from quanterr.documents.comparison.values import ReportValues
+from quanterr.documents.diff.base import SAME_DB
+from quanterr.documents.diff.candidates import model as candidates
+from quanterr.documents.diff.candidates.model import CandidateChange, CandidateDiff, MetricChange, Word
+from quanterr.documents.diff.changes import CHANGES, Changes
+from quanterr.documents.diff.reports import model as reports
+from quanterr.documents.diff.reports.model import Both, Change, Diff, FormatChange, Totals
+from quanterr.documents.document import Document
 from quanterr.documents.kinds import KINDS, DocumentKind, find_kind, read_document
+from quanterr.documents.reading import read_report
+from quanterr.documents.subjects import WIDTH, Item, Subject, compute_change
 from quanterr.errors import UsageError
 from quanterr.util.text import display
 
-if TYPE_CHECKING:
-    from quanterr.documents.comparison.model import Report
-    from quanterr.documents.diff.candidates.model import CandidateDiff
-    from quanterr.documents.diff.reports.model import Diff
-    from quanterr.documents.document import Document
-
-    Stored = str | PathLike[str] | Document
+METRICS = ("format", "snr_db", "excess_db", NORM)  # what diffs need of the layers of reports
+AGGREGATES = ("overall_snr_db", "excess_db", "bits_per_weight")
+Stored = str | PathLike[str] | Document
+Named = TypeVar("Named")
+Changed = TypeVar("Changed")
 
 
 @overload
-def diff(old: "Report", new: "Report", force: bool = False) -> "Diff": ...
+def diff(old: Report, new: Report, force: bool = False) -> Diff: ...
 @overload
-def diff(old: "Stored", new: "Stored", force: bool = False) -> "Diff | CandidateDiff": ...
-def diff(old: "Stored", new: "Stored", force: bool = False) -> "Diff | CandidateDiff":
+def diff(old: Stored, new: Stored, force: bool = False) -> Diff | CandidateDiff: ...
+def diff(old: Stored, new: Stored, force: bool = False) -> Diff | CandidateDiff:
     """Compare a result with a newer one of the same original.
 
     ``old`` and ``new`` are two reports, rankings, evaluations or plans, or paths of such files. ``force`` compares them
@@ -38,23 +51,16 @@ def diff(old: "Stored", new: "Stored", force: bool = False) -> "Diff | Candidate
         words = [f"{display(name)} is of kind {kind.name.lower()}" for name, kind in zip(names, kinds, strict=True)]
         raise UsageError(f"{', '.join(words)}: only two results of the same kind can be compared")
     if kinds[0].name == "Report":
-        from quanterr.documents.diff.reports.making import diff_reports
-
         return diff_reports(_read_extract(old), _read_extract(new), names, force)
-    from quanterr.documents.diff.candidates.model import diff_candidates
-
     return diff_candidates(kinds[0], _load_document(old), _load_document(new), names, force)
 
 
-def _read_extract(one: "Stored") -> "Report":
+def _read_extract(one: Stored) -> Report:
     """Return a report; a stored one with what diffs need of its layers."""
-    from quanterr.documents.diff.reports.making import METRICS
-    from quanterr.documents.reading import read_report
-
-    return read_report(one, METRICS) if isinstance(one, str | PathLike) else cast("Report", one)
+    return read_report(one, METRICS) if isinstance(one, str | PathLike) else cast(Report, one)
 
 
-def _find_kind(one: "Stored") -> DocumentKind:
+def _find_kind(one: Stored) -> DocumentKind:
     if isinstance(one, str | PathLike):
         return find_kind(fspath(one))
     found = next((kind for kind in KINDS.values() if kind.name == type(one).__name__), None)
@@ -65,11 +71,184 @@ def _find_kind(one: "Stored") -> DocumentKind:
     return found
 
 
-def _load_document(one: "Stored") -> "Document":
+def _load_document(one: Stored) -> Document:
     return read_document(fspath(one)) if isinstance(one, str | PathLike) else one
 
 
-def _pick_name(one: "Stored") -> str:
+def _pick_name(one: Stored) -> str:
     if isinstance(one, str | PathLike):
         return fspath(one)
-    return cast("Report", one).quantized.path if type(one).__name__ == "Report" else type(one).__name__.lower()
+    return cast(Report, one).quantized.path if type(one).__name__ == "Report" else type(one).__name__.lower()
+
+
+def _check_comparable(names: tuple[str, str], why: str | None, force: bool) -> None:
+    """Check that two results are comparable, unless forced.
+
+    Raises:
+        UsageError: ``why`` gives a reason against comparing, and ``force`` is False.
+    """
+    if why and not force:
+        old, new = map(display, names)
+        raise UsageError(f"{old} cannot be compared with {new}: {why}; use --force to compare anyway")
+
+
+def _pair_up(
+    old: Mapping[str, Named], new: Mapping[str, Named]
+) -> tuple[list[tuple[Named, Named]], list[str], list[str]]:
+    """Return the items that both documents have, in pairs, and the names of items that are new and that are gone."""
+    both = [(old[name], item) for name, item in new.items() if name in old]
+    return both, [name for name in new if name not in old], [name for name in old if name not in new]
+
+
+def _sort(found: Iterable[tuple[float, Changed]]) -> tuple[list[Changed], list[Changed]]:
+    """Return items that are worse and items that are not, given how much worse each is, the largest change first."""
+    ordered = sorted(found, key=lambda one: -abs(one[0]))
+    return [item for by, item in ordered if by > 0], [item for by, item in ordered if by <= 0]
+
+
+def diff_reports(old: Report, new: Report, paths: tuple[str, str], force: bool = False) -> Diff:
+    """Compare two reports, whose layers have at least :data:`METRICS`.
+
+    Raises:
+        UsageError: their originals, selections or settings differ, and ``force`` is False.
+    """
+    why = find_difference(old, new)
+    _check_comparable(paths, why, force)
+    both, added, gone = _pair_up(*({item.name: item for item in ReportValues(one).items} for one in (old, new)))
+    levels = [_compare_levels(*pair) for pair in both]
+    undefined = [one.name for one in levels if one.old_snr_db is None and one.new_snr_db is None]
+    layers = zip(both, levels, strict=True)
+    found = [change for pair, level in layers if (change := _compare_layer(*pair, level)) is not None]
+    worse, better = _sort(found)
+    return Diff(
+        schema=reports.SCHEMA,
+        schema_version=reports.SCHEMA_VERSION,
+        difference=why,
+        old=_total(paths[0], old),
+        new=_total(paths[1], new),
+        added=added,
+        gone=gone,
+        format_changes=[change for pair in both for change in _compare_formats(*pair)],
+        unchanged=len(both) - len(found) - len(undefined),
+        worse=worse,
+        better=better,
+        undefined=undefined,
+        layers=levels,
+    )
+
+
+def _total(path: str, report: Report) -> Totals:
+    aggregate = {name: getattr(report.aggregate, name) for name in AGGREGATES}
+    return Totals(path, report.verdict, len(report.layers), **aggregate, quantized_bytes=report.quantized.bytes)
+
+
+def _compare_levels(was: Item, now: Item) -> Both:
+    old, new = (None if one.trouble else one.get_number("snr_db") for one in (was, now))
+    return Both(now.name, old, new, compute_change(old, new), getattr(now.values, "format", None))
+
+
+def _compare_formats(was: Item, now: Item) -> Iterator[FormatChange]:
+    old, new = getattr(was.values, "format", None), getattr(now.values, "format", None)
+    if old != new and old and new:
+        yield FormatChange(now.name, old, new)
+
+
+def _compare_layer(was: Item, now: Item, both: Both) -> tuple[float, Change] | None:
+    """Return how much worse a layer is; None if its SNR is as it was, or undefined in both.
+
+    A layer whose SNR became undefined is infinitely worse. One that became identical to the original is better by the
+    least.
+    """
+    old, new, by = both.old_snr_db, both.new_snr_db, both.change_db
+    if (old is None and new is None) or (by is not None and abs(by) <= SAME_DB):
+        return None
+    old_db, new_db, by_db = (v if v is not None and isfinite(v) else None for v in (old, new, by))
+    reason = _find_reason(was, now, old, new) if by_db is None else None
+    excess = (getattr(weight.values, "excess_db", None) for weight in (was, now))
+    change = Change(now.name, old_db, new_db, by_db, reason, *excess)
+    if new is None or (by is not None and by < 0):
+        return inf if by is None else -by, change
+    return 0.0 if new_db is None else -inf if by is None else -by, change
+
+
+def _find_reason(was: Item, now: Item, before: float | None, after: float | None) -> str:
+    if after is None:
+        return now.trouble or "its SNR is undefined"
+    if before is None:
+        return f"before: {was.trouble or 'its SNR was undefined'}"
+    if inf in (before, after):
+        return f"{'was' if before == inf else 'is'} identical to the original"
+    return f"its SNR {'was' if before == -inf else 'is'} minus infinity: the original is all zeros"
+
+
+def diff_candidates(
+    kind: DocumentKind, old: Document, new: Document, names: tuple[str, str], force: bool
+) -> CandidateDiff:
+    """Compare two documents of a kind, candidate by candidate.
+
+    Raises:
+        UsageError: their originals, texts or settings differ, and ``force`` is False.
+    """
+    document = kind.name.lower()
+    how = CHANGES[document]
+    why = how.find_difference(old, new)
+    _check_comparable(names, why, force)
+    before, after = (_list_sides(kind, one) for one in (old, new))
+    if len(before) == len(after) == 1:  # the same candidate, whatever its names
+        before = dict(zip(after, before.values(), strict=True))
+    both, added, gone = _pair_up(before, after)
+    changes = [_compare_sides(how, *pair) for pair in both]
+    return CandidateDiff(f"quanterr.{document}_diff", candidates.SCHEMA_VERSION, *names, why, changes, added, gone)
+
+
+class CandidateSide(NamedTuple):
+    """A candidate in one of the documents."""
+
+    name: str
+    verdict: str | None
+    bytes: int | None
+    subject: Subject
+
+
+def _list_sides(kind: DocumentKind, document: Document) -> dict[str, CandidateSide]:
+    """Return the candidates by name; a document without candidates is one, named after its kind."""
+    subjects: Sequence[Subject] = kind.values.list_subjects(document)
+    names = [subject.name or kind.name.lower() for subject in subjects]
+    candidates = getattr(document, "candidates", [document])
+    return {
+        name: CandidateSide(name, getattr(one, "verdict", None), getattr(one, "bytes", None), subject)
+        for name, one, subject in zip(names, candidates, subjects, strict=True)
+    }
+
+
+def _compare_sides(how: Changes, was: CandidateSide, now: CandidateSide) -> CandidateChange:
+    sides = (was.subject.items, now.subject.items)
+    both, added, gone = _pair_up(*({item.name: item for item in items if item.kind == how.item} for items in sides))
+    found = [change for pair in both if (change := how.compare(*pair)) is not None]
+    worse, better = _sort(found)
+    return CandidateChange(
+        name=now.name,
+        old_name=was.name,
+        old_verdict=was.verdict,
+        new_verdict=now.verdict,
+        old_bytes=was.bytes,
+        new_bytes=now.bytes,
+        metrics=list(_compare_metrics(was.subject, now.subject)),
+        worse=worse,
+        better=better,
+        unchanged=len(both) - len(found),
+        added=added,
+        gone=gone,
+    )
+
+
+def _compare_metrics(was: Subject, now: Subject) -> Iterator[MetricChange]:
+    for metric, score in now.vocabulary.scores.items():
+        old, new = was.whole.get(metric), now.whole.get(metric)
+        if old is None or new is None:
+            continue
+        errors = was.errors.get(metric), now.errors.get(metric)
+        error = hypot(*(e for e in errors if e is not None)) if None not in errors else None
+        chance = None if error is None else abs(new - old) <= WIDTH * error
+        word: Word = "unchanged" if new == old else "better" if (new < old) == (score.better == "lower") else "worse"
+        yield MetricChange(metric, old, new, new - old, error, chance, word)

@@ -1,4 +1,4 @@
 """Plans: a recipe for each layer under a budget; model, views and outputs.
 
-To add an export, write a function in planning/exports.py and add its row to CONSUMERS.
+To add an export, write a module in planning/exports/ with its row, and add it to CONSUMERS.
 """

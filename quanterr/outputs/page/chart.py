@@ -1,8 +1,8 @@
-"""Charts of pages: SVG without scripts."""
+"""Charts of pages: where the parts of an SVG are, which needs no script."""
 
 from math import floor, log10
+from typing import NamedTuple
 
-from quanterr.outputs.page.markup import Markup, tag
 from quanterr.outputs.sections import Chart
 from quanterr.util.text import display
 
@@ -14,14 +14,34 @@ STYLES = 4  # line styles in the style sheet
 NARROW = 0.05  # minimum decades of an axis
 
 
-def draw_chart(chart: Chart) -> Markup:
-    """Return a figure with a named line for each curve; points that are not positive are left out."""
+class Line(NamedTuple):
+    """A curve: its line style and path, and its name with the place of the name."""
+
+    style: int
+    path: str
+    name: str
+    x: str
+    y: str
+
+
+class Drawing(NamedTuple):
+    """A chart in units of the view box, as texts with the digits that are drawn."""
+
+    end: int  # right end of the axis
+    levels: list[tuple[str, str, str]]  # grid lines: text, height of the line, base line of the text
+    first: str  # numbers at the ends of the axis
+    last: str
+    curves: list[Line]
+
+
+def draw_chart(chart: Chart) -> Drawing | None:
+    """Return the places of all curves with several positive points, from the highest end on; None without one."""
     curves = [(curve.name, [(x, y) for x, y in curve.points if y > 0]) for curve in chart.curves]
     curves = [(name, points) for name, points in curves if len(points) > 1]
     if not curves:
-        return tag("p", "There is nothing to draw.", class_="about")
+        return None
     every = [point for _, points in curves for point in points]
-    end = WIDTH - 14 - LETTER * max(len(display(name, NAME)) for name, _ in curves)  # right end of the axis
+    end = WIDTH - 14 - LETTER * max(len(display(name, NAME)) for name, _ in curves)
     left, right = min(x for x, _ in every), max(x for x, _ in every)
     low, high = (log10(pick(y for _, y in every)) for pick in (min, max))
     low, high = low - max(NARROW - (high - low), 0) / 2, high + max(NARROW - (high - low), 0) / 2
@@ -31,25 +51,18 @@ def draw_chart(chart: Chart) -> Markup:
         up = (log10(y) - low) / (high - low)
         return LEFT + across * (end - LEFT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
-    drawn = []
+    levels = []
     for level in _levels(low, high):
-        _, y = place(left, level)
-        drawn.append(tag("line", class_="grid", x1=f"{LEFT}", x2=f"{end:.1f}", y1=f"{y:.1f}", y2=f"{y:.1f}"))
-        drawn.append(tag("text", f"{level:.3g}", class_="tick end", x=f"{LEFT - 8}", y=f"{y + 4:.1f}"))
-    for x, kind, at in ((left, "tick", LEFT), (right, "tick end", end)):
-        text = f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
-        drawn.append(tag("text", text, class_=kind, x=f"{at}", y=f"{HEIGHT - 30}"))
-    middle = (LEFT + end) / 2
-    drawn.append(tag("text", chart.across, class_="tick middle", x=f"{middle:.0f}", y=f"{HEIGHT - 6}"))
-    taken = -LINE
+        y = place(left, level)[1]
+        levels.append((f"{level:.3g}", f"{y:.1f}", f"{y + 4:.1f}"))
+    drawn, taken = [], -LINE
     for n, (name, points) in sorted(enumerate(curves), key=lambda one: -one[1][1][-1][1]):
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in (place(*point) for point in points))
-        drawn.append(tag("path", class_=f"curve c{n % STYLES}", d=f"M{path}"))
         x, y = place(*points[-1])
         taken = max(taken + LINE, round(y) + 4)
-        drawn.append(tag("text", display(name, NAME), x=f"{x + 8:.1f}", y=f"{taken}"))
-    title = tag("figcaption", chart.title)
-    return tag("figure", title, tag("svg", *drawn, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img"), class_="chart")
+        drawn.append(Line(n % STYLES, f"M{path}", display(name, NAME), f"{x + 8:.1f}", f"{taken}"))
+    first, last = (f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (left, right))
+    return Drawing(end, levels, first, last, drawn)
 
 
 def _levels(low: float, high: float) -> list[float]:

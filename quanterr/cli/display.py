@@ -1,0 +1,158 @@
+"""Output options, and the delivery of results: to files, to the terminal, to standard output."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from quanterr.cli.options import AllBut, Only
+from quanterr.errors import ResourceError, Status
+from quanterr.options import OUTPUT, SELECTION, CheckedOptions, Option
+from quanterr.util.platform import is_closed_pipe
+
+if TYPE_CHECKING:
+    from quanterr.documents.document import Result
+    from quanterr.outputs import Output
+    from quanterr.outputs.files import Target
+    from quanterr.outputs.sections import View
+
+TOP_LAYERS = 10  # in tables, by default
+Color = Literal["auto", "always", "never"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Display(CheckedOptions):
+    """Output options: where a result goes, and how it is shown."""
+
+    as_json: Annotated[bool, Option("JSON on stdout instead of tables.", OUTPUT, flags="--json")] = False
+    outputs: Annotated[
+        Iterable[str],
+        Option(
+            "Write the result here, in the format of the suffix (.json .jsonl .csv .html .md .xml); - is JSON on "
+            "stdout. Repeatable.",
+            OUTPUT,
+            "FILE",
+            "--output-report -o",
+        ),
+    ] = ()
+    no_clobber: Annotated[bool, Option("Do not overwrite existing files.", OUTPUT)] = False
+    top_layers: Annotated[
+        int | None, Option("Show tables, as -v does, with N layers; 10 by default.", OUTPUT, "N", least=0)
+    ] = None
+    sort_by: Annotated[
+        Literal["snr", "mae", "relative", "max"], Option("Metric that ranks the worst layers.", OUTPUT)
+    ] = "snr"
+    no_plot: Annotated[bool, Option("Do not draw maps and curves.", OUTPUT)] = False
+    color: Annotated[Color, Option("When to use colours.", OUTPUT)] = "auto"
+    no_color: Annotated[bool, Option("The same as --color never.", OUTPUT)] = False
+    quiet: Annotated[
+        bool, Option("Print only the verdict, on stderr; no tables, no progress.", OUTPUT, flags="--quiet -q")
+    ] = False
+    verbose: Annotated[
+        bool,
+        Option("Show tables, maps, all findings, and how each format was recognized.", OUTPUT, flags="--verbose -v"),
+    ] = False
+    allow_partial: Annotated[
+        bool, Option("Exit 0 even if something was not compared; the verdict stays inconclusive.", SELECTION)
+    ] = False
+
+    @property
+    def top(self) -> int:
+        """The number of layers in tables."""
+        return TOP_LAYERS if self.top_layers is None else self.top_layers
+
+    @property
+    def colors(self) -> Color:
+        """The choice of ``--color`` and ``--no-color`` combined."""
+        return "never" if self.no_color else self.color
+
+    def targets(
+        self, inputs: Iterable[str | PathLike[str] | None], outputs: "Sequence[Output] | None" = None
+    ) -> "list[Target]":
+        """Return the places to write to, checked before any work. An input may be None.
+
+        Raises:
+            UsageError: an unknown suffix, a place given twice, a missing folder, or an output that is an input.
+        """
+        from quanterr.outputs import OUTPUTS
+        from quanterr.outputs.files import check_targets
+
+        given = [fspath(path) for path in inputs if path is not None]
+        return check_targets(list(self.outputs), given, no_clobber=self.no_clobber, outputs=outputs or OUTPUTS)
+
+
+TABLE_OPTIONS = Only(("as_json", "color", "no_color"))
+RESULT_OPTIONS = AllBut(("sort_by", "no_plot"))  # for rankings, plans and evaluations
+
+
+@contextmanager
+def guard_stdout() -> Iterator[None]:
+    """Exit with ``Status.BROKEN_PIPE`` if the pipe of standard output is closed.
+
+    Raises:
+        ResourceError: standard output cannot be written, such as on a full disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that no flush fails at exit
+        if is_closed_pipe(error):
+            raise typer.Exit(Status.BROKEN_PIPE) from error
+        raise ResourceError(f"standard output: {error.strerror}") from error
+
+
+def deliver(
+    found: "Result",
+    to: "Sequence[Target]",
+    display: Display,
+    status: int | None = None,
+    next_step: str = "",
+    view: "Callable[[Any, Display], View] | None" = None,
+) -> None:
+    """Write a document to its files, print its tables, then write it to standard output if a target or --json says so.
+
+    Args:
+        found: the document.
+        to: the outputs to write.
+        display: how to print it; with ``quiet``, one line on stderr.
+        status: the exit status, shown below the tables.
+        next_step: the command to propose below the tables and on the page.
+        view: makes the view to print, if it is not the document's default one.
+
+    Files come first, so that a closed pager costs no result; tables are printed even if a file cannot be written.
+    Tables go to stderr if the document goes to standard output.
+    """
+    from quanterr.outputs.files import write_output
+
+    more = {"html": {"next_step": next_step}}  # keywords of outputs
+    to_stdout = [target for target in to if target.path is None]
+    wrote: list[str] = []
+    with guard_stdout():
+        try:
+            for target in to:
+                if target.path is not None:
+                    write_output(found, target, **more.get(target.output.name, {}))
+                    wrote.append(str(target.path))
+        finally:
+            if display.quiet:
+                print(found.brief(), file=sys.stderr)
+            elif not display.as_json:
+                from quanterr.outputs import terminal
+
+                stream = sys.stderr if to_stdout else sys.stdout
+                tables = display.verbose or display.top_layers is not None
+                shown = found.view(display.top) if view is None else view(found, display)
+                outcome = terminal.Outcome(status, wrote, next_step)
+                console = terminal.console(stream, display.colors)
+                terminal.show(shown, console, outcome, tables, not display.no_plot)
+                stream.flush()
+        for target in to_stdout:
+            write_output(found, target, **more.get(target.output.name, {}))
+        if display.as_json and not to_stdout:
+            found.write_json(sys.stdout)
+            sys.stdout.flush()

@@ -1,0 +1,128 @@
+"""The environment of all templates, with the filters and functions that they call.
+
+Names may be hostile: templates escape every text except the page's own style and script, and what this module marks as
+HTML.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from quanterr.documents.base import Finding
+from quanterr.documents.finding_codes import CODES
+from quanterr.documents.gate_results import Gate
+from quanterr.outputs.formatting import (
+    LONG,
+    describe_gate,
+    describe_violation,
+    format_doubts,
+    format_observed,
+    is_said_in_numbers,
+    sentence,
+)
+from quanterr.outputs.page.chart import HEIGHT, LEFT, WIDTH, draw_chart
+from quanterr.outputs.sections import Findings, LayerName, Name, Part, Table
+from quanterr.util.text import count, display, format_exact, size
+
+FOLDER = Path(__file__).parent / "templates"
+MANY_ROWS, FIRST_ROWS = 20, 10  # a table with more rows shows only the first ones until it is unfolded
+MAX_LISTED = 200  # findings and reasons
+CONSTANTS = {
+    "WIDTH": WIDTH,
+    "HEIGHT": HEIGHT,
+    "LEFT": LEFT,
+    "MAX_LISTED": MAX_LISTED,
+    "MAX_VIOLATIONS": 20,
+    "NOTHING": ("-", "–"),  # cells without a value
+    "SIGNS": {"pass": "✓", "fail": "✕", "inconclusive": "?", "info": "›"},
+}
+SEVERITIES = ("error", "warning", "info")
+
+
+@cache
+def environment() -> Environment:
+    """Return the environment of all templates."""
+    made = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        auto_reload=False,
+    )
+    filters = (cell, count, display, link_names, sentence, size)
+    functions = (describe_gate, describe_violation, draw_chart, fold, format_doubts, format_exact, format_observed,
+                 is_said_in_numbers, kind_of, order_findings, title_of, zip)  # fmt: skip
+    made.filters |= {one.__name__: one for one in filters} | {"thousands": "{:,}".format}
+    made.globals |= {one.__name__: one for one in functions} | {"CODES": CODES, "LONG": LONG} | CONSTANTS
+    return made
+
+
+def kind_of(part: Part) -> str:
+    """Return the name of the template of a part, ``parts/<kind>.html``."""
+    return type(part).__name__.lower()
+
+
+def link_layer(name: str) -> Markup:
+    """Return a link from a layer's name, which may break after dots and underscores, to its details."""
+    text = display(name)
+    breakable = Markup("<wbr>").join(re.split(r"(?<=[._])", text))
+    return Markup('<a class="layer" href="#layer={}">{}</a>').format(quote(text, safe=""), breakable)
+
+
+def link_names(text: str, names: Iterable[str | None]) -> Markup:
+    """Return a sentence with links for all occurrences of the given layer names."""
+    shown = sorted({display(name) for name in names if name is not None}, key=len, reverse=True)
+    if not shown:
+        return escape(text)
+    pieces = re.split(f"({'|'.join(map(re.escape, shown))})", text)
+    return Markup("").join(link_layer(piece) if n % 2 else piece for n, piece in enumerate(pieces))
+
+
+def cell(text: str) -> str:
+    """Return a text of a view, with a link if it is a layer's name; a name may break anywhere."""
+    if isinstance(text, LayerName):
+        return link_layer(text)
+    shown = sentence(text)
+    return Markup('<span class="name">{}</span>').format(shown) if isinstance(text, Name) else shown
+
+
+class Folded(NamedTuple):
+    """A table as a page shows it: columns, each with whether it has numbers, and rows, of which some are folded."""
+
+    kind: str
+    heads: list[tuple[str, bool]]
+    shown: list[list[str]]
+    folded: list[list[str]]
+    summary: str  # of the folded rows
+
+
+def fold(one: Table) -> Folded:
+    """Return a table without the columns that only terminals draw; minor rows, and most of a long table, are folded."""
+    kept = [n for n, column in enumerate(one.columns) if not column.legend]
+    heads = [(one.first, False), *((one.columns[n].header, one.columns[n].right) for n in kept)]
+    rows = [[cell(row[0]), *(cell(row[n + 1]) for n in kept)] for row in one.rows]
+    has_numbers = any(is_number for _, is_number in heads)
+    major = len(rows) - one.minor
+    summary = f"{count(one.minor, 'row')} {one.minor_because}"
+    if major > MANY_ROWS:
+        major = FIRST_ROWS
+        summary = f"{count(len(rows) - major, 'more row')}"
+    return Folded("rows" if has_numbers or not kept else "stack", heads, rows[:major], rows[major:], summary)
+
+
+def order_findings(findings: Findings) -> list[tuple[str, Finding]]:
+    """Return the findings, the most severe first."""
+    return sorted(findings.found, key=lambda one: SEVERITIES.index(one[1].severity))
+
+
+def title_of(name: str, gate: Gate) -> str:
+    """Return the title of a gate: its candidate, if there are several, and its id unless the condition says it."""
+    return ": ".join(map(display, [name] * bool(name) + [gate.id] * (gate.id != gate.require)))

@@ -1,0 +1,134 @@
+"""Plans in the form that quantizing programs read, with a module for each program.
+
+A recipe that a program cannot write is an error: a plan is exported as a whole or not at all. For programs that read
+the plan from a file, :func:`export_command` returns the command that uses it.
+"""
+
+import re
+import shlex
+from collections import defaultdict
+from typing import IO
+
+from quanterr.documents.plan.model import ORIGINAL, Plan, PlannedLayer
+from quanterr.errors import UsageError
+from quanterr.outputs.formatting import LONG
+from quanterr.planning.exports import (
+    bitsandbytes,
+    convert_to_quant,
+    llama_quantize,
+    llmcompressor,
+    mlx,
+    modelopt,
+    torchao,
+)
+from quanterr.planning.exports.base import STACK
+from quanterr.recipes.matrices import is_stack
+from quanterr.recipes.names import list_recipes
+from quanterr.util.text import display, listed
+
+CONSUMERS = {
+    "llama-quantize": llama_quantize.CONSUMER,
+    "llmcompressor": llmcompressor.CONSUMER,
+    "torchao": torchao.CONSUMER,
+    "modelopt": modelopt.CONSUMER,
+    "bitsandbytes": bitsandbytes.CONSUMER,
+    "convert_to_quant": convert_to_quant.CONSUMER,
+    "mlx": mlx.CONSUMER,
+}
+END = "END_OF_PLAN"  # a line that no export contains
+SPECIAL = re.compile(r'[$`"\\!]')  # characters that a shell interprets within double quotes
+
+
+def export_plan(plan: Plan, consumer: str) -> str:
+    """Return the plan in the form that one of :data:`CONSUMERS` reads.
+
+    Raises:
+        UsageError: the program is unknown, or does not write a recipe of the plan.
+    """
+    check_consumer(consumer)
+    modules: dict[str, list[str]] = defaultdict(list)
+    for layer in plan.layers:
+        modules[_base_recipe(layer)].append(layer.layer_name.removesuffix(".weight"))
+    if refused := _unwritable_recipes(plan, consumer):
+        raise UsageError(
+            f"--export {consumer}: {consumer} does not write {listed(refused, 5)}; plan with recipes that it writes, "
+            f"such as --to {','.join(list_writable(consumer))}"
+        )
+    if not CONSUMERS[consumer].takes_stacks and (stack := _quantized_stack(plan)) is not None:
+        raise UsageError(
+            f"--export {consumer}: {display(stack)} is a stack of experts, for which it has no words; -l '!experts' "
+            "leaves these out"
+        )
+    return CONSUMERS[consumer].export(plan, modules)
+
+
+def export_command(plan: Plan, consumer: str) -> str:
+    """Return the shell command that quantizes by the result of :func:`export_plan`, which it reads from a file.
+
+    It is empty if the export itself is the command.
+    """
+    found = CONSUMERS[consumer]
+    name = plan.original.removeprefix("hf://")
+    command = found.command.format(original=shlex.quote(name), file=found.file)
+    if found.python:
+        code = found.python.format(original=repr(name), file=repr(found.file))
+        command = "python -c " + (shlex.quote(code) if SPECIAL.search(code) else f'"{code}"')
+    return command
+
+
+def write(plan: Plan, file: IO[str], program: str) -> None:
+    """Write a shell script that carries out the plan: it writes the file that the program reads, and runs the program.
+
+    Raises:
+        UsageError: as :func:`export_plan`.
+    """
+    text = export_plan(plan, program)
+    if command := export_command(plan, program):
+        text = f"cat > {CONSUMERS[program].file} <<'{END}'\n{text}{END}\n{command}\n"
+    planned_by = display(shlex.join(plan.run.command), LONG)
+    file.write(f"#!/bin/sh\n# Quantizes as planned by {planned_by}\nset -e\n{text}")
+
+
+def consumers_of(plan: Plan) -> list[str]:
+    """Return the programs that write all recipes and layers of a plan, first those for its kind of original."""
+    stack = _quantized_stack(plan)
+    able = [
+        name
+        for name, one in CONSUMERS.items()
+        if not _unwritable_recipes(plan, name) and (one.takes_stacks or stack is None)
+    ]
+    suffix = next((ending for ending in (".safetensors", ".gguf") if plan.original.endswith(ending)), "")
+    return sorted(able, key=lambda name: CONSUMERS[name].reads != suffix)
+
+
+def list_writable(consumer: str) -> list[str]:
+    """Return the recipes of ``quanterr formats --recipes`` that a program writes into one checkpoint."""
+    found = [recipe for recipe in list_recipes() if CONSUMERS[consumer].writes(recipe)]
+    return found if CONSUMERS[consumer].mixes else found[:1]
+
+
+def check_consumer(consumer: str | None) -> None:
+    """Refuse an unknown program before anything is computed.
+
+    Raises:
+        UsageError: ``consumer`` is none of :data:`CONSUMERS`.
+    """
+    if consumer is not None and consumer not in CONSUMERS:
+        raise UsageError(f"--export {display(consumer)}: choose one of {', '.join(CONSUMERS)}")
+
+
+def _base_recipe(layer: PlannedLayer) -> str:
+    """Return a layer's recipe without its choice of scales."""
+    return layer.recipe.partition(":scales")[0].removesuffix(":strict")
+
+
+def _unwritable_recipes(plan: Plan, consumer: str) -> list[str]:
+    """Return the recipes of the plan that a program does not write."""
+    recipes = dict.fromkeys(map(_base_recipe, plan.layers))
+    return [recipe for recipe in recipes if recipe != ORIGINAL and not CONSUMERS[consumer].writes(recipe)]
+
+
+def _quantized_stack(plan: Plan) -> str | None:
+    """Return the name of a stack of experts that a plan quantizes."""
+    quantized = (layer.layer_name for layer in plan.layers if layer.recipe != ORIGINAL)
+    return next((name for name in quantized if is_stack(name, STACK)), None)

@@ -1,0 +1,29 @@
+"""What all exports of plans share."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from quanterr.documents.plan.model import Plan
+
+STACK = (1, 1, 1)  # stands for the shape of a stack of experts
+INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>\d+)|(?P<channel>channel))(?P<asym>:asym)?")
+
+
+class Consumer(NamedTuple):
+    """A quantizing program: the recipes that it writes, and the form in which it reads a plan."""
+
+    writes: Callable[[str], bool]
+    export: Callable[[Plan, Mapping[str, Sequence[str]]], str]  # from a plan, and its modules by recipe
+    takes_stacks: bool = False  # whether it can quantize stacks of experts
+    file: str = ""  # the file that the command reads
+    command: str = ""  # a command with {original} and {file}
+    python: str = ""  # Python code with {original} and {file}, for a library
+    reads: str = ""  # suffix of the original; empty for a folder
+    mixes: bool = True  # whether a checkpoint can have several recipes
+
+
+def format_json(found: object) -> str:
+    """Return the JSON that a program reads from a file."""
+    return json.dumps(found, indent=1) + "\n"

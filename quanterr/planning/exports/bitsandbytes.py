@@ -1,0 +1,36 @@
+"""The arguments of transformers' BitsAndBytesConfig as JSON."""
+
+from collections.abc import Mapping, Sequence
+
+from quanterr.documents.plan.model import ORIGINAL, Plan
+from quanterr.errors import UsageError
+from quanterr.planning.exports.base import Consumer, format_json
+from quanterr.util.text import listed
+
+
+def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+    quantized = [recipe for recipe in modules if recipe != ORIGINAL]
+    if len(quantized) > 1:
+        raise UsageError(
+            f"--export bitsandbytes: bitsandbytes writes one format, but the plan has {listed(quantized, 5)}"
+        )
+    kind, _, double = (quantized or ["nf4"])[0].partition(":")
+    fields = {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": double == "double",
+        "llm_int8_skip_modules": ["lm_head", *modules.get(ORIGINAL, ())],
+    }
+    return format_json(fields)
+
+
+CONSUMER = Consumer(
+    lambda recipe: recipe in ("nf4", "fp4", "nf4:double", "fp4:double"),
+    _export,
+    mixes=False,
+    file="bitsandbytes.json",
+    python="import json; from transformers import AutoModelForCausalLM, BitsAndBytesConfig; "
+    "config = BitsAndBytesConfig(**json.load(open({file}))); "
+    "AutoModelForCausalLM.from_pretrained({original}, dtype='auto', quantization_config=config)"
+    ".save_pretrained('quantized')",
+)

@@ -1,0 +1,56 @@
+"""A weight-only quantization config as YAML, for modelopt.torch.quantization.quantize."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from quanterr.documents.plan.model import ORIGINAL, Plan
+from quanterr.planning.exports.base import INTEGER, Consumer
+
+# ModelOpt's quantizers: modelopt_recipes/configs/numerics of nvidia-modelopt 0.47.
+MODELOPT = {
+    "fp8_tensor": "{num_bits: e4m3, axis: null}",
+    "fp8_row": "{num_bits: e4m3, axis: 0}",
+    "fp8_block128": "{num_bits: e4m3, block_sizes: {-1: 128, -2: 128}}",
+    "int8_tensor": "{num_bits: 8, axis: null}",
+    "int8_row": "{num_bits: 8, axis: 0}",
+    "mxfp8": "{num_bits: e4m3, block_sizes: {-1: 32, type: dynamic, scale_bits: e8m0}}",
+    "mxfp4": "{num_bits: e2m1, block_sizes: {-1: 32, type: dynamic, scale_bits: e8m0}}",
+    "nvfp4": "{num_bits: e2m1, block_sizes: {-1: 16, type: static, scale_bits: e4m3}}",
+}
+
+
+def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
+    """Return the plan as YAML rather than JSON, because the edges of blocks are numeric keys."""
+    lines = ["quant_cfg:", '- {quantizer_name: "*", enable: false}']
+    for recipe, names in modules.items():
+        for name in names if recipe != ORIGINAL else ():
+            quantizer = json.dumps(f"{name}.weight_quantizer")
+            lines.append(f"- {{quantizer_name: {quantizer}, cfg: {_make_quantizer(recipe)}}}")
+    return "\n".join([*lines, "algorithm: max", ""])
+
+
+def _make_quantizer(recipe: str) -> str:
+    """Return ModelOpt's quantizer for a recipe."""
+    if found := INTEGER.fullmatch(recipe):
+        group = found["group"]
+        return f"{{num_bits: {found['bits']}, {f'block_sizes: {{-1: {group}, type: static}}' if group else 'axis: 0'}}}"
+    return MODELOPT[recipe]
+
+
+def _writes(recipe: str) -> bool:
+    if found := INTEGER.fullmatch(recipe):
+        return found["bits"] in ("4", "8") and not found["asym"]
+    return recipe in MODELOPT
+
+
+CONSUMER = Consumer(
+    _writes,
+    _export,
+    file="modelopt.yaml",
+    python="from modelopt.torch import export, quantization; "
+    "from modelopt.torch.opt.config_loader import load_config; "
+    "from transformers import AutoModelForCausalLM; "
+    "model = AutoModelForCausalLM.from_pretrained({original}, dtype='auto'); "
+    "quantization.quantize(model, load_config({file})); "
+    "export.export_hf_checkpoint(model, export_dir='quantized')",
+)
