@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
 from functools import wraps
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import ArgumentInfo, OptionInfo
 
 from quanterr.cli import completion
-from quanterr.options import PANELS, Option, list_flags, list_options
+from quanterr.options import PANELS, Option, list_flags, list_options, read_annotations
 
 
 class _PlainSwitches:
@@ -86,7 +86,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         if not hasattr(kind, "__dataclass_fields__"):
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
-        hints, options = get_type_hints(kind, include_extras=True), list_options(kind)
+        hints, options = read_annotations(kind), list_options(kind)
         for note in notes:
             if isinstance(note, AllBut | Only):
                 is_only = isinstance(note, Only)

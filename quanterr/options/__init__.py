@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from functools import cache
 from math import isfinite
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
 
@@ -91,9 +92,15 @@ def list_flags(name: str, option: Option) -> list[str]:
     return option.flags.split() or [f"--{name.replace('_', '-')}"]
 
 
+@cache
+def read_annotations(kind: type) -> dict[str, Any]:
+    """Return the annotations of a dataclass's fields, with those of its bases."""
+    return get_type_hints(kind, include_extras=True)
+
+
 def list_options(kind: type) -> dict[str, Option]:
     """Return the command line options of a dataclass by the names of their fields."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = read_annotations(kind)
     return {
         field.name: note
         for field in fields(kind)
