@@ -109,6 +109,12 @@ def test_names_are_only_text(name):
     assert rest == "\n# Model\n"
 
 
+def test_a_name_that_yaml_1_2_would_read_as_a_number_is_quoted():
+    made = put_front_matter("", "card", sample(name="1e5"))
+
+    assert '- name: "1e5"' in made.splitlines()
+
+
 def test_a_verdict_is_that_of_the_evaluation():
     """Without gates, a pass means evaluated; what is inconclusive stays so."""
     bare = sample(gates=[])

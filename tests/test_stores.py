@@ -328,17 +328,17 @@ class TestConnections:
         assert right(3) == once_known(at(server), 3)[1]
 
     def test_no_more_are_kept_than_may_be(self, server, monkeypatch):
-        idle = http_client._Idle()
-        monkeypatch.setattr(http_client, "_idle", lambda: idle)
         monkeypatch.setattr(http_client, "MOST_IDLE", 1)
+        http_client._pools.cache_clear()
         path = at(server)
         version = path.version()
         together = threading.Barrier(4)
         server.faults.append(lambda *_: together.wait(5) and False)
         with ThreadPoolExecutor(4) as pool:
             assert [BYTES[:100]] * 4 == list(pool.map(lambda _: path.fetch(0, 100, version), range(4)))
-        ((_, connection),) = idle._known
-        connection.close()
+        kept = http_client._pools(None).connection_from_url(server.url).pool
+        assert 1 == sum(connection is not None for connection in kept.queue)
+        http_client._pools.cache_clear()
 
 
 class TestRedirections:
@@ -566,9 +566,9 @@ class TestTls:
         monkeypatch.setenv("https_proxy", server.url.replace("://", "://me:pass@"))
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
-        http_client._tls.cache_clear()
+        http_client._pools.cache_clear()
         yield RemotePath(Http("https://models.invalid"), "w")
-        http_client._tls.cache_clear()
+        http_client._pools.cache_clear()
 
     def test_certificates_are_those_of_the_environment(self, server, path, certificate, monkeypatch):
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
@@ -597,6 +597,19 @@ class TestProxies:
         assert right(2) == once_known(path, 2)[1]
         assert {"http://models.invalid/w"} == {path for path, _, _ in server.requests}
         assert {"Basic bWU6cGFzcw=="} == set(seen)
+
+    def test_see_no_user_and_no_fragment_of_a_redirection(self, server):
+        moved = {"Location": "http://me:secret@models.invalid/w#part"}
+        server.faults.append(lambda h, *_: "/old" in h.path and (h.refuse(302, **moved) or True))
+        shutil.copy(server.folder / "w", server.folder / "old")
+        assert len(BYTES) == RemotePath(Http("http://models.invalid"), "old").version().size
+        assert ["http://models.invalid/old", "http://models.invalid/w"] == [path for path, _, _ in server.requests]
+
+    def test_of_another_kind_are_refused_at_once(self, server, monkeypatch):
+        monkeypatch.setenv("http_proxy", "socks5://me:secret@127.0.0.1:1")
+        with pytest.raises(CheckpointError, match=r"models\.invalid or of its proxy is invalid") as error:
+            RemotePath(Http("http://models.invalid"), "w").version()
+        assert "secret" not in str(error.value)
 
     def test_are_not_asked_where_the_environment_says_so(self, server, monkeypatch):
         monkeypatch.setenv("no_proxy", "127.0.0.1")

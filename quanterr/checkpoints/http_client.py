@@ -1,27 +1,27 @@
-"""An HTTP client for reading ranges of files, on top of Python's http.client.
+"""An HTTP client for reading ranges of files, on top of urllib3.
 
-Connections are kept open and reused; one that the server has closed is silently replaced. Redirects are followed, and
-private headers are sent only to their own host. Proxies come from the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY),
-certificates from the system or SSL_CERT_FILE. A server that sends almost nothing for TIMEOUT seconds counts as failed.
+urllib3 keeps connections open and reuses them; one that the server has closed is silently replaced. Redirects are
+followed here, and private headers are sent only to their own host. Proxies come from the environment (HTTPS_PROXY,
+HTTP_PROXY, NO_PROXY), certificates from the system or SSL_CERT_FILE. A server that sends almost nothing for TIMEOUT
+seconds counts as failed.
 """
 
-import atexit
-import http.client
 import re
 import ssl
 import string
-import threading
 import time
 from base64 import b64encode
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from email.message import Message
 from email.utils import parsedate_to_datetime
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
-from typing import NamedTuple
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urljoin, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urljoin, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
+
+from urllib3 import BaseHTTPResponse, PoolManager, ProxyManager
+from urllib3.exceptions import HTTPError, LocationValueError, ProtocolError
 
 from quanterr.errors import CheckpointError, ResourceError
 from quanterr.util.addresses import strip_credentials
@@ -31,7 +31,7 @@ from quanterr.version import __version__
 
 TIMEOUT = 30.0  # seconds to connect, and to wait for an answer to begin or continue
 SLOWEST = 1 << 16  # fewest bytes that a server must send within TIMEOUT seconds
-MOST_IDLE = 32  # idle connections kept open
+MOST_IDLE = 32  # idle connections to a host kept open
 MOST_REDIRECTIONS = 10
 REDIRECTIONS = (301, 302, 303, 307, 308)
 TOO_MANY = (429, 503)
@@ -40,72 +40,14 @@ DRAINED = 1 << 16  # longest unwanted answer, in bytes, that is read to reuse it
 EPOCH = 10**9  # a larger reset value is a time, not a number of seconds
 STAMP = "%Y%m%dT%H%M%SZ"  # date format of signed addresses
 
-Headers = Message | Mapping[str, str]
-
-
-class _Place(NamedTuple):
-    """The endpoint of a connection."""
-
-    scheme: str
-    host: str
-    port: int
-    proxy: str | None
-
-
-class _Idle:
-    """Open connections that are not in use."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: list[tuple[_Place, http.client.HTTPConnection]] = []
-
-    def take(self, place: _Place) -> http.client.HTTPConnection | None:
-        """Remove and return the most recently used connection to a place; None if there is none."""
-        with self._lock:
-            for n in reversed(range(len(self._known))):
-                if self._known[n][0] == place:
-                    return self._known.pop(n)[1]
-        return None
-
-    def keep(self, place: _Place, connection: http.client.HTTPConnection) -> None:
-        """Keep a connection for reuse; close the oldest if there are too many."""
-        with self._lock:
-            self._known.append((place, connection))
-            oldest = self._known.pop(0)[1] if len(self._known) > MOST_IDLE else None
-        if oldest is not None:
-            oldest.close()
-
-    def close(self) -> None:
-        """Close all idle connections."""
-        with self._lock:
-            while self._known:
-                self._known.pop()[1].close()
-
-
-@cache
-def _idle() -> _Idle:
-    made = _Idle()
-    atexit.register(made.close)
-    return made
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context
-
 
 class Answer:
     """A server's answer, as a context manager that frees the connection when it exits."""
 
-    def __init__(
-        self, url: str, place: _Place, connection: http.client.HTTPConnection, response: http.client.HTTPResponse
-    ) -> None:
+    def __init__(self, url: str, response: BaseHTTPResponse) -> None:
         """Wrap a response to a request for ``url``."""
         self.url, self.status, self.headers = url, response.status, response.headers
-        self._place, self._connection, self._response = place, connection, response
-        self._is_sound = True
+        self._response, self._is_sound = response, True
 
     def read_body(self, n: int) -> bytes:
         """Read the body, which must have ``n`` bytes.
@@ -121,7 +63,7 @@ class Answer:
         while (done := found.tell()) < n:
             try:
                 piece = self._response.read1(min(n - done, PIECE))
-            except (http.client.HTTPException, OSError) as error:
+            except HTTPError as error:
                 raise RetryableError(_describe_error(error)) from error
             if not piece:
                 raise RetryableError(f"received {done:,} of {n:,} bytes")
@@ -137,22 +79,10 @@ class Answer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_reusable():
-            _idle().keep(self._place, self._connection)
-        else:
-            self._response.close()
-            self._connection.close()
-
-    def _is_reusable(self) -> bool:
-        """Return whether the answer has been read to its end and the connection stays open."""
-        response = self._response
-        if not self._is_sound or response.will_close or (response.length or 0) > DRAINED:
-            return False
-        try:
-            response.read(DRAINED)
-        except (http.client.HTTPException, OSError):
-            return False
-        return response.isclosed()
+        if self._is_sound and (self._response.length_remaining or 0) <= DRAINED:
+            with suppress(HTTPError):
+                self._response.read(DRAINED)
+        self._response.close()  # closes the connection, unless the answer has been read to its end
 
 
 class Client:
@@ -169,7 +99,7 @@ class Client:
 
         Raises:
             RetryableError: the server does not answer, or limits the rate of requests.
-            CheckpointError: a redirect is invalid, or there are too many.
+            CheckpointError: an address is invalid, or there are too many redirects.
             ResourceError: the server's certificate is not trusted, or the server asks for too long a wait.
         """
         for _ in range(MOST_REDIRECTIONS + 1):
@@ -194,7 +124,7 @@ def host_and_port(url: str) -> str:
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
-def seconds_to_wait(headers: Headers) -> float | None:
+def seconds_to_wait(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that a rate-limiting server asks to wait, from Retry-After or the reset of its limits.
 
     References: RFC 9110 10.2.3; draft-ietf-httpapi-ratelimit-headers, which Hugging Face follows (``RateLimit:
@@ -219,7 +149,7 @@ def seconds_to_wait(headers: Headers) -> float | None:
     return None
 
 
-def seconds_left(url: str, headers: Headers) -> float:
+def seconds_left(url: str, headers: Mapping[str, str]) -> float:
     """Return the seconds for which a signed address stays valid, by the server's clock; inf for other addresses."""
     query = {name.lower(): value for name, value in parse_qsl(urlsplit(url).query)}
     try:
@@ -234,7 +164,7 @@ def seconds_left(url: str, headers: Headers) -> float:
     return float("inf")
 
 
-def seconds_between(earlier: str, headers: Headers) -> float:
+def seconds_between(earlier: str, headers: Mapping[str, str]) -> float:
     """Return the seconds from a date in a header until the answer was sent; inf without a valid date."""
     then = _date(earlier)
     return float("inf") if then is None else _now(headers) - then
@@ -247,7 +177,7 @@ def _date(stated: str) -> float | None:
         return None
 
 
-def _now(headers: Headers) -> float:
+def _now(headers: Mapping[str, str]) -> float:
     """Return the time at which the answer was sent, by the server's clock, as the local clock may be wrong."""
     sent = _date(headers.get("Date", ""))
     return time.time() if sent is None else sent
@@ -255,50 +185,40 @@ def _now(headers: Headers) -> float:
 
 def _request(url: str, headers: Mapping[str, str], where: str) -> Answer:
     """Request one address, without following redirects."""
-    parts, host = urlsplit(url), host_and_port(url)
-    place = _Place(*_origin(parts), _proxy(parts.scheme, host))
+    host = host_and_port(url)
     wait_for(host)
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    if place.proxy is not None and place.scheme == "http":
-        target = f"http://{host}{target}"
-        headers = {**headers, **_proxy_headers(place.proxy)}
+    read_later = {"preload_content": False, "decode_content": False, "enforce_content_length": False}
     try:
-        connection, response = _exchange(place, target, headers)
-    except ssl.SSLCertVerificationError as error:
-        raise ResourceError(
-            f"{where}: the certificate of {display(place.host)} is not trusted: {display(error.verify_message)}; "
-            "set SSL_CERT_FILE to a file with trusted certificates"
-        ) from error
-    except (http.client.HTTPException, OSError) as error:
+        ask = partial(_pools(_proxy(urlsplit(url).scheme, host)).urlopen, "GET", url, redirect=False, retries=False)
+        try:
+            response = ask(headers=headers, timeout=TIMEOUT, **read_later)
+        except ProtocolError:  # on a connection that the server was just closing
+            response = ask(headers=headers, timeout=TIMEOUT, **read_later)
+    except LocationValueError as error:
+        raise CheckpointError(f"{where}: the address of {display(host)} or of its proxy is invalid") from error
+    except HTTPError as error:
+        if error.args and isinstance(untrusted := error.args[0], ssl.SSLCertVerificationError):
+            raise ResourceError(
+                f"{where}: the certificate of {display(host)} is not trusted: {display(untrusted.verify_message)}; "
+                "set SSL_CERT_FILE to a file with trusted certificates"
+            ) from error
         raise RetryableError(_describe_error(error)) from error
-    answer = Answer(url, place, connection, response)
+    answer = Answer(url, response)
     if answer.status in TOO_MANY:
         with answer:
             raise handle_busy_host(host, seconds_to_wait(answer.headers), f"HTTP {answer.status}")
     return answer
 
 
-def _exchange(
-    place: _Place, target: str, headers: Mapping[str, str]
-) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """Send a request and read the head of its answer, on an idle connection or else on a new one."""
-    kept = _idle().take(place)
-    if kept is not None:
-        try:
-            kept.request("GET", target, headers=headers)
-            return kept, kept.getresponse()
-        except TimeoutError:
-            kept.close()
-            raise
-        except (http.client.HTTPException, OSError):  # closed by the server meanwhile, or in a bad state
-            kept.close()
-    made = _connection(place)
-    try:
-        made.request("GET", target, headers=headers)
-        return made, made.getresponse()
-    except BaseException:
-        made.close()
-        raise
+@cache
+def _pools(proxy: str | None) -> PoolManager:
+    """Return the connections that are kept open, directly or through a proxy."""
+    trusted = ssl.create_default_context()
+    if proxy is None:
+        return PoolManager(maxsize=MOST_IDLE, ssl_context=trusted)
+    parts = urlsplit(proxy)
+    headers = {"Proxy-Authorization": make_basic_header(parts)} if parts.username else {}
+    return ProxyManager(proxy, maxsize=MOST_IDLE, ssl_context=trusted, proxy_headers=headers)
 
 
 def _resolve_redirect(url: str, target: str, where: str) -> str:
@@ -315,7 +235,7 @@ def _resolve_redirect(url: str, target: str, where: str) -> str:
     if scheme not in ("http", "https") or not host:
         shown = display(strip_credentials(target).partition("?")[0])
         raise CheckpointError(f"{where}: redirects to {shown}, which is not an HTTP address")
-    return url
+    return urlunsplit(urlsplit(url)._replace(netloc=host_and_port(url), fragment=""))
 
 
 def _origin(parts: SplitResult) -> tuple[str, str, int]:
@@ -329,27 +249,14 @@ def _proxy(scheme: str, host: str) -> str | None:
     return found if "://" in found else f"http://{found}"
 
 
-def _connection(place: _Place) -> http.client.HTTPConnection:
-    via = urlsplit(place.proxy) if place.proxy is not None else None
-    host, port = (place.host, place.port) if via is None else (via.hostname or "", via.port or 80)
-    if place.scheme == "http":
-        return http.client.HTTPConnection(host, port, timeout=TIMEOUT)
-    made = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=_tls())
-    if place.proxy is not None:
-        made.set_tunnel(place.host, place.port, headers=_proxy_headers(place.proxy))
-    return made
-
-
-def _proxy_headers(proxy: str) -> dict[str, str]:
-    parts = urlsplit(proxy)
-    return {"Proxy-Authorization": make_basic_header(parts)} if parts.username else {}
-
-
 def make_basic_header(parts: SplitResult) -> str:
     """Return the Basic authorization header for the user and password of an address."""
     pair = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
     return "Basic " + b64encode(pair.encode()).decode()
 
 
-def _describe_error(error: Exception) -> str:
+def _describe_error(error: BaseException) -> str:
+    """Return the message of the error that urllib3 wraps."""
+    while isinstance(error, HTTPError) and error.__context__ is not None:
+        error = error.__context__
     return display(str(error) or type(error).__name__, 200)

@@ -3,6 +3,7 @@
 import os
 import re
 import urllib.parse
+from contextlib import suppress
 
 from quanterr.checkpoints.block_cache import CachedStore
 from quanterr.checkpoints.fsspec_store import Filesystem
@@ -39,7 +40,10 @@ def _open_store(given: str) -> tuple[Store, str, str | None]:
     if scheme in ("http", "https"):
         parts = urllib.parse.urlsplit(given)
         folder, _, name = parts.path.rpartition("/")
-        base = urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], folder, "", ""))
+        host = parts.netloc.rpartition("@")[2]
+        with suppress(UnicodeError):  # urllib3 then finds the host invalid
+            host = host.encode("idna").decode()
+        base = urllib.parse.urlunsplit((parts.scheme, host, folder, "", ""))
         headers = {}
         if parts.username:
             headers["Authorization"] = make_basic_header(parts)

@@ -1,6 +1,8 @@
 """The key-value store that the ranks of a run share, and heartbeats that detect a dead rank.
 
-No rank waits forever: each one sends heartbeats, and a rank that fails or falls silent ends all others.
+No rank waits forever: each one sends heartbeats, and a rank that fails or falls silent ends all others. The store is
+reached at MASTER_ADDR alone. gloo's collectives need more: every node must be reached at the address that its own name
+resolves to, often 127.0.0.1, and their timeout cannot tell a rank that computes or waits for a host from a dead one.
 """
 
 import json

@@ -154,7 +154,7 @@ def _lines(value: Mapping[str, Value], pad: str = "") -> Iterator[str]:
 
 
 def _scalar(value: Value) -> str:
-    """Return a string or number in YAML; YAML 1.1 would take 1e-05 for a string."""
+    """Return a string or number in YAML: 1.1 would take 1e-05 for a string, 1.2 an unquoted 1e5 for a number."""
     if isinstance(value, float):
         shown = repr(float(f"{value:.{DIGITS}g}"))
         return shown.replace("e", ".0e") if "e" in shown and "." not in shown else shown
