@@ -12,7 +12,7 @@ from stored import as_nobody
 
 from quanterr.errors import ResourceError, UsageError
 from quanterr.outputs import OUTPUTS
-from quanterr.outputs.files import Target, check_targets, update_section, write
+from quanterr.outputs.files import Target, check_targets, open_target, update_section
 
 JSON = OUTPUTS[0]
 BY_NAME = {output.name: output for output in OUTPUTS}
@@ -27,6 +27,11 @@ def report():
 
 def render(file):
     file.write("new\n")
+
+
+def write(target, render):
+    with open_target(target, "--output-report") as file:
+        render(file)
 
 
 @contextlib.contextmanager
@@ -376,8 +381,8 @@ def test_a_device_is_written_through_and_stays():
 
 @pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="there is no /dev/stdout here")
 def test_standard_output_may_be_called_by_its_path():
-    code = "write(*check_targets(['/dev/stdout'], []), lambda file: file.write('new'))"
-    command = [sys.executable, "-c", f"from quanterr.outputs.files import *; {code}"]
+    code = "with open_target(*check_targets(['/dev/stdout'], []), '-o') as file: file.write('new')"
+    command = [sys.executable, "-c", f"from quanterr.outputs.files import *\n{code}"]
 
     done = subprocess.run(command, capture_output=True, timeout=60)
 

@@ -15,7 +15,7 @@ from stored import original, pair, quantized, write
 
 import quanterr
 from quanterr.documents.gate_results import Gate, Violation
-from quanterr.errors import Status
+from quanterr.errors import Status, UsageError
 from quanterr.gates.github import MAX_SUMMARY, format_summary, make_annotations
 from quanterr.gates.verdicts import Verdict
 from quanterr.util.text import format_decisive
@@ -404,6 +404,16 @@ class TestCompare:
         assert kept["reasons"][0].startswith("not judged: the baseline does not apply to this report")
         assert Status.OK == gate(path, "--require", "snr_db >= 20").returncode
         assert Status.GATE_FAILED == gate(path, "--require", "snr_db >= 99").returncode
+
+    def test_a_baseline_of_something_else_loses_no_comparison_of_the_library(self, worse, tmp_path):
+        fields = json.loads(worse.read_text())
+        fields["original"]["tensors"] += 1
+        worse.write_text(json.dumps(fields))
+        with pytest.raises(UsageError, match="the baseline does not apply to this report") as caught:
+            quanterr.compare(*pair(tmp_path), baseline=worse, require=["delta(snr_db) >= -9"], device="cpu")
+
+        assert "inconclusive" == caught.value.document.verdict
+        assert f"not judged: {caught.value}" == caught.value.document.reasons[0]
 
     def test_says_once_that_a_report_was_changed_since_it_was_written(self, tmp_path):
         path, changed = tmp_path / "report.json", tmp_path / "changed.json"

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quanterr.cli.display import Display, deliver
-from quanterr.cli.gate import report_verdict, summarize
 from quanterr.cli.interrupt import Interrupt, decide_status
 from quanterr.cli.next_steps import suggest_after_report
 from quanterr.cli.notices import announce, warn
 from quanterr.cli.options import argument, with_options
 from quanterr.cli.process import command_line
+from quanterr.cli.verdicts import report_verdict, summarize
 from quanterr.errors import Status, UnjudgedError, UsageError
 from quanterr.options import GATES, INPUTS, CompareOptions, Option
 

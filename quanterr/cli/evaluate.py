@@ -5,10 +5,10 @@ from os import fspath
 from typing import Annotated
 
 from quanterr.cli.display import RESULT_OPTIONS, Display
-from quanterr.cli.gate import finish
 from quanterr.cli.interrupt import Interrupt
 from quanterr.cli.notices import announce
 from quanterr.cli.options import Only, argument, with_options
+from quanterr.cli.verdicts import finish
 from quanterr.options import EvaluateOptions, RankOptions
 from quanterr.util.text import display, named_path
 

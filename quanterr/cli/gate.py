@@ -1,17 +1,17 @@
-"""``quanterr gate``: judge a stored document without the models; also prints the gates of other commands."""
+"""``quanterr gate``: judge a stored document without the models."""
 
 import os
 import pathlib
 import sys
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr.cli.display import Display, deliver, guard_stdout
+from quanterr.cli.display import Display, guard_stdout
 from quanterr.cli.options import AllBut, argument, with_options
+from quanterr.cli.verdicts import report_verdict, summarize
 from quanterr.errors import UsageError
-from quanterr.options import GATES, GateOptions, Option, Path
+from quanterr.options import GATES, GateOptions, Option
 from quanterr.util.colors import paint, use_color
 from quanterr.util.text import display, escape_commands
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quanterr.documents.document import Document
-    from quanterr.documents.gate_results import HasGates, Verdict
+    from quanterr.documents.gate_results import Verdict
     from quanterr.documents.subjects import Subject
     from quanterr.outputs.files import Target
 
@@ -116,52 +116,6 @@ def _same_file(report: str, baseline: str) -> bool:
         return os.path.samefile(report, baseline)
     except (OSError, ValueError):  # reading the file raises the proper error
         return False
-
-
-def report_verdict(
-    judged: "HasGates", candidate: str | None = None, quiet: bool = False, colored: bool = False
-) -> None:
-    """Print the gates on stderr; on GitHub, also write the verdict into the job summary and annotations."""
-    from quanterr.gates import github
-    from quanterr.gates.as_text import format_gates
-
-    if judged.gates and not quiet:
-        of = [] if candidate is None else [escape_commands(f"{display(candidate)}:")]
-        print("\n".join([*of, *format_gates(judged.gates, colored)]), file=sys.stderr)
-    if not github.is_on_github():
-        return
-    for line in github.make_annotations(judged, candidate):
-        print(line, file=sys.stderr)
-    if problem := github.write_summary(judged, candidate):
-        print(f"quanterr: {problem}", file=sys.stderr)
-
-
-def finish(
-    found: "Document", to: "list[Target]", show: Display, status: int, baseline: Path | None, next_step: str = ""
-) -> NoReturn:
-    """Write and print a judged document, print the gates of its candidates, and exit with the status."""
-    deliver(found, to, show, status, next_step)
-    for candidate in getattr(found, "candidates", [found]):
-        report_verdict(candidate, getattr(candidate, "name", None))
-    summarize(found, baseline)
-    raise typer.Exit(status)
-
-
-def summarize(document: "Document", baseline: Path | None = None) -> None:
-    """On GitHub, add the document's numbers and the change since the baseline to the job summary."""
-    from quanterr.gates import github
-
-    if not github.has_summary():
-        return
-    from quanterr.documents.diff.making import diff
-    from quanterr.outputs.card import format_numbers
-
-    change = ""
-    with suppress(UsageError):  # an unrelated baseline: the gates have reported it
-        if baseline is not None:
-            change = f"Since the baseline: {diff(os.fspath(baseline), document).view(0).conclusion}"
-    if problem := github.write_numbers(format_numbers(document, gates=False), change):
-        print(f"quanterr: {problem}", file=sys.stderr)
 
 
 def _write_document(document: "Document", to: "list[Target]", baseline: str | None, against: str | None) -> None:

@@ -3,9 +3,9 @@
 from typing import Annotated
 
 from quanterr.cli.display import RESULT_OPTIONS, Display
-from quanterr.cli.gate import finish
 from quanterr.cli.options import argument, with_options
 from quanterr.cli.process import command_line, require_memory
+from quanterr.cli.verdicts import finish
 from quanterr.options import GateOptions
 
 

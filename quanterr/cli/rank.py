@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Annotated
 
 from quanterr.cli.display import RESULT_OPTIONS, Display
-from quanterr.cli.gate import finish
 from quanterr.cli.interrupt import Interrupt, decide_status
 from quanterr.cli.next_steps import suggest_after_rank
 from quanterr.cli.notices import announce, warn
 from quanterr.cli.options import Original, argument, with_options
 from quanterr.cli.process import command_line
+from quanterr.cli.verdicts import finish
 from quanterr.options import CompareOptions, RankOptions
 
 if TYPE_CHECKING:

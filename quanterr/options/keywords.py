@@ -41,8 +41,8 @@ def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
             try:
                 return function(*given, **keywords)
             except UsageError as error:
-                named = _FLAG.sub(partial(_name_argument, arguments), str(error))
-                raise UsageError(named) from None  # show only the traceback of the call
+                error.args = (_FLAG.sub(partial(_name_argument, arguments), str(error)),)
+                raise error.with_traceback(None) from None  # show only the traceback of the call
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         return call
