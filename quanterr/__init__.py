@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from quanterr.comparison import compare
     from quanterr.comparison.measure import measure
     from quanterr.comparison.ranking import rank, sweep
+    from quanterr.dequantization.run import dequantize
     from quanterr.documents.comparison.layer import METRICS
     from quanterr.documents.comparison.model import Report
     from quanterr.documents.diff.making import diff
@@ -46,6 +47,7 @@ _HOMES = {
     "CompareOptions": "quanterr.options",
     "compare": "quanterr.comparison",
     "compare_images": "quanterr.evaluation.images",
+    "dequantize": "quanterr.dequantization.run",
     "diff": "quanterr.documents.diff.making",
     "evaluate": "quanterr.evaluation.run",
     "inspect": "quanterr.inspection",
@@ -84,6 +86,7 @@ __all__ = [
     "calibrate",
     "compare",
     "compare_images",
+    "dequantize",
     "diff",
     "error_within_bounds",
     "evaluate",

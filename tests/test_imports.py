@@ -33,7 +33,7 @@ FLOORS = [
     {"findings"},
     {"inspection"},
     {"comparison", "evaluation", "guide"},
-    {"planning"},
+    {"planning", "dequantization"},
     {"cli", "lm_eval", "quanterr"},
     {"__main__"},
 ]

@@ -15,6 +15,7 @@ import typer
 from quanterr.cli import (
     bench_formats,
     compare,
+    dequantize,
     diff,
     evaluate,
     formats,
@@ -108,6 +109,7 @@ for heading, command in (
     (RUNS, images.images),
     (STORED, render.render),
     (FILES, inspect.inspect),
+    (FILES, dequantize.dequantize),
     (HELP, formats.formats),
     (STORED, gate.gate),
     (STORED, diff.diff),

@@ -39,6 +39,7 @@ TOPICS = (
     "plan",
     "evaluate",
     "inspect",
+    "dequantize",
     "scale",
     "outputs",
     "settings",

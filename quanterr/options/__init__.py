@@ -255,6 +255,38 @@ class ComparisonOptions(ReadOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DequantizeOptions(ReadOptions):
+    """Options of writing a checkpoint back as floats.
+
+    Attributes:
+        layers: patterns of the tensors to write; all if empty.
+        exclude: patterns of tensors to leave out.
+        dtype: dtype of decoded weights; with ``like``, the original's by default, otherwise ``bf16``.
+        like: the original, whose names, shapes and order of rows the output has.
+        max_shard: bytes of a shard at most, such as ``5GB``.
+        verify: decode twice, and compare what was written with that.
+        on_progress: called with the progress after each piece.
+    """
+
+    layers: Annotated[
+        Iterable[str],
+        Option("Tensors to write, by the patterns of compare. Default: all.", SELECTION, "PATTERN", "--layers -l"),
+    ] = ()
+    exclude: Annotated[Iterable[str], Option("Tensors to leave out.", SELECTION, "PATTERN")] = ()
+    dtype: Annotated[
+        Literal["bf16", "f16", "f32"] | None,
+        Option("Dtype of decoded weights. Default: the original's with --like, otherwise bf16.", OUTPUT),
+    ] = None
+    like: Annotated[
+        Path | None,
+        Option("The original: write its names, shapes, order of rows and dtypes. Needed for GGUF.", INPUTS, "ORIGINAL"),
+    ] = None
+    max_shard: Annotated[str, Option("The most bytes of a shard, such as 5GB.", OUTPUT, "BYTES")] = "5GB"
+    verify: Annotated[bool, Option("Read the output back and compare it with a second decoding.", OUTPUT)] = False
+    on_progress: Callable[[Any], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompareOptions(ComparisonOptions, GateOptions):
     """Options of :func:`quanterr.compare`."""
 
@@ -610,6 +642,18 @@ class ReadKeywords(TypedDict, total=False):
     device: str
     stop: threading.Event | None
     command: Iterable[str]
+
+
+class DequantizeKeywords(ReadKeywords, total=False):
+    """The fields of :class:`DequantizeOptions`."""
+
+    layers: Iterable[str]
+    exclude: Iterable[str]
+    dtype: Literal["bf16", "f16", "f32"] | None
+    like: Path | None
+    max_shard: str
+    verify: bool
+    on_progress: Callable[[Any], None] | None
 
 
 class GateKeywords(TypedDict, total=False):

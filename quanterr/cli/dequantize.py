@@ -1,0 +1,55 @@
+"""``quanterr dequantize``: write a checkpoint back as plain floats."""
+
+import sys
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from quanterr.cli.interrupt import Interrupt
+from quanterr.cli.notices import announce
+from quanterr.cli.options import AllBut, argument, with_options
+from quanterr.cli.process import require_memory
+from quanterr.cli.progress import show_bytes
+from quanterr.options import OUTPUT, DequantizeOptions, Option
+from quanterr.util.text import count, display, size
+
+
+@with_options
+def dequantize(
+    model: Annotated[str, argument("MODEL", "The quantized checkpoint.")],
+    options: Annotated[DequantizeOptions, AllBut(("device",))],
+    output: Annotated[
+        str,
+        Option(
+            "A folder for shards, index, config and tokenizer; or a .safetensors file.", OUTPUT, "PATH", "--output -o"
+        ),
+    ],
+    quiet: Annotated[bool, Option("Print nothing but errors.", OUTPUT, flags="--quiet -q")] = False,
+) -> None:
+    """Write a checkpoint back as plain floats (safetensors), from any format that quanterr reads.
+
+    \\b
+    [bold]quanterr dequantize model-fp8/ -o model-bf16/[/bold]
+    [bold]quanterr dequantize model.gguf --like original/ -o restored/[/bold]
+    [bold]quanterr dequantize flux-nf4.safetensors -o flux.safetensors --dtype f32[/bold]
+
+    Reads and writes in pieces, so memory does not grow with the model. The output appears when it is complete; the same
+    command goes on after an interruption. quanterr compare MODEL OUTPUT shows the rounding to the dtype, and nothing
+    else.
+
+    Exit status: 0 written; 2 wrong usage; 3 an input is unreadable, or a tensor cannot be written; 5 memory or disk.
+    """
+    announce([model, *([] if options.like is None else [str(options.like)])], quiet)
+    require_memory()
+    from quanterr.dequantization.run import dequantize_checkpoint
+
+    with Interrupt(keeps=False) as interrupt, ExitStack() as stack:
+        shown = None if quiet else stack.enter_context(closing(show_bytes(sys.stderr.isatty())))
+        made = dequantize_checkpoint(model, Path(output), replace(options, on_progress=shown, stop=interrupt.stop))
+    if quiet:
+        return
+    decoded = ", ".join(f"{display(name)}: {count(n, 'weight')}" for name, n in made.formats.items()) or "nothing"
+    rounded = "" if made.rounding_db is None else f"; rounded to the dtype at {made.rounding_db:.2f} dB"
+    print(f"wrote {display(made.path)}: {size(made.nbytes)} in {count(len(made.files), 'file')}")
+    print(f"decoded {decoded}; copied {count(made.copied, 'tensor')}{rounded}")

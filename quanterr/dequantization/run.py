@@ -1,0 +1,340 @@
+"""The run: decode, write beside the output, rename; a killed run goes on with the files that it has finished."""
+
+import ctypes
+import os
+import shutil
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite, log10
+from pathlib import Path
+from typing import NamedTuple, Unpack
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.comparison.scheduler import Progress
+from quanterr.dequantization.layout import (
+    INDEX,
+    OutputFile,
+    identify,
+    is_file_name,
+    lay_out,
+    list_other_files,
+    make_index,
+)
+from quanterr.dequantization.tensors import WrittenTensor, count_formats, list_tensors, list_tensors_like
+from quanterr.documents.comparison.kept_layers import UNITS, parse_amount
+from quanterr.errors import Interrupted, ResourceError, UsageError
+from quanterr.kernel.decoding import read_values
+from quanterr.kernel.library import choose_kernel
+from quanterr.options import DequantizeKeywords, DequantizeOptions
+from quanterr.options.keywords import accept_fields_of
+from quanterr.outputs.files import DEFAULT_MODE
+from quanterr.selection import LayerSelection
+from quanterr.tensors.chunks import CPU_CHUNK, Cut
+from quanterr.tensors.devices import CPU
+from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
+from quanterr.util import platform
+from quanterr.util.atomic_file import replace_atomically
+from quanterr.util.small_file import read_small
+from quanterr.util.text import display, size
+
+DTYPES = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
+PARTIAL = ".{}.quanterr-partial"  # the folder beside the output that holds it until it is complete
+IDENTITY = "identity"  # a file in it: what a run that goes on must read and write
+PIECE = 1 << 23  # bytes that are copied at once
+CHUNKS_AT_ONCE = 16  # chunks of a task
+AHEAD = 2  # tasks that wait for each thread
+
+
+@dataclass(frozen=True)
+class Dequantized:
+    """What was written.
+
+    Attributes:
+        path: the file or folder.
+        files: the names of the files of tensors.
+        nbytes: the bytes of all tensors.
+        formats: number of weights that were decoded, by format.
+        copied: number of tensors whose bytes were copied.
+        rounding_db: Σx² over the squared error of rounding decoded values to the dtype, in dB; None: nothing rounded.
+    """
+
+    path: str
+    files: tuple[str, ...]
+    nbytes: int
+    formats: dict[str, int]
+    copied: int
+    rounding_db: float | None
+
+
+class _Task(NamedTuple):
+    """A piece of a tensor: some chunks of its weight, or some bytes of its entry."""
+
+    tensor: WrittenTensor
+    first: int
+    stop: int
+
+
+class _Rounding(NamedTuple):
+    """Sums over decoded values: Σx², and the squared error of rounding them."""
+
+    x_sq: float = 0.0
+    e_sq: float = 0.0
+
+    def add(self, other: "_Rounding") -> "_Rounding":
+        """Return the sums over both."""
+        return _Rounding(self.x_sq + other.x_sq, self.e_sq + other.e_sq)
+
+
+class _Piece(NamedTuple):
+    """The bytes of a piece as they are written."""
+
+    memory: memoryview
+    rounding: _Rounding
+    owner: Tensor | None = None  # keeps the memory
+
+
+@accept_fields_of(DequantizeOptions)
+def dequantize(
+    model: str | os.PathLike[str] | Checkpoint, output: str | os.PathLike[str], **options: Unpack[DequantizeKeywords]
+) -> Dequantized:
+    """Write a checkpoint back as plain floats, in safetensors.
+
+    ``output`` is a file (``.safetensors``) or a folder, which gets shards, an index, and the other files of the model's
+    folder. ``options`` are the fields of :class:`quanterr.options.DequantizeOptions`, by name.
+
+    The output appears when it is complete. Until then it is in a folder beside it, where a later run with the same
+    inputs and options goes on.
+
+    Raises:
+        UsageError: the output exists, is an input or lies in one; or a GGUF file is given without ``like``.
+        CheckpointError: a tensor cannot be written as a float, or has no counterpart in ``like``.
+        ResourceError: the disk is full, or what was written is not what was decoded (``verify``).
+        Interrupted: the run was stopped.
+    """
+    return dequantize_checkpoint(model, Path(output), DequantizeOptions(**options))
+
+
+def dequantize_checkpoint(
+    model: str | os.PathLike[str] | Checkpoint, output: Path, chosen: DequantizeOptions
+) -> Dequantized:
+    """Write a checkpoint back as :func:`dequantize` does, with all options in one object."""
+    with ExitStack() as stack:
+        checkpoint = enter_checkpoint(stack, model, chosen.lenient, chosen.cache)
+        like = None if chosen.like is None else enter_checkpoint(stack, chosen.like, chosen.lenient, chosen.cache)
+        sources = [checkpoint] if like is None else [checkpoint, like]
+        _check_output(output, sources)
+        selection = LayerSelection(chosen.layers, chosen.exclude)
+        dtype = None if chosen.dtype is None else DTYPES[chosen.dtype]
+        if like is None:
+            tensors = list_tensors(checkpoint, selection, dtype or "BF16")
+        else:
+            tensors = list_tensors_like(like, checkpoint, selection, dtype)
+        if not tensors:
+            raise UsageError("no tensor is selected, so there is nothing to write")
+        files = lay_out(tensors, output.name if is_file_name(output) else None, _parse_size(chosen.max_shard))
+        rounding = _write_all(output, files, sources, chosen)
+        for source in sources:
+            source.check_unchanged()
+        _finish(output, files, like or checkpoint)
+    return Dequantized(
+        str(output),
+        tuple(file.name for file in files),
+        sum(one.nbytes for one in tensors),
+        count_formats(tensors),
+        sum(one.weight is None for one in tensors),
+        None if not rounding.e_sq else 10 * log10(rounding.x_sq / rounding.e_sq),
+    )
+
+
+def _parse_size(text: str) -> int:
+    """Return the bytes that a text such as "5GB" names.
+
+    Raises:
+        UsageError: it names none.
+    """
+    amount, unit = parse_amount(text)
+    if unit not in UNITS:
+        raise UsageError(f"--max-shard {display(text)}: give bytes, such as 5GB")
+    return int(amount * UNITS[unit])
+
+
+def _check_output(output: Path, sources: Sequence[Checkpoint]) -> None:
+    """Raise UsageError if the output exists, or if it is or lies in an input's folder."""
+    if output.exists() and not (output.is_dir() and not is_file_name(output) and not any(output.iterdir())):
+        raise UsageError(f"-o {display(str(output))}: exists; nothing is overwritten: give another name, or remove it")
+    if not output.absolute().parent.is_dir():
+        raise ResourceError(f"-o {display(str(output))}: no such folder: {display(str(output.absolute().parent))}")
+    folders = {os.path.realpath(str(source.folder)) for source in sources if isinstance(source.folder, Path)}
+    if os.path.realpath(output) in folders:
+        raise UsageError(f"-o {display(str(output))}: is the folder of an input; choose another one")
+
+
+def _write_all(
+    output: Path, files: Sequence[OutputFile], sources: Sequence[Checkpoint], chosen: DequantizeOptions
+) -> _Rounding:
+    """Write the files that an earlier run has not finished into the folder beside the output."""
+    folder = _begin(output, identify(sources, files))
+    left = [file for file in files if not (folder / file.name).exists()]
+    needed, free = sum(file.size for file in left), shutil.disk_usage(folder).free
+    if needed > free:
+        raise ResourceError(f"-o {display(str(output))}: needs {size(needed)}, but only {size(free)} are free there")
+    progress = Progress(needed * (2 if chosen.verify else 1), total_weights=sum(len(file.tensors) for file in left))
+    own, rounding = threading.local(), _Rounding()
+    pool = ThreadPoolExecutor(platform.usable_cores(), initializer=partial(_prepare_thread, own))
+    try:
+        for file in left:
+            unfinished = folder / f"{file.name}.unfinished"
+            with unfinished.open("wb") as to:
+                to.write(file.header)
+                for piece in _decode_all(pool, own, file, chosen, progress):
+                    to.write(piece.memory)
+                    rounding = rounding.add(piece.rounding)
+                to.flush()
+                os.fsync(to.fileno())
+            if chosen.verify:
+                _verify(unfinished, _decode_all(pool, own, file, chosen, progress), len(file.header))
+            os.replace(unfinished, folder / file.name)
+    except OSError as error:
+        raise ResourceError(f"-o {display(str(output))}: {error.strerror}") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return rounding
+
+
+def _begin(output: Path, identity: str) -> Path:
+    """Return the folder beside the output; what another run has left there is removed."""
+    folder = output.absolute().with_name(PARTIAL.format(output.name))
+    try:
+        begun = read_small(folder / IDENTITY, 1 << 10).decode("ascii", "replace")
+    except (OSError, ValueError):
+        begun = ""
+    if begun != identity:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        with replace_atomically(folder / IDENTITY) as file:
+            file.write(identity.encode())
+    return folder
+
+
+def _decode_all(
+    pool: ThreadPoolExecutor, own: threading.local, file: OutputFile, chosen: DequantizeOptions, progress: Progress
+) -> Iterator[_Piece]:
+    """Yield the bytes of a file's tensors in order; a few pieces are decoded ahead."""
+    waiting: deque[Future[_Piece]] = deque()
+    for tensor in file.tensors:
+        progress.name = tensor.name
+        for task in _split(tensor):
+            waiting.append(pool.submit(_decode, own, task))
+            if len(waiting) > AHEAD * platform.usable_cores():
+                yield _take(waiting, chosen, progress)
+        progress.done_weights += 1
+    while waiting:
+        yield _take(waiting, chosen, progress)
+
+
+def _take(waiting: "deque[Future[_Piece]]", chosen: DequantizeOptions, progress: Progress) -> _Piece:
+    if chosen.stop is not None and chosen.stop.is_set():
+        raise Interrupted("interrupted; the same command goes on with the files that are complete")
+    piece = waiting.popleft().result()
+    progress.done_bytes += len(piece.memory)
+    if chosen.on_progress is not None:
+        chosen.on_progress(progress)
+    return piece
+
+
+def _split(tensor: WrittenTensor) -> Iterator[_Task]:
+    """Yield the pieces of a tensor in the order of their bytes."""
+    weight = tensor.weight
+    if weight is None:
+        yield from (_Task(tensor, at, min(at + PIECE, tensor.nbytes)) for at in range(0, tensor.nbytes, PIECE))
+        return
+    n = len(Cut(*weight.matrix, CPU_CHUNK))
+    yield from (_Task(tensor, at, min(at + CHUNKS_AT_ONCE, n)) for at in range(0, n, CHUNKS_AT_ONCE))
+
+
+def _prepare_thread(own: threading.local) -> None:
+    torch.set_num_threads(1)  # no torch threads below this one, as they would compete for the cores
+    own.workspace = Workspace(CPU)
+
+
+def _decode(own: threading.local, task: _Task) -> _Piece:
+    weight, entry = task.tensor.weight, task.tensor.entry
+    if weight is None:
+        assert entry is not None  # noqa: S101 - a tensor has one of both
+        return _Piece(memoryview(entry.file.read(entry.offset + task.first, task.stop - task.first)), _Rounding())
+    kernel, chunks = choose_kernel().kernel, Cut(*weight.matrix, CPU_CHUNK)[task.first : task.stop]
+    weight.will_need(chunks[0], chunks[-1])
+    made = torch.empty(sum(chunk.n for chunk in chunks), dtype=TORCH_DTYPES[task.tensor.dtype])
+    at, rounding = 0, _Rounding()
+    with torch.inference_mode():
+        for chunk in chunks:
+            values = read_values(kernel, weight, chunk, own.workspace).reshape(-1)
+            rounded = made[at : at + chunk.n].copy_(values)
+            if made.dtype != values.dtype:
+                rounding = rounding.add(_measure(values, rounded, task.tensor))
+            at += chunk.n
+    memory = (ctypes.c_char * (made.numel() * made.itemsize)).from_address(made.data_ptr())
+    return _Piece(memoryview(memory).cast("B"), rounding, made)
+
+
+def _measure(values: Tensor, rounded: Tensor, tensor: WrittenTensor) -> _Rounding:
+    """Return the sums over a chunk's values and their rounding.
+
+    Raises:
+        UsageError: a finite value is beyond the range of the dtype.
+    """
+    error = values - rounded
+    e = float(torch.linalg.vector_norm(error, dtype=torch.float64))
+    if not isfinite(e) and bool((values.isfinite() & ~rounded.isfinite()).any()):
+        raise UsageError(
+            f"{display(tensor.name)}: its largest value, {float(values.abs().max()):.4g}, is beyond the range of "
+            f"{tensor.dtype}: give --dtype bf16 or f32"
+        )
+    x = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    return _Rounding(x * x, e * e) if isfinite(e) and isfinite(x) else _Rounding()
+
+
+def _verify(path: Path, pieces: Iterator[_Piece], start: int) -> None:
+    """Read a written file back and compare its bytes with a second decoding.
+
+    Raises:
+        ResourceError: they differ.
+    """
+    with path.open("rb") as file:
+        file.seek(start)
+        for piece in pieces:
+            if file.read(len(piece.memory)) != piece.memory:
+                raise ResourceError(
+                    f"{display(str(path))}: reads back otherwise than it was written: the disk or the memory is faulty"
+                )
+
+
+def _finish(output: Path, files: Sequence[OutputFile], described: Checkpoint) -> None:
+    """Add the other files of the model, and put everything in its place."""
+    folder = output.absolute().with_name(PARTIAL.format(output.name))
+    try:
+        if is_file_name(output):
+            os.replace(folder / output.name, output)
+            shutil.rmtree(folder)
+        else:
+            others = list_other_files(described)
+            if len(files) > 1:
+                others[INDEX] = make_index(files)
+            for name, content in others.items():
+                with replace_atomically(folder / name, DEFAULT_MODE) as file:
+                    file.write(content)
+            (folder / IDENTITY).unlink()
+            if output.exists():
+                output.rmdir()  # it is empty
+            os.replace(folder, output)
+        platform.sync_folder(output.absolute().parent)
+    except OSError as error:
+        raise ResourceError(f"-o {display(str(output))}: {error.strerror}") from error

@@ -1,0 +1,156 @@
+"""The tensors to write: from a checkpoint alone, or in the names, shapes and dtypes of its original."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import NamedTuple
+
+from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.checkpoints.base import DTYPE_BITS
+from quanterr.errors import CheckpointError, FormatMismatch, UsageError
+from quanterr.formats import Weight, is_auxiliary
+from quanterr.pairing import pair
+from quanterr.pairing.alternatives import choose_alternatives
+from quanterr.pairing.model import Bucket, Leftover, Pair
+from quanterr.pairing.side import CheckpointSide
+from quanterr.pairing.views import transpose_weight
+from quanterr.selection import LayerSelection
+from quanterr.util.text import count, display
+
+SHOWN = 5  # tensors named in an error
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+class WrittenTensor(NamedTuple):
+    """A tensor of the output. Its values are decoded from ``weight``, or its bytes copied from ``entry``."""
+
+    name: str
+    dtype: str  # as safetensors names it
+    shape: tuple[int, ...]
+    weight: Weight | None
+    entry: Entry | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in the output."""
+        return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+
+
+def list_tensors(checkpoint: Checkpoint, selection: LayerSelection, dtype: str) -> list[WrittenTensor]:
+    """Return the tensors of a checkpoint, with codes as floats of ``dtype`` and all others as they are stored.
+
+    Scales of activations and caches are left out: without codes, nothing reads them.
+
+    Raises:
+        CheckpointError: a selected tensor is in no readable format, or a label is damaged.
+        UsageError: the checkpoint is a GGUF file, whose names are of another program.
+    """
+    if checkpoint.gguf is not None:
+        raise UsageError(
+            f"{display(checkpoint.path)}: the names and the order of rows in a GGUF file are those of llama.cpp; give "
+            "the model that it was made from: --like ORIGINAL"
+        )
+    side = CheckpointSide("checkpoint", checkpoint)
+    side.attach_siblings()
+    selection.check(side.codes)
+    found, refused = [], []
+    for name in filter(selection.takes, side.codes):
+        try:
+            weight = side.recognize(name)
+        except FormatMismatch as mismatch:
+            refused += [] if is_auxiliary(name) else [f"{display(name)}: {mismatch}"]
+            continue
+        if weight.has_codes and not _stores_shape(side, weight):
+            refused.append(f"{display(name)}: {weight.format} does not store its shape: give --like ORIGINAL")
+        elif weight.has_codes:
+            found.append(WrittenTensor(name, dtype, weight.shape, weight))
+        elif not is_auxiliary(name):
+            found.append(WrittenTensor(name, weight.codes.dtype, weight.codes.shape, None, weight.codes))
+    _refuse(checkpoint, refused)
+    return found
+
+
+def _stores_shape(side: CheckpointSide, weight: Weight) -> bool:
+    """Return whether what is stored determines a weight's shape: False if the codes may be padded or regrouped.
+
+    A format that takes the shape from the original also accepts another one.
+    """
+    if len(weight.shape) != 2:
+        return True
+    rows, cols = weight.shape
+    others = [(rows - 1, cols), (rows, cols - 1)] + [(rows // 2, 2 * cols)] * (rows % 2 == 0)
+    for shape in others:
+        try:
+            if side.recognize(weight.name, shape).shape == shape:
+                return False
+        except FormatMismatch:
+            pass
+    return True
+
+
+def list_tensors_like(
+    original: Checkpoint, checkpoint: Checkpoint, selection: LayerSelection, dtype: str | None
+) -> list[WrittenTensor]:
+    """Return the tensors of an original with the values of its quantized checkpoint.
+
+    Names, shapes and the order of rows are the original's; so is the dtype, unless one is given. What a converter
+    computed anew is copied from the original.
+
+    Raises:
+        CheckpointError: a tensor of either checkpoint has no counterpart in the other, or a label is damaged.
+        UsageError: a pattern of the selection matches no weight.
+    """
+    pairing = choose_alternatives(pair(original, checkpoint, selection))
+    made = {one.name: _make_like(one, dtype) for one in pairing.pairs}
+    refused = [f"{display(name)}: its form in the original cannot be restored" for name, one in made.items() if not one]
+    lost = (left for left in pairing.leftovers if left.bucket not in (Bucket.CONSUMED, Bucket.FILTERED_OUT))
+    refused += [f"{display(left.name)}: {left.reason}" for left in lost]
+    _refuse(checkpoint, refused)
+    copied = {entry.name: entry for entry in _list_consumed(pairing.leftovers)}
+    found = []
+    for name, entry in original.entries.items():
+        if (one := made.get(name)) is not None:
+            found.append(one)
+        elif name in copied:
+            found.append(WrittenTensor(name, entry.dtype, entry.shape, None, entry))
+    return found
+
+
+def _list_consumed(leftovers: Iterable[Leftover]) -> Iterable[Entry]:
+    return (
+        entry
+        for left in leftovers
+        if left.side == "original" and left.bucket == Bucket.CONSUMED
+        for entry in left.entries
+    )
+
+
+def _make_like(one: Pair, dtype: str | None) -> WrittenTensor | None:
+    """Return a pair's tensor in the original's form; None if that is another than both sides share."""
+    stored, weight = one.original_codes[0], one.quantized
+    if len(one.original_codes) > 1 or stored.name != one.name:
+        return None
+    if weight.shape != stored.shape and weight.shape[:-2] + weight.shape[:-3:-1] == stored.shape:
+        weight = transpose_weight(weight)  # the pair has the original transposed
+    if prod(weight.shape) != prod(stored.shape):
+        return None
+    if weight.encoding == "bits":
+        return WrittenTensor(one.name, weight.codes.dtype, stored.shape, None, weight.codes)
+    kept = stored.dtype if stored.dtype in FLOATS else None
+    chosen = (dtype if weight.has_codes else None) or kept or dtype
+    return None if chosen is None else WrittenTensor(one.name, chosen, stored.shape, weight)
+
+
+def _refuse(checkpoint: Checkpoint, refused: Sequence[str]) -> None:
+    """Raise CheckpointError if tensors cannot be written: a file that lacks some would be taken for the whole model."""
+    if refused:
+        more = f" and {len(refused) - SHOWN:,} more" if len(refused) > SHOWN else ""
+        raise CheckpointError(
+            f"{display(checkpoint.path)}: {count(len(refused), 'tensor')} cannot be written: "
+            f"{'; '.join(refused[:SHOWN])}{more}"
+        )
+
+
+def count_formats(tensors: Iterable[WrittenTensor]) -> dict[str, int]:
+    """Return the number of weights that are decoded, by format."""
+    return dict(Counter(one.weight.format for one in tensors if one.weight is not None))
