@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from quanterr.findings.layers import WeightSummary
+from quanterr.findings.limits import DOUBLE_DB, ENOUGH
 from quanterr.findings.sources import choose_runs, find_cells_of
 from quanterr.kernel.structs import TILE
 from quanterr.metrics.attainable import level
@@ -32,9 +33,7 @@ from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace
 
 DIRECTED, AMONG_OTHERS = 4.0, 2.0  # energy of the row's direction, beside one by chance, and beside those of other rows
-LEVEL_DB = 3.0  # error of a block beside that of its row's nearest codes, above what the weight loses by compensation
 CODES = ("excess_rows", "excess_blocks", "bad_rows", "scale_loss")  # findings about rows or blocks, with their places
-FEWEST = 32  # rows that are compared with the bad one
 
 
 def drop_compensated(
@@ -53,7 +52,7 @@ def drop_compensated(
     def is_left(one: Finding) -> bool:
         weight = weights.get(one.layer or "")
         places = _places_of(one) if one.code in CODES and one.severity == "warning" else []
-        if weight is None or not places or weight.pair.quantized.matrix[0] < FEWEST:
+        if weight is None or not places or weight.pair.quantized.matrix[0] < ENOUGH:
             return False
         spread = read(weight.pair.name)
         return all(_is_compensation(weight, *place, spread, workspaces) for place in places)
@@ -83,7 +82,7 @@ def _is_compensation(weight: WeightSummary, row: int, col: int, spread: _Rows, w
     error = _read_error(weight.pair, row, row + 1, workspaces)[0]
     if _is_directed(error, spread.errors[spread.numbers != row]):
         return True
-    level_db = LEVEL_DB + (weight.excess_db or 0.0)
+    level_db = DOUBLE_DB + (weight.excess_db or 0.0)  # above what the weight loses by compensation
     return col >= 0 and _compare_levels(weight.pair, row, col, error, workspaces) < level_db
 
 

@@ -37,6 +37,7 @@ JOBS = [
     Job("folds", unquantized.folds),
     Job("unusual", unusual.outcomes),
     Job("biases", unquantized.biases),
+    Job("corrections", unquantized.corrections),
     *(Job(name, partial(unquantized.casts, name=name)) for name in unquantized.CASTS),
     *(Job(f"configs {name}", partial(configs.outcomes, name=name)) for name in configs.LAYOUT_NAMES),
     *(Job(f"sources {name}", partial(sources.outcomes, name=name)) for name in sources.LAYOUT_NAMES),
