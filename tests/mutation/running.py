@@ -33,6 +33,7 @@ JOBS = [
     Job("real GPTQ", real.gptq),
     Job("real fused", real.fused),
     *(Job(f"real {name}", partial(real.damaged, name=name)) for name in real.LAYOUTS),
+    Job("real undeclared GPTQ", real.undeclared),
     Job("commands", commands.outcomes),
     Job("folds", unquantized.folds),
     Job("unusual", unusual.outcomes),
