@@ -37,10 +37,7 @@ MOST_NAMED = 6
 # 256 blocks: beside far larger ones, by up to a seventh (real weights). SDNQ rounds the whole branch. MLX rounds minima
 # to BF16, which moves 8-bit codes by up to half a step, and others by less.
 NESTED, BRANCH, MINIMUM = "nested_absmax", "svd_up", "bias"
-
-OVERSHOOT = (
-    0.15  # share of a value that may be clipped: scales of powers of two and ggml's signed 4-bit codes clip 12.5 %
-)
+OVERSHOOT = 0.15  # share of a value that may be clipped: scales of powers of two and ggml's signed 4 bits clip 12.5 %
 EVEN = 1 / 12  # mean square of errors that are spread evenly over a step
 NIBBLE, BYTE = 4, 8  # bits
 

@@ -31,17 +31,15 @@ from quanterr.samples.good_scales import FEW_LEVELS
 from quanterr.samples.scales import BYTE, get_clipping_limit
 from quanterr.util.text import count, display
 
-# dB that stored scales lose compared with good ones. Sound files of all families lose -5 to 0.6, if absolute maxima
-# were rounded or searched; 1.8 if scales are products of coarse ones (asymmetric 6-bit codes in ComfyUI). That is
-# 0.2 below NOTED_DB and 1.7 below WARNED_DB. For codes with few levels, good scales are searched down to 0.7 of the
-# largest value: an absolute maximum then loses up to 3.1, in sound files 1.8; with four levels or fewer 3.4.
+# Stored scales of sound files lose -5 to 0.6 dB compared with good ones, if absolute maxima were rounded or searched;
+# 1.8 if scales are products of coarse ones (asymmetric 6-bit codes in ComfyUI). For codes with few levels, good scales
+# are searched down to 0.7 of the largest value: an absolute maximum then loses up to 3.1, in sound files 1.8; with four
+# levels or fewer 3.4.
 # Median of stored / good scale, and the loss in dB, from which all scales are too wide: no method leaves the ends of
 # the range unused. Sound files have up to 1.143 (8/7, symmetric 4 bits by their largest value), with losses up to
 # 1.5 dB; scales that are 1.3 times too wide lose 1.3 (NF4, real weights) to 2.9.
 WIDE = 1.2
 POWERS = frozenset({"U8", "F8_E8M0"})  # dtypes of exponents
-# Share of a sample in groups that a search by importance gives up: of Q3_K, with one column of 32 a thousand times as
-# important as the others, 0.04; with importances of real inputs less than 0.01.
 REMEDY = "derive scales from the original: for each group its largest absolute value divided by the largest code"
 
 
@@ -163,6 +161,7 @@ def _describe_scales(pair: Pair, ratio: float, snr_db: float) -> str:
 def _report_groups(pair: Pair, done: ComparedWeight, part: BadRegion, method: Method) -> Finding:
     """Report groups whose scales are wrong."""
     found = done.attainable
+    # A search by importance gives up 0.04 of Q3_K, with one column of 32 a thousand times as important as the others.
     few = found is not None and part.is_scattered and part.number * part.size <= FEW * found.n
     suits = found is not None and _suits_importance(done.sums, found)
     narrow = 0 < part.factor < 1 or (not part.factor and pair.quantized.scale_steps is not None)

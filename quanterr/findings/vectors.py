@@ -33,8 +33,6 @@ from quanterr.util.text import count, display, listed
 CAST_DB = 40.0  # any cast of norms and biases to 16 bits reaches this SNR
 TINY_F16 = 2.0**-24  # the smallest F16 number: a cast turns smaller ones into zeros
 LONGER = 10.0  # largest of norm ratios that smoothing factors can cause
-# Shift of a corrected bias, relative to the output error of its weight on typical inputs. A correction compensates for
-# the mean of this error, which is no larger. Files of convert_to_quant have 0.02 to 0.14.
 MOST_SOUGHT = 8  # vectors whose values are searched for in others, at most
 MOST_OTHERS = 512  # vectors with which each is compared, at most
 
@@ -122,7 +120,9 @@ class _BiasShift(NamedTuple):
     """Effect of a changed bias on the outputs."""
 
     rows: float  # largest change / norm of its row, which is the output for inputs of size one
-    share: float  # norm of the change, divided by the output error of the weight on typical inputs
+    # Norm of the change, divided by the output error of the weight on typical inputs. A correction compensates for the
+    # mean of this error, which is no larger. Files of convert_to_quant have 0.02 to 0.14.
+    share: float
     unlike: str = ""  # what no correction does, in words; empty: nothing
 
 
