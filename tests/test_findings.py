@@ -506,7 +506,7 @@ class TestVectors:
 
         assert {"info"} >= {finding.severity for finding in report.findings}
 
-    @pytest.mark.parametrize("change", [lambda x: 5.6 * numbers(64, seed=9), lambda x: -x, lambda x: 3 * x])
+    @pytest.mark.parametrize("change", [lambda _: 5.6 * numbers(64, seed=9), lambda x: x + 0.02 * numbers(64, seed=9)])
     def test_biases_of_quantized_weights_may_be_corrected_however_much(self, tmp_path, change):
         x = vectors() | model()
         report = compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])})
@@ -521,6 +521,25 @@ class TestVectors:
         assert found.evidence["shift"] == pytest.approx(shift, rel=1e-3)
         assert found.evidence["share"] == pytest.approx(share, rel=1e-3)
         assert ("info" if share <= 1 else "warning") == found.severity
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda x: 2 * x, "it was multiplied by 2"),
+            (lambda x: x / 2, "it was multiplied by 0.5"),
+            (lambda x: -x, "it was multiplied by -1"),
+            (lambda x: x * (torch.arange(64) < 40), "elements became zero"),
+            (lambda x: x * (torch.arange(64) != 40), "elements became zero"),
+            (lambda x: x * (1 + (torch.arange(64) == 40)), "rows with little error changed far more than the others"),
+        ],
+    )
+    def test_corrections_make_no_such_changes_however_small(self, tmp_path, change, words):
+        x = vectors() | model()
+        x[BIAS] *= 0.01  # the error of the weight does more to the outputs
+        found = told(compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])}))["bias_corrected"]
+
+        assert ("warning", True) == (found.severity, found.evidence["share"] < 1)
+        assert words in found.message
 
     @pytest.mark.parametrize("norm_too", [False, True])
     def test_corrected_biases_are_not_told_among_other_changes_too(self, tmp_path, norm_too):

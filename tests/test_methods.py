@@ -11,7 +11,7 @@ from mutation.pairs import Bench, Case, made
 from mutation.scales import declared_by_gptq
 
 import quanterr
-from quanterr.findings.methods import AWQ, GGML, GPTQ, LEARNED, PLAIN, find_declared_method, find_method
+from quanterr.findings.methods import AWQ, GGML, GPTQ, LEARNED, PLAIN, UNKNOWN, find_declared_method, find_method
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 ATTENTION = "model.layers.0.self_attn"
@@ -25,7 +25,7 @@ ROW = 9
         ({"quant_method": "gptq", "autoround_version": "0.4"}, LEARNED),
         ({"quant_method": "awq"}, AWQ),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"actorder": "static"}}}}, GPTQ),
-        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"actorder": None}}}}, PLAIN),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"actorder": None}}}}, UNKNOWN),
         ({}, PLAIN),
     ],
 )
@@ -68,6 +68,18 @@ def test_the_same_row_made_of_other_values_is_a_warning(gptq):
     codes[20] = codes[21]
     report = compared_with(gptq, before, codes)
     assert {"excess_rows"} <= warnings(report)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_row_is_excused_by_the_directions_that_errors_share_where_nothing_declares_gptq(tmp_path, shared):
+    x, generator = matrix(256, 512, 5), drawn(6)
+    pair = made(Bench(tmp_path), named("CT INT4 g128"), {NAME: x})
+    direction, other = ((torch.rand(512, generator=generator) < 0.06).float() for _ in range(2))
+    off = torch.randn(256, 1, generator=generator).sign() * direction
+    off[ROW] = 3 * (direction if shared else other)
+    before = pair.weights[NAME]
+    codes = (before.codes + before.layout.groups(off)).clamp(-8, 7)
+    assert shared != ("excess_rows" in warnings(compared_with(pair, before, codes)))
 
 
 def compared_with(pair, before, codes):

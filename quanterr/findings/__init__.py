@@ -182,9 +182,11 @@ class FindingCollector:
         if not complete:
             return drop_explained(single, _gather_facts(seen, single))
         single = drop_harmless_zero_scales(single, {one.pair.name: one.pair for one in seen})
-        compensated = {one.pair.name: one for one in seen if self._find_method(one.pair).compensates}
+        compensated = {one.pair.name: one for one in seen if self._find_method(one.pair).may_compensate}
         with on_cpu() as workspaces:
-            single = excuse_shared_scales(drop_compensated(single, compensated, workspaces), seen)
+            single = excuse_shared_scales(
+                drop_compensated(single, compensated, self._declared.compensates, workspaces), seen
+            )
         whole, alike = self._check_all(seen)
         below = list(find_group_outliers(seen))
         doubtful = {found.layer for found in (*single, *below) if found.code in DOUBTFUL}

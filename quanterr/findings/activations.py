@@ -22,8 +22,7 @@ FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 NO_SCALES = "zero_point", "scaled_fp8"  # endings of auxiliary tensors that are not scales
 MAY_BE_ZERO = "activation_scale"  # zero where Gemma's quantizer does not round activations
 OF_INPUTS = "input_scale", "activation_scale", "act_scale"
-LEAST_SCALE, MOST_SCALE = 1e-12, 1e12  # no activation needs a scale outside this range
-HUGE = 1e9  # implausible in a table of frequencies or factors
+MOST_SCALE = 1e12  # no scale of activations, and no table of factors, needs more; no scale less than its inverse
 NOT_ROTATED = float(torch.tensor(1e30))  # in rope_freqs: llama.cpp rotates these dimensions by nothing (Gemma 4)
 # What is missing of a KV cache → what vLLM does (see find_cache_scales).
 WITHOUT_SCALES = {
@@ -116,12 +115,12 @@ def _check_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:
     bad = []
     for entry in entries:
         table = workspace.read("table", entry, 0, (entry.n,)).double()
-        if not bool(((table.abs() < HUGE) | (table == NOT_ROTATED)).all()):
+        if not bool(((table.abs() < MOST_SCALE) | (table == NOT_ROTATED)).all()):
             bad.append(entry.name)
     if bad:
         message = (
-            f"NaN, infinity or values above {HUGE:.0e} in {count(len(bad), 'tensor')} of the {side} checkpoint outside "
-            f"any weight: {listed(bad, 3)}"
+            f"NaN, infinity or values above {MOST_SCALE:.0e} in {count(len(bad), 'tensor')} of the {side} checkpoint "
+            f"outside any weight: {listed(bad, 3)}"
         )
         yield make_finding("bad_table", "error", None, message, "copy them from the original", tensors=bad)
 
@@ -148,7 +147,7 @@ def _check_side(side: str, stored: Sequence[Entry], plan: Pairing) -> Iterator[F
         ("scale_nonfinite", "error", "NaN or infinite"): [],
         ("scale_negative", "warning", "negative"): [],
         ("scale_zero", "warning", "zero"): [],
-        ("scale_extreme", "warning", f"above {MOST_SCALE:.0e} or below {LEAST_SCALE:.0e}"): [],
+        ("scale_extreme", "warning", f"above {MOST_SCALE:.0e} or below {1 / MOST_SCALE:.0e}"): [],
     }
     means = {}
     for name, entry in {entry.name: entry for entry in stored if _is_readable(entry)}.items():
@@ -177,9 +176,9 @@ def _check_side(side: str, stored: Sequence[Entry], plan: Pairing) -> Iterator[F
 
 
 def _is_extreme(scales: ScaleStatistics) -> bool:
-    """Return True if a nonzero scale lies outside LEAST_SCALE to MOST_SCALE."""
+    """Return True if a nonzero scale is above MOST_SCALE, or below its inverse."""
     sizes = [abs(value) for value in (scales.low, scales.high) if value]
-    return any(not LEAST_SCALE <= size <= MOST_SCALE for size in sizes)
+    return any(not 1 / MOST_SCALE <= size <= MOST_SCALE for size in sizes)
 
 
 def _entries_of_weights(plan: Pairing, side: str) -> list[Entry]:

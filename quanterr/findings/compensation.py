@@ -9,7 +9,9 @@ direction   The error of the row points where the errors of other rows are large
             the rows that GPTQ leaves so have 13 to 44 times the energy of a direction drawn by chance; a row that is
             scaled, moved, noisy, another's or zero has 0.9 to 2.7, or less than other rows have among themselves.
 level       The error of a block is about as large as the error of its whole row, rounded to the nearest codes, where
-            compensation has cost as much as in the rest of the weight.
+            compensation has cost as much as in the rest of the weight, and no factor explains it. Where nothing
+            declares the method, errors of most rows must share directions: by 1.5 to 3.1 times what chance gives on
+            these weights, where rounding gives 1.0 to 1.2.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +24,7 @@ from torch import Tensor
 
 from quanterr.documents.base import Finding
 from quanterr.findings.layers import WeightSummary
+from quanterr.findings.limits import ALIKE, APART, DOUBLE_DB, ENOUGH
 from quanterr.findings.sources import choose_runs, find_cells_of
 from quanterr.kernel.structs import TILE
 from quanterr.metrics.attainable import level
@@ -32,19 +35,18 @@ from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace
 
 DIRECTED, AMONG_OTHERS = 4.0, 2.0  # energy of the row's direction, beside one by chance, and beside those of other rows
-LEVEL_DB = 3.0  # error of a block beside that of its row's nearest codes, above what the weight loses by compensation
 CODES = ("excess_rows", "excess_blocks", "bad_rows", "scale_loss")  # findings about rows or blocks, with their places
-FEWEST = 32  # rows that are compared with the bad one
 
 
 def drop_compensated(
-    found: Sequence[Finding], weights: Mapping[str, WeightSummary], workspaces: Workspaces
+    found: Sequence[Finding], weights: Mapping[str, WeightSummary], is_declared: bool, workspaces: Workspaces
 ) -> list[Finding]:
     """Return the findings, without warnings about rows and blocks that compensation explains.
 
     Args:
         found: findings about single weights.
-        weights: the weights by a method that compensates errors, by name.
+        weights: the weights by a method that compensates errors, or may, by name.
+        is_declared: whether it does.
         workspaces: buffers for the two sides.
     """
     # Findings about a weight come one after the other, so that its rows are read once.
@@ -53,19 +55,22 @@ def drop_compensated(
     def is_left(one: Finding) -> bool:
         weight = weights.get(one.layer or "")
         places = _places_of(one) if one.code in CODES and one.severity == "warning" else []
-        if weight is None or not places or weight.pair.quantized.matrix[0] < FEWEST:
+        if weight is None or not places or weight.pair.quantized.matrix[0] < ENOUGH:
             return False
         spread = read(weight.pair.name)
-        return all(_is_compensation(weight, *place, spread, workspaces) for place in places)
+        factor = one.evidence.get("factor")
+        by_level = (is_declared or spread.alike > APART) and (factor is None or abs(factor - 1) < ALIKE)
+        return all(_is_compensation(weight, *place, spread, by_level, workspaces) for place in places)
 
     return [one for one in found if not is_left(one)]
 
 
 class _Rows(NamedTuple):
-    """Errors of rows that are spread over a weight, (r, c) float64, and the numbers of these rows, (r,)."""
+    """Rows that are spread over a weight."""
 
-    numbers: Tensor
-    errors: Tensor
+    numbers: Tensor  # (r,)
+    errors: Tensor  # (r, c) float64, of length 1
+    alike: float  # median energy of each in the directions of the others, beside that by chance
 
 
 def _places_of(one: Finding) -> list[tuple[int, int]]:
@@ -76,24 +81,24 @@ def _places_of(one: Finding) -> list[tuple[int, int]]:
     return [(row, -1 if whole else col) for row, col in one.evidence.get("places", ())]
 
 
-def _is_compensation(weight: WeightSummary, row: int, col: int, spread: _Rows, workspaces: Workspaces) -> bool:
+def _is_compensation(
+    weight: WeightSummary, row: int, col: int, spread: _Rows, by_level: bool, workspaces: Workspaces
+) -> bool:
     """Return True if the error of a row, or of a block from a column on, is one that compensation leaves."""
     if row < 0:
         return False
     error = _read_error(weight.pair, row, row + 1, workspaces)[0]
-    if _is_directed(error, spread.errors[spread.numbers != row]):
+    if _is_directed(error, spread.errors[spread.numbers != row], spread.alike):
         return True
-    level_db = LEVEL_DB + (weight.excess_db or 0.0)
-    return col >= 0 and _compare_levels(weight.pair, row, col, error, workspaces) < level_db
+    level_db = DOUBLE_DB + (weight.excess_db or 0.0)  # above what the weight loses by compensation
+    return by_level and col >= 0 and _compare_levels(weight.pair, row, col, error, workspaces) < level_db
 
 
-def _is_directed(error: Tensor, others: Tensor) -> bool:
+def _is_directed(error: Tensor, others: Tensor, alike: float) -> bool:
     """Return True if the errors of other rows, (r, c) float64, are large in the direction of a row's error, (c,)."""
     tiny = torch.finfo(error.dtype).tiny
-    others = others / others.norm(dim=1, keepdim=True).clamp(min=tiny)
     energies = ((others @ (error / error.norm().clamp(min=tiny))).square()).mean() * len(error)
-    among = (others @ others.T).square().fill_diagonal_(0).sum(1) / (len(others) - 1) * len(error)
-    return float(energies) > max(DIRECTED, AMONG_OTHERS * float(among.median()))
+    return float(energies) > max(DIRECTED, AMONG_OTHERS * alike)
 
 
 def _compare_levels(pair: Pair, row: int, col: int, error: Tensor, workspaces: Workspaces) -> float:
@@ -112,7 +117,10 @@ def _compare_levels(pair: Pair, row: int, col: int, error: Tensor, workspaces: W
 def _read_rows(pair: Pair, workspaces: Workspaces) -> _Rows:
     runs = choose_runs(*pair.quantized.matrix)
     numbers = torch.tensor([number for run in runs for number in run])
-    return _Rows(numbers, torch.cat([_read_error(pair, run.start, run.stop, workspaces) for run in runs]))
+    errors = torch.cat([_read_error(pair, run.start, run.stop, workspaces) for run in runs])
+    errors /= errors.norm(dim=1, keepdim=True).clamp(min=torch.finfo(errors.dtype).tiny)
+    energies = (errors @ errors.T).square().fill_diagonal_(0).sum(1) / (len(errors) - 1) * errors.shape[1]
+    return _Rows(numbers, errors, float(energies.median()))
 
 
 def _read_error(pair: Pair, first: int, stop: int, workspaces: Workspaces) -> Tensor:

@@ -13,7 +13,7 @@ from quanterr.findings.codes import make_finding
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
 from quanterr.util.text import display
 
-SAME = 1e-6  # relative difference of equal numbers: GGUF stores float32
+FLOAT32 = 2.0**-23  # relative difference of equal numbers, at most: GGUF stores float32
 CONFIG, GGUF = "config.json", "the GGUF metadata"
 LEAST = 3  # keys that the configuration of any model has, at least
 REMEDY = "use the original's value unless the model was changed on purpose: runtimes follow what is declared"
@@ -174,7 +174,7 @@ def _are_equal(one: object, other: object) -> bool:
         return ALIKE.get(one, one) == ALIKE.get(other, other)
     numbers = (int, float)
     if isinstance(one, numbers) and isinstance(other, numbers):
-        return isclose(one, other, rel_tol=SAME)
+        return isclose(one, other, rel_tol=FLOAT32)
     if isinstance(one, dict) and isinstance(other, dict):
         return all(_are_equal(one[key], other[key]) for key in one.keys() & other.keys()) and bool(one) == bool(other)
     return bool(one == other)

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
+from quanterr.findings.limits import TINY
 from quanterr.formats import Weight
 from quanterr.metrics.sums import RowSums, Sums, as_float
 from quanterr.pairing.model import Pair
@@ -21,8 +22,7 @@ from quanterr.util.text import count, listed
 # Matrices that may rightly be zero: those that training starts at zero, and never changes where it does not reach
 # (LoRA's second matrix, ControlNet's zero convolutions), and the types of tokens in models that have no types.
 MAY_BE_ZERO = re.compile(r"lora_(?:B|up)\b|(?<![^\W_])zero_|token_type")
-NEAR_MEAN = 1e-3  # a constant's mean, added up in float32, is this near to its largest element
-FEW = 8  # numbers of experts that are listed, at most
+LISTED = 8  # numbers of experts that are listed, at most
 
 
 def is_learned_matrix(pair: Pair) -> bool:
@@ -63,7 +63,7 @@ class ConstantWeights:
             if sums.exact:
                 self._zero[number] = pair, []
             return True
-        if abs(as_float(sums.x)) >= (1 - NEAR_MEAN) * sums.n * sums.x_max:
+        if abs(as_float(sums.x)) >= (1 - TINY) * sums.n * sums.x_max:
             if is_kept(sums):
                 self._suspects[number] = pair
             return True
@@ -97,8 +97,8 @@ def _list_experts(numbers: Sequence[int]) -> str:
     """Return a suffix with the numbers of the matrices of a stack; empty if there are none."""
     if not numbers:
         return ""
-    more = ", …" if len(numbers) > FEW else ""
-    return f" ({'expert' if len(numbers) == 1 else 'experts'} {', '.join(map(str, numbers[:FEW]))}{more})"
+    more = ", …" if len(numbers) > LISTED else ""
+    return f" ({'expert' if len(numbers) == 1 else 'experts'} {', '.join(map(str, numbers[:LISTED]))}{more})"
 
 
 def _keep_constant(pairs: Iterable[Pair]) -> Iterator[Pair]:

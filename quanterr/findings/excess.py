@@ -6,6 +6,23 @@ from math import ceil, inf, isfinite, log2, log10, sqrt
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import bits_of
+from quanterr.findings.limits import (
+    ALIKE,
+    APART,
+    BIT_DB,
+    DOUBLE_DB,
+    ENOUGH,
+    FEW,
+    FINE_DB,
+    MANY,
+    NEAR_DB,
+    PEERS,
+    SLIGHT_DB,
+    SMALL_DB,
+    TINY,
+    TRACE,
+    WORST_DB,
+)
 from quanterr.findings.methods import PLAIN, Method
 from quanterr.formats import find_rows
 from quanterr.kernel.levels import Levels
@@ -14,45 +31,15 @@ from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.util.text import count, display
 
-MANY = 16  # least number of elements for a conclusion
-NOTED_DB = 0.5  # dB above the nearest codes: more than the rounding of scales after the codes explains
-BROKEN_DB = 8.0  # more than any method that compensates errors costs
-# The most that rounding costs 8-bit codes if more than OFF_PCT of them are two or more steps off. Learned rounding
-# moves 5.9 % of FP8 codes near zero and costs 0.2 dB.
-OFF_PCT, OFF_DB = 5.0, 3.0
-# dB that clipping may cost: 0.2 in all 8-bit fixtures; 1.2 with fewer bits (MXFP4 of Quark, AutoRound). Ternary and
-# 1-bit codes clip by design, 8.2 in BitNet.
-CLIPPING_8_BITS_DB, CLIPPING_DB, CLIPPING_BY_DESIGN_DB = 1.0, 1.5, 12.0
-CLIPPING_OF_SEARCH_DB = 6.0  # what clipping costs with the scales of least error, if k (see _clips) is 2.7
-FEWEST_CLIPPED = 4  # clipped values in a sample: fewer may be chance
-NEAR_DB = 1.5  # codes that lose less against the nearest are as good as their scales allow
-REPAIRABLE_DB = 3.0  # gain by another quantizer that makes a repair worthwhile
-NEIGHBOURS = 0.01  # share of the squared error from codes that are not one of the two around their value
-RANDOM_DB = 2.5  # dB above the nearest codes: rounding at random costs 3.0, and more for values far below a step
-UNBIASED = 0.05  # share of the squared error that comes from a mean error or a factor
 KINDS = {"row": "excess_rows", "column": "excess_columns", "tile": "excess_blocks"}
 MOST_NAMED = 6
 # Tensors rounded after the codes. bitsandbytes' double quantization rounds the scale of a block to 8 bits of a code for
 # 256 blocks: beside far larger ones, by up to a seventh (real weights). SDNQ rounds the whole branch. MLX rounds minima
 # to BF16, which moves 8-bit codes by up to half a step, and others by less.
-NESTED, NESTED_FACTORS = "nested_absmax", (0.75, 1.33)
-BRANCH, MINIMUM, MINIMUM_BITS = "svd_up", "bias", 8
-PART_DB = 6.0  # loss of rows, columns or a tile that is worth a warning
-PART_DB_OF_NEAREST = 4.5  # the same where the codes of the weight as a whole are the nearest
-SCALED_DB = 3.0  # the same if a factor explains the loss: then the scale of this part is wrong
-UNDONE_DB = 6.0  # SNR of a part whose undone factor is known only within 50 %
-LOUD_DB = 12.0  # dB by which a part's mean square error may exceed the weight's
-ZERO = 1e-3  # a factor below this means that all is lost
-CLOSE = 0.02  # a factor this close to 1 means nothing
-
-OVERSHOOT = (
-    0.15  # share of a value that may be clipped: scales of powers of two and ggml's signed 4-bit codes clip 12.5 %
-)
-FINE_DB = 60.0  # SNR above which nothing is reported
-EXACT_DB = 50.0  # SNR above which clipping lost nothing
-TOO_GOOD = 0.1  # share of 1/12, the mean square of errors spread evenly over a step
-FEWEST_BITS = 4  # with fewer bits, one column of outliers makes most of the energy exact
-ENOUGH = 1024  # least number of elements whose small error is no accident
+NESTED, BRANCH, MINIMUM = "nested_absmax", "svd_up", "bias"
+OVERSHOOT = 0.15  # share of a value that may be clipped: scales of powers of two and ggml's signed 4 bits clip 12.5 %
+EVEN = 1 / 12  # mean square of errors that are spread evenly over a step
+NIBBLE, BYTE = 4, 8  # bits
 
 
 def has_nearest_codes(pair: Pair, done: ComparedWeight, method: Method) -> bool:
@@ -75,7 +62,7 @@ def has_usual_excess(pair: Pair, done: ComparedWeight, method: Method) -> bool:
 def is_repairable(pair: Pair, done: ComparedWeight) -> bool:
     """Return True if another quantizer could gain so much that something may be wrong with the weight."""
     found = done.attainable
-    return found is None or found.avoidable_db >= REPAIRABLE_DB or not _shows_all(pair, done, found)
+    return found is None or found.avoidable_db >= DOUBLE_DB or not _shows_all(pair, done, found)
 
 
 def _shows_all(pair: Pair, done: ComparedWeight, found: Attainable) -> bool:
@@ -101,7 +88,7 @@ def rounds_one_way(done: ComparedWeight) -> bool:
 def fits_signed_scales(done: ComparedWeight) -> bool:
     """Return True if the codes fit the signs of their scales, which AutoRound and ggml's Q4_0 may write negative."""
     found = done.attainable
-    if found is None or found.excess_db >= BROKEN_DB or found.snr_db <= 0:
+    if found is None or found.excess_db >= WORST_DB or found.snr_db <= 0:
         return False
     return not any(part.factor < 0 for part in found.parts)
 
@@ -109,11 +96,11 @@ def fits_signed_scales(done: ComparedWeight) -> bool:
 def is_better_than_rounding(pair: Pair, done: ComparedWeight) -> bool:
     """Return True if the errors are far below rounding errors: the original holds the values of the codes."""
     found, sums = done.attainable, done.sums
-    if found is None or found.rounding is None or sums.n < ENOUGH or pair.original.has_codes or not sums.x_nonzero:
+    if found is None or found.rounding is None or sums.n < ENOUGH**2 or pair.original.has_codes or not sums.x_nonzero:
         return False
-    if bits_of(pair) < FEWEST_BITS:
+    if bits_of(pair) < NIBBLE:
         return False
-    few_errors = found.rounding * sums.n / sums.x_nonzero < TOO_GOOD / 12
+    few_errors = found.rounding * sums.n / sums.x_nonzero < MANY * EVEN
     return few_errors and found.snr_db > _best_db(pair)
 
 
@@ -124,14 +111,14 @@ def _best_db(pair: Pair) -> float:
     """
     levels = pair.quantized.levels
     if levels and levels.mantissa:
-        return 6.02 * (levels.mantissa + 1) + 13.0
-    return 6.02 * bits_of(pair) + 3.0
+        return BIT_DB * (levels.mantissa + 1) - 10 * log10(EVEN)
+    return BIT_DB * bits_of(pair) + DOUBLE_DB
 
 
 def check_excess(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[Finding]:
     """Report a weight, or the worst of its parts, with more error than its scales allow, and values that they clip."""
     found = done.attainable
-    if found is None or found.n < MANY or level(found.x_sq, found.e_sq) > FINE_DB:
+    if found is None or found.n < ENOUGH or level(found.x_sq, found.e_sq) > FINE_DB:
         return
     rounded = _classify_rounding(done, found)
     severity, part = _rate_weight(pair, found, method, rounded), _choose_part(pair, found, method)
@@ -149,16 +136,16 @@ def check_excess(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[F
 def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | None) -> str | None:
     """Return the severity of a weight that is worse than its scales allow; None if there is nothing to report."""
     excess = found.weighted_excess_db
-    if found.excess_db <= NOTED_DB:
+    if found.excess_db <= SLIGHT_DB:
         return None
     if rounded == ONE_WAY and excess > PLAIN.most_db:
         return "warning"  # no method truncates
     if (rounded == AT_RANDOM and not method.by_importance) or (not method.is_nearest and excess <= method.most_db):
         return "info"
-    off = bits_of(pair) >= 8 and _off_pct(found) > OFF_PCT
-    if excess > (PLAIN.most_db if off else BROKEN_DB):
+    off = bits_of(pair) >= BYTE and _off_pct(found) > 100 * FEW
+    if excess > (PLAIN.most_db if off else WORST_DB):
         return "error" if rounded is None and method.is_nearest else "warning"
-    return "warning" if excess > (OFF_DB if off else method.most_db) else "info"
+    return "warning" if excess > (DOUBLE_DB if off else method.most_db) else "info"
 
 
 NEARLY, AT_RANDOM, ONE_WAY = "", ": rounded at random", ": truncated, or always rounded up or down"
@@ -167,13 +154,13 @@ NEARLY, AT_RANDOM, ONE_WAY = "", ": rounded at random", ": truncated, or always 
 def _classify_rounding(done: ComparedWeight, found: Attainable) -> str | None:
     """Return how values were rounded to one of the two codes around them; None if other codes occur."""
     sums = done.sums
-    if found.beyond_sq > NEIGHBOURS * found.e_sq or not sums.e_sq or not sums.x_sq:
+    if found.beyond_sq > TRACE * found.e_sq or not sums.e_sq or not sums.x_sq:
         return None
-    if found.excess_db < RANDOM_DB:
+    if found.excess_db < DOUBLE_DB - SLIGHT_DB:
         return NEARLY
     of_factor = ratio(as_float(sums.xy - sums.x_sq), sqrt(as_float(sums.x_sq)) * sqrt(as_float(sums.e_sq))) ** 2
     of_mean = ratio(as_float(sums.e), sqrt(sums.n) * sqrt(as_float(sums.e_sq))) ** 2
-    return AT_RANDOM if max(of_factor, of_mean) < UNBIASED else ONE_WAY
+    return AT_RANDOM if max(of_factor, of_mean) < FEW else ONE_WAY
 
 
 def _off_pct(found: Attainable) -> float:
@@ -226,11 +213,11 @@ def _rate_part(pair: Pair, found: Attainable, part: BadRegion, method: Method) -
     explains them; undone factors, which are known only as well as codes of few bits show them; and values so small that
     their scale has few bits left.
     """
-    of_codes = PART_DB if found.excess_db > NOTED_DB or method.by_importance else PART_DB_OF_NEAREST
-    small = _lost_db(part) < (SCALED_DB if part.apart else of_codes)
+    of_codes = BIT_DB if found.excess_db > SLIGHT_DB or method.by_importance else PLAIN.most_db
+    small = _lost_db(part) < (DOUBLE_DB if part.apart else of_codes)
     piled_up = method.compensates and part.kind == "column" and not isfinite(part.factor)
     given_up = method.by_importance and part.kind != "row" and part.is_scattered
-    undone = method.folded and part.snr_db > UNDONE_DB
+    undone = method.folded and part.snr_db > BIT_DB
     caused = piled_up or given_up or undone or _is_rounded_afterwards(pair, part)
     return "info" if small or caused or _is_limited_by_least_scale(pair, found, part) else "warning"
 
@@ -242,10 +229,10 @@ def _is_rounded_afterwards(pair: Pair, part: BadRegion) -> bool:
         return any(name.endswith(role) for name in pair.quantized.parts)
 
     if has(NESTED):
-        return part.kind == "tile" and NESTED_FACTORS[0] < part.factor < NESTED_FACTORS[1]
-    if part.apart or part.louder_db > LOUD_DB:
+        return part.kind == "tile" and 1 / APART < part.factor < APART
+    if part.apart or part.louder_db > 2 * BIT_DB:
         return False
-    return has(BRANCH) or (has(MINIMUM) and bits_of(pair) >= MINIMUM_BITS)
+    return has(BRANCH) or (has(MINIMUM) and bits_of(pair) >= BYTE)
 
 
 def _is_limited_by_least_scale(pair: Pair, found: Attainable, part: BadRegion) -> bool:
@@ -265,8 +252,8 @@ def _lost_db(part: BadRegion) -> float:
 def _describe_part(part: BadRegion) -> str:
     """Describe a part: its place, its SNR and what its scales allow."""
     how = ""
-    if isfinite(part.factor) and abs(part.factor - 1) > CLOSE:
-        how = ", all zero" if abs(part.factor) < ZERO else f", {part.factor:.3g} times the original's"
+    if isfinite(part.factor) and abs(part.factor - 1) > ALIKE:
+        how = ", all zero" if abs(part.factor) < TINY else f", {part.factor:.3g} times the original's"
     allowed = f"their scales allow {part.attainable_db:.1f} dB"
     return f"{_name_part(part)}: {part.snr_db:.1f} dB at worst{how}; {allowed}"
 
@@ -305,8 +292,8 @@ def _choose_part(pair: Pair, found: Attainable, method: Method) -> BadRegion | N
 
 
 def _has_no_better_codes(part: BadRegion) -> bool:
-    """Return True if other codes would gain less than NOTED_DB."""
-    return part.attainable_db - part.snr_db < NOTED_DB
+    """Return True if other codes would gain less than SLIGHT_DB."""
+    return part.attainable_db - part.snr_db < SLIGHT_DB
 
 
 def _name_part(part: BadRegion) -> str:
@@ -333,18 +320,18 @@ def _clips(pair: Pair, found: Attainable) -> bool:
     The scales with the least error clip the tail, and the clipped values may make most of the remaining error. If the
     share of values beyond t falls as t^-k, clipping costs 10·log10(1 + 2 / (k - 2)) dB.
     """
-    few = found.clipped < FEWEST_CLIPPED and found.n < pair.quantized.n
-    if not found.clipped or few or found.snr_db > EXACT_DB:
+    few = found.clipped <= PEERS and found.n < pair.quantized.n
+    if not found.clipped or few or found.snr_db > FINE_DB:
         return False
     levels = pair.quantized.levels
-    fine = bits_of(pair) >= 8 and not (levels and levels.mantissa)
+    fine = bits_of(pair) >= BYTE and not (levels and levels.mantissa)
     if not fine and found.clipped_sq <= _allowed_overshoot(levels) ** 2 * found.clipped_x_sq:
         return False
-    limit = CLIPPING_8_BITS_DB if fine else CLIPPING_DB
+    limit = SMALL_DB if fine else NEAR_DB
     gained = found.clipping_db
-    if found.scale_loss_db is not None and gained < CLIPPING_OF_SEARCH_DB:
+    if found.scale_loss_db is not None and gained < BIT_DB:
         gained = min(gained, found.scale_loss_db)
-    return gained > (CLIPPING_BY_DESIGN_DB if _clips_by_design(pair) else limit)
+    return gained > (2 * BIT_DB if _clips_by_design(pair) else limit)
 
 
 def _allowed_overshoot(levels: Levels | None) -> float:
@@ -355,7 +342,7 @@ def _allowed_overshoot(levels: Levels | None) -> float:
     """
     if levels is None or not levels.mantissa:
         return OVERSHOOT
-    return max(OVERSHOOT, 1.01 - levels.highest / 2.0 ** ceil(log2(levels.highest)))
+    return max(OVERSHOOT, 1 + TRACE - levels.highest / 2.0 ** ceil(log2(levels.highest)))
 
 
 def _clips_by_design(pair: Pair) -> bool:

@@ -5,6 +5,7 @@ from math import isfinite, log, log2
 
 from torch import Tensor
 
+from quanterr.findings.limits import ALIKE
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.util.text import count
 
@@ -27,7 +28,6 @@ POWERS = {
     2.0: "scales are stored as their inverse",
     1.0: "scales are applied to values that already include them",
 }
-NEAR = 0.01  # largest difference of the logarithms of about equal numbers
 
 
 def explain_factor(
@@ -55,7 +55,7 @@ def explain_factor(
     for number, description in LARGEST.items():
         if _near(factor, number) or _near(factor, 1 / number):
             return f": {number:g}, {description}, was omitted or applied twice"
-    if _is_power(factor, NEAR) and all(_is_power(other, 3 * NEAR) for other in others):
+    if _is_power(factor) and all(map(_is_power, others)):
         return ": a power of two, as a wrong exponent produces"
     return ""
 
@@ -71,7 +71,7 @@ def explain_factors(factors: Tensor, stored: Tensor) -> str:
     if not usable:
         return ""
     f, s = factors.log(), stored.log()
-    if float(s.std()) < NEAR:
+    if float(s.std()) < ALIKE:
         return f": every stored scale is {float(stored[0]):.4g}; the real scales were dropped"
     for power, description in POWERS.items():
         if _all_near(f, power * s):
@@ -83,16 +83,16 @@ def explain_factors(factors: Tensor, stored: Tensor) -> str:
     return ""
 
 
-def _is_power(factor: float, tolerance: float) -> bool:
+def _is_power(factor: float) -> bool:
     """Return True for a power of two."""
-    return factor > 0 and abs(log2(factor) - round(log2(factor))) < tolerance
+    return factor > 0 and abs(log2(factor) - round(log2(factor))) < ALIKE
 
 
 def _all_near(a: Tensor, b: Tensor) -> bool:
     """Return True if the median difference of two tensors of logarithms is small."""
-    return float((a - b).abs().median()) < 3 * NEAR
+    return float((a - b).abs().median()) < ALIKE
 
 
 def _near(a: float, b: float) -> bool:
     """Return True if two positive numbers are about equal."""
-    return a > 0 and b > 0 and abs(log(a) - log(b)) < NEAR
+    return a > 0 and b > 0 and abs(log(a) - log(b)) < ALIKE

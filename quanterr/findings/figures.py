@@ -5,19 +5,15 @@ from math import inf, isfinite, log10, sqrt
 
 from msgspec import Struct
 
+from quanterr.findings.limits import BIT_DB, DOUBLE_DB, SMALL_DB, WORST_DB
 from quanterr.formats import Weight, find_rows
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.model import Pair
 
-LEVELS = {1: 0.0, 2: 4.0, 3: 10.0, 4: 16.0, 5: 22.0, 6: 27.0}  # bits → SNR in dB that a correct weight reaches
-LEVEL = 29.0  # the same for more bits
-GAINS = {1: inf, 2: 2.5}  # bits → dB that a factor may gain on a correct weight
-GAIN = 0.9  # the same for more bits: in theory 0.04 dB at 20 dB, where nothing is clipped
+MOST_DB = 29.0  # SNR that any correct weight reaches if bits suffice: floats of 8 bits do
+OUTLIERS_DB = 4.0  # outliers often cost so much; a range of usual levels no wider tells of one weight
+CAST_BF16 = 2.0**-8  # relative error of a cast to BF16
 EXACT_DB = 400.0  # stands for no error at all
-CAST = 0.005  # a factor this close to 1 may come from a cast
-UNIFORM = 32.0  # dB that 8-bit codes with equal steps reach without outliers
-OUTLIERS = 4.0  # dB that outliers often cost
-NARROW = 4  # dB: a narrower range of usual levels allows a conclusion about one weight
 
 
 class Figures(Struct, frozen=True, gc=False):
@@ -44,7 +40,7 @@ class Figures(Struct, frozen=True, gc=False):
         """
         noise = self.factor > 1 > self.factor * self.cosine**2
         gain = self.rescaled_db - self.snr_db
-        return gain > GAINS.get(self.bits, GAIN) and abs(self.factor - 1) > CAST and not noise
+        return gain > gain_of(self.bits) and abs(self.factor - 1) > CAST_BF16 and not noise
 
     @property
     def low(self) -> bool:
@@ -64,22 +60,27 @@ def bits_of_weight(weight: Weight) -> int:
 
 def level_of(bits: int) -> float:
     """Return the SNR in dB that correct weights of this many bits reach."""
-    return LEVELS.get(bits, LEVEL)
+    return min(BIT_DB * bits - WORST_DB, MOST_DB)
+
+
+def gain_of(bits: int) -> float:
+    """Return the dB that one factor may gain on a correct weight: in theory 0.04 at 20 dB, without clipping."""
+    return {1: inf, 2: DOUBLE_DB}.get(bits, SMALL_DB)
 
 
 def usual_of(format_name: str) -> tuple[int, int] | None:
     """Return the range of SNRs in dB that is usual for a format; None if it depends much on the weight."""
     rows = find_rows(format_name)
     usual = rows[0].usual_db if len(rows) == 1 else None
-    return usual if usual and usual[1] - usual[0] <= NARROW else None
+    return usual if usual and usual[1] - usual[0] <= OUTLIERS_DB else None
 
 
 @cache  # one object for many weights
-def _usual_at_least(format_name: str, bits: int, uniform_bits: int | None) -> float:
+def _usual_at_least(format_name: str, bits: int) -> float:
     usual = usual_of(format_name)
     if usual:
-        return usual[0] - OUTLIERS
-    return UNIFORM if uniform_bits == bits == 8 else level_of(bits)
+        return usual[0] - OUTLIERS_DB
+    return level_of(bits)
 
 
 def norm_ratio(sums: Sums) -> float:
@@ -104,7 +105,7 @@ def compute_figures(pair: Pair, sums: Sums) -> Figures | None:
         cosine=_signed_root(sums.xy * sums.xy / both, sums.xy),
         factor=_divide(sums.y_sq, sums.xy),
         rescaled_db=ratio_db(both, unexplained) if unexplained > 0 else EXACT_DB,
-        usual_db=_usual_at_least(pair.quantized.format, bits, pair.quantized.uniform_bits),
+        usual_db=_usual_at_least(pair.quantized.format, bits),
     )
 
 

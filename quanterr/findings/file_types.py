@@ -16,6 +16,7 @@ from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
+from quanterr.findings.limits import MANY
 from quanterr.util.text import display, listed
 
 # general.file_type → name, as in enum llama_ftype of include/llama.h. Files of plain floats are left out: models that
@@ -38,8 +39,6 @@ IN_NAME = re.compile(
     re.IGNORECASE,
 )
 OWN_RULES = re.compile(r"(?:^|\.)(?:token_embd|per_layer_token_embd|output)\.weight$")  # embeddings and the output
-# Share of the weights below which a mixture's own type is in the minority: a third is the least in sound files.
-LEAST = 0.2
 SHOWN = 3  # types in the message
 
 
@@ -65,7 +64,7 @@ def check_file_type(checkpoint: Checkpoint) -> Iterator[Finding]:
     total = sum(entry.n for entry in weights)
     for types, claims in _group(_find_claims(checkpoint)).items() if total else ():
         share = sum(entry.n for entry in weights if entry.dtype in types) / total
-        if share < LEAST:
+        if share < MANY:
             yield _report(claims, types, share, weights)
 
 

@@ -5,6 +5,7 @@ from math import log10
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
+from quanterr.findings.limits import FEW
 from quanterr.pairing.model import COMPUTED, NOT_SELECTED, Bucket, FoldedScales, Leftover, Pair, Pairing
 from quanterr.pairing.transforms import find_fused_transforms
 from quanterr.selection.roles import role_of
@@ -12,7 +13,6 @@ from quanterr.util.text import count, display, listed
 
 NOT_COLLECTED = ("embedding", "head")  # roles that llama-imatrix skips by default
 SMALLEST_ERROR = 1e-10  # relative errors below this are shown as 200 dB
-FEW_MISSING = 0.05  # share of the other quantized weights that may be missing without a warning
 
 
 def check_plan(plan: Pairing) -> Iterator[Finding]:
@@ -192,7 +192,7 @@ def _report_uncovered(plan: Pairing, missing: Sequence[str]) -> Finding:
     quantized = [pair for pair in plan.pairs if pair.quantized.has_codes and role_of(pair.name) not in NOT_COLLECTED]
     left = [pair for pair in quantized if pair.name in set(missing)]
     share = sum(pair.original.n for pair in left) / max(1, sum(pair.original.n for pair in quantized))
-    if max(share, len(left) / max(1, len(quantized))) > FEW_MISSING:
+    if max(share, len(left) / max(1, len(quantized))) > FEW:
         message = (
             f"the importance matrix does not cover {len(left):,} of {count(len(quantized), 'quantized weight')}, "
             f"{share:.0%} of their elements: {listed([pair.name for pair in left], 3)}"

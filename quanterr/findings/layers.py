@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.findings.excess import FINE_DB
 from quanterr.findings.explanations import NEAR, UNDERFLOWS
 from quanterr.findings.factors import explain_factor
 from quanterr.findings.figures import Figures
+from quanterr.findings.limits import ALIGNED, ALIKE, BIT_DB, DEVIATIONS, FINE_DB, PEERS
 from quanterr.formats import find_rows
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.sums import Sums, as_float
@@ -21,14 +21,6 @@ from quanterr.pairing.names import canonicalize
 from quanterr.selection.roles import role_of
 from quanterr.tensors.casts import Copy
 from quanterr.util.text import count, display, listed
-
-ALIKE = 0.02  # difference of the logarithms of factors that count as equal
-ALONG = 0.9  # cosine above which the direction is right
-ENOUGH = 5  # weights that a group needs
-LEAST_DB = 6.0  # dB below the median of the group
-SPREADS = 6.0  # median absolute deviations below the median
-FEW_COPIED = 4  # with fewer unquantized tensors, changes in half of them prove nothing
-OFFSET = 0.02  # tolerance of a norm's offset of 1, and largest standard deviation of its errors
 
 
 class WeightSummary(Struct, frozen=True, gc=False):  # in all, there are as many as weights
@@ -58,12 +50,12 @@ def detect_offset(pair: Pair, sums: Sums) -> float | None:
     if sums.n < 2 or not _is_norm(pair):
         return None
     mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n
-    return round(mean) if abs(abs(mean) - 1) < OFFSET and square - mean * mean < OFFSET**2 else None
+    return round(mean) if abs(abs(mean) - 1) < ALIKE and square - mean * mean < ALIKE**2 else None
 
 
 def find_common_factor(seen: Sequence[WeightSummary]) -> tuple[list[Finding], set[int]]:
     """Return the finding of a factor that many weights share, and the numbers of these weights."""
-    gaining = [one for one in seen if one.figures and one.figures.gains and abs(one.figures.cosine) > ALONG]
+    gaining = [one for one in seen if one.figures and one.figures.gains and abs(one.figures.cosine) > ALIGNED]
     signs = {one.figures.factor > 0 for one in gaining if one.figures}
     if len(gaining) < 2 or len(signs) > 1:
         return [], set()
@@ -100,7 +92,7 @@ def find_common_factor(seen: Sequence[WeightSummary]) -> tuple[list[Finding], se
 
 def rate_repair(before_db: float, after_db: float) -> str:
     """Return the severity of a repair: an error if most of the measured error is not rounding."""
-    return "error" if after_db - before_db > LEAST_DB else "warning"
+    return "error" if after_db - before_db > BIT_DB else "warning"
 
 
 def find_group_outliers(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
@@ -112,11 +104,11 @@ def find_group_outliers(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
             groups.setdefault(key, []).append(one)
     for (name, _, role), group in groups.items():
         levels = [one.figures.snr_db for one in group if one.figures]
-        if len(group) < ENOUGH:
+        if len(group) <= PEERS:
             continue
         middle = median(levels)
         spread = median(abs(level - middle) for level in levels)
-        limit = min(middle - max(LEAST_DB, SPREADS * spread), FINE_DB)
+        limit = min(middle - max(BIT_DB, DEVIATIONS * spread), FINE_DB)
         for one, level in zip(group, levels, strict=True):
             if level < limit:
                 message = (
@@ -243,7 +235,7 @@ def check_unquantized(
     if not changed:
         return
     of = len(copies) + sum(map(_is_unquantized, same))
-    many = of >= FEW_COPIED and 2 * len(changed) >= of and any(len(one.pair.original.shape) > 1 for one in changed)
+    many = of > PEERS and 2 * len(changed) >= of and any(len(one.pair.original.shape) > 1 for one in changed)
     worst = min(changed, key=lambda one: one.figures.snr_db if one.figures else inf)
     worst_db = worst.figures.snr_db if worst.figures else None
     names = [one.pair.name for one in changed]

@@ -6,10 +6,8 @@ from math import inf
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.explanations import EXCESS
+from quanterr.findings.limits import FEW, PEERS
 from quanterr.util.text import count
-
-FEW = 3  # weights that are reported one by one, at most
-FEW_BAD, SHARE_BAD = 2, 0.1  # weights with bad rows, and their share of all weights, up to which they are accidents
 
 
 def merge_excess(found: Sequence[Finding]) -> list[Finding]:
@@ -18,7 +16,7 @@ def merge_excess(found: Sequence[Finding]) -> list[Finding]:
     for code in EXCESS:
         for severity in ("warning", "info"):
             alike = [one for one in kept if (one.code, one.severity) == (code, severity)]
-            if len(alike) > FEW:
+            if len(alike) > PEERS:
                 kept = [one for one in kept if one not in alike]
                 kept.append(_merge(alike))
     return kept
@@ -55,7 +53,7 @@ def merge_bad_rows(found: Sequence[Finding], weights: int) -> list[Finding]:
     A single weight with a bad row is broken. Bad rows in many weights come from outliers and too few scales.
     """
     bad = [one for one in found if one.code == "bad_rows"]
-    if len(bad) <= max(FEW_BAD, weights * SHARE_BAD):
+    if len(bad) <= max(PEERS, weights * FEW):
         return list(found)
     worst = min(bad, key=lambda one: one.evidence["worst_row_snr_db"])
     message = (

@@ -17,7 +17,10 @@ class Method(NamedTuple):
 
     # dB that a weight may lose against its nearest codes. Above, its error is no longer that of the method.
     most_db: float
+    # Stored / good scale of groups, or its inverse, whose values were first changed to make up for errors.
+    most_factor: float = 1.0
     compensates: bool = False  # errors of one column are made up for in the columns that follow
+    may_compensate: bool = False  # it does, or nothing tells but the errors
     rounds_first_column: bool = False  # to the nearest codes: there is nothing yet to be made up for
     learns: bool = False  # it learns which of the two codes around a value to take
     by_importance: bool = False  # it minimises errors weighted by column, and may give up single groups
@@ -31,16 +34,18 @@ class Method(NamedTuple):
 
 # Rounding to the nearest costs 0 to 0.3 dB in all files of current quantizers, because scales are rounded after the
 # codes; zero points rounded after the codes up to 2.0 (compressed-tensors) and 3.8 (MLX, 8 bits); rounding at random
-# 3.0, truncation 6.0. Nothing in a file of compressed-tensors may tell that GPTQ wrote it, which costs 2.9 to 4.2 with
-# inputs correlated as real ones are.
+# 3.0, truncation 6.0.
 PLAIN = Method(5.0)
+# Nothing in a file of compressed-tensors may tell that GPTQ wrote it, which costs 2.9 to 4.2 with inputs correlated as
+# real ones are.
+UNKNOWN = PLAIN._replace(may_compensate=True)
 # Frantar et al., arXiv:2210.17323: min ‖(W - Ŵ)X‖² column by column. On real weights, with groups of 32 to 128, damping
 # of 0.01 and 0.1 and both orders of columns, a weight loses 0.5 to 6.1 dB; with columns in the order of inputs 5.3.
-GPTQ = Method(8.0, compensates=True, rounds_first_column=True)
+GPTQ = Method(8.0, 4.0, compensates=True, may_compensate=True, rounds_first_column=True)
 # AutoRound (arXiv:2309.05516), AdaRound: each code is one of the two around its value; 0.2 to 3 dB.
-LEARNED = Method(8.0, learns=True)
+LEARNED = Method(PLAIN.most_db, learns=True)
 # SpQR (arXiv:2306.03078) and QuIP# (arXiv:2402.04396) compensate as GPTQ does, with other groups.
-OTHER = Method(8.0, compensates=True)
+OTHER = GPTQ._replace(rounds_first_column=False)
 # Lin et al., arXiv:2306.00978: columns are scaled, then rounded to the nearest: what it leaves is what rounding leaves.
 AWQ = Method(PLAIN.most_db)
 # ggml-quants.c of llama.cpp: min Σ importance · e² over scales of each block, importance being x² or that of an
@@ -55,6 +60,7 @@ DECLARED = (
     (re.compile(r"spqr|quip", re.IGNORECASE), OTHER),
     (re.compile(r'gptq|"actorder": "', re.IGNORECASE), GPTQ),
     (re.compile(r"awq", re.IGNORECASE), AWQ),
+    (re.compile(r"compressed.tensors"), UNKNOWN),
 )
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.findings.repairs import LIKE, SAME, describe_order
+from quanterr.findings.limits import ALIKE, ENOUGH, LIKE
+from quanterr.findings.repairs import describe_order
 from quanterr.formats import Weight
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import has_equal_parts
@@ -22,7 +23,6 @@ from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
 SAMPLED = 1 << 12  # elements of each part that are compared, at most
-FEWEST = 64  # elements: smaller parts may be alike by chance
 REMEDY = "find out where the program that wrote it put each expert"
 
 
@@ -45,10 +45,10 @@ def _find_places(pair: Pair, rows: int, parts: int, workspaces: Workspaces) -> l
     """Return the part of the original that each part holds; empty if some hold none, or all are in their places."""
     x = _read_parts(pair.original, rows, parts, workspaces[0])
     y = _read_parts(pair.quantized, rows, parts, workspaces[1])
-    if x.shape[1] < FEWEST:
+    if x.shape[1] < ENOUGH:
         return []
     alike, places = (y @ x.T).max(1)
-    in_place = (x * y).sum(1) > alike - SAME
+    in_place = (x * y).sum(1) > alike - ALIKE
     found: list[int] = torch.where(in_place, torch.arange(parts), places).tolist()
     return found if bool((alike > LIKE).all()) and found != list(range(parts)) else []
 

@@ -16,6 +16,7 @@ from statistics import median
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
+from quanterr.findings.limits import DEVIATIONS, FAR, PEERS
 from quanterr.findings.ranges import Ranges
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing import SIDES
@@ -24,16 +25,13 @@ from quanterr.selection.roles import role_of, without_numbers
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
 
-APART, EXPERTS_APART = 1e3, 1e4  # factor above or below the median of the others
+FAR_EXPERTS = 1e4  # factor above or below the median of the others; beside experts FAR
 DOUBTFUL = 8.0  # factor from the median of the others above which norms and weights are asked
-ABOVE_MOST = 2.0  # times the largest possible number: a range above it is for other numbers
-PEERS, SPREADS = 30.0, 6.0  # without norms: factor from the median of the others, and median absolute deviations
-ENOUGH = 4  # scales that allow a conclusion without norms
+EVEN_APART = 30.0  # without norms: factor from the median of the others
 # Last words of modules whose inputs have no massive activations.
 EVEN = frozenset(
     ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "query_key_value")
 )
-FEW = 3  # scales that a group needs; smaller groups are joined by role
 OF_CACHE = ("k_scale", "v_scale", "kv_scale", "k_cache_scale", "v_cache_scale")
 MOST_OF_CACHE = 1e5  # largest scale: no key or value is as large as this times FP8's largest code
 LOW_BITS = 1 << 16  # BF16 lacks the low 16 bits of a float32
@@ -94,18 +92,18 @@ def _group_scales(scales: Mapping[str, float]) -> list[dict[str, float]]:
         module, ending = _split_name(name)
         by_module.setdefault((without_numbers(module), ending), {})[name] = value
     for (_, ending), group in by_module.items():
-        if len(group) < FEW:
+        if len(group) < PEERS:
             by_role.setdefault((role_of(next(iter(group))), ending), {}).update(group)
-    return [*(group for group in by_module.values() if len(group) >= FEW), *by_role.values()]
+    return [*(group for group in by_module.values() if len(group) >= PEERS), *by_role.values()]
 
 
 def _find_far(group: Mapping[str, float]) -> Found:
     """Return the scales that are far from both middle values of the others."""
     found, values = {}, sorted(group.values())
     for name, value in group.items():
-        if len(values) < 2 or values[-1] <= APART * values[0]:  # the common case
+        if len(values) < 2 or values[-1] <= FAR * values[0]:  # the common case
             break
-        limit = EXPERTS_APART if role_of(name) == "experts" else APART
+        limit = FAR_EXPERTS if role_of(name) == "experts" else FAR
         low, high = _middle_without(values, bisect_left(values, value))
         if not low / limit <= value <= high * limit:
             found[name] = f"{name} ({value:.3g}; the others' median is {low if value < low else high:.3g})"
@@ -131,7 +129,7 @@ def _find_implausible(group: Mapping[str, float], ranges: Ranges | None) -> Foun
         if allowed is None or reach is None:
             if is_one_module and _is_apart(name, log(value), middle, others):
                 found[name] = f"{name} ({value:.3g}; the others' median is {exp(middle):.3g})"
-        elif reach > ABOVE_MOST * allowed.most:
+        elif reach > 2 * allowed.most:
             found[name] = (
                 f"{name} ({value:.3g}, for numbers up to {reach:.3g}: weights allow {allowed.most:.3g} at most)"
             )
@@ -148,9 +146,9 @@ def _is_apart(name: str, value: float, middle: float, others: Sequence[float]) -
     module, ending = _split_name(name)
     word = _split_name(module)[1]
     is_even = ending in OF_CACHE or word in EVEN
-    limit = max(log(PEERS), SPREADS * median(abs(other - middle) for other in others))
+    limit = max(log(EVEN_APART), DEVIATIONS * median(abs(other - middle) for other in others))
     too_small = middle - value > limit and (is_even or word == "down_proj")
-    return len(others) >= ENOUGH - 1 and (too_small or (is_even and value - middle > limit))
+    return len(others) >= PEERS and (too_small or (is_even and value - middle > limit))
 
 
 def _middle_without(values: Sequence[float], left_out: int) -> tuple[float, float]:

@@ -12,20 +12,14 @@ from torch import Tensor
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.layers import WeightSummary
+from quanterr.findings.limits import BIT_DB, PEERS, SMALL_DB, WORST_DB
 from quanterr.findings.samples import read_first_rows
 from quanterr.pairing.sampling import on_cpu
 from quanterr.selection.roles import role_of
 from quanterr.util.text import count, display, listed
 
-BIT_DB = 6.02
-LOW_DB = 14.0  # dB below 6.02 per bit; in rows of a few thousand Gaussian values, the largest value costs 8
-GAIN_DB = 6.0  # least cost of columns that are reported
-ENOUGH_DB = 1.0  # columns that together gain less than this are not named
-RULED = 0.5  # share of the rows whose scale the columns must set
 MOST = 8  # weights to read again, at most
-FEWEST = 16  # least columns of a weight for each outlier column
-MOST_COLUMNS = 16
-FEWEST_PEERS = 3
+MOST_COLUMNS = 16  # outlier columns, and the share of columns of which one may be such
 
 Group = tuple[str, str]  # format and role
 
@@ -57,23 +51,25 @@ def _find_group(one: WeightSummary) -> Group:
 
 
 def _find_usual_levels(seen: Sequence[WeightSummary]) -> Mapping[Group, float]:
-    """Return the median SNR in dB of the weights of each format and role, for groups of more than FEWEST_PEERS."""
+    """Return the median SNR in dB of the weights of each format and role, for groups of more than PEERS."""
     levels: dict[Group, list[float]] = defaultdict(list)
     for one in seen:
         if one.figures and len(one.pair.original.shape) > 1:
             levels[_find_group(one)].append(one.figures.snr_db)
-    return {group: median(found) for group, found in levels.items() if len(found) > FEWEST_PEERS}
+    return {group: median(found) for group, found in levels.items() if len(found) > PEERS}
 
 
 def _is_low(one: WeightSummary, snr_db: float) -> bool:
     """Return True for a weight with a scale per row (or one scale) and an SNR far below its bits."""
     weight = one.pair.quantized
     whole_rows = weight.block_size is None and weight.uniform_bits is not None and len(weight.shape) == 2
-    return whole_rows and weight.shape[1] >= FEWEST and snr_db < BIT_DB * (weight.uniform_bits or 0) - LOW_DB
+    return (
+        whole_rows and weight.shape[1] >= MOST_COLUMNS and snr_db < BIT_DB * ((weight.uniform_bits or 0) - 1) - WORST_DB
+    )
 
 
 def _find_ruling_columns(x: Tensor, by_row: bool, snr_db: float) -> _Ruling | None:
-    """Return the fewest columns that hold the largest value of most rows and together cost GAIN_DB or more.
+    """Return the fewest columns that hold the largest value of most rows and together cost a bit or more.
 
     Args:
         x: rows of the original, (r, c).
@@ -81,12 +77,12 @@ def _find_ruling_columns(x: Tensor, by_row: bool, snr_db: float) -> _Ruling | No
         snr_db: SNR of the weight [dB].
     """
     size = x.abs()
-    most = min(MOST_COLUMNS, x.shape[1] // FEWEST)
+    most = min(MOST_COLUMNS, x.shape[1] // MOST_COLUMNS)
     columns = size.square().sum(0).topk(most).indices.tolist()
     tried = [found for n in range(1, most + 1) if (found := _leave_out(size, columns[:n], by_row, snr_db))]
     best = max((found.snr_db for found in tried), default=snr_db)
-    enough = (found for found in tried if found.snr_db >= best - ENOUGH_DB)
-    return next(enough, None) if best >= snr_db + GAIN_DB else None
+    enough = (found for found in tried if found.snr_db >= best - SMALL_DB)
+    return next(enough, None) if best >= snr_db + BIT_DB else None
 
 
 def _leave_out(size: Tensor, columns: Sequence[int], by_row: bool, snr_db: float) -> _Ruling | None:
@@ -99,7 +95,7 @@ def _leave_out(size: Tensor, columns: Sequence[int], by_row: bool, snr_db: float
     energy, kept = float(largest.square().sum()), float(without.square().sum())
     signal = float(rest.square().sum() / size.square().sum().clamp(min=1e-30))
     ruled = float((largest > without).double().mean())
-    if not kept or not signal or ruled < RULED:
+    if not kept or not signal or 2 * ruled < 1:
         return None
     return _Ruling(sorted(columns), ruled, snr_db + 10 * log10(energy / kept * signal))
 

@@ -12,19 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.findings.figures import EXACT_DB, GAIN, GAINS, level_of
+from quanterr.findings.figures import EXACT_DB, gain_of, level_of
+from quanterr.findings.limits import AGREE, ALIGNED, ALIKE, DOUBLE_DB, ENOUGH, LIKE, SEARCHED_DB, SLIGHT_DB, WORST_DB
+from quanterr.findings.methods import PLAIN
 
-FEW = 64  # rows or columns that are matched, at most
-LIKE = 0.6  # cosine above which two rows are the same
-SAME = 0.01  # difference of cosines of a row with two rows that are the same
-AGREE = 0.75  # share of the rows that must agree
-CORRECTED_DB = {2: 4.0}  # bits → SNR that a repair must reach
-CORRECTED = 7.0  # the same for other bits
-NEAR_DB = 3.0  # dB that a repair may stay below what the scales allow
-BETTER_DB = {2: 5.0}  # bits → dB that a repair with more than one number must gain
-BETTER = 4.5  # the same for other bits: block factors alone gain 3.5 dB on codes as coarse as E5M2
-SHIFTED_DB = 5.5  # dB that a shift must gain: half a step costs 6.0, rounding to 16 bits after the codes up to 5.1
-SIMPLER_DB = 2.0  # dB that a later repair must gain over an earlier, simpler one
+MATCHED = 64  # rows or columns that are matched, at most
+# dB that a repair with more than one number must gain: factors of blocks alone gain 3.5 on codes as coarse as E5M2.
+BETTER_DB = PLAIN.most_db
 BLOCKS = (16, 32, 64, 128)
 LONGEST_NIBBLES = 64  # rows or columns whose halves are the low and the high nibbles, at most
 
@@ -66,19 +60,19 @@ def find_simplest_repair(
         has_zero: whether codes are counted from a zero point, which may be wrong.
     """
     good = []
-    least = max(CORRECTED_DB.get(bits, CORRECTED), attainable_db - NEAR_DB)
+    least = max(min(level_of(bits), WORST_DB), attainable_db - DOUBLE_DB)
     for repair in REPAIRS:
         if repair.code == "zero_points" and not has_zero:
             continue
-        better = GAINS.get(bits, GAIN) if repair is ONE_FACTOR else BETTER_DB.get(bits, BETTER)
-        better = max(better, SHIFTED_DB) if repair.code == "zero_points" else better
+        better = gain_of(bits) if repair is ONE_FACTOR else BETTER_DB
+        better += SLIGHT_DB * (repair.code == "zero_points")  # half a step costs 6.0, rounding to 16 bits up to 5.1
         corrected = repair.mend(sample)
         if corrected and corrected.snr_db >= least and corrected.gained_db > better:
             good.append((repair, corrected))
             if corrected.snr_db > level_of(bits):
                 break
     best = max((corrected.snr_db for _, corrected in good), default=inf)
-    return next(((repair, corrected) for repair, corrected in good if corrected.snr_db >= best - SIMPLER_DB), None)
+    return next(((repair, corrected) for repair, corrected in good if corrected.snr_db >= best - SEARCHED_DB), None)
 
 
 def split_halves(sample: Sample, axis: int) -> tuple[Sample, Sample]:
@@ -212,14 +206,14 @@ def _try_column_order(sample: Sample) -> Correction | None:
 def _try_order(x: Tensor, y: Tensor) -> Correction | None:
     """Match rows of y with the most similar rows of x; their scales may have stayed in place."""
     rows, cols = x.shape
-    if rows < 2 or cols < 8:
+    if rows < 2 or cols < ENOUGH:
         return None
-    few = torch.linspace(0, rows - 1, min(rows, FEW), dtype=torch.float64).round().long()
+    few = torch.linspace(0, rows - 1, min(rows, MATCHED), dtype=torch.float64).round().long()
     fit, check = split_halves(Sample(x, y), 1)
     own = fit.y[few]
     alike = (own / own.norm(dim=1, keepdim=True)) @ (fit.x / fit.x.norm(dim=1, keepdim=True)).t()
     best, places = alike.nan_to_num(-1.0).max(1)
-    places = torch.where(alike.gather(1, few[:, None])[:, 0] > best - SAME, few, places)
+    places = torch.where(alike.gather(1, few[:, None])[:, 0] > best - ALIKE, few, places)
     if float((best > LIKE).double().mean()) < AGREE or torch.equal(places, few):
         return None
     factors = _fit_factors(fit.x[places], own, (1,))
@@ -234,7 +228,7 @@ def describe_order(own: Sequence[int], there: Sequence[int], n: int) -> str:
     pairs = list(zip(own, there, strict=True))
 
     def most(fits: Callable[[int, int], bool]) -> bool:
-        return sum(fits(i, j) for i, j in pairs) > 0.9 * len(pairs)
+        return sum(fits(i, j) for i, j in pairs) > ALIGNED * len(pairs)
 
     if most(lambda i, j: j == i ^ 1):
         return "neighbours are swapped, as with nibbles in the wrong order"

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.findings.excess import FINE_DB
 from quanterr.findings.factors import explain_factor, explain_factors
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary, rate_repair
+from quanterr.findings.limits import ALIKE, ENOUGH, FINE_DB, LIKE
 from quanterr.findings.misplaced import find_misplaced
-from quanterr.findings.repairs import LIKE, ONE_FACTOR, Correction, Sample, find_simplest_repair, measure_snr
+from quanterr.findings.repairs import ONE_FACTOR, Correction, Sample, find_simplest_repair, measure_snr
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.model import Pair
@@ -28,12 +28,8 @@ from quanterr.util.text import count, display, listed
 MOST_WRONG = 8  # weights with a finding that are read again, at most
 MOST_LOW = 3  # weights merely below the usual level that are read again, at most
 MOST_OTHERS = 64  # other weights with which a weight is compared, at most
-ITS_OWN = 0.98  # cosine with its own original above which a weight is not compared with others
-CLOSER = 0.5  # distance to another original / distance to its own, below which weights are swapped
-VALUES = 32  # many formats hold weights with so few distinct values exactly
 TERNARY = 3  # distinct values in a row of a ternary weight
 ELEMENTS = 1 << 18  # elements of a sample
-LOST = 0.5  # relative error above which a value is lost
 
 
 def diagnose(
@@ -73,7 +69,7 @@ def find_rounded_originals(better: Sequence[Pair], same: Sequence[Pair]) -> Iter
         better: pairs with less error than rounding causes.
         same: pairs that are identical.
     """
-    coded = [p for p in same if p.quantized.has_codes and not p.original.has_codes and p.original.n >= VALUES**2]
+    coded = [p for p in same if p.quantized.has_codes and not p.original.has_codes and p.original.n >= ENOUGH**2]
     with on_cpu() as workspaces:
         found = [pair.name for pair in (*better, *coded[:MOST_OTHERS]) if _is_varied(pair, workspaces[0])]
     if found:
@@ -108,7 +104,7 @@ def report_lossless(coded: Sequence[Pair]) -> Finding:
 
 def _is_ternary(pair: Pair, workspace: Workspace) -> bool:
     """Return True if each sampled row has at most three distinct values."""
-    return all(len(torch.unique(row)) <= TERNARY for row in _read_rows(pair.original, workspace, VALUES**2))
+    return all(len(torch.unique(row)) <= TERNARY for row in _read_rows(pair.original, workspace, ENOUGH**2))
 
 
 def drop_harmless_zero_scales(found: Sequence[Finding], pairs: Mapping[str, Pair]) -> list[Finding]:
@@ -135,14 +131,14 @@ def _loses_to_zero_scales(pair: Pair, workspaces: Workspaces) -> bool:
         if bool(zero.any()):
             x = pair.original.dequantize(chunk, workspaces[0]).weight
             y = pair.quantized.dequantize(chunk, workspaces[1]).weight
-            if bool((zero & ((y - x).abs() > LOST * x.abs())).any()):
+            if bool((zero & ((y - x).abs() > x.abs() / 2)).any()):
                 return True
     return False
 
 
 def _is_varied(pair: Pair, workspace: Workspace) -> bool:
     """Return True if a weight has more distinct values than codes of few bits."""
-    return len(torch.unique(_read_rows(pair.original, workspace, VALUES**2))) > VALUES
+    return len(torch.unique(_read_rows(pair.original, workspace, ENOUGH**2))) > ENOUGH
 
 
 def one_factor_corrects(pair: Pair, figures: Figures) -> bool:
@@ -220,7 +216,7 @@ def _report_partial_factor(pair: Pair, figures: Figures) -> Finding | None:
 
 def _find_swapped(pair: Pair, figures: Figures, pairs: Sequence[Pair], workspaces: Workspaces) -> Finding | None:
     """Report that the values match another weight of the same shape far better: experts may be much alike."""
-    if figures.cosine > ITS_OWN:
+    if figures.cosine > 1 - ALIKE:
         return None
     shape = pair.original.shape
     others = [one for one in pairs if one.original.shape == shape and one.name != pair.name][:MOST_OTHERS]
@@ -228,7 +224,7 @@ def _find_swapped(pair: Pair, figures: Figures, pairs: Sequence[Pair], workspace
     own = _cosine(_read_rows(pair.original, workspaces[0], ELEMENTS // 16), y) if others else 1.0
     for other in others:
         cosine = _cosine(_read_rows(other.original, workspaces[0], ELEMENTS // 16), y)
-        if cosine > LIKE and 1 - cosine < CLOSER * (1 - own):
+        if cosine > LIKE and 2 * (1 - cosine) < 1 - own:
             return make_finding(
                 "swapped_weight",
                 "error",

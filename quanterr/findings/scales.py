@@ -5,8 +5,23 @@ from math import isfinite, log2
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.findings.excess import FINE_DB, MANY, MOST_NAMED, underflows
+from quanterr.findings.excess import MOST_NAMED, underflows
 from quanterr.findings.figures import bits_of
+from quanterr.findings.limits import (
+    ALIKE,
+    APART,
+    BIT_DB,
+    DOUBLE_DB,
+    ENOUGH,
+    FEW,
+    FINE_DB,
+    MANY,
+    NEAR_DB,
+    SEARCHED_DB,
+    SLIGHT_DB,
+    SMALL_DB,
+    WORST_DB,
+)
 from quanterr.findings.methods import Method
 from quanterr.kernel.levels import Levels
 from quanterr.metrics.attainable import Attainable, BadRegion, level
@@ -16,34 +31,22 @@ from quanterr.samples.good_scales import FEW_LEVELS
 from quanterr.samples.scales import BYTE, get_clipping_limit
 from quanterr.util.text import count, display
 
-# dB that stored scales lose compared with good ones. Sound files of all families lose -5 to 0.6, if absolute maxima
-# were rounded or searched; 1.8 if scales are products of coarse ones (asymmetric 6-bit codes in ComfyUI). That is
-# 0.2 below NOTED_DB and 1.7 below WARNED_DB. For codes with few levels, good scales are searched down to 0.7 of the
-# largest value: an absolute maximum then loses up to 3.1, in sound files 1.8; with four levels or fewer 3.4.
-NOTED_DB, WARNED_DB, BROKEN_DB = 2.0, 3.5, 9.0
-MARGINS_DB = {4: 1.5, FEW_LEVELS: 1.1}  # largest number of levels → dB added to the limits
-PART_WARNED_DB = 6.0  # for groups, which lose up to 4 in sound files
+# Stored scales of sound files lose -5 to 0.6 dB compared with good ones, if absolute maxima were rounded or searched;
+# 1.8 if scales are products of coarse ones (asymmetric 6-bit codes in ComfyUI). For codes with few levels, good scales
+# are searched down to 0.7 of the largest value: an absolute maximum then loses up to 3.1, in sound files 1.8; with four
+# levels or fewer 3.4.
 # Median of stored / good scale, and the loss in dB, from which all scales are too wide: no method leaves the ends of
 # the range unused. Sound files have up to 1.143 (8/7, symmetric 4 bits by their largest value), with losses up to
 # 1.5 dB; scales that are 1.3 times too wide lose 1.3 (NF4, real weights) to 2.9.
-WIDE, WIDE_DB = 1.2, 1.0
-WIDE_POWERS = 2.05  # the same where scales are powers of two, which are rounded up
+WIDE = 1.2
 POWERS = frozenset({"U8", "F8_E8M0"})  # dtypes of exponents
-# Share of a sample in groups that a search by importance gives up: of Q3_K, with one column of 32 a thousand times as
-# important as the others, 0.04; with importances of real inputs less than 0.01.
-MOST_GIVEN_UP = 0.06
-UPDATED = 4.0  # largest stored / good scale of groups whose values were first changed to compensate for errors
-SAME_RANGE = 0.02  # distance from 1 of a ratio of scales that differ only by their zero points
-MANY_CLIPPED = 0.2  # share of values beyond the range of codes that no right zero points leave
-FEWER = 0.8  # stored / good scale of most groups, if only the others are wrong
-MANY_UNDERFLOW = 0.05  # share of the sample above which underflow is a warning
 REMEDY = "derive scales from the original: for each group its largest absolute value divided by the largest code"
 
 
 def check_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[Finding]:
     """Report scales that are too large or too small, for a whole weight or for some of its groups."""
     found = done.attainable
-    if found is None or found.n < MANY or level(found.x_sq, found.e_sq) > FINE_DB:
+    if found is None or found.n < ENOUGH or level(found.x_sq, found.e_sq) > FINE_DB:
         return
     severity, loss = _rate_scales(pair, done, found), found.scale_loss_db
     if severity == "error" and _is_shifted(found):
@@ -55,7 +58,7 @@ def check_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[F
     if severity in (None, "info") and "group" in parts:
         yield _report_groups(pair, done, parts["group"], method)
     elif severity:
-        part, some = parts.get("group"), FEWER < found.scale_ratio < 1 / FEWER
+        part, some = parts.get("group"), 1 / APART < found.scale_ratio < APART
         whole = _describe_scales(pair, found.scale_ratio, found.snr_db)
         what = (
             f"{_describe_place(part)}: {_describe_scales(pair, part.factor, part.snr_db)}" if part and some else whole
@@ -84,16 +87,16 @@ def _rate_scales(pair: Pair, done: ComparedWeight, found: Attainable) -> str | N
     loss, levels = found.scale_loss_db, pair.quantized.levels
     if loss is None or _suits_importance(done.sums, found):
         return None
-    if loss <= BROKEN_DB and _has_wrong_range(pair, found, loss):
+    if loss <= WORST_DB and _has_wrong_range(pair, found, loss):
         return "warning"
-    if loss <= NOTED_DB:
+    if loss <= SEARCHED_DB:
         return None
-    loss -= max((margin for most, margin in MARGINS_DB.items() if levels and levels.number <= most), default=0.0)
-    if loss > BROKEN_DB:
+    loss -= NEAR_DB if levels and levels.number <= FEW_LEVELS else 0.0
+    if loss > WORST_DB:
         return "error"
-    if _is_due_to_zero_points(found.scale_ratio, found.snr_db) and loss > NOTED_DB:
+    if _is_due_to_zero_points(found.scale_ratio, found.snr_db) and loss > SEARCHED_DB:
         return "info"
-    return "warning" if loss > WARNED_DB else "info" if loss > NOTED_DB else None
+    return "warning" if loss > DOUBLE_DB + SLIGHT_DB else "info" if loss > SEARCHED_DB else None
 
 
 def _suits_importance(sums: Sums, found: Attainable) -> bool:
@@ -101,26 +104,26 @@ def _suits_importance(sums: Sums, found: Attainable) -> bool:
     good = found.format_snr_db
     if good is None or not sums.weighted_x_sq:
         return False
-    return level(as_float(sums.weighted_x_sq), as_float(sums.weighted_e_sq)) >= good - NOTED_DB
+    return level(as_float(sums.weighted_x_sq), as_float(sums.weighted_e_sq)) >= good - SEARCHED_DB
 
 
 def _has_wrong_range(pair: Pair, found: Attainable, loss: float) -> bool:
     """Return True if all scales leave the ends of the range of codes unused, or those of floats of 8 bits clip."""
     levels, scale = pair.quantized.levels, pair.quantized.parts.get("scale")
     powers = (scale is not None and scale.dtype in POWERS) or "mxfp" in pair.quantized.format
-    if found.scale_ratio > (WIDE_POWERS if powers else WIDE):
-        return loss > WIDE_DB
+    if found.scale_ratio > (2 + ALIKE if powers else WIDE):
+        return loss > SMALL_DB
     return levels is not None and levels.mantissa > 0 and not powers and _clips_bytes(levels, found.scale_ratio)
 
 
 def _is_due_to_zero_points(ratio: float, snr_db: float) -> bool:
     """Return True if scales with this ratio and SNR are right, so that only other zero points would do better."""
-    return abs(ratio - 1) < SAME_RANGE and snr_db > 0
+    return abs(ratio - 1) < ALIKE and snr_db > 0
 
 
 def _is_shifted(found: Attainable) -> bool:
     """Return True if scales are right, but zero points leave many values beyond the range of codes."""
-    return abs(found.scale_ratio - 1) < SAME_RANGE and found.clipped > MANY_CLIPPED * found.n
+    return abs(found.scale_ratio - 1) < ALIKE and found.clipped > MANY * found.n
 
 
 def _report_shift(pair: Pair, found: Attainable) -> Finding:
@@ -158,13 +161,14 @@ def _describe_scales(pair: Pair, ratio: float, snr_db: float) -> str:
 def _report_groups(pair: Pair, done: ComparedWeight, part: BadRegion, method: Method) -> Finding:
     """Report groups whose scales are wrong."""
     found = done.attainable
-    few = found is not None and part.is_scattered and part.number * part.size <= MOST_GIVEN_UP * found.n
+    # A search by importance gives up 0.04 of Q3_K, with one column of 32 a thousand times as important as the others.
+    few = found is not None and part.is_scattered and part.number * part.size <= FEW * found.n
     suits = found is not None and _suits_importance(done.sums, found)
     narrow = 0 < part.factor < 1 or (not part.factor and pair.quantized.scale_steps is not None)
     lost, given_up = part.attainable_db - part.snr_db, method.by_importance and narrow and few
-    updated = method.compensates and 1 / UPDATED < part.factor < UPDATED
+    updated = 1 / method.most_factor < part.factor < method.most_factor
     bad = (
-        lost > (BROKEN_DB if updated else PART_WARNED_DB)
+        lost > (WORST_DB if updated else BIT_DB)
         or not part.factor
         or _clips_bytes(pair.quantized.unrotated.levels, part.factor)
     )
@@ -190,7 +194,7 @@ def _clips_bytes(levels: Levels | None, ratio: float) -> bool:
 
 def _report_underflow(pair: Pair, found: Attainable, part: BadRegion) -> Finding:
     """Report groups that are lost beside far larger ones; a few of them do not matter."""
-    many = part.number * part.size > MANY_UNDERFLOW * found.n
+    many = part.number * part.size > FEW * found.n
     return make_finding(
         "underflow",
         "warning" if many else "info",

@@ -12,8 +12,6 @@ from quanterr.documents.base import Finding
 from quanterr.findings.layers import WeightSummary
 from quanterr.util.text import display
 
-WIDE = 1.0  # stored / good scale of a part that others of the fused weight need
-
 
 def excuse_shared_scales(found: Sequence[Finding], seen: Iterable[WeightSummary]) -> list[Finding]:
     """Return the findings, with the info shared_scale where a scale is as wide as a fused weight needs it."""
@@ -36,7 +34,7 @@ def excuse_shared_scales(found: Sequence[Finding], seen: Iterable[WeightSummary]
 
 def _is_wide(one: Finding) -> bool:
     """Return True for the finding that the scale of a whole weight is too wide."""
-    return one.code == "scale_loss" and one.evidence.get("scale_ratio", 0.0) > WIDE and "places" not in one.evidence
+    return one.code == "scale_loss" and one.evidence.get("scale_ratio", 0.0) > 1 and "places" not in one.evidence
 
 
 def _excuse(one: Finding, other: str) -> Finding:

@@ -14,6 +14,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary
+from quanterr.findings.limits import APART, BIT_DB, TINY
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.inputs import StaticScale
 from quanterr.tensors.workspace import Workspace
@@ -21,11 +22,8 @@ from quanterr.util.text import count, display, listed
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 DIVISOR = "weight_global_scale"  # compressed-tensors divides by it; ModelOpt's weight_scale_2 multiplies
-DIFFER = 1e-3  # scales differ if their ratio exceeds 1 by more than this
-MUCH_OF_INPUTS = 1.25  # more than rounding scales to bfloat16 or float16 explains, as inputs are the same
 # Loss of a fused weight above which one scale does not suit all; ranges of random weights alone cost up to 5. Programs
 # that write for such runtimes (ModelOpt, llm-compressor) give fused weights one scale.
-LOST_DB = 6.0
 
 
 def check_sibling_scales(seen: Sequence[WeightSummary], read: Workspace) -> Iterator[Finding]:
@@ -45,7 +43,7 @@ def check_sibling_scales(seen: Sequence[WeightSummary], read: Workspace) -> Iter
         f"worst by a factor of {largest:.3g}: {display(name)} has {stored:.1f} dB as stored and {fused:.1f} dB as fused"
     )
     remedy = "quantize fused weights (q, k and v; gate and up; w1 and w3) with one shared global scale"
-    severity = "warning" if stored - fused > LOST_DB else "info"
+    severity = "warning" if stored - fused > BIT_DB else "info"
     yield make_finding(
         "sibling_scales", severity, None, message, remedy, ratio=largest, as_fused_db=fused, layers=names
     )
@@ -57,7 +55,7 @@ def report_sibling_inputs(scales: Mapping[str, StaticScale]) -> Iterator[Finding
     for names in _group_names(scales):
         numbers = {name: scales[name].number for name in names}
         low, high = min(numbers, key=lambda name: numbers[name]), max(numbers.values())
-        if 0 < numbers[low] < high < inf and high / numbers[low] > 1 + DIFFER:
+        if 0 < numbers[low] < high < inf and high / numbers[low] > 1 + TINY:
             groups.append((high / numbers[low], low))
     if not groups:
         return
@@ -73,7 +71,7 @@ def report_sibling_inputs(scales: Mapping[str, StaticScale]) -> Iterator[Finding
         f"up to {largest:.3g}, though their inputs are the same: {listed(names, 3)}; {used}"
     )
     remedy = "calibrate the inputs again, with one scale for fused weights (q, k and v; gate and up; w1 and w3)"
-    severity = "warning" if largest >= MUCH_OF_INPUTS else "info"
+    severity = "warning" if largest >= APART else "info"
     yield make_finding("sibling_scales", severity, None, message, remedy, ratio=largest, layers=names)
 
 
@@ -106,7 +104,7 @@ def _measure_spread(group: Sequence[WeightSummary], read: Workspace) -> tuple[fl
     The weight is given as name, dB as stored and dB as fused. None if the scales are equal.
     """
     scales = [float(next(iterate_scales(entry, read))) for one in group if (entry := _find_global_scale(one))]
-    if min(scales) <= 0 or max(scales) / min(scales) <= 1 + DIFFER:
+    if min(scales) <= 0 or max(scales) / min(scales) <= 1 + TINY:
         return None
     largest, rows = max(scales), []
     for one, scale in zip(group, scales, strict=True):

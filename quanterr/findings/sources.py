@@ -28,8 +28,8 @@ from torch import Tensor
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.findings.excess import NOTED_DB
 from quanterr.findings.layers import WeightSummary
+from quanterr.findings.limits import AGREE, DEVIATIONS, ENOUGH, PEERS, SLIGHT_DB, SMALL_DB, TRACE
 from quanterr.findings.methods import Method, find_method
 from quanterr.formats import Weight
 from quanterr.formats.base import FilledWorkspaces
@@ -42,31 +42,26 @@ from quanterr.tensors.workspace import FilledWorkspace
 from quanterr.util.text import count, listed
 
 SPREAD_READ, MOST_READ = 8, 4  # weights to read again, at most: spread over all, and those that lost most
-FEWEST_LEVELS = 5  # least levels of a code for the other signs: most 2-bit codes are the first or the last level
 RUNS, RUN = 16, 16  # runs of rows, spread over a weight, and the rows of each
 READ, WIDTH = 1 << 20, 1024  # elements read of a weight, and columns that are examined
-FEWEST = 32  # least rows and columns of a weight that is judged
 
 # Sign "rounding": codes that no method makes from the original.
 BEYOND = 1.05  # error over the distance of the two codes around a value; more than 1 only if scales were rounded later
-BEYOND_SHARE, BEYOND_LEAST = 1.5e-5, 4  # share and number of such elements; noise of 1 dB causes 4e-5, methods none
+BEYOND_SHARE = 1.5e-5  # share of such elements; noise of 1 dB causes 4e-5, methods none
 # With GPTQ, column energies scatter by 0.4 to 1.1 of their excess, and a tenth of the columns has less than half of it.
 # With a finetune they scatter by 0.05 to 0.4, and that tenth has 0.6 to 1.0.
-SCATTER, FIRST, LEFT = 0.38, 10, 0.4
-MOST_AGREE = 0.5  # share of the weights read that must show this sign: fewer may be chance
+SCATTER, FIRST = 0.4, 10
 
 # Sign "first": the least error of a column over that of its nearest codes. GPTQ leaves 1.00 in the first one (real
-# weights, 24 settings); where one of a hundred codes is a step off, it is 1.1.
-LEAST_EXCESS = 1.1
-BEYOND_OFTEN = 0.01  # share of errors of more than a step; rounding at random leaves none
+# weights, 24 settings); where one of a hundred codes is a step off, it is 1.1. Sign "directions": singular values over
+# the edge of Marchenko and Pastur; noise reaches 1.0.
+ABOVE = 1.1
 
 # Sign "directions": few singular values.
-EDGE = 1.1  # times the edge of Marchenko and Pastur; noise reaches 1.0
-CAPPED = 4.0  # standard deviations at which errors are clipped, because an outlier is no direction
 SPREAD = 3  # rounds of scaling rows and columns to equal variance
 # Share of the excess in the directions found. A LoRA of few directions lies entirely in them (0.96 and more); with 64
 # directions, some drown in noise (0.4 to 0.7). GPTQ on inputs of few directions leaves up to 0.65 in 8 of 128.
-SHARE, OF_FEW, MANY_DIRECTIONS = 0.55, 0.75, 16
+SHARE, MANY_DIRECTIONS = 0.55, 16
 
 # Sign "grid": an earlier format.
 GRID_WINDOWS = 512  # about this many windows are examined
@@ -74,10 +69,6 @@ WINDOW = 32  # columns of a window, in one row; apart from groups of 16, no form
 PERIODS = 1.5, 16.0, 0.25  # number of grid periods up to the largest value of a window: from, to, step
 CELLS = 16  # number of positions that are distinguished between a code and halfway to the next
 FOLLOWS = 0.035  # least share of the error that follows a grid, beyond chance
-DEVIATIONS = 6.0  # standard errors beyond chance
-GRID_DB = 1.0  # least excess: undetected factors folded into 3 bits look like a grid at 0.7 dB
-# The same of ggml's types, whose codes are the nearest of another scale than the one fitted to them: up to 1.5.
-GRID_DB_OF_SEARCH = 2.0
 
 MEANINGS = {
     "rounding": "no rounding, with or without error compensation, makes these codes from the original: a finetune, "
@@ -102,7 +93,7 @@ def check_sources(seen: Sequence[WeightSummary], declared: Method) -> Iterator[F
     read = [one for one in off if one.number in chosen]
     with on_cpu() as workspaces:
         signs = {one.pair.name: find_signs(one.pair, workspaces, declared) for one in read}
-    if sum("rounding" in found for found in signs.values()) < MOST_AGREE * len(read):
+    if 2 * sum("rounding" in found for found in signs.values()) < len(read):
         signs = {name: [sign for sign in found if sign != "rounding"] for name, found in signs.items()}
     losses = [one.excess_db for one in read if signs[one.pair.name] and one.excess_db is not None]
     if losses:
@@ -115,11 +106,11 @@ def _is_off(one: WeightSummary) -> bool:
     levels = weight.levels
     return (
         one.excess_db is not None
-        and one.excess_db >= NOTED_DB
+        and one.excess_db >= SLIGHT_DB
         and levels is not None
         and weight.shape == one.pair.quantized.shape
-        and min(*weight.matrix) >= FEWEST
-        and weight.matrix[1] <= READ // FEWEST
+        and min(*weight.matrix) >= ENOUGH
+        and weight.matrix[1] <= READ // ENOUGH
     )
 
 
@@ -141,21 +132,21 @@ def find_signs(pair: Pair, workspaces: Workspaces, declared: Method) -> list[str
         return []
     method, levels = find_method(declared, pair.quantized.format, folded=False), pair.quantized.unrotated.levels
     found = ["first"] if method.rounds_first_column and _is_off_everywhere(sample) else []
-    if levels is None or levels.number < FEWEST_LEVELS:
+    if levels is None or levels.number <= 2**2:
         return found
     stored = 10 * log10(float(sample.error.square().sum() / sample.least.square().sum()))
-    least = GRID_DB_OF_SEARCH if method.by_importance else GRID_DB
+    least = method.most_db if method.by_importance else SMALL_DB
     found += ["grid"] if stored > least and not pair.quantized.rotated and _follows_grid(sample) else []
     error, nearest = _refit_both(pair, sample)
     excess = float(error.square().sum() / nearest.square().sum())
-    if not excess > 10 ** (NOTED_DB / 10):  # only scales or zero points were rounded after the codes
+    if not excess > 10 ** (SLIGHT_DB / 10):  # only scales or zero points were rounded after the codes
         return found
     if method.is_nearest and _is_beyond_rounding(
         (sample.error / sample.width, error / sample.width), nearest / sample.width, sample.fine
     ):
         found.append("rounding")
     share, number = _measure_directions(error)
-    if share > (SHARE if number >= MANY_DIRECTIONS else OF_FEW) * (1 - 1 / excess):
+    if share > (SHARE if number >= MANY_DIRECTIONS else AGREE) * (1 - 1 / excess):
         found.append("directions")
     return found
 
@@ -233,7 +224,7 @@ def _is_beyond_rounding(errors: Sequence[Tensor], least: Tensor, fine: Tensor) -
         fine: elements that count, bool.
     """
     beyond = int(torch.stack([error.abs() > BEYOND for error in errors]).all(0).sum())
-    if beyond < max(BEYOND_LEAST, BEYOND_SHARE * int(fine.sum())):
+    if beyond < max(PEERS + 1, BEYOND_SHARE * int(fine.sum())):
         return False
     of = least.square().mean(0)
     used = of > of.mean() / 2  # other columns hold so little that their codes are always the nearest
@@ -242,16 +233,16 @@ def _is_beyond_rounding(errors: Sequence[Tensor], least: Tensor, fine: Tensor) -
     scatter = float(((halves[0] - halves[0].mean()) * (halves[1] - halves[1].mean())).mean())
     number = max(len(halves[0]) // FIRST, 1)
     first = [b[a.argsort()[:number]].mean() for a, b in (halves, halves[::-1])]
-    return scatter < (SCATTER * more) ** 2 and float(sum(first) / 2) - 1 > LEFT * more
+    return scatter < (SCATTER * more) ** 2 and float(sum(first) / 2) - 1 > SCATTER * more
 
 
 def _is_off_everywhere(sample: ErrorSample) -> bool:
     """Return True if no column has the nearest codes, and many codes are none of the two around their values."""
     stored, nearest = sample.columns
-    if int((sample.error.abs() > BEYOND * sample.width).sum()) < BEYOND_OFTEN * int(sample.fine.sum()):
+    if int((sample.error.abs() > BEYOND * sample.width).sum()) < TRACE * int(sample.fine.sum()):
         return False  # rounded at random
     used = nearest > nearest.mean() / 2  # in others, few codes are off
-    return float((stored[used] / nearest[used]).min()) > LEAST_EXCESS
+    return float((stored[used] / nearest[used]).min()) > ABOVE
 
 
 def _measure_directions(error: Tensor) -> tuple[float, int]:
@@ -259,13 +250,13 @@ def _measure_directions(error: Tensor) -> tuple[float, int]:
     e = error.double()
     for turn in range(SPREAD + 1):
         if turn == SPREAD:
-            e = e.clamp(-CAPPED, CAPPED)
+            e = e.clamp(-DEVIATIONS, DEVIATIONS)
         for dim in (1, 0):
             e = e / e.square().mean(dim, keepdim=True).sqrt().clamp_(min=torch.finfo(e.dtype).tiny)
     e = e if e.shape[0] <= e.shape[1] else e.T
     rows, cols = e.shape
     energies = torch.linalg.eigvalsh(e @ e.T / cols)
-    out = energies[energies > EDGE * (1 + sqrt(rows / cols)) ** 2]
+    out = energies[energies > ABOVE * (1 + sqrt(rows / cols)) ** 2]
     return float((out - 1).sum()) / rows, len(out)
 
 

