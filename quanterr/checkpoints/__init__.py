@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from quanterr.checkpoints import foreign_files, gguf_file, hub_cache, safetensors_file
+from quanterr.checkpoints import foreign_files, gguf_file, hub_cache, ollama_store, safetensors_file
 from quanterr.checkpoints.base import Checkpoint, CheckpointFile, Entry, Unread, close_all, make_open_error
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.checkpoints.places import Place, find_missing, is_folder, list_names, open_file, read_small_file
@@ -48,7 +48,7 @@ def open_checkpoint(
     """Open a checkpoint and read its headers; no weight is read.
 
     ``path`` is a ``.safetensors``, ``.sft`` or ``.gguf`` file, a folder with an index or with the shards of one model,
-    an index, ``org/name`` in the local Hugging Face cache, or an address (``hf://org/name@revision/file``,
+    an index, ``org/name`` in the local Hugging Face cache, ``ollama:NAME`` in Ollama's store, or an address (``hf://org/name@revision/file``,
     ``https://…``, ``s3://…``). One shard of a split GGUF opens all of them, and the folder of a pipeline of diffusers
     its denoiser.
 
@@ -65,7 +65,9 @@ def open_checkpoint(
     where: Place = Path(given)
     revision = None
     try:
-        if is_address(given) and not given.startswith("hf://"):  # hf:// may be in the local cache
+        if given.startswith(ollama_store.PREFIX) and not os.path.lexists(given):
+            where = ollama_store.find_blob(given)
+        elif is_address(given) and not given.startswith("hf://"):  # hf:// may be in the local cache
             where, revision = remote_path(given, cache)
         elif given.startswith("hf://") or (hub_cache.is_model_id(given) and not os.path.lexists(given)):
             where, revision = _find_on_hub(given, cache)
