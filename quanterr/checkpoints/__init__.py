@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from quanterr.checkpoints import foreign_files, gguf_file, hub_cache, ollama_store, safetensors_file
 from quanterr.checkpoints.base import Checkpoint, CheckpointFile, Entry, Unread, close_all, make_open_error
+from quanterr.checkpoints.ggml_blocks import type_blocks
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.checkpoints.places import Place, find_missing, is_folder, list_names, open_file, read_small_file
 from quanterr.checkpoints.stores import remote_path
@@ -272,6 +273,7 @@ def _open_files(
         else:
             config, odd = _read_configs(folder)
             notes += odd
+            entries = type_blocks(entries, config)
     except BaseException:
         close_all(files)
         raise
