@@ -57,9 +57,12 @@ def drop_compensated(
         places = _places_of(one) if one.code in CODES and one.severity == "warning" else []
         if weight is None or not places or weight.pair.quantized.matrix[0] < ENOUGH:
             return False
-        spread = read(weight.pair.name)
         factor = one.evidence.get("factor")
-        by_level = (is_declared or spread.alike > APART) and (factor is None or abs(factor - 1) < ALIKE)
+        is_scaled = factor is not None and abs(factor - 1) >= ALIKE
+        if not is_declared and (is_scaled or weight.pair.quantized.uniform_bits is None):
+            return False  # steps of floats grow with the values, so that errors of rounding share directions as well
+        spread = read(weight.pair.name)
+        by_level = (is_declared or spread.alike > APART) and not is_scaled
         return all(_is_compensation(weight, *place, spread, by_level, workspaces) for place in places)
 
     return [one for one in found if not is_left(one)]
