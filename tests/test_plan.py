@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import threading
 from itertools import cycle, product
+from pathlib import Path
 
 import pytest
 import torch
@@ -231,10 +232,12 @@ class TestExports:
     def test_llama_quantize_gets_a_pattern_for_each_tensor(self, original):
         found = export_plan(plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu"), "llama-quantize")
 
-        program, *words = shlex.split(found.replace("\\\n", ""))
+        making, command = found.split("\n", 1)
+        program, *words = shlex.split(command.replace("\\\n", ""))
         *options, source, made, base = words
         given = list(zip(options[::2], options[1::2], strict=True))
 
+        assert f"convert_hf_to_gguf.py {Path(original.path).parent} --outfile original.gguf --outtype bf16" == making
         assert ("llama-quantize", "original.gguf", "planned.gguf") == (program, source, made)
         assert base in ("Q4_0", "Q8_0")
         assert [("--token-embedding-type", "bf16"), ("--output-tensor-type", "bf16")] == given[:2]
@@ -242,6 +245,16 @@ class TestExports:
         assert 6 == len(given[2:])
         assert all(value.startswith(r"^blk\.") for _, value in given[2:])
         assert r"^blk\.0\.ffn_up\.weight$=" in found
+
+    def test_embeddings_that_llama_quantize_would_quantize_are_named(self, tmp_path):
+        names = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight")
+        given = store(tmp_path / "x.safetensors", {name: numbers(64, 64) for name in names})
+        told = "-l '\\*' also plans embeddings and heads, which llama-quantize quantizes by itself"
+
+        assert re.search(told, " ".join(plan(given, bits=9, to=["gguf_q8_0"], device="cpu").notes))
+        assert not re.search(told, " ".join(plan(given, bits=9, to=["int8_row"], device="cpu").notes))
+        with pytest.raises(UsageError, match=told):
+            plan(given, size="9KB", to=["gguf_q8_0"], device="cpu")
 
     @pytest.mark.parametrize("name", ["model", "a model's", 'x"; $(touch harmed) `id`!\\'])
     def test_the_command_that_hands_a_plan_over_takes_any_name_for_a_name(self, original, name):
@@ -354,14 +367,15 @@ class TestExports:
         found = replace(found, run=run)
         with (tmp_path / "plan.sh").open("w") as script:
             write(found, script, program)
-        for name in ("python", *CONSUMERS):
+        for name in ("python", "convert_hf_to_gguf.py", *CONSUMERS):
             (tmp_path / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@" > called\n')
             (tmp_path / name).chmod(0o755)
         environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
         subprocess.run(["sh", "plan.sh"], cwd=tmp_path, env=environment, check=True)  # a shell decides what it reads
 
         row, called = CONSUMERS[program], (tmp_path / "called").read_text()
-        command = shlex.split((export_command(found, program) or export_plan(found, program)).replace("\\\n", ""))
+        lines = (export_command(found, program) or export_plan(found, program)).replace("\\\n", "").splitlines()
+        command = shlex.split(lines[-1])  # the one before makes what llama-quantize reads
         assert [f"{tmp_path / command[0]}", *command[1:]] == called.splitlines()
         assert not row.file or export_plan(found, program) == (tmp_path / row.file).read_text()
 

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import fsum, log10, sqrt
@@ -32,6 +32,8 @@ from quanterr.version import __version__
 
 POINTS = 40  # points of the curve, about
 ROUNDED = 5e-4  # tolerance in bits per weight: a recipe with 4.50025 fits a budget of 4.5
+NORMS = 0.01  # share of the bytes that norms and biases may be; embeddings and heads are more
+GGUF = "gguf_"
 SUMMED = 1e-12  # relative tolerance of a cost: layers, groups and steps are added up in other orders
 # Where the costs of each measure come from.
 SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", **dict.fromkeys(METRICS, "sensitivity")}
@@ -146,9 +148,7 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
     least = sum(min(choice.nbytes for choice in own) for own in choices)
     if least > limit:
         in_bits = f"{8 * least / elements:.4g} bits per weight"
-        in_bytes = (
-            f"{size(fixed + least)}, of which {size(fixed)} are not planned; -l '*' also plans embeddings and heads"
-        )
+        in_bytes = f"{size(fixed + least)}, of which {size(fixed)} are not planned; {_plans_all(reports)}"
         shown = in_bits if goal.kind == "bits" else in_bytes
         raise UsageError(f"{goal}: cannot be met; the least possible is {shown}")
     signal = fsum(row.signal for row in rows)
@@ -167,6 +167,8 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
     notes += [first.settings.calibration] if first.settings.calibration else []
     every = [found for report in reports.values() for found in report.findings]
     notes += [found.message for found in every if found.code in (LEFT, FALLBACK)]
+    if fixed > NORMS * nbytes and not first.selection.patterns and all(name.startswith(GGUF) for name in reports):
+        notes.append(f"{size(fixed)} are not planned; {_plans_all(reports)}")
     if left_out:
         notes.append(
             f"the {SOURCES[measure]} does not name {count(len(left_out), 'layer')}, left unquantized: "
@@ -195,6 +197,13 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
         knee=_find_knee(curve),
         run=first.run,
     )
+
+
+def _plans_all(recipes: Iterable[str]) -> str:
+    """Return how to plan embeddings and heads, and what llama-quantize does with them where it can write the plan."""
+    words = "-l '*' also plans embeddings and heads"
+    usual = ", which llama-quantize quantizes by itself; the plan's command keeps them in BF16"
+    return words + usual * all(name.startswith(GGUF) for name in recipes)
 
 
 def _collect_layers(reports: Mapping[str, Report], measure: Measure) -> tuple[list[_PlannableLayer], list[str]]:
