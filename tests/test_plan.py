@@ -246,6 +246,13 @@ class TestExports:
         assert all(value.startswith(r"^blk\.") for _, value in given[2:])
         assert r"^blk\.0\.ffn_up\.weight$=" in found
 
+    def test_formats_that_no_runtime_loads_together_are_named(self, original):
+        found = plan(original, bits=6, to=["nvfp4,gguf_q8_0"], device="cpu")
+
+        assert {"nvfp4", "gguf_q8_0"} <= {layer.recipe for layer in found.layers}
+        assert "no runtime loads ct_nvfp4, gguf_q8_0 in one checkpoint; give --to recipes of one" in found.notes
+        assert not any("no runtime" in note for note in plan(original, bits=6, to=TO, device="cpu").notes)
+
     def test_embeddings_that_llama_quantize_would_quantize_are_named(self, tmp_path):
         names = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight")
         given = store(tmp_path / "x.safetensors", {name: numbers(64, 64) for name in names})

@@ -18,6 +18,7 @@ from quanterr.documents.comparison.kept_layers import original_bytes, stored_byt
 from quanterr.documents.comparison.layer import Layer, LosslessLayer
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.plan.model import ORIGINAL, Measure, Plan, PlannedLayer, Point, Uniform
+from quanterr.documents.runtimes import load_together
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings.files import FALLBACK, LEFT
 from quanterr.options import PlanKeywords, PlanOptions, SameIn
@@ -167,6 +168,9 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
     notes += [first.settings.calibration] if first.settings.calibration else []
     every = [found for report in reports.values() for found in report.findings]
     notes += [found.message for found in every if found.code in (LEFT, FALLBACK)]
+    formats = {layer.format for layer in layers if layer.recipe != ORIGINAL}
+    if not load_together(formats):
+        notes.append(f"no runtime loads {listed(sorted(formats), 5)} in one checkpoint; give --to recipes of one")
     if fixed > NORMS * nbytes and not first.selection.patterns and all(name.startswith(GGUF) for name in reports):
         notes.append(f"{size(fixed)} are not planned; {_plans_all(reports)}")
     if left_out:

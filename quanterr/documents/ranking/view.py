@@ -43,6 +43,7 @@ STUDY_TITLE = "dB gained by keeping outliers unquantized and by other scales (on
 SAME_SIZE = 0.05  # %
 MINOR, MINOR_BECAUSE = 0.01, "below 1 % of the error"
 NONE = "-"
+FALLBACK = "fallback_recipe"  # a finding: a K type of ggml that is mostly another type has another error and size
 MOST_POINTS, MOST_CANDIDATES = 4, 5  # in the conclusion and in the summary
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "rank", "layer_name", "format", "bytes", "squared_error", "snr_db"),
@@ -223,6 +224,7 @@ def _summarize(ranking: Ranking) -> Iterator[str]:
         yield f"{one.rank:>3}  {_format_level(one):>9}  {display(one.name)}: {stored}{worst}"
     if len(ranking.candidates) > MOST_CANDIDATES:
         yield f"and {count(len(ranking.candidates) - MOST_CANDIDATES, 'more candidate')}"
+    yield from (sentence(f.message) for one in ranking.candidates for f in one.findings if f.code == FALLBACK)
     if ranking.sample is not None:  # else the reasons of the verdict say it
         yield from _list_excluded(ranking)
 
