@@ -228,6 +228,21 @@ class TestImportance:
             plan(original, min_snr=30, to=TO, importance=importance[1], device="cpu")
 
 
+class TestKept:
+    def test_layers_as_in_the_original_have_what_they_cost_and_gain_beside_the_usual_recipe(self, original):
+        found = plan(original, bits=10, to=["int4_g32"], device="cpu")
+        uniform = {layer.layer_name: layer for layer in plan(original, bits=5.1, to=["int4_g32"], device="cpu").layers}
+        kept = [layer for layer in found.layers if layer.recipe == ORIGINAL]
+        (table,) = next(section for section in found.view(10).sections if section.key == "kept").parts
+
+        assert kept
+        for layer in kept:
+            other = uniform[layer.layer_name]
+            assert ("int4_g32", other.bytes, other.cost) == (other.recipe, layer.usual_bytes, layer.usual_cost)
+        assert not any(layer.usual_bytes for layer in found.layers if layer.recipe != ORIGINAL)
+        assert {layer.layer_name for layer in kept} == {row[0] for row in table.rows}
+
+
 class TestExports:
     def test_llama_quantize_gets_a_pattern_for_each_tensor(self, original):
         found = export_plan(plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu"), "llama-quantize")

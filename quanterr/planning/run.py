@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -159,7 +159,9 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
         raise UsageError(f"{goal}: cannot be met")
     picks, bound = solved
     recipe_of = {row.name: own[pick] for group, own, pick in zip(groups, names, picks, strict=True) for row in group}
-    layers = [_make_layer(row, recipe_of[row.name]) for row in rows]
+    counts = Counter(recipe for recipe in recipe_of.values() if recipe != ORIGINAL)
+    usual = counts.most_common(1)[0][0] if counts else ORIGINAL
+    layers = [_make_layer(row, recipe_of[row.name], usual) for row in rows]
     planned_bytes = sum(layer.bytes for layer in layers)
     error = fsum(row.options[recipe_of[row.name]].error for row in rows)
     first = next(iter(reports.values()))
@@ -315,9 +317,11 @@ def _solve(choices: Sequence[Sequence[KnapsackItem]], limit: float, most: float)
     return found.picks, fsum(own[pick].cost for own, pick in zip(choices, found.picks, strict=True))
 
 
-def _make_layer(row: _PlannableLayer, recipe: str) -> PlannedLayer:
+def _make_layer(row: _PlannableLayer, recipe: str, usual: str) -> PlannedLayer:
+    """Return a layer's line of the plan; ``usual`` is the plan's most frequent recipe."""
     option = row.options[recipe]
     layer = option.layer
+    instead = row.options.get(usual) if recipe == ORIGINAL and usual != ORIGINAL else None
     return PlannedLayer(
         layer_name=row.name,
         display_name=display(row.name),
@@ -330,6 +334,8 @@ def _make_layer(row: _PlannableLayer, recipe: str) -> PlannedLayer:
         cost=option.cost,
         original_norm=sqrt(row.signal),
         original_fingerprint=row.fingerprint,
+        usual_bytes=instead.nbytes if instead else None,
+        usual_cost=instead.cost if instead else None,
     )
 
 

@@ -40,6 +40,8 @@ MINOR = 0.01  # share of the cost below which pages fold a layer
 CURVE = 8  # number of points in the text
 MIB = 2**20
 WORST = 3  # layers in the summary
+MOST_KEPT = 50  # unquantized layers in the table; the export and the page's list have all
+NONE = "-"
 METRICS = {
     "share": MapMetric("Share of the cost", "lower", "%", log=True, column="Share %"),
     "bits": MapMetric("Bits/w", "lower", "bit", column="Bits/w"),
@@ -64,6 +66,7 @@ def view(plan: Plan, top: int) -> View:
         Section("uniform", "One recipe for all", [_uniform(plan), Lines([_count_recipes(plan)])]),
         MAP,
         Section("worst", "Most expensive layers", [_worst(plan, top)] if top else []),
+        Section("kept", "Layers as in the original", [_kept(plan)] if top and _list_kept(plan) else []),
         Section("curve", "Size and cost", [*_draw_curve(plan), Lines([_curve(plan)])]),
     ]
     words = {"role": "Role", "recipe": "Recipe"}
@@ -76,9 +79,8 @@ def _summarize(plan: Plan) -> Iterator[str]:
     """Yield the recipes with their layers, the layers that stay as they are, and the most expensive ones."""
     yield from plan.notes
     yield _count_recipes(plan)
-    kept = [layer for layer in plan.layers if layer.recipe == ORIGINAL]
+    kept = _list_kept(plan)
     if kept:
-        kept.sort(key=lambda layer: -layer.bytes)
         yield f"as in the original: {listed([layer.layer_name for layer in kept], WORST)}"
     total = plan.cost or 1.0
     worst = sorted((layer for layer in plan.layers if layer.cost), key=lambda layer: -layer.cost)[:WORST]
@@ -141,6 +143,31 @@ def _worst(plan: Plan, top: int) -> Table:
     title = f"The {len(worst):,} most expensive of {count(len(plan.layers), 'layer')}"
     minor = sum(layer.cost < MINOR * total for layer in worst)
     return Table(title, "layer", *filled, minor=minor, minor_because="below 1 % of the cost")
+
+
+def _list_kept(plan: Plan) -> list[PlannedLayer]:
+    """Return the layers that stay as in the original, those that gain most first."""
+    kept = [layer for layer in plan.layers if layer.recipe == ORIGINAL]
+    return sorted(kept, key=lambda layer: (-(layer.usual_cost or 0.0), -layer.bytes))
+
+
+def _kept(plan: Plan) -> Table:
+    """Return what layers cost and gain that stay as in the original, beside the plan's most frequent recipe."""
+    total, kept = plan.cost or 1.0, _list_kept(plan)
+
+    def added(layer: PlannedLayer) -> str:
+        return NONE if layer.usual_bytes is None else size(layer.bytes - layer.usual_bytes)
+
+    def avoided(layer: PlannedLayer) -> str:
+        return NONE if layer.usual_cost is None else format_percent(layer.usual_cost / total)
+
+    columns: Sequence[CellColumn[PlannedLayer]] = (
+        (Column("more bytes", 0), added),
+        (Column("cost avoided", 1), avoided),
+    )
+    filled = fill(columns, ((LayerName(layer.layer_name), layer) for layer in kept[:MOST_KEPT]))
+    number = f"The first {MOST_KEPT} of {len(kept):,} layers" if len(kept) > MOST_KEPT else count(len(kept), "layer")
+    return Table(f"{number} as in the original, beside the plan's most frequent recipe", "layer", *filled)
 
 
 def _curve(plan: Plan) -> str:
