@@ -185,7 +185,7 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
 
         found = [(candidate.name, one) for candidate in evaluation.candidates for one in candidate.findings]
         yield Section("scores", "Scores", [make_scores_table(evaluation), Findings(found)], (PAGE,))
-    yield Section("gates", "Gates", [Gates([("", gate) for gate in report.gates])], (PAGE, CARD))
+    yield Section("gates", "Gates", [Gates([("", gate) for gate in report.gates])], (PAGE,))
     yield Section("findings", "Findings", [Findings([("", found) for found in _sort_findings(report)])])
     if report.verdict == "inconclusive":  # the findings come before it then
         yield KEEP

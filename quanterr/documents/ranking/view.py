@@ -11,7 +11,6 @@ from quanterr.documents.ranking.model import Candidate, Choice, Gain, RankedLaye
 from quanterr.outputs.formatting import LONG, format_answer, format_change, format_db, format_if_known, sentence
 from quanterr.outputs.page.columns import DB_PLACES, DIFFERS, DIGITS, SAME, SHARE_DIGITS, round_digits
 from quanterr.outputs.sections import (
-    CARD,
     FRONT,
     MAP,
     PAGE,
@@ -101,7 +100,7 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
     spread = [_spread_table(ranking, top)] if top and ranking.layers else []
     yield Section("spread", "Layers that differ most", spread)
     gates = [(candidate.name, gate) for candidate in ranking.candidates for gate in candidate.gates]
-    yield Section("gates", "Gates", [Gates(gates)] if gates else [], (PAGE, CARD))
+    yield Section("gates", "Gates", [Gates(gates)] if gates else [], (PAGE,))
 
 
 def _candidates(ranking: Ranking) -> Table:
