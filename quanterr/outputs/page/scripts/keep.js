@@ -33,7 +33,7 @@ function escapeRegex(name) {
 
 /** Fill the section; `pick(text, rows)` shows the kept layers in the table. */
 function showKeep(layers, keep, pick) {
-  if (!keep.rows.length) return;
+  if (!keep.rows.length || !byId("keep")) return; // a faultless file's page has no such section
   byId("keep").hidden = false;
   const left = runningTotals(keep.shares).map((share) => Math.max(1 - share, 0));
   const added = runningTotals(keep.added);
