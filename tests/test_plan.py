@@ -228,6 +228,16 @@ class TestImportance:
             plan(original, min_snr=30, to=TO, importance=importance[1], device="cpu")
 
 
+def test_a_cost_has_the_form_that_other_outputs_give_it(original):
+    """Squared errors are an SNR, which other outputs show; output errors are shares in per cent."""
+    found = plan(original, bits=9, to=TO, device="cpu")
+    other = replace(found, measure="predicted output error", cost=9.403e-06, bound=9.403e-06, uniform=[])
+
+    assert f"SNR {found.snr_db:.2f} dB" in conclusion(found)
+    assert "squared error" not in conclusion(found)
+    assert "predicted output error 0.0009403 %" in conclusion(other)
+
+
 class TestKept:
     def test_layers_as_in_the_original_have_what_they_cost_and_gain_beside_the_usual_recipe(self, original):
         found = plan(original, bits=10, to=["int4_g32"], device="cpu")

@@ -25,7 +25,7 @@ def write(document: Result, file: IO[str]) -> None:
 
 
 def section(document: Result) -> str:
-    """Return the section of a model card, with its comments: one table, and what is wrong."""
+    """Return the section of a model card, with its comments: one table, and what is wrong; all tables of a diff."""
     view = document.view(TOP)
     parts = [part for section in view.sections if CARD in section.media for part in section.parts]
     tables = [part for part in parts if isinstance(part, Table) or (isinstance(part, FigureGroup) and part.shown)]
@@ -35,7 +35,8 @@ def section(document: Result) -> str:
         for part in parts
         if isinstance(part, Findings)
     ]
-    return "\n".join([BEGIN, *_lines(view, view.reasons, [*tables[:1], *wrong]), END]) + "\n"
+    shown = parts if document.noun == "diff" else [*tables[:1], *wrong]
+    return "\n".join([BEGIN, *_lines(view, view.reasons, shown), END]) + "\n"
 
 
 def format_numbers(document: Result) -> str:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import fsum, log10
 
 from quanterr.documents.document_view import make_view
 from quanterr.documents.plan.model import ORIGINAL, Measurement, Plan, PlannedLayer
@@ -31,7 +32,6 @@ from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed, size
 
-UNIFORM = (Column("size", 0), Column("cost", 1), Column("fits", 2, right=False))
 CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_weight", "snr_db", "cost")
 CSV_COLUMNS = ("list", *CSV_LAYER, "reason")
 LIMITS_OF_COST = ("--max-kld", "--max-output-error", "--min-snr")  # goals that minimize bytes
@@ -118,9 +118,30 @@ def _describe_measurement(found: Measurement) -> str:
 
 
 def _uniform(plan: Plan) -> Table:
-    rows = [[one.recipe, size(one.bytes), f"{one.cost:.4g}", "yes" if one.fits else "no"] for one in plan.uniform]
-    rows.append(["this plan", size(plan.bytes), f"{plan.cost:.4g}", "yes"])
-    return Table("The plan beside single recipes", "recipe", UNIFORM, rows)
+    rows = [
+        [one.recipe, size(one.bytes), _format_cost(plan, one.cost), "yes" if one.fits else "no"] for one in plan.uniform
+    ]
+    rows.append(["this plan", size(plan.bytes), _format_cost(plan, plan.cost), "yes"])
+    cost = "SNR" if _find_signal(plan) else "cost"
+    columns = (Column("size", 0), Column(cost, 1), Column("fits", 2, right=False))
+    return Table("The plan beside single recipes", "recipe", columns, rows)
+
+
+def _find_signal(plan: Plan) -> float | None:
+    """Return Σx² of the planned layers if the cost is Σe², which means little alone; None if it is not, or unknown."""
+    norms = [layer.original_norm for layer in plan.layers]
+    if plan.measure != "squared error" or None in norms:
+        return None
+    return fsum(norm**2 for norm in norms if norm is not None)
+
+
+def _format_cost(plan: Plan, cost: float, digits: int = 4) -> str:
+    """Format a cost as other outputs do: a share in per cent, a squared error as an SNR, KLD as a number."""
+    if plan.measure == "predicted output error":
+        return f"{100 * cost:.{digits}g} %"
+    if signal := _find_signal(plan):
+        return f"{10 * log10(signal / cost):.2f} dB" if cost else "exact"
+    return f"{cost:.{digits}g}"
 
 
 def _count_recipes(plan: Plan) -> str:
@@ -173,9 +194,9 @@ def _kept(plan: Plan) -> Table:
 def _curve(plan: Plan) -> str:
     """Return the least cost at some sizes, and the knee."""
     step = max(len(plan.curve) // CURVE, 1)
-    points = ", ".join(f"{size(point.bytes)} {point.cost:.3g}" for point in plan.curve[::step])
+    points = ", ".join(f"{size(point.bytes)} {_format_cost(plan, point.cost, 3)}" for point in plan.curve[::step])
     knee = f"; diminishing returns from {size(plan.knee.bytes)} on" if plan.knee else ""
-    return f"least cost by size: {points}{knee}"
+    return f"{'best SNR' if _find_signal(plan) else 'least cost'} by size: {points}{knee}"
 
 
 def _draw_curve(plan: Plan) -> Iterator[Chart]:
@@ -205,8 +226,8 @@ def conclusion(plan: Plan) -> str:
     found = plan.measured
     measured = "" if found is None else f", measured {found.kld:.4g} ± {found.kld_se:.2g} nat"
     return (
-        f"{plan.goal}: {size(plan.bytes)}, {plan.bits_per_weight:.4g} bits per weight{measured}, {plan.measure} "
-        f"{plan.cost:.4g}{beside}; {bound}"
+        f"{plan.goal}: {size(plan.bytes)}, {plan.bits_per_weight:.4g} bits per weight{measured}, "
+        f"{'SNR' if _find_signal(plan) else plan.measure} {_format_cost(plan, plan.cost)}{beside}; {bound}"
     )
 
 
@@ -222,6 +243,8 @@ def _describe_gain(plan: Plan) -> str:
     if best is None or best.cost <= 0:
         return ""
     factor = plan.cost / best.cost
+    if _find_signal(plan):
+        return f", {-10 * log10(factor):+.2f} dB against {best.recipe} for all" if plan.cost else ""
     change = f"{factor:.3g} times as much as" if factor > TIMES else f"{100 * (factor - 1):+.3g} % against"
     return f", {change} {best.recipe} for all"
 
