@@ -371,7 +371,7 @@ class TestKeep:
         ("syntax", "text"),
         [
             ("convert_to_quant", r"--exclude-layers '^(model\.layers\.11\.mlp\.down_proj\.weight)$'"),
-            ("llmcompressor", 'ignore:\n  - "model.layers.11.mlp.down_proj"'),
+            ("llmcompressor", 'ignore:\n  - "model.embed_tokens"\n  - "model.layers.11.mlp.down_proj"'),
             ("llama-quantize", r"--tensor-type '^blk\.11\.ffn_down\.weight$=bf16'"),
         ],
     )

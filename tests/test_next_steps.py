@@ -68,7 +68,9 @@ def test_the_selection_of_the_command_is_kept(stored):
     shared = ["-l", "!vae", "-lattn", "--exclude=norm", "--importance", "a b.gguf", "--lenient"]
     command = ["quanterr", "rank", "original", "q", "c", *shared, "-o", "ranking.html", "--require", "snr_db > 3"]
 
-    found = shlex.split(suggest_after_rank(ranking, ["original", "int8_row", "ct_pack"] if stored else ["original"], command))
+    found = shlex.split(
+        suggest_after_rank(ranking, ["original", "int8_row", "ct_pack"] if stored else ["original"], command)
+    )
     assert shared == [word for word in found if word in shared]
     assert not {"ranking.html", "--require"} & set(found)
 

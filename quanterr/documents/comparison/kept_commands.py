@@ -1,6 +1,7 @@
 """Layers to keep, in the words of quantizing programs: a list, or the command that also makes the rest of the file.
 
-A command quantizes the layers that the compared file quantizes, except those to keep, and no others.
+A command quantizes the layers that the compared file quantizes, except those to keep, and no others; llmcompressor's
+list has the layers that the compared file leaves unquantized, too.
 """
 
 import re
@@ -55,10 +56,11 @@ class Words(NamedTuple):
 def list_words(report: Report, names: Sequence[str]) -> list[Words]:
     """Return the layers that may be kept in the words of each program, first of one that could have made the file."""
     own = [_llama_name(name) for name in names]
+    ignored = "".join(f'  - "{layer.layer_name.removesuffix(".weight")}"\n' for layer in _list_unquantized(report))
     found = [
         Words("names", False, "", "{name}", "\n", ""),
         _convert_to_quant(report) or Words("convert_to_quant", False, "--exclude-layers '^(", "{pattern}", "|", ")$'"),
-        Words("llmcompressor", False, "ignore:\n", '  - "{module}"', "\n", ""),
+        Words("llmcompressor", False, f"ignore:\n{ignored}", '  - "{module}"', "\n", ""),
     ]
     if all(own):
         words = _llama_quantize(report)
@@ -98,8 +100,7 @@ def _llama_quantize(report: Report) -> Words:
     for layer in report.layers:
         sizes[layer.format] += layer.tensor_elements
     formats = [name for name, _ in sizes.most_common() if name not in PLAIN]
-    plain = [one for one in _list_weights(report) if one.format in PLAIN and len(one.tensor_shape) > 1]
-    stay = [(_llama_name(one.layer_name), PLAIN[one.format]) for one in plain]
+    stay = [(_llama_name(layer.layer_name), PLAIN[layer.format]) for layer in _list_unquantized(report)]
     word = tensor_type("{pattern}", "bf16")
     if not formats or not all(name.startswith(GGUF) for name in formats) or not all(map(all, stay)):
         return Words("llama-quantize", False, "", word, "\n", "")
@@ -113,6 +114,11 @@ def _llama_quantize(report: Report) -> Words:
 
 def _list_weights(report: Report) -> list[Layer | LosslessLayer]:
     return [*report.layers, *report.lossless]
+
+
+def _list_unquantized(report: Report) -> list[Layer | LosslessLayer]:
+    """Return the matrices that the compared file leaves unquantized."""
+    return [layer for layer in _list_weights(report) if layer.format in PLAIN and len(layer.tensor_shape) > 1]
 
 
 def _llama_name(name: str) -> str | None:
