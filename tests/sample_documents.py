@@ -208,6 +208,7 @@ def plan() -> Plan:
             ("model.layers.1.mlp.down_proj.weight", "original", "dense", 262144, 16.0, None, 0.0),
         )
     ]
+    layers[-1].usual_bytes, layers[-1].usual_cost = 67584, 0.034
     return Plan(
         tool=TOOL,
         original="original.safetensors",

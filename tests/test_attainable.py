@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from itertools import product
 
 import pytest
@@ -110,6 +111,20 @@ class TestOneWeight:
 
         assert [17, 40, 300] == found.evidence["columns"]
         assert found.evidence["snr_db_without"] == pytest.approx(true, abs=spread_db(x.numel()))
+
+    @pytest.mark.parametrize(("rows", "share"), [(448, 0.57), (256, 0.33)])
+    def test_columns_of_one_part_of_a_fused_weight_are_named(self, tmp_path, rows, share):
+        """Rows of the MLP behind those of q, k and v in one weight: the first rows know nothing of its outliers."""
+        x = numbers(784 if share > 0.5 else 768, 1024).float()
+        columns = [5, 99, 300, 301, 640, 1000]
+        x[-rows:, columns] *= 40
+        found = told(report_of(tmp_path, x, *by_row(x)))["outlier_column"]
+
+        assert columns == found.evidence["columns"]
+        first, last = re.search(r"between rows (\d+) and (\d+)", found.message).groups()
+        step = len(x) // 32  # rows are read at 32 places
+        assert 0 <= int(first) - (len(x) - rows) < step
+        assert 0 <= len(x) - 1 - int(last) < step
 
     def test_no_column_rules_what_has_no_outliers(self, tmp_path, x):
         assert "outlier_column" not in told(report_of(tmp_path, x, *by_row(x, bits=4)))

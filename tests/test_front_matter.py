@@ -90,7 +90,10 @@ def test_results_of_somebody_else_stay():
     ],
 )
 def test_a_base_model_is_no_guess(original, base):
-    assert base == front(put_front_matter("", "card", sample(original)))[0].get("base_model")
+    head = front(put_front_matter("", "card", sample(original)))[0]
+
+    assert base == head.get("base_model")
+    assert ("base_model_relation" in head) == (base is not None)
 
 
 @pytest.mark.parametrize("text", ["---\na: b\n", "---\n{a: b}\n---\n", "---\njust words\n---\n"])
@@ -104,7 +107,7 @@ def test_names_are_only_text(name):
     made = sample(original=name, name=name, reasons=[name])
     head, rest = front(put_front_matter("# Model\n", "card", replace(made, reasons=[name])))
 
-    assert {"base_model_relation", "model-index", "quanterr"} == set(head) - {"base_model"}
+    assert {"model-index", "quanterr"} == set(head) - {"base_model", "base_model_relation"}
     assert isinstance(head["model-index"][0]["name"], str)
     assert rest == "\n# Model\n"
 

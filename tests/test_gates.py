@@ -4,6 +4,7 @@ import operator
 import re
 from math import inf, nan, nextafter
 from statistics import fmean
+from xml.etree.ElementTree import Element, tostring
 
 import pytest
 from hypothesis import given
@@ -13,10 +14,12 @@ from reports import finding, made, row
 from quanterr.documents.comparison.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, REPORT_METRICS, ReportValues
 from quanterr.documents.gate_results import exit_status
 from quanterr.errors import Status, UsageError
+from quanterr.gates.as_text import format_gates
 from quanterr.gates.explanation import explain_layer
 from quanterr.gates.expression import FUNCTIONS, OF_INTERVAL, OPERATORS, parse
 from quanterr.gates.rules import Rule
 from quanterr.gates.verdicts import judge_subject
+from quanterr.outputs import junit
 from quanterr.util.text import format_decisive
 
 
@@ -548,6 +551,45 @@ class TestVerdict:
     def test_a_margin_too_large_for_a_number_is_left_out(self):
         assert gate(made(LAYERS), "snr_db >= -1.7e308").margin is not None
         assert gate(made(rows=[row("a", 1.7e308)]), "snr_db >= -1.7e308").margin is None
+
+
+class TestCause:
+    """A warning says why a number is bad; an error already stands in the number's place."""
+
+    TRUNCATED = "20.0 dB: truncated"
+    FOUND = finding("a", "warning") | {"code": "excess_error", "message": f"a: {TRUNCATED}"}
+
+    @pytest.mark.parametrize("rule", ["snr_db >= 25", "global(overall_snr_db) >= 99", "findings.warning == 0"])
+    def test_is_told_in_every_output_with_the_value(self, rule):
+        found = gate(made(LAYERS, findings=[self.FOUND]), rule)
+        suite = Element("testsuite")
+        junit._add_gate(suite, found)
+
+        assert self.TRUNCATED in found.message
+        assert found.violations[0].observed is not None
+        for text in ("\n".join(format_gates([found])), tostring(suite, encoding="unicode")):
+            assert self.TRUNCATED in text
+            assert f"{found.observed:.5g} (margin" in text
+
+    def test_is_said_once_on_stderr(self):
+        gates = judge(made(LAYERS, findings=[self.FOUND]), "snr_db >= 25", "snr_db >= 26", "min(snr_db) >= 99").gates
+
+        assert 1 == "\n".join(format_gates(gates[:2])).count(self.TRUNCATED)
+
+    @pytest.mark.parametrize(
+        ("code", "rule", "layer"),
+        [
+            ("unused_codes", "snr_db >= 25", "a"),
+            ("excess_error", "layers <= 1", ""),
+            ("excess_error", "snr_db >= 99", "b"),
+        ],
+    )
+    def test_is_none_where_the_finding_does_not_explain_the_number(self, code, rule, layer):
+        more = {"layers": (layer,)} if layer else {}
+        found = gate(made(LAYERS, findings=[self.FOUND | {"code": code}]), rule, **more)
+
+        assert "fail" == found.status
+        assert self.TRUNCATED not in found.message
 
 
 class TestReportMetrics:

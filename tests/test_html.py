@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 from msgspec.structs import replace
-from sample_reports import hostile, large_page, mixed, report_of, tiny
+from sample_reports import hostile, large_page, mixed, report_of, small, tiny
 
 from quanterr.documents.comparison import page_data as layers_of_page
 from quanterr.documents.comparison import view
@@ -38,6 +38,17 @@ def section_of(part):
     file = io.StringIO()
     pages.write(report, file, report.view(0)._replace(sections=[Section("only", "Only", [part])], maps=None))
     return file.getvalue().partition('<details id="only"')[2].rpartition("</details>")[0]
+
+
+def test_a_faultless_file_needs_nothing_and_has_no_layers_to_keep():
+    found = report_of(small(bad=False))
+    low = replace(found, formats={name: replace(one, usual_snr_db=[40, 42]) for name, one in found.formats.items()})
+
+    assert "Nothing needs to be done" in page(found)
+    assert 'id="keep"' not in page(found)
+    for doubted in (low, replace(found, verdict="fail"), report_of(small())):
+        assert "Nothing needs to be done" not in page(doubted)
+        assert 'id="keep"' in page(doubted)
 
 
 class Page(HTMLParser):

@@ -371,7 +371,7 @@ class TestKeep:
         ("syntax", "text"),
         [
             ("convert_to_quant", r"--exclude-layers '^(model\.layers\.11\.mlp\.down_proj\.weight)$'"),
-            ("llmcompressor", 'ignore:\n  - "model.layers.11.mlp.down_proj"'),
+            ("llmcompressor", 'ignore:\n  - "model.embed_tokens"\n  - "model.layers.11.mlp.down_proj"'),
             ("llama-quantize", r"--tensor-type '^blk\.11\.ffn_down\.weight$=bf16'"),
         ],
     )
@@ -381,6 +381,7 @@ class TestKeep:
         assert text == page.run("return document.getElementById('keep-list').value")
 
     def test_the_program_that_wrote_the_file_gets_a_complete_command(self, browser, tmp_path):
+        """It quantizes what the compared file quantizes, except the kept layer, and nothing that stayed in BF16."""
         made = report_of(small())
         original = replace(made.original, path="its $ original.safetensors")
         made = replace(made, original=original)
@@ -390,11 +391,36 @@ class TestKeep:
             program = page.run("return document.getElementById('keep-syntax').value")
             command = page.run("return document.getElementById('keep-list').value")
             shown = page.text("#keep-copy")
+        *start, pattern, option, output = shlex.split(command.replace("\\\n", ""))
+        stored = [*(layer.layer_name for layer in (*made.layers, *made.lossless)), "text_encoder.layers.0.weight"]
 
         assert ("convert_to_quant", "Copy command") == (program, shown)
         assert [
             *["convert_to_quant", "-i", "its $ original.safetensors", "--comfy_quant", "--scaling_mode", "row"],
-            *["--exclude-layers", r"^(model\.layers\.11\.mlp\.down_proj\.weight)$", "-o", "kept.safetensors"],
+            "--exclude-layers",
+        ] == start
+        assert ("-o", "kept.safetensors") == (option, output)
+        assert [
+            "model.layers.11.mlp.down_proj.weight",
+            *(layer.layer_name for layer in made.lossless),
+            "text_encoder.layers.0.weight",
+        ] == [name for name in stored if re.search(pattern, name)]
+
+    def test_llama_quantize_leaves_what_the_compared_file_leaves(self, browser, tmp_path):
+        made = report_of(small())
+        made.original = replace(made.original, path="a model/")
+        for layer in made.layers:
+            layer.format = "gguf_q4_k"
+        for layer in made.lossless:
+            layer.format = "gguf_f16"
+        with opened(browser, written(tmp_path, made)) as page:
+            making, command = page.run("return document.getElementById('keep-list').value").split("\n", 1)
+
+        assert "convert_hf_to_gguf.py 'a model/' --outfile original.gguf --outtype bf16" == making
+        assert [
+            "llama-quantize",
+            *["--tensor-type", r"^token_embd\.weight$=f16", "--tensor-type", r"^blk\.11\.ffn_down\.weight$=bf16"],
+            *["original.gguf", "kept.gguf", "Q4_K_M"],
         ] == shlex.split(command.replace("\\\n", ""))
 
     def test_a_list_that_cannot_work_is_not_offered(self, partial):

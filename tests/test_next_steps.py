@@ -37,7 +37,7 @@ def test_without_a_model_the_page_is_next_unless_files_were_written(config, tmp_
 
 
 def candidate(path, rank, bits):
-    return SimpleNamespace(path=path, name=path, rank=rank, bits_per_weight=bits)
+    return SimpleNamespace(path=path, name=path, rank=rank, bits_per_weight=bits, formats={path: 1})
 
 
 def test_the_best_file_is_compared_next():
@@ -48,20 +48,29 @@ def test_the_best_file_is_compared_next():
 
 
 def test_recipes_are_planned_next_between_the_sizes_that_they_have():
-    ranking = SimpleNamespace(candidates=[candidate("int8_row", 1, 8.5), candidate("int4_g64", 2, 4.25)])
+    ranking = SimpleNamespace(candidates=[candidate("int8_row", 1, 8.5), candidate("ct_pack", 2, 4.25)])
 
     found = suggest_after_rank(ranking, ["original"], [])
-    assert ["quanterr", "plan", "original", "--bits", "6.38", "--to", "int8_row,int4_g64"] == shlex.split(found)
+    assert ["quanterr", "plan", "original", "--bits", "6.38", "--to", "int8_row,ct_pack"] == shlex.split(found)
     assert "" == suggest_after_rank(SimpleNamespace(candidates=ranking.candidates[:1]), ["original"], [])
+
+
+def test_no_plan_mixes_what_no_runtime_loads_together():
+    names = ["gguf_q8_0", "int8_row", "gguf_q4_k", "ct_nvfp4"]
+    ranking = SimpleNamespace(candidates=[candidate(name, n, 8 - n) for n, name in enumerate(names)])
+
+    assert ["--to", "gguf_q8_0,gguf_q4_k"] == shlex.split(suggest_after_rank(ranking, ["original"], []))[-2:]
 
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_the_selection_of_the_command_is_kept(stored):
-    ranking = SimpleNamespace(candidates=[candidate("q", 1, 8), candidate("c", 2, 4)])
+    ranking = SimpleNamespace(candidates=[candidate("int8_row", 1, 8), candidate("ct_pack", 2, 4)])
     shared = ["-l", "!vae", "-lattn", "--exclude=norm", "--importance", "a b.gguf", "--lenient"]
     command = ["quanterr", "rank", "original", "q", "c", *shared, "-o", "ranking.html", "--require", "snr_db > 3"]
 
-    found = shlex.split(suggest_after_rank(ranking, ["original", "q", "c"] if stored else ["original"], command))
+    found = shlex.split(
+        suggest_after_rank(ranking, ["original", "int8_row", "ct_pack"] if stored else ["original"], command)
+    )
     assert shared == [word for word in found if word in shared]
     assert not {"ranking.html", "--require"} & set(found)
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import struct
 import sys
 from html.parser import HTMLParser
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 import make_snapshots
 import msgspec
 import pytest
+import sample_documents
 from markdown_it import MarkdownIt
 from msgspec.structs import replace
 from sample_reports import HOSTILE, hostile, report_of, tiny
@@ -279,6 +281,28 @@ class TestMarkdown:
 
         assert {"ul", "li"} == document.tags
 
+    def test_a_card_is_a_sentence_a_table_and_what_is_wrong(self, report):
+        """A plan has four tables, an evaluation twelve; excerpts and paths of this machine are in none."""
+        for document in (report, *(make() for make in (sample_documents.plan, sample_documents.evaluation))):
+            said = card.section(document)
+            assert 1 == said.count("|---|\n")
+            assert not re.search("&#(?!8203;)", said)
+        assert all(found.message in said for found in document.candidates[0].findings if found.severity != "info")
+
+    @pytest.mark.parametrize(
+        ("path", "shown"),
+        [
+            ("../llm/smol", "smol"),
+            ("./a/b", "b"),
+            ("~/a/b", "b"),
+            ("/a/b/", "b"),
+            ("org/a", "org/a"),
+            ("hf://a/b",) * 2,
+        ],
+    )
+    def test_no_path_of_a_machine_is_published(self, path, shown):
+        assert shown == markdown.shorten_path(path)
+
     def test_mentions_issues_and_links_are_split(self):
         told = markdown.format_prose("@everyone #1 https://evil.example www.evil.example a@b.example")
 
@@ -288,7 +312,7 @@ class TestMarkdown:
     def test_gates_show_five_digits_and_more_where_these_would_hide_the_decision(self, report):
         gate = report.gates[0]
 
-        assert f"{gate.margin:.5g}" in rendered(report, "md")
+        assert f"{gate.margin:.5g}" in rendered(report, "html")
         assert ("31.545", "29.999999", "30.000001") == (
             format_decisive(31.545435637647685),
             format_decisive(29.999999, 30),

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import threading
 from itertools import cycle, product
+from pathlib import Path
 
 import pytest
 import torch
@@ -227,14 +228,41 @@ class TestImportance:
             plan(original, min_snr=30, to=TO, importance=importance[1], device="cpu")
 
 
+def test_a_cost_has_the_form_that_other_outputs_give_it(original):
+    """Squared errors are an SNR, which other outputs show; output errors are shares in per cent."""
+    found = plan(original, bits=9, to=TO, device="cpu")
+    other = replace(found, measure="predicted output error", cost=9.403e-06, bound=9.403e-06, uniform=[])
+
+    assert f"SNR {found.snr_db:.2f} dB" in conclusion(found)
+    assert "squared error" not in conclusion(found)
+    assert "predicted output error 0.0009403 %" in conclusion(other)
+
+
+class TestKept:
+    def test_layers_as_in_the_original_have_what_they_cost_and_gain_beside_the_usual_recipe(self, original):
+        found = plan(original, bits=10, to=["int4_g32"], device="cpu")
+        uniform = {layer.layer_name: layer for layer in plan(original, bits=5.1, to=["int4_g32"], device="cpu").layers}
+        kept = [layer for layer in found.layers if layer.recipe == ORIGINAL]
+        (table,) = next(section for section in found.view(10).sections if section.key == "kept").parts
+
+        assert kept
+        for layer in kept:
+            other = uniform[layer.layer_name]
+            assert ("int4_g32", other.bytes, other.cost) == (other.recipe, layer.usual_bytes, layer.usual_cost)
+        assert not any(layer.usual_bytes for layer in found.layers if layer.recipe != ORIGINAL)
+        assert {layer.layer_name for layer in kept} == {row[0] for row in table.rows}
+
+
 class TestExports:
     def test_llama_quantize_gets_a_pattern_for_each_tensor(self, original):
         found = export_plan(plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu"), "llama-quantize")
 
-        program, *words = shlex.split(found.replace("\\\n", ""))
+        making, command = found.split("\n", 1)
+        program, *words = shlex.split(command.replace("\\\n", ""))
         *options, source, made, base = words
         given = list(zip(options[::2], options[1::2], strict=True))
 
+        assert f"convert_hf_to_gguf.py {Path(original.path).parent} --outfile original.gguf --outtype bf16" == making
         assert ("llama-quantize", "original.gguf", "planned.gguf") == (program, source, made)
         assert base in ("Q4_0", "Q8_0")
         assert [("--token-embedding-type", "bf16"), ("--output-tensor-type", "bf16")] == given[:2]
@@ -242,6 +270,23 @@ class TestExports:
         assert 6 == len(given[2:])
         assert all(value.startswith(r"^blk\.") for _, value in given[2:])
         assert r"^blk\.0\.ffn_up\.weight$=" in found
+
+    def test_formats_that_no_runtime_loads_together_are_named(self, original):
+        found = plan(original, bits=6, to=["nvfp4,gguf_q8_0"], device="cpu")
+
+        assert {"nvfp4", "gguf_q8_0"} <= {layer.recipe for layer in found.layers}
+        assert "no runtime loads ct_nvfp4, gguf_q8_0 in one checkpoint; give --to recipes of one" in found.notes
+        assert not any("no runtime" in note for note in plan(original, bits=6, to=TO, device="cpu").notes)
+
+    def test_embeddings_that_llama_quantize_would_quantize_are_named(self, tmp_path):
+        names = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight")
+        given = store(tmp_path / "x.safetensors", {name: numbers(64, 64) for name in names})
+        told = "-l '\\*' also plans embeddings and heads, which llama-quantize quantizes by itself"
+
+        assert re.search(told, " ".join(plan(given, bits=9, to=["gguf_q8_0"], device="cpu").notes))
+        assert not re.search(told, " ".join(plan(given, bits=9, to=["int8_row"], device="cpu").notes))
+        with pytest.raises(UsageError, match=told):
+            plan(given, size="9KB", to=["gguf_q8_0"], device="cpu")
 
     @pytest.mark.parametrize("name", ["model", "a model's", 'x"; $(touch harmed) `id`!\\'])
     def test_the_command_that_hands_a_plan_over_takes_any_name_for_a_name(self, original, name):
@@ -354,14 +399,15 @@ class TestExports:
         found = replace(found, run=run)
         with (tmp_path / "plan.sh").open("w") as script:
             write(found, script, program)
-        for name in ("python", *CONSUMERS):
+        for name in ("python", "convert_hf_to_gguf.py", *CONSUMERS):
             (tmp_path / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@" > called\n')
             (tmp_path / name).chmod(0o755)
         environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
         subprocess.run(["sh", "plan.sh"], cwd=tmp_path, env=environment, check=True)  # a shell decides what it reads
 
         row, called = CONSUMERS[program], (tmp_path / "called").read_text()
-        command = shlex.split((export_command(found, program) or export_plan(found, program)).replace("\\\n", ""))
+        lines = (export_command(found, program) or export_plan(found, program)).replace("\\\n", "").splitlines()
+        command = shlex.split(lines[-1])  # the one before makes what llama-quantize reads
         assert [f"{tmp_path / command[0]}", *command[1:]] == called.splitlines()
         assert not row.file or export_plan(found, program) == (tmp_path / row.file).read_text()
 

@@ -243,6 +243,15 @@ class TestSwaps:
         taken = {swap.layer_name for swap in free.layers}
         assert ("0", 0, early & set(names)) == (free.candidate, free.bytes_change, taken)
 
+    def test_mix_only_what_one_runtime_loads(self, x):
+        """Better layers of ggml's types cannot be loaded beside INT4 of compressed-tensors, those of INT8 can."""
+        found = quanterr.sweep(x, to=["int4_g32", "gguf_q4_1", "gguf_q8_0", "int8_row"], device="cpu")
+        taken = {swaps.candidate: {swap.take_from for swap in swaps.layers} for swaps in found.swaps}
+
+        assert {"int4_g32": {"int8_row"}, "gguf_q4_1": {"gguf_q8_0"}} == {
+            name: taken[name] for name in ("int4_g32", "gguf_q4_1")
+        }
+
     def test_leave_out_layers_that_are_tied_to_a_norm(self, tmp_path):
         """The factors that AWQ moved into a norm would be missing beside another candidate's norm."""
         x = {A.replace("up_proj", "gate_proj"): numbers(64, 128, seed=1), A: numbers(64, 128)}

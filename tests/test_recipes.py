@@ -458,6 +458,7 @@ class TestSweep:
         assert {recipe: 1, f"gguf_{fallback.lower()}": 1} == falling.formats
         assert ["fallback_recipe"] == [finding.code for finding in falling.findings]
         assert f"stored as gguf_{fallback.lower()}" in falling.findings[0].message
+        assert falling.findings[0].message in " ".join(map(str, found.view(0).summary))
         assert ["left_unquantized"] == [finding.code for finding in strict.findings]
         assert whole.bytes == x["a.up_proj.weight"].numel() * gguf.GGML_QUANT_SIZES[_type(kind)][1] // 256
 

@@ -81,7 +81,7 @@ class TestGates:
 
     def test_in_a_summary(self, kind):
         document = DOCUMENTS[kind]()
-        said = "".join(map(format_summary, candidates_of(document))) + format_numbers(document, gates=False)
+        said = "".join(map(format_summary, candidates_of(document))) + format_numbers(document)
 
         assert all(said.count(message) <= 1 for message in messages_of(document))
         assert all(gate.require in said for one in candidates_of(document) for gate in one.gates)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from quanterr.documents.comparison.model import Report
     from quanterr.documents.document import Document
     from quanterr.documents.plan.model import Plan
-    from quanterr.documents.ranking.model import Ranking
+    from quanterr.documents.ranking.model import Candidate, Ranking
 
 # Options of compare, rank, sweep and plan, without which the proposed command would be about other layers or errors.
 SHARED = ("-l", "--layers-to-compare", "--exclude", "--importance", "--sensitivity", "--cache")
@@ -48,12 +48,20 @@ def suggest_after_rank(ranking: "Ranking", paths: Sequence[str], command: Sequen
     stored = [candidate.path for candidate in ranked if candidate.path in files]
     if stored:
         return _join_command(["quanterr", "compare", original, stored[0], *_list_shared(command), "-o", "report.html"])
-    bits = [candidate.bits_per_weight for candidate in ranked if candidate.bits_per_weight is not None]
-    if files or len(bits) < 2:
+    if files:
         return ""
     from statistics import median  # few commands need it, and importing it takes 3 ms
 
-    recipes = ",".join(candidate.name for candidate in ranked)
+    from quanterr.documents.runtimes import load_together
+
+    planned: list[Candidate] = []  # the best, and what a runtime loads beside it
+    for candidate in ranked:
+        if load_together({name for one in (*planned, candidate) for name in one.formats}):
+            planned.append(candidate)
+    bits = [candidate.bits_per_weight for candidate in planned if candidate.bits_per_weight is not None]
+    if len(bits) < 2:
+        return ""
+    recipes = ",".join(candidate.name for candidate in planned)
     budget = ceil(100 * median(bits)) / 100  # rounded up, so that it can be met
     return _join_command(
         ["quanterr", "plan", original, "--bits", f"{budget:g}", "--to", recipes, *_list_shared(command)]

@@ -60,5 +60,5 @@ def summarize(document: "Document", baseline: Path | None = None) -> None:
     with suppress(UsageError):  # an unrelated baseline: the gates have reported it
         if baseline is not None:
             change = f"Since the baseline: {diff(os.fspath(baseline), document).view(0).conclusion}"
-    if problem := github.write_numbers(format_numbers(document, gates=False), change):
+    if problem := github.write_numbers(format_numbers(document), change):
         print(f"quanterr: {problem}", file=sys.stderr)

@@ -9,11 +9,14 @@ from quanterr.errors import Status
 Word = Literal["pass", "fail", "inconclusive"]
 
 
+BECAUSE = ", because: "  # in messages of gates, before the finding that explains a number
+
+
 class Violation(Model):
     """One reason why a gate does not hold: a layer, or the whole document where ``layer`` is null.
 
-    ``observed`` is null without a finite number; ``reason`` then explains it. ``margin`` is the distance to the limit,
-    negative beyond it.
+    ``observed`` is null without a finite number; ``reason`` then explains it. Otherwise ``reason`` is a finding that
+    says why the number is bad, or null. ``margin`` is the distance to the limit, negative beyond it.
     """
 
     layer: str | None

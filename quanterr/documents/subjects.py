@@ -96,6 +96,10 @@ class Subject:
         """Return the value of global(metric), None if undefined."""
         raise KeyError(metric)
 
+    def find_cause(self, metric: str, item: str | None) -> str | None:
+        """Return the finding that explains a bad value of an item, or of the whole; None if there is none."""
+        return None
+
     def check_usable(self) -> None:
         """Raise UsageError if the subject as a whole cannot serve as a baseline."""
 

@@ -13,11 +13,16 @@ from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import BIT_DB, PEERS, SMALL_DB, WORST_DB
-from quanterr.findings.samples import read_first_rows
+from quanterr.findings.samples import ELEMENTS, read_first_rows
+from quanterr.formats import Weight
 from quanterr.pairing.sampling import on_cpu
 from quanterr.selection.roles import role_of
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
+PLACES = 32  # of a weight whose rows are read: outliers may be in one part of a fused weight
+ONE_PLACE = 0.9  # share of the rows between the first and the last ruled one that are ruled if they are a part
 MOST = 8  # weights to read again, at most
 MOST_COLUMNS = 16  # outlier columns, and the share of columns of which one may be such
 
@@ -28,7 +33,7 @@ class _Ruling(NamedTuple):
     """Columns that set the scales of rows, or the scale of the whole weight."""
 
     columns: list[int]
-    ruled: float  # share of the rows whose scale they set
+    ruled: Tensor  # whether they set the scale of a sampled row, (r,) or (1,) bool
     snr_db: float  # SNR without them
 
 
@@ -41,9 +46,34 @@ def find_outlier_columns(seen: Sequence[WeightSummary]) -> Iterator[Finding]:
         for one in low[:MOST]:
             assert one.figures is not None  # noqa: S101 - others are not low
             by_row = one.pair.quantized.scale is not None and one.pair.quantized.scale.n > 1
-            found = _find_ruling_columns(read_first_rows(one.pair.original, workspaces[0]), by_row, one.figures.snr_db)
+            rows, x = _read_spread_rows(one.pair.original, workspaces[0])
+            found = _find_ruling_columns(x, by_row, one.figures.snr_db)
             if found:
-                yield _describe(one.pair.name, one.figures.snr_db, found, by_row, usual.get(_find_group(one)))
+                whose = _describe_rows(rows, found.ruled) if by_row else "the whole weight"
+                yield _describe(one.pair.name, one.figures.snr_db, found, whose, usual.get(_find_group(one)))
+
+
+def _read_spread_rows(weight: Weight, workspace: Workspace) -> tuple[list[int], Tensor]:
+    """Return the indices of rows from PLACES places, and these rows, (r, c) float64 of about ELEMENTS elements."""
+    rows, cols = weight.matrix
+    if rows * cols <= ELEMENTS or cols >= ELEMENTS:
+        x = read_first_rows(weight, workspace)
+        return list(range(len(x))), x
+    n = max(ELEMENTS // cols, 1)
+    places = min(PLACES, n)
+    starts = [place * rows // places for place in range(places)]
+    chunks = [Chunk(start, start + n // places, 0, cols) for start in starts]
+    x = torch.cat([weight.dequantize(chunk, workspace).weight.double() for chunk in chunks])
+    return [row for chunk in chunks for row in range(chunk.row, chunk.stop_row)], x
+
+
+def _describe_rows(rows: Sequence[int], ruled: Tensor) -> str:
+    """Return the share of the sampled rows that are ruled, and where they are if that is one part of the weight."""
+    found = ruled.nonzero().flatten().tolist()
+    share = f"{100 * len(found) / len(rows):.3g} % of the sampled rows"
+    first, last = found[0], found[-1]
+    is_part = last - first + 1 < ONE_PLACE * len(rows) and len(found) >= ONE_PLACE * (last - first + 1)
+    return f"{share}, between rows {rows[first]:,} and {rows[last]:,}" if is_part else share
 
 
 def _find_group(one: WeightSummary) -> Group:
@@ -69,7 +99,7 @@ def _is_low(one: WeightSummary, snr_db: float) -> bool:
 
 
 def _find_ruling_columns(x: Tensor, by_row: bool, snr_db: float) -> _Ruling | None:
-    """Return the fewest columns that hold the largest value of most rows and together cost a bit or more.
+    """Return the fewest columns that set the scales of most of the error and together cost a bit or more.
 
     Args:
         x: rows of the original, (r, c).
@@ -94,18 +124,17 @@ def _leave_out(size: Tensor, columns: Sequence[int], by_row: bool, snr_db: float
     largest, without = (part.amax(1) if by_row else part.amax().view(1) for part in (size, rest))
     energy, kept = float(largest.square().sum()), float(without.square().sum())
     signal = float(rest.square().sum() / size.square().sum().clamp(min=1e-30))
-    ruled = float((largest > without).double().mean())
-    if not kept or not signal or 2 * ruled < 1:
+    ruled = largest > without
+    if not kept or not signal or 2 * float(largest[ruled].square().sum()) < energy:
         return None
     return _Ruling(sorted(columns), ruled, snr_db + 10 * log10(energy / kept * signal))
 
 
-def _describe(name: str, snr_db: float, found: _Ruling, by_row: bool, usual_db: float | None) -> Finding:
+def _describe(name: str, snr_db: float, found: _Ruling, whose: str, usual_db: float | None) -> Finding:
     """Return the finding; ``usual_db`` is the median SNR of weights of the same format and role, if known."""
     several = len(found.columns) > 1
     which = f"{count(len(found.columns), 'outlier column')}, {listed(list(map(str, found.columns)), MOST_COLUMNS)},"
     what = f"{which} set" if several else f"an outlier in column {found.columns[0]} sets"
-    whose = f"{100 * found.ruled:.3g} % of the sampled rows" if by_row else "the whole weight"
     usual = "" if usual_db is None else f" where its peers reach {usual_db:.1f}"
     message = (
         f"{display(name)}: its scales allow no more than {snr_db:.1f} dB{usual}: {what} the scale of {whose}; without "

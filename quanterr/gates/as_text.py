@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from quanterr.documents.gate_results import Gate
+from msgspec.structs import replace
+
+from quanterr.documents.gate_results import BECAUSE, Gate
 from quanterr.outputs.formatting import describe_gate, describe_violation, sentence
 from quanterr.util.colors import paint
 from quanterr.util.text import MAX_LINE, count, display
@@ -22,20 +24,27 @@ def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
         _, tone = describe_gate(gate)
         mark = paint(MARKS[tone], tone, colored)
         name, hold, why = gate.message.partition(" does not hold: ")
+        value, _, cause = gate.message.partition(BECAUSE)
         message = f"{name}{hold}as above" if why and gate.observed is None and why in said else gate.message
-        said.add(why)
+        message = value if cause in said else message
+        said |= {why, cause} - {""}
         lines.append(f"{mark}: {display(message, MAX_LINE)}")
         if gate.status == "fail":
-            lines += [display(line, MAX_LINE) for line in _format_details(gate)]
+            lines += [display(line, MAX_LINE) for line in _format_details(gate, said)]
     return lines
 
 
-def _format_details(gate: Gate) -> list[str]:
+def _format_details(gate: Gate, said: set[str]) -> list[str]:
     lines = [f"      because: {sentence(gate.reason)}"] if gate.reason else []
     of_layers = [violation for violation in gate.violations if violation.layer is not None]
     if len(of_layers) < 2:  # the gate's message names a single one
         return lines
-    lines += [f"      - {describe_violation(violation, gate.limit)}" for violation in of_layers[:MAX_VIOLATIONS]]
+    for violation in of_layers[:MAX_VIOLATIONS]:
+        is_said = violation.observed is not None and violation.reason in said
+        lines.append(
+            f"      - {describe_violation(replace(violation, reason=None) if is_said else violation, gate.limit)}"
+        )
+        said |= {violation.reason or ""} - {""}
     if len(of_layers) > MAX_VIOLATIONS:
         lines.append(f"      and {count(len(of_layers) - MAX_VIOLATIONS, 'more layer')}")
     return lines

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from math import inf, isfinite, isinf, isnan
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from quanterr.documents.comparison import NORM
-from quanterr.documents.gate_results import Gate, Verdict, Violation
+from quanterr.documents.gate_results import BECAUSE, Gate, Verdict, Violation
 from quanterr.documents.subjects import WIDTH, Item, Subject, compute_change
 from quanterr.gates.expression import OF_BASELINE, OF_INTERVAL, OPERATORS, Condition
 from quanterr.gates.rules import Rule
@@ -103,7 +105,11 @@ def _apply_rule(subject: Subject, rules: list[Rule], n: int, baseline: Subject |
         outcome = _fail_without_value(subject.trouble) if subject.trouble else _judge_model(condition, subject)
     else:
         outcome = _judge_items(subject, rules, n, baseline)
-    return _make_gate(rule, outcome)
+    violations = [
+        one if one.observed is None else replace(one, reason=subject.find_cause(condition.metric, one.layer))
+        for one in outcome.violations
+    ]
+    return _make_gate(rule, outcome._replace(violations=violations))
 
 
 def _value_of_whole(condition: Condition, subject: Subject, baseline: Subject | None) -> float | None:
@@ -313,9 +319,11 @@ def _format_message(rule: Rule, outcome: _Outcome) -> str:
 def _describe_failure(rule: Rule, outcome: _Outcome) -> str:
     first = outcome.violations[0]
     words = display(first.reason or "", 2000) if first.observed is None else format_value(rule, first.observed)
+    cause = f"{BECAUSE}{display(first.reason, 2000)}" if first.reason and first.observed is not None else ""
     if first.layer is None:
-        return f"{words}{_describe_base(rule, outcome)}"
-    return f"{len(outcome.violations):,} of {_count_items(rule, outcome)}, the worst {display(first.layer)}: {words}"
+        return f"{words}{_describe_base(rule, outcome)}{cause}"
+    worst = f"the worst {display(first.layer)}: {words}{cause}"
+    return f"{len(outcome.violations):,} of {_count_items(rule, outcome)}, {worst}"
 
 
 def _describe_success(rule: Rule, outcome: _Outcome) -> str:

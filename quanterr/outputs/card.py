@@ -1,17 +1,18 @@
 """Documents as a section of a model card, between two comments that mark it for replacement.
 
-Names may be hostile: see markdown.py.
+A card has the conclusion, its first table, and what is wrong; the summary of a job has all tables. Names may be
+hostile: see markdown.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 from quanterr.documents.document import Result
 from quanterr.documents.gate_results import drop_gate_messages
 from quanterr.outputs import BEGIN, END
-from quanterr.outputs.formatting import describe_gate, format_doubts, format_observed
+from quanterr.outputs.formatting import format_doubts
 from quanterr.outputs.markdown import format_code, format_prose, shorten_path, table
-from quanterr.outputs.sections import CARD, Figure, FigureGroup, Findings, Gates, Lines, Name, Part, Table, View
+from quanterr.outputs.sections import CARD, Figure, FigureGroup, Findings, Lines, Name, Part, Table, View
 from quanterr.util.text import count
 
 TOP = 5  # layers
@@ -24,31 +25,40 @@ def write(document: Result, file: IO[str]) -> None:
 
 
 def section(document: Result) -> str:
-    """Return the section of a model card, with its comments."""
-    return f"{BEGIN}\n{format_numbers(document)}{END}\n"
-
-
-def format_numbers(document: Result, *, gates: bool = True) -> str:
-    """Return the section without its comments, and without the results of gates if ``gates`` is False."""
-    return "\n".join(_lines(document, gates)) + "\n"
-
-
-def _lines(document: Result, gates: bool) -> Iterator[str]:
+    """Return the section of a model card, with its comments: one table, and what is wrong; all tables of a diff."""
     view = document.view(TOP)
+    parts = [part for section in view.sections if CARD in section.media for part in section.parts]
+    tables = [part for part in parts if isinstance(part, Table) or (isinstance(part, FigureGroup) and part.shown)]
+    wrong: list[Part] = [part for part in parts if isinstance(part, Lines) and part.warn]
+    wrong += [
+        Findings([one for one in part.found if one[1].severity != "info"])
+        for part in parts
+        if isinstance(part, Findings)
+    ]
+    shown = parts if document.noun == "diff" else [*tables[:1], *wrong]
+    return "\n".join([BEGIN, *_lines(view, view.reasons, shown), END]) + "\n"
+
+
+def format_numbers(document: Result) -> str:
+    """Return all numbers for the summary of a job, which tells the results of gates itself."""
+    view = document.view(TOP)
+    parts = [part for section in view.sections if CARD in section.media for part in section.parts]
+    return "\n".join(_lines(view, drop_gate_messages(view.reasons, view.gates), parts)) + "\n"
+
+
+def _lines(view: View, reasons: Sequence[str], parts: Iterable[Part]) -> Iterator[str]:
     yield f"## {view.heading}"
     yield ""
     verdict = "" if view.word is None else f"**{_verdict(view)}**: "
     yield f"{verdict}{format_prose(view.conclusion)}"
     yield ""
-    reasons = view.reasons if gates else drop_gate_messages(view.reasons, view.gates)
     yield from (f"- {format_prose(reason)}" for reason in reasons[:MAX_LISTED])
     if len(reasons) > MAX_LISTED:
         yield f"- and {count(len(reasons) - MAX_LISTED, 'more reason')}"
     yield from (f"- {title}: {''.join(map(_cell, texts))}" for title, texts in view.facts)
-    for section in view.sections:
-        for part in section.parts if CARD in section.media else ():
-            if (gates or not isinstance(part, Gates)) and (lines := list(_part(part))):
-                yield from ("", *lines)
+    for part in parts:
+        if lines := list(_part(part)):
+            yield from ("", *lines)
     yield ""
     yield f"Made by {format_prose(view.made_by)}. {view.about}"
 
@@ -75,8 +85,6 @@ def _part(part: Part) -> Iterator[str]:
             yield f"- {found.severity}: {format_code(name) + ': ' if name else ''}{format_prose(found.message)}"
         if len(part.found) > MAX_LISTED:
             yield f"- and {count(len(part.found) - MAX_LISTED, 'more finding')}"
-    elif isinstance(part, Gates):
-        yield from _gates(part)
     elif isinstance(part, Lines):
         yield from (f"- {format_prose(line)}" for line in part.lines)
 
@@ -95,23 +103,3 @@ def _table(part: Table) -> Iterator[str]:
 def _figure(one: Figure) -> str:
     unit, note = (f" {one.unit}" if one.unit else ""), (f"; {_cell(one.note)}" if one.note else "")
     return f"{format_prose(one.value)}{unit}{note}"
-
-
-def _gates(part: Gates) -> Iterator[str]:
-    """Yield a table of gates, violated ones first; candidates and gate names get columns if needed."""
-    ordered = sorted(part.judged, key=lambda one: one[1].status)
-    candidates, named = any(name for name, _ in ordered), any(gate.id != gate.require for _, gate in ordered)
-    rows = [
-        [
-            *([format_code(name)] if candidates else []),
-            *([format_prose(gate.id) if gate.id != gate.require else ""] if named else []),
-            format_code(gate.require),
-            describe_gate(gate)[0],
-            format_observed(gate.observed, gate.limit),
-            format_observed(gate.margin, 0),
-        ]
-        for name, gate in ordered
-    ]
-    heads = [*(["candidate"] if candidates else []), *(["gate"] if named else [])]
-    if rows:
-        yield from table([*heads, "condition", "verdict", "observed", "margin"], rows)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from quanterr.documents.gate_results import Gate, Violation
+from quanterr.documents.gate_results import BECAUSE, Gate, Violation
 from quanterr.util.text import display, format_decisive, format_exact, listed, size
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ def describe_violation(violation: Violation, limit: float | None = None) -> str:
         return f"{where}: {sentence(violation.reason or UNDEFINED)}"
     description = "" if limit is None else f", limit {format_exact(limit)}"
     description += "" if violation.margin is None else f", margin {format_decisive(violation.margin, 0)}"
+    description += f"{BECAUSE}{sentence(violation.reason)}" if violation.reason else ""
     return f"{where}: {format_decisive(violation.observed, limit)}{description}"
 
 

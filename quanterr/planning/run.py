@@ -2,8 +2,8 @@
 
 import os
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import fsum, log10, sqrt
@@ -18,6 +18,7 @@ from quanterr.documents.comparison.kept_layers import original_bytes, stored_byt
 from quanterr.documents.comparison.layer import Layer, LosslessLayer
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.plan.model import ORIGINAL, Measure, Plan, PlannedLayer, Point, Uniform
+from quanterr.documents.runtimes import load_together
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings.files import FALLBACK, LEFT
 from quanterr.options import PlanKeywords, PlanOptions, SameIn
@@ -32,6 +33,8 @@ from quanterr.version import __version__
 
 POINTS = 40  # points of the curve, about
 ROUNDED = 5e-4  # tolerance in bits per weight: a recipe with 4.50025 fits a budget of 4.5
+NORMS = 0.01  # share of the bytes that norms and biases may be; embeddings and heads are more
+GGUF = "gguf_"
 SUMMED = 1e-12  # relative tolerance of a cost: layers, groups and steps are added up in other orders
 # Where the costs of each measure come from.
 SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", **dict.fromkeys(METRICS, "sensitivity")}
@@ -146,9 +149,7 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
     least = sum(min(choice.nbytes for choice in own) for own in choices)
     if least > limit:
         in_bits = f"{8 * least / elements:.4g} bits per weight"
-        in_bytes = (
-            f"{size(fixed + least)}, of which {size(fixed)} are not planned; -l '*' also plans embeddings and heads"
-        )
+        in_bytes = f"{size(fixed + least)}, of which {size(fixed)} are not planned; {_plans_all(reports)}"
         shown = in_bits if goal.kind == "bits" else in_bytes
         raise UsageError(f"{goal}: cannot be met; the least possible is {shown}")
     signal = fsum(row.signal for row in rows)
@@ -158,7 +159,9 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
         raise UsageError(f"{goal}: cannot be met")
     picks, bound = solved
     recipe_of = {row.name: own[pick] for group, own, pick in zip(groups, names, picks, strict=True) for row in group}
-    layers = [_make_layer(row, recipe_of[row.name]) for row in rows]
+    counts = Counter(recipe for recipe in recipe_of.values() if recipe != ORIGINAL)
+    usual = counts.most_common(1)[0][0] if counts else ORIGINAL
+    layers = [_make_layer(row, recipe_of[row.name], usual) for row in rows]
     planned_bytes = sum(layer.bytes for layer in layers)
     error = fsum(row.options[recipe_of[row.name]].error for row in rows)
     first = next(iter(reports.values()))
@@ -167,6 +170,11 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
     notes += [first.settings.calibration] if first.settings.calibration else []
     every = [found for report in reports.values() for found in report.findings]
     notes += [found.message for found in every if found.code in (LEFT, FALLBACK)]
+    formats = {layer.format for layer in layers if layer.recipe != ORIGINAL}
+    if not load_together(formats):
+        notes.append(f"no runtime loads {listed(sorted(formats), 5)} in one checkpoint; give --to recipes of one")
+    if fixed > NORMS * nbytes and not first.selection.patterns and all(name.startswith(GGUF) for name in reports):
+        notes.append(f"{size(fixed)} are not planned; {_plans_all(reports)}")
     if left_out:
         notes.append(
             f"the {SOURCES[measure]} does not name {count(len(left_out), 'layer')}, left unquantized: "
@@ -195,6 +203,13 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
         knee=_find_knee(curve),
         run=first.run,
     )
+
+
+def _plans_all(recipes: Iterable[str]) -> str:
+    """Return how to plan embeddings and heads, and what llama-quantize does with them where it can write the plan."""
+    words = "-l '*' also plans embeddings and heads"
+    usual = ", which llama-quantize quantizes by itself; the plan's command keeps them in BF16"
+    return words + usual * all(name.startswith(GGUF) for name in recipes)
 
 
 def _collect_layers(reports: Mapping[str, Report], measure: Measure) -> tuple[list[_PlannableLayer], list[str]]:
@@ -302,9 +317,11 @@ def _solve(choices: Sequence[Sequence[KnapsackItem]], limit: float, most: float)
     return found.picks, fsum(own[pick].cost for own, pick in zip(choices, found.picks, strict=True))
 
 
-def _make_layer(row: _PlannableLayer, recipe: str) -> PlannedLayer:
+def _make_layer(row: _PlannableLayer, recipe: str, usual: str) -> PlannedLayer:
+    """Return a layer's line of the plan; ``usual`` is the plan's most frequent recipe."""
     option = row.options[recipe]
     layer = option.layer
+    instead = row.options.get(usual) if recipe == ORIGINAL and usual != ORIGINAL else None
     return PlannedLayer(
         layer_name=row.name,
         display_name=display(row.name),
@@ -317,6 +334,8 @@ def _make_layer(row: _PlannableLayer, recipe: str) -> PlannedLayer:
         cost=option.cost,
         original_norm=sqrt(row.signal),
         original_fingerprint=row.fingerprint,
+        usual_bytes=instead.nbytes if instead else None,
+        usual_cost=instead.cost if instead else None,
     )
 
 

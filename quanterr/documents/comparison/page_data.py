@@ -11,7 +11,7 @@ from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from quanterr.documents.base import Finding
-from quanterr.documents.comparison.kept_commands import find_commands
+from quanterr.documents.comparison.kept_commands import list_words
 from quanterr.documents.comparison.kept_layers import (
     DTYPES,
     KeptLayer,
@@ -146,7 +146,10 @@ def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
         "snr_db": report.aggregate.overall_snr_db,
         "dtype": dtypes.pop() if len(dtypes) == 1 else None,
         "bound": len(report.layers) - len(free),
-        "commands": {program: list(command) for program, command in find_commands(report).items()},
+        "programs": [
+            words._asdict() | {"quantized": [rows[name] for name in words.quantized] if words.quantized else None}
+            for words in list_words(report, [layer.name for layer in ordered])
+        ],
     }
 
 

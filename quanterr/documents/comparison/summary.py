@@ -33,6 +33,9 @@ def _judge(report: Report) -> Iterator[str]:
     """Yield what a few layers cost and would gain, or that no layer stands out."""
     if not report.layers or report.verdict == "inconclusive":
         return
+    if is_faultless(report):
+        yield "Nothing needs to be done: no few layers make most of the error, and no format has more than usual"
+        return
     kept, total = propose_kept(report)
     if not kept:
         if len(report.layers) > 1:
@@ -52,6 +55,18 @@ def _judge(report: Report) -> Iterator[str]:
         f"{f'in {dtype}' if dtype else 'as in the original'}, the file grows by "
         f"{format_percent(added / max(report.quantized.bytes, 1))} ({size(added)}){snr}"
     )
+
+
+def is_faultless(report: Report) -> bool:
+    """Return True if nothing needs to be done: nothing is doubtful or low, and no few layers make most of the error."""
+    for name, found in report.groups.get("format", {}).items():
+        usual = report.formats[name].usual_snr_db if name in report.formats else None
+        if usual and found.overall_snr_db is not None and found.overall_snr_db < usual[0]:
+            return False
+        if (found.excess_db or 0) >= EXCESS:
+            return False
+    sound = report.verdict == "pass" and report.complete and bool(report.layers)
+    return sound and all(one.severity == "info" for one in report.findings) and not propose_kept(report)[0]
 
 
 def propose_kept(report: Report) -> tuple[list[KeptLayer], float]:

@@ -21,6 +21,12 @@ NOT_JUDGED = (
     "not judged: "  # prefix of the reason if the rules or baseline were wrong; other rules may judge the report
 )
 FILES = {"importance": "importance matrix", "sensitivity": "sensitivity"}
+# Findings about a layer that explain its error.
+EXPLAINING = (
+    *("excess_error", "excess_rows", "excess_columns", "excess_blocks", "scale_loss", "clipped", "saturated"),
+    *("scale_factor", "transposed", "permuted", "zero_points", "swapped_weight", "biased_error", "bad_rows"),
+    *("implausible_error", "below_usual", "group_outlier"),
+)
 NOT_QUANTIZED = ("identical", "swapped_sides")  # findings that make rules meaningless
 
 
@@ -100,6 +106,16 @@ class ReportValues(Subject):
             patterns=report.selection.patterns,
         )
         self.report = report
+        self._warnings = warnings
+
+    def find_cause(self, metric: str, item: str | None) -> str | None:
+        """Return the first warning that explains an error of a layer, or for the whole that of any layer."""
+        if metric == "findings.warning" and self._warnings:
+            return self._warnings[0].message
+        if metric not in {**EQUAL_LAYER, **EQUAL_MODEL}:  # such as a size, which no fault explains
+            return None
+        known = [found for found in self._warnings if found.code in EXPLAINING and item in (None, found.layer)]
+        return known[0].message.removeprefix("" if item is None else f"{display(item)}: ") if known else None
 
     def list_items(self, metric: str) -> list[Item]:
         """Return all items: each has every metric."""

@@ -17,7 +17,7 @@ from quanterr.documents.comparison.layers import (
 )
 from quanterr.documents.comparison.model import Report, Side
 from quanterr.documents.comparison.page_data import page_data
-from quanterr.documents.comparison.summary import summarize
+from quanterr.documents.comparison.summary import is_faultless, summarize
 from quanterr.documents.document_view import format_score, list_number_columns, make_view
 from quanterr.errors import UsageError
 from quanterr.metrics.scores import collect_scores
@@ -178,14 +178,14 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
     yield Section("summary", "The whole model", [_figures(report)])
     if report.not_compared:
         yield _make_not_compared(report)
-    if report.verdict != "inconclusive":
+    if report.verdict != "inconclusive" and not is_faultless(report):
         yield KEEP
     if evaluation is not None:
         from quanterr.documents.evaluation.view import make_scores_table
 
         found = [(candidate.name, one) for candidate in evaluation.candidates for one in candidate.findings]
         yield Section("scores", "Scores", [make_scores_table(evaluation), Findings(found)], (PAGE,))
-    yield Section("gates", "Gates", [Gates([("", gate) for gate in report.gates])], (PAGE, CARD))
+    yield Section("gates", "Gates", [Gates([("", gate) for gate in report.gates])], (PAGE,))
     yield Section("findings", "Findings", [Findings([("", found) for found in _sort_findings(report)])])
     if report.verdict == "inconclusive":  # the findings come before it then
         yield KEEP

@@ -1,7 +1,8 @@
 """The front matter of a model card: the results of an evaluation as metadata of the Hugging Face Hub.
 
-``base_model``, ``base_model_relation`` and ``model-index`` are keys of the hub; details are under ``quanterr``. Other
-keys stay as they are, and so does a ``model-index`` that quanterr has not written. No value names a local folder.
+``base_model``, ``base_model_relation`` (only beside it) and ``model-index`` are keys of the hub; details are under
+``quanterr``. Other keys stay as they are, and so does a ``model-index`` that quanterr has not written. No value names a
+local folder.
 
 Reference: the hub's model card metadata, docs/hub/model-cards.md and modelcard.md of huggingface/hub-docs.
 """
@@ -94,8 +95,7 @@ def _keys(evaluation: Evaluation) -> dict[str, Value]:
     }
     name = _bare(evaluation.candidates[0].name) if len(evaluation.candidates) == 1 else _bare(evaluation.original)
     return {
-        **({BASE: base} if base else {}),
-        RELATION: "quantized",
+        **({BASE: base, RELATION: "quantized"} if base else {}),
         INDEX: [{"name": name, "results": results}],
         OWN: {key: value for key, value in own.items() if value not in (None, [])},
     }

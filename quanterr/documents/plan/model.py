@@ -26,6 +26,8 @@ class PlannedLayer(Model):
     cost: Annotated[float, doc("the layer's part of the plan's cost, in units of measure")]
     original_norm: Annotated[Number, doc("identifies the original")] = None
     original_fingerprint: Annotated[str | None, doc("identifies the original, as in a report")] = None
+    usual_bytes: Annotated[int | None, doc("of an unquantized layer: bytes in the plan's most frequent recipe")] = None
+    usual_cost: Annotated[Number, doc("of an unquantized layer: its cost in the plan's most frequent recipe")] = None
 
 
 class Uniform(Model):
@@ -66,8 +68,9 @@ class Plan(Document, kw_only=True):
     ITEMS: ClassVar[Mapping[str, str]] = {"layers": "layer"}
 
     schema_: str = "quanterr.plan"
-    # 1.1 adds weighted squared error; 1.2 fields that identify the original; 1.3 measured; 1.4 predicted output error
-    schema_version: str = "1.4"
+    # 1.1 adds weighted squared error; 1.2 fields that identify the original; 1.3 measured; 1.4 predicted output error;
+    # 1.5 what unquantized layers cost and gain
+    schema_version: str = "1.5"
     original: Annotated[str, doc("path of the original")]
     original_bytes: int
     architecture: Annotated[str, doc("architecture in llama.cpp's terms, which determines its tensor names")]

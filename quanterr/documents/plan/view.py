@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import fsum, log10
 
 from quanterr.documents.document_view import make_view
 from quanterr.documents.plan.model import ORIGINAL, Measurement, Plan, PlannedLayer
@@ -31,7 +32,6 @@ from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed, size
 
-UNIFORM = (Column("size", 0), Column("cost", 1), Column("fits", 2, right=False))
 CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_weight", "snr_db", "cost")
 CSV_COLUMNS = ("list", *CSV_LAYER, "reason")
 LIMITS_OF_COST = ("--max-kld", "--max-output-error", "--min-snr")  # goals that minimize bytes
@@ -40,6 +40,8 @@ MINOR = 0.01  # share of the cost below which pages fold a layer
 CURVE = 8  # number of points in the text
 MIB = 2**20
 WORST = 3  # layers in the summary
+MOST_KEPT = 50  # unquantized layers in the table; the export and the page's list have all
+NONE = "-"
 METRICS = {
     "share": MapMetric("Share of the cost", "lower", "%", log=True, column="Share %"),
     "bits": MapMetric("Bits/w", "lower", "bit", column="Bits/w"),
@@ -64,6 +66,7 @@ def view(plan: Plan, top: int) -> View:
         Section("uniform", "One recipe for all", [_uniform(plan), Lines([_count_recipes(plan)])]),
         MAP,
         Section("worst", "Most expensive layers", [_worst(plan, top)] if top else []),
+        Section("kept", "Layers as in the original", [_kept(plan)] if top and _list_kept(plan) else []),
         Section("curve", "Size and cost", [*_draw_curve(plan), Lines([_curve(plan)])]),
     ]
     words = {"role": "Role", "recipe": "Recipe"}
@@ -76,9 +79,8 @@ def _summarize(plan: Plan) -> Iterator[str]:
     """Yield the recipes with their layers, the layers that stay as they are, and the most expensive ones."""
     yield from plan.notes
     yield _count_recipes(plan)
-    kept = [layer for layer in plan.layers if layer.recipe == ORIGINAL]
+    kept = _list_kept(plan)
     if kept:
-        kept.sort(key=lambda layer: -layer.bytes)
         yield f"as in the original: {listed([layer.layer_name for layer in kept], WORST)}"
     total = plan.cost or 1.0
     worst = sorted((layer for layer in plan.layers if layer.cost), key=lambda layer: -layer.cost)[:WORST]
@@ -116,9 +118,30 @@ def _describe_measurement(found: Measurement) -> str:
 
 
 def _uniform(plan: Plan) -> Table:
-    rows = [[one.recipe, size(one.bytes), f"{one.cost:.4g}", "yes" if one.fits else "no"] for one in plan.uniform]
-    rows.append(["this plan", size(plan.bytes), f"{plan.cost:.4g}", "yes"])
-    return Table("The plan beside single recipes", "recipe", UNIFORM, rows)
+    rows = [
+        [one.recipe, size(one.bytes), _format_cost(plan, one.cost), "yes" if one.fits else "no"] for one in plan.uniform
+    ]
+    rows.append(["this plan", size(plan.bytes), _format_cost(plan, plan.cost), "yes"])
+    cost = "SNR" if _find_signal(plan) else "cost"
+    columns = (Column("size", 0), Column(cost, 1), Column("fits", 2, right=False))
+    return Table("The plan beside single recipes", "recipe", columns, rows)
+
+
+def _find_signal(plan: Plan) -> float | None:
+    """Return Σx² of the planned layers if the cost is Σe², which means little alone; None if it is not, or unknown."""
+    norms = [layer.original_norm for layer in plan.layers]
+    if plan.measure != "squared error" or None in norms:
+        return None
+    return fsum(norm**2 for norm in norms if norm is not None)
+
+
+def _format_cost(plan: Plan, cost: float, digits: int = 4) -> str:
+    """Format a cost as other outputs do: a share in per cent, a squared error as an SNR, KLD as a number."""
+    if plan.measure == "predicted output error":
+        return f"{100 * cost:.{digits}g} %"
+    if signal := _find_signal(plan):
+        return f"{10 * log10(signal / cost):.2f} dB" if cost else "exact"
+    return f"{cost:.{digits}g}"
 
 
 def _count_recipes(plan: Plan) -> str:
@@ -143,12 +166,37 @@ def _worst(plan: Plan, top: int) -> Table:
     return Table(title, "layer", *filled, minor=minor, minor_because="below 1 % of the cost")
 
 
+def _list_kept(plan: Plan) -> list[PlannedLayer]:
+    """Return the layers that stay as in the original, those that gain most first."""
+    kept = [layer for layer in plan.layers if layer.recipe == ORIGINAL]
+    return sorted(kept, key=lambda layer: (-(layer.usual_cost or 0.0), -layer.bytes))
+
+
+def _kept(plan: Plan) -> Table:
+    """Return what layers cost and gain that stay as in the original, beside the plan's most frequent recipe."""
+    total, kept = plan.cost or 1.0, _list_kept(plan)
+
+    def added(layer: PlannedLayer) -> str:
+        return NONE if layer.usual_bytes is None else size(layer.bytes - layer.usual_bytes)
+
+    def avoided(layer: PlannedLayer) -> str:
+        return NONE if layer.usual_cost is None else format_percent(layer.usual_cost / total)
+
+    columns: Sequence[CellColumn[PlannedLayer]] = (
+        (Column("more bytes", 0), added),
+        (Column("cost avoided", 1), avoided),
+    )
+    filled = fill(columns, ((LayerName(layer.layer_name), layer) for layer in kept[:MOST_KEPT]))
+    number = f"The first {MOST_KEPT} of {len(kept):,} layers" if len(kept) > MOST_KEPT else count(len(kept), "layer")
+    return Table(f"{number} as in the original, beside the plan's most frequent recipe", "layer", *filled)
+
+
 def _curve(plan: Plan) -> str:
     """Return the least cost at some sizes, and the knee."""
     step = max(len(plan.curve) // CURVE, 1)
-    points = ", ".join(f"{size(point.bytes)} {point.cost:.3g}" for point in plan.curve[::step])
+    points = ", ".join(f"{size(point.bytes)} {_format_cost(plan, point.cost, 3)}" for point in plan.curve[::step])
     knee = f"; diminishing returns from {size(plan.knee.bytes)} on" if plan.knee else ""
-    return f"least cost by size: {points}{knee}"
+    return f"{'best SNR' if _find_signal(plan) else 'least cost'} by size: {points}{knee}"
 
 
 def _draw_curve(plan: Plan) -> Iterator[Chart]:
@@ -178,8 +226,8 @@ def conclusion(plan: Plan) -> str:
     found = plan.measured
     measured = "" if found is None else f", measured {found.kld:.4g} ± {found.kld_se:.2g} nat"
     return (
-        f"{plan.goal}: {size(plan.bytes)}, {plan.bits_per_weight:.4g} bits per weight{measured}, {plan.measure} "
-        f"{plan.cost:.4g}{beside}; {bound}"
+        f"{plan.goal}: {size(plan.bytes)}, {plan.bits_per_weight:.4g} bits per weight{measured}, "
+        f"{'SNR' if _find_signal(plan) else plan.measure} {_format_cost(plan, plan.cost)}{beside}; {bound}"
     )
 
 
@@ -195,6 +243,8 @@ def _describe_gain(plan: Plan) -> str:
     if best is None or best.cost <= 0:
         return ""
     factor = plan.cost / best.cost
+    if _find_signal(plan):
+        return f", {-10 * log10(factor):+.2f} dB against {best.recipe} for all" if plan.cost else ""
     change = f"{factor:.3g} times as much as" if factor > TIMES else f"{100 * (factor - 1):+.3g} % against"
     return f", {change} {best.recipe} for all"
 

@@ -30,6 +30,7 @@ from quanterr.documents.comparison.kept_layers import (
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.ranking.gains import find_gains
 from quanterr.documents.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
+from quanterr.documents.runtimes import load_together
 from quanterr.errors import UsageError
 from quanterr.util.addresses import strip_credentials
 from quanterr.util.strict_json import JsonObject
@@ -269,18 +270,24 @@ def _make_layer(chosen: Sequence[Rankable], name: str) -> RankedLayer:
 
 
 def _find_swaps(candidate: Rankable, chosen: Sequence[Rankable], layers: Sequence[str], signal: float) -> Swaps:
-    """Return the swaps of a candidate's layers that gain most per byte: all that cost almost no bytes, or a few."""
+    """Return the swaps of a candidate's layers that gain most per byte: all that cost almost no bytes, or a few.
+
+    A runtime loads the result, as far as one loads the candidate.
+    """
     least = WORTH * candidate.error / max(len(layers), 1)
+    formats = {candidate.tensors[name].format for name in layers}
     found = []
     for name in layers:
         options = [swap for other in chosen if other is not candidate and (swap := _make_swap(candidate, other, name))]
-        options = [swap for swap in options if -swap.squared_error_change >= least]
-        if options:
-            found.append(min(options, key=_swap_key))
-    found.sort(key=_swap_key)
-    added = accumulate(swap.bytes_change for swap in found)
+        found += [swap for swap in options if -swap.squared_error_change >= least]
+    swaps: dict[str, Swap] = {}
+    for swap in sorted(found, key=_swap_key):
+        if swap.layer_name not in swaps and (swap.format in formats or load_together({*formats, swap.format})):
+            formats.add(swap.format)
+            swaps[swap.layer_name] = swap
+    added = accumulate(swap.bytes_change for swap in swaps.values())
     free = sum(cost <= FREE * candidate.nbytes for cost in added)
-    return _sum_swaps(candidate, found[: max(free, FEW)], signal)
+    return _sum_swaps(candidate, list(swaps.values())[: max(free, FEW)], signal)
 
 
 def _sum_swaps(candidate: Rankable, swaps: list[Swap], signal: float) -> Swaps:

@@ -11,7 +11,6 @@ from quanterr.documents.ranking.model import Candidate, Choice, Gain, RankedLaye
 from quanterr.outputs.formatting import LONG, format_answer, format_change, format_db, format_if_known, sentence
 from quanterr.outputs.page.columns import DB_PLACES, DIFFERS, DIGITS, SAME, SHARE_DIGITS, round_digits
 from quanterr.outputs.sections import (
-    CARD,
     FRONT,
     MAP,
     PAGE,
@@ -38,11 +37,13 @@ from quanterr.util.text import count, display, size
 
 # Of the two costs that a sensitivity may predict, a ranking has one.
 PREDICTED = {"predicted_kld": "predicted KLD", "predicted_output_error": "predicted output error"}
+SHARES = ("predicted_output_error",)  # shown in per cent, as in other outputs
 SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
 STUDY_TITLE = "dB gained by keeping outliers unquantized and by other scales (on a sample of rows)"
 SAME_SIZE = 0.05  # %
 MINOR, MINOR_BECAUSE = 0.01, "below 1 % of the error"
 NONE = "-"
+FALLBACK = "fallback_recipe"  # a finding: a K type of ggml that is mostly another type has another error and size
 MOST_POINTS, MOST_CANDIDATES = 4, 5  # in the conclusion and in the summary
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "rank", "layer_name", "format", "bytes", "squared_error", "snr_db"),
@@ -100,7 +101,7 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
     spread = [_spread_table(ranking, top)] if top and ranking.layers else []
     yield Section("spread", "Layers that differ most", spread)
     gates = [(candidate.name, gate) for candidate in ranking.candidates for gate in candidate.gates]
-    yield Section("gates", "Gates", [Gates(gates)] if gates else [], (PAGE, CARD))
+    yield Section("gates", "Gates", [Gates(gates)] if gates else [], (PAGE,))
 
 
 def _candidates(ranking: Ranking) -> Table:
@@ -124,7 +125,7 @@ def _candidates(ranking: Ranking) -> Table:
     if any(one.weighted_snr_db is not None for one in ranking.candidates):
         columns.append((Column("weighted SNR dB", 2), lambda one: format_if_known(one.weighted_snr_db)))
     if predicted:
-        columns.append((Column(PREDICTED[predicted], 2), lambda one: format_if_known(getattr(one, predicted), ".4g")))
+        columns.append((Column(PREDICTED[predicted], 2), lambda one: _format_predicted(one, predicted)))
     if any(one.tokens_per_second is not None for one in ranking.candidates):
         columns.append((Column("max. tokens/s", 2), lambda one: format_if_known(one.tokens_per_second, ",.0f")))
     if any(one.gates for one in ranking.candidates):
@@ -156,6 +157,11 @@ def _find_predicted(ranking: Ranking) -> str | None:
     return next((name for name, cost in every if cost is not None), None)
 
 
+def _format_predicted(one: Candidate, metric: str) -> str:
+    cost = getattr(one, metric)
+    return NONE if cost is None else f"{100 * cost:.4g} %" if metric in SHARES else f"{cost:.4g}"
+
+
 def conclusion(ranking: Ranking) -> str:
     """Return the best candidate, its lead in error and bytes, and what would improve it further."""
     best = ranking.candidates[0]
@@ -163,10 +169,10 @@ def conclusion(ranking: Ranking) -> str:
     more = "".join(f"; {_describe_change(swaps, best)}" for swaps in changes)
     failing = [display(candidate.name) for candidate in ranking.candidates if candidate.verdict == "fail"]
     if metric := _find_predicted(ranking):
-        costs = [(getattr(one, metric), one.name) for one in ranking.candidates if getattr(one, metric) is not None]
-        cost, least = min(costs)
-        if least != best.name:
-            more += f"; {display(least)} has the least {PREDICTED[metric]} ({cost:.4g})"
+        known = [one for one in ranking.candidates if getattr(one, metric) is not None]
+        least = min(known, key=lambda one: (getattr(one, metric), one.name))
+        if least.name != best.name:
+            more += f"; {display(least.name)} has the least {PREDICTED[metric]} ({_format_predicted(least, metric)})"
     held = f"; gates do not hold for {', '.join(failing)}" if failing else ""
     sampled = "" if ranking.sample is None else f"; estimated from {100 * ranking.sample:g} % of the rows"
     return f"{_describe_best(ranking)}{more}{held}{sampled}"
@@ -223,6 +229,7 @@ def _summarize(ranking: Ranking) -> Iterator[str]:
         yield f"{one.rank:>3}  {_format_level(one):>9}  {display(one.name)}: {stored}{worst}"
     if len(ranking.candidates) > MOST_CANDIDATES:
         yield f"and {count(len(ranking.candidates) - MOST_CANDIDATES, 'more candidate')}"
+    yield from (sentence(f.message) for one in ranking.candidates for f in one.findings if f.code == FALLBACK)
     if ranking.sample is not None:  # else the reasons of the verdict say it
         yield from _list_excluded(ranking)
 

@@ -1,11 +1,11 @@
 """The command of llama-quantize, with ``--tensor-type NAME=TYPE`` for each tensor, for types of ggml."""
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from quanterr.documents.plan.model import ORIGINAL, Plan
+from quanterr.documents.quantizers import CONTINUED, GGUF_FILES, escape, gguf_input, tensor_type
 from quanterr.errors import UsageError
 from quanterr.pairing.conversion import to_llama_name
 from quanterr.pairing.names import atoms_of, canonicalize
@@ -13,12 +13,9 @@ from quanterr.planning.exports.base import STACK, Consumer
 from quanterr.recipes.matrices import is_stack
 from quanterr.util.text import display
 
-# ggml types whose name differs when llama-quantize uses them as the base type of a file.
-BASE_TYPES = {"mxfp4": "MXFP4_MOE"}
-
 
 def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
-    """Return the command of llama-quantize.
+    """Return the command of llama-quantize, after one that makes its input if the original is no GGUF file.
 
     An embedding or head that is not in the plan gets bf16, as the base type would quantize it. Which of two matching
     patterns decides depends on the version of llama-quantize, so no tensor matches two. Gate and up of experts are two
@@ -36,12 +33,12 @@ def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
                 raise UsageError(f"--export llama-quantize: {display(own)} is one tensor there, but has two recipes")
     ends = {"--token-embedding-type": "token_embd", "--output-tensor-type": "output"}
     words = [f"{option} {lines.pop(name, 'bf16')}" for option, name in ends.items()]
-    words += [f"--tensor-type '^{re.escape(name)}\\.weight$={kind}'" for name, kind in lines.items()]
+    words += [tensor_type(escape(name), kind) for name, kind in lines.items()]
     quantized = Counter(kind for kind in lines.values() if kind != "bf16")
     base = quantized.most_common(1)[0][0] if quantized else "bf16"
-    source = plan.original if plan.original.endswith(".gguf") else "original.gguf"
-    words.append(f"{shlex.quote(source)} planned.gguf {BASE_TYPES.get(base, base.upper())}")
-    return " \\\n  ".join(["llama-quantize", *words]) + "\n"
+    source, making = gguf_input(plan.original)
+    words.append(f"{source} planned.gguf {GGUF_FILES.get(base, base.upper())}")
+    return making + CONTINUED.join(["llama-quantize", *words]) + "\n"
 
 
 CONSUMER = Consumer(lambda recipe: recipe.startswith("gguf_"), _export, takes_stacks=True, reads=".gguf")

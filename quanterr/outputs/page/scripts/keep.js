@@ -7,29 +7,16 @@ const LITTLE = 0.1;
 const LEAST_GAIN = 0.01; // more layers must gain this share of the error beyond their share of the bytes
 const WORTHWHILE = 0.1; // share of the error that these layers must make beyond their share of the bytes
 
-// Paths of Llama-like models in transformers and in llama.cpp (its gguf-py/gguf/tensor_mapping.py).
-const LLAMA_CPP = {
-  "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-  "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-  "mlp.gate": "ffn_gate_inp",
-};
-const LLAMA_CPP_WHOLE = { "model.embed_tokens": "token_embd", lm_head: "output" };
-
-/** Lists of layers for quantizers: names → text; the last where llama.cpp has every name. */
-const LISTS = {
-  names: (names) => names.join("\n"),
-  convert_to_quant: (names) => `--exclude-layers '^(${names.map(escapeRegex).join("|")})$'`,
-  llmcompressor: (names) => `ignore:\n${names.map((name) => `  - "${name.replace(/\.weight$/, "")}"`).join("\n")}`,
-  "llama-quantize": llamaQuantize,
-};
-const CONTINUED = " \\\n  "; // a shell command on several lines
-
-/** Return the complete command that keeps the layers, or else the list for a program. */
-function writeList(program, names, commands) {
-  const list = LISTS[program](names);
-  if (!(program in commands)) return list;
-  const [before, after] = commands[program];
-  return [before, ...list.split("\n"), after].join(CONTINUED);
+/** Return the layers at the first n rows in the words of a program: a list, or a complete command (kept_commands.py). */
+function writeList(words, layers, keep, n) {
+  const kept = new Set(keep.rows.slice(0, n));
+  const rows = words.quantized?.filter((row) => !kept.has(row)) ?? [...kept];
+  const names = words.own_names?.slice(0, n) ?? rows.map((row) => layers.name[row]);
+  const list = names.map((name) => {
+    const parts = { name, module: name.replace(/\.weight$/, ""), pattern: escapeRegex(name) };
+    return words.word.replace(/\{(\w+)\}/g, (_, part) => parts[part]);
+  });
+  return words.start + list.join(words.between) + words.end;
 }
 
 /** Return the knee of the curve, after which more layers gain least for their bytes; 0 if there is none worth a change. */
@@ -44,31 +31,15 @@ function escapeRegex(name) {
   return name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replaceAll("'", "'\\''");
 }
 
-/** Return options of llama-quantize for layers that llama.cpp has. */
-function llamaQuantize(names) {
-  return names.map((name) => `--tensor-type '^${escapeRegex(llamaName(name))}\\.weight$=bf16'`).join("\n");
-}
-
-function llamaName(name) {
-  const path = name.replace(/\.weight$/, "");
-  if (/^(blk\.\d+\.|token_embd$|output$)/.test(path)) return path;
-  if (path in LLAMA_CPP_WHOLE) return LLAMA_CPP_WHOLE[path];
-  const [, block, module] = /^model\.layers\.(\d+)\.(.+)$/.exec(path) ?? [];
-  return module in LLAMA_CPP ? `blk.${block}.${LLAMA_CPP[module]}` : null;
-}
-
 /** Fill the section; `pick(text, rows)` shows the kept layers in the table. */
 function showKeep(layers, keep, pick) {
-  if (!keep.rows.length) return;
+  if (!keep.rows.length || !byId("keep")) return; // a faultless file's page has no such section
   byId("keep").hidden = false;
   const left = runningTotals(keep.shares).map((share) => Math.max(1 - share, 0));
   const added = runningTotals(keep.added);
   const range = byId("keep-range");
   range.max = `${keep.rows.length}`;
-  const isInLlama = keep.rows.every((row) => llamaName(layers.name[row]) !== null);
-  const programs = Object.keys(LISTS).filter((program) => program !== "llama-quantize" || isInLlama);
-  programs.sort((a, b) => (b in keep.commands) - (a in keep.commands));
-  fillSelect(byId("keep-syntax"), programs.map((program) => [program, program]));
+  fillSelect(byId("keep-syntax"), keep.programs.map(({ program }) => [program, program]));
   const curves = [
     new Curve(byId("keep-layers"), left.map((_, n) => n), left, (n) => formatCount(n, "layer")),
     new Curve(byId("keep-bytes"), added, left, (n) => `+${bytesText(added[n])}`),
@@ -78,12 +49,10 @@ function showKeep(layers, keep, pick) {
     range.setAttribute("aria-valuetext", formatCount(n, "layer"));
     for (const curve of curves) curve.mark(n);
     byId("keep-answer").replaceChildren(...answerOf(layers, keep, n, left[n], added[n], pick));
-    const names = keep.rows.slice(0, n).map((row) => layers.name[row]);
-    const program = byId("keep-syntax").value;
-    byId("keep-list").value = n ? writeList(program, names, keep.commands) : "";
-    const isCommand = program in keep.commands;
-    byId("keep-kind").textContent = isCommand ? "Command of" : "List for";
-    byId("keep-copy").textContent = isCommand ? "Copy command" : "Copy list";
+    const words = keep.programs.find(({ program }) => program === byId("keep-syntax").value);
+    byId("keep-list").value = n ? writeList(words, layers, keep, n) : "";
+    byId("keep-kind").textContent = words.is_command ? "Command of" : "List for";
+    byId("keep-copy").textContent = words.is_command ? "Copy command" : "Copy list";
   };
   for (const curve of curves) {
     curve.choose = (n) => {

@@ -1,0 +1,48 @@
+"""The words in which quantizing programs are told what to do, for plans and for layers to keep."""
+
+import re
+import shlex
+from pathlib import PurePosixPath
+
+# Options of convert_to_quant 1.3 (--help-experimental) by the format that it writes.
+CONVERT_TO_QUANT = {
+    "fp8_tensor": "",
+    "fp8_row": " --scaling_mode row",
+    "fp8_block": " --scaling_mode block",
+    "int8_tensor": " --int8 --scaling_mode tensor",
+    "int8_row": " --int8 --scaling_mode row",
+    "int8_block": " --int8 --scaling_mode block",
+    "int8_convrot": " --int8 --scaling_mode row --convrot",
+    "mxfp8": " --mxfp8",
+    "nvfp4": " --nvfp4",
+}
+# llama-quantize's name for a file, by its most frequent type, where the two differ; llama.cpp,
+# tools/quantize/quantize.cpp. The mixtures of K types are the usual ones.
+GGUF_FILES = {"mxfp4": "MXFP4_MOE"}
+GGUF_MIXTURES = {"q2_k": "Q2_K", "q3_k": "Q3_K_M", "q4_k": "Q4_K_M", "q5_k": "Q5_K_M"}
+CONTINUED = " \\\n  "  # a shell command on several lines
+
+
+def tensor_type(pattern: str, kind: str) -> str:
+    """Return llama-quantize's option for the type of a tensor; the pattern is its name without ``.weight``, escaped."""
+    return f"--tensor-type '^{pattern}\\.weight$={kind}'"
+
+
+def gguf_input(original: str) -> tuple[str, str]:
+    """Return the GGUF file that llama-quantize reads, quoted, and the shell line that makes it from other files.
+
+    llama-quantize reads nothing but GGUF; llama.cpp's convert_hf_to_gguf.py makes it from a folder, or from the Hub.
+    """
+    if original.endswith(".gguf"):
+        return shlex.quote(original), ""
+    source = shlex.quote(original)
+    if original.startswith("hf://"):
+        source = f"--remote {shlex.quote(original.removeprefix('hf://'))}"
+    elif original.endswith(".safetensors"):
+        source = shlex.quote(str(PurePosixPath(original).parent))
+    return "original.gguf", f"convert_hf_to_gguf.py {source} --outfile original.gguf --outtype bf16\n"
+
+
+def escape(name: str) -> str:
+    """Return a name as a regular expression within single quotes of a shell; pages escape alike (keep.js)."""
+    return re.sub(r"[.*+?^${}()|\[\]\\]", r"\\\g<0>", name).replace("'", "'\\''")
