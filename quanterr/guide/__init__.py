@@ -44,6 +44,7 @@ TOPICS = (
     "settings",
     "library",
     "troubleshooting",
+    "numbers",
     "producers",
     "adding-a-format",
 )
