@@ -44,6 +44,10 @@ def test_the_readme_is_short():
     assert len(README.encode()) <= 12_000
 
 
+def test_the_readme_counts_the_formats():
+    assert {str(len(quanterr.FORMATS))} == set(re.findall(r"(\d+)\s+(?:layouts|\[formats\])", README))
+
+
 class TestGuide:
     def test_lists_every_page_that_is_there(self):
         assert set(guide.TOPICS) == {page.stem for page in guide.PAGES.glob("*.md")}
