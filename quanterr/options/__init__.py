@@ -322,7 +322,7 @@ class RecipeOptions(CheckedOptions):
     ] = ()
     scales: Annotated[
         str | None,
-        Option("Run each recipe with each calibrator: absmax, mse, p99.9, ema.", RECIPES, "CALIBRATORS", rare=True),
+        Option("Run each recipe with each calibrator: absmax, mse, p99.9, ema.", RECIPES, "CALIBRATORS"),
     ] = None
 
 
@@ -472,7 +472,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
     ] = ()
     tokens: Annotated[
         Path | None,
-        Option("Token ids instead of a text: a safetensors file with one integer tensor.", TEXT, "FILE", rare=True),
+        Option("Token ids instead of a text: a safetensors file with one integer tensor.", TEXT, "FILE"),
     ] = None
     inputs: Annotated[
         Path | None,
