@@ -97,8 +97,9 @@ bench-evaluate: install ## evaluate: a trained and a real model, quantized in ma
 	$(BIN)/python tests/bench/evaluate_memory.py
 	$(BIN)/python tests/bench/denoise.py
 
-docs: install ## the site, in site/: guide, references, a gallery of real reports (a minute)
+docs: install ## the site, in site/: guide, references, a gallery of real reports (a minute); the picture of README.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python tests/make_screenshot.py
 	$(BIN)/python docs/make_site.py
 
 # Pinned: other versions make other bytes.

@@ -37,7 +37,7 @@ PLACES = {
     "LICENSE": "licence.md",
     "examples/ci": "ci.md",
     **dict.fromkeys(RECORDERS, "recording.md"),
-    "examples/report.png": "examples/report.png",
+    "examples/report-map.png": "examples/report-map.png",
     "quanterr/guide": "guide/index.md",
     **{f"quanterr/guide/{topic}.md": f"guide/{topic}.md" for topic in guide.TOPICS},
 }
@@ -76,7 +76,7 @@ def main() -> None:
         if exhibit.page:
             shutil.copy(RUNS / exhibit.page, PAGES / "gallery")
     (PAGES / "examples").mkdir()
-    shutil.copy(ROOT / "examples/report.png", PAGES / "examples")
+    shutil.copy(ROOT / "examples/report-map.png", PAGES / "examples")
     shutil.copy(DOCS / "site.css", PAGES)
     subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, check=True)
     (SITE / "404.html").unlink()  # its links work only on a site at the root of its host

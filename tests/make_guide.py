@@ -13,10 +13,36 @@ from pathlib import Path
 
 from forked import call
 
+from quanterr.metrics.scores import Score
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "quanterr" / "guide").glob("*.md"))]
 sys.path.insert(0, str(ROOT / "examples"))
+
+
+# Commands that pages show with their output.
+COMMANDS = {
+    "session": "quanterr compare original.safetensors quantized.safetensors -o report.json",
+    "verdict-session": "quanterr compare original.safetensors quantized.safetensors --require 'global(nmse) <= 0.003'",
+    "finding-session": "quanterr explain scale_factor",
+    "format-session": "quanterr explain fp8_block",
+    "metric-session": "quanterr explain clipped_pct",
+    "gate-session": "quanterr gate report.json --thresholds int8 --require 'share(snr_db >= 26) >= 0.75'",
+    "diff-session": "quanterr diff last-release.json report.json",
+    "inspect-session": "quanterr inspect quantized.safetensors",
+    "rank-session": "quanterr rank original.safetensors fp8_tensor.safetensors int8_block.safetensors "
+    "int8_row.safetensors",
+    "sweep-session": "quanterr sweep original.safetensors --to 'int{4,8}_g32,int4_g16,fp8_row,nvfp4'",
+    "plan-session": "quanterr plan original.safetensors --bits 5 --to int4_g32,fp8_row,int8_row",
+    "resume-session": "quanterr compare original.safetensors quantized.safetensors --resume journal -q",
+    "render-session": "quanterr render report.json -o report.html -o report.csv -q",
+    "settings-session": "QUANTERR_COMPARE_LAYERS_TO_COMPARE=attn quanterr compare original.safetensors "
+    "quantized.safetensors -q",
+    "mistake-session": "quanterr compare original.safetensors quantized.safetensors -l atn",
+    "specification-session": "quanterr formats eetq",
+    "number-session": "quanterr explain floor",
+}
 
 
 @cache
@@ -35,23 +61,15 @@ def sessions() -> dict[str, str]:
         for recipe in ("fp8_tensor", "int8_block", "int8_row"):
             write_quantized(original, folder / f"{recipe}.safetensors", recipe)
         run("quanterr compare original.safetensors older.safetensors -q -o last-release.json", folder)
-        commands = {
-            "session": "quanterr compare original.safetensors quantized.safetensors -o report.json",
-            "gate-session": "quanterr gate report.json --thresholds int8 --require 'share(snr_db >= 26) >= 0.75'",
-            "diff-session": "quanterr diff last-release.json report.json",
-            "inspect-session": "quanterr inspect quantized.safetensors",
-            "rank-session": "quanterr rank original.safetensors fp8_tensor.safetensors int8_block.safetensors "
-            "int8_row.safetensors",
-            "sweep-session": "quanterr sweep original.safetensors --to 'int{4,8}_g32,int4_g16,fp8_row,nvfp4'",
-        }
-        made = {part: f"```console\n$ {line}\n{run(line, folder)}\n```" for part, line in commands.items()}
+        made = {part: f"```console\n$ {line}\n{run(line, folder)}\n```" for part, line in COMMANDS.items()}
     return made
 
 
 def run(line: str, folder: Path) -> str:
-    """Run a command and return its output, including stderr where verdicts are printed."""
-    done = call(*shlex.split(line)[1:], cwd=folder, merged="gate" in line)
-    if done.returncode not in (0, 1):
+    """Run a command, after the setting of a variable if the line has one, and return what a terminal would show."""
+    before, _, words = line.partition("quanterr ")
+    done = call(*shlex.split(words), cwd=folder, merged=True, env=dict([before.strip().split("=")]) if before else {})
+    if done.returncode not in (0, 1, 2):
         raise RuntimeError(f"{line}: {done.stdout}{done.stderr}")
     return "\n".join(line.rstrip() for line in done.stdout.splitlines())
 
@@ -92,18 +110,12 @@ def presets() -> str:
 def formats() -> str:
     """Return a table of FORMATS, and the names of REFUSALS."""
     from quanterr.formats import FORMATS
-    from quanterr.formats.base import names_for
     from quanterr.formats.shared.unsupported import REFUSALS
 
-    rows = ["| format | what it is | codes | scale | usual SNR |", "|---|---|---|---|---|"]
+    rows = ["| format | what it is | usual SNR [dB] |", "|---|---|---|"]
     for row in FORMATS:
-        parts = list(row.needs.values())
-        names = [name for part in parts[1:] for name in names_for("X.weight", part.names)]
-        shown = [f"`{name}`" for name in names if "weight_weight" not in name]  # X_weight_scale of stacked experts
-        names = ", ".join([*shown[:6], "…"] if len(shown) > 6 else shown)
-        usual = f"{row.usual_db[0]}–{row.usual_db[1]} dB" if row.usual_db else ""
-        codes = ", ".join(sorted(parts[0].dtypes))
-        rows.append(f"| `{row.name}` | {row.summary} | {codes} | {names} | {usual} |")
+        usual = f"{row.usual_db[0]}–{row.usual_db[1]}" if row.usual_db else ""
+        rows.append(f"| `{row.name}` | {row.summary} | {usual} |")
     refused = ", ".join(dict.fromkeys(row.name for row in REFUSALS))
     return "\n".join([*rows, "", f"Recognized, not supported (the report says what to do instead): {refused}."])
 
@@ -121,14 +133,14 @@ def conversions() -> str:
 
 
 def findings_index() -> str:
-    """Return a table of CODES with links to their sections."""
+    """Return links to the sections of CODES, by the gravest severity that a finding can have."""
     from quanterr.documents.finding_codes import CODES
 
-    rows = ["| finding | severity | what it says |", "|---|---|---|"]
-    lines = (
-        f"| [{name}](#{name}) | {', '.join(row.severities)} | {_cell(row.meaning)} |" for name, row in CODES.items()
-    )
-    return "\n".join([*rows, *lines])
+    by_severity: dict[str, list[str]] = {"error": [], "warning": [], "info": []}
+    for name, row in CODES.items():
+        gravest = next(severity for severity in by_severity if severity in row.severities)
+        by_severity[gravest].append(f"[{name}](#{name})")
+    return "\n\n".join(f"**Up to {severity}**: {', '.join(links)}." for severity, links in by_severity.items())
 
 
 def recipes() -> str:
@@ -140,14 +152,13 @@ def recipes() -> str:
 
 
 def scores() -> str:
-    """One row for each number that readers see of rankings, evaluations, plans, inspections and images."""
+    """One line for each number that readers see of rankings, evaluations, plans, inspections and images."""
     from quanterr.documents.kinds import KINDS
 
-    rows = ["| number | of | what it is | unit | better |", "|---|---|---|---|---|"]
+    rows = ["| of | number | shown as | better |", "|---|---|---|---|"]
     for kind in KINDS.values():
         for name, score in kind.values.VOCABULARY.scores.items():
-            unit = "share" if score.unit == "%" else score.unit
-            rows.append(f"| `{name}` | {kind.name.lower()} | {_cell(score.title)} | {unit} | {score.better} |")
+            rows.append(f"| {kind.name.lower()} | `{name}` | {_title(score)} | {score.better} |")
     return "\n".join(rows)
 
 
@@ -183,8 +194,8 @@ def metrics() -> str:
 
     tables = []
     for title, rows in (("of a layer", METRICS), ("of the model and of each group", AGGREGATES)):
-        lines = [f"| {title} | shown as | unit | better | definition |", "|---|---|---|---|---|"]
-        lines += [f"| `{m.name}` | {_cell(m.title)} | {m.unit} | {m.better} | {_cell(m.formula)} |" for m in rows]
+        lines = [f"| {title} | shown as | better | definition |", "|---|---|---|---|"]
+        lines += [f"| `{m.name}` | {_title(m)} | {m.better} | {_cell(m.formula)} |" for m in rows]
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
 
@@ -195,6 +206,12 @@ def exit_statuses() -> str:
 
     rows = ["| status | meaning |", "|---|---|"]
     return "\n".join([*rows, *(f"| {status.value} | {meaning} |" for status, meaning in MEANINGS.items())])
+
+
+def _title(score: Score) -> str:
+    """Return a number's heading with its unit: SNR [dB]."""
+    unit = "share" if score.unit == "%" else score.unit
+    return _cell(score.title) + (f" [{unit}]" if unit else "")
 
 
 def _cell(text: str) -> str:
@@ -210,12 +227,7 @@ def steps() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "adding-a-format": steps,
     "findings-index": findings_index,
-    "session": lambda: sessions()["session"],
-    "gate-session": lambda: sessions()["gate-session"],
-    "diff-session": lambda: sessions()["diff-session"],
-    "inspect-session": lambda: sessions()["inspect-session"],
-    "rank-session": lambda: sessions()["rank-session"],
-    "sweep-session": lambda: sessions()["sweep-session"],
+    **{part: lambda part=part: sessions()[part] for part in COMMANDS},
     "recipes": recipes,
     "scores": scores,
     "functions": functions,

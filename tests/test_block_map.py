@@ -41,7 +41,7 @@ class TestCells:
         text = shown(report_of(small()))
 
         assert ["8999999999909998", "4.12", "11"] == [line(text, "mlp.down_proj")[n] for n in (1, 3, 4)]
-        assert "0: 3 to 6 dB, each digit 3 dB more" in text
+        assert "0: below 6 dB, 9: 30 dB or more, in steps of 3 dB" in text
 
     def test_the_worst_cells_are_the_brightest(self):
         text = shown(many(4, bad=(0, 1, 0)), color_system="truecolor", force_terminal=True)

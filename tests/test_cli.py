@@ -405,6 +405,7 @@ class TestCompletion:
             (["sweep", "x", "--to", "nf4,fp8_r"], {"nf4,fp8_row"}),
             (["plan", "x", "--export", "ll"], {"llama-quantize", "llmcompressor"}),
             (["guide", "met"], {"metrics"}),
+            (["compare", "--len"], {"--lenient"}),  # rare options, too
         ],
     )
     def test_offers_what_begins_so(self, words, offered):
@@ -453,6 +454,13 @@ class TestUsage:
 
         assert options
         assert not re.findall("<(?:bool|str|int|float|list)", "".join(options))
+
+    def test_help_leaves_rare_options_to_help_all(self):
+        usual, everything = (call("compare", option).stdout for option in ("--help", "--help-all"))
+
+        assert "--lenient" not in usual
+        assert "--help-all" in usual
+        assert all(option in everything for option in ("--lenient", "--no-clobber", "--require"))
 
     def test_no_color_decides(self, tmp_path):
         from making import numbers, store

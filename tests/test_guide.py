@@ -44,7 +44,21 @@ def test_the_readme_is_short():
     assert len(README.encode()) <= 12_000
 
 
+def test_the_readme_counts_the_formats():
+    assert {str(len(quanterr.FORMATS))} == set(re.findall(r"(\d+)\s+(?:layouts|\[formats\])", README))
+
+
 class TestGuide:
+    def test_is_short(self):
+        pages = [(guide.PAGES / f"{topic}.md").read_text() for topic in guide.TOPICS]
+        written = [re.sub(r"<!-- ([a-z-]+): made by .*?<!-- /\1 -->", "", page, flags=re.DOTALL) for page in pages]
+
+        assert sum(len(page.split()) for page in written) <= 15_000
+
+    @pytest.mark.parametrize("topic", guide.TOPICS)
+    def test_each_page_begins_with_a_command(self, topic):
+        assert re.match(r"# .+\n\n.+\n\n```(console\n\$|python\n)", guide.read_page(topic))
+
     def test_lists_every_page_that_is_there(self):
         assert set(guide.TOPICS) == {page.stem for page in guide.PAGES.glob("*.md")}
         assert all(f"  {topic} " in guide.list_pages() for topic in guide.TOPICS)

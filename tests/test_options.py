@@ -1,5 +1,6 @@
 """Options are declared once: the command line, the library and settings files have the same."""
 
+import re
 from dataclasses import fields
 from math import inf, nan
 from typing import Annotated, get_args, get_type_hints
@@ -54,6 +55,14 @@ def test_a_number_is_within_its_range():
         EvaluateOptions(context=1)
     with pytest.raises(UsageError, match="--saliency 101: must be at most 100"):
         EvaluateOptions(saliency=101)
+
+
+def test_the_text_of_a_help_names_no_rare_option():
+    from quanterr.cli import app
+
+    for command in typer.main.get_command(app).commands.values():
+        rare = [param.opts[0] for param in command.params if param.name in getattr(command.callback, "rare", ())]
+        assert set() == {*rare} & {*re.findall(r"--[a-z-]+", command.help)}, command.name
 
 
 class TestLibrary:

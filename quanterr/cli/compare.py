@@ -26,13 +26,18 @@ def compare(
     show: Display,
     original: Annotated[str | None, argument("ORIGINAL", "The checkpoint before quantization.")] = None,
     quantized: Annotated[str | None, argument("QUANTIZED", "The quantized checkpoint.")] = None,
-    original_option: Annotated[str | None, Option("The same as ORIGINAL.", INPUTS, "PATH", "--original")] = None,
-    quantized_option: Annotated[str | None, Option("The same as QUANTIZED.", INPUTS, "PATH", "--quantized")] = None,
+    original_option: Annotated[
+        str | None, Option("The same as ORIGINAL.", INPUTS, "PATH", "--original", rare=True)
+    ] = None,
+    quantized_option: Annotated[
+        str | None, Option("The same as QUANTIZED.", INPUTS, "PATH", "--quantized", rare=True)
+    ] = None,
     fail_fast: Annotated[
         bool,
         Option(
             "Stop at the first layer that violates a rule; the report is marked incomplete, and the exit status is 1.",
             GATES,
+            rare=True,
         ),
     ] = False,
     planned: Annotated[

@@ -40,16 +40,16 @@ class Display(CheckedOptions):
             "--output-report -o",
         ),
     ] = ()
-    no_clobber: Annotated[bool, Option("Do not overwrite existing files.", OUTPUT)] = False
+    no_clobber: Annotated[bool, Option("Do not overwrite existing files.", OUTPUT, rare=True)] = False
     top_layers: Annotated[
         int | None, Option("Show tables, as -v does, with N layers; 10 by default.", OUTPUT, "N", least=0)
     ] = None
     sort_by: Annotated[
-        Literal["snr", "mae", "relative", "max"], Option("Metric that ranks the worst layers.", OUTPUT)
+        Literal["snr", "mae", "relative", "max"], Option("Metric that ranks the worst layers.", OUTPUT, rare=True)
     ] = "snr"
-    no_plot: Annotated[bool, Option("Do not draw maps and curves.", OUTPUT)] = False
-    color: Annotated[Color, Option("When to use colours.", OUTPUT)] = "auto"
-    no_color: Annotated[bool, Option("The same as --color never.", OUTPUT)] = False
+    no_plot: Annotated[bool, Option("Do not draw maps and curves.", OUTPUT, rare=True)] = False
+    color: Annotated[Color, Option("When to use colours.", OUTPUT, rare=True)] = "auto"
+    no_color: Annotated[bool, Option("The same as --color never.", OUTPUT, rare=True)] = False
     quiet: Annotated[
         bool, Option("Print only the verdict, on stderr; no tables, no progress.", OUTPUT, flags="--quiet -q")
     ] = False

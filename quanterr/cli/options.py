@@ -26,8 +26,43 @@ class _PlainSwitches:
         return params
 
 
+BRIEF = "quanterr.brief"  # key of a context's meta: its help leaves out rare options
+
+
 class Command(_PlainSwitches, TyperCommand):
-    """A command whose help shows switches without a metavar."""
+    """A command whose help shows switches without a metavar, and rare options only with ``--help-all``."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, without rare options unless the context asks for all."""
+        ctx.meta.setdefault(BRIEF, True)
+        super().format_help(ctx, formatter)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters; in a brief help those that are not rare."""
+        params = super().get_params(ctx)
+        rare = getattr(self.callback, "rare", ()) if ctx.meta.get(BRIEF) else ()
+        return [param for param in params if param.name not in rare]
+
+
+def _show_all(context: typer.Context, wanted: bool) -> None:
+    """Print the help with all options, and exit."""
+    if wanted and not context.resilient_parsing:  # which completion does
+        context.meta[BRIEF] = False
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+HELP_ALL = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        typer.Option(
+            "--help-all", is_eager=True, expose_value=False, callback=_show_all, help="Show all options and exit."
+        ),
+    ],
+)
 
 
 class ProgramGroup(_PlainSwitches, TyperGroup):
@@ -75,12 +110,14 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     an Option, too.
     """
     parameters: list[inspect.Parameter] = []
+    rare: set[str] = set()
     groups: dict[str, tuple[Callable[..., object], list[str]]] = {}  # dataclass and names of its options
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         annotation = parameter.annotation
         kind, *notes = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
         own = next((note for note in notes if isinstance(note, Option)), None)
         if own is not None:
+            rare |= {name} if own.rare else set()
             parameters.append(_make_parameter(name, kind, own, parameter.default))
             continue
         if not hasattr(kind, "__dataclass_fields__"):
@@ -98,16 +135,21 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             for field in fields(kind)
             if field.name in options
         ]
+        rare |= {name for name, option in options.items() if option.rare}
         groups[name] = kind, [option.name for option in made]
         parameters += made
 
     @wraps(command)
     def wrapper(**given: object) -> None:
+        given.pop(HELP_ALL.name, None)  # typer passes options that expose no value as well
         for name, (kind, names) in groups.items():
             own = {field: given.pop(field) for field in names}
             given[name] = kind(**{field: value for field, value in own.items() if value is not None})
         command(**given)
 
+    if rare:
+        parameters.append(HELP_ALL)
+    wrapper.rare = rare  # type: ignore[attr-defined]
     wrapper.__doc__ = wrap_help(inspect.getdoc(command) or "")
     parameters.sort(key=_sort_key)
     del wrapper.__wrapped__  # typer would read the signature of the wrapped function

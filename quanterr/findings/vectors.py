@@ -194,8 +194,7 @@ def _report_corrected(shifts: Mapping[str, _BiasShift]) -> Finding:
     worst, most = shifts[names[0]].share, max(shift.rows for shift in shifts.values())
     message = (
         f"{count(len(names), 'bias', 'biases')} of quantized weights changed, as corrections do: {listed(names, 3)}; "
-        f"outputs shift by at most {most:.2g} times the norm of their row, and by {worst:.2g} times the error that the "
-        "weight causes on typical inputs"
+        f"outputs shift by {worst:.2g} times the error that the weight causes on typical inputs"
     )
     little = worst <= 1
     remedy = None if little else "check the model's outputs: a correction is no larger than the error of its weight"

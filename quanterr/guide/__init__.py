@@ -45,6 +45,7 @@ TOPICS = (
     "settings",
     "library",
     "troubleshooting",
+    "numbers",
     "producers",
     "adding-a-format",
 )

@@ -57,6 +57,7 @@ class Option(NamedTuple):
     least: float | None = None  # smallest allowed value
     most: float | None = None  # largest allowed value
     words: str | None = None  # the function of cli/completion.py that completes the value
+    rare: bool = False  # --help leaves it out, --help-all shows it
 
 
 class CheckedOptions:
@@ -133,6 +134,7 @@ class ReadOptions(CheckedOptions):
             "Accept non-standard files that can be read in one way only, and warn: trailing bytes, a header not padded "
             "with spaces.",
             INPUTS,
+            rare=True,
         ),
     ] = False
     cache: Annotated[
@@ -141,6 +143,7 @@ class ReadOptions(CheckedOptions):
             "Cache data read from remote stores (https://, hf://, s3:// …) here for the next run. Default: no cache.",
             INPUTS,
             "FOLDER",
+            rare=True,
         ),
     ] = None
     device: Annotated[str, Option(f"{DEVICES}.", PERFORMANCE, "NAME")] = "auto"
@@ -190,7 +193,7 @@ class GateOptions(CheckedOptions):
             "FILE",
         ),
     ] = None
-    strict_warnings: Annotated[bool, Option("Treat rules of severity warn as errors.", GATES)] = False
+    strict_warnings: Annotated[bool, Option("Treat rules of severity warn as errors.", GATES, rare=True)] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +227,7 @@ class ComparisonOptions(ReadOptions):
         Option("Layers to leave out: the same patterns, without the ! that shells expand.", SELECTION, "PATTERN"),
     ] = ()
     outlier_threshold: Annotated[
-        float, Option("An element with a larger |e| counts as an outlier.", METRICS, "NUMBER", least=0)
+        float, Option("An element with a larger |e| counts as an outlier.", METRICS, "NUMBER", least=0, rare=True)
     ] = OUTLIER
     importance: Annotated[
         Path | None,
@@ -248,6 +251,7 @@ class ComparisonOptions(ReadOptions):
             "A journal: stores finished weights and reuses those already in it, for runs that may be killed.",
             PERFORMANCE,
             "FILE",
+            rare=True,
         ),
     ] = None
     on_progress: Callable[[Any], None] | None = None
@@ -349,7 +353,8 @@ class RecipeOptions(CheckedOptions):
         ),
     ] = ()
     scales: Annotated[
-        str | None, Option("Run each recipe with each calibrator: absmax, mse, p99.9, ema.", RECIPES, "CALIBRATORS")
+        str | None,
+        Option("Run each recipe with each calibrator: absmax, mse, p99.9, ema.", RECIPES, "CALIBRATORS"),
     ] = None
 
 
@@ -387,7 +392,10 @@ class SweepOptions(CompareOptions, RecipeOptions, KeepOptions):
         ),
     ] = None
     study: Annotated[
-        bool, Option("Measure what outliers cost each recipe, and how much the error depends on the scales.", RECIPES)
+        bool,
+        Option(
+            "Measure what outliers cost each recipe, and how much the error depends on the scales.", RECIPES, rare=True
+        ),
     ] = False
     hardware: Annotated[
         str | None,
@@ -395,6 +403,7 @@ class SweepOptions(CompareOptions, RecipeOptions, KeepOptions):
             "Show how many tokens per second this memory bandwidth allows: H100, 4090, M3-max, 900GB/s.",
             METRICS,
             "NAME|GB/s",
+            rare=True,
         ),
     ] = None
 
@@ -417,7 +426,7 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
         chunks: maximum number of chunks; None for all.
     """
 
-    same_in: Annotated[SameIn, Option("Layers that must share a recipe.", RECIPES)] = "fused"
+    same_in: Annotated[SameIn, Option("Layers that must share a recipe.", RECIPES, rare=True)] = "fused"
     size: Annotated[float | str | None, Option("Maximum checkpoint size, e.g. 6GiB.", GOAL, "BYTES")] = None
     bits: Annotated[
         float | None, Option("Maximum bits per weight of the planned layers, scales included.", GOAL, "NUMBER", least=0)
@@ -440,7 +449,7 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
     ] = None
     verify: Annotated[bool, Option("Measure the plan on --text; --max-kld then bounds the measured KLD.", TEXT)] = False
     text: Annotated[Path | None, Option(READ_TEXT, TEXT, "FILE")] = None
-    context: Annotated[int, Option(CONTEXT, TEXT, "N", least=2)] = 512
+    context: Annotated[int, Option(CONTEXT, TEXT, "N", least=2, rare=True)] = 512
     chunks: Annotated[int | None, Option(CHUNKS, TEXT, "N", least=1)] = None
 
 
@@ -507,7 +516,10 @@ class EvaluateOptions(ReadOptions, GateOptions):
         ),
     ] = None
     allow_gaussian: Annotated[
-        bool, Option("Let gates judge calls that --inputs gaussian:N made up; they are inconclusive otherwise.", TEXT)
+        bool,
+        Option(
+            "Let gates judge calls that --inputs gaussian:N made up; they are inconclusive otherwise.", TEXT, rare=True
+        ),
     ] = False
     config: Annotated[
         Path | None,
@@ -515,17 +527,24 @@ class EvaluateOptions(ReadOptions, GateOptions):
             "Folder with the config.json of a denoiser in a single file, if its family is not recognized.",
             TEXT,
             "FOLDER",
+            rare=True,
         ),
     ] = None
     lora: Annotated[
         Path | None,
-        Option("Merge this LoRA into both sides of a denoiser before they are compared (with --inputs).", TEXT, "FILE"),
+        Option(
+            "Merge this LoRA into both sides of a denoiser before they are compared (with --inputs).",
+            TEXT,
+            "FILE",
+            rare=True,
+        ),
     ] = None
     rollout: Annotated[
         bool,
         Option(
             "With --inputs: also let each side follow its own path of flow matching, and compare the final latents.",
             TEXT,
+            rare=True,
         ),
     ] = False
     tasks: Annotated[
@@ -538,7 +557,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
             "--task",
         ),
     ] = ()
-    context: Annotated[int, Option(CONTEXT, TEXT, "N", least=2)] = 512
+    context: Annotated[int, Option(CONTEXT, TEXT, "N", least=2, rare=True)] = 512
     chunks: Annotated[int | None, Option(CHUNKS, TEXT, "N", least=1)] = None
     sensitivity: Annotated[
         Path | None,
@@ -555,6 +574,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
             "--layers-to-compare. Repeatable.",
             METRICS,
             "PATTERN",
+            rare=True,
         ),
     ] = ()
     swap_blocks: Annotated[
@@ -562,6 +582,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
         Option(
             "Also measure the divergence of each block alone in the original; of L blocks, takes L / 4 times as long.",
             METRICS,
+            rare=True,
         ),
     ] = False
     sensitivity_chunks: Annotated[
@@ -571,19 +592,34 @@ class EvaluateOptions(ReadOptions, GateOptions):
             TEXT,
             "N",
             least=1,
+            rare=True,
         ),
     ] = 4
     importance_out: Annotated[
         Path | None,
-        Option("Write the second moments of inputs as an importance matrix of llama.cpp (GGUF).", OUTPUT, "FILE"),
+        Option(
+            "Write the second moments of inputs as an importance matrix of llama.cpp (GGUF).", OUTPUT, "FILE", rare=True
+        ),
     ] = None
     saliency_out: Annotated[
         Path | None,
-        Option("Write the columns and elements of each weight with the largest Var(x) · w² (JSON).", OUTPUT, "FILE"),
+        Option(
+            "Write the columns and elements of each weight with the largest Var(x) · w² (JSON).",
+            OUTPUT,
+            "FILE",
+            rare=True,
+        ),
     ] = None
     saliency: Annotated[
         float,
-        Option("Percentage of columns and elements that --saliency-out writes.", OUTPUT, "PERCENT", least=0, most=100),
+        Option(
+            "Percentage of columns and elements that --saliency-out writes.",
+            OUTPUT,
+            "PERCENT",
+            least=0,
+            most=100,
+            rare=True,
+        ),
     ] = 1.0
     save_reference: Annotated[
         Path | None,
@@ -606,14 +642,19 @@ class EvaluateOptions(ReadOptions, GateOptions):
             "NAME",
         ),
     ] = "declared"
-    kv: Annotated[str, Option("Rounding of keys and values: declared, none, or fp8.", RUNTIME, "NAME")] = "declared"
-    split: Annotated[
-        bool, Option("Where inputs, keys or values are rounded, evaluate the weights alone as well.", RUNTIME)
-    ] = False
-    dtype: Annotated[str, Option("Compute dtype of both sides: float32, bfloat16 or float64.", PERFORMANCE, "NAME")] = (
-        "float32"
+    kv: Annotated[str, Option("Rounding of keys and values: declared, none, or fp8.", RUNTIME, "NAME", rare=True)] = (
+        "declared"
     )
-    batch: Annotated[int, Option("Number of chunks that run through a block together.", PERFORMANCE, "N", least=1)] = 2
+    split: Annotated[
+        bool,
+        Option("Where inputs, keys or values are rounded, evaluate the weights alone as well.", RUNTIME, rare=True),
+    ] = False
+    dtype: Annotated[
+        str, Option("Compute dtype of both sides: float32, bfloat16 or float64.", PERFORMANCE, "NAME", rare=True)
+    ] = "float32"
+    batch: Annotated[
+        int, Option("Number of chunks that run through a block together.", PERFORMANCE, "N", least=1, rare=True)
+    ] = 2
     on_progress: Callable[[int, int, int, int], None] | None = None
 
     @property

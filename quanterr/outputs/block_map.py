@@ -80,7 +80,8 @@ def draw_block_maps(weights: Iterable[MapCell], width: int, unicode: bool) -> It
         yield _draw_map(name, stack, scale, width, unicode, shown)
     if len(stacks) > MAX_STACKS:
         yield Text(f"and {count(len(stacks) - MAX_STACKS, 'more stack')} of blocks", style="dim")
-    digits = f"0: {scale.low:g} to {scale.low + scale.step:g} dB, each digit {scale.step:g} dB more"
+    first, last = scale.low + scale.step, scale.low + (DIGITS - 1) * scale.step
+    digits = f"0: below {first:g} dB, 9: {last:g} dB or more, in steps of {scale.step:g} dB"
     signs = [f"{sign} {description}" for sign, description in LEGEND.items() if sign in shown]
     yield Text("; ".join([digits, *signs]), style="dim")
 

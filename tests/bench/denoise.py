@@ -1,6 +1,6 @@
 """A small FLUX that is trained here, quantized in many ways: output error, its prediction, plans.
 
-python tests/bench/denoise.py [FOLDER]     five minutes on two cores; prints the tables of the guide's page evaluate
+python tests/bench/denoise.py [FOLDER]     five minutes on two cores; prints the tables of the guide's page numbers
 
 The model (0.6 M parameters) learns by flow matching to draw waves of twelve orientations and frequencies, 16 × 16, with
 random phases. Sensitivities are of calls on its way from noise to image; errors are measured on other calls.

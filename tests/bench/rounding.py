@@ -2,7 +2,7 @@
 
 python tests/bench/rounding.py [FOLDER] [--chunks 12] [--context 512]
 
-Prints a table like that of the guide's page evaluate, after evaluate.py, or of any Llama in FOLDER/original, on the
+Prints a table like that of the guide's page numbers, after evaluate.py, or of any Llama in FOLDER/original, on the
 text FOLDER/held_out.txt. Static scales come from the largest inputs on the text itself. Files are in the layout of
 compressed-tensors, and of ComfyUI where the scheme is ComfyUI's.
 """

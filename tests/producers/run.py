@@ -138,8 +138,11 @@ def outcomes(producer: str, models: Path, out: Path) -> tuple[str, list[Outcome]
 
 
 def table(found: dict[str, list[Outcome]]) -> str:
-    """Counts by producer and setting, and in which models something else than right came out."""
-    lines = ["| producer | setting | " + " | ".join(OUTCOMES) + " | what |", "|---|---|" + "---|" * (len(OUTCOMES) + 1)]
+    """Counts by producer and setting, and in which models something else than right came out.
+
+    Settings of a producer that came out alike share a row.
+    """
+    rows: dict[tuple[str, str], list[str]] = defaultdict(list)
     for producer, of_producer in found.items():
         by_setting = defaultdict(list)
         for one in of_producer:
@@ -147,7 +150,9 @@ def table(found: dict[str, list[Outcome]]) -> str:
         for setting, ones in by_setting.items():
             counts = Counter(one.kind for one in ones)
             cells = [str(counts[kind] or "") for kind in OUTCOMES]
-            lines.append(f"| {producer} | {setting} | {' | '.join(cells)} | {_why(ones)} |")
+            rows[producer, f"{' | '.join(cells)} | {_why(ones)}"].append(setting)
+    lines = ["| producer | setting | " + " | ".join(OUTCOMES) + " | what |", "|---|---|" + "---|" * (len(OUTCOMES) + 1)]
+    lines += [f"| {producer} | {'; '.join(settings)} | {cells} |" for (producer, cells), settings in rows.items()]
     return "\n".join(lines)
 
 
@@ -155,7 +160,7 @@ def _why(ones: list[Outcome]) -> str:
     """The models that are not right, by what came out instead; what a producer cannot make is only counted."""
     kinds = defaultdict(list)
     for one in ones:
-        if one.kind != "not made" and one.why:
+        if one.kind not in ("right", "undone", "not made") and one.why:
             kinds[one.kind, one.why.split(":")[0][:60] if one.kind != "noted" else one.why[:60]].append(one.model)
     return "; ".join(f"{kind}: {', '.join(models)} ({why})" for (kind, why), models in kinds.items()).replace("|", "/")
 

@@ -67,9 +67,9 @@ if TYPE_CHECKING:
 KEEP = Section("keep", "Layers to keep", [Interactive("keep")], (PAGE,))
 SCRIPTS = ("histogram", "report_details", "keep", "report")
 ABOUT = (
-    "SNR is the energy of the original weights over the energy of their errors, in dB. Attainable is the SNR of the "
-    "nearest codes under the stored scales; excess is what the stored codes lose against it. Weight error is not "
-    "task accuracy: it shows which layers changed, and by how much, not how well the model still performs."
+    "SNR compares the energy of the original weights with that of their errors, in dB. With the same scales, the best "
+    "codes would reach the attainable SNR; the difference is the excess. Weight error is not task accuracy: it shows "
+    "which layers changed, and by how much, not how well the model still performs."
 )
 AGGREGATE = collect_scores(Aggregate)
 IF_KNOWN = ("attainable_snr_db", "predicted_kld", "predicted_output_error")
