@@ -14,6 +14,7 @@ import quanterr
 from quanterr.documents.evaluation.wording import is_below_floor
 from quanterr.evaluation.measures import floor
 from quanterr.evaluation.models.units import Unit
+from quanterr.outputs.card import format_numbers
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
@@ -85,9 +86,9 @@ def test_is_a_row_and_names_who_is_below_it_on_the_same_chunks(found, tmp_path):
     chunks = [0.5 * kld for kld in found.floor.scores.kld_chunks] + [1.0] * 5
     scores = replace(near.scores, kld_chunks=chunks, kld_mean=sum(chunks) / 9)
     changed = replace(found, candidates=[replace(near, scores=scores), far])
-    for ending in ("md", "json", "csv"):
+    for ending in ("json", "csv"):
         changed.save(tmp_path / f"e.{ending}")
-    text = (tmp_path / "e.md").read_text().replace("\\", "")
+    text = format_numbers(changed)
 
     assert "floor: the original in bfloat16, 4 chunks" in text
     assert "below the floor: int8_row: bfloat16 alone rounds more than that" in text
@@ -96,11 +97,9 @@ def test_is_a_row_and_names_who_is_below_it_on_the_same_chunks(found, tmp_path):
     assert json.loads((tmp_path / "e.json").read_text())["floor"]["outputs"] is None
 
 
-def test_a_candidate_above_it_is_not_named(found, tmp_path):
-    found.save(tmp_path / "e.md")
-
+def test_a_candidate_above_it_is_not_named(found):
     assert found.floor.scores.kld_mean < found.candidates[1].scores.kld_mean
-    assert "int4_g32: bfloat16 alone rounds" not in (tmp_path / "e.md").read_text().replace("\\", "")
+    assert "int4_g32: bfloat16 alone rounds" not in format_numbers(found)
 
 
 def test_there_is_none_of_the_dtype_in_which_both_are_computed(tmp_path):

@@ -107,7 +107,6 @@ def test_the_page_has_it_and_rules_may_name_it(tmp_path):
     for suffix in ("md", "html", "csv", "json", "xml"):
         found.save(tmp_path / f"e.{suffix}")
 
-    assert "Final latents, each side on its own path" in (tmp_path / "e.md").read_text()
     assert "rollout_psnr_db &gt;= 10" in (tmp_path / "e.xml").read_text()
     assert ("pass", None) == (found.verdict, found.candidates[0].rollout.rollout_error_se)
 

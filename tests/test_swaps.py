@@ -77,7 +77,6 @@ def test_every_output_has_them_and_gates_hold(tmp_path):
         found.save(tmp_path / f"e.{ending}")
     worst = found.candidates[0].swaps[0]
 
-    assert "One at a time in the original" in (tmp_path / "e.md").read_text()
     assert "Measured alone in the original" in (tmp_path / "e.html").read_text()
     assert f"swaps,quantized,{worst.name},{worst.block},{worst.kld_mean!r}" in (tmp_path / "e.csv").read_text()
     assert found.candidates == quanterr.read_document(str(tmp_path / "e.json")).candidates

@@ -15,6 +15,7 @@ from test_injection import CHECKS, STORABLE, check_lines, page_of, rendered
 import quanterr
 from quanterr.documents.evaluation.model import LikelyToken, PositionScores, WorstToken
 from quanterr.evaluation.running.workload import CAUSAL, Measures
+from quanterr.outputs.card import format_numbers
 from quanterr.outputs.sections import Chart
 from quanterr.outputs.terminal import console, show
 
@@ -115,6 +116,7 @@ def test_text_of_tokens_is_nothing_but_text(text, tmp_path):
     found = shown(text)
     for output in ("json", "jsonl", "csv", "md", "junit"):
         CHECKS[output](rendered(found, output))
+    CHECKS["md"](format_numbers(found))
     with open(tmp_path / "out.txt", "w", encoding="utf-8") as file:
         show(found.view(5), console(file), verbose=True)
 
@@ -129,7 +131,7 @@ def test_every_reader_sees_them(tmp_path):
     found = shown("to be")
     with open(tmp_path / "out.txt", "w", encoding="utf-8") as file:
         show(found.view(5), console(file), verbose=True)
-    for text in (rendered(found, "md"), rendered(found, "html"), (tmp_path / "out.txt").read_text()):
+    for text in (format_numbers(found), rendered(found, "html"), (tmp_path / "out.txt").read_text()):
         assert "Worst tokens" in text
         assert "to be" in text
         assert "50 % → 25 %" in text

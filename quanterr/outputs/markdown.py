@@ -1,7 +1,7 @@
 """Names and sentences as plain text in Markdown.
 
-Names may be hostile. They are written as code, where Markdown has no markup, between as many backticks as it takes. In
-sentences, markup is escaped, and mentions and links are split.
+Names may be hostile. They are written as code, where Markdown has no markup, and with entities if they could end the
+code. In sentences, entities replace all markup, mentions and links: readers do not agree about backslashes in tables.
 """
 
 import os
@@ -16,31 +16,23 @@ from quanterr.util.text import MAX_SHOWN, display
 _SPLIT = "\u200b"  # zero-width space: breaks mentions, issue numbers and links
 _LINK = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?<=[@#])", re.IGNORECASE)
 _TEXT = re.compile(r"[A-Za-z0-9 .,:;()'\"/+=%?-]|(?<=[A-Za-z0-9])_(?=[A-Za-z0-9])|<(?=[= \d])|(?<=[- ])>(?=[= \d])")
-UNESCAPABLE = "$"  # starts a formula on GitHub even behind a backslash
-_TICKS = re.compile("`+")
 
 
 def format_code(name: str, limit: int = MAX_SHOWN) -> str:
-    """Return a name as code; with entities if it could end a table cell."""
+    """Return a name as code; with entities if it could end the code or a table cell."""
     shown = display(name, limit)
-    if "|" in shown or not shown.strip():
-        return f"<code>{''.join(c if c.isalnum() else f'&#{ord(c)};' for c in shown)}</code>"
-    ticks = "`" * (1 + max((len(run) for run in _TICKS.findall(shown)), default=0))
-    space = " " if shown[0] in "` " or shown[-1] in "` " else ""
-    return f"{ticks}{space}{shown}{space}{ticks}"
+    if not set(shown) & set("`|\\") and shown == shown.strip():
+        return f"`{shown}`"
+    return f"<code>{''.join(c if c.isalnum() else f'&#{ord(c)};' for c in shown)}</code>"
 
 
 def format_prose(text: str) -> str:
-    """Return a sentence with all markup escaped."""
+    """Return a sentence with all markup escaped; no character beyond ASCII is markup."""
     shown = _LINK.sub(_SPLIT, sentence(text).strip())
-    return "".join(c if _TEXT.match(shown, n) else _escape(c) for n, c in enumerate(shown))
-
-
-def _escape(c: str) -> str:
-    """Return a character that may be markup, or is invisible, as text; no character beyond ASCII is markup."""
-    if not c.isprintable() or c in UNESCAPABLE:
-        return f"&#{ord(c)};"
-    return f"\\{c}" if c.isascii() else c
+    return "".join(
+        c if _TEXT.match(shown, n) or (not c.isascii() and c.isprintable()) or c.isalpha() else f"&#{ord(c)};"
+        for n, c in enumerate(shown)
+    )
 
 
 def table(heads: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
