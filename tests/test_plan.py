@@ -275,7 +275,7 @@ class TestExports:
         found = plan(original, bits=6, to=["nvfp4,gguf_q8_0"], device="cpu")
 
         assert {"nvfp4", "gguf_q8_0"} <= {layer.recipe for layer in found.layers}
-        assert "no runtime loads ct_nvfp4, gguf_q8_0 in one checkpoint; give --to recipes of one" in found.notes
+        assert "no known runtime loads ct_nvfp4, gguf_q8_0 in one checkpoint; give --to recipes of one" in found.notes
         assert not any("no runtime" in note for note in plan(original, bits=6, to=TO, device="cpu").notes)
 
     def test_embeddings_that_llama_quantize_would_quantize_are_named(self, tmp_path):

@@ -172,7 +172,7 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
     notes += [found.message for found in every if found.code in (LEFT, FALLBACK)]
     formats = {layer.format for layer in layers if layer.recipe != ORIGINAL}
     if not load_together(formats):
-        notes.append(f"no runtime loads {listed(sorted(formats), 5)} in one checkpoint; give --to recipes of one")
+        notes.append(f"no known runtime loads {listed(sorted(formats), 5)} in one checkpoint; give --to recipes of one")
     if fixed > NORMS * nbytes and not first.selection.patterns and all(name.startswith(GGUF) for name in reports):
         notes.append(f"{size(fixed)} are not planned; {_plans_all(reports)}")
     if left_out:
