@@ -289,6 +289,16 @@ class TestMarkdown:
             assert not re.search("&#(?!124;)", said)  # but of |, which would end a cell
         assert all(found.message in said for found in document.candidates[0].findings if found.severity != "info")
 
+    def test_a_damaged_layer_is_described_once(self, report):
+        damage = "blk.0: off by a factor of 4"
+        found = Finding("scale_factor", "error", "blk.0", damage, "mend it", {})
+        gate = f"gate min(snr_db) >= 20 does not hold: 1 of 3 layers, the worst {damage}"
+        told = replace(report, verdict="inconclusive", reasons=[damage, gate], findings=[found])
+
+        for said in (card.section(told), told.brief()):
+            assert said.count("off by a factor of 4") == 1
+            assert "the worst as above" in said
+
     @pytest.mark.parametrize(
         ("path", "shown"),
         [

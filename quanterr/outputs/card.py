@@ -10,7 +10,7 @@ from typing import IO
 from quanterr.documents.document import Result
 from quanterr.documents.gate_results import drop_gate_messages
 from quanterr.outputs import BEGIN, END
-from quanterr.outputs.formatting import format_doubts
+from quanterr.outputs.formatting import format_doubts, say_once
 from quanterr.outputs.markdown import format_code, format_prose, shorten_path, table
 from quanterr.outputs.sections import CARD, Figure, FigureGroup, Findings, Lines, Name, Part, Table, View
 from quanterr.util.text import count
@@ -31,7 +31,7 @@ def section(document: Result) -> str:
     tables = [part for part in parts if isinstance(part, Table) or (isinstance(part, FigureGroup) and part.shown)]
     wrong: list[Part] = [part for part in parts if isinstance(part, Lines) and part.warn]
     wrong += [
-        Findings([one for one in part.found if one[1].severity != "info"])
+        Findings([one for one in part.found if one[1].severity != "info" and one[1].message not in view.reasons])
         for part in parts
         if isinstance(part, Findings)
     ]
@@ -52,7 +52,7 @@ def _lines(view: View, reasons: Sequence[str], parts: Iterable[Part]) -> Iterato
     verdict = "" if view.word is None else f"**{_verdict(view)}**: "
     yield f"{verdict}{format_prose(view.conclusion)}"
     yield ""
-    yield from (f"- {format_prose(reason)}" for reason in reasons[:MAX_LISTED])
+    yield from (f"- {format_prose(reason)}" for reason in say_once(reasons)[:MAX_LISTED])
     if len(reasons) > MAX_LISTED:
         yield f"- and {count(len(reasons) - MAX_LISTED, 'more reason')}"
     yield from (f"- {title}: {''.join(map(_cell, texts))}" for title, texts in view.facts)

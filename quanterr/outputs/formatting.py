@@ -129,3 +129,11 @@ def describe_violation(violation: Violation, limit: float | None = None) -> str:
 def sentence(text: str) -> str:
     """Return a text of a document, escaped and cut to ``LONG`` characters."""
     return display(text, LONG)
+
+
+def say_once(reasons: Sequence[str]) -> list[str]:
+    """Return the reasons of a verdict; "as above" replaces a reason at the end of a later one, such as a gate's."""
+    return [
+        next((f"{reason.removesuffix(one)}as above" for one in reasons[:n] if reason.endswith(f" {one}")), reason)
+        for n, reason in enumerate(reasons)
+    ]

@@ -27,6 +27,7 @@ from quanterr.outputs.formatting import (
     format_db,
     format_number,
     list_doubts,
+    say_once,
     sentence,
 )
 from quanterr.outputs.page.columns import DIFFERS, IDENTICAL, NOT_COMPARED
@@ -160,7 +161,7 @@ def brief(report: Report) -> str:
     layers = count(report.aggregate.total_layers, "layer")
     snr = f"{layers}, {format_db(report.aggregate.overall_snr_db, ' dB')}; " if is_judged else f"{layers}; "
     word, found = report.verdict if is_judged else "compared", list_doubts(report.verdict, report.findings)
-    reasons = "; ".join(map(sentence, report.reasons)) if is_judged else describe_comparison(report)
+    reasons = "; ".join(map(sentence, say_once(report.reasons))) if is_judged else describe_comparison(report)
     return f"quanterr: {format_answer(word, found, (snr if report.layers else '') + reasons)}"
 
 
