@@ -401,6 +401,17 @@ class TestZeroPoints:
 
         assert ("warning", UP.format(0)) == (found["biased_error"].severity, found["biased_error"].layer)
 
+    @pytest.mark.parametrize(("rows", "codes"), [(1, set()), (4, {"biased_error"})])
+    def test_a_few_errors_lean_to_one_side_by_chance(self, tmp_path, rows, codes):
+        """The mean of 64 errors is a third of their energy at 4.6 standard errors, as chance does; of 256 at 9."""
+        errors = torch.tensor([1.0, -1.0]).repeat(rows * 32).view(rows, 64) + math.sqrt(0.5)
+        steps, scale = by_row(numbers(rows, 64))
+        y = steps * scale
+        x = y - 0.8 * scale * errors
+        found = told(compared(tmp_path, {"a.weight": x}, stored({"a.weight": y}, by_row)))
+
+        assert codes == found.keys() & {"biased_error"}
+
     def test_a_shift_of_each_row_mends_it(self, tmp_path):
         x = model()
         shifts = torch.linspace(-0.2, 0.2, 64)[:, None]

@@ -7,7 +7,19 @@ from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import NIBBLE, underflows
 from quanterr.findings.figures import bits_of, level_of, norm_ratio, ratio_db, usual_of
-from quanterr.findings.limits import ALIGNED, APART, BIT_DB, DOUBLE_DB, ENOUGH, FEW, FINE_DB, TRACE, UNRELATED, WORST_DB
+from quanterr.findings.limits import (
+    ALIGNED,
+    APART,
+    BIT_DB,
+    DEVIATIONS,
+    DOUBLE_DB,
+    ENOUGH,
+    FEW,
+    FINE_DB,
+    TRACE,
+    UNRELATED,
+    WORST_DB,
+)
 from quanterr.metrics import Measurement, cosine_similarity, snr_db
 from quanterr.metrics.attainable import level
 from quanterr.metrics.sums import RowSums, Sums, as_float
@@ -174,11 +186,12 @@ def _check_saturation(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
 
 def _check_bias(pair: Pair, sums: Sums) -> Iterator[Finding]:
     """Report errors whose mean is no accident: wrong zero points, or rounding that always goes one way."""
-    if sums.n < ENOUGH or not sums.e_sq or len(pair.original.shape) < 2 or not pair.quantized.has_codes:
+    if not sums.e_sq or len(pair.original.shape) < 2 or not pair.quantized.has_codes:
         return
     mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n
     share = mean * mean / square if square else 0.0
-    if not share > BIASED or _is_fine(sums):  # rounding a shift to float16 biases a constant weight
+    by_chance = DEVIATIONS**2 / sums.n  # the mean of independent errors has a standard error of their size / √n
+    if not share > max(BIASED, by_chance) or _is_fine(sums):  # rounding a shift to float16 biases a constant weight
         return
     yield make_finding(
         "biased_error",
