@@ -11,6 +11,7 @@ from random import Random
 
 from browsing import BROWSER, DRIVER, started
 from msgspec.structs import replace
+from PIL import Image
 from sample_reports import Model, report_of
 
 from quanterr.outputs.page import rendering as html
@@ -73,7 +74,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, started() as browser:
         path = Path(folder) / "report.html"
         path.write_text(page.getvalue(), encoding="utf-8")
-        PICTURE.write_bytes(take(browser, path))
+        taken = Image.open(io.BytesIO(take(browser, path)))
+    taken.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(PICTURE, optimize=True)  # a third of the size
 
 
 if __name__ == "__main__":
