@@ -28,14 +28,10 @@ GGUF = ".gguf"
 SUFFIXES = (*WEIGHTS, GGUF)
 INDEX_SUFFIX = ".safetensors.index.json"
 SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)")
-CONFIGS = (
-    "config.json",
-    "hf_quant_config.json",
-    "quantize_config.json",
-    "quant_config.json",
-    "quantization_config.json",
-    "params.json",
-)
+# Files beside config.json that declare nothing but a quantization.
+MODELOPT_CONFIG = "hf_quant_config.json"
+QUANTIZATION_CONFIGS = ("quantize_config.json", "quant_config.json", "quantization_config.json")
+CONFIGS = ("config.json", MODELOPT_CONFIG, *QUANTIZATION_CONFIGS, "params.json")
 PIPELINE = "model_index.json"  # at the root of a pipeline of diffusers
 DENOISERS = ("transformer", "transformer_2", "unet")  # folders of a pipeline
 WHOLE = "model.safetensors"  # a whole model, which some loaders prefer to the shards of an index beside it

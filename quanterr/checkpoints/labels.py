@@ -15,7 +15,7 @@ _load_quantized_module; transformers and compressed-tensors for config.json.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.checkpoints import MODELOPT_CONFIG, QUANTIZATION_CONFIGS, Checkpoint, Entry
 from quanterr.errors import CheckpointError
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
@@ -25,6 +25,7 @@ COMFY_SUFFIX = ".comfy_quant"
 TENSOR, HEADER = "comfy_quant tensor", "header"  # sources of a label
 MARKER = "scaled_fp8"
 MARKER_SIZE = 2  # a larger tensor is not a marker
+QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")  # of config.json and its parts
 HEADER_KEY = "_quantization_metadata"
 MAX_LABEL = 1 << 16  # bytes of one .comfy_quant tensor
 
@@ -176,13 +177,12 @@ def _find_quantization_config(config: JsonObject) -> JsonObject:
     main = as_object(config.get("config.json"))
     quip = as_object(main.get("quip_params"))  # settings of QuIP#
     for place in (main, as_object(main.get("text_config")), as_object(main.get("llm_config"))):
-        for key in ("quantization_config", "compression_config", "quantization"):
+        for key in QUANTIZATION_KEYS:
             if found := as_object(place.get(key)):
                 return quip | found
-    if found := as_object(as_object(config.get("hf_quant_config.json")).get("quantization")):
+    if found := as_object(as_object(config.get(MODELOPT_CONFIG)).get("quantization")):
         return found
-    names = ("quantize_config.json", "quant_config.json", "quantization_config.json")
-    return next((found for name in names if (found := as_object(config.get(name)))), quip)
+    return next((found for name in QUANTIZATION_CONFIGS if (found := as_object(config.get(name)))), quip)
 
 
 def _find_block_size(config: JsonObject) -> tuple[int, int] | None:

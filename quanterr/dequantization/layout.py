@@ -6,15 +6,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from quanterr.checkpoints import Checkpoint
+from quanterr.checkpoints import MODELOPT_CONFIG, QUANTIZATION_CONFIGS, Checkpoint
+from quanterr.checkpoints.labels import QUANTIZATION_KEYS
 from quanterr.checkpoints.places import list_names, read_small_file
 from quanterr.dequantization.tensors import WrittenTensor
 from quanterr.util import strict_json
 
 WHOLE, SHARD, INDEX = "model.safetensors", "model-{:05d}-of-{:05d}.safetensors", "model.safetensors.index.json"
-# Files that a model needs besides its weights, and those that only describe how it was quantized.
+# Files that a model needs besides its weights.
 KEPT = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
-DROPPED = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")
 MOST = 64 * 2**20  # bytes of such a file
 
 
@@ -88,7 +88,7 @@ def list_other_files(checkpoint: Checkpoint) -> dict[str, bytes]:
         return {}
     found = {}
     for name in list_names(folder):
-        if not name.endswith(KEPT) or name in DROPPED or name.endswith(".index.json"):
+        if not name.endswith(KEPT) or name in (MODELOPT_CONFIG, *QUANTIZATION_CONFIGS) or name.endswith(".index.json"):
             continue
         try:
             content = read_small_file(folder / name, MOST)
@@ -102,7 +102,7 @@ def _drop_quantization(content: bytes) -> bytes:
     """Return a config.json without quantization_config, also without that of parts such as text_config."""
     config = strict_json.as_object(strict_json.loads(content))
     for part in (config, *(one for one in config.values() if isinstance(one, dict))):
-        for key in ("quantization_config", "compression_config", "quantization"):
+        for key in QUANTIZATION_KEYS:
             part.pop(key, None)
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
 

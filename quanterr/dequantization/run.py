@@ -1,6 +1,5 @@
 """The run: decode, write beside the output, rename; a killed run goes on with the files that it has finished."""
 
-import ctypes
 import os
 import shutil
 import threading
@@ -29,7 +28,7 @@ from quanterr.dequantization.layout import (
     make_index,
 )
 from quanterr.dequantization.tensors import WrittenTensor, count_formats, list_tensors, list_tensors_like
-from quanterr.documents.comparison.kept_layers import UNITS, parse_amount
+from quanterr.documents.comparison.kept_layers import parse_bytes
 from quanterr.errors import Interrupted, ResourceError, UsageError
 from quanterr.kernel.decoding import read_values
 from quanterr.kernel.library import choose_kernel
@@ -39,7 +38,7 @@ from quanterr.outputs.files import DEFAULT_MODE
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.tensors.devices import CPU
-from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
+from quanterr.tensors.workspace import TORCH_DTYPES, Workspace, view_memory
 from quanterr.util import platform
 from quanterr.util.atomic_file import replace_atomically
 from quanterr.util.small_file import read_small
@@ -139,7 +138,11 @@ def dequantize_checkpoint(
             tensors = list_tensors_like(like, checkpoint, selection, dtype)
         if not tensors:
             raise UsageError("no tensor is selected, so there is nothing to write")
-        files = lay_out(tensors, output.name if is_file_name(output) else None, _parse_size(chosen.max_shard))
+        files = lay_out(
+            tensors,
+            output.name if is_file_name(output) else None,
+            int(parse_bytes("--max-shard", chosen.max_shard, "5GB")),
+        )
         rounding = _write_all(output, files, sources, chosen)
         for source in sources:
             source.check_unchanged()
@@ -152,18 +155,6 @@ def dequantize_checkpoint(
         sum(one.weight is None for one in tensors),
         None if not rounding.e_sq else 10 * log10(rounding.x_sq / rounding.e_sq),
     )
-
-
-def _parse_size(text: str) -> int:
-    """Return the bytes that a text such as "5GB" names.
-
-    Raises:
-        UsageError: it names none.
-    """
-    amount, unit = parse_amount(text)
-    if unit not in UNITS:
-        raise UsageError(f"--max-shard {display(text)}: give bytes, such as 5GB")
-    return int(amount * UNITS[unit])
 
 
 def _check_output(output: Path, sources: Sequence[Checkpoint]) -> None:
@@ -209,9 +200,13 @@ def _write_all(
     return rounding
 
 
+def _partial_folder(output: Path) -> Path:
+    return output.absolute().with_name(PARTIAL.format(output.name))
+
+
 def _begin(output: Path, identity: str) -> Path:
     """Return the folder beside the output; what another run has left there is removed."""
-    folder = output.absolute().with_name(PARTIAL.format(output.name))
+    folder = _partial_folder(output)
     try:
         begun = read_small(folder / IDENTITY, 1 << 10).decode("ascii", "replace")
     except (OSError, ValueError):
@@ -281,8 +276,7 @@ def _decode(own: threading.local, task: _Task) -> _Piece:
             if made.dtype != values.dtype:
                 rounding = rounding.add(_measure(values, rounded, task.tensor))
             at += chunk.n
-    memory = (ctypes.c_char * (made.numel() * made.itemsize)).from_address(made.data_ptr())
-    return _Piece(memoryview(memory).cast("B"), rounding, made)
+    return _Piece(view_memory(made), rounding, made)
 
 
 def _measure(values: Tensor, rounded: Tensor, tensor: WrittenTensor) -> _Rounding:
@@ -319,7 +313,7 @@ def _verify(path: Path, pieces: Iterator[_Piece], start: int) -> None:
 
 def _finish(output: Path, files: Sequence[OutputFile], described: Checkpoint) -> None:
     """Add the other files of the model, and put everything in its place."""
-    folder = output.absolute().with_name(PARTIAL.format(output.name))
+    folder = _partial_folder(output)
     try:
         if is_file_name(output):
             os.replace(folder / output.name, output)

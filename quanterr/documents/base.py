@@ -17,6 +17,7 @@ from quanterr.util.strict_json import JsonObject
 
 _encoder = msgspec.json.Encoder()
 _pack = msgspec.msgpack.Encoder().encode
+SEVERITIES = ("error", "warning", "info")  # of findings, the most severe first
 _INFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # NaN and infinity in MessagePack; rarely other bytes
 
 
@@ -37,6 +38,11 @@ class Finding(Model):
     message: str
     remedy: str | None
     evidence: JsonObject
+
+    @property
+    def rank(self) -> int:
+        """The place of its severity in :data:`SEVERITIES`: 0 for an error."""
+        return SEVERITIES.index(self.severity)
 
     def __post_init__(self) -> None:
         """Rename a finding of version 0.1.0."""

@@ -20,6 +20,8 @@ CONVERT_TO_QUANT = {
 # tools/quantize/quantize.cpp. The mixtures of K types are the usual ones.
 GGUF_FILES = {"mxfp4": "MXFP4_MOE"}
 GGUF_MIXTURES = {"q2_k": "Q2_K", "q3_k": "Q3_K_M", "q4_k": "Q4_K_M", "q5_k": "Q5_K_M"}
+# Formats of weights that are not quantized, and llama-quantize's names of those in GGUF files.
+UNQUANTIZED = {"dense": "", "gguf_f32": "f32", "gguf_f16": "f16", "gguf_bf16": "bf16"}
 CONTINUED = " \\\n  "  # a shell command on several lines
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-PLAIN = ("dense", "gguf_f32", "gguf_f16", "gguf_bf16")  # not quantized: every runtime of the others loads these
+from quanterr.documents.quantizers import UNQUANTIZED
+
 # Runtime → formats that different layers of a checkpoint may have. Formats that are missing are alone in their files.
 LOADED_TOGETHER = {
     "llama.cpp": ("gguf_*",),
@@ -27,7 +28,7 @@ LOADED_TOGETHER = {
 
 def load_together(formats: Collection[str]) -> bool:
     """Return whether some runtime loads a checkpoint whose layers have these formats."""
-    quantized = set(formats).difference(PLAIN)
+    quantized = set(formats).difference(UNQUANTIZED)  # which every runtime of the others loads
     return len(quantized) < 2 or any(
         all(any(fnmatchcase(one, pattern) for pattern in patterns) for one in quantized)
         for patterns in LOADED_TOGETHER.values()

@@ -9,7 +9,7 @@ longer explains others, so no row may explain a finding that an earlier row uses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from quanterr.documents.base import Finding
+from quanterr.documents.base import SEVERITIES, Finding
 
 # Facts about single weights.
 UNDERFLOWS = "underflows"  # values below the smallest scale of the format
@@ -20,7 +20,6 @@ SIGNED = "signed"  # codes that fit the signs of their scales
 FACTS = (UNDERFLOWS, NEAR, USUAL, ONE_WAY, SIGNED)
 Facts = Mapping[str, Collection[str]]  # fact → names of weights
 
-SEVERITIES = ("info", "warning", "error")
 REPAIRS = ("scale_factor", "transposed", "permuted", "zero_points", "swapped_weight")
 PARTS = ("excess_rows", "excess_columns", "excess_blocks")
 EXCESS = ("excess_error", *PARTS, "clipped")
@@ -170,14 +169,14 @@ def _weights_of_causes(row: Explanation, found: Iterable[Finding], facts: Facts)
     """Return the names of the weights for which a cause of the row holds."""
     weights = {name for cause in row.causes for name in facts.get(cause, ())}
     for one in found:
-        if one.code in row.causes and SEVERITIES.index(one.severity) >= SEVERITIES.index(row.least):
+        if one.code in row.causes and one.rank <= SEVERITIES.index(row.least):
             weights |= weights_of(one)
     return weights
 
 
 def _is_explained(one: Finding, row: Explanation, weights: set[str]) -> bool:
     """Return True if a row explains a finding: its causes hold for all ``weights`` that the finding is about."""
-    if one.code not in row.explained or SEVERITIES.index(one.severity) > SEVERITIES.index(row.most):
+    if one.code not in row.explained or one.rank < SEVERITIES.index(row.most):
         return False
     about = weights_of(one)
     return bool(about) and about <= weights

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.findings.explanations import SAMPLED, SEVERITIES, weights_of
+from quanterr.findings.explanations import SAMPLED, weights_of
 from quanterr.findings.figures import bits_of, bits_of_weight
 from quanterr.findings.headers import format_range
 from quanterr.findings.layers import WeightSummary
@@ -33,7 +33,7 @@ def restate_for_quantized_originals(found: Sequence[Finding], seen: Iterable[Wei
         "other values were quantized, or codes are damaged; what scales would allow, and codes lose, says nothing here"
     )
     remedy = "compare with the checkpoint from before any quantization"
-    severity = max((one.severity for one in vain), key=SEVERITIES.index)
+    severity = min(vain, key=lambda one: one.rank).severity
     restated = make_finding("quantized_original", severity, None, message, remedy, layers=layers, snr_db=min(levels))
     return [restated, *(one for one in found if one not in vain)]
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from quanterr.checkpoints import Checkpoint
+from quanterr.checkpoints import MODELOPT_CONFIG, Checkpoint
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.pairing.model import Pair
@@ -12,7 +12,6 @@ from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 
 REMEDY = "correct config.json: loaders that follow it read wrong values or refuse the checkpoint"
-MODELOPT = "hf_quant_config.json"
 OF_MODELOPT = ("quant_algo", "group_size")  # keys that ModelOpt writes to both files
 FLOAT_CODES = frozenset({"F8_E4M3", "F8_E5M2"})
 INTEGER_CODES = frozenset({"I8", "I32"})
@@ -215,7 +214,7 @@ def _check_algorithm(files: JsonFields, config: JsonFields, coded: Sequence[Pair
     said = str(config.get("quant_algo")).upper()
     name = next((name for name in ("nvfp4", "fp8") if name.upper() in said), None)
     if name and (other := [pair for pair in coded if name not in pair.quantized.format]):
-        where = "config.json" if as_object(files.get("config.json")).get("quantization_config") else MODELOPT
+        where = "config.json" if as_object(files.get("config.json")).get("quantization_config") else MODELOPT_CONFIG
         formats = sorted({pair.quantized.format for pair in other})
         yield _report_mismatch(f"quant_algo {display(said)}", " and ".join(formats), other, where)
 
@@ -232,13 +231,13 @@ def _report_mismatch(declared: str, stored: str, pairs: Sequence[Pair], where: s
 def _compare_declarations(files: JsonFields) -> Iterator[Finding]:
     """Report keys that config.json and hf_quant_config.json declare differently."""
     one = as_object(as_object(files.get("config.json")).get("quantization_config"))
-    other = as_object(as_object(files.get(MODELOPT)).get("quantization"))
+    other = as_object(as_object(files.get(MODELOPT_CONFIG)).get("quantization"))
     for key in OF_MODELOPT:
         there, here = one.get(key), other.get(key)
         if there is not None and here is not None and there != here:
             message = (
-                f"config.json declares {key} {display(str(there))}, but {MODELOPT} declares {display(str(here))}: "
-                "some runtimes read one, some the other"
+                f"config.json declares {key} {display(str(there))}, but {MODELOPT_CONFIG} declares "
+                f"{display(str(here))}: some runtimes read one, some the other"
             )
             yield make_finding("config_mismatch", "warning", None, message, REMEDY, key=key)
 

@@ -39,7 +39,7 @@ from quanterr.util.text import count, display
 NO_LIMIT = 1 << 16  # columns
 NARROWEST = 48  # columns; no table needs to cut cells at this width
 STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow", None: "bold"}
-SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+TONES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 MAX_FINDINGS = 3  # findings, or layers with findings, in an answer
 NAME_WIDTH = 24  # minimum width of a name before it is folded
 RED, YELLOW = 5 / 6, 1 / 2  # shares above which bars have these colours: SNR below 10 and 30 dB
@@ -289,17 +289,16 @@ def _print_findings(found: Sequence[tuple[str, Finding]], to: Console, most: int
 
 def _group_by_layer(found: Sequence[tuple[str, Finding]]) -> list[list[tuple[str, Finding]]]:
     """Group findings by candidate and layer; the most severe come first, among groups and within each."""
-    severities = list(SEVERITIES)
     groups: dict[object, list[tuple[str, Finding]]] = {}
     for n, (name, item) in enumerate(found):
         groups.setdefault(n if item.layer is None else (name, item.layer), []).append((name, item))
     for group in groups.values():
-        group.sort(key=lambda one: severities.index(one[1].severity))
-    return sorted(groups.values(), key=lambda group: severities.index(group[0][1].severity))
+        group.sort(key=lambda one: one[1].rank)
+    return sorted(groups.values(), key=lambda group: group[0][1].rank)
 
 
 def _finding(item: Finding, message: str) -> Text:
-    text = Text(f"{item.severity}: ", style=SEVERITIES[item.severity])
+    text = Text(f"{item.severity}: ", style=TONES[item.severity])
     text.append(sentence(message), style="default not bold")
     if item.remedy:
         remedy = sentence(item.remedy)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, cast
 
-from quanterr.documents.comparison.kept_layers import UNITS, parse_amount
+from quanterr.documents.comparison.kept_layers import parse_bytes
 from quanterr.documents.plan.model import Measure
 from quanterr.documents.sensitivity import COSTS, KLD, OUTPUT_ERROR, read_sensitivity
 from quanterr.errors import UsageError
@@ -47,7 +47,9 @@ def parse_goal(chosen: PlanOptions) -> Goal:
         UsageError: there is no goal or more than one, or other options contradict it.
         ReportError: the sensitivity file cannot be read or is not one.
     """
-    nbytes_at_most = _parse_bytes(chosen.size) if isinstance(chosen.size, str) else chosen.size
+    nbytes_at_most = (
+        parse_bytes("--size", chosen.size, "6GiB or 700MB") if isinstance(chosen.size, str) else chosen.size
+    )
     given = {
         "size": nbytes_at_most,
         "bits": chosen.bits,
@@ -81,10 +83,3 @@ def _choose_measure(options: PlanOptions) -> Measure:
     if options.sensitivity is not None:
         return cast("Measure", read_sensitivity(os.fspath(options.sensitivity)).cost.measure)
     return SQUARED if options.importance is None else WEIGHTED
-
-
-def _parse_bytes(text: str) -> float:
-    amount, unit = parse_amount(text)
-    if unit not in UNITS:
-        raise UsageError(f"--size {display(text)}: give bytes, such as 6GiB or 700MB")
-    return amount * UNITS[unit]

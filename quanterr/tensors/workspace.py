@@ -255,8 +255,13 @@ class FilledWorkspace(Workspace):
 def _allocate_host(n_bytes: int, pinned: bool) -> tuple[Tensor, memoryview]:
     """Allocate host memory as a tensor and as a memoryview that files are read into."""
     host = torch.empty(_round_up(n_bytes), dtype=torch.uint8, pin_memory=pinned)
-    memory = (ctypes.c_char * host.numel()).from_address(host.data_ptr())
-    return host, memoryview(memory).cast("B")
+    return host, view_memory(host)
+
+
+def view_memory(host: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the CPU, which must outlive them."""
+    memory = (ctypes.c_char * (host.numel() * host.itemsize)).from_address(host.data_ptr())
+    return memoryview(memory).cast("B")
 
 
 def _round_up(n_bytes: int) -> int:

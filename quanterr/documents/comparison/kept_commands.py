@@ -17,14 +17,13 @@ from quanterr.documents.quantizers import (
     CONVERT_TO_QUANT,
     GGUF_FILES,
     GGUF_MIXTURES,
+    UNQUANTIZED,
     escape,
     gguf_input,
     tensor_type,
 )
 
 GGUF = "gguf_"
-# Formats that are not quantized, and their names in GGUF files.
-PLAIN = {"dense": "", "gguf_f32": "f32", "gguf_f16": "f16", "gguf_bf16": "bf16"}
 LONGEST = 100_000  # characters of a pattern; Linux passes at most 128 KiB as one argument
 # Paths of Llama-like models in transformers and in llama.cpp (its gguf-py/gguf/tensor_mapping.py).
 LLAMA_CPP = {
@@ -74,7 +73,7 @@ def _convert_to_quant(report: Report) -> Words | None:
     Its own choice of layers depends on its version and on options that no file tells, so the pattern excludes all that
     the compared file does not quantize.
     """
-    quantized = [layer for layer in _list_weights(report) if layer.format not in PLAIN]
+    quantized = [layer for layer in _list_weights(report) if layer.format not in UNQUANTIZED]
     formats = {layer.format for layer in quantized}
     original, prefix = report.original.path, report.original.prefix
     names = [layer.layer_name for layer in quantized]
@@ -99,8 +98,8 @@ def _llama_quantize(report: Report) -> Words:
     sizes: Counter[str] = Counter()
     for layer in report.layers:
         sizes[layer.format] += layer.tensor_elements
-    formats = [name for name, _ in sizes.most_common() if name not in PLAIN]
-    stay = [(_llama_name(layer.layer_name), PLAIN[layer.format]) for layer in _list_unquantized(report)]
+    formats = [name for name, _ in sizes.most_common() if name not in UNQUANTIZED]
+    stay = [(_llama_name(layer.layer_name), UNQUANTIZED[layer.format]) for layer in _list_unquantized(report)]
     word = tensor_type("{pattern}", "bf16")
     if not formats or not all(name.startswith(GGUF) for name in formats) or not all(map(all, stay)):
         return Words("llama-quantize", False, "", word, "\n", "")
@@ -118,7 +117,7 @@ def _list_weights(report: Report) -> list[Layer | LosslessLayer]:
 
 def _list_unquantized(report: Report) -> list[Layer | LosslessLayer]:
     """Return the matrices that the compared file leaves unquantized."""
-    return [layer for layer in _list_weights(report) if layer.format in PLAIN and len(layer.tensor_shape) > 1]
+    return [layer for layer in _list_weights(report) if layer.format in UNQUANTIZED and len(layer.tensor_shape) > 1]
 
 
 def _llama_name(name: str) -> str | None:

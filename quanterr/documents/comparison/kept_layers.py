@@ -58,6 +58,18 @@ def parse_budget(text: str) -> Budget:
     return Budget(amount, is_gain=True) if unit == DB else Budget(amount * UNITS[unit])
 
 
+def parse_bytes(option: str, text: str, examples: str) -> float:
+    """Parse an option's amount of bytes, such as ``1.5GB``.
+
+    Raises:
+        UsageError: the text is none; the message gives the ``examples``.
+    """
+    amount, unit = parse_amount(text)
+    if unit not in UNITS:
+        raise UsageError(f"{option} {display(text)}: give bytes, such as {examples}")
+    return amount * UNITS[unit]
+
+
 def parse_amount(text: str) -> tuple[float, str]:
     """Split a positive number from its unit, in lower case; return 0 and a question mark for anything else."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)\s*([a-z]*)", text.strip().lower())

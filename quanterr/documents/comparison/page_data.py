@@ -175,8 +175,7 @@ def _iterate_tensors(report: Report) -> Iterator[tuple[int, Any]]:
 
 def pick_findings(report: Report) -> list[Finding]:
     """Return the findings that fit into a page, the most severe first."""
-    order = ("error", "warning", "info")
-    return sorted(report.findings, key=lambda found: order.index(found.severity))[:MAX_FINDINGS]
+    return sorted(report.findings, key=lambda found: found.rank)[:MAX_FINDINGS]
 
 
 def _finding(found: Finding, rows: Mapping[str, int]) -> JsonObject:

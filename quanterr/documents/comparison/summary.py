@@ -21,7 +21,6 @@ from quanterr.util.text import count, display, size
 WORST = 3  # layers
 FORMATS = 2  # formats whose usual SNR is given
 EXCESS = 0.5  # dB below what the scales allow, from which this is said
-SEVERITIES = ("error", "warning", "info")
 
 
 def summarize(report: Report, sort_by: str = "snr") -> list[str]:
@@ -117,7 +116,7 @@ def _list_worst(report: Report, sort_by: str) -> Iterator[str]:
 def _find_causes(findings: Sequence[Finding]) -> dict[str, str]:
     """Return the message of the most severe finding about each layer, without the layer's name."""
     found: dict[str, str] = {}
-    for one in sorted(findings, key=lambda one: SEVERITIES.index(one.severity)):
+    for one in sorted(findings, key=lambda one: one.rank):
         if one.layer is not None:
             found.setdefault(one.layer, one.message.removeprefix(f"{display(one.layer)}: "))
     return found

@@ -129,10 +129,10 @@ def _uniform(plan: Plan) -> Table:
 
 def _find_signal(plan: Plan) -> float | None:
     """Return Σx² of the planned layers if the cost is Σe², which means little alone; None if it is not, or unknown."""
-    norms = [layer.original_norm for layer in plan.layers]
-    if plan.measure != "squared error" or None in norms:
+    if plan.measure != "squared error":
         return None
-    return fsum(norm**2 for norm in norms if norm is not None)
+    norms = [layer.original_norm for layer in plan.layers]
+    return None if None in norms else fsum(norm**2 for norm in norms if norm is not None)
 
 
 def _format_cost(plan: Plan, cost: float, digits: int = 4) -> str:

@@ -42,7 +42,6 @@ CONSTANTS = {
     "NOTHING": ("-", "–"),  # cells without a value
     "SIGNS": {"pass": "✓", "fail": "✕", "inconclusive": "?", "info": "›"},
 }
-SEVERITIES = ("error", "warning", "info")
 
 
 @cache
@@ -120,7 +119,7 @@ def fold(one: Table) -> Folded:
 
 def order_findings(findings: Findings) -> list[tuple[str, Finding]]:
     """Return the findings, the most severe first."""
-    return sorted(findings.found, key=lambda one: SEVERITIES.index(one[1].severity))
+    return sorted(findings.found, key=lambda one: one[1].rank)
 
 
 def title_of(name: str, gate: Gate) -> str:

@@ -29,7 +29,7 @@ def view(diff: CandidateDiff, top: int) -> View:
 def _list_changes(diff: CandidateDiff) -> Iterator[str]:
     """Yield the numbers of each candidate that changed by more than chance, and the items that changed most."""
     document = find_document_kind(diff)
-    scores = KINDS[f"quanterr.{document}"].values.VOCABULARY.scores
+    scores = _find_scores(document)
     cells = [cell for _, cell in CHANGES[document].columns]
     for one in diff.candidates[:MOST]:
         changed = [change for change in one.metrics if change.change and not change.chance][:MOST]
@@ -45,10 +45,15 @@ def find_document_kind(diff: CandidateDiff) -> str:
     return diff.schema.removeprefix("quanterr.").removesuffix("_diff")
 
 
+def _find_scores(document: str) -> dict[str, Score]:
+    """Return the numbers of a kind of document by name."""
+    return KINDS[f"quanterr.{document}"].values.VOCABULARY.scores  # type: ignore[no-any-return]
+
+
 def conclusion(diff: CandidateDiff) -> str:
     """Return the changes in a sentence, such as "fp8: KLD 0.0125 -> 0.01, better; 9 numbers better, 0 worse"."""
     document = find_document_kind(diff)
-    scores = KINDS[f"quanterr.{document}"].values.VOCABULARY.scores
+    scores = _find_scores(document)
     found = [f"{display(one.name)}: {_summarize(one, scores, CHANGES[document].item)}" for one in diff.candidates]
     more = [(len(diff.added), "new"), (len(diff.gone), "gone")]
     found += [f"{count(n, 'candidate')} {word}" for n, word in more if n]
@@ -90,7 +95,7 @@ def _title(found: CandidateChange) -> str:
 
 
 def _parts(found: CandidateChange, document: str, top: int) -> Iterator[Part]:
-    scores = KINDS[f"quanterr.{document}"].values.VOCABULARY.scores
+    scores = _find_scores(document)
     yield Table(_title(found), "number", NUMBERS, [_number(one, scores[one.metric]) for one in found.metrics])
     how = CHANGES[document]
     for word, items in ((how.worse, found.worse), (how.better, found.better)):
