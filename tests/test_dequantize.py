@@ -151,6 +151,13 @@ class TestRefused:
             quanterr.dequantize(tmp_path / "x.safetensors", tmp_path / "out.safetensors", dtype="f16")
         assert not (tmp_path / "out.safetensors").exists()
 
+    def test_a_config_that_is_no_json_before_anything_is_written(self, model):
+        (model / "fp8/config.json").write_text("nonsense")
+
+        with pytest.raises(CheckpointError, match=r"fp8/config.json: is not valid .* cannot be removed; mend it"):
+            quanterr.dequantize(model / "fp8", model / "out")
+        assert not list(model.glob("*out*"))
+
     def test_a_gguf_file_without_its_original(self, tmp_path):
         case = next(case for case in CASES if case.suffix == ".gguf")
 

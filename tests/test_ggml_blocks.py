@@ -101,3 +101,11 @@ def test_damage_is_noticed(tmp_path):
 
     assert set() == {found.severity for found in sound.findings} & {"warning", "error"}
     assert {found.layer for found in broken.findings if found.severity != "info"} == {f"{NAME}.weight"}
+
+
+@pytest.mark.parametrize("layers", [["a"], "a", None, {"a": "b"}])
+def test_layers_of_another_form_declare_no_blocks(tmp_path, layers):
+    values = torch.randn(4, 64, generator=torch.manual_seed(0))
+    report = compared(tmp_path, values, {f"{NAME}.weight": values}, {"quantized_layers": layers})
+
+    assert [f"{NAME}.weight"] == [one.layer_name for one in report.lossless]

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from quanterr.checkpoints.base import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import CheckpointError
-from quanterr.util.strict_json import JsonObject
+from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display
 
 CODES = ".qweight"
@@ -47,7 +47,7 @@ def _type_each(entries: Mapping[str, Entry], declared: list[JsonObject]) -> Iter
     layers = {
         name: layer["quant_algo"]
         for one in declared
-        for name, layer in (one.get("quantized_layers") or {}).items()
+        for name, layer in as_object(one.get("quantized_layers")).items()
         if isinstance(layer, dict) and layer.get("packing") == "ggml"
     }
     for name, entry in entries.items():

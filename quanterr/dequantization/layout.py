@@ -10,7 +10,9 @@ from quanterr.checkpoints import MODELOPT_CONFIG, QUANTIZATION_CONFIGS, Checkpoi
 from quanterr.checkpoints.labels import QUANTIZATION_KEYS
 from quanterr.checkpoints.places import list_names, read_small_file
 from quanterr.dequantization.tensors import WrittenTensor
+from quanterr.errors import CheckpointError
 from quanterr.util import strict_json
+from quanterr.util.text import display
 
 WHOLE, SHARD, INDEX = "model.safetensors", "model-{:05d}-of-{:05d}.safetensors", "model.safetensors.index.json"
 # Files that a model needs besides its weights.
@@ -82,7 +84,11 @@ def identify(checkpoints: Iterable[Checkpoint], files: Iterable[OutputFile]) -> 
 
 
 def list_other_files(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """Return the other files of a model's folder by name; config.json without what it says about quantization."""
+    """Return the other files of a model's folder by name; config.json without what it says about quantization.
+
+    Raises:
+        CheckpointError: config.json is no JSON.
+    """
     folder = checkpoint.folder
     if folder is None or checkpoint.kind == "file":
         return {}
@@ -94,7 +100,12 @@ def list_other_files(checkpoint: Checkpoint) -> dict[str, bytes]:
             content = read_small_file(folder / name, MOST)
         except (OSError, ValueError):  # a folder or a link to nowhere: no file of the model
             continue
-        found[name] = _drop_quantization(content) if name == "config.json" else content
+        try:
+            found[name] = _drop_quantization(content) if name == "config.json" else content
+        except strict_json.InvalidJson as error:
+            raise CheckpointError(
+                f"{display(str(folder / name))}: {error}, so what it says about quantization cannot be removed; mend it"
+            ) from error
     return found
 
 

@@ -4,7 +4,7 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -143,10 +143,11 @@ def dequantize_checkpoint(
             output.name if is_file_name(output) else None,
             int(parse_bytes("--max-shard", chosen.max_shard, "5GB")),
         )
+        others = {} if is_file_name(output) else list_other_files(like or checkpoint)
         rounding = _write_all(output, files, sources, chosen)
         for source in sources:
             source.check_unchanged()
-        _finish(output, files, like or checkpoint)
+        _finish(output, files, others)
     return Dequantized(
         str(output),
         tuple(file.name for file in files),
@@ -311,18 +312,16 @@ def _verify(path: Path, pieces: Iterator[_Piece], start: int) -> None:
                 )
 
 
-def _finish(output: Path, files: Sequence[OutputFile], described: Checkpoint) -> None:
-    """Add the other files of the model, and put everything in its place."""
+def _finish(output: Path, files: Sequence[OutputFile], others: Mapping[str, bytes]) -> None:
+    """Add the other files of the model, by name, and put everything in its place."""
     folder = _partial_folder(output)
     try:
         if is_file_name(output):
             os.replace(folder / output.name, output)
             shutil.rmtree(folder)
         else:
-            others = list_other_files(described)
-            if len(files) > 1:
-                others[INDEX] = make_index(files)
-            for name, content in others.items():
+            index = {INDEX: make_index(files)} if len(files) > 1 else {}
+            for name, content in {**others, **index}.items():
                 with replace_atomically(folder / name, DEFAULT_MODE) as file:
                     file.write(content)
             (folder / IDENTITY).unlink()
