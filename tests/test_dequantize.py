@@ -125,6 +125,20 @@ class TestFolder:
 
         assert ["model.layers.2.mlp.up_proj.weight"] == list(load_file(model / "out.safetensors"))
 
+    def test_a_run_that_goes_on_tells_no_rounding_of_a_part(self, model):
+        stop = threading.Event()
+
+        def stop_after_a_file(progress):
+            if list(model.glob(".out.quanterr-partial/*.safetensors")):
+                stop.set()
+
+        with pytest.raises(Interrupted):
+            quanterr.dequantize(model / "fp8", model / "out", max_shard="5kB", on_progress=stop_after_a_file, stop=stop)
+        again = quanterr.dequantize(model / "fp8", model / "out", max_shard="5kB")
+
+        assert again.rounding_db is None
+        assert quanterr.dequantize(model / "fp8", model / "whole", max_shard="5kB").rounding_db is not None
+
     def test_what_was_written_is_read_back_if_asked(self, model, monkeypatch):
         quanterr.dequantize(model / "fp8", model / "good", verify=True)
         monkeypatch.setattr(run.os, "fsync", lambda descriptor: os.pwrite(descriptor, b"\xff\xff", 4000))

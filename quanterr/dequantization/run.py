@@ -62,7 +62,8 @@ class Dequantized:
         nbytes: the bytes of all tensors.
         formats: number of weights that were decoded, by format.
         copied: number of tensors whose bytes were copied.
-        rounding_db: Σx² over the squared error of rounding decoded values to the dtype, in dB; None: nothing rounded.
+        rounding_db: Σx² over the squared error of rounding decoded values to the dtype, in dB; None: nothing was
+            rounded, or an earlier run has written some of the files.
     """
 
     path: str
@@ -172,7 +173,11 @@ def _check_output(output: Path, sources: Sequence[Checkpoint]) -> None:
 def _write_all(
     output: Path, files: Sequence[OutputFile], sources: Sequence[Checkpoint], chosen: DequantizeOptions
 ) -> _Rounding:
-    """Write the files that an earlier run has not finished into the folder beside the output."""
+    """Write the files that an earlier run has not finished into the folder beside the output.
+
+    Returns:
+        The sums over all decoded values; none if some files are of an earlier run.
+    """
     folder = _begin(output, identify(sources, files))
     left = [file for file in files if not (folder / file.name).exists()]
     needed, free = sum(file.size for file in left), shutil.disk_usage(folder).free
@@ -198,7 +203,7 @@ def _write_all(
         raise ResourceError(f"-o {display(str(output))}: {error.strerror}") from error
     finally:
         pool.shutdown(cancel_futures=True)
-    return rounding
+    return rounding if len(left) == len(files) else _Rounding()  # an earlier run has rounded the others
 
 
 def _partial_folder(output: Path) -> Path:
