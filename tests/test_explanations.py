@@ -7,9 +7,10 @@ import torch
 from making import compared, numbers
 from mutation import unusual
 
+from quanterr.documents.base import SEVERITIES
 from quanterr.documents.finding_codes import CODES
 from quanterr.findings import explanations, make_finding
-from quanterr.findings.explanations import EXPLANATIONS, SEVERITIES, drop_explained
+from quanterr.findings.explanations import EXPLANATIONS, drop_explained
 
 NAME = "layers.0.mlp.up_proj.weight"
 NORM = "layers.0.input_layernorm.weight"
@@ -158,7 +159,7 @@ def test_every_row_has_codes_a_reason_and_a_case():
 
 
 def rank(severity):
-    return SEVERITIES.index(severity)
+    return -SEVERITIES.index(severity)  # the most severe is the highest
 
 
 @pytest.mark.parametrize(("earlier", "later"), list(combinations_with_replacement(EXPLANATIONS, 2)))
