@@ -97,7 +97,7 @@ bench-evaluate: install ## evaluate: a trained and a real model, quantized in ma
 	$(BIN)/python tests/bench/evaluate_memory.py
 	$(BIN)/python tests/bench/denoise.py
 
-docs: install ## the site, in site/: guide, references, a gallery of real reports (a minute); the picture of README.md
+docs: install ## the site, in build/site/: guide, references, a gallery of real reports (a minute); the picture of README.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	$(BIN)/python tests/make_screenshot.py
 	$(BIN)/python docs/make_site.py
@@ -108,7 +108,7 @@ WHEEL_TOOLS = ziglang==0.17.1 hatchling==1.33.0 auditwheel==6.8.2 twine==7.0.0
 wheels: ## wheels of all systems and the source, cross-compiled by zig and checked, in dist/ (4 minutes)
 	$(PYTHON) -m venv .wheels
 	.wheels/bin/python -m pip install --quiet --disable-pip-version-check $(WHEEL_TOOLS)
-	.wheels/bin/python tools/make_wheels.py dist
+	.wheels/bin/python .github/make_wheels.py dist
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .venv-lowest .venv-newest .wheels $(DEMO) .bench .bench-evaluate .bench-denoise .bench-smollm2 .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) .venv-lowest .venv-newest .wheels $(DEMO) .bench .bench-evaluate .bench-denoise .bench-smollm2 .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -24,9 +24,10 @@ from quanterr import guide
 
 ROOT = gallery.ROOT
 DOCS = ROOT / "docs"
-PAGES = ROOT / "build" / "docs"
-RUNS = ROOT / "build" / "gallery"
-SITE = ROOT / "site"
+BUILD = ROOT / "build"
+PAGES = BUILD / "docs"
+SITE = BUILD / "site"
+RUNS = BUILD / "gallery"
 KINDS = ("report", "ranking", "evaluation", "plan", "images")
 RECORDERS = ("examples/capture_inputs.py", "examples/comfyui/__init__.py")
 # Path in the repository → path of the page on the site.
@@ -78,7 +79,8 @@ def main() -> None:
     (PAGES / "examples").mkdir()
     shutil.copy(ROOT / "examples/report-map.png", PAGES / "examples")
     shutil.copy(DOCS / "site.css", PAGES)
-    subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, check=True)
+    shutil.copy(DOCS / "zensical.toml", BUILD)  # a site must be below its settings
+    subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=BUILD, check=True)
     (SITE / "404.html").unlink()  # its links work only on a site at the root of its host
     links.check(SITE)
 

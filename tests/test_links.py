@@ -12,7 +12,7 @@ import quanterr
 from quanterr import guide
 
 ROOT = make_guide.ROOT
-DOCUMENTS = [*make_guide.PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
+DOCUMENTS = [*make_guide.PAGES, ROOT / "CHANGELOG.md", ROOT / ".github/SECURITY.md"]
 SITE = re.compile(r"guide/([a-z-]+)\.md")
 
 
@@ -55,7 +55,7 @@ def test_a_link_to_what_is_not_there_is_noticed(tmp_path):
 
 
 def test_every_page_of_the_guide_is_in_the_navigation_of_the_site():
-    topics = SITE.findall((ROOT / "zensical.toml").read_text())
+    topics = SITE.findall((ROOT / "docs/zensical.toml").read_text())
 
     assert ["index", *guide.TOPICS] == topics
 

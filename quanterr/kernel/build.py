@@ -1,7 +1,7 @@
 """Compilation of the kernel while quanterr is installed; without a C compiler nothing is compiled and nothing fails.
 
-Hatch runs this file by its path, before the package can be imported. CC names the compiler. tools/make_wheels.py, which
-cross-compiles, sets QUANTERR_PLATFORM: the platform of the wheel's tag, for which a kernel must then be built, or
+Hatch runs this file by its path, before the package can be imported. CC names the compiler. .github/make_wheels.py
+cross-compiles and sets QUANTERR_PLATFORM: the platform of the wheel's tag, for which a kernel must then be built, or
 ``any`` for no kernel.
 """
 

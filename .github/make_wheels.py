@@ -1,6 +1,6 @@
 """Makes the source distribution and the wheels of all systems on a Linux machine, and checks them.
 
-    python tools/make_wheels.py FOLDER
+    python .github/make_wheels.py FOLDER
 
 zig (PyPI: ziglang) compiles the kernel for each of TARGETS, through quanterr/kernel/build.py as every installation
 does. The wheels are made of the source distribution, unpacked. The same commit gives the same bytes: what is in a
