@@ -14,16 +14,18 @@ from quanterr.gates import PreparedRules, prepare
 from quanterr.gates.plan_check import check_against_plan
 from quanterr.options import CompareKeywords, CompareOptions
 from quanterr.options.keywords import accept_fields_of
+from quanterr.tensors.in_memory import Side, hold_all
 
 __all__ = ["Path", "compare", "compare_each", "compare_pair"]
 
 
 @accept_fields_of(CompareOptions)
-def compare(original: Path | Checkpoint, quantized: Path | Checkpoint, **options: Unpack[CompareKeywords]) -> Report:
+def compare(original: Side, quantized: Side, **options: Unpack[CompareKeywords]) -> Report:
     """Measure how far a quantized checkpoint is from its original, layer by layer.
 
     Args:
-        original: a file, a folder, an index, a cached ``org/name``, or an open checkpoint.
+        original: a file, a folder, an index, a cached ``org/name``, an open checkpoint, a state dict or a model in
+            memory.
         quantized: the same.
         options: the fields of :class:`quanterr.CompareOptions`, by name. Rules (``require=["snr_db >= 28"]``) decide
             the verdict.
@@ -37,7 +39,8 @@ def compare(original: Path | Checkpoint, quantized: Path | Checkpoint, **options
         ResourceError: the device is not available, or memory runs out.
     """
     chosen = CompareOptions(**options)
-    return compare_pair(original, quantized, chosen, prepare(chosen))
+    before, after = hold_all([original, quantized])
+    return compare_pair(before, after, chosen, prepare(chosen))
 
 
 def compare_pair(

@@ -22,13 +22,14 @@ from quanterr.recipes import PRESETS, Recipe, parse_recipes
 from quanterr.recipes.sampling import parse_share
 from quanterr.recipes.studies import study_recipes
 from quanterr.selection import LayerSelection
+from quanterr.tensors.in_memory import Side, hold, hold_all
 from quanterr.util.hardware import bandwidth_of
 
 
 @accept_fields_of(RankOptions)
 def rank(
-    original: Path | Checkpoint,
-    candidates: Path | Checkpoint | Iterable[Path | Checkpoint],
+    original: Side,
+    candidates: Side | Iterable[Side],
     **options: Unpack[RankKeywords],
 ) -> Ranking:
     """Rank quantized checkpoints by error and size, and find layers that could better come from another candidate.
@@ -41,7 +42,9 @@ def rank(
         CheckpointError, ResourceError: as :func:`compare`.
     """
     chosen = RankOptions(**options)
-    return rank_candidates(original, list_given(candidates), chosen, prepare(chosen))
+    sides: list[Side] = list_given(candidates)
+    before, *after = hold_all([original, *sides])
+    return rank_candidates(before, after, chosen, prepare(chosen))
 
 
 def rank_candidates(
@@ -55,7 +58,7 @@ def rank_candidates(
 
 
 @accept_fields_of(SweepOptions)
-def sweep(original: Path | Checkpoint, to: Iterable[str] = (), **options: Unpack[SweepKeywords]) -> Ranking:
+def sweep(original: Side, to: Iterable[str] = (), **options: Unpack[SweepKeywords]) -> Ranking:
     """Quantize the original on the fly by several recipes, and rank them by error and size.
 
     ``to`` are recipes such as ``"fp8_row"`` or ``"int4_g{32,64}"``; without any, the presets are used. ``options`` are
@@ -67,7 +70,7 @@ def sweep(original: Path | Checkpoint, to: Iterable[str] = (), **options: Unpack
         ResourceError: as :func:`compare`.
     """
     chosen = SweepOptions(to=to, **options)
-    return sweep_recipes(original, chosen, prepare(chosen))
+    return sweep_recipes(hold(original), chosen, prepare(chosen))
 
 
 def sweep_recipes(original: Path | Checkpoint, options: SweepOptions, rules: PreparedRules) -> Ranking:

@@ -23,6 +23,7 @@ from quanterr.util.text import display
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from quanterr.documents.subjects import Subject
     from quanterr.outputs.sections import View
 
 Frame = Any  # a pandas.DataFrame: pandas is optional
@@ -142,6 +143,19 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
 
     def _frame_rows(self) -> Iterator[JsonObject]:
         return map(asdict, getattr(self, next(iter(self.ITEMS))))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers of the whole by the names that gates use, flat, as trackers of experiments take them.
+
+        A report's ``global(snr_db)`` is called ``global/snr_db``, and a candidate's ``bytes`` ``NAME/bytes``, as
+        trackers allow no parentheses. Numbers without a value are left out.
+        """
+        subjects: list[Subject] = self._import("values").list_subjects(self)
+        return {
+            name if subject.name is None else f"{subject.name}/{name}": value
+            for subject in subjects
+            for name, value in subject.list_metrics().items()
+        }
 
     def plot(self) -> "Figure":
         """Return a matplotlib Figure: a map of the error, or error over size.

@@ -96,6 +96,11 @@ class Subject:
         """Return the value of global(metric), None if undefined."""
         raise KeyError(metric)
 
+    def list_metrics(self) -> dict[str, float]:
+        """Return the metrics of the subject itself that have a value; global(snr_db) is called ``global/snr_db``."""
+        both = {f"global/{name}": self.get_model_metric(name) for name in self.vocabulary.model} | dict(self.whole)
+        return {name: float(value) for name, value in both.items() if value is not None}
+
     def find_cause(self, metric: str, item: str | None) -> str | None:
         """Return the finding that explains a bad value of an item, or of the whole; None if there is none."""
         return None

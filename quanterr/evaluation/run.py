@@ -17,19 +17,21 @@ from quanterr.options import EvaluateKeywords, EvaluateOptions
 from quanterr.options.keywords import accept_fields_of, list_given
 from quanterr.tensors.clock import Clock
 from quanterr.tensors.devices import device_memory
+from quanterr.tensors.in_memory import Side, hold_all
 
 
 @accept_fields_of(EvaluateOptions)
 def evaluate(
-    original: str | os.PathLike[str] | Checkpoint,
-    candidates: str | os.PathLike[str] | Checkpoint | Iterable[str | os.PathLike[str] | Checkpoint] = (),
+    original: Side,
+    candidates: Side | Iterable[Side] = (),
     *,
     against: str | Plan | Iterable[str | Plan] = (),
     **options: Unpack[EvaluateKeywords],
 ) -> Evaluation:
     """Measure how well quantized checkpoints still perform, in the original's own model with the weights of each side.
 
-    ``original`` is a folder with config.json, here or in a store; ``candidates`` are one or several checkpoints.
+    ``original`` is a folder with config.json, here or in a store; ``candidates`` are one or several checkpoints, or
+    state dicts or models in memory.
     ``against`` are recipes such as ``"fp8_row"``, plans, or files of plans such as ``"plan.json"``, by which the
     original is quantized on the fly; ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name.
 
@@ -40,9 +42,9 @@ def evaluate(
         ResourceError: there is not enough memory.
     """
     chosen = EvaluateOptions(**options)
-    return evaluate_candidates(
-        original, list_given(candidates), against, chosen, prepare(chosen, KINDS["quanterr.evaluation"])
-    )
+    sides: list[Side] = list_given(candidates)
+    before, *after = hold_all([original, *sides])
+    return evaluate_candidates(before, after, against, chosen, prepare(chosen, KINDS["quanterr.evaluation"]))
 
 
 def evaluate_candidates(

@@ -96,6 +96,7 @@ from quanterr.findings.sums import check_weight
 from quanterr.findings.vectors import check_vectors, classify_shifted_copy
 from quanterr.pairing.model import Bucket, ComparedWeight, Pair, Pairing
 from quanterr.pairing.sampling import on_cpu
+from quanterr.tensors.in_memory import is_dequantized
 
 __all__ = [
     "FindingCollector",
@@ -125,7 +126,8 @@ class FindingCollector:
         self._folded = {one.source.rpartition(".")[0] for one in plan.folded}
         self._corrected = find_corrected_biases(plan.pairs)
         beside = {pair.name for pair in plan.pairs if pair.name.rpartition(".")[0] in self._folded}
-        self._explained = self._corrected.union(beside, *(one.names for one in plan.folded))
+        decoded = {pair.name for pair in plan.pairs if any(map(is_dequantized, pair.quantized_codes))}
+        self._explained = self._corrected.union(beside, decoded, *(one.names for one in plan.folded))
         self._seen: list[WeightSummary] = []  # in the order in which they were added
         self._equal: dict[int, Pair] = {}
         self._of_weights: dict[int, list[Finding]] = {}

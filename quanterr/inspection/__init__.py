@@ -3,13 +3,13 @@
 Reads headers and labels only, unless values are asked for.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from math import prod
 from typing import NamedTuple
 
-from quanterr.checkpoints import Checkpoint, Entry, open_checkpoint
+from quanterr.checkpoints import Checkpoint, Entry, enter_checkpoint
 from quanterr.documents.base import Finding, RunInfo, Tool
 from quanterr.documents.comparison.model import StoredFile
 from quanterr.documents.inspection.model import NOT_READ, DecodeBound, Inspection, StoredWeight, Tally
@@ -34,6 +34,7 @@ from quanterr.pairing.side import CheckpointSide
 from quanterr.pairing.transforms import find_lone_transforms
 from quanterr.selection.roles import block_of, role_of
 from quanterr.tensors.clock import Clock
+from quanterr.tensors.in_memory import Side, hold
 from quanterr.util.hardware import bandwidth_of
 from quanterr.util.platform import usable_cores
 from quanterr.util.text import count, display, escape_surrogates, listed
@@ -47,14 +48,14 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def inspect(
-    checkpoint: str | os.PathLike[str] | Checkpoint,
+    checkpoint: Side,
     lenient: bool = False,
     hardware: str | None = None,
     command: Iterable[str] = (),
     values: bool = False,
     verify: bool = False,
 ) -> Inspection:
-    """Inspect a checkpoint: a file, a folder, an index, a cached ``org/name``, or an open checkpoint.
+    """Inspect a checkpoint: a file, a folder, an index, a cached ``org/name``, an open checkpoint, or one in memory.
 
     ``lenient`` is passed to :func:`quanterr.open_checkpoint`. ``hardware``, a machine such as ``"H100"`` or a bandwidth
     in GB/s, adds an upper bound on tokens per second, as far as memory bandwidth limits it. ``command`` is the command
@@ -68,10 +69,8 @@ def inspect(
     """
     machine = None if hardware is None else bandwidth_of(hardware)
     asked = _Asked(machine, command, values, verify)
-    if isinstance(checkpoint, Checkpoint):
-        return _inspect(checkpoint, asked)
-    with open_checkpoint(checkpoint, lenient) as opened:
-        return _inspect(opened, asked)
+    with ExitStack() as stack:
+        return _inspect(enter_checkpoint(stack, hold(checkpoint), lenient), asked)
 
 
 class _Asked(NamedTuple):

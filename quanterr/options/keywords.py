@@ -51,8 +51,12 @@ def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def list_given(values: T | Iterable[T]) -> list[T]:
-    """Return the values of an argument as a list; a single value, such as a string or a path, becomes a list of one."""
-    single = isinstance(values, str | os.PathLike) or not isinstance(values, Iterable)
+    """Return the values of an argument as a list; a single value becomes a list of one.
+
+    A string, a path, a state dict and a model are single values, though some can be iterated over.
+    """
+    whole = isinstance(values, str | os.PathLike | Mapping) or hasattr(values, "state_dict")
+    single = whole or not isinstance(values, Iterable)
     return [values] if single else list(values)  # type: ignore[list-item, arg-type] # of T and Iterable[T]
 
 

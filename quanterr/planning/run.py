@@ -27,6 +27,7 @@ from quanterr.pairing.importance import architecture_of
 from quanterr.planning.goals import LIMITS, METRICS, SQUARED, WEIGHTED, Goal, parse_goal
 from quanterr.recipes import PRESETS, parse_recipe, parse_recipes
 from quanterr.selection.roles import block_of, role_of
+from quanterr.tensors.in_memory import Side, hold
 from quanterr.util.knapsack import KnapsackItem, solve, trace_path
 from quanterr.util.text import count, display, listed, size
 from quanterr.version import __version__
@@ -83,7 +84,7 @@ class _PlannableLayer:
 
 
 @accept_fields_of(PlanOptions)
-def plan(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[PlanKeywords]) -> Plan:
+def plan(original: Side, **options: Unpack[PlanKeywords]) -> Plan:
     """Choose a recipe for each layer: the least cost within a budget, or the least size within a limit on the cost.
 
     ``options`` are the fields of :class:`quanterr.options.PlanOptions`, by name. Every layer may also stay as it is.
@@ -96,7 +97,7 @@ def plan(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[PlanKe
         CheckpointError, ResourceError: as ``sweep``.
         Interrupted: the run was stopped.
     """
-    return plan_layers(original, PlanOptions(**options))
+    return plan_layers(hold(original), PlanOptions(**options))
 
 
 def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptions) -> Plan:
